@@ -1,4 +1,5 @@
-"""The launchers' common parts: the train command, a job's name, and commands that are printed, run and tried again."""
+"""The launchers' common parts: the train command, a job's name, and commands that are printed, run
+and tried again."""
 
 import argparse
 import contextlib
@@ -18,13 +19,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from t5x_like.command_line import Parser
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, TransientError, UserError
+from t5x_like.errors import (
+  EXIT_PREEMPTED,
+  EXIT_TRANSIENT,
+  EXITS_NOT_RESTARTED,
+  TransientError,
+  UserError,
+)
 from t5x_like.files.places import directory
 from t5x_like.redaction import is_secret_name, redact, redact_word
 from t5x_like.terminal_text import visible
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # a tab is none that breaks lines
+# a tab is none that breaks lines
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 EXIT_NO_ANSWER = 124  # as timeout(1) has it
 ASK_SECONDS = 120.0  # for a question about a state
 COMMAND_SECONDS = 600.0  # for a command that changes something
@@ -36,7 +44,8 @@ class Job:
   """A training job.
 
   Attributes:
-    name: of the job on every platform; the same for the same workdir, so that starting again is going on.
+    name: of the job on every platform; the same for the same workdir, so that starting again is
+      going on.
     command: the train command.
     workdir: its workdir.
     environment: variables for it.
@@ -52,15 +61,21 @@ def parser(description: str, actions: Sequence[str]) -> Parser:
   """Return the flags of all launchers."""
   made = Parser(description, opens_runs=False)
   made.add_argument("action", choices=actions)
-  made.add_argument("--dry_run", action="store_true", help="print every command and file, run and write nothing")
+  made.add_argument(
+    "--dry_run", action="store_true", help="print every command and file, run and write nothing"
+  )
   made.add_argument("--name", help="of the job (default: made from the workdir)")
-  made.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the job")
+  made.add_argument(
+    "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the job"
+  )
   unchecked = "start without a check of the train command on this machine: recipe, flags and keys"
   made.add_argument("--unchecked", action="store_true", help=unchecked)
   return made
 
 
-def check_train_command(args: argparse.Namespace, directory: str = "", folders: Sequence[str] | None = None) -> None:
+def check_train_command(
+  args: argparse.Namespace, directory: str = "", folders: Sequence[str] | None = None
+) -> None:
   """Check the train command of `start` before anything is created, see `train_command.check`.
 
   Raises:
@@ -85,14 +100,17 @@ def parse(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
   words = list(sys.argv[1:] if argv is None else argv)
   end = words.index("--") if "--" in words else len(words)
   for word in words:
-    check_line(word.partition("=")[0] if word.startswith("--") and "=" in word else "an argument", word)
+    check_line(
+      word.partition("=")[0] if word.startswith("--") and "=" in word else "an argument", word
+    )
   args = made.parse_args(words[:end])
   args.command = words[end + 1 :]
   return args
 
 
 def hours(text: str) -> float:
-  """Parse a number of hours, as the type of a flag; raise `argparse.ArgumentTypeError` if it is none."""
+  """Parse a number of hours, as the type of a flag; raise `argparse.ArgumentTypeError` if it is
+  none."""
   try:
     number = float(text)
   except ValueError:
@@ -106,35 +124,52 @@ def job(args: argparse.Namespace) -> Job:
   """Return the job of the parsed flags.
 
   Raises:
-    UserError: no train command or workdir, a name that platforms refuse, or a variable that is not set.
+    UserError: no train command or workdir, a name that platforms refuse, or a variable that is not
+      set.
   """
   pairs = zip(args.command, [*args.command[1:], ""])
   words = (f"{word}={after}" if word == "--workdir" else word for word, after in pairs)
-  *_, workdir = "", *(word.partition("=")[2] for word in words if word.startswith("--workdir="))  # the last counts
+  # the last counts
+  *_, workdir = "", *(word.partition("=")[2] for word in words if word.startswith("--workdir="))
   if workdir.startswith("-"):
-    raise UserError(f"--workdir={workdir}: found a flag, expected a directory; write it as ./{workdir}")
+    raise UserError(
+      f"--workdir={workdir}: found a flag, expected a directory; write it as ./{workdir}"
+    )
   if not workdir:
     raise UserError(
-      "no train command with a --workdir; give it after --, for example: -- python -m t5x_like.train"
+      "no train command with a --workdir; give it after --, for example: -- python -m "
+      "t5x_like.train"
       " --config=configs/t5/base.py --workdir=gs://bucket/run"
     )
   directory(workdir)
   name = args.name or job_name(workdir)
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?", name):
-    raise UserError(f"--name={name}: expected up to 42 of a-z, 0-9 and -, beginning with a letter, not ending with -")
+    raise UserError(
+      f"--name={name}: expected up to 42 of a-z, 0-9 and -, beginning with a "
+      "letter, not ending with -"
+    )
   made = Job(name, args.command, workdir, dict(_variable(text) for text in args.env))
   return _printable_job(made) if args.dry_run else made
 
 
 def _printable_job(job: Job) -> Job:
-  """Return the job without its secrets: quotes around them, in scripts and manifests, cannot tear them apart."""
-  environment = {name: "***" if is_secret_name(name) else redact_word(value) for name, value in job.environment.items()}
+  """Return the job without its secrets: quotes around them, in scripts and manifests, cannot tear
+  them apart."""
+  environment = {
+    name: "***" if is_secret_name(name) else redact_word(value)
+    for name, value in job.environment.items()
+  }
   return Job(job.name, _printable_words(job.command), redact_word(job.workdir), environment)
 
 
 def job_name(workdir: str) -> str:
-  """Derive a job's name: `gs://bucket/runs/T5 base` -> `t5-base-` and eight digits of a hash of the whole address."""
-  stem = re.sub(r"[^a-z0-9]+", "-", workdir.rstrip("/").rpartition("/")[2].lower()).strip("-")[:28].strip("-")
+  """Derive a job's name: `gs://bucket/runs/T5 base` -> `t5-base-` and eight digits of a hash of the
+  whole address."""
+  stem = (
+    re.sub(r"[^a-z0-9]+", "-", workdir.rstrip("/").rpartition("/")[2].lower())
+    .strip("-")[:28]
+    .strip("-")
+  )
   stem = stem if stem[:1].isalpha() else f"run-{stem}".rstrip("-")
   return f"{stem}-{hashlib.sha256(workdir.rstrip('/').encode()).hexdigest()[:8]}"
 
@@ -146,7 +181,9 @@ def remote(job: Job, what: str) -> str:
     UserError: a path of this machine.
   """
   if "://" not in job.workdir:
-    raise UserError(f"--workdir={job.workdir}: expected a bucket, gs://…, that every host of {what} can write to")
+    raise UserError(
+      f"--workdir={job.workdir}: expected a bucket, gs://…, that every host of {what} can write to"
+    )
   return job.workdir
 
 
@@ -157,7 +194,10 @@ def without_secrets(job: Job) -> None:
     UserError: naming the variable.
   """
   for name in filter(is_secret_name, job.environment):
-    raise UserError(f"--env={name}: looks like a secret, which does not belong in a manifest; use --secret, see --help")
+    raise UserError(
+      f"--env={name}: looks like a secret, which does not belong in a manifest; use "
+      "--secret, see --help"
+    )
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -170,14 +210,16 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def check_line(what: str, text: str) -> str:
-  """Return `text` if it is one line, as every value in a script, a directive or a manifest has to be.
+  """Return `text` if it is one line, as every value in a script, a directive or a manifest has to
+  be.
 
   Raises:
     UserError: it has a line break, NUL or another control character; `what` names it.
   """
   if odd := _CONTROL.search(text):  # the text may be a secret
     raise UserError(
-      f"{what}: found {ascii(odd[0])} at character {odd.start()}, expected one line without control characters"
+      f"{what}: found {ascii(odd[0])} at character {odd.start()}, expected one line without "
+      "control characters"
     )
   return text
 
@@ -193,14 +235,18 @@ def quoted(*words: str) -> str:
 
 def exports(environment: dict[str, str]) -> list[str]:
   """Return a line of shell script for each variable."""
-  return [f"export {name}={quoted(check_line(f'--env={name}', value))}" for name, value in environment.items()]
+  return [
+    f"export {name}={quoted(check_line(f'--env={name}', value))}"
+    for name, value in environment.items()
+  ]
 
 
 _CLIENTS = {"gs": "gcs", "s3": "s3"}  # extras of pyproject.toml by the scheme of the workdir
 
 
 def extras(job: Job, accelerator: str) -> str:
-  """Return the extras of this project that a job needs: its accelerator's, and the client of its workdir."""
+  """Return the extras of this project that a job needs: its accelerator's, and the client of its
+  workdir."""
   client = _CLIENTS.get(job.workdir.partition("://")[0])
   return ",".join([accelerator, client] if client else [accelerator])
 
@@ -208,15 +254,17 @@ def extras(job: Job, accelerator: str) -> str:
 def installation(extras: str, project: str, venv: str) -> str:
   """Return a shell script that installs a copy of the project into a virtual environment, once.
 
-  The project needs Python 3.11 or newer; TPU VM images of Ubuntu 22.04 have 3.10. `uv` then brings one. The versions
-  of constraints.txt hold on the Python that they were frozen for.
+  The project needs Python 3.11 or newer; TPU VM images of Ubuntu 22.04 have 3.10. `uv` then brings
+  one. The versions of constraints.txt hold on the Python that they were frozen for.
 
   Args:
     extras: of the project, such as `tpu,gcs`.
     project, venv: directories, as written in a shell script.
   """
   new = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
-  pins = f"import sys; print('-c {project}/constraints.txt' if sys.version_info[:2] == (3, 11) else '')"
+  pins = (
+    f"import sys; print('-c {project}/constraints.txt' if sys.version_info[:2] == (3, 11) else '')"
+  )
   return "\n".join(
     [
       "set -e",
@@ -226,7 +274,8 @@ def installation(extras: str, project: str, venv: str) -> str:
       "  done",
       "fi",
       f"if [ ! -x {venv}/bin/python ]; then",
-      f"  python3 -m pip install --quiet --user uv && python3 -m uv venv --quiet --seed --python 3.11 {venv}",
+      "  python3 -m pip install --quiet --user uv && python3 -m uv venv --quiet --seed --python "
+      f"3.11 {venv}",
       "fi",
       f"pins=$({venv}/bin/python -c {quoted(pins)})",
       f"{venv}/bin/python -m pip install --quiet $pins -e {project}'[{extras}]'",
@@ -263,14 +312,18 @@ class Shell:
   sleep: Callable[[float], None] = time.sleep
 
   def run(
-    self, command: Sequence[str], text: str | None = None, asks: bool = False, seconds: float | None = None
+    self,
+    command: Sequence[str],
+    text: str | None = None,
+    asks: bool = False,
+    seconds: float | None = None,
   ) -> subprocess.CompletedProcess:
     """Run a command to its end, with `text` on its standard input.
 
     Args:
       asks: only asks for a state, so it is not printed unless nothing is run.
-      seconds: the longest it may take; default: `ASK_SECONDS` or `COMMAND_SECONDS`. Then it is ended, with the exit
-        code `EXIT_NO_ANSWER` and a message as its standard error.
+      seconds: the longest it may take; default: `ASK_SECONDS` or `COMMAND_SECONDS`. Then it is
+        ended, with the exit code `EXIT_NO_ANSWER` and a message as its standard error.
     """
     if self.dry_run or not asks:
       print("$", printable(command), flush=True)
@@ -278,19 +331,24 @@ class Shell:
       return subprocess.CompletedProcess(command, 0, "", "")
     if seconds is None:
       seconds = ASK_SECONDS if asks else COMMAND_SECONDS
-    with self._started(command, subprocess.PIPE if text else subprocess.DEVNULL, subprocess.PIPE) as process:
+    with self._started(
+      command, subprocess.PIPE if text else subprocess.DEVNULL, subprocess.PIPE
+    ) as process:
       try:
         out, err = process.communicate(text, timeout=seconds)
       except subprocess.TimeoutExpired:
         _end_group(process)
-        return subprocess.CompletedProcess(command, EXIT_NO_ANSWER, "", f"no answer within {seconds:g} s")
+        return subprocess.CompletedProcess(
+          command, EXIT_NO_ANSWER, "", f"no answer within {seconds:g} s"
+        )
       except BaseException:
         _end_group(process)
         raise
       return subprocess.CompletedProcess(command, process.returncode, out, err)
 
   def stream(self, command: Sequence[str], seconds: float = COMMAND_SECONDS) -> int:
-    """Run a command whose output is the user's; return its exit code, `EXIT_NO_ANSWER` if it had to be ended."""
+    """Run a command whose output is the user's; return its exit code, `EXIT_NO_ANSWER` if it had to
+    be ended."""
     print("$", printable(command), flush=True)
     if self.dry_run:
       return 0
@@ -306,17 +364,26 @@ class Shell:
         raise
 
   def _started(self, command: Sequence[str], stdin, output) -> subprocess.Popen:
-    """Start a command as a process group, so that what it has started itself, such as ssh, can be ended with it."""
-    options = {"stdin": stdin, "stdout": output, "stderr": output, "text": True, "errors": "replace"}
+    """Start a command as a process group, so that what it has started itself, such as ssh, can be
+    ended with it."""
+    options = {
+      "stdin": stdin,
+      "stdout": output,
+      "stderr": output,
+      "text": True,
+      "errors": "replace",
+    }
     try:
       return subprocess.Popen(command, start_new_session=True, **options)
     except OSError as error:
       raise UserError(
-        f"{command[0]}: not installed, or not on the PATH ({error.strerror}); this launcher needs it"
+        f"{command[0]}: not installed, or not on the PATH ({error.strerror}); this launcher needs "
+        "it"
       ) from None
 
   def write(self, path: pathlib.Path, text: str) -> None:
-    """Write a file that only its owner can read, in place of any file or link there; with `dry_run`, print it."""
+    """Write a file that only its owner can read, in place of any file or link there; with
+    `dry_run`, print it."""
     if self.dry_run:
       print(f"# {path.name}\n{redact(text)}", end="" if text.endswith("\n") else "\n", flush=True)
       return
@@ -352,13 +419,19 @@ def printable(command: Sequence[str]) -> str:
 def _printable_words(command: Sequence[str]) -> list[str]:
   words = [str(word) for word in command]
   for index, word in enumerate(words[:-1]):
-    if word.startswith("-") and "=" not in word and is_secret_name(word) and _is_value(words[index + 1]):
+    if (
+      word.startswith("-")
+      and "=" not in word
+      and is_secret_name(word)
+      and _is_value(words[index + 1])
+    ):
       words[index + 1] = "***"
   return [redact_word(word) for word in words]
 
 
 def _is_value(word: str) -> bool:
-  """Return whether a word may be a secret's value, rather than the next flag or a variable's name such as HF_TOKEN."""
+  """Return whether a word may be a secret's value, rather than the next flag or a variable's name
+  such as HF_TOKEN."""
   is_name = re.fullmatch("[A-Z][A-Z0-9_]*", word) is not None and is_secret_name(word)
   return not word.startswith("-") and not is_name
 
@@ -368,13 +441,15 @@ def say(message: str) -> None:
 
 
 def last_line(text: str) -> str:
-  """Return the last line of a program's output that says something, for a message: redacted, at most 300 characters."""
+  """Return the last line of a program's output that says something, for a message: redacted, at
+  most 300 characters."""
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   return redact(lines[-1])[:300] if lines else "no message"
 
 
 def class_of(codes: Sequence[int]) -> int:
-  """Choose one exit code of the processes of a job: a cause before its consequences (docs/reference/exit-codes.md)."""
+  """Choose one exit code of the processes of a job: a cause before its consequences
+  (docs/reference/exit-codes.md)."""
   rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
   bad = [code for code in codes if code]
   return min(bad, key=lambda code: rank.get(code, 1)) if bad else 0

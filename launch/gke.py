@@ -5,15 +5,16 @@
 
 With GPUs: --accelerator=nvidia-h100-80gb --nodes=2 --gpus_per_node=8.
 
-`start` applies the manifest with kubectl, in the cluster and namespace that it is set to; --dry_run prints it. The
-image is built by launch/Dockerfile. Pods that are evicted or preempted, and failures that another start may mend,
-restart the JobSet up to `--restarts` times; other exit codes end it (docs/reference/exit-codes.md). A finished or
-failed JobSet is replaced by the same command, which goes on. Secrets come from a Kubernetes secret (--secret), never
-from the command line. `status`, `logs` and `stop` take the same flags.
+`start` applies the manifest with kubectl, in the cluster and namespace that it is set to; --dry_run
+prints it. The image is built by launch/Dockerfile. Pods that are evicted or preempted, and failures
+that another start may mend, restart the JobSet up to `--restarts` times; other exit codes end it
+(docs/reference/exit-codes.md). A finished or failed JobSet is replaced by the same command, which
+goes on. Secrets come from a Kubernetes secret (--secret), never from the command line. `status`,
+`logs` and `stop` take the same flags.
 
-Only the JobSet is created. Its pods end with it, `--max_hours` after a start at the latest, and the finished JobSet is
-removed after a week. Nodes are billed as long as they exist: those of a node pool with autoscaling go by themselves,
-others remain.
+Only the JobSet is created. Its pods end with it, `--max_hours` after a start at the latest, and the
+finished JobSet is removed after a week. Nodes are billed as long as they exist: those of a node
+pool with autoscaling go by themselves, others remain.
 """
 
 import argparse
@@ -36,25 +37,32 @@ _UNKNOWN = "unknown"
 _IN_IMAGE = ("t5x_like", "configs", "launch", "tools")  # by launch/Dockerfile
 _WEEK_SECONDS = 7 * 24 * 3600
 _STOP_SECONDS = 600.0  # beside the grace period
-# Disks and memory of a node below which a job may have a directory; all else of a node is the system's.
+# Disks and memory of a node below which a job may have a directory; all else of a node is the
+# system's.
 _HOST_FOLDERS = ("/dev/shm", "/mnt/disks", "/tmp", "/var/tmp")
 _ONE_SLICE_A_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
 
 def manifest(job: Job, args) -> dict:
-  """Return the JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its hosts."""
+  """Return the JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its
+  hosts."""
   hosts, devices, selector = _gpus(args) if _is_gpu(args) else _tpus(args)
   command = f"{commands.preflight(job)} && exec {commands.quoted(*job.command)}"
   if _is_gpu(args):  # jax finds the hosts of a TPU slice by itself
     command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
-    first = {"JAX_COORDINATOR_ADDRESS": f"{job.name}-slice-0-0.{job.name}:8476", "JAX_NUM_PROCESSES": str(hosts)}
+    first = {
+      "JAX_COORDINATOR_ADDRESS": f"{job.name}-slice-0-0.{job.name}:8476",
+      "JAX_NUM_PROCESSES": str(hosts),
+    }
   environment = job.environment | (first if _is_gpu(args) else {})
   container = {
     "name": "train",
     "image": args.image,
     # exec: the command gets the pod's TERM, and saves.
     "command": ["bash", "-c", _literal(command)],
-    "env": [{"name": name, "value": _literal(value)} for name, value in sorted(environment.items())],
+    "env": [
+      {"name": name, "value": _literal(value)} for name, value in sorted(environment.items())
+    ],
     "resources": {"requests": devices, "limits": devices},
     "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8476, 8080)],
   }
@@ -69,7 +77,9 @@ def manifest(job: Job, args) -> dict:
     "containers": [container],
   }
   if args.host_directory:
-    pod["volumes"] = [{"name": "host", "hostPath": {"path": args.host_directory, "type": "DirectoryOrCreate"}}]
+    pod["volumes"] = [
+      {"name": "host", "hostPath": {"path": args.host_directory, "type": "DirectoryOrCreate"}}
+    ]
     container["volumeMounts"] = [{"name": "host", "mountPath": args.host_directory}]
     pod["initContainers"] = [_opening(container, args.host_directory)]
   if args.service_account:
@@ -84,7 +94,11 @@ def manifest(job: Job, args) -> dict:
       "rules": [
         {
           "action": "FailJob",
-          "onExitCodes": {"containerName": "train", "operator": "In", "values": sorted(EXITS_NOT_RESTARTED)},
+          "onExitCodes": {
+            "containerName": "train",
+            "operator": "In",
+            "values": sorted(EXITS_NOT_RESTARTED),
+          },
         }
       ]
     },
@@ -99,19 +113,28 @@ def manifest(job: Job, args) -> dict:
       "failurePolicy": {
         "maxRestarts": args.restarts,
         "rules": [
-          {"name": "useless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"]},
+          {
+            "name": "useless",
+            "action": "FailJobSet",
+            "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+          },
           {"name": "again", "action": "RestartJobSet"},
         ],
       },
       "replicatedJobs": [
-        {"name": "slice", "replicas": 1 if _is_gpu(args) else args.slices, "template": {"spec": slice_}}
+        {
+          "name": "slice",
+          "replicas": 1 if _is_gpu(args) else args.slices,
+          "template": {"spec": slice_},
+        }
       ],
     },
   }
 
 
 def _opening(container: dict, directory: str) -> dict:
-  """Return a container that lets the image's user write to a directory of the node, which Kubernetes makes root's."""
+  """Return a container that lets the image's user write to a directory of the node, which
+  Kubernetes makes root's."""
   return {
     "name": "open",
     "image": container["image"],
@@ -135,7 +158,11 @@ def _tpus(args) -> tuple[int, dict, dict]:
 
 def _gpus(args) -> tuple[int, dict, dict]:
   """Return the same for nodes with GPUs, one process each."""
-  return args.nodes, {"nvidia.com/gpu": args.gpus_per_node}, _labels({"gke-accelerator": args.accelerator})
+  return (
+    args.nodes,
+    {"nvidia.com/gpu": args.gpus_per_node},
+    _labels({"gke-accelerator": args.accelerator}),
+  )
 
 
 def _labels(labels: dict[str, str]) -> dict[str, str]:
@@ -143,13 +170,17 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def _literal(text: str) -> str:
-  """Escape `$(NAME)`, which Kubernetes would replace by a variable before any shell sees the quotes."""
+  """Escape `$(NAME)`, which Kubernetes would replace by a variable before any shell sees the
+  quotes."""
   return text.replace("$", "$$")
 
 
 def state(name: str, shell: Shell) -> tuple[str | None, str]:
-  """Return Completed, Failed or Running, and the reason; None if there is no such JobSet; unknown in a dry run."""
-  done = shell.run(["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], asks=True)
+  """Return Completed, Failed or Running, and the reason; None if there is no such JobSet; unknown
+  in a dry run."""
+  done = shell.run(
+    ["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], asks=True
+  )
   if shell.dry_run:
     return _UNKNOWN, ""
   if done.returncode:
@@ -180,15 +211,27 @@ def start(job: Job, args, shell: Shell) -> int:
   if shell.dry_run:
     say(f"{job.name}: nothing was run")
     return 0
-  size = f"{args.nodes} nodes of {args.gpus_per_node} GPUs" if _is_gpu(args) else f"{args.slices} x {args.topology}"
-  say(f"{job.name}: {size} asked for; it ends {args.max_hours:g} hours after a start at the latest (--max_hours)")
-  say("nodes of a pool without autoscaling are billed after its end too, until the pool is resized or deleted")
+  size = (
+    f"{args.nodes} nodes of {args.gpus_per_node} GPUs"
+    if _is_gpu(args)
+    else (f"{args.slices} x {args.topology}")
+  )
+  say(
+    f"{job.name}: {size} asked for; it ends {args.max_hours:g} hours after a start at the "
+    "latest (--max_hours)"
+  )
+  say(
+    "nodes of a pool without autoscaling are billed after its end too, until the pool is "
+    "resized or deleted"
+  )
   return 0
 
 
 def stop(name: str, args, shell: Shell) -> None:
   seconds = args.grace_seconds + _STOP_SECONDS
-  done = shell.run(["kubectl", "delete", _KIND, name, "--ignore-not-found", "--wait=true"], seconds=seconds)
+  done = shell.run(
+    ["kubectl", "delete", _KIND, name, "--ignore-not-found", "--wait=true"], seconds=seconds
+  )
   if done.returncode:
     raise _failure("delete", done.stderr)
 
@@ -203,17 +246,22 @@ def check_host_directory(path: str) -> None:
   own = any(parent == folder or parent.startswith(f"{folder}/") for folder in _HOST_FOLDERS)
   if posixpath.normpath(path) != path or not own:
     raise UserError(
-      f"--host_directory={path}: expected a directory of the job's own below {', '.join(_HOST_FOLDERS)}, such as"
+      f"--host_directory={path}: expected a directory of the job's own below "
+      f"{', '.join(_HOST_FOLDERS)}, such as"
       " /dev/shm/t5x_like; every user of the node may write to it"
     )
 
 
 def _failure(what: str, text: str) -> Exception:
-  said, low = last_line(text), text.lower()
+  said = last_line(text)
+  low = text.lower()
   if "the server doesn't have a resource type" in low or "no matches for kind" in low:
     return UserError(f"kubectl {what}: {said}; install JobSet in the cluster (jobset.sigs.k8s.io)")
   if any(word in low for word in ("forbidden", "unauthorized", "invalid", "quota")):
-    return UserError(f"kubectl {what}: {said}; see the flags, and which cluster kubectl config current-context names")
+    return UserError(
+      f"kubectl {what}: {said}; see the flags, and which cluster kubectl config "
+      "current-context names"
+    )
   return TransientError(f"kubectl {what}: {said}")
 
 
@@ -238,16 +286,28 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--chips_per_host", type=_positive, default=4, help="(default: 4)")
   parser.add_argument("--slices", type=_positive, default=1, help="how many (default: 1)")
   parser.add_argument("--spot", action="store_true", help="on spot nodes")
-  parser.add_argument("--restarts", type=int, default=10, help="after failures and evictions (default: 10)")
-  parser.add_argument("--grace_seconds", type=int, default=120, help="for a save before a pod ends (default: 120)")
-  parser.add_argument("--secret", default="", help="a Kubernetes secret whose keys become variables")
-  parser.add_argument("--host_directory", default="", help="of each node, for config.checkpoint.emergency.directory")
+  parser.add_argument(
+    "--restarts", type=int, default=10, help="after failures and evictions (default: 10)"
+  )
+  parser.add_argument(
+    "--grace_seconds", type=int, default=120, help="for a save before a pod ends (default: 120)"
+  )
+  parser.add_argument(
+    "--secret", default="", help="a Kubernetes secret whose keys become variables"
+  )
+  parser.add_argument(
+    "--host_directory", default="", help="of each node, for config.checkpoint.emergency.directory"
+  )
   parser.add_argument("--service_account", default="", help="that may write to the bucket")
   parser.add_argument(
-    "--max_hours", type=commands.hours, default=168.0, help="of one start, without its restarts (default: 168)"
+    "--max_hours",
+    type=commands.hours,
+    default=168.0,
+    help="of one start, without its restarts (default: 168)",
   )
   args = commands.parse(parser, argv)
-  job, shell = commands.job(args), Shell(args.dry_run)
+  job = commands.job(args)
+  shell = Shell(args.dry_run)
   commands.remote(job, "the cluster")
   commands.without_secrets(job)
   if args.host_directory:
@@ -255,7 +315,9 @@ def main(argv: list[str] | None = None) -> int:
   if args.action == "start":
     commands.check_train_command(args, folders=_IN_IMAGE)
     if not args.image:
-      raise UserError("--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE")
+      raise UserError(
+        "--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE"
+      )
     if _is_gpu(args) and args.slices > 1:
       raise UserError(f"--slices={args.slices}: GPUs have none; give --nodes={args.slices}")
     if not all(n.isdecimal() and int(n) for n in args.topology.split("x")):
@@ -267,7 +329,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   if args.action == "logs":
     pods = f"--selector=jobset.sigs.k8s.io/jobset-name={job.name}"
-    return shell.stream(["kubectl", "logs", pods, "--prefix", "--tail=200", "--max-log-requests=512"])
+    return shell.stream(
+      ["kubectl", "logs", pods, "--prefix", "--tail=200", "--max-log-requests=512"]
+    )
   now, reason = state(job.name, shell)
   print(f"{job.name}: {(now or 'no such JobSet').lower()}{f': {reason}' if reason else ''}")
   return 0

@@ -1,19 +1,21 @@
-"""Runs a real multi-process job on this machine: N processes, each with its own simulated CPU devices.
+"""Runs a real multi-process job on this machine: N processes, each with its own simulated CPU
+devices.
 
 Example:
   python launch/local.py --processes=2 --devices_per_process=4 --restarts=3 -- \\
     python -m t5x_like.train --config=configs/t5/quickstart.py --workdir=runs/pair
 
-Every line of output begins with the process it came from ([p0], [p1], …). When one process fails, the others are
-stopped and, with --restarts, all start again from the last checkpoint, after a wait that doubles from 1 s to 60 s.
-Exit codes that starting again cannot change (2 an error to fix, 3 numeric, 4 damage) and 75 (preempted, state saved)
-are passed on without a restart.
+Every line of output begins with the process it came from ([p0], [p1], …). When one process fails,
+the others are stopped and, with --restarts, all start again from the last checkpoint, after a wait
+that doubles from 1 s to 60 s. Exit codes that starting again cannot change (2 an error to fix, 3
+numeric, 4 damage) and 75 (preempted, state saved) are passed on without a restart.
 
-With --slices=N the processes stand for the hosts of N TPU slices. A restart starts a slice whose process was killed
-again; with --least_slices=M the job goes on without it as long as M slices are left. The launcher's next run starts all
-slices. T5X_LIKE_HOST is the number of a process's host, which stays when processes are numbered anew: in a path,
-$T5X_LIKE_HOST stands for a disk of the host's own. SIGTERM and SIGINT are passed to the processes. If the launcher
-dies, its processes die with it.
+With --slices=N the processes stand for the hosts of N TPU slices. A restart starts a slice whose
+process was killed again; with --least_slices=M the job goes on without it as long as M slices are
+left. The launcher's next run starts all slices. T5X_LIKE_HOST is the number of a process's host,
+which stays when processes are numbered anew: in a path, $T5X_LIKE_HOST stands for a disk of the
+host's own. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its processes die
+with it.
 """
 
 import argparse
@@ -36,9 +38,10 @@ from launch.commands import printable
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError, door
 
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
-_FOREIGN = ("JAX_COORDINATOR_BIND_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS")  # of another job
-# Ties the life of a process to the launcher's: on Linux the kernel kills it when its parent is gone (prctl 1 is
-# PR_SET_PDEATHSIG, and survives exec).
+# of another job
+_FOREIGN = ("JAX_COORDINATOR_BIND_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS")
+# Ties the life of a process to the launcher's: on Linux the kernel kills it when its parent is gone
+# (prctl 1 is PR_SET_PDEATHSIG, and survives exec).
 _TIED = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -86,9 +89,13 @@ class Launcher:
   _hosts: list[int] = field(default_factory=list)  # of the processes, in order
 
   def run(self, restarts: int) -> int:
-    """Run until all processes succeed, the user must act, or the restarts are used up; return the exit code."""
-    previous = {number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    failures, self._hosts = 0, list(range(self.processes))
+    """Run until all processes succeed, the user must act, or the restarts are used up; return the
+    exit code."""
+    previous = {
+      number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    failures = 0
+    self._hosts = list(range(self.processes))
     try:
       while True:
         attempt = self._attempt()
@@ -97,7 +104,10 @@ class Launcher:
           return 0
         code = _exit_code(attempt.codes[attempt.first_bad])
         if code == EXIT_PREEMPTED:
-          _say(f"preempted, state saved; run the same command to continue ({failures} failures, 1 preemption)")
+          _say(
+            f"preempted, state saved; run the same command to continue ({failures} failures, 1 "
+            "preemption)"
+          )
           return code
         failures += 1
         _say(f"process {attempt.first_bad} failed: {_describe(attempt.codes[attempt.first_bad])}")
@@ -106,7 +116,8 @@ class Launcher:
           return code
         if self._signals or failures > restarts:
           _say(
-            f"not restarting: {'asked to stop' if self._signals else f'{restarts} restarts allowed'}"
+            "not restarting: "
+            f"{'asked to stop' if self._signals else f'{restarts} restarts allowed'}"
             f" ({failures} failures, 0 preemptions)"
           )
           return code
@@ -124,7 +135,10 @@ class Launcher:
     size = self.processes // self.slices
     left = [host for host in self._hosts if host // size != self._hosts[index] // size]
     if len(left) // size >= self.least_slices:
-      _say(f"slice {self._hosts[index] // size} is lost; {len(left) // size} of {self.slices} slices go on")
+      _say(
+        f"slice {self._hosts[index] // size} is lost; {len(left) // size} of {self.slices} "
+        "slices go on"
+      )
       self._hosts = left
 
   def _wait(self, seconds: float) -> None:
@@ -143,14 +157,18 @@ class Launcher:
       for index, host in enumerate(self._hosts):
         child = subprocess.Popen(
           [sys.executable, "-c", _TIED, str(os.getpid()), *self.command],
-          env=_environment(os.environ, index, len(self._hosts), self.devices_per_process, port, host, key),
+          env=_environment(
+            os.environ, index, len(self._hosts), self.devices_per_process, port, host, key
+          ),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           start_new_session=True,  # a ^C at the terminal reaches them once, through us
         )
         self._children.append(child)
-        readers.append(threading.Thread(target=_copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True))
+        readers.append(
+          threading.Thread(target=_copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True)
+        )
         readers[-1].start()
       for number in self._signals[:1]:  # one that came while we were starting
         self._forward(number, None, record=False)
@@ -162,8 +180,10 @@ class Launcher:
     return attempt
 
   def _watch(self) -> Attempt:
-    """Wait for all, or for the first that fails; then send the others SIGTERM and, after the grace period, SIGKILL."""
-    first_bad, deadline = None, float("inf")
+    """Wait for all, or for the first that fails; then send the others SIGTERM and, after the grace
+    period, SIGKILL."""
+    first_bad = None
+    deadline = float("inf")
     while any(child.poll() is None for child in self._children):
       if first_bad is None:
         first_bad = self._first_bad()
@@ -175,16 +195,24 @@ class Launcher:
       if time.monotonic() > deadline:
         self._signal_all(signal.SIGKILL)
       time.sleep(0.02)
-    cause = self._first_bad()  # one that ended later, with a code that stopping it cannot give, was the cause
-    if first_bad is None or cause is not None and self._children[cause].returncode in EXITS_NOT_RESTARTED:
+    # one that ended later, with a code that stopping it cannot give, was the cause
+    cause = self._first_bad()
+    if (
+      first_bad is None
+      or cause is not None
+      and self._children[cause].returncode in EXITS_NOT_RESTARTED
+    ):
       first_bad = cause
     return Attempt([child.returncode for child in self._children], first_bad)
 
   def _first_bad(self) -> int | None:
-    """Return the process whose failure to report: one that failed by itself comes before those that failed with it."""
+    """Return the process whose failure to report: one that failed by itself comes before those that
+    failed with it."""
     bad = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
     rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
-    return min(bad, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None)
+    return min(
+      bad, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None
+    )
 
   def _stop_all(self) -> None:
     self._signal_all(signal.SIGKILL)
@@ -202,8 +230,11 @@ class Launcher:
     self._signal_all(number)
 
 
-def _environment(base, index: int, processes: int, devices: int, port: int, host: int, key: str) -> dict[str, str]:
-  """Return the environment of one process: CPU only, its own devices, its place in the job, and its host."""
+def _environment(
+  base, index: int, processes: int, devices: int, port: int, host: int, key: str
+) -> dict[str, str]:
+  """Return the environment of one process: CPU only, its own devices, its place in the job, and its
+  host."""
   env = {k: v for k, v in base.items() if k not in _FOREIGN}
   flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
   return env | {
@@ -235,7 +266,9 @@ def _check_free(port: int) -> None:
     socket.create_server(("", port)).close()
   except OSError as error:
     reason = os.strerror(error.errno)
-    raise UserError(f"--port={port}: {reason}; end the job that uses it, or leave --port away") from None
+    raise UserError(
+      f"--port={port}: {reason}; end the job that uses it, or leave --port away"
+    ) from None
 
 
 def _exit_code(code: int) -> int:
@@ -252,29 +285,51 @@ def _say(message: str) -> None:
 
 @door
 def main(argv: list[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("--processes", type=int, default=2, help="number of processes (default 2)")
-  parser.add_argument("--devices_per_process", type=int, default=4, help="simulated CPU devices of each (default 4)")
-  parser.add_argument("--slices", type=int, default=1, help="number of slices of the processes (default 1)")
-  parser.add_argument("--least_slices", type=int, help="slices with which to go on after a loss (default: all)")
-  parser.add_argument("--restarts", type=int, default=0, help="how often to start again after a failure (default 0)")
+  parser.add_argument(
+    "--devices_per_process", type=int, default=4, help="simulated CPU devices of each (default 4)"
+  )
+  parser.add_argument(
+    "--slices", type=int, default=1, help="number of slices of the processes (default 1)"
+  )
+  parser.add_argument(
+    "--least_slices", type=int, help="slices with which to go on after a loss (default: all)"
+  )
+  parser.add_argument(
+    "--restarts", type=int, default=0, help="how often to start again after a failure (default 0)"
+  )
   parser.add_argument("--port", type=int, help="the coordinator's port (default: a free one)")
-  parser.add_argument("--grace_seconds", type=float, default=30, help="time between SIGTERM and SIGKILL (default 30)")
-  parser.add_argument("--dry_run", action="store_true", help="print each process's command and variables, run nothing")
-  parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command every process runs")
+  parser.add_argument(
+    "--grace_seconds", type=float, default=30, help="time between SIGTERM and SIGKILL (default 30)"
+  )
+  parser.add_argument(
+    "--dry_run", action="store_true", help="print each process's command and variables, run nothing"
+  )
+  parser.add_argument(
+    "command", nargs=argparse.REMAINDER, help="after --: the command every process runs"
+  )
   args = parser.parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if any("\0" in word for word in command):
     raise UserError("the command: found NUL in a word, which no program can take; leave it out")
   if not command:
-    raise UserError("no command; give it after --, for example: -- python -m t5x_like.train --config=… --workdir=…")
+    raise UserError(
+      "no command; give it after --, for example: -- python -m t5x_like.train "
+      "--config=… --workdir=…"
+    )
   args.least_slices = args.slices if args.least_slices is None else args.least_slices
   counts = ("processes", "devices_per_process", "slices", "least_slices")
   for name, least in (*dict.fromkeys(counts, 1).items(), ("restarts", 0), ("grace_seconds", 0)):
     if getattr(args, name) < least:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
   if args.processes % args.slices:
-    raise UserError(f"--slices={args.slices}: found {args.processes} processes, expected a multiple of {args.slices}")
+    raise UserError(
+      f"--slices={args.slices}: found {args.processes} processes, expected a "
+      f"multiple of {args.slices}"
+    )
   if args.port is not None and not 0 < args.port < 65536:
     raise UserError(f"--port={args.port}: expected 1 to 65535")
   if args.dry_run:

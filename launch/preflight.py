@@ -1,9 +1,11 @@
-"""Checks the hosts of a job before it costs anything: python -m launch.preflight --workdir=gs://bucket/run
+"""Checks the hosts of a job before it costs anything: python -m launch.preflight
+--workdir=gs://bucket/run
 
-Runs on every host, as the training command does, and finds the others as that does. Each device multiplies two matrices
-whose product is known; all devices add up their numbers, and a buffer goes round all links; the workdir is written,
-read and cleared, and the local disk has room. One line per host and check, then 0; or an exit code of
-docs/reference/exit-codes.md after one line that names the host and device.
+Runs on every host, as the training command does, and finds the others as that does. Each device
+multiplies two matrices whose product is known; all devices add up their numbers, and a buffer goes
+round all links; the workdir is written, read and cleared, and the local disk has room. One line per
+host and check, then 0; or an exit code of docs/reference/exit-codes.md after one line that names
+the host and device.
 """
 
 import argparse
@@ -40,7 +42,9 @@ def check_devices() -> str:
     row_n = jnp.arange(_SIZE, dtype=jnp.float32, device=device) % 7
     product_nn = jnp.outer(row_n, jnp.ones(_SIZE, device=device)) @ jnp.eye(_SIZE, device=device)
     if not (np.asarray(product_nn)[:, 5] == np.arange(_SIZE) % 7).all():
-      raise TransientError(f"{device} of {socket.gethostname()} computes wrong products; replace the host")
+      raise TransientError(
+        f"{device} of {socket.gethostname()} computes wrong products; replace the host"
+      )
   return f"{jax.local_device_count()} devices compute right ({jax.local_devices()[0].device_kind})"
 
 
@@ -57,11 +61,17 @@ def check_links(devices: int | None) -> str:
 
   count = jax.device_count()
   if devices is not None and count != devices:
-    raise UserError(f"--devices={devices}: found {count} in {jax.process_count()} processes; is a host missing?")
+    raise UserError(
+      f"--devices={devices}: found {count} in {jax.process_count()} processes; is a host missing?"
+    )
   mesh = Mesh(jax.devices(), ("all",))
-  split, whole = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
+  split = NamedSharding(mesh, PartitionSpec("all"))
+  whole = NamedSharding(mesh, PartitionSpec())
   width = max(1, _LINK_BYTES // 4 // (1 if jax.default_backend() != "cpu" else 64))
-  make = jax.jit(lambda: jnp.ones((count, width), jnp.float32) * jnp.arange(1, count + 1)[:, None], out_shardings=split)
+  make = jax.jit(
+    lambda: jnp.ones((count, width), jnp.float32) * jnp.arange(1, count + 1)[:, None],
+    out_shardings=split,
+  )
   add = jax.jit(lambda x: x.sum(axis=0), out_shardings=whole)
   x = make()
   total = add(x)
@@ -71,10 +81,14 @@ def check_links(devices: int | None) -> str:
   found = float(total.addressable_data(0)[-1])
   if found != count * (count + 1) / 2:
     raise TransientError(
-      f"{socket.gethostname()}: {count} devices add up to {found:g}, expected {count * (count + 1) / 2:g}"
+      f"{socket.gethostname()}: {count} devices add up to {found:g}, expected "
+      f"{count * (count + 1) / 2:g}"
     )
   rate = 2 * 4 * width * (count - 1) / count / seconds / 1e9
-  return f"{count} devices of {jax.process_count()} hosts add up right, {rate:.2f} GB/s a device around the ring"
+  return (
+    f"{count} devices of {jax.process_count()} hosts add up right, {rate:.2f} GB/s a device "
+    "around the ring"
+  )
 
 
 def check_workdir(workdir: str) -> str:
@@ -89,13 +103,20 @@ def check_workdir(workdir: str) -> str:
     file = place(workdir) / f".preflight-{socket.gethostname()}-{os.getpid()}"
     file.write_bytes(content)
     if file.read() != content:
-      raise TransientError(f"{workdir}: {socket.gethostname()} reads other bytes than it has written")
+      raise TransientError(
+        f"{workdir}: {socket.gethostname()} reads other bytes than it has written"
+      )
     file.unlink()
   except (UserError, TransientError):
     raise
   except Exception as error:
-    said = f"{socket.gethostname()} cannot write, read and remove a file: {type(error).__name__}: {one_line(error)}"
-    raise (TransientError if is_transient(error) else UserError)(f"--workdir={workdir}: {said[:300]}") from None
+    said = (
+      f"{socket.gethostname()} cannot write, read and remove a file: {type(error).__name__}: "
+      f"{one_line(error)}"
+    )
+    raise (TransientError if is_transient(error) else UserError)(
+      f"--workdir={workdir}: {said[:300]}"
+    ) from None
   return f"{workdir} is written and read in {time.perf_counter() - start:.2f} s"
 
 
@@ -109,15 +130,18 @@ def check_disk(gigabytes: float) -> str:
   free = shutil.disk_usage(folder).free / 1e9
   if free < gigabytes:
     raise UserError(
-      f"{folder}: {free:.1f} GB are free on {socket.gethostname()}, expected {gigabytes:g}; clear the disk"
+      f"{folder}: {free:.1f} GB are free on {socket.gethostname()}, expected {gigabytes:g}; clear "
+      "the disk"
     )
   return f"{free:.1f} GB free in {folder}"
 
 
 def _end_late(seconds: float) -> None:
-  """End this process: a link or a store that hangs does not come back, and the slice costs meanwhile."""
+  """End this process: a link or a store that hangs does not come back, and the slice costs
+  meanwhile."""
   print(
-    f"transient error: preflight {socket.gethostname()}: not done within {seconds:g} s: a device, link or store hangs",
+    f"transient error: preflight {socket.gethostname()}: not done within {seconds:g} s: a device, "
+    "link or store hangs",
     file=sys.stderr,
     flush=True,
   )
@@ -126,11 +150,19 @@ def _end_late(seconds: float) -> None:
 
 @door
 def main(argv: list[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--workdir", required=True, type=directory, help="the run's directory or bucket")
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    "--workdir", required=True, type=directory, help="the run's directory or bucket"
+  )
   parser.add_argument("--devices", type=int, help="how many there should be in all")
-  parser.add_argument("--free_gigabytes", type=float, default=5, help="on the local disk (default: 5)")
-  parser.add_argument("--seconds", type=float, default=1800, help="limit of all checks together (default: 1800)")
+  parser.add_argument(
+    "--free_gigabytes", type=float, default=5, help="on the local disk (default: 5)"
+  )
+  parser.add_argument(
+    "--seconds", type=float, default=1800, help="limit of all checks together (default: 1800)"
+  )
   args = parser.parse_args(argv)
   timer = threading.Timer(args.seconds, _end_late, (args.seconds,))
   timer.daemon = True

@@ -1,15 +1,18 @@
-"""Trains on any cloud that SkyPilot reaches, as a managed job: it finds a machine, and another when that is taken away.
+"""Trains on any cloud that SkyPilot reaches, as a managed job: it finds a machine, and another when
+that is taken away.
 
   python launch/sky.py start --accelerators=tpu-v5litepod-16 --spot -- \\
     python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
 
-`start` runs `sky jobs launch` with a task made here; --dry_run prints it. After preemptions and signals, and faults of
-network and disk, SkyPilot runs the same command again, which goes on. After other errors it does so up to `--restarts`
-times, whichever they are: it has one limit for bugs and for errors that another start cannot mend. `status`, `logs` and
-`stop` take the same flags. Secrets are given as --secret=NAME, read from this environment, and are never printed.
+`start` runs `sky jobs launch` with a task made here; --dry_run prints it. After preemptions and
+signals, and faults of network and disk, SkyPilot runs the same command again, which goes on. After
+other errors it does so up to `--restarts` times, whichever they are: it has one limit for bugs and
+for errors that another start cannot mend. `status`, `logs` and `stop` take the same flags. Secrets
+are given as --secret=NAME, read from this environment, and are never printed.
 
-SkyPilot deletes a job's machines when the job ends or is stopped. Its jobs controller, a small machine that it creates
-with the first job, stays and is billed: `sky status` lists it, `sky down` removes it.
+SkyPilot deletes a job's machines when the job ends or is stopped. Its jobs controller, a small
+machine that it creates with the first job, stays and is billed: `sky status` lists it, `sky down`
+removes it.
 """
 
 import json
@@ -25,7 +28,8 @@ from launch import commands
 from launch.commands import Job, Shell, last_line, parse_answer, say
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door
 
-_AGAIN = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)  # as often as need be; the last are signals before the first step
+# as often as need be; the last are signals before the first step
+_AGAIN = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)
 _LAUNCH_SECONDS = 1800.0  # the first job waits for the controller's machine
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -33,17 +37,29 @@ _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 def task(job: Job, args) -> dict:
   """Return SkyPilot's task, as JSON, which is YAML too."""
   extras = commands.extras(job, "tpu" if args.accelerators.startswith("tpu") else "cuda12")
-  tpu = {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
-  recovery = {"strategy": "FAILOVER", "max_restarts_on_errors": args.restarts, "recover_on_exit_codes": list(_AGAIN)}
+  tpu = (
+    {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
+  )
+  recovery = {
+    "strategy": "FAILOVER",
+    "max_restarts_on_errors": args.restarts,
+    "recover_on_exit_codes": list(_AGAIN),
+  }
   return {
     "name": job.name,
     "workdir": str(commands.ROOT),
     "num_nodes": args.nodes,
-    "resources": {"accelerators": args.accelerators, "use_spot": args.spot, "job_recovery": recovery} | tpu,
+    "resources": {
+      "accelerators": args.accelerators,
+      "use_spot": args.spot,
+      "job_recovery": recovery,
+    }
+    | tpu,
     "setup": commands.installation(extras, ".", '"$HOME"/venv'),
     "run": "\n".join(
       [
-        *commands.exports(job.environment),  # SkyPilot's `envs` are in double quotes there, in which `$(…)` is run
+        # SkyPilot's `envs` are in double quotes there, in which `$(…)` is run
+        *commands.exports(job.environment),
         'export PATH="$HOME/venv/bin:$PATH"',
         'if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then',
         '  export JAX_COORDINATOR_ADDRESS="$(echo "$SKYPILOT_NODE_IPS" | head -n 1):8476"',
@@ -76,19 +92,31 @@ def start(job: Job, args, shell: Shell) -> int:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / f"{job.name}.yaml"
     shell.write(path, json.dumps(task(job, args), indent=2) + "\n")
-    secrets = [word for name in args.secret for word in ("--secret", name)]  # read by sky from this environment
-    command = ["sky", "jobs", "launch", f"--name={job.name}", "--yes", "--detach-run", *secrets, str(path)]
+    # read by sky from this environment
+    secrets = [word for name in args.secret for word in ("--secret", name)]
+    command = [
+      "sky",
+      "jobs",
+      "launch",
+      f"--name={job.name}",
+      "--yes",
+      "--detach-run",
+      *secrets,
+      str(path),
+    ]
     done = shell.run(command, seconds=_LAUNCH_SECONDS)
   if done.returncode:
     raise _failure("jobs launch", done.stderr)
   say(
-    f"{job.name} is given to SkyPilot, which deletes its machines when it ends; the jobs controller stays: sky status"
+    f"{job.name} is given to SkyPilot, which deletes its machines when it ends; the jobs "
+    "controller stays: sky status"
   )
   return 0
 
 
 def _failure(what: str, text: str) -> Exception:
-  said, low = last_line(text), text.lower()
+  said = last_line(text)
+  low = text.lower()
   if any(word in low for word in ("invalid", "not found", "quota", "no cloud access", "unknown")):
     return UserError(f"sky {what}: {said}; see the flags, and sky check")
   return TransientError(f"sky {what}: {said}")
@@ -97,20 +125,30 @@ def _failure(what: str, text: str) -> Exception:
 @door
 def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
-  parser.add_argument("--accelerators", default="tpu-v5litepod-16", help="such as H100:8 (default: %(default)s)")
+  parser.add_argument(
+    "--accelerators", default="tpu-v5litepod-16", help="such as H100:8 (default: %(default)s)"
+  )
   parser.add_argument("--runtime_version", default="", help="of a TPU VM's image")
-  parser.add_argument("--nodes", type=int, default=1, help="of GPUs; a TPU slice is one (default: 1)")
+  parser.add_argument(
+    "--nodes", type=int, default=1, help="of GPUs; a TPU slice is one (default: 1)"
+  )
   parser.add_argument("--spot", action="store_true", help="on machines that may be taken away")
-  parser.add_argument("--restarts", type=int, default=0, help="after other errors, also 2, 3 and 4 (default: 0)")
-  parser.add_argument("--secret", action="append", default=[], metavar="NAME", help="a variable of this environment")
+  parser.add_argument(
+    "--restarts", type=int, default=0, help="after other errors, also 2, 3 and 4 (default: 0)"
+  )
+  parser.add_argument(
+    "--secret", action="append", default=[], metavar="NAME", help="a variable of this environment"
+  )
   args = commands.parse(parser, argv)
-  job, shell = commands.job(args), Shell(args.dry_run)
+  job = commands.job(args)
+  shell = Shell(args.dry_run)
   commands.remote(job, "the cloud")
   commands.without_secrets(job)
   for name in args.secret:
     if name not in os.environ:
       raise UserError(
-        f"--secret={name}: not set here; set it in this environment, its value is not given on the command line"
+        f"--secret={name}: not set here; set it in this environment, its value is not given on "
+        "the command line"
       )
   if args.action == "start":
     commands.check_train_command(args, folders=())

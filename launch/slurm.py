@@ -3,12 +3,13 @@
   python launch/slurm.py start --nodes=4 --gpus_per_node=8 --time=24:00:00 -- \\
     python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=/shared/runs/gpt2
 
-`start` submits a batch script, kept in the workdir, unless a job of this name is queued or running. SLURM sends TERM
-before the time is up, and on preemption: the run saves and ends with 75. Then, and after failures that another start
-may mend, the job goes back into the queue under the same number, up to `--restarts` times; other exit codes end it
-(docs/reference/exit-codes.md). The same command later goes on. `status`, `logs` and `stop` (which lets the run save)
-take the same flags. Options that are not listed here are given as --sbatch=--OPTION=VALUE. A job holds its nodes until
-it ends, each time after --time at the latest, or else after the partition's limit; nothing else is created.
+`start` submits a batch script, kept in the workdir, unless a job of this name is queued or running.
+SLURM sends TERM before the time is up, and on preemption: the run saves and ends with 75. Then, and
+after failures that another start may mend, the job goes back into the queue under the same number,
+up to `--restarts` times; other exit codes end it (docs/reference/exit-codes.md). The same command
+later goes on. `status`, `logs` and `stop` (which lets the run save) take the same flags. Options
+that are not listed here are given as --sbatch=--OPTION=VALUE. A job holds its nodes until it ends,
+each time after --time at the latest, or else after the partition's limit; nothing else is created.
 """
 
 import pathlib
@@ -25,8 +26,9 @@ from launch.commands import Job, Shell, last_line, say
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
 
 _SRUN = "srun --kill-on-bad-exit=1"
-# Around the command of each task, after a file's name. The first task to fail ends the others, and srun passes on the
-# highest code, a signal's: so a task keeps a code that ends the job. SLURM's cgroups give TERM to this shell alone.
+# Around the command of each task, after a file's name. The first task to fail ends the others, and
+# srun passes on the highest code, a signal's: so a task keeps a code that ends the job. SLURM's
+# cgroups give TERM to this shell alone.
 _TASK = """
 "$@" &
 trap "kill -TERM $!" TERM
@@ -41,7 +43,8 @@ _ENDED = "slurm.code"  # in the workdir: the codes of tasks that another start c
 
 
 def script(job: Job, args, log: str) -> str:
-  """Return the batch script; its `srun` runs the command once for each task. Tasks find each other through SLURM."""
+  """Return the batch script; its `srun` runs the command once for each task. Tasks find each other
+  through SLURM."""
   options = {
     "job-name": job.name,
     "nodes": args.nodes,
@@ -54,7 +57,10 @@ def script(job: Job, args, log: str) -> str:
     "open-mode": "append",
     "signal": f"TERM@{args.grace_seconds}",
   }
-  given = [f"--{name}={value}" for name, value in options.items() if value is not None] + ["--requeue", *args.sbatch]
+  given = [f"--{name}={value}" for name, value in options.items() if value is not None] + [
+    "--requeue",
+    *args.sbatch,
+  ]
   stop, ended = (commands.quoted(pathlib.Path(log).with_name(name)) for name in (_STOP, _ENDED))
   useless = "|".join(map(str, EXITS_NOT_RESTARTED))
   task = f"{_SRUN} bash -c {shlex.quote(_TASK.format(ended=useless))} {ended}"
@@ -62,7 +68,8 @@ def script(job: Job, args, log: str) -> str:
     "#!/bin/bash",
     *map(_directive, given),
     *commands.exports(job.environment),
-    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",  # strangers at the coordinator's port do not know it
+    # strangers at the coordinator's port do not know it
+    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",
     f"cd {commands.quoted(args.directory or commands.ROOT)} || exit 2",
     f"rm -f {ended}",
     f"{task} {commands.preflight(job)} && {task} {commands.quoted(*job.command)}",
@@ -71,7 +78,8 @@ def script(job: Job, args, log: str) -> str:
     f'[ -e {stop} ] && exit "$code"  # asked to stop',
     f'case "$code" in 0|{useless}) exit "$code" ;; esac',
     f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
-    '  echo "[launcher] exit code $code: back into the queue (restart $((${SLURM_RESTART_COUNT:-0} + 1)))"',
+    '  echo "[launcher] exit code $code: back into the queue (restart '
+    '$((${SLURM_RESTART_COUNT:-0} + 1)))"',
     '  scontrol requeue "$SLURM_JOB_ID" && sleep 60',
     "fi",
     'exit "$code"',
@@ -80,7 +88,8 @@ def script(job: Job, args, log: str) -> str:
 
 
 def _directive(option: str) -> str:
-  """Return a line that sbatch reads by its own rules, where a backslash counts inside of quotes too.
+  """Return a line that sbatch reads by its own rules, where a backslash counts inside of quotes
+  too.
 
   Raises:
     UserError: an option that these rules cannot carry.
@@ -88,7 +97,9 @@ def _directive(option: str) -> str:
   if odd := re.search(r"""[\\'"]""", commands.check_line(option.partition("=")[0], option)):
     name, _, value = option.partition("=")
     given = "--workdir" if name == "--output" else name
-    raise UserError(f"{given}: found {odd[0]} in {value!r}, which a #SBATCH line cannot carry; leave it out")
+    raise UserError(
+      f"{given}: found {odd[0]} in {value!r}, which a #SBATCH line cannot carry; leave it out"
+    )
   return f"#SBATCH {commands.quoted(option)}"
 
 
@@ -100,7 +111,9 @@ def queued(name: str, shell: Shell) -> list[tuple[str, str]]:
   rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
   for row in rows:
     if len(row) != 2 or not re.fullmatch(r"\d[\w\[\]+-]*", row[0]):
-      raise TransientError(f"squeue: expected lines of a number and a state, found {last_line(' '.join(row))!r}")
+      raise TransientError(
+        f"squeue: expected lines of a number and a state, found {last_line(' '.join(row))!r}"
+      )
   return [(number, state) for number, state in rows]
 
 
@@ -123,7 +136,11 @@ def start(job: Job, args, shell: Shell) -> int:
 
 def _failure(what: str, text: str) -> Exception:
   said = last_line(text)
-  if re.search(r"invalid|not permitted|denied|limit|unrecognized|unavailable|not available", text, re.IGNORECASE):
+  if re.search(
+    r"invalid|not permitted|denied|limit|unrecognized|unavailable|not available",
+    text,
+    re.IGNORECASE,
+  ):
     return UserError(f"{what}: {said}; see --nodes, --partition, --account, --time and --sbatch")
   return TransientError(f"{what}: {said}")
 
@@ -138,20 +155,37 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--partition", default="")
   parser.add_argument("--account", default="")
   parser.add_argument("--time", default="", help="limit, such as 24:00:00")
-  parser.add_argument("--grace_seconds", type=int, default=120, help="for a save before the time is up (default: 120)")
-  parser.add_argument("--restarts", type=int, default=20, help="back into the queue, at most (default: 20)")
-  parser.add_argument("--directory", default="", help="of this project on the nodes (default: where it is here)")
-  parser.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch")
+  parser.add_argument(
+    "--grace_seconds", type=int, default=120, help="for a save before the time is up (default: 120)"
+  )
+  parser.add_argument(
+    "--restarts", type=int, default=20, help="back into the queue, at most (default: 20)"
+  )
+  parser.add_argument(
+    "--directory", default="", help="of this project on the nodes (default: where it is here)"
+  )
+  parser.add_argument(
+    "--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch"
+  )
   args = commands.parse(parser, argv)
-  job, shell = commands.job(args), Shell(args.dry_run)
+  job = commands.job(args)
+  shell = Shell(args.dry_run)
   for option in args.sbatch:
     if not re.fullmatch(r"--?[A-Za-z][\w-]*(=[^\n]*)?", option):
       raise UserError(f"--sbatch={option}: expected an option of sbatch, --OPTION=VALUE")
   if "://" in job.workdir:
-    raise UserError(f"--workdir={job.workdir}: expected a directory that all nodes share; the script and log go there")
+    raise UserError(
+      f"--workdir={job.workdir}: expected a directory that all nodes share; the "
+      "script and log go there"
+    )
   there = args.directory or str(commands.ROOT)
-  if not pathlib.Path(job.workdir).is_absolute() and pathlib.Path(there).absolute() != pathlib.Path.cwd():
-    raise UserError(f"--workdir={job.workdir}: expected an absolute path, as the job runs in {there}, not here")
+  if (
+    not pathlib.Path(job.workdir).is_absolute()
+    and pathlib.Path(there).absolute() != pathlib.Path.cwd()
+  ):
+    raise UserError(
+      f"--workdir={job.workdir}: expected an absolute path, as the job runs in {there}, not here"
+    )
   commands.check_train_command(args, directory=there)
   if args.action == "start":
     return start(job, args, shell)
@@ -160,7 +194,8 @@ def main(argv: list[str] | None = None) -> int:
   found = queued(job.name, shell)
   if args.action == "status":
     print(
-      "\n".join(f"{job.name}: job {number}, {state.lower()}" for number, state in found) or f"{job.name}: not queued"
+      "\n".join(f"{job.name}: job {number}, {state.lower()}" for number, state in found)
+      or f"{job.name}: not queued"
     )
     return 0
   for number, state in found:

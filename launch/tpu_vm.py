@@ -4,17 +4,19 @@
     --runtime_version=v2-alpha-tpuv5-lite --spot -- \\
     python -m t5x_like.train --config=configs/llama/8b.py --workdir=gs://bucket/llama
 
-`start` checks the train command, asks for the slice, waits for it, copies this project to every host, checks devices,
-links and bucket (launch/preflight.py), starts the command on all hosts and watches it. Existing resources are used, so
-the same command again goes on: after ^C, after a crash of this machine, after a preemption. A slice that is taken away
-is asked for again; a request that fails is made again up to `--requests` times, and a run that fails is started again
-up to `--restarts` times, unless its exit code says that this is of no use (docs/reference/exit-codes.md).
+`start` checks the train command, asks for the slice, waits for it, copies this project to every
+host, checks devices, links and bucket (launch/preflight.py), starts the command on all hosts and
+watches it. Existing resources are used, so the same command again goes on: after ^C, after a crash
+of this machine, after a preemption. A slice that is taken away is asked for again; a request that
+fails is made again up to `--requests` times, and a run that fails is started again up to
+`--restarts` times, unless its exit code says that this is of no use (docs/reference/exit-codes.md).
 
-A slice is billed as long as it exists. It is deleted when the job has finished, has failed for good or was stopped, and
-`--max_hours` after its creation, with a save before; `--keep` leaves it. Where no launcher watches any more, after ^C
-or a crash of this machine, the first host deletes the slice itself, an hour after the job's end or at the end of its
-lifetime, if the service account of the VM may do so. `stop` lets the run save, waits for its end and deletes the slice;
-`delete` deletes it at once; `status` and `logs` only read. All take the same flags.
+A slice is billed as long as it exists. It is deleted when the job has finished, has failed for good
+or was stopped, and `--max_hours` after its creation, with a save before; `--keep` leaves it. Where
+no launcher watches any more, after ^C or a crash of this machine, the first host deletes the slice
+itself, an hour after the job's end or at the end of its lifetime, if the service account of the VM
+may do so. `stop` lets the run save, waits for its end and deletes the slice; `delete` deletes it at
+once; `status` and `logs` only read. All take the same flags.
 """
 
 import datetime
@@ -51,7 +53,8 @@ _SHIPPED = (
   "constraints.txt",
 )
 _SUSPENDED = ("SUSPENDED", "SUSPENDING")
-_UNREACHABLE = (255, EXIT_NO_ANSWER)  # exit codes of ssh without a connection, and of one that hangs
+# exit codes of ssh without a connection, and of one that hangs
+_UNREACHABLE = (255, EXIT_NO_ANSWER)
 # Codes of google.rpc with which the same request fails again: invalid, not found, denied, …
 _USELESS_REQUESTS = (3, 5, 7, 9, 11, 12, 16)
 _POLL_SECONDS = 30.0
@@ -66,8 +69,9 @@ _GUARD_WAIT_SECONDS = 3600  # after the end of the job, in which the launcher de
 _GRACE_SECONDS = 900.0  # for a save at the end of the lifetime
 _INTERRUPTED = 130
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
-# What the hosts run: `control.sh start | state | stop | end | guard | log`. The job is a process group, which TERM asks
-# to save and end; its exit code is kept. After `stop`, one that ended before it could save does not come back either.
+# What the hosts run: `control.sh start | state | stop | end | guard | log`. The job is a process
+# group, which TERM asks to save and end; its exit code is kept. After `stop`, one that ended before
+# it could save does not come back either.
 _CONTROL = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 alive() { [ ! -f exit_code ] && [ -f pid ] && kill -0 -- "-$(cat pid)" 2>/dev/null; }
@@ -93,7 +97,8 @@ case "$1" in
   log) tail -n "${2:-100}" log ;;
 esac
 """
-# Runs on the first host, and deletes the slice where no launcher does. The newest guard alone counts.
+# Runs on the first host, and deletes the slice where no launcher does. The newest guard alone
+# counts.
 _GUARD = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 echo $$ > guard.pid
@@ -128,7 +133,8 @@ class Slices:
   Attributes:
     name: of the job, the queued resource and (with a number, for several slices) the TPU VMs.
     exists: whether the queued resource was there when it was last asked for.
-    deadline: the end of its lifetime, in seconds of `time.monotonic`; None before it was first active.
+    deadline: the end of its lifetime, in seconds of `time.monotonic`; None before it was first
+      active.
   """
 
   name: str
@@ -139,7 +145,11 @@ class Slices:
 
   @property
   def nodes(self) -> list[str]:
-    return [self.name] if self.args.slices == 1 else [f"{self.name}-{i}" for i in range(self.args.slices)]
+    return (
+      [self.name]
+      if self.args.slices == 1
+      else [f"{self.name}-{i}" for i in range(self.args.slices)]
+    )
 
   def gcloud(self, *words: str, asks: bool = False, seconds: float | None = None):
     return self.shell.run(self._command(*words), asks=asks, seconds=seconds)
@@ -149,11 +159,13 @@ class Slices:
     return ["gcloud", "compute", "tpus", *words, *place, "--quiet"]
 
   def state(self) -> str | None:
-    """Return the state of the queued resource, such as ACTIVE; None if there is none. Retries transient errors."""
+    """Return the state of the queued resource, such as ACTIVE; None if there is none. Retries
+    transient errors."""
     return self.describe().get("state")
 
   def describe(self) -> dict:
-    """Return `state`, `reason` and `code` of the queued resource; {} if there is none. Retries transient errors."""
+    """Return `state`, `reason` and `code` of the queued resource; {} if there is none. Retries
+    transient errors."""
     answer = retried(self._describe, self.name)
     self.exists = bool(answer)
     return answer
@@ -170,7 +182,8 @@ class Slices:
     return {"state": str(state.get("state", usual))} | _error_of(state)
 
   def ensure(self) -> None:
-    """Ask for the slices unless they are there, and wait for them; replace those that were taken away.
+    """Ask for the slices unless they are there, and wait for them; replace those that were taken
+    away.
 
     Raises:
       UserError, TransientError: the requests failed, with the reason of the last.
@@ -220,22 +233,30 @@ class Slices:
     if useless or failures >= self.args.requests:
       kind = TransientError if _no_capacity(reason) else UserError
       raise kind(
-        f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see --accelerator_type,"
+        f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see "
+        "--accelerator_type,"
         " --runtime_version, --zone and --requests"
       )
     say(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
 
   def _create(self) -> bool:
-    """Ask for the slices; return whether the request was taken, which it is not without capacity."""
+    """Ask for the slices; return whether the request was taken, which it is not without
+    capacity."""
     several = self.args.slices > 1
     nodes = (
-      (f"--node-count={self.args.slices}", f"--node-prefix={self.name}") if several else (f"--node-id={self.name}",)
+      (f"--node-count={self.args.slices}", f"--node-prefix={self.name}")
+      if several
+      else (f"--node-id={self.name}",)
     )
-    kind = (f"--accelerator-type={self.args.accelerator_type}", f"--runtime-version={self.args.runtime_version}")
+    kind = (
+      f"--accelerator-type={self.args.accelerator_type}",
+      f"--runtime-version={self.args.runtime_version}",
+    )
     # A request that nobody watches any more is not granted after days.
     until = f"--valid-until-duration={math.ceil(3600 * self.args.max_hours)}s"
     spot = ("--spot",) if self.args.spot else ()
-    self.exists = True  # unless it is refused: a call that is interrupted or hangs may have been heard
+    # unless it is refused: a call that is interrupted or hangs may have been heard
+    self.exists = True
     done = self.gcloud("queued-resources", "create", self.name, *nodes, *kind, until, *spot)
     if done.returncode and "ALREADY_EXISTS" not in done.stderr:
       self.exists = done.returncode == EXIT_NO_ANSWER
@@ -252,7 +273,8 @@ class Slices:
     self.exists = False
 
   def give_back(self, code: int) -> int:
-    """Delete the slice at the end of its job, unless it is to be kept; return the exit code of the launcher."""
+    """Delete the slice at the end of its job, unless it is to be kept; return the exit code of the
+    launcher."""
     if self.args.keep:
       say(self.billed())
       return code
@@ -261,7 +283,11 @@ class Slices:
     except (UserError, TransientError) as error:
       say(f"the slice cannot be deleted: {error}; {self.billed()}")
       return code or EXIT_TRANSIENT
-    say(f"{self.name} is deleted and no longer billed" if not self.shell.dry_run else f"{self.name}: nothing was run")
+    say(
+      f"{self.name} is deleted and no longer billed"
+      if not self.shell.dry_run
+      else f"{self.name}: nothing was run"
+    )
     return code
 
   def billed(self) -> str:
@@ -271,13 +297,17 @@ class Slices:
 
   def guard(self) -> str:
     """Return the script with which the first host deletes the slice where no launcher does."""
-    lifetime = 3600 * self.args.max_hours if self.deadline is None else self.deadline - time.monotonic()
+    lifetime = (
+      3600 * self.args.max_hours if self.deadline is None else self.deadline - time.monotonic()
+    )
     return _GUARD.format(
       lifetime=max(0, math.ceil(lifetime)),
       poll=_GUARD_POLL_SECONDS,
       wait=_GUARD_WAIT_SECONDS,
       grace=math.ceil(_GRACE_SECONDS),
-      delete=commands.quoted(*self._command("queued-resources", "delete", self.name, "--force", "--async")),
+      delete=commands.quoted(
+        *self._command("queued-resources", "delete", self.name, "--force", "--async")
+      ),
     )
 
   def _age_seconds(self) -> float:
@@ -311,7 +341,8 @@ class Slices:
   def ssh(
     self, hosts: list[tuple[str, int]], command: str, tries: int = 4, seconds: float | None = None
   ) -> dict[tuple[str, int], str]:
-    """Run a command on each host and return the answers; only hosts out of reach, or that hang, are tried again.
+    """Run a command on each host and return the answers; only hosts out of reach, or that hang, are
+    tried again.
 
     Args:
       seconds: the longest that a host may take; default: `_SSH_SECONDS`.
@@ -340,13 +371,17 @@ class Slices:
       with ThreadPoolExecutor(1 if self.shell.dry_run else 32) as pool:
         results = dict(zip(remaining, pool.map(run, remaining)))
       failed = {host: done for host, done in results.items() if done.returncode}
-      answers |= {host: done.stdout.strip() for host, done in results.items() if not done.returncode}
+      answers |= {
+        host: done.stdout.strip() for host, done in results.items() if not done.returncode
+      }
       if not failed:
         return answers
       (node, worker), done = next(iter(failed.items()))
       unreachable = [host for host, result in failed.items() if result.returncode in _UNREACHABLE]
       if len(unreachable) < len(failed) or attempt == tries - 1:
-        raise TransientError(f"worker {worker} of {node}: exit code {done.returncode}: {last_line(done.stderr)}")
+        raise TransientError(
+          f"worker {worker} of {node}: exit code {done.returncode}: {last_line(done.stderr)}"
+        )
       say(f"{len(failed)} of {len(hosts)} hosts cannot be reached; trying them again")
       remaining = unreachable
       self.shell.sleep(_RETRY_SECONDS * 2**attempt)
@@ -364,7 +399,8 @@ def _error_of(state: dict) -> dict:
 
 
 def hosts_of(accelerator_type: str) -> int:
-  """Return the hosts of a slice: `v5litepod-64` and `v6e-64` count chips, `v4-64` and `v5p-64` TensorCores.
+  """Return the hosts of a slice: `v5litepod-64` and `v6e-64` count chips, `v4-64` and `v5p-64`
+  TensorCores.
 
   A host has four chips, or all eight of `v5litepod-8` and `v6e-8`.
 
@@ -373,7 +409,10 @@ def hosts_of(accelerator_type: str) -> int:
   """
   kind, _, size = accelerator_type.rpartition("-")
   if not kind or not size.isdecimal() or not int(size):
-    raise UserError(f"--accelerator_type={accelerator_type}: expected a kind and a size, such as v5litepod-64 or v4-64")
+    raise UserError(
+      f"--accelerator_type={accelerator_type}: expected a kind and a size, such as "
+      "v5litepod-64 or v4-64"
+    )
   if kind in ("v5litepod", "v6e"):
     return 1 if int(size) <= 8 else -(-int(size) // 4)
   return -(-int(size) // 8)
@@ -381,13 +420,16 @@ def hosts_of(accelerator_type: str) -> int:
 
 def install(slices: Slices, job: Job) -> None:
   """Put the project and the job's scripts on every host that lacks them."""
-  hosts, folder = slices.hosts(), f"jobs/{job.name}"
+  hosts = slices.hosts()
+  folder = f"jobs/{job.name}"
   package = _package()
   with tempfile.TemporaryDirectory() as scratch:
     files = [pathlib.Path(scratch) / name for name in ("run.sh", "control.sh", "install.sh")]
     slices.shell.write(files[0], _script(job))
     slices.shell.write(files[1], _CONTROL)
-    slices.shell.write(files[2], commands.installation(commands.extras(job, "tpu"), "project", "venv"))
+    slices.shell.write(
+      files[2], commands.installation(commands.extras(job, "tpu"), "project", "venv")
+    )
     tar = pathlib.Path(scratch) / "project.tar.gz"
     if not slices.shell.dry_run:
       tar.write_bytes(package)
@@ -402,13 +444,15 @@ def install(slices: Slices, job: Job) -> None:
 
 
 def _script(job: Job) -> str:
-  """Return the script of each host: the check before, the command, and its exit code into a file."""
+  """Return the script of each host: the check before, the command, and its exit code into a
+  file."""
   lines = [
     "#!/bin/bash",
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
     'export PATH="$jobs/venv/bin:$PATH"',
     *commands.exports(job.environment),
-    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",  # strangers at the coordinator's port do not know it
+    # strangers at the coordinator's port do not know it
+    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",
     "trap : TERM  # the command gets it too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
     f"{commands.preflight(job)} && {commands.quoted(*job.command)}",
@@ -428,17 +472,22 @@ def _package() -> bytes:
 
 
 def train(slices: Slices, job: Job) -> int:
-  """Start the job on all hosts and watch it to its end, or to the end of the slice's lifetime; return its exit code.
+  """Start the job on all hosts and watch it to its end, or to the end of the slice's lifetime;
+  return its exit code.
 
   Raises:
     Deleted: another command has deleted the slice.
   """
-  hosts, control = slices.hosts(), f"bash jobs/{job.name}/control.sh"
+  hosts = slices.hosts()
+  control = f"bash jobs/{job.name}/control.sh"
   slices.ssh(hosts, f"{control} start")
   say(f"{job.name} runs on {len(hosts)} hosts; ^C leaves it running, and billed")
   if not slices.args.keep:
     slices.ssh(hosts[:1], f"{control} guard")
-    say(f"the slice is deleted when the job ends, and after {slices.args.max_hours:g} hours (--keep, --max_hours)")
+    say(
+      f"the slice is deleted when the job ends, and after {slices.args.max_hours:g} hours "
+      "(--keep, --max_hours)"
+    )
   latest = math.inf
   while not slices.shell.dry_run:
     slices.shell.sleep(_POLL_SECONDS)
@@ -468,7 +517,8 @@ def _codes(slices: Slices, hosts: list[tuple[str, int]], control: str) -> list[i
 
 
 def _code(state: str) -> int | None:
-  """Parse a host's state: `exit 75` -> 75, `running` -> None; a process that vanished is a fault of its host."""
+  """Parse a host's state: `exit 75` -> 75, `running` -> None; a process that vanished is a fault of
+  its host."""
   name, _, code = state.splitlines()[-1].partition(" ") if state else ("lost", "", "")
   if name == "running":
     return None
@@ -476,18 +526,25 @@ def _code(state: str) -> int | None:
 
 
 def start(slices: Slices, job: Job, restarts: int) -> int:
-  """Train to the end, through preemptions and up to `restarts` failures, and delete the slice; return the exit code."""
+  """Train to the end, through preemptions and up to `restarts` failures, and delete the slice;
+  return the exit code."""
   try:
     code = _train_to_the_end(slices, job, restarts)
   except Deleted:
-    say(f"{job.name} was stopped: another command has deleted the slice; the same command asks for a new one")
+    say(
+      f"{job.name} was stopped: another command has deleted the slice; the same command asks "
+      "for a new one"
+    )
     return EXIT_PREEMPTED
   except KeyboardInterrupt:
     say(f"no longer watching {job.name}, which the same command does again")
     if slices.exists:
       say(slices.billed())
     if slices.exists and not slices.args.keep:
-      say("once the job runs, the first host deletes the slice an hour after its end, if its service account may")
+      say(
+        "once the job runs, the first host deletes the slice an hour after its end, if its "
+        "service account may"
+      )
     return _INTERRUPTED
   except Exception:
     if slices.exists:
@@ -513,14 +570,21 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
       code = EXIT_TRANSIENT if state == "ACTIVE" else EXIT_PREEMPTED
     counts = f"({failures} failures, {preemptions} preemptions before)"
     if code == 0:
-      say(f"{job.name} has finished {counts}" if not slices.shell.dry_run else f"{job.name}: nothing was run")
+      say(
+        f"{job.name} has finished {counts}"
+        if not slices.shell.dry_run
+        else f"{job.name}: nothing was run"
+      )
       return 0
     if code == EXIT_PREEMPTED and not slices.is_over() and slices.state() != "ACTIVE":
       preemptions += 1
       say(f"preempted {counts}")
       continue
     if code == EXIT_PREEMPTED:
-      say(f"{job.name} was stopped; the same command goes on from the last step that it saved {counts}")
+      say(
+        f"{job.name} was stopped; the same command goes on from the last step that it saved "
+        f"{counts}"
+      )
       return code
     failures += 1
     if not commands.starts_again(code) or failures > restarts or slices.is_over():
@@ -571,16 +635,26 @@ def stop(slices: Slices, job: Job) -> int:
 
 def _no_capacity(text: str) -> bool:
   text = text.lower()
-  return "quota" not in text and any(word in text for word in ("capacity", "stockout", "resource_exhausted"))
+  return "quota" not in text and any(
+    word in text for word in ("capacity", "stockout", "resource_exhausted")
+  )
 
 
 def _failure(what: str, text: str) -> Exception:
   """Return the class of an error of gcloud."""
-  said, low = last_line(text), text.lower()
+  said = last_line(text)
+  low = text.lower()
   if "quota" in low:
-    return UserError(f"gcloud {what}: {said}; ask for more quota, or give another --zone or --accelerator_type")
-  if any(word in low for word in ("permission_denied", "unauthenticated", "not currently have an active account")):
-    return UserError(f"gcloud {what}: {said}; log in with gcloud auth login, and see that the project is yours")
+    return UserError(
+      f"gcloud {what}: {said}; ask for more quota, or give another --zone or --accelerator_type"
+    )
+  if any(
+    word in low
+    for word in ("permission_denied", "unauthenticated", "not currently have an active account")
+  ):
+    return UserError(
+      f"gcloud {what}: {said}; log in with gcloud auth login, and see that the project is yours"
+    )
   if any(word in low for word in ("invalid_argument", "invalid choice", "unrecognized arguments")):
     return UserError(f"gcloud {what}: {said}; see --accelerator_type, --runtime_version and --zone")
   return TransientError(f"gcloud {what}: {said}")
@@ -591,21 +665,36 @@ def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop", "delete"))
   parser.add_argument("--project", required=True, help="the cloud project")
   parser.add_argument("--zone", required=True, help="such as us-west4-a")
-  parser.add_argument("--accelerator_type", default="v5litepod-16", help="such as v4-64, v5litepod-64, v5p-128, v6e-64")
+  parser.add_argument(
+    "--accelerator_type",
+    default="v5litepod-16",
+    help="such as v4-64, v5litepod-64, v5p-128, v6e-64",
+  )
   parser.add_argument("--runtime_version", default="v2-alpha-tpuv5-lite", help="of the VM's image")
   parser.add_argument("--slices", type=int, default=1, help="how many (default: 1)")
   parser.add_argument("--spot", action="store_true", help="cheaper, and may be taken away")
-  parser.add_argument("--restarts", type=int, default=10, help="after failures; preemptions do not count (default: 10)")
   parser.add_argument(
-    "--requests", type=int, default=8, help="for a slice, at most, where they fail one after another (default: 8)"
+    "--restarts",
+    type=int,
+    default=10,
+    help="after failures; preemptions do not count (default: 10)",
+  )
+  parser.add_argument(
+    "--requests",
+    type=int,
+    default=8,
+    help="for a slice, at most, where they fail one after another (default: 8)",
   )
   parser.add_argument(
     "--max_hours",
     type=commands.hours,
     default=168.0,
-    help="from the creation of the slice to its deletion at the latest, with a save before (default: 168)",
+    help="from the creation of the slice to its deletion at the latest, with a save before "
+    "(default: 168)",
   )
-  parser.add_argument("--keep", action="store_true", help="leave the slice, which is billed, after the end of the job")
+  parser.add_argument(
+    "--keep", action="store_true", help="leave the slice, which is billed, after the end of the job"
+  )
   args = commands.parse(parser, argv)
   for name in ("slices", "requests"):
     if getattr(args, name) < 1:

@@ -13,14 +13,18 @@ _MODULE = "t5x_like.train"
 _ANY_SIZE = 128  # in place of a vocabulary's, which may lie where only the hosts read
 
 
-def check(command: Sequence[str], directory: str = "", folders: Sequence[str] | None = None) -> None:
-  """Check that the recipe of a train command exists and that its flags and keys resolve; read no data and no weights.
+def check(
+  command: Sequence[str], directory: str = "", folders: Sequence[str] | None = None
+) -> None:
+  """Check that the recipe of a train command exists and that its flags and keys resolve; read no
+  data and no weights.
 
   A command that does not run `t5x_like.train` is not checked.
 
   Args:
     directory: where the command runs, if this machine has it; default: this project.
-    folders: folders of this project that reach the hosts, () for the whole project; None if the hosts share a disk.
+    folders: folders of this project that reach the hosts, () for the whole project; None if the
+      hosts share a disk.
   Raises:
     UserError: as the training program itself would, or the recipe does not reach the hosts.
   """
@@ -35,7 +39,8 @@ def check(command: Sequence[str], directory: str = "", folders: Sequence[str] | 
 
 
 def train_flags(command: Sequence[str]) -> list[str] | None:
-  """Return the flags of `python -m t5x_like.train …` or `t5x-like train …`; None of another program."""
+  """Return the flags of `python -m t5x_like.train …` or `t5x-like train …`; None of another
+  program."""
   words = list(command)
   for index, (word, after) in enumerate(zip(words, words[1:])):
     if word == "-m" and after == _MODULE:
@@ -69,19 +74,23 @@ def _check_reaches_hosts(file: pathlib.Path, folders: Sequence[str]) -> None:
   if not is_copied:
     places = ", ".join(f"{folder}/" for folder in folders) or "the files"
     raise UserError(
-      f"--config={file}: the hosts get {places} of this project only; put the recipe into configs/, or leave the check"
+      f"--config={file}: the hosts get {places} of this project only; put the recipe into "
+      "configs/, or leave the check"
       " out with --unchecked"
     )
 
 
 def _check_slots(config) -> None:
-  """Resolve a config as the run would, without what only the hosts may read: other runs, stores and vocabularies."""
+  """Resolve a config as the run would, without what only the hosts may read: other runs, stores and
+  vocabularies."""
   from t5x_like import objectives, slots
   from t5x_like.data import tasks
   from t5x_like.training.resolve import resolve
 
   slots.find("config.task.name", config.task.get("name"), tasks, "task")
-  objective = slots.find("config.objective.name", config.objective.get("name"), objectives, "Objective")
+  objective = slots.find(
+    "config.objective.name", config.objective.get("name"), objectives, "Objective"
+  )
   if config.init or objective.teacher:
     return
   if config.model.get("vocab_size") == "auto":

@@ -1,4 +1,5 @@
-"""t5x_like: pretraining of Transformers in JAX, from a laptop to a TPU pod slice (docs/how-to/use-from-python.md)."""
+"""t5x_like: pretraining of Transformers in JAX, from a laptop to a TPU pod slice
+(docs/how-to/use-from-python.md)."""
 
 import importlib
 

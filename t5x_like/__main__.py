@@ -1,6 +1,8 @@
-"""Runs a program of the project by its name: t5x-like train --config=configs/t5/base.py --workdir=runs/base
+"""Runs a program of the project by its name: t5x-like train --config=configs/t5/base.py
+--workdir=runs/base
 
-`t5x-like NAME …` is `python -m t5x_like.NAME …`, or `python -m tools.NAME …` for a tool. `t5x-like` alone lists them.
+`t5x-like NAME …` is `python -m t5x_like.NAME …`, or `python -m tools.NAME …` for a tool. `t5x-like`
+alone lists them.
 """
 
 import importlib.util
@@ -14,16 +16,22 @@ DOORS = ("train", "evaluate", "predict", "chat", "plan")
 
 
 def tools() -> dict[str, str]:
-  """Return the module of each tool by its name: inside the package in a wheel, beside it in a clone."""
+  """Return the module of each tool by its name: inside the package in a wheel, beside it in a
+  clone."""
   package = "t5x_like.tools" if importlib.util.find_spec("t5x_like.tools") else "tools"
   spec = importlib.util.find_spec(package)
-  paths = [path for folder in spec.submodule_search_locations for path in pathlib.Path(folder).glob("[!_]*")]
+  paths = [
+    path
+    for folder in spec.submodule_search_locations
+    for path in pathlib.Path(folder).glob("[!_]*")
+  ]
   names = {path.stem for path in paths if path.suffix == ".py" or (path / "__main__.py").is_file()}
   return {name: f"{package}.{name}" for name in sorted(names)}
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Run the program named by the first argument with the others; exit as it does, with 2 for an unknown name."""
+  """Run the program named by the first argument with the others; exit as it does, with 2 for an
+  unknown name."""
   words = sys.argv[1:] if argv is None else argv
   programs = {name: f"t5x_like.{name}" for name in DOORS} | tools()
   if not words or words[0] in ("-h", "--help"):

@@ -1,9 +1,10 @@
 """Talks with a model: python -m t5x_like.chat --workdir=runs/gpt
 
-The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on conversations or published
-with a chat template answers, another decoder continues your text, an encoder-decoder answers or fills <extra_id_0>, and
-an encoder fills its masks. The first line says which, and by which template. Answers appear token by token. In the
-terminal, ^C stops an answer, and
+The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on
+conversations or published with a chat template answers, another decoder continues your text, an
+encoder-decoder answers or fills <extra_id_0>, and an encoder fills its masks. The first line says
+which, and by which template. Answers appear token by token. In the terminal, ^C stops an answer,
+and
 
   /reset           forgets the conversation
   /temperature X   draws from logits divided by X; 0 takes the likeliest token
@@ -23,19 +24,35 @@ from t5x_like.inference import flags
 
 PORT = 8000
 _MOST_TOKENS = 2**20
-_TEMPLATE = "the chat template, or none (default: the training's or, of a published model, its own, published)"
-_SHARED = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "stop", "banned_words")
+_TEMPLATE = (
+  "the chat template, or none (default: the training's or, of a published model, its "
+  "own, published)"
+)
+_SHARED = (
+  "top_k",
+  "top_p",
+  "min_p",
+  "typical_p",
+  "repetition_penalty",
+  "no_repeat_ngram_size",
+  "stop",
+  "banned_words",
+)
 
 
 def _port(text: str) -> int:
   if not text.isdecimal() or not 0 <= int(text) < 2**16:
-    raise argparse.ArgumentTypeError(f"found {text!r}, expected a port from 1 to 65535, or 0 for a free one")
+    raise argparse.ArgumentTypeError(
+      f"found {text!r}, expected a port from 1 to 65535, or 0 for a free one"
+    )
   return int(text)
 
 
 def _tokens(text: str) -> int:
   if not text.isdecimal() or not 0 < int(text) <= _MOST_TOKENS:
-    raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of tokens from 1 to {_MOST_TOKENS}")
+    raise argparse.ArgumentTypeError(
+      f"found {text!r}, expected a number of tokens from 1 to {_MOST_TOKENS}"
+    )
   return int(text)
 
 
@@ -45,15 +62,40 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    ("--step", {"type": command_line.step, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
-    ("--temperature", {**given, "default": 0.7, "help": "draw from logits divided by this (default: %(default)s)"}),
+    (
+      "--step",
+      {
+        "type": command_line.step,
+        "metavar": "N",
+        "help": "the checkpoint to use (default: the newest)",
+      },
+    ),
+    (
+      "--temperature",
+      {**given, "default": 0.7, "help": "draw from logits divided by this (default: %(default)s)"},
+    ),
     *flags.of(_SHARED),
     ("--max_new_tokens", {"type": _tokens, "metavar": "N", "help": "the most tokens of an answer"}),
-    ("--context", {"type": _tokens, "metavar": "N", "help": "the most tokens of a conversation (default: 512)"}),
-    ("--seed", {"type": int, "metavar": "N", "default": 0, "help": "seed of the draws (default: 0)"}),
+    (
+      "--context",
+      {"type": _tokens, "metavar": "N", "help": "the most tokens of a conversation (default: 512)"},
+    ),
+    (
+      "--seed",
+      {"type": int, "metavar": "N", "default": 0, "help": "seed of the draws (default: 0)"},
+    ),
     ("--template", {"metavar": "NAME", "help": _TEMPLATE}),
     ("--system", {"metavar": "TEXT", "help": "an instruction before the conversation"}),
-    ("--web", {"type": _port, "nargs": "?", "const": PORT, "metavar": "PORT", "help": "serve a page on localhost"}),
+    (
+      "--web",
+      {
+        "type": _port,
+        "nargs": "?",
+        "const": PORT,
+        "metavar": "PORT",
+        "help": "serve a page on localhost",
+      },
+    ),
     config_required=False,
   )
   if overrides or args.config:

@@ -1,4 +1,5 @@
-"""The command line shared by programs and tools: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`."""
+"""The command line shared by programs and tools: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE
+…]`."""
 
 import argparse
 import gc
@@ -46,8 +47,12 @@ def parse(
   parser = Parser(description)
   recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
-  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="the run's directory, or gs://…")
-  parser.add_argument("--list", action=_List, metavar="KIND", help="print all recipes, models, keys, …, and exit")
+  parser.add_argument(
+    "--workdir", required=True, type=directory, metavar="DIR", help="the run's directory, or gs://…"
+  )
+  parser.add_argument(
+    "--list", action=_List, metavar="KIND", help="print all recipes, models, keys, …, and exit"
+  )
   for name, options in extra:
     parser.add_argument(name, **options)
   return parser.parse(argv)
@@ -76,13 +81,19 @@ class Parser(argparse.ArgumentParser):
 
   def __init__(self, description: str, *, opens_runs: bool = True, **options):
     formatter = argparse.RawDescriptionHelpFormatter
-    super().__init__(description=description, formatter_class=formatter, allow_abbrev=False, **options)
+    super().__init__(
+      description=description, formatter_class=formatter, allow_abbrev=False, **options
+    )
     if opens_runs:
-      says = "import the functions (module:function) that saved files name; only for runs whose makers you trust"
+      says = (
+        "import the functions (module:function) that saved files name; only for runs whose "
+        "makers you trust"
+      )
       self.add_argument(trust.FLAG, action="store_true", help=says)
 
   def parse_known_args(self, args=None, namespace=None):
-    trust.begin(sys.argv[1:] if args is None else list(args))  # flags may open what they name while they are parsed
+    # flags may open what they name while they are parsed
+    trust.begin(sys.argv[1:] if args is None else list(args))
     found, rest = super().parse_known_args(args, namespace)
     values = [word.partition("=")[2] for word in rest]
     trust.begin([*vars(found).values(), *values], everything=getattr(found, "trust", False))
@@ -98,7 +109,9 @@ class Parser(argparse.ArgumentParser):
     for word in rest:
       if not word.startswith("--config."):
         near = _listing().meant(word)
-        raise UserError(f"{word}: unknown argument{near}; keys of the recipe are set by --config.KEY=VALUE")
+        raise UserError(
+          f"{word}: unknown argument{near}; keys of the recipe are set by --config.KEY=VALUE"
+        )
     return args, [word.removeprefix("--config.") for word in rest]
 
   def format_help(self) -> str:
@@ -110,22 +123,27 @@ class Parser(argparse.ArgumentParser):
 
 
 def step(text: str) -> int:
-  """Parse a step number, as the type of a flag; raise `argparse.ArgumentTypeError` if it is invalid."""
+  """Parse a step number, as the type of a flag; raise `argparse.ArgumentTypeError` if it is
+  invalid."""
   if not text.isdecimal() or not text.isascii() or len(text) > 10 or int(text) >= _STEPS:
-    raise argparse.ArgumentTypeError(f"found {text[:40]!r}, expected a whole number, at least 0 and below 2**31")
+    raise argparse.ArgumentTypeError(
+      f"found {text[:40]!r}, expected a whole number, at least 0 and below 2**31"
+    )
   return int(text)
 
 
 def program(main: Callable[[list[str]], int]) -> NoReturn:
   """Run `main` and exit with the code it returns; docs/reference/exit-codes.md lists the codes.
 
-  In a job of several processes, a failing process exits at once. An orderly shutdown of jax would wait minutes for the
-  others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
+  In a job of several processes, a failing process exits at once. An orderly shutdown of jax would
+  wait minutes for the others, which wait for this one in a collective; after a hard exit they fail
+  too, and the launcher can act.
   """
   for stream in (sys.stdout, sys.stderr):  # a locale such as Latin-1 has no dashes and few letters
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(errors="backslashreplace")
-  gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects, but little garbage
+  # imports and traces leave millions of objects, but little garbage
+  gc.set_threshold(100_000, 20, 20)
   streams.protect()
   try:
     code = main(sys.argv[1:])
@@ -143,10 +161,14 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def _unforeseen(error: Exception) -> int:
-  """Return the exit code of an unexpected exception, and explain it on stderr: by a line, or the traceback of a bug."""
+  """Return the exit code of an unexpected exception, and explain it on stderr: by a line, or the
+  traceback of a bug."""
   told = f"{type(error).__name__}: {one_line(error)[:300]}"
   if is_out_of_memory(error):
-    print(f"error: out of memory ({told}); use a smaller batch, more devices, or --config.model.remat", file=sys.stderr)
+    print(
+      f"error: out of memory ({told}); use a smaller batch, more devices, or --config.model.remat",
+      file=sys.stderr,
+    )
     return EXIT_USER_ERROR
   if is_transient(error):
     print(f"transient error: {told}; run the same command again", file=sys.stderr)
@@ -158,4 +180,6 @@ def _unforeseen(error: Exception) -> int:
 def _joined(argv: Sequence[str]) -> list[str]:
   """Rewrite `--config.key value` as `--config.key=value`."""
   words = iter(argv)
-  return [f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words]
+  return [
+    f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words
+  ]

@@ -1,8 +1,8 @@
 """The config of a run: its keys, and how `--config.…` flags change them.
 
-The top-level keys are the fields of `Recipe`. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose
-`name` picks an object and whose other keys are its arguments; see `t5x_like.slots`. `t5x_like.recipes` loads configs
-from files in `configs/`.
+The top-level keys are the fields of `Recipe`. A *slot* (`model`, `task`, `optimizer`, …) is a dict
+whose `name` picks an object and whose other keys are its arguments; see `t5x_like.slots`.
+`t5x_like.recipes` loads configs from files in `configs/`.
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """The source of a task's token store, if the recipe names no `store`. Any task on running text takes these arguments.
+  """The source of a task's token store, if the recipe names no `store`. Any task on running text
+  takes these arguments.
 
   Attributes:
     source: the documents' origin, `FORMAT:REST`; see `corpora/sources/__init__.py`.
@@ -28,7 +29,8 @@ class Corpus:
     text_field: the field that holds a document's text.
     data_dir: the directory of prepared TensorFlow datasets, present or future.
     clean: comma-separated cleaning steps; see `tools.prepare_data`.
-    validation_fraction: the share of documents held out of train if the source has no validation split.
+    validation_fraction: the share of documents held out of train if the source has no validation
+      split.
     cache: the directory for the new store; None uses `data.cache_directory()`.
   """
 
@@ -45,7 +47,8 @@ _CORPUS = tuple(field.name for field in dataclasses.fields(Corpus))
 
 
 def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a task's arguments with `changes` applied; a new `source` replaces a `store`, and a new store a source."""
+  """Return a task's arguments with `changes` applied; a new `source` replaces a `store`, and a new
+  store a source."""
   kept = dict(task)
   if changes.get("source") is not None:
     kept.pop("store", None)
@@ -54,7 +57,9 @@ def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
   return kept | dict(changes)
 
 
-def corpus_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tuple[dict[str, Any], Corpus | None]:
+def corpus_from(
+  where: str, arguments: Mapping[str, Any], task: Callable
+) -> tuple[dict[str, Any], Corpus | None]:
   """Separate the arguments that describe a store's source from a task's other arguments.
 
   Returns:
@@ -63,13 +68,16 @@ def corpus_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tup
   Raises:
     UserError: both a source and a store are given, or an argument has the wrong type.
   """
-  rest, takes = dict(arguments), slots.takes(task)
+  rest = dict(arguments)
+  takes = slots.takes(task)
   if "store" not in takes or "source" in takes:
     return rest, None
   if rest.get("source") is None:
     return {key: value for key, value in rest.items() if key != "source"}, None
   if rest.pop("store", None) is not None:
-    raise UserError(f"{where}: found both a store and a source, {rest['source']!r}, expected one of the two")
+    raise UserError(
+      f"{where}: found both a store and a source, {rest['source']!r}, expected one of the two"
+    )
   asked = {key: rest.pop(key) for key in _CORPUS if key in rest and key not in takes}
   return rest, Corpus(**slots.fill(where, asked, Corpus))
 
@@ -80,11 +88,13 @@ def _slot(**values: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """The top-level keys of a recipe, with their types and defaults; a new key's default changes nothing."""
+  """The top-level keys of a recipe, with their types and defaults; a new key's default changes
+  nothing."""
 
   model: dict = _slot()  # name: a module of models/; the rest are arguments of its Model
   task: dict = _slot()  # name: a module of data/tasks/; the rest are arguments of its task()
-  phases: dict = _slot()  # by name, a `Phase`: earlier steps on another length, batch size or corpus
+  # by name, a `Phase`: earlier steps on another length, batch size or corpus
+  phases: dict = _slot()
   init: dict = _slot()  # an `Init`: another run to start from
   teacher: dict = _slot()  # a `Teacher`, for distillation
   tuning: dict = _slot(name="all")  # the parameters to train; a module of training/tunings/
@@ -97,25 +107,31 @@ class Recipe:
   total_steps: slots.Positive | None = 1000  # None for `epochs` of the training examples
   epochs: slots.AboveZero = 3.0  # passes over the training examples, where `total_steps` is None
   seed: int = 0
-  optimizer: dict = _slot(name="adafactor")  # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
+  # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
+  optimizer: dict = _slot(name="adafactor")
   schedule: dict = _slot(name="rsqrt")  # name: a key of training/schedule.SCHEDULES
   clip_norm: slots.NotNegative = 0.0  # global gradient norm; 0 for no clipping
-  guard: dict = _slot(name="stop")  # the response to NaN and spikes: stop, skip, rollback; see training/guard.py
+  # the response to NaN and spikes: stop, skip, rollback; see training/guard.py
+  guard: dict = _slot(name="stop")
   mesh: dict = _slot(data=-1)  # length of each mesh axis; -1 for the remaining devices
   rules: dict = _slot()  # changes to parallel.rules.DEFAULT
-  evals: dict = _slot(loss={})  # by name, an `Instance` and its evaluator's arguments; see training/evaluation.py
+  # by name, an `Instance` and its evaluator's arguments; see training/evaluation.py
+  evals: dict = _slot(loss={})
   eval_every: slots.Positive | None = 1000  # None for a tenth of the run
   log_every: slots.Positive = 1
   trackers: dict = _slot(tensorboard={})  # by name, a tracker's arguments; see report/trackers/
-  step_timeout_seconds: slots.Seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
-  recompute_every: slots.Count = 0  # every so many steps, compute one twice to detect faulty devices; 0 for never
+  # a process without progress for this long exits; 0 for no limit
+  step_timeout_seconds: slots.Seconds = 1800.0
+  # every so many steps, compute one twice to detect faulty devices; 0 for never
+  recompute_every: slots.Count = 0
   checkpoint: dict = _slot(every=1000, keep_last=3)  # a `Checkpoint`
   peak_flops: slots.NotNegative = 0.0  # per device, for the MFU; 0 to look it up by device
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """`config.checkpoint`: a step is saved every `every` steps, `minutes` after the last save and at the end.
+  """`config.checkpoint`: a step is saved every `every` steps, `minutes` after the last save and at
+  the end.
 
   Attributes:
     every: None in a recipe is a tenth of the run.
@@ -123,7 +139,8 @@ class Checkpoint:
     keep_last: how many of the newest multiples of `every` are kept.
     keep_every: multiples of this are kept for good; None keeps none of them.
     fresh_optimizer: take only parameters and step from a checkpoint with another optimizer's state.
-    emergency: copies of the state near each host besides: the `Options` of `checkpoints/emergency.py`; {} for none.
+    emergency: copies of the state near each host besides: the `Options` of
+      `checkpoints/emergency.py`; {} for none.
   """
 
   every: slots.Positive
@@ -142,7 +159,8 @@ class OptimizerMemory:
   offload: bool = False  # keeps the optimizer's arrays in the hosts' memory
   ema: slots.Rate = 0.0  # decay of a moving average of the weights, kept beside them; 0 for none
   ema_warmup: bool = False  # shortens the average early in a run, as timm does
-  schedule_free: slots.Rate = 0.0  # b1 of schedule-free learning, whose average takes the place of a decay; 0 for none
+  # b1 of schedule-free learning, whose average takes the place of a decay; 0 for none
+  schedule_free: slots.Rate = 0.0
   use_ema: bool = True  # evaluations, predictions, exports and other runs take the average
 
 
@@ -152,9 +170,12 @@ class Init:
 
   Attributes:
     step: its checkpoint; None is the newest.
-    weights: whether to load its parameters; otherwise only its architecture and vocabulary are taken.
-    inherit: whether to take the architecture and the vocabulary; False in a resolved config, which states them.
-    layers: how many of a stack's first layers are loaded (Radford et al. 2018, figure 2); None is all.
+    weights: whether to load its parameters; otherwise only its architecture and vocabulary are
+      taken.
+    inherit: whether to take the architecture and the vocabulary; False in a resolved config, which
+      states them.
+    layers: how many of a stack's first layers are loaded (Radford et al. 2018, figure 2); None is
+      all.
   """
 
   workdir: str
@@ -198,7 +219,8 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-  """An entry of `config.phases`: the step before which it ends, changes to `config.task`, and its batch size."""
+  """An entry of `config.phases`: the step before which it ends, changes to `config.task`, and its
+  batch size."""
 
   until: slots.Positive
   task: dict = _slot()
@@ -207,7 +229,8 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instance:
-  """The keys of an entry of `config.evals` beside its evaluator's arguments: evaluator, changes to the task, split."""
+  """The keys of an entry of `config.evals` beside its evaluator's arguments: evaluator, changes to
+  the task, split."""
 
   name: str
   task: dict = _slot()
@@ -243,9 +266,14 @@ def in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
   for name, given in (slots.plain(config.phases) or {}).items():
     phase = Phase(**slots.fill(f"config.phases.{name}", given, Phase))
     if phase.until in early:
-      raise UserError(f"config.phases.{name}.until: found {phase.until} twice, expected another for every phase")
+      raise UserError(
+        f"config.phases.{name}.until: found {phase.until} twice, expected another for every phase"
+      )
     if "name" in phase.task:
-      raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
+      raise UserError(
+        f"config.phases.{name}.task.name: a phase changes arguments of config.task, "
+        "not which task it is"
+      )
     early[phase.until] = (name, phase.until, phase.task, phase.batch_size or config.batch_size)
   return [*(early[until] for until in sorted(early)), ("main", sys.maxsize, {}, config.batch_size)]
 
@@ -256,7 +284,8 @@ def batch_key(phase: str) -> str:
 
 
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
-  """Return a run's saved config with overrides applied; unknown keys are dropped, and new ones have their defaults.
+  """Return a run's saved config with overrides applied; unknown keys are dropped, and new ones have
+  their defaults.
 
   Raises:
     UserError: the model or the task is missing, or `override` refuses.
@@ -264,21 +293,33 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
   known = defaults()
   new = {key: value for key, value in known.to_dict().items() if key not in saved}
   if lost := [key for key in ("model", "task") if key in new]:
-    raise UserError(f"{origin}: key {lost[0]!r} is missing; the file is damaged, restore it from a backup")
+    raise UserError(
+      f"{origin}: key {lost[0]!r} is missing; the file is damaged, restore it from a backup"
+    )
   if new:
-    print(f"{origin}: written before there were {json.dumps(new)}, these defaults, which change nothing", flush=True)
+    print(
+      f"{origin}: written before there were {json.dumps(new)}, these defaults, which change "
+      "nothing",
+      flush=True,
+    )
   try:
     config = ConfigDict(new | {key: saved[key] for key in known if key in saved})
   except (AttributeError, ValueError) as error:  # a key `__class__`, or with a dot
-    raise UserError(f"{origin}: a key is none of a config ({one_line(error)}); restore it from a backup") from None
+    raise UserError(
+      f"{origin}: a key is none of a config ({one_line(error)}); restore it from a backup"
+    ) from None
   return override(config, overrides, origin)
 
 
 def check_keys(config: Any, origin) -> None:
-  """Raise UserError unless a config has exactly the keys of `defaults()`; the message names an unknown key."""
+  """Raise UserError unless a config has exactly the keys of `defaults()`; the message names an
+  unknown key."""
   known = defaults()
   if not isinstance(config, ConfigDict) or not set(known) <= set(config):
-    raise UserError(f"{origin}: get_config gives a {type(config).__name__}, expected all of config.defaults(), changed")
+    raise UserError(
+      f"{origin}: get_config gives a {type(config).__name__}, expected all of "
+      "config.defaults(), changed"
+    )
   _check_tree(config, origin, "config", ())
   for key in config:
     if key not in known:
@@ -298,7 +339,8 @@ def _check_tree(value: Any, origin, name: str, above: tuple[int, ...]) -> None:
 
 
 def override(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
-  """Apply `KEY=VALUE` overrides to the config and return it: names of slots first, the rest from left to right.
+  """Apply `KEY=VALUE` overrides to the config and return it: names of slots first, the rest from
+  left to right.
 
   Raises:
     UserError: an unknown key, or a value of the wrong type.
@@ -315,20 +357,35 @@ def _override(config: ConfigDict, text: str) -> None:
   if not equals:
     raise UserError(f"--config.{key}: found no value, expected --config.{key}=VALUE")
   node, last = place(config, key, f"--config.{key}")
-  old, value = node.get(last), _value(word)
+  old = node.get(last)
+  value = _value(word)
   if isinstance(old, ConfigDict) and not isinstance(value, dict):
-    raise UserError(f"--config.{key}: found {slots.shown(word)}, expected one of its keys, --config.{key}.KEY=VALUE")
+    raise UserError(
+      f"--config.{key}: found {slots.shown(word)}, expected one of its keys, "
+      f"--config.{key}.KEY=VALUE"
+    )
   if isinstance(old, str) and old != "auto" and not isinstance(value, (dict, list)):
     value = word  # a number or Boolean that replaces a string is a string
   with node.unlocked(), node.ignore_type():
-    if last == "name" and key.count(".") == 1 and value != old:  # the old name's arguments do not apply
+    # the old name's arguments do not apply
+    if last == "name" and key.count(".") == 1 and value != old:
       for argument in [k for k in node if k != "name"]:
         del node[argument]
     try:
       node[last] = float(value) if isinstance(old, float) and type(value) is int else value
-    except (ValueError, OverflowError, AttributeError, KeyError, TypeError, RecursionError) as error:
-      # a key with a dot, or that is an attribute of dicts, such as __class__; a whole number beyond any float
-      raise UserError(f"--config.{key}: found {slots.shown(word)}, which is no value: {one_line(error)}") from None
+    except (
+      ValueError,
+      OverflowError,
+      AttributeError,
+      KeyError,
+      TypeError,
+      RecursionError,
+    ) as error:
+      # a key with a dot, or that is an attribute of dicts, such as __class__; a whole number beyond
+      # any float
+      raise UserError(
+        f"--config.{key}: found {slots.shown(word)}, which is no value: {one_line(error)}"
+      ) from None
     if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
       kept = changed({name: node[name] for name in node if name != last}, {last: value})
       for name in [name for name in node if name not in kept]:
@@ -338,7 +395,8 @@ def _override(config: ConfigDict, text: str) -> None:
 
 
 def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
-  """Return the dict and last part of a dotted key: `model.design.windows` -> (`config.model.design`, "windows").
+  """Return the dict and last part of a dotted key: `model.design.windows` ->
+  (`config.model.design`, "windows").
 
   Create missing dicts inside a slot; unknown arguments are refused later, when the slot is filled.
 
@@ -349,18 +407,24 @@ def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
   for part in (*path, last):
     if part.startswith("__"):
       raise UserError(f"{says}: found the name {part!r}, which Python reserves; choose another")
-  node, where = config, "config"
+  node = config
+  where = "config"
   for part in path:
     if isinstance(node, ConfigDict) and node is not config and part not in node:
       with node.unlocked():
         node[part] = {}
     if not isinstance(node, ConfigDict) or part not in node:
       raise UserError(f"{says}: {where} has no key {part!r}{_near(part, node)}")
-    node, where = node[part], f"{where}.{part}"
+    node = node[part]
+    where = f"{where}.{part}"
   if not isinstance(node, ConfigDict):
     raise UserError(f"{says}: {where} is {node!r}, which has no keys")
   if last not in node and node is config:
-    inside = [f"{slot}.{last}" for slot, values in config.items() if isinstance(values, ConfigDict) and last in values]
+    inside = [
+      f"{slot}.{last}"
+      for slot, values in config.items()
+      if isinstance(values, ConfigDict) and last in values
+    ]
     if last == "learning_rate":
       inside = ["schedule.learning_rate"]  # which a recipe may leave to its default
     near = f" (did you mean {' or '.join(map(repr, inside))}?)" if inside else _near(last, node)

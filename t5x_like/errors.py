@@ -1,8 +1,9 @@
 """The error classes and their exit codes: docs/reference/exit-codes.md.
 
-Every program (`train`, `evaluate`, `predict`, the tools and launchers) wraps its `main` in `door`. An error of a class
-below becomes one line on stderr that names the file, key or tensor, the value, the expectation and the remedy. Any
-other exception is a bug or a machine fault, and keeps its traceback.
+Every program (`train`, `evaluate`, `predict`, the tools and launchers) wraps its `main` in `door`.
+An error of a class below becomes one line on stderr that names the file, key or tensor, the value,
+the expectation and the remedy. Any other exception is a bug or a machine fault, and keeps its
+traceback.
 """
 
 import difflib
@@ -33,7 +34,14 @@ _AGAIN = "run the same command again"
 _WARNING_SECONDS = 30.0  # between two warnings of retries
 _warned = -_WARNING_SECONDS  # when the last was
 _log = logging.getLogger("t5x_like")
-_MEMORY_WORDS = ("Out of memory", "out of memory", "OOM", "failed to allocate", "Failed to allocate", "bad_alloc")
+_MEMORY_WORDS = (
+  "Out of memory",
+  "out of memory",
+  "OOM",
+  "failed to allocate",
+  "Failed to allocate",
+  "bad_alloc",
+)
 
 
 class UserError(Exception):
@@ -41,7 +49,8 @@ class UserError(Exception):
 
 
 class NumericError(Exception):
-  """A numeric failure of training (NaN, infinity, a spike); nothing bad was saved. Its message is one complete line."""
+  """A numeric failure of training (NaN, infinity, a spike); nothing bad was saved. Its message is
+  one complete line."""
 
 
 class DamageError(Exception):
@@ -49,7 +58,8 @@ class DamageError(Exception):
 
 
 class TransientError(Exception):
-  """A fault outside the program (network, disk, another host) that outlasted the retries; a restart may help."""
+  """A fault outside the program (network, disk, another host) that outlasted the retries; a restart
+  may help."""
 
 
 class Preempted(Exception):
@@ -66,7 +76,8 @@ _ENDS = {
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-  """Return `" (did you mean 'x'?)"` for the candidate nearest to `word`, or the empty string if none is near."""
+  """Return `" (did you mean 'x'?)"` for the candidate nearest to `word`, or the empty string if
+  none is near."""
   near = difflib.get_close_matches(str(word), [str(c) for c in candidates], n=1, cutoff=0.6)
   return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -78,11 +89,15 @@ def one_line(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
   """Return whether the host or a device ran out of memory."""
-  return any(isinstance(e, MemoryError) or any(word in str(e) for word in _MEMORY_WORDS) for e in chain(error))
+  return any(
+    isinstance(e, MemoryError) or any(word in str(e) for word in _MEMORY_WORDS)
+    for e in chain(error)
+  )
 
 
 def is_transient(error: BaseException) -> bool:
-  """Return whether a retry may help: after errors of networks and disks, throttling, or the loss of another process.
+  """Return whether a retry may help: after errors of networks and disks, throttling, or the loss of
+  another process.
 
   Lack of memory, a full disk and missing permissions are not transient.
   """
@@ -92,7 +107,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def answered(error: Exception, address: str, done: str, kind: Kind | None = None) -> Exception:
-  """Translate an object store's error to a class above; return it unchanged if it has a class or is a bug.
+  """Translate an object store's error to a class above; return it unchanged if it has a class or is
+  a bug.
 
   Args:
     address: the address of the object or directory.
@@ -110,7 +126,9 @@ def answered(error: Exception, address: str, done: str, kind: Kind | None = None
   return made(answers.message(kind, address, done, error))
 
 
-def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first_wait: float = 0.5) -> _T:
+def retried(
+  call: Callable[[], _T], what, *, seconds: float | None = None, first_wait: float = 0.5
+) -> _T:
   """Return `call()`, retrying after transient errors with waits that double up to 15 s.
 
   Args:
@@ -118,36 +136,44 @@ def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first
     what: the path or address, for the message.
     seconds: how long to keep trying; default: the environment's `T5X_LIKE_RETRY_SECONDS`, or 120.
   Raises:
-    TransientError, UserError: the call still failed with a transient error in the end; the variable is no number.
+    TransientError, UserError: the call still failed with a transient error in the end; the variable
+      is no number.
   """
   asked = os.environ.get("T5X_LIKE_RETRY_SECONDS", "120")
   if not asked.replace(".", "", 1).isdecimal():
     raise UserError(f"T5X_LIKE_RETRY_SECONDS: found {asked!r}, expected a number of seconds")
   seconds = float(asked) if seconds is None else seconds
-  start, wait = time.monotonic(), first_wait
-  failures, reason = 0, ""
+  start = time.monotonic()
+  wait = first_wait
+  failures = 0
+  reason = ""
   while True:
     try:
       answer = call()
       if failures:
         seconds_spent = time.monotonic() - start
-        _warn_of_retries(f"{what}: {reason}; worked at attempt {failures + 1}, after {seconds_spent:.0f} s")
+        _warn_of_retries(
+          f"{what}: {reason}; worked at attempt {failures + 1}, after {seconds_spent:.0f} s"
+        )
       return answer
     except Exception as error:
       if not is_transient(error):
         raise
-      failures, reason = failures + 1, one_line(error)[:300]
+      failures = failures + 1
+      reason = one_line(error)[:300]
       if time.monotonic() - start + wait > seconds:
         times = "once" if failures == 1 else f"{failures} times"
         raise TransientError(
-          f"{what}: {reason}; tried {times} in {time.monotonic() - start:.0f} s; run the same command again"
+          f"{what}: {reason}; tried {times} in {time.monotonic() - start:.0f} s; run the same "
+          "command again"
         ) from error
     time.sleep(wait * random.uniform(0.75, 1.25))
     wait = min(2 * wait, 15)
 
 
 def _warn_of_retries(message: str) -> None:
-  """Log a warning, unless there was one a moment ago: a store that is slow for all fails many requests at once."""
+  """Log a warning, unless there was one a moment ago: a store that is slow for all fails many
+  requests at once."""
   global _warned
   if time.monotonic() - _warned > _WARNING_SECONDS:
     _warned = time.monotonic()
@@ -157,8 +183,8 @@ def _warn_of_retries(message: str) -> None:
 def error_class(error: BaseException) -> type[Exception] | None:
   """Return the class above that an error is of; None for other errors.
 
-  A UserError that was raised from a fault of the operating system that passes, such as EIO or ESTALE on a network
-  disk, counts as a TransientError, whatever its message advises.
+  A UserError that was raised from a fault of the operating system that passes, such as EIO or
+  ESTALE on a network disk, counts as a TransientError, whatever its message advises.
   """
   kind = next((kind for kind in _ENDS if isinstance(error, kind)), None)
   cause = error.__cause__
@@ -176,11 +202,12 @@ def exit_code(error: BaseException) -> int | None:
 def door(main: Callable[..., int | None] | None = None, *, prints_results: bool = True) -> Callable:
   """Wrap a program's `main`: print an error of a class above as one line and return its exit code.
 
-  Output that cannot be written ends no program. If its reader has closed a pipe, it is dropped silently. Otherwise, as
-  on a full disk, a line on stderr tells.
+  Output that cannot be written ends no program. If its reader has closed a pipe, it is dropped
+  silently. Otherwise, as on a full disk, a line on stderr tells.
 
   Args:
-    prints_results: whether the program fails if its output cannot be written; False where stdout is only a log.
+    prints_results: whether the program fails if its output cannot be written; False where stdout is
+      only a log.
   """
   if main is None:
     return functools.partial(door, prints_results=prints_results)
@@ -191,7 +218,8 @@ def door(main: Callable[..., int | None] | None = None, *, prints_results: bool 
     try:
       code = main(*args, **kwargs) or 0
     except tuple(_ENDS) as error:
-      kind, message = error_class(error), one_line(error)
+      kind = error_class(error)
+      message = one_line(error)
       if kind is TransientError and not isinstance(error, TransientError) and _AGAIN not in message:
         message += f"; {_AGAIN}"
       label, code = _ENDS[kind]
@@ -202,7 +230,8 @@ def door(main: Callable[..., int | None] | None = None, *, prints_results: bool 
 
 
 def _code_with_output(code: int, prints_results: bool) -> int:
-  """Flush stdout at a program's end, and report output that could not be written; return the exit code."""
+  """Flush stdout at a program's end, and report output that could not be written; return the exit
+  code."""
   if not isinstance(sys.stdout, streams.Stream):
     return code
   sys.stdout.flush()
@@ -210,5 +239,9 @@ def _code_with_output(code: int, prints_results: bool) -> int:
     return code
   fails = prints_results and code == 0
   label = "error" if fails else "warning"
-  print(f"{label}: stdout cannot be written: {sys.stdout.error.strerror}; output was lost", file=sys.stderr, flush=True)
+  print(
+    f"{label}: stdout cannot be written: {sys.stdout.error.strerror}; output was lost",
+    file=sys.stderr,
+    flush=True,
+  )
   return EXIT_USER_ERROR if fails else code

@@ -1,29 +1,38 @@
-"""Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
-   python -m t5x_like.evaluate --workdir=runs/small --suite=glue --data=glue_data [--tasks=cola,rte] [--seeds=3]
+"""Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N]
+   [--evals=NAME,NAME]
+   python -m t5x_like.evaluate --workdir=runs/small --suite=glue --data=glue_data [--tasks=cola,rte]
+   [--seeds=3]
 
-Without --config it uses the config of the run's training. It prints the metrics of the evaluators in `config.evals` and
-writes them to evaluations/<step>_<group>_<split>.json in the workdir. Beside it, a .jsonl file has the prediction for
-each input, or decoded samples; runs on images also write pictures. Groups name the run's metrics; see
-t5x_like/training/evaluation.py.
+Without --config it uses the config of the run's training. It prints the metrics of the evaluators
+in `config.evals` and writes them to evaluations/<step>_<group>_<split>.json in the workdir. Beside
+it, a .jsonl file has the prediction for each input, or decoded samples; runs on images also write
+pictures. Groups name the run's metrics; see t5x_like/training/evaluation.py.
 
 With --suite it fine-tunes the checkpoint, the newest or the one given by --step, on every task of
-t5x_like/benchmarks/suites/NAME.py, of a file TASKS.toml or of module:SUITE (t5x_like/benchmarks/outside.py), and prints
-one table. --data is a directory with the official files of the tasks, plain or compressed, or --data_dir has them as
-TensorFlow datasets. --output also holds it as results.json, results.md and results.html, with files for the leaderboard
-unless --no_submission leaves the test sets alone. Each run is evaluated and saved --evaluations times at most.
---config.KEY=VALUE then change the fine-tuning recipe. The same command continues a suite that was stopped.
---suite=glue,tags,text makes one table of three suites, and --workdir=runs/bert,runs/t5 gives each task to the first run
-that can learn it. --compare=DIR adds the differences from another table of the same suites, such as one made
---from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an address (gs://…), --output
-is required. --steps=1000,2000 repeats the suite from each of these checkpoints and prints one table of the scores by
-step. A flag that has no meaning with, or without, --suite is refused.
+t5x_like/benchmarks/suites/NAME.py, of a file TASKS.toml or of module:SUITE
+(t5x_like/benchmarks/outside.py), and prints one table. --data is a directory with the official
+files of the tasks, plain or compressed, or --data_dir has them as TensorFlow datasets. --output
+also holds it as results.json, results.md and results.html, with files for the leaderboard unless
+--no_submission leaves the test sets alone. Each run is evaluated and saved --evaluations times at
+most.
+--config.KEY=VALUE then change the fine-tuning recipe. The same command continues a suite that was
+stopped.
+--suite=glue,tags,text makes one table of three suites, and --workdir=runs/bert,runs/t5 gives each
+task to the first run that can learn it. --compare=DIR adds the differences from another table of
+the same suites, such as one made
+--from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an
+address (gs://…), --output is required. --steps=1000,2000 repeats the suite from each of these
+checkpoints and prints one table of the scores by step. A flag that has no meaning with, or without,
+--suite is refused.
 
---questions='lm_eval/*.jsonl.gz' asks the first run that holds a decoder or an encoder-decoder questions without
-training, after --shots examples each, with or without a suite (see python -m tools.few_shot), a decoder by a chat
-template with --template=NAME, or --template=published for a model's own. --max_examples=200
-evaluates on the first 200 examples of each split, and of each file of questions.
+--questions='lm_eval/*.jsonl.gz' asks the first run that holds a decoder or an encoder-decoder
+questions without training, after --shots examples each, with or without a suite (see python -m
+tools.few_shot), a decoder by a chat template with --template=NAME, or --template=published for a
+model's own. --max_examples=200 evaluates on the first 200 examples of each split, and of each file
+of questions.
 
-The workdir may also be a Hugging Face directory or a name of the Hub. Without --suite and --questions it then needs
+The workdir may also be a Hugging Face directory or a name of the Hub. Without --suite and
+--questions it then needs
 --config=RECIPE with the data.
 """
 
@@ -41,10 +50,12 @@ from t5x_like.files import checked_json
 from t5x_like.files.places import directory, is_remote
 from t5x_like.interop import hub
 
-_QUESTIONS, _AT_ONCE = "questions", 32
+_QUESTIONS = "questions"
+_AT_ONCE = 32
 # Flags that have no meaning without --suite.
 _OF_SUITES = (
-  "tasks seeds rates epochs evaluations output data data_dir no_submission from_scratch compare questions shots"
+  "tasks seeds rates epochs evaluations output data data_dir no_submission from_scratch compare "
+  "questions shots"
   " max_examples steps template"
 ).split()
 _NOT_BY_STEP = ("step", "from_scratch", "compare", "questions")
@@ -63,35 +74,103 @@ def main(argv: list[str]) -> None:
     __doc__,
     (
       "--step",
-      {"type": command_line.step, "help": "the checkpoint to evaluate, or to fine-tune (default: the newest)"},
+      {
+        "type": command_line.step,
+        "help": "the checkpoint to evaluate, or to fine-tune (default: the newest)",
+      },
     ),
     ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
     (
       "--suite",
       {
         "metavar": "NAME,NAME",
-        "help": f"a table of benchmarks: {', '.join(slots.names(suites))}, TASKS.toml or module:SUITE",
+        "help": f"a table of benchmarks: {', '.join(slots.names(suites))}, TASKS.toml or "
+        "module:SUITE",
       },
     ),
-    ("--tasks", {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"}),
-    ("--seeds", {"type": int, "metavar": "N", "help": "runs of every task and rate (default: the task's, or 1)"}),
-    ("--rates", {"metavar": "RATE,RATE", "help": "learning rates to choose from (default: the task's or recipe's)"}),
+    (
+      "--tasks",
+      {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"},
+    ),
+    (
+      "--seeds",
+      {
+        "type": int,
+        "metavar": "N",
+        "help": "runs of every task and rate (default: the task's, or 1)",
+      },
+    ),
+    (
+      "--rates",
+      {
+        "metavar": "RATE,RATE",
+        "help": "learning rates to choose from (default: the task's or recipe's)",
+      },
+    ),
     (
       "--epochs",
-      {"type": float, "metavar": "N", "help": "of each task's training split (default: the task's or recipe's)"},
+      {
+        "type": float,
+        "metavar": "N",
+        "help": "of each task's training split (default: the task's or recipe's)",
+      },
     ),
-    ("--steps", {"type": _steps, "metavar": "N,N", "help": "the suite from each of these checkpoints, as one table"}),
-    ("--evaluations", {"type": int, "metavar": "N", "help": "of a run, and checkpoints, at most (default: 10)"}),
+    (
+      "--steps",
+      {
+        "type": _steps,
+        "metavar": "N,N",
+        "help": "the suite from each of these checkpoints, as one table",
+      },
+    ),
+    (
+      "--evaluations",
+      {"type": int, "metavar": "N", "help": "of a run, and checkpoints, at most (default: 10)"},
+    ),
     ("--no_submission", {"action": "store_true", "help": "predict no test sets"}),
-    ("--output", {"type": _output, "metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
-    ("--data", {"metavar": "DIR", "help": "of the tasks' official files; or, of one task, train=FILE,validation=FILE"}),
+    (
+      "--output",
+      {
+        "type": _output,
+        "metavar": "DIR",
+        "help": "of the suite (default: <workdir>/suites/<suite>)",
+      },
+    ),
+    (
+      "--data",
+      {
+        "metavar": "DIR",
+        "help": "of the tasks' official files; or, of one task, train=FILE,validation=FILE",
+      },
+    ),
     ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets"}),
-    ("--from_scratch", {"action": "store_true", "help": "the suite with fresh weights of the same architecture"}),
-    ("--compare", {"metavar": "DIR", "help": "another table of the suite, to print the differences from"}),
-    ("--questions", {"metavar": "FILE,FILE", "help": "asked without training, beside the suite; patterns in quotes"}),
-    ("--shots", {"type": int, "metavar": "K", "help": "examples before each question (default: 0)"}),
-    ("--template", {"metavar": "NAME", "help": "of --questions, a chat template; published is a model's own"}),
-    ("--max_examples", {"type": int, "metavar": "N", "help": "of each split and file, the first (default: all)"}),
+    (
+      "--from_scratch",
+      {"action": "store_true", "help": "the suite with fresh weights of the same architecture"},
+    ),
+    (
+      "--compare",
+      {"metavar": "DIR", "help": "another table of the suite, to print the differences from"},
+    ),
+    (
+      "--questions",
+      {
+        "metavar": "FILE,FILE",
+        "help": "asked without training, beside the suite; patterns in quotes",
+      },
+    ),
+    (
+      "--shots",
+      {"type": int, "metavar": "K", "help": "examples before each question (default: 0)"},
+    ),
+    (
+      "--template",
+      {"metavar": "NAME", "help": "of --questions, a chat template; published is a model's own"},
+    ),
+    (
+      "--max_examples",
+      {"type": int, "metavar": "N", "help": "of each split and file, the first (default: all)"},
+    ),
     config_required=False,
   )
   _check_flags(args)
@@ -126,7 +205,8 @@ def main(argv: list[str]) -> None:
     for name, value in group.metrics.items():
       process.say(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
     if process.first():
-      folder, name = f"{args.workdir}/evaluations", f"{step}_{label}_{group.split}"
+      folder = f"{args.workdir}/evaluations"
+      name = f"{step}_{label}_{group.split}"
       metrics = checked_json.finite(group.metrics)
       content = {"step": step, "task": group.task, "split": group.split, "metrics": metrics}
       workdir.write(folder, f"{name}.json", content)
@@ -144,14 +224,21 @@ def _check_flags(args) -> None:
     more = "; or add --questions=FILE" if "shots" in useless or "max_examples" in useless else ""
     raise UserError(f"{_flags(useless)}: only for a suite; leave out, or add --suite=NAME{more}")
   if args.suite is not None and "evals" in given:
-    raise UserError("--evals: a suite has its own evaluations; leave it out, and choose among its tasks with --tasks")
+    raise UserError(
+      "--evals: a suite has its own evaluations; leave it out, and choose among its "
+      "tasks with --tasks"
+    )
   if args.from_scratch and "step" in given:
     raise UserError("--step: --from_scratch takes no checkpoint; leave out either")
   if "steps" in given and (other := [name for name in _NOT_BY_STEP if name in given]):
-    raise UserError(f"{_flags(other)}: not with --steps, which makes a table of its own; leave out either")
+    raise UserError(
+      f"{_flags(other)}: not with --steps, which makes a table of its own; leave out either"
+    )
   for name in ("shots", "template"):
     if name in given and not args.questions:
-      raise UserError(f"--{name}: only for --questions; leave it out, or give the files of questions")
+      raise UserError(
+        f"--{name}: only for --questions; leave it out, or give the files of questions"
+      )
 
 
 def _flags(names: list[str]) -> str:
@@ -171,14 +258,19 @@ def _suite(args, overrides: list[str]) -> None:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
     raise UserError(f"--rates={args.rates}: expected numbers, such as 1e-5,3e-5") from None
-  numbers = [one for one in (args.seeds, args.epochs, args.max_examples, args.evaluations) if one is not None]
+  numbers = [
+    one for one in (args.seeds, args.epochs, args.max_examples, args.evaluations) if one is not None
+  ]
   if not all(0 < number < math.inf for number in (*numbers, *rates)) or (args.shots or 0) < 0:
     flags = "--seeds, --epochs, --rates, --evaluations, --max_examples"
     raise UserError(f"{flags}: expected finite numbers above 0, and --shots not less")
   process.prepare()
   borrowed = hub.named(given[0])  # its files are the Hub's cache, where nothing is written
   if borrowed and not args.output:
-    told = f"found no directory {given[0]}; correct the path or, for the Hub's model of this name, add --output=DIR"
+    told = (
+      f"found no directory {given[0]}; correct the path or, for the Hub's model of this "
+      "name, add --output=DIR"
+    )
     raise UserError(f"--workdir: {told}")
   if is_remote(given[0]) and not args.output:
     raise UserError(f"--workdir={given[0]}: needs --output=DIR, a local directory for the results")
@@ -222,9 +314,11 @@ def _suite(args, overrides: list[str]) -> None:
 
 
 def _asked(args, output: pathlib.Path, workdirs: list[str]):
-  """Read the files of --questions; return a function that asks them and gives results as a suite does.
+  """Read the files of --questions; return a function that asks them and gives results as a suite
+  does.
 
-  Questions with answers in `<output>/<file>.json` of the same checkpoint, asked in the same way, are not asked again.
+  Questions with answers in `<output>/<file>.json` of the same checkpoint, asked in the same way,
+  are not asked again.
   """
   from t5x_like import rows
   from t5x_like.benchmarks import facts, suite
@@ -235,12 +329,20 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
   from t5x_like.training import workdir
 
   if args.from_scratch:
-    raise UserError("--questions: a model from scratch has learned nothing to be asked; leave out --from_scratch")
+    raise UserError(
+      "--questions: a model from scratch has learned nothing to be asked; leave out --from_scratch"
+    )
   able = next((one for one in workdirs if suite.kind(one) != "encoder"), None)
   if able is None:
-    raise UserError(f"--questions: --workdir={args.workdir} holds encoders; add a decoder or an encoder-decoder")
-  files = {name: questions.read(path) for name, path in questions.files(args.questions.split(",")).items()}
-  options = questions.Options(shots=args.shots or 0, limit=args.max_examples, template=args.template)
+    raise UserError(
+      f"--questions: --workdir={args.workdir} holds encoders; add a decoder or an encoder-decoder"
+    )
+  files = {
+    name: questions.read(path) for name, path in questions.files(args.questions.split(",")).items()
+  }
+  options = questions.Options(
+    shots=args.shots or 0, limit=args.max_examples, template=args.template
+  )
 
   def saved(name: str) -> dict | None:
     try:
@@ -249,11 +351,19 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
       return None
 
   def make():
-    asker, found, missing = None, {}, {}
+    asker = None
+    found = {}
+    missing = {}
     step = facts.newest(able) if args.step is None else [args.step]
     for name, file in files.items():
       digest = hashlib.sha256(json.dumps(file.rows).encode()).hexdigest()
-      asked = {"workdir": able, "step": step, "file": file.path, "rows": digest, **dataclasses.asdict(options)}
+      asked = {
+        "workdir": able,
+        "step": step,
+        "file": file.path,
+        "rows": digest,
+        **dataclasses.asdict(options),
+      }
       done = distributed.from_first(lambda name=name: saved(name))
       if done is None or done["asked"] != asked:
         process.say(f"=== {_QUESTIONS}/{name}")
@@ -265,7 +375,10 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
           with rows.reporting(questions.Progress(f"{_QUESTIONS}/{name}")):
             done = {"asked": asked, "metrics": asker(file)}
           if unfinished := int(done["metrics"].get("unfinished", 0)):
-            process.say(f"{_QUESTIONS}/{name}: {unfinished} answers reached the limit of their length before their end")
+            process.say(
+              f"{_QUESTIONS}/{name}: {unfinished} answers reached the limit of their "
+              "length before their end"
+            )
         except UserError as error:
           missing[name] = str(error)
           process.say(f"{_QUESTIONS}/{name}: left out: {error}")
@@ -273,10 +386,15 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
         if process.first():
           workdir.write(output, f"{name}.json", done)
       process.say(f"{_QUESTIONS}/{name}: {questions.line(done['metrics'])}")
-      metrics = {f"{options.shots}-shot/{metric}": value for metric, value in done["metrics"].items()}
+      metrics = {
+        f"{options.shots}-shot/{metric}": value for metric, value in done["metrics"].items()
+      }
       counted = f"{options.shots}-shot/{questions.SCORES.get(file.kind, 'accuracy')}"
       score = {"score": metrics[counted], "best": metrics[counted], "spread": 0.0, "rate": None}
-      around = {f"{options.shots}-shot/{metric}": x for metric, x in questions.intervals(done["metrics"]).items()}
+      around = {
+        f"{options.shots}-shot/{metric}": x
+        for metric, x in questions.intervals(done["metrics"]).items()
+      }
       score["intervals"] = around
       found[name] = score | {"counted": [counted], "metrics": metrics, "runs": []}
     return found, missing

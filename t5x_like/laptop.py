@@ -1,7 +1,9 @@
-"""The laptop forms of a recipe: `:tiny` learns within minutes, `:debug` shows in two steps that it runs.
+"""The laptop forms of a recipe: `:tiny` learns within minutes, `:debug` shows in two steps that it
+runs.
 
-Both keep a recipe's objective, data format, optimizer and shape of schedule, and shrink its model, lengths, batch and
-steps. Every recipe has both. A recipe that needs further changes lists them in a table `LAPTOP`, keyed like flags:
+Both keep a recipe's objective, data format, optimizer and shape of schedule, and shrink its model,
+lengths, batch and steps. Every recipe has both. A recipe that needs further changes lists them in a
+table `LAPTOP`, keyed like flags:
 
   LAPTOP = {"schedule.learning_rate": 1e-3, "model.design.windows": [16]}
 """
@@ -18,20 +20,23 @@ from t5x_like.config import changed, place
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 
-# The design of a tiny encoder. It predicts one token in seven from its neighbours. Learned positions need thousands of
-# steps to identify neighbours; rotary positions need none. BERT's standard deviation of 0.02 suits a width of 768.
+# The design of a tiny encoder. It predicts one token in seven from its neighbours. Learned
+# positions need thousands of steps to identify neighbours; rotary positions need none. BERT's
+# standard deviation of 0.02 suits a width of 768.
 _ENCODER = {"init_stddev": 0.06, "position": "rope"}
-_STEPS, _WARMUP, _LENGTH = 400, 50, 128
+_STEPS = 400
+_WARMUP = 50
+_LENGTH = 128
 _RESOLUTION = 32
 _DEBUG_LENGTH = 64
 
 
-def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> None:  # noqa: B006 (never written to)
+def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> None:
   """Change a full-size recipe to one of its laptop forms, in place.
 
-  `:tiny` is 400 steps on rows of 128 tokens, or images of 32 x 32 pixels, from the recipe's corpus or
-  `--config.task.store`; the loss should end well below `unigram_entropy`. `:debug` is two steps of 8 rows of 64 tokens,
-  or 8 images, from a built-in corpus, one step in each phase.
+  `:tiny` is 400 steps on rows of 128 tokens, or images of 32 x 32 pixels, from the recipe's corpus
+  or `--config.task.store`; the loss should end well below `unigram_entropy`. `:debug` is two steps
+  of 8 rows of 64 tokens, or 8 images, from a built-in corpus, one step in each phase.
 
   Args:
     config: the recipe at full size.
@@ -66,7 +71,8 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
     config.schedule.learning_rate = 2e-3
     if "warmup_steps" in config.schedule:
       config.schedule.warmup_steps = 1 if debug else _WARMUP
-  config.batch_size, config.accumulation_steps = 8 if debug else 32, 1
+  config.batch_size = 8 if debug else 32
+  config.accumulation_steps = 1
   config.total_steps = 2 if debug else _STEPS
   config.eval_every = 2 if debug else 100
   for name, values in config.evals.items():
@@ -92,7 +98,8 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
 def tiny_variant(family: str, variant: str) -> str:
   """Return the tiny size of a family, such as `t5-v1_1-tiny` for `mt5-base`.
 
-  Among the variants with "tiny" in their name, it is the variant whose design is most like the design of `variant`.
+  Among the variants with "tiny" in their name, it is the variant whose design is most like the
+  design of `variant`.
 
   Raises:
     UserError: there is no such family or variant, or the family has no tiny size.
@@ -101,16 +108,24 @@ def tiny_variant(family: str, variant: str) -> str:
   full = _design(slots.find("config.model.variant", variant, variants))
   tiny = [name for name in variants if "tiny" in name.split("-")]
   if not tiny:
-    raise UserError(f"config.model.name: {family!r} has no tiny size; give one in the recipe, LAPTOP['model.variant']")
-  return max(tiny, key=lambda name: sum(full[key] == value for key, value in _design(variants[name]).items()))
+    raise UserError(
+      f"config.model.name: {family!r} has no tiny size; give one in the recipe, "
+      "LAPTOP['model.variant']"
+    )
+  return max(
+    tiny, key=lambda name: sum(full[key] == value for key, value in _design(variants[name]).items())
+  )
 
 
 def _design(variant) -> dict[str, Any]:
-  return {field.name: getattr(variant.design, field.name) for field in dataclasses.fields(variant.design)}
+  return {
+    field.name: getattr(variant.design, field.name) for field in dataclasses.fields(variant.design)
+  }
 
 
 def _told(task: str | None, member: str) -> Any:
-  """Return a member of a task's file that describes its laptop form, such as `tiny`; None if it has no such member."""
+  """Return a member of a task's file that describes its laptop form, such as `tiny`; None if it has
+  no such member."""
   return getattr(slots.module(task, tasks), member, None)
 
 
@@ -118,7 +133,8 @@ def _shorten(task: ConfigDict, length: int) -> None:
   if "resolution" in task:
     task.resolution = _RESOLUTION
     return
-  values, tiny = task.get("shared", task), _told(task.name, "tiny")
+  values = task.get("shared", task)
+  tiny = _told(task.name, "tiny")
   if tiny:
     values.update(tiny(length))
   elif "inputs_length" in values:
@@ -130,7 +146,8 @@ def _shorten(task: ConfigDict, length: int) -> None:
 
 
 def _build_in(config: ConfigDict) -> None:
-  """Switch to the built-in corpus, which needs no data, and to a random teacher, which needs no run.
+  """Switch to the built-in corpus, which needs no data, and to a random teacher, which needs no
+  run.
 
   Evaluators of labels use the built-in labels and their own defaults.
   """
@@ -142,7 +159,11 @@ def _build_in(config: ConfigDict) -> None:
   if config.teacher:
     model = (config.teacher.get("model") or config.model).to_dict()
     model |= {"variant": tiny_variant(model["name"], model["variant"])}
-    model |= {key: config.model[key] for key in ("resolution", "channels", "vocab_size") if key in config.model}
+    model |= {
+      key: config.model[key]
+      for key in ("resolution", "channels", "vocab_size")
+      if key in config.model
+    }
     config.teacher = {"workdir": "random", "model": model}
   if built_in := _told(task.name, "BUILT_IN"):
     images = "resolution" in task
@@ -163,7 +184,9 @@ def _build_in(config: ConfigDict) -> None:
       if values.get("name", name) == "generation":
         kept["max_new_tokens"] = 16
       config.evals[name] = kept | {"split": "validation"}
-    config.train_split, config.eval_split, config.selection = "train", "validation", {}
+    config.train_split = "train"
+    config.eval_split = "validation"
+    config.selection = {}
   else:
     store = task.get("shared", task)
     kept = changed(store.to_dict(), {"store": "builtin"})

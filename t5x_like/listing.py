@@ -1,6 +1,8 @@
-"""The names in a recipe, for `--help`, `--list` and the key reference: recipes, models, tasks, … and keys.
+"""The names in a recipe, for `--help`, `--list` and the key reference: recipes, models, tasks, …
+and keys.
 
-Names come from the folders, and arguments from the signatures: nothing is listed here a second time.
+Names come from the folders, and arguments from the signatures: nothing is listed here a second
+time.
 """
 
 import dataclasses
@@ -64,7 +66,8 @@ class Key:
   """A key of a recipe.
 
   Attributes:
-    name: dotted, such as `schedule.learning_rate`; `NAME` stands for a name that the recipe chooses.
+    name: dotted, such as `schedule.learning_rate`; `NAME` stands for a name that the recipe
+      chooses.
     kind: the values that it takes, in words.
     default: as a recipe writes it; None if there is none, so that it must be given.
     about: its comment in the source, or the empty string.
@@ -101,7 +104,9 @@ def groups() -> list[Group]:
   found = [Group("", "", sentence(config_lib.Recipe), top)]
   for section in [*_SLOTS, *_RECORDS]:
     registry, member, records = _SLOTS.get(section, ({}, "", (_RECORDS.get(section),)))
-    found += [Group(section, "", sentence(record), tuple(_record(section, record))) for record in records]
+    found += [
+      Group(section, "", sentence(record), tuple(_record(section, record))) for record in records
+    ]
     for name in slots.names(registry):
       one = slots.find(section, name, registry, member)
       about = sentence(inspect.getmodule(one) if member else one)
@@ -117,21 +122,28 @@ def sentence(thing: Any) -> str:
 
 def keys() -> list[Key]:
   """Return every key of a recipe, by its section."""
-  found, comments = [], _comments(config_lib.Recipe)
+  found = []
+  comments = _comments(config_lib.Recipe)
   hints = typing.get_type_hints(config_lib.Recipe, include_extras=True)
   sections = [*_SLOTS, *_RECORDS]
   for field in dataclasses.fields(config_lib.Recipe):
     inside = [section for section in sections if section.partition(".")[0] == field.name]
     if field.default is not dataclasses.MISSING or not inside:
-      default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-      found.append(Key(field.name, slots.words(hints[field.name]), repr(default), comments.get(field.name, "")))
+      default = (
+        field.default if field.default is not dataclasses.MISSING else field.default_factory()
+      )
+      found.append(
+        Key(field.name, slots.words(hints[field.name]), repr(default), comments.get(field.name, ""))
+      )
     for section in inside:
       found += _record(section, _RECORDS[section]) if section in _RECORDS else _slot(section)
   return found
 
 
 def _record(section: str, record: Callable, of: tuple[str, ...] = ()) -> list[Key]:
-  hints = typing.get_type_hints(record.__init__ if inspect.isclass(record) else record, include_extras=True)
+  hints = typing.get_type_hints(
+    record.__init__ if inspect.isclass(record) else record, include_extras=True
+  )
   usual = slots.defaults(record)
   about = _described_arguments(record)
   return [
@@ -148,7 +160,8 @@ def _record(section: str, record: Callable, of: tuple[str, ...] = ()) -> list[Ke
 
 
 def _slot(section: str) -> list[Key]:
-  """Return the keys of a slot: its name, those of its records, and the arguments of all objects that it can name."""
+  """Return the keys of a slot: its name, those of its records, and the arguments of all objects
+  that it can name."""
   registry, member, records = _SLOTS[section]
   choices = slots.names(registry)
   found = {f"{section}.name": Key(f"{section}.name", "one of " + ", ".join(choices), None)}
@@ -158,36 +171,54 @@ def _slot(section: str) -> list[Key]:
   for choice in choices:
     for key in _record(section, slots.find(section, choice, registry, member), (choice,)):
       before = shared.get(key.name)
-      shared[key.name] = dataclasses.replace(before or key, of=(before.of if before else ()) + (choice,))
+      shared[key.name] = dataclasses.replace(
+        before or key, of=(before.of if before else ()) + (choice,)
+      )
   for key in shared.values():
-    found.setdefault(key.name, dataclasses.replace(key, of=() if len(key.of) == len(choices) else key.of))
+    found.setdefault(
+      key.name, dataclasses.replace(key, of=() if len(key.of) == len(choices) else key.of)
+    )
   return list(found.values())
 
 
 def _comments(record: type) -> dict[str, str]:
-  """Return the comments after the fields of a dataclass."""
-  lines = inspect.getsource(record).splitlines()
-  found = (re.match(r"\s+(\w+): .*?  # (.*)", line) for line in lines)
-  return {match[1]: match[2] for match in found if match}
+  """Return the comments of a dataclass's fields: after a field, or in the lines above it."""
+  comments = {}
+  above = []
+  for line in inspect.getsource(record).splitlines():
+    comment = re.fullmatch(r"\s+# (.*)", line)
+    if comment:
+      above.append(comment[1])
+      continue
+    field = re.match(r"\s+(\w+): [^#]*(?:  # (.*))?$", line)
+    if field:
+      comments[field[1]] = field[2] or " ".join(above)
+    above = []
+  return comments
 
 
 def _described_arguments(function: Callable) -> dict[str, str]:
-  """Return the descriptions under "Args:" or "Attributes:" of a function or, for a class, of its bases as well."""
+  """Return the descriptions under "Args:" or "Attributes:" of a function or, for a class, of its
+  bases as well."""
   layers = [function]
   if inspect.isclass(function):
-    layers = [part for base in function.__mro__[:-1] for part in (base, vars(base).get("__init__")) if part]
+    layers = [
+      part for base in function.__mro__[:-1] for part in (base, vars(base).get("__init__")) if part
+    ]
   found: dict[str, str] = {}
   for layer in layers:
     found = _attributes(inspect.cleandoc(layer.__doc__ or "")) | found
     if inspect.isroutine(layer) and not dataclasses.is_dataclass(function):
       kinds = typing.get_type_hints(layer).values()
-      for kind in (kind for kind in kinds if typing.get_origin(kind) is typing.Unpack):  # **options of a record
+      # **options of a record
+      for kind in (kind for kind in kinds if typing.get_origin(kind) is typing.Unpack):
         found = _described_arguments(typing.get_args(kind)[0]) | found
   return found
 
 
 def _attributes(doc: str) -> dict[str, str]:
-  """Return the descriptions under "Attributes:" or "Args:" of a docstring, by name; several names may share one."""
+  """Return the descriptions under "Attributes:" or "Args:" of a docstring, by name; several names
+  may share one."""
   found: dict[str, str] = {}
   _, _, section = re.sub(r"\n(Args|Attributes):\n", "\n\0", doc, count=1).partition("\0")
   names: list[str] = []
@@ -212,20 +243,29 @@ def listed(kind: str) -> str:
     return "\n".join(map(_line, keys()))
   registry, member, _ = _SLOTS[_LISTED[kind]]
   named = {name: slots.find(kind, name, registry, member) for name in slots.names(registry)}
-  return "\n".join(_described({name: inspect.getmodule(one) if member else one for name, one in named.items()}))
+  return "\n".join(
+    _described({name: inspect.getmodule(one) if member else one for name, one in named.items()})
+  )
 
 
 def overview() -> str:
   """Return the names that a recipe can choose from, for the end of `--help`."""
   shown = {"recipes": recipes.names()}
-  shown |= {kind: slots.names(_SLOTS[_LISTED[kind]][0]) for kind in ("models", "tasks", "objectives", "evaluators")}
+  shown |= {
+    kind: slots.names(_SLOTS[_LISTED[kind]][0])
+    for kind in ("models", "tasks", "objectives", "evaluators")
+  }
   shown["keys"] = [field.name for field in dataclasses.fields(config_lib.Recipe)]
-  wrapped = (textwrap.fill(f"{kind}: {', '.join(names)}", 118, subsequent_indent="  ") for kind, names in shown.items())
+  wrapped = (
+    textwrap.fill(f"{kind}: {', '.join(names)}", 118, subsequent_indent="  ")
+    for kind, names in shown.items()
+  )
   return "\n".join([*wrapped, f"--list KIND describes one of {', '.join(KINDS)}."])
 
 
 def meant(word: str) -> str:
-  """Return `" (did you mean --config.schedule.learning_rate=0.1?)"` for a flag that lacks its section, or nothing."""
+  """Return `" (did you mean --config.schedule.learning_rate=0.1?)"` for a flag that lacks its
+  section, or nothing."""
   name, equals, value = word.lstrip("-").partition("=")
   names = {key.name: key.name.rpartition(".")[2] for key in keys()}
   name = name.removeprefix("config.").replace("-", "_")
@@ -237,13 +277,16 @@ def meant(word: str) -> str:
     return ""
   found = sorted(found, key=lambda key: (".NAME." in key, key.count(".")))
   found = [key for key in found if ".NAME." not in key] or found
-  return f" (did you mean --config.{' or --config.'.join(key + equals + value for key in found[:2])}?)"
+  return (
+    f" (did you mean --config.{' or --config.'.join(key + equals + value for key in found[:2])}?)"
+  )
 
 
 def _described(named: dict[str, types.ModuleType | Callable]) -> list[str]:
   width = max(map(len, named))
   return [
-    f"{name:<{width}}  {(inspect.getdoc(one) or '').partition(chr(10))[0]}".rstrip() for name, one in named.items()
+    f"{name:<{width}}  {(inspect.getdoc(one) or '').partition(chr(10))[0]}".rstrip()
+    for name, one in named.items()
   ]
 
 

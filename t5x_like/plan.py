@@ -1,12 +1,14 @@
-"""Plans a run on absent hardware: python -m t5x_like.plan --config=configs/llama/8b.py --topology=v5e:16x16
+"""Plans a run on absent hardware: python -m t5x_like.plan --config=configs/llama/8b.py
+--topology=v5e:16x16
 
-It compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode) would run, for a TPU
-slice (v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4x4; --slices=2 for several) or for CPU devices (cpu:8). It
-reports whether the step fits, how much each device sends over which mesh axis and the possible minimum, and the
-estimated time of a step. It needs no TPU and no data, but libtpu: pip install 't5x-like[plan]'. See
-docs/how-to/plan-a-run.md.
+It compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode)
+would run, for a TPU slice (v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4x4; --slices=2 for
+several) or for CPU devices (cpu:8). It reports whether the step fits, how much each device sends
+over which mesh axis and the possible minimum, and the estimated time of a step. It needs no TPU and
+no data, but libtpu: pip install 't5x-like[plan]'. See docs/how-to/plan-a-run.md.
 
-Exit codes: 0 it fits, 5 it does not, 6 the compiler gave no answer, 2 an error that one line on stderr explains.
+Exit codes: 0 it fits, 5 it does not, 6 the compiler gave no answer, 2 an error that one line on
+stderr explains.
 """
 
 import json
@@ -28,7 +30,9 @@ def main(argv: list[str]) -> int:
   parser = command_line.Parser(__doc__)
   parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, as for training")
   parser.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="v5e:16x16, cpu:8, …")
-  parser.add_argument("--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)")
+  parser.add_argument(
+    "--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)"
+  )
   parser.add_argument("--step", choices=_STEPS, default="train", help="which step (default: train)")
   parser.add_argument("--phase", metavar="NAME", help="a phase of the recipe (default: the last)")
   parser.add_argument(
@@ -37,12 +41,19 @@ def main(argv: list[str]) -> int:
     nargs="?",
     const=8,
     metavar="N",
-    help="compile the N likeliest meshes, remat and batch sizes instead, and rank them (default N: 8)",
+    help="compile the N likeliest meshes, remat and batch sizes instead, and rank them (default "
+    "N: 8)",
   )
   parser.add_argument("--json", metavar="FILE", help="write the plan to this file")
-  parser.add_argument("--hlo", metavar="FILE", help="write the compiled program's text to this file")
   parser.add_argument(
-    "--timeout_seconds", type=float, default=1800, metavar="S", help="for the compiler (default: 1800)"
+    "--hlo", metavar="FILE", help="write the compiled program's text to this file"
+  )
+  parser.add_argument(
+    "--timeout_seconds",
+    type=float,
+    default=1800,
+    metavar="S",
+    help="for the compiler (default: 1800)",
   )
   args, overrides = parser.parse(argv)
   recipe = args.config.partition(":")[0]
@@ -53,7 +64,14 @@ def main(argv: list[str]) -> int:
   if not args.timeout_seconds > 0:
     raise UserError(f"--timeout_seconds={args.timeout_seconds:g}: expected more than 0")
   request = child.Request(
-    args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo, trust=args.trust
+    args.config,
+    args.topology,
+    args.slices,
+    args.step,
+    args.phase,
+    tuple(overrides),
+    args.hlo,
+    trust=args.trust,
   )
   if args.search is not None:
     return _search(request, args, json_output)
@@ -67,9 +85,14 @@ def _search(request, args, json_output: outputs.Output | None) -> int:
   from t5x_like.planning import search, table
 
   if args.search < 1 or args.step != "train":
-    raise UserError(f"--search={args.search}: expected how many plans of a train step to compile, at least 1")
+    raise UserError(
+      f"--search={args.search}: expected how many plans of a train step to compile, at least 1"
+    )
   if args.hlo:
-    raise UserError(f"--hlo={args.hlo}: --search compiles several programs; give --hlo with the flags that it prints")
+    raise UserError(
+      f"--hlo={args.hlo}: --search compiles several programs; give --hlo with the "
+      "flags that it prints"
+    )
   plans = search.search(request, args.search, args.timeout_seconds, _print_progress)
   _write_json(json_output, plans)
   print(table.ranking(plans))

@@ -1,16 +1,19 @@
-"""Predicts with a trained model: python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.jsonl
+"""Predicts with a trained model: python -m t5x_like.predict --workdir=runs/small --input=lines.txt
+--output=out.jsonl
 
-Every line of the input is a text or, in a .jsonl file, an object with a text. The output has a JSON object for each
-line, in the same order: `input`, the prediction, and its `score`, the log-probability. A blank line is given to no
-model; its object has an `error` instead, so that outputs line up with inputs. The prediction depends on the
-architecture:
+Every line of the input is a text or, in a .jsonl file, an object with a text. The output has a JSON
+object for each line, in the same order: `input`, the prediction, and its `score`, the
+log-probability. A blank line is given to no model; its object has an `error` instead, so that
+outputs line up with inputs. The prediction depends on the architecture:
 
   encoder-decoder  the target text; sentinels in the input are filled in too
-    Returns the <extra_id_0> of the array.  ->  {"prediction": "<extra_id_0> sum", "filled": "Returns the sum of …"}
+    Returns the <extra_id_0> of the array.  ->  {"prediction": "<extra_id_0> sum", "filled":
+    "Returns the sum of …"}
   decoder          the continuation, without the prompt; a prefix LM attends to the prompt in both directions
     def add(a, b):                          ->  {"prediction": " return a + b"}
-                   trained on conversations or preferences, its answer to the text as a user's message
-                   a line may also hold a conversation, which the model answers by its chat template
+                   trained on conversations or preferences, its answer to the text as a user's
+                   message a line may also hold a conversation, which the model answers by its chat
+                   template
     {"messages": [{"role": "user", "content": "…"}]}  ->  {"prediction": "…"}
   retriever and    the answer to a question, its probability and the passages that it may come from
   reader
@@ -20,19 +23,22 @@ architecture:
   classifier of    the likeliest labels with their probabilities, or the number of a regression; a pair of texts has a
   texts            tab or " | " between them; a .csv, .tsv, .parquet or .jsonl file has the columns of training
     A wonderful film.                       ->  {"prediction": "positive", "probability": 0.93,
-                                                 "predictions": [{"label": "positive", "probability": 0.93}, …]}
+                                                 "predictions": [{"label": "positive",
+                                                 "probability": 0.93}, …]}
   encoder          with --embed, the text's embedding: a vector of length one, the mean over its tokens or that of [CLS]
     The sum of the array.               ->  {"embedding": [0.0123, -0.0456, …]}
   classifier of    the input is a folder, a pattern or a file; the likeliest classes with their probabilities, or why a
   images           file is no image
     photos/                                 ->  {"input": "photos/1.jpg", "prediction": "cat", "probability": 0.93,
-                                                 "predictions": [{"label": "cat", "probability": 0.93}, …]}
-  model of images  the same input, and with --texts=FILE a text a line; the texts that describe an image best
-  and texts
+                                                 "predictions": [{"label": "cat", "probability":
+                                                 0.93}, …]}
+  model of images  the same input, and with --texts=FILE a text a line; the texts that describe an
+  image best and texts
     photos/                                 ->  {"input": "photos/1.jpg", "prediction": "a photo of a cat", …}
   detector         the same input; the objects in each image, boxes as ymin, xmin, ymax, xmax in its pixels
     photos/                                 ->  {"input": "photos/1.jpg", "detections": [
-                                                 {"label": "cat", "score": 0.93, "box": [12.5, 4.0, 210.0, 187.5]}, …]}
+                                                 {"label": "cat", "score": 0.93, "box": [12.5, 4.0,
+                                                 210.0, 187.5]}, …]}
 
 By default it takes the likeliest token at every step. Flags change that:
 
@@ -42,12 +48,13 @@ By default it takes the likeliest token at every step. Flags change that:
   ten candidates for each mask           --top_k=10
   from standard input to standard output --input=- --output=-
 
-The output may also be a device, a pipe or /dev/fd/N; a file is replaced once its content is complete. The output must
-not be the input, nor a file of a workdir or a store. A lone surrogate, which UTF-8 cannot encode, is written as the
-JSON escape \\udXXX; stderr reports the number of lines with surrogates.
+The output may also be a device, a pipe or /dev/fd/N; a file is replaced once its content is
+complete. The output must not be the input, nor a file of a workdir or a store. A lone surrogate,
+which UTF-8 cannot encode, is written as the JSON escape \\udXXX; stderr reports the number of lines
+with surrogates.
 
-A sample depends only on the seed, the number of its text (blank lines do not count) and its own number, not on the
-batch size or the number of devices.
+A sample depends only on the seed, the number of its text (blank lines do not count) and its own
+number, not on the batch size or the number of devices.
 """
 
 import contextlib
@@ -60,7 +67,8 @@ from t5x_like.files import outputs
 from t5x_like.inference import flags
 
 _TEMPLATE = (
-  "the chat template of texts and conversations (default: the training's or, of a published model's conversations, its"
+  "the chat template of texts and conversations (default: the training's or, of a published "
+  "model's conversations, its"
   " own, published); none continues texts"
 )
 
@@ -72,18 +80,55 @@ def main(argv: list[str]) -> None:
     __doc__,
     (
       "--input",
-      {"required": True, "metavar": "FILE", "help": "UTF-8, one text or JSON object per line; - is stdin; or images"},
+      {
+        "required": True,
+        "metavar": "FILE",
+        "help": "UTF-8, one text or JSON object per line; - is stdin; or images",
+      },
     ),
-    ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file, device or pipe to write; - is stdout"}),
-    ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
+    (
+      "--output",
+      {
+        "required": True,
+        "metavar": "FILE",
+        "help": "the JSONL file, device or pipe to write; - is stdout",
+      },
+    ),
+    (
+      "--text_field",
+      {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"},
+    ),
     ("--template", {"metavar": "NAME", "help": _TEMPLATE}),
-    ("--texts", {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"}),
+    (
+      "--texts",
+      {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"},
+    ),
     (
       "--embed",
-      {"nargs": "?", "const": "mean", "choices": ("mean", "cls"), "help": "an encoder's embedding of each text"},
+      {
+        "nargs": "?",
+        "const": "mean",
+        "choices": ("mean", "cls"),
+        "help": "an encoder's embedding of each text",
+      },
     ),
-    ("--step", {"type": command_line.step, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
-    ("--batch_size", {"type": int, "metavar": "N", "default": 32, "help": "rows in a batch (default: %(default)s)"}),
+    (
+      "--step",
+      {
+        "type": command_line.step,
+        "metavar": "N",
+        "help": "the checkpoint to use (default: the newest)",
+      },
+    ),
+    (
+      "--batch_size",
+      {
+        "type": int,
+        "metavar": "N",
+        "default": 32,
+        "help": "rows in a batch (default: %(default)s)",
+      },
+    ),
     *flags.of(name for name, *_ in flags.GENERATION),
     config_required=False,
   )
@@ -94,7 +139,9 @@ def main(argv: list[str]) -> None:
 
   process.prepare()
   if args.input == "-" and jax.process_count() > 1:
-    raise UserError("--input=-: several processes cannot share standard input; give a file that all can read")
+    raise UserError(
+      "--input=-: several processes cannot share standard input; give a file that all can read"
+    )
   output = outputs.Output(args.output, inputs=[args.input, args.texts]) if process.first() else None
   with contextlib.redirect_stdout(sys.stderr if output and output.to_stdout else sys.stdout):
     answers = _answers(args, overrides)
@@ -111,21 +158,32 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   from t5x_like.runtime import process
 
   model = library.opened(args.workdir, args.config, overrides, args.step, args.batch_size)
-  of_images, of_both = "image" in model.features, "text_input_tokens" in model.features
+  of_images = "image" in model.features
+  of_both = "text_input_tokens" in model.features
   if of_both != (args.texts is not None):
     found, expected = ("a", "a file of texts to choose from") if of_both else ("no", "none")
-    raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
-  choices = [text for text in texts.read(args.texts, flag="--texts") if text is not None] if of_both else None
+    raise UserError(
+      f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}"
+    )
+  choices = (
+    [text for text in texts.read(args.texts, flag="--texts") if text is not None]
+    if of_both
+    else None
+  )
   inputs = model.read(args.input, args.text_field)
   asked = [text for text in inputs if text is not None]
   template = _template(model, asked, args)
-  options = {name: getattr(args, name) for name, *_ in flags.GENERATION if getattr(args, name) is not None}
+  options = {
+    name: getattr(args, name) for name, *_ in flags.GENERATION if getattr(args, name) is not None
+  }
   if args.embed:
     if options:
       raise UserError(f"--{next(iter(options))}: --embed generates nothing; leave out either")
     answers = model.embed(asked, args.embed)
   else:
-    answers = model.predict(asked, choices, origin=f"--input={args.input}", template=template, **options)
+    answers = model.predict(
+      asked, choices, origin=f"--input={args.input}", template=template, **options
+    )
   of = "files" if of_images else "lines"
   process.say(f"{args.workdir}: step {model.step}; {len(inputs)} {of}")
   own = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
@@ -138,28 +196,36 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
 
 
 def _template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:
-  """Return the chat template of the inputs, which is said; raise UserError if it does not fit the model or them."""
+  """Return the chat template of the inputs, which is said; raise UserError if it does not fit the
+  model or them."""
   from t5x_like.data.supervised import published_template
   from t5x_like.runtime import process
 
   flag = f"--template={args.template}"
-  decoder = "decoder_target_tokens" in model.features and "encoder_input_tokens" not in model.features
+  decoder = (
+    "decoder_target_tokens" in model.features and "encoder_input_tokens" not in model.features
+  )
   if args.template is not None and (not decoder or args.embed):
     raise UserError(f"{flag}: only a decoder answers by a chat template; leave it out")
   conversations = any(isinstance(text, list) for text in inputs) and "image" not in model.features
   if conversations and not decoder:
-    raise UserError(f"--input={args.input}: found a conversation, which only a decoder answers; give texts")
+    raise UserError(
+      f"--input={args.input}: found a conversation, which only a decoder answers; give texts"
+    )
   template = args.template or model.template
   if conversations:
     template = model.chat_template(args.template)
     if template is None:
       raise UserError(
-        f"--input={args.input}: found a conversation, but the model has no chat template; name one by --template"
+        f"--input={args.input}: found a conversation, but the model has no chat template; name "
+        "one by --template"
       )
   if template not in (None, "none"):
     process.say(f"answers by {published_template.describe(template, model.vocabulary)}")
   elif args.template is None and decoder and model.chat_template() is not None:
-    process.say("continues texts; the model has a chat template: --template=published answers by it")
+    process.say(
+      "continues texts; the model has a chat template: --template=published answers by it"
+    )
   return template
 
 

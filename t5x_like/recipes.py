@@ -1,9 +1,10 @@
-"""Recipes: how a file in `configs/`, its argument and the `--config.…` flags become one checked `ConfigDict`.
+"""Recipes: how a file in `configs/`, its argument and the `--config.…` flags become one checked
+`ConfigDict`.
 
-A recipe is a Python file with `get_config()`, which starts from `config.defaults()` and fills in its paper's table. The
-function's signature defines the recipe's arguments after the colon: one value of each `Literal` parameter
-(`size: Literal["base", "large"] = "base"`) and the name of each `bool`. Every recipe also takes one of the laptop
-forms `tiny` and `debug`; see `t5x_like.laptop`.
+A recipe is a Python file with `get_config()`, which starts from `config.defaults()` and fills in
+its paper's table. The function's signature defines the recipe's arguments after the colon: one
+value of each `Literal` parameter (`size: Literal["base", "large"] = "base"`) and the name of each
+`bool`. Every recipe also takes one of the laptop forms `tiny` and `debug`; see `t5x_like.laptop`.
 """
 
 import contextlib
@@ -25,19 +26,23 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 FORMS = ("tiny", "debug")  # laptop forms, made by `t5x_like.laptop`
 _PACKAGE = pathlib.Path(__file__).parent
 # In a wheel the recipes lie inside the package, in a clone beside it.
-OWN = next(folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir())
+OWN = next(
+  folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir()
+)
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
-  """Read a recipe and apply `key=value` overrides; functions that it names may be imported, see `t5x_like.trust`.
+  """Read a recipe and apply `key=value` overrides; functions that it names may be imported, see
+  `t5x_like.trust`.
 
   Args:
-    path: `configs/t5/base.py`, or with an argument `configs/t5/base.py:large` or `configs/t5/base.py:v1_0,debug`.
-    overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings. A new `name` for a
-      slot (`optimizer.name=adamw`) discards the arguments of the old name.
+    path: `configs/t5/base.py`, or with an argument `configs/t5/base.py:large` or
+      `configs/t5/base.py:v1_0,debug`.
+    overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings. A
+      new `name` for a slot (`optimizer.name=adamw`) discards the arguments of the old name.
   Raises:
-    UserError: the recipe does not exist, fails, or does not take an argument; a key does not exist; or a value has the
-      wrong type.
+    UserError: the recipe does not exist, fails, or does not take an argument; a key does not exist;
+      or a value has the wrong type.
   """
   file, _, argument = path.partition(":")
   recipe = module(file)
@@ -55,18 +60,21 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 @contextlib.contextmanager
 def _failing(file: str) -> Iterator[None]:
-  """Turn any exception of a recipe into a UserError. A `SystemExit` must not make an unstarted run look finished."""
+  """Turn any exception of a recipe into a UserError. A `SystemExit` must not make an unstarted run
+  look finished."""
   try:
     yield
   except UserError:
     raise
   except (Exception, SystemExit) as error:
-    raise UserError(f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}") from error
+    raise UserError(
+      f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}"
+    ) from error
 
 
 def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
-  """Return the words that a recipe takes after the colon, each mapped to the parameter it sets and its value:
-  `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny"), …}`.
+  """Return the words that a recipe takes after the colon, each mapped to the parameter it sets and
+  its value: `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny"), …}`.
   """
   words = {}
   kinds = typing.get_type_hints(get_config)
@@ -87,7 +95,9 @@ def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> di
       raise UserError(f"recipe argument {word!r}: unknown{near}; {file} takes {', '.join(choices)}")
     parameter, value = choices[word]
     if parameter in chosen:
-      raise UserError(f"recipe argument {word!r}: found {chosen[parameter]!r} before it, expected one of the two")
+      raise UserError(
+        f"recipe argument {word!r}: found {chosen[parameter]!r} before it, expected one of the two"
+      )
     chosen[parameter] = value
   return chosen
 
@@ -95,10 +105,12 @@ def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> di
 def module(file: str) -> types.ModuleType:
   """Import a recipe as a module.
 
-  Recipes import one another as `configs.…`: from the current directory, and from this project's own recipes.
+  Recipes import one another as `configs.…`: from the current directory, and from this project's own
+  recipes.
 
   Args:
-    file: a path, or the name of one of the project's own recipes, such as `configs/t5/base.py`, from any directory.
+    file: a path, or the name of one of the project's own recipes, such as `configs/t5/base.py`,
+      from any directory.
   Raises:
     UserError: the file does not exist or cannot be imported.
   """
@@ -108,7 +120,8 @@ def module(file: str) -> types.ModuleType:
   if not found.is_file() or found.suffix != ".py":
     near = names()
     raise UserError(
-      f"--config={file}: no such recipe{did_you_mean(file, near)}; recipes are Python files, such as"
+      f"--config={file}: no such recipe{did_you_mean(file, near)}; recipes are Python files, such "
+      "as"
       f" {', '.join(near[:3])}"
     )
   _find_recipes()
@@ -120,7 +133,8 @@ def module(file: str) -> types.ModuleType:
 
 
 def names() -> list[str]:
-  """Return the recipes in `configs/` of the current directory and of this project, such as `configs/t5/base.py`."""
+  """Return the recipes in `configs/` of the current directory and of this project, such as
+  `configs/t5/base.py`."""
   folders = {pathlib.Path("configs"), OWN}
   return sorted(
     {

@@ -1,8 +1,8 @@
 """Replace secrets by *** in text that is printed or written where others read it.
 
-A secret is recognised by the name of its variable, flag or key (`PGPASS`, `--api_key`, `"token"`), by its place in an
-address (`https://user:password@host`), or by its own form (`hf_…`, `ghp_…`, a JSON web token). The rule errs on the
-side of hiding too much.
+A secret is recognised by the name of its variable, flag or key (`PGPASS`, `--api_key`, `"token"`),
+by its place in an address (`https://user:password@host`), or by its own form (`hf_…`, `ghp_…`, a
+JSON web token). The rule errs on the side of hiding too much.
 """
 
 import re
@@ -20,16 +20,21 @@ _SECRET_PART = re.compile(rf"(?i)(?:\w*(?:{_LAST_PARTS})|{_WHOLE_PARTS})\d*")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\"(?:(?!\\").)*\\"|\\."""  # \"…\": of a script in JSON
-_SHELL_VALUE = rf"""(?:{_QUOTED}|[^\s'"\\])+"""  # quoted and plain pieces in a row are one word of a shell
+# quoted and plain pieces in a row are one word of a shell
+_SHELL_VALUE = rf"""(?:{_QUOTED}|[^\s'"\\])+"""
 _ASSIGNMENT = re.compile(rf"([A-Za-z_][\w.-]*)=({_SHELL_VALUE})")
 _FLAG = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)(?!-)({_SHELL_VALUE})")
 _ENTRY = re.compile(rf"""(["'])([A-Za-z_][\w.-]*)\1(\s*:\s*)({_QUOTED}|[^\s,{{}}\[\]]+)""")
-_HEADER = re.compile(r"(?i)\b((?:authorization|cookie)\s*:\s*(?:bearer|basic|token)?\s*)[^\s'\",;]+")
+_HEADER = re.compile(
+  r"(?i)\b((?:authorization|cookie)\s*:\s*(?:bearer|basic|token)?\s*)[^\s'\",;]+"
+)
 _SCHEME = re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w+/=.~-]{16,}")
 _USER = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)(?:[^\s/?#<>:]*:[^\s<>]*|[^\s/?#<>]*)@")
 _USER_IN_WORD = re.compile(r"(?is)\b([a-z][a-z0-9+.-]*://)(?:[^/?#]*|.*:.*)@")
 # Of an address that is opened again: `hf://model@revision` and `gs://bucket/a:b@c` name no user.
-_STRICT_USER = re.compile(r"(?i)\b((?:https?|ftps?)://(?=[^/?#\s]*@)|[a-z][a-z0-9+.-]*://(?=[^/?#\s@]*:))[^/?#\s]*@")
+_STRICT_USER = re.compile(
+  r"(?i)\b((?:https?|ftps?)://(?=[^/?#\s]*@)|[a-z][a-z0-9+.-]*://(?=[^/?#\s@]*:))[^/?#\s]*@"
+)
 _QUERY = re.compile(r"(?<=[?&])([A-Za-z_][\w.-]*)=([^&#\s]+)")
 _KNOWN = re.compile(
   r"\b(?:hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
@@ -44,7 +49,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str) -> str:
-  """Return text with its secrets replaced by `***`: a command, a script, a message, JSON or an address."""
+  """Return text with its secrets replaced by `***`: a command, a script, a message, JSON or an
+  address."""
   text = _USER.sub(rf"\1{MASK}@", text)
   text = _KNOWN.sub(MASK, text)
   text = _HEADER.sub(rf"\1{MASK}", text)
@@ -55,7 +61,8 @@ def redact(text: str) -> str:
 
 
 def redact_word(word: str) -> str:
-  """Return one word of a command, or one value, with its secrets replaced: spaces and quotes are part of it."""
+  """Return one word of a command, or one value, with its secrets replaced: spaces and quotes are
+  part of it."""
   name, equals, value = word.partition("=")
   if equals and is_secret_name(name) and re.fullmatch(r"[\w.-]+", name):
     return f"{name}={MASK}"
@@ -63,7 +70,8 @@ def redact_word(word: str) -> str:
 
 
 def redact_tree(value: Any, name: str = "") -> Any:
-  """Return nested dicts and lists with their secrets replaced, by their keys and as `redact_word`."""
+  """Return nested dicts and lists with their secrets replaced, by their keys and as
+  `redact_word`."""
   if isinstance(value, dict):
     return {key: redact_tree(item, str(key)) for key, item in value.items()}
   if isinstance(value, list | tuple):
@@ -76,9 +84,11 @@ def redact_tree(value: Any, name: str = "") -> Any:
 
 
 def redact_config(config: dict[str, Any]) -> dict[str, Any]:
-  """Return a run's config to save or show: without secrets in addresses anywhere, nor by name in `trackers`.
+  """Return a run's config to save or show: without secrets in addresses anywhere, nor by name in
+  `trackers`.
 
-  Other keys keep their values, for a run is opened again by them: a field called `key` is no secret.
+  Other keys keep their values, for a run is opened again by them: a field called `key` is no
+  secret.
   """
   trackers = {"trackers": redact_tree(config["trackers"])} if "trackers" in config else {}
   return _redact_addresses(config) | trackers

@@ -1,8 +1,9 @@
 """Retrieval of passages by exact maximum inner product, over all devices of a mesh.
 
-Passages and their embeddings, the index, lie on the devices, each of which holds and searches a part: 4 (L + P) bytes a
-passage of L tokens in P dimensions, divided by the number of devices. The nearest of each part are compared again, so
-the result is that of one device. `faiss_retrieval.py` searches in the host's memory instead.
+Passages and their embeddings, the index, lie on the devices, each of which holds and searches a
+part: 4 (L + P) bytes a passage of L tokens in P dimensions, divided by the number of devices. The
+nearest of each part are compared again, so the result is that of one device. `faiss_retrieval.py`
+searches in the host's memory instead.
 """
 
 import functools
@@ -36,37 +37,49 @@ class Shelf:
 
   Attributes:
     parts: the number of parts.
-    empty: `() -> float32 [N, P]`, an index to be filled, of N passages, their number rounded up to a multiple of
-      `at_once`.
-    part: `(retriever of a model, parameters by name, index, number of a part) -> index`, with the embeddings of that
-      part; takes the memory of the index given.
+    empty: `() -> float32 [N, P]`, an index to be filled, of N passages, their number rounded up to
+      a multiple of `at_once`.
+    part: `(retriever of a model, parameters by name, index, number of a part) -> index`, with the
+      embeddings of that part; takes the memory of the index given.
   """
 
   def __init__(self, model, rules: Rules, passages, at_once: int, parts: int = 1):
     mesh = rules.mesh
     n = -(-min(at_once, passages.number) // mesh.size) * mesh.size
     C = -(-passages.number // n)
-    N, m = C * n, -(-C // parts)
+    N = C * n
+    m = -(-C // parts)
     self.parts = -(-C // m)
     own = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
       number_m = np.arange(*index[0].indices(N))
       rows_mL = passages.rows(np.minimum(number_m, passages.number - 1))
-      return np.where((number_m < passages.number)[:, None], rows_mL, np.int32(passages.vocabulary.pad_id))
+      return np.where(
+        (number_m < passages.number)[:, None], rows_mL, np.int32(passages.vocabulary.pad_id)
+      )
 
     self._tokens_NL = jax.make_array_from_callback((N, passages.length), own, part)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=2, out_shardings=own)
-    def part(retriever_of: Callable, arrays: dict, index_NP: jax.Array, number: jax.Array, tokens_NL: jax.Array):
+    def part(
+      retriever_of: Callable,
+      arrays: dict,
+      index_NP: jax.Array,
+      number: jax.Array,
+      tokens_NL: jax.Array,
+    ):
       with rules.activate():
         retriever = retriever_of(params.with_arrays(model, arrays))
         first = jnp.minimum(m * number, C - m)  # the last part may repeat some of the one before
-        tokens_CnL = jnp.swapaxes(tokens_NL.reshape(n, C, -1), 0, 1)  # every device keeps its passages
+        # every device keeps its passages
+        tokens_CnL = jnp.swapaxes(tokens_NL.reshape(n, C, -1), 0, 1)
         embed = lambda tokens_nL: retriever.passages(constrain(tokens_nL, "batch", None))  # noqa: E731
         made_mnP = jax.lax.map(embed, jax.lax.dynamic_slice_in_dim(tokens_CnL, first, m))
         index_nCP = index_NP.reshape(n, C, -1)
-        made_nCP = jax.lax.dynamic_update_slice_in_dim(index_nCP, jnp.swapaxes(made_mnP, 0, 1), first, axis=1)
+        made_nCP = jax.lax.dynamic_update_slice_in_dim(
+          index_nCP, jnp.swapaxes(made_mnP, 0, 1), first, axis=1
+        )
         return made_nCP.reshape(N, -1)
 
     self.part = lambda retriever_of, arrays, index_NP, number: part(
@@ -82,13 +95,19 @@ class Shelf:
         given = (found, index_NP, tokens_NL, batch["own_passage"])
         number_Bk, _, passage_BkL = nearest(mesh, *given, k=k, number=passages.number)
         null_B1L = batch["passage_tokens"][:, :1]
-        return batch | {"passage_tokens": jnp.concatenate([null_B1L, passage_BkL], axis=1), "passages": number_Bk}
+        return batch | {
+          "passage_tokens": jnp.concatenate([null_B1L, passage_BkL], axis=1),
+          "passages": number_Bk,
+        }
 
     self.filled = lambda arrays, index_NP, batch: filled(arrays, index_NP, self._tokens_NL, batch)
 
 
-def index(shelf, arrays: dict[str, jax.Array], retriever_of: Callable = operator.attrgetter("retriever")) -> Any:
-  """Return the index of a shelf by a retriever of the model with these parameters; by default, the one in training."""
+def index(
+  shelf, arrays: dict[str, jax.Array], retriever_of: Callable = operator.attrgetter("retriever")
+) -> Any:
+  """Return the index of a shelf by a retriever of the model with these parameters; by default, the
+  one in training."""
   found = shelf.empty()
   for number in range(shelf.parts):
     found = shelf.part(retriever_of, arrays, found, number)
@@ -96,7 +115,8 @@ def index(shelf, arrays: dict[str, jax.Array], retriever_of: Callable = operator
 
 
 def answered(model, batch: Batch, new_tokens: int) -> tuple[jax.Array, jax.Array]:
-  """Answer greedily from each passage of a batch, as many tokens at most ("fast decoding", Lewis et al. 2020, 2.5).
+  """Answer greedily from each passage of a batch, as many tokens at most ("fast decoding", Lewis et
+  al. 2020, 2.5).
 
   Args:
     batch: what the model needs; see `RetrieverReader.outputs`.
@@ -104,30 +124,50 @@ def answered(model, batch: Batch, new_tokens: int) -> tuple[jax.Array, jax.Array
     (answers int32 [B, Z, N], their log-probabilities with those of the passages, float32 [B, Z])
   """
   outputs = model.outputs(batch)
-  score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest")
+  score_BZ = jnp.einsum(
+    "BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest"
+  )
   tokens_RN, log_p_RN = generate(model.reader, model.read(batch), likeliest, max_length=new_tokens)
   shape = score_BZ.shape
-  return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(shape)
+  return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(
+    shape
+  )
 
 
 def voted(vocabulary, tokens_ZN: np.ndarray, log_p_Z: np.ndarray) -> tuple[str, float]:
-  """Return the likeliest answer and its probability, the sum of those of the passages that it was written from."""
+  """Return the likeliest answer and its probability, the sum of those of the passages that it was
+  written from."""
   votes: dict[str, float] = {}
   for tokens_N, p in zip(tokens_ZN, np.exp(log_p_Z)):
-    row = tokens_N[: next(iter(np.flatnonzero(tokens_N == vocabulary.eos_id)), None)]  # up to its end
-    text = vocabulary.decode([int(i) for i in row if i < vocabulary.size and i != vocabulary.pad_id]).strip()
+    # up to its end
+    row = tokens_N[: next(iter(np.flatnonzero(tokens_N == vocabulary.eos_id)), None)]
+    text = vocabulary.decode(
+      [int(i) for i in row if i < vocabulary.size and i != vocabulary.pad_id]
+    ).strip()
     votes[text] = votes.get(text, 0.0) + float(p)
   best = max(votes, key=votes.get)
   return best, votes[best]
 
 
 def shelf(search: str, *arguments) -> Any:
-  """Return the shelf of a place to search in, `device` or `faiss`; `arguments` are those of `Shelf`."""
-  return Shelf(*arguments) if search == "device" else slots.module("faiss_retrieval", "t5x_like").Shelf(*arguments)
+  """Return the shelf of a place to search in, `device` or `faiss`; `arguments` are those of
+  `Shelf`."""
+  return (
+    Shelf(*arguments)
+    if search == "device"
+    else slots.module("faiss_retrieval", "t5x_like").Shelf(*arguments)
+  )
 
 
 def nearest(
-  mesh, query_BP: jax.Array, index_NP: jax.Array, tokens_NL: jax.Array, barred_B: jax.Array, *, k: int, number: int
+  mesh,
+  query_BP: jax.Array,
+  index_NP: jax.Array,
+  tokens_NL: jax.Array,
+  barred_B: jax.Array,
+  *,
+  k: int,
+  number: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Find the k passages with the greatest inner product with each query; of equals, the first.
 
@@ -136,7 +176,8 @@ def nearest(
     barred_B: int32, the number of a passage that is not to be found; -1 for none.
     number: the first of the N passages are real.
   Returns:
-    (their numbers int32 [B, k], products float32 [B, k], and tokens int32 [B, k, L]), from the greatest product.
+    (their numbers int32 [B, k], products float32 [B, k], and tokens int32 [B, k, L]), from the
+    greatest product.
   """
   axes = mesh.axis_names
 
@@ -154,6 +195,9 @@ def nearest(
     held_BkL = jnp.where(here_Bk[..., None], tokens_nL[jnp.clip(number_Bk - first, 0, n - 1)], 0)
     return number_Bk, score_Bk, jax.lax.psum(held_BkL, axes)
 
-  whole, split = PartitionSpec(), PartitionSpec(axes)
+  whole = PartitionSpec()
+  split = PartitionSpec(axes)
   specs = dict(in_specs=(whole, split, split, whole), out_specs=(whole, whole, whole))
-  return jax.shard_map(own, mesh=mesh, check_vma=False, **specs)(query_BP, index_NP, tokens_NL, barred_B)
+  return jax.shard_map(own, mesh=mesh, check_vma=False, **specs)(
+    query_BP, index_NP, tokens_NL, barred_B
+  )

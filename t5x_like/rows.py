@@ -1,7 +1,8 @@
 """Apply a compiled function to token rows of unequal lengths, in batches of few shapes.
 
-Rows of similar length share a batch: lengths are padded to powers of two, and a program is compiled for each padded
-length. A row's padding depends only on its own length, so its result does not depend on the rest of the batch.
+Rows of similar length share a batch: lengths are padded to powers of two, and a program is compiled
+for each padded length. A row's padding depends only on its own length, so its result does not
+depend on the rest of the batch.
 """
 
 import collections
@@ -19,7 +20,9 @@ from t5x_like.parallel.rules import Rules, fetch, from_local_rows, local_rows
 
 SHORTEST = 32
 
-_report: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars.ContextVar("report", default=None)
+_report: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars.ContextVar(
+  "report", default=None
+)
 
 
 @contextlib.contextmanager
@@ -33,14 +36,18 @@ def reporting(report: Callable[[int, int], None]) -> Iterator[None]:
 
 
 def padded_length(length: int, longest: int | None) -> int:
-  """Return the smallest power of two that holds `length` tokens, at least `SHORTEST` and at most `longest`."""
+  """Return the smallest power of two that holds `length` tokens, at least `SHORTEST` and at most
+  `longest`."""
   size = max(SHORTEST, 1 << (length - 1).bit_length())
   return size if longest is None else min(size, longest)
 
 
 def merged_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
-  """Raise padded lengths with less than a batch of rows to the next length in use, so that fewer programs compile."""
-  raised, waiting, rows = {}, [], collections.Counter(lengths)
+  """Raise padded lengths with less than a batch of rows to the next length in use, so that fewer
+  programs compile."""
+  raised = {}
+  waiting = []
+  rows = collections.Counter(lengths)
   for length in sorted(rows):
     waiting.append(length)
     if sum(rows[one] for one in waiting) >= batch_size or length == max(rows):
@@ -64,7 +71,8 @@ class Runner:
   rules: Rules
   arrays: dict[str, jax.Array]
   batch_size: int
-  _made: dict[Callable, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)  # kept by function
+  # kept by function
+  _made: dict[Callable, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   def changed(self, change: Callable) -> "Runner":
     """Return a runner of `change(model)`, computed once instead of at every call."""
@@ -82,7 +90,8 @@ class Runner:
 
   @contextlib.contextmanager
   def holding(self, arrays: dict[str, jax.Array]) -> Iterator[None]:
-    """Hold other parameters within the block; a runner that began without any compiles nothing twice."""
+    """Hold other parameters within the block; a runner that began without any compiles nothing
+    twice."""
     self.arrays.update(arrays)
     try:
       yield
@@ -93,14 +102,18 @@ class Runner:
           made[0].arrays.clear()
 
   def __call__(
-    self, function: Callable, ids: Sequence[Sequence[int]], extras: dict[str, np.ndarray], padded: Callable[[int], int]
+    self,
+    function: Callable,
+    ids: Sequence[Sequence[int]],
+    extras: dict[str, np.ndarray],
+    padded: Callable[[int], int],
   ) -> list[tuple[np.ndarray, ...]]:
     """Apply `function` to every row; return the results in the order of the rows.
 
     Args:
-      function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32 [B, P], padded on
-        the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that complete a batch are all padding.
-        A function that is given again is not traced again.
+      function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32
+        [B, P], padded on the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that
+        complete a batch are all padding. A function that is given again is not traced again.
       ids: the token ids of each row.
       extras: other inputs, with a leading axis over all rows.
       padded: maps the length of a row to its padded length.
@@ -116,7 +129,9 @@ class Runner:
 
     pad = self.model.variant.tokens.pad or 0
     apply = lambda batch: self._program(function)(self.arrays, batch)  # noqa: E731
-    return in_batches(apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features)
+    return in_batches(
+      apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features
+    )
 
   def of_features(
     self, function: Callable, features: dict[str, np.ndarray], lengths: Sequence[int], longest: int
@@ -125,7 +140,8 @@ class Runner:
 
     Args:
       function: `(model, batch) -> arrays`, each with a leading axis B; traced once.
-      features: the features of all rows, each [N, …]; those with a last axis of `longest` are cut to the rows' length.
+      features: the features of all rows, each [N, …]; those with a last axis of `longest` are cut
+        to the rows' length.
       lengths: the padded length of each row.
       longest: the length of the features' rows.
     """
@@ -135,7 +151,9 @@ class Runner:
       return {name: x[..., :length] if x.shape[-1] == longest else x for name, x in rows.items()}
 
     program = self._program(function)
-    return in_batches(lambda batch: program(self.arrays, batch), self.rules, self.batch_size, lengths, batch_of)
+    return in_batches(
+      lambda batch: program(self.arrays, batch), self.rules, self.batch_size, lengths, batch_of
+    )
 
   def _program(self, function: Callable) -> Callable:
     """Return the compiled form of a function of the model and a batch."""
@@ -150,19 +168,23 @@ class Runner:
 def in_batches(
   run: Callable, rules: Rules, batch_size: int, lengths: Sequence[int], features: Callable
 ) -> list[tuple[np.ndarray, ...]]:
-  """Apply `run` to every row, in batches of equal padded length; return the results in the order of the rows.
+  """Apply `run` to every row, in batches of equal padded length; return the results in the order of
+  the rows.
 
   Args:
     run: `(batch of global arrays) -> a tuple of arrays`, each with a leading axis B.
     batch_size: the most rows in a batch, rounded up to a multiple of the mesh's batch shards.
     lengths: the padded length of each row.
-    features: `(numbers of some rows, their padded length) -> arrays` with a leading axis over these rows. Every process
-      makes them for all rows and contributes its share; rows of zeros complete a batch.
+    features: `(numbers of some rows, their padded length) -> arrays` with a leading axis over these
+      rows. Every process makes them for all rows and contributes its share; rows of zeros complete
+      a batch.
   """
   members: dict[int, list[int]] = {}
   for number, length in enumerate(lengths):
     members.setdefault(length, []).append(number)
-  ways, results, sharding = rules.ways("batch"), {}, rules.batch()
+  ways = rules.ways("batch")
+  results = {}
+  sharding = rules.batch()
 
   def place(x: np.ndarray, B: int) -> jax.Array:
     x = np.concatenate([x, np.zeros((B - len(x), *x.shape[1:]), x.dtype)])

@@ -13,7 +13,8 @@ from t5x_like.report.writer import read_metrics
 
 
 class Run:
-  """A training run: `t5x.Run("configs/t5/base.py:tiny", "runs/tiny", {"total_steps": 100}).train()`.
+  """A training run: `t5x.Run("configs/t5/base.py:tiny", "runs/tiny", {"total_steps":
+  100}).train()`.
 
   Args:
     config: a recipe as for `--config`, or a config made in Python.
@@ -28,7 +29,9 @@ class Run:
     UserError: there is no such recipe, or a key or value is invalid.
   """
 
-  def __init__(self, config: str | ConfigDict, workdir: str, overrides: Sequence[str] | Mapping[str, Any] = ()):
+  def __init__(
+    self, config: str | ConfigDict, workdir: str, overrides: Sequence[str] | Mapping[str, Any] = ()
+  ):
     self.config, self.workdir = config_of(config, overrides), directory(workdir)
 
   def train(
@@ -46,7 +49,8 @@ class Run:
       from_step: a saved step to go back to; later ones are set aside.
       profile: the steps to record a profiler trace of.
     Raises:
-      UserError: the config, the data or the workdir do not fit; before the first step, if that can be known.
+      UserError: the config, the data or the workdir do not fit; before the first step, if that can
+        be known.
       Preempted: a signal stopped the run; its state is saved.
       NumericError: the loss or the state is not finite.
     """

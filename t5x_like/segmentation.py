@@ -1,13 +1,17 @@
-"""Words and sentences of text in any script: the rules that masking, cleaning, decontamination and cutting share.
+"""Words and sentences of text in any script: the rules that masking, cleaning, decontamination and
+cutting share.
 
-They rest on properties of the Unicode character database (in the sense of UAX #14 and #29), not on lists of languages.
+They rest on properties of the Unicode character database (in the sense of UAX #14 and #29), not on
+lists of languages.
 
-- A **word** is text up to the next white space, punctuation included. In scripts that put no spaces between words
-  (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan, ...) each letter with its marks is a word, since no dictionary
-  is used. A letter of another script after such a letter begins a word, too. Korean has spaces.
-- A **sentence** ends at a terminator (`Sentence_Terminal`, or an ellipsis), with the closing quotes and brackets that
-  follow it, where the next word begins. Only `.`, `!`, `?` and the like need the next word, because they occur within
-  words (`3.14`); `。`, `！`, `？`, `؟`, `।` and `።` always end one.
+- A **word** is text up to the next white space, punctuation included. In scripts that put no spaces
+  between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan, ...) each letter with its
+  marks is a word, since no dictionary is used. A letter of another script after such a letter
+  begins a word, too. Korean has spaces.
+- A **sentence** ends at a terminator (`Sentence_Terminal`, or an ellipsis), with the closing quotes
+  and brackets that follow it, where the next word begins. Only `.`, `!`, `?` and the like need the
+  next word, because they occur within words (`3.14`); `。`, `！`, `？`, `؟`, `।` and `።` always end
+  one.
 
 Worked example: `我爱Python。真的` has the words 我, 爱, Python。, 真, 的 and the sentences 我爱Python。 and 真的.
 """
@@ -67,7 +71,8 @@ _CLASSES = {  # in this order, so that a later one overrides an earlier one
 }
 CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that go on with a letter
 _CODES = 0x110000
-_ASSIGNED = ((0, 0x34000), (0xE0000, 0xE1000))  # ranges of codes outside of which all characters are OTHER
+# ranges of codes outside of which all characters are OTHER
+_ASSIGNED = ((0, 0x34000), (0xE0000, 0xE1000))
 
 
 _NAMES = {
@@ -94,7 +99,9 @@ def _pattern(name: str) -> re.Pattern:
   """Compile one of the patterns for the standard library, which matches sets faster."""
   sets = {letter: _ranges(kind) for letter, kind in _NAMES.items()}
   bracketed = re.sub(r"\{([A-Z]+)\}", r"[\1]", _PATTERNS[name])
-  return re.compile(re.sub(r"(?<=\[)(\^?)([A-Z]+)(?=\])", lambda match: _set(match, sets), bracketed))
+  return re.compile(
+    re.sub(r"(?<=\[)(\^?)([A-Z]+)(?=\])", lambda match: _set(match, sets), bracketed)
+  )
 
 
 def _set(match: re.Match, sets: dict[str, str]) -> str:
@@ -110,7 +117,8 @@ def _ranges(kind: Kind) -> str:
 
 
 def words(text: str) -> list[str]:
-  """Return the words of a text, punctuation included; text of scripts with spaces is split at white space."""
+  """Return the words of a text, punctuation included; text of scripts with spaces is split at white
+  space."""
   if not has_unspaced(text):
     return text.split()
   return _pattern("word").findall(text)
@@ -145,7 +153,8 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def ends_sentence(text: str) -> bool:
-  """Return whether a text ends with a terminator, possibly followed by closing quotes, brackets and spaces."""
+  """Return whether a text ends with a terminator, possibly followed by closing quotes, brackets and
+  spaces."""
   return _pattern("at_end").search(text) is not None
 
 
@@ -155,7 +164,8 @@ def ends_with_terminator(text: str) -> bool:
 
 
 def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
-  """Yield the places from `start` to `end` at which a sentence has ended, after the space behind it."""
+  """Yield the places from `start` to `end` at which a sentence has ended, after the space behind
+  it."""
   return (match.end() for match in _pattern("end").finditer(text, start, end))
 
 
@@ -165,7 +175,8 @@ def kind(character: str) -> Kind:
 
 
 def unfinished(data: bytes) -> int:
-  """Return the number of bytes at the end of UTF-8 bytes that begin a letter and do not complete it."""
+  """Return the number of bytes at the end of UTF-8 bytes that begin a letter and do not complete
+  it."""
   for count in range(1, min(len(data), 3) + 1):
     byte = data[-count]
     if byte < 0x80:
@@ -177,7 +188,8 @@ def unfinished(data: bytes) -> int:
 
 
 def begins_word(data: bytes) -> bool:
-  """Return whether the bytes of an id begin a word in any text: with white space, or a letter of unspaced text.
+  """Return whether the bytes of an id begin a word in any text: with white space, or a letter of
+  unspaced text.
 
   A part of a letter begins a word if it can only be completed to letters of unspaced text.
   """
@@ -198,7 +210,8 @@ def begins_word(data: bytes) -> bool:
 
 
 def _code(data: bytes) -> int:
-  """Return the code point of the UTF-8 bytes of a letter of three or four bytes, well-formed or not."""
+  """Return the code point of the UTF-8 bytes of a letter of three or four bytes, well-formed or
+  not."""
   code = data[0] & (0x0F if len(data) == 3 else 0x07)
   for byte in data[1:]:
     code = code << 6 | (byte & 0x3F)

@@ -1,12 +1,13 @@
 """Slots: turn a name with arguments, as written in a recipe, into a checked object.
 
-A slot's value is a name, or `{"name": …}` with arguments. Names come from a registry: the public modules of a package,
-each defining the requested member, or the keys of a table. A package that only some recipes need is given by its dotted
-name and imported when a recipe names something in it. The arguments and their types come from the signature. Neither is
-listed a second time.
+A slot's value is a name, or `{"name": …}` with arguments. Names come from a registry: the public
+modules of a package, each defining the requested member, or the keys of a table. A package that
+only some recipes need is given by its dotted name and imported when a recipe names something in it.
+The arguments and their types come from the signature. Neither is listed a second time.
 
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
-  slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True)
+  slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims,
+  causal=True)
 """
 
 import dataclasses
@@ -28,19 +29,29 @@ Registry = types.ModuleType | str | Mapping[str, Callable]
 
 
 class Condition(NamedTuple):
-  """A condition on a value beyond its type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`."""
+  """A condition on a value beyond its type: `Annotated[float, Condition("a number above 0", lambda
+  x: x > 0)]`."""
 
   words: str
   holds: Callable[[Any], bool]
 
 
-_INT32, _INT64 = 2**31, 2**63
+_INT32 = 2**31
+_INT64 = 2**63
 LONGEST = 2**24  # positions of a row: far beyond any model, and small enough for arithmetic
-Positive = Annotated[int, Condition("a whole number above 0 and below 2**31", lambda n: 0 < n < _INT32)]
-Count = Annotated[int, Condition("a whole number, at least 0 and below 2**31", lambda n: 0 <= n < _INT32)]
-Length = Annotated[int, Condition(f"a whole number from 1 to {LONGEST:,}", lambda n: 0 < n <= LONGEST)]
+Positive = Annotated[
+  int, Condition("a whole number above 0 and below 2**31", lambda n: 0 < n < _INT32)
+]
+Count = Annotated[
+  int, Condition("a whole number, at least 0 and below 2**31", lambda n: 0 <= n < _INT32)
+]
+Length = Annotated[
+  int, Condition(f"a whole number from 1 to {LONGEST:,}", lambda n: 0 < n <= LONGEST)
+]
 NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
-Seconds = Annotated[float, Condition("0, or a number of seconds from 1 to 1e9", lambda x: x == 0 or 1 <= x <= 1e9)]
+Seconds = Annotated[
+  float, Condition("0, or a number of seconds from 1 to 1e9", lambda x: x == 0 or 1 <= x <= 1e9)
+]
 AboveZero = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
 Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda x: 0 <= x < 1)]
 
@@ -53,29 +64,36 @@ _DEEPEST = 32  # levels of nested dicts and lists
 def check_name(where: str, name: Any) -> None:
   """Check a name chosen by a recipe: of an evaluator, a phase or a part of a mixture.
 
-  It becomes the name of metrics and files, and a part of `--config.KEY`, so it has no dots, slashes or spaces.
+  It becomes the name of metrics and files, and a part of `--config.KEY`, so it has no dots, slashes
+  or spaces.
 
   Raises:
-    UserError: it has characters other than letters, digits, _ and -, begins with _ or -, or is too long.
+    UserError: it has characters other than letters, digits, _ and -, begins with _ or -, or is too
+      long.
   """
   if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
     raise UserError(
-      f"{where}: found the name {shown(name)}, expected at most {_LONGEST_NAME} letters, digits, _ and -, and a letter"
+      f"{where}: found the name {shown(name)}, expected at most {_LONGEST_NAME} letters, digits, "
+      "_ and -, and a letter"
       " or digit first; rename it"
     )
 
 
 def names(registry: Registry) -> list[str]:
-  """Return the names in a registry, sorted; modules whose names begin with an underscore are private."""
+  """Return the names in a registry, sorted; modules whose names begin with an underscore are
+  private."""
   if isinstance(registry, Mapping):
     return sorted(registry)
   package = importlib.import_module(registry) if isinstance(registry, str) else registry
   folders = map(pathlib.Path, package.__path__)
-  return sorted(p.stem for folder in folders for p in folder.glob("*.py") if not p.stem.startswith("_"))
+  return sorted(
+    p.stem for folder in folders for p in folder.glob("*.py") if not p.stem.startswith("_")
+  )
 
 
 def name_and_arguments(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
-  """Split `"rope"` or `{"name": "rope", "theta": 1e4}` into (name, arguments); a missing name is None.
+  """Split `"rope"` or `{"name": "rope", "theta": 1e4}` into (name, arguments); a missing name is
+  None.
 
   Raises:
     UserError: the value is neither a string nor a dict.
@@ -85,7 +103,9 @@ def name_and_arguments(where: str, value: Any) -> tuple[str | None, dict[str, An
   if isinstance(value, Mapping) or hasattr(value, "to_dict"):
     arguments = dict(plain(value))
     return arguments.pop("name", None), arguments
-  raise UserError(f"{where}: found {shown(value)}, expected a name, or a name and its arguments: {{'name': …}}")
+  raise UserError(
+    f"{where}: found {shown(value)}, expected a name, or a name and its arguments: {{'name': …}}"
+  )
 
 
 def find(where: str, name: str | None, registry: Registry, member: str = "") -> Callable:
@@ -93,7 +113,8 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
 
   Args:
     where: the key, for messages, such as `config.task`.
-    name: a name in the registry; if the registry is a package, also `module:function`, imported by `t5x_like.trust`.
+    name: a name in the registry; if the registry is a package, also `module:function`, imported by
+      `t5x_like.trust`.
     member: the attribute to take from a package's module, such as `Objective`.
   Raises:
     UserError: there is no such name (suggests the nearest), or `trust.function` refuses.
@@ -105,7 +126,9 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
   known = names(registry)
   if name not in known:
     found = "no name" if name is None else shown(name)
-    raise UserError(f"{where}: found {found}, expected one of {', '.join(known)}{did_you_mean(str(name), known)}")
+    raise UserError(
+      f"{where}: found {found}, expected one of {', '.join(known)}{did_you_mean(str(name), known)}"
+    )
   if isinstance(registry, Mapping):
     return registry[name]
   package = registry if isinstance(registry, str) else registry.__name__
@@ -119,7 +142,11 @@ def module(name: str | None, package: types.ModuleType | str) -> types.ModuleTyp
 
 
 def fill(
-  where: str, values: Any, function: Callable, given: Sequence[str] = (), also: Sequence[Callable] = ()
+  where: str,
+  values: Any,
+  function: Callable,
+  given: Sequence[str] = (),
+  also: Sequence[Callable] = (),
 ) -> dict[str, Any]:
   """Return arguments for a function, checked against its signature and completed with its defaults.
 
@@ -130,17 +157,21 @@ def fill(
     given: parameters supplied by the program; they are not valid keys.
     also: further functions whose arguments share this key.
   Raises:
-    UserError: a key is unknown or missing, a value has the wrong type, or two functions declare the same argument.
+    UserError: a key is unknown or missing, a value has the wrong type, or two functions declare the
+      same argument.
   """
-  parameters, kinds = {}, {}
+  parameters = {}
+  kinds = {}
   for one in (*also, function):
     more, their_kinds = _signature(one)
     for key in parameters.keys() & more.keys():
       raise UserError(
-        f"{where}: {one.__module__}:{one.__qualname__} declares the argument {key!r}, which is a key here already;"
+        f"{where}: {one.__module__}:{one.__qualname__} declares the argument {key!r}, which is a "
+        "key here already;"
         " give the argument another name"
       )
-    parameters, kinds = parameters | more, kinds | their_kinds
+    parameters = parameters | more
+    kinds = kinds | their_kinds
   keys = [key for key in parameters if key not in given]
   takes = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
   values = plain(values)
@@ -177,7 +208,8 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
 
 
 class Slot(NamedTuple):
-  """A key that names a function or class; `registry` and `member` as in `find`, `given` and `also` as in `fill`."""
+  """A key that names a function or class; `registry` and `member` as in `find`, `given` and `also`
+  as in `fill`."""
 
   registry: Registry
   member: str = ""
@@ -185,29 +217,41 @@ class Slot(NamedTuple):
   also: Sequence[Callable] = ()
 
   def complete(self, where: str, value: Any, usual: str | None = None) -> dict[str, Any]:
-    """Return a value's name, or the usual one, and all arguments, checked; raise UserError as `find` and `fill`."""
+    """Return a value's name, or the usual one, and all arguments, checked; raise UserError as
+    `find` and `fill`."""
     name, arguments = name_and_arguments(where, value)
     function = find(f"{where}.name", name or usual, self.registry, self.member)
     return {"name": name or usual} | fill(where, arguments, function, self.given, self.also)
 
 
 def variant_of(model_class: type, model: Any) -> Any:
-  """Return the variant of a `config.model`: a name in the family's table, or a variant given by all its fields."""
-  table, given = getattr(model_class, "VARIANTS", {}), plain(model.variant)
+  """Return the variant of a `config.model`: a name in the family's table, or a variant given by all
+  its fields."""
+  table = getattr(model_class, "VARIANTS", {})
+  given = plain(model.variant)
   if isinstance(given, str):
     return find("config.model.variant", given, table)
-  return typed("config.model.variant", given, getattr(model_class, "VARIANT", None) or type(next(iter(table.values()))))
+  return typed(
+    "config.model.variant",
+    given,
+    getattr(model_class, "VARIANT", None) or type(next(iter(table.values()))),
+  )
 
 
 def takes(function: Callable) -> list[str]:
-  """Return the names of a function's arguments, including the fields of the records that it unpacks."""
+  """Return the names of a function's arguments, including the fields of the records that it
+  unpacks."""
   return list(_signature(function)[0])
 
 
 def defaults(function: Callable) -> dict[str, Any]:
   """Return the default values of a function's arguments, by name."""
   parameters, _ = _signature(function)
-  return {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
+  return {
+    name: one.default
+    for name, one in parameters.items()
+    if one.default is not inspect.Parameter.empty
+  }
 
 
 def change(where: str, record: Any, changes: Any) -> Any:
@@ -220,8 +264,9 @@ def change(where: str, record: Any, changes: Any) -> Any:
 def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
   """Return a function's parameters and their declared types, by name.
 
-  `**options` stand for the parameters of another signature: `**options: Unpack[Record]` for the fields of a dataclass,
-  and `**options` of a class's constructor for the parameters of the constructor it overrides.
+  `**options` stand for the parameters of another signature: `**options: Unpack[Record]` for the
+  fields of a dataclass, and `**options` of a class's constructor for the parameters of the
+  constructor it overrides.
   """
   layers = [function]
   if inspect.isclass(function):
@@ -231,13 +276,22 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
   for layer in layers:
     own = dict(inspect.signature(layer).parameters)
     # The fields that a dataclass inherits name types of the module that declares them.
-    hints = typing.get_type_hints(function if dataclasses.is_dataclass(function) else layer, include_extras=True)
-    open_ended = [name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD]
+    hints = typing.get_type_hints(
+      function if dataclasses.is_dataclass(function) else layer, include_extras=True
+    )
+    open_ended = [
+      name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD
+    ]
     parameters = {name: own[name] for name in own if name not in ("self", *open_ended)} | parameters
-    records = [typing.get_args(hints[name])[0] for name in open_ended if typing.get_origin(hints.get(name)) is Unpack]
+    records = [
+      typing.get_args(hints[name])[0]
+      for name in open_ended
+      if typing.get_origin(hints.get(name)) is Unpack
+    ]
     for record in records:
       fields, their_kinds = _signature(record)
-      parameters, hints = parameters | {k: v for k, v in fields.items() if k not in parameters}, their_kinds | hints
+      parameters = parameters | {k: v for k, v in fields.items() if k not in parameters}
+      hints = their_kinds | hints
     kinds = hints | kinds
     if not open_ended:
       break
@@ -248,7 +302,8 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
 
 
 def typed(where: str, value: Any, kind: Any) -> Any:
-  """Return the value if it has the declared type; convert lists to declared tuples and dicts to declared dataclasses.
+  """Return the value if it has the declared type; convert lists to declared tuples and dicts to
+  declared dataclasses.
 
   Raises:
     UserError: it has another type.
@@ -262,15 +317,19 @@ def typed(where: str, value: Any, kind: Any) -> Any:
     return record(**fill(where, value, record))
   if not fits(value, kind):
     raise UserError(
-      f"{where}: found {shown(value)} of type {type(value).__name__}, expected {words(kind)}{_unsound(plain(value))}"
+      f"{where}: found {shown(value)} of type {type(value).__name__}, expected "
+      f"{words(kind)}{_unsound(plain(value))}"
     )
   return value
 
 
 def _check_inner(where: str, value: Any, depth: int = 0) -> None:
-  """Refuse values inside dicts and lists that no key accepts, naming their key, and nesting that is too deep."""
+  """Refuse values inside dicts and lists that no key accepts, naming their key, and nesting that is
+  too deep."""
   if depth > _DEEPEST:
-    raise UserError(f"{where[:120]}: found dicts or lists more than {_DEEPEST} deep, expected fewer; flatten them")
+    raise UserError(
+      f"{where[:120]}: found dicts or lists more than {_DEEPEST} deep, expected fewer; flatten them"
+    )
   if isinstance(value, Mapping):
     for key, one in value.items():
       if not isinstance(key, str) or _unsound(key):
@@ -280,11 +339,14 @@ def _check_inner(where: str, value: Any, depth: int = 0) -> None:
     for number, one in enumerate(value):
       _check_inner(f"{where}[{number}]", one, depth + 1)
   elif depth and (why := _unsound(value)):
-    raise UserError(f"{where}: found {shown(value)} of type {type(value).__name__}, expected one{why.strip(',')}")
+    raise UserError(
+      f"{where}: found {shown(value)} of type {type(value).__name__}, expected one{why.strip(',')}"
+    )
 
 
 def _unsound(value: Any) -> str:
-  """Return why no key accepts a value, for messages, such as `", finite"`; the empty string if it is acceptable."""
+  """Return why no key accepts a value, for messages, such as `", finite"`; the empty string if it
+  is acceptable."""
   if isinstance(value, float) and not math.isfinite(value):
     return ", finite"
   if isinstance(value, int) and not -_INT64 <= value < _INT64:
@@ -304,7 +366,8 @@ def shown(value: Any, quoted: str = "'") -> str:
 def fits(value: Any, kind: Any) -> bool:
   """Return whether a value has a declared type. Integers count as floats; Booleans are not numbers.
 
-  Whatever is declared, numbers must be finite, integers fit 64 bits, and texts be encodable as UTF-8.
+  Whatever is declared, numbers must be finite, integers fit 64 bits, and texts be encodable as
+  UTF-8.
   """
   origin = typing.get_origin(kind)
   value = plain(value)

@@ -1,7 +1,9 @@
-"""Pretrains a model: python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base [--config.KEY=VALUE …]
+"""Pretrains a model: python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base
+[--config.KEY=VALUE …]
 
-Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 an error that one line on stderr
-explains, 3 numeric, 4 damage, 69 transient, 75 stopped by a signal with the state saved (docs/reference/exit-codes.md).
+Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 an error that
+one line on stderr explains, 3 numeric, 4 damage, 69 transient, 75 stopped by a signal with the
+state saved (docs/reference/exit-codes.md).
 """
 
 import argparse
@@ -17,10 +19,17 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]
   Raises:
     UserError: an argument is unknown or invalid.
   """
-  profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
+  profile = (
+    "--profile",
+    {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"},
+  )
   back = (
     "--from_step",
-    {"type": command_line.step, "metavar": "STEP", "help": "go back to this saved step; later ones are set aside"},
+    {
+      "type": command_line.step,
+      "metavar": "STEP",
+      "help": "go back to this saved step; later ones are set aside",
+    },
   )
   args, overrides = command_line.parse(argv, __doc__, profile, back)
   return args, overrides, _window(args.profile)
@@ -29,7 +38,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]
 def check_window(text: str | None, window: range | None, config) -> None:
   """Refuse steps to profile that begin after the run's last one."""
   if window is not None and config.total_steps is not None and window.start > config.total_steps:
-    raise UserError(f"--profile={text}: the run ends at step {config.total_steps}; name steps up to that")
+    raise UserError(
+      f"--profile={text}: the run ends at step {config.total_steps}; name steps up to that"
+    )
 
 
 @door(prints_results=False)
@@ -40,7 +51,9 @@ def main(argv: list[str]) -> None:
   start(config, args.workdir, args.from_step, window)
 
 
-def start(config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()) -> None:
+def start(
+  config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()
+) -> None:
   """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`."""
   from t5x_like.config import check_values
   from t5x_like.data import open_values

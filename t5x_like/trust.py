@@ -1,14 +1,16 @@
 """The gate before everything that a file from elsewhere may name: functions, and locations of data.
 
-**Functions.** Importing a module runs it, so the function `module:function` is imported only if the user gave exactly
-that name in this command: in the recipe of `--config`, in a `--config.…` flag, or in another flag. Only `Parser.parse`,
-`recipes.load` and, for lists of suites, `evaluate` admit them. A name read from a file (the `config.json` of a run, of
-its teacher, or of the run that it starts from) is refused unless the command has `--trust`.
+**Functions.** Importing a module runs it, so the function `module:function` is imported only if the
+user gave exactly that name in this command: in the recipe of `--config`, in a `--config.…` flag, or
+in another flag. Only `Parser.parse`, `recipes.load` and, for lists of suites, `evaluate` admit
+them. A name read from a file (the `config.json` of a run, of its teacher, or of the run that it
+starts from) is refused unless the command has `--trust`.
 
-**Locations.** A path, address or source that was read from a file is opened in one of these cases: the command names
-it too; this user signed the file, so that an earlier command named it; it lies in the directory of that file; the
-command has `--trust`. A chain of addresses (`::`) and a scheme outside `SCHEMES` are opened only in the first two
-cases, since some file systems of fsspec run what their files hold, start programs or log in to other machines.
+**Locations.** A path, address or source that was read from a file is opened in one of these cases:
+the command names it too; this user signed the file, so that an earlier command named it; it lies in
+the directory of that file; the command has `--trust`. A chain of addresses (`::`) and a scheme
+outside `SCHEMES` are opened only in the first two cases, since some file systems of fsspec run what
+their files hold, start programs or log in to other machines.
 
 A program that uses t5x_like as a library, such as a notebook, must admit the names it needs:
 
@@ -34,15 +36,35 @@ from t5x_like.errors import UserError, one_line
 
 FLAG = "--trust"
 SIGNATURE = "signature"  # the key of a signed file's content
-# Schemes of addresses that saved files and programs may name; any other one must be in a flag or a recipe.
-SCHEMES = ("gs", "gcs", "s3", "s3a", "http", "https", "az", "abfs", "abfss", "hf", "memory", "file", "local")
+# Schemes of addresses that saved files and programs may name; any other one must be in a flag or a
+# recipe.
+SCHEMES = (
+  "gs",
+  "gcs",
+  "s3",
+  "s3a",
+  "http",
+  "https",
+  "az",
+  "abfs",
+  "abfss",
+  "hf",
+  "memory",
+  "file",
+  "local",
+)
 # Functions of this package that defaults and recipes name in this form, and so saved configs too.
 OWN = frozenset(
   f"t5x_like.{name}"
-  for name in ("data.preprocessors.sentences:punctuation", "models.electra:Discriminator", "models.gpt:Reader")
+  for name in (
+    "data.preprocessors.sentences:punctuation",
+    "models.electra:Discriminator",
+    "models.gpt:Reader",
+  )
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_GIVEN = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)  # alone, or as a source
+# alone, or as a source
+_GIVEN = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)
 # Sources that make their records themselves, alone or behind sources that change records.
 _GENERATED = re.compile(
   r"((objects|cloze|salient|held_out:\d+@|t5:\w+):?)*(builtin|digits|digit_scenes|sums(:\d+)?|facts(:\d+)?)"
@@ -110,7 +132,8 @@ def resume(state: State) -> None:
 
 
 def admit(given: Any) -> None:
-  """Admit the functions and locations in a value given by the user: a string, or a list or dictionary of them."""
+  """Admit the functions and locations in a value given by the user: a string, or a list or
+  dictionary of them."""
   for text in _texts(given):
     _state.texts.add(text)
     if match := _GIVEN.fullmatch(text):
@@ -118,7 +141,8 @@ def admit(given: Any) -> None:
 
 
 def admit_locations(given: Any) -> None:
-  """Admit the locations in a value, as a program gives them to a function; functions must be named to `admit`."""
+  """Admit the locations in a value, as a program gives them to a function; functions must be named
+  to `admit`."""
   _state.texts.update(_texts(given))
 
 
@@ -134,7 +158,8 @@ def was_read(path: str, content: Any, directory: str = "", signed: bool = False)
     path: the file, for messages.
     content: what it contains: strings, lists, dictionaries.
     directory: the directory that its strings may name; empty for none.
-    signed: whether this user wrote the file, see `is_signed`; its locations were in a recipe or flag of that command.
+    signed: whether this user wrote the file, see `is_signed`; its locations were in a recipe or
+      flag of that command.
   """
   origin = Origin(path, str(directory))
   for text in _texts(content):
@@ -145,7 +170,8 @@ def was_read(path: str, content: Any, directory: str = "", signed: bool = False)
 
 
 def links(directory: str, file: str) -> None:
-  """Check the links in a local directory, unless this user signed its file or the command has `--trust`.
+  """Check the links in a local directory, unless this user signed its file or the command has
+  `--trust`.
 
   Raises:
     UserError: one leads out of the directory, where a command would then read or write.
@@ -157,7 +183,8 @@ def links(directory: str, file: str) -> None:
   for path in paths:
     if not is_inside(path, directory):
       raise UserError(
-        f"{path}: found a link to {_shown(os.path.realpath(path))}, expected what it names in {directory} itself; move"
+        f"{path}: found a link to {_shown(os.path.realpath(path))}, expected what it names in "
+        f"{directory} itself; move"
         f" it there, or add {FLAG}"
       )
 
@@ -179,7 +206,9 @@ def function(where: str, name: str) -> Callable:
   try:
     return getattr(importlib.import_module(module), attribute)
   except Exception as error:
-    raise UserError(f"{where}: {name!r} cannot be used: {type(error).__name__}: {one_line(error)}") from error
+    raise UserError(
+      f"{where}: {name!r} cannot be used: {type(error).__name__}: {one_line(error)}"
+    ) from error
 
 
 def location(where: str, text: Any) -> None:
@@ -235,7 +264,10 @@ def address(url: str) -> None:
   else:  # as in `simplecache::gs://bucket/file`
     start = f"{first}::"
     chain = "/".join(chain.split("/")[:3])
-  if not any(start in text and chain in text for text in (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))):
+  if not any(
+    start in text and chain in text
+    for text in (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))
+  ):
     raise _refused_address("", url)
 
 
@@ -303,8 +335,10 @@ def _refused_function(where: str, name: str) -> UserError:
     return UserError(f"{where}: found {name!r}, expected a function, module:function")
   origin = _state.origins.get(name)
   return UserError(
-    f"{f'{origin.file}: ' if origin else ''}{where}: found {name!r}, which this command does not name, so it is not"
-    f" imported; give that name in the recipe or a flag{_flag(where, name)}, or add {FLAG} to import what saved files"
+    f"{f'{origin.file}: ' if origin else ''}{where}: found {name!r}, which this command does not "
+    "name, so it is not"
+    f" imported; give that name in the recipe or a flag{_flag(where, name)}, or add {FLAG} to "
+    "import what saved files"
     f" name (in a program: t5x_like.trust.admit({name!r}))"
   )
 
@@ -312,21 +346,26 @@ def _refused_function(where: str, name: str) -> UserError:
 def _refused_location(origin: Origin, where: str, text: str) -> UserError:
   outside = f"is outside {origin.directory} and " if origin.directory else ""
   return UserError(
-    f"{origin.file}: {where}: found {_shown(text)}, which {outside}this command does not name, so it is not opened;"
-    f" give it in the recipe or a flag{_flag(where, text)}, or add {FLAG} to open what saved files name"
+    f"{origin.file}: {where}: found {_shown(text)}, which {outside}this command does not name, so "
+    "it is not opened;"
+    f" give it in the recipe or a flag{_flag(where, text)}, or add {FLAG} to open what saved "
+    "files name"
   )
 
 
 def _refused_address(where: str, text: str) -> UserError:
   known = ", ".join(f"{scheme}://" for scheme in SCHEMES[:-2])
   return UserError(
-    f"{where}{': ' if where else ''}found {_shown(text)}, which this command does not name, expected one address of"
+    f"{where}{': ' if where else ''}found {_shown(text)}, which this command does not name, "
+    "expected one address of"
     f" {known}; give it in the recipe or a flag (in a program: t5x_like.trust.admit)"
   )
 
 
 def _flag(where: str, text: str) -> str:
-  return f" (--{where}={text})" if re.fullmatch(r"config(\.\w+)+", where) and len(text) <= 120 else ""
+  return (
+    f" (--{where}={text})" if re.fullmatch(r"config(\.\w+)+", where) and len(text) <= 120 else ""
+  )
 
 
 def _shown(text: str) -> str:

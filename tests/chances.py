@@ -3,7 +3,8 @@
 import numpy as np
 from scipy import special
 
-SIGNIFICANCE = 1e-4  # seeds are fixed, so a test that passes keeps passing; this is the chance that a new seed fails
+# seeds are fixed, so a test that passes keeps passing; this is the chance that a new seed fails
+SIGNIFICANCE = 1e-4
 
 
 def assert_fits(counts, expected=None, *, drawn: float = 0.0):
@@ -12,7 +13,8 @@ def assert_fits(counts, expected=None, *, drawn: float = 0.0):
   Args:
     counts: how often each cell was found.
     expected: how often it should be, up to one factor; None is equally often.
-    drawn: for cells of which every row draws a share without replacement, that share: it takes variance away.
+    drawn: for cells of which every row draws a share without replacement, that share: it takes
+      variance away.
   """
   counts = np.asarray(counts, np.float64).ravel()
   expected = np.ones(counts.size) if expected is None else np.asarray(expected, np.float64).ravel()
@@ -24,27 +26,35 @@ def assert_fits(counts, expected=None, *, drawn: float = 0.0):
     statistic *= freedom / counts.size / (1 - drawn)
   beyond = special.gammaincc(freedom / 2, statistic / 2)
   chance = 2 * min(beyond, 1 - beyond)
-  assert chance > SIGNIFICANCE, f"chi-square {statistic:.1f} of {freedom} degrees of freedom: chance {chance:.1e}"
+  assert chance > SIGNIFICANCE, (
+    f"chi-square {statistic:.1f} of {freedom} degrees of freedom: chance {chance:.1e}"
+  )
 
 
 def assert_share(found: int, of: int, share: float):
   """A number of successes is that of `of` independent ones of chance `share`, by the normal law."""
   deviation = (found - of * share) / np.sqrt(of * share * (1 - share))
   assert special.erfc(abs(deviation) / np.sqrt(2)) > SIGNIFICANCE, (
-    f"{found} of {of} are {found / of:.5f}, expected {share:.5f}: {deviation:.1f} standard deviations"
+    f"{found} of {of} are {found / of:.5f}, expected {share:.5f}: {deviation:.1f} standard "
+    "deviations"
   )
 
 
 def expected_spans(chances, total: int) -> np.ndarray:
-  """How many spans of each length are drawn, on average, until they sum to `total`, the last one cut: [len(chances)].
+  """How many spans of each length are drawn, on average, until they sum to `total`, the last one
+  cut: [len(chances)].
 
   `chances[k]` is that of length k; the renewal equation, and not a simulation.
   """
   chances = np.asarray(chances, np.float64)
   longest = len(chances) - 1
-  drawn_at, found = np.zeros(total), np.zeros(longest + 1)  # spans drawn when the sum is so and so much
+  # spans drawn when the sum is so and so much
+  drawn_at = np.zeros(total)
+  found = np.zeros(longest + 1)
   for so_far in range(total):
-    before = sum(drawn_at[so_far - k] * chances[k] for k in range(1, min(so_far, longest) + 1)) + (so_far == 0)
+    before = sum(drawn_at[so_far - k] * chances[k] for k in range(1, min(so_far, longest) + 1)) + (
+      so_far == 0
+    )
     drawn_at[so_far] = before / (1 - chances[0])
     np.add.at(found, np.minimum(np.arange(longest + 1), total - so_far), drawn_at[so_far] * chances)
   return found

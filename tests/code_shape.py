@@ -8,7 +8,8 @@ import tokenize
 PACKAGE = "t5x_like"
 REPO = pathlib.Path(__file__).resolve().parents[1]
 
-# The modules from which a T5 pretraining run starts; the rest of its core follows from their imports.
+# The modules from which a T5 pretraining run starts; the rest of its core follows from their
+# imports.
 RUN_MODULES = (
   "train",
   "models.t5",
@@ -18,8 +19,10 @@ RUN_MODULES = (
   "evals.span_infilling",
 )
 VAGUE_NAMES = frozenset(
-  "found one made given own held kept taken told asked wanted seen more other others known what along "
-  "beside inside left rest least most mine theirs ours their usual thing word whole shown there here past "
+  "found one made given own held kept taken told asked wanted seen more other others known what "
+  "along "
+  "beside inside left rest least most mine theirs ours their usual thing word whole shown there "
+  "here past "
   "got had new_one it this that these those stuff something ".split()
 )
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
@@ -60,7 +63,8 @@ def vague_percent(trees: list[ast.Module]) -> float:
 
 
 class _ImportVisitor(ast.NodeVisitor):
-  """Collect what a module imports: by statements, and by literal names given to `slots.module` or `import_module`."""
+  """Collect what a module imports: by statements, and by literal names given to `slots.module` or
+  `import_module`."""
 
   def __init__(self, package: str):
     self.package = package
@@ -93,7 +97,9 @@ class _ImportVisitor(ast.NodeVisitor):
     """Return the modules whose names are literal arguments of a call that imports."""
     names = set()
     for call in self.calls:
-      function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+      function = (
+        call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+      )
       literal = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
       if not isinstance(literal, str):
         continue
@@ -104,7 +110,8 @@ class _ImportVisitor(ast.NodeVisitor):
     return names
 
   def _package_of(self, node: ast.expr) -> str:
-    """Return the dotted name of the package that the second argument of `slots.module` stands for."""
+    """Return the dotted name of the package that the second argument of `slots.module` stands
+    for."""
     if isinstance(node, ast.Constant):
       return str(node.value)
     head, _, tail = ast.unparse(node).partition(".")
@@ -113,7 +120,8 @@ class _ImportVisitor(ast.NodeVisitor):
 
 
 def import_graph(files: dict[str, pathlib.Path]) -> dict[str, set[str]]:
-  """Return the modules of the package that each module imports, by statements or by literal names."""
+  """Return the modules of the package that each module imports, by statements or by literal
+  names."""
   graph = {}
   for module, file in files.items():
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]

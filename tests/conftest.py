@@ -7,9 +7,10 @@ import hypothesis
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of a test's time is the compiler's. Code as small as this runs as well without its last optimizations. Without
-# the newer fusion emitters a program compiles in a third of the time; in one piece, not cut for threads that other
-# workers keep busy anyway, in a seventh less. Processes that tests start inherit this.
+# Most of a test's time is the compiler's. Code as small as this runs as well without its last
+# optimizations. Without the newer fusion emitters a program compiles in a third of the time; in one
+# piece, not cut for threads that other workers keep busy anyway, in a seventh less. Processes that
+# tests start inherit this.
 FLAGS = (
   "--xla_force_host_platform_device_count=8",
   "--xla_backend_optimization_level=0",
@@ -20,8 +21,10 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).st
 LARGEST_CACHE = 2**30  # bytes
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("any machine")
-gc.set_threshold(100_000, 20, 20)  # a sixth of the time would go into looking for garbage among millions of objects
-# Files that take longest, begun first: begun last, one keeps a single core busy while the others have nothing to do.
+# a sixth of the time would go into looking for garbage among millions of objects
+gc.set_threshold(100_000, 20, 20)
+# Files that take longest, begun first: begun last, one keeps a single core busy while the others
+# have nothing to do.
 FIRST = (
   "tests/test_resume.py",
   "tests/test_recipes.py",
@@ -36,7 +39,8 @@ FIRST = (
 
 
 def pytest_xdist_auto_num_workers(config):
-  """A worker more than there are cores, at most four: some tests wait for processes of their own."""
+  """A worker more than there are cores, at most four: some tests wait for processes of their
+  own."""
   return min((os.cpu_count() or 1) + 1, 4)
 
 
@@ -62,10 +66,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def compiled(request, tmp_path_factory):
-  """A compilation cache for the tests that ask for it: a program that several of them run is compiled once.
+  """A compilation cache for the tests that ask for it: a program that several of them run is
+  compiled once.
 
-  All workers share it, and the next session finds it under .pytest_cache. Cached programs give the bits of compiled
-  ones, which `test_resume.py` proves with a cache of its own: processes killed there may leave half an entry.
+  All workers share it, and the next session finds it under .pytest_cache. Cached programs give the
+  bits of compiled ones, which `test_resume.py` proves with a cache of its own: processes killed
+  there may leave half an entry.
   """
   import jax
   from jax.experimental.compilation_cache import compilation_cache
@@ -82,8 +88,9 @@ def compiled(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uncached():
-  """No compilation cache for the tests that ask for it, of many layouts of eight devices: programs that XLA on CPU
-  reads from a cache may run collectives in another order on each device, which then wait for each other forever."""
+  """No compilation cache for the tests that ask for it, of many layouts of eight devices: programs
+  that XLA on CPU reads from a cache may run collectives in another order on each device, which then
+  wait for each other forever."""
   import jax
   from jax.experimental.compilation_cache import compilation_cache
 
@@ -97,7 +104,8 @@ def uncached():
 
 @pytest.fixture
 def one_device():
-  """One of the eight devices; fixtures of modules and sessions are made before, on all unless they say otherwise."""
+  """One of the eight devices; fixtures of modules and sessions are made before, on all unless they
+  say otherwise."""
   from tests.runs import alone
 
   with alone():
@@ -106,12 +114,18 @@ def one_device():
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, compiled):
-  """The workdir of a finished run of four steps on one device, with checkpoints of steps 2 and 4; not to be changed."""
+  """The workdir of a finished run of four steps on one device, with checkpoints of steps 2 and 4;
+  not to be changed."""
   from t5x_like import train
   from tests.runs import alone
 
   workdir = tmp_path_factory.mktemp("trained")
-  flags = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss={}")
+  flags = (
+    "--config.total_steps=4",
+    "--config.eval_every=4",
+    "--config.checkpoint.every=2",
+    "--config.evals.loss={}",
+  )
   with alone():
     assert train.main(["--config=tests/recipes/nano.py", f"--workdir={workdir}", *flags]) == 0
   return workdir

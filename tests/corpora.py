@@ -5,12 +5,16 @@ import numpy as np
 from stores import TokenStoreWriter
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
-SIZE, SENTINELS = 40_000, 1_000
+SIZE = 40_000
+SENTINELS = 1_000
 FIRST = 3  # the id of token 0 of the stream; token i is FIRST + i
 
 
-def write(path, tokens: int, documents, *, shard_tokens: int = 97, name: str = "corpus", append_eos=False):
-  """A store at `path` of `tokens` ascending ids; `documents` are lengths, repeated until the tokens are used."""
+def write(
+  path, tokens: int, documents, *, shard_tokens: int = 97, name: str = "corpus", append_eos=False
+):
+  """A store at `path` of `tokens` ascending ids; `documents` are lengths, repeated until the tokens
+  are used."""
   vocabulary = ByteVocabulary(extra_ids=SIZE - ByteVocabulary(extra_ids=0).size)
   lengths = lengths_of(tokens, documents)
   about = dict(name=name, split=path.name, vocabulary=vocabulary, append_eos=append_eos)

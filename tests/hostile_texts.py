@@ -1,4 +1,5 @@
-"""Texts in twenty scripts with what breaks tokenizers between them, and vocabularies of every kind trained on them."""
+"""Texts in twenty scripts with what breaks tokenizers between them, and vocabularies of every kind
+trained on them."""
 
 import functools
 import random
@@ -32,11 +33,47 @@ SCRIPTS = {
 }
 ODD = [
   *" \t\n\r.,!?。！？「」()'\"<>/0123456789%▁_-",
-  *("\u00a0", "\u3000", "\u200b", "\u200d", "\ufeff", "\u2028", "\x85", "\x0b", "\x00", "\x01", "\x7f", "\u202e"),
-  *("e\u0301", "ﬁ", "①", "½", "ｆ", "ｶﾞ", "\u1112\u1161\u11ab", "İ", "ß", "ſ", "\ufdfa", "𝒳", "㍿", "\ufffd"),
+  *(
+    "\u00a0",
+    "\u3000",
+    "\u200b",
+    "\u200d",
+    "\ufeff",
+    "\u2028",
+    "\x85",
+    "\x0b",
+    "\x00",
+    "\x01",
+    "\x7f",
+    "\u202e",
+  ),
+  *(
+    "e\u0301",
+    "ﬁ",
+    "①",
+    "½",
+    "ｆ",
+    "ｶﾞ",
+    "\u1112\u1161\u11ab",
+    "İ",
+    "ß",
+    "ſ",
+    "\ufdfa",
+    "𝒳",
+    "㍿",
+    "\ufffd",
+  ),
   *("😀", "👍🏽", "👨‍👩‍👧", "🇩🇪", "<0x41>", "##ing", "Ġ", "  ", "\r\n", "'s", "don't"),
 ]
-KINDS = ("unigram", "unigram_bytes", "english_bytes", "bpe", "bpe_bytes", "wordpiece", "bytelevel_bpe")
+KINDS = (
+  "unigram",
+  "unigram_bytes",
+  "english_bytes",
+  "bpe",
+  "bpe_bytes",
+  "wordpiece",
+  "bytelevel_bpe",
+)
 
 
 def texts(count: int) -> list[str]:
@@ -47,7 +84,11 @@ def texts(count: int) -> list[str]:
   for _ in range(count):
     parts = []
     for _ in range(draw.randint(0, 12)):
-      parts.append(draw.choice(words) if draw.random() < 0.6 else "".join(draw.choices(ODD, k=draw.randint(1, 4))))
+      parts.append(
+        draw.choice(words)
+        if draw.random() < 0.6
+        else "".join(draw.choices(ODD, k=draw.randint(1, 4)))
+      )
       parts.append(" " * draw.randint(0, 1))
     drawn.append("".join(parts))
   return drawn

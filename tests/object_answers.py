@@ -1,4 +1,5 @@
-"""The answers of object stores that a test can ask `object_server` for, in the words of each service."""
+"""The answers of object stores that a test can ask `object_server` for, in the words of each
+service."""
 
 import json
 from typing import NamedTuple
@@ -11,7 +12,8 @@ class Answer(NamedTuple):
     status: of HTTP; 200 answers as usual, with the bytes that `bytes` leaves.
     code: S3's.
     told: the server's own words.
-    bytes: how many bytes of an object to answer with, as if the rest had been cut off; None for all.
+    bytes: how many bytes of an object to answer with, as if the rest had been cut off; None for
+      all.
   """
 
   status: int
@@ -47,6 +49,13 @@ ANSWERS = {
 def body(answer: Answer, s3: bool) -> bytes:
   """The body of an error in S3's XML, or in the JSON of Google Cloud Storage."""
   if s3:
-    return f"<?xml version='1.0'?><Error><Code>{answer.code}</Code><Message>{answer.told}</Message></Error>".encode()
-  error = {"code": answer.status, "message": answer.told, "errors": [{"message": answer.told, "reason": answer.code}]}
+    return (
+      "<?xml "
+      f"version='1.0'?><Error><Code>{answer.code}</Code><Message>{answer.told}</Message></Error>"
+    ).encode()
+  error = {
+    "code": answer.status,
+    "message": answer.told,
+    "errors": [{"message": answer.told, "reason": answer.code}],
+  }
   return json.dumps({"error": error}).encode()

@@ -1,4 +1,5 @@
-"""A web server for files in a directory that answers ranges, takes objects, and fails and dawdles when asked to."""
+"""A web server for files in a directory that answers ranges, takes objects, and fails and dawdles
+when asked to."""
 
 import contextlib
 import http.server
@@ -15,13 +16,16 @@ from tests import object_answers
 
 
 class Server:
-  """Serves `root` at `url`, and as the bucket `bucket` of a Google Cloud Storage and of an S3 at `url`.
+  """Serves `root` at `url`, and as the bucket `bucket` of a Google Cloud Storage and of an S3 at
+  `url`.
 
   Attributes:
     requests: the paths and ranges asked for.
-    fault: given an operation (`read`, `range`, `list`, `stat`, `write`, `create`, `delete`, `bucket`) and the object's
-      name, the name of the answer in `object_answers.ANSWERS`, or None for the right one.
-    unavailable, throttled, failing: the share of requests that are answered with 503, with 429, and with 500.
+    fault: given an operation (`read`, `range`, `list`, `stat`, `write`, `create`, `delete`,
+      `bucket`) and the object's name, the name of the answer in `object_answers.ANSWERS`, or None
+      for the right one.
+    unavailable, throttled, failing: the share of requests that are answered with 503, with 429, and
+      with 500.
     readonly: whether uploads and deletions are forbidden.
     uploads: the names of the files that were written.
     stale: the names that listings show, if not those that are there.
@@ -33,19 +37,32 @@ class Server:
   """
 
   def __init__(self, root: pathlib.Path):
-    self.root, self.requests = root, []
-    self.unavailable, self.broken, self.delay, self.hangs, self.page = 0.0, 0.0, 0.0, 0, 1_000
-    self.readonly, self.uploads = False, []
+    self.root = root
+    self.requests = []
+    self.unavailable = 0.0
+    self.broken = 0.0
+    self.delay = 0.0
+    self.hangs = 0
+    self.page = 1_000
+    self.readonly = False
+    self.uploads = []
     self.fault: Callable[[str, str], str | None] = lambda operation, name: None
-    self.failing, self.upload_delay = 0.0, 0.0
-    self.throttled, self.stale, self.writes_left, self.begun = 0.0, None, None, {}
+    self.failing = 0.0
+    self.upload_delay = 0.0
+    self.throttled = 0.0
+    self.stale = None
+    self.writes_left = None
+    self.begun = {}
     self.random, self.stopped, self.lock = random.Random(0), threading.Event(), threading.Lock()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
-    self.versions: dict[str, int] = {}  # of the objects, by name; 1 if it was not written through the server
+    # of the objects, by name; 1 if it was not written through the server
+    self.versions: dict[str, int] = {}
     self.url = f"http://127.0.0.1:{self.http.server_port}"
 
   def names(self) -> list[str]:
-    return sorted(str(file.relative_to(self.root)) for file in self.root.rglob("*") if file.is_file())
+    return sorted(
+      str(file.relative_to(self.root)) for file in self.root.rglob("*") if file.is_file()
+    )
 
   @contextlib.contextmanager
   def running(self):
@@ -145,7 +162,9 @@ def _handler(server: Server):
       if not file.is_file():
         return self.answer(404, object_answers.body(object_answers.ANSWERS["no object"], self.s3))
       if path.startswith(OBJECTS) and "alt" not in query:
-        return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
+        return self.answer(
+          200, json.dumps(self.about(file)).encode(), Content_Type="application/json"
+        )
       data = file.read_bytes()[: self.most]
       about = {"ETag": self.etag(name), "x_goog_generation": str(self.version(name))}
       if self.s3 and self.headers.get("If-Match", self.etag(name)) != self.etag(name):
@@ -153,10 +172,13 @@ def _handler(server: Server):
       if not part:
         return self.answer(200, data, **about)
       first, _, last = part.removeprefix("bytes=").partition("-")
-      first, last = int(first), min(int(last or len(data)), len(data) - 1)
+      first = int(first)
+      last = min(int(last or len(data)), len(data) - 1)
       if first > last:
         return self.answer(416, object_answers.body(object_answers.ANSWERS["range"], self.s3))
-      return self.answer(206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **about)
+      return self.answer(
+        206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **about
+      )
 
     def do_POST(self):
       with contextlib.suppress(OSError):
@@ -177,7 +199,9 @@ def _handler(server: Server):
       """An object in one request (`uploadType=multipart` or `media`), or in parts (`resumable`)."""
       body = self.rfile.read(int(self.headers["Content-Length"]))
       time.sleep(server.delay + server.upload_delay)
-      query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query, keep_blank_values=True))
+      query = dict(
+        urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query, keep_blank_values=True)
+      )
       if self.s3:
         if self.command == "POST":
           return self.s3_deletion(body)
@@ -203,7 +227,9 @@ def _handler(server: Server):
       if query["uploadType"] == "resumable":
         key = str(len(server.begun))
         server.begun[key] = (json.loads(body)["name"], [], only_new)
-        return self.answer(200, Location=f"{server.url}/upload{OBJECTS}?uploadType=resumable&upload_id={key}")
+        return self.answer(
+          200, Location=f"{server.url}/upload{OBJECTS}?uploadType=resumable&upload_id={key}"
+        )
       name, content = self.parts(body)
       return self.store(name, content, only_new)
 
@@ -228,7 +254,9 @@ def _handler(server: Server):
     def etag(self, name: str) -> str:
       return f'"{self.version(name)}"'
 
-    def store(self, name: str, data: bytes, only_new: bool, only_version: str | None = None) -> None:
+    def store(
+      self, name: str, data: bytes, only_new: bool, only_version: str | None = None
+    ) -> None:
       if server.writes_left is not None:
         server.writes_left -= 1
         if server.writes_left < 0:
@@ -250,7 +278,9 @@ def _handler(server: Server):
         return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
       if self.s3:
         return self.answer(200, ETag=self.etag(name))
-      return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
+      return self.answer(
+        200, json.dumps(self.about(file)).encode(), Content_Type="application/json"
+      )
 
     def do_DELETE(self):
       with contextlib.suppress(OSError):
@@ -264,7 +294,8 @@ def _handler(server: Server):
           query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
           if query.get("ifGenerationMatch", str(self.version(name))) != str(self.version(name)):
             return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
-          with contextlib.suppress(OSError):  # there are no directories in a bucket, though clients ask to delete them
+          # there are no directories in a bucket, though clients ask to delete them
+          with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
             for parent in file.parents:
               parent.rmdir()
@@ -274,21 +305,30 @@ def _handler(server: Server):
       """Answers with an error, as often as asked."""
       self.most = None
       changes = operation in ("write", "create", "delete")
-      asked = server.fault(operation, name) or ("forbidden" if changes and server.readonly else None)
+      asked = server.fault(operation, name) or (
+        "forbidden" if changes and server.readonly else None
+      )
       if asked:
         answer = object_answers.ANSWERS[asked]
         if answer.status != 200:
-          self.answer(answer.status, object_answers.body(answer, self.s3), Content_Type="application/json")
+          self.answer(
+            answer.status, object_answers.body(answer, self.s3), Content_Type="application/json"
+          )
           return True
         self.most = answer.bytes
-      for status, share in ((503, server.unavailable), (429, server.throttled), (500, server.failing)):
+      for status, share in (
+        (503, server.unavailable),
+        (429, server.throttled),
+        (500, server.failing),
+      ):
         if server.random.random() < share:
           self.answer(status)
           return True
       return False
 
     def about(self, file: pathlib.Path) -> dict[str, str]:
-      name, size = str(file.relative_to(server.root)), str(file.stat().st_size)
+      name = str(file.relative_to(server.root))
+      size = str(file.stat().st_size)
       return {
         "name": name,
         "bucket": "bucket",
@@ -306,16 +346,30 @@ def _handler(server: Server):
 
     def s3_listing(self, query: dict[str, str]) -> None:
       prefix = query.get("prefix", "")
-      names = [name for name in server.names() if name.startswith(prefix) and name > query.get("start-after", "")]
+      names = [
+        name
+        for name in server.names()
+        if name.startswith(prefix) and name > query.get("start-after", "")
+      ]
       prefixes = set()
       if query.get("delimiter"):
-        prefixes = {name[: name.index("/", len(prefix)) + 1] for name in names if "/" in name[len(prefix) :]}
+        prefixes = {
+          name[: name.index("/", len(prefix)) + 1] for name in names if "/" in name[len(prefix) :]
+        }
         names = [name for name in names if "/" not in name[len(prefix) :]]
       sizes = ((name, (server.root / name).stat().st_size) for name in names)
-      found = "".join(f"<Contents><Key>{name}</Key><Size>{size}</Size></Contents>" for name, size in sizes)
-      found += "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in sorted(prefixes))
-      about = f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
-      self.answer(200, f"<?xml version='1.0'?><ListBucketResult>{about}{found}</ListBucketResult>".encode())
+      found = "".join(
+        f"<Contents><Key>{name}</Key><Size>{size}</Size></Contents>" for name, size in sizes
+      )
+      found += "".join(
+        f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in sorted(prefixes)
+      )
+      about = (
+        f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
+      )
+      self.answer(
+        200, f"<?xml version='1.0'?><ListBucketResult>{about}{found}</ListBucketResult>".encode()
+      )
 
     def listing(self, query: dict[str, str]) -> None:
       names = server.names() if server.stale is None else server.stale
@@ -325,12 +379,16 @@ def _handler(server: Server):
       prefixes = set()
       if delimiter := query.get("delimiter"):
         cut = len(query.get("prefix", ""))
-        prefixes = {name[: name.index(delimiter, cut) + 1] for name in names if delimiter in name[cut:]}
+        prefixes = {
+          name[: name.index(delimiter, cut) + 1] for name in names if delimiter in name[cut:]
+        }
         names = [name for name in names if delimiter not in name[cut:]]
       begin = int(query.get("pageToken", 0))
       size = lambda file: str(file.stat().st_size if file.is_file() else 0)  # noqa: E731 -- a listing may be stale
       page = names[begin : begin + server.page]
-      items = [{"name": name, "bucket": "bucket", "size": size(server.root / name)} for name in page]
+      items = [
+        {"name": name, "bucket": "bucket", "size": size(server.root / name)} for name in page
+      ]
       page = {"items": items} | ({"prefixes": sorted(prefixes)} if prefixes and not begin else {})
       if begin + server.page < len(names):
         page["nextPageToken"] = str(begin + server.page)

@@ -1,4 +1,5 @@
-"""Small tokenizers of the kinds that are published, trained here, in directories as Hugging Face has them."""
+"""Small tokenizers of the kinds that are published, trained here, in directories as Hugging Face
+has them."""
 
 import io
 import json
@@ -8,8 +9,9 @@ import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 WORDS = (
-  "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz naïve 世界".split()
-)
+  "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz "
+  "naïve 世界"
+).split()
 LINES = [" ".join(WORDS[i % 18 :] + WORDS[: i % 7] + [str(i), "." * (i % 4)]) for i in range(300)]
 BART = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 HOSTILE = [
@@ -43,7 +45,9 @@ def byte_level(specials: list[str]) -> Tokenizer:
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
   alphabet = pre_tokenizers.ByteLevel.alphabet()
-  options = dict(vocab_size=360, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+  options = dict(
+    vocab_size=360, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+  )
   tokenizer.train_from_iterator(LINES, trainers.BpeTrainer(**options))
   return tokenizer
 
@@ -51,7 +55,10 @@ def byte_level(specials: list[str]) -> Tokenizer:
 def word_piece() -> Tokenizer:
   """BERT's kind."""
   tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-  tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+  tokenizer.normalizer, tokenizer.pre_tokenizer = (
+    normalizers.BertNormalizer(),
+    pre_tokenizers.BertPreTokenizer(),
+  )
   specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=specials, show_progress=False)
   tokenizer.train_from_iterator(LINES, trainer)
@@ -71,19 +78,35 @@ def llama() -> bytes:
 
 
 def gemma() -> bytes:
-  ids = dict(pad_id=0, eos_id=1, bos_id=2, unk_id=3, eos_piece="<eos>", bos_piece="<bos>", add_dummy_prefix=False)
+  ids = dict(
+    pad_id=0,
+    eos_id=1,
+    bos_id=2,
+    unk_id=3,
+    eos_piece="<eos>",
+    bos_piece="<bos>",
+    add_dummy_prefix=False,
+  )
   symbols = ["<mask>", *(f"<unused{i}>" for i in range(40))]
   return sentence_piece(
-    model_type="bpe", vocab_size=420, byte_fallback=True, user_defined_symbols=symbols, **IDENTITY, **ids
+    model_type="bpe",
+    vocab_size=420,
+    byte_fallback=True,
+    user_defined_symbols=symbols,
+    **IDENTITY,
+    **ids,
   )
 
 
 def t5() -> bytes:
-  return sentence_piece(model_type="unigram", vocab_size=85, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  return sentence_piece(
+    model_type="unigram", vocab_size=85, pad_id=0, eos_id=1, unk_id=2, bos_id=-1
+  )
 
 
 def marian(directory: pathlib.Path, **config) -> pathlib.Path:
-  """The directory of a Marian model, as opus-mt has it: models of source and target texts that number no piece.
+  """The directory of a Marian model, as opus-mt has it: models of source and target texts that
+  number no piece.
 
   Some pieces of the models are missing from `vocab.json`, which has two codes of languages.
   """
@@ -97,7 +120,9 @@ def marian(directory: pathlib.Path, **config) -> pathlib.Path:
     pieces += [processor.id_to_piece(i) for i in range(3, processor.vocab_size() - 4)]
   pieces = [*dict.fromkeys(pieces), "<pad>"]
   (directory / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
-  (directory / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "ROMANCE"} | config))
+  (directory / "tokenizer_config.json").write_text(
+    json.dumps({"source_lang": "en", "target_lang": "ROMANCE"} | config)
+  )
   values = {"model_type": "marian", "decoder_start_token_id": len(pieces) - 1, "bos_token_id": 0}
   (directory / "config.json").write_text(json.dumps(values))
   return directory
@@ -116,7 +141,8 @@ CONFIGS = {
 
 
 def write(directory: pathlib.Path, kind: str) -> pathlib.Path:
-  """The files of a tokenizer as the first models of a kind had them, and a config that tells the kind."""
+  """The files of a tokenizer as the first models of a kind had them, and a config that tells the
+  kind."""
   directory.mkdir(parents=True, exist_ok=True)
   if kind in ("gpt2", "roberta", "bart"):
     byte_level(["<|endoftext|>"] if kind == "gpt2" else BART).model.save(str(directory))

@@ -1,4 +1,5 @@
-"""Small models with random weights in Hugging Face directories, each with a tokenizer of its kind."""
+"""Small models with random weights in Hugging Face directories, each with a tokenizer of its
+kind."""
 
 import dataclasses
 import pathlib
@@ -14,7 +15,8 @@ from t5x_like.nn.dims import Dims
 
 DIMS = Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=32, layers=1)
 LEARNED = {"name": "learned", "length": 64}
-FAMILIES = {  # kind: family, variant like it, rows of the table of tokens, cells of the design, special ids
+# kind: family, variant like it, rows of the table of tokens, cells of the design, special ids
+FAMILIES = {
   "gpt2": (gpt, "gpt2", 360, {"position": LEARNED}, Tokens(None, 0, 0)),
   "t5": (t5, "t5-v1_1-small", 256, {}, Tokens(0, 0, 1)),
   "bert": (bert, "bert-base-uncased", 150, {"position": LEARNED}, Tokens(0, 2, 3)),
@@ -28,7 +30,11 @@ def write(directory: pathlib.Path, kind: str, **fields) -> pathlib.Path:
   like = family.VARIANTS[name]
   fields = ({"head": HEADS[kind]} if kind in HEADS else {}) | fields
   design = dataclasses.replace(like.design, **design)
-  variant = dataclasses.replace(like, dims=DIMS, vocab_size=table, design=design, tokens=tokens, **fields)
-  model = jax.jit(lambda key: family.Model(nnx.Rngs(params=key), variant=variant))(jax.random.key(0))
+  variant = dataclasses.replace(
+    like, dims=DIMS, vocab_size=table, design=design, tokens=tokens, **fields
+  )
+  model = jax.jit(lambda key: family.Model(nnx.Rngs(params=key), variant=variant))(
+    jax.random.key(0)
+  )
   hf.save(model, str(directory))
   return published.write(directory, kind)

@@ -20,18 +20,34 @@ from t5x_like.report.writer import read_metrics
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 NANO = "tests/recipes/nano.py"
-LAUNCHER = [sys.executable, "launch/local.py", "--processes=2", "--devices_per_process=4", "--grace_seconds=5"]
+LAUNCHER = [
+  sys.executable,
+  "launch/local.py",
+  "--processes=2",
+  "--devices_per_process=4",
+  "--grace_seconds=5",
+]
 
 
 def train(workdir, *flags, recipe=NANO) -> list[str]:
   """The train command."""
-  return [sys.executable, "-m", "t5x_like.train", f"--config={recipe}", f"--workdir={workdir}", *flags]
+  return [
+    sys.executable,
+    "-m",
+    "t5x_like.train",
+    f"--config={recipe}",
+    f"--workdir={workdir}",
+    *flags,
+  ]
 
 
 def environment(devices: int = 1, cache=None) -> dict[str, str]:
-  """The environment of a run on so many simulated devices, compiling through the cache at `cache`."""
+  """The environment of a run on so many simulated devices, compiling through the cache at
+  `cache`."""
   flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
-  env = os.environ | {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}".strip()}
+  env = os.environ | {
+    "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+  }
   return env | {"JAX_COMPILATION_CACHE_DIR": str(cache)} if cache else env
 
 
@@ -107,7 +123,8 @@ def run(command: list[str], **where) -> tuple[int, str]:
 
 
 def lines(workdir) -> int:
-  """How many whole lines of metrics there are: one per finished step, when nothing else is written."""
+  """How many whole lines of metrics there are: one per finished step, when nothing else is
+  written."""
   try:
     return (pathlib.Path(workdir) / "metrics.jsonl").read_bytes().count(b"\n")
   except FileNotFoundError:
@@ -151,17 +168,22 @@ def restored(workdir, step: int) -> dict[str, np.ndarray]:
 
 
 def assert_same_bits(workdir, other, step: int) -> None:
-  """Parameters and optimizer state of two runs are the same, by the manifests' fingerprints and as read back."""
+  """Parameters and optimizer state of two runs are the same, by the manifests' fingerprints and as
+  read back."""
   assert prints(workdir, step) == prints(other, step)
-  ours, theirs = restored(workdir, step), restored(other, step)
-  assert ours.keys() == theirs.keys() and any(n.split("/")[0] not in ("step", "params") for n in ours)
+  ours = restored(workdir, step)
+  theirs = restored(other, step)
+  assert ours.keys() == theirs.keys() and any(
+    n.split("/")[0] not in ("step", "params") for n in ours
+  )
   for name, x in ours.items():
     assert x.dtype == theirs[name].dtype and x.tobytes() == theirs[name].tobytes(), name
 
 
 @contextlib.contextmanager
 def alone():
-  """Hides all devices but the first: programs that no layout changes compile and run in fewer seconds."""
+  """Hides all devices but the first: programs that no layout changes compile and run in fewer
+  seconds."""
   with pytest.MonkeyPatch.context() as patch:
     first = jax.devices()[:1]
     patch.setattr(jax, "devices", lambda *_: first)

@@ -7,7 +7,8 @@ from tools.score.__main__ import main
 
 
 def write(path, content):
-  """A file of text, of lines (a list of strings), or of JSON (.json, and anything else); .gz is compressed."""
+  """A file of text, of lines (a list of strings), or of JSON (.json, and anything else); .gz is
+  compressed."""
   if isinstance(content, list) and path.name.split(".")[-1] != "json":
     content = "".join(f"{line}\n" for line in content)
   plain = isinstance(content, str) and path.suffix != ".json"
@@ -25,7 +26,12 @@ def jsonl(rows):
 def squad(answers):
   """SQuAD's JSON with the answers of each question by its id; no answers make it impossible."""
   qas = [
-    {"id": name, "question": "?", "answers": [{"text": text} for text in texts], "is_impossible": not texts}
+    {
+      "id": name,
+      "question": "?",
+      "answers": [{"text": text} for text in texts],
+      "is_impossible": not texts,
+    }
     for name, texts in answers.items()
   ]
   return {"data": [{"title": "T", "paragraphs": [{"context": "…", "qas": qas}]}]}

@@ -1,4 +1,5 @@
-"""Tasks in the manner of SeqIO, of functions of `tf.data` datasets alone; SeqIO need not be installed."""
+"""Tasks in the manner of SeqIO, of functions of `tf.data` datasets alone; SeqIO need not be
+installed."""
 
 import functools
 import types
@@ -8,7 +9,10 @@ import tensorflow as tf
 
 def translate(dataset, target="German"):
   def one(record):
-    return {"inputs": tf.strings.join([f"translate English to {target}: ", record["en"]]), "targets": record["de"]}
+    return {
+      "inputs": tf.strings.join([f"translate English to {target}: ", record["en"]]),
+      "targets": record["de"],
+    }
 
   return dataset.map(one)
 
@@ -54,10 +58,14 @@ class Own:
 
   def get_dataset(self, split, shuffle=True, seed=None):
     assert not shuffle
-    return tf.data.Dataset.from_tensor_slices({"en": [f"{split} one", "two"], "de": ["eins", "zwei"]})
+    return tf.data.Dataset.from_tensor_slices(
+      {"en": [f"{split} one", "two"], "de": ["eins", "zwei"]}
+    )
 
 
-translation = task(functools.partial(translate, target="French"), both_ways, long_ones, tokenize, trimmed)
+translation = task(
+  functools.partial(translate, target="French"), both_ways, long_ones, tokenize, trimmed
+)
 owned = task(translate, source=Own())
 unsteady = task(translate, shuffled)
 by_length = task(trimmed)

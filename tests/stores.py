@@ -13,13 +13,20 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
 def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabulary=None, **about):
-  """Writes a store; its shards close at the first item that ends at or after so many values of all arrays."""
-  work, shards, first = place(f"{path}.work"), [], 0
-  ends = {name: np.append(0, np.cumsum(lengths)).astype(int) for name, (_, lengths) in items.items()}
+  """Writes a store; its shards close at the first item that ends at or after so many values of all
+  arrays."""
+  work = place(f"{path}.work")
+  shards = []
+  first = 0
+  ends = {
+    name: np.append(0, np.cumsum(lengths)).astype(int) for name, (_, lengths) in items.items()
+  }
   total = np.sum(list(ends.values()), axis=0)
   while first < total.size - 1:
     end = min(int(np.searchsorted(total, total[first] + shard_values)), total.size - 1)
-    part = {name: (x[ends[name][first] : ends[name][end]], n[first:end]) for name, (x, n) in items.items()}
+    part = {
+      name: (x[ends[name][first] : ends[name][end]], n[first:end]) for name, (x, n) in items.items()
+    }
     shards.append(writer.write_shard(work, f"{len(shards):08d}", arrays, part))
     first = end
   about = dict(skipped={}, source={}) | about
@@ -29,19 +36,30 @@ def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabular
 class TokenStoreWriter(contextlib.AbstractContextManager):
   """Writes a token store of the documents that are added, without EOS, in the `with` block."""
 
-  def __init__(self, path, *, vocabulary, append_eos=False, shard_tokens=writer.SHARD_VALUES, **about):
-    self._path, self._vocabulary, self._append_eos, self._shard_tokens = path, vocabulary, append_eos, shard_tokens
-    self._about, self._held = about, []
+  def __init__(
+    self, path, *, vocabulary, append_eos=False, shard_tokens=writer.SHARD_VALUES, **about
+  ):
+    self._path = path
+    self._vocabulary = vocabulary
+    self._append_eos = append_eos
+    self._shard_tokens = shard_tokens
+    self._about = about
+    self._held = []
 
   def add(self, tokens, lengths):
     lengths = np.asarray(lengths, np.int64)
-    self._held.append(ids.stored(self._vocabulary, self._append_eos, tokens, lengths[lengths > 0], self._path))
+    self._held.append(
+      ids.stored(self._vocabulary, self._append_eos, tokens, lengths[lengths > 0], self._path)
+    )
 
   def __exit__(self, kind, error, traceback):
     if kind is None:
       items = {TOKENS: tuple(map(np.concatenate, zip(*self._held, strict=True)))}
       facts = ids.facts(self._vocabulary, self._append_eos)
-      about = dict(arrays=[ids.array(self._vocabulary)], vocabulary=self._vocabulary, facts=facts) | self._about
+      about = (
+        dict(arrays=[ids.array(self._vocabulary)], vocabulary=self._vocabulary, facts=facts)
+        | self._about
+      )
       write_store(self._path, items, shard_values=self._shard_tokens, **about)
 
 

@@ -1,7 +1,8 @@
-"""T5X written down again for tests: its trees, its network, its Adafactor and the bytes of its checkpoints.
+"""T5X written down again for tests: its trees, its network, its Adafactor and the bytes of its
+checkpoints.
 
-From the equations and formats of github.com/google-research/t5x (`examples/t5/network.py`, `examples/scalable_t5`,
-`adafactor.py`, `checkpoints.py`). Nothing here uses the package under test.
+From the equations and formats of github.com/google-research/t5x (`examples/t5/network.py`,
+`examples/scalable_t5`, `adafactor.py`, `checkpoints.py`). Nothing here uses the package under test.
 """
 
 import json
@@ -15,13 +16,17 @@ import numpy as np
 import tensorstore as ts
 from flax import serialization
 
-STREAM, TABLE, CHUNK_BYTES = 128, 384, 64 * 2**20  # the chunks of T5X hold up to 64 MiB
+# the chunks of T5X hold up to 64 MiB
+STREAM = 128
+TABLE = 384
+CHUNK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Form:
-  """A kind of checkpoint: gated or not, scanned or not, a table of relative positions per stack or per layer, separate
-  axes of heads or not; sizes are such that Adafactor factors kernels and the token table."""
+  """A kind of checkpoint: gated or not, scanned or not, a table of relative positions per stack or
+  per layer, separate axes of heads or not; sizes are such that Adafactor factors kernels and the
+  token table."""
 
   gated: bool = True
   scanned: bool = False
@@ -49,7 +54,8 @@ FORMS = {
 
 def tree(form: Form, seed: int = 0) -> dict[str, np.ndarray]:
   """Random parameters by path."""
-  draw, made = np.random.default_rng(seed), {}
+  draw = np.random.default_rng(seed)
+  made = {}
 
   def kernel(*shape, size):
     return np.float32(draw.normal(size=shape) * size)
@@ -76,7 +82,9 @@ def tree(form: Form, seed: int = 0) -> dict[str, np.ndarray]:
       for name, norm in attentions.items():
         block[f"{norm}/scale"] = 1 + kernel(STREAM, size=0.1)
         for part in ("query", "key", "value"):
-          block[f"{name}/{part}/kernel"] = kernel(*joined(True), size=0.05 if part == "query" else 0.09)
+          block[f"{name}/{part}/kernel"] = kernel(
+            *joined(True), size=0.05 if part == "query" else 0.09
+          )
         block[f"{name}/out/kernel"] = kernel(*joined(False), size=0.07)
       block["pre_mlp_layer_norm/scale"] = 1 + kernel(STREAM, size=0.1)
       for part in ("wi_0", "wi_1") if form.gated else ("wi",):
@@ -101,10 +109,12 @@ def layer(form: Form, params, side: str, number: int) -> dict:
 def logits(form: Form, params, batch) -> jax.Array:
   """The network without dropout, in float32, on rows without packing."""
   source, given, wanted = (
-    batch[name] for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+    batch[name]
+    for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
   )
   embedding = params["token_embedder/embedding"]
-  own_S, own_T = source > 0, wanted > 0
+  own_S = source > 0
+  own_T = wanted > 0
   x = embedding[source]
   for i in range(form.layers[0]):
     p = layer(form, params, "encoder", i)
@@ -113,22 +123,28 @@ def logits(form: Form, params, batch) -> jax.Array:
     x = x + attend(form, p, "attention", h, h, seen, bias(params, p, "encoder", source.shape[1]))
     x = x + feed_forward(form, p, norm(x, p["pre_mlp_layer_norm/scale"]))
   encoded = norm(x, params["encoder/encoder_norm/scale"])
-  y, length = embedding[given], given.shape[1]
+  y = embedding[given]
+  length = given.shape[1]
   for i in range(form.layers[1]):
     p = layer(form, params, "decoder", i)
     seen = own_T[:, :, None] & own_T[:, None, :] & np.tril(np.ones((length, length), bool))
     h = norm(y, p["pre_self_attention_layer_norm/scale"])
     y = y + attend(form, p, "self_attention", h, h, seen, bias(params, p, "decoder", length))
     h = norm(y, p["pre_cross_attention_layer_norm/scale"])
-    y = y + attend(form, p, "encoder_decoder_attention", h, encoded, own_T[:, :, None] & own_S[:, None, :], 0.0)
+    y = y + attend(
+      form, p, "encoder_decoder_attention", h, encoded, own_T[:, :, None] & own_S[:, None, :], 0.0
+    )
     y = y + feed_forward(form, p, norm(y, p["pre_mlp_layer_norm/scale"]))
   y = norm(y, params["decoder/decoder_norm/scale"])
-  return y @ embedding.T / math.sqrt(STREAM) if form.tied else y @ params["decoder/logits_dense/kernel"]
+  return (
+    y @ embedding.T / math.sqrt(STREAM) if form.tied else y @ params["decoder/logits_dense/kernel"]
+  )
 
 
 def loss(form: Form, params, batch, z_loss: float = 0.0) -> jax.Array:
   """The mean over target tokens of the cross-entropy and `z_loss * log(Z)^2`."""
-  made, weights = logits(form, params, batch), batch["decoder_loss_weights"]
+  made = logits(form, params, batch)
+  weights = batch["decoder_loss_weights"]
   log_z = jax.scipy.special.logsumexp(made, axis=-1)
   picked = jnp.take_along_axis(made, batch["decoder_target_tokens"][..., None], axis=-1)[..., 0]
   return jnp.sum((log_z - picked + z_loss * log_z**2) * weights) / jnp.sum(weights)
@@ -146,22 +162,36 @@ def attend(form: Form, p, name, x, memory, seen, added):
   scores = jnp.einsum("btnh,bsnh->bnts", projected("query", x), projected("key", memory)) + added
   scores = jnp.where(seen[:, None], scores, -1e10)
   mixed = jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, axis=-1), projected("value", memory))
-  return jnp.einsum("btnh,nhd->btd", mixed, p[f"{name}/out/kernel"].reshape(form.heads, form.head_dim, STREAM))
+  return jnp.einsum(
+    "btnh,nhd->btd", mixed, p[f"{name}/out/kernel"].reshape(form.heads, form.head_dim, STREAM)
+  )
 
 
 def feed_forward(form: Form, p, x):
   if not form.gated:
     return jax.nn.relu(x @ p["mlp/wi/kernel"]) @ p["mlp/wo/kernel"]
-  return jax.nn.gelu(x @ p["mlp/wi_0/kernel"], approximate=True) * (x @ p["mlp/wi_1/kernel"]) @ p["mlp/wo/kernel"]
+  return (
+    jax.nn.gelu(x @ p["mlp/wi_0/kernel"], approximate=True)
+    * (x @ p["mlp/wi_1/kernel"])
+    @ p["mlp/wo/kernel"]
+  )
 
 
 def bias(params, p, side, length):
   """Logits added for relative positions, [1, heads, length, length]."""
   table = p.get("relpos_bias/rel_embedding", params.get(f"{side}/relpos_bias/rel_embedding"))
   back = np.arange(length)[:, None] - np.arange(length)[None, :]
-  exact, base, distance = (8, 16 * (back < 0), np.abs(back)) if side == "encoder" else (16, 0, np.maximum(back, 0))
-  far = np.log(np.maximum(distance, 1) / exact + np.finfo(np.float32).eps) / math.log(128 / exact) * exact
-  bucket = base + np.where(distance < exact, distance, np.minimum(exact + far.astype(int), 2 * exact - 1))
+  exact, base, distance = (
+    (8, 16 * (back < 0), np.abs(back)) if side == "encoder" else (16, 0, np.maximum(back, 0))
+  )
+  far = (
+    np.log(np.maximum(distance, 1) / exact + np.finfo(np.float32).eps)
+    / math.log(128 / exact)
+    * exact
+  )
+  bucket = base + np.where(
+    distance < exact, distance, np.minimum(exact + far.astype(int), 2 * exact - 1)
+  )
   return table[:, bucket][None]
 
 
@@ -186,8 +216,10 @@ def factored(form: Form, path: str, shape) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def moments(form: Form, params, seed: int = 1) -> dict[str, dict[str, np.ndarray]]:
-  """A state of Adafactor after some steps, with `v_row`, `v_col`, `v` and `m` for each parameter."""
-  draw, made = np.random.default_rng(seed), {}
+  """A state of Adafactor after some steps, with `v_row`, `v_col`, `v` and `m` for each
+  parameter."""
+  draw = np.random.default_rng(seed)
+  made = {}
   for path, x in params.items():
     square = np.float32(np.square(draw.normal(size=x.shape) * 0.02))
     state = {kind: np.zeros(1, np.float32) for kind in ("v_row", "v_col", "v", "m")}
@@ -202,9 +234,12 @@ def moments(form: Form, params, seed: int = 1) -> dict[str, dict[str, np.ndarray
 
 def adafactor(form: Form, params, state, grads, step: int, rate: float):
   """The parameters after the update of T5X, and the new state."""
-  decay, after, new = 1 - (step + 1.0) ** -0.8, {}, {}
+  decay = 1 - (step + 1.0) ** -0.8
+  after = {}
+  new = {}
   for path, p in params.items():
-    g, old = np.float64(grads[path]), {kind: np.float64(x) for kind, x in state[path].items()}
+    g = np.float64(grads[path])
+    old = {kind: np.float64(x) for kind, x in state[path].items()}
     stacked = form.scanned and path.startswith(("encoder/encoder/", "decoder/decoder/"))
     over = tuple(axis for axis in range(p.ndim) if not (stacked and axis == 1))
     square = g * g + 1e-30
@@ -213,9 +248,11 @@ def adafactor(form: Form, params, state, grads, step: int, rate: float):
       rows, columns = kept
       gone = [tuple(set(range(p.ndim)) - set(axes)) for axes in kept]
       v_row, v_col = (
-        decay * old[kind] + (1 - decay) * square.mean(axis=axes) for kind, axes in zip(("v_row", "v_col"), gone)
+        decay * old[kind] + (1 - decay) * square.mean(axis=axes)
+        for kind, axes in zip(("v_row", "v_col"), gone)
       )
-      row, column = np.expand_dims(v_row, gone[0]), np.expand_dims(v_col, gone[1])
+      row = np.expand_dims(v_row, gone[0])
+      column = np.expand_dims(v_col, gone[1])
       own = tuple(axis for axis in rows if axis not in columns)
       y = g * (row / row.mean(axis=own, keepdims=True)) ** -0.5 * column**-0.5
       new[path] = {"v_row": v_row, "v_col": v_col}
@@ -239,10 +276,14 @@ def nested(flat: dict) -> dict:
   return made
 
 
-def write(directory, params, state=None, step: int | None = 7, *, save_dtype="float32", remote=False) -> pathlib.Path:
-  """Write a checkpoint as `Checkpointer.save` does: parameters and full moments as Zarr, all others in the index.
+def write(
+  directory, params, state=None, step: int | None = 7, *, save_dtype="float32", remote=False
+) -> pathlib.Path:
+  """Write a checkpoint as `Checkpointer.save` does: parameters and full moments as Zarr, all others
+  in the index.
 
-  Parameters are cast to `save_dtype` by TensorStore's driver `cast`; specs in the index have relative paths.
+  Parameters are cast to `save_dtype` by TensorStore's driver `cast`; specs in the index have
+  relative paths.
   """
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True)
@@ -263,14 +304,18 @@ def write(directory, params, state=None, step: int | None = 7, *, save_dtype="fl
       spec["kvstore"] = {"driver": "gcs", "bucket": "t5x-dummy-bucket", "path": file["path"]}
     return ts.Spec(spec).to_json()
 
-  tree = {"target": nested({path: stored(f"target/{path}", x, save_dtype) for path, x in params.items()})}
+  tree = {
+    "target": nested({path: stored(f"target/{path}", x, save_dtype) for path, x in params.items()})
+  }
   if step is not None:
     tree["state"] = {"step": np.int32(step)}
   if state is not None:
     tree["state"]["param_states"] = nested(
       {
         path: {
-          kind: stored(f"state/param_states/{path}/v", x, "float32") if kind == "v" and x.shape != (1,) else x
+          kind: stored(f"state/param_states/{path}/v", x, "float32")
+          if kind == "v" and x.shape != (1,)
+          else x
           for kind, x in kinds.items()
         }
         for path, kinds in state.items()

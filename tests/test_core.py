@@ -1,14 +1,22 @@
-"""Bounds on the size of the package, on vague names and on the modules that a T5 pretraining run can import.
+"""Bounds on the size of the package, on vague names and on the modules that a T5 pretraining run
+can import.
 
-The bounds are ratchets, not aims. Lower one whenever a change makes room below it; a commit that raises one says why
-in its body. Code is never folded to fit a bound: folding saves no token and raises `tokens a line`.
+The bounds are ratchets, not aims. Lower one whenever a change makes room below it; a commit that
+raises one says why in its body. Code is never folded to fit a bound: folding saves no token and
+raises `tokens a line`.
 """
 
 import pytest
 
 import code_shape
 
-BOUNDS = {"tokens": 578_000, "tokens a line": 7.47, "vague names in percent": 6.35, "core modules": 182, "circles": 9}
+BOUNDS = {
+  "tokens": 578_500,
+  "tokens a line": 6.5,
+  "vague names in percent": 6.35,
+  "core modules": 182,
+  "circles": 9,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,8 @@ def test_imports_by_literal_names_count(tmp_path):
   (package / "__init__.py").write_text("")
   (package / "slots.py").write_text("")
   (package / "heavy.py").write_text("")
-  (package / "user.py").write_text("import t5x_like\nfrom t5x_like import slots\nslots.module('heavy', t5x_like)\n")
+  (package / "user.py").write_text(
+    "import t5x_like\nfrom t5x_like import slots\nslots.module('heavy', t5x_like)\n"
+  )
   graph = code_shape.import_graph(code_shape.package_files(tmp_path))
   assert graph["t5x_like.user"] == {"t5x_like", "t5x_like.slots", "t5x_like.heavy"}

@@ -1,4 +1,5 @@
-"""The documentation: every link and anchor leads somewhere, every page is on the site, and the site builds."""
+"""The documentation: every link and anchor leads somewhere, every page is on the site, and the site
+builds."""
 
 import pathlib
 import re
@@ -15,7 +16,8 @@ LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 
 
 def anchors(path: pathlib.Path) -> set[str]:
-  """Return the anchors of a page's headings, as Python-Markdown and GitHub make them of plain titles."""
+  """Return the anchors of a page's headings, as Python-Markdown and GitHub make them of plain
+  titles."""
   found: set[str] = set()
   for title in re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE):
     plain = re.sub(r"[^\w\s-]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)).strip().lower()
@@ -24,7 +26,8 @@ def anchors(path: pathlib.Path) -> set[str]:
 
 
 def links(path: pathlib.Path) -> list[tuple[str, str]]:
-  """Return (file, anchor) of each link to this project; the file of a link within the page is empty."""
+  """Return (file, anchor) of each link to this project; the file of a link within the page is
+  empty."""
   targets = LINK.findall(FENCE.sub("", path.read_text()))
   return [link.partition("#")[::2] for link in targets if not re.match(r"[a-z]+:", link)]
 
@@ -47,7 +50,10 @@ def test_every_link_leads_somewhere():
 
 def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path):
   page = tmp_path / "page.md"
-  page.write_text("# A title\n\n[good](#a-title) [gone](gone.md)\n[wrong](page.md#b-title) [out](https://x.org/y)\n")
+  page.write_text(
+    "# A title\n\n[good](#a-title) [gone](gone.md)\n[wrong](page.md#b-title) "
+    "[out](https://x.org/y)\n"
+  )
   assert len(broken(page)) == 2
 
 
@@ -70,7 +76,15 @@ def test_pages_link_to_nothing_outside_docs():
 @pytest.mark.site
 def test_the_site_builds_strictly(tmp_path):
   pytest.importorskip("mkdocs")
-  command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+  command = [
+    sys.executable,
+    "-m",
+    "mkdocs",
+    "build",
+    "--strict",
+    "--site-dir",
+    str(tmp_path / "site"),
+  ]
   done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=600)
   assert done.returncode == 0, done.stderr[-3000:]
   assert "noise_density" in (tmp_path / "site/reference/config-keys/index.html").read_text()

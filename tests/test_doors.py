@@ -1,4 +1,5 @@
-"""Bad input: one line on stderr that names what is wrong, exit code 2, and nothing that was saved is touched."""
+"""Bad input: one line on stderr that names what is wrong, exit code 2, and nothing that was saved
+is touched."""
 
 import contextlib
 import hashlib
@@ -23,7 +24,12 @@ from tests.runs import NANO, REPO, environment, steps
 from tests.runs import train as command
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
-SMALL = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss={}")
+SMALL = (
+  "--config.total_steps=4",
+  "--config.eval_every=4",
+  "--config.checkpoint.every=2",
+  "--config.evals.loss={}",
+)
 
 
 def contents(folder) -> dict[str, str]:
@@ -42,10 +48,15 @@ def only_error(code: int, err: str, word: str = "error", expected: int = 2) -> s
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-  """Calls a door in this process; checks that it refuses with one line holding all `parts`; returns the line."""
+  """Calls a door in this process; checks that it refuses with one line holding all `parts`; returns
+  the line."""
 
-  def call(door, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO, damage=False) -> str:
-    where = (f"--workdir={workdir or tmp_path / 'run'}",) + ((f"--config={recipe}",) if recipe else ())
+  def call(
+    door, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO, damage=False
+  ) -> str:
+    where = (f"--workdir={workdir or tmp_path / 'run'}",) + (
+      (f"--config={recipe}",) if recipe else ()
+    )
     capsys.readouterr()
     ended = ("damage", 4) if damage else ("error", 2)
     line = only_error(door(list(where + flags)), capsys.readouterr().err, *ended)
@@ -56,7 +67,11 @@ def refused(capsys, tmp_path):
 
 
 FLAGS = {
-  "--config.model.dropuot=0.1": ("config.model.dropuot", "did you mean 'dropout'", "variant, vocab_size"),
+  "--config.model.dropuot=0.1": (
+    "config.model.dropuot",
+    "did you mean 'dropout'",
+    "variant, vocab_size",
+  ),
   "--config.totl_steps=5": ("--config.totl_steps", "did you mean 'total_steps'"),
   "--config.learning_rate=0.1": ("--config.learning_rate", "did you mean 'schedule.learning_rate'"),
   "--config.warmup_steps=5": ("--config.warmup_steps", "did you mean 'schedule.warmup_steps'"),
@@ -82,21 +97,43 @@ FLAGS = {
   "--config.rules.embed=dta": ("rules.embed", "did you mean 'data'"),
   "--config.mesh.data=two": ("mesh.data", "'two'", "whole number"),
   "--config.mesh.data=0": ("mesh", "'data': 0"),
-  "--config.task.inputs_length=true": ("config.task.inputs_length", "True", "a whole number from 1"),
+  "--config.task.inputs_length=true": (
+    "config.task.inputs_length",
+    "True",
+    "a whole number from 1",
+  ),
   "--config.task.inputs_length=2": ("inputs_length", "found 2", "at least 3"),
   "--config.task.noise_density=2.0": ("noise_density", "found 2.0", "between 0 and 1"),
   "--config.model.name=t6": ("config.model.name", "'t6'", "t5"),
   "--config.model.variant=t5-smal": ("config.model.variant", "did you mean 't5-small'"),
   "--config.optimizer.name=adam": ("config.optimizer.name", "did you mean 'adamw'"),
   "--config.schedule.name=cosin": ("config.schedule.name", "did you mean 'cosine'"),
-  "--config.objective.name=mlmm": ("config.objective.name", "did you mean 'mlm'", "encoder_decoder"),
-  "--config.objective.name=mlm": ("config.objective", "'encoder_target_tokens'", "span_corruption", "decoder_target"),
+  "--config.objective.name=mlmm": (
+    "config.objective.name",
+    "did you mean 'mlm'",
+    "encoder_decoder",
+  ),
+  "--config.objective.name=mlm": (
+    "config.objective",
+    "'encoder_target_tokens'",
+    "span_corruption",
+    "decoder_target",
+  ),
   "--config.task.name=span_coruption": ("config.task.name", "did you mean 'span_corruption'"),
   '--config.evals={"los": {}}': ("config.evals", "did you mean 'loss'"),
   "--config.batch_size=12": ("config.batch_size", "found 12", "multiple of 8", "data=8"),
-  "--config.accumulation_steps=3": ("config.batch_size", "found 8", "multiple of 24", "3 accumulation steps"),
+  "--config.accumulation_steps=3": (
+    "config.batch_size",
+    "found 8",
+    "multiple of 24",
+    "3 accumulation steps",
+  ),
   '--config.mesh={"tensor": 8}': ("kernel", "'kv_heads'", "4 kv_heads of width 8", "8 equal parts"),
-  '--config.mesh={"stage": 4, "data": -1}': ("axis 'layers' holds 2 layers", "layers->stage", "4 equal parts"),
+  '--config.mesh={"stage": 4, "data": -1}': (
+    "axis 'layers' holds 2 layers",
+    "layers->stage",
+    "4 equal parts",
+  ),
   '--config.mesh={"stage": 2, "data": -1} --config.rules.layers=None': (
     "mesh.stage=2",
     "no rule",
@@ -106,12 +143,27 @@ FLAGS = {
   '--config.mesh={"tensor": 3, "data": -1}': ("mesh", "multiple of 3 devices", "found 8"),
   "--config.model.vocab_size=100": ("config.model.vocab_size", "found 100", "384"),
   "--config.model.desgin.norm=layernorm": ("config.model.desgin", "did you mean 'design'"),
-  "--config.model.design.positon=rope": ("config.model.design.positon", "did you mean 'position'", "norm_position"),
-  "--config.model.design.position=ropes": ("design.position", "found 'ropes'", "did you mean 'rope'"),
+  "--config.model.design.positon=rope": (
+    "config.model.design.positon",
+    "did you mean 'position'",
+    "norm_position",
+  ),
+  "--config.model.design.position=ropes": (
+    "design.position",
+    "found 'ropes'",
+    "did you mean 'rope'",
+  ),
   "--config.model.design.norm=3": ("config.model.design.norm", "found 3", "expected str"),
-  '--config.model.design.position={"name": "learned", "length": 16}': ("positions for 16 tokens", "length of 32"),
+  '--config.model.design.position={"name": "learned", "length": 16}': (
+    "positions for 16 tokens",
+    "length of 32",
+  ),
   "--config.eval_split=test": ("test", "no such split; there are train, validation"),
-  "--config.task.inputs_length=30000 --config.task.targets_length=None": ("30000", "1667 noise spans", "125 sentinels"),
+  "--config.task.inputs_length=30000 --config.task.targets_length=None": (
+    "30000",
+    "1667 noise spans",
+    "125 sentinels",
+  ),
   "--foo=3": ("--foo=3", "--config.KEY=VALUE"),
   "foo": ("foo: unknown argument",),
   "--profile=3": ("--profile=3", "FIRST:LAST"),
@@ -128,15 +180,21 @@ def test_a_flag_that_cannot_be(flags, parts, refused, tmp_path):
 def test_embed_that_does_not_divide_over_fsdp(refused, tmp_path):
   recipe = tmp_path / "odd.py"
   recipe.write_text(
-    "from tests.recipes import nano\nfrom t5x_like.models import t5\nfrom dataclasses import replace\n"
-    "t5.VARIANTS['odd'] = replace(t5.VARIANTS['nano'], dims=replace(t5.VARIANTS['nano'].dims, embed=36))\n"
-    "def get_config():\n  c = nano.get_config()\n  c.model.variant = 'odd'\n  c.mesh = {'fsdp': 8}\n  return c\n"
+    "from tests.recipes import nano\nfrom t5x_like.models import t5\nfrom dataclasses import "
+    "replace\n"
+    "t5.VARIANTS['odd'] = replace(t5.VARIANTS['nano'], dims=replace(t5.VARIANTS['nano'].dims, "
+    "embed=36))\n"
+    "def get_config():\n  c = nano.get_config()\n  c.model.variant = 'odd'\n  c.mesh = {'fsdp': "
+    "8}\n  return c\n"
   )
-  refused(train.main, recipe=str(recipe), parts=("'embed' holds 36 embed", "embed->fsdp", "8 equal parts"))
+  refused(
+    train.main, recipe=str(recipe), parts=("'embed' holds 36 embed", "embed->fsdp", "8 equal parts")
+  )
 
 
 RECIPES = {
-  "from t5x_like.config import defaults\ndef get_config():\n  c = defaults()\n  c.totl_steps = 3\n  return c\n": (
+  "from t5x_like.config import defaults\ndef get_config():\n  c = defaults()\n  c.totl_steps = "
+  "3\n  return c\n": (
     "unknown key 'totl_steps'",
     "did you mean 'total_steps'",
   ),
@@ -157,8 +215,16 @@ def test_a_recipe_that_is_none(text, parts, refused, tmp_path):
 
 
 def test_a_recipe_that_is_not_there(refused, capsys, tmp_path):
-  refused(train.main, recipe="configs/t5/bse.py", parts=("configs/t5/bse.py", "did you mean 'configs/t5/base.py'"))
-  refused(train.main, recipe="configs/t5/base.py:debgu", parts=("'debgu'", "did you mean 'debug'", "large, xl, xxl"))
+  refused(
+    train.main,
+    recipe="configs/t5/bse.py",
+    parts=("configs/t5/bse.py", "did you mean 'configs/t5/base.py'"),
+  )
+  refused(
+    train.main,
+    recipe="configs/t5/base.py:debgu",
+    parts=("'debgu'", "did you mean 'debug'", "large, xl, xxl"),
+  )
   refused(train.main, recipe="LICENSE", parts=("LICENSE", "recipes are Python files"))
   assert "--workdir" in only_error(train.main([f"--config={NANO}"]), capsys.readouterr().err)
   assert "--config" in only_error(train.main([f"--workdir={tmp_path}"]), capsys.readouterr().err)
@@ -177,14 +243,34 @@ def _flip(path):
 
 TOKENS = "train/tokens/000000000000"
 DAMAGES = {
-  "missing": (lambda s: shutil.rmtree(s), "train", ("no token store", "no such directory", "tools.prepare_data")),
-  "no manifest": (lambda s: (s / "train/manifest.json").unlink(), "train", ("without manifest.json",)),
-  "empty manifest": (lambda s: (s / "train/manifest.json").write_text(""), "train/manifest.json", ()),
-  "truncated": (lambda s: (s / TOKENS).write_bytes((s / TOKENS).read_bytes()[:-9]), TOKENS, ("expected", "truncated")),
+  "missing": (
+    lambda s: shutil.rmtree(s),
+    "train",
+    ("no token store", "no such directory", "tools.prepare_data"),
+  ),
+  "no manifest": (
+    lambda s: (s / "train/manifest.json").unlink(),
+    "train",
+    ("without manifest.json",),
+  ),
+  "empty manifest": (
+    lambda s: (s / "train/manifest.json").write_text(""),
+    "train/manifest.json",
+    (),
+  ),
+  "truncated": (
+    lambda s: (s / TOKENS).write_bytes((s / TOKENS).read_bytes()[:-9]),
+    TOKENS,
+    ("expected", "truncated"),
+  ),
   "empty": (lambda s: (s / TOKENS).write_bytes(b""), TOKENS, ("found 0 bytes", "expected")),
   "lost": (lambda s: (s / TOKENS).unlink(), TOKENS, ("no such file",)),
   "corrupt": (lambda s: _flip(s / TOKENS), TOKENS, ("SHA-256", "expected", "corrupt")),
-  "validation": (lambda s: shutil.rmtree(s / "validation"), "validation", ("no such split; there are train",)),
+  "validation": (
+    lambda s: shutil.rmtree(s / "validation"),
+    "validation",
+    ("no such split; there are train",),
+  ),
 }
 
 
@@ -192,7 +278,9 @@ DAMAGES = {
 def test_a_store_that_is_damaged(damage, file, parts, store, refused):
   damage(store)
   wrong = "SHA-256" in parts or "truncated" in parts or "found 0 bytes" in parts
-  refused(train.main, f"--config.task.store={store}", parts=(str(store / file), *parts), damage=wrong)
+  refused(
+    train.main, f"--config.task.store={store}", parts=(str(store / file), *parts), damage=wrong
+  )
 
 
 def write_store(path, vocabulary, text: str):
@@ -206,14 +294,21 @@ def write_store(path, vocabulary, text: str):
 
 def test_a_store_without_one_window(refused, tmp_path):
   store = write_store(tmp_path / "short", ByteVocabulary(), "0123456789")
-  parts = (str(store / "train"), "found 10 tokens", "window of 34 tokens", "shorten the task's lengths")
+  parts = (
+    str(store / "train"),
+    "found 10 tokens",
+    "window of 34 tokens",
+    "shorten the task's lengths",
+  )
   refused(train.main, f"--config.task.store={store}", parts=parts)
 
 
 @pytest.fixture
 def other_vocabulary(tmp_path):
   """A store whose ids are of another vocabulary."""
-  return write_store(tmp_path / "other", ByteVocabulary(extra_ids=100), "a document of some length " * 20)
+  return write_store(
+    tmp_path / "other", ByteVocabulary(extra_ids=100), "a document of some length " * 20
+  )
 
 
 @pytest.fixture
@@ -229,7 +324,9 @@ def test_another_vocabulary(untouched, other_vocabulary, refused, tmp_path):
   store = f"--config.task.store={other_vocabulary}"
   keys = ("fingerprints.data", "fingerprints.vocabulary")
   refused(train.main, store, *SMALL, workdir=untouched, parts=(str(untouched), *keys))
-  refused(evaluate.main, store, workdir=untouched, parts=(str(untouched), "fingerprints.vocabulary"))
+  refused(
+    evaluate.main, store, workdir=untouched, parts=(str(untouched), "fingerprints.vocabulary")
+  )
   copy = shutil.copytree(untouched, tmp_path / "copy")
   shutil.rmtree(copy / "vocabulary")
   shutil.copytree(other_vocabulary / "train" / "vocabulary", copy / "vocabulary")
@@ -241,7 +338,12 @@ def test_another_vocabulary(untouched, other_vocabulary, refused, tmp_path):
 
 
 def test_a_workdir_of_another_config(untouched, refused):
-  flags = ("--config.seed=5", "--config.batch_size=16", "--config.model.dropout=0.2", "--config.optimizer.name=adamw")
+  flags = (
+    "--config.seed=5",
+    "--config.batch_size=16",
+    "--config.model.dropout=0.2",
+    "--config.optimizer.name=adamw",
+  )
   keys = (
     "batch_size: 8 there, 16 here",
     "model.dropout: 0.1 there, 0.2 here",
@@ -249,7 +351,12 @@ def test_a_workdir_of_another_config(untouched, refused):
     "optimizer.name",
   )
   refused(train.main, *SMALL, *flags, workdir=untouched, parts=(str(untouched), *keys))
-  refused(evaluate.main, "--config.model.variant=t5-tiny", workdir=untouched, parts=("model.variant", "'nano' there"))
+  refused(
+    evaluate.main,
+    "--config.model.variant=t5-tiny",
+    workdir=untouched,
+    parts=("model.variant", "'nano' there"),
+  )
 
 
 def test_a_run_on_data_of_the_first_edition(untouched, refused, tmp_path):
@@ -257,7 +364,12 @@ def test_a_run_on_data_of_the_first_edition(untouched, refused, tmp_path):
   copy = shutil.copytree(untouched, tmp_path / "copy")
   saved = json.loads((copy / "config.json").read_text())
   assert saved["fingerprints"].pop("data_edition") == data.EDITION == 3
-  parts = ("edition 1", "edition 3", "finish the run with the version that began it", "another --workdir")
+  parts = (
+    "edition 1",
+    "edition 3",
+    "finish the run with the version that began it",
+    "another --workdir",
+  )
   flags = (*SMALL, f"--config.total_steps={2 * saved['total_steps']}")
   (copy / "config.json").write_text(json.dumps(saved))
   refused(train.main, *flags, workdir=copy, parts=(str(copy), *parts))
@@ -281,7 +393,9 @@ def test_a_workdir_that_cannot_be(refused, tmp_path):
 def test_a_workdir_in_use(untouched, refused, tmp_path):
   workdir = shutil.copytree(untouched, tmp_path / "run")
   with contextlib.closing(workdirs.hold(workdir)):
-    refused(train.main, *SMALL, workdir=workdir, parts=(str(workdir), "another process is training in it"))
+    refused(
+      train.main, *SMALL, workdir=workdir, parts=(str(workdir), "another process is training in it")
+    )
   assert train.main(command(workdir, *SMALL)[3:]) == 0
 
 
@@ -298,7 +412,9 @@ def test_a_workdir_with_damage(untouched, refused, tmp_path):
 
 def test_nothing_to_evaluate(untouched, refused, tmp_path):
   missing = tmp_path / "nothing"
-  refused(evaluate.main, workdir=missing, recipe=None, parts=(f"--workdir: found no directory {missing}",))
+  refused(
+    evaluate.main, workdir=missing, recipe=None, parts=(f"--workdir: found no directory {missing}",)
+  )
   refused(evaluate.main, workdir=missing, parts=(f"--workdir: found no directory {missing}",))
   assert not missing.exists()
   refused(evaluate.main, "--step=3", workdir=untouched, parts=("no checkpoint of step 3", "[2, 4]"))
@@ -317,30 +433,55 @@ def test_nothing_to_predict(untouched, refused, tmp_path):
   file.write_bytes(b"good\n\xff\xfe")
   refused(predict.main, *flags, workdir=untouched, parts=(str(file), "not UTF-8 at byte 5"))
   file.write_text("short\n" + "long " * 40)
-  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "text 2", "201 tokens", "at most 32"))
+  refused(
+    predict.main, *flags, workdir=untouched, parts=(str(file), "text 2", "201 tokens", "at most 32")
+  )
   file.write_text("short\n")
-  refused(predict.main, *flags, "--batch_size=0", workdir=untouched, parts=("--batch_size=0", "at least 1"))
-  refused(predict.main, flags[0], "--output=/proc/no/out", workdir=untouched, parts=("/proc/no/out",))
+  refused(
+    predict.main,
+    *flags,
+    "--batch_size=0",
+    workdir=untouched,
+    parts=("--batch_size=0", "at least 1"),
+  )
+  refused(
+    predict.main, flags[0], "--output=/proc/no/out", workdir=untouched, parts=("/proc/no/out",)
+  )
   assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_loss_that_is_no_number(capsys, tmp_path):
   """An update too large for float32 is found in the step that makes it, and never saved."""
   workdir = tmp_path / "run"
-  flags = ("--config.schedule.learning_rate=1e30", "--config.checkpoint.every=1", "--config.total_steps=8")
+  flags = (
+    "--config.schedule.learning_rate=1e30",
+    "--config.checkpoint.every=1",
+    "--config.total_steps=8",
+  )
   assert train.main(command(workdir, *flags)[3:]) == 3
   (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-  for part in ("numeric error: train/", "at step", "--config.clip_norm", "--config.guard.name=skip"):
+  for part in (
+    "numeric error: train/",
+    "at step",
+    "--config.clip_norm",
+    "--config.guard.name=skip",
+  ):
     assert part in line, line
   saved = steps(workdir) if (workdir / "checkpoints").exists() else []
   rows = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
-  assert all(rows[step - 1][f"train/{name}"] is not None for step in saved for name in ("loss", "parameter_norm"))
+  assert all(
+    rows[step - 1][f"train/{name}"] is not None
+    for step in saved
+    for name in ("loss", "parameter_norm")
+  )
 
 
 def test_a_port_in_use(capsys):
   with socket.create_server(("", 0)) as server:
     port = server.getsockname()[1]
-    assert f"--port={port}" in only_error(local.main([f"--port={port}", "--", "true"]), capsys.readouterr().err)
+    assert f"--port={port}" in only_error(
+      local.main([f"--port={port}", "--", "true"]), capsys.readouterr().err
+    )
 
 
 LIMITED = """
@@ -353,7 +494,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.more
 def test_a_full_disk_at_a_save(untouched, compiled, tmp_path):
-  """In a process of its own, whose files may not grow; what was saved before is left as it was and is gone on from."""
+  """In a process of its own, whose files may not grow; what was saved before is left as it was and
+  is gone on from."""
   workdir = shutil.copytree(untouched, tmp_path / "run")
   before = contents(workdir / "checkpoints")
   flags = (*SMALL[1:], "--config.total_steps=8")

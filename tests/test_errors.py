@@ -1,4 +1,5 @@
-"""Errors have classes: what is transient is retried and told apart from memory, disks and the user's mistakes."""
+"""Errors have classes: what is transient is retried and told apart from memory, disks and the
+user's mistakes."""
 
 import errno
 
@@ -32,14 +33,22 @@ class Throttled(Exception):
     (ConnectionResetError("Connection reset by peer"), True, False),
     (ValueError("UNAVAILABLE: Error opening zarr driver: HTTP response code: 503"), True, False),
     (Throttled("rate"), True, False),
-    (caused(RuntimeError("the save failed"), OSError(errno.ETIMEDOUT, "Connection timed out")), True, False),
+    (
+      caused(RuntimeError("the save failed"), OSError(errno.ETIMEDOUT, "Connection timed out")),
+      True,
+      False,
+    ),
     (caused(errors.UserError("free space"), OSError(errno.ENOSPC, "")), False, False),
     (caused(errors.UserError("free space"), OSError(errno.EIO, "")), True, False),
     (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), False, True),
     (MemoryError(), False, True),
     (caused(ValueError("UNAVAILABLE"), MemoryError()), False, True),
     (ValueError("Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1"), True, False),
-    (type("ClientPayloadError", (Exception,), {})("Response payload is not completed"), True, False),
+    (
+      type("ClientPayloadError", (Exception,), {})("Response payload is not completed"),
+      True,
+      False,
+    ),
     (KeyError("params"), False, False),
     (ValueError("DATA_LOSS: checksum mismatch"), False, False),
   ],
@@ -52,7 +61,8 @@ def test_classes(error, transient, memory):
 def test_seconds_of_the_environment_that_are_no_number_are_refused(seconds, monkeypatch):
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", seconds)
   with pytest.raises(
-    errors.UserError, match=f"T5X_LIKE_RETRY_SECONDS: found '{seconds}', expected a number of seconds"
+    errors.UserError,
+    match=f"T5X_LIKE_RETRY_SECONDS: found '{seconds}', expected a number of seconds",
   ):
     errors.retried(lambda: "read", "a/path")
 
@@ -70,10 +80,15 @@ def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
     return call
 
   busy = OSError(errno.EIO, "Input/output error")
-  assert errors.retried(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read" and len(calls) == 4
+  assert (
+    errors.retried(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read"
+    and len(calls) == 4
+  )
   calls.clear()
   with pytest.raises(
-    errors.TransientError, match=r"^a/path: .*Input/output error; tried \d+ times in 0 s; run the same"
+    errors.TransientError,
+    match=r"^a/path: .*Input/output error; tried \d+ times in 0 s; run the "
+    r"same",
   ):
     errors.retried(fails(99, busy), "a/path", seconds=0.05, first_wait=0.001)
   assert len(calls) > 2
@@ -84,7 +99,14 @@ def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
 
 
 @pytest.mark.parametrize(
-  "error, code", [("UserError", 2), ("NumericError", 3), ("DamageError", 4), ("TransientError", 69), ("Preempted", 75)]
+  "error, code",
+  [
+    ("UserError", 2),
+    ("NumericError", 3),
+    ("DamageError", 4),
+    ("TransientError", 69),
+    ("Preempted", 75),
+  ],
 )
 def test_every_class_is_one_line_and_a_code(error, code, capsys):
   @errors.door
@@ -110,7 +132,10 @@ def test_a_fault_of_a_moment_is_none_of_the_users_whatever_file_has_it(name, cod
 
   assert main() == code
   line = capsys.readouterr().err
-  assert line.startswith("transient error: " if code == 69 else "error: ") and "a/path: cannot be written" in line
+  assert (
+    line.startswith("transient error: " if code == 69 else "error: ")
+    and ("a/path: cannot be written") in line
+  )
   assert line.rstrip().endswith("run the same command again" if code == 69 else "free space")
 
 

@@ -1,4 +1,5 @@
-"""Evaluation covers every example exactly once whatever the batch size, and all doors agree with each other."""
+"""Evaluation covers every example exactly once whatever the batch size, and all doors agree with
+each other."""
 
 import collections
 import inspect
@@ -44,7 +45,9 @@ def targets(task) -> np.ndarray:
   """The target tokens of every example with weight, one by one."""
   examples = list(loader.eval_batches(task, batch_size=1))
   assert len(examples) == task.num_examples
-  return np.concatenate([x["decoder_target_tokens"][x["decoder_loss_weights"] > 0] for x in examples])
+  return np.concatenate(
+    [x["decoder_target_tokens"][x["decoder_loss_weights"] > 0] for x in examples]
+  )
 
 
 LABELLED = {
@@ -54,7 +57,8 @@ LABELLED = {
   "span_qa",
   "tagging",
 }  # these are tested in evals/test_labelled.py
-# and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and evals/test_detection_scores.py
+# and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and
+# evals/test_detection_scores.py
 IMAGES = {"image_classification", "few_shot", "knn", "retrieval", "zero_shot", "detection"}
 # inference/test_embedding.py, evals/ and test_retrieval.py
 ELSEWHERE = {"embedding", "samples", "questions", "reward", "open_qa"}
@@ -62,10 +66,17 @@ ELSEWHERE = {"embedding", "samples", "questions", "reward", "open_qa"}
 
 @pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES - ELSEWHERE))
 def test_every_evaluator_finds_the_same_in_batches_of_any_size(name, restored):
-  """Found by its path; with rows of padding in the last batch, and with the samples and figures of whole batches."""
+  """Found by its path; with rows of padding in the last batch, and with the samples and figures of
+  whole batches."""
   *_, arrays = restored
   found = [
-    slots.make("config.evals", {"name": name, "max_examples": 12}, evals, "Evaluator", setting=setting(restored, rows))
+    slots.make(
+      "config.evals",
+      {"name": name, "max_examples": 12},
+      evals,
+      "Evaluator",
+      setting=setting(restored, rows),
+    )
     for rows in (8, 16)
   ]
   small, large = (evaluator(arrays) for evaluator in found)
@@ -113,7 +124,11 @@ INSTANCES = {
   "loss": {"max_examples": 16},
   "same": {"name": "loss", "max_examples": 16},
   "trained_on": {"name": "loss", "split": "train", "max_examples": 24},
-  "shorter": {"name": "loss", "task": {"inputs_length": 16, "targets_length": 8}, "max_examples": 16},
+  "shorter": {
+    "name": "loss",
+    "task": {"inputs_length": 16, "targets_length": 8},
+    "max_examples": 16,
+  },
   "others": {
     "name": "loss",
     "task": {"name": "denoising", "style": "drop_tokens", "store": "builtin", "inputs_length": 24},
@@ -125,7 +140,11 @@ INSTANCES = {
 
 @pytest.mark.more
 def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, restored, capsys):
-  flags = ("--config.total_steps=1", "--config.eval_every=1", f"--config.evals={json.dumps(INSTANCES)}")
+  flags = (
+    "--config.total_steps=1",
+    "--config.eval_every=1",
+    f"--config.evals={json.dumps(INSTANCES)}",
+  )
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}", *flags]) == 0
   (loop,) = [row for row in read_metrics(tmp_path) if "eval/same/loss" in row]
   parts, task, _ = restored
@@ -140,21 +159,31 @@ def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, res
     other = tasks.build(split=split, **(run.config.task.to_dict() | changes))
     expected = loss.Evaluator(setting((parts, other, None), 8), max_examples=most)(arrays).metrics
     assert {metric: loop[f"eval/{name}/{metric}"] for metric in expected} == expected
-  assert len({loop[f"eval/{name}/loss"] for name in ("same", "trained_on", "shorter", "others")}) == 4
-  samples = [json.loads(line) for line in (tmp_path / "samples" / "000000001.jsonl").read_text().splitlines()]
+  assert (
+    len({loop[f"eval/{name}/loss"] for name in ("same", "trained_on", "shorter", "others")}) == 4
+  )
+  samples = [
+    json.loads(line) for line in (tmp_path / "samples" / "000000001.jsonl").read_text().splitlines()
+  ]
   assert [sample["task"] for sample in samples] == ["spans"] * 2
   # All of them again from the checkpoint: the config is the one the run saved.
   assert evaluate.main([f"--workdir={tmp_path}"]) == 0
-  found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "evaluations").glob("*.json")}
+  found = {
+    path.stem: json.loads(path.read_text()) for path in (tmp_path / "evaluations").glob("*.json")
+  }
   assert found.keys() == {f"1_{task.name}_validation", "1_trained_on_train"} | {
     f"1_{name}_validation" for name in ("same", "shorter", "others", "spans")
   }
   for stem, written in found.items():
     group = stem.removeprefix("1_").removesuffix(f"_{written['split']}")
-    assert {f"eval/{group}/{metric}": value for metric, value in written["metrics"].items()}.items() <= loop.items()
+    assert {
+      f"eval/{group}/{metric}": value for metric, value in written["metrics"].items()
+    }.items() <= loop.items()
   assert found["1_others_validation"]["task"] != found["1_same_validation"]["task"] == task.name
   written = (tmp_path / "evaluations" / "1_spans_validation.jsonl").read_text()
-  assert [json.loads(line) | {"task": "spans", "step": 1} for line in written.splitlines()] == samples
+  assert [
+    json.loads(line) | {"task": "spans", "step": 1} for line in written.splitlines()
+  ] == samples
   capsys.readouterr()
   assert evaluate.main([f"--workdir={tmp_path}", "--evals=trained_on,spans"]) == 0
   said = capsys.readouterr().out
@@ -163,21 +192,36 @@ def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, res
 
 def test_evaluators_that_cannot_be(trained, capsys):
   for flags, words in (
-    (["--evals=los"], "--evals=los: the config has no evaluator 'los' (did you mean 'loss'?); it has loss"),
-    (['--config.evals={"a": {}}'], "config.evals.a.name: found 'a', expected one of classification"),
+    (
+      ["--evals=los"],
+      "--evals=los: the config has no evaluator 'los' (did you mean 'loss'?); it has loss",
+    ),
+    (
+      ['--config.evals={"a": {}}'],
+      "config.evals.a.name: found 'a', expected one of classification",
+    ),
     (
       ['--config.evals={"a": {"name": "loss", "splt": "train"}}'],
       "config.evals.a.splt: unknown key (did you mean 'split'?)",
     ),
-    (['--config.evals={"a": {"name": "loss", "split": "tst"}}'], "no such split; there are train, validation"),
-    (['--config.evals={"a": {"name": "loss", "task": {"name": "causl_lm"}}}'], "did you mean 'causal_lm'"),
+    (
+      ['--config.evals={"a": {"name": "loss", "split": "tst"}}'],
+      "no such split; there are train, validation",
+    ),
+    (
+      ['--config.evals={"a": {"name": "loss", "task": {"name": "causl_lm"}}}'],
+      "did you mean 'causal_lm'",
+    ),
     (["--config.evals={}"], "config.evals: found no evaluators"),
     (
       ['--config.evals={"builtin_span_corruption": {"name": "loss", "split": "train"}}'],
       "config.evals.builtin_span_corruption: the run's own task has this name",
     ),
   ):
-    assert evaluate.main([f"--config={NANO}", f"--workdir={trained}", "--config.evals.loss={}", *flags]) == 2
+    assert (
+      evaluate.main([f"--config={NANO}", f"--workdir={trained}", "--config.evals.loss={}", *flags])
+      == 2
+    )
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1, error
 
@@ -186,10 +230,14 @@ def test_an_older_step_and_another_batch_size(trained, capsys):
   flags = ("--step=2", "--config.batch_size=24", "--config.evals.loss={}")
   assert evaluate.main([f"--config={NANO}", f"--workdir={trained}", *flags]) == 0
   assert "step 2" in capsys.readouterr().out
-  path, name = trained / "evaluations" / "2_builtin_span_corruption_validation.json", "eval/builtin_span_corruption"
+  path = trained / "evaluations" / "2_builtin_span_corruption_validation.json"
+  name = "eval/builtin_span_corruption"
   older = json.loads(path.read_text())["metrics"]
   newer = [row for row in read_metrics(trained) if f"{name}/loss" in row][-1]
-  assert older["loss"] > newer[f"{name}/loss"] and older["unigram_entropy"] == newer[f"{name}/unigram_entropy"]
+  assert (
+    older["loss"] > newer[f"{name}/loss"]
+    and older["unigram_entropy"] == newer[f"{name}/unigram_entropy"]
+  )
 
 
 def test_predict_writes_what_the_evaluator_decodes(trained, restored, tmp_path, capsys):
@@ -202,10 +250,12 @@ def test_predict_writes_what_the_evaluator_decodes(trained, restored, tmp_path, 
     for s in result.samples
     if s["input"].isprintable()
     and s["input"].strip()
-    and len(vocabularies.encode_sentinels(vocabulary, s["input"])) == task.features["encoder_input_tokens"].shape[0] - 1
+    and len(vocabularies.encode_sentinels(vocabulary, s["input"]))
+    == task.features["encoder_input_tokens"].shape[0] - 1
   ]
   assert len(clean) >= 5
-  file, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+  file = tmp_path / "lines.txt"
+  output = tmp_path / "out.jsonl"
   file.write_text("\n".join(s["input"] for s in clean) + "\n")
   flags = (f"--input={file}", f"--output={output}", "--batch_size=16")
   assert predict.main([f"--config={NANO}", f"--workdir={trained}", *flags]) == 0
@@ -219,10 +269,13 @@ def test_predict_writes_what_the_evaluator_decodes(trained, restored, tmp_path, 
 def test_span_infilling_counts_spans(restored):
   _, task, arrays = restored
   first = task.vocabulary.size - 1
-  target, eos = [first, 5, 6, first - 1, 7, 1, 0, 0], 1
+  target = [first, 5, 6, first - 1, 7, 1, 0, 0]
+  eos = 1
   spans = span_infilling.spans_by_sentinel(target, task.vocabulary)
   assert spans == {first: (5, 6), first - 1: (7,)}
-  assert span_infilling.spans_by_sentinel([9, first, 5, eos, first - 1, 7], task.vocabulary) == {first: (5,)}
+  assert span_infilling.spans_by_sentinel([9, first, 5, eos, first - 1, 7], task.vocabulary) == {
+    first: (5,)
+  }
   result = span_infilling.Evaluator(setting(restored, 8), max_examples=12, samples=3)(arrays)
   assert len(result.samples) == 3 and 0 <= result.metrics["span_exact_match"] <= 1
   assert 0 < result.metrics["commonest_span"] < 1

@@ -1,4 +1,5 @@
-"""What can befall two real processes: each ends as docs/reference/exit-codes.md says, and resumes to the same bits."""
+"""What can befall two real processes: each ends as docs/reference/exit-codes.md says, and resumes
+to the same bits."""
 
 import json
 import os
@@ -11,11 +12,27 @@ import pytest
 
 from tests import object_server
 from tests.drills.moments import seeded
-from tests.runs import LAUNCHER, REPO, Process, assert_same_bits, lines, losses, prints, run, saving, steps, train
+from tests.runs import (
+  LAUNCHER,
+  REPO,
+  Process,
+  assert_same_bits,
+  lines,
+  losses,
+  prints,
+  run,
+  saving,
+  steps,
+  train,
+)
 
 pytestmark = pytest.mark.heavy
 STEPS = 20
-FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=4", "--config.checkpoint.keep_last=20")
+FLAGS = (
+  f"--config.total_steps={STEPS}",
+  "--config.checkpoint.every=4",
+  "--config.checkpoint.keep_last=20",
+)
 TIMEOUT = "--config.step_timeout_seconds=20"
 POISONED = f"""
 import sys
@@ -37,7 +54,12 @@ def cache(tmp_path_factory):
 
 
 def pair(workdir, *flags, restarts: int = 0) -> list[str]:
-  return [*LAUNCHER, f"--restarts={restarts}", "--", *train(workdir, *FLAGS, "--config.mesh.fsdp=4", *flags)]
+  return [
+    *LAUNCHER,
+    f"--restarts={restarts}",
+    "--",
+    *train(workdir, *FLAGS, "--config.mesh.fsdp=4", *flags),
+  ]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +80,9 @@ def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache,
     assert launcher.until(lambda: lines(tmp_path) >= 6)
     os.kill(seeded("failures").choice(launcher.children()), signal.SIGTERM)
     code, output = launcher.end()
-  assert code == 75 and output.count(f"preempted: saved step {steps(tmp_path)[-1]} of {STEPS}") == 2, output
+  assert (
+    code == 75 and output.count(f"preempted: saved step {steps(tmp_path)[-1]} of {STEPS}") == 2
+  ), output
   code, output = run(pair(tmp_path), **cache)
   assert code == 0, output
   assert_ended_the_same(tmp_path, whole)
@@ -67,7 +91,10 @@ def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache,
 @pytest.mark.parametrize("when", ["computing", "saving"])
 def test_sigkill_to_one_ends_both_and_they_start_again(when, whole, cache, tmp_path):
   with Process(pair(tmp_path, restarts=1), **cache) as launcher:
-    ready = {"computing": lambda: lines(tmp_path) >= 6, "saving": lambda: any(s > 4 for s in saving(tmp_path))}[when]
+    ready = {
+      "computing": lambda: lines(tmp_path) >= 6,
+      "saving": lambda: any(s > 4 for s in saving(tmp_path)),
+    }[when]
     assert launcher.until(ready)
     os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
@@ -81,9 +108,13 @@ def test_a_stopped_process_is_found_by_the_other_and_both_start_again(whole, cac
     began = time.monotonic()
     os.kill(launcher.children()[1], signal.SIGSTOP)
     code, output = launcher.end(240)
-  assert code == 0 and "nothing has ended for 20 s while" in output and "exit code 69" in output, output
+  assert code == 0 and "nothing has ended for 20 s while" in output and "exit code 69" in output, (
+    output
+  )
   assert (
-    "Thread 0x" in output and (tmp_path / "logs" / "stacks-0.txt").stat().st_size and time.monotonic() - began < 200
+    "Thread 0x" in output
+    and (tmp_path / "logs" / "stacks-0.txt").stat().st_size
+    and time.monotonic() - began < 200
   )
   assert_ended_the_same(tmp_path, whole)
 
@@ -97,8 +128,14 @@ def test_another_config_is_refused_and_harms_nothing(whole, cache, tmp_path):
 
 @pytest.mark.parametrize("guard", ["stop", "skip", "rollback"])
 def test_nan_in_a_batch(guard, cache, tmp_path):
-  guards = {"stop": "{}", "skip": '{"name": "skip"}', "rollback": '{"name": "rollback", "steps": 2}'}
-  flags = [*FLAGS, "--config.mesh.fsdp=4"] + ([f"--config.guard={guards[guard]}"] if guard != "stop" else [])
+  guards = {
+    "stop": "{}",
+    "skip": '{"name": "skip"}',
+    "rollback": '{"name": "rollback", "steps": 2}',
+  }
+  flags = [*FLAGS, "--config.mesh.fsdp=4"] + (
+    [f"--config.guard={guards[guard]}"] if guard != "stop" else []
+  )
 
   def command(workdir):
     argv = [f"--config={train(workdir)[3].partition('=')[2]}", f"--workdir={workdir}", *flags]
@@ -106,7 +143,9 @@ def test_nan_in_a_batch(guard, cache, tmp_path):
 
   code, output = run(command(tmp_path / "whole"), **cache)
   if guard == "stop":
-    assert code == 3 and "train/loss is nan at step 10" in output and "restart 1" not in output, output
+    assert code == 3 and "train/loss is nan at step 10" in output and "restart 1" not in output, (
+      output
+    )
     assert steps(tmp_path / "whole") == [4, 8]
     return
   assert code == 0, output
@@ -124,7 +163,12 @@ def test_an_object_store_that_is_down_for_a_minute(whole, cache, tmp_path, monke
   server.root.mkdir()
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
   monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-  committed = lambda: {p.parent.name.split("-")[0] for p in server.root.glob("run/checkpoints/*/manifest.json")}  # noqa: E731
+
+  def committed():
+    return {
+      p.parent.name.split("-")[0] for p in server.root.glob("run/checkpoints/*/manifest.json")
+    }
+
   with server.running(), Process(pair("gs://bucket/run", restarts=1), **cache) as launcher:
     assert launcher.until(lambda: "4" in committed())
     server.unavailable = 1.0
@@ -133,4 +177,6 @@ def test_an_object_store_that_is_down_for_a_minute(whole, cache, tmp_path, monke
   assert code == 0, output
   (manifest,) = server.root.glob(f"run/checkpoints/{STEPS}-*/manifest.json")
   assert json.loads(manifest.read_text())["tensors"] == prints(whole, STEPS)
-  assert losses(server.root / "run") == losses(whole) and (server.root / "run" / "report.html").exists()
+  assert (
+    losses(server.root / "run") == losses(whole) and (server.root / "run" / "report.html").exists()
+  )

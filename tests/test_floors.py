@@ -1,4 +1,5 @@
-"""The architecture, enforced: imports go only to lower floors, and what must not be there is not."""
+"""The architecture, enforced: imports go only to lower floors, and what must not be there is
+not."""
 
 import ast
 import pathlib
@@ -46,8 +47,14 @@ FLOORS = {
 }
 TOGETHER = {"corpora", "data"}  # not yet apart
 ROOTS = (PACKAGE, "tools", "launch", "configs")
-SOURCES = {path: ast.parse(path.read_text()) for root in ROOTS for path in sorted((REPO / root).rglob("*.py"))}
-PACKAGE_SOURCES = {path: tree for path, tree in SOURCES.items() if path.is_relative_to(REPO / PACKAGE)}
+SOURCES = {
+  path: ast.parse(path.read_text())
+  for root in ROOTS
+  for path in sorted((REPO / root).rglob("*.py"))
+}
+PACKAGE_SOURCES = {
+  path: tree for path, tree in SOURCES.items() if path.is_relative_to(REPO / PACKAGE)
+}
 
 
 def imports(path, tree):
@@ -73,7 +80,9 @@ def where(path, line):
 
 
 def test_every_room_has_a_floor():
-  rooms = {path.relative_to(REPO / PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE_SOURCES}
+  rooms = {
+    path.relative_to(REPO / PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE_SOURCES
+  }
   assert rooms - {"__init__"} <= set(FLOORS)
 
 
@@ -85,7 +94,11 @@ def test_imports_go_only_to_lower_floors():
       other = room(module)
       if own == "__init__" or other in (None, own, "__version__"):
         continue
-      allowed = FLOORS[other] < FLOORS[own] or (FLOORS[own] == 0 and other in GROUND) or {own, other} <= TOGETHER
+      allowed = (
+        FLOORS[other] < FLOORS[own]
+        or (FLOORS[own] == 0 and other in GROUND)
+        or {own, other} <= TOGETHER
+      )
       if own in ("nn", "architectures", "decoding") and module.startswith(f"{PACKAGE}.parallel"):
         allowed = module.startswith(f"{PACKAGE}.parallel.constrain")
       if not allowed:
@@ -94,7 +107,8 @@ def test_imports_go_only_to_lower_floors():
 
 
 def test_plug_ins_import_no_siblings():
-  """A task, objective or evaluator is one file; what several share is in a private module or in the package itself."""
+  """A task, objective or evaluator is one file; what several share is in a private module or in the
+  package itself."""
   wrong = []
   for path, tree in PACKAGE_SOURCES.items():
     folder = path.relative_to(REPO / PACKAGE).parent.as_posix()
@@ -126,22 +140,35 @@ def test_tensorflow_is_imported_only_under_data_and_corpora_and_in_tools():
     for path, tree in SOURCES.items()
     for line, module in imports(path, tree)
     if module.split(".")[0].startswith(("tensorflow", "keras"))
-    if not any(path.is_relative_to(REPO / room) for room in ("tools", f"{PACKAGE}/data", f"{PACKAGE}/corpora"))
+    if not any(
+      path.is_relative_to(REPO / room)
+      for room in ("tools", f"{PACKAGE}/data", f"{PACKAGE}/corpora")
+    )
   ]
   assert not wrong, "\n".join(wrong)
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "joblib.load", "torch.load", "yaml.load"}
-# Who imports a module by name: names in a list of the program's own files, and those that `trust` admits.
-OF_OWN_LISTS = {"t5x_like/__init__.py", "t5x_like/slots.py", "t5x_like/interop/hf.py", "tools/benchmark/__main__.py"}
+# Who imports a module by name: names in a list of the program's own files, and those that `trust`
+# admits.
+OF_OWN_LISTS = {
+  "t5x_like/__init__.py",
+  "t5x_like/slots.py",
+  "t5x_like/interop/hf.py",
+  "tools/benchmark/__main__.py",
+}
 IMPORTERS = OF_OWN_LISTS | {"t5x_like/trust.py"}
 
 
 def test_nothing_that_is_read_can_execute_code():
   wrong = []
   for path, tree in SOURCES.items():
-    wrong += [f"{where(path, n)} imports {m}" for n, m in imports(path, tree) if m.split(".")[0] in UNSAFE_MODULES]
+    wrong += [
+      f"{where(path, n)} imports {m}"
+      for n, m in imports(path, tree)
+      if m.split(".")[0] in UNSAFE_MODULES
+    ]
     for node in ast.walk(tree):
       if not isinstance(node, ast.Call):
         continue
@@ -186,7 +213,17 @@ print("imported", len({modules!r}))
 
 
 @pytest.mark.parametrize(
-  "blocked", [("tensorflow", "tensorflow_datasets", "ml_collections", "sentencepiece", "tensorboardX", "matplotlib")]
+  "blocked",
+  [
+    (
+      "tensorflow",
+      "tensorflow_datasets",
+      "ml_collections",
+      "sentencepiece",
+      "tensorboardX",
+      "matplotlib",
+    )
+  ],
 )
 def test_models_and_the_step_import_without_the_data_system(blocked):
   rooms = ("nn", "architectures", "decoding", "parallel", "models", "objectives")
@@ -197,12 +234,19 @@ def test_models_and_the_step_import_without_the_data_system(blocked):
   ]
   modules += [f"{PACKAGE}.training.{name}" for name in ("step", "state", "optimizer", "schedule")]
   program = BLOCKED.format(blocked=set(blocked), modules=modules)
-  done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600)
+  done = subprocess.run(
+    [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600
+  )
   assert done.returncode == 0, done.stderr[-1500:]
   assert f"imported {len(modules)}" in done.stdout
 
 
 def test_no_two_tests_share_a_file_name():
-  """Files outside of packages are modules of one name space; pytest drops the second of a name from a run."""
-  names = [path.name for path in (REPO / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+  """Files outside of packages are modules of one name space; pytest drops the second of a name from
+  a run."""
+  names = [
+    path.name
+    for path in (REPO / "tests").rglob("test_*.py")
+    if not (path.parent / "__init__.py").exists()
+  ]
   assert not {name for name in names if names.count(name) > 1}

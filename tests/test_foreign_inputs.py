@@ -1,7 +1,9 @@
-"""What files from elsewhere can reach: every command and every kind of input, with sentinels instead of a network.
+"""What files from elsewhere can reach: every command and every kind of input, with sentinels
+instead of a network.
 
-A case ends in exit code 2 and one line, or, where a command does not use the key, in success. In no case is a file
-outside the named directories read or written, a request sent, a program started or a module imported.
+A case ends in exit code 2 and one line, or, where a command does not use the key, in success. In no
+case is a file outside the named directories read or written, a request sent, a program started or a
+module imported.
 """
 
 import io
@@ -39,8 +41,8 @@ def sentinels(tmp_path) -> Sentinels:
 def check(tmp_path, sentinels, monkeypatch, compiled):
   """A function that runs a command and checks what it may not do.
 
-  It takes the command, of the only directory where it may write, and `ends`, how it may end; it returns the line of a
-  refusal.
+  It takes the command, of the only directory where it may write, and `ends`, how it may end; it
+  returns the line of a refusal.
   """
   (tmp_path / "here").mkdir()
   monkeypatch.chdir(tmp_path / "here")
@@ -60,7 +62,9 @@ def check(tmp_path, sentinels, monkeypatch, compiled):
 def foreign(trained: pathlib.Path, folder: pathlib.Path, changes: dict) -> pathlib.Path:
   """Copy a run without its signature, with other values at dotted keys of its config."""
   copy = folder / "foreign"
-  shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("compiled", "*.tfevents*", "report.html"))
+  shutil.copytree(
+    trained, copy, ignore=shutil.ignore_patterns("compiled", "*.tfevents*", "report.html")
+  )
   config = json.loads((copy / "config.json").read_text())
   config.pop(trust.SIGNATURE, None)
   for key, value in changes.items():
@@ -78,7 +82,13 @@ def filled(value, root: pathlib.Path):
   return json.loads(json.dumps(value).replace("ELSEWHERE", str(root)))
 
 
-TEXTS = {"name": "text_to_text", "inputs": "{text}", "targets": "{text}", "inputs_length": 32, "targets_length": 8}
+TEXTS = {
+  "name": "text_to_text",
+  "inputs": "{text}",
+  "targets": "{text}",
+  "inputs_length": 32,
+  "targets_length": 8,
+}
 CORPUS = {"name": "span_corruption", "vocabulary": "bytes", "inputs_length": 32}
 ADDRESSES = (
   "gs://bucket/loot",
@@ -95,7 +105,8 @@ ADDRESSES = (
 # By name: keys of config.json and their values. Every command must refuse them or leave them alone.
 CONFIGS = {
   **{
-    f"store {address}": {"task.store": address} for address in (*ADDRESSES, "ELSEWHERE/tokens", "../elsewhere/tokens")
+    f"store {address}": {"task.store": address}
+    for address in (*ADDRESSES, "ELSEWHERE/tokens", "../elsewhere/tokens")
   },
   **{
     f"source {source}": {"task": CORPUS | {"source": source, "validation_fraction": 0.5}}
@@ -123,18 +134,34 @@ CONFIGS = {
   "cache": {"task": CORPUS | {"source": "builtin", "cache": "gs://bucket/loot", "store": None}},
   "cache here": {"task": CORPUS | {"source": "builtin", "cache": "ELSEWHERE/cache", "store": None}},
   "data_dir": {"task": CORPUS | {"source": "builtin", "data_dir": "ELSEWHERE", "store": None}},
-  "vocabulary": {"task": CORPUS | {"source": "builtin", "vocabulary": "ELSEWHERE/vocabulary", "store": None}},
-  "vocabulary at an address": {"task": CORPUS | {"source": "builtin", "vocabulary": "gs://bucket/v", "store": None}},
-  "mixture": {"task": {"name": "mixture", "parts": {"a": CORPUS | {"source": "lines:ELSEWHERE/secret.txt"}}}},
-  "shared": {"task": {"name": "mixture", "parts": {"a": CORPUS}, "shared": {"source": "lines:ELSEWHERE/secret.txt"}}},
+  "vocabulary": {
+    "task": CORPUS | {"source": "builtin", "vocabulary": "ELSEWHERE/vocabulary", "store": None}
+  },
+  "vocabulary at an address": {
+    "task": CORPUS | {"source": "builtin", "vocabulary": "gs://bucket/v", "store": None}
+  },
+  "mixture": {
+    "task": {"name": "mixture", "parts": {"a": CORPUS | {"source": "lines:ELSEWHERE/secret.txt"}}}
+  },
+  "shared": {
+    "task": {
+      "name": "mixture",
+      "parts": {"a": CORPUS},
+      "shared": {"source": "lines:ELSEWHERE/secret.txt"},
+    }
+  },
   "evals": {"evals.loss.task": CORPUS | {"source": "lines:ELSEWHERE/secret.txt"}},
   "evals' store": {"evals.loss.task": {"store": "ELSEWHERE/tokens"}},
   "an evaluator's files": {"evals.loss": {"name": "questions", "files": ["ELSEWHERE/*.jsonl"]}},
   "a store's vocabulary": {"model.vocab_size": "auto", "task.store": "ELSEWHERE/tokens"},
   "a split elsewhere": {"model.vocab_size": "auto", "train_split": "../elsewhere/tokens"},
   "a phase": {"phases.first": {"until": 2, "task": {"store": "ELSEWHERE/tokens"}}},
-  "images": {"task": {"name": "image_classification", "source": "folders:ELSEWHERE", "resolution": 8}},
-  "passages": {"task": {"name": "open_qa", "passages": "jsonl:ELSEWHERE/rows.jsonl", "source": "builtin"}},
+  "images": {
+    "task": {"name": "image_classification", "source": "folders:ELSEWHERE", "resolution": 8}
+  },
+  "passages": {
+    "task": {"name": "open_qa", "passages": "jsonl:ELSEWHERE/rows.jsonl", "source": "builtin"}
+  },
   "init": {"init": {"workdir": "ELSEWHERE", "inherit": True}},
   "init of the Hub": {"init": {"workdir": "owner/name", "inherit": True}},
   "teacher": {"teacher": {"workdir": "gs://bucket/teacher"}, "objective": {"name": "distillation"}},
@@ -148,7 +175,9 @@ UNUSED = ("directory", "directory here", "a phase")  # by evaluate
 @pytest.mark.runs
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("case", [name for name in CONFIGS if name not in UNUSED])
-def test_evaluate_reaches_nothing_that_a_saved_config_names(case, trained, tmp_path, sentinels, check):
+def test_evaluate_reaches_nothing_that_a_saved_config_names(
+  case, trained, tmp_path, sentinels, check
+):
   workdir = foreign(trained, tmp_path, filled(CONFIGS[case], sentinels.folder))
   before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
   line = check(lambda inside: evaluate.main([f"--workdir={workdir}"]))
@@ -172,19 +201,39 @@ def asked(workdir: pathlib.Path) -> None:
   library.load(str(workdir)).score(["a line"], ["a"])
 
 
-# By name: (a command of a workdir and the directory where it may write, whether it looks at the task).
+# By name: (a command of a workdir and the directory where it may write, whether it looks at the
+# task).
 COMMANDS = {
   "predict": lambda workdir, inside: predict.main(
-    [f"--workdir={workdir}", f"--input={workdir}/in.txt", f"--output={inside}/out", "--max_new_tokens=1"]
+    [
+      f"--workdir={workdir}",
+      f"--input={workdir}/in.txt",
+      f"--output={inside}/out",
+      "--max_new_tokens=1",
+    ]
   ),
   "chat": lambda workdir, inside: chat.main([f"--workdir={workdir}", "--max_new_tokens=1"]),
-  "export": lambda workdir, inside: convert_hf.main([f"--input={workdir}", f"--output={inside}/hf"]),
-  "few_shot": lambda workdir, inside: few_shot.main([f"--workdir={workdir}", f"--input={workdir}/questions.jsonl"]),
+  "export": lambda workdir, inside: convert_hf.main(
+    [f"--input={workdir}", f"--output={inside}/hf"]
+  ),
+  "few_shot": lambda workdir, inside: few_shot.main(
+    [f"--workdir={workdir}", f"--input={workdir}/questions.jsonl"]
+  ),
   "suite": lambda workdir, inside: evaluate.main(
-    [f"--workdir={workdir}", f"--output={inside}/suite", f"--suite={workdir}/tasks.toml", "--epochs=1"]
+    [
+      f"--workdir={workdir}",
+      f"--output={inside}/suite",
+      f"--suite={workdir}/tasks.toml",
+      "--epochs=1",
+    ]
   ),
   "init": lambda workdir, inside: train.main(
-    [NANO, f"--workdir={inside}/run", f'--config.init={{"workdir": "{workdir}"}}', "--config.model.dropout=oops"]
+    [
+      NANO,
+      f"--workdir={inside}/run",
+      f'--config.init={{"workdir": "{workdir}"}}',
+      "--config.model.dropout=oops",
+    ]
   ),
   "python": lambda workdir, inside: door(asked)(workdir),
 }
@@ -201,7 +250,8 @@ def test_other_commands_reach_nothing_that_a_saved_config_names(
   (workdir / "in.txt").write_text("a line\n")
   (workdir / "questions.jsonl").write_text('{"context": "a", "continuation": "b"}\n')
   (workdir / "tasks.toml").write_text(
-    f'[a]\nform = "labelled"\nsource = "jsonl:{sentinels.folder}/rows.jsonl"\ntext = "{{text}}"\nlength = 8\n'
+    f'[a]\nform = "labelled"\nsource = "jsonl:{sentinels.folder}/rows.jsonl"\ntext = '
+    f'"{{text}}"\nlength = 8\n'
   )
   monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
   check(lambda inside: COMMANDS[command](workdir, inside), "refusal", "success")
@@ -210,7 +260,9 @@ def test_other_commands_reach_nothing_that_a_saved_config_names(
 def model_directory(folder: pathlib.Path) -> pathlib.Path:
   """Write a small T5 of another maker with its tokenizer."""
   published.write(folder, "t5")
-  (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 100}')
+  (folder / "tokenizer_config.json").write_text(
+    '{"tokenizer_class": "T5Tokenizer", "extra_ids": 100}'
+  )
   return folder
 
 
@@ -219,7 +271,11 @@ def linked(folder: pathlib.Path, secret: pathlib.Path) -> None:
 
 
 def multiplying(folder: pathlib.Path, secret: pathlib.Path) -> None:
-  model = {"type": "WordLevel", "vocab": {"[PAD]": 0, "</s>": 1, "[UNK]": 2, "a": 3}, "unk_token": "[UNK]"}
+  model = {
+    "type": "WordLevel",
+    "vocab": {"[PAD]": 0, "</s>": 1, "[UNK]": 2, "a": 3},
+    "unk_token": "[UNK]",
+  }
   step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
   file = {"version": "1.0", "added_tokens": [], "model": model}
   file["normalizer"] = {"type": "Sequence", "normalizers": [step] * 3}
@@ -258,10 +314,19 @@ def test_links_of_the_hubs_cache_are_followed(tmp_path):
 
 
 RECORDS = {
-  "a coco file": ("coco:{0}/rows.json", {"images": [{"file_name": "../secret.txt", "height": 1, "width": 1, "id": 1}]}),
-  "a coco address": ("coco:{0}/rows.json", {"images": [{"file_name": "gs://b/x", "height": 1, "width": 1, "id": 1}]}),
+  "a coco file": (
+    "coco:{0}/rows.json",
+    {"images": [{"file_name": "../secret.txt", "height": 1, "width": 1, "id": 1}]},
+  ),
+  "a coco address": (
+    "coco:{0}/rows.json",
+    {"images": [{"file_name": "gs://b/x", "height": 1, "width": 1, "id": 1}]},
+  ),
   "boxes": ("boxes:{0}/rows.csv", "filename,class,xmin,ymin,xmax,ymax\n../secret.txt,a,0,0,1,1\n"),
-  "an arrow state": ("arrow:{0}/state", {"_data_files": [{"filename": "../../elsewhere/secret.txt"}]}),
+  "an arrow state": (
+    "arrow:{0}/state",
+    {"_data_files": [{"filename": "../../elsewhere/secret.txt"}]},
+  ),
 }
 
 
@@ -285,14 +350,24 @@ def test_records_reach_nothing(case, tmp_path, check):
 
 
 @pytest.mark.parametrize(
-  "value", ["/etc/passwd", "../elsewhere/rows.jsonl", "https://127.0.0.1/x", "zip://x::/etc/passwd", "**/*.jsonl"]
+  "value",
+  [
+    "/etc/passwd",
+    "../elsewhere/rows.jsonl",
+    "https://127.0.0.1/x",
+    "zip://x::/etc/passwd",
+    "**/*.jsonl",
+  ],
 )
 def test_the_card_of_a_data_set_names_files_of_its_directory(value, tmp_path, check):
   pytest.importorskip("yaml")
   from t5x_like.corpora.sources import hf
 
   card = tmp_path / "README.md"
-  card.write_text(f"---\nconfigs:\n- config_name: a\n  data_files:\n  - split: train\n    path: '{value}'\n---\n# A\n")
+  card.write_text(
+    "---\nconfigs:\n- config_name: a\n  data_files:\n  - split: train\n    path: "
+    f"'{value}'\n---\n# A\n"
+  )
   ends = ("success",) if value.startswith("**") else ("refusal",)
   check(door(lambda inside: hf._check_card(place(card))), *ends)
 
@@ -318,7 +393,9 @@ def names_of_a_child(queue, source: str) -> None:
 def test_a_child_of_multiprocessing_admits_no_more_than_its_parent(sentinels):
   context = multiprocessing.get_context("spawn")
   queue = context.Queue()
-  child = context.Process(target=names_of_a_child, args=(queue, "salient:subprocess:getoutput@builtin"))
+  child = context.Process(
+    target=names_of_a_child, args=(queue, "salient:subprocess:getoutput@builtin")
+  )
   child.start()
   told = queue.get(timeout=120)
   child.join()
@@ -335,7 +412,10 @@ def test_a_run_of_this_user_may_name_any_data(tmp_path):
   content = json.loads((tmp_path / "config.json").read_text())
   (tmp_path / "config.json").write_text(json.dumps(content | {"seed": 1}))
   workdirs.read(tmp_path)
-  with pytest.raises(UserError, match=f"{tmp_path}/config.json: config.task.store: found '/data/store', which is outs"):
+  with pytest.raises(
+    UserError,
+    match=f"{tmp_path}/config.json: config.task.store: found '/data/store', which is outs",
+  ):
     trust.location("config.task.store", text)
   trust.begin(["--x", text])
   workdirs.read(tmp_path)
@@ -353,9 +433,13 @@ def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text):
   trust.begin((), everything=True)
   trust.was_read("theirs/config.json", {"task": {"store": text}}, "theirs")
   for check_it in (trust.location, trust.source):
-    with pytest.raises(UserError, match="theirs/config.json: config.x: found .*expected one address of gs://"):
+    with pytest.raises(
+      UserError, match="theirs/config.json: config.x: found .*expected one address of gs://"
+    ):
       check_it("config.x", text)
-  with pytest.raises(UserError, match="which this command does not name, expected one address of gs://"):
+  with pytest.raises(
+    UserError, match="which this command does not name, expected one address of gs://"
+  ):
     place(text if "://" in text.partition("::")[0] else f"{text}/x")
   for name_it in (trust.admit, lambda text: trust.was_read("ours", [text], signed=True)):
     trust.begin(())
@@ -373,8 +457,16 @@ def test_a_location_in_the_directory_of_its_file_is_opened(tmp_path):
   (inside / "link").symlink_to(tmp_path)
   names = ["store", "link/x", "../x", ".", "a/../../x"]
   trust.begin(())
-  sources = [f"jsonl:{inside}/rows.jsonl", f"jsonl:{inside}/*.jsonl", f"jsonl:train={inside}/rows.jsonl"]
-  trust.was_read("config.json", [*(f"{inside}/{name}" for name in names), *sources, "facts:9", "digits"], str(inside))
+  sources = [
+    f"jsonl:{inside}/rows.jsonl",
+    f"jsonl:{inside}/*.jsonl",
+    f"jsonl:train={inside}/rows.jsonl",
+  ]
+  trust.was_read(
+    "config.json",
+    [*(f"{inside}/{name}" for name in names), *sources, "facts:9", "digits"],
+    str(inside),
+  )
   trust.location("a", f"{inside}/store")
   trust.location("a", f"{inside}/.")
   trust.location("a", "a string of the program's own")

@@ -1,4 +1,5 @@
-"""The how-tos, followed to the letter in a copy of the project: what they show is written, what they tell is run."""
+"""The how-tos, followed to the letter in a copy of the project: what they show is written, what
+they tell is run."""
 
 import os
 import pathlib
@@ -11,8 +12,12 @@ import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = {path.stem: BLOCK.findall(path.read_text()) for path in sorted((REPO / "docs").rglob("*.md"))}
-FOLLOWED = [name for name, blocks in PAGES.items() if any(language == "console" for language, _, _ in blocks)]
+PAGES = {
+  path.stem: BLOCK.findall(path.read_text()) for path in sorted((REPO / "docs").rglob("*.md"))
+}
+FOLLOWED = [
+  name for name, blocks in PAGES.items() if any(language == "console" for language, _, _ in blocks)
+]
 EXTENSIONS = [name for name in FOLLOWED if name.startswith("add-")]
 
 
@@ -30,9 +35,13 @@ def test_what_the_docs_point_to_is_there():
   missing = []
   for page in [REPO / "README.md", *(REPO / "docs").rglob("*.md")]:
     text = page.read_text()
-    missing += [f"{page.name}: {link}" for link in LINK.findall(text) if not (page.parent / link).exists()]
     missing += [
-      f"{page.name}: {path}" for path in PATH.findall(text) if not (REPO / path).exists() and path not in shown
+      f"{page.name}: {link}" for link in LINK.findall(text) if not (page.parent / link).exists()
+    ]
+    missing += [
+      f"{page.name}: {path}"
+      for path in PATH.findall(text)
+      if not (REPO / path).exists() and path not in shown
     ]
   assert not missing, missing
 
@@ -44,9 +53,12 @@ def test_there_is_a_page_for_each_thing_that_can_be_added():
 
 @pytest.mark.parametrize("name", EXTENSIONS)
 def test_adding_touches_one_room(name):
-  """One folder of the package for the thing itself; a family's Hugging Face names are a thing of their own."""
+  """One folder of the package for the thing itself; a family's Hugging Face names are a thing of
+  their own."""
   for path in files(name):
-    assert not (REPO / path).exists(), f"{path} is there already: what the page shows is no addition"
+    assert not (REPO / path).exists(), (
+      f"{path} is there already: what the page shows is no addition"
+    )
   rooms = {pathlib.Path(path).parts[1] for path in files(name) if path.startswith("t5x_like/")}
   assert len(rooms - {"interop"}) == 1, rooms
 

@@ -1,4 +1,5 @@
-"""The wheel in an environment that has nothing else: `make test-install`, and the parts that need no environment."""
+"""The wheel in an environment that has nothing else: `make test-install`, and the parts that need
+no environment."""
 
 import os
 import pathlib
@@ -24,30 +25,40 @@ def test_every_route_has_an_extra():
 def test_recipes_are_found_from_any_directory(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert "configs/t5/base.py" in recipes.names()
-  assert recipes.load("configs/t5/quickstart.py:debug").total_steps == 2  # it imports another recipe
+  # it imports another recipe
+  assert recipes.load("configs/t5/quickstart.py:debug").total_steps == 2
   own = tmp_path / "configs" / "mine" / "other.py"
   own.parent.mkdir(parents=True)
-  own.write_text("from configs.t5 import base\n\n\ndef get_config():\n  return base.get_config('small')\n")
+  own.write_text(
+    "from configs.t5 import base\n\n\ndef get_config():\n  return base.get_config('small')\n"
+  )
   assert "configs/mine/other.py" in recipes.names()
   assert recipes.load("configs/mine/other.py").model.variant == "t5-v1_1-small"
 
 
 @pytest.mark.parametrize(
-  "words, code, told", [([], 0, "convert_hf"), (["trian"], 2, "did you mean 'train'"), (["train"], 2, "--config")]
+  "words, code, told",
+  [([], 0, "convert_hf"), (["trian"], 2, "did you mean 'train'"), (["train"], 2, "--config")],
 )
 def test_a_program_is_called_by_its_name(words, code, told):
-  command = [sys.executable, "-m", "t5x_like", *words]  # it may replace the process by one with other settings
+  # it may replace the process by one with other settings
+  command = [sys.executable, "-m", "t5x_like", *words]
   done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
   assert done.returncode == code and told in done.stdout + done.stderr
 
 
 @pytest.mark.install
 def test_the_wheel_trains_from_an_empty_directory(tmp_path):
-  """Only the wheel and requirements.txt are installed; one top-level name is added, and everything runs by name."""
+  """Only the wheel and requirements.txt are installed; one top-level name is added, and everything
+  runs by name."""
 
   def run(*words, code=0):
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(list(map(str, words)), cwd=tmp_path / "empty", env=env, capture_output=True, text=True)
+    env = {
+      key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+      list(map(str, words)), cwd=tmp_path / "empty", env=env, capture_output=True, text=True
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -65,6 +76,14 @@ def test_the_wheel_trains_from_an_empty_directory(tmp_path):
   run(bin_ / "t5x-like", "evaluate", "--workdir=run")
   run(bin_ / "t5x-like", "convert_hf", "--input=run", "--output=exported")
   assert (tmp_path / "empty" / "exported" / "model.safetensors").exists()
-  for tool in ("benchmark", "score", "average", "ladder", "coordinates", "encoder_table", "write_reference"):
+  for tool in (
+    "benchmark",
+    "score",
+    "average",
+    "ladder",
+    "coordinates",
+    "encoder_table",
+    "write_reference",
+  ):
     assert "usage: " in run(bin_ / "t5x-like", tool, "--help")
   run(bin_ / "python", "-c", "import configs", code=1)

@@ -15,11 +15,21 @@ def test_every_key_is_there_once_with_its_default_and_comment():
   for field in dataclasses.fields(config_lib.Recipe):
     assert any(name.split(".")[0] == field.name for name in found), field.name
   batch = found["batch_size"]
-  assert batch.default == "128" and "above 0" in batch.kind and batch.about.startswith("examples per step")
+  assert (
+    batch.default == "128"
+    and "above 0" in batch.kind
+    and batch.about.startswith("examples per step")
+  )
   rate = found["schedule.learning_rate"]
   assert rate.default is None and (not rate.of or set(rate.of) <= set(SCHEDULES))
-  assert found["checkpoint.keep_last"].about == "how many of the newest multiples of `every` are kept."
-  assert found["trackers.NAME.project"].of == ("wandb",) and "task.store" in found and "model.dropout" in found
+  assert found["checkpoint.keep_last"].about == (
+    "how many of the newest multiples of `every` are kept."
+  )
+  assert (
+    found["trackers.NAME.project"].of == ("wandb",)
+    and "task.store" in found
+    and "model.dropout" in found
+  )
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)
@@ -34,7 +44,14 @@ def test_help_ends_with_the_lists_and_a_wrong_list_is_refused(capsys):
   with pytest.raises(SystemExit):
     train.main(["--help"])
   said = capsys.readouterr().out
-  for words in ("recipes: ", "configs/t5/base.py", "models: ", "span_corruption", "keys: model, task", "--list KIND"):
+  for words in (
+    "recipes: ",
+    "configs/t5/base.py",
+    "models: ",
+    "span_corruption",
+    "keys: model, task",
+    "--list KIND",
+  ):
     assert words in said, words
   assert train.main(["--list", "model"]) == 2
   assert "did you mean 'models'" in capsys.readouterr().err

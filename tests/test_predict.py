@@ -1,4 +1,5 @@
-"""The door to generation and masked tokens, against the model called directly, a text at a time without padding."""
+"""The door to generation and masked tokens, against the model called directly, a text at a time
+without padding."""
 
 import functools
 import io
@@ -28,7 +29,8 @@ from tests.runs import REPO, environment
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
-DECODER, ENCODER = "tests/recipes/nano_decoder.py", "tests/recipes/nano_encoder.py"
+DECODER = "tests/recipes/nano_decoder.py"
+ENCODER = "tests/recipes/nano_encoder.py"
 PROMPTS = ["def add(a, b):", "x", "Returns the sum of all elements of an array, or 0", "  é\u2028ß"]
 NEW = 6
 
@@ -63,9 +65,12 @@ def ask(tmp_path):
   """Calls the door with lines of text; returns the rows of its output."""
 
   def call(workdir, lines, *flags: str):
-    source, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    source = tmp_path / "lines.txt"
+    output = tmp_path / "out.jsonl"
     source.write_text("\n".join(lines) + "\n")
-    assert predict.main([f"--workdir={workdir}", f"--input={source}", f"--output={output}", *flags]) == 0
+    assert (
+      predict.main([f"--workdir={workdir}", f"--input={source}", f"--output={output}", *flags]) == 0
+    )
     return read(output)
 
   return call
@@ -79,7 +84,9 @@ def opened(workdir):
   """(model, vocabulary) of a finished run."""
   run = trained_run.open_saved(str(workdir))
   _, arrays = run.restore()
-  return params.with_arrays(run.model, jax.device_get(arrays)), vocabularies.load(str(workdir / "vocabulary"))
+  return params.with_arrays(run.model, jax.device_get(arrays)), vocabularies.load(
+    str(workdir / "vocabulary")
+  )
 
 
 def shown(vocabulary, ids) -> str:
@@ -126,12 +133,23 @@ def test_greedy_is_that_of_each_prompt_alone(decoder, ask):
 
 def test_beams_are_those_of_the_search(decoder, ask):
   model, vocabulary = opened(decoder)
-  flags = ("--beams=3", "--samples=2", "--length_penalty=1.5", "--min_new_tokens=2", f"--max_new_tokens={NEW}")
+  flags = (
+    "--beams=3",
+    "--samples=2",
+    "--length_penalty=1.5",
+    "--min_new_tokens=2",
+    f"--max_new_tokens={NEW}",
+  )
   answers = ask(decoder, PROMPTS[:2], *flags)
-  options = dict(beams=3, length_penalty=GnmtPenalty(1.5), transforms=(MinLength(2),), eos=(vocabulary.eos_id,))
+  options = dict(
+    beams=3, length_penalty=GnmtPenalty(1.5), transforms=(MinLength(2),), eos=(vocabulary.eos_id,)
+  )
   for text, answer in zip(PROMPTS, answers):
-    tokens, scores = called(beam_search, model, prompt_of(vocabulary, text), max_length=NEW, **options)
-    count = min(2, int((scores[0] > -np.inf).sum()))  # all others may have ended in nothing that is allowed
+    tokens, scores = called(
+      beam_search, model, prompt_of(vocabulary, text), max_length=NEW, **options
+    )
+    # all others may have ended in nothing that is allowed
+    count = min(2, int((scores[0] > -np.inf).sum()))
     assert answer["predictions"] == [shown(vocabulary, ids) for ids in tokens[0, :count]]
     np.testing.assert_allclose(answer["scores"], scores[0, :count], atol=1e-3)
     assert len(set(answer["predictions"])) == count
@@ -146,13 +164,24 @@ def test_beams_of_an_encoder_decoder(trained, ask):
   answers = ask(trained, lines, "--beams=2", "--max_new_tokens=5")
   for line, answer in zip(lines, answers):
     ids = jnp.array([[*vocabularies.encode_sentinels(vocabulary, line), vocabulary.eos_id]])
-    tokens, scores = called(beam_search, model, {"encoder_input_tokens": ids}, max_length=5, beams=2)
+    tokens, scores = called(
+      beam_search, model, {"encoder_input_tokens": ids}, max_length=5, beams=2
+    )
     assert answer["prediction"] == vocabulary.decode(tokens[0, 0].tolist())
     assert answer["score"] == pytest.approx(float(scores[0, 0]), abs=1e-3)
-  assert answers[0]["filled"] == generation.fill(lines[0], answers[0]["prediction"]) and "filled" not in answers[1]
+  assert (
+    answers[0]["filled"] == generation.fill(lines[0], answers[0]["prediction"])
+    and "filled" not in answers[1]
+  )
 
 
-SAMPLING = ("--samples=3", "--top_p=0.95", "--temperature=0.9", "--seed=7", f"--max_new_tokens={NEW}")
+SAMPLING = (
+  "--samples=3",
+  "--top_p=0.95",
+  "--temperature=0.9",
+  "--seed=7",
+  f"--max_new_tokens={NEW}",
+)
 
 
 @pytest.mark.more
@@ -161,7 +190,10 @@ def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
   samples = [text for answer in whole for text in answer["predictions"]]
   assert len(set(samples)) > len(PROMPTS) and all(len(answer["scores"]) == 3 for answer in whole)
   others = ["a longer line than before, so that batches are others", PROMPTS[1], "y", PROMPTS[3]]
-  for lines, flag, same in ((PROMPTS, "--batch_size=5", (0, 1, 2, 3)), (others, "--batch_size=8", (1, 3))):
+  for lines, flag, same in (
+    (PROMPTS, "--batch_size=5", (0, 1, 2, 3)),
+    (others, "--batch_size=8", (1, 3)),
+  ):
     again = ask(decoder, lines, *SAMPLING, flag)
     for n in same:
       assert again[n]["predictions"] == whole[n]["predictions"]
@@ -184,10 +216,16 @@ sys.exit(predict.main(sys.argv[1:]))
 
 def test_one_device_draws_what_eight_do_and_needs_no_tensorflow(decoder, ask, tmp_path):
   whole = ask(decoder, PROMPTS, *SAMPLING)
-  source, output = tmp_path / "lines.txt", tmp_path / "alone.jsonl"
+  source = tmp_path / "lines.txt"
+  output = tmp_path / "alone.jsonl"
   flags = (f"--workdir={decoder}", f"--input={source}", f"--output={output}", *SAMPLING)
   done = subprocess.run(
-    [sys.executable, "-c", ALONE, *flags], cwd=REPO, env=environment(1), capture_output=True, text=True, timeout=600
+    [sys.executable, "-c", ALONE, *flags],
+    cwd=REPO,
+    env=environment(1),
+    capture_output=True,
+    text=True,
+    timeout=600,
   )
   assert done.returncode == 0, done.stderr[-1500:]
   for one, answer in zip(read(output), whole, strict=True):
@@ -214,8 +252,16 @@ class Fixed(strategies.Greedy):
   """Says the same to every text."""
 
   def __call__(self, model, batch, numbers_B2, *, max_length, eos, stop):
-    B, vocabulary = len(numbers_B2), ByteVocabulary()
-    said = [*vocabulary.encode("ab"), 0, vocabulary.size - 1, vocabulary.size + 5, vocabulary.eos_id, 100]
+    B = len(numbers_B2)
+    vocabulary = ByteVocabulary()
+    said = [
+      *vocabulary.encode("ab"),
+      0,
+      vocabulary.size - 1,
+      vocabulary.size + 5,
+      vocabulary.eos_id,
+      100,
+    ]
     return jnp.tile(jnp.array(said), (B, 1, 1)), jnp.zeros((B, 1))
 
 
@@ -235,7 +281,9 @@ def test_masked_tokens_have_the_probabilities_of_the_model(encoder, ask):
   model, vocabulary = opened(encoder)
   lines = ["The [MASK] of", "a<mask>c and <extra_id_0><mask>, in a text that is a little longer"]
   answers = ask(encoder, lines, "--top_k=4")
-  cls_id, sep_id, mask_id = (vocabularies.special(vocabulary, name) for name in ("cls", "sep", "mask"))
+  cls_id, sep_id, mask_id = (
+    vocabularies.special(vocabulary, name) for name in ("cls", "sep", "mask")
+  )
   for line, answer, count in zip(lines, answers, (1, 3)):
     ids = masks.encode_masks(vocabulary, line, mask_id, ("[MASK]", "<mask>"))
     ids = np.array([cls_id, *ids, sep_id])
@@ -243,9 +291,13 @@ def test_masked_tokens_have_the_probabilities_of_the_model(encoder, ask):
     p = np.asarray(jax.nn.softmax(logits(model, {"encoder_input_tokens": ids[None]})))[0]
     assert len(answer["predictions"]) == len(places) == count
     for place, candidates in zip(places, answer["predictions"]):
-      text = [i for i in np.argsort(-p[place]) if i < vocabulary.size and i not in vocabulary.special_ids]
+      text = [
+        i for i in np.argsort(-p[place]) if i < vocabulary.size and i not in vocabulary.special_ids
+      ]
       assert [c["piece"] for c in candidates] == vocabulary.pieces_of(text[:4])
-      np.testing.assert_allclose([c["probability"] for c in candidates], p[place, text[:4]], rtol=1e-3)
+      np.testing.assert_allclose(
+        [c["probability"] for c in candidates], p[place, text[:4]], rtol=1e-3
+      )
       ids[place] = text[0]
     assert answer["input"] == line and answer["filled"] == vocabulary.decode(ids[1:-1].tolist())
 
@@ -268,7 +320,12 @@ def refused(capsys, tmp_path):
     source = tmp_path / name
     source.write_text(content)
     capsys.readouterr()
-    assert predict.main([f"--workdir={workdir}", f"--input={source}", f"--output={tmp_path / 'out'}", *flags]) == 2
+    assert (
+      predict.main(
+        [f"--workdir={workdir}", f"--input={source}", f"--output={tmp_path / 'out'}", *flags]
+      )
+      == 2
+    )
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and not (tmp_path / "out").exists(), errors
     return errors[0]
@@ -278,8 +335,12 @@ def refused(capsys, tmp_path):
 
 def test_what_an_encoder_cannot_do(encoder, refused, tmp_path):
   assert "--beams=2: the model is an encoder" in refused(encoder, "a [MASK]\n", "--beams=2")
-  assert "text 2 ('no hole') has nothing to fill; write <extra_id_0>" in refused(encoder, "a [MASK]\nno hole\n")
-  assert "82 tokens" in refused(encoder, "[MASK]" * 80) and "--top_k=0" in refused(encoder, "[MASK]", "--top_k=0")
+  assert "text 2 ('no hole') has nothing to fill; write <extra_id_0>" in refused(
+    encoder, "a [MASK]\nno hole\n"
+  )
+  assert "82 tokens" in refused(encoder, "[MASK]" * 80) and "--top_k=0" in refused(
+    encoder, "[MASK]", "--top_k=0"
+  )
 
   def classify(saved):
     saved["model"]["head"] = "classification"
@@ -290,7 +351,11 @@ def test_what_an_encoder_cannot_do(encoder, refused, tmp_path):
 
 def test_more_than_the_model_has_positions_for(decoder, trained, refused):
   line = refused(decoder, "short\n" + 60 * "x", "--max_new_tokens=5")
-  assert "text 2" in line and "60 tokens" in line and "--max_new_tokens=5: the model has positions for 64" in line
+  assert (
+    "text 2" in line
+    and "60 tokens" in line
+    and ("--max_new_tokens=5: the model has positions for 64") in line
+  )
   assert "32 tokens are generated; raise" in refused(decoder, "short", "--min_new_tokens=33")
 
 
@@ -316,7 +381,9 @@ def test_from_standard_input_to_standard_output(decoder, ask, monkeypatch, capsy
   capsys.readouterr()
   assert predict.main([f"--workdir={decoder}", *flags]) == 0
   output = capsys.readouterr()
-  assert [json.loads(line) for line in output.out.splitlines()] == ask(decoder, ["x"], "--max_new_tokens=2")
+  assert [json.loads(line) for line in output.out.splitlines()] == ask(
+    decoder, ["x"], "--max_new_tokens=2"
+  )
   assert "1 lines" in output.err
 
 
@@ -329,22 +396,33 @@ def test_few_shapes_and_the_order_of_the_rows(decoder):
 
   def total(model, batch):
     shapes.append(batch["tokens"].shape)
-    return jnp.sum(batch["tokens"] * batch["valid"], axis=1) + batch["extra"], jnp.sum(batch["valid"], axis=1)
+    return jnp.sum(batch["tokens"] * batch["valid"], axis=1) + batch["extra"], jnp.sum(
+      batch["valid"], axis=1
+    )
 
   lengths = np.random.default_rng(0).integers(1, 101, 60)
   ids = [[n] * n for n in lengths.tolist()]
   arrays = {name: np.zeros(x.shape, x.dtype) for name, x in params.arrays(parts.model).items()}
   run = rows.Runner(parts.model, parts.rules, arrays, 16)
-  found = run(total, ids, {"extra": np.arange(60, dtype=np.int32)}, lambda length: rows.padded_length(length, 100))
-  assert [(int(a), int(b)) for a, b in found] == [(n * n + i, n) for i, n in enumerate(lengths.tolist())]
+  found = run(
+    total,
+    ids,
+    {"extra": np.arange(60, dtype=np.int32)},
+    lambda length: rows.padded_length(length, 100),
+  )
+  assert [(int(a), int(b)) for a, b in found] == [
+    (n * n + i, n) for i, n in enumerate(lengths.tolist())
+  ]
   assert sorted(shapes) == [(16, 32), (16, 64), (16, 100)]
 
 
 @pytest.mark.parametrize(
-  "recipe, length", [("electra/small", 32), ("bigbird/base", 64), ("switch/base", 32), ("mixtral/8x7b", 32)]
+  "recipe, length",
+  [("electra/small", 32), ("bigbird/base", 64), ("switch/base", 32), ("mixtral/8x7b", 32)],
 )
 def test_families_with_ways_of_their_own(recipe, length):
-  """ELECTRA fills with its generator, BigBird's core has a least length, experts have slots: by abstract evaluation."""
+  """ELECTRA fills with its generator, BigBird's core has a least length, experts have slots: by
+  abstract evaluation."""
   config = resolve(recipes.load(f"configs/{recipe}.py:debug"))
   parts = build(config)
   model = parts.model
@@ -358,7 +436,10 @@ def test_families_with_ways_of_their_own(recipe, length):
     found = jax.eval_shape(function, model, {"tokens": token, "valid": token} | extras)
     return [tuple(np.zeros(x.shape[1:], x.dtype) for x in found) for _ in ids]
 
-  run.rules, run.model, run.batch_size = parts.rules, model, 8
-  run.changed = lambda change: run  # generation makes that change itself where it was not made before
+  run.rules = parts.rules
+  run.model = model
+  run.batch_size = 8
+  # generation makes that change itself where it was not made before
+  run.changed = lambda change: run
   (answer,) = answers(run, answers.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
   assert {"input"} < set(answer)

@@ -17,7 +17,12 @@ def refused(trained, capsys, tmp_path):
 
   def call(text: str, *flags: str) -> str:
     (tmp_path / "lines.txt").write_text(text)
-    assert predict.main([f"--workdir={trained}", f"--input={tmp_path}/lines.txt", "--output=/dev/null", *flags]) == 2
+    assert (
+      predict.main(
+        [f"--workdir={trained}", f"--input={tmp_path}/lines.txt", "--output=/dev/null", *flags]
+      )
+      == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
@@ -32,23 +37,39 @@ def test_the_input_and_devices_are_not_replaced(trained, tmp_path, capsys):
     assert predict.main([f"--workdir={trained}", f"--input={source}", f"--output={output}"]) == 2
     assert "would overwrite the input" in capsys.readouterr().err and source.read_text() == "mine\n"
   config = (trained / "config.json").read_bytes()
-  assert predict.main([f"--workdir={trained}", f"--input={source}", f"--output={trained}/config.json"]) == 2
-  assert "belongs to the workdir" in capsys.readouterr().err and (trained / "config.json").read_bytes() == config
+  assert (
+    predict.main([f"--workdir={trained}", f"--input={source}", f"--output={trained}/config.json"])
+    == 2
+  )
+  assert (
+    "belongs to the workdir" in capsys.readouterr().err
+    and (trained / "config.json").read_bytes() == config
+  )
   null = tmp_path / "null"
   null.symlink_to("/dev/null")
-  assert predict.main([f"--workdir={trained}", f"--input={source}", f"--output={null}", "--max_new_tokens=2"]) == 0
+  assert (
+    predict.main(
+      [f"--workdir={trained}", f"--input={source}", f"--output={null}", "--max_new_tokens=2"]
+    )
+    == 0
+  )
   assert null.is_symlink() and null.is_char_device()
 
 
 def test_an_output_that_cannot_be_written_is_known_before_the_model_is_read(tmp_path, capsys):
   (tmp_path / "lines.txt").write_text("a\n")
-  flags = (f"--workdir={tmp_path}/none", f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/missing/out")
+  flags = (
+    f"--workdir={tmp_path}/none",
+    f"--input={tmp_path}/lines.txt",
+    f"--output={tmp_path}/missing/out",
+  )
   assert predict.main([*flags]) == 2
   assert f"no directory {tmp_path}/missing; make it first" in capsys.readouterr().err
 
 
 def test_lone_surrogates_are_escaped_and_counted(trained, tmp_path, capsys):
-  source, output = tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
+  source = tmp_path / "lines.jsonl"
+  output = tmp_path / "out.jsonl"
   source.write_text('{"text": "a\\ud83d"}\n{"text": "b"}\n')
   flags = (f"--workdir={trained}", f"--input={source}", f"--output={output}", "--max_new_tokens=2")
   assert predict.main([*flags]) == 0
@@ -59,7 +80,11 @@ def test_lone_surrogates_are_escaped_and_counted(trained, tmp_path, capsys):
 
 def test_more_than_memory_can_hold(refused, monkeypatch):
   line = refused("a <extra_id_0>", "--max_new_tokens=1000000000")
-  assert re.search(r"--max_new_tokens=1000000000: found room for [\d,]+ with 1 rows, --batch_size=32, --beams=1", line)
+  assert re.search(
+    r"--max_new_tokens=1000000000: found room for [\d,]+ with 1 rows, "
+    r"--batch_size=32, --beams=1",
+    line,
+  )
   assert "found room for 0 with 1,000,000,000 rows" in refused("a", "--samples=1000000000")
   assert "--beams=1000000000 and" in refused("a", "--beams=1000000000")
   slot = 2 * 8 * 2 * 2 * 32 * 2  # copies, rows, layers, keys and values, widths, bytes
@@ -67,7 +92,9 @@ def test_more_than_memory_can_hold(refused, monkeypatch):
   assert "found room for 67 with 1 rows" in refused("a", "--max_new_tokens=300")
 
 
-@pytest.mark.parametrize("flag", ["--temperature=1e-30", "--temperature=inf", "--top_k=0", "--top_p=nan", "--min_p=0"])
+@pytest.mark.parametrize(
+  "flag", ["--temperature=1e-30", "--temperature=inf", "--top_k=0", "--top_p=nan", "--min_p=0"]
+)
 def test_numbers_that_no_sampling_can_use(flag, refused):
   assert f"{flag.partition('=')[0]}=" in refused("a", flag)
 

@@ -8,12 +8,16 @@ import pytest
 from t5x_like import architectures, decoding, files, nn
 
 
-@pytest.mark.parametrize("room", [nn, architectures, decoding, files], ids=lambda room: room.__name__)
+@pytest.mark.parametrize(
+  "room", [nn, architectures, decoding, files], ids=lambda room: room.__name__
+)
 def test_every_module_imports_only_from_those_before_it(room):
   root = pathlib.Path(room.__file__).parent
   lines = [line for line in room.__doc__.splitlines() if line.startswith("  ")]
   order = [word.strip("/") for line in lines for word in line.strip().split("  ")[0].split()]
-  modules = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")} - {"__init__"}
+  modules = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")} - {
+    "__init__"
+  }
   assert sorted(order) == sorted(modules)
   wrong = []
   for path in root.rglob("*.py"):

@@ -20,7 +20,9 @@ from t5x_like.training.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-RECIPES = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
+RECIPES = sorted(
+  p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py"
+)
 
 
 # One that pretrains and one that fine-tunes; the tests of other doors train a T5 and a GPT.
@@ -28,7 +30,8 @@ SHOWN = tuple(f"configs/{name}.py" for name in ("bert/base", "finetune/encoder")
 
 
 def debug_recipes():
-  """Recipes with one `:debug` form run it once: in `make test` those of `SHOWN`, others in `make test-more`."""
+  """Recipes with one `:debug` form run it once: in `make test` those of `SHOWN`, others in `make
+  test-more`."""
   forms = {}
   for recipe in (*SHOWN, *RECIPES):
     forms.setdefault(checked_json.digest(recipes.load(f"{recipe}:debug").to_dict()), recipe)
@@ -92,7 +95,9 @@ def parts(recipe: str, *overrides: str):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves_and_builds_without_allocating(recipe):
   config, built, count = parts(recipe)
-  assert set(config) == set(config_lib.defaults()) and count == sum(x.size for x in built.state.params.values())
+  assert set(config) == set(config_lib.defaults()) and count == sum(
+    x.size for x in built.state.params.values()
+  )
   if config.task.name == "span_corruption" and "quickstart" not in recipe and "byt5" not in recipe:
     assert (config.task.inputs_length, config.task.targets_length) == (512, 114)
   assert pathlib.Path(recipe).read_text().count(f"--config={recipe}") or "quickstart" in recipe
@@ -100,7 +105,8 @@ def test_a_recipe_resolves_and_builds_without_allocating(recipe):
 
 @pytest.mark.parametrize(
   ("recipe", "undecayed"),
-  {  # fairseq and its children have one group of parameters; the code of BERT spares gains and biases
+  # fairseq and its children have one group of parameters; the code of BERT spares gains and biases
+  {
     "roberta/base": "nothing",
     "roberta/batches": "nothing",
     "linformer/base": "nothing",
@@ -121,13 +127,15 @@ def test_bloom_drops_out_by_the_defaults_of_megatron():
 
 
 def test_mixtral_weighs_its_balance_as_much_as_transformers():
-  """`load_balancing_loss_func` pools the layers and is `top_k` when balanced; ours sums layers of which each is 1."""
+  """`load_balancing_loss_func` pools the layers and is `top_k` when balanced; ours sums layers of
+  which each is 1."""
   experts = resolve(recipes.load("configs/mixtral/8x7b.py")).model.design["experts"]
   assert experts["balance_loss"] == pytest.approx(0.02 * 2 / 32)
 
 
 def test_pythia_has_the_gelu_of_its_configs():
-  """`bias_gelu_fusion`, which is the tanh form in megatron/model/activations.py of EleutherAI/gpt-neox."""
+  """`bias_gelu_fusion`, which is the tanh form in megatron/model/activations.py of
+  EleutherAI/gpt-neox."""
   config = resolve(recipes.load("configs/neox/pythia_160m.py"))
   assert build(config).model.variant.design.activation == "gelu_tanh"
 
@@ -138,7 +146,8 @@ def test_bigbird_masks_whole_words_as_its_code_does():
 
 
 def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
-  """`MC4_LANGUAGES` of TFDS, which mT5's mixture takes, and adafactor_momentum_nofactor.gin of umT5's XXL."""
+  """`MC4_LANGUAGES` of TFDS, which mT5's mixture takes, and adafactor_momentum_nofactor.gin of
+  umT5's XXL."""
   languages = recipes.module("configs/mt5/base.py").LANGUAGES
   latin = [f"{language}-Latn" for language in ("bg", "el", "hi", "ja", "ru", "zh")]
   assert len(set(languages)) == 101 + 6 and [name for name in languages if "-" in name] == latin
@@ -167,7 +176,8 @@ def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
   ],
 )
 def test_rates_decay_as_in_the_code_of_the_authors(recipe, decay):
-  """`create_optimizer` of BERT, ALBERT, BigBird and ELECTRA, `warmup_linear` of GPT-1; fairseq's and XLNet's."""
+  """`create_optimizer` of BERT, ALBERT, BigBird and ELECTRA, `warmup_linear` of GPT-1; fairseq's
+  and XLNet's."""
   assert recipes.load(f"configs/{recipe}").schedule.get("decay", "after_warmup") == decay
 
 
@@ -193,7 +203,9 @@ def test_electra_reads_the_raw_first_token():
     config = resolve(recipes.load(f"configs/finetune/encoder.py:{argument}"))
     names = params.arrays(build(config).model)
     assert config.model.head.activation == activation
-    assert ("head/pooler/dense/kernel" in names) == (activation is not None) and "head/out/kernel" in names
+    assert ("head/pooler/dense/kernel" in names) == (
+      activation is not None
+    ) and "head/out/kernel" in names
 
 
 def test_closed_book_questions_have_the_steps_of_their_paper():
@@ -206,15 +218,24 @@ def test_closed_book_questions_have_the_steps_of_their_paper():
 def test_the_sizes_of_the_paper(size, counts):
   recipe = f"configs/t5/base.py:{size}"
   assert (parts(recipe)[2], parts(f"{recipe},v1_0")[2]) == counts
-  new, old = parts(recipe)[0], parts(f"{recipe},v1_0")[0]
+  new = parts(recipe)[0]
+  old = parts(f"{recipe},v1_0")[0]
   assert (new.model.vocab_size, new.batch_size, new.total_steps) == (32128, 128, 524288)
   assert (new.model.dropout, old.model.dropout) == (0.0, 0.1)
-  assert (new.optimizer.name, new.schedule.name, new.schedule.warmup_steps) == ("adafactor", "rsqrt", 10_000)
+  assert (new.optimizer.name, new.schedule.name, new.schedule.warmup_steps) == (
+    "adafactor",
+    "rsqrt",
+    10_000,
+  )
 
 
 def test_a_masked_autoencoder_is_probed_and_evaluated_as_by_its_authors():
-  """Their probe reads the class token, their fine-tuning the mean; above 224, the shorter side is seen whole."""
-  found = [recipes.load(f"configs/vit/mae_classify.py:{words}") for words in ("huge", "huge_448", "huge,probe")]
+  """Their probe reads the class token, their fine-tuning the mean; above 224, the shorter side is
+  seen whole."""
+  found = [
+    recipes.load(f"configs/vit/mae_classify.py:{words}")
+    for words in ("huge", "huge_448", "huge,probe")
+  ]
   expected = [("mean", 0.875), ("mean", 1.0), ("token", 0.875)]
   assert [(one.model.head.pooling, one.task.crop) for one in found] == expected
 
@@ -236,20 +257,26 @@ def test_siglip_sees_images_in_evaluations_as_its_published_processors_do():
 @pytest.mark.parametrize("recipe", debug_recipes())
 def test_a_recipe_runs_two_debug_steps(recipe, tmp_path, capsys):
   flags = ("--config.peak_flops=1e11",)
-  assert train.main([f"--config={recipe}:debug", f"--workdir={tmp_path}", *flags]) == 0, capsys.readouterr().err
+  assert train.main([f"--config={recipe}:debug", f"--workdir={tmp_path}", *flags]) == 0, (
+    capsys.readouterr().err
+  )
   rows = read_metrics(tmp_path)
   assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
   assert all(math.isfinite(value) for row in rows for value in row.values())
   assert any(name.startswith("eval/") and name.endswith("/examples") for name in rows[-1])
   saved = json.loads((tmp_path / "config.json").read_text())
   assert saved["total_steps"] == 2
-  assert (tmp_path / "report.html").stat().st_size > 10_000 and (tmp_path / "checkpoints" / "2").is_dir()
+  assert (tmp_path / "report.html").stat().st_size > 10_000 and (
+    tmp_path / "checkpoints" / "2"
+  ).is_dir()
 
 
 @pytest.mark.more
 def test_the_first_version_runs_too(tmp_path, capsys):
   flags = ("--config.peak_flops=1e11", "--config.evals={}")
-  assert train.main(["--config=configs/t5/base.py:v1_0,debug", f"--workdir={tmp_path}", *flags]) == 0
+  assert (
+    train.main(["--config=configs/t5/base.py:v1_0,debug", f"--workdir={tmp_path}", *flags]) == 0
+  )
   assert "t5-tiny" in capsys.readouterr().out
 
 
@@ -270,7 +297,11 @@ def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
   assert about(tiny) == about(full) == about(debug)
   corpus = [key for key in CORPUS[:5] if key in full.task]
   assert all(tiny.task[key] == full.task[key] for key in corpus)
-  assert (tiny.model.get("vocab_size", "auto"), tiny.total_steps, debug.total_steps) == ("auto", 400, 2)
+  assert (tiny.model.get("vocab_size", "auto"), tiny.total_steps, debug.total_steps) == (
+    "auto",
+    400,
+    2,
+  )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -281,19 +312,26 @@ def test_an_unknown_argument_is_refused(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_argument_resolves_to_a_config_of_its_own(recipe):
-  words = [word for word, (parameter, _) in recipes.arguments(recipes.module(recipe).get_config).items()]
+  words = [
+    word for word, (parameter, _) in recipes.arguments(recipes.module(recipe).get_config).items()
+  ]
   assert words[-2:] == ["tiny", "debug"]
   default = checked_json.digest(resolve(recipes.load(recipe)).to_dict())
-  resolved = {checked_json.digest(resolve(recipes.load(f"{recipe}:{word}")).to_dict()) for word in words[:-2]}
+  resolved = {
+    checked_json.digest(resolve(recipes.load(f"{recipe}:{word}")).to_dict()) for word in words[:-2]
+  }
   parameters = inspect.signature(recipes.module(recipe).get_config).parameters
-  defaults = sum(str(parameter.default) in words for parameter in parameters.values())  # the size of the recipe itself
+  # the size of the recipe itself
+  defaults = sum(str(parameter.default) in words for parameter in parameters.values())
   same = max(1, defaults) - 1  # each parameter's default is the recipe itself
   assert len(resolved) == len(words) - 2 - same and (default in resolved) == bool(defaults)
 
 
 @pytest.mark.parametrize("words", ["small,large", "small,small", "tiny,debug"])
 def test_of_words_that_exclude_each_other_one_is_taken(words):
-  with pytest.raises(UserError, match=f"'{words.split(',')[1]}': found '{words.split(',')[0]}' before it"):
+  with pytest.raises(
+    UserError, match=f"'{words.split(',')[1]}': found '{words.split(',')[0]}' before it"
+  ):
     recipes.load(f"configs/t5/base.py:{words}")
 
 
@@ -316,7 +354,10 @@ def test_a_laptop_takes_the_tiny_size_with_the_design_of_the_full_one():
 
 def test_what_a_recipe_says_of_its_laptop_form_has_the_last_word(tmp_path):
   recipe = tmp_path / "recipe.py"
-  text = "from configs.t5 import base\nLAPTOP = {'batch_size': 16, '%s': 3}\nget_config = base.get_config\n"
+  text = (
+    "from configs.t5 import base\nLAPTOP = {'batch_size': 16, '%s': 3}\nget_config = "
+    "base.get_config\n"
+  )
   recipe.write_text(text % "model.design.softcap")
   assert recipes.load(str(recipe)).batch_size == 128
   config = recipes.load(f"{recipe}:small,tiny", ["model.dropout=0.2"])
@@ -324,7 +365,8 @@ def test_what_a_recipe_says_of_its_laptop_form_has_the_last_word(tmp_path):
   assert config.model.variant == "t5-v1_1-tiny"
   recipe.write_text(text % "totl_steps")
   with pytest.raises(
-    UserError, match="LAPTOP.'totl_steps'.: config has no key 'totl_steps' .did you mean 'total_steps'"
+    UserError,
+    match="LAPTOP.'totl_steps'.: config has no key 'totl_steps' .did you mean 'total_steps'",
   ):
     recipes.load(f"{recipe}:tiny")
 
@@ -340,7 +382,11 @@ def test_names_that_python_reserves_are_refused(slot, text):
 
 
 def test_a_recipe_that_contains_itself_is_refused(tmp_path):
-  lines = ["from t5x_like.config import defaults", "def get_config():", "  config, task = defaults(), {}"]
+  lines = [
+    "from t5x_like.config import defaults",
+    "def get_config():",
+    "  config, task = defaults(), {}",
+  ]
   lines += ["  task['a'] = task", "  config.task = task", "  return config"]
   (tmp_path / "own.py").write_text("\n".join(lines) + "\n")
   with pytest.raises(UserError, match="own.py: config.task.* contains itself"):

@@ -1,4 +1,5 @@
-"""Secrets in texts, commands, scripts, JSON and addresses are replaced; other text stays as it is."""
+"""Secrets in texts, commands, scripts, JSON and addresses are replaced; other text stays as it
+is."""
 
 import json
 import shlex
@@ -43,13 +44,20 @@ def test_other_text_stays(text):
   assert redact(text) == text
 
 
-@pytest.mark.parametrize("name", ["PGPASS", "AUTH", "GITHUB_PAT", "apiKey", "db.password", "HFTOKEN", "--secret_key"])
+@pytest.mark.parametrize(
+  "name", ["PGPASS", "AUTH", "GITHUB_PAT", "apiKey", "db.password", "HFTOKEN", "--secret_key"]
+)
 def test_names_of_secrets(name):
   assert is_secret_name(name)
 
 
 def test_a_tree_keeps_its_form():
-  tree = {"wandb": {"api_key": "LEAK", "steps": 3}, "uri": ["http://me:LEAK@host"], "ratio": 0.5, "none": None}
+  tree = {
+    "wandb": {"api_key": "LEAK", "steps": 3},
+    "uri": ["http://me:LEAK@host"],
+    "ratio": 0.5,
+    "none": None,
+  }
   assert redact_tree(tree) == {
     "wandb": {"api_key": "***", "steps": 3},
     "uri": ["http://***@host"],
@@ -59,9 +67,16 @@ def test_a_tree_keeps_its_form():
 
 
 def test_a_config_keeps_what_a_run_is_opened_by():
-  kept = {"store": "hf://model@main", "image": "gs://bucket/a:b@c", "field": {"key": "x"}, "sizes": [1, None]}
+  kept = {
+    "store": "hf://model@main",
+    "image": "gs://bucket/a:b@c",
+    "field": {"key": "x"},
+    "sizes": [1, None],
+  }
   secret = {"source": "https://LEAK@host/a?step=1&token=LEAK", "cache": ["s3://LEAK:LEAK@bucket/x"]}
   config = redact_config({"task": kept | secret, "trackers": {"wandb": {"api_key": "LEAK"}}})
   assert config["task"].items() >= kept.items()
   assert config["task"]["source"] == "https://***@host/a?step=1&token=***"
-  assert config["task"]["cache"] == ["s3://***@bucket/x"] and config["trackers"] == {"wandb": {"api_key": "***"}}
+  assert config["task"]["cache"] == ["s3://***@bucket/x"] and config["trackers"] == {
+    "wandb": {"api_key": "***"}
+  }

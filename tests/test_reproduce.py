@@ -1,4 +1,5 @@
-"""docs/reproduce.md: every command parses, every recipe loads, and every change of a row fits its section's command."""
+"""docs/reproduce.md: every command parses, every recipe loads, and every change of a row fits its
+section's command."""
 
 import pathlib
 import re
@@ -20,18 +21,23 @@ SPAN = re.compile(r"`([^`]+)`")
 RECIPE = re.compile(r"configs/\w+/\w+\.py(?::[\w,/]+)?")
 
 
-class Parsed(Exception):  # noqa: N818 (no error: it ends a command that was parsed)
+class Parsed(Exception):
   """The flags of a command."""
 
 
 def check_train(words: list[str]) -> None:
-  """Load and resolve the recipe of a `train` command; a run that it starts from need not be there."""
+  """Load and resolve the recipe of a `train` command; a run that it starts from need not be
+  there."""
   args, overrides = command_line.parse(words, "")
   given = [word for word in overrides if not word.startswith(("init.", "teacher."))]
   check_init(recipes.load(args.config, overrides))
   config = resolve(recipes.load(args.config, given))
   name, arguments = slots.name_and_arguments("config.task", config.task)
-  slots.fill("config.task", {"split": "train", **arguments}, slots.find("config.task.name", name, tasks, "task"))
+  slots.fill(
+    "config.task",
+    {"split": "train", **arguments},
+    slots.find("config.task.name", name, tasks, "task"),
+  )
 
 
 def check_init(config) -> None:
@@ -51,7 +57,9 @@ def check_evaluate(words: list[str], monkeypatch) -> None:
   args = found.value.args[0]
   evaluate._check_flags(args)
   overrides = [word.removeprefix("--config.") for word in words if word.startswith("--config.")]
-  assert any(loads(recipe, overrides) for recipe in ([args.config] if args.config else RECIPES.values()))
+  assert any(
+    loads(recipe, overrides) for recipe in ([args.config] if args.config else RECIPES.values())
+  )
 
 
 def loads(recipe: str, overrides: list[str]) -> bool:
@@ -84,13 +92,16 @@ SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[section.splitlines()[0] for section in SECTIONS])
 def test_the_commands_of_a_section_parse_and_its_recipes_load(section, monkeypatch):
-  training, evaluating, fenced = [], [], False
+  training = []
+  evaluating = []
+  fenced = False
   for line in section.splitlines():
     if line.startswith("```"):
       fenced = not fenced
       training, evaluating = ([], []) if fenced else (training, evaluating)
     elif match := COMMAND.match(line):
-      module, words = match[1], shlex.split(match[2])
+      module = match[1]
+      words = shlex.split(match[2])
       if module == "t5x_like.train":
         check_train(words)
         training = training or words
@@ -101,17 +112,24 @@ def test_the_commands_of_a_section_parse_and_its_recipes_load(section, monkeypat
         check_tool(module, words)
     else:
       check_row(
-        [shlex.split(span) for span in SPAN.findall(line) if span[0] in ":-ce"], training, evaluating, monkeypatch
+        [shlex.split(span) for span in SPAN.findall(line) if span[0] in ":-ce"],
+        training,
+        evaluating,
+        monkeypatch,
       )
 
 
-def check_row(spans: list[list[str]], training: list[str], evaluating: list[str], monkeypatch) -> None:
+def check_row(
+  spans: list[list[str]], training: list[str], evaluating: list[str], monkeypatch
+) -> None:
   """Check the changes that a line of the page names."""
   named = [span[0] for span in spans if RECIPE.fullmatch(span[0])]
   for recipe in named:
     recipes.load(recipe)
   training = [f"--config={named[0]}", "--workdir=runs/row"] if named else training
-  changes = [word for span in spans for word in span if span[0].startswith("--config.") and "KEY" not in word]
+  changes = [
+    word for span in spans for word in span if span[0].startswith("--config.") and "KEY" not in word
+  ]
   arguments = [span[0][1:] for span in spans if span[0].startswith(":") and span[0] != ":words"]
   for argument in arguments:
     check_train(with_argument(training, argument) + changes)
@@ -124,7 +142,11 @@ def check_row(spans: list[list[str]], training: list[str], evaluating: list[str]
 
 def test_every_full_recipe_is_on_the_page():
   """But for the forms of other recipes for a laptop, for one's own text and for fine-tuning."""
-  files = {path.relative_to(REPO).as_posix() for path in (REPO / "configs").rglob("*.py") if path.name != "__init__.py"}
+  files = {
+    path.relative_to(REPO).as_posix()
+    for path in (REPO / "configs").rglob("*.py")
+    if path.name != "__init__.py"
+  }
   apart = re.compile(r"configs/finetune/|fashion|blood_cells|my_text|quickstart|t5/prefix_lm")
   missing = sorted(file for file in files if file not in PAGE and not apart.search(file))
   assert not missing
@@ -135,7 +157,10 @@ def test_what_does_not_parse_is_found(monkeypatch):
     check_train(["--config=configs/t5/base.py", "--workdir=x", "--config.totl_steps=1"])
   with pytest.raises(UserError, match="config.task.style: found 'bert_stile'"):
     check_row(
-      [["--config.task.style=bert_stile"]], ["--config=configs/t5/architectures.py", "--workdir=x"], [], monkeypatch
+      [["--config.task.style=bert_stile"]],
+      ["--config=configs/t5/architectures.py", "--workdir=x"],
+      [],
+      monkeypatch,
     )
   for flag in ("--siute=glue", "--config.init.layres=6"):
     with pytest.raises((UserError, AssertionError)):

@@ -1,7 +1,9 @@
-"""Exact resume: however a run is stopped and started again, it ends with the bits of the run that never stopped.
+"""Exact resume: however a run is stopped and started again, it ends with the bits of the run that
+never stopped.
 
-Every run here is a real process, with dropout on and a checkpoint every seven steps. They compile quickly;
-the heavy variants (`make test-heavy`) compile in full, anew at every start, and are killed many times.
+Every run here is a real process, with dropout on and a checkpoint every seven steps. They compile
+quickly; the heavy variants (`make test-heavy`) compile in full, anew at every start, and are killed
+many times.
 """
 
 import os
@@ -49,13 +51,17 @@ def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole
   draw = seeded("stopped in every way")
   late = draw.randint(22, 27)
   print(f"SIGKILL in a save; SIGTERM at line {late}; SIGINT")
-  code, _ = stop(tmp_path, signal.SIGKILL, lambda: any(s >= 14 for s in saving(tmp_path)), command, **quick)
+  code, _ = stop(
+    tmp_path, signal.SIGKILL, lambda: any(s >= 14 for s in saving(tmp_path)), command, **quick
+  )
   assert code == -signal.SIGKILL and 14 not in steps(tmp_path)
   code, output = stop(tmp_path, signal.SIGTERM, lambda: lines(tmp_path) >= late, command, **quick)
   assert code == 75 and "the same command continues it" in output and "resuming" in output, output
   stopped = steps(tmp_path)[-1]
   assert late <= stopped < STEPS - 3 and f"saved step {stopped} of {STEPS}" in output
-  code, output = stop(tmp_path, signal.SIGINT, lambda: lines(tmp_path) >= stopped + 3, command, **quick)
+  code, output = stop(
+    tmp_path, signal.SIGINT, lambda: lines(tmp_path) >= stopped + 3, command, **quick
+  )
   assert code == 75 and f"from step {stopped} of {STEPS}" in output, output
   code, output = run(command, **quick)
   assert code == 0, output
@@ -63,19 +69,28 @@ def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole
   assert_same_bits(tmp_path, whole, STEPS)
 
 
-@pytest.fixture(scope="module", params=[(9, 3), pytest.param((STEPS, 7), marks=pytest.mark.heavy)], ids=str)
+@pytest.fixture(
+  scope="module", params=[(9, 3), pytest.param((STEPS, 7), marks=pytest.mark.heavy)], ids=str
+)
 def pair(request, tmp_path_factory, quick):
-  """A run of two processes, four devices each: (workdir, its command, steps, steps between checkpoints)."""
+  """A run of two processes, four devices each: (workdir, its command, steps, steps between
+  checkpoints)."""
   total, every = request.param
   workdir = tmp_path_factory.mktemp("pair")
-  flags = (f"--config.total_steps={total}", f"--config.checkpoint.every={every}", "--config.checkpoint.keep_last=20")
+  flags = (
+    f"--config.total_steps={total}",
+    f"--config.checkpoint.every={every}",
+    "--config.checkpoint.keep_last=20",
+  )
   code, output = run([*LAUNCHER, "--", *train(workdir, *flags, "--config.mesh.fsdp=4")], **quick)
   assert code == 0, output
   return workdir, flags, total, every
 
 
 @pytest.mark.more
-def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(pair, quick, tmp_path):
+def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(
+  pair, quick, tmp_path
+):
   workdir, flags, total, every = pair
   command = [*LAUNCHER, "--restarts=1", "--", *train(tmp_path, *flags, "--config.mesh.fsdp=4")]
   with Process(command, **quick) as launcher:
@@ -91,14 +106,16 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(p
 @pytest.mark.more
 def test_a_run_of_two_processes_goes_on_in_one(pair, quick, tmp_path):
   workdir, flags, total, every = pair
-  mine, start = tmp_path / "run", total // every // 2 * every
+  mine = tmp_path / "run"
+  start = total // every // 2 * every
   shutil.copytree(workdir, mine)
   for step in steps(mine):
     if step > start:
       shutil.rmtree(mine / "checkpoints" / str(step))
   code, output = run(train(mine, *flags), **quick, devices=8)
   assert code == 0 and f"from step {start} of {total}" in output, output
-  ours, theirs = losses(mine), losses(workdir)
+  ours = losses(mine)
+  theirs = losses(workdir)
   assert [s for s, _ in ours] == [s for s, _ in theirs] == list(range(1, total + 1))
   assert ours[:start] == theirs[:start]
   assert [x for _, x in ours] == pytest.approx([x for _, x in theirs], rel=1e-5)
@@ -107,9 +124,14 @@ def test_a_run_of_two_processes_goes_on_in_one(pair, quick, tmp_path):
 def test_the_batches_of_two_processes_are_those_of_one():
   task = tasks.build(name="span_corruption", split="train", store="builtin", inputs_length=32)
   whole = loader.train_batches(task, batch_size=8, seed=0, start_step=20)
-  halves = [loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=r) for r in (range(4), range(4, 8))]
+  halves = [
+    loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=r)
+    for r in (range(4), range(4, 8))
+  ]
   for _, batch, *parts in zip(range(3), whole, *halves):
-    assert all(np.array_equal(x, np.concatenate([part[name] for part in parts])) for name, x in batch.items())
+    assert all(
+      np.array_equal(x, np.concatenate([part[name] for part in parts])) for name, x in batch.items()
+    )
 
 
 VARIANTS = {
@@ -132,17 +154,21 @@ def test_killed_at_random_moments(flags, tmp_path):
   """Without a cache: every start compiles anew."""
   code, output = run(train(tmp_path / "whole", *flags))
   assert code == 0, output
-  workdir, kills, code, draw = tmp_path / "killed", 0, None, seeded("killed at random moments")
+  workdir = tmp_path / "killed"
+  kills = 0
+  code = None
+  draw = seeded("killed at random moments")
   while code != 0:
     assert kills <= 30, "it does not get further"
     before = lines(workdir)
     with Process(train(workdir, *flags)) as process:
-      process.until(lambda: kills > 10 or lines(workdir) not in (0, before))  # noqa: B023 -- called at once
+      process.until(lambda: kills > 10 or lines(workdir) not in (0, before))
       if kills <= 10:
         time.sleep(draw.uniform(0, 0.25))
         process.send(draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
       code, output = process.end()
-    assert code in (0, 75, 130, -signal.SIGTERM, -signal.SIGKILL), output  # 130 and SIGTERM: while it was starting
+    # 130 and SIGTERM: while it was starting
+    assert code in (0, 75, 130, -signal.SIGTERM, -signal.SIGKILL), output
     kills += 1
   print(f"{kills - 1} kills")
   assert losses(workdir) == losses(tmp_path / "whole")

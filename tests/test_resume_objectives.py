@@ -1,4 +1,5 @@
-"""Every objective: a run killed at random moments ends with the bits of one that was not (`make test-heavy`)."""
+"""Every objective: a run killed at random moments ends with the bits of one that was not (`make
+test-heavy`)."""
 
 import signal
 import time
@@ -18,7 +19,9 @@ FLAGS = (
   "--config.checkpoint.keep_last=20",
   "--config.peak_flops=1e11",
 )
-RECIPES = {  # one of every objective, of every way to make its examples, and of cores and layers that keep a state
+# one of every objective, of every way to make its examples, and of cores and layers that keep a
+# state
+RECIPES = {
   "configs/bart/base.py": (),
   "configs/bert/base.py": ("--config.phases.short.until=7",),
   "configs/bert/base.py:static,whole_words": (),
@@ -56,7 +59,10 @@ RECIPES = {  # one of every objective, of every way to make its examples, and of
   "configs/t5/prefix_lm.py": (),
   "configs/t5/prefix_lm.py:encoder_decoder": (),
   "configs/t5/ul2.py": (),
-  "configs/vit/base.py": ('--config.task.mixing={"mixup": 0.8, "cutmix": 1.0}', "--config.model.drop_path=0.2"),
+  "configs/vit/base.py": (
+    '--config.task.mixing={"mixup": 0.8, "cutmix": 1.0}',
+    "--config.model.drop_path=0.2",
+  ),
   "configs/vit/mae.py": (),
   "configs/vit/masked_patches.py": (),
   "configs/xlm/tlm.py": (),
@@ -110,11 +116,14 @@ def killed_at_random(recipe, flags, quick, tmp_path):
   flags = (*FLAGS, *flags)
   code, output = run(train(tmp_path / "whole", *flags, recipe=recipe), **quick)
   assert code == 0, output
-  workdir, kills, code, draw = tmp_path / "killed", 0, None, seeded(recipe)
+  workdir = tmp_path / "killed"
+  kills = 0
+  code = None
+  draw = seeded(recipe)
   while code != 0:
     at = lines(workdir) + draw.randint(1, 4)
     with Process(train(workdir, *flags, recipe=recipe), **quick) as process:
-      process.until(lambda: kills >= 3 or lines(workdir) >= at)  # noqa: B023 -- called at once
+      process.until(lambda: kills >= 3 or lines(workdir) >= at)
       if kills < 3:
         time.sleep(draw.uniform(0, 0.05))
         process.send(draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))

@@ -1,4 +1,5 @@
-"""Retrieval and what is learned by it: the search of a mesh, the marginal likelihood, whole runs."""
+"""Retrieval and what is learned by it: the search of a mesh, the marginal likelihood, whole
+runs."""
 
 import contextlib
 import json
@@ -30,17 +31,24 @@ from t5x_like.training.state import TrainState
 from tests.runs import alone, assert_same_bits, restored
 from tests.tiny import noised
 
-B, Z, Q, L, T = 3, 3, 5, 6, 4
+B = 3
+Z = 3
+Q = 5
+L = 6
+T = 4
 
 
 @pytest.mark.parametrize("shape", [{"data": 1}, {"data": 4, "tensor": 2}], ids=["one", "eight"])
 def test_the_nearest_are_those_of_numpy_on_any_mesh(shape):
-  generator, number, k = np.random.default_rng(0), 19, 5
+  generator = np.random.default_rng(0)
+  number = 19
+  k = 5
   size = shape["data"] * shape.get("tensor", 1)
   mesh = make_mesh(shape, jax.devices()[:size])
   index_NP = generator.integers(-2, 3, (24, 4)).astype(np.float32)  # with equals
   query_BP = generator.integers(-2, 3, (7, 4)).astype(np.float32)
-  tokens_NL, barred_B = generator.integers(0, 99, (24, 3)).astype(np.int32), np.array([-1, 0, 1, 2, 3, 4, 18], np.int32)
+  tokens_NL = generator.integers(0, 99, (24, 3)).astype(np.int32)
+  barred_B = np.array([-1, 0, 1, 2, 3, 4, 18], np.int32)
   split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   given = query_BP, *(jax.device_put(x, split) for x in (index_NP, tokens_NL)), barred_B
   number_Bk, score_Bk, found_BkL = jax.jit(lambda *x: nearest(mesh, *x, k=k, number=number))(*given)
@@ -70,13 +78,15 @@ class Flat:
 @pytest.mark.more
 def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace(IndexFlatIP=Flat))
-  generator, rules = np.random.default_rng(5), Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
+  generator = np.random.default_rng(5)
+  rules = Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
   rows_NL = generator.integers(2, 64, (11, L)).astype(np.int32)
   held = types.SimpleNamespace(number=11, length=L, rows=lambda n: rows_NL[n])
   held.vocabulary = types.SimpleNamespace(pad_id=0)
   own_B = np.array([-1, 0, 10], np.int32)
   asked = jax.device_put(batch() | {"own_passage": own_B}, rules.batch())
-  arrays, found = params.arrays(model), {}
+  arrays = params.arrays(model)
+  found = {}
   for search, parts in (("device", 1), ("device", 2), ("faiss", 2)):
     shelf = retrieval.shelf(search, model, rules, held, 4, parts)
     index = retrieval.index(shelf, arrays)
@@ -91,7 +101,8 @@ def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
 class Counted:
   """A shelf whose index lists the retriever's number at each of its parts."""
 
-  parts, empty = 2, list
+  parts = 2
+  empty = list
 
   def __init__(self):
     self.made = []
@@ -104,17 +115,24 @@ class Counted:
 
 @pytest.mark.parametrize("begin", [0, 1, 3, 4, 7, 8])
 def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
-  """Of every three steps; a step's retriever is its number. The index is that of the refresh before."""
+  """Of every three steps; a step's retriever is its number. The index is that of the refresh
+  before."""
 
   def state(step):
     due = step - step % 3
-    kept = [max(0, due - back * 3 - (0 if step != due else 3)) for back in (0, 1)]  # as saved before the step
+    # as saved before the step
+    kept = [max(0, due - back * 3 - (0 if step != due else 3)) for back in (0, 1)]
     names = ("retriever/x", "reference/retriever/x", "reference/reference/retriever/x")
     return TrainState(step, dict(zip(names, [step, *kept])), None)
 
   steps = object.__new__(steps_of_retrieval.Steps)
-  copied = lambda arrays: {n: arrays[n.removeprefix("reference/")] for n in arrays if n.startswith("ref")}  # noqa: E731
-  vars(steps).update(_every=3, _beside=True, _index=None, _next=(0, None, 0), _copied=copied, _shelf=Counted())
+
+  def copied(arrays):
+    return {n: arrays[n.removeprefix("reference/")] for n in arrays if n.startswith("ref")}
+
+  vars(steps).update(
+    _every=3, _beside=True, _index=None, _next=(0, None, 0), _copied=copied, _shelf=Counted()
+  )
   for step in range(begin, 12):
     steps._shelf.made = []
     steps._refreshed(state(step), step)
@@ -124,7 +142,9 @@ def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
 
 def test_faiss_that_is_not_installed_is_one_line(monkeypatch):
   monkeypatch.setitem(sys.modules, "faiss", None)
-  with pytest.raises(UserError, match="config.objective.search: faiss is not installed; pip install 't5x-like"):
+  with pytest.raises(
+    UserError, match="config.objective.search: faiss is not installed; pip install 't5x-like"
+  ):
     retrieval.shelf("faiss", None, None, None, 4)
 
 
@@ -142,14 +162,17 @@ def batch():
     "passage_tokens": generator.integers(2, 64, (B, Z, L)),
     "decoder_target_tokens": generator.integers(2, 64, (B, T)),
   }
-  made["encoder_input_tokens"][1, 3:] = made["passage_tokens"][:, 0] = made["passage_tokens"][2, 1, 2:] = 0
+  made["encoder_input_tokens"][1, 3:] = made["passage_tokens"][:, 0] = made["passage_tokens"][
+    2, 1, 2:
+  ] = 0
   made["decoder_input_tokens"] = np.pad(made["decoder_target_tokens"], ((0, 0), (1, 0)))[:, :T]
   weights = (np.arange(T) < np.array([[4], [2], [3]])).astype(np.float32)
   return {name: x.astype(np.int32) for name, x in made.items()} | {"decoder_loss_weights": weights}
 
 
 def test_the_loss_is_the_marginal_likelihood_of_separate_readings(model):
-  """Each passage is read by the T5 alone, in a row of its own without padding between, and summed in numpy."""
+  """Each passage is read by the T5 alone, in a row of its own without padding between, and summed
+  in numpy."""
   given = batch()
   found = jax.jit(lambda model, x: marginal_likelihood.Objective()(model, x)[1])(model, given)
   read = jax.jit(lambda model, x: model.reader(x)["logits"])
@@ -159,7 +182,8 @@ def test_the_loss_is_the_marginal_likelihood_of_separate_readings(model):
   for b in range(B):
     own = given["encoder_input_tokens"][b][given["encoder_input_tokens"][b] > 0]
     _, passage_ZP = embed(model, given["encoder_input_tokens"], given["passage_tokens"][b])
-    prior_Z, likelihood_Z = log_softmax(np.asarray(passage_ZP) @ np.asarray(query_BP[b])), []
+    prior_Z = log_softmax(np.asarray(passage_ZP) @ np.asarray(query_BP[b]))
+    likelihood_Z = []
     for z in range(Z):
       row = np.concatenate([own, given["passage_tokens"][b, z]])[None]
       rows = {"encoder_input_tokens": np.pad(row, ((0, 0), (0, Q - len(own))))}
@@ -176,17 +200,30 @@ def test_the_loss_is_the_marginal_likelihood_of_separate_readings(model):
 
 
 def test_gradients_reach_the_retriever_and_not_its_copy(model):
-  """The gradient of a passage's score is p(z|x) - p(z|x, y): one that helps is pulled (Guu et al. 2020, 3.3)."""
-  arrays, given = params.arrays(model), batch()
+  """The gradient of a passage's score is p(z|x) - p(z|x, y): one that helps is pulled (Guu et al.
+  2020, 3.3)."""
+  arrays = params.arrays(model)
+  given = batch()
   objective = marginal_likelihood.Objective()
-  gradients = jax.jit(jax.grad(lambda arrays: objective(params.with_arrays(model, arrays), given)[0]))(arrays)
+  gradients = jax.jit(
+    jax.grad(lambda arrays: objective(params.with_arrays(model, arrays), given)[0])
+  )(arrays)
   largest = {name: float(jnp.abs(g).max()) for name, g in gradients.items()}
-  assert all((size == 0) == name.startswith("reference/") for name, size in largest.items()), largest
+  assert all((size == 0) == name.startswith("reference/") for name, size in largest.items()), (
+    largest
+  )
   generator = np.random.default_rng(2)
-  score_BZ, likelihood_BZ = (jnp.asarray(generator.normal(size=(B, Z)), jnp.float32) for _ in range(2))
-  loss = lambda score_BZ: -jax.nn.logsumexp(jax.nn.log_softmax(score_BZ) + likelihood_BZ, axis=1).sum()  # noqa: E731
+  score_BZ, likelihood_BZ = (
+    jnp.asarray(generator.normal(size=(B, Z)), jnp.float32) for _ in range(2)
+  )
+
+  def loss(score_BZ):
+    return -jax.nn.logsumexp(jax.nn.log_softmax(score_BZ) + likelihood_BZ, axis=1).sum()
+
   posterior_BZ = jax.nn.softmax(score_BZ + likelihood_BZ)
-  np.testing.assert_allclose(jax.grad(loss)(score_BZ), jax.nn.softmax(score_BZ) - posterior_BZ, atol=1e-6)
+  np.testing.assert_allclose(
+    jax.grad(loss)(score_BZ), jax.nn.softmax(score_BZ) - posterior_BZ, atol=1e-6
+  )
 
 
 def test_the_inverse_cloze_loss_is_a_softmax_over_the_batch(model):
@@ -202,7 +239,13 @@ def test_the_inverse_cloze_loss_is_a_softmax_over_the_batch(model):
 
 
 def flags(folder, workdir, **changes):
-  steps = {"total_steps": 5, "eval_every": 5, "checkpoint.every": 2, "batch_size": 8, "task.cache": f"{folder}/cache"}
+  steps = {
+    "total_steps": 5,
+    "eval_every": 5,
+    "checkpoint.every": 2,
+    "batch_size": 8,
+    "task.cache": f"{folder}/cache",
+  }
   words = [f"--config.{slot}={value if isinstance(value, str) else json.dumps(value)}" for slot, value in
            (steps | changes).items()]  # fmt: skip
   return ["--config=tests/recipes/nano_realm.py", f"--workdir={workdir}", *words]
@@ -210,38 +253,54 @@ def flags(folder, workdir, **changes):
 
 @pytest.mark.more
 @pytest.mark.parametrize("refresh", ["beside", "between"])
-def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(refresh, tmp_path, compiled, capsys):
+def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(
+  refresh, tmp_path, compiled, capsys
+):
   with alone():
     changes = {"objective.refresh": refresh}
     assert train.main(flags(tmp_path, tmp_path / "whole", **changes)) == 0, capsys.readouterr().err
     shutil.copytree(tmp_path / "whole", tmp_path / "parted")
-    again = [*flags(tmp_path, tmp_path / "parted", evals={}, **changes), "--from_step=4"]  # the index is of step 3
+    # the index is of step 3
+    again = [*flags(tmp_path, tmp_path / "parted", evals={}, **changes), "--from_step=4"]
     assert train.main(again) == 0, capsys.readouterr().err
     assert_same_bits(tmp_path / "whole", tmp_path / "parted", 5)
     saved = restored(tmp_path / "whole", 5)
     kept = {name: x for name, x in saved.items() if name.startswith("params/reference/")}
     moved = [np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in kept.items()]
     assert kept and max(moved) > 0, "the copy is of an earlier step"
-    assert any(name.startswith("params/reference/reference/") for name in kept) == (refresh == "beside")
+    assert any(name.startswith("params/reference/reference/") for name in kept) == (
+      refresh == "beside"
+    )
     start = {"init.workdir": f"{tmp_path}/whole", "total_steps": 1, "eval_every": 1}
-    assert train.main(flags(tmp_path, tmp_path / "onwards", evals={}, **changes | start)) == 0, capsys.readouterr().err
+    assert train.main(flags(tmp_path, tmp_path / "onwards", evals={}, **changes | start)) == 0, (
+      capsys.readouterr().err
+    )
     held = json.dumps({"held": {"name": "open_qa", "split": "train"}})
-    assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={held}"]) == 0, capsys.readouterr().err
+    assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={held}"]) == 0, (
+      capsys.readouterr().err
+    )
   rows = read_metrics(tmp_path / "whole")
   assert {"train/loss", "train/null_probability", "train/utility"} <= rows[0].keys()
   assert rows[-1]["eval/facts30_open_qa/examples"] == 8
   (written,) = (tmp_path / "whole" / "evaluations").glob("*.jsonl")
   answers = [json.loads(line) for line in written.read_text().splitlines()]
   assert len(answers) == 22 and len(answers[0]["passages"]) == 2
-  found = np.mean([any(f" {row['target']}." in text for text in row["passages"]) for row in answers])
+  found = np.mean(
+    [any(f" {row['target']}." in text for text in row["passages"]) for row in answers]
+  )
   scores = json.loads(written.with_suffix(".json").read_text())["metrics"]
   assert scores["found"] == pytest.approx(100 * found) and scores["examples"] == 22
   (tmp_path / "in.txt").write_text("".join(f"{row['input']}\n" for row in answers[:5]))
-  asked = [f"--workdir={tmp_path}/whole", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
+  asked = [
+    f"--workdir={tmp_path}/whole",
+    f"--input={tmp_path}/in.txt",
+    f"--output={tmp_path}/out.jsonl",
+  ]
   with alone():
     assert predict.main(asked) == 0, capsys.readouterr().err
     assert (
-      predict.main([*asked, "--beams=2"]) == 2 and "--beams=2: the model answers greedily" in capsys.readouterr().err
+      predict.main([*asked, "--beams=2"]) == 2
+      and "--beams=2: the model answers greedily" in capsys.readouterr().err
     )
   for told, row in zip((tmp_path / "out.jsonl").read_text().splitlines(), answers, strict=False):
     told = json.loads(told)
@@ -255,7 +314,10 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(refresh, t
     1,
     [
       ({"evals": {"loss": {}}}, "config.evals.loss: the loss is of rows with their passages"),
-      ({"task.retrieved": 10}, "config.task.retrieved: found 10, expected less than the 10 passages"),
+      (
+        {"task.retrieved": 10},
+        "config.task.retrieved: found 10, expected less than the 10 passages",
+      ),
       ({"task.source": "facts:3"}, "source facts:3: found '3', expected a number of facts"),
     ],
   ),

@@ -1,5 +1,6 @@
-"""Scores are the same to the digit on one device, on eight, and on two processes with four each; so are predictions,
-last digits of fractions aside. A suite that is killed again and again ends with the table of one that was not."""
+"""Scores are the same to the digit on one device, on eight, and on two processes with four each; so
+are predictions, last digits of fractions aside. A suite that is killed again and again ends with
+the table of one that was not."""
 
 import json
 import random
@@ -15,7 +16,8 @@ from more import beyond
 from t5x_like import train
 from tests.runs import LAUNCHER, Process, run
 
-ENCODER = ("--config=configs/bert/base.py:debug", "--config.phases={}")  # which needs no test's variant
+# which needs no test's variant
+ENCODER = ("--config=configs/bert/base.py:debug", "--config.phases={}")
 STEPS = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2")
 
 
@@ -54,12 +56,14 @@ def pictures(folder) -> list[str]:
 
 
 KINDS = {
-  name: lambda folder, name=name: labelled(name, folder) for name in ("classification", "tagging", "span_qa")
+  name: lambda folder, name=name: labelled(name, folder)
+  for name in ("classification", "tagging", "span_qa")
 } | {"generation": generation, "image_classification": pictures}
 
 
 def found(command: list[str], workdir, **where) -> tuple[list, list[float]]:
-  """What is in the files that `evaluate` writes, when it is run as a process, and the fractions among predictions."""
+  """What is in the files that `evaluate` writes, when it is run as a process, and the fractions
+  among predictions."""
   shutil.rmtree(workdir / "evaluations", ignore_errors=True)
   code, said = run(command, **where)
   assert code == 0, said
@@ -114,8 +118,18 @@ def test_a_suite_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
   assert train.main(base) == 0
 
   def suite(output):
-    flags = ("--seeds=2", "--config.total_steps=6", "--config.batch_size=8", "--config.task.length=64")
-    wanted = [f"--workdir={tmp_path}/base", "--suite=glue", f"--data={tmp_path}/raw", f"--output={output}"]
+    flags = (
+      "--seeds=2",
+      "--config.total_steps=6",
+      "--config.batch_size=8",
+      "--config.task.length=64",
+    )
+    wanted = [
+      f"--workdir={tmp_path}/base",
+      "--suite=glue",
+      f"--data={tmp_path}/raw",
+      f"--output={output}",
+    ]
     return [sys.executable, "-m", "t5x_like.evaluate", *wanted, *flags]
 
   began = time.monotonic()
@@ -133,9 +147,12 @@ def test_a_suite_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
       process.end()
   code, said = run(suite(tmp_path / "killed"), cache=compiled)
   assert code == 0, said
-  first, second = tmp_path / "whole", tmp_path / "killed"
+  first = tmp_path / "whole"
+  second = tmp_path / "killed"
   assert untimed_table(second) == untimed_table(first)
-  assert json.loads(json.dumps(untimed_results(second)).replace(str(second), str(first))) == untimed_results(first)
+  assert json.loads(
+    json.dumps(untimed_results(second)).replace(str(second), str(first))
+  ) == untimed_results(first)
   predicted = sorted(path.relative_to(first) for path in first.rglob("predictions/*.jsonl"))
   assert len(predicted) >= 4
   for path in predicted:

@@ -42,12 +42,33 @@ def test_sentences(text):
 
 
 def test_terms_have_no_punctuation():
-  assert segmentation.terms("don't stop: 我爱Python。 हिन्दी") == ["don", "t", "stop", "我", "爱", "Python", "हिन्दी"]
+  assert segmentation.terms("don't stop: 我爱Python。 हिन्दी") == [
+    "don",
+    "t",
+    "stop",
+    "我",
+    "爱",
+    "Python",
+    "हिन्दी",
+  ]
 
 
 def test_kinds_of_characters():
-  kinds = {"我": "UNSPACED", "ก": "UNSPACED", "한": "LETTER", "ㄱ": "LETTER", "Ａ": "LETTER", "ำ": "EXTENDING"}
-  kinds |= {"\u200d": "EXTENDING", "」": "CLOSING", ".": "TERMINATOR", "。": "STRONG_TERMINATOR", "\u3000": "SPACE"}
+  kinds = {
+    "我": "UNSPACED",
+    "ก": "UNSPACED",
+    "한": "LETTER",
+    "ㄱ": "LETTER",
+    "Ａ": "LETTER",
+    "ำ": "EXTENDING",
+  }
+  kinds |= {
+    "\u200d": "EXTENDING",
+    "」": "CLOSING",
+    ".": "TERMINATOR",
+    "。": "STRONG_TERMINATOR",
+    "\u3000": "SPACE",
+  }
   assert {character: segmentation.kind(character).name for character in kinds} == kinds
 
 
@@ -69,7 +90,9 @@ def test_bytes_begin_a_word_if_every_text_with_them_does(text, begins):
   assert segmentation.begins_word(text) is begins
 
 
-@pytest.mark.parametrize("text", ["." * 50_000, "。" * 50_000, '."' * 50_000, '"' * 100_000 + "x", ". " * 50_000])
+@pytest.mark.parametrize(
+  "text", ["." * 50_000, "。" * 50_000, '."' * 50_000, '"' * 100_000 + "x", ". " * 50_000]
+)
 def test_long_runs_take_no_square_of_time(text):
   start = time.process_time()
   list(segmentation.sentences(text))

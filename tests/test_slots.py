@@ -1,4 +1,5 @@
-"""Slots: names found in packages and tables, arguments checked against signatures, both refused in one line."""
+"""Slots: names found in packages and tables, arguments checked against signatures, both refused in
+one line."""
 
 import dataclasses
 import types
@@ -11,7 +12,14 @@ from t5x_like import objectives, slots, trust
 from t5x_like.errors import UserError
 
 
-def wave(length: int, *, height: float = 1.0, kind: Literal["sine", "square"] = "sine", bends: tuple = (), sea=None):
+def wave(
+  length: int,
+  *,
+  height: float = 1.0,
+  kind: Literal["sine", "square"] = "sine",
+  bends: tuple = (),
+  sea=None,
+):
   return length, height, kind, bends, sea
 
 
@@ -19,7 +27,9 @@ TABLE = {"wave": wave, "flat": lambda: 0}
 
 
 def test_a_word_and_a_dictionary_are_the_same_slot():
-  assert slots.make("config.x", {"name": "flat"}, TABLE) == slots.make("config.x", "flat", TABLE) == 0
+  assert (
+    slots.make("config.x", {"name": "flat"}, TABLE) == slots.make("config.x", "flat", TABLE) == 0
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +42,27 @@ def test_a_dataclass_is_a_schema_and_its_defaults_are_made_anew():
   filled = [slots.fill("config.x", {"depth": 2}, Sea) for _ in range(2)]
   assert filled == [{"depth": 2, "waves": {}}] * 2 and filled[0]["waves"] is not filled[1]["waves"]
   with pytest.raises(
-    UserError, match=r"config\.x\.depht: unknown key \(did you mean 'depth'\?\); it takes depth, waves"
+    UserError,
+    match=r"config\.x\.depht: unknown key \(did you mean 'depth'\?\); it takes depth, "
+    r"waves",
   ):
     slots.fill("config.x", {"depht": 2}, Sea)
 
 
 def test_arguments_are_filled_in_and_what_is_supplied_is_no_key():
   values = ConfigDict({"name": "wave", "length": 3, "bends": [1, 2]})
-  assert slots.make("config.x", values, TABLE, sea="calm", shore="unused") == (3, 1.0, "sine", (1, 2), "calm")
-  with pytest.raises(UserError, match=r"config\.x\.sea: unknown key; it takes length, height, kind, bends"):
+  assert slots.make("config.x", values, TABLE, sea="calm", shore="unused") == (
+    3,
+    1.0,
+    "sine",
+    (1, 2),
+    "calm",
+  )
+  with pytest.raises(
+    UserError,
+    match=r"config\.x\.sea: unknown key; it takes length, height, "
+    r"kind, bends",
+  ):
     slots.make("config.x", {"name": "wave", "length": 3, "sea": "rough"}, TABLE, sea="calm")
 
 
@@ -55,7 +77,11 @@ def test_arguments_are_filled_in_and_what_is_supplied_is_no_key():
     ({"name": "wave", "lenght": 3}, r"config\.x\.lenght: unknown key \(did you mean 'length'\?\)"),
     ({"name": "wave", "length": 3.5}, r"config\.x\.length: found 3\.5 of type float, expected int"),
     ({"name": "wave", "length": True}, r"config\.x\.length: found True of type bool, expected int"),
-    ({"name": "wave", "length": 3, "kind": "saw"}, r"config\.x\.kind: found 'saw' .*expected 'sine' or 'square'"),
+    (
+      {"name": "wave", "length": 3, "kind": "saw"},
+      r"config\.x\.kind: found 'saw' .*expected "
+      r"'sine' or 'square'",
+    ),
   ],
 )
 def test_refusals_name_the_key_and_what_was_expected(value, message):
@@ -71,11 +97,18 @@ class Boat:
 
 class Ship:
   def __init__(self, sea, *, length: int, boat: Boat | None = None):
-    self.length, self.boat = length, boat
+    self.length = length
+    self.boat = boat
 
 
 class Steamer(Ship):
-  def __init__(self, sea, *, power: Annotated[float, slots.Condition("a number above 0", lambda x: x > 0)], **options):
+  def __init__(
+    self,
+    sea,
+    *,
+    power: Annotated[float, slots.Condition("a number above 0", lambda x: x > 0)],
+    **options,
+  ):
     super().__init__(sea, **options)
     self.power = power
 
@@ -85,7 +118,10 @@ FLEET = {"ship": Ship, "steamer": Steamer}
 
 def test_a_class_takes_what_its_constructor_hands_on_and_a_dictionary_makes_a_dataclass():
   ship = slots.make(
-    "config.x", {"name": "steamer", "power": 2, "length": 3, "boat": {"crew": ["Ann", None]}}, FLEET, sea=0
+    "config.x",
+    {"name": "steamer", "power": 2, "length": 3, "boat": {"crew": ["Ann", None]}},
+    FLEET,
+    sea=0,
   )
   assert (ship.power, ship.length, ship.boat) == (2, 3, Boat(2, ("Ann", None)))
   assert slots.change("config.x", ship.boat, {"sails": 1}) == Boat(1, ("Ann", None))
@@ -94,13 +130,36 @@ def test_a_class_takes_what_its_constructor_hands_on_and_a_dictionary_makes_a_da
 @pytest.mark.parametrize(
   "value, message",
   [
-    ({"lenght": 3}, r"config\.x\.lenght: unknown key \(did you mean 'length'\?\); it takes length, boat, power"),
+    (
+      {"lenght": 3},
+      r"config\.x\.lenght: unknown key \(did you mean 'length'\?\); it takes "
+      r"length, boat, power",
+    ),
     ({"length": 3}, r"config\.x\.power: missing; it takes length, boat, power"),
-    ({"length": 3, "power": 0}, r"config\.x\.power: found 0 of type int, expected a number above 0"),
-    ({"length": 3, "power": 1, "boat": 1}, r"config\.x\.boat: found 1 of type int, expected Boat or None"),
-    ({"length": 3, "power": 1, "boat": {"sail": 1}}, r"config\.x\.boat\.sail: unknown key \(did you mean 'sails'\?\)"),
-    ({"length": 3, "power": 1, "boat": {"sails": 0}}, r"config\.x\.boat\.sails: found 0 .*a whole number above 0"),
-    ({"length": 3, "power": 1, "boat": {"crew": [1]}}, r"config\.x\.boat\.crew: found \[1\] .*a list of str or None"),
+    (
+      {"length": 3, "power": 0},
+      r"config\.x\.power: found 0 of type int, expected a number above 0",
+    ),
+    (
+      {"length": 3, "power": 1, "boat": 1},
+      r"config\.x\.boat: found 1 of type int, expected Boat "
+      r"or None",
+    ),
+    (
+      {"length": 3, "power": 1, "boat": {"sail": 1}},
+      r"config\.x\.boat\.sail: unknown key \(did "
+      r"you mean 'sails'\?\)",
+    ),
+    (
+      {"length": 3, "power": 1, "boat": {"sails": 0}},
+      r"config\.x\.boat\.sails: found 0 .*a whole "
+      r"number above 0",
+    ),
+    (
+      {"length": 3, "power": 1, "boat": {"crew": [1]}},
+      r"config\.x\.boat\.crew: found \[1\] .*a "
+      r"list of str or None",
+    ),
   ],
 )
 def test_refusals_inside_of_arguments(value, message):
@@ -131,7 +190,10 @@ def test_a_function_takes_the_fields_of_the_record_that_it_unpacks():
 def test_a_package_is_a_registry_of_its_public_modules():
   assert {"mlm", "encoder_decoder"} <= set(slots.names(objectives))
   assert not [name for name in slots.names(objectives) if name.startswith("_")]
-  assert slots.find("config.objective", "mlm", objectives, "Objective").__module__ == "t5x_like.objectives.mlm"
+  assert (
+    slots.find("config.objective", "mlm", objectives, "Objective").__module__
+    == "t5x_like.objectives.mlm"
+  )
 
 
 def test_a_package_given_by_its_name_is_imported_when_it_is_asked():
@@ -147,7 +209,15 @@ def test_a_function_from_outside(tmp_path, monkeypatch):
   package = types.ModuleType("package")
   package.__path__ = []
   assert slots.make("config.task", {"name": "my_waves:long", "scale": 3}, package, "task") == 30
-  with pytest.raises(UserError, match=r"config\.task: 'my_waves:short' cannot be used: AttributeError"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.task: 'my_waves:short' cannot be used: "
+    r"AttributeError",
+  ):
     slots.make("config.task", "my_waves:short", package, "task")
-  with pytest.raises(UserError, match=r"config\.task: 'no_waves:long' cannot be used: ModuleNotFoundError"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.task: 'no_waves:long' cannot be used: "
+    r"ModuleNotFoundError",
+  ):
     slots.make("config.task", "no_waves:long", package, "task")

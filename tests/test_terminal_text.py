@@ -1,4 +1,5 @@
-"""No control character of data reaches a terminal: errors, warnings, reports of skipped records, answers."""
+"""No control character of data reaches a terminal: errors, warnings, reports of skipped records,
+answers."""
 
 import io
 import logging
@@ -35,13 +36,17 @@ def test_an_error_of_data_is_printed_without_them(capsys):
 
 
 def test_reasons_in_a_manifest_are_printed_without_them():
-  assert skips({EVIL: 3}).startswith(r", 3 records skipped (a\x1b]52;c;") and "\x1b" not in skips({EVIL: 3})
+  assert skips({EVIL: 3}).startswith(r", 3 records skipped (a\x1b]52;c;") and "\x1b" not in skips(
+    {EVIL: 3}
+  )
 
 
 def test_what_is_said_and_warned_of_is_printed_without_them(capsys):
   process.say(f"3 records skipped ({EVIL})")
   record = logging.makeLogRecord({"msg": EVIL})
-  assert "\x1b" not in capsys.readouterr().out + process._Formatter("warning: %(message)s").format(record)
+  assert "\x1b" not in capsys.readouterr().out + process._Formatter("warning: %(message)s").format(
+    record
+  )
 
 
 class Talk:

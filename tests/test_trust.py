@@ -1,4 +1,5 @@
-"""Names that were read are not imported: every way a foreign file may name a function, through the commands."""
+"""Names that were read are not imported: every way a foreign file may name a function, through the
+commands."""
 
 import json
 import pathlib
@@ -59,13 +60,27 @@ def commands(workdir, path):
   (path / "questions.jsonl").write_text(question + "\n")
   return {
     "predict": lambda *more: predict.main(
-      [f"--workdir={workdir}", f"--input={path}/in.txt", f"--output={path}/out", "--max_new_tokens=2", *more]
+      [
+        f"--workdir={workdir}",
+        f"--input={path}/in.txt",
+        f"--output={path}/out",
+        "--max_new_tokens=2",
+        *more,
+      ]
     ),
     "evaluate": lambda *more: evaluate.main([f"--workdir={workdir}", *more]),
     "export": lambda *more: convert_hf.main([f"--input={workdir}", f"--output={path}/hf", *more]),
-    "few_shot": lambda *more: few_shot.main([f"--workdir={workdir}", f"--input={path}/questions.jsonl", *more]),
+    "few_shot": lambda *more: few_shot.main(
+      [f"--workdir={workdir}", f"--input={path}/questions.jsonl", *more]
+    ),
     "init": lambda *more: train.main(
-      [NANO, f"--workdir={path}/new", f'--config.init={{"workdir": "{workdir}"}}', "--config.total_steps=1", *more]
+      [
+        NANO,
+        f"--workdir={path}/new",
+        f'--config.init={{"workdir": "{workdir}"}}',
+        "--config.total_steps=1",
+        *more,
+      ]
     ),
   }
 
@@ -87,16 +102,23 @@ def test_a_foreign_config_runs_nothing(trained, tmp_path, capsys, pwned, slot, c
     assert done == 0  # they make no evaluator, and look none up
     return
   line = refused(capsys, done)
-  assert f"{workdir}/config.json: config." in line and "--trust" in line and "recipe or a flag" in line
+  assert (
+    f"{workdir}/config.json: config." in line and "--trust" in line and "recipe or a flag" in line
+  )
 
 
 def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned):
   workdir = foreign(trained, tmp_path, model=pwned)
-  assert f"{workdir}/config.json: config.model.name" in refused(capsys, commands(workdir, tmp_path)["init"]())
+  assert f"{workdir}/config.json: config.model.name" in refused(
+    capsys, commands(workdir, tmp_path)["init"]()
+  )
   task = '--config.task={"name": "image_classification", "source": "digits", "resolution": 8}'
   model = '--config.model={"name": "deit", "variant": "deit-tiny"}'
   workdir.rename(tmp_path / "teacher")
-  teacher = ["--config.objective.name=distillation", f'--config.teacher={{"workdir": "{tmp_path}/teacher"}}']
+  teacher = [
+    "--config.objective.name=distillation",
+    f'--config.teacher={{"workdir": "{tmp_path}/teacher"}}',
+  ]
   done = train.main([NANO, f"--workdir={tmp_path}/student", *teacher, task, model])
   assert "config.teacher.model.name" in refused(capsys, done)
 
@@ -109,7 +131,14 @@ def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned)
     {"task": {"name": ATTACK, "cmd": "touch PWNED"}},
     {"task": {"name": "mixture", "parts": {"a": {"name": ATTACK, "cmd": "touch PWNED"}}}},
     {"task": {"name": "mlm", "store": "builtin", "sentence_rule": ATTACK}},
-    {"task": {"name": "text_to_text", "source": f"salient:{ATTACK}@builtin", "inputs": "{text}", "targets": "{text}"}},
+    {
+      "task": {
+        "name": "text_to_text",
+        "source": f"salient:{ATTACK}@builtin",
+        "inputs": "{text}",
+        "targets": "{text}",
+      }
+    },
     {"task__source": ATTACK, "task__store": None, "task__vocabulary": "bytes"},
     {"evals__loss__task": {"name": ATTACK, "cmd": "touch PWNED"}},
     {"evals__loss__task": {"preprocessors": [ATTACK]}},
@@ -127,12 +156,16 @@ def test_imported_weights_name_nothing_either(trained, tmp_path, capsys, pwned):
   refused(capsys, train.main([NANO, f"--workdir={tmp_path}/new"]))
 
 
-def test_functions_that_the_command_names_are_used_and_need_no_trust(compiled, tmp_path, capsys, monkeypatch):
-  """An objective of a user's own: in training, in resuming, and named again or trusted elsewhere."""
+def test_functions_that_the_command_names_are_used_and_need_no_trust(
+  compiled, tmp_path, capsys, monkeypatch
+):
+  """An objective of a user's own: in training, in resuming, and named again or trusted
+  elsewhere."""
   (tmp_path / "own_objective.py").write_text(OWN)
   (tmp_path / "own_recipe.py").write_text(
     "from tests.recipes import nano\n\ndef get_config():\n  config = nano.get_config()\n"
-    "  config.objective = {'name': 'own_objective:Mine'}\n  config.total_steps = 1\n  return config\n"
+    "  config.objective = {'name': 'own_objective:Mine'}\n  config.total_steps = 1\n  return "
+    "config\n"
   )
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [str(REPO), *sys.path])
@@ -142,7 +175,9 @@ def test_functions_that_the_command_names_are_used_and_need_no_trust(compiled, t
   capsys.readouterr()
   run = commands(tmp_path / "run", tmp_path)["predict"]
   refused(capsys, run(), "own_objective:Mine")
-  assert run("--trust") == 0 and run("--config.objective.name=own_objective:Mine") == 0, capsys.readouterr().err
+  assert run("--trust") == 0 and run("--config.objective.name=own_objective:Mine") == 0, (
+    capsys.readouterr().err
+  )
   assert run("--config=own_recipe.py") == 0, capsys.readouterr().err
   capsys.readouterr()
   refused(capsys, run(), "own_objective:Mine")
@@ -150,14 +185,20 @@ def test_functions_that_the_command_names_are_used_and_need_no_trust(compiled, t
 
 
 def test_only_whole_names_that_were_given_are_admitted():
-  trust.begin(['{"name": "a.b:c", "more": ["d:e"]}', {"x": [{"y": "f:g"}]}, "--flag h:i", None, 3, "[broken"])
+  trust.begin(
+    ['{"name": "a.b:c", "more": ["d:e"]}', {"x": [{"y": "f:g"}]}, "--flag h:i", None, 3, "[broken"]
+  )
   assert trust.state().names == {"a.b:c", "d:e", "f:g"}
   for name in ("a.b:d", "b:c", "h:i", "os:system", "a.b:c\n", ":c", "a.b:"):
     with pytest.raises(UserError) as told:
       trust.function("config.task.name", name)
     assert len(str(told.value).splitlines()) == 1
   trust.begin(())
-  with pytest.raises(UserError, match=r"config.x: found 'a.b:c', which .*--config.x=a.b:c.*--trust.*admit\('a.b:c'\)"):
+  with pytest.raises(
+    UserError,
+    match=r"config.x: found 'a.b:c', which "
+    r".*--config.x=a.b:c.*--trust.*admit\('a.b:c'\)",
+  ):
     trust.function("config.x", "a.b:c")
 
 
@@ -188,16 +229,21 @@ def test_a_worker_may_import_the_language_id_of_its_command(tmp_path, monkeypatc
   (tmp_path / "lang.py").write_text("def german(text):\n  return 'de'\n")
   monkeypatch.chdir(tmp_path)
   trust.begin(())
-  with pytest.raises(UserError, match="language id: found 'lang:german', which this command does not name"):
+  with pytest.raises(
+    UserError, match="language id: found 'lang:german', which this command does not name"
+  ):
     c4.Step(language_id="lang:german")
   trust.begin("lang:german")
   data = pickle.dumps(c4.Step(language_id="lang:german"))
-  done = subprocess.run([sys.executable, "-c", WORKER], input=data, capture_output=True, env={"PYTHONPATH": str(REPO)})
+  done = subprocess.run(
+    [sys.executable, "-c", WORKER], input=data, capture_output=True, env={"PYTHONPATH": str(REPO)}
+  )
   assert done.stdout.decode().strip() == "not in en {'lang:german'}", done.stderr.decode()
 
 
 def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monkeypatch):
-  """`tensorflow_datasets` imports the class that features.json names; a foreign directory may bring the module too."""
+  """`tensorflow_datasets` imports the class that features.json names; a foreign directory may bring
+  the module too."""
   from t5x_like.data.quiet_tensorflow import tfds
 
   class Made(tfds.core.GeneratorBasedBuilder):
@@ -205,7 +251,9 @@ def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monk
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
-      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
+      return tfds.core.DatasetInfo(
+        builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()})
+      )
 
     def _split_generators(self, _):
       return {"train": [("a", {"text": "one"})]}
@@ -221,13 +269,17 @@ def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monk
     text = file.read_text(errors="ignore")
     if "made_here" in text:
       file.rename(file.with_name(file.name.replace("made_here", "foreign")))
-      file.with_name(file.name.replace("made_here", "foreign")).write_text(text.replace("made_here", "foreign"))
+      file.with_name(file.name.replace("made_here", "foreign")).write_text(
+        text.replace("made_here", "foreign")
+      )
   source = dict(data_dir=str(tmp_path / "data"))
   trust.begin(())
   assert open_source("tfds:foreign", **source).splits == ("train",)
   text = features.read_text()
   assert "tensorflow_datasets.core.features.text_feature.Text" in text
-  features.write_text(text.replace("tensorflow_datasets.core.features.text_feature.Text", "brought_along.Text"))
+  features.write_text(
+    text.replace("tensorflow_datasets.core.features.text_feature.Text", "brought_along.Text")
+  )
   (tmp_path / "brought_along.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\n")
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

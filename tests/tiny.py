@@ -16,11 +16,14 @@ VOCAB = 64
 def sizes(version: str = "1.1", **changes) -> Variant:
   """A tiny T5 of either version; `changes` are fields of `Dims`."""
   fields = dict(embed=16, heads=4, head_dim=4, mlp=32, layers=2) | changes
-  return Variant(Dims(kv_heads=fields["heads"], **fields), t5.V1_1 if version == "1.1" else t5.V1_0, VOCAB)
+  return Variant(
+    Dims(kv_heads=fields["heads"], **fields), t5.V1_1 if version == "1.1" else t5.V1_0, VOCAB
+  )
 
 
 def maker(size: Variant, *, family=t5, **arguments):
-  """`key -> model` for a size that is not among the published ones; the family is a module of `models/`."""
+  """`key -> model` for a size that is not among the published ones; the family is a module of
+  `models/`."""
   return lambda key: family.Model(nnx.Rngs(params=key), variant=size, **arguments)
 
 
@@ -36,14 +39,20 @@ def abstract(size: Variant, **arguments):
 
 
 def noised(made):
-  """The model with norm scales moved off one and tables and biases off zero, so that none can hide."""
+  """The model with norm scales moved off one and tables and biases off zero, so that none can
+  hide."""
   generator = np.random.default_rng(3)
   arrays = {n: np.asarray(a) for n, a in params.arrays(made).items()}
-  moved = {n: jnp.asarray(a + 0.1 * generator.standard_normal(a.shape), jnp.float32) for n, a in arrays.items()}
+  moved = {
+    n: jnp.asarray(a + 0.1 * generator.standard_normal(a.shape), jnp.float32)
+    for n, a in arrays.items()
+  }
   return params.with_arrays(made, moved)
 
 
-def batch(rows: int, S: int, T: int, *, vocab: int = VOCAB, seed: int = 0, padded: bool = True) -> dict:
+def batch(
+  rows: int, S: int, T: int, *, vocab: int = VOCAB, seed: int = 0, padded: bool = True
+) -> dict:
   """Random features of an encoder-decoder; rows end in padding of different lengths."""
   generator = np.random.default_rng(seed)
   encoder = generator.integers(2, vocab, (rows, S)).astype(np.int32)

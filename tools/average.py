@@ -5,10 +5,11 @@ Examples:
   python -m tools.average --workdir=runs/base --steps=8000,9000,10000 --output=runs/base_mean
   python -m t5x_like.evaluate --workdir=runs/base_mean --config=RECIPE
 
-The mean of weights along a run at a constant or slowly falling rate often scores better than the last (Izmailov et al.
-2018, arXiv:1803.05407). The new workdir is read by evaluate, predict and --config.init.workdir like any other; a run
-that goes on in it starts a new optimizer. A run keeps as many checkpoints as --config.checkpoint.keep_last says. Where
-it keeps a moving average (--config.optimizer.ema), the averages are averaged.
+The mean of weights along a run at a constant or slowly falling rate often scores better than the
+last (Izmailov et al. 2018, arXiv:1803.05407). The new workdir is read by evaluate, predict and
+--config.init.workdir like any other; a run that goes on in it starts a new optimizer. A run keeps
+as many checkpoints as --config.checkpoint.keep_last says. Where it keeps a moving average
+(--config.optimizer.ema), the averages are averaged.
 """
 
 import functools
@@ -28,7 +29,9 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="of the run")
   kind = functools.partial(directory, flag="--output")
   parser.add_argument("--output", required=True, type=kind, metavar="DIR", help="the new workdir")
-  parser.add_argument("--last", type=int, default=5, metavar="N", help="how many of the newest (default: 5)")
+  parser.add_argument(
+    "--last", type=int, default=5, metavar="N", help="how many of the newest (default: 5)"
+  )
   parser.add_argument("--steps", metavar="LIST", help="the checkpoints, instead")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   outputs.check_new(args.output, "--output=")
@@ -61,20 +64,31 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
 
   run = trained.open_saved(workdir)
   if run.published is not None:
-    raise UserError(f"--workdir: {workdir} is a published model, which has no checkpoints of a run; give a workdir")
+    raise UserError(
+      f"--workdir: {workdir} is a published model, which has no checkpoints of a "
+      "run; give a workdir"
+    )
   if has_adapters(run.model):
-    raise UserError(f"--workdir: {workdir} has adapters, whose products have no such mean; train without them")
+    raise UserError(
+      f"--workdir: {workdir} has adapters, whose products have no such mean; train without them"
+    )
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
     saved = checkpoints.steps()
   steps = saved[-last:] if steps is None else steps
   if missing := [step for step in steps if step not in saved]:
-    raise UserError(f"--steps: found {missing[0]}, expected some of {', '.join(map(str, saved)) or 'none'}")
+    raise UserError(
+      f"--steps: found {missing[0]}, expected some of {', '.join(map(str, saved)) or 'none'}"
+    )
   if not steps:
     raise UserError(f"--workdir: {workdir} has no checkpoint yet; train first")
   mean = None
   for number, step in enumerate(steps, 1):
     _, arrays = run.restore(step)
-    mean = arrays if mean is None else {name: x + (arrays[name] - x) / number for name, x in mean.items()}
+    mean = (
+      arrays
+      if mean is None
+      else {name: x + (arrays[name] - x) / number for name, x in mean.items()}
+    )
   tree = {f"params/{name}": x for name, x in mean.items()}
   tree["step"] = jax.device_put(np.int32(steps[-1]), run.rules.replicated)
   importing.write(output, run.config, opening.vocabulary_of(run), steps[-1], nest(tree))

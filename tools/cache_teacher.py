@@ -1,13 +1,17 @@
-"""Stores a teacher's likeliest next tokens beside the examples of a recipe, for distillation without the teacher.
+"""Stores a teacher's likeliest next tokens beside the examples of a recipe, for distillation
+without the teacher.
 
 Example:
-  python -m tools.cache_teacher --workdir=runs/teacher --config=configs/gpt/my_text.py --k=32 --output=data/taught
+  python -m tools.cache_teacher --workdir=runs/teacher --config=configs/gpt/my_text.py --k=32
+  --output=data/taught
   python -m t5x_like.train --config=configs/gpt/my_text.py --workdir=runs/student \\
-    '--config.task={"name": "taught", "store": "data/taught"}' '--config.objective={"name": "cached_distillation"}'
+    '--config.task={"name": "taught", "store": "data/taught"}' '--config.objective={"name":
+    "cached_distillation"}'
 
-Takes the `--config.…` flags of training, whose task makes the examples; `seed` and `batch_size` are the recipe's. Each
-token takes 8 k bytes. The report tells the probability that the k tokens leave to others, the remainder. Runs on one
-process, with the devices of the teacher's mesh; an interrupted command begins anew.
+Takes the `--config.…` flags of training, whose task makes the examples; `seed` and `batch_size` are
+the recipe's. Each token takes 8 k bytes. The report tells the probability that the k tokens leave
+to others, the remainder. Runs on one process, with the devices of the teacher's mesh; an
+interrupted command begins anew.
 """
 
 import sys
@@ -21,9 +25,15 @@ from t5x_like.files.places import directory
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.cache_teacher")
-  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="the teacher's run or model")
-  parser.add_argument("--config", required=True, metavar="RECIPE", help="the student's, whose task makes the examples")
-  parser.add_argument("--output", required=True, metavar="DIR", help="a new directory for the stores")
+  parser.add_argument(
+    "--workdir", required=True, type=directory, metavar="DIR", help="the teacher's run or model"
+  )
+  parser.add_argument(
+    "--config", required=True, metavar="RECIPE", help="the student's, whose task makes the examples"
+  )
+  parser.add_argument(
+    "--output", required=True, metavar="DIR", help="a new directory for the stores"
+  )
   parser.add_argument("--k", type=int, default=32, help="tokens kept at each target (default: 32)")
   parser.add_argument("--examples", type=int, metavar="N", help="of training (default: one epoch)")
   args, overrides = parser.parse(argv)
@@ -46,12 +56,18 @@ def main(argv: list[str] | None = None) -> None:
     teacher.check(one)
   for split, one in built.items():
     count = (args.examples or one.num_examples) if split == config.train_split else one.num_examples
-    rest = write(f"{args.output}/{split}", split, teacher, one, config, count, split == config.train_split)
-    print(f"{args.output}/{split}: {count:,} examples; the {args.k} likeliest tokens leave a remainder of {rest:.4f}")
+    rest = write(
+      f"{args.output}/{split}", split, teacher, one, config, count, split == config.train_split
+    )
+    print(
+      f"{args.output}/{split}: {count:,} examples; the {args.k} likeliest tokens leave a "
+      f"remainder of {rest:.4f}"
+    )
 
 
 class Teacher:
-  """A trained model, called as `teacher(batch) -> (ids, log-probabilities)` of the k likeliest tokens, [B, T, k].
+  """A trained model, called as `teacher(batch) -> (ids, log-probabilities)` of the k likeliest
+  tokens, [B, T, k].
 
   Raises:
     UserError: there is no such model, it has fewer tokens, or there are several processes.
@@ -75,7 +91,9 @@ class Teacher:
     def likeliest(arrays, batch):
       with run.rules.activate():
         logits = params.with_arrays(run.model, arrays).outputs(batch)["logits"]
-        log_p, ids = by_tokens(lambda x: jax.lax.top_k(jax.nn.log_softmax(x[..., :size]), k), (logits,))
+        log_p, ids = by_tokens(
+          lambda x: jax.lax.top_k(jax.nn.log_softmax(x[..., :size]), k), (logits,)
+        )
       return ids, log_p
 
     self._likeliest = jax.jit(likeliest)
@@ -84,11 +102,15 @@ class Teacher:
   def check(self, built) -> None:
     """Check that the teacher reads a task's examples; raise UserError."""
     if self.vocabulary.fingerprint != built.vocabulary.fingerprint:
-      raise UserError(f"--workdir={self.workdir}: was trained with another vocabulary than the task {built.name} has")
+      raise UserError(
+        f"--workdir={self.workdir}: was trained with another vocabulary than the "
+        f"task {built.name} has"
+      )
     for name in (*self.run.model.NEEDS, "decoder_target_tokens"):
       if name not in built.features or len(built.features[name].shape) != 1:
         raise UserError(
-          f"--workdir={self.workdir}: needs rows of the feature {name!r}, which task {built.name} does not make (it"
+          f"--workdir={self.workdir}: needs rows of the feature {name!r}, which task {built.name} "
+          "does not make (it"
           f" makes {', '.join(built.features)}); choose another task"
         )
 
@@ -98,12 +120,16 @@ class Teacher:
 
     ways = self.run.rules.ways("batch")
     rows = len(next(iter(batch.values())))
-    padded = {name: np.pad(x, [(0, -rows % ways)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
+    padded = {
+      name: np.pad(x, [(0, -rows % ways)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()
+    }
     found = self._likeliest(self._arrays, jax.device_put(padded, self.run.rules.batch()))
     return [np.asarray(x)[:rows] for x in found]
 
 
-def write(path: str, split: str, teacher: Teacher, built, config, count: int, training: bool) -> float:
+def write(
+  path: str, split: str, teacher: Teacher, built, config, count: int, training: bool
+) -> float:
   """Write the store of a split; return the mean remainder of its weighted tokens.
 
   Args:
@@ -122,17 +148,29 @@ def write(path: str, split: str, teacher: Teacher, built, config, count: int, tr
   features = built.features | taught
   arrays = [manifest.Array(name, one.dtype) for name, one in features.items()]
   values = sum(int(np.prod(one.shape)) for one in features.values())
-  batches = loader.train_batches(built, batch_size=config.batch_size, seed=config.seed) if training else None
+  batches = (
+    loader.train_batches(built, batch_size=config.batch_size, seed=config.seed)
+    if training
+    else None
+  )
   batches = batches or loader.eval_batches(built, batch_size=config.batch_size)
   work = place(f"{path}.incomplete")
   work.rmtree(missing_ok=True)
-  shards, held, left, rest, weight = [], [], count, 0.0, 0.0
+  shards = []
+  held = []
+  left = count
+  rest = 0.0
+  weight = 0.0
   for batch in batches:
     batch = {name: np.asarray(batch[name])[:left] for name in built.features}
     batch |= dict(zip(taught, teacher(batch), strict=True))
     weights = batch["decoder_loss_weights"]
-    rest += float((weights * np.maximum(1 - np.exp(batch["teacher_log_probabilities"]).sum(-1), 0)).sum())
-    weight, left, held = weight + float(weights.sum()), left - len(weights), [*held, batch]
+    rest += float(
+      (weights * np.maximum(1 - np.exp(batch["teacher_log_probabilities"]).sum(-1), 0)).sum()
+    )
+    weight = weight + float(weights.sum())
+    left = left - len(weights)
+    held = [*held, batch]
     if left == 0 or values * sum(len(one["teacher_tokens"]) for one in held) >= writer.SHARD_VALUES:
       rows = {name: np.concatenate([one[name] for one in held]) for name in features}
       items = {n: (x.reshape(-1), np.full(len(x), x[0].size, np.int64)) for n, x in rows.items()}
@@ -142,7 +180,12 @@ def write(path: str, split: str, teacher: Teacher, built, config, count: int, tr
       break
   facts = {"vocabulary": manifest.vocabulary_facts(built.vocabulary)}
   facts |= {tasks.FACT: {name: [list(one.shape), one.dtype] for name, one in features.items()}}
-  source = {"teacher": teacher.workdir, "step": teacher.step, "task": built.fingerprint, "seed": config.seed}
+  source = {
+    "teacher": teacher.workdir,
+    "step": teacher.step,
+    "task": built.fingerprint,
+    "seed": config.seed,
+  }
   about = dict(name=built.name, split=split, arrays=arrays, facts=facts, skipped={}, source=source)
   writer.publish(work, path, writer.described(shards, **about), built.vocabulary)
   return rest / max(weight, 1.0)

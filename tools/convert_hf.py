@@ -1,12 +1,14 @@
 """Converts between Hugging Face model directories and workdirs.
 
 Examples:
-  python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned --config=configs/t5/base.py:small
+  python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned
+  --config=configs/t5/base.py:small
   python -m tools.convert_hf --input=runs/small --output=exported
 
-A workdir made from a Hugging Face directory holds step 0 of a run with its weights and its tokenizer, from which
-training starts; sizes and design are the directory's, everything else the recipe's. A Hugging Face directory holds the
-newest checkpoint of the workdir (or --step) with its tokenizer, and loads with `transformers`; adapters are merged.
+A workdir made from a Hugging Face directory holds step 0 of a run with its weights and its
+tokenizer, from which training starts; sizes and design are the directory's, everything else the
+recipe's. A Hugging Face directory holds the newest checkpoint of the workdir (or --step) with its
+tokenizer, and loads with `transformers`; adapters are merged.
 """
 
 import dataclasses
@@ -23,21 +25,32 @@ from t5x_like.runtime.huge_pages import use_huge_pages
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_hf")
-  parser.add_argument("--input", required=True, metavar="DIR", help="a Hugging Face directory or name, or a workdir")
+  parser.add_argument(
+    "--input", required=True, metavar="DIR", help="a Hugging Face directory or name, or a workdir"
+  )
   kind = functools.partial(directory, flag="--output")
   parser.add_argument(
-    "--output", required=True, type=kind, metavar="DIR", help="the new workdir or Hugging Face directory"
+    "--output",
+    required=True,
+    type=kind,
+    metavar="DIR",
+    help="the new workdir or Hugging Face directory",
   )
   parser.add_argument("--config", metavar="RECIPE", help="the recipe of a new workdir")
   parser.add_argument(
     "--sentinels",
     metavar="PATTERN",
-    help="pieces of the published tokenizer to use as sentinels, as '<unused{}>' (default: its <extra_id_{}>, if any)",
+    help="pieces of the published tokenizer to use as sentinels, as '<unused{}>' (default: its "
+    "<extra_id_{}>, if any)",
   )
   parser.add_argument(
-    "--step", type=command_line.step, help="the workdir's checkpoint to convert (default: the newest)"
+    "--step",
+    type=command_line.step,
+    help="the workdir's checkpoint to convert (default: the newest)",
   )
-  parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written")
+  parser.add_argument(
+    "--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written"
+  )
   args, overrides = parser.parse(argv)
   outputs.check_new(args.output, "--output=")
   args.input = hub.directory(args.input, "--input")
@@ -58,8 +71,12 @@ def _is_workdir(path: str) -> bool:
   except FileNotFoundError:
     raise hub.absent(path, "--input") from None
   except OSError as error:
-    raise UserError(f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory") from error
-  return "fingerprints" in checked_json.parsed(content, dict, str(file), "that of a workdir or a model; copy it again")
+    raise UserError(
+      f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory"
+    ) from error
+  return "fingerprints" in checked_json.parsed(
+    content, dict, str(file), "that of a workdir or a model; copy it again"
+  )
 
 
 def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> None:
@@ -74,7 +91,9 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
   process.say(f"{output}: step {model.step} of {workdir}")
 
 
-def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sentinels: str | None) -> None:
+def _import(
+  directory: str, workdir: str, recipe: str, overrides: list[str], sentinels: str | None
+) -> None:
   from t5x_like.interop import hf, sentences
   from t5x_like.nn import params
   from t5x_like.runtime import process
@@ -84,7 +103,9 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   from t5x_like.training.state import init_state, to_tree
 
   process.prepare()
-  config = importing.with_architecture(recipes.load(recipe, overrides), *hf.architecture(directory), directory)
+  config = importing.with_architecture(
+    recipes.load(recipe, overrides), *hf.architecture(directory), directory
+  )
   vocabulary = _vocabulary(config, directory, sentinels)
   config = assembly.with_tokens(resolve(config), vocabulary)
   assembly.check_vocabulary(config, vocabulary)
@@ -98,15 +119,23 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   prepare = ""
   if "vocab_size" in config.model:
     prepare = (
-      f" and a vocabulary of {vocabulary.size} ids in a table of {config.model.vocab_size}; prepare data with "
+      f" and a vocabulary of {vocabulary.size} ids in a table of {config.model.vocab_size}; "
+      "prepare data with "
       f"--vocabulary={workdir}/vocabulary"
     )
   command = f"train with --config={recipe} --workdir={workdir}{flags}"
-  head = slots.name_and_arguments("config.model.head", config.model.head)[0] if config.model.get("head") else None
+  head = (
+    slots.name_and_arguments("config.model.head", config.model.head)[0]
+    if config.model.get("head")
+    else None
+  )
   if head == "image_features":
     command = f"train a classifier or a detector with --config.init.workdir={workdir}"
   if head in ("none", "pooled"):  # nothing to pretrain with
-    prepare, command = "", f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
+    prepare = ""
+    command = (
+      f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
+    )
   process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")
   if note := sentences.told(directory, "mean"):
     process.say(note)
@@ -125,12 +154,15 @@ def _vocabulary(config, directory: str, sentinels: str | None):
   elif vocabularies.has_tokenizer(place(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
-    raise UserError(f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out")
+    raise UserError(
+      f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out"
+    )
   try:
     return importing.vocabulary_of(config)
   except UserError as error:
     raise UserError(
-      f"{directory}: found no tokenizer that can be read; copy its files there, or prepare the recipe's data: {error}"
+      f"{directory}: found no tokenizer that can be read; copy its files there, or prepare the "
+      f"recipe's data: {error}"
     ) from error
 
 

@@ -1,13 +1,17 @@
 """Converts a checkpoint of T5X into a workdir that goes on training.
 
 Examples:
-  python -m tools.convert_t5x --input=t5_1_1_base/checkpoint_1000000 --output=runs/more --config=configs/t5/base.py
-    --vocabulary=cc_all.32000.100extra/sentencepiece.model --loss_normalizing_factor=None --target_tokens=14592
-  python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE --vocabulary=bytes --fresh
+  python -m tools.convert_t5x --input=t5_1_1_base/checkpoint_1000000 --output=runs/more
+    --config=configs/t5/base.py
+    --vocabulary=cc_all.32000.100extra/sentencepiece.model --loss_normalizing_factor=None
+    --target_tokens=14592
+  python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE
+  --vocabulary=bytes --fresh
 
-Reads T5X's own checkpoints and the ones it saves through Orbax, of the models in `t5x/examples/t5` and
-`t5x/examples/scalable_t5`, with and without `scan_layers`: T5 1.0 and 1.1, mT5, ByT5 and umT5. Sizes and design are the
-checkpoint's, everything else the recipe's. Step and state of Adafactor are kept if the checkpoint has them.
+Reads T5X's own checkpoints and the ones it saves through Orbax, of the models in `t5x/examples/t5`
+and `t5x/examples/scalable_t5`, with and without `scan_layers`: T5 1.0 and 1.1, mT5, ByT5 and umT5.
+Sizes and design are the checkpoint's, everything else the recipe's. Step and state of Adafactor are
+kept if the checkpoint has them.
 """
 
 import functools
@@ -24,15 +28,23 @@ from t5x_like.runtime.huge_pages import use_huge_pages
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_t5x")
   parser.add_argument(
-    "--input", required=True, metavar="DIR", help="a checkpoint, or a directory of several: the newest"
+    "--input",
+    required=True,
+    metavar="DIR",
+    help="a checkpoint, or a directory of several: the newest",
   )
   kind = functools.partial(directory, flag="--output")
-  parser.add_argument("--output", required=True, type=kind, metavar="WORKDIR", help="the new workdir")
-  parser.add_argument("--config", required=True, metavar="RECIPE", help="the recipe it will be trained with")
+  parser.add_argument(
+    "--output", required=True, type=kind, metavar="WORKDIR", help="the new workdir"
+  )
+  parser.add_argument(
+    "--config", required=True, metavar="RECIPE", help="the recipe it will be trained with"
+  )
   parser.add_argument(
     "--vocabulary",
     metavar="PATH",
-    help="T5X's SentencePiece model, a directory of a vocabulary, or 'bytes' (default: the recipe's data have it)",
+    help="T5X's SentencePiece model, a directory of a vocabulary, or 'bytes' (default: the "
+    "recipe's data have it)",
   )
   parser.add_argument(
     "--mlp_activations",
@@ -43,7 +55,8 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--loss_normalizing_factor",
     metavar="N",
-    help="T5X's key of that name, which fixes the unit of Adafactor's state: None, a number or NUM_REAL_TARGET_TOKENS",
+    help="T5X's key of that name, which fixes the unit of Adafactor's state: None, a number or "
+    "NUM_REAL_TARGET_TOKENS",
   )
   parser.add_argument(
     "--target_tokens",
@@ -51,7 +64,9 @@ def main(argv: list[str] | None = None) -> None:
     metavar="W",
     help="target tokens in a batch of T5X, padding aside; needed if the factor is None or a number",
   )
-  parser.add_argument("--fresh", action="store_true", help="take the weights alone: step 0, a new optimizer")
+  parser.add_argument(
+    "--fresh", action="store_true", help="take the weights alone: step 0, a new optimizer"
+  )
   args, overrides = parser.parse(argv)
   outputs.check_new(args.output, "--output=")
   _convert(args, overrides)
@@ -76,8 +91,12 @@ def _convert(args, overrides: list[str]) -> None:
   kept = not args.fresh and t5x.has_statistics(checkpoint)
   scale = _gradient_scale(args, checkpoint.where) if kept else 1.0
   variant = t5x.variant(checkpoint, args.mlp_activations)
-  config = importing.with_architecture(recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where)
-  vocabulary = vocabularies.load(args.vocabulary) if args.vocabulary else importing.vocabulary_of(config)
+  config = importing.with_architecture(
+    recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where
+  )
+  vocabulary = (
+    vocabularies.load(args.vocabulary) if args.vocabulary else importing.vocabulary_of(config)
+  )
   config = assembly.with_tokens(resolve(config), vocabulary)
   assembly.check_vocabulary(config, vocabulary)
   parts = build(config)
@@ -90,10 +109,14 @@ def _convert(args, overrides: list[str]) -> None:
     wanted = optimizer.to_named(parts.state.opt_state)
     if other := [name for name in wanted if not name.startswith("adafactor/")]:
       raise UserError(
-        f"config.optimizer: found {other[0].partition('/')[0]!r}, but {checkpoint.where} holds the state of Adafactor; "
+        f"config.optimizer: found {other[0].partition('/')[0]!r}, but {checkpoint.where} holds "
+        "the state of Adafactor; "
         "give --fresh to start the optimizer anew"
       )
-    named |= {f"guard/{name}": jax.device_put(x, parts.rules.replicated) for name, x in guard.watch().items()}
+    named |= {
+      f"guard/{name}": jax.device_put(x, parts.rules.replicated)
+      for name, x in guard.watch().items()
+    }
     named["adafactor/count"] = jax.device_put(np.int32(step), wanted["adafactor/count"].sharding)
     shapes = {name: leaf.shape for name, leaf in wanted.items()}
     for name, array in t5x.statistics(checkpoint, parts.model, shapes, scale):
@@ -103,18 +126,22 @@ def _convert(args, overrides: list[str]) -> None:
   what = "weights and Adafactor's state" if kept else "weights"
   late = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""
   process.say(
-    f"{args.output}: step {step} with {what} of {checkpoint.where} and {vocabulary.size} ids in a table "
+    f"{args.output}: step {step} with {what} of {checkpoint.where} and {vocabulary.size} ids in a "
+    "table "
     f"of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; train with "
     f"--config={args.config} --workdir={args.output}{flags}{late}"
   )
 
 
 def _gradient_scale(args, where: str) -> float:
-  """Return our gradients in units of T5X's. T5X divides a batch's sum of losses by its key, here by target tokens."""
-  found, tokens = args.loss_normalizing_factor, args.target_tokens
+  """Return our gradients in units of T5X's. T5X divides a batch's sum of losses by its key, here by
+  target tokens."""
+  found = args.loss_normalizing_factor
+  tokens = args.target_tokens
   if found is None:
     raise UserError(
-      f"--loss_normalizing_factor: missing, and {where} holds Adafactor's state, whose unit it fixes; give the one of "
+      f"--loss_normalizing_factor: missing, and {where} holds Adafactor's state, whose unit it "
+      "fixes; give the one of "
       "T5X's gin files (None in most) with --target_tokens, or --fresh to start the optimizer anew"
     )
   if found == "NUM_REAL_TARGET_TOKENS":
@@ -124,10 +151,14 @@ def _gradient_scale(args, where: str) -> float:
   except ValueError:
     factor = 0.0
   if not 0 < factor < float("inf"):
-    raise UserError(f"--loss_normalizing_factor={found}: expected None, a number or NUM_REAL_TARGET_TOKENS; or --fresh")
+    raise UserError(
+      f"--loss_normalizing_factor={found}: expected None, a number or "
+      "NUM_REAL_TARGET_TOKENS; or --fresh"
+    )
   if tokens is None or tokens < 1:
     raise UserError(
-      f"--target_tokens={tokens}: expected the target tokens in a batch of T5X, such as 128 x 114 = 14592, with "
+      f"--target_tokens={tokens}: expected the target tokens in a batch of T5X, such as 128 x 114 "
+      "= 14592, with "
       f"--loss_normalizing_factor={found}"
     )
   return factor / tokens

@@ -1,13 +1,17 @@
-"""Checks a parametrization by the sizes of its activations: how much a few steps change them, at several widths.
+"""Checks a parametrization by the sizes of its activations: how much a few steps change them, at
+several widths.
 
 Examples:
-  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256 --config.optimizer.name=adamw
-  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256 --config.optimizer.name=adamw \\
+  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256
+  --config.optimizer.name=adamw
+  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256
+    --config.optimizer.name=adamw \\
     --config.tuning.name=mup --config.tuning.base=32 --output=mup.json
 
-Every width trains --steps steps at one rate. The table has, for every layer and width, the mean absolute change of the
-activations of the first batch, and the exponent with which it grows with the width. Under muP all exponents are near 0
-(Yang et al. 2021, appendix D.1); with a standard parametrization some grow, and so does the best rate fall.
+Every width trains --steps steps at one rate. The table has, for every layer and width, the mean
+absolute change of the activations of the first batch, and the exponent with which it grows with the
+width. Under muP all exponents are near 0 (Yang et al. 2021, appendix D.1); with a standard
+parametrization some grow, and so does the best rate fall.
 """
 
 import copy
@@ -34,11 +38,19 @@ from .ladder import sizes
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.coordinates")
-  parser.add_argument("--config", required=True, metavar="RECIPE", help="its sizes give the proportions")
-  parser.add_argument("--widths", required=True, metavar="LIST", help=f"two or more sizes: {sizes.HELP}")
+  parser.add_argument(
+    "--config", required=True, metavar="RECIPE", help="its sizes give the proportions"
+  )
+  parser.add_argument(
+    "--widths", required=True, metavar="LIST", help=f"two or more sizes: {sizes.HELP}"
+  )
   parser.add_argument("--steps", type=int, default=4, metavar="N", help="of training (default: 4)")
-  parser.add_argument("--rate", type=float, metavar="X", help="constant (default: the schedule's learning_rate)")
-  parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each width, averaged (default: 1)")
+  parser.add_argument(
+    "--rate", type=float, metavar="X", help="constant (default: the schedule's learning_rate)"
+  )
+  parser.add_argument(
+    "--seeds", type=int, default=1, metavar="N", help="runs of each width, averaged (default: 1)"
+  )
   parser.add_argument("--output", metavar="FILE", help="the table as JSON")
   args, overrides = parser.parse(argv)
   if args.steps < 1 or args.seeds < 1:
@@ -46,7 +58,9 @@ def main(argv: list[str] | None = None) -> None:
   config = recipes.load(args.config, overrides)
   rate = args.rate if args.rate is not None else config.schedule.get("learning_rate")
   if not rate or rate <= 0:
-    raise UserError(f"--rate: found {rate}, expected a positive number; the schedule has no learning_rate")
+    raise UserError(
+      f"--rate: found {rate}, expected a positive number; the schedule has no learning_rate"
+    )
   widths = sizes.listed(args.widths, "--widths", str, 2)
   output = outputs.Output(args.output) if args.output else None
   configs = [prepared(sizes.at_size(config, width, "--widths"), rate) for width in widths]
@@ -57,7 +71,9 @@ def main(argv: list[str] | None = None) -> None:
   found = [_averaged(one, args.steps, args.seeds) for one in configs]
   names = [name for name in found[0][1] if all(name in changes for _, changes in found)]
   changes = {name: [values[name] for _, values in found] for name in names}
-  growth = {name: exponent([width for width, _ in found], values) for name, values in changes.items()}
+  growth = {
+    name: exponent([width for width, _ in found], values) for name, values in changes.items()
+  }
   print(table(widths, changes, growth), flush=True)
   steepest = max(growth, key=lambda name: abs(growth[name]))
   print(f"the steepest: {steepest}, with the width to the power of {growth[steepest]:+.2f}")
@@ -70,10 +86,15 @@ def prepared(config: ConfigDict, rate: float) -> ConfigDict:
   """Return the config with a constant rate, without dropout, with its layers in a Python loop."""
   with config.unlocked(), config.model.unlocked(), config.model.ignore_type():
     config.schedule = {"name": "constant", "learning_rate": rate}
-    config.evals, config.selection, config.phases, config.trackers = {}, {}, {}, {}
+    config.evals = {}
+    config.selection = {}
+    config.phases = {}
+    config.trackers = {}
     config.peak_flops = 1.0  # unused, and not measured
     plain = {"layers": "loop", "remat": "none", "dropout": 0.0, "drop_path": 0.0}
-    takes = slots.takes(slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model"))
+    takes = slots.takes(
+      slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
+    )
     config.model.update({key: value for key, value in plain.items() if key in takes})
   return config
 
@@ -105,7 +126,8 @@ def _averaged(config: ConfigDict, steps: int, seeds: int) -> tuple[int, dict[str
 
 
 def measured(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
-  """Train a config for some steps; return (the model's width, the mean absolute change by activation)."""
+  """Train a config for some steps; return (the model's width, the mean absolute change by
+  activation)."""
   from t5x_like.parallel.rules import from_local_rows, local_rows
   from t5x_like.training import phases
   from t5x_like.training.assembly import assemble
@@ -116,7 +138,8 @@ def measured(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
 
   with tempfile.TemporaryDirectory() as nothing:
     made = assemble(resolve(config), nothing)
-  config, parts = made.config, made.parts
+  config = made.config
+  parts = made.parts
   step, _ = compile_step(config, parts, abstract_batch(config, parts.rules, made.task))
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   rows = local_rows(parts.rules.batch(), config.batch_size)
@@ -126,7 +149,8 @@ def measured(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
   for _ in range(steps):
     batch = from_local_rows(parts.rules.batch(), rows, next(batches), config.batch_size)
     if first is None:
-      first, before = batch, read(state.params, batch)
+      first = batch
+      before = read(state.params, batch)
     state, _ = step(state, batch)
   after = read(state.params, first)
   moved = {name: float(jnp.mean(jnp.abs(after[name] - x))) for name, x in before.items()}
@@ -134,7 +158,8 @@ def measured(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
 
 
 def activations(parts, arrays, batch) -> dict[str, jax.Array]:
-  """Return the stream after every sublayer, and the logits, float32 by name, such as `decoder 0 mlp`."""
+  """Return the stream after every sublayer, and the logits, float32 by name, such as `decoder 0
+  mlp`."""
   found: dict[str, jax.Array] = {}
   model = _recorded(params.with_arrays(parts.model, arrays), found)
   with parts.rules.activate():
@@ -144,10 +169,12 @@ def activations(parts, arrays, batch) -> dict[str, jax.Array]:
 
 
 class _Recorded(nnx.Module):
-  """A residual sublayer that also notes its output at every call, under its name and the number of the call."""
+  """A residual sublayer that also notes its output at every call, under its name and the number of
+  the call."""
 
   def __init__(self, layer: Residual, note):
-    self.layer, self.note = layer, note
+    self.layer = layer
+    self.note = note
 
   def __call__(self, *args):
     out = self.layer(*args)
@@ -155,12 +182,18 @@ class _Recorded(nnx.Module):
     return out
 
 
-def _recorded(module: nnx.Module, found: dict[str, jax.Array], path: tuple[str, ...] = ()) -> nnx.Module:
+def _recorded(
+  module: nnx.Module, found: dict[str, jax.Array], path: tuple[str, ...] = ()
+) -> nnx.Module:
   """Return a copy of a module whose residual sublayers note their outputs in `found`."""
   module = copy.copy(module)
   for name, child in list(vars(module).items()):
     if isinstance(child, Residual):
-      setattr(module, name, _Recorded(child, _noting(found, [part for part in path if part != "blocks"], name)))
+      setattr(
+        module,
+        name,
+        _Recorded(child, _noting(found, [part for part in path if part != "blocks"], name)),
+      )
     elif isinstance(child, nnx.Module):
       setattr(module, name, _recorded(child, found, (*path, name)))
   return module

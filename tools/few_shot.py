@@ -1,8 +1,10 @@
 """Zero- and few-shot questions from files, by likelihood or by generation.
 
 Examples:
-  python -m tools.few_shot --workdir=runs/gpt2 --input=arc_easy.jsonl.gz --input=lambada_openai.jsonl.gz
-  python -m tools.few_shot --workdir=runs/gpt2 --input=mmlu_dev_test.jsonl.gz --shots=5 --output=results.json
+  python -m tools.few_shot --workdir=runs/gpt2 --input=arc_easy.jsonl.gz
+  --input=lambada_openai.jsonl.gz
+  python -m tools.few_shot --workdir=runs/gpt2 --input=mmlu_dev_test.jsonl.gz --shots=5
+  --output=results.json
   python -m tools.few_shot --workdir=runs/gpt2 --input=novels.jsonl.gz --stride=512
 
 A file is JSON lines, plain or compressed; its keys say what is asked:
@@ -13,16 +15,17 @@ A file is JSON lines, plain or compressed; its keys say what is asked:
                                      split dev, of the same subject
   context, continuation              the next words: accuracy (all greedy), perplexity
   context, answer (, aliases)        generated up to the end of the line; exact match, or of the last number where the
-                                     row has chain_of_thought and a number, or the answer is a number; several right
-                                     answers are a list, or TriviaQA's object
+                                     row has chain_of_thought and a number, or the answer is a
+                                     number; several right answers are a list, or TriviaQA's object
   text                               bits per byte, perplexity per token and per word, with windows `--stride` apart
 
-Examples before a question are drawn by --seed from --examples or, without one, from the other rows of the file; rows
-that ask the same are left out, and a file with fewer rows than --shots needs is too. Contexts longer than what the
-model reads lose their beginning, and are counted as `truncated`. Answers that reach --max_new_tokens before their end
-are counted as `unfinished`. A file with an answer that is longer than what the model reads is left out, and the exit
-code is then 2. --input may be a pattern in quotes.
-Shares have their 95 % intervals (Wilson 1927). --template=published asks a decoder by its own chat template.
+Examples before a question are drawn by --seed from --examples or, without one, from the other rows
+of the file; rows that ask the same are left out, and a file with fewer rows than --shots needs is
+too. Contexts longer than what the model reads lose their beginning, and are counted as `truncated`.
+Answers that reach --max_new_tokens before their end are counted as `unfinished`. A file with an
+answer that is longer than what the model reads is left out, and the exit code is then 2. --input
+may be a pattern in quotes. Shares have their 95 % intervals (Wilson 1927). --template=published
+asks a decoder by its own chat template.
 python -m t5x_like.evaluate --suite=… --questions=FILE puts the scores into a suite's table.
 """
 
@@ -43,33 +46,49 @@ def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
   given = "of the model, or a Hugging Face directory, or a name of the Hub"
   parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
-  parser.add_argument("--input", required=True, action="append", metavar="FILE", help="questions; repeatable")
-  parser.add_argument("--shots", type=int, default=0, metavar="K", help="examples before each question (default: 0)")
+  parser.add_argument(
+    "--input", required=True, action="append", metavar="FILE", help="questions; repeatable"
+  )
+  parser.add_argument(
+    "--shots", type=int, default=0, metavar="K", help="examples before each question (default: 0)"
+  )
   parser.add_argument("--examples", metavar="FILE", help="where these come from")
   parser.add_argument("--seed", type=int, default=0, help="of their choice")
   parser.add_argument("--limit", type=int, metavar="N", help="the first N rows of each file")
   parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows in a batch")
-  parser.add_argument("--stride", type=int, metavar="N", help="of windows over texts (default: their length)")
   parser.add_argument(
-    "--max_new_tokens", type=int, metavar="N", help="of generated answers (default: 64, or 256 of worked answers)"
+    "--stride", type=int, metavar="N", help="of windows over texts (default: their length)"
+  )
+  parser.add_argument(
+    "--max_new_tokens",
+    type=int,
+    metavar="N",
+    help="of generated answers (default: 64, or 256 of worked answers)",
   )
   parser.add_argument("--template", metavar="NAME", help=questions.TEMPLATE)
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   positive = (args.batch_size, args.limit, args.stride, args.max_new_tokens)
   if args.shots < 0 or any(number is not None and number < 1 for number in positive):
-    raise UserError("--shots, --batch_size, --limit, --stride and --max_new_tokens: expected positive numbers")
+    raise UserError(
+      "--shots, --batch_size, --limit, --stride and --max_new_tokens: expected positive numbers"
+    )
   if args.examples and not args.shots:
-    raise UserError("--examples: only with --shots; leave it out, or say how many stand before each question")
+    raise UserError(
+      "--examples: only with --shots; leave it out, or say how many stand before each question"
+    )
   files = {name: questions.read(path) for name, path in questions.files(args.input).items()}
   inputs = [*(file.path for file in files.values()), args.examples]
   output = outputs.Output(args.output, inputs=inputs) if args.output else None
   examples = questions.read(args.examples) if args.examples else None
-  options = {field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)}
+  options = {
+    field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)
+  }
   opened = library.opened(args.workdir, None, (), None, args.batch_size)
   print(questions.describe_template(opened, args.template), flush=True)
   asker = questions.Asker(opened, questions.Options(**options), examples)
-  results, refused = {}, []
+  results = {}
+  refused = []
   for name, file in files.items():
     try:
       with rows.reporting(questions.Progress(file.path)):
@@ -82,7 +101,11 @@ def main(argv: list[str] | None = None) -> None:
   if output:
     output.write([json.dumps(results, indent=1) + "\n"])
   if refused:
-    raise UserError(refused[0] if len(files) == 1 else f"{len(refused)} of {len(files)} files left out: {refused[0]}")
+    raise UserError(
+      refused[0]
+      if len(files) == 1
+      else f"{len(refused)} of {len(files)} files left out: {refused[0]}"
+    )
 
 
 if __name__ == "__main__":

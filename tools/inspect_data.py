@@ -1,12 +1,14 @@
-"""Shows examples of a recipe's task exactly as the model sees them, in colour in a terminal or as an HTML page.
+"""Shows examples of a recipe's task exactly as the model sees them, in colour in a terminal or as
+an HTML page.
 
 Example:
   python -m tools.inspect_data --config=configs/t5/base.py:debug
-  python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus --step=9 --html=seen.html
+  python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus
+  --step=9 --html=seen.html
 
-The rows come from the global batch at --step, so --step=9 shows the examples of step 9. Colours are segments; padding
-and positions without weight are grey, special ids bold, targets without weight a dot. What `task.preprocessors`
-change is also shown as it was before them.
+The rows come from the global batch at --step, so --step=9 shows the examples of step 9. Colours are
+segments; padding and positions without weight are grey, special ids bold, targets without weight a
+dot. What `task.preprocessors` change is also shown as it was before them.
 """
 
 import dataclasses
@@ -52,7 +54,8 @@ _BACKGROUNDS = ("#e3f4f4", "#fbf3d0", "#e2f3e0", "#f3e3f3", "#e2e8fb", "#fbe2e0"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One position of a sequence: its id and piece, and its weight and segment if there are such features."""
+  """One position of a sequence: its id and piece, and its weight and segment if there are such
+  features."""
 
   id: int
   piece: str
@@ -67,7 +70,11 @@ class Cell:
 
   @property
   def style(self) -> str:
-    names = [("off", self.off), ("special", self.special), (f"s{(self.segment or 0) % len(_COLOURS)}", not self.off)]
+    names = [
+      ("off", self.off),
+      ("special", self.special),
+      (f"s{(self.segment or 0) % len(_COLOURS)}", not self.off),
+    ]
     return " ".join(name for name, holds in names if holds)
 
   @property
@@ -78,7 +85,8 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-  """A feature of one example: cells and the number of padding ids at the end if it is tokens, else its values."""
+  """A feature of one example: cells and the number of padding ids at the end if it is tokens, else
+  its values."""
 
   name: str
   shape: str
@@ -90,15 +98,25 @@ class Shown:
 def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
   """Describe one example for display: token features first, with their weights and segments."""
   shown = []
-  for name in sorted(example, key=lambda name: (not name.removesuffix(_BEFORE).endswith(_TOKENS), name)):
+  for name in sorted(
+    example, key=lambda name: (not name.removesuffix(_BEFORE).endswith(_TOKENS), name)
+  ):
     value = np.asarray(example[name])
     shape = f"{value.dtype}{list(value.shape)}"
     if name.removesuffix(_BEFORE).endswith(_TOKENS) and value.ndim == 1:
       shown.append(Shown(name, shape, *_cells(name, value, example, vocabulary), ""))
     else:
       flat = value.reshape(-1)
-      values = " ".join(f"{one:g}" for one in flat[:_SHOWN].tolist()) if value.dtype.kind in "iufb" else str(value)
-      rest = f" ... ({flat.size} values, {np.count_nonzero(flat)} of them not 0)" if flat.size > _SHOWN else ""
+      values = (
+        " ".join(f"{one:g}" for one in flat[:_SHOWN].tolist())
+        if value.dtype.kind in "iufb"
+        else str(value)
+      )
+      rest = (
+        f" ... ({flat.size} values, {np.count_nonzero(flat)} of them not 0)"
+        if flat.size > _SHOWN
+        else ""
+      )
       shown.append(Shown(name, shape, [], 0, values + rest))
   return shown
 
@@ -107,17 +125,24 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
   side = name.split("_")[0]
 
   def beside(*features: str) -> np.ndarray | None:
-    found = (np.asarray(example[f"{side}_{feature}"]) for feature in features if f"{side}_{feature}" in example)
+    found = (
+      np.asarray(example[f"{side}_{feature}"])
+      for feature in features
+      if f"{side}_{feature}" in example
+    )
     return next((value for value in found if value.shape == ids_T.shape), None)
 
   weights = beside("loss_weights") if name.endswith("_target_tokens") else None
-  packed, types = beside("segment_ids"), beside("token_types")
+  packed = beside("segment_ids")
+  types = beside("token_types")
   segments = packed if types is None else types if packed is None else packed + types
   pad = 0 if vocabulary.pad_id is None or name.startswith("encoder_target") else vocabulary.pad_id
   length = int(np.flatnonzero(ids_T != pad)[-1]) + 1 if (ids_T != pad).any() else 0
   pieces = vocabulary.pieces_of(ids_T[:length])
   if weights is not None:
-    pieces = [_NOTHING if not ids_T[i] and not weights[i] else piece for i, piece in enumerate(pieces)]
+    pieces = [
+      _NOTHING if not ids_T[i] and not weights[i] else piece for i, piece in enumerate(pieces)
+    ]
   cells = [
     Cell(
       int(ids_T[i]),
@@ -145,7 +170,9 @@ def to_terminal(console: Console, examples: list[list[Shown]], ids: bool) -> Non
       line = Text(feature.values)
       for cell in feature.cells:
         style = "bright_black" if cell.off else f"{_COLOURS[(cell.segment or 0) % len(_COLOURS)]}"
-        line.append(f"{cell.piece}{f':{cell.id}' if ids else ''}", f"bold {style}" if cell.special else style)
+        line.append(
+          f"{cell.piece}{f':{cell.id}' if ids else ''}", f"bold {style}" if cell.special else style
+        )
         line.append("|" if cell.piece != _NOTHING else "", "bright_black")
       if feature.padding:
         line.append(f" + {feature.padding} padding", "bright_black")
@@ -154,7 +181,9 @@ def to_terminal(console: Console, examples: list[list[Shown]], ids: bool) -> Non
 
 def to_html(examples: list[list[Shown]], title: str, facts: str) -> str:
   environment = jinja2.Environment(autoescape=True)
-  return environment.from_string(_PAGE).render(examples=examples, title=title, facts=facts, colours=_BACKGROUNDS)
+  return environment.from_string(_PAGE).render(
+    examples=examples, title=title, facts=facts, colours=_BACKGROUNDS
+  )
 
 
 def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[list[Shown]], str]:
@@ -167,7 +196,8 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
     return phases.at(built, step), next(phases.batches(built, step))
 
   phase, batch = batch_of(config)
-  config, task = phase.config, phase.task
+  config = phase.config
+  task = phase.task
   rows = min(count, len(next(iter(batch.values()))))
   if (plain := without_preprocessors(config)) is not None:
     for name, value in batch_of(plain)[1].items():
@@ -175,16 +205,21 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
         batch[f"{name}{_BEFORE}"] = value
   facts = (
     f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "
-    f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, fingerprint "
+    f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, "
+    "fingerprint "
     f"{task.fingerprint[:12]}"
   )
-  shown = [describe({name: value[row] for name, value in batch.items()}, task.vocabulary) for row in range(rows)]
+  shown = [
+    describe({name: value[row] for name, value in batch.items()}, task.vocabulary)
+    for row in range(rows)
+  ]
   return shown, facts
 
 
 def without_preprocessors(config: Any) -> Any | None:
   """Return the config without preprocessors of the user's own; None if it has none."""
-  values, found = json.loads(json.dumps(config.to_dict())), []
+  values = json.loads(json.dumps(config.to_dict()))
+  found = []
 
   def drop(node: Any) -> None:
     if isinstance(node, dict):
@@ -200,11 +235,17 @@ def without_preprocessors(config: Any) -> Any | None:
 @door
 def main(argv: Sequence[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.inspect_data")
-  parser.add_argument("--config", required=True, help="the recipe; change it with --config.KEY=VALUE as in training")
+  parser.add_argument(
+    "--config", required=True, help="the recipe; change it with --config.KEY=VALUE as in training"
+  )
   parser.add_argument("--split", help="split of the corpus (default: the recipe's training split)")
-  parser.add_argument("--step", type=command_line.step, default=0, help="the step whose batch is shown (default: 0)")
+  parser.add_argument(
+    "--step", type=command_line.step, default=0, help="the step whose batch is shown (default: 0)"
+  )
   parser.add_argument("--examples", type=int, default=3, help="the most rows to show (default: 3)")
-  parser.add_argument("--ids", action="store_true", help="print ids beside the pieces in the terminal")
+  parser.add_argument(
+    "--ids", action="store_true", help="print ids beside the pieces in the terminal"
+  )
   parser.add_argument("--html", help="write an HTML page to this file instead")
   args, overrides = parser.parse(argv)
   if args.examples < 1:

@@ -1,8 +1,9 @@
-"""Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2 --tasks=lambada_openai,piqa
+"""Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2
+--tasks=lambada_openai,piqa
 
-Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's, a Hugging Face directory's or a name of the Hub.
-Tasks are lm_eval's, and those of --include_path; results are printed as its table and written as JSON. From Python:
-`lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
+Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's, a Hugging Face directory's or a
+name of the Hub. Tasks are lm_eval's, and those of --include_path; results are printed as its table
+and written as JSON. From Python: `lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
 """
 
 import functools
@@ -35,17 +36,27 @@ def model_class() -> type:
     raise UserError("lm_eval: not installed; pip install 't5x-like[eval]'") from None
 
   class Model(TemplateLM):
-    """A trained model, ours or a published one, driven like the models of lm_eval's own Hugging Face backend.
+    """A trained model, ours or a published one, driven like the models of lm_eval's own Hugging
+    Face backend.
 
     Args:
       workdir: of a run, or a Hugging Face directory, or a name of the Hub.
       batch_size: rows in a batch.
-      longest: the most tokens of a text; None for the length that the model was made or trained for.
-      start: whether every context begins with the start token, as our documents do; otherwise only what the tokenizer
-        of published weights adds by itself stands around a context, and the start token in an empty one.
+      longest: the most tokens of a text; None for the length that the model was made or trained
+        for.
+      start: whether every context begins with the start token, as our documents do; otherwise only
+        what the tokenizer of published weights adds by itself stands around a context, and the
+        start token in an empty one.
     """
 
-    def __init__(self, workdir: str, *, batch_size: int = _ROWS, longest: int | None = None, start: bool = False):
+    def __init__(
+      self,
+      workdir: str,
+      *,
+      batch_size: int = _ROWS,
+      longest: int | None = None,
+      start: bool = False,
+    ):
       super().__init__()
       self._opened = library.load(workdir, batch_size=batch_size)
       self._prompts = prompts.Prompts(self._opened, longest, start)
@@ -65,8 +76,12 @@ def model_class() -> type:
         add_special_tokens = not string.startswith(first)
       return self._prompts.encode(string, add_special_tokens)
 
-    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
-      found = self._prompts.likelihood([(context, continuation) for _, context, continuation in requests])
+    def _loglikelihood_tokens(
+      self, requests, disable_tqdm: bool = False, **_
+    ) -> list[tuple[float, bool]]:
+      found = self._prompts.likelihood(
+        [(context, continuation) for _, context, continuation in requests]
+      )
       scored = [(one.log_probability, one.greedy) for one in found]
       for (key, _, _), answer in zip(requests, scored):
         if key is not None:
@@ -74,7 +89,8 @@ def model_class() -> type:
       return scored
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-      score, start = self._prompts.likelihood.rolling, self.prefix_token_id
+      score = self._prompts.likelihood.rolling
+      start = self.prefix_token_id
       return [score(self.tok_encode(request.args[0]), start) for request in requests]
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
@@ -87,7 +103,9 @@ def model_class() -> type:
         texts = [requests[number].args[0] for number in numbers]
         for number, text, answer in zip(numbers, texts, self._generated(texts, options)):
           out[number] = answer
-          self.cache_hook.add_partial("generate_until", (text, requests[number].args[1]), out[number])
+          self.cache_hook.add_partial(
+            "generate_until", (text, requests[number].args[1]), out[number]
+          )
       return [out[number] for number in range(len(requests))]
 
     def _generated(self, texts: list[str], options: dict[str, Any]) -> list[str]:
@@ -96,10 +114,17 @@ def model_class() -> type:
       An encoder-decoder makes as many tokens as with the harness's own backend.
       """
       sampled = options.get("do_sample") and options.get("temperature", 0.0) > 0
-      flags = {name: options[name] for name in ("temperature", "top_p", "top_k") if sampled and name in options}
+      flags = {
+        name: options[name]
+        for name in ("temperature", "top_p", "top_k")
+        if sampled and name in options
+      }
       contexts = [self.tok_encode(text) for text in texts]
-      new, stops = options["max_gen_toks"], Stops(tuple(filter(None, options["until"])))
-      return self._prompts.generate(contexts, new, strategies.choose(**flags), more=True, stops=stops)[0]
+      new = options["max_gen_toks"]
+      stops = Stops(tuple(filter(None, options["until"])))
+      return self._prompts.generate(
+        contexts, new, strategies.choose(**flags), more=True, stops=stops
+      )[0]
 
   return Model
 
@@ -121,11 +146,15 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--include_path", metavar="DIR", help="of tasks in YAML")
   parser.add_argument("--batch_size", type=int, default=_ROWS, metavar="N", help="rows in a batch")
   parser.add_argument("--longest", type=int, metavar="N", help="the most tokens of a text")
-  parser.add_argument("--start", action="store_true", help="begin every context with the start token")
+  parser.add_argument(
+    "--start", action="store_true", help="begin every context with the start token"
+  )
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   output = outputs.Output(args.output) if args.output else None
-  made = model_class()(args.workdir, batch_size=args.batch_size, longest=args.longest, start=args.start)
+  made = model_class()(
+    args.workdir, batch_size=args.batch_size, longest=args.longest, start=args.start
+  )
   from lm_eval import evaluator
   from lm_eval.tasks import TaskManager
   from lm_eval.utils import make_table
@@ -133,7 +162,9 @@ def main(argv: list[str] | None = None) -> None:
   tasks = TaskManager(include_path=args.include_path)
   names = args.tasks.split(",")
   if unknown := [name for name in names if name not in tasks.all_tasks]:
-    raise UserError(f"--tasks: lm_eval has no task {unknown[0]!r}; give its folder with --include_path")
+    raise UserError(
+      f"--tasks: lm_eval has no task {unknown[0]!r}; give its folder with --include_path"
+    )
   found = evaluator.simple_evaluate(
     model=made, tasks=names, num_fewshot=args.num_fewshot, limit=args.limit, task_manager=tasks
   )

@@ -1,12 +1,14 @@
-"""Writes the table of docs/plans.md: published models on TPU slices, as the TPU compiler plans them, and their cost.
+"""Writes the table of docs/plans.md: published models on TPU slices, as the TPU compiler plans
+them, and their cost.
 
   python -m tools.plans                      # all of them, one after another: about half an hour on two cores
   python -m tools.plans --only='llama.*8b'   # those whose name matches; the others keep their lines
   python -m tools.plans --accept             # although a program does more work than the stored one
 
-A plan whose program grows (`planning/counts.py`) is refused with exit code 4: its old line stays, and the counts that
-grew are printed. So does the line of a plan whose compiler fails or is not done in time, with exit code 5.
-Needs libtpu (the extra `plan`), but no TPU. The measured plans are kept beside the page, in docs/plans.json.
+A plan whose program grows (`planning/counts.py`) is refused with exit code 4: its old line stays,
+and the counts that grew are printed. So does the line of a plan whose compiler fails or is not done
+in time, with exit code 5. Needs libtpu (the extra `plan`), but no TPU. The measured plans are kept
+beside the page, in docs/plans.json.
 """
 
 import json
@@ -21,8 +23,12 @@ from t5x_like.plan import EXIT_DOES_NOT_FIT
 from t5x_like.planning import child, counts
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
-_T5, _LLAMA, _PALM = "configs/t5/base.py:xxl", "configs/llama/8b.py", "configs/palm/8b.py"
-_ATTENTION = 'model.remat={"name": "save", "names": ["query", "key", "value", "context", "attention_out"]}'
+_T5 = "configs/t5/base.py:xxl"
+_LLAMA = "configs/llama/8b.py"
+_PALM = "configs/palm/8b.py"
+_ATTENTION = (
+  'model.remat={"name": "save", "names": ["query", "key", "value", "context", "attention_out"]}'
+)
 # One head of keys and values cannot be split.
 _540B = (
   "model.variant=540b",
@@ -34,14 +40,18 @@ _540B = (
 )
 
 
-def _plan(config: str, topology: str, *overrides: str, slices: int = 1, step: str = "train") -> child.Request:
+def _plan(
+  config: str, topology: str, *overrides: str, slices: int = 1, step: str = "train"
+) -> child.Request:
   return child.Request(config, topology, slices, step, overrides=overrides)
 
 
 PLANS: dict[str, child.Request] = {
   "bert large, v5e 4x4": _plan("configs/bert/base.py:large", "v5e:4x4"),
   "t5 1.1 xxl, v5e 8x8": _plan(_T5, "v5e:8x8"),
-  "t5 1.1 xxl, v5e 8x8, 2,048 rows": _plan(_T5, "v5e:8x8", "batch_size=2048", "accumulation_steps=2"),
+  "t5 1.1 xxl, v5e 8x8, 2,048 rows": _plan(
+    _T5, "v5e:8x8", "batch_size=2048", "accumulation_steps=2"
+  ),
   "t5 1.1 xxl, v5p 4x4x4": _plan(
     _T5, "v5p:4x4x4", "mesh.data=4", "mesh.fsdp=16", "batch_size=1024", "model.remat=minimal"
   ),
@@ -52,7 +62,9 @@ PLANS: dict[str, child.Request] = {
   "llama 3.1 8b, v6e 16x16, 8,192": _plan(
     _LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=8192", _ATTENTION
   ),
-  "llama 3.1 8b, v6e 16x16, 32,768": _plan(_LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=32768"),
+  "llama 3.1 8b, v6e 16x16, 32,768": _plan(
+    _LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=32768"
+  ),
   "llama 3.1 8b, v6e 8x8, 32,768 over sequence": _plan(
     _LLAMA, "v6e:8x8", *_FSDP, "mesh.sequence=4", "batch_size=16", "task.length=32768"
   ),
@@ -85,12 +97,21 @@ PLANS: dict[str, child.Request] = {
   "mixtral 8x7b without drops, v5p 8x8x8": _plan(
     "configs/mixtral/8x7b.py", "v5p:8x8x8", "model.design.experts.dispatch=dropless"
   ),
-  "llama 3.1 8b, v5e 4x4, evaluation": _plan(_LLAMA, "v5e:4x4", *_FSDP, "batch_size=16", step="eval"),
+  "llama 3.1 8b, v5e 4x4, evaluation": _plan(
+    _LLAMA, "v5e:4x4", *_FSDP, "batch_size=16", step="eval"
+  ),
   "llama 3.1 8b, v5e 4x4, decoding": _plan(
     _LLAMA, "v5e:4x4", *_FSDP, "batch_size=64", "task.length=2048", step="decode"
   ),
   "llama 3.1 8b, v5e 4x4, decoding over tensor": _plan(
-    _LLAMA, "v5e:4x4", "mesh.data=2", "mesh.fsdp=1", "mesh.tensor=8", "batch_size=64", "task.length=2048", step="decode"
+    _LLAMA,
+    "v5e:4x4",
+    "mesh.data=2",
+    "mesh.fsdp=1",
+    "mesh.tensor=8",
+    "batch_size=64",
+    "task.length=2048",
+    step="decode",
   ),
   "vit h 14, v5e 8x8": _plan("configs/vit/base.py:huge", "v5e:8x8"),
   "swin l, v5e 8x8": _plan("configs/swin/base.py:l", "v5e:8x8"),
@@ -104,40 +125,75 @@ PLANS: dict[str, child.Request] = {
     "configs/gemma3/12b.py", "v5p:4x8x8", "mesh.data=4", "mesh.fsdp=64", "model.variant=27b"
   ),
   "qwen 3 235b a22b, v5p 8x8x8": _plan(
-    "configs/qwen/qwen3_8b.py", "v5p:8x8x8", "model.variant=qwen3-235b-a22b", "mesh.fsdp=64", "mesh.expert=8"
+    "configs/qwen/qwen3_8b.py",
+    "v5p:8x8x8",
+    "model.variant=qwen3-235b-a22b",
+    "mesh.fsdp=64",
+    "mesh.expert=8",
   ),
-  "deepseek v3 671b, v5p 8x16x16": _plan("configs/deepseek/v3.py", "v5p:8x16x16", "batch_size=12288"),
+  "deepseek v3 671b, v5p 8x16x16": _plan(
+    "configs/deepseek/v3.py", "v5p:8x16x16", "batch_size=12288"
+  ),
 }
 _KEPT = """fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds compile_cpu_seconds
   options counts dearest""".split()
 EXIT_GREW = 4
 _PAGE = pathlib.Path("docs/plans.md")
-_COLUMNS = "plan", "mesh", "rows", "remat", "GB of HBM", "temporaries", "sent GB (least)", "seconds, MFU", "options"
+_COLUMNS = (
+  "plan",
+  "mesh",
+  "rows",
+  "remat",
+  "GB of HBM",
+  "temporaries",
+  "sent GB (least)",
+  "seconds, MFU",
+  "options",
+)
 _TABLE = f"| {' | '.join(_COLUMNS)} | compiling |"
 
 
 def page(plans: dict[str, dict[str, Any]], text: str) -> str:
-  """Return the page `text` with its table and all below it made anew. The words above the table are written by hand."""
-  rows, flags = [_TABLE, "|---" * 10 + "|"], []
+  """Return the page `text` with its table and all below it made anew. The words above the table are
+  written by hand."""
+  rows = [_TABLE, "|---" * 10 + "|"]
+  flags = []
   for name, asked in PLANS.items():
     words = [f"--config={asked.config}", f"--topology={asked.topology}"]
-    words += [f"--slices={asked.slices}"] * (asked.slices > 1) + [f"--step={asked.step}"] * (asked.step != "train")
-    flags.append("python -m t5x_like.plan " + " ".join([*words, *(f"--config.{one}" for one in asked.overrides)]))
+    words += [f"--slices={asked.slices}"] * (asked.slices > 1) + [f"--step={asked.step}"] * (
+      asked.step != "train"
+    )
+    flags.append(
+      "python -m t5x_like.plan "
+      + " ".join([*words, *(f"--config.{one}" for one in asked.overrides)])
+    )
     if name in plans:
       rows.append(_row(name, plans[name]))
-  dear = "".join(_dearest(name, plans[name]) for name in PLANS if plans.get(name, {}).get("dearest"))
-  return text.partition(_TABLE)[0] + "\n".join(rows) + "\n\n```\n" + "\n".join(flags) + f"\n```\n{dear}"
+  dear = "".join(
+    _dearest(name, plans[name]) for name in PLANS if plans.get(name, {}).get("dearest")
+  )
+  return (
+    text.partition(_TABLE)[0] + "\n".join(rows) + "\n\n```\n" + "\n".join(flags) + f"\n```\n{dear}"
+  )
 
 
 def _dearest(name: str, plan: dict[str, Any]) -> str:
   """Return a section with the dearest operations of a plan, and the parts of its step."""
   seconds = plan["seconds"]
-  parts = f"cycles {seconds['compiler']:.3f}, kernels {seconds['kernels']:.3f}, waiting {seconds['synchronous']:.3f}"
+  parts = (
+    f"cycles {seconds['compiler']:.3f}, kernels {seconds['kernels']:.3f}, waiting "
+    f"{seconds['synchronous']:.3f}"
+  )
   lines = [
-    f"| {one['seconds']:.4f} | {one['times']:,} | `{one['name']}` | `{one['type']}` |" for one in plan["dearest"]
+    f"| {one['seconds']:.4f} | {one['times']:,} | `{one['name']}` | `{one['type']}` |"
+    for one in plan["dearest"]
   ]
   head = f"\n## The dearest operations of {name}\n\nSeconds of the step: {parts}.\n\n"
-  return head + "\n".join(["| seconds | executions | traced as | first result |", "|---" * 4 + "|", *lines]) + "\n"
+  return (
+    head
+    + "\n".join(["| seconds | executions | traced as | first result |", "|---" * 4 + "|", *lines])
+    + "\n"
+  )
 
 
 def _remat(spec: str | dict[str, Any]) -> str:
@@ -149,7 +205,9 @@ def _row(name: str, plan: dict[str, Any]) -> str:
   if "total_gigabytes" not in plan:
     return f"| {name} | {plan['verdict']} |" + " |" * 8
   mesh = " ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
-  hbm, times, sent = plan["memory"]["hbm"] / 1e9, plan.get("seconds"), plan.get("ring_gigabytes")
+  hbm = plan["memory"]["hbm"] / 1e9
+  times = plan.get("seconds")
+  sent = plan.get("ring_gigabytes")
   cells = [
     name if plan["fits"] else f"{name}: **does not fit**",
     mesh,
@@ -168,9 +226,15 @@ def _row(name: str, plan: dict[str, Any]) -> str:
 @door
 def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
-  parser.add_argument("--only", default="", metavar="REGEX", help="plans whose name matches (default: all)")
-  parser.add_argument("--accept", action="store_true", help="store programs that do more work, or fail, too")
-  parser.add_argument("--timeout_seconds", type=float, default=1800, metavar="S", help="for each (default: 1800)")
+  parser.add_argument(
+    "--only", default="", metavar="REGEX", help="plans whose name matches (default: all)"
+  )
+  parser.add_argument(
+    "--accept", action="store_true", help="store programs that do more work, or fail, too"
+  )
+  parser.add_argument(
+    "--timeout_seconds", type=float, default=1800, metavar="S", help="for each (default: 1800)"
+  )
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   try:
     chosen = [name for name in PLANS if re.search(args.only, name)]
@@ -183,7 +247,8 @@ def main(argv: list[str] | None = None) -> int:
   for name in chosen:
     plan = child.plan(PLANS[name], args.timeout_seconds)
     print(f"{name}: {plan['verdict']}", flush=True)
-    plans = json.loads(measured.read_text()) if measured.exists() else {}  # read now: another may be writing it too
+    # read now: another may be writing it too
+    plans = json.loads(measured.read_text()) if measured.exists() else {}
     grew = counts.grown(plans.get(name, {}).get("counts", {}), plan.get("counts", {}))
     if grew and not args.accept:
       print(f"  refused, its program does more work: {'; '.join(grew)}", flush=True)
@@ -193,9 +258,13 @@ def main(argv: list[str] | None = None) -> int:
       print("  not stored: the old plan has figures", flush=True)
       worst = EXIT_DOES_NOT_FIT
       continue
-    plans[name] = {key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")}
+    plans[name] = {
+      key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")
+    }
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
-    measured.write_text(json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n")
+    measured.write_text(
+      json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n"
+    )
     _PAGE.write_text(page(plans, _PAGE.read_text() if _PAGE.exists() else "# Plans\n\n"))
   return worst
 

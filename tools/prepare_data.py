@@ -1,13 +1,17 @@
 """Cleans and tokenises a corpus into a token store per split, which training reads.
 
 Example:
-  python -m tools.prepare_data --source='jsonl:corpus/*.jsonl.gz' --vocabulary=vocabulary --output=data/corpus
+  python -m tools.prepare_data --source='jsonl:corpus/*.jsonl.gz' --vocabulary=vocabulary
+  --output=data/corpus
   python -m tools.prepare_data --source='jsonl:gs://b/c4-*.gz' --vocabulary=gs://b/vocabulary \\
-    --output=gs://b/stores/c4 --clean=c4,exact --engine=beam --runner=DataflowRunner --project=p --region=r --temp_location=gs://b/tmp
+    --output=gs://b/stores/c4 --clean=c4,exact --engine=beam --runner=DataflowRunner --project=p
+    --region=r --temp_location=gs://b/tmp
 
-The store is byte for byte the same whatever the engine and the number of workers. Repeat the command after an
-interruption: finished shards with correct checksums are kept, as is a finished store; a store made from other inputs is
-refused. With --engine=beam, flags not listed here are options of the Beam pipeline.
+The store is byte for byte the same whatever the engine and the number of workers. Repeat the
+command after an
+interruption: finished shards with correct checksums are kept, as is a finished store; a store made
+  from other inputs is refused. With --engine=beam, flags not listed here are options of the Beam
+  pipeline.
 """
 
 import argparse
@@ -40,11 +44,15 @@ def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, 
   for pair in pairs:
     output, _, split = pair.partition("=")
     if not output.replace("_", "").isalnum() or output in plan:
-      raise UserError(f"--split={pair}: expected OUTPUT=SOURCE with a new name of letters, digits and _ for OUTPUT")
+      raise UserError(
+        f"--split={pair}: expected OUTPUT=SOURCE with a new name of letters, digits "
+        "and _ for OUTPUT"
+      )
     sources.check_split(documents.source, split or output)
     if same := next((name for name, part in plan.items() if part.split == (split or output)), None):
       raise UserError(
-        f"--split={pair}: found the split {split or output!r} in {same!r} already, expected its documents in one of "
+        f"--split={pair}: found the split {split or output!r} in {same!r} already, expected its "
+        "documents in one of "
         "them; without --split, --validation_fraction divides train"
       )
     plan[output] = Part(split or output)
@@ -80,7 +88,8 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
     count = sum(changed is not None and changed > made for changed in source.changed(split))
     if count:
       print(
-        f"{path}: warning: {count} of the source's files were written to since, at the same size: if their text has "
+        f"{path}: warning: {count} of the source's files were written to since, at the same size: "
+        "if their text has "
         f"changed, remove {path} to prepare it anew",
         flush=True,
       )
@@ -95,14 +104,19 @@ def _check_reached(output: str) -> None:
     raise
   except Exception as error:  # each scheme's library raises its own types
     raise UserError(
-      f"--output={output}: cannot be reached ({type(error).__name__}: {one_line(error)}); expected a "
+      f"--output={output}: cannot be reached ({type(error).__name__}: {one_line(error)}); "
+      "expected a "
       "local directory or a gs://, s3:// or fsspec address that this machine may write to"
     ) from error
 
 
 def _short(value: Any) -> str:
   text = repr(value)
-  return text if len(text) <= 120 else f"{text[:100]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+  return (
+    text
+    if len(text) <= 120
+    else (f"{text[:100]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})")
+  )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,13 +124,17 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--source",
     required=True,
-    help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} (t5x_like/corpora/sources)",
+    help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} "
+    "(t5x_like/corpora/sources)",
   )
-  parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
+  parser.add_argument(
+    "--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes"
+  )
   parser.add_argument(
     "--split_special_tokens",
     action="store_true",
-    help="encode text such as </s> as text, and write a published tokenizer, so changed, to OUTPUT/vocabulary (default:"
+    help="encode text such as </s> as text, and write a published tokenizer, so changed, to "
+    "OUTPUT/vocabulary (default:"
     " as its special piece, as transformers does)",
   )
   parser.add_argument(
@@ -136,12 +154,17 @@ def _parser() -> argparse.ArgumentParser:
     "--validation_fraction",
     type=float,
     default=0.01,
-    help="fraction of documents held out of train by a hash of their text if the source has no validation "
+    help="fraction of documents held out of train by a hash of their text if the source has no "
+    "validation "
     "split and --split is not given; 0 holds out none (default: %(default)s)",
   )
   parser.add_argument("--name", help="the corpus in metric names (default: the source's)")
-  parser.add_argument("--append_eos", action="store_true", help="end documents with EOS (T5 joins them without)")
-  parser.add_argument("--text_field", default="text", help="key, feature or column of the text (default: text)")
+  parser.add_argument(
+    "--append_eos", action="store_true", help="end documents with EOS (T5 joins them without)"
+  )
+  parser.add_argument(
+    "--text_field", default="text", help="key, feature or column of the text (default: text)"
+  )
   parser.add_argument("--data_dir", help="where TensorFlow datasets are prepared")
   parser.add_argument(
     "--clean",
@@ -150,15 +173,22 @@ def _parser() -> argparse.ArgumentParser:
     help=f"of {', '.join(cleaning.names())}, with commas: page filters, exact and near duplicates, "
     "repeated three-sentence spans (t5x_like/corpora/cleaning; default: none)",
   )
-  parser.add_argument("--min_words", type=int, default=5, help="fewest words in a line, for c4 (default: %(default)s)")
-  parser.add_argument("--min_sentences", type=int, default=3, help="fewest in a page, for c4 (default: %(default)s)")
-  parser.add_argument("--bad_words", help="file of words, one per line; drop pages with any of them, for c4")
+  parser.add_argument(
+    "--min_words", type=int, default=5, help="fewest words in a line, for c4 (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--min_sentences", type=int, default=3, help="fewest in a page, for c4 (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--bad_words", help="file of words, one per line; drop pages with any of them, for c4"
+  )
   parser.add_argument(
     "--against",
     action="append",
     default=[],
     metavar="FILES",
-    help="evaluation texts, for decontaminate: JSON, JSONL or lines, or a pattern of names; repeatable",
+    help="evaluation texts, for decontaminate: JSON, JSONL or lines, or a pattern of names; "
+    "repeatable",
   )
   parser.add_argument(
     "--language_id",
@@ -173,12 +203,15 @@ def _parser() -> argparse.ArgumentParser:
     default="processes",
     help="processes of this machine, or Apache Beam (default: %(default)s)",
   )
-  parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+  parser.add_argument(
+    "--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)"
+  )
   parser.add_argument(
     "--shard_tokens",
     type=int,
     default=SHARD_VALUES,
-    help="a shard closes at the first document end at or after this many tokens (default: %(default)s)",
+    help="a shard closes at the first document end at or after this many tokens (default: "
+    "%(default)s)",
   )
   parser.add_argument(
     "--part_bytes",
@@ -187,7 +220,9 @@ def _parser() -> argparse.ArgumentParser:
     help="bytes of source files in a part, which one worker makes (default: %(default)s)",
   )
   verify = "full reads the finished store again and compares its checksums with the written data"
-  parser.add_argument("--verify", choices=("size", "full"), default="size", help=f"{verify} (default: %(default)s)")
+  parser.add_argument(
+    "--verify", choices=("size", "full"), default="size", help=f"{verify} (default: %(default)s)"
+  )
   return parser
 
 
@@ -199,16 +234,24 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
     words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
-  c4 = {name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")}
+  c4 = {
+    name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")
+  }
   given = {"c4": c4 | {"bad_words": words}, "decontaminate": {"against": tuple(args.against)}}
   if args.against and "decontaminate" not in args.clean.split(","):
-    raise UserError(f"--against={args.against[0]}: expected --clean with decontaminate, found --clean={args.clean}")
+    raise UserError(
+      f"--against={args.against[0]}: expected --clean with decontaminate, found "
+      f"--clean={args.clean}"
+    )
   for name in (*c4, "bad_words"):
     if getattr(args, name) != _parser().get_default(name) and "c4" not in args.clean.split(","):
-      raise UserError(f"--{name}={getattr(args, name)}: expected --clean with c4, found --clean={args.clean}")
+      raise UserError(
+        f"--{name}={getattr(args, name)}: expected --clean with c4, found --clean={args.clean}"
+      )
   if args.language != _parser().get_default("language") and not args.language_id:
     raise UserError(
-      f"--language={args.language}: expected --language_id with the function that tells a page's language"
+      f"--language={args.language}: expected --language_id with the function that tells a page's "
+      "language"
     )
   return cleaning.steps(f"--clean={args.clean}", args.clean, given)
 
@@ -223,7 +266,8 @@ def _cleaning(listed: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
 
 @door
 def main(argv: list[str] | None = None) -> None:
-  trust.begin(sys.argv[1:] if argv is None else argv)  # flags may open what they name while they are parsed
+  # flags may open what they name while they are parsed
+  trust.begin(sys.argv[1:] if argv is None else argv)
   args, pipeline = _parser().parse_known_args(argv)
   trust.admit([*vars(args).values()])
   engine_class = slots.find("--engine", args.engine, engines, "Engine")
@@ -233,17 +277,21 @@ def main(argv: list[str] | None = None) -> None:
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
   if not 0 <= args.validation_fraction < 1:
-    raise UserError(f"--validation_fraction={args.validation_fraction}: expected a fraction from 0 to below 1")
+    raise UserError(
+      f"--validation_fraction={args.validation_fraction}: expected a fraction from 0 to below 1"
+    )
   if is_remote(args.output):
     _check_reached(args.output)
   steps = _steps(args)
   vocabulary = vocabularies.load(args.vocabulary)
   if args.split_special_tokens and vocabulary.specials_in_text:
-    vocabulary, args.vocabulary = vocabulary.with_text_only(), f"{place(args.output)}/vocabulary"
+    vocabulary = vocabulary.with_text_only()
+    args.vocabulary = f"{place(args.output)}/vocabulary"
     vocabulary.save(args.vocabulary)
   documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
   source = documents.source
-  root, jobs = str(place(args.output)), []
+  root = str(place(args.output))
+  jobs = []
   for output, part in _plan(documents, args.split, args.validation_fraction).items():
     path = f"{root}/{output}"
     record = {
@@ -256,11 +304,17 @@ def main(argv: list[str] | None = None) -> None:
       record["cleaning"] = _cleaning(args.clean, steps)
     name = file_names.check("--name", args.name or source.name)
     sizes = {"shard_values": args.shard_tokens, "part_bytes": args.part_bytes}
-    tokens = Tokens.of(documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes)
+    tokens = Tokens.of(
+      documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes
+    )
     job = Job(tokens, path, name, output, record)
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
       job.progress.rmtree(missing_ok=True)
-      print(f"{path}: exists already, made from the same inputs (files by name and size); nothing to do", flush=True)
+      print(
+        f"{path}: exists already, made from the same inputs (files by name and size); nothing "
+        "to do",
+        flush=True,
+      )
       _warn_of_changes(source, part.split, path)
       continue
     jobs.append(job)
@@ -269,12 +323,16 @@ def main(argv: list[str] | None = None) -> None:
     store = TokenStore.open(job.path, verify=args.verify)
     counts = store.manifest.source["counts"]
     print(
-      f"{job.path}: {store.num_tokens:,} tokens in {store.num_documents:,} documents{skips(store.manifest.skipped)}; "
+      f"{job.path}: {store.num_tokens:,} tokens in {store.num_documents:,} "
+      f"documents{skips(store.manifest.skipped)}; "
       f"fingerprint {store.fingerprint[:12]}; {store.verification}",
       flush=True,
     )
     if counts["removed_within_documents"]:
-      print("  removed: " + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items()))
+      print(
+        "  removed: "
+        + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items())
+      )
   if jobs and (told := losses.told(vocabulary, documents.wanted(jobs[0].kind.part.split))):
     print(f"vocabulary {args.vocabulary}: {told}", flush=True)
 

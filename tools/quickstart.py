@@ -1,8 +1,10 @@
-"""From nothing to a T5 that was pretrained, evaluated and fine-tuned, and to a report of it: `make quickstart`.
+"""From nothing to a T5 that was pretrained, evaluated and fine-tuned, and to a report of it: `make
+quickstart`.
 
-Each stage is an ordinary command of this project, printed before it runs; a stage whose result exists is skipped. The
-last two fine-tune the model on four tasks made of the same corpus, from fresh weights and from the checkpoint. At the
-end it prints what pretraining brought, and commands to continue with.
+Each stage is an ordinary command of this project, printed before it runs; a stage whose result
+exists is skipped. The last two fine-tune the model on four tasks made of the same corpus, from
+fresh weights and from the checkpoint. At the end it prints what pretraining brought, and commands
+to continue with.
 """
 
 import argparse
@@ -23,7 +25,8 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
 
 RECIPE = "configs/t5/quickstart.py"
-_TUNING_STEPS = 40  # of each task, after the recipe's steps of pretraining, which helps less with more labels
+# of each task, after the recipe's steps of pretraining, which helps less with more labels
+_TUNING_STEPS = 40
 _SENTENCES = (
   "Returns the <extra_id_0> of the array along the given <extra_id_1>.",
   "Raises an <extra_id_0> if the file does not exist.",
@@ -43,27 +46,41 @@ _TUNING = {
 
 @door
 def main(argv: list[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--data_dir", default="data", help="directory of corpus and token store (default: %(default)s)")
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    "--data_dir", default="data", help="directory of corpus and token store (default: %(default)s)"
+  )
   given = "the run's directory (default: %(default)s)"
   parser.add_argument("--workdir", default="runs/quickstart", type=directory, help=given)
   parser.add_argument(
-    "--steps", type=int, help="pretrain for fewer or more steps than the recipe says, and fine-tune in proportion"
+    "--steps",
+    type=int,
+    help="pretrain for fewer or more steps than the recipe says, and fine-tune in proportion",
   )
   args = parser.parse_args(argv)
   start = time.monotonic()
   data = pathlib.Path(args.data_dir)
-  vocabulary, store = data / "vocabulary", data / "docstrings"
+  vocabulary = data / "vocabulary"
+  store = data / "docstrings"
   source = ["--source=docstrings", f"--data_dir={data / 'tfds'}"]
   recipe = recipes.load(RECIPE)
   size = ["--kind=unigram", f"--size={recipe.model.vocab_size}", f"--output={vocabulary}"]
   _run(
-    f"1/6 the docstrings of the installed packages, and {recipe.model.vocab_size:,} SentencePiece ids",
+    f"1/6 the docstrings of the installed packages, and {recipe.model.vocab_size:,} SentencePiece "
+    "ids",
     f"{__package__}.train_vocabulary",
     *source,
     *size,
   )
-  _run("2/6 tokens", f"{__package__}.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
+  _run(
+    "2/6 tokens",
+    f"{__package__}.prepare_data",
+    *source,
+    f"--vocabulary={vocabulary}",
+    f"--output={store}",
+  )
   train = [f"--config={RECIPE}", f"--workdir={args.workdir}"]
   if str(store) != "data/docstrings":
     train.append(f"--config.task.store={store}")
@@ -86,7 +103,8 @@ def _run(title: str, module: str, *arguments: str) -> None:
 
 def _completed(workdir: str) -> list[str]:
   """Return sentences with gaps that the pretrained model filled."""
-  sample, filled = pathlib.Path(workdir) / "try_me.txt", pathlib.Path(workdir) / "filled.jsonl"
+  sample = pathlib.Path(workdir) / "try_me.txt"
+  filled = pathlib.Path(workdir) / "filled.jsonl"
   sample.write_text("".join(f"{sentence}\n" for sentence in _SENTENCES), encoding="utf-8")
   where = [f"--workdir={workdir}", f"--input={sample}", f"--output={filled}"]
   _run("4/6 sentences with gaps, filled by the model", "t5x_like.predict", *where)
@@ -114,11 +132,19 @@ def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -
     "--from_scratch",
     f"--output={scratch}",
   )
-  _run("6/6 the same from the checkpoint", "t5x_like.evaluate", *suite, f"--output={output}", f"--compare={scratch}")
+  _run(
+    "6/6 the same from the checkpoint",
+    "t5x_like.evaluate",
+    *suite,
+    f"--output={output}",
+    f"--compare={scratch}",
+  )
   return comparison.read(output)["compared"]
 
 
-def _closing(workdir: str, train: list[str], table: dict[str, Any], sentences: list[str], seconds: float) -> None:
+def _closing(
+  workdir: str, train: list[str], table: dict[str, Any], sentences: list[str], seconds: float
+) -> None:
   """Print the results, and commands to continue with."""
   evals = [row for row in read_metrics(workdir) if any(name.startswith("eval/") for name in row)]
   figures = {name.rpartition("/")[2]: value for name, value in evals[-1].items() if name != "step"}
@@ -127,7 +153,9 @@ def _closing(workdir: str, train: list[str], table: dict[str, Any], sentences: l
   shown = "\n".join(f"      {asked}\n      -> {told}" for asked, told in zip(_SENTENCES, sentences))
   shown = re.sub(r"<extra_id_\d+>", "____", shown)
   python = pathlib.Path(sys.executable)
-  python = python.relative_to(pathlib.Path.cwd()) if python.is_relative_to(pathlib.Path.cwd()) else python
+  python = (
+    python.relative_to(pathlib.Path.cwd()) if python.is_relative_to(pathlib.Path.cwd()) else python
+  )
   more = [word for word in train if not word.startswith("--config.total_steps")]
   print(f"""
 === done in {seconds:.0f} s
@@ -153,7 +181,9 @@ def _closing(workdir: str, train: list[str], table: dict[str, Any], sentences: l
 """)
   saved = workdirs.read(workdir)
   if figures["loss"] >= figures["unigram_entropy"] and saved["total_steps"] >= 200:
-    raise UserError(f"{workdir}: the validation loss is not below the unigram entropy; this should not happen")
+    raise UserError(
+      f"{workdir}: the validation loss is not below the unigram entropy; this should not happen"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Fine-tunes with PyTorch and transformers on the batches of a finished run, for the number beside ours.
+"""Fine-tunes with PyTorch and transformers on the batches of a finished run, for the number beside
+ours.
 
   python -m tools.torch_beside --workdir=runs/benchmarks/rte/rte/5e-05-0 --model=DIR
 
-The workdir is a run of BERT on the task `classification`, as `tools.encoder_table` leaves it; DIR is the encoder in
-Hugging Face's layout that it began from. The run's config gives the batches and their order, their lengths, the steps,
-the schedule, the clipping, AdamW, dropout and the steps of evaluation; only the random numbers of dropout and of the
-new head are others. The scores of all evaluations, the mean losses before each, the CPU seconds and the versions go to
-`torch.json` in the workdir, from where `tools.encoder_table` takes them into its table. It needs the extra `parity`.
+The workdir is a run of BERT on the task `classification`, as `tools.encoder_table` leaves it; DIR
+is the encoder in Hugging Face's layout that it began from. The run's config gives the batches and
+their order, their lengths, the steps, the schedule, the clipping, AdamW, dropout and the steps of
+evaluation; only the random numbers of dropout and of the new head are others. The scores of all
+evaluations, the mean losses before each, the CPU seconds and the versions go to `torch.json` in the
+workdir, from where `tools.encoder_table` takes them into its table. It needs the extra `parity`.
 """
 
 import importlib.util
@@ -32,7 +34,9 @@ RESULT = "torch.json"
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.torch_beside")
   parser.add_argument("--workdir", required=True, metavar="DIR", help="of the finished run")
-  parser.add_argument("--model", required=True, metavar="DIR", help="the encoder, in Hugging Face's layout")
+  parser.add_argument(
+    "--model", required=True, metavar="DIR", help="the encoder, in Hugging Face's layout"
+  )
   parser.add_argument("--max_steps", type=int, metavar="N", help="stop there, for a trial")
   args, _ = parser.parse(argv)
   identity = workdirs.read(args.workdir)
@@ -41,9 +45,13 @@ def main(argv: list[str] | None = None) -> None:
   if not importlib.util.find_spec("torch") or not importlib.util.find_spec("transformers"):
     raise UserError("torch and transformers are not installed: pip install 't5x-like[parity]'")
   config = config_lib.restored(identity, [], f"{args.workdir}/{workdirs.FILE}")
-  if (config.model.name, config.task.name) != ("bert", "classification") or config.optimizer.name != "adamw":
+  if (config.model.name, config.task.name) != (
+    "bert",
+    "classification",
+  ) or config.optimizer.name != "adamw":
     raise UserError(
-      f"--workdir={args.workdir}: found {config.model.name} on {config.task.name} with {config.optimizer.name},"
+      f"--workdir={args.workdir}: found {config.model.name} on {config.task.name} with "
+      f"{config.optimizer.name},"
       " expected bert on classification with adamw"
     )
   found = fine_tuned(config, args.model, args.max_steps or config.total_steps)
@@ -52,7 +60,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def fine_tuned(config, directory: str, steps: int) -> dict:
-  """Fine-tune as a run's config says, and return the scores of every evaluation, CPU seconds and versions.
+  """Fine-tune as a run's config says, and return the scores of every evaluation, CPU seconds and
+  versions.
 
   Args:
     config: a run's, resolved.
@@ -72,7 +81,9 @@ def fine_tuned(config, directory: str, steps: int) -> dict:
   task = task_lib.build(name, split=config.train_split, **arguments)
   held_out = task_lib.build(name, split=config.eval_split, **arguments)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
-  rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.model.dropout)
+  rates = dict.fromkeys(
+    ("hidden_dropout_prob", "attention_probs_dropout_prob"), config.model.dropout
+  )
   torch.manual_seed(config.seed)
   model = transformers.BertForSequenceClassification.from_pretrained(
     directory, num_labels=len(task.classes) or 1, **rates
@@ -80,16 +91,22 @@ def fine_tuned(config, directory: str, steps: int) -> dict:
   matrices = [p for p in model.parameters() if p.ndim > 1]
   vectors = [p for p in model.parameters() if p.ndim < 2]
   kept = config.optimizer
-  groups = [{"params": matrices, "weight_decay": kept.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+  groups = [
+    {"params": matrices, "weight_decay": kept.weight_decay},
+    {"params": vectors, "weight_decay": 0.0},
+  ]
   optimizer = torch.optim.AdamW(groups, betas=(kept.b1, kept.b2), eps=kept.eps)
   batches = loader.train_batches(task, batch_size=config.batch_size, seed=config.seed)
-  scores, losses, since = [], [], time.process_time()
+  scores = []
+  losses = []
+  since = time.process_time()
   for step in range(steps):
     batch = buckets.cut(next(batches), task.features, task.buckets, task.vocabulary.pad_id)
     for group in optimizer.param_groups:
       group["lr"] = float(schedule(step))
     logits_BC = model(**inputs(batch, task.vocabulary.pad_id)).logits
-    label_B, weights_B = torch.tensor(batch["label"]), torch.tensor(batch["example_weights"])
+    label_B = torch.tensor(batch["label"])
+    weights_B = torch.tensor(batch["example_weights"])
     if task.classes:
       loss_B = torch.nn.functional.cross_entropy(logits_BC, label_B.long(), reduction="none")
     else:
@@ -103,10 +120,16 @@ def fine_tuned(config, directory: str, steps: int) -> dict:
     if (step + 1) % 20 == 0:
       print(f"step {step + 1}/{steps}", file=sys.stderr, flush=True)
     if (step + 1) % config.eval_every == 0 or step + 1 == steps:
-      scores.append({"step": step + 1, "loss": float(np.mean(losses))} | _scores(model, held_out, config))
+      scores.append(
+        {"step": step + 1, "loss": float(np.mean(losses))} | _scores(model, held_out, config)
+      )
       losses.clear()
   versions = {name: metadata.version(name) for name in ("torch", "transformers")}
-  return {"scores": scores, "cpu_seconds": round(time.process_time() - since, 1), "versions": versions}
+  return {
+    "scores": scores,
+    "cpu_seconds": round(time.process_time() - since, 1),
+    "versions": versions,
+  }
 
 
 def inputs(batch: dict[str, np.ndarray], pad_id: int) -> dict:
@@ -115,7 +138,11 @@ def inputs(batch: dict[str, np.ndarray], pad_id: int) -> dict:
 
   tokens_BT = torch.tensor(batch["encoder_input_tokens"]).long()
   types_BT = torch.tensor(batch["encoder_token_types"]).long()
-  return {"input_ids": tokens_BT, "token_type_ids": types_BT, "attention_mask": (tokens_BT != pad_id).long()}
+  return {
+    "input_ids": tokens_BT,
+    "token_type_ids": types_BT,
+    "attention_mask": (tokens_BT != pad_id).long(),
+  }
 
 
 def _scores(model, task, config) -> dict[str, float]:
@@ -126,9 +153,12 @@ def _scores(model, task, config) -> dict[str, float]:
   from t5x_like.metrics.classification import Classification, Correlation
   from t5x_like.training import buckets
 
-  scores = next((one.scores for one in config.evals.values() if one.name == "classification"), ("accuracy",))
+  scores = next(
+    (one.scores for one in config.evals.values() if one.name == "classification"), ("accuracy",)
+  )
   metric = Classification(len(task.classes), tuple(scores)) if task.classes else Correlation()
-  gold, given = [], []
+  gold = []
+  given = []
   model.eval()
   with torch.no_grad():
     for batch in loader.eval_batches(task, batch_size=config.batch_size):

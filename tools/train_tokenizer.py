@@ -1,7 +1,7 @@
 """WordPiece and byte-level BPE for tools.train_vocabulary, trained by the tokenizers library.
 
-Ids: [PAD] 0, </s> 1, [UNK] 2, then with --with_mask [CLS] 3, [SEP] 4, [MASK] 5, the pieces, and the sentinels from
-`<extra_id_0>` at the highest id downwards.
+Ids: [PAD] 0, </s> 1, [UNK] 2, then with --with_mask [CLS] 3, [SEP] 4, [MASK] 5, the pieces, and the
+  sentinels from `<extra_id_0>` at the highest id downwards.
 """
 
 import json
@@ -29,16 +29,26 @@ def train(
   Args:
     lines: UTF-8 text.
     size: number of ids, sentinels excluded.
-    kind: `wordpiece` (BERT's: words and punctuation, continued by ##) or `bytelevel_bpe` (GPT-2's, lossless).
+    kind: `wordpiece` (BERT's: words and punctuation, continued by ##) or `bytelevel_bpe` (GPT-2's,
+      lossless).
     extra_ids: number of sentinels, at the top.
     with_mask: also [CLS], [SEP] and [MASK].
     lowercase: fold case and accents; wordpiece only.
-    character_coverage: share of characters that get pieces; words with others are unknown; wordpiece only.
+    character_coverage: share of characters that get pieces; words with others are unknown;
+      wordpiece only.
 
   Raises:
     UserError: the text is too small for the size, or the size too small for the characters.
   """
-  from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+  from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+  )
 
   special = [*SPECIAL_TOKENS, *(MASK_TOKENS if with_mask else ())]
   if kind == "wordpiece":
@@ -48,8 +58,11 @@ def train(
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    alphabet = _alphabet((tokenizer.normalizer.normalize_str(line.decode()) for line in lines), character_coverage)
-    # The trainer numbers ##x in hash map order, and ids break ties; listing them first makes the order deterministic.
+    alphabet = _alphabet(
+      (tokenizer.normalizer.normalize_str(line.decode()) for line in lines), character_coverage
+    )
+    # The trainer numbers ##x in hash map order, and ids break ties; listing them first makes the
+    # order deterministic.
     inside = [f"##{character}" for character in alphabet]
     trainer = trainers.WordPieceTrainer(
       vocab_size=size,
@@ -71,22 +84,38 @@ def train(
   tokenizer.train_from_iterator((line.decode() for line in lines), trainer)
   found = tokenizer.get_vocab_size()
   if found != size:
-    remedy = "ask for a smaller vocabulary or give more text" if found < size else "ask for a larger vocabulary"
-    raise UserError(f"--size: found {size} ids, sentinels not counted, expected {found} for this text; {remedy}")
-  tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", special=True) for i in reversed(range(extra_ids))])
+    remedy = (
+      "ask for a smaller vocabulary or give more text"
+      if found < size
+      else ("ask for a larger vocabulary")
+    )
+    raise UserError(
+      f"--size: found {size} ids, sentinels not counted, expected {found} for this text; {remedy}"
+    )
+  tokenizer.add_special_tokens(
+    [AddedToken(f"<extra_id_{i}>", special=True) for i in reversed(range(extra_ids))]
+  )
   described = json.loads(tokenizer.to_str())
-  described["added_tokens"] = [token for token in described["added_tokens"] if not token["content"].startswith("##")]
+  described["added_tokens"] = [
+    token for token in described["added_tokens"] if not token["content"].startswith("##")
+  ]
   text = json.dumps(described, ensure_ascii=False, indent=1) + "\n"
   return TokenizerVocabulary(text.encode(), origin=f"trained {kind}")
 
 
 def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
-  """Return the most frequent characters that together cover a share `coverage` of the texts without spaces, sorted."""
+  """Return the most frequent characters that together cover a share `coverage` of the texts without
+  spaces, sorted."""
   counts: Counter[str] = Counter()
   for text in texts:
     counts.update(text)
-  ranked = sorted(((count, c) for c, count in counts.items() if not c.isspace()), key=lambda one: (-one[0], one[1]))
-  wanted, held, kept = coverage * sum(count for count, _ in ranked), 0, []
+  ranked = sorted(
+    ((count, c) for c, count in counts.items() if not c.isspace()),
+    key=lambda one: (-one[0], one[1]),
+  )
+  wanted = coverage * sum(count for count, _ in ranked)
+  held = 0
+  kept = []
   for count, character in ranked:
     if held >= wanted:
       break

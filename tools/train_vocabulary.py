@@ -2,16 +2,19 @@
 
 Example:
   python -m tools.train_vocabulary --source=text:book.txt --size=8192 --output=data/vocabulary
-  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --kind=unigram --output=vocabulary
-  python -m tools.train_vocabulary --source=text:b/*.txt --size=30000 --kind=wordpiece --with_mask --output=vocabulary
+  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --kind=unigram
+  --output=vocabulary
+  python -m tools.train_vocabulary --source=text:b/*.txt --size=30000 --kind=wordpiece --with_mask
+  --output=vocabulary
 
-The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4) and [MASK] (5), the
-pieces, and the sentinels (100 at the top). bytelevel_bpe (GPT-2's) gives every text back as it was: line ends,
-indentation, any character. The others lose some, and the share is printed: unigram (T5's) and bpe are SentencePiece
-models, which fold spaces and line ends, and wordpiece is BERT's. A fixed random sample of the lines is used if they
-exceed --max_bytes. All of the source is read for it, so name only some files of a large one. bytelevel_bpe learns from
-several lines at once. The same input, options and number of threads give the same vocabulary. Nothing is done if the
-output already holds it.
+The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4)
+and [MASK] (5), the pieces, and the sentinels (100 at the top). bytelevel_bpe (GPT-2's) gives every
+text back as it was: line ends, indentation, any character. The others lose some, and the share is
+printed: unigram (T5's) and bpe are SentencePiece models, which fold spaces and line ends, and
+wordpiece is BERT's. A fixed random sample of the lines is used if they exceed --max_bytes. All of
+the source is read for it, so name only some files of a large one. bytelevel_bpe learns from several
+lines at once. The same input, options and number of threads give the same vocabulary. Nothing is
+done if the output already holds it.
 """
 
 import argparse
@@ -36,7 +39,8 @@ from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID
 
 from . import train_tokenizer
 
-RECORD, LOSSLESS = "training.json", "bytelevel_bpe"
+RECORD = "training.json"
+LOSSLESS = "bytelevel_bpe"
 LONGEST_LINE = 4096  # bytes; the trainer skips longer ones
 _SEED = 0
 _SAY_SECONDS = 60.0
@@ -55,16 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if getattr(options, name) < lowest:
       raise UserError(f"--{name}: found {getattr(options, name)}, expected {lowest} or more")
   if options.lowercase and options.kind != "wordpiece":
-    raise UserError(f"--lowercase: found it with --kind={options.kind}, expected wordpiece; lowercase the text first")
+    raise UserError(
+      f"--lowercase: found it with --kind={options.kind}, expected wordpiece; "
+      "lowercase the text first"
+    )
   if not 0.5 < options.character_coverage <= 1:
-    raise UserError(f"--character_coverage: found {options.character_coverage}, expected a share above 0.5 and up to 1")
+    raise UserError(
+      f"--character_coverage: found {options.character_coverage}, expected a share "
+      "above 0.5 and up to 1"
+    )
   from t5x_like.corpora import losses
   from t5x_like.corpora.documents import Documents
 
   documents = Documents(options.source, data_dir=options.data_dir, text_field=options.text_field)
   record = {
     "source": documents.facts(),
-    **{key: value for key, value in vars(options).items() if key not in ("source", "data_dir", "output")},
+    **{
+      key: value
+      for key, value in vars(options).items()
+      if key not in ("source", "data_dir", "output")
+    },
   }
   record = json.loads(json.dumps(record))
   if _exists(output, record):
@@ -74,9 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
   cut_up = cut_into_runs if options.kind == LOSSLESS else cut_into_lines
   lines, total = sample(cut_up(documents.wanted(options.split)), options.max_bytes)
   used = sum(map(len, lines))
-  skipped = "".join(f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items()))
+  skipped = "".join(
+    f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items())
+  )
   print(
-    f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of {documents.source.name}/{options.split}{skipped} ...",
+    f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of "
+    f"{documents.source.name}/{options.split}{skipped} ...",
     flush=True,
   )
   vocabulary = _train(lines, options)
@@ -86,10 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
   except OSError as error:
     raise UserError(f"{output / RECORD}: cannot be written ({one_line(error)})") from error
   some = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
-  per_token = sum(len(line.encode()) for line in some) / max(1, sum(map(len, vocabulary.encode_batch(some))))
+  per_token = sum(len(line.encode()) for line in some) / max(
+    1, sum(map(len, vocabulary.encode_batch(some)))
+  )
   print(
     f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.extra_ids} of them sentinels), "
-    f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, {time.monotonic() - started:.0f} s"
+    f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, "
+    f"{time.monotonic() - started:.0f} s"
   )
   if told := losses.told(vocabulary, documents.wanted(options.split)):
     print(f"  it {told}; --kind={LOSSLESS} loses none")
@@ -121,7 +141,8 @@ def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.
 
 
 def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
-  """Yield the non-blank lines of the documents in UTF-8, cut to LONGEST_LINE bytes, at spaces if possible."""
+  """Yield the non-blank lines of the documents in UTF-8, cut to LONGEST_LINE bytes, at spaces if
+  possible."""
   for document in documents:
     for line in document.splitlines():
       data = line.strip().encode(errors="replace")
@@ -141,9 +162,11 @@ def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def cut_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
-  """Yield the documents in UTF-8, whole or cut after LONGEST_LINE bytes: at a line end, a space or a character."""
+  """Yield the documents in UTF-8, whole or cut after LONGEST_LINE bytes: at a line end, a space or
+  a character."""
   for document in documents:
-    data, start = document.encode(errors="replace"), 0
+    data = document.encode(errors="replace")
+    start = 0
     while start < len(data):
       end = start + LONGEST_LINE
       if end < len(data):
@@ -155,9 +178,11 @@ def cut_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
-  """Return a deterministic uniform sample of lines of at most `max_bytes`, in order, and the bytes of all lines.
+  """Return a deterministic uniform sample of lines of at most `max_bytes`, in order, and the bytes
+  of all lines.
 
-  Each line draws a number, and those with the smallest are kept; memory holds no more than the sample.
+  Each line draws a number, and those with the smallest are kept; memory holds no more than the
+  sample.
   """
   draw = random.Random(_SEED).random
   kept: list[tuple[float, int, bytes]] = []
@@ -230,22 +255,28 @@ def train(
 def _training_error(message: str, size: int) -> str:
   if match := re.search(r"too high \(\d+\).*?<= (\d+)", message):
     return (
-      f"--size: found {size} pieces, sentinels not counted, expected at most {match[1]} for this text; ask for a "
+      f"--size: found {size} pieces, sentinels not counted, expected at most {match[1]} for this "
+      "text; ask for a "
       "smaller vocabulary or give more text"
     )
   if match := re.search(r"(\d+) vs (\d+)", message):
     return (
-      f"--size: found {size} pieces, sentinels not counted, too few for the characters of this text, expected "
+      f"--size: found {size} pieces, sentinels not counted, too few for the characters of this "
+      "text, expected "
       f"at least {match[2]}, or a lower --character_coverage"
     )
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
 
 def _exists(output: Place, record: dict) -> bool:
-  """Return whether the output holds the vocabulary of this record; raise UserError if it holds another one."""
+  """Return whether the output holds the vocabulary of this record; raise UserError if it holds
+  another one."""
   if not (output / MANIFEST).exists():
     if others := [name for name in MAIN if (output / name).exists()]:
-      raise UserError(f"{output}: found the {others[0]} of another tokenizer, expected none; choose another --output")
+      raise UserError(
+        f"{output}: found the {others[0]} of another tokenizer, expected none; "
+        "choose another --output"
+      )
     return False
   vocabularies.load(str(output))
   try:
@@ -253,27 +284,43 @@ def _exists(output: Place, record: dict) -> bool:
   except (OSError, ValueError):
     found = None
   if isinstance(found, dict):
-    found = {"with_mask": False, "lowercase": False, **found, "kind": found.get("kind", found.get("model_type"))}
+    found = {
+      "with_mask": False,
+      "lowercase": False,
+      **found,
+      "kind": found.get("kind", found.get("model_type")),
+    }
     found.pop("model_type", None)
   if found == record:
     return True
   keys = [key for key in record if not isinstance(found, dict) or found.get(key) != record[key]]
   raise UserError(
-    f"{output}: found a vocabulary trained with other {', '.join(keys)}, expected none or the same one; "
+    f"{output}: found a vocabulary trained with other {', '.join(keys)}, expected none or the "
+    "same one; "
     "choose another --output or delete that directory"
   )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser = command_line.Parser(__doc__, opens_runs=False, prog="python -m tools.train_vocabulary")
-  parser.add_argument("--source", required=True, help="FORMAT:REST, as jsonl:corpus/*.gz; see t5x_like/corpora/sources")
+  parser.add_argument(
+    "--source",
+    required=True,
+    help="FORMAT:REST, as jsonl:corpus/*.gz; see t5x_like/corpora/sources",
+  )
   parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
-  parser.add_argument("--text_field", default="text", help="the key, feature or column of the text (default: text)")
+  parser.add_argument(
+    "--text_field", default="text", help="the key, feature or column of the text (default: text)"
+  )
   parser.add_argument("--split", default="train", help="the split to train on (default: train)")
   kind = functools.partial(directory, flag="--output")
   parser.add_argument("--output", required=True, type=kind, help="the directory to write")
-  parser.add_argument("--size", type=int, required=True, help="the number of ids, sentinels included")
-  parser.add_argument("--extra_ids", type=int, default=T5_EXTRA_IDS, help="sentinels (default: 100)")
+  parser.add_argument(
+    "--size", type=int, required=True, help="the number of ids, sentinels included"
+  )
+  parser.add_argument(
+    "--extra_ids", type=int, default=T5_EXTRA_IDS, help="sentinels (default: 100)"
+  )
   parser.add_argument(
     "--kind",
     "--model_type",
@@ -281,13 +328,24 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     default=LOSSLESS,
     help="(default: %(default)s, which loses nothing)",
   )
-  parser.add_argument("--with_mask", action="store_true", help="add [CLS], [SEP] and [MASK], as BERT's family needs")
-  parser.add_argument("--lowercase", action="store_true", help="fold case and accents (wordpiece only)")
-  parser.add_argument("--character_coverage", type=float, default=0.9995, help="share of characters with pieces")
-  parser.add_argument("--byte_fallback", action="store_true", help="spell characters without pieces as bytes")
-  parser.add_argument("--max_bytes", type=int, default=10_000_000, help="the most text to train on (default: 10 MB)")
+  parser.add_argument(
+    "--with_mask", action="store_true", help="add [CLS], [SEP] and [MASK], as BERT's family needs"
+  )
+  parser.add_argument(
+    "--lowercase", action="store_true", help="fold case and accents (wordpiece only)"
+  )
+  parser.add_argument(
+    "--character_coverage", type=float, default=0.9995, help="share of characters with pieces"
+  )
+  parser.add_argument(
+    "--byte_fallback", action="store_true", help="spell characters without pieces as bytes"
+  )
+  parser.add_argument(
+    "--max_bytes", type=int, default=10_000_000, help="the most text to train on (default: 10 MB)"
+  )
   parser.add_argument("--threads", type=int, default=2, help="threads of the trainer (default: 2)")
-  trust.begin(sys.argv[1:] if arguments is None else arguments)  # flags may open what they name while they are parsed
+  # flags may open what they name while they are parsed
+  trust.begin(sys.argv[1:] if arguments is None else arguments)
   args = parser.parse_args(arguments)
   trust.admit([*vars(args).values()])
   return args

@@ -1,10 +1,11 @@
-"""Writes the generated pages of docs/reference: every key of a recipe, and the size and cost of published models.
+"""Writes the generated pages of docs/reference: every key of a recipe, and the size and cost of
+published models.
 
   python -m tools.write_reference            # writes config-keys.md and sizing.md
   python -m tools.write_reference --check    # exits with 1 if a page is not up to date
 
-The keys come from signatures and docstrings (`t5x_like.listing`). Sizes and costs come from docs/plans.json, which
-`python -m tools.plans` compiles; nothing is compiled here.
+The keys come from signatures and docstrings (`t5x_like.listing`). Sizes and costs come from
+docs/plans.json, which `python -m tools.plans` compiles; nothing is compiled here.
 """
 
 import dataclasses
@@ -66,10 +67,17 @@ def config_keys() -> str:
     for (section, named, keys), members in same.items():
       if named:
         lines.append("### " + ", ".join(f"`{group.name}`" for group in members) + "\n")
-        lines += [f"- `{group.name}`: {group.about}" if len(members) > 1 else group.about for group in members]
+        lines += [
+          f"- `{group.name}`: {group.about}" if len(members) > 1 else group.about
+          for group in members
+        ]
         lines.append("")
       elif section:
-        lines += [f"### `config.{section}.…`, with any name\n" if section in _NAMED else f"### `config.{section}.…`\n"]
+        lines += [
+          f"### `config.{section}.…`, with any name\n"
+          if section in _NAMED
+          else f"### `config.{section}.…`\n"
+        ]
         lines += [members[0].about + "\n"]
       lines.append(_table(section, keys) if keys else "No arguments.\n")
   return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
@@ -88,15 +96,18 @@ def sizing() -> str:
   """Return the page of sizes and costs in Markdown."""
   measured = json.loads((_REPO / "docs" / "plans.json").read_text())
   rows = [
-    "| model | slice | chips | rows a step | GB a chip | seconds a step | MFU | whole run | hours | chip-hours |",
+    "| model | slice | chips | rows a step | GB a chip | seconds a step | MFU | whole run | hours "
+    "| chip-hours |",
     "|---" * 10 + "|",
   ]
   for name, asked in plans.PLANS.items():
     if asked.step == "train" and name in measured and measured[name].get("seconds"):
       rows.append(_size(name, asked, measured[name]))
   note = (
-    "\nThe run of BERT is shorter than its row says: nine tenths of its steps have rows of 128 tokens, and the plan has"
-    " the last tenth, with 512.\nThe recipes of T5 train on 2^35 tokens, the budget of the comparisons in T5's paper;"
+    "\nThe run of BERT is shorter than its row says: nine tenths of its steps have rows of 128 "
+    "tokens, and the plan has"
+    " the last tenth, with 512.\nThe recipes of T5 train on 2^35 tokens, the budget of the "
+    "comparisons in T5's paper;"
     " the published checkpoints saw more.\n"
   )
   return _SIZING + "\n".join(rows) + "\n" + note + _HOW
@@ -118,7 +129,8 @@ All figures of each plan, with their commands: [plans](../plans.md).
 
 
 def _size(name: str, asked: child.Request, plan: dict[str, Any]) -> str:
-  recipe, planned = recipes.load(asked.config), recipes.load(asked.config, asked.overrides)
+  recipe = recipes.load(asked.config)
+  planned = recipes.load(asked.config, asked.overrides)
   run = recipe.total_steps * recipe.batch_size * _length(recipe)
   steps = run / (planned.batch_size * _length(planned))
   kind, _, shape = asked.topology.partition(":")
@@ -141,7 +153,8 @@ def _size(name: str, asked: child.Request, plan: dict[str, Any]) -> str:
 
 
 def _length(recipe) -> int:
-  """Return the tokens of a row as the recipe's paper counts them: the encoder's inputs, or the window; 1 for images."""
+  """Return the tokens of a row as the recipe's paper counts them: the encoder's inputs, or the
+  window; 1 for images."""
   return recipe.task.get("inputs_length") or recipe.task.get("length") or 1
 
 
@@ -158,13 +171,18 @@ PAGES = {"config-keys.md": config_keys, "sizing.md": sizing}
 @door
 def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
-  parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is not up to date")
+  parser.add_argument(
+    "--check", action="store_true", help="write nothing; exit with 1 if a page is not up to date"
+  )
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   if not _FOLDER.is_dir():
-    raise UserError(f"{_FOLDER}: no such directory; the pages are written in a clone of the project")
+    raise UserError(
+      f"{_FOLDER}: no such directory; the pages are written in a clone of the project"
+    )
   stale = []
   for name, page in PAGES.items():
-    path, text = _FOLDER / name, page()
+    path = _FOLDER / name
+    text = page()
     if not path.exists() or path.read_text() != text:
       stale.append(name)
       if not args.check:

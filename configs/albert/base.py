@@ -1,12 +1,14 @@
 """ALBERT, pretrained with masked words and the order of sentences (Lan et al. 2020, section 4.1).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
+  --output=data/books_wiki
   python -m t5x_like.train --config=configs/albert/base.py --workdir=runs/albert_base
 
-Batches of 4,096 rows of 512 tokens for 125,000 steps, LAMB at 1.76e-3. Half of the pairs have their segments in the
-wrong order; n-grams of up to three words are masked. Warm-up (3,125 steps, then linearly down to 0), decay (0.01) and
-clipping at 1.0 are from the released code. `:large`, `:xlarge` and `:xxlarge` are the other sizes. The paper took 64 to
-512 TPU v3 chips. Expected after fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0 F1 80.0 and
+Batches of 4,096 rows of 512 tokens for 125,000 steps, LAMB at 1.76e-3. Half of the pairs have their
+segments in the wrong order; n-grams of up to three words are masked. Warm-up (3,125 steps, then
+linearly down to 0), decay (0.01) and clipping at 1.0 are from the released code. `:large`,
+`:xlarge` and `:xxlarge` are the other sizes. The paper took 64 to 512 TPU v3 chips. Expected after
+fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0 F1 80.0 and
 88.1. Not run at full size here.
 """
 
@@ -20,7 +22,12 @@ Size = Literal["base", "large", "xlarge", "xxlarge"]
 def get_config(size: Size = "base"):
   config = defaults()
 
-  config.model = {"name": "albert", "variant": f"albert-{size}", "head": "pretraining", "dropout": 0.1}
+  config.model = {
+    "name": "albert",
+    "variant": f"albert-{size}",
+    "head": "pretraining",
+    "dropout": 0.1,
+  }
   config.model.remat = "none" if size == "base" else "full"
   config.model.vocab_size = 30_000
   config.task = {
@@ -36,7 +43,12 @@ def get_config(size: Size = "base"):
   config.batch_size = 4096
   config.total_steps = 125_000
   config.optimizer = {"name": "lamb", "weight_decay": 0.01}
-  config.schedule = {"name": "linear", "learning_rate": 1.76e-3, "warmup_steps": 3_125, "decay": "from_start"}
+  config.schedule = {
+    "name": "linear",
+    "learning_rate": 1.76e-3,
+    "warmup_steps": 3_125,
+    "decay": "from_start",
+  }
   config.clip_norm = 1.0
   config.eval_every = 5_000
   config.evals = {"loss": {"max_examples": 16_384}}

@@ -1,19 +1,23 @@
-"""BERT's features for named entities: all feature-based rows of table 7 (Devlin et al. 2019, section 5.3).
+"""BERT's features for named entities: all feature-based rows of table 7 (Devlin et al. 2019,
+section 5.3).
 
   python -m t5x_like.evaluate --workdir=runs/bert_base --suite=tags --tasks=conll --data=DATA \\
-      --config=configs/bert/features.py:concat_last_four --output=runs/bert_base/suites/concat_last_four
-  python -m t5x_like.train --config=configs/bert/features.py --workdir=runs/conll --config.task.data_dir=DATA \\
+      --config=configs/bert/features.py:concat_last_four
+      --output=runs/bert_base/suites/concat_last_four
+  python -m t5x_like.train --config=configs/bert/features.py --workdir=runs/conll
+      --config.task.data_dir=DATA \\
       --config.init.workdir=runs/bert_base
 
-The encoder is frozen and does not drop out. Two layers of a bidirectional LSTM, as wide as the encoder in each
-direction, read its hidden states; the first token of a word gives its tag. An argument names the states. The paper's
-dev F1 on CoNLL 2003, of base; fine-tuning all has 96.4:
+The encoder is frozen and does not drop out. Two layers of a bidirectional LSTM, as wide as the
+encoder in each direction, read its hidden states; the first token of a word gives its tag. An
+argument names the states. The paper's dev F1 on CoNLL 2003, of base; fine-tuning all has 96.4:
 
   embeddings        91.0    last                    94.9    concat_last_four  96.1
   second_to_last    95.6    weighted_sum_last_four  95.9    weighted_sum_all  95.5
 
-The paper gives no schedule of the LSTM; here Adam at 1e-3 for 10 epochs, and dropout of 0.1 before every layer. It
-takes the cased model and the document around a sentence, here a sentence is a row. Not run at full size here.
+The paper gives no schedule of the LSTM; here Adam at 1e-3 for 10 epochs, and dropout of 0.1 before
+every layer. It takes the cased model and the document around a sentence, here a sentence is a row.
+Not run at full size here.
 """
 
 from typing import Literal
@@ -33,12 +37,20 @@ _TASKS = {f"tags/{name}": task for name, task in tags.SUITE.tasks.items()}
 LAPTOP = {"model.head.states": [-2, -1]}  # of two layers
 
 
-def get_config(task: Literal[tuple(_TASKS)] = "tags/conll", states: Literal[tuple(_STATES)] = "last"):
+def get_config(
+  task: Literal[tuple(_TASKS)] = "tags/conll", states: Literal[tuple(_STATES)] = "last"
+):
   config = encoder.get_config(task, official=True)
   numbers, combine = _STATES[states]
 
   head = config.model.head.to_dict()
-  config.model.head = {"name": "bilstm", "head": head, "states": numbers, "combine": combine, "dropout": 0.1}
+  config.model.head = {
+    "name": "bilstm",
+    "head": head,
+    "states": numbers,
+    "combine": combine,
+    "dropout": 0.1,
+  }
   config.model.dropout = 0.0
   config.tuning = {"name": "head"}
 

@@ -1,10 +1,11 @@
-"""What BERT puts in place of the tokens that it predicts: all six rows of table 8 (Devlin et al. 2019, appendix C.2).
+"""What BERT puts in place of the tokens that it predicts: all six rows of table 8 (Devlin et al.
+2019, appendix C.2).
 
   python -m t5x_like.train --config=configs/bert/masking.py:mask_100 --workdir=runs/bert_mask_100
 
-As `base.py`. An argument names the shares in percent of the mask, of the same token and of a random one. Fine-tune each
-with `evaluate --suite=glue --tasks=mnli` and `--suite=tags --tasks=conll`. The paper's dev scores of MNLI, and of CoNLL
-2003 by fine-tuning and by features:
+As `base.py`. An argument names the shares in percent of the mask, of the same token and of a random
+one. Fine-tune each with `evaluate --suite=glue --tasks=mnli` and `--suite=tags --tasks=conll`. The
+paper's dev scores of MNLI, and of CoNLL 2003 by fine-tuning and by features:
 
   mask_80_same_10_random_10  84.2 95.4 94.9      mask_80_same_20     84.4 95.2 94.7
   mask_100                   84.3 94.9 94.0      same_20_random_80   83.7 94.8 94.6

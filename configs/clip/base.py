@@ -4,14 +4,17 @@
       --config.task.source=jsonl:train=pairs/train/*.jsonl,validation=pairs/val.jsonl \\
       --config.task.folder=pairs/images --config.task.vocabulary=clip-vit-base-patch32
 
-32 epochs of 400 million pairs at batch 32,768: rows {"image": path, "caption": text or list of texts}; random parts of
-at least 90 % of an image, as in OpenCLIP, for the paper's random squares; AdamW with decay 0.2, but not of gains and
-biases, up to 5e-4 over 2,000 steps and down a cosine to 0. The scale of the cosines begins at 1/0.07 and is held below
-100. `:b16` and `:l14` are ViT-B/16 (5e-4) and ViT-L/14 (4e-4). `objective.chunks` encodes a batch in parts where its
-activations do not fit. The vocabulary is the directory of a published CLIP. Expected of B/32: 63.2 % zero-shot top-1 on
-ImageNet, B/16: 68.6 %, L/14: 75.3 % (table 11), by the evaluator `zero_shot` with the 80 templates and the names of the
-classes in notebooks/Prompt_Engineering_for_ImageNet.ipynb of openai/CLIP. The paper took 592 V100s for 18 days for its
-largest ResNet, 256 for 12 days for L/14. Not run at full size here.
+32 epochs of 400 million pairs at batch 32,768: rows {"image": path, "caption": text or list of
+texts}; random parts of at least 90 % of an image, as in OpenCLIP, for the paper's random squares;
+AdamW with decay 0.2, but not of gains and biases, up to 5e-4 over 2,000 steps and down a cosine to
+0. The scale of the cosines begins at 1/0.07 and is held below
+100. `:b16` and `:l14` are ViT-B/16 (5e-4) and ViT-L/14 (4e-4). `objective.chunks` encodes a batch
+  in parts where its activations do not fit. The vocabulary is the directory of a published CLIP.
+  Expected of B/32: 63.2 % zero-shot top-1 on
+ImageNet, B/16: 68.6 %, L/14: 75.3 % (table 11), by the evaluator `zero_shot` with the 80 templates
+  and the names of the classes in notebooks/Prompt_Engineering_for_ImageNet.ipynb of openai/CLIP.
+  The paper took 592 V100s for 18 days for its largest ResNet, 256 for 12 days for L/14. Not run at
+  full size here.
 """
 
 from typing import Literal
@@ -19,7 +22,8 @@ from typing import Literal
 from t5x_like.config import defaults
 
 _SIZES = {"b32": "clip-b32", "b16": "clip-b16", "l14": "clip-l14"}
-_PAIRS, _BATCH = 400_000_000, 32_768
+_PAIRS = 400_000_000
+_BATCH = 32_768
 LAPTOP = {"task.length": 32}
 
 
@@ -45,7 +49,11 @@ def get_config(size: Literal["b32", "b16", "l14"] = "b32"):
   config.total_steps = 32 * _PAIRS // _BATCH
   large = size == "l14"
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 0.2}
-  config.schedule = {"name": "cosine", "learning_rate": 4e-4 if large else 5e-4, "warmup_steps": 2_000}
+  config.schedule = {
+    "name": "cosine",
+    "learning_rate": 4e-4 if large else 5e-4,
+    "warmup_steps": 2_000,
+  }
   config.eval_every = 10_000
   config.evals = {"loss": {}, "retrieval": {}}
   config.checkpoint = {"every": 5_000, "keep_last": 3}

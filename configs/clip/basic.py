@@ -4,9 +4,10 @@
       --config.task.source=jsonl:train=pairs/train/*.jsonl,validation=pairs/val.jsonl \\
       --config.task.folder=pairs/images --config.task.vocabulary=data/vocabulary
 
-500,000 batches of 65,536 pairs, encoded and compared in 16 parts, one by one (section 4); texts of 64 tokens of a
-vocabulary of 32,000. `:m` has CoAtNet-3 and twelve layers for texts. AdamW stands for the paper's Adafactor with decay,
-and both encoders begin afresh, where the paper first trains the CoAtNet on labelled images. Not run at full size here.
+500,000 batches of 65,536 pairs, encoded and compared in 16 parts, one by one (section 4); texts of
+64 tokens of a vocabulary of 32,000. `:m` has CoAtNet-3 and twelve layers for texts. AdamW stands
+for the paper's Adafactor with decay, and both encoders begin afresh, where the paper first trains
+the CoAtNet on labelled images. Not run at full size here.
 """
 
 from typing import Literal
@@ -19,7 +20,8 @@ LAPTOP = {"task.length": 32, "objective.chunks": 2}
 def get_config(size: Literal["s", "m"] = "s"):
   config = base.get_config()
   config.model = {"name": "basic", "variant": f"basic-{size}", "remat": "full"}
-  config.task.vocabulary, config.task.length = "data/vocabulary", 64
+  config.task.vocabulary = "data/vocabulary"
+  config.task.length = 64
   config.objective.chunks = 16
   config.batch_size = 65_536
   config.total_steps = 500_000

@@ -1,11 +1,14 @@
-"""A decoder with the sizes of Aya 23 8B (Aryabumi et al. 2024, arXiv:2405.15032), pretrained as a language model.
+"""A decoder with the sizes of Aya 23 8B (Aryabumi et al. 2024, arXiv:2405.15032), pretrained as a
+language model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
-  python -m t5x_like.train --config=configs/command_r/aya_23_8b.py --workdir=runs/command_r_aya_23_8b
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
+  python -m t5x_like.train --config=configs/command_r/aya_23_8b.py
+  --workdir=runs/command_r_aya_23_8b
 
-The training of its base model is not published: optimizer, rates and batch are those of Llama 2 7B (Touvron et al.
-2023, section 2.2: AdamW, 3e-4 after 2,000 steps, down to a tenth by a cosine, 2^22 tokens). 64 accelerators or more.
-Not run at full size here.
+The training of its base model is not published: optimizer, rates and batch are those of Llama 2 7B
+(Touvron et al. 2023, section 2.2: AdamW, 3e-4 after 2,000 steps, down to a tenth by a cosine, 2^22
+tokens). 64 accelerators or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -14,8 +17,19 @@ from t5x_like.config import defaults
 def get_config():
   config = defaults()
 
-  config.model = {"name": "command_r", "variant": "aya-23-8b", "vocab_size": 256_000, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
+  config.model = {
+    "name": "command_r",
+    "variant": "aya-23-8b",
+    "vocab_size": 256_000,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 2048,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 2048

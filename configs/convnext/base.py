@@ -1,11 +1,13 @@
-"""ConvNeXt on ImageNet, from scratch (Liu et al. 2022, appendix A.1, table 5; https://arxiv.org/abs/2201.03545).
+"""ConvNeXt on ImageNet, from scratch (Liu et al. 2022, appendix A.1, table 5;
+https://arxiv.org/abs/2201.03545).
 
   python -m t5x_like.train --config=configs/convnext/base.py --workdir=runs/convnext_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 4096 and 224 x 224: RandAugment, mixup 0.8, CutMix, erasing, label smoothing,
-drop path 0.1; AdamW with decay 0.05 up to 4e-3 over 20 epochs and down a cosine (to 1e-6, as in the authors' code), a
-moving average of the weights. `:s`, `:b` and `:l` are the larger models, with drop path 0.4, 0.5 and 0.5. Expected
+300 epochs of 1,281,167 images at batch 4096 and 224 x 224: RandAugment, mixup 0.8, CutMix, erasing,
+label smoothing, drop path 0.1; AdamW with decay 0.05 up to 4e-3 over 20 epochs and down a cosine
+(to 1e-6, as in the authors' code), a moving average of the weights. `:s`, `:b` and `:l` are the
+larger models, with drop path 0.4, 0.5 and 0.5. Expected
 top-1: 82.1, 83.1, 83.8 and 84.3 %. Not run at full size here.
 """
 
@@ -40,7 +42,13 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t"):
   config.objective = {"name": "classification", "label_smoothing": 0.1}
   config.batch_size = 4096
   config.total_steps = 300 * _IMAGES // 4096
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05, "undecayed": "tables"}
+  config.optimizer = {
+    "name": "adamw",
+    "b1": 0.9,
+    "b2": 0.999,
+    "weight_decay": 0.05,
+    "undecayed": "tables",
+  }
   config.optimizer.ema = 0.9999
   config.schedule = {"name": "cosine", "learning_rate": 4e-3, "warmup_steps": 20 * _IMAGES // 4096}
   config.schedule.end = 1e-6 / 4e-3

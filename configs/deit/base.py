@@ -1,20 +1,24 @@
-"""DeiT: a ViT that learns from labels and from a teacher, on ImageNet alone (Touvron et al. 2021, table 9).
+"""DeiT: a ViT that learns from labels and from a teacher, on ImageNet alone (Touvron et al. 2021,
+table 9).
 
   python -m t5x_like.train --config=configs/deit/base.py --workdir=runs/deit_b16 \\
       --config.teacher.workdir=runs/vit_l16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 1024 and 224 x 224, each three times in a row (repeated augmentation);
-RandAugment, erasing, mixup and CutMix (each image mixed by its own draw, timm draws once for a batch); AdamW with
-decay 0.05 up to 1e-3 over 5 epochs and down a cosine to 1e-5 (timm's is counted from the first step, ours from the end
-of the warm-up: at most 3 % more); drop-path 0.1, label smoothing 0.1; kernels from N(0, 0.02^2) as in the authors'
-code; hard distillation. The teacher is any run on the same classes, or a converted Hugging Face directory;
---config.objective.kind=soft --config.objective.share=0.1 --config.objective.temperature=3 distils softly, by the
-paper's equation 2, which the authors' code divides by the number of classes. `:small` and `:tiny16` are DeiT-S and
-DeiT-Ti; `:small,alone` learns without a teacher. Expected (tables 2 and 5): B 83.4, S 81.2, Ti 74.5 % top-1 from a
-RegNetY of 82.9 %, and B 81.9 % from a DeiT-B of 81.8 %; alone B 81.8, S 79.8, Ti 72.2 %. Accuracies of S after 10, 50
-and 90 epochs are not published as text: the authors' logs, which end at 79.8 (facebookresearch/deit, issues 16 and 18),
-lie outside their repository. 8 or more accelerators. `:small,alone` planned for 8 chips of v5e (`--topology=v5e:2x4`):
+300 epochs of 1,281,167 images at batch 1024 and 224 x 224, each three times in a row (repeated
+augmentation); RandAugment, erasing, mixup and CutMix (each image mixed by its own draw, timm draws
+once for a batch); AdamW with decay 0.05 up to 1e-3 over 5 epochs and down a cosine to 1e-5 (timm's
+is counted from the first step, ours from the end of the warm-up: at most 3 % more); drop-path 0.1,
+label smoothing 0.1; kernels from N(0, 0.02^2) as in the authors' code; hard distillation. The
+teacher is any run on the same classes, or a converted Hugging Face directory;
+--config.objective.kind=soft --config.objective.share=0.1 --config.objective.temperature=3 distils
+softly, by the paper's equation 2, which the authors' code divides by the number of classes.
+`:small` and `:tiny16` are DeiT-S and DeiT-Ti; `:small,alone` learns without a teacher. Expected
+(tables 2 and 5): B 83.4, S 81.2, Ti 74.5 % top-1 from a RegNetY of 82.9 %, and B 81.9 % from a
+DeiT-B of 81.8 %; alone B 81.8, S 79.8, Ti 72.2 %. Accuracies of S after 10, 50 and 90 epochs are
+not published as text: the authors' logs, which end at 79.8 (facebookresearch/deit, issues 16 and
+18), lie outside their repository. 8 or more accelerators. `:small,alone` planned for 8 chips of v5e
+(`--topology=v5e:2x4`):
 4.8 of 17.2 GB a chip, at least 0.08 s a step and 9 hours for 300 epochs. Not run at full size here.
 """
 
@@ -37,7 +41,12 @@ def get_config(size: Literal["base", "small", "tiny16"] = "base", alone: bool = 
   else:
     config.model = {"name": "deit", "variant": _SIZES[size], "head": {"name": "distillation"}}
     config.teacher = {"workdir": None, "model": {"name": "vit", "variant": "vit-l16", "head": head}}
-    config.objective = {"name": "distillation", "kind": "hard", "share": 0.5, "label_smoothing": 0.1}
+    config.objective = {
+      "name": "distillation",
+      "kind": "hard",
+      "share": 0.5,
+      "label_smoothing": 0.1,
+    }
   config.model.drop_path = 0.1
   config.model.design = {"init_stddev": 0.02}
   config.task = {
@@ -54,11 +63,23 @@ def get_config(size: Literal["base", "small", "tiny16"] = "base", alone: bool = 
     "repeats": 3,
   }
   if alone:  # the pixels of the authors' code; with a teacher, those that it has seen
-    config.task.mean, config.task.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    config.task.mean = (0.485, 0.456, 0.406)
+    config.task.std = (0.229, 0.224, 0.225)
   config.batch_size = 1024
   config.total_steps = 300 * _IMAGES // 1024
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05, "undecayed": "tables"}
-  config.schedule = {"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 5 * _IMAGES // 1024, "end": 0.01}
+  config.optimizer = {
+    "name": "adamw",
+    "b1": 0.9,
+    "b2": 0.999,
+    "weight_decay": 0.05,
+    "undecayed": "tables",
+  }
+  config.schedule = {
+    "name": "cosine",
+    "learning_rate": 1e-3,
+    "warmup_steps": 5 * _IMAGES // 1024,
+    "end": 0.01,
+  }
   config.eval_every = 5_000
   config.evals = {"loss": {}, "image_classification": {}}
   config.checkpoint = {"every": 5_000, "keep_last": 3}

@@ -1,18 +1,20 @@
-"""DeiT III: a plain ViT with LayerScale and a simple recipe, on ImageNet alone (Touvron et al. 2022, table 1).
+"""DeiT III: a plain ViT with LayerScale and a simple recipe, on ImageNet alone (Touvron et al.
+2022, table 1).
 
   python -m t5x_like.train --config=configs/deit/deit3.py --workdir=runs/deit3_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-800 epochs of 1,281,167 images at batch 2048, each three times in a row; 3-Augment and colour jitter, mixup and CutMix;
-binary cross-entropies, LAMB with decay 0.05 up to 3e-3 (`:small` 4e-3) over 5 epochs and down a cosine to 1e-5,
-gradients clipped to norm 1, LayerScale from 1e-4, drop-path by size, the same in all layers. `:small` is trained at 224
-x 224 pixels, the others at 192 x 192 or, H, 154 x 154 (the authors' 160, of which patches of 14 cover 154), and then
-for 20 epochs at 224 x 224 by `:base,tuned --config.init.workdir=runs/deit3_b16`: RandAugment instead of 3-Augment,
-label smoothing 0.1, AdamW with decay 0.1 at 1e-5, batch 512. `:small,tuned` is at 384 x 384. These values are the
-commands of README_revenge.md in facebookresearch/deit. Expected at 224 x 224 (table 7): S 81.4, B 83.8, L 84.9, H 85.2
-% top-1. On the way, after epochs 10, 50, 90 and 300 of 800, the authors' logs have S 9.3, 53.6, 61.8 and 71.6, B at 192
-x 192 10.3, 56.6, 66.0 and 75.3, L at 192 x 192 9.8, 55.8, 66.6 and 77.3 %. 32 or more accelerators. Not run at full
-size here.
+800 epochs of 1,281,167 images at batch 2048, each three times in a row; 3-Augment and colour
+jitter, mixup and CutMix; binary cross-entropies, LAMB with decay 0.05 up to 3e-3 (`:small` 4e-3)
+over 5 epochs and down a cosine to 1e-5, gradients clipped to norm 1, LayerScale from 1e-4,
+drop-path by size, the same in all layers. `:small` is trained at 224 x 224 pixels, the others at
+192 x 192 or, H, 154 x 154 (the authors' 160, of which patches of 14 cover 154), and then for 20
+epochs at 224 x 224 by `:base,tuned --config.init.workdir=runs/deit3_b16`: RandAugment instead of
+3-Augment, label smoothing 0.1, AdamW with decay 0.1 at 1e-5, batch 512. `:small,tuned` is at 384 x
+384. These values are the commands of README_revenge.md in facebookresearch/deit. Expected at 224 x
+224 (table 7): S 81.4, B 83.8, L 84.9, H 85.2 % top-1. On the way, after epochs 10, 50, 90 and 300
+of 800, the authors' logs have S 9.3, 53.6, 61.8 and 71.6, B at 192 x 192 10.3, 56.6, 66.0 and 75.3,
+L at 192 x 192 9.8, 55.8, 66.6 and 77.3 %. 32 or more accelerators. Not run at full size here.
 """
 
 from typing import Literal
@@ -35,7 +37,13 @@ def get_config(size: Literal["small", "base", "large", "huge"] = "base", tuned: 
   resolution, drop_path = stages[tuned]
 
   head = {"name": "image_classification"}
-  config.model = {"name": "vit", "variant": variant, "resolution": resolution, "head": head, "drop_path": drop_path}
+  config.model = {
+    "name": "vit",
+    "variant": variant,
+    "resolution": resolution,
+    "head": head,
+    "drop_path": drop_path,
+  }
   config.model.drop_path_rates = "uniform"
   config.model.design = {"layer_scale": 1e-4, "init_stddev": 0.02}
   config.model.remat = "full" if size == "huge" else "none"
@@ -56,14 +64,34 @@ def get_config(size: Literal["small", "base", "large", "huge"] = "base", tuned: 
   config.optimizer = {"name": "lamb", "eps": 1e-8, "weight_decay": 0.05, "undecayed": "tables"}
   rate = 4e-3 if size == "small" else 3e-3
   warmup = 5 * _IMAGES // 2048
-  config.schedule = {"name": "cosine", "learning_rate": rate, "warmup_steps": warmup, "end": 1e-5 / rate}
+  config.schedule = {
+    "name": "cosine",
+    "learning_rate": rate,
+    "warmup_steps": warmup,
+    "end": 1e-5 / rate,
+  }
   config.clip_norm = 1.0
   if tuned:
-    randaugment = {"name": "randaugment", "ops": 2, "magnitude": 9.0, "deviation": 0.5, "probability": 0.5}
-    config.task.augmentations, config.task.repeats = ("random_resized_crop", "flip", randaugment), 1
+    randaugment = {
+      "name": "randaugment",
+      "ops": 2,
+      "magnitude": 9.0,
+      "deviation": 0.5,
+      "probability": 0.5,
+    }
+    config.task.augmentations = ("random_resized_crop", "flip", randaugment)
+    config.task.repeats = 1
     config.objective = {"name": "classification", "label_smoothing": 0.1}
-    config.batch_size, config.total_steps, warmup = 512, 20 * _IMAGES // 512, 5 * _IMAGES // 512
-    config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.1, "undecayed": "tables"}
+    config.batch_size = 512
+    config.total_steps = 20 * _IMAGES // 512
+    warmup = 5 * _IMAGES // 512
+    config.optimizer = {
+      "name": "adamw",
+      "b1": 0.9,
+      "b2": 0.999,
+      "weight_decay": 0.1,
+      "undecayed": "tables",
+    }
     config.schedule = {"name": "drops", "learning_rate": 1e-5, "warmup_steps": warmup}
     config.clip_norm = 0.0
   config.eval_every = 10_000

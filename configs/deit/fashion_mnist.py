@@ -5,9 +5,9 @@
       --config.teacher.workdir=runs/teacher \\
       --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz
 
-The student is half as wide as its teacher, with a distillation token; it learns softly, as a teacher that knows the
-training images tells little by its likeliest class. LayerNorm, 3 epochs; otherwise as configs/vit/fashion_mnist.py.
-`:alone` is the same student without a teacher.
+The student is half as wide as its teacher, with a distillation token; it learns softly, as a
+teacher that knows the training images tells little by its likeliest class. LayerNorm, 3 epochs;
+otherwise as configs/vit/fashion_mnist.py. `:alone` is the same student without a teacher.
 """
 
 from configs.vit import fashion_mnist
@@ -21,7 +21,13 @@ def get_config(alone: bool = False):
   teacher = config.model.to_dict()
   head = {"name": "distillation", "labels": 10}
   design = {"position": "sinusoidal_2d", "activation": "gelu_tanh"}
-  config.model = {"name": "deit", "variant": "deit-fashion", "channels": 1, "head": head, "design": design}
+  config.model = {
+    "name": "deit",
+    "variant": "deit-fashion",
+    "channels": 1,
+    "head": head,
+    "design": design,
+  }
   if alone:
     config.objective = {"name": "classification", "label_smoothing": 0.1}
   else:

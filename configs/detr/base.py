@@ -3,14 +3,17 @@
   python -m t5x_like.train --config=configs/detr/base.py --workdir=runs/detr_r50 \\
       --config.task.source=coco:train=annotations/instances_train2017.json,validation=annotations/instances_val2017.json
 
-500 epochs of 118,287 images at batch 64, the shorter side 480 to 800 and the longer at most 1333 pixels, mirror images
-and random parts; AdamW at 1e-4, 1e-5 for the backbone, a tenth of both after 400 epochs, decay 1e-4, dropout 0.1,
-gradients clipped to norm 0.1. Batch norm, the stem and the first stage stay as they are, so a run begins with a trained
-ResNet: --config.init.workdir=runs/imported, a workdir with the weights of a DETR of Hugging Face. `:resnet101` is the
-larger one. All parameters decay, and the Transformer's kernels have Xavier's deviations, for queries, keys and values
-as one matrix, as in the authors' code. The projection of the backbone, the classes and the boxes begin with normal
-kernels of variance 1 / fan-in and no biases here, with PyTorch's uniform ones there. Expected: AP 42.0 of ResNet-50,
-43.5 of ResNet-101 (table 1). 300 epochs took the authors 3 days on 16 V100. Not run at full size here.
+500 epochs of 118,287 images at batch 64, the shorter side 480 to 800 and the longer at most 1333
+pixels, mirror images and random parts; AdamW at 1e-4, 1e-5 for the backbone, a tenth of both after
+400 epochs, decay 1e-4, dropout 0.1, gradients clipped to norm 0.1. Batch norm, the stem and the
+first stage stay as they are, so a run begins with a trained
+ResNet: --config.init.workdir=runs/imported, a workdir with the weights of a DETR of Hugging Face.
+  `:resnet101` is the larger one. All parameters decay, and the Transformer's kernels have Xavier's
+  deviations, for queries, keys and values as one matrix, as in the authors' code. The projection of
+  the backbone, the classes and the boxes begin with normal kernels of variance 1 / fan-in and no
+  biases here, with PyTorch's uniform ones there. Expected: AP 42.0 of ResNet-50,
+43.5 of ResNet-101 (table 1). 300 epochs took the authors 3 days on 16 V100. Not run at full size
+here.
 """
 
 from typing import Literal
@@ -43,7 +46,10 @@ def get_config(size: Literal["resnet50", "resnet101"] = "resnet50"):
   config.total_steps = 500 * epoch
   config.optimizer = {"name": "adamw", "weight_decay": 1e-4, "undecayed": "nothing"}
   config.schedule = {"name": "drops", "learning_rate": 1e-4, "steps": (400 * epoch,)}
-  config.tuning = {"name": "by_part", "rates": {"backbone/*": 0.1, "backbone/stem/*": 0.0, "backbone/stages/0/*": 0.0}}
+  config.tuning = {
+    "name": "by_part",
+    "rates": {"backbone/*": 0.1, "backbone/stem/*": 0.0, "backbone/stages/0/*": 0.0},
+  }
   config.clip_norm = 0.1
   config.eval_every = 10 * epoch
   config.evals = {"loss": {}, "detection": {}}

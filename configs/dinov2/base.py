@@ -1,13 +1,16 @@
-"""A classifier on DINOv2's frozen features, on ImageNet (Oquab et al. 2024, section 7.1; arXiv:2304.07193).
+"""A classifier on DINOv2's frozen features, on ImageNet (Oquab et al. 2024, section 7.1;
+arXiv:2304.07193).
 
   python -m t5x_like.train --config=configs/dinov2/base.py --workdir=runs/dinov2_probe \\
-      --config.init.workdir=runs/dinov2_b14 --config.task.source=folders:train=imagenet/train,validation=imagenet/val
+      --config.init.workdir=runs/dinov2_b14
+      --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-A linear layer learns from the class token beside the mean of the patches: 10 epochs of 1,281,167 images at batch 1024
-and 224 x 224, parts of the images and their mirror images; SGD, a cosine, no decay. The paper tries 13 rates and keeps
-the best; here is one. `:small`, `:large` and `:giant` are the other sizes. To train all layers, set
---config.tuning='{"name": "layer_decay", "rate": 0.65}' and a rate of AdamW. Expected top-1 (table 4): S 81.1, B 84.5,
-L 86.3, g 86.5 %. Not run at full size here.
+A linear layer learns from the class token beside the mean of the patches: 10 epochs of 1,281,167
+images at batch 1024 and 224 x 224, parts of the images and their mirror images; SGD, a cosine, no
+decay. The paper tries 13 rates and keeps the best; here is one. `:small`, `:large` and `:giant` are
+the other sizes. To train all layers, set
+--config.tuning='{"name": "layer_decay", "rate": 0.65}' and a rate of AdamW. Expected top-1 (table
+4): S 81.1, B 84.5, L 86.3, g 86.5 %. Not run at full size here.
 """
 
 from typing import Literal

@@ -1,25 +1,34 @@
-"""ELECTRA small: a generator a quarter as wide, a discriminator on all tokens (Clark et al. 2020, table 6).
+"""ELECTRA small: a generator a quarter as wide, a discriminator on all tokens (Clark et al. 2020,
+table 6).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
+  --output=data/books_wiki
   python -m t5x_like.train --config=configs/electra/small.py --workdir=runs/electra_small
 
-A million steps of 128 rows of 128 tokens: AdamW up to 5e-4 over 10,000 steps and linearly down, eps 1e-6, decay 0.01,
-dropout 0.1, discriminator weight 50. 15% of the tokens are predicted, all of them masked in the generator's input, as
-in section 2; the authors' code leaves 15% of these unchanged. Rows are full sentences; their code splits nine rows in
-ten into two segments near the middle but predicts nothing from that. Four days on one V100. Expected after fine-tuning
-(table 1): GLUE dev 79.9. Not run at full size here.
+A million steps of 128 rows of 128 tokens: AdamW up to 5e-4 over 10,000 steps and linearly down, eps
+1e-6, decay 0.01, dropout 0.1, discriminator weight 50. 15% of the tokens are predicted, all of them
+masked in the generator's input, as in section 2; the authors' code leaves 15% of these unchanged.
+Rows are full sentences; their code splits nine rows in ten into two segments near the middle but
+predicts nothing from that. Four days on one V100. Expected after fine-tuning (table 1): GLUE dev
+79.9. Not run at full size here.
 """
 
 from t5x_like.config import defaults
 
-# At the usual weight of 50 a clipped gradient has little left for the generator, for thousands of steps.
+# At the usual weight of 50 a clipped gradient has little left for the generator, for thousands of
+# steps.
 LAPTOP = {"objective.discriminator": 5.0}
 
 
 def get_config():
   config = defaults()
 
-  config.model = {"name": "electra", "variant": "electra-small", "vocab_size": 30_720, "dropout": 0.1}
+  config.model = {
+    "name": "electra",
+    "variant": "electra-small",
+    "vocab_size": 30_720,
+    "dropout": 0.1,
+  }
   config.task = {
     "name": "mlm",
     "store": "data/books_wiki",

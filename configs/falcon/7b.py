@@ -1,12 +1,14 @@
 """Falcon 7B, pretrained as a language model (Almazrouei et al. 2023, arXiv:2311.16867).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/falcon/7b.py --workdir=runs/falcon_7b
 
-By its model card: batches of 2,304 windows of 2,048 tokens, 1.5 trillion tokens in all, AdamW up to 6e-4 over 4 billion
-tokens and down to 1.2e-5 by a cosine, weight decay 0.1, z loss 1e-4. Betas, eps and clipping, which it does not give,
-are GPT-3's. Its first 30 billion tokens have smaller batches, which grow; here all have the same. 384 accelerators of
-40 GB in the original. Not run at full size here.
+By its model card: batches of 2,304 windows of 2,048 tokens, 1.5 trillion tokens in all, AdamW up to
+6e-4 over 4 billion tokens and down to 1.2e-5 by a cosine, weight decay 0.1, z loss 1e-4. Betas, eps
+and clipping, which it does not give, are GPT-3's. Its first 30 billion tokens have smaller batches,
+which grow; here all have the same. 384 accelerators of 40 GB in the original. Not run at full size
+here.
 """
 
 from t5x_like.config import defaults
@@ -15,8 +17,19 @@ from t5x_like.config import defaults
 def get_config():
   config = defaults()
 
-  config.model = {"name": "falcon", "variant": "7b", "vocab_size": 65_024, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
+  config.model = {
+    "name": "falcon",
+    "variant": "7b",
+    "vocab_size": 65_024,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 2048,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder", "z_loss": 1e-4}
 
   config.batch_size = 2304

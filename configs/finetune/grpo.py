@@ -1,17 +1,20 @@
-"""Llama 3.1 8B, after supervised fine-tuning, trained by GRPO on questions whose answers a program checks.
+"""Llama 3.1 8B, after supervised fine-tuning, trained by GRPO on questions whose answers a program
+checks.
 
-  python -m t5x_like.train --config=configs/finetune/grpo.py --workdir=runs/grpo --config.init.workdir=runs/chat \\
+  python -m t5x_like.train --config=configs/finetune/grpo.py --workdir=runs/grpo
+      --config.init.workdir=runs/chat \\
       --config.task.source=jsonl:train=gsm8k/train.jsonl,validation=gsm8k/test.jsonl
 
-Each line of the files has `question` and `answer`; a completion whose final number is that of the answer has reward 1
-(`t5x_like/rewards/number.py`). `--config.objective.reward=my_rewards:right` takes a function of your own. DeepSeekMath
-(Shao et al. 2024, section 4.2) drew 64 completions of up to 1,024 tokens to each of 16 questions, with a rate of 1e-6,
-a KL coefficient of 0.04 and one update from each; here they are 16 completions to each of 64. `grpo.py:dr_grpo` is Liu
-et al.'s form without KL (2025), `grpo.py:rloo` REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024),
+Each line of the files has `question` and `answer`; a completion whose final number is that of the
+answer has reward 1 (`t5x_like/rewards/number.py`). `--config.objective.reward=my_rewards:right`
+takes a function of your own. DeepSeekMath (Shao et al. 2024, section 4.2) drew 64 completions of up
+to 1,024 tokens to each of 16 questions, with a rate of 1e-6, a KL coefficient of 0.04 and one
+update from each; here they are 16 completions to each of 64. `grpo.py:dr_grpo` is Liu et al.'s form
+without KL (2025), `grpo.py:rloo` REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024),
 `grpo.py:ppo` PPO with a value head: one completion to each of 512 prompts, and 4 passes over these.
-`grpo.py:lora` trains adapters; the model without them is then the reference, and no second copy is held. `grpo.py:t5`
-is for a T5 of 3B. Watch `reward` and `groups_with_signal`. Not run at full size here; `configs/finetune/sums.py` is a
-toy that a laptop learns.
+`grpo.py:lora` trains adapters; the model without them is then the reference, and no second copy is
+held. `grpo.py:t5` is for a T5 of 3B. Watch `reward` and `groups_with_signal`. Not run at full size
+here; `configs/finetune/sums.py` is a toy that a laptop learns.
 """
 
 from typing import Literal
@@ -27,10 +30,18 @@ _OBJECTIVES = {
 }
 
 
-def get_config(method: Literal["grpo", "dr_grpo", "rloo", "ppo"] = "grpo", lora: bool = False, t5: bool = False):
+def get_config(
+  method: Literal["grpo", "dr_grpo", "rloo", "ppo"] = "grpo", lora: bool = False, t5: bool = False
+):
   config = defaults()
 
-  config.model = {"name": "llama", "variant": "llama3.1-8b", "vocab_size": 128_256, "dropout": 0.0, "remat": "full"}
+  config.model = {
+    "name": "llama",
+    "variant": "llama3.1-8b",
+    "vocab_size": 128_256,
+    "dropout": 0.0,
+    "remat": "full",
+  }
   config.task = {
     "name": "prompts",
     "source": "jsonl:train=data/gsm8k/train.jsonl,validation=data/gsm8k/test.jsonl",
@@ -44,15 +55,24 @@ def get_config(method: Literal["grpo", "dr_grpo", "rloo", "ppo"] = "grpo", lora:
     "too_long": "skip",
   }
   if t5:
-    config.model = {"name": "t5", "variant": "t5-v1_1-xl", "vocab_size": 32_128, "dropout": 0.0, "remat": "full"}
-    config.task.update({"architecture": "encoder_decoder", "template": None, "prompt": "question: {question}"})
+    config.model = {
+      "name": "t5",
+      "variant": "t5-v1_1-xl",
+      "vocab_size": 32_128,
+      "dropout": 0.0,
+      "remat": "full",
+    }
+    config.task.update(
+      {"architecture": "encoder_decoder", "template": None, "prompt": "question: {question}"}
+    )
   config.objective = _OBJECTIVES[method] | {"reward": "number"}
   if lora:
     config.tuning = {"name": "lora", "rank": 64, "alpha": 64.0, "targets": ["*"]}
 
   config.batch_size = 64
   if method == "ppo":  # has a baseline in the value head, and needs no second completion
-    config.task.completions, config.batch_size = 1, 512
+    config.task.completions = 1
+    config.batch_size = 512
   config.accumulation_steps = 4
   config.total_steps = 500
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0}

@@ -1,17 +1,20 @@
 """T5, fine-tuned or trained on many tasks at once (Raffel et al. 2020, section 3.5.2).
 
-  python -m t5x_like.train --config=configs/finetune/mixture.py:superglue --workdir=runs/superglue \\
+  python -m t5x_like.train --config=configs/finetune/mixture.py:superglue --workdir=runs/superglue
+      \\
       --config.init.workdir=runs/t5_base --config.task.maximum=65536 --config.task.temperature=2
 
-The argument is `glue`, `superglue`, or `all`: both with SQuAD, summaries (CNN/Daily Mail) and translations (WMT), all
-supervised tasks of the paper. Tasks are drawn in proportion to their examples, of which at most `task.maximum` count
-(the paper's K). Their rates are raised to 1 / `task.temperature` (its T): 1 is proportional, the paper's mixture for
-fine-tuning. `configs/t5/multitask.py` adds unlabelled text (table 11). The examples are T5's: of ReCoRD one for each
-answer, of WSC those whose referent is right, and definite pronoun resolution beside WSC. As in the released mixtures,
-WNLI is left out, and of RTE, which is in GLUE and in SuperGLUE, half the examples count in each. T5 packs rows of 512
-tokens; here a row is an example, and summaries and translations are cut after 256 tokens in training. Every task is
-evaluated by its own metrics on its dev set (`--evals=NAME`). Data are TensorFlow datasets, prepared in the directory
-that TFDS_DATA_DIR names. Not run at full size here.
+The argument is `glue`, `superglue`, or `all`: both with SQuAD, summaries (CNN/Daily Mail) and
+translations (WMT), all supervised tasks of the paper. Tasks are drawn in proportion to their
+examples, of which at most `task.maximum` count (the paper's K). Their rates are raised to 1 /
+`task.temperature` (its T): 1 is proportional, the paper's mixture for fine-tuning.
+`configs/t5/multitask.py` adds unlabelled text (table 11). The examples are T5's: of ReCoRD one for
+each answer, of WSC those whose referent is right, and definite pronoun resolution beside WSC. As in
+the released mixtures, WNLI is left out, and of RTE, which is in GLUE and in SuperGLUE, half the
+examples count in each. T5 packs rows of 512 tokens; here a row is an example, and summaries and
+translations are cut after 256 tokens in training. Every task is evaluated by its own metrics on its
+dev set (`--evals=NAME`). Data are TensorFlow datasets, prepared in the directory that TFDS_DATA_DIR
+names. Not run at full size here.
 """
 
 from typing import Literal
@@ -19,10 +22,24 @@ from typing import Literal
 from t5x_like.benchmarks.suites import Benchmark, cnn_dailymail, glue, squad, superglue, wmt
 from t5x_like.config import defaults
 
-_FILES = {"glue": glue, "superglue": superglue, "squad": squad, "cnn_dailymail": cnn_dailymail, "wmt": wmt}
+_FILES = {
+  "glue": glue,
+  "superglue": superglue,
+  "squad": squad,
+  "cnn_dailymail": cnn_dailymail,
+  "wmt": wmt,
+}
 _SUITES = {"glue": ("glue",), "superglue": ("superglue",), "all": tuple(_FILES)}
-_PRONOUNS = {"source": "t5:dpr:tfds:definite_pronoun_resolution", "inputs": "{inputs}", "targets": "{targets}"}
-LAPTOP = {"schedule.learning_rate": 1e-3, "task.weights": {}, "evals": {"loss": {"max_examples": 64}}}
+_PRONOUNS = {
+  "source": "t5:dpr:tfds:definite_pronoun_resolution",
+  "inputs": "{inputs}",
+  "targets": "{targets}",
+}
+LAPTOP = {
+  "schedule.learning_rate": 1e-3,
+  "task.weights": {},
+  "evals": {"loss": {"max_examples": 64}},
+}
 
 
 def tasks(suite: str) -> dict[str, Benchmark]:
@@ -40,7 +57,8 @@ def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
 
   config.model = {"name": "t5", "variant": "t5-v1_1-base", "dropout": 0.1, "vocab_size": 32_128}
   own = {"too_long": "truncate", "packed": False}
-  parts, evals = {}, {}
+  parts = {}
+  evals = {}
   for label, benchmark in tasks(suite).items():
     source = benchmark.sources(False, benchmark.text)["task.source"]
     texts = {key: benchmark.text.task[key] for key in ("inputs", "targets")}
@@ -52,7 +70,12 @@ def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
         evals[f"{label}_{split}"] = dict(benchmark.text.evaluator) | task | {"split": where}
   config.task = {
     "name": "mixture",
-    "shared": {"name": "text_to_text", "inputs_length": 512, "targets_length": 256 if suite == "all" else 62} | own,
+    "shared": {
+      "name": "text_to_text",
+      "inputs_length": 512,
+      "targets_length": 256 if suite == "all" else 62,
+    }
+    | own,
     "parts": parts | ({"dpr": _PRONOUNS} if "superglue" in _SUITES[suite] else {}),
     "rates": "temperature",
     "temperature": 1.0,

@@ -1,14 +1,16 @@
-"""Mistral 7B, fine-tuned and taught preferences in one stage (ORPO, Hong et al. 2024, arXiv:2403.07691).
+"""Mistral 7B, fine-tuned and taught preferences in one stage (ORPO, Hong et al. 2024,
+arXiv:2403.07691).
 
   python -m t5x_like.train --config=configs/finetune/orpo.py --workdir=runs/orpo \\
       --config.init.workdir=runs/mistral_7b \\
       --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
 
-Each line of the files has `prompt`, `chosen` and `rejected`. The run starts from pretrained weights, without supervised
-fine-tuning before and without a reference beside it. Lambda (`beta`) of 0.1 and a rate of 5e-6 are the paper's for this
-model; 32 pairs of up to 2,048 tokens, 200 steps of warm-up and the inverse square root are of the authors' script
-(run_mistral_orpo_beta.sh of xfactlab/orpo). Its five epochs are some 9,500 steps on their 61,000 pairs. Watch
-`log_odds_ratio` and `accuracy`. Not run at full size here.
+Each line of the files has `prompt`, `chosen` and `rejected`. The run starts from pretrained
+weights, without supervised fine-tuning before and without a reference beside it. Lambda (`beta`) of
+0.1 and a rate of 5e-6 are the paper's for this model; 32 pairs of up to 2,048 tokens, 200 steps of
+warm-up and the inverse square root are of the authors' script (run_mistral_orpo_beta.sh of
+xfactlab/orpo). Its five epochs are some 9,500 steps on their 61,000 pairs. Watch `log_odds_ratio`
+and `accuracy`. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -19,7 +21,13 @@ LAPTOP = {"schedule.learning_rate": 1e-4, "model.design.windows": [16]}
 def get_config():
   config = defaults()
 
-  config.model = {"name": "llama", "variant": "mistral-7b-v0.1", "vocab_size": 32_000, "dropout": 0.0, "remat": "full"}
+  config.model = {
+    "name": "llama",
+    "variant": "mistral-7b-v0.1",
+    "vocab_size": 32_000,
+    "dropout": 0.0,
+    "remat": "full",
+  }
   config.task = {
     "name": "preferences",
     "source": "jsonl:train=data/preferences/train.jsonl,validation=data/preferences/validation.jsonl",

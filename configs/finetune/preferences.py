@@ -1,13 +1,16 @@
-"""Llama 3.1 8B, after supervised fine-tuning, trained on preferences between answers (DPO, Rafailov et al. 2023).
+"""Llama 3.1 8B, after supervised fine-tuning, trained on preferences between answers (DPO, Rafailov
+et al. 2023).
 
   python -m t5x_like.train --config=configs/finetune/preferences.py --workdir=runs/dpo \\
-      --config.init.workdir=runs/chat --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
+      --config.init.workdir=runs/chat
+      --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
 
-Each line of the files has `prompt`, `chosen` and `rejected`. `init.workdir` is the run of `configs/finetune/chat.py`,
-and its weights are the reference. Beta 0.1, 64 pairs and 1e-6 after 150 steps of warm-up are the paper's (appendix B),
-and gradients are clipped to norm 10 as in the authors' code. Adam without momentum is their RMSProp, but for a
-correction of its first steps. `preferences.py:lora` trains adapters; the model without them is then the reference, and
-no second copy of the parameters is held. Watch `margin` and `accuracy`. Not run at full size here.
+Each line of the files has `prompt`, `chosen` and `rejected`. `init.workdir` is the run of
+`configs/finetune/chat.py`, and its weights are the reference. Beta 0.1, 64 pairs and 1e-6 after 150
+steps of warm-up are the paper's (appendix B), and gradients are clipped to norm 10 as in the
+authors' code. Adam without momentum is their RMSProp, but for a correction of its first steps.
+`preferences.py:lora` trains adapters; the model without them is then the reference, and no second
+copy of the parameters is held. Watch `margin` and `accuracy`. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -18,7 +21,13 @@ LAPTOP = {"schedule.learning_rate": 1e-4}
 def get_config(lora: bool = False):
   config = defaults()
 
-  config.model = {"name": "llama", "variant": "llama3.1-8b", "vocab_size": 128_256, "dropout": 0.0, "remat": "full"}
+  config.model = {
+    "name": "llama",
+    "variant": "llama3.1-8b",
+    "vocab_size": 128_256,
+    "dropout": 0.0,
+    "remat": "full",
+  }
   config.task = {
     "name": "preferences",
     "source": "jsonl:train=data/preferences/train.jsonl,validation=data/preferences/validation.jsonl",

@@ -1,12 +1,15 @@
-"""Llama 2 7B, after supervised fine-tuning, as a reward model (Touvron et al. 2023, arXiv:2307.09288, section 3.2.2).
+"""Llama 2 7B, after supervised fine-tuning, as a reward model (Touvron et al. 2023,
+arXiv:2307.09288, section 3.2.2).
 
   python -m t5x_like.train --config=configs/finetune/reward.py --workdir=runs/reward \\
-      --config.init.workdir=runs/chat --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
+      --config.init.workdir=runs/chat
+      --config.task.source=jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl
 
-Each line of the files has `prompt`, `chosen` and `rejected`. A linear layer on the last token gives the reward; the
-language model head stays unused. 512 pairs, 1e-5 after a warm-up of 3 %, down to a tenth by a cosine, over one epoch,
-here of half a million pairs. The paper's loss has a margin by the annotators' rating: --config.task.margin=FIELD. Watch
-`accuracy`, the share of pairs in the right order. Not run at full size here.
+Each line of the files has `prompt`, `chosen` and `rejected`. A linear layer on the last token gives
+the reward; the language model head stays unused. 512 pairs, 1e-5 after a warm-up of 3 %, down to a
+tenth by a cosine, over one epoch, here of half a million pairs. The paper's loss has a margin by
+the annotators' rating: --config.task.margin=FIELD. Watch `accuracy`, the share of pairs in the
+right order. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -17,7 +20,13 @@ LAPTOP = {"schedule.learning_rate": 1e-3}
 def get_config():
   config = defaults()
 
-  config.model = {"name": "llama", "variant": "llama2-7b", "vocab_size": 32_000, "dropout": 0.0, "remat": "full"}
+  config.model = {
+    "name": "llama",
+    "variant": "llama2-7b",
+    "vocab_size": 32_000,
+    "dropout": 0.0,
+    "remat": "full",
+  }
   config.model.scores = 1
   config.task = {
     "name": "preferences",

@@ -1,18 +1,22 @@
-"""T5 and BART, fine-tuned on text (Raffel et al. 2020, section 3.1.2; Lewis et al. 2020, section 5).
+"""T5 and BART, fine-tuned on text (Raffel et al. 2020, section 3.1.2; Lewis et al. 2020, section
+5).
 
-  python -m t5x_like.train --config=configs/finetune/text_to_text.py:glue/cola,official --workdir=runs/cola \\
+  python -m t5x_like.train --config=configs/finetune/text_to_text.py:glue/cola,official
+      --workdir=runs/cola \\
       --config.init.workdir=runs/t5_base --config.task.data_dir=glue_data
 
-The argument is a task of a suite; with `official` it is read from its official files in `task.data_dir`, otherwise from
-the TensorFlow dataset. Labels are their names. `init.workdir` is a run of pretraining, ours or made by
-`tools.convert_hf`; it gives the architecture and the vocabulary, and without it the model is trained from scratch. T5's
-constant rate of 1e-3 and 2^18 steps of 128 examples are more than most tasks need: here at most ten epochs, and the
-best checkpoint on the dev set. Closed-book questions have the 10,000 steps of 196,608 tokens of Roberts et al. 2020
-(their rows are packed, ours are not). `,bart` has the values of fairseq's summaries
-(examples/bart/README.summarization.md): AdamW up to 3e-5 over 500 steps and linearly down, label smoothing 0.1,
-clipping at 0.1. Of `cnn_dailymail/cnn_dailymail` it reads 1,024 tokens of the article, without T5's prefix, and
-summaries are searched for as there, by 4 beams, of 55 to 140 tokens, without repeated trigrams. Expected for T5 base on
-the test sets (table 14): SST-2 95.2, CoLA 51.1. Not run at full size here.
+The argument is a task of a suite; with `official` it is read from its official files in
+`task.data_dir`, otherwise from the TensorFlow dataset. Labels are their names. `init.workdir` is a
+run of pretraining, ours or made by `tools.convert_hf`; it gives the architecture and the
+vocabulary, and without it the model is trained from scratch. T5's constant rate of 1e-3 and 2^18
+steps of 128 examples are more than most tasks need: here at most ten epochs, and the best
+checkpoint on the dev set. Closed-book questions have the 10,000 steps of 196,608 tokens of Roberts
+et al. 2020 (their rows are packed, ours are not). `,bart` has the values of fairseq's summaries
+(examples/bart/README.summarization.md): AdamW up to 3e-5 over 500 steps and linearly down, label
+smoothing 0.1, clipping at 0.1. Of `cnn_dailymail/cnn_dailymail` it reads 1,024 tokens of the
+article, without T5's prefix, and summaries are searched for as there, by 4 beams, of 55 to 140
+tokens, without repeated trigrams. Expected for T5 base on the test sets (table 14): SST-2 95.2,
+CoLA 51.1. Not run at full size here.
 """
 
 from typing import Literal
@@ -23,7 +27,8 @@ from t5x_like.config import defaults
 _TASKS = suites.learned_as("text")
 _CLOSED_BOOK = ("text/web_questions", "text/natural_questions", "text/trivia_qa")
 LAPTOP = {"schedule.learning_rate": 1e-3}
-_SUMMARIES = {  # fairseq's --beam 4 --lenpen 2.0 --min-len 55 --max-len-b 140 --no-repeat-ngram-size 3
+# fairseq's --beam 4 --lenpen 2.0 --min-len 55 --max-len-b 140 --no-repeat-ngram-size 3
+_SUMMARIES = {
   "beams": 4,
   "length_power": 2.0,
   "max_new_tokens": 141,
@@ -31,20 +36,30 @@ _SUMMARIES = {  # fairseq's --beam 4 --lenpen 2.0 --min-len 55 --max-len-b 140 -
 }
 
 
-def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", bart: bool = False, official: bool = False):
+def get_config(
+  task: Literal[tuple(_TASKS)] = "glue/sst2", bart: bool = False, official: bool = False
+):
   config = defaults()
   name, variant = ("bart", "bart-base") if bart else ("t5", "t5-v1_1-base")
-  config.model = {"name": name, "variant": variant, "dropout": 0.1, "vocab_size": 50_304 if bart else 32_128}
+  config.model = {
+    "name": name,
+    "variant": variant,
+    "dropout": 0.1,
+    "vocab_size": 50_304 if bart else 32_128,
+  }
   suites.apply(config, _TASKS[task], _TASKS[task].text, official)
 
   config.batch_size = 128
   config.total_steps = max(1, min(2**18, 10 * _TASKS[task].examples // 128))
   if task in _CLOSED_BOOK:
-    config.batch_size, config.total_steps = 1_536, 10_000  # 196,608 tokens in a batch
+    # 196,608 tokens in a batch
+    config.batch_size = 1_536
+    config.total_steps = 10_000
   config.optimizer = {"name": "adafactor"}
   config.schedule = {"name": "constant", "learning_rate": 1e-3}
   if bart:
-    config.objective.label_smoothing, config.clip_norm = 0.1, 0.1
+    config.objective.label_smoothing = 0.1
+    config.clip_norm = 0.1
     config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
     warmup = min(500 / config.total_steps, 0.1)
     config.schedule = {"name": "linear", "learning_rate": 3e-5, "warmup_steps": warmup}

@@ -1,11 +1,14 @@
 """Gemma 2 2B's architecture, pretrained as a language model (Gemma Team 2024, arXiv:2408.00118).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gemma2/2b.py --workdir=runs/gemma2_2b
 
-The published 2B was distilled from a larger model on 2 trillion tokens; the report gives neither learning rates nor
-batch sizes (section 3). This recipe trains on next tokens without a teacher, with the optimizer and schedule of Llama
-3.1 8B. 64 chips or more. The published model scores 51.3 on MMLU with 5 shots. Not run at full size here.
+The published 2B was distilled from a larger model on 2 trillion tokens; the report gives neither
+learning rates nor batch sizes (section 3). This recipe trains on next tokens without a teacher,
+with the optimizer and schedule of Llama
+3.1 8B. 64 chips or more. The published model scores 51.3 on MMLU with 5 shots. Not run at full size
+here.
 """
 
 from t5x_like.config import defaults
@@ -14,8 +17,19 @@ from t5x_like.config import defaults
 def get_config():
   config = defaults()
 
-  config.model = {"name": "gemma2", "variant": "2b", "vocab_size": 256_000, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 8192, "document_mask": True}
+  config.model = {
+    "name": "gemma2",
+    "variant": "2b",
+    "vocab_size": 256_000,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 8192,
+    "document_mask": True,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 512

@@ -1,12 +1,14 @@
-"""A decoder with the sizes of Gemma 3 12B (Gemma Team 2025, arXiv:2503.19786), pretrained as a language model.
+"""A decoder with the sizes of Gemma 3 12B (Gemma Team 2025, arXiv:2503.19786), pretrained as a
+language model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gemma3/12b.py --workdir=runs/gemma3_12b
 
-The text model alone, without its image encoder, on text instead of distillation from a larger model (section 2.2), in
-windows of 8,192 tokens without the stretched positions of its long contexts. The report does not give batch and rates:
-they are those of Llama 3.1 8B. 128 accelerators or more. The published model scores 74.5 on MMLU with 5 shots.
-Not run at full size here.
+The text model alone, without its image encoder, on text instead of distillation from a larger model
+(section 2.2), in windows of 8,192 tokens without the stretched positions of its long contexts. The
+report does not give batch and rates: they are those of Llama 3.1 8B. 128 accelerators or more. The
+published model scores 74.5 on MMLU with 5 shots. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -17,8 +19,19 @@ LAPTOP = {"model.design.windows": [16, 16, None], "model.design.position": "rope
 def get_config():
   config = defaults()
 
-  config.model = {"name": "gemma3", "variant": "12b", "vocab_size": 262_208, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 8192, "document_mask": True}
+  config.model = {
+    "name": "gemma3",
+    "variant": "12b",
+    "vocab_size": 262_208,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 8192,
+    "document_mask": True,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 512

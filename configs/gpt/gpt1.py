@@ -1,17 +1,19 @@
 """GPT-1 (117M parameters), pretrained as a language model (Radford et al. 2018, section 4.1).
 
-  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY --append_eos --output=data/books_eos
+  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY --append_eos
+  --output=data/books_eos
   python -m t5x_like.train --config=configs/gpt/gpt1.py --workdir=runs/gpt1
 
-Windows of 512 tokens, batches of 64, Adam up to 2.5e-4 over 2,000 steps and down to 0 by a half cosine, decay 0.01 of
-all but biases and gains, dropout 0.1. The paper's 100 epochs of BooksCorpus are about 3,000,000 steps; set
-`total_steps` for another corpus. Eight accelerators. Expected: a perplexity of 18.4 on the paper's corpus. Not run at
-full size here.
+Windows of 512 tokens, batches of 64, Adam up to 2.5e-4 over 2,000 steps and down to 0 by a half
+cosine, decay 0.01 of all but biases and gains, dropout 0.1. The paper's 100 epochs of BooksCorpus
+are about 3,000,000 steps; set `total_steps` for another corpus. Eight accelerators. Expected: a
+perplexity of 18.4 on the paper's corpus. Not run at full size here.
 """
 
 from t5x_like.config import defaults
 
-# GPT-1's blocks at GPT-2's tiny size. At that width, post-norm with a deviation of 0.02 learns only unigrams.
+# GPT-1's blocks at GPT-2's tiny size. At that width, post-norm with a deviation of 0.02 learns only
+# unigrams.
 LAPTOP = {
   "schedule.learning_rate": 1e-3,
   "model.design": {
@@ -26,8 +28,14 @@ LAPTOP = {
 def get_config():
   config = defaults()
 
-  config.model = {"name": "gpt", "variant": "gpt1", "vocab_size": 40_576, "dropout": 0.1}  # 40,478 ids, rounded up
-  config.task = {"name": "causal_lm", "store": "data/books_eos", "length": 512, "document_mask": False}
+  # 40,478 ids, rounded up
+  config.model = {"name": "gpt", "variant": "gpt1", "vocab_size": 40_576, "dropout": 0.1}
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/books_eos",
+    "length": 512,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 64

@@ -1,12 +1,14 @@
 """GPT-2 of 124M parameters, pretrained as a language model (Radford et al. 2019).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=runs/gpt2_124m
 
-The paper gives only the batch, 512 windows of 1,024 tokens; learning rate, warm-up, decay, betas, weight decay and
-clipping follow GPT-3 at this size (Brown et al. 2020, table 2.1 and appendix B). 100,000 steps are 52 billion
-tokens. Eight accelerators of 16 GB or more. The paper's scores, with its own corpus (table 3, first column):
-LAMBADA perplexity 35.13, WikiText-103 37.50. Not run at full size here.
+The paper gives only the batch, 512 windows of 1,024 tokens; learning rate, warm-up, decay, betas,
+weight decay and clipping follow GPT-3 at this size (Brown et al. 2020, table 2.1 and appendix B).
+100,000 steps are 52 billion tokens. Eight accelerators of 16 GB or more. The paper's scores, with
+its own corpus (table 3, first column): LAMBADA perplexity 35.13, WikiText-103 37.50. Not run at
+full size here.
 
 It is planned on v5p 2x2x1: 0.65 s a step, 35 % MFU (docs/plans.md).
 """
@@ -23,13 +25,19 @@ def get_config():
     "vocab_size": 50_304,  # 50,257 rounded up to a multiple of 128
     "dropout": 0.1,
   }
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 1024, "document_mask": False}
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 1024,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 512
   config.total_steps = 100_000
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-  config.schedule = {"name": "cosine", "learning_rate": 6e-4, "warmup_steps": 715, "end": 0.1}  # 375 M tokens
+  # 375 M tokens
+  config.schedule = {"name": "cosine", "learning_rate": 6e-4, "warmup_steps": 715, "end": 0.1}
   config.clip_norm = 1.0
 
   config.eval_every = 2_000

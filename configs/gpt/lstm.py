@@ -1,4 +1,5 @@
-"""GPT-1's baseline without attention, an LSTM of 2,048 units; all rows of table 5 (Radford et al. 2018, section 5).
+"""GPT-1's baseline without attention, an LSTM of 2,048 units; all rows of table 5 (Radford et al.
+2018, section 5).
 
   python -m t5x_like.train --config=configs/gpt/lstm.py --workdir=runs/gpt1_lstm
 
@@ -13,8 +14,8 @@ Pretrained as `gpt1.py` in all else. Every row fine-tunes by the same command, i
                                --config.objective.language_model=0.0
   LSTM, auxiliary loss         --workdir=runs/gpt1_lstm                     69.1  30.3  90.5  73.7  54.6
 
-`--config.init.layers=N` draws the number of transferred layers (figure 2, left), from 0, the embeddings alone, to 12.
-Not run at full size here.
+`--config.init.layers=N` draws the number of transferred layers (figure 2, left), from 0, the
+embeddings alone, to 12. Not run at full size here.
 """
 
 from configs.gpt import gpt1

@@ -1,14 +1,17 @@
 """A small GPT on a text of your own: one file of half a megabyte or more is enough.
 
-  python -m tools.train_vocabulary --source=text:input.txt --kind=bytelevel_bpe --size=1024 --extra_ids=0 \\
+  python -m tools.train_vocabulary --source=text:input.txt --kind=bytelevel_bpe --size=1024
+    --extra_ids=0 \\
     --output=data/vocabulary
-  python -m tools.prepare_data --source=text:input.txt --vocabulary=data/vocabulary --append_eos --output=data/text
+  python -m tools.prepare_data --source=text:input.txt --vocabulary=data/vocabulary --append_eos
+  --output=data/text
   python -m t5x_like.train --config=configs/gpt/my_text.py --workdir=runs/text
   python -m t5x_like.chat --workdir=runs/text
 
-A Llama at a laptop's size, which exports to `transformers`: 0.9 M parameters in 4 layers of 128, rotary positions,
-SwiGLU, RMS norms and no biases, trained with Muon. Measured on Bleak House (1.9 MB): 3.54 nats a token on the held-out
-end (unigram entropy 5.75) after 600 steps, 254 CPU seconds. docs/tutorial.md shows the text that it writes.
+A Llama at a laptop's size, which exports to `transformers`: 0.9 M parameters in 4 layers of 128,
+rotary positions, SwiGLU, RMS norms and no biases, trained with Muon. Measured on Bleak House (1.9
+MB): 3.54 nats a token on the held-out end (unigram entropy 5.75) after 600 steps, 254 CPU seconds.
+docs/tutorial.md shows the text that it writes.
 """
 
 from t5x_like.config import defaults
@@ -23,7 +26,12 @@ def get_config():
     "name": "llama",
     "variant": {
       "dims": {"embed": 128, "heads": 4, "kv_heads": 4, "head_dim": 32, "mlp": 344, "layers": 4},
-      "design": {"norm": "rmsnorm", "activation": "swiglu", "position": "rope", "init_stddev": 0.06},
+      "design": {
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "position": "rope",
+        "init_stddev": 0.06,
+      },
       "vocab_size": 1024,  # --config.model.vocab_size=auto takes the size of another vocabulary
     },
   }

@@ -1,28 +1,48 @@
-"""A decoder with the sizes of gpt-oss-20b (OpenAI 2025, arXiv:2508.10925), pretrained as a language model.
+"""A decoder with the sizes of gpt-oss-20b (OpenAI 2025, arXiv:2508.10925), pretrained as a language
+model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt_oss/20b.py --workdir=runs/gpt_oss_20b
 
-Windows of 4,096 tokens, without YaRN, which stretches the positions to 131,072 afterwards. The card gives sizes but not
-the training: batch and rates are those of OLMo 2 7B (OLMo Team 2025, section 2.2), the balance loss Switch's, the
-router's z-loss ST-MoE's (Zoph et al. 2022). Experts are split over eight chips, and each has slots for 1.5 times its
-share. 128 accelerators or more. The published model, trained to reason after this, scores 85.3 on MMLU at its longest
-reasoning. Not run at full size here.
+Windows of 4,096 tokens, without YaRN, which stretches the positions to 131,072 afterwards. The card
+gives sizes but not the training: batch and rates are those of OLMo 2 7B (OLMo Team 2025, section
+2.2), the balance loss Switch's, the router's z-loss ST-MoE's (Zoph et al. 2022). Experts are split
+over eight chips, and each has slots for 1.5 times its share. 128 accelerators or more. The
+published model, trained to reason after this, scores 85.3 on MMLU at its longest reasoning. Not run
+at full size here.
 """
 
 from t5x_like.config import defaults
 
-EXPERTS = {"experts": 32, "top_k": 4, "normalise": True, "dispatch": "capacity", "capacity_factor": 1.5}
+EXPERTS = {
+  "experts": 32,
+  "top_k": 4,
+  "normalise": True,
+  "dispatch": "capacity",
+  "capacity_factor": 1.5,
+}
 LAPTOP = {"model.design.windows": [16, None], "model.design.experts": EXPERTS | {"experts": 8}}
 
 
 def get_config():
   config = defaults()
 
-  config.model = {"name": "gpt_oss", "variant": "20b", "vocab_size": 201_088, "dropout": 0.0, "remat": "full"}
+  config.model = {
+    "name": "gpt_oss",
+    "variant": "20b",
+    "vocab_size": 201_088,
+    "dropout": 0.0,
+    "remat": "full",
+  }
   experts = EXPERTS | {"balance_loss": 0.01, "z_loss": 1e-3}
   config.model.design = {"experts": experts, "position": {"name": "rope", "theta": 150_000.0}}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": True}
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 4096,
+    "document_mask": True,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 1024

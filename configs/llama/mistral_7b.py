@@ -1,11 +1,14 @@
 """Mistral 7B, pretrained as a language model (Jiang et al. 2023).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/mistral_7b.py --workdir=runs/mistral_7b
 
-Windows of 8,192 tokens, in which each token sees the last 4,096 (section 2). The paper gives sizes but not the
-training: optimizer and rates follow Llama 2 7B (Touvron et al. 2023, section 2.2), batches 2^22 tokens. 64 chips
-or more. The published model scores 60.1 on MMLU with 5 shots (table 2). Not run at full size here.
+Windows of 8,192 tokens, in which each token sees the last 4,096 (section 2). The paper gives sizes
+but not the
+training: optimizer and rates follow Llama 2 7B (Touvron et al. 2023, section 2.2), batches 2^22
+  tokens. 64 chips or more. The published model scores 60.1 on MMLU with 5 shots (table 2). Not run
+  at full size here.
 """
 
 from t5x_like.config import defaults
@@ -16,8 +19,19 @@ LAPTOP = {"model.design.windows": [16]}
 def get_config():
   config = defaults()
 
-  config.model = {"name": "llama", "variant": "mistral-7b-v0.1", "vocab_size": 32_000, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 8192, "document_mask": True}
+  config.model = {
+    "name": "llama",
+    "variant": "mistral-7b-v0.1",
+    "vocab_size": 32_000,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 8192,
+    "document_mask": True,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 512

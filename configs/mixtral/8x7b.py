@@ -1,15 +1,17 @@
 """Mixtral 8x7B, pretrained as a language model (Jiang et al. 2024).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mixtral/8x7b.py --workdir=runs/mixtral_8x7b
 
-The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B (Touvron et al. 2023,
-section 2.2: AdamW, 1.5e-4 after 2,000 steps, down to a tenth by a cosine, 2^22 tokens), the balance loss that of the
-published config, whose 0.02 weighs the choices of all 32 layers pooled (`transformers`): twice the layers' mean, where
-ours is of their sum. Experts are split over eight chips, and each has slots for 1.25 times its share in training, twice
-in evaluations (`dispatch`), as Zoph et al. 2022 advise for two choices (ST-MoE). 512 chips or more: 60 GB of a v5p
-chip's 102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model scores 70.6 on MMLU with 5 shots
-(table 2). Not run at full size here.
+The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B
+(Touvron et al. 2023, section 2.2: AdamW, 1.5e-4 after 2,000 steps, down to a tenth by a cosine,
+2^22 tokens), the balance loss that of the published config, whose 0.02 weighs the choices of all 32
+layers pooled (`transformers`): twice the layers' mean, where ours is of their sum. Experts are
+split over eight chips, and each has slots for 1.25 times its share in training, twice in
+evaluations (`dispatch`), as Zoph et al. 2022 advise for two choices (ST-MoE). 512 chips or more: 60
+GB of a v5p chip's 102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model
+scores 70.6 on MMLU with 5 shots (table 2). Not run at full size here.
 
 It is planned on v5p 8x8x8: 2.77 s a step, 51 % MFU (docs/plans.md).
 """
@@ -20,11 +22,28 @@ from t5x_like.config import defaults
 def get_config():
   config = defaults()
 
-  config.model = {"name": "mixtral", "variant": "8x7b", "vocab_size": 32_000, "dropout": 0.0, "remat": "minimal"}
-  experts = {"experts": 8, "top_k": 2, "normalise": True, "balance_loss": 0.02 * 2 / 32, "z_loss": 0.0}
+  config.model = {
+    "name": "mixtral",
+    "variant": "8x7b",
+    "vocab_size": 32_000,
+    "dropout": 0.0,
+    "remat": "minimal",
+  }
+  experts = {
+    "experts": 8,
+    "top_k": 2,
+    "normalise": True,
+    "balance_loss": 0.02 * 2 / 32,
+    "z_loss": 0.0,
+  }
   slots = {"dispatch": "capacity", "capacity_factor": 1.25, "eval_capacity_factor": 2.0}
   config.model.design = {"experts": experts | slots}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": True}
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 4096,
+    "document_mask": True,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 1024

@@ -1,14 +1,16 @@
 """ModernBERT base: masked language modelling at 30% (Warner et al. 2024, arXiv:2412.13663).
 
-  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos --output=data/web
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos
+  --output=data/web
   python -m t5x_like.train --config=configs/modernbert/base.py --workdir=runs/modernbert_base
 
-The first of the paper's phases (section 2.2, and modernbert-base-pretrain.yaml of AnswerDotAI/ModernBERT): rows of
-1,024 tokens in batches that grow from 768 to 4,608 over 50 billion tokens, here in five steps, there by a row at a
-time; 1.719 trillion tokens in all, a constant rate of 8e-4 after 3 billion, betas 0.9 and 0.98, eps 1e-6, 30% of the
-tokens predicted, 10% of the outputs of attention dropped, rotary base 10,000 in all layers (160,000 of the global ones
-comes with longer rows). StableAdamW; the authors' decay of 1e-5 is a share of a step at the full rate, which is 1.25%
-of that rate. 64 accelerators of 40 GB or more. Not run at full size here.
+The first of the paper's phases (section 2.2, and modernbert-base-pretrain.yaml of
+AnswerDotAI/ModernBERT): rows of 1,024 tokens in batches that grow from 768 to 4,608 over 50 billion
+tokens, here in five steps, there by a row at a time; 1.719 trillion tokens in all, a constant rate
+of 8e-4 after 3 billion, betas 0.9 and 0.98, eps 1e-6, 30% of the tokens predicted, 10% of the
+outputs of attention dropped, rotary base 10,000 in all layers (160,000 of the global ones comes
+with longer rows). StableAdamW; the authors' decay of 1e-5 is a share of a step at the full rate,
+which is 1.25% of that rate. 64 accelerators of 40 GB or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -42,10 +44,19 @@ def get_config():
   config.objective = {"name": "mlm"}
 
   config.batch_size = 4608
-  config.phases = {f"batch_{size}": {"until": 4_239 * n, "batch_size": size} for n, size in enumerate(_RAMP, 1)}
+  config.phases = {
+    f"batch_{size}": {"until": 4_239 * n, "batch_size": size} for n, size in enumerate(_RAMP, 1)
+  }
   config.total_steps = 374_900
-  config.optimizer = {"name": "stable_adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 1e-5 / 8e-4}
-  config.schedule = {"name": "drops", "learning_rate": 8e-4, "warmup_steps": 3_815}  # 3 * 10^9 tokens
+  config.optimizer = {
+    "name": "stable_adamw",
+    "b1": 0.9,
+    "b2": 0.98,
+    "eps": 1e-6,
+    "weight_decay": 1e-5 / 8e-4,
+  }
+  # 3 * 10^9 tokens
+  config.schedule = {"name": "drops", "learning_rate": 8e-4, "warmup_steps": 3_815}
 
   config.eval_every = 10_000
   config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}

@@ -1,12 +1,14 @@
 """MPT 7B, pretrained as a language model (MosaicML 2023).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mpt/7b.py --workdir=runs/mpt_7b
 
-Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. The published model was trained with Lion,
-at rates that are not told; optimizer and rates are those of the authors' recipe of 134 billion tokens in batches of
-1,024 (scripts/train/yamls/pretrain/mpt-7b.yaml of mosaicml/llm-foundry): AdamW up to 1.2e-4 over 100 steps and down to
-a tenth by a cosine, no decay, clipping at 1.0. 64 chips or more. Not run at full size here.
+Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. The published model
+was trained with Lion, at rates that are not told; optimizer and rates are those of the authors'
+recipe of 134 billion tokens in batches of 1,024 (scripts/train/yamls/pretrain/mpt-7b.yaml of
+mosaicml/llm-foundry): AdamW up to 1.2e-4 over 100 steps and down to a tenth by a cosine, no decay,
+clipping at 1.0. 64 chips or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -15,8 +17,19 @@ from t5x_like.config import defaults
 def get_config():
   config = defaults()
 
-  config.model = {"name": "mpt", "variant": "7b", "vocab_size": 50_432, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
+  config.model = {
+    "name": "mpt",
+    "variant": "7b",
+    "vocab_size": 50_432,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 2048,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 1760

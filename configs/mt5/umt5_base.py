@@ -1,12 +1,15 @@
-"""umT5: mT5 with a position table in every layer and languages drawn more evenly (Chung et al. 2023).
+"""umT5: mT5 with a position table in every layer and languages drawn more evenly (Chung et al.
+2023).
 
-  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY --output=data/mc4_LANGUAGE
+  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY
+  --output=data/mc4_LANGUAGE
   python -m t5x_like.train --config=configs/mt5/umt5_base.py --workdir=runs/umt5_base
 
-The vocabulary has 256,000 pieces and 300 sentinels. Languages are drawn equally, but none of their rows more than once
-(UniMax with N = 1, arXiv:2304.09151, algorithm 1). The rest is as in `base.py`, but XXL's Adafactor is not factored,
-has a momentum of 0.9 and clips gradients at 1.0 (t5x/examples/scalable_t5/umt5 of google-research/t5x). Other sizes:
-`:small`, `:xl`, `:xxl`. Not run at full size here.
+The vocabulary has 256,000 pieces and 300 sentinels. Languages are drawn equally, but none of their
+rows more than once (UniMax with N = 1, arXiv:2304.09151, algorithm 1). The rest is as in `base.py`,
+but XXL's Adafactor is not factored, has a momentum of 0.9 and clips gradients at 1.0
+(t5x/examples/scalable_t5/umt5 of google-research/t5x). Other sizes: `:small`, `:xl`, `:xxl`. Not
+run at full size here.
 """
 
 from typing import Literal
@@ -21,9 +24,16 @@ def get_config(size: Literal["small", "base", "xl", "xxl"] = "base"):
 
   config.model.variant = f"umt5-{size}"
   config.model.vocab_size = 256_384
-  config.task.rates, config.task.draws = "unimax", config.batch_size * config.total_steps
+  config.task.rates = "unimax"
+  config.task.draws = config.batch_size * config.total_steps
   del config.task.temperature
   if size == "xxl":
-    config.optimizer = {"name": "unfactored_adafactor", "decay_rate": 0.8, "momentum": 0.9, "clipping_threshold": 1.0}
-    config.optimizer.decay_power, config.clip_norm = None, 1.0
+    config.optimizer = {
+      "name": "unfactored_adafactor",
+      "decay_rate": 0.8,
+      "momentum": 0.9,
+      "clipping_threshold": 1.0,
+    }
+    config.optimizer.decay_power = None
+    config.clip_norm = 1.0
   return config

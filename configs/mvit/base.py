@@ -1,12 +1,13 @@
-"""MViT v2 on ImageNet (Li et al. 2022, https://arxiv.org/abs/2112.01526, section 5.1, and the authors' configs).
+"""MViT v2 on ImageNet (Li et al. 2022, https://arxiv.org/abs/2112.01526, section 5.1, and the
+authors' configs).
 
   python -m t5x_like.train --config=configs/mvit/base.py --workdir=runs/mvit_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 2048 and 224 x 224; AdamW with decay 0.05 up to 2e-3 over 70 epochs and down a
-cosine to 8e-6, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1, drop-path rates up to 0.1 (0.3 for
-`:b`), gradients clipped to norm 1. Expected top-1 (table 1): `:t` 82.3, `:s` 83.6, `:b` 84.4 %. 16 accelerators. Not
-run at full size here.
+300 epochs of 1,281,167 images at batch 2048 and 224 x 224; AdamW with decay 0.05 up to 2e-3 over 70
+epochs and down a cosine to 8e-6, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1,
+drop-path rates up to 0.1 (0.3 for `:b`), gradients clipped to norm 1. Expected top-1 (table 1):
+`:t` 82.3, `:s` 83.6, `:b` 84.4 %. 16 accelerators. Not run at full size here.
 """
 
 from typing import Literal
@@ -41,7 +42,12 @@ def get_config(size: Literal["t", "s", "b"] = "t"):
   config.batch_size = 2048
   config.total_steps = 300 * epoch
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05}
-  config.schedule = {"name": "cosine", "learning_rate": 2e-3, "warmup_steps": 70 * epoch, "end": 4e-3}
+  config.schedule = {
+    "name": "cosine",
+    "learning_rate": 2e-3,
+    "warmup_steps": 70 * epoch,
+    "end": 4e-3,
+  }
   config.clip_norm = 1.0
   config.eval_every = 10 * epoch
   config.evals = {"loss": {}, "image_classification": {}}

@@ -1,12 +1,14 @@
 """Pythia 160M, pretrained as a language model (Biderman et al. 2023, arXiv:2304.01373).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/neox/pythia_160m.py --workdir=runs/pythia_160m
 
-Batches of 1,024 windows of 2,048 tokens for 143,000 steps (300 billion tokens), AdamW up to 6e-4 and down to a tenth by
-a cosine, warm-up of one step in a hundred, no dropout (appendix E); weight decay of 0.1 (the appendix has 0.01) and the
-tanh form of GELU (by `bias-gelu-fusion`; the published files have the exact form) as in the authors' configs
-(EleutherAI/pythia, models/160M). Eight accelerators of 40 GB or more. Not run at full size here.
+Batches of 1,024 windows of 2,048 tokens for 143,000 steps (300 billion tokens), AdamW up to 6e-4
+and down to a tenth by a cosine, warm-up of one step in a hundred, no dropout (appendix E); weight
+decay of 0.1 (the appendix has 0.01) and the tanh form of GELU (by `bias-gelu-fusion`; the published
+files have the exact form) as in the authors' configs (EleutherAI/pythia, models/160M). Eight
+accelerators of 40 GB or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -17,7 +19,12 @@ def get_config():
 
   config.model = {"name": "neox", "variant": "pythia-160m", "vocab_size": 50_304, "dropout": 0.0}
   config.model.design = {"activation": "gelu_tanh"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 2048,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 1024

@@ -1,12 +1,14 @@
 """OLMo 2 7B, the first stage of its pretraining (OLMo Team 2025, arXiv:2501.00656).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/olmo/olmo2_7b.py --workdir=runs/olmo2_7b
 
-Windows of 4,096 tokens in batches of 1,024, attention across documents; AdamW up to 3e-4 after 2,000 steps, a half
-cosine towards a tenth at 5 trillion tokens, of which 3.9 trillion are run; a z-loss of 1e-5, no decay of token vectors
-but of gains (sections 2 and 3, and OLMo2-7B-stage1.yaml of allenai/OLMo). 128 accelerators or more. The published base
-model, after its second stage, scores 63.7 on MMLU with 5 shots. Not run at full size here.
+Windows of 4,096 tokens in batches of 1,024, attention across documents; AdamW up to 3e-4 after
+2,000 steps, a half cosine towards a tenth at 5 trillion tokens, of which 3.9 trillion are run; a
+z-loss of 1e-5, no decay of token vectors but of gains (sections 2 and 3, and OLMo2-7B-stage1.yaml
+of allenai/OLMo). 128 accelerators or more. The published base model, after its second stage, scores
+63.7 on MMLU with 5 shots. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -17,8 +19,19 @@ LAPTOP = {"schedule.total_steps": 400}
 def get_config():
   config = defaults()
 
-  config.model = {"name": "olmo", "variant": "olmo2-7b", "vocab_size": 100_352, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": False}
+  config.model = {
+    "name": "olmo",
+    "variant": "olmo2-7b",
+    "vocab_size": 100_352,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 4096,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder", "z_loss": 1e-5}
 
   config.batch_size = 1024

@@ -1,12 +1,13 @@
 """OPT 125M, pretrained as a language model (Zhang et al. 2022, arXiv:2205.01068).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/opt/125m.py --workdir=runs/opt_125m
 
-Batches of 256 windows of 2,048 tokens (0.5 million), AdamW up to 6e-4 over 375 million tokens and linearly down to a
-tenth over 300 billion, weight decay 0.1 of all, biases and gains too (as in metaseq's code), dropout 0.1 but of
-embeddings, clipping at 1.0 (section 2 and table 1). The paper's corpus is RoBERTa's, the Pile's and Reddit's. Eight
-accelerators or more. Not run at full size here.
+Batches of 256 windows of 2,048 tokens (0.5 million), AdamW up to 6e-4 over 375 million tokens and
+linearly down to a tenth over 300 billion, weight decay 0.1 of all, biases and gains too (as in
+metaseq's code), dropout 0.1 but of embeddings, clipping at 1.0 (section 2 and table 1). The paper's
+corpus is RoBERTa's, the Pile's and Reddit's. Eight accelerators or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -16,7 +17,12 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "opt", "variant": "125m", "vocab_size": 50_272, "dropout": 0.1}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 2048,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 256

@@ -1,11 +1,14 @@
-"""A decoder with the sizes of Qwen 3 8B (Qwen Team 2025, arXiv:2505.09388), pretrained as a language model.
+"""A decoder with the sizes of Qwen 3 8B (Qwen Team 2025, arXiv:2505.09388), pretrained as a
+language model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/qwen/qwen3_8b.py --workdir=runs/qwen3_8b
 
-Windows of 4,096 tokens, as in the first stage (section 3.2), which runs over 30 trillion tokens. The report does not
-give batch and rates: they are those of OLMo 2 7B (OLMo Team 2025, section 2.2). 128 accelerators or more. The published
-base model scores 76.89 on MMLU with 5 shots. Not run at full size here.
+Windows of 4,096 tokens, as in the first stage (section 3.2), which runs over 30 trillion tokens.
+The report does not give batch and rates: they are those of OLMo 2 7B (OLMo Team 2025, section 2.2).
+128 accelerators or more. The published base model scores 76.89 on MMLU with 5 shots. Not run at
+full size here.
 """
 
 from t5x_like.config import defaults
@@ -14,8 +17,19 @@ from t5x_like.config import defaults
 def get_config():
   config = defaults()
 
-  config.model = {"name": "qwen", "variant": "qwen3-8b", "vocab_size": 151_936, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": True}
+  config.model = {
+    "name": "qwen",
+    "variant": "qwen3-8b",
+    "vocab_size": 151_936,
+    "dropout": 0.0,
+    "remat": "full",
+  }
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 4096,
+    "document_mask": True,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 1024

@@ -1,18 +1,22 @@
 """REALM: a retriever and a reader trained together (Guu et al. 2020).
 
   python -m t5x_like.train --config=configs/realm/base.py:cloze --workdir=runs/cloze
-  python -m t5x_like.train --config=configs/realm/base.py --workdir=runs/realm --config.init.workdir=runs/cloze
-  python -m t5x_like.train --config=configs/realm/base.py:questions --workdir=runs/nq --config.init.workdir=runs/realm
+  python -m t5x_like.train --config=configs/realm/base.py --workdir=runs/realm
+  --config.init.workdir=runs/cloze
+  python -m t5x_like.train --config=configs/realm/base.py:questions --workdir=runs/nq
+  --config.init.workdir=runs/realm
 
-The first command warms up the retriever by the inverse cloze task (Lee et al. 2019, 100,000 steps of 4,096 sentences).
-The second masks salient spans of the passages' own sentences, 200,000 steps of 512, with the 7 nearest passages and the
-null document, on 64 TPUs in the paper. The third answers questions, with 5 passages, in 20,000 batches of 64, where the
-authors' code takes them one by one (WebQuestions for 20 epochs). The paper scores 39.2 exact match on Natural Questions
-and 40.2 on WebQuestions pretrained on Wikipedia (table 1), with a BERT that marks spans; the reader here is a T5, which
-writes them. Rates, steps, batches and lengths are the paper's, as far as it tells them. Not run at full size here;
-`configs/realm/facts.py` is a toy that a laptop learns.
+The first command warms up the retriever by the inverse cloze task (Lee et al. 2019, 100,000 steps
+of 4,096 sentences). The second masks salient spans of the passages' own sentences, 200,000 steps of
+512, with the 7 nearest passages and the null document, on 64 TPUs in the paper. The third answers
+questions, with 5 passages, in 20,000 batches of 64, where the authors' code takes them one by one
+(WebQuestions for 20 epochs). The paper scores 39.2 exact match on Natural Questions and 40.2 on
+WebQuestions pretrained on Wikipedia (table 1), with a BERT that marks spans; the reader here is a
+T5, which writes them. Rates, steps, batches and lengths are the paper's, as far as it tells them.
+Not run at full size here; `configs/realm/facts.py` is a toy that a laptop learns.
 
-Passages are lines of JSON with a `text`, 13 million of up to 288 tokens in the paper: 22 GB on all devices together.
+Passages are lines of JSON with a `text`, 13 million of up to 288 tokens in the paper: 22 GB on all
+devices together.
 """
 
 from typing import Literal
@@ -36,7 +40,9 @@ def get_config(stage: Literal["cloze", "salient", "questions"] = "salient"):
     }
     config.objective = {"name": "inverse_cloze"}
     config.evals = {"loss": {"max_examples": 4096}}
-    config.batch_size, config.total_steps, rate = 4096, 100_000, 1e-4
+    config.batch_size = 4096
+    config.total_steps = 100_000
+    rate = 1e-4
   else:
     config.task = {
       "name": "open_qa",
@@ -54,15 +60,24 @@ def get_config(stage: Literal["cloze", "salient", "questions"] = "salient"):
     }
     config.objective = {"name": "marginal_likelihood", "refresh_every": 500}
     config.evals = {"open_qa": {"max_examples": 1024}}
-    config.batch_size, config.total_steps, rate = 512, 200_000, 3e-5
+    config.batch_size = 512
+    config.total_steps = 200_000
+    rate = 3e-5
   if stage == "questions":
     config.task.update({"inputs": "{question}", "targets": "{answer}", "own": None, "retrieved": 5})
     config.task.source = "jsonl:train=data/nq/train.jsonl,validation=data/nq/dev.jsonl"
-    config.batch_size, config.total_steps, rate = 64, 20_000, 1e-5
+    config.batch_size = 64
+    config.total_steps = 20_000
+    rate = 1e-5
 
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-6, "weight_decay": 0.01}
   warmup = min(10_000 / config.total_steps, 0.1)
-  config.schedule = {"name": "linear", "learning_rate": rate, "warmup_steps": warmup, "decay": "from_start"}
+  config.schedule = {
+    "name": "linear",
+    "learning_rate": rate,
+    "warmup_steps": warmup,
+    "decay": "from_start",
+  }
   config.clip_norm = 1.0
   config.mesh = {"data": 1, "fsdp": -1}
 

@@ -1,15 +1,18 @@
-"""A toy of retrieval: a retriever and a reader learn to look up facts about people that no parameter holds.
+"""A toy of retrieval: a retriever and a reader learn to look up facts about people that no
+parameter holds.
 
   python -m t5x_like.train --config=configs/realm/facts.py:cloze --workdir=runs/cloze
-  python -m t5x_like.train --config=configs/realm/facts.py --workdir=runs/facts --config.init.workdir=runs/cloze
+  python -m t5x_like.train --config=configs/realm/facts.py --workdir=runs/facts
+  --config.init.workdir=runs/cloze
   python -m t5x_like.train --config=configs/realm/facts.py:closed --workdir=runs/closed
 
-The first command warms up the retriever by the inverse cloze task: find the passage that a sentence comes from. The
-second trains both by the marginal likelihood of answers to four fifths of the questions, and asks the others. The third
-reads no passage, and can only guess: one of 100 values is right.
+The first command warms up the retriever by the inverse cloze task: find the passage that a sentence
+comes from. The second trains both by the marginal likelihood of answers to four fifths of the
+questions, and asks the others. The third reads no passage, and can only guess: one of 100 values is
+right.
 
-Measured with three seeds: of 423 held-out questions, all are right after 1,200 steps, with each seed, in 5 CPU minutes,
-warm-up included. Without passages it is 0.7, 1.4 and 0.2 %.
+Measured with three seeds: of 423 held-out questions, all are right after 1,200 steps, with each
+seed, in 5 CPU minutes, warm-up included. Without passages it is 0.7, 1.4 and 0.2 %.
 """
 
 from typing import Literal
@@ -29,13 +32,22 @@ def get_config(stage: Literal["cloze", "retrieved", "closed"] = "retrieved"):
   config = defaults()
   encoder = {"norm": "layernorm", "activation": "gelu", "position": "rope", "init_stddev": 0.06}
   reader = {"norm": "rmsnorm", "activation": "swiglu", "position": "rope", "init_stddev": 0.06}
-  config.model = {"name": "realm", "variant": {"retriever": _variant(encoder), "reader": _variant(reader), "width": 32}}
+  config.model = {
+    "name": "realm",
+    "variant": {"retriever": _variant(encoder), "reader": _variant(reader), "width": 32},
+  }
   lengths = {"inputs_length": 13, "passage_length": 36}
   if stage == "cloze":
-    config.task = {"name": "passage_pairs", "source": f"cloze:{_SOURCE}", "vocabulary": "bytes", **lengths}
+    config.task = {
+      "name": "passage_pairs",
+      "source": f"cloze:{_SOURCE}",
+      "vocabulary": "bytes",
+      **lengths,
+    }
     config.train_split = config.eval_split = "passages"
     config.objective = {"name": "inverse_cloze"}
-    config.batch_size, config.total_steps = 128, 400
+    config.batch_size = 128
+    config.total_steps = 400
     config.evals = {"loss": {"max_examples": 512}}
   else:
     config.task = {
@@ -51,9 +63,11 @@ def get_config(stage: Literal["cloze", "retrieved", "closed"] = "retrieved"):
       **lengths,
     }
     config.objective = {"name": "marginal_likelihood", "refresh_every": 100}
-    # Before the reader reads, its likelihoods are noise, by which the retriever would forget what it knows.
+    # Before the reader reads, its likelihoods are noise, by which the retriever would forget what
+    # it knows.
     config.tuning = {"name": "by_part", "rates": {"retriever/*": 0.05}}
-    config.batch_size, config.total_steps = 32, 1200
+    config.batch_size = 32
+    config.total_steps = 1200
     config.evals = {"open_qa": {}}
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.99, "weight_decay": 0.0}
   config.schedule = {"name": "cosine", "learning_rate": 2e-3, "warmup_steps": 30, "end": 0.1}

@@ -1,13 +1,15 @@
-"""ResNet on ImageNet, with group norm, from scratch (Wu & He 2018, section 4.1, arXiv:1803.08494; He et al. 2016).
+"""ResNet on ImageNet, with group norm, from scratch (Wu & He 2018, section 4.1, arXiv:1803.08494;
+He et al. 2016).
 
   python -m t5x_like.train --config=configs/resnet/base.py --workdir=runs/resnet_50 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-100 epochs of 1,281,167 images at batch 256 and 224 x 224, parts of the images and their mirror images; SGD with
-momentum 0.9 and decay 1e-4, 0.1, a tenth of it after 30, 60 and 90 epochs; 32 groups. The paper also decays gains and
-biases, and starts the last gain of a block at 0. Published weights, whose batch norm is frozen, are fine-tuned with
---config.init.workdir=runs/imported; convert them with this recipe. `:18`, `:34`, `:101` and `:152` are the other sizes.
-Expected of ResNet-50: 75.9 % top-1 (table 1). Not run at full size here.
+100 epochs of 1,281,167 images at batch 256 and 224 x 224, parts of the images and their mirror
+images; SGD with momentum 0.9 and decay 1e-4, 0.1, a tenth of it after 30, 60 and 90 epochs; 32
+groups. The paper also decays gains and biases, and starts the last gain of a block at 0. Published
+weights, whose batch norm is frozen, are fine-tuned with
+--config.init.workdir=runs/imported; convert them with this recipe. `:18`, `:34`, `:101` and `:152`
+are the other sizes. Expected of ResNet-50: 75.9 % top-1 (table 1). Not run at full size here.
 """
 
 from typing import Literal
@@ -35,7 +37,11 @@ def get_config(size: Literal["18", "34", "50", "101", "152"] = "50"):
   epoch = _IMAGES // 256
   config.total_steps = 100 * epoch
   config.optimizer = {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-4}
-  config.schedule = {"name": "drops", "learning_rate": 0.1, "steps": (30 * epoch, 60 * epoch, 90 * epoch)}
+  config.schedule = {
+    "name": "drops",
+    "learning_rate": 0.1,
+    "steps": (30 * epoch, 60 * epoch, 90 * epoch),
+  }
   config.eval_every = 2 * epoch
   config.evals = {"loss": {}, "image_classification": {}}
   config.checkpoint = {"every": epoch, "keep_last": 3}

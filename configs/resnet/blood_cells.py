@@ -5,10 +5,11 @@
   python -m t5x_like.train --config=configs/detr/blood_cells.py --workdir=runs/blood_cells \\
       --config.init.workdir=runs/cells --config.task.source=voc:BCCD
 
-The objects of the photographs that configs/detr/blood_cells.py learns from, in squares of 213 pixels: of 64 in the
-input, the scale at which the detector sees the photographs. Parts of the squares and their mirror images; Muon with
-decay 0.05 up to 4e-3 and down a cosine. Measured: 95.7 % of the objects of the validation photographs after 1.7 CPU
-minutes; the detector has AP 13.7 after 500 steps more (docs/history/benchmark-runs.md).
+The objects of the photographs that configs/detr/blood_cells.py learns from, in squares of 213
+pixels: of 64 in the input, the scale at which the detector sees the photographs. Parts of the
+squares and their mirror images; Muon with decay 0.05 up to 4e-3 and down a cosine. Measured: 95.7 %
+of the objects of the validation photographs after 1.7 CPU minutes; the detector has AP 13.7 after
+500 steps more (docs/history/benchmark-runs.md).
 """
 
 from t5x_like.config import defaults
@@ -17,7 +18,11 @@ from t5x_like.config import defaults
 def get_config():
   config = defaults()
 
-  config.model = {"name": "resnet", "variant": "resnet-cells", "head": {"name": "image_classification"}}
+  config.model = {
+    "name": "resnet",
+    "variant": "resnet-cells",
+    "head": {"name": "image_classification"},
+  }
   config.task = {
     "name": "image_classification",
     "source": "objects:213@voc:BCCD",

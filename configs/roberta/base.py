@@ -1,12 +1,15 @@
-"""RoBERTa: dynamic masks, full sentences, no next sentences, large batches (Liu et al. 2019, sections 4 and 5).
+"""RoBERTa: dynamic masks, full sentences, no next sentences, large batches (Liu et al. 2019,
+sections 4 and 5).
 
-  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos --output=data/web
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos
+  --output=data/web
   python -m t5x_like.train --config=configs/roberta/base.py --workdir=runs/roberta_base
 
-500,000 steps of 8,192 rows of 512 (table 9): AdamW up to 6e-4 over 24,000 steps and linearly down (`:large` up to 4e-4
-over 30,000), betas 0.9 and 0.98, eps 1e-6, decay 0.01 of all, biases and gains too, as in the authors' code (fairseq),
-dropout 0.1, no clipping. The paper used 160 GB of text; 100,000 steps of large took 1,024 V100s a day. Expected after
-fine-tuning (the table of its repository, base): MNLI 87.6, SST-2 94.8. Not run at full size here.
+500,000 steps of 8,192 rows of 512 (table 9): AdamW up to 6e-4 over 24,000 steps and linearly down
+(`:large` up to 4e-4 over 30,000), betas 0.9 and 0.98, eps 1e-6, decay 0.01 of all, biases and gains
+too, as in the authors' code (fairseq), dropout 0.1, no clipping. The paper used 160 GB of text;
+100,000 steps of large took 1,024 V100s a day. Expected after fine-tuning (the table of its
+repository, base): MNLI 87.6, SST-2 94.8. Not run at full size here.
 """
 
 from typing import Literal

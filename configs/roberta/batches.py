@@ -1,12 +1,15 @@
-"""RoBERTa's batches at equal passes over the data: all rows of table 3 (Liu et al. 2019, section 4.3).
+"""RoBERTa's batches at equal passes over the data: all rows of table 3 (Liu et al. 2019, section
+4.3).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY --append_eos \\
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
+      --append_eos \\
       --output=data/books_wiki_eos
-  python -m t5x_like.train --config=configs/roberta/batches.py:batch_2k --workdir=runs/roberta_batch_2k
+  python -m t5x_like.train --config=configs/roberta/batches.py:batch_2k
+  --workdir=runs/roberta_batch_2k
 
-RoBERTa base on BERT's text. Each row passes as many sequences as 1,000,000 steps of 256, at a peak rate of its own. The
-paper does not give the warm-ups; here all rows have the sequences of BERT's. Its perplexity on held-out text (the
-exponential of `eval/loss/loss`) and dev scores:
+RoBERTa base on BERT's text. Each row passes as many sequences as 1,000,000 steps of 256, at a peak
+rate of its own. The paper does not give the warm-ups; here all rows have the sequences of BERT's.
+Its perplexity on held-out text (the exponential of `eval/loss/loss`) and dev scores:
 
                      steps  rate  perplexity  MNLI-m  SST-2
   batch_256      1,000,000  1e-4        3.99    84.7   92.7
@@ -21,7 +24,8 @@ from typing import Literal
 from configs.roberta import base
 
 _ROWS = {"batch_256": (256, 1e-4), "batch_2k": (2048, 7e-4), "batch_8k": (8192, 1e-3)}
-_SEQUENCES, _WARMUP = 256 * 1_000_000, 256 * 10_000
+_SEQUENCES = 256 * 1_000_000
+_WARMUP = 256 * 10_000
 
 
 def get_config(batch: Literal[tuple(_ROWS)] = "batch_256"):
@@ -29,8 +33,13 @@ def get_config(batch: Literal[tuple(_ROWS)] = "batch_256"):
   rows, learning_rate = _ROWS[batch]
 
   config.task.store = "data/books_wiki_eos"
-  config.batch_size, config.total_steps = rows, _SEQUENCES // rows
-  config.schedule = {"name": "linear", "learning_rate": learning_rate, "warmup_steps": _WARMUP // rows}
+  config.batch_size = rows
+  config.total_steps = _SEQUENCES // rows
+  config.schedule = {
+    "name": "linear",
+    "learning_rate": learning_rate,
+    "warmup_steps": _WARMUP // rows,
+  }
   config.eval_every = config.total_steps // 50
   config.checkpoint = {"every": config.eval_every, "keep_last": 3}
   return config

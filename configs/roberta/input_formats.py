@@ -1,17 +1,20 @@
-"""RoBERTa's four input formats side by side, with next sentences and without: table 2 (Liu et al. 2019, section 4.2).
+"""RoBERTa's four input formats side by side, with next sentences and without: table 2 (Liu et al.
+2019, section 4.2).
 
-  python -m t5x_like.train --config=configs/roberta/input_formats.py:doc_sentences --workdir=runs/doc_sentences
+  python -m t5x_like.train --config=configs/roberta/input_formats.py:doc_sentences
+  --workdir=runs/doc_sentences
 
-BERT base in the recipe of `configs/bert/base.py`, at length 512 throughout; pairs also learn next sentences.
-`data/tasks/mlm.py` describes the formats. The paper's dev scores (SQuAD 1.1 and 2.0 F1):
+BERT base in the recipe of `configs/bert/base.py`, at length 512 throughout; pairs also learn next
+sentences. `data/tasks/mlm.py` describes the formats. The paper's dev scores (SQuAD 1.1 and 2.0 F1):
 
   segment_pair    90.4 78.7  MNLI-m 84.0  SST-2 92.9  RACE 64.2
   sentence_pair   88.7 76.2         82.9        92.1       63.0
   full_sentences  90.4 79.1         84.7        92.5       64.8
   doc_sentences   90.6 79.7         84.7        92.7       65.6
 
-The paper takes more rows into a batch where they are short. Here a batch has 256 rows, and several short sequences
-share a row of `segment_pair` and `doc_sentences`; `sentence_pair` alone sees fewer tokens. Not run at full size here.
+The paper takes more rows into a batch where they are short. Here a batch has 256 rows, and several
+short sequences share a row of `segment_pair` and `doc_sentences`; `sentence_pair` alone sees fewer
+tokens. Not run at full size here.
 """
 
 from typing import Literal

@@ -1,14 +1,17 @@
-"""SigLIP on pairs of images and texts, each pair by itself (Zhai et al. 2023; https://arxiv.org/abs/2303.15343).
+"""SigLIP on pairs of images and texts, each pair by itself (Zhai et al. 2023;
+https://arxiv.org/abs/2303.15343).
 
   python -m t5x_like.train --config=configs/siglip/base.py --workdir=runs/siglip_b16 \\
       --config.task.source=jsonl:train=pairs/train/*.jsonl,validation=pairs/val.jsonl \\
       --config.task.folder=pairs/images --config.task.vocabulary=siglip-base-patch16-224
 
-The loss of algorithm 1, its initial scale of 10 and bias of -10, b2 of 0.95 (section 4.7), 40 billion pairs at batch
-32,768, rows of 64 tokens (section 4.6) without a causal mask, pooling by attention, and the Adafactor of Zhai et al.
-2022. Evaluations see images squeezed to squares, as in the authors' code. The rest is as in `configs/clip/base.py`: the
-paper gives neither rates nor decay. `:l16` is the large model. The vocabulary is the directory of a published SigLIP.
-Expected of B/16 (table 3): 76.2 % zero-shot top-1 on ImageNet. Not run at full size here.
+The loss of algorithm 1, its initial scale of 10 and bias of -10, b2 of 0.95 (section 4.7), 40
+billion pairs at batch 32,768, rows of 64 tokens (section 4.6) without a causal mask, pooling by
+attention, and the Adafactor of Zhai et al.
+2022. Evaluations see images squeezed to squares, as in the authors' code. The rest is as in
+  `configs/clip/base.py`: the paper gives neither rates nor decay. `:l16` is the large model. The
+  vocabulary is the directory of a published SigLIP. Expected of B/16 (table 3): 76.2 % zero-shot
+  top-1 on ImageNet. Not run at full size here.
 """
 
 from typing import Literal
@@ -22,8 +25,10 @@ _SIZES = {"b16": ("siglip-b16", 224), "l16": ("siglip-l16-256", 256)}
 def get_config(size: Literal["b16", "l16"] = "b16"):
   config = base.get_config()
   variant, config.task.resolution = _SIZES[size]
-  config.model.name, config.model.variant = "siglip", variant
-  config.task.vocabulary, config.task.length = "siglip-base-patch16-224", 64
+  config.model.name = "siglip"
+  config.model.variant = variant
+  config.task.vocabulary = "siglip-base-patch16-224"
+  config.task.length = 64
   config.task.mean = config.task.std = (0.5, 0.5, 0.5)
   config.task.fit = "squeezed"
   config.objective = {"name": "pairwise_sigmoid"}

@@ -3,23 +3,26 @@
   python -m t5x_like.train --config=configs/swin/base.py --workdir=runs/swin_t \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 1024 and 224 x 224; AdamW with decay 0.05 up to 1e-3 over 20 epochs and down a
-cosine to 1e-5, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1, drop-path rates up to 0.2, 0.3 or 0.5,
-gradients clipped to norm 5 as in the authors' code. Each image is mixed by its own draw; timm draws once for a batch.
-Expected top-1 (table 1): `:t` 81.3, `:s` 83.0, `:b` 83.5 %. Accuracies of T after 10, 50 and 90 epochs are not
-published as text: the authors' log lies outside their repository (microsoft/Swin-Transformer, issue 29). A user at its
+300 epochs of 1,281,167 images at batch 1024 and 224 x 224; AdamW with decay 0.05 up to 1e-3 over 20
+epochs and down a cosine to 1e-5, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1,
+drop-path rates up to 0.2, 0.3 or 0.5, gradients clipped to norm 5 as in the authors' code. Each
+image is mixed by its own draw; timm draws once for a batch. Expected top-1 (table 1): `:t` 81.3,
+`:s` 83.0, `:b` 83.5 %. Accuracies of T after 10, 50 and 90 epochs are not published as text: the
+authors' log lies outside their repository (microsoft/Swin-Transformer, issue 29). A user at its
 settings had 71.3 % after 65 epochs (issue 39).
 
-`:l` is the pretraining of Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122 images at batch 4096,
-decay 0.01 (0.05 in their code), a linear schedule after 5 epochs. Fine-tuned on ImageNet for 30 epochs at 384 x 384
-with windows of 12 (--config.init.workdir=runs/swin_l --config.model.resolution=384 --config.task.resolution=384
---config.model.window=12 --config.optimizer.weight_decay=1e-8, at a constant 1e-5) and evaluated on images squeezed to
-squares, as in the authors' config (--config.task.fit=squeezed): 87.3 %.
+`:l` is the pretraining of Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122
+images at batch 4096, decay 0.01 (0.05 in their code), a linear schedule after 5 epochs. Fine-tuned
+on ImageNet for 30 epochs at 384 x 384 with windows of 12 (--config.init.workdir=runs/swin_l
+--config.model.resolution=384 --config.task.resolution=384
+--config.model.window=12 --config.optimizer.weight_decay=1e-8, at a constant 1e-5) and evaluated on
+images squeezed to squares, as in the authors' config (--config.task.fit=squeezed): 87.3 %.
 
-`,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, by the same table; expected (the
-authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. `:l,v2` is trained at 192 x 192 with decay 0.1 and a
-cosine. 8 accelerators, or 16 for `:b`. `:t` planned for 8 chips of v5e (`--topology=v5e:2x4`): 13.7 of 17.2 GB a chip,
-at least 0.30 s a step and 32 hours for 300 epochs. Not run at full size here.
+`,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, by the same
+table; expected (the authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. `:l,v2` is
+trained at 192 x 192 with decay 0.1 and a cosine. 8 accelerators, or 16 for `:b`. `:t` planned for 8
+chips of v5e (`--topology=v5e:2x4`): 13.7 of 17.2 GB a chip, at least 0.30 s a step and 32 hours for
+300 epochs. Not run at full size here.
 """
 
 from typing import Literal
@@ -27,7 +30,8 @@ from typing import Literal
 from t5x_like.config import defaults
 
 _DROP_PATH = {"t": 0.2, "s": 0.3, "b": 0.5, "l": 0.2}
-_IMAGES, _IMAGES_22K = 1_281_167, 14_197_122
+_IMAGES = 1_281_167
+_IMAGES_22K = 14_197_122
 
 
 def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
@@ -59,7 +63,13 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
   config.batch_size = 4096 if large else 1024
   config.total_steps = (90 if large else 300) * epoch
   decay = (0.1 if v2 else 0.01) if large else 0.05
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": decay, "undecayed": "tables"}
+  config.optimizer = {
+    "name": "adamw",
+    "b1": 0.9,
+    "b2": 0.999,
+    "weight_decay": decay,
+    "undecayed": "tables",
+  }
   warmup = (5 if large else 20) * epoch
   config.schedule = {"name": "cosine", "learning_rate": 1e-3, "warmup_steps": warmup, "end": 0.01}
   if large and not v2:

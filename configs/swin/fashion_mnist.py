@@ -3,11 +3,11 @@
   python -m t5x_like.train --config=configs/swin/fashion_mnist.py --workdir=runs/swin_fashion \\
       --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz
 
-The four files of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28 in 14 x 14 patches of 2 x 2
-with fixed positions, merged into 7 x 7 of twice the width and 4 x 4 of twice that; two layers each, windows of 7, RMS
-norms and no biases. The training is as in configs/vit/fashion_mnist.py, without mirror images, 16 images at a time,
-for 10 epochs. Measured: 92.4 % top-1 on the 10,000 test images after 28 CPU minutes beside other work
-(docs/results.md).
+The four files of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28 in 14 x
+14 patches of 2 x 2 with fixed positions, merged into 7 x 7 of twice the width and 4 x 4 of twice
+that; two layers each, windows of 7, RMS norms and no biases. The training is as in
+configs/vit/fashion_mnist.py, without mirror images, 16 images at a time, for 10 epochs. Measured:
+92.4 % top-1 on the 10,000 test images after 28 CPU minutes beside other work (docs/results.md).
 """
 
 from configs.vit import fashion_mnist
@@ -20,7 +20,12 @@ def get_config():
   config.model = {"name": "swin", "variant": "swin-fashion", "head": head, "channels": 1}
   config.model.patch_position = "sinusoidal_2d"
   # Kernels of 1/sqrt(fan in): the paper's 0.02 is for widths of 96 and more.
-  config.model.design = {"init_stddev": None, "activation": "gelu_tanh", "norm": "rmsnorm", "biases": ()}
+  config.model.design = {
+    "init_stddev": None,
+    "activation": "gelu_tanh",
+    "norm": "rmsnorm",
+    "biases": (),
+  }
   config.task.augmentations = ({"name": "random_crop", "border": 1},)
   config.accumulation_steps = 4
   config.total_steps = 10 * 60_000 // config.batch_size

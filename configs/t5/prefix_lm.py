@@ -1,12 +1,15 @@
-"""T5's prefix LM: one stack with a bidirectional prefix (Raffel et al. 2020, sections 3.2.1 and 3.2.4).
+"""T5's prefix LM: one stack with a bidirectional prefix (Raffel et al. 2020, sections 3.2.1 and
+3.2.4).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/t5/prefix_lm.py --workdir=runs/t5_prefix_lm
 
-Blocks of T5 base; windows of 512 tokens cut at a random place; the hyper-parameters of the paper's baseline (section
-3.1): 2^19 steps of 128 sequences. `:encoder_decoder` trains T5 base with the same objective, the encoder reading the
-prefix, on the store of `base.py`. The scores after fine-tuning are in table 2, below those of the same models
-trained by denoising. Not run at full size here.
+Blocks of T5 base; windows of 512 tokens cut at a random place; the hyper-parameters of the paper's
+baseline (section
+3.1): 2^19 steps of 128 sequences. `:encoder_decoder` trains T5 base with the same objective, the
+encoder reading the prefix, on the store of `base.py`. The scores after fine-tuning are in table 2,
+below those of the same models trained by denoising. Not run at full size here.
 """
 
 from configs.t5 import base
@@ -16,9 +19,15 @@ def get_config(encoder_decoder: bool = False):
   config = base.get_config()
 
   if encoder_decoder:
-    name, variant, architecture, store = "t5", "t5-base", "encoder_decoder", "data/c4_en"
+    name = "t5"
+    variant = "t5-base"
+    architecture = "encoder_decoder"
+    store = "data/c4_en"
   else:
-    name, variant, architecture, store = "t5_lm", "prefix-base", "decoder", "data/c4_en_eos"
+    name = "t5_lm"
+    variant = "prefix-base"
+    architecture = "decoder"
+    store = "data/c4_en_eos"
   config.model = {"name": name, "variant": variant, "vocab_size": 32_128, "dropout": 0.1}
   config.task = {"name": "prefix_lm", "store": store, "length": 512, "architecture": architecture}
   config.objective = {"name": architecture, "z_loss": 1e-4}

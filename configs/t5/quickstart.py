@@ -1,11 +1,13 @@
-"""A first run: a small T5.1.1 learns to fill in technical English, in a few minutes on two CPU cores.
+"""A first run: a small T5.1.1 learns to fill in technical English, in a few minutes on two CPU
+cores.
 
   make quickstart
 
-The corpus is the docstrings of the installed Python packages (about 7.5M tokens of a 2,048-piece vocabulary). Rows
-are short so that few sentinels stand in each: the decoder must find the one it is at before it can use the encoder,
-which it learned after some 700 steps, and not within 800 with rows of 64. Expected: validation loss 2.1, against a
-unigram entropy of 4.42, and 13 % of the spans restored exactly.
+The corpus is the docstrings of the installed Python packages (about 7.5M tokens of a 2,048-piece
+vocabulary). Rows are short so that few sentinels stand in each: the decoder must find the one it is
+at before it can use the encoder, which it learned after some 700 steps, and not within 800 with
+rows of 64. Expected: validation loss 2.1, against a unigram entropy of 4.42, and 13 % of the spans
+restored exactly.
 """
 
 from configs.t5 import base
@@ -17,7 +19,8 @@ def get_config():
   config.model.variant = "t5-v1_1-micro"
   config.model.vocab_size = 2048
   config.task.store = "data/docstrings"
-  config.task.inputs_length, config.task.targets_length = 32, None
+  config.task.inputs_length = 32
+  config.task.targets_length = None
   config.task.mean_noise_span_length = 1.5
 
   config.batch_size = 64

@@ -1,24 +1,29 @@
-"""T-DMCA, trained to write Wikipedia's articles from web pages (Liu et al. 2018, sections 4 and 5.2).
+"""T-DMCA, trained to write Wikipedia's articles from web pages (Liu et al. 2018, sections 4 and
+5.2).
 
-  python -m tools.train_vocabulary --source=lines:train=wikisum/train.txt --kind=bpe --size=32000 --extra_ids=0 \\
+  python -m tools.train_vocabulary --source=lines:train=wikisum/train.txt --kind=bpe --size=32000
+      --extra_ids=0 \\
       --output=vocabulary
-  python -m t5x_like.train --config=configs/t_dmca/base.py --workdir=runs/t_dmca --config.task.vocabulary=vocabulary
+  python -m t5x_like.train --config=configs/t_dmca/base.py --workdir=runs/t_dmca
+  --config.task.vocabulary=vocabulary
 
-Each line of `wikisum/train.jsonl` has a `title`, its `references` and the `article`, or its first section.
-References are the paragraphs of cited pages and search results, the most relevant first: the paper ranks them by
-tf-idf with the title, and Tensor2Tensor's `wikisum` has programs for it; this project has none. They are cut to fit the
-row. The model also learns to predict its inputs; `eval/articles/loss` is of the article alone. Expected on the test set
-(table 4, whose perplexity is its logarithm, as in figure 3), that loss and ROUGE-L:
+Each line of `wikisum/train.jsonl` has a `title`, its `references` and the `article`, or its first
+section. References are the paragraphs of cited pages and search results, the most relevant first:
+the paper ranks them by tf-idf with the title, and Tensor2Tensor's `wikisum` has programs for it;
+this project has none. They are cut to fit the row. The model also learns to predict its inputs;
+`eval/articles/loss` is of the article alone. Expected on the test set (table 4, whose perplexity is
+its logarithm, as in figure 3), that loss and ROUGE-L:
 
   t_d        inputs of 4,000                  2.22  33.6
   t_dmca     inputs of 11,000                 2.05  36.2
   moe_128    inputs of 11,000, 128 experts    1.93  37.9
   moe_256    inputs of 7,500, 256 experts     1.90  38.8
 
-The base Transformer's optimizer and rates, for 1,000,000 steps; 500 tokens for the article and 8 rows in a batch are
-ours, as the paper gives neither. Tensor2Tensor's `transformer_moe_prepend_8k` differs from the paper: a width of 1,024,
-norms before sublayers, separable convolutions as feed-forward layers, no label smoothing, and 2,000 steps of warm-up.
-Eight accelerators. Not run at full size here.
+The base Transformer's optimizer and rates, for 1,000,000 steps; 500 tokens for the article and 8
+rows in a batch are ours, as the paper gives neither. Tensor2Tensor's `transformer_moe_prepend_8k`
+differs from the paper: a width of 1,024, norms before sublayers, separable convolutions as
+feed-forward layers, no label smoothing, and 2,000 steps of warm-up. Eight accelerators. Not run at
+full size here.
 """
 
 from typing import Literal
@@ -26,13 +31,16 @@ from typing import Literal
 from configs.transformer import base
 
 _INPUTS = {"t_d": 4_000, "t_dmca": 11_000, "moe_128": 11_000, "moe_256": 7_500}
-LAPTOP = {"task.targets_length": None, "evals.written.max_new_tokens": 32}  # a decoder's row has inputs and targets
+# a decoder's row has inputs and targets
+LAPTOP = {"task.targets_length": None, "evals.written.max_new_tokens": 32}
 
 
 def get_config(size: Literal[tuple(_INPUTS)] = "t_dmca"):
   config = base.get_config()
 
-  variant = size.replace("_", "-") if size in ("t_d", "t_dmca") else f"t-dmca-{size.replace('_', '-')}"
+  variant = (
+    size.replace("_", "-") if size in ("t_d", "t_dmca") else f"t-dmca-{size.replace('_', '-')}"
+  )
   config.model = {"name": "t_dmca", "variant": variant, "vocab_size": 32_000, "dropout": 0.1}
   if "moe" in size:
     config.mesh = {"expert": 8, "data": -1}
@@ -56,7 +64,13 @@ def get_config(size: Literal[tuple(_INPUTS)] = "t_dmca"):
   config.evals = {
     "loss": {"max_examples": 512},
     "articles": {"name": "loss", "max_examples": 512, "task": {"loss_on": "targets"}},
-    "written": {"name": "generation", "metrics": ["rouge"], "beams": 4, "max_new_tokens": 500, "max_examples": 64},
+    "written": {
+      "name": "generation",
+      "metrics": ["rouge"],
+      "beams": 4,
+      "max_new_tokens": 500,
+      "max_examples": 64,
+    },
   }
   config.checkpoint = {"every": 5_000, "keep_last": 3}
   return config

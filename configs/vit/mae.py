@@ -1,16 +1,19 @@
-"""MAE: a ViT pretrained by putting back three quarters of the patches (He et al. 2022, table 8; arXiv:2111.06377).
+"""MAE: a ViT pretrained by putting back three quarters of the patches (He et al. 2022, table 8;
+arXiv:2111.06377).
 
   python -m t5x_like.train --config=configs/vit/mae.py --workdir=runs/mae_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-800 epochs of ImageNet at batch 4096 and 224 x 224; AdamW with decay 0.05 up to 2.4e-3 over 40 epochs and down a cosine
-to 0; kernels of Xavier's deviation, for queries, keys and values as one matrix. `few_shot` scores a ridge regression on
-the frozen features. configs/vit/mae_classify.py fine-tunes, or trains a linear probe. Expected after 1600 epochs,
-fine-tuned (table 3): B 83.6, L 85.9, H 86.9 % top-1. Of B after fewer epochs, fine-tuned and with a linear probe
-(open-mmlab/mmpretrain, configs/mae, not the authors): 300 epochs 83.1 and 60.8, 400 epochs 83.3 and 62.5, 800 epochs
-83.3 and 65.1, 1600 epochs 83.5 and 67.1 %. The authors publish none after 10, 50 or 90. B planned for 32 chips of v5e
-(`--topology=v5e:4x8`): 7.5 of 17.2 GB a chip, at least 0.14 s a step and 10 hours for 800 epochs. Not run at full size
-here.
+800 epochs of ImageNet at batch 4096 and 224 x 224; AdamW with decay 0.05 up to 2.4e-3 over 40
+epochs and down a cosine to 0; kernels of Xavier's deviation, for queries, keys and values as one
+matrix. `few_shot` scores a ridge regression on the frozen features. configs/vit/mae_classify.py
+fine-tunes, or trains a linear probe. Expected after 1600 epochs, fine-tuned (table 3): B 83.6, L
+85.9, H 86.9 % top-1. Of B after fewer epochs, fine-tuned and with a linear probe
+(open-mmlab/mmpretrain, configs/mae, not the authors): 300 epochs 83.1 and 60.8, 400 epochs 83.3 and
+62.5, 800 epochs
+83.3 and 65.1, 1600 epochs 83.5 and 67.1 %. The authors publish none after 10, 50 or 90. B planned
+for 32 chips of v5e (`--topology=v5e:4x8`): 7.5 of 17.2 GB a chip, at least 0.14 s a step and 10
+hours for 800 epochs. Not run at full size here.
 """
 
 from typing import Literal
@@ -47,7 +50,11 @@ def get_config(size: Literal["base", "large", "huge"] = "base"):
   config.batch_size = 4096
   config.total_steps = 800 * _IMAGES // 4096
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "weight_decay": 0.05}
-  config.schedule = {"name": "cosine", "learning_rate": 2.4e-3, "warmup_steps": 40 * _IMAGES // 4096}
+  config.schedule = {
+    "name": "cosine",
+    "learning_rate": 2.4e-3,
+    "warmup_steps": 40 * _IMAGES // 4096,
+  }
   config.eval_every = 10_000
   config.evals = {"loss": {}, "few_shot": {"shots": 10}}
   config.checkpoint = {"every": 5_000, "keep_last": 3}

@@ -1,11 +1,13 @@
-"""ViT pretrained without labels as BERT is: colours of corrupted patches (Dosovitskiy et al. 2021, appendix B.1.2).
+"""ViT pretrained without labels as BERT is: colours of corrupted patches (Dosovitskiy et al. 2021,
+appendix B.1.2).
 
   python -m t5x_like.train --config=configs/vit/masked_patches.py --workdir=runs/vit_masked \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-Half of the patches are chosen: 80 % become a mask, 10 % another patch and 10 % stay. Their mean colour is predicted, of
-8 levels in each channel. A million steps at batch 4096 in the paper, of JFT; Adam up to 2e-4 over 10,000 steps and down
-a cosine. Expected of B/16 after fine-tuning: 79.9 % top-1 on ImageNet. Not run at full size here.
+Half of the patches are chosen: 80 % become a mask, 10 % another patch and 10 % stay. Their mean
+colour is predicted, of 8 levels in each channel. A million steps at batch 4096 in the paper, of
+JFT; Adam up to 2e-4 over 10,000 steps and down a cosine. Expected of B/16 after fine-tuning: 79.9 %
+top-1 on ImageNet. Not run at full size here.
 """
 
 from t5x_like.config import defaults

@@ -1,15 +1,18 @@
-"""ViT-S/16 on ImageNet: better plain baselines (Beyer et al. 2022, arXiv:2205.01580, and big_vision's vit_s16_i1k).
+"""ViT-S/16 on ImageNet: better plain baselines (Beyer et al. 2022, arXiv:2205.01580, and
+big_vision's vit_s16_i1k).
 
   python -m t5x_like.train --config=configs/vit/small.py --workdir=runs/vit_s16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-90 epochs of 1,281,167 images at batch 1024 and 224 x 224; the mean of the patches, fixed positions, a tanh layer before
-the classifier; RandAugment of two operations at 10, mixup 0.2; AdamW up to 1e-3 over 10,000 steps and down a cosine,
-decay 0.1 of the rate (1e-4 in the authors' units), gradients clipped to norm 1, kernels of Xavier's deviation. Expected
-top-1: 76.5 % after 90 epochs; 78.5 % with `:150` and 80.0 % with `:300`. Within these schedules, after 10 or 50 epochs,
-only curves are published. The changes of RandAugment are timm's here, not TensorFlow's; the frequencies of positions
-are MAE's, nearly theirs; and images are made smaller without aliasing, where theirs are not smoothed in training.
-8 chips of TPU v3 take 7 hours for 90 epochs in the paper. Planned for 8 chips of v5e (`--topology=v5e:2x4`): 4.5 of
+90 epochs of 1,281,167 images at batch 1024 and 224 x 224; the mean of the patches, fixed positions,
+a tanh layer before the classifier; RandAugment of two operations at 10, mixup 0.2; AdamW up to 1e-3
+over 10,000 steps and down a cosine, decay 0.1 of the rate (1e-4 in the authors' units), gradients
+clipped to norm 1, kernels of Xavier's deviation. Expected
+top-1: 76.5 % after 90 epochs; 78.5 % with `:150` and 80.0 % with `:300`. Within these schedules,
+  after 10 or 50 epochs, only curves are published. The changes of RandAugment are timm's here, not
+  TensorFlow's; the frequencies of positions are MAE's, nearly theirs; and images are made smaller
+  without aliasing, where theirs are not smoothed in training. 8 chips of TPU v3 take 7 hours for 90
+  epochs in the paper. Planned for 8 chips of v5e (`--topology=v5e:2x4`): 4.5 of
 17.2 GB a chip, at least 0.08 s a step and 2.5 hours for 90 epochs. Not run at full size here.
 """
 
@@ -26,7 +29,11 @@ def get_config(epochs: Literal["90", "150", "300"] = "90"):
   head = {"name": "image_classification", "hidden": True}
   config.model = {"name": "vit", "variant": "vit-s16", "class_tokens": 0, "head": head}
   scales = (1.0, 1.0, 0.4, 1.6)
-  config.model.design = {"position": "sinusoidal_2d", "activation": "gelu_tanh", "kernel_scales": scales}
+  config.model.design = {
+    "position": "sinusoidal_2d",
+    "activation": "gelu_tanh",
+    "kernel_scales": scales,
+  }
   config.task = {
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",
@@ -41,7 +48,13 @@ def get_config(epochs: Literal["90", "150", "300"] = "90"):
   config.objective = {"name": "classification"}
   config.batch_size = 1024
   config.total_steps = int(epochs) * _IMAGES // 1024
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.1, "undecayed": "tables"}
+  config.optimizer = {
+    "name": "adamw",
+    "b1": 0.9,
+    "b2": 0.999,
+    "weight_decay": 0.1,
+    "undecayed": "tables",
+  }
   config.schedule = {"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 10_000}
   config.clip_norm = 1.0
   config.eval_every = 2_500

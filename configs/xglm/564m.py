@@ -1,11 +1,13 @@
 """XGLM 564M, pretrained as a language model (Lin et al. 2021, arXiv:2112.10668).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
+  --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/xglm/564m.py --workdir=runs/xglm_564m
 
-Windows of 2,048 tokens, 500 billion tokens in all. Batch, rates and weight decay are those of GPT-3 Medium (Brown et
-al. 2020, table 2.1 and appendix B), which is as large. The paper's corpus has 30 languages; `configs/mt5/base.py` shows
-how to mix them. 32 accelerators or more. Not run at full size here.
+Windows of 2,048 tokens, 500 billion tokens in all. Batch, rates and weight decay are those of GPT-3
+Medium (Brown et al. 2020, table 2.1 and appendix B), which is as large. The paper's corpus has 30
+languages; `configs/mt5/base.py` shows how to mix them. 32 accelerators or more. Not run at full
+size here.
 """
 
 from t5x_like.config import defaults
@@ -15,7 +17,12 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "xglm", "variant": "564m", "vocab_size": 256_008, "dropout": 0.1}
-  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
+  config.task = {
+    "name": "causal_lm",
+    "store": "data/c4_en_eos",
+    "length": 2048,
+    "document_mask": False,
+  }
   config.objective = {"name": "decoder"}
 
   config.batch_size = 256

@@ -1,19 +1,22 @@
-"""XLM, pretrained on pairs of translations: masked tokens of both sentences (Lample and Conneau 2019, section 3.3).
+"""XLM, pretrained on pairs of translations: masked tokens of both sentences (Lample and Conneau
+2019, section 3.3).
 
   python -m t5x_like.train --config=configs/xlm/tlm.py --workdir=runs/xlm_tlm \\
       --config.task.source='parallel:corpus/{split}.{field}.gz' --config.task.vocabulary=vocabulary
 
-The model of two languages, 6 layers of width 1,024, on the fields `en` and `de` of the source; `--config.task.text` and
-`pair` name others. Rows of up to 256 tokens, batches of 64 pairs, Adam up to 1e-4 and down by the inverse square root,
-dropout 0.1 (section 5.1; b2 of 0.98, 4,000 steps of warm-up and clipping at 5 as in the authors' code). The paper
-alternates this with masked language modelling of each language: a `mixture` whose parts have `text` alone do that. Its
-model of 15 languages (`--config.model.variant=xlm-xnli15`) reaches 75.1 on XNLI with TLM, and 71.5 without (table 1).
-64 V100s. Not run at full size here.
+The model of two languages, 6 layers of width 1,024, on the fields `en` and `de` of the source;
+`--config.task.text` and `pair` name others. Rows of up to 256 tokens, batches of 64 pairs, Adam up
+to 1e-4 and down by the inverse square root, dropout 0.1 (section 5.1; b2 of 0.98, 4,000 steps of
+warm-up and clipping at 5 as in the authors' code). The paper alternates this with masked language
+modelling of each language: a `mixture` whose parts have `text` alone do that. Its model of 15
+languages (`--config.model.variant=xlm-xnli15`) reaches 75.1 on XNLI with TLM, and 71.5 without
+(table 1). 64 V100s. Not run at full size here.
 """
 
 from t5x_like.config import defaults
 
-LAPTOP = {"model.design.position": {"name": "learned", "length": 128}}  # the two sentences share their positions
+# the two sentences share their positions
+LAPTOP = {"model.design.position": {"name": "learned", "length": 128}}
 
 
 def get_config():

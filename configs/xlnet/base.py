@@ -1,16 +1,19 @@
-"""XLNet: tokens predicted in random orders by two-stream attention (Yang et al. 2019, arXiv:1906.08237).
+"""XLNet: tokens predicted in random orders by two-stream attention (Yang et al. 2019,
+arXiv:1906.08237).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
+  --output=data/books_wiki
   python -m t5x_like.train --config=configs/xlnet/base.py --workdir=runs/xlnet_base
 
-Pairs of segments in rows of 512 tokens, one token in six predicted (K = 6), in spans of 1 to 5 (section 3.1). The base
-size is that of the ablation (section 3.4), which has BERT's data and BERT's 1,000,000 batches of 256 rows, Adam up to
-1e-4 over 10,000 steps and linearly down to 0. `:large` is table 7: 500,000 batches of 8,192 rows, up to 4e-4 over
-40,000 steps. Decay 0.01, dropout 0.1. Unlike here, the authors' code draws an order within each 256 tokens
-(`perm_size`), gives [SEP] and [CLS] places in it, leaves each span of n a context of 6 n tokens, and reads half of the
-rows backwards (`bi_data`). Expected after fine-tuning: MNLI 85.6, SST-2 93.4 (table 6, base, with the memory that is
-left out here), MNLI 90.8 (large, more text). The large one took the authors 5.5 days on 512 TPU v3 chips. Not run at
-full size here.
+Pairs of segments in rows of 512 tokens, one token in six predicted (K = 6), in spans of 1 to 5
+(section 3.1). The base size is that of the ablation (section 3.4), which has BERT's data and BERT's
+1,000,000 batches of 256 rows, Adam up to 1e-4 over 10,000 steps and linearly down to 0. `:large` is
+table 7: 500,000 batches of 8,192 rows, up to 4e-4 over 40,000 steps. Decay 0.01, dropout 0.1.
+Unlike here, the authors' code draws an order within each 256 tokens (`perm_size`), gives [SEP] and
+[CLS] places in it, leaves each span of n a context of 6 n tokens, and reads half of the rows
+backwards (`bi_data`). Expected after fine-tuning: MNLI 85.6, SST-2 93.4 (table 6, base, with the
+memory that is left out here), MNLI 90.8 (large, more text). The large one took the authors 5.5 days
+on 512 TPU v3 chips. Not run at full size here.
 """
 
 from typing import Literal
@@ -26,14 +29,23 @@ def get_config(size: Literal["base", "large"] = "base"):
 
   config.model = {"name": "xlnet", "variant": f"xlnet-{size}", "dropout": 0.1, "vocab_size": 32_000}
   config.model.remat = "full" if large else "none"
-  config.task = {"name": "permutation_lm", "store": "data/books_wiki", "length": 512, "input_format": "segment_pair"}
+  config.task = {
+    "name": "permutation_lm",
+    "store": "data/books_wiki",
+    "length": 512,
+    "input_format": "segment_pair",
+  }
   config.task.masking = "token_spans"
   config.objective = {"name": "permutation_lm"}
 
   config.batch_size = 8192 if large else 256
   config.total_steps = 500_000 if large else 1_000_000
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-6, "weight_decay": 0.01}
-  rates = {"learning_rate": 4e-4, "warmup_steps": 40_000} if large else {"learning_rate": 1e-4, "warmup_steps": 10_000}
+  rates = (
+    {"learning_rate": 4e-4, "warmup_steps": 40_000}
+    if large
+    else {"learning_rate": 1e-4, "warmup_steps": 10_000}
+  )
   config.schedule = {"name": "linear"} | rates
   config.clip_norm = 1.0
 

@@ -1,8 +1,10 @@
-"""The base of the three text architectures. A family in `models/` is one of them with a table of variants.
+"""The base of the three text architectures. A family in `models/` is one of them with a table of
+variants.
 
 All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X; see
-docs/explanation/architecture.md. Objectives call `model.outputs` instead and compute logits over the vocabulary
-themselves. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
+docs/explanation/architecture.md. Objectives call `model.outputs` instead and compute logits over
+the vocabulary themselves. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in
+others.
 """
 
 from typing import ClassVar, Literal
@@ -27,11 +29,13 @@ class Architecture(nnx.Module):
   """A variant with a recipe's changes, the token table, and the parts that `build` adds.
 
   Args:
-    variant: a name in `VARIANTS`, or a `Variant`. All arguments but `rngs` are keys of `config.model`.
+    variant: a name in `VARIANTS`, or a `Variant`. All arguments but `rngs` are keys of
+      `config.model`.
     vocab_size: rows of the token table; None for the published number.
     dropout: rate, wherever the design applies dropout.
     dtype: compute dtype; parameters are float32.
-    remat: activations kept for the backward pass: one of `nn.remat`, a name or {"name": …} with its arguments.
+    remat: activations kept for the backward pass: one of `nn.remat`, a name or {"name": …} with its
+      arguments.
     layers: see `nn.stack.Stack`.
     pipeline: see `nn.pipeline.Pipeline`.
     design, tokens: changes to the variant's design and special ids.
@@ -40,7 +44,8 @@ class Architecture(nnx.Module):
   """
 
   VARIANTS: ClassVar[dict[str, Variant]] = {}
-  NEEDS: ClassVar[tuple[str, ...]] = ()  # required batch features; outputs are aligned with the last
+  # required batch features; outputs are aligned with the last
+  NEEDS: ClassVar[tuple[str, ...]] = ()
 
   def __init__(
     self,
@@ -52,13 +57,18 @@ class Architecture(nnx.Module):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    pipeline: dict = {},  # noqa: B006 (never written to)
-    design: dict = {},  # noqa: B006
-    tokens: dict = {},  # noqa: B006
+    pipeline: dict = {},
+    design: dict = {},
+    tokens: dict = {},
   ):
     self.variant = variant = chosen(self.VARIANTS, variant, design, tokens, vocab_size=vocab_size)
     self.dtype = jnp.dtype(dtype)
-    self.embed = Embed(variant.vocab_size, variant.embed or variant.dims.embed, rngs, init=variant.design.table_init())
+    self.embed = Embed(
+      variant.vocab_size,
+      variant.embed or variant.dims.embed,
+      rngs,
+      init=variant.design.table_init(),
+    )
     self.build(rngs, **computed(dropout, remat, layers, pipeline))
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
@@ -70,7 +80,8 @@ class Architecture(nnx.Module):
     return dense(self.outputs(batch, key))
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Return the head's outputs, with logits over the vocabulary as `VocabularyLogits`, and auxiliary scalars.
+    """Return the head's outputs, with logits over the vocabulary as `VocabularyLogits`, and
+    auxiliary scalars.
 
     Args:
       batch: the model's features.

@@ -32,7 +32,8 @@ from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.nn.stack import EVEN, Pipeline, Stack
 
-POSITION, CORE = "config.model.design.position", "config.model.design.core"
+POSITION = "config.model.design.position"
+CORE = "config.model.design.core"
 _NORMS = {
   "pre": ("in_norm",),
   "sandwich": ("in_norm", "res_norm"),
@@ -49,9 +50,11 @@ class StackBuilder:
     causal: whether the stack is a decoder.
     cross: whether blocks have cross-attention.
     deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
-    dropout_rate, remat, layers, pipeline: the rate wherever the design drops out, and arguments of the `Stack`.
+    dropout_rate, remat, layers, pipeline: the rate wherever the design drops out, and arguments of
+      the `Stack`.
     drop_path: rate at which training skips a sublayer, drawn for each example.
-    depths: the depth of every layer, from 0 to 1, if the rate grows with it up to `drop_path`; else None.
+    depths: the depth of every layer, from 0 to 1, if the rate grows with it up to `drop_path`; else
+      None.
   """
 
   SCHEMES: ClassVar[ModuleType] = positions  # the package of position schemes
@@ -68,27 +71,37 @@ class StackBuilder:
   drop_path: float = 0.0
   depths: tuple[float, ...] | None = None
 
-  def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs) -> Inputs:
-    """Build the module from token vectors of `width` (by default the stack's) to the stack's input."""
-    design, D = self.design, self.dims.embed
+  def inputs(
+    self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs
+  ) -> Inputs:
+    """Build the module from token vectors of `width` (by default the stack's) to the stack's
+    input."""
+    design = self.design
+    D = self.dims.embed
     width = width or D
     return kind(
       scale=math.sqrt(width) if design.embed_scale else 1.0,
       position=self._position_at("inputs", self.schemes[0], rngs, width),
       types=Types(types, width, rngs, init=design.table_init()) if types else None,
       norm=design.make_norm(width, rngs) if design.embed_norm else None,
-      project=Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True) if width != D else None,
+      project=Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True)
+      if width != D
+      else None,
       dropout=self.dropout_at("inputs"),
     )
 
   def stack(self, rngs: nnx.Rngs) -> Stack:
     """Build the blocks, the positions they share and the final norm."""
-    layers, design = self.dims.layers, self.design
+    layers = self.dims.layers
+    design = self.design
     if design.experts and design.dense_layers:
       return slots.module("stacks", nn).make(self, rngs)
     if layers % self.period:
       period = f"the layer pattern repeats every {self.period} layers"
-      raise UserError(f"config.model.design: {period}, found {layers} layers, expected a multiple of {self.period}")
+      raise UserError(
+        f"config.model.design: {period}, found {layers} layers, expected a multiple "
+        f"of {self.period}"
+      )
     kinds = jax.eval_shape(lambda: [*map(self._core, range(len(self.cores)))])
     pieces = [core.pieces_above for core in kinds]
     stack = Stack(
@@ -102,25 +115,37 @@ class StackBuilder:
       remat=self.remat,
       layers=self.layers,
       pipeline=self.pipeline,
-      depths=self.depths and tuple(self.depths[at : at + self.period] for at in range(0, layers, self.period)),
+      depths=self.depths
+      and tuple(self.depths[at : at + self.period] for at in range(0, layers, self.period)),
     )
     return reduce(lambda stack, core: core.over(stack, rngs), kinds, stack)
 
   def block(self, rngs: nnx.Rngs) -> Block:
-    """Build one period of layers; if it has several, their sublayers' names end in the layer's number."""
+    """Build one period of layers; if it has several, their sublayers' names end in the layer's
+    number."""
     turns = range(self.period)
-    named = {f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()}
-    quantization, package = self.design.quantization, "t5x_like.nn.quantization"
-    return slots.make("config.model.design.quantization", quantization, package, "make")(Block(self.period, **named))
+    named = {
+      f"{n}_{t}" if self.period > 1 else n: x
+      for t in turns
+      for n, x in self._layer(t, rngs).items()
+    }
+    quantization = self.design.quantization
+    package = "t5x_like.nn.quantization"
+    return slots.make("config.model.design.quantization", quantization, package, "make")(
+      Block(self.period, **named)
+    )
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:
-    """The position schemes of the layers of a period; UserError if they differ and one does not belong to a layer."""
+    """The position schemes of the layers of a period; UserError if they differ and one does not
+    belong to a layer."""
     found = self.design.position
     schemes = found if isinstance(found, tuple) else (found,)
     for scheme in schemes:
       if any(scheme != other for other in schemes) and self._place(scheme) != "layer":
-        raise UserError(f"{POSITION}: found {scheme!r} mixed with others, expected schemes that belong to a layer")
+        raise UserError(
+          f"{POSITION}: found {scheme!r} mixed with others, expected schemes that belong to a layer"
+        )
     return schemes
 
   @cached_property
@@ -133,10 +158,12 @@ class StackBuilder:
   @cached_property
   def cores(self) -> tuple[tuple[str, str | dict], ...]:
     """The attention cores of the layers of a period, each with its key."""
-    where, spec = CORE, self.design.core
+    where = CORE
+    spec = self.design.core
     if isinstance(spec, dict) and "name" not in spec:
       side = "decoder" if self.causal else "encoder"
-      where, spec = f"{CORE}.{side}", slots.fill(CORE, spec, _Sides)[side]
+      where = f"{CORE}.{side}"
+      spec = slots.fill(CORE, spec, _Sides)[side]
     return tuple((where, one) for one in (spec if isinstance(spec, tuple) else (spec,)))
 
   @property
@@ -144,7 +171,9 @@ class StackBuilder:
     return Dropout(self.dropout_rate, (-2,) if self.design.shared_dropout else ())
 
   def dropout_at(self, place: str) -> Dropout:
-    return NO_DROPOUT if {"moe": "mlp"}.get(place, place) in self.design.no_dropout else self.dropout
+    return (
+      NO_DROPOUT if {"moe": "mlp"}.get(place, place) in self.design.no_dropout else self.dropout
+    )
 
   @property
   def attention_dropout(self) -> Dropout:
@@ -168,7 +197,8 @@ class StackBuilder:
     return self.gain if self.design.norm_position == "deepnorm" else 1.0
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
-    design, dims = self.design, self.dims
+    design = self.design
+    dims = self.dims
     sparse = design.experts and (turn + 1) % design.experts_every == 0
     parts = {"self_attention": self._attention(SelfAttention, rngs, turn)}
     if self.cross:
@@ -178,16 +208,33 @@ class StackBuilder:
       return {name: self._residual(part, rngs, turn, name) for name, part in parts.items()}
     if design.parallel == "one_norm":
       return {"parallel": self._residual(Parallel(**parts), rngs, turn, "parallel")}
-    branches = {name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()}
-    return {"parallel": Residual(Parallel(**branches), dropout=self.dropout, drop_path=self.drop_path, turn=turn)}
+    branches = {
+      name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()
+    }
+    return {
+      "parallel": Residual(
+        Parallel(**branches), dropout=self.dropout, drop_path=self.drop_path, turn=turn
+      )
+    }
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    """Build the self-attention of a turn; without one, cross-attention, without positions, window or special core."""
-    design, dims, own = self.design, self.dims, turn is not None
-    D, N, H = dims.embed, dims.heads, dims.head_dim
+    """Build the self-attention of a turn; without one, cross-attention, without positions, window
+    or special core."""
+    design = self.design
+    dims = self.dims
+    own = turn is not None
+    D = dims.embed
+    N = dims.heads
+    H = dims.head_dim
     qkv, out, *_ = design.kernel_scales
     cosine = slots.module("cosine", nn) if design.attention_scale == "cosine" else None
-    scale = 1.0 if cosine else 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
+    scale = (
+      1.0
+      if cosine
+      else 1 / math.sqrt(H)
+      if design.attention_scale is None
+      else design.attention_scale
+    )
     # T5 leaves out the 1/sqrt(H) of the logits and scales the initial query kernel by it instead.
     query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
     q_norm, k_norm = (design.make_qk_norm(heads, H, rngs) for heads in (N, dims.kv_heads))
@@ -204,7 +251,9 @@ class StackBuilder:
       biases=design.biases,
       q_norm=cosine.ScaledUnit(N, rngs) if cosine else q_norm,
       k_norm=cosine.Unit() if cosine else k_norm,
-      position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs) if own else None,
+      position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs)
+      if own
+      else None,
       core=self._core(turn, rngs) if own else Dense() if design.core == "dense" else Auto(),
       softcap=design.softcap,
       window=design.windows[turn % len(design.windows)] if own else None,
@@ -212,7 +261,8 @@ class StackBuilder:
     )
 
   def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
-    design, dims = self.design, self.dims
+    design = self.design
+    dims = self.dims
     mlp = (sparse and design.experts.mlp) or dims.mlp
     (activation, gated), (*_, wi, wo) = ACTIVATIONS[design.activation], design.kernel_scales
     return slots.make(
@@ -254,13 +304,17 @@ class StackBuilder:
   def _place(self, spec: str | dict) -> str:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place
 
-  def _position_at(self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position | None:
+  def _position_at(
+    self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None
+  ) -> Position | None:
     """Build the scheme if it belongs in `place`, else return None."""
     return self._position(spec, rngs, width) if self._place(spec) == place else None
 
   def _core(self, turn: int, rngs: nnx.Rngs | None = None) -> Core:
     where, spec = self.cores[turn % len(self.cores)]
-    return slots.make(where, spec, cores, "make", rngs=rngs or nnx.Rngs(0), dims=self.dims, causal=self.causal)
+    return slots.make(
+      where, spec, cores, "make", rngs=rngs or nnx.Rngs(0), dims=self.dims, causal=self.causal
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,8 +326,10 @@ class _Sides:
 
 
 def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tuple[float, float]]:
-  """Return each stack's (alpha, initial gain) in DeepNet (Wang et al. 2022, figure 2); 0 layers for a missing stack."""
-  N, M = encoder_layers, decoder_layers
+  """Return each stack's (alpha, initial gain) in DeepNet (Wang et al. 2022, figure 2); 0 layers for
+  a missing stack."""
+  N = encoder_layers
+  M = decoder_layers
   if N and M:
     both = (N**4 * M) ** (1 / 16)
     return {"encoder": (0.81 * both, 0.87 / both), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
@@ -281,7 +337,9 @@ def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tupl
   return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}
 
 
-def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **given: Any) -> Any:  # noqa: B006
+def chosen(
+  variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **given: Any
+) -> Any:
   """Return the variant, looked up if it is a name, with its changes.
 
   Args:
@@ -290,7 +348,9 @@ def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: di
   Raises:
     UserError: an unknown variant, or a key of a change that is unknown or does not fit.
   """
-  variant = slots.find("config.model.variant", variant, variants) if isinstance(variant, str) else variant
+  variant = (
+    slots.find("config.model.variant", variant, variants) if isinstance(variant, str) else variant
+  )
   given = {name: value for name, value in given.items() if value is not None}
   for name, changes in {"design": design, "tokens": tokens}.items():
     if changes:
@@ -298,9 +358,20 @@ def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: di
   return dataclasses.replace(variant, **given)
 
 
-def computed(dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0) -> dict:  # noqa: B006
-  """Return the options of a `StackBuilder`; raise UserError for a rate outside [0, 1), an unknown policy or key."""
+def computed(
+  dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0
+) -> dict:
+  """Return the options of a `StackBuilder`; raise UserError for a rate outside [0, 1), an unknown
+  policy or key."""
   if not 0 <= drop_path < 1:
-    raise UserError(f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1")
+    raise UserError(
+      f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1"
+    )
   stages = slots.change("config.model.pipeline", EVEN, pipeline)
-  return dict(dropout_rate=dropout, drop_path=drop_path, remat=policies.make(remat), layers=layers, pipeline=stages)
+  return dict(
+    dropout_rate=dropout,
+    drop_path=drop_path,
+    remat=policies.make(remat),
+    layers=layers,
+    pipeline=stages,
+  )

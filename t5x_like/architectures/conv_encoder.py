@@ -1,4 +1,5 @@
-"""Convolutional encoders of images: a backbone, whose last map is a sequence of cells, and a head."""
+"""Convolutional encoders of images: a backbone, whose last map is a sequence of cells, and a
+head."""
 
 import dataclasses
 from typing import ClassVar
@@ -48,14 +49,17 @@ class ConvVariant:
 
 
 class ConvEncoder(ImageModel):
-  """A backbone and a head. The parameters of `backbone` have the names that they have in a detector.
+  """A backbone and a head. The parameters of `backbone` have the names that they have in a
+  detector.
 
   Args:
-    variant: a name in `VARIANTS`, or a `ConvVariant`. All arguments but `rngs` are keys of `config.model`.
+    variant: a name in `VARIANTS`, or a `ConvVariant`. All arguments but `rngs` are keys of
+      `config.model`.
     backbone, resolution, channels, head: None for the variant's.
     dropout: rate before the classifier.
     drop_path: rate of a backbone that has one.
-    remat: whether the backward pass computes the whole backbone again, whose activations have no names.
+    remat: whether the backward pass computes the whole backbone again, whose activations have no
+      names.
     layers: without effect; blocks are always unrolled.
     dtype, design: see `architectures.architecture.Architecture`.
   Raises:
@@ -79,23 +83,33 @@ class ConvEncoder(ImageModel):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    design: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},
   ):
     given = dict(backbone=backbone, resolution=resolution, channels=channels, head=head)
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     if (quantization := variant.design.quantization) != "none":
-      raise UserError(f"config.model.design.quantization: found {quantization!r}, expected 'none' for convolutions")
+      raise UserError(
+        f"config.model.design.quantization: found {quantization!r}, expected 'none' "
+        "for convolutions"
+      )
     self.dtype = jnp.dtype(dtype)
     parts = dict(rngs=rngs, channels=variant.channels, drop_path=drop_path)
     self.remat = policies.make(remat)
-    self.backbone = slots.make("config.model.backbone", variant.backbone, backbones, "make", **parts)
+    self.backbone = slots.make(
+      "config.model.backbone", variant.backbone, backbones, "make", **parts
+    )
     if self.backbone.width != variant.width:
       found = f"its last map has {self.backbone.width} channels"
-      raise UserError(f"config.model.backbone: {found}, expected the variant's width, {variant.width}")
+      raise UserError(
+        f"config.model.backbone: {found}, expected the variant's width, {variant.width}"
+      )
     given = dict(rngs=rngs, variant=variant, dropout=dropout)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
     if getattr(self.head, "places", ()):
-      raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; convolutions have none")
+      raise UserError(
+        f"config.model.head: found {variant.head!r}, which puts patches back; "
+        "convolutions have none"
+      )
 
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
     """Return (the cells of the last map in raster order, [B, T, D]; no auxiliary scalars)."""

@@ -24,8 +24,8 @@ class Decoder(Architecture):
   """A causal stack and a language model head.
 
   Args:
-    scores: number of scores that a linear layer computes from each row's last token, for tasks on whole texts; 0 for
-      none.
+    scores: number of scores that a linear layer computes from each row's last token, for tasks on
+      whole texts; 0 for none.
     others: see `Architecture`.
   """
 
@@ -37,7 +37,8 @@ class Decoder(Architecture):
     super().__init__(rngs, variant=variant, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    variant, dims = self.variant, self.variant.dims
+    variant = self.variant
+    dims = self.variant.dims
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
     parts = self.BUILDER(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs)
@@ -49,15 +50,19 @@ class Decoder(Architecture):
     """Compute next-token logits at every position.
 
     Args:
-      batch: `decoder_input_tokens` int32 [B, T]; optional `decoder_causal_attention` (1 where attention is
-        bidirectional), and for packed batches `decoder_segment_ids` and `decoder_positions`.
+      batch: `decoder_input_tokens` int32 [B, T]; optional `decoder_causal_attention` (1 where
+        attention is bidirectional), and for packed batches `decoder_segment_ids` and
+        `decoder_positions`.
     Returns:
-      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars; with `scores`, {"scores": float32 [B, scores]}.
+      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars; with `scores`, {"scores":
+      float32 [B, scores]}.
     """
     tokens_BT, pos, segments, valid = self._features(batch, "decoder")
     prefix = _prefix(batch, valid)
     # Padding comes last, where causality hides it from the tokens, or has a segment of its own.
-    mask = Mask(pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder"))
+    mask = Mask(
+      pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder")
+    )
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
     context = Context(mask=mask, valid=valid)
     x_BTD, aux, _ = self.decoder(x_BTD, context, key=subkey(key, 1))
@@ -65,7 +70,9 @@ class Decoder(Architecture):
     scores = {} if self.scores is None else self.scores(x_BTD, valid, subkey(key, 2))
     return self.head(x_BTD, self.embed, valid) | scores | aux
 
-  def ahead(self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None) -> dict:
+  def ahead(
+    self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
+  ) -> dict:
     """Return further outputs in training, from the stack's output; see `multi_token`."""
     return {}
 
@@ -81,7 +88,8 @@ class Decoder(Architecture):
     return DecodeState.empty(cache, B, slots, prefix="decoder_causal_attention" in batch)
 
   def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
-    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V], state)."""
+    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V],
+    state)."""
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     context = Context(mask=state.mask(q_pos), slot=state.slot - tokens_BT.shape[1])
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), q_pos)

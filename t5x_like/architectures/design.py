@@ -1,8 +1,8 @@
 """Designs and variants: the differences between published Transformers, as data.
 
-A family in `models/` is a `Design` and a table of sizes. A recipe may change any field of the design
-(`config.model.design`): a T5 with SwiGLU and RoPE, a pre-norm BERT, a GPT with ALiBi and experts.
-`architectures.build` turns a design into a stack; layers never see it.
+A family in `models/` is a `Design` and a table of sizes. A recipe may change any field of the
+design (`config.model.design`): a T5 with SwiGLU and RoPE, a pre-norm BERT, a GPT with ALiBi and
+experts. `architectures.build` turns a design into a stack; layers never see it.
 """
 
 import dataclasses
@@ -26,40 +26,49 @@ class Design:
 
   Attributes:
     norm, norm_epsilon: one of `nn.norm.NORMS`.
-    norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the sublayer
-      ("sandwich"), after the sublayer ("output"), there with scales that start at 0 ("res_post", Liu et al. 2022), or
-      after the addition with DeepNet's weights ("deepnorm", Wang et al. 2022).
+    norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the
+      sublayer ("sandwich"), after the sublayer ("output"), there with scales that start at 0
+      ("res_post", Liu et al. 2022), or after the addition with DeepNet's weights ("deepnorm", Wang
+      et al. 2022).
     parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
-    layer_scale: initial factor of each channel of a sublayer's output, in a pre-norm stack (`norm.LayerScale`); None
-      for no factor.
+    layer_scale: initial factor of each channel of a sublayer's output, in a pre-norm stack
+      (`norm.LayerScale`); None for no factor.
     activation: one of `nn.feed_forward.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
     biases: projections with a bias: "qkv" or "qv" (queries and values), "out" and "mlp".
-    position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
-    qk_norm: a norm on queries and keys, of each head or of all heads together ("all_heads", OLMo 2).
-    attention_scale: factor of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of cosines
-      (`cosine.ScaledUnit`).
+    position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle
+      through a tuple.
+    qk_norm: a norm on queries and keys, of each head or of all heads together ("all_heads", OLMo
+      2).
+    attention_scale: factor of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of
+      cosines (`cosine.ScaledUnit`).
     softcap: bound of the attention logits.
-    windows: range of a query, as in `Mask.window`, None for no limit; layers cycle through the tuple.
-    core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; layers cycle through a tuple;
-      {"encoder": …, "decoder": …} where the two differ.
-    quantization: 8-bit products of the blocks' projections, one of `nn.quantization`: "none", "int8" or "fp8".
-    latent: sizes of keys and values as projections of one vector a token, the fields of `latent_attention.Latent`.
+    windows: range of a query, as in `Mask.window`, None for no limit; layers cycle through the
+      tuple.
+    core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; layers cycle
+      through a tuple; {"encoder": …, "decoder": …} where the two differ.
+    quantization: 8-bit products of the blocks' projections, one of `nn.quantization`: "none",
+      "int8" or "fp8".
+    latent: sizes of keys and values as projections of one vector a token, the fields of
+      `latent_attention.Latent`.
     experts: a mixture of experts instead of the MLP.
     experts_every: N, if only every N-th layer has experts.
     dense_layers: number of first layers with an MLP instead of experts.
     mlp_dropout: whether dropout also applies inside the MLP.
     shared_dropout: whether one mask of dropout serves all positions of a row, as in T5's code.
     no_dropout: places without any: the sums of embeddings ("inputs"), or the MLP's outputs ("mlp").
-    attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), those of some keys for all queries
-      of a row ("keys", which is dropout of values, so that kernels can do it), or none.
+    attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), those of some
+      keys for all queries of a row ("keys", which is dropout of values, so that kernels can do it),
+      or none.
     init_stddev: standard deviation of all initial kernels; None is sqrt(scale / fan in).
-    kernel_scales: these scales, of queries, keys and values, of attention's output, of the MLP's input and its output.
-    residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers) (GPT-2).
+    kernel_scales: these scales, of queries, keys and values, of attention's output, of the MLP's
+      input and its output.
+    residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers)
+      (GPT-2).
     embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
     embed_scale, embed_norm: multiply token vectors by sqrt(D); normalise them.
     tied: the output projection is the token table.
-    logits_scale, logits_softcap, logits_bias: a factor before the output projection, 1/sqrt(D) if True, a bound of the
-      output logits, and a bias.
+    logits_scale, logits_softcap, logits_bias: a factor before the output projection, 1/sqrt(D) if
+      True, a bound of the output logits, and a bias.
   """
 
   norm: str = "rmsnorm"
@@ -102,13 +111,25 @@ class Design:
       found = f"found {self.parallel!r} with norm_position {self.norm_position!r}"
       raise UserError(f"config.model.design.parallel: {found}, expected norm_position 'pre'")
     if self.qk_norm and self.attention_scale == "cosine":
-      found = "found True, but attention_scale 'cosine' already normalizes queries and keys; set it to False"
+      found = (
+        "found True, but attention_scale 'cosine' already normalizes queries and keys; set "
+        "it to False"
+      )
       raise UserError(f"config.model.design.qk_norm: {found}")
     if len(self.kernel_scales) != 4:
-      raise UserError(f"config.model.design.kernel_scales: found {self.kernel_scales}, expected four numbers")
-    if self.layer_scale is not None and (self.norm_position != "pre" or self.parallel == "two_norms"):
-      found = f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel {self.parallel!r}"
-      raise UserError(f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'")
+      raise UserError(
+        f"config.model.design.kernel_scales: found {self.kernel_scales}, expected four numbers"
+      )
+    if self.layer_scale is not None and (
+      self.norm_position != "pre" or self.parallel == "two_norms"
+    ):
+      found = (
+        f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel "
+        f"{self.parallel!r}"
+      )
+      raise UserError(
+        f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'"
+      )
 
   @property
   def final_norm(self) -> bool:
@@ -153,9 +174,11 @@ class Variant:
     tokens: special ids.
     types: number of token types (BERT's segments).
     embed: width of the token table, if it differs from the stack's.
-    decoder_layers, decoder_heads, decoder_mlp: layers, heads and feed-forward width of an encoder-decoder's decoder;
-      None for the encoder's. Its heads, those of cross-attention too, are together as wide as the encoder's.
-    shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section 3.2.2).
+    decoder_layers, decoder_heads, decoder_mlp: layers, heads and feed-forward width of an
+      encoder-decoder's decoder; None for the encoder's. Its heads, those of cross-attention too,
+      are together as wide as the encoder's.
+    shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section
+      3.2.2).
     head: an encoder's head: one of `architectures.heads`, a name or {"name": …} with its arguments.
   """
 
@@ -179,14 +202,19 @@ class Variant:
       UserError: the width of the encoder's heads is not a multiple of `decoder_heads`.
     """
     dims = dataclasses.replace(
-      self.dims, layers=self.decoder_layers or self.dims.layers, mlp=self.decoder_mlp or self.dims.mlp
+      self.dims,
+      layers=self.decoder_layers or self.dims.layers,
+      mlp=self.decoder_mlp or self.dims.mlp,
     )
     heads = self.decoder_heads
     if heads is None or heads == dims.heads:
       return dims
     width = dims.heads * dims.head_dim
     if width % heads or dims.kv_heads != dims.heads:
-      found = f"found {heads} beside {dims.heads} heads ({dims.kv_heads} of keys and values) of width {dims.head_dim}"
+      found = (
+        f"found {heads} beside {dims.heads} heads ({dims.kv_heads} of keys and values) of "
+        f"width {dims.head_dim}"
+      )
       expected = f"a divisor of {width}, and as many heads of keys and values as of queries"
       raise UserError(f"config.model.variant.decoder_heads: {found}, expected {expected}")
     return dataclasses.replace(dims, heads=heads, kv_heads=heads, head_dim=width // heads)

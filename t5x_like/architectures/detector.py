@@ -34,12 +34,13 @@ class DetectorVariant:
     dims: sizes of the encoder, and of the decoder except for `decoder_layers` and `decoder_mlp`.
     design: design of the blocks.
     backbone: one of `architectures.backbones`, a name or {"name": …} with its arguments.
-    decoder_layers, decoder_mlp: layers and feed-forward width of the decoder; None for the encoder's.
+    decoder_layers, decoder_mlp: layers and feed-forward width of the decoder; None for the
+      encoder's.
     queries: maximal number of objects in an image.
     labels: number of classes, not counting "no object".
     channels: channels of the images.
-    places: the positions of the map's cells, and where they and the query vectors are added. Only at the inputs do
-      they reach values.
+    places: the positions of the map's cells, and where they and the query vectors are added. Only
+      at the inputs do they reach values.
   """
 
   dims: Dims
@@ -54,7 +55,8 @@ class DetectorVariant:
 
   @property
   def decoder_dims(self) -> Dims:
-    layers, mlp = self.decoder_layers or self.dims.layers, self.decoder_mlp or self.dims.mlp
+    layers = self.decoder_layers or self.dims.layers
+    mlp = self.decoder_mlp or self.dims.mlp
     return dataclasses.replace(self.dims, layers=layers, mlp=mlp)
 
 
@@ -62,7 +64,8 @@ class Detector(nnx.Module):
   """Set prediction by an encoder-decoder (Carion et al. 2020).
 
   Args:
-    variant: a name in `VARIANTS`, or a `DetectorVariant`. All arguments but `rngs` are keys of `config.model`.
+    variant: a name in `VARIANTS`, or a `DetectorVariant`. All arguments but `rngs` are keys of
+      `config.model`.
     backbone, queries, channels, places: None for the variant's.
     labels: None or "auto" for the number of the data's classes.
     dropout: rate, wherever the design applies dropout.
@@ -89,31 +92,49 @@ class Detector(nnx.Module):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    design: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},
   ):
     labels = None if labels == "auto" else labels
-    given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels, places=places)
+    given = dict(
+      backbone=backbone, queries=queries, labels=labels, channels=channels, places=places
+    )
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
-    dims, scheme = variant.dims, variant.design
+    dims = variant.dims
+    scheme = variant.design
     if dims.embed % 4:
-      raise UserError(f"config.model.variant.dims.embed: found {dims.embed}, expected a multiple of 4, for the sines")
+      raise UserError(
+        f"config.model.variant.dims.embed: found {dims.embed}, expected a multiple "
+        "of 4, for the sines"
+      )
     if scheme.position != "none":
-      raise UserError(f"config.model.design.position: found {scheme.position!r}, expected 'none': places are added")
+      raise UserError(
+        f"config.model.design.position: found {scheme.position!r}, expected 'none': "
+        "places are added"
+      )
     self.dtype, options = jnp.dtype(dtype), computed(dropout, remat, layers)
     D = dims.embed
     given = dict(rngs=rngs, channels=variant.channels, dtype=dtype, remat=remat, layers=layers)
-    self.backbone = slots.make("config.model.backbone", variant.backbone, backbones, "make", **given)
+    self.backbone = slots.make(
+      "config.model.backbone", variant.backbone, backbones, "make", **given
+    )
     width = self.backbone.width
     self.project = Linear((width, D), (None, "embed"), params.fan_in_normal(width), rngs, bias=True)
     self.position = variant.places.positions(rngs, D)
     self.encoder = PlacedBuilder(scheme, dims, causal=False, **options).stack(rngs)
     self.queries = params.param(rngs, params.normal(1.0), (variant.queries, D), (None, "embed"))
-    self.decoder = PlacedBuilder(scheme, variant.decoder_dims, causal=False, cross=True, **options).stack(rngs)
+    self.decoder = PlacedBuilder(
+      scheme, variant.decoder_dims, causal=False, cross=True, **options
+    ).stack(rngs)
     self.decoder_norm = scheme.make_norm(D, rngs)
-    self.classes = Linear((D, variant.labels + 1), ("embed", None), params.fan_in_normal(D), rngs, bias=True)
+    self.classes = Linear(
+      (D, variant.labels + 1), ("embed", None), params.fan_in_normal(D), rngs, bias=True
+    )
     sizes = [D] * _BOX_LAYERS + [4]
     self.boxes = nnx.List(
-      [Linear((i, o), ("embed", None), params.fan_in_normal(i), rngs, bias=True) for i, o in zip(sizes, sizes[1:])]
+      [
+        Linear((i, o), ("embed", None), params.fan_in_normal(i), rngs, bias=True)
+        for i, o in zip(sizes, sizes[1:])
+      ]
     )
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
@@ -123,31 +144,43 @@ class Detector(nnx.Module):
     """Predict a class and a box for each query.
 
     Args:
-      batch: `image` float32 [B, Y, X, C], padded below and to the right; `image_size` int32 [B, 2], the height and
-        width without padding.
+      batch: `image` float32 [B, Y, X, C], padded below and to the right; `image_size` int32 [B, 2],
+        the height and width without padding.
       key: dropout key, or None for evaluation.
     Returns:
-      All float32: `logits` [B, Q, labels + 1], the last for "no object", and `boxes` [B, Q, 4]: the centre's x and y,
-      width and height, as fractions of the image without padding. `earlier_logits` and `earlier_boxes`,
-      [B, L - 1, Q, …], are the predictions of the decoder's earlier layers.
+      All float32: `logits` [B, Q, labels + 1], the last for "no object", and `boxes` [B, Q, 4]: the
+      centre's x and y, width and height, as fractions of the image without padding.
+      `earlier_logits` and `earlier_boxes`, [B, L - 1, Q, …], are the predictions of the decoder's
+      earlier layers.
     """
     image_BYXC = batch["image"]
     if image_BYXC.shape[-1] != self.variant.channels:
-      found = f"the model is for images of {self.variant.channels} channels, found {image_BYXC.shape[-1]}"
+      found = (
+        f"the model is for images of {self.variant.channels} channels, found {image_BYXC.shape[-1]}"
+      )
       raise UserError(f"config.model.channels: {found}; set it and config.task.channels alike")
     map_BYXC = self.backbone(image_BYXC.astype(self.dtype), subkey(key, 3))
     valid_BYX = self._valid(batch["image_size"], image_BYXC.shape[1:3], map_BYXC.shape[1:3])
     memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
     memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
     (B, S, D), valid_BS = memory_BSD.shape, valid_BYX.reshape(len(valid_BYX), -1)
-    cells_BSD = (sines(valid_BYX, D) if self.position is None else self.position(valid_BYX)).astype(self.dtype)
+    cells_BSD = (sines(valid_BYX, D) if self.position is None else self.position(valid_BYX)).astype(
+      self.dtype
+    )
     Q = self.variant.queries
     queries_BQD = jnp.broadcast_to(self.queries[...].astype(self.dtype), (B, Q, D))
     vectors = {"cells": cells_BSD, "memory": cells_BSD, "queries": queries_BQD}
-    at_input, at_attention = (self.variant.places.at(place, vectors) for place in ("input", "attention"))
-    pos, q_pos = positions(S), positions(Q)
-    context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=at_attention["cells"])
-    memory_BSD, _, _ = self.encoder(plus(memory_BSD, at_input["cells"]), context, key=subkey(key, 1))
+    at_input, at_attention = (
+      self.variant.places.at(place, vectors) for place in ("input", "attention")
+    )
+    pos = positions(S)
+    q_pos = positions(Q)
+    context = Context(
+      mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=at_attention["cells"]
+    )
+    memory_BSD, _, _ = self.encoder(
+      plus(memory_BSD, at_input["cells"]), context, key=subkey(key, 1)
+    )
     context = Context(
       mask=Mask(q_pos, q_pos, aligned=True),
       places=at_attention["queries"],
@@ -155,7 +188,9 @@ class Detector(nnx.Module):
       memory_mask=Mask(q_pos, pos, k_valid=valid_BS),
       memory_places=at_attention["memory"],
     )
-    x_LBQD = self._every(plus(jnp.zeros_like(queries_BQD), at_input["queries"]), context, subkey(key, 2))
+    x_LBQD = self._every(
+      plus(jnp.zeros_like(queries_BQD), at_input["queries"]), context, subkey(key, 2)
+    )
     x_BTD = jnp.swapaxes(self.decoder_norm(x_LBQD), 0, 1).reshape(B, -1, D)
     logits_BLQV = self.classes(x_BTD).astype(jnp.float32).reshape(B, -1, Q, self.variant.labels + 1)
     for layer in self.boxes[:-1]:
@@ -170,7 +205,8 @@ class Detector(nnx.Module):
 
   def _every(self, x_BQD: jax.Array, context: Context, key: jax.Array | None) -> jax.Array:
     """Return the output of every block of the decoder before the final norm, [L, B, Q, D]."""
-    decoder, keys_L = self.decoder, None if key is None else jax.random.split(key, self.decoder.repeats)
+    decoder = self.decoder
+    keys_L = None if key is None else jax.random.split(key, self.decoder.repeats)
 
     def body(x_BQD, layer):
       block, layer_key = layer
@@ -181,7 +217,11 @@ class Detector(nnx.Module):
 
   @staticmethod
   def _valid(size_B2: jax.Array, whole: tuple[int, int], shrunk: tuple[int, int]) -> jax.Array:
-    """Return bool [B, Y', X'], True for cells of the map whose nearest pixel above and to the left is not padding."""
-    pixel = [np.floor(np.arange(n, dtype=np.float32) * np.float32(full / n)) for full, n in zip(whole, shrunk)]
+    """Return bool [B, Y', X'], True for cells of the map whose nearest pixel above and to the left
+    is not padding."""
+    pixel = [
+      np.floor(np.arange(n, dtype=np.float32) * np.float32(full / n))
+      for full, n in zip(whole, shrunk)
+    ]
     rows_BY, columns_BX = (jnp.asarray(p) < size_B2[:, [axis]] for axis, p in enumerate(pixel))
     return rows_BY[:, :, None] & columns_BX[:, None, :]

@@ -23,7 +23,8 @@ from t5x_like.nn.mask import Mask, positions
 from t5x_like.resolution import Resolution
 from t5x_like.slots import Positive, Rate
 
-MOST = math.log(100.0)  # upper bound of the scale's logarithm in training (Radford et al. 2021, section 2.5)
+# upper bound of the scale's logarithm in training (Radford et al. 2021, section 2.5)
+MOST = math.log(100.0)
 _SIDES = ("image", "text")
 
 
@@ -32,12 +33,12 @@ class DualVariant:
   """One published size of a pair of encoders.
 
   Attributes:
-    image, text: variants of the two encoders; the image encoder's head is "attention_pool", or a projection instead of
-      any other.
+    image, text: variants of the two encoders; the image encoder's head is "attention_pool", or a
+      projection instead of any other.
     width: width of the shared space.
-    reading: "end" reads texts causally and takes the hidden state at their end; "mean" reads them bidirectionally and
-      takes the mean of their tokens; "last" reads whole rows bidirectionally, padding included, and takes the state of
-      the last position.
+    reading: "end" reads texts causally and takes the hidden state at their end; "mean" reads them
+      bidirectionally and takes the mean of their tokens; "last" reads whole rows bidirectionally,
+      padding included, and takes the state of the last position.
     projection_bias: whether the projection of texts has a bias.
   """
 
@@ -61,10 +62,12 @@ class DualVariant:
 
 
 class TextEncoder(Architecture):
-  """A stack over texts up to their first EOS; for `reading` see `DualVariant`, for other arguments `Architecture`."""
+  """A stack over texts up to their first EOS; for `reading` see `DualVariant`, for other arguments
+  `Architecture`."""
 
   def __init__(self, rngs: nnx.Rngs, *, reading: str, **options):
-    self.causal, self.whole = reading == "end", reading == "last"
+    self.causal = reading == "end"
+    self.whole = reading == "last"
     super().__init__(rngs, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
@@ -75,12 +78,19 @@ class TextEncoder(Architecture):
   def pooled(self, batch: Batch, key: jax.Array | None = None):
     """Return ([B, D] the pooled states of the texts, auxiliary scalars)."""
     tokens_BT = batch["text_input_tokens"]
-    T, pos = tokens_BT.shape[1], positions(tokens_BT.shape[1])
+    T = tokens_BT.shape[1]
+    pos = positions(tokens_BT.shape[1])
     end_B = T - 1 if self.whole else jnp.argmax(tokens_BT == self.variant.tokens.eos, axis=1)
     end_B = jnp.broadcast_to(end_B, tokens_BT.shape[:1])
     own_BT = jnp.arange(T) <= end_B[:, None]
     # Causal attention already hides the tokens after the end.
-    mask = Mask(pos, pos, k_valid=None if self.causal or self.whole else own_BT, causal=self.causal, aligned=True)
+    mask = Mask(
+      pos,
+      pos,
+      k_valid=None if self.causal or self.whole else own_BT,
+      causal=self.causal,
+      aligned=True,
+    )
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
     x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask, valid=own_BT), key=subkey(key, 1))
     if self.causal or self.whole:
@@ -90,15 +100,18 @@ class TextEncoder(Architecture):
 
 
 class DualEncoder(nnx.Module):
-  """An image encoder and a text encoder, each with a projection, and a learned scale of their cosines.
+  """An image encoder and a text encoder, each with a projection, and a learned scale of their
+  cosines.
 
   Args:
-    variant: a name in `VARIANTS`, or a `DualVariant`. All arguments but `rngs` are keys of `config.model`.
+    variant: a name in `VARIANTS`, or a `DualVariant`. All arguments but `rngs` are keys of
+      `config.model`.
     resolution, vocab_size: None for the variant's.
     scale: initial factor of the cosines; its logarithm is learned, up to log 100.
     bias: initial bias of the scaled cosines, for the objective `pairwise_sigmoid`; None for none.
     drop_path: rate of the image encoder.
-    design: changes to both designs; `position` is {"image": …, "text": …}, or has one of the two keys.
+    design: changes to both designs; `position` is {"image": …, "text": …}, or has one of the two
+      keys.
     tokens: special ids; `eos` ends a text.
     dropout, dtype, remat, layers, pipeline: see `architectures.architecture.Architecture`.
   Raises:
@@ -124,20 +137,30 @@ class DualEncoder(nnx.Module):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    pipeline: dict = {},  # noqa: B006 (never written to)
-    design: dict = {},  # noqa: B006
-    tokens: dict = {},  # noqa: B006
+    pipeline: dict = {},
+    design: dict = {},
+    tokens: dict = {},
   ):
-    variant = slots.find("config.model.variant", variant, self.VARIANTS) if isinstance(variant, str) else variant
+    variant = (
+      slots.find("config.model.variant", variant, self.VARIANTS)
+      if isinstance(variant, str)
+      else variant
+    )
     if not 0 < scale <= 100:
       raise UserError(f"config.model.scale: found {scale}, expected above 0 and at most 100")
     options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers, pipeline=pipeline)
     changes = {side: _changes(design, side) for side in _SIDES}
-    projects = slots.name_and_arguments("config.model.variant.image.head", variant.image.head)[0] != "attention_pool"
+    projects = (
+      slots.name_and_arguments("config.model.variant.image.head", variant.image.head)[0]
+      != "attention_pool"
+    )
     head = {"name": "projection", "width": variant.width} if projects else "attention_pool"
     if not projects and variant.width != variant.image.dims.embed:
       found = f"found {variant.width} with images of {variant.image.dims.embed}"
-      raise UserError(f"config.model.variant.width: {found}, expected the same, as 'attention_pool' does not project")
+      raise UserError(
+        f"config.model.variant.width: {found}, expected the same, as "
+        "'attention_pool' does not project"
+      )
     self.image = self.IMAGES(
       rngs,
       variant=dataclasses.replace(variant.image, head=head),
@@ -158,32 +181,47 @@ class DualEncoder(nnx.Module):
     image = dataclasses.replace(self.image.variant, head=variant.image.head)
     self.variant = dataclasses.replace(variant, image=image, text=self.text.variant)
     D = variant.text.dims.embed
-    init, bias_too = variant.text.design.kernel_init(D), variant.projection_bias
+    init = variant.text.design.kernel_init(D)
+    bias_too = variant.projection_bias
     self.projection = Linear((D, variant.width), ("embed", None), init, rngs, bias=bias_too)
     self.scale = params.param(rngs, lambda *_: jnp.asarray(math.log(scale), jnp.float32), (), ())
     self.scale.set_metadata(most=MOST)
-    self.bias = None if bias is None else params.param(rngs, lambda *_: jnp.asarray(bias, jnp.float32), (), ())
+    self.bias = (
+      None
+      if bias is None
+      else params.param(rngs, lambda *_: jnp.asarray(bias, jnp.float32), (), ())
+    )
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Return `outputs`, and `logits` float32 [images, texts], the scaled cosines of all pairs in the batch."""
+    """Return `outputs`, and `logits` float32 [images, texts], the scaled cosines of all pairs in
+    the batch."""
     found = self.outputs(batch, key)
-    cosine_BB = jnp.einsum("IP,TP->IT", found["image_embeddings"], found["text_embeddings"], precision="highest")
+    cosine_BB = jnp.einsum(
+      "IP,TP->IT", found["image_embeddings"], found["text_embeddings"], precision="highest"
+    )
     return found | {"logits": found["logit_scale"] * cosine_BB + found.get("logit_bias", 0.0)}
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Compute embeddings of length 1 and the scale of their products.
 
     Args:
-      batch: `image` float32 [B, Y, X, C]; `text_input_tokens` int32 [B, T], in which EOS ends a text.
+      batch: `image` float32 [B, Y, X, C]; `text_input_tokens` int32 [B, T], in which EOS ends a
+        text.
       key: dropout key, or None for evaluation.
     Returns:
-      {"image_embeddings", "text_embeddings", float32 [B, P]; "logit_scale" and, if there is one, "logit_bias",
-      float32 scalars} and auxiliary scalars of both encoders.
+      {"image_embeddings", "text_embeddings", float32 [B, P]; "logit_scale" and, if there is one,
+      "logit_bias", float32 scalars} and auxiliary scalars of both encoders.
     """
     image_BP, image_aux = self.embed_images(batch, subkey(key, 0))
     text_BP, text_aux = self.embed_texts(batch, subkey(key, 1))
-    aux = {name: image_aux.get(name, 0.0) + text_aux.get(name, 0.0) for name in image_aux | text_aux}
-    found = {"image_embeddings": image_BP, "text_embeddings": text_BP, "logit_scale": jnp.exp(self.scale[...])}
+    aux = {
+      name: image_aux.get(name, 0.0) + text_aux.get(name, 0.0) for name in image_aux | text_aux
+    }
+    found = {
+      "image_embeddings": image_BP,
+      "text_embeddings": text_BP,
+      "logit_scale": jnp.exp(self.scale[...]),
+    }
     return aux | found | ({} if self.bias is None else {"logit_bias": self.bias[...]})
 
   def embed_images(self, batch: Batch, key: jax.Array | None = None):
@@ -212,6 +250,7 @@ def _changes(design: dict, side: str) -> dict:
   position = slots.plain(changes.pop("position", {}))
   if not isinstance(position, dict) or set(position) - {*_SIDES}:
     raise UserError(
-      f"config.model.design.position: found {position!r}, expected one for each encoder: {{'image': …, 'text': …}}"
+      f"config.model.design.position: found {position!r}, expected one for each encoder: "
+      f"{{'image': …, 'text': …}}"
     )
   return changes | ({"position": position[side]} if side in position else {})

@@ -22,18 +22,22 @@ class Encoder(Architecture):
   """A bidirectional stack and a head.
 
   Args:
-    head: one of `architectures.heads`, a name or {"name": …} with its arguments; None for the variant's.
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments; None for the
+      variant's.
     others: see `Architecture`.
   """
 
   NEEDS = ("encoder_input_tokens",)
   BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
 
-  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options):
+  def __init__(
+    self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options
+  ):
     super().__init__(rngs, variant=chosen(self.VARIANTS, variant, head=head), **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    variant, dims = self.variant, self.variant.dims
+    variant = self.variant
+    dims = self.variant.dims
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
     parts = self.BUILDER(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs, width=variant.embed, types=variant.types)
@@ -45,22 +49,29 @@ class Encoder(Architecture):
     """Compute the head's outputs.
 
     Args:
-      batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed batches
-        `encoder_segment_ids` and `encoder_positions`; `encoder_masked_positions` int32 [B, K] where only some tokens
-        are predicted, and `encoder_cls_positions` int32 [B, P] where several pairs of segments share a row.
+      batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed
+        batches `encoder_segment_ids` and `encoder_positions`; `encoder_masked_positions` int32 [B,
+        K] where only some tokens are predicted, and `encoder_cls_positions` int32 [B, P] where
+        several pairs of segments share a row.
     Returns:
-      {"logits", …}. The MLM head returns `VocabularyLogits` [B, S, V], or [B, K, V] at masked positions; see
-      `architectures.heads` for others.
+      {"logits", …}. The MLM head returns `VocabularyLogits` [B, S, V], or [B, K, V] at masked
+      positions; see `architectures.heads` for others.
     """
     x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
     places = {argument: batch[name] for name, argument in PLACES.items() if name in batch}
     return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Return (hidden states [B, S, D], or the states that the head reads side by side; validity bool [B, S] or None;
-    auxiliary scalars)."""
+    """Return (hidden states [B, S, D], or the states that the head reads side by side; validity
+    bool [B, S] or None; auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
-    context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
-    x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0))
-    x_BSD, aux = read(self.encoder, x_BSD, context, subkey(key, 1), getattr(self.head, "states", LAST))
+    context = Context(
+      mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder"))
+    )
+    x_BSD = self.inputs(
+      self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0)
+    )
+    x_BSD, aux = read(
+      self.encoder, x_BSD, context, subkey(key, 1), getattr(self.head, "states", LAST)
+    )
     return x_BSD, valid, aux

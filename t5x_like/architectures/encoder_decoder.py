@@ -21,11 +21,15 @@ class EncoderDecoder(Architecture):
   NEEDS = ("encoder_input_tokens", "decoder_input_tokens")
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    variant, dims, design = self.variant, self.variant.dims, self.variant.design
+    variant = self.variant
+    dims = self.variant.dims
+    design = self.variant.design
     decoder_dims = variant.decoder_dims
     deepnorm = deepnorm_weights(dims.layers, decoder_dims.layers)
     encoder = StackBuilder(design, dims, causal=False, deepnorm=deepnorm["encoder"], **options)
-    decoder = StackBuilder(design, decoder_dims, causal=True, cross=True, deepnorm=deepnorm["decoder"], **options)
+    decoder = StackBuilder(
+      design, decoder_dims, causal=True, cross=True, deepnorm=deepnorm["decoder"], **options
+    )
     self.encoder_inputs = encoder.inputs(rngs)
     self.encoder = None if variant.shared else encoder.stack(rngs)
     self.decoder_inputs = decoder.inputs(rngs)
@@ -36,8 +40,8 @@ class EncoderDecoder(Architecture):
     """Compute teacher-forced logits.
 
     Args:
-      batch: `encoder_input_tokens` [B, S] and `decoder_input_tokens` [B, T] int32; packed batches add
-        `{encoder,decoder}_segment_ids` and `{encoder,decoder}_positions`.
+      batch: `encoder_input_tokens` [B, S] and `decoder_input_tokens` [B, T] int32; packed batches
+        add `{encoder,decoder}_segment_ids` and `{encoder,decoder}_positions`.
     Returns:
       {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars.
     """
@@ -47,26 +51,36 @@ class EncoderDecoder(Architecture):
     q_segments = batch.get("decoder_segment_ids")
     both = q_segments is not None and k_segments is not None
     context = Context(
-      mask=Mask(q_pos, q_pos, q_segments, q_segments, causal=True, aligned=aligned(batch, "decoder")),
+      mask=Mask(
+        q_pos, q_pos, q_segments, q_segments, causal=True, aligned=aligned(batch, "decoder")
+      ),
       memory=memory_BSD,
-      memory_mask=Mask(q_pos, k_pos, q_segments if both else None, k_segments if both else None, k_valid),
+      memory_mask=Mask(
+        q_pos, k_pos, q_segments if both else None, k_segments if both else None, k_valid
+      ),
       valid=_after_start(tokens_BT, self.variant.tokens.pad) if q_segments is None else None,
     )
     x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos, key=subkey(key, 1))
     x_BTD, decoder_aux, _ = self.decoder(x_BTD, context, key=subkey(key, 2))
-    return self.head(x_BTD, self.embed) | {name: aux.get(name, 0.0) + value for name, value in decoder_aux.items()}
+    return self.head(x_BTD, self.embed) | {
+      name: aux.get(name, 0.0) + value for name, value in decoder_aux.items()
+    }
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Return (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None, auxiliary scalars)."""
+    """Return (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None,
+    auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
-    context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
+    context = Context(
+      mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder"))
+    )
     encoder = self.decoder.without("cross_attention") if self.encoder is None else self.encoder
     x_BSD = self.encoder_inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
     x_BSD, aux, _ = encoder(x_BSD, context, key=subkey(key, 1))
     return x_BSD, pos, segments, valid, aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Return (tokens, validity) of the prompt: the start token, then any `decoder_prefix_tokens` [B, P]."""
+    """Return (tokens, validity) of the prompt: the start token, then any `decoder_prefix_tokens`
+    [B, P]."""
     B = batch["encoder_input_tokens"].shape[0]
     start_B1 = jnp.full((B, 1), self.variant.tokens.start, jnp.int32)
     if "decoder_prefix_tokens" not in batch:
@@ -78,7 +92,8 @@ class EncoderDecoder(Architecture):
     return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), real_BP], axis=1)
 
   def start_decoding(self, batch: Batch, room: int):
-    """Encode `encoder_input_tokens`; return a `nn.decode.DecodeState` with an empty cache for `room` tokens."""
+    """Encode `encoder_input_tokens`; return a `nn.decode.DecodeState` with an empty cache for
+    `room` tokens."""
     memory_BSD, k_pos, _, k_valid, _ = self.encode(batch)
     B = memory_BSD.shape[0]
     start = CacheStart(B, room, self.dtype, memory_BSD, Mask(k_pos, k_pos))
@@ -86,16 +101,20 @@ class EncoderDecoder(Architecture):
     return empty(self.decoder.start_cache(start), B, room, memory_pos=k_pos, memory_valid=k_valid)
 
   def decode(self, tokens_BT: jax.Array, state, valid_BT=None, prefix_BT=None):
-    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V], state)."""
+    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V],
+    state)."""
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     memory_mask = Mask(q_pos, state.memory_pos, k_valid=state.memory_valid)
-    context = Context(state.mask(q_pos), memory_mask=memory_mask, slot=state.slot - tokens_BT.shape[1])
+    context = Context(
+      state.mask(q_pos), memory_mask=memory_mask, slot=state.slot - tokens_BT.shape[1]
+    )
     x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos)
     x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
     return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
 
 
 def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
-  """Return bool [B, T], False for padding. The first token always counts: T5's start token is the padding id."""
+  """Return bool [B, T], False for padding. The first token always counts: T5's start token is the
+  padding id."""
   first_1T = jnp.arange(tokens_BT.shape[1])[None] == 0
   return None if pad is None else (tokens_BT != pad) | first_1T

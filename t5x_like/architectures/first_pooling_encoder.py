@@ -1,4 +1,5 @@
-"""The image encoder of the first MViT: pooling without a shortcut of queries, and stages that end by widening."""
+"""The image encoder of the first MViT: pooling without a shortcut of queries, and stages that end
+by widening."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,7 +10,11 @@ from flax import nnx
 
 from t5x_like.architectures.image_stages import Stage
 from t5x_like.architectures.pooling import PoolingAttention, PoolingBuilder, max_pooled
-from t5x_like.architectures.pooling_encoder import OverlappingPatches, PoolingEncoder, PoolingVariant
+from t5x_like.architectures.pooling_encoder import (
+  OverlappingPatches,
+  PoolingEncoder,
+  PoolingVariant,
+)
 from t5x_like.nn import params
 from t5x_like.nn.block import Block, Residual
 from t5x_like.nn.dims import subkey
@@ -48,7 +53,8 @@ class PooledResidual(Residual):
 
   def __init__(self, layer, *, cells: Grid, stride: int, **options):
     super().__init__(layer, **options)
-    self.cells, self.stride = cells, stride
+    self.cells = cells
+    self.stride = stride
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     y_BTD, aux, _ = self.layer(self.in_norm(x_BTD), context, None, subkey(key, 0))
@@ -57,7 +63,8 @@ class PooledResidual(Residual):
 
 
 class WideningResidual(Residual):
-  """A residual layer that makes tokens wider: its shortcut is a linear layer of the normalised input."""
+  """A residual layer that makes tokens wider: its shortcut is a linear layer of the normalised
+  input."""
 
   def __init__(self, layer, *, shortcut: Linear, **options):
     super().__init__(layer, **options)
@@ -75,16 +82,27 @@ class FirstPoolingBuilder(PoolingBuilder):
   KIND = FirstPoolingAttention
 
   def single(self, rngs: nnx.Rngs, width: int) -> Block:
-    """Build the first or the last block of a stage, which may pool queries and writes tokens of `width`."""
+    """Build the first or the last block of a stage, which may pool queries and writes tokens of
+    `width`."""
     parts = self._layer(0, rngs)
-    attention, mlp = parts["self_attention"], parts["mlp"]
+    attention = parts["self_attention"]
+    mlp = parts["mlp"]
     common = dict(drop_path=self.drop_path, dropout=self.dropout)
     if self.q_stride > 1:
-      own = dict(in_norm=attention.in_norm, res_norm=attention.res_norm, cells=self.cells, stride=self.q_stride)
+      own = dict(
+        in_norm=attention.in_norm,
+        res_norm=attention.res_norm,
+        cells=self.cells,
+        stride=self.q_stride,
+      )
       attention = PooledResidual(attention.layer, **own, **common)
     if width != self.dims.embed:
-      D, F, init = self.dims.embed, self.dims.mlp, self.design.kernel_init
-      mlp.layer.wo = Linear((F, width), ("mlp", "embed"), init(F), rngs, bias="mlp" in self.design.biases)
+      D = self.dims.embed
+      F = self.dims.mlp
+      init = self.design.kernel_init
+      mlp.layer.wo = Linear(
+        (F, width), ("mlp", "embed"), init(F), rngs, bias="mlp" in self.design.biases
+      )
       shortcut = Linear((D, width), ("embed", None), init(D), rngs, bias=True)
       mlp = WideningResidual(mlp.layer, in_norm=mlp.in_norm, shortcut=shortcut, **common)
     return Block(self_attention=attention, mlp=mlp)
@@ -96,37 +114,49 @@ class TokenAndPatches(OverlappingPatches):
   def __init__(self, variant: FirstPoolingVariant, rngs: nnx.Rngs):
     super().__init__(variant, rngs)
     shape = (variant.class_tokens, variant.embed)
-    self.tokens = params.param(rngs, variant.design.table_init(), shape, (None, "embed")) if shape[0] else None
+    self.tokens = (
+      params.param(rngs, variant.design.table_init(), shape, (None, "embed")) if shape[0] else None
+    )
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
     x_BTD = super().__call__(image_BYXC)
     if self.tokens is None:
       return x_BTD
-    tokens_BED = jnp.broadcast_to(self.tokens[...].astype(x_BTD.dtype), (len(x_BTD), *self.tokens.shape))
+    tokens_BED = jnp.broadcast_to(
+      self.tokens[...].astype(x_BTD.dtype), (len(x_BTD), *self.tokens.shape)
+    )
     return jnp.concatenate([tokens_BED, x_BTD], axis=1)
 
 
 class FirstPoolingEncoder(PoolingEncoder):
-  """Stages of blocks with pooling attention; the first block of a stage makes the grid coarser, the last one before the
-  next stage makes tokens wider."""
+  """Stages of blocks with pooling attention; the first block of a stage makes the grid coarser, the
+  last one before the next stage makes tokens wider."""
 
   VARIANT = FirstPoolingVariant
   PATCHES = TokenAndPatches
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
-    variant, dims, grid = self.variant, self.variant.stages[number], self.variant.grids[number]
-    places, kv_stride = self.places(number), max(variant.kv_stride >> number, 1)
+    variant = self.variant
+    dims = self.variant.stages[number]
+    grid = self.variant.grids[number]
+    places = self.places(number)
+    kv_stride = max(variant.kv_stride >> number, 1)
     width = variant.stages[number + 1].embed if number + 1 < len(variant.depths) else dims.embed
     given = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
     same = dict(cells=grid, key_grid=grid.coarser(kv_stride))
-    entry, stack, last, rest = None, None, None, places
+    entry = None
+    stack = None
+    last = None
+    rest = places
     if number:
       before = variant.grids[number - 1]
       pooled = dict(cells=before, key_grid=before.coarser(kv_stride), q_stride=2)
       builder = FirstPoolingBuilder(variant.design, dims, **pooled, **given)
-      entry, rest = builder.single(rngs, width if len(places) == 1 else dims.embed), places[1:]
+      entry = builder.single(rngs, width if len(places) == 1 else dims.embed)
+      rest = places[1:]
     if rest and width != dims.embed:
-      last, rest = FirstPoolingBuilder(variant.design, dims, **same, **given).single(rngs, width), rest[:-1]
+      last = FirstPoolingBuilder(variant.design, dims, **same, **given).single(rngs, width)
+      rest = rest[:-1]
     if rest:
       layers = dataclasses.replace(dims, layers=len(rest))
       stack = FirstPoolingBuilder(variant.design, layers, depths=rest, **same, **given).stack(rngs)

@@ -19,7 +19,8 @@ from t5x_like.nn.stack import Stack
 
 @dataclasses.dataclass(frozen=True)
 class GridStackBuilder(StackBuilder):
-  """A builder of stacks with the position schemes of `nn.image_positions`. No dropout follows the last norm.
+  """A builder of stacks with the position schemes of `nn.image_positions`. No dropout follows the
+  last norm.
 
   Attributes:
     grid: the grid of patches.
@@ -40,27 +41,34 @@ class GridStackBuilder(StackBuilder):
 
   def _place(self, spec: str | dict) -> str:
     if (place := super()._place(spec)) not in self.PLACES:
-      raise UserError(f"{POSITION}: found {spec!r}, but this model adds positions to its inputs alone; leave out 'at'")
+      raise UserError(
+        f"{POSITION}: found {spec!r}, but this model adds positions to its inputs "
+        "alone; leave out 'at'"
+      )
     return place
 
 
 class EveryLayerBuilder(GridStackBuilder):
-  """A builder of stacks whose blocks may begin by adding positions (Dosovitskiy et al. 2021, appendix D.4)."""
+  """A builder of stacks whose blocks may begin by adding positions (Dosovitskiy et al. 2021,
+  appendix D.4)."""
 
   PLACES = (*GridStackBuilder.PLACES, "every_layer", "every_layer_shared")
 
   def shared(self, rngs: nnx.Rngs) -> Position | None:
-    """Build the scheme whose vectors all layers add, given to the stack as `Context.places`; None without one."""
+    """Build the scheme whose vectors all layers add, given to the stack as `Context.places`; None
+    without one."""
     return self._position_at("every_layer_shared", self.schemes[0], rngs)
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
-    parts, place = super()._layer(turn, rngs), self._place(self.schemes[0])
+    parts = super()._layer(turn, rngs)
+    place = self._place(self.schemes[0])
     own = self._position_at("every_layer", self.schemes[0], rngs)
     return {"position": Placed(own)} | parts if place.startswith("every_layer") else parts
 
 
 class Placed(Layer):
-  """The first sublayer of a block, which adds the vectors of its own scheme, or `context.places`."""
+  """The first sublayer of a block, which adds the vectors of its own scheme, or
+  `context.places`."""
 
   def __init__(self, scheme: Position | None):
     self.scheme = scheme

@@ -37,11 +37,13 @@ class HybridVariant:
 
   Attributes:
     stem: channels of the first stage, which has two convolutions.
-    widths, depths: widths and layers of the next four stages, two of MBConv blocks and two of Transformer blocks.
-    design: design of the Transformer blocks; `position` is a scheme of `nn.image_positions`, `norm` applies to all
-      blocks.
+    widths, depths: widths and layers of the next four stages, two of MBConv blocks and two of
+      Transformer blocks.
+    design: design of the Transformer blocks; `position` is a scheme of `nn.image_positions`, `norm`
+      applies to all blocks.
     head_dim: width of a head.
-    middle: (width, number) of MBConv blocks that begin the fourth stage, on its grid; None for none.
+    middle: (width, number) of MBConv blocks that begin the fourth stage, on its grid; None for
+      none.
     expansion: expansion of MBConv blocks and feed-forward layers.
     resolution, channels: height and width, and channels, of the images.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
@@ -67,18 +69,21 @@ class HybridVariant:
 
   def dims_of(self, stage: int) -> Dims:
     """Return the sizes of a stage's blocks, not counting its first as a layer."""
-    D, heads = self.widths[stage], self.widths[stage] // self.head_dim
+    D = self.widths[stage]
+    heads = self.widths[stage] // self.head_dim
     return Dims(D, heads, heads, self.head_dim, self.expansion * D, self.depths[stage] - 1)
 
   def grid_of(self, stage: int) -> Grid:
-    return Grid(*(-(-side // 2 ** (stage + 2)) for side in sides(self.resolution)))  # each halving rounds up
+    # each halving rounds up
+    return Grid(*(-(-side // 2 ** (stage + 2)) for side in sides(self.resolution)))
 
 
 class HybridEncoder(ImageModel):
   """Convolutions, then a bidirectional stack in each of two stages, and a head.
 
   Args:
-    variant: a name in `VARIANTS`, or a `HybridVariant`. All arguments but `rngs` are keys of `config.model`.
+    variant: a name in `VARIANTS`, or a `HybridVariant`. All arguments but `rngs` are keys of
+      `config.model`.
     resolution, channels, head: None for the variant's.
     others: see `architectures.image_encoder.ImageEncoder`.
   Raises:
@@ -102,15 +107,16 @@ class HybridEncoder(ImageModel):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    pipeline: dict = {},  # noqa: B006 (never written to)
-    design: dict = {},  # noqa: B006
+    pipeline: dict = {},
+    design: dict = {},
   ):
     given = dict(resolution=resolution, channels=channels, head=head)
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
     options = computed(dropout, remat, layers, pipeline, drop_path)
     width, number = variant.middle or (variant.widths[1], 0)
-    widths, depths = (variant.stem, *variant.widths[:2], width), (*variant.depths[:2], number)
+    widths = (variant.stem, *variant.widths[:2], width)
+    depths = (*variant.depths[:2], number)
     norm = functools.partial(variant.design.make_norm, rngs=rngs)
     layers = (*depths, *variant.depths[2:])
     places = [path_depths(drop_path_rates, layers, run) for run in range(5)]
@@ -120,7 +126,12 @@ class HybridEncoder(ImageModel):
     self.second = Convolution(variant.stem, variant.stem, rngs)
     self.convolutions = nnx.List(
       [
-        mbconv(widths[stage + (block > 0)], widths[stage + 1], first=block == 0, drop_path=drop_path * place)
+        mbconv(
+          widths[stage + (block > 0)],
+          widths[stage + 1],
+          first=block == 0,
+          drop_path=drop_path * place,
+        )
         for stage in range(3)
         for block, place in enumerate(places[stage])
       ]
@@ -151,37 +162,58 @@ class HybridEncoder(ImageModel):
 
 
 class TransformerStage(nnx.Module):
-  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of ordinary blocks.
+  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of
+  ordinary blocks.
 
   Args:
     pool: halves the grid, or the identity where MBConv blocks have done so.
   """
 
   def __init__(
-    self, inputs: int, variant: HybridVariant, stage: int, rngs: nnx.Rngs, options: dict, places: tuple, pool=pooled
+    self,
+    inputs: int,
+    variant: HybridVariant,
+    stage: int,
+    rngs: nnx.Rngs,
+    options: dict,
+    places: tuple,
+    pool=pooled,
   ):
     self.pool = pool
-    dims, self.grid = variant.dims_of(stage), variant.grid_of(stage)
+    dims = variant.dims_of(stage)
+    self.grid = variant.grid_of(stage)
     if dims.embed % variant.head_dim:
-      raise UserError(f"config.model.variant.widths: found {dims.embed}, expected a multiple of {variant.head_dim}")
+      raise UserError(
+        f"config.model.variant.widths: found {dims.embed}, expected a multiple of "
+        f"{variant.head_dim}"
+      )
     common = dict(causal=False, grid=self.grid, **options)
     parts = GridStackBuilder(variant.design, dims, depths=places[1:], **common)
     if type(parts.inputs(rngs).position) is not Position:
       raise UserError(
-        f"config.model.design.position: found {variant.design.position!r}, expected one between pairs of cells, as"
+        f"config.model.design.position: found {variant.design.position!r}, expected one between "
+        "pairs of cells, as"
         " 'relative_2d', or 'none'"
       )
-    block, narrow = parts.block(rngs), dataclasses.replace(dims, embed=inputs)
+    block = parts.block(rngs)
+    narrow = dataclasses.replace(dims, embed=inputs)
     entry = GridStackBuilder(variant.design, narrow, **common).block(rngs).self_attention
-    entry.layer.out = block.self_attention.layer.out  # the entry reads `inputs` channels and writes `dims.embed`
-    self.project = Linear((inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True)
-    self.norm, self.attention, self.mlp = entry.in_norm, entry.layer, block.mlp
+    # the entry reads `inputs` channels and writes `dims.embed`
+    entry.layer.out = block.self_attention.layer.out
+    self.project = Linear(
+      (inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True
+    )
+    self.norm = entry.in_norm
+    self.attention = entry.layer
+    self.mlp = block.mlp
     self.stack = parts.stack(rngs).without(final_norm=Identity()) if dims.layers else None
-    self.drop_path, self.place = options["drop_path"] * places[0], places[0]
+    self.drop_path = options["drop_path"] * places[0]
+    self.place = places[0]
 
   def __call__(self, x_BYXC: jax.Array, key: jax.Array | None):
     """Return ([B, Y / 2, X / 2, D], auxiliary scalars)."""
-    B, D = len(x_BYXC), self.project.kernel.shape[-1]
+    B = len(x_BYXC)
+    D = self.project.kernel.shape[-1]
     pos = positions(self.grid.length)
     context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.place))
     entering_BTD = self.pool(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)

@@ -42,12 +42,15 @@ class ImageVariant:
     patch: height and width of a patch in pixels.
     resolution: height and width of the images in pixels; one number for squares.
     channels: channels of the images.
-    class_tokens: number of learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
-    registers: number of learned vectors without a position, which no head reads (Darcet et al. 2024, arXiv:2309.16588).
+    class_tokens: number of learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches
+      are averaged.
+    registers: number of learned vectors without a position, which no head reads (Darcet et al.
+      2024, arXiv:2309.16588).
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
-    patch_bias, patch_scale: whether the projection of the patches has a bias, and the scale of its initial variance.
-    backbone: one of `architectures.backbones`, whose map is cut into patches (the hybrid of section 3.1); None for
-      patches of pixels.
+    patch_bias, patch_scale: whether the projection of the patches has a bias, and the scale of its
+      initial variance.
+    backbone: one of `architectures.backbones`, whose map is cut into patches (the hybrid of section
+      3.1); None for patches of pixels.
     edge: pixels at the right and at the bottom that fill no patch are "refused", or "dropped".
   """
 
@@ -71,7 +74,8 @@ class ImageVariant:
 
 
 class ImageModel(nnx.Module):
-  """The base of encoders of images: hidden states of an image, [B, T, D] from `encode`, and a `head` on them."""
+  """The base of encoders of images: hidden states of an image, [B, T, D] from `encode`, and a
+  `head` on them."""
 
   NEEDS = ("image",)
 
@@ -97,11 +101,14 @@ class ImageEncoder(ImageModel):
   """A bidirectional stack over patches, and a head.
 
   Args:
-    variant: a name in `VARIANTS`, or an `ImageVariant`. All arguments but `rngs` are keys of `config.model`.
+    variant: a name in `VARIANTS`, or an `ImageVariant`. All arguments but `rngs` are keys of
+      `config.model`.
     resolution, patch, channels, class_tokens, registers, head: None for the variant's.
     dropout: rate, wherever the design applies dropout.
-    drop_path: rate at which training skips a sublayer of the last layer for an image (Huang et al. 2016).
-    drop_path_rates: "linear" from 0 in the first layer to `drop_path` in the last, or "uniform" in all (DeiT III).
+    drop_path: rate at which training skips a sublayer of the last layer for an image (Huang et al.
+      2016).
+    drop_path_rates: "linear" from 0 in the first layer to `drop_path` in the last, or "uniform" in
+      all (DeiT III).
     dtype, remat, layers, pipeline, design: see `architectures.architecture.Architecture`.
   Raises:
     UserError: names the key, its value and the expected one.
@@ -127,13 +134,18 @@ class ImageEncoder(ImageModel):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    pipeline: dict = {},  # noqa: B006 (never written to)
-    design: dict = {},  # noqa: B006
+    pipeline: dict = {},
+    design: dict = {},
   ):
-    given = dict(resolution=resolution, patch=patch, channels=channels, class_tokens=class_tokens, head=head)
+    given = dict(
+      resolution=resolution, patch=patch, channels=channels, class_tokens=class_tokens, head=head
+    )
     if registers is not None:
       if not hasattr(self.VARIANT, "registers"):
-        raise UserError(f"config.model.registers: found {registers}, but this family in stages has none; leave it out")
+        raise UserError(
+          f"config.model.registers: found {registers}, but this family in stages "
+          "has none; leave it out"
+        )
       given["registers"] = registers
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
@@ -143,21 +155,28 @@ class ImageEncoder(ImageModel):
     self.NEEDS = ("image", *getattr(self.head, "places", ()))
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    variant, dims = self.variant, self.variant.dims
+    variant = self.variant
+    dims = self.variant.dims
     left = [side % variant.patch for side in sides(variant.resolution)]
     if any(left) and (variant.edge == "refused" or min(sides(variant.resolution)) < variant.patch):
       found = f"found {variant.resolution} with patches of {variant.patch}"
       raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
-    E, table_init = variant.class_tokens, variant.design.table_init()
+    E = variant.class_tokens
+    table_init = variant.design.table_init()
     self.backbone = self._backbone(rngs) if variant.backbone else None
-    cells, width = (self.backbone.stride, self.backbone.width) if self.backbone else (1, variant.channels)
+    cells, width = (
+      (self.backbone.stride, self.backbone.width) if self.backbone else (1, variant.channels)
+    )
     if variant.patch % cells:
       raise UserError(
-        f"config.model.patch: found {variant.patch}, expected a multiple of the backbone's stride, {cells}"
+        f"config.model.patch: found {variant.patch}, expected a multiple of the backbone's "
+        f"stride, {cells}"
       )
     inputs = (variant.patch // cells) ** 2 * width
     init = variant.design.kernel_init(inputs, scale=variant.patch_scale)
-    self.patches = Linear((inputs, dims.embed), (None, "embed"), init, rngs, bias=variant.patch_bias)
+    self.patches = Linear(
+      (inputs, dims.embed), (None, "embed"), init, rngs, bias=variant.patch_bias
+    )
     self.tokens = params.param(rngs, table_init, (E, dims.embed), (None, "embed")) if E else None
     R = variant.registers
     self.registers = params.param(rngs, table_init, (R, dims.embed), (None, "embed")) if R else None
@@ -168,14 +187,19 @@ class ImageEncoder(ImageModel):
     self.inputs, self.position = parts.inputs(rngs), parts.shared(rngs)
     if R and self.inputs.position.place != "inputs":
       found = f"found {R} with positions {variant.design.position!r}"
-      raise UserError(f"config.model.registers: {found}, expected positions at the inputs, which registers lack")
+      raise UserError(
+        f"config.model.registers: {found}, expected positions at the inputs, which registers lack"
+      )
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, **options)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
     if not getattr(self.head, "norm_before", True):
       self.encoder = self.encoder.without(final_norm=Identity())
     if self.backbone and getattr(self.head, "places", ()):
-      raise UserError(f"config.model.head: found {variant.head!r}, but through a backbone patches see their neighbours")
+      raise UserError(
+        f"config.model.head: found {variant.head!r}, but through a backbone patches "
+        "see their neighbours"
+      )
 
   def _backbone(self, rngs: nnx.Rngs) -> nnx.Module:
     given = dict(rngs=rngs, channels=self.variant.channels)
@@ -185,9 +209,9 @@ class ImageEncoder(ImageModel):
     """Compute the head's outputs and auxiliary scalars.
 
     Args:
-      batch: `image` float32 [B, Y, X, C]; `visible_patches` and `masked_patches`, int32 [B, K] and [B, M], for a head
-        that reconstructs the patches that were not encoded; `patch_sources` int32 [B, T] for a head that corrupts
-        patches.
+      batch: `image` float32 [B, Y, X, C]; `visible_patches` and `masked_patches`, int32 [B, K] and
+        [B, M], for a head that reconstructs the patches that were not encoded; `patch_sources`
+        int32 [B, T] for a head that corrupts patches.
     """
     places = {name: batch[name] for name in getattr(self.head, "places", ())}
     change = getattr(self.head, "corrupted", None)
@@ -211,7 +235,9 @@ class ImageEncoder(ImageModel):
     """
     x_BTD = self.patches(self._patched(image_BYXC).astype(self.dtype))
     x_BTD = x_BTD if change is None else change(x_BTD)
-    B, E, pos = len(x_BTD), self.variant.class_tokens, positions(self.variant.grid.length)
+    B = len(x_BTD)
+    E = self.variant.class_tokens
+    pos = positions(self.variant.grid.length)
     if kept_BK is not None:
       x_BTD = jnp.take_along_axis(x_BTD, kept_BK[..., None], axis=1)
       pos = jnp.concatenate([jnp.broadcast_to(pos[:, :E], (B, E)), kept_BK + E], axis=1)
@@ -221,10 +247,14 @@ class ImageEncoder(ImageModel):
     x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
     T = x_BTD.shape[1]
     if self.registers is not None:
-      registers_BRD = jnp.broadcast_to(self.registers[...].astype(self.dtype), (B, *self.registers.shape))
+      registers_BRD = jnp.broadcast_to(
+        self.registers[...].astype(self.dtype), (B, *self.registers.shape)
+      )
       x_BTD = jnp.concatenate([x_BTD, registers_BRD], axis=1)
       pos = positions(x_BTD.shape[1])
-    x_BTD, aux = encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position)
+    x_BTD, aux = encoded(
+      self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position
+    )
     return x_BTD[:, :T], aux
 
   def _patched(self, image_BYXC: jax.Array) -> jax.Array:
@@ -237,19 +267,23 @@ class ImageEncoder(ImageModel):
 
 
 def path_depths(rates: DropPathRates, layers: tuple[int, ...], stage: int) -> tuple[float, ...]:
-  """Return the drop-path rates of a stage's layers as shares of the model's: the depth from 0 to 1, or 1 if uniform.
+  """Return the drop-path rates of a stage's layers as shares of the model's: the depth from 0 to 1,
+  or 1 if uniform.
 
   Args:
     layers: numbers of layers of all stages.
   """
-  before, last = sum(layers[:stage]), max(sum(layers) - 1, 1)
+  before = sum(layers[:stage])
+  last = max(sum(layers) - 1, 1)
   return tuple(1.0 if rates == "uniform" else (before + n) / last for n in range(layers[stage]))
 
 
 def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
-  """Cut images into patches in raster order: [B, patches, P * P * C], pixels by row, column and channel.
+  """Cut images into patches in raster order: [B, patches, P * P * C], pixels by row, column and
+  channel.
 
-  Zeros fill the last patches where an image ends before them; pixels after them are dropped. Raises as `check`.
+  Zeros fill the last patches where an image ends before them; pixels after them are dropped. Raises
+  as `check`.
   """
   check(image_BYXC, variant)
   return cut(image_BYXC, variant.patch, variant.grid)
@@ -259,7 +293,9 @@ def cut(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
   """Cut an image or a map into patches of P x P cells, as `patchified`."""
   B, Y, X, C = x_BYXC.shape
   below, right = (max(cells * P - size, 0) for cells, size in ((grid.rows, Y), (grid.columns, X)))
-  x = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))[:, : grid.rows * P, : grid.columns * P]
+  x = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))[
+    :, : grid.rows * P, : grid.columns * P
+  ]
   x = x.reshape(B, grid.rows, P, grid.columns, P, C)
   return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
 
@@ -270,6 +306,7 @@ def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
   if image_BYXC.shape[1:] != expected:
     key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"
     raise UserError(
-      f"config.model.{key}: the model is for images of {list(expected)}, found {list(image_BYXC.shape[1:])} (height,"
+      f"config.model.{key}: the model is for images of {list(expected)}, found "
+      f"{list(image_BYXC.shape[1:])} (height,"
       f" width, channels); set config.model.{key} and config.task.{key} alike"
     )

@@ -36,8 +36,8 @@ class StagedVariant:
     depths, heads: layers and heads of each stage.
     design: design of the blocks.
     patch: pixels from one patch to the next.
-    resolution, channels: height and width, and channels, of the images; zeros on the right and at the bottom complete a
-      multiple of the patch.
+    resolution, channels: height and width, and channels, of the images; zeros on the right and at
+      the bottom complete a multiple of the patch.
     mlp_ratio: width of a feed-forward layer in widths of its stage.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     class_tokens: learned vectors before the patches, at most `TOKENS`.
@@ -69,7 +69,8 @@ class StagedVariant:
     """Sizes of each stage."""
     widths = [self.embed << n for n in range(len(self.depths))]
     return tuple(
-      Dims(D, N, N, D // N, int(D * self.mlp_ratio), L) for D, N, L in zip(widths, self.heads, self.depths, strict=True)
+      Dims(D, N, N, D // N, int(D * self.mlp_ratio), L)
+      for D, N, L in zip(widths, self.heads, self.depths, strict=True)
     )
 
   @property
@@ -92,8 +93,8 @@ class StagedVariant:
 
 
 class Stage(nnx.Module):
-  """An optional entry layer, which makes the stage's tokens from the previous stage's, an optional stack of blocks, and
-  an optional last layer, whose tokens are the next stage's.
+  """An optional entry layer, which makes the stage's tokens from the previous stage's, an optional
+  stack of blocks, and an optional last layer, whose tokens are the next stage's.
 
   Args:
     places: drop-path rates of the entry and of the last layer as shares of the model's.
@@ -110,17 +111,26 @@ class Stage(nnx.Module):
     places: tuple[float, float],
     length: int,
   ):
-    self.entry, self.stack, self.last = entry, stack, last
-    self.remat, self.places, self.length = remat, places, length
+    self.entry = entry
+    self.stack = stack
+    self.last = last
+    self.remat = remat
+    self.places = places
+    self.length = length
 
-  def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> tuple[jax.Array, dict[str, jax.Array]]:
+  def __call__(
+    self, x_BTD: jax.Array, key: jax.Array | None
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return ([B, T / 4, 2 D], auxiliary scalars), in the first stage [B, T, D]."""
-    pos, aux = positions(self.length), {}
+    pos = positions(self.length)
+    aux = {}
     context = Context(mask=Mask(pos, pos, aligned=True))
 
     def run(name: str, number: int, place: float, x_BTD: jax.Array) -> jax.Array:
       def call(layer, x_BTD, key):
-        return layer(x_BTD, dataclasses.replace(context, depth=jnp.full((1,), place)), None, key)[:2]
+        return layer(x_BTD, dataclasses.replace(context, depth=jnp.full((1,), place)), None, key)[
+          :2
+        ]
 
       layer = getattr(self, name)
       x_BTD, more = self.remat.wrap(call, prevent_cse=True)(layer, x_BTD, subkey(key, number))
@@ -136,7 +146,8 @@ class Stage(nnx.Module):
 
 
 class StagedEncoder(ImageEncoder):
-  """Patches, stages of bidirectional blocks, a norm and a head, which reads the mean of the last stage's tokens.
+  """Patches, stages of bidirectional blocks, a norm and a head, which reads the mean of the last
+  stage's tokens.
 
   It takes the arguments of every image encoder. Families define `patches_of` and `stage_of`.
   """
@@ -161,23 +172,41 @@ class StagedEncoder(ImageEncoder):
     return path_depths(self.drop_path_rates, self.variant.depths, stage)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    variant, design = self.variant, self.variant.design
+    variant = self.variant
+    design = self.variant.design
     self.patches = self.patches_of(rngs)
     given = dict(causal=False, grid=variant.grid, dropout_rate=options["dropout_rate"])
-    self.inputs = GridStackBuilder(self.input_design(), variant.stages[0], **given).inputs(rngs, kind=self.INPUTS)
+    self.inputs = GridStackBuilder(self.input_design(), variant.stages[0], **given).inputs(
+      rngs, kind=self.INPUTS
+    )
     for number in range(len(variant.depths)):
       setattr(self, f"stage_{number + 1}", self.stage_of(number, rngs, options))
-    self.final_norm = design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()
-    self.head = slots.make("config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, **options)
+    self.final_norm = (
+      design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()
+    )
+    self.head = slots.make(
+      "config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, **options
+    )
     if not getattr(self.head, "norm_before", True):
       self.final_norm = Identity()
     if getattr(self.head, "places", ()):
-      raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; models in stages lose them")
+      raise UserError(
+        f"config.model.head: found {variant.head!r}, which puts patches back; "
+        "models in stages lose them"
+      )
 
-  def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None, kept_BK: None = None, change: None = None):
+  def encode(
+    self,
+    image_BYXC: jax.Array,
+    key: jax.Array | None = None,
+    kept_BK: None = None,
+    change: None = None,
+  ):
     """Return (the last stage's tokens [B, T, D], auxiliary scalars)."""
     aux = {}
-    x_BTD = self.inputs(self.patches(image_BYXC.astype(self.dtype)), positions(self.variant.grid.length), None, key)
+    x_BTD = self.inputs(
+      self.patches(image_BYXC.astype(self.dtype)), positions(self.variant.grid.length), None, key
+    )
     for number in range(len(self.variant.depths)):
       x_BTD, more = getattr(self, f"stage_{number + 1}")(x_BTD, subkey(key, 1 + number))
       collect(aux, f"stage_{number + 1}", more)

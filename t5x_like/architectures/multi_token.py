@@ -1,4 +1,5 @@
-"""The decoder that also predicts the token after the next (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2)."""
+"""The decoder that also predicts the token after the next (DeepSeek-AI 2024, arXiv:2412.19437,
+section 2.2)."""
 
 import dataclasses
 from typing import Literal
@@ -17,30 +18,39 @@ from t5x_like.nn.linear import Linear
 
 
 class MultiTokenDecoder(Decoder):
-  """A decoder; with `mtp_depth` 1, one more block sees its output and the next token, and predicts the token after.
+  """A decoder; with `mtp_depth` 1, one more block sees its output and the next token, and predicts
+  the token after.
 
-  That block (equations 21 to 23) shares token table and head. Only the objective `multi_token` reads its logits:
-  evaluation and generation do not compute it.
+  That block (equations 21 to 23) shares token table and head. Only the objective `multi_token`
+  reads its logits: evaluation and generation do not compute it.
 
   Args:
     mtp_depth: number of further tokens that are predicted.
     others: see `Decoder`.
   """
 
-  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, mtp_depth: Literal[0, 1] = 0, **options):
+  def __init__(
+    self, rngs: nnx.Rngs, *, variant: str | Variant, mtp_depth: Literal[0, 1] = 0, **options
+  ):
     self.mtp_depth = mtp_depth
     super().__init__(rngs, variant=variant, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     super().build(rngs, **options)
-    design, dims = dataclasses.replace(self.variant.design, dense_layers=0), self.variant.dims
+    design = dataclasses.replace(self.variant.design, dense_layers=0)
+    dims = self.variant.dims
     given = dict(causal=True, deepnorm=deepnorm_weights(0, dims.layers)["decoder"], **options)
     parts = self.BUILDER(design, dataclasses.replace(dims, layers=1), **given)
     if self.mtp_depth and (parts.period > 1 or not design.final_norm):
-      raise UserError("config.model.mtp_depth: found 1, expected 0 where layers take turns or no norm follows the last")
+      raise UserError(
+        "config.model.mtp_depth: found 1, expected 0 where layers take turns or no "
+        "norm follows the last"
+      )
     self.mtp = _Ahead(parts, rngs) if self.mtp_depth else None
 
-  def ahead(self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None) -> dict:
+  def ahead(
+    self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
+  ) -> dict:
     if self.mtp is None:
       return {}
     next_BT = jnp.roll(tokens_BT, -1, axis=1)  # the last has none: its prediction does not count
@@ -52,13 +62,16 @@ class _Ahead(nnx.Module):
   """A block, from the stack's output and the vectors of the next tokens to the head's input."""
 
   def __init__(self, parts, rngs: nnx.Rngs):
-    D, design = parts.dims.embed, parts.design
+    D = parts.dims.embed
+    design = parts.design
     self.embed_norm, self.state_norm = design.make_norm(D, rngs), design.make_norm(D, rngs)
     self.project = Linear((2 * D, D), ("embed", None), design.kernel_init(2 * D), rngs)
     self.inputs = parts.inputs(rngs)
     self.stack = parts.stack(rngs)
 
-  def __call__(self, next_BTD: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None):
+  def __call__(
+    self, next_BTD: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
+  ):
     next_BTD = self.inputs(next_BTD, context.mask.q_pos + 1, key=subkey(key, 0))
     both_BTX = jnp.concatenate([self.embed_norm(next_BTD), self.state_norm(x_BTD)], axis=-1)
     return self.stack(self.project(both_BTX), context, key=subkey(key, 1))[:2]

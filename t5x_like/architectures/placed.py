@@ -1,4 +1,5 @@
-"""Attention that adds position vectors to queries and keys, but not to values (Carion et al. 2020, figure 10)."""
+"""Attention that adds position vectors to queries and keys, but not to values (Carion et al. 2020,
+figure 10)."""
 
 import dataclasses
 from typing import Literal
@@ -15,13 +16,16 @@ from t5x_like.nn.dims import NO_DROPOUT
 from t5x_like.nn.layer import Context
 from t5x_like.nn.stack import Stack
 
-_TEMPERATURE, _SCALE, _EPSILON = 10_000, 6.283185307179586, 1e-6
+_TEMPERATURE = 10_000
+_SCALE = 6.283185307179586
+_EPSILON = 1e-6
 _LONGEST = 50  # rows and columns of a map, as in the authors' code
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-  """The positions that a detector adds (Carion et al. 2020, table 3); by default the paper's choice, its last row.
+  """The positions that a detector adds (Carion et al. 2020, table 3); by default the paper's
+  choice, its last row.
 
   Attributes:
     kind: the positions of a map's cells: sines, or learned vectors of rows and columns.
@@ -36,8 +40,11 @@ class Places:
   queries: Literal["input", "attention", "both"] = "attention"
 
   def at(self, place: str, vectors: dict[str, jax.Array]) -> dict[str, jax.Array | None]:
-    """Return the vectors of `cells`, `memory` and `queries` that are added at a place, None for the others."""
-    return {name: x if getattr(self, name) in (place, "both") else None for name, x in vectors.items()}
+    """Return the vectors of `cells`, `memory` and `queries` that are added at a place, None for the
+    others."""
+    return {
+      name: x if getattr(self, name) in (place, "both") else None for name, x in vectors.items()
+    }
 
   def positions(self, rngs: nnx.Rngs, width: int) -> "LearnedCells | None":
     """Make the cells' learned positions; None where sines are added, or nothing."""
@@ -49,7 +56,8 @@ class LearnedCells(nnx.Module):
   """Learned vectors of columns, in the first half of the channels, and of rows."""
 
   def __init__(self, rngs: nnx.Rngs, width: int):
-    init, shape = jax.nn.initializers.uniform(1.0), (_LONGEST, width // 2)
+    init = jax.nn.initializers.uniform(1.0)
+    shape = (_LONGEST, width // 2)
     self.rows, self.columns = (params.param(rngs, init, shape, (None, None)) for _ in range(2))
 
   def __call__(self, valid_BYX: jax.Array) -> jax.Array:
@@ -57,12 +65,15 @@ class LearnedCells(nnx.Module):
     _, Y, X = valid_BYX.shape
     if max(Y, X) > _LONGEST:
       raise UserError(
-        f"config.model.places.kind: learned positions are for up to {_LONGEST} rows and columns, found {Y} x {X};"
+        f"config.model.places.kind: learned positions are for up to {_LONGEST} rows and columns, "
+        f"found {Y} x {X};"
         " make the images smaller or choose 'sines'"
       )
     shape = (Y, X, self.rows.shape[-1])
     halves = self.columns[...][None, :X], self.rows[...][:Y, None]
-    return jnp.concatenate([jnp.broadcast_to(x, shape) for x in halves], axis=-1).reshape(1, Y * X, -1)
+    return jnp.concatenate([jnp.broadcast_to(x, shape) for x in halves], axis=-1).reshape(
+      1, Y * X, -1
+    )
 
 
 def plus(x_BTD: jax.Array, places_BTD: jax.Array | None) -> jax.Array:
@@ -74,18 +85,27 @@ class SelfAttention(attention.SelfAttention):
   """Attention among the vectors of a stack, with positions `context.places`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
-    placed_BTD, mask = plus(x_BTD, context.places), context.mask
+    placed_BTD = plus(x_BTD, context.places)
+    mask = context.mask
     kv = self.keys_and_values(self.key(placed_BTD), self.value(x_BTD), mask.q_pos)
     return self.attend(self.core, self.query(placed_BTD), *kv, mask, context.bias, key), {}, cache
 
 
 class CrossAttention(attention.CrossAttention):
-  """Attention from a decoder, with positions `context.places`, to its memory, with `context.memory_places`."""
+  """Attention from a decoder, with positions `context.places`, to its memory, with
+  `context.memory_places`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
-    memory_BSD, mask = context.memory, context.memory_mask
-    kv = self.keys_and_values(self.key(plus(memory_BSD, context.memory_places)), self.value(memory_BSD), mask.k_pos)
-    return self.attend(self.core, self.query(plus(x_BTD, context.places)), *kv, mask, None, key), {}, cache
+    memory_BSD = context.memory
+    mask = context.memory_mask
+    kv = self.keys_and_values(
+      self.key(plus(memory_BSD, context.memory_places)), self.value(memory_BSD), mask.k_pos
+    )
+    return (
+      self.attend(self.core, self.query(plus(x_BTD, context.places)), *kv, mask, None, key),
+      {},
+      cache,
+    )
 
 
 class PlacedBuilder(StackBuilder):
@@ -95,14 +115,17 @@ class PlacedBuilder(StackBuilder):
     return super().stack(rngs).without(dropout=NO_DROPOUT)
 
   def _attention(self, kind: type[Attention], rngs, turn: int | None = None) -> Attention:
-    return super()._attention(SelfAttention if kind is attention.SelfAttention else CrossAttention, rngs, turn)
+    return super()._attention(
+      SelfAttention if kind is attention.SelfAttention else CrossAttention, rngs, turn
+    )
 
 
 def sines(valid_BYX: jax.Array, width: int) -> jax.Array:
-  """Encode row and column, as fractions of the image without padding, by sines and cosines: float32 [B, Y * X, width].
+  """Encode row and column, as fractions of the image without padding, by sines and cosines: float32
+  [B, Y * X, width].
 
-  The first half of the channels encodes the row; in each half, sines and cosines alternate (Carion et al. 2020,
-  appendix A.4, as in the authors' code).
+  The first half of the channels encodes the row; in each half, sines and cosines alternate (Carion
+  et al. 2020, appendix A.4, as in the authors' code).
 
   Args:
     valid_BYX: bool, False for padding.

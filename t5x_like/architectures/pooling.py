@@ -1,4 +1,5 @@
-"""Attention with queries, keys and values pooled on their grid (MViT v2), and its pooled residual connection."""
+"""Attention with queries, keys and values pooled on their grid (MViT v2), and its pooled residual
+connection."""
 
 import dataclasses
 from functools import partial
@@ -26,7 +27,8 @@ SIZE = 3  # rows and columns of the pooling kernel
 
 
 class Pool(nnx.Module):
-  """A convolution of each channel, which starts as PyTorch's and is the same for all heads; a norm over their width.
+  """A convolution of each channel, which starts as PyTorch's and is the same for all heads; a norm
+  over their width.
 
   Extra tokens before the grid's are normalised alone.
 
@@ -36,18 +38,25 @@ class Pool(nnx.Module):
   """
 
   def __init__(self, grid: Grid, stride: int, width: int, rngs: nnx.Rngs, *, norm: nnx.Module):
-    self.kernel = params.param(rngs, params.fan_in_normal(SIZE**2, 3**-0.5), (SIZE, SIZE, width), (None, None, None))
+    self.kernel = params.param(
+      rngs, params.fan_in_normal(SIZE**2, 3**-0.5), (SIZE, SIZE, width), (None, None, None)
+    )
     self.norm = norm
-    self.grid, self.stride = grid, stride
+    self.grid = grid
+    self.stride = stride
 
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-    """Pool to [B, T / stride², N, H], as a sum of shifted grids: it needs no transposition and does not move heads."""
+    """Pool to [B, T / stride², N, H], as a sum of shifted grids: it needs no transposition and does
+    not move heads."""
     B, _, *heads = x_BTNH.shape
     extra, cells = jnp.split(x_BTNH.astype(jnp.float32), [self.grid.extra], axis=1)
     x = cells.reshape(B, self.grid.rows, self.grid.columns, *heads)
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0), (0, 0)))
-    coarse, s, kernel = self.grid.coarser(self.stride), self.stride, self.kernel[...]
-    rows, columns = s * (coarse.rows - 1) + 1, s * (coarse.columns - 1) + 1
+    coarse = self.grid.coarser(self.stride)
+    s = self.stride
+    kernel = self.kernel[...]
+    rows = s * (coarse.rows - 1) + 1
+    columns = s * (coarse.columns - 1) + 1
     cells = ((i, j) for i in range(SIZE) for j in range(SIZE))
     y = sum(kernel[i, j] * x[:, i : i + rows : s, j : j + columns : s] for i, j in cells)
     y = jnp.concatenate([extra, y.reshape(B, coarse.patches, *heads)], axis=1)
@@ -55,7 +64,8 @@ class Pool(nnx.Module):
 
 
 class PoolingAttention(Attention):
-  """Multi-head pooling attention with residual pooling (Li et al. 2022, https://arxiv.org/abs/2112.01526, section 4.1).
+  """Multi-head pooling attention with residual pooling (Li et al. 2022,
+  https://arxiv.org/abs/2112.01526, section 4.1).
 
   Args:
     cells: the grid of the tokens.
@@ -65,10 +75,19 @@ class PoolingAttention(Attention):
 
   place = "attention_core"
 
-  def __init__(self, dims, rngs, *, cells: Grid, q_stride: int, kv_stride: int, design: Design, **options):
+  def __init__(
+    self, dims, rngs, *, cells: Grid, q_stride: int, kv_stride: int, design: Design, **options
+  ):
     super().__init__(dims, rngs, **options)
-    pool = lambda stride: Pool(cells, stride, dims.head_dim, rngs, norm=design.make_norm(dims.head_dim, rngs))  # noqa: E731
-    self.pool_query, self.pool_key, self.pool_value = pool(q_stride), pool(kv_stride), pool(kv_stride)
+
+    def pool(stride):
+      return Pool(cells, stride, dims.head_dim, rngs, norm=design.make_norm(dims.head_dim, rngs))
+
+    self.pool_query, self.pool_key, self.pool_value = (
+      pool(q_stride),
+      pool(kv_stride),
+      pool(kv_stride),
+    )
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     """Return ([B, T / q_stride², D], {}, None)."""
@@ -79,7 +98,9 @@ class PoolingAttention(Attention):
     mask = Mask(positions(q_BTNH.shape[1]), positions(k_BSKH.shape[1]))
     options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
     with jax.named_scope("attention"):
-      o_BTNH = self.core(q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, place=self.place, **options)
+      o_BTNH = self.core(
+        q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, place=self.place, **options
+      )
     o_BTNH = named(self.joined(o_BTNH, q_BTNH), "context")
     return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"), {}, None
 
@@ -97,7 +118,8 @@ class PoolingResidual(Residual):
   def __init__(self, layer, *, shortcut: Linear, cells: Grid, stride: int, **options):
     super().__init__(layer, **options)
     self.shortcut = shortcut
-    self.cells, self.stride = cells, stride
+    self.cells = cells
+    self.stride = stride
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     x_BTD = self.in_norm(x_BTD)
@@ -107,7 +129,8 @@ class PoolingResidual(Residual):
 
 
 def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
-  """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]. Extra tokens before them stay."""
+  """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]. Extra tokens before them
+  stay."""
   B, _, D = x_BTD.shape
   extra, cells = jnp.split(x_BTD, [grid.extra], axis=1)
   found = max_pool(cells.reshape(B, grid.rows, grid.columns, D), SIZE, stride, ((1, 1), (1, 1)))
@@ -116,7 +139,8 @@ def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class PoolingBuilder(GridStackBuilder):
-  """A builder of blocks with pooling attention; `grid` and `key_grid` are the grids of queries and keys after pooling.
+  """A builder of blocks with pooling attention; `grid` and `key_grid` are the grids of queries and
+  keys after pooling.
 
   Attributes:
     cells: the grid of the tokens.
@@ -132,12 +156,16 @@ class PoolingBuilder(GridStackBuilder):
   width: int | None = None
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    given = dict(cells=self.cells, q_stride=self.q_stride, kv_stride=self.kv_stride, design=self.design)
+    given = dict(
+      cells=self.cells, q_stride=self.q_stride, kv_stride=self.kv_stride, design=self.design
+    )
     return super()._attention(partial(self.KIND, width=self.width, **given), rngs, turn)
 
   def entry(self, rngs: nnx.Rngs) -> Block:
-    """Build the first block of a stage: its attention pools queries, and its output is wider than its input."""
-    width, D = self.width, self.dims.embed
+    """Build the first block of a stage: its attention pools queries, and its output is wider than
+    its input."""
+    width = self.width
+    D = self.dims.embed
     shortcut = Linear((width, D), ("embed", None), self.design.kernel_init(width), rngs, bias=True)
     initial = self.design.layer_scale
     attention = PoolingResidual(

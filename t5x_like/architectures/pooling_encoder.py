@@ -19,7 +19,8 @@ from t5x_like.slots import Positive
 class PoolingVariant(StagedVariant):
   """Attributes:
   patch_size: rows and columns of a patch, more than `patch`, so that patches overlap.
-  kv_stride: pooling stride of keys and values in the first stage; it halves from stage to stage, down to 1.
+  kv_stride: pooling stride of keys and values in the first stage; it halves from stage to stage,
+    down to 1.
   """
 
   patch_size: Positive = 7
@@ -27,11 +28,14 @@ class PoolingVariant(StagedVariant):
 
 
 class OverlappingPatches(nnx.Module):
-  """Projected patches of images: a convolution with half a patch of zeros around an image; it starts as PyTorch's."""
+  """Projected patches of images: a convolution with half a patch of zeros around an image; it
+  starts as PyTorch's."""
 
   def __init__(self, variant: PoolingVariant, rngs: nnx.Rngs):
-    size, pixels = variant.patch_size, variant.patch_size**2 * variant.channels
-    shape, axes = (size, size, variant.channels, variant.embed), (None, None, None, "embed")
+    size = variant.patch_size
+    pixels = variant.patch_size**2 * variant.channels
+    shape = (size, size, variant.channels, variant.embed)
+    axes = (None, None, None, "embed")
     self.kernel = params.param(rngs, params.fan_in_normal(pixels, 3**-0.5), shape, axes)
     self.bias = params.param(rngs, params.zeros, shape[-1:], axes[-1:])
     self.variant = variant
@@ -39,17 +43,20 @@ class OverlappingPatches(nnx.Module):
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
     variant, (Y, X) = self.variant, image_BYXC.shape[1:3]
     check(image_BYXC, variant)
-    before, cells = variant.patch_size // 2, (variant.grid.rows, variant.grid.columns)
+    before = variant.patch_size // 2
+    cells = (variant.grid.rows, variant.grid.columns)
     last = [(number - 1) * variant.patch + variant.patch_size for number in cells]
     around = [(before, max(0, end - before - side)) for end, side in zip(last, (Y, X))]
-    strides, names = (variant.patch, variant.patch), ("NHWC", "HWIO", "NHWC")
+    strides = (variant.patch, variant.patch)
+    names = ("NHWC", "HWIO", "NHWC")
     kernel = self.kernel[...].astype(image_BYXC.dtype)
     x = jax.lax.conv_general_dilated(image_BYXC, kernel, strides, around, dimension_numbers=names)
     return x.reshape(len(x), variant.grid.patches, -1) + self.bias[...].astype(x.dtype)
 
 
 class PoolingEncoder(StagedEncoder):
-  """Stages of blocks with pooling attention; after the first stage, each stage's first block makes the grid coarser."""
+  """Stages of blocks with pooling attention; after the first stage, each stage's first block makes
+  the grid coarser."""
 
   VARIANT = PoolingVariant
   PATCHES: ClassVar[type[OverlappingPatches]] = OverlappingPatches
@@ -61,19 +68,27 @@ class PoolingEncoder(StagedEncoder):
     design = self.variant.design
     if design.norm_position != "pre":
       found = f"found {design.norm_position!r}"
-      raise UserError(f"config.model.design.norm_position: {found}, expected 'pre' where blocks make the grid coarser")
+      raise UserError(
+        f"config.model.design.norm_position: {found}, expected 'pre' where blocks "
+        "make the grid coarser"
+      )
     return self.PATCHES(self.variant, rngs)
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
-    variant, dims, grid = self.variant, self.variant.stages[number], self.variant.grids[number]
-    places, kv_stride = self.places(number), max(variant.kv_stride >> number, 1)
+    variant = self.variant
+    dims = self.variant.stages[number]
+    grid = self.variant.grids[number]
+    places = self.places(number)
+    kv_stride = max(variant.kv_stride >> number, 1)
     given = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
     entry = None
     if number:
-      before, width = variant.grids[number - 1], variant.stages[number - 1].embed
+      before = variant.grids[number - 1]
+      width = variant.stages[number - 1].embed
       pooled = dict(cells=before, key_grid=before.coarser(kv_stride), q_stride=2, width=width)
       entry = PoolingBuilder(variant.design, dims, **pooled, **given).entry(rngs)
-    rest, stack = places[1:] if number else places, None
+    rest = places[1:] if number else places
+    stack = None
     if rest:
       layers = dataclasses.replace(dims, layers=len(rest))
       same = dict(cells=grid, key_grid=grid.coarser(kv_stride), depths=rest)

@@ -15,13 +15,16 @@ from t5x_like.nn.mask import Mask
 
 
 class Reader(Encoder):
-  """A causal stack with the features and heads of encoders (Devlin et al. 2019, section 5.1, "LTR & No NSP").
+  """A causal stack with the features and heads of encoders (Devlin et al. 2019, section 5.1, "LTR &
+  No NSP").
 
-  Parameters are called as in a `Decoder`, from whose run `config.init` takes them. Token types are ignored.
+  Parameters are called as in a `Decoder`, from whose run `config.init` takes them. Token types are
+  ignored.
   """
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    variant, dims = self.variant, self.variant.dims
+    variant = self.variant
+    dims = self.variant.dims
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
     parts = StackBuilder(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs)

@@ -25,7 +25,8 @@ class RetrievalVariant:
   """One size of a retriever and a reader.
 
   Attributes:
-    retriever: variant of the encoder of queries and passages, which takes the vocabulary of the reader.
+    retriever: variant of the encoder of queries and passages, which takes the vocabulary of the
+      reader.
     reader: variant of the encoder-decoder that reads a query with a passage.
     width: width of the space in which queries and passages are compared.
   """
@@ -48,14 +49,16 @@ class RetrievalVariant:
 
 
 class Retriever(nnx.Module):
-  """One encoder of queries and passages, whose first state is projected, for each by its own matrix.
+  """One encoder of queries and passages, whose first state is projected, for each by its own
+  matrix.
 
   A row is the start token, which stands for [CLS], before the tokens of a text.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, width: int, **options):
     self.encoder = Encoder(rngs, variant=variant, head="none", **options)
-    D, init = variant.dims.embed, variant.design.kernel_init(variant.dims.embed)
+    D = variant.dims.embed
+    init = variant.design.kernel_init(variant.dims.embed)
     self.query = Linear((D, width), ("embed", None), init, rngs)
     self.passage = Linear((D, width), ("embed", None), init, rngs)
 
@@ -70,7 +73,8 @@ class Retriever(nnx.Module):
   def _first(self, tokens_RL: jax.Array, key: jax.Array | None) -> jax.Array:
     ids = self.encoder.variant.tokens
     tokens_RS = jnp.pad(tokens_RL, ((0, 0), (1, 0)), constant_values=ids.start)
-    valid_RS = jnp.pad(tokens_RL != ids.pad, ((0, 0), (1, 0)), constant_values=True)  # T5's start token is its padding
+    # T5's start token is its padding
+    valid_RS = jnp.pad(tokens_RL != ids.pad, ((0, 0), (1, 0)), constant_values=True)
     rows = {"encoder_input_tokens": tokens_RS, "encoder_segment_ids": valid_RS.astype(jnp.int32)}
     return self.encoder.encode(rows, key)[0][:, 0]
 
@@ -83,10 +87,12 @@ class Kept(nnx.Module):
 
 
 class RetrieverReader(nnx.Module):
-  """A retriever, a reader, and an untrained copy of the retriever in `reference`, from which the index is made.
+  """A retriever, a reader, and an untrained copy of the retriever in `reference`, from which the
+  index is made.
 
   Args:
-    variant: a name in `VARIANTS`, or a `RetrievalVariant`. All arguments but `rngs` are keys of `config.model`.
+    variant: a name in `VARIANTS`, or a `RetrievalVariant`. All arguments but `rngs` are keys of
+      `config.model`.
     vocab_size, tokens: of both parts.
     design: changes to both designs; under the keys `retriever` and `reader`, to one.
     dropout, dtype, remat, layers: of both parts; see `architectures.architecture.Architecture`.
@@ -108,10 +114,11 @@ class RetrieverReader(nnx.Module):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    design: dict = {},  # noqa: B006 (never written to)
-    tokens: dict = {},  # noqa: B006
+    design: dict = {},
+    tokens: dict = {},
   ):
-    variant, both = chosen(self.VARIANTS, variant), dict(slots.plain(design))
+    variant = chosen(self.VARIANTS, variant)
+    both = dict(slots.plain(design))
     of_one = {part: both.pop(part, {}) for part in ("retriever", "reader")}
     changes = {part: both | own for part, own in of_one.items()}
     reader = chosen({}, variant.reader, changes["reader"], tokens, vocab_size=vocab_size)
@@ -131,13 +138,13 @@ class RetrieverReader(nnx.Module):
     """Embed queries and passages, and read each query with each of its passages.
 
     Args:
-      batch: `encoder_input_tokens` int32 [B, Q], queries up to EOS; `passage_tokens` int32 [B, Z, L], Z passages of
-        each up to EOS, where a row of padding is the null document. With `decoder_input_tokens` int32 [B, T], the
-        passages are read.
+      batch: `encoder_input_tokens` int32 [B, Q], queries up to EOS; `passage_tokens` int32 [B, Z,
+        L], Z passages of each up to EOS, where a row of padding is the null document. With
+        `decoder_input_tokens` int32 [B, T], the passages are read.
       key: dropout key, or None for evaluation.
     Returns:
-      {"query_embeddings" float32 [B, P], "passage_embeddings" float32 [B, Z, P]}; of what is read, "logits",
-      `VocabularyLogits` [B * Z, T, V], and the scalars of the reader.
+      {"query_embeddings" float32 [B, P], "passage_embeddings" float32 [B, Z, P]}; of what is read,
+      "logits", `VocabularyLogits` [B * Z, T, V], and the scalars of the reader.
     """
     passage_BZL = batch["passage_tokens"]
     B, Z, L = passage_BZL.shape
@@ -149,8 +156,10 @@ class RetrieverReader(nnx.Module):
     return self.reader.outputs(self.read(batch), subkey(key, 2)) | found
 
   def read(self, batch: Batch) -> Batch:
-    """Return the reader's rows, B * Z of them: each query and behind it a passage, with the decoder's input, if any."""
-    query_BQ, passage_BZL = batch["encoder_input_tokens"], batch["passage_tokens"]
+    """Return the reader's rows, B * Z of them: each query and behind it a passage, with the
+    decoder's input, if any."""
+    query_BQ = batch["encoder_input_tokens"]
+    passage_BZL = batch["passage_tokens"]
     pad, (B, Z, L), Q = self.variant.tokens.pad, passage_BZL.shape, query_BQ.shape[1]
     end_B11 = jnp.sum(query_BQ != pad, axis=1)[:, None, None]
     place_S = jnp.arange(Q + L)
@@ -158,7 +167,9 @@ class RetrieverReader(nnx.Module):
     moved_BZS = jnp.take_along_axis(passage_BZL, jnp.clip(behind_B1S, 0, L - 1), axis=2)
     moved_BZS = jnp.where(behind_B1S < L, moved_BZS, pad)
     query_B1S = jnp.pad(query_BQ, ((0, 0), (0, L)), constant_values=pad)[:, None]
-    rows = {"encoder_input_tokens": jnp.where(behind_B1S < 0, query_B1S, moved_BZS).reshape(B * Z, Q + L)}
+    rows = {
+      "encoder_input_tokens": jnp.where(behind_B1S < 0, query_B1S, moved_BZS).reshape(B * Z, Q + L)
+    }
     if "decoder_input_tokens" in batch:
       rows["decoder_input_tokens"] = jnp.repeat(batch["decoder_input_tokens"], Z, axis=0)
     return {name: constrain(x, "batch", None) for name, x in rows.items()}

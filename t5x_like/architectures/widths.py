@@ -1,4 +1,5 @@
-"""Other widths of a model, in the proportions of a variant: for muP's base and for ladders of sizes."""
+"""Other widths of a model, in the proportions of a variant: for muP's base and for ladders of
+sizes."""
 
 import dataclasses
 import math
@@ -10,7 +11,8 @@ from t5x_like.nn.dims import Dims
 
 
 def at_width(where: str, dims: Dims, width: int) -> Dims:
-  """Return the sizes of a stack of another width: as many times the heads and the feed-forward width, heads as wide.
+  """Return the sizes of a stack of another width: as many times the heads and the feed-forward
+  width, heads as wide.
 
   Args:
     where: the key or flag that gave the width, for messages.
@@ -20,15 +22,22 @@ def at_width(where: str, dims: Dims, width: int) -> Dims:
   step = dims.embed // math.gcd(dims.embed, dims.heads, dims.mlp)
   if width < 1 or width % step:
     heads = f"{dims.embed} has {dims.heads} heads and a feed-forward width of {dims.mlp}"
-    raise UserError(f"{where}: found the width {width}, expected a multiple of {step}, because {heads}")
-  heads, mlp = dims.heads * width // dims.embed, dims.mlp * width // dims.embed
+    raise UserError(
+      f"{where}: found the width {width}, expected a multiple of {step}, because {heads}"
+    )
+  heads = dims.heads * width // dims.embed
+  mlp = dims.mlp * width // dims.embed
   kv_heads = math.gcd(heads, max(1, dims.kv_heads * width // dims.embed))
   return dataclasses.replace(dims, embed=width, heads=heads, kv_heads=kv_heads, mlp=mlp)
 
 
 def dims_of(variant: Any) -> Dims | None:
   """Return the sizes of a variant's stacks; None if they are not all of one width."""
-  fields = {field.name for field in dataclasses.fields(variant)} if dataclasses.is_dataclass(variant) else ()
+  fields = (
+    {field.name for field in dataclasses.fields(variant)}
+    if dataclasses.is_dataclass(variant)
+    else ()
+  )
   return variant.dims if "dims" in fields else None
 
 
@@ -38,15 +47,18 @@ def resized(where: str, variants: dict[str, Any], variant: Any, size: int | str 
   Args:
     where: as in `at_width`.
     variants: the family's, by name.
-    size: a width; or a name in `variants`, whose widths it is; or changes to the fields of `Dims`. A family without
-      `Dims` has names alone, and gets the variant of that name.
+    size: a width; or a name in `variants`, whose widths it is; or changes to the fields of `Dims`.
+      A family without `Dims` has names alone, and gets the variant of that name.
   Raises:
     UserError: no such variant, or a size that cannot be.
   """
   named = slots.find(where, size, variants) if isinstance(size, str) else None
   if dims_of(variant) is None:
     if named is None:
-      raise UserError(f"{where}: found {size!r}, but this family's sizes are no multiples of a width; name a variant")
+      raise UserError(
+        f"{where}: found {size!r}, but this family's sizes are no multiples of a "
+        "width; name a variant"
+      )
     return named
   if named is not None:
     dims = dataclasses.replace(named.dims, layers=variant.dims.layers)

@@ -26,10 +26,13 @@ from t5x_like.slots import Positive
 class WindowVariant(StagedVariant):
   """Attributes:
   window: rows and columns of a window; a stage with a smaller grid has one window of that size.
-  patch_position: one of `nn.image_positions`, added to the patches, besides the design's within windows; "none" in
-    published models. "learned_1d" is the absolute position embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
-  pretrained_windows: for each stage, the window that its positions were first trained on (`log_cpb`), or 0.
-  rounding: rounding of halved rows and columns where they limit a window; the number of tokens always rounds up.
+  patch_position: one of `nn.image_positions`, added to the patches, besides the design's within
+    windows; "none" in published models. "learned_1d" is the absolute position embedding of Liu et
+    al. 2021 (arXiv:2103.14030), table 4.
+  pretrained_windows: for each stage, the window that its positions were first trained on
+    (`log_cpb`), or 0.
+  rounding: rounding of halved rows and columns where they limit a window; the number of tokens
+    always rounds up.
   """
 
   window: Positive = 7
@@ -41,22 +44,32 @@ class WindowVariant(StagedVariant):
     super().__post_init__()
     if self.pretrained_windows and len(self.pretrained_windows) != len(self.depths):
       found = f"found {len(self.pretrained_windows)} for {len(self.depths)} stages"
-      raise UserError(f"config.model.pretrained_windows: {found}, expected one number for each, or none")
+      raise UserError(
+        f"config.model.pretrained_windows: {found}, expected one number for each, or none"
+      )
 
   def window_of(self, stage: int) -> tuple[int, int]:
     """Return the window of a stage, and the shift of every second layer."""
-    window, side = self.window, min(self.grids[stage].rows, self.grids[stage].columns)
+    window = self.window
+    side = min(self.grids[stage].rows, self.grids[stage].columns)
     if self.rounding == "down":
       side = max(1, min(sides(self.resolution)) // self.patch >> stage)
     return (window, window // 2) if window < side else (side, 0)
 
 
 class Patches(Linear):
-  """Projected patches of images, whose kernel starts as a convolution of PyTorch, as the authors left it."""
+  """Projected patches of images, whose kernel starts as a convolution of PyTorch, as the authors
+  left it."""
 
   def __init__(self, variant: WindowVariant, rngs: nnx.Rngs):
     pixels = variant.patch**2 * variant.channels
-    super().__init__((pixels, variant.embed), (None, "embed"), params.fan_in_normal(pixels, 3**-0.5), rngs, bias=True)
+    super().__init__(
+      (pixels, variant.embed),
+      (None, "embed"),
+      params.fan_in_normal(pixels, 3**-0.5),
+      rngs,
+      bias=True,
+    )
     self.variant = variant
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
@@ -91,24 +104,33 @@ class WindowEncoder(StagedEncoder):
     pretrained_windows: tuple[int, ...] | None = None,
     **options,
   ):
-    given = dict(window=window, patch_position=patch_position, pretrained_windows=pretrained_windows)
+    given = dict(
+      window=window, patch_position=patch_position, pretrained_windows=pretrained_windows
+    )
     variant = chosen(self.VARIANTS, variant, **given)
     super().__init__(rngs, variant=variant, **options)
 
   def input_design(self) -> Design:
-    design, position = self.variant.design, self.variant.patch_position
+    design = self.variant.design
+    position = self.variant.patch_position
     return dataclasses.replace(design, norm_epsilon=self.EDGE_EPSILON, position=position)
 
   def patches_of(self, rngs: nnx.Rngs) -> Patches:
     variant = self.variant
     if (least := min(variant.grid.rows, variant.grid.columns)) < variant.window:
-      found = f"images of {variant.resolution} pixels have {least} patches of {variant.patch} in a row"
-      raise UserError(f"config.model.window: {found}, expected at least the window's {variant.window}")
+      found = (
+        f"images of {variant.resolution} pixels have {least} patches of {variant.patch} in a row"
+      )
+      raise UserError(
+        f"config.model.window: {found}, expected at least the window's {variant.window}"
+      )
     return Patches(variant, rngs)
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     variant, (window, shift) = self.variant, self.variant.window_of(number)
-    dims, grid, places = variant.stages[number], variant.grids[number], self.places(number)
+    dims = variant.stages[number]
+    grid = variant.grids[number]
+    places = self.places(number)
     stack = WindowStack(
       self._design(number),
       dims,
@@ -125,16 +147,23 @@ class WindowEncoder(StagedEncoder):
 
   def _design(self, number: int) -> Design:
     """Return the design of a stage, with the window that its positions were first trained on."""
-    design, pretrained = self.variant.design, self.variant.pretrained_windows
+    design = self.variant.design
+    pretrained = self.variant.pretrained_windows
     name, arguments = slots.name_and_arguments("config.model.design.position", design.position)
     if not pretrained or name != "log_cpb":
       return design
-    return dataclasses.replace(design, position={"name": name, **arguments, "pretrained": pretrained[number]})
+    return dataclasses.replace(
+      design, position={"name": name, **arguments, "pretrained": pretrained[number]}
+    )
 
   def _merging(self, number: int, rngs: nnx.Rngs) -> Merging:
-    variant, design = self.variant, self.input_design()
-    before, after = variant.stages[number - 1].embed, variant.stages[number].embed
+    variant = self.variant
+    design = self.input_design()
+    before = variant.stages[number - 1].embed
+    after = variant.stages[number].embed
     first = design.norm_position != "res_post"
     norm = design.make_norm(4 * before if first else after, rngs)
     init = design.kernel_init(4 * before)
-    return Merging(variant.grids[number - 1], before, after, rngs, init=init, norm=norm, norm_first=first)
+    return Merging(
+      variant.grids[number - 1], before, after, rngs, init=init, norm=norm, norm_first=first
+    )

@@ -1,4 +1,5 @@
-"""Attention within windows of a grid, shifted by half a window in every second layer (Liu et al. 2021)."""
+"""Attention within windows of a grid, shifted by half a window in every second layer (Liu et al.
+2021)."""
 
 import dataclasses
 from functools import cached_property, partial
@@ -20,9 +21,10 @@ from t5x_like.nn.mask import Mask, positions
 class WindowAttention(SelfAttention):
   """Self-attention among the cells of one window.
 
-  Zeros on the right and at the bottom complete the grid to a multiple of the window; as in the authors' code, they are
-  attended like other cells. Shifted windows cut the grid rolled up and to the left; cells that meet only because the
-  grid was rolled do not see each other (https://arxiv.org/abs/2103.14030, section 3.2, figure 4).
+  Zeros on the right and at the bottom complete the grid to a multiple of the window; as in the
+  authors' code, they are attended like other cells. Shifted windows cut the grid rolled up and to
+  the left; cells that meet only because the grid was rolled do not see each other
+  (https://arxiv.org/abs/2103.14030, section 3.2, figure 4).
 
   Args:
     grid: grid of the tokens, in raster order.
@@ -32,7 +34,9 @@ class WindowAttention(SelfAttention):
 
   def __init__(self, *args, grid: Grid, side: int, shift: int, **options):
     super().__init__(*args, **options)
-    self.grid, self.side, self.shift = grid, side, shift
+    self.grid = grid
+    self.side = side
+    self.shift = shift
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     x_BYXD = x_BTD.reshape(len(x_BTD), self.grid.rows, self.grid.columns, -1)
@@ -46,7 +50,8 @@ class WindowAttention(SelfAttention):
     return y_BYXD[:, : self.grid.rows, : self.grid.columns].reshape(x_BTD.shape), aux, None
 
   def mask(self, rows: int, columns: int) -> Mask:
-    """Return the mask of all windows in order; the parts of the grid that a shifted window joins are segments."""
+    """Return the mask of all windows in order; the parts of the grid that a shifted window joins
+    are segments."""
     cells = self.side**2
     pos = jnp.tile(positions(cells), (1, rows * columns // cells))
     if not self.shift:
@@ -56,23 +61,35 @@ class WindowAttention(SelfAttention):
     segments = jnp.asarray(split(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0])
     return Mask(pos, pos, segments, segments)
 
-  def attend(self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
-    return super().attend(partial(_within, self.side**2, core), q_BTX, k_BSKH, v_BSKH, mask, bias, key)
+  def attend(
+    self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None
+  ) -> jax.Array:
+    return super().attend(
+      partial(_within, self.side**2, core), q_BTX, k_BSKH, v_BSKH, mask, bias, key
+    )
 
 
-def _within(cells: int, core: Core, q_BTNH, k_BSKH, v_BSKH, mask: Mask, *biases, key, **options) -> jax.Array:
+def _within(
+  cells: int, core: Core, q_BTNH, k_BSKH, v_BSKH, mask: Mask, *biases, key, **options
+) -> jax.Array:
   """Run a core within each window of `cells` tokens, mapped over windows.
 
-  The batch stays an axis of its own, which a TPU lays beside the width: there, tokens need no padding, and windows are
-  moved as whole.
+  The batch stays an axis of its own, which a TPU lays beside the width: there, tokens need no
+  padding, and windows are moved as whole.
   """
-  pos, count, H = mask.q_pos[:, :cells], mask.q_pos.shape[1] // cells, q_BTNH.shape[-1]
+  pos = mask.q_pos[:, :cells]
+  count = mask.q_pos.shape[1] // cells
+  H = q_BTNH.shape[-1]
 
   def one(q, k, v, segments, key):
     q, k, v = (x.reshape(*x.shape[:2], -1, H) for x in (q, k, v))
-    return core(q, k, v, Mask(pos, pos, segments, segments), *biases, key=key, **options).reshape(*q.shape[:2], -1)
+    return core(q, k, v, Mask(pos, pos, segments, segments), *biases, key=key, **options).reshape(
+      *q.shape[:2], -1
+    )
 
-  def cut(x):  # heads stay side by side, as projections write them: on TPU, narrow ones would pad whatever moves them
+  # heads stay side by side, as projections write them: on TPU, narrow ones would pad whatever moves
+  # them
+  def cut(x):
     return x.reshape(len(x), count, cells, -1)
 
   segments = None if mask.q_segments is None else cut(mask.q_segments)[..., 0]
@@ -82,7 +99,8 @@ def _within(cells: int, core: Core, q_BTNH, k_BSKH, v_BSKH, mask: Mask, *biases,
 
 
 def split(x_BYXD, window: int):
-  """Put tokens in the order of windows: [B, Y, X, D] -> [B, Y * X, D], windows and their cells in raster order."""
+  """Put tokens in the order of windows: [B, Y, X, D] -> [B, Y * X, D], windows and their cells in
+  raster order."""
   B, Y, X, D = x_BYXD.shape
   x = x_BYXD.reshape(B, Y // window, window, X // window, window, D)
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(B, -1, D)
@@ -98,26 +116,34 @@ def joined(x: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.A
 class Merging(Layer):
   """A layer that merges each square of four cells into one cell of another width.
 
-  It concatenates their vectors, column by column, and applies a linear layer, with a norm before or after it. An odd
-  grid gets zeros on the right and at the bottom.
+  It concatenates their vectors, column by column, and applies a linear layer, with a norm before or
+  after it. An odd grid gets zeros on the right and at the bottom.
   """
 
-  def __init__(self, grid: Grid, width: int, out: int, rngs: nnx.Rngs, *, init, norm, norm_first: bool):
+  def __init__(
+    self, grid: Grid, width: int, out: int, rngs: nnx.Rngs, *, init, norm, norm_first: bool
+  ):
     self.linear = Linear((4 * width, out), ("embed", None), init, rngs)
-    self.norm, self.norm_first = norm, norm_first
+    self.norm = norm
+    self.norm_first = norm_first
     self.grid = grid
 
   def __call__(self, x_BTD: jax.Array, context, cache, key):
     (B, _, D), (Y, X) = x_BTD.shape, (self.grid.rows, self.grid.columns)
     x = jnp.pad(x_BTD.reshape(B, Y, X, D), ((0, 0), (0, Y % 2), (0, X % 2), (0, 0)))
-    x = x.reshape(B, -(-Y // 2), 2, -(-X // 2), 2, D).transpose(0, 1, 3, 4, 2, 5).reshape(B, -1, 4 * D)
+    x = (
+      x.reshape(B, -(-Y // 2), 2, -(-X // 2), 2, D)
+      .transpose(0, 1, 3, 4, 2, 5)
+      .reshape(B, -1, 4 * D)
+    )
     x = self.linear(self.norm(x)) if self.norm_first else self.norm(self.linear(x))
     return x, {}, None
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowStack(GridStackBuilder):
-  """A builder of stacks whose layers attend within windows, alternately regular and shifted; `grid` is a window's.
+  """A builder of stacks whose layers attend within windows, alternately regular and shifted; `grid`
+  is a window's.
 
   Attributes:
     cells: the grid of the stack's tokens.

@@ -1,8 +1,8 @@
 """Two tables of a suite side by side: the differences between their runs, on the same examples.
 
-Of each task the run with the median score counts (with an even number of seeds, the lower of the two in the middle), by
-its saved predictions. The interval of a difference is by paired bootstrap over examples, its p-value by approximate
-randomisation (`metrics/resampling.py`).
+Of each task the run with the median score counts (with an even number of seeds, the lower of the
+two in the middle), by its saved predictions. The interval of a difference is by paired bootstrap
+over examples, its p-value by approximate randomisation (`metrics/resampling.py`).
 """
 
 import json
@@ -26,7 +26,8 @@ def read(directory: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
   except (OSError, ValueError) as error:
     raise UserError(
-      f"--compare={directory}: expected the directory of a finished suite ({path}: {one_line(error)})"
+      f"--compare={directory}: expected the directory of a finished suite ({path}: "
+      f"{one_line(error)})"
     ) from None
 
 
@@ -34,14 +35,17 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
   """Compare the scores that two results of one suite both have.
 
   Returns:
-    `names` of the two and `rows`, each with task, metric, first, second (scores), and difference, low, high, p_value:
-    the last three are None where the evaluator's predictions do not tell (SQuAD 2.0, MLQA, MultiRC).
+    `names` of the two and `rows`, each with task, metric, first, second (scores), and difference,
+    low, high, p_value: the last three are None where the evaluator's predictions do not tell (SQuAD
+    2.0, MLQA, MultiRC).
 
   Raises:
     UserError: the two are of other suites, or were evaluated on other examples.
   """
   if first["suite"] != second["suite"]:
-    raise UserError(f"--compare: found a table of suite {first['suite']}, expected one of {second['suite']}")
+    raise UserError(
+      f"--compare: found a table of suite {first['suite']}, expected one of {second['suite']}"
+    )
   rows = []
   for task, other in second["tasks"].items():
     one = first["tasks"].get(task)
@@ -50,14 +54,23 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
       label, score = name.split("/", 1)
       if label not in tests:
         tests[label] = (
-          _tests(predictions.median(one), predictions.median(other), label) if one["runs"] and other["runs"] else {}
+          _tests(predictions.median(one), predictions.median(other), label)
+          if one["runs"] and other["runs"]
+          else {}
         )
       pair = [side["metrics"].get(name) for side in (one, other)]
       found = tests[label].get(score) or {}
       difference = None if None in pair else pair[1] - pair[0]
       numbers = {key: found.get(key) for key in ("low", "high", "p_value")}
       rows.append(
-        {"task": task, "metric": score, "first": pair[0], "second": pair[1], "difference": difference} | numbers
+        {
+          "task": task,
+          "metric": score,
+          "first": pair[0],
+          "second": pair[1],
+          "difference": difference,
+        }
+        | numbers
       )
   return {"names": _names(first, second), "rows": rows}
 
@@ -65,7 +78,10 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 def markdown(found: dict[str, Any]) -> str:
   """Write the table: scores in percent, differences with their 95 % intervals."""
   first, second = found["names"]
-  lines = [f"| task | metric | {first} | {second} | difference (95 % interval) |", "|---|---|---|---|---|"]
+  lines = [
+    f"| task | metric | {first} | {second} | difference (95 % interval) |",
+    "|---|---|---|---|---|",
+  ]
   for row in found["rows"]:
     scores = [_shown(row[key], ".1f") for key in ("first", "second")]
     interval = "" if row["low"] is None else f" ({row['low']:+.1f} to {row['high']:+.1f})"
@@ -89,14 +105,23 @@ def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def _tests(first: str, second: str, label: str) -> dict[str, Any]:
   """Return the `paired_test` of an evaluation's scores."""
   saved = workdirs.read(second)
-  evaluator, task = saved["evals"][label], saved["task"]
-  sides = [predictions.labelled(predictions.read(run, label), evaluator, task) for run in (first, second)]
+  evaluator = saved["evals"][label]
+  task = saved["task"]
+  sides = [
+    predictions.labelled(predictions.read(run, label), evaluator, task) for run in (first, second)
+  ]
   if [row["input"] for row in sides[0]] != [row["input"] for row in sides[1]]:
-    raise UserError(f"--compare: {first} and {second} predicted other examples in {label}.jsonl, expected the same")
+    raise UserError(
+      f"--compare: {first} and {second} predicted other examples in {label}.jsonl, "
+      "expected the same"
+    )
   found = {}
   for metric, reference, prediction in predictions.metrics(evaluator, task):
-    gold, rows_2NC = [reference(row) for row in sides[1]], []
+    gold = [reference(row) for row in sides[1]]
+    rows_2NC = []
     for side in sides:
       rows_2NC.append(metric.checked_rows(gold, [prediction(row) for row in side]))
-    found |= paired_test(metric, *map(np.asarray, rows_2NC), samples=_SAMPLES, seed=0)["differences"]
+    found |= paired_test(metric, *map(np.asarray, rows_2NC), samples=_SAMPLES, seed=0)[
+      "differences"
+    ]
   return found

@@ -1,4 +1,5 @@
-"""Where the records of a suite's tasks are: official files, or TensorFlow datasets. A suite downloads nothing."""
+"""Where the records of a suite's tasks are: official files, or TensorFlow datasets. A suite
+downloads nothing."""
 
 from typing import Any
 
@@ -12,13 +13,17 @@ class Unavailable(Exception):
   """The data of a task are not there."""
 
 
-def keys(benchmark: Benchmark, form: Form, data: str | None, data_dir: str | None) -> dict[str, str]:
+def keys(
+  benchmark: Benchmark, form: Form, data: str | None, data_dir: str | None
+) -> dict[str, str]:
   """Return the config's keys that say where a benchmark's records are.
 
   Args:
     form: the form in which they are learned.
-    data: the directory of official files, or the files of each split; see `corpora/sources/official.py`.
-    data_dir: the directory of TensorFlow datasets, which serves benchmarks without official files or `data`.
+    data: the directory of official files, or the files of each split; see
+      `corpora/sources/official.py`.
+    data_dir: the directory of TensorFlow datasets, which serves benchmarks without official files
+      or `data`.
 
   Raises:
     Unavailable: the benchmark has nothing but official files, and there is no `data`.
@@ -31,18 +36,27 @@ def keys(benchmark: Benchmark, form: Form, data: str | None, data_dir: str | Non
 
 
 def sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
-  """Return, as `data`, the sizes of a benchmark's official files that are learned and evaluated; nothing without any.
+  """Return, as `data`, the sizes of a benchmark's official files that are learned and evaluated;
+  nothing without any.
 
   They tell other data in the same place without reading them.
   """
   try:
-    source = open_source(benchmark.files.source, data_dir=data) if data and benchmark.files else None
+    source = (
+      open_source(benchmark.files.source, data_dir=data) if data and benchmark.files else None
+    )
   except UserError:
     return {}
-  own = [parted(where if isinstance(where, str) else where["split"])[0] for where in benchmark.evaluated.values()]
+  own = [
+    parted(where if isinstance(where, str) else where["split"])[0]
+    for where in benchmark.evaluated.values()
+  ]
   found = [split for split in dict.fromkeys(["train", *own]) if source and split in source.splits]
   facts = {split: source.split_facts(split) for split in found}
-  told = [f"{split} of {_bytes(one['files']):,} bytes {one['share'] or ''}".strip() for split, one in facts.items()]
+  told = [
+    f"{split} of {_bytes(one['files']):,} bytes {one['share'] or ''}".strip()
+    for split, one in facts.items()
+  ]
   return {"data": ", ".join(told)} if told else {}
 
 
@@ -55,8 +69,13 @@ def _bytes(facts: Any) -> int:
 
 def check(config: Any) -> None:
   """Raise Unavailable unless the records of a config are there, in all splits that it uses."""
-  data_dir, sources = config.task.get("data_dir"), {config.task.source}
-  sources |= {values["task"]["source"] for values in config.evals.values() if "source" in values.get("task", {})}
+  data_dir = config.task.get("data_dir")
+  sources = {config.task.source}
+  sources |= {
+    values["task"]["source"]
+    for values in config.evals.values()
+    if "source" in values.get("task", {})
+  }
   for source in sorted(sources):
     if lacking := distributed.from_first(lambda source=source: _lacking(source, data_dir)):
       raise Unavailable(lacking)

@@ -1,4 +1,5 @@
-"""Suites from outside of the package: `--suite=module:SUITE`, or a TOML file with a table for each task.
+"""Suites from outside of the package: `--suite=module:SUITE`, or a TOML file with a table for each
+task.
 
   [relatedness]
   form = "labelled"                # or chosen, generated, tagged, spans: the functions of `benchmarks/suites`
@@ -17,10 +18,11 @@
   seeds = 3
   config = {"task.length" = 48, batch_size = 16}
 
-`files` is the table that `corpora/sources/official.py` explains, searched in --data; `source` names records that need
-no files. The other keys are arguments of the form. Without `labels`, the labels of `labelled` are numbers; without
-`inputs`, text-to-text models read `text` and `pair`. Every task may have `epochs`, `rates`, `seeds`, `config` and
-`published`, as `Benchmark` explains them. Flags of the command come before `epochs`, `rates`, `seeds` and `config`.
+`files` is the table that `corpora/sources/official.py` explains, searched in --data; `source` names
+records that need no files. The other keys are arguments of the form. Without `labels`, the labels
+of `labelled` are numbers; without `inputs`, text-to-text models read `text` and `pair`. Every task
+may have `epochs`, `rates`, `seeds`, `config` and `published`, as `Benchmark` explains them. Flags
+of the command come before `epochs`, `rates`, `seeds` and `config`.
 """
 
 import dataclasses
@@ -37,11 +39,18 @@ from t5x_like.benchmarks.suites import Benchmark, Suite
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import place
 
-FORMS = {one.__name__: one for one in (suites.labelled, suites.chosen, suites.generated, suites.tagged, suites.spans)}
-_NUMBERS = slots.Condition("numbers by name", lambda found: all(slots.fits(one, float) for one in found.values()))
+FORMS = {
+  one.__name__: one
+  for one in (suites.labelled, suites.chosen, suites.generated, suites.tagged, suites.spans)
+}
+_NUMBERS = slots.Condition(
+  "numbers by name", lambda found: all(slots.fits(one, float) for one in found.values())
+)
 _SPLITS = slots.Condition(
   "a split for each name, or changes to the task that include a split",
-  lambda found: all(isinstance(one.get("split") if isinstance(one, dict) else one, str) for one in found.values()),
+  lambda found: all(
+    isinstance(one.get("split") if isinstance(one, dict) else one, str) for one in found.values()
+  ),
 )
 
 
@@ -57,12 +66,15 @@ class _Own:
 
 
 def suite(name: str) -> Suite:
-  """Return the suite that a command names; raise UserError if there is none, or its file or a task cannot be used."""
+  """Return the suite that a command names; raise UserError if there is none, or its file or a task
+  cannot be used."""
   if name.endswith(".toml"):
     return _read(name)
   found = slots.find("--suite", name, suites, "SUITE")
   if not isinstance(found, Suite):
-    raise UserError(f"--suite={name}: found {type(found).__name__}, expected a `t5x_like.benchmarks.suites.Suite`")
+    raise UserError(
+      f"--suite={name}: found {type(found).__name__}, expected a `t5x_like.benchmarks.suites.Suite`"
+    )
   if ":" not in name:
     return found
   tasks = {
@@ -78,8 +90,13 @@ def _printed(table: dict[str, Any]) -> str:
 
 
 def short(name: str) -> str:
-  """Return the name of a suite in tables and directories: `mine` of `lists/mine.toml` and of `lists.mine:SUITE`."""
-  return pathlib.PurePath(name).stem if name.endswith(".toml") else name.partition(":")[0].rpartition(".")[2]
+  """Return the name of a suite in tables and directories: `mine` of `lists/mine.toml` and of
+  `lists.mine:SUITE`."""
+  return (
+    pathlib.PurePath(name).stem
+    if name.endswith(".toml")
+    else name.partition(":")[0].rpartition(".")[2]
+  )
 
 
 def _read(path: str) -> Suite:
@@ -96,17 +113,22 @@ def _read(path: str) -> Suite:
 
 
 def _benchmark(where: str, table: dict[str, Any]) -> Benchmark:
-  """Make the benchmark of a table; raise UserError if a key is unknown, missing or of another type."""
+  """Make the benchmark of a table; raise UserError if a key is unknown, missing or of another
+  type."""
   printed = _printed(table)
-  given = {field.name: table.pop(field.name) for field in dataclasses.fields(_Own) if field.name in table}
+  given = {
+    field.name: table.pop(field.name) for field in dataclasses.fields(_Own) if field.name in table
+  }
   checked = slots.typed(where, given, _Own)
   own = {key: getattr(checked, key) for key in given}
-  like, form = table.pop("like", None), table.pop("form", None)
+  like = table.pop("like", None)
+  form = table.pop("form", None)
   if like is not None:
     if form is not None or table:
       key = next(iter(table), "form")
       raise UserError(
-        f"{where}.{key}: found it beside like = {like!r}; set it in config, or name a form instead of like"
+        f"{where}.{key}: found it beside like = {like!r}; set it in config, or name a form "
+        "instead of like"
       )
     made = _of_package(where, like)
   else:
@@ -118,7 +140,10 @@ def _of_package(where: str, name: Any) -> Benchmark:
   """Return a task of the package's suites, `SUITE/TASK`."""
   suite_name, _, task = str(name).partition("/")
   if ":" in suite_name:
-    raise UserError(f"{where}.like: found {slots.shown(name)}, expected a task of {', '.join(slots.names(suites))}")
+    raise UserError(
+      f"{where}.like: found {slots.shown(name)}, expected a task of "
+      f"{', '.join(slots.names(suites))}"
+    )
   found = slots.find(f"{where}.like", suite_name, suites, "SUITE")
   return slots.find(f"{where}.like", task, found.tasks)
 
@@ -130,7 +155,8 @@ def _formed(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
   if form == "labelled":
     texts = (table.get("text"), table.get("pair"))
     defaults = {"labels": None, "inputs": " ".join(str(text) for text in texts if text)}
-  free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())  # arguments of the task, checked with it
+  # arguments of the task, checked with it
+  free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
   more = {key: table.pop(key) for key in list(table) if free and key not in parameters}
   fields = table["files"].get("fields") if isinstance(table.get("files"), dict) else None
   if "ids" in parameters and not (isinstance(fields, dict) and "idx" in fields):

@@ -1,4 +1,5 @@
-"""The saved predictions of a suite's runs, and the metrics that score them again: for comparisons, facts and charts."""
+"""The saved predictions of a suite's runs, and the metrics that score them again: for comparisons,
+facts and charts."""
 
 import json
 import pathlib
@@ -29,21 +30,33 @@ def read(run: str, label: str) -> Rows:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
   except (OSError, ValueError) as error:
     raise UserError(
-      f"--compare: {path} cannot be read ({one_line(error)}); delete {run}/result.json and run its suite again"
+      f"--compare: {path} cannot be read ({one_line(error)}); delete {run}/result.json and run "
+      "its suite again"
     ) from None
 
 
 def labelled(rows: Rows, evaluator: dict[str, Any], task: dict[str, Any]) -> Rows:
-  """Return the rows whose examples have labels; a test set's have none, or -1 where that is no class."""
+  """Return the rows whose examples have labels; a test set's have none, or -1 where that is no
+  class."""
   classes = [*(task.get("labels") or ())]
-  classes += [name for one in evaluator.get("metrics", ()) if isinstance(one, dict) for name in one.get("classes", ())]
+  classes += [
+    name
+    for one in evaluator.get("metrics", ())
+    if isinstance(one, dict)
+    for name in one.get("classes", ())
+  ]
   absent = (None,) if "-1" in map(str, classes) else (None, "-1")
   return [row for row in rows if row["target"] not in absent]
 
 
-def metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[Metric, Callable, Callable]]:
-  """Yield each metric of an evaluator, and functions from a saved row to its reference and its prediction."""
-  texts = {"generation": evaluator.get("metrics", ()), "span_qa": ("answers",)}.get(evaluator["name"], ())
+def metrics(
+  evaluator: dict[str, Any], task: dict[str, Any]
+) -> Iterator[tuple[Metric, Callable, Callable]]:
+  """Yield each metric of an evaluator, and functions from a saved row to its reference and its
+  prediction."""
+  texts = {"generation": evaluator.get("metrics", ()), "span_qa": ("answers",)}.get(
+    evaluator["name"], ()
+  )
   if evaluator.get("unanswerable") or evaluator.get("language"):
     texts = ()
   for metric in texts:
@@ -54,7 +67,10 @@ def metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[M
       lambda row, made=made: made.prediction(row["prediction"]),
     )
   if evaluator["name"] == "tagging":
-    for metric in (TagAccuracy(), *([EntityF1()] if any(tag.startswith("B-") for tag in task["tags"]) else [])):
+    for metric in (
+      TagAccuracy(),
+      *([EntityF1()] if any(tag.startswith("B-") for tag in task["tags"]) else []),
+    ):
       yield metric, lambda row: row["target"].split(), lambda row: row["tags"]
   if evaluator["name"] == "multiple_choice" and "accuracy" in evaluator["scores"]:
     yield Matches(), lambda row: row["target"], lambda row: row["prediction"]

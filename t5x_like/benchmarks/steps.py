@@ -1,4 +1,5 @@
-"""A suite from several checkpoints of one run: scores by the steps of pretraining (Devlin et al. 2019, figure 5).
+"""A suite from several checkpoints of one run: scores by the steps of pretraining (Devlin et al.
+2019, figure 5).
 
   <output>/step-<N>/   the suite from checkpoint N, see `suite.py`
   <output>/steps.json, steps.md
@@ -23,14 +24,17 @@ def run(names: Sequence[str], options: suite.Options, steps: Sequence[int]) -> d
   """Make the tables of suites from each checkpoint; return the content of `steps.json`.
 
   Returns:
-    `suite`, `workdir`, `steps`, `mean` (of each step) and `tasks`, the scores of each step by task; None where a
-    task has none.
+    `suite`, `workdir`, `steps`, `mean` (of each step) and `tasks`, the scores of each step by task;
+    None where a task has none.
 
   Raises:
     UserError: several workdirs, a step without a checkpoint; and as `suite.run`.
   """
   if len(options.workdirs) > 1:
-    raise UserError(f"--steps: found {len(options.workdirs)} workdirs, expected one, whose checkpoints are compared")
+    raise UserError(
+      f"--steps: found {len(options.workdirs)} workdirs, expected one, whose "
+      "checkpoints are compared"
+    )
   _check(options.workdirs[0], steps)
   found = []
   for step in steps:
@@ -64,15 +68,25 @@ def _check(workdir: str, steps: Sequence[int]) -> None:
   if lacking := [step for step in steps if step not in known]:
     told = f"expected some of {', '.join(map(str, known))}" if known else "which has none"
     raise UserError(
-      f"--steps: found no checkpoint of step {lacking[0]} in {workdir}, {told}; a run keeps every Nth with"
+      f"--steps: found no checkpoint of step {lacking[0]} in {workdir}, {told}; a run keeps every "
+      "Nth with"
       " --config.checkpoint.keep_every=N"
     )
 
 
 def markdown(found: dict[str, Any]) -> str:
   """Write the table: a row for each step, a column for each task."""
-  lines = ["| step | " + " | ".join([*found["tasks"], "mean"]) + " |", "|" + "---|" * (len(found["tasks"]) + 2)]
+  lines = [
+    "| step | " + " | ".join([*found["tasks"], "mean"]) + " |",
+    "|" + "---|" * (len(found["tasks"]) + 2),
+  ]
   for number, step in enumerate(found["steps"]):
     scores = [*(scores[number] for scores in found["tasks"].values()), found["mean"][number]]
-    lines.append(f"| {step} | " + " | ".join("–" if score is None else f"{score:.2f}" for score in scores) + " |")
-  return f"# {found['suite']}: {found['workdir']}, by step of pretraining\n\n" + "\n".join(lines) + "\n"
+    lines.append(
+      f"| {step} | "
+      + " | ".join("–" if score is None else f"{score:.2f}" for score in scores)
+      + " |"
+    )
+  return (
+    f"# {found['suite']}: {found['workdir']}, by step of pretraining\n\n" + "\n".join(lines) + "\n"
+  )

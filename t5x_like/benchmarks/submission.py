@@ -9,11 +9,13 @@ from t5x_like.metrics.answers import names_referent
 from t5x_like.metrics.texts import METRICS
 from t5x_like.training import workdir as workdirs
 
-_BOOLEAN, _LOWER = {"False": "false", "True": "true"}, ("boolq", "wic")
+_BOOLEAN = {"False": "false", "True": "true"}
+_LOWER = ("boolq", "wic")
 
 
 def write(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
-  """Write a submission's files of a task, from the predictions of a run for its test splits, if it made any."""
+  """Write a submission's files of a task, from the predictions of a run for its test splits, if it
+  made any."""
   for file in suite.tasks[task].test:
     path = pathlib.Path(run) / "predictions" / f"{file}.jsonl"
     if not path.exists():
@@ -27,11 +29,14 @@ def write(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
       workdirs.write_lines(folder, f"{file}.jsonl", _multirc(rows))
     else:
       lines = [{"idx": _number(row["idx"]), "label": _superglue(suite, task, row)} for row in rows]
-      workdirs.write_lines(folder, f"{file}.jsonl", sorted(lines, key=lambda line: _order(line["idx"])))
+      workdirs.write_lines(
+        folder, f"{file}.jsonl", sorted(lines, key=lambda line: _order(line["idx"]))
+      )
 
 
 def _class(suite: Suite, task: str, prediction: Any) -> Any:
-  """Return a predicted class or, if the suite numbers them, its number; a text that names none is the first class."""
+  """Return a predicted class or, if the suite numbers them, its number; a text that names none is
+  the first class."""
   classes = suite.tasks[task].encoder.task.get("labels") or [prediction]
   named = prediction if prediction in classes else classes[0]
   return classes.index(named) if task in suite.numbered else named
@@ -55,7 +60,8 @@ def _number(idx: Any) -> int:
 
 
 def _superglue(suite: Suite, task: str, row: dict[str, Any]) -> Any:
-  """Return a label as jiant's formatter spells it: WSC's Booleans begin with a capital, the others' do not."""
+  """Return a label as jiant's formatter spells it: WSC's Booleans begin with a capital, the others'
+  do not."""
   prediction = row["prediction"]
   if task == "wsc" and "references" in row:  # a generated referent
     return "True" if names_referent(prediction, row["references"][0]) else "False"
@@ -66,11 +72,18 @@ def _superglue(suite: Suite, task: str, row: dict[str, Any]) -> Any:
 def _multirc(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
   """Nest labels of answers within questions within passages."""
   passages: dict[int, dict[int, list]] = {}
-  for row in sorted(rows, key=lambda row: tuple(row["idx"][key] for key in ("paragraph", "question", "answer"))):
+  for row in sorted(
+    rows, key=lambda row: tuple(row["idx"][key] for key in ("paragraph", "question", "answer"))
+  ):
     idx = row["idx"]
     answers = passages.setdefault(idx["paragraph"], {}).setdefault(idx["question"], [])
     answers.append({"idx": idx["answer"], "label": int(row["prediction"] == "True")})
   return [
-    {"idx": passage, "passage": {"questions": [{"idx": q, "answers": answers} for q, answers in questions.items()]}}
+    {
+      "idx": passage,
+      "passage": {
+        "questions": [{"idx": q, "answers": answers} for q, answers in questions.items()]
+      },
+    }
     for passage, questions in passages.items()
   ]

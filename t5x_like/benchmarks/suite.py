@@ -1,13 +1,15 @@
-"""A whole table of benchmarks from one checkpoint: every task is fine-tuned, at every rate, from every seed.
+"""A whole table of benchmarks from one checkpoint: every task is fine-tuned, at every rate, from
+every seed.
 
   <output>/<task>/<rate>-<seed>/   a run of its own; its `result.json` is written last, and never made again
   <output>/results.json, results.md, results.html, submission/
 
-Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared examples are shared
-by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs, in `T5X_LIKE_CACHE`. A suite that was
-killed goes on where it stopped: finished runs are read, and one in the middle resumes from its checkpoint. Of each
-task the rate with the best median over the seeds counts, as the table says. The median is a run: with an even number of
-seeds, the lower of the two in the middle. Its score, metrics and predictions stand for the task.
+Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared
+examples are shared by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs,
+in `T5X_LIKE_CACHE`. A suite that was killed goes on where it stopped: finished runs are read, and
+one in the middle resumes from its checkpoint. Of each task the rate with the best median over the
+seeds counts, as the table says. The median is a run: with an even number of seeds, the lower of the
+two in the middle. Its score, metrics and predictions stand for the task.
 """
 
 import dataclasses
@@ -40,7 +42,8 @@ from t5x_like.training.loop import train
 from t5x_like.training.resolve import resolve
 from t5x_like.training.run import opened
 
-RESULT, ASKED = "result.json", "asked.json"
+RESULT = "result.json"
+ASKED = "asked.json"
 RECIPES = {
   "encoder": "configs/finetune/encoder.py",
   "decoder": "configs/finetune/decoder.py",
@@ -56,13 +59,14 @@ class Options:
   """The runs to make.
 
   Attributes:
-    workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form for it.
+    workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form
+      for it.
     step: the checkpoint to fine-tune from; None is the newest.
     from_scratch: whether only their architectures and vocabularies are taken.
     output: the directory of the table.
     tasks: which of the suites'; None is all that have data.
-    seeds, rates: how many seeds, and which learning rates; None and no rates are the task's, or else one seed and the
-      recipe's rate.
+    seeds, rates: how many seeds, and which learning rates; None and no rates are the task's, or
+      else one seed and the recipe's rate.
     epochs: passes over the training split; None is the task's number, or else the recipe's steps.
     evaluations: evaluations and checkpoints of a run, at most; the best of them counts.
     submission: whether test splits are predicted.
@@ -72,7 +76,8 @@ class Options:
     data_dir: where TensorFlow datasets are.
     compare: the directory of another table of the suites, to compare this one with.
     max_examples: the most of each split that evaluations use; then there is no submission.
-    prepared: the directory of prepared examples without `T5X_LIKE_CACHE`; None is in the first workdir.
+    prepared: the directory of prepared examples without `T5X_LIKE_CACHE`; None is in the first
+      workdir.
   """
 
   workdirs: Sequence[str]
@@ -94,34 +99,54 @@ class Options:
   prepared: str | None = None
 
 
-Found = tuple[dict[str, dict[str, Any]], dict[str, str]]  # results by task, and why others have none
+# results by task, and why others have none
+Found = tuple[dict[str, dict[str, Any]], dict[str, str]]
 
 
-def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[], Found]] = {}) -> dict[str, Any]:  # noqa: B006
+def run(
+  names: Sequence[str], options: Options, others: Mapping[str, Callable[[], Found]] = {}
+) -> dict[str, Any]:
   """Make the tables of suites; return the content of the whole's `results.json`.
 
   Args:
     others: by name, functions that make further parts of the table, without training.
 
   Raises:
-    UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever a run raises.
+    UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever
+      a run raises.
   """
   made = {outside.short(name): outside.suite(name) for name in names}
   if len(made) < len(names):
-    raise UserError(f"--suite={','.join(names)}: found two of the name {outside.short(names[-1])}; rename a file")
+    raise UserError(
+      f"--suite={','.join(names)}: found two of the name {outside.short(names[-1])}; rename a file"
+    )
   kinds = {workdir: kind(workdir) for workdir in options.workdirs}
   other = comparison.read(options.compare) if options.compare else None
   known = [task for suite in made.values() for task in suite.tasks]
   for task in options.tasks or ():
     if task not in known:
-      raise UserError(f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}")
-  if (options.data or "").partition("=")[0].isidentifier() and "=" in options.data and len(options.tasks or ()) != 1:
-    raise UserError(f"--data={options.data}: names the files of one task; choose it with --tasks=NAME")
+      raise UserError(
+        f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}"
+      )
+  if (
+    (options.data or "").partition("=")[0].isidentifier()
+    and "=" in options.data
+    and len(options.tasks or ()) != 1
+  ):
+    raise UserError(
+      f"--data={options.data}: names the files of one task; choose it with --tasks=NAME"
+    )
   if process.first():
     check_writable("--output", options.output)
-  parts, several = {}, len(made) + len(others) > 1
+  parts = {}
+  several = len(made) + len(others) > 1
   for name, suite in made.items():
-    _check(name, suite, kinds, dataclasses.replace(options, output=options.output / name) if several else options)
+    _check(
+      name,
+      suite,
+      kinds,
+      dataclasses.replace(options, output=options.output / name) if several else options,
+    )
   for name, suite in made.items():
     own = dataclasses.replace(options, output=options.output / name) if several else options
     found, missing = _suite(name, suite, kinds, own)
@@ -168,18 +193,23 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
 
 
 def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
-  """Make all objects of every task's first run, but for its state: its data are prepared, test sets too, and whatever
-  does not fit is known before the first task is learned. Finished runs are not looked at again.
+  """Make all objects of every task's first run, but for its state: its data are prepared, test sets
+  too, and whatever does not fit is known before the first task is learned. Finished runs are not
+  looked at again.
 
   Raises:
     UserError: of the first task that cannot be run, which is named.
   """
   for task, benchmark in suite.tasks.items():
     able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
-    folders = [options.output / task / _folder(rate, seed) for rate, seed in _asked_for(benchmark, options)]
+    folders = [
+      options.output / task / _folder(rate, seed) for rate, seed in _asked_for(benchmark, options)
+    ]
     if not able or options.tasks and task not in options.tasks:
       continue
-    if distributed.from_first(lambda folders=folders: all((folder / RESULT).exists() for folder in folders)):
+    if distributed.from_first(
+      lambda folders=folders: all((folder / RESULT).exists() for folder in folders)
+    ):
       continue
     rate, seed = next(_asked_for(benchmark, options))
     try:
@@ -213,7 +243,13 @@ def kind(workdir: str) -> str:
 
 
 def _task(
-  name: str, task: str, benchmark: Benchmark, kind: str, suite: Suite, workdir: str, options: Options
+  name: str,
+  task: str,
+  benchmark: Benchmark,
+  kind: str,
+  suite: Suite,
+  workdir: str,
+  options: Options,
 ) -> dict[str, Any]:
   """Return the results of all runs of a task, and which of them count."""
   form = getattr(benchmark, kind)
@@ -222,16 +258,21 @@ def _task(
   for rate, seed in _asked_for(benchmark, options):
     folder = options.output / task / _folder(rate, seed)
     done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
-    done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
+    done = done or _one(
+      f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options
+    )
     facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
     runs.append(done | {"facts": facts | {"truncated": done.get("truncated")}})
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)
-  medians = {rate: statistics.median_low(one["score"] for one in those) for rate, those in by_rate.items()}
+  medians = {
+    rate: statistics.median_low(one["score"] for one in those) for rate, those in by_rate.items()
+  }
   rate = max(medians, key=lambda rate: medians[rate])
   chosen = sorted(by_rate[rate], key=lambda one: one["score"])
-  middle, best = chosen[(len(chosen) - 1) // 2], chosen[-1]
+  middle = chosen[(len(chosen) - 1) // 2]
+  best = chosen[-1]
   if benchmark.test and suite.submission and process.first():
     submission.write(options.output / "submission", suite, task, best["workdir"])
   return {
@@ -262,17 +303,24 @@ def _one(
   process.say(f"=== {where}: {folder.name}")
   asked = _asked(workdir, benchmark, options)
   if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
-    workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
+    # a run that is stopped goes on with the same flags alone
+    workdirs.write(folder, ASKED, {"asked": asked})
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
   with opened(resolve(config), str(folder)) as tuned:
     task = tuned.made.task
-    process.say(f"    {config.total_steps * config.batch_size / task.num_examples:.3g} epochs of {task.num_examples:,}")
+    process.say(
+      f"    {config.total_steps * config.batch_size / task.num_examples:.3g} epochs of "
+      f"{task.num_examples:,}"
+    )
     train(tuned)
-    best, truncated = tuned.best, getattr(task, "truncated", 0.0)
+    best = tuned.best
+    truncated = getattr(task, "truncated", 0.0)
   tests = _tests(benchmark, config, options)
   step, groups = best if best and not tests else _best(config, folder, tests)
   counted = {label: group.metrics for label, group in groups.items() if label not in tests}
-  metrics = checked_json.finite({f"{label}/{key}": x for label, of in counted.items() for key, x in of.items()})
+  metrics = checked_json.finite(
+    {f"{label}/{key}": x for label, of in counted.items() for key, x in of.items()}
+  )
   result = {
     "workdir": str(folder),
     "rate": rate,
@@ -291,15 +339,29 @@ def _one(
 
 
 def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dict[str, Group]]:
-  """Return the step of the best checkpoint and its evaluations, the first of them also on the test splits."""
+  """Return the step of the best checkpoint and its evaluations, the first of them also on the test
+  splits."""
   first, values = next(iter(config.evals.to_dict().items()))
-  added = {name: {"name": first} | values | {"split": split, "max_examples": None} for name, split in tests.items()}
-  run = opening.open_run(str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()])
+  added = {
+    name: {"name": first} | values | {"split": split, "max_examples": None}
+    for name, split in tests.items()
+  }
+  run = opening.open_run(
+    str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()]
+  )
   step, arrays = run.restore(None, selection.FOLDER)
   return step, Evaluation(run.config, run.model, objective_of(run.config), run.rules)(arrays)
 
 
-def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
+def _config(
+  where: str,
+  benchmark: Benchmark,
+  kind: str,
+  rate: float | None,
+  seed: int,
+  workdir: str,
+  options: Options,
+):
   """Return the recipe's config for a run, with the steps of its epochs."""
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
   init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
@@ -308,7 +370,10 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
   overrides += [f"{key}={found}" for key, found in places.items()]
   if rate is not None:
     overrides.append(f"schedule.learning_rate={rate}")
-  changes = [*(f"{key}={json.dumps(value)}" for key, value in benchmark.config.items()), *options.overrides]
+  changes = [
+    *(f"{key}={json.dumps(value)}" for key, value in benchmark.config.items()),
+    *options.overrides,
+  ]
   overrides += [f"task.cache={_prepared(options)}", *changes]
   if benchmark.named:
     config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
@@ -365,7 +430,13 @@ def _built(config, split: str):
 
 def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, Any]:
   """Return the facts that determine a run's result besides its task, rate and seed."""
-  step = [] if options.from_scratch else [options.step] if options.step is not None else suite_facts.newest(workdir)
+  step = (
+    []
+    if options.from_scratch
+    else [options.step]
+    if options.step is not None
+    else suite_facts.newest(workdir)
+  )
   where = workdir if is_remote(workdir) else os.path.abspath(workdir)
   asked = {"workdir": where, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in ("epochs", "from_scratch", "max_examples")}
@@ -373,23 +444,30 @@ def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, An
   asked |= {"table": benchmark.table} if benchmark.table else {}
   asked |= {} if options.evaluations == EVALUATIONS else {"evaluations": options.evaluations}
   asked |= {} if options.submission or not benchmark.test else {"submission": False}
-  return asked | {f"config.{key}": value for key, _, value in (word.partition("=") for word in options.overrides)}
+  return asked | {
+    f"config.{key}": value for key, _, value in (word.partition("=") for word in options.overrides)
+  }
 
 
 def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-  """Return a finished run's result, None if it has none yet; raise UserError if it is damaged or of other flags."""
+  """Return a finished run's result, None if it has none yet; raise UserError if it is damaged or of
+  other flags."""
   try:
     found = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
     return None
   except ValueError as error:
-    raise UserError(f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again") from None
+    raise UserError(
+      f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again"
+    ) from None
   made = {"data": asked.get("data")} | found.pop("asked", {})
-  asked = {"data": made["data"]} | asked  # files that are not there, or were not noted, tell nothing
+  # files that are not there, or were not noted, tell nothing
+  asked = {"data": made["data"]} | asked
   if other := [name for name in {**made, **asked} if made.get(name) != asked.get(name)]:
     before, now = (values.get(other[0]) for values in (made, asked))
     raise UserError(
-      f"{path}: was made with {other[0]}={before}, found {other[0]}={now}; give another --output, or delete"
+      f"{path}: was made with {other[0]}={before}, found {other[0]}={now}; give another --output, "
+      "or delete"
       f" {path.parent} to make it again"
     )
   return found | {"workdir": str(path.parent)}  # not where it says that it was made

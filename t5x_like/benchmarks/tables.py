@@ -14,19 +14,26 @@ _LEADERBOARDS = ("glue", "superglue")
 _DASH = "–"
 
 
-def results(name: str, options, found: dict[str, dict[str, Any]], missing: dict[str, str]) -> dict[str, Any]:
+def results(
+  name: str, options, found: dict[str, dict[str, Any]], missing: dict[str, str]
+) -> dict[str, Any]:
   """Return the content of `results.json`.
 
-  `mean` is of the tasks that are there. `average` is the leaderboard's, which counts a task once, with the mean of its
-  scores: the same mean, but None unless every task of GLUE or SuperGLUE is there with all of its scores.
+  `mean` is of the tasks that are there. `average` is the leaderboard's, which counts a task once,
+  with the mean of its
+  scores: the same mean, but None unless every task of GLUE or SuperGLUE is there with all of its
+    scores.
   """
-  undefined = any(result["metrics"].get(key) is None for result in found.values() for key in result["counted"])
+  undefined = any(
+    result["metrics"].get(key) is None for result in found.values() for key in result["counted"]
+  )
   whole = name in _LEADERBOARDS and found and not (missing or options.tasks or undefined)
   return {
     "suite": name,
     "workdir": ", ".join(options.workdirs),
     "from_scratch": options.from_scratch,
-    "seeds": options.seeds or max((len({run["seed"] for run in one["runs"]}) for one in found.values()), default=1),
+    "seeds": options.seeds
+    or max((len({run["seed"] for run in one["runs"]}) for one in found.values()), default=1),
     "average": _mean(found) if whole else None,
     "mean": _mean(found),
     "versions": suite_facts.versions(),
@@ -39,24 +46,35 @@ def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
   """Join the results of several suites into one, with tasks `<suite>/<task>`."""
   first = next(iter(parts.values()))
   whole = {
-    key: {f"{name}/{task}": value for name, part in parts.items() for task, value in part[key].items()}
+    key: {
+      f"{name}/{task}": value for name, part in parts.items() for task, value in part[key].items()
+    }
     for key in ("tasks", "missing")
   }
-  about = {"suite": ",".join(parts), "seeds": max(part["seeds"] for part in parts.values()), "average": None}
+  about = {
+    "suite": ",".join(parts),
+    "seeds": max(part["seeds"] for part in parts.values()),
+    "average": None,
+  }
   return first | about | {"mean": _mean(whole["tasks"])} | whole
 
 
 def _mean(found: dict[str, dict[str, Any]]) -> float | None:
-  """Average over the tasks that were learned; questions asked without training are no part of it."""
+  """Average over the tasks that were learned; questions asked without training are no part of
+  it."""
   scores = [task["score"] for task in found.values() if task["runs"]]
   return sum(scores) / len(scores) if scores else None
 
 
 def markdown(found: dict[str, Any]) -> str:
-  """Return notes, a line for each task, the mean and, where every task is there, the leaderboard's average."""
+  """Return notes, a line for each task, the mean and, where every task is there, the leaderboard's
+  average."""
   head = columns(found)
   lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-  lines += ["| " + " | ".join([task, *cells(found, result)]) + " |" for task, result in found["tasks"].items()]
+  lines += [
+    "| " + " | ".join([task, *cells(found, result)]) + " |"
+    for task, result in found["tasks"].items()
+  ]
   for task, why in found["missing"].items():
     lines.append(f"| {task} | {_DASH} " + "| " * (len(head) - 3) + f"| {why} |")
   blanks = "| " * (len(head) - 2) + "|"
@@ -65,7 +83,11 @@ def markdown(found: dict[str, Any]) -> str:
     lines.append(f"| average, as the leaderboard's | {_shown(found['average'])} {blanks}")
   scratch = ", from scratch" if found["from_scratch"] else ""
   made = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-  table = f"# {found['suite']}: {found['workdir']}{scratch}\n\n{notes(found)}\n\n" + "\n".join(lines) + f"\n\n{made}\n"
+  table = (
+    f"# {found['suite']}: {found['workdir']}{scratch}\n\n{notes(found)}\n\n"
+    + "\n".join(lines)
+    + f"\n\n{made}\n"
+  )
   return table + (f"\n{comparison.markdown(found['compared'])}" if "compared" in found else "")
 
 
@@ -76,14 +98,19 @@ def notes(found: dict[str, Any]) -> str:
   words = "`score` is of the only evaluation of a run, so `last` is the same. "
   if evaluations > 1:
     words = (
-      f"`score` is of the best of a run's evaluations, up to {evaluations}, by the first of its details and on the same"
-      " examples, so it is a little better than it would be on others; `last` comes from the last evaluation. "
+      f"`score` is of the best of a run's evaluations, up to {evaluations}, by the first of its "
+      "details and on the same"
+      " examples, so it is a little better than it would be on others; `last` comes from the last "
+      "evaluation. "
     )
   if found["seeds"] > 1:
     words += (
-      "Of several seeds the run with the median score counts, with an even number the lower of the two in the middle,"
-      " at the rate where it is best: score, last, details, intervals and charts are of this run. `best seed` is the"
-      " score of the best run, whose predictions a submission has; `spread` is the best minus the worst. "
+      "Of several seeds the run with the median score counts, with an even number the lower of "
+      "the two in the middle,"
+      " at the rate where it is best: score, last, details, intervals and charts are of this run. "
+      "`best seed` is the"
+      " score of the best run, whose predictions a submission has; `spread` is the best minus the "
+      "worst. "
     )
   words += "`majority` is the score of giving the commonest label every time."
   if _published(found):
@@ -110,7 +137,9 @@ def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
   seeds = [result["best"], result["spread"]] if found["seeds"] > 1 else []
   numbers = [result["score"], facts.get("last"), *seeds, facts.get("majority")]
   steps = f"{facts['steps']} of {facts['batch_size']}" if facts else _DASH
-  counts = [_DASH if facts.get(key) is None else f"{facts[key]:.0f}" for key in ("examples", "seconds")]
+  counts = [
+    _DASH if facts.get(key) is None else f"{facts[key]:.0f}" for key in ("examples", "seconds")
+  ]
   scores = ", ".join(f"{score:.1f} {model}" for model, score in result.get("published", {}).items())
   published = [scores or _DASH] if _published(found) else []
   rows = [facts.get("length") or _DASH, _shown(facts.get("truncated"))]
@@ -140,7 +169,10 @@ def write(output: pathlib.Path, found: dict[str, Any]) -> None:
   workdirs.write(output, "results.json", found)
   workdirs.write_text(output, "results.md", markdown(found))
   charts = [
-    chart for task, result in found["tasks"].items() if result["runs"] for chart in suite_charts.charts(task, result)
+    chart
+    for task, result in found["tasks"].items()
+    if result["runs"]
+    for chart in suite_charts.charts(task, result)
   ]
   workdirs.write_text(
     output,

@@ -1,12 +1,15 @@
-"""Emergency copies: the state of the last steps near every host, beside the checkpoints that all hosts share.
+"""Emergency copies: the state of the last steps near every host, beside the checkpoints that all
+hosts share.
 
-Every few steps each process writes its own shards to a directory of its host: a disk, or memory (`/dev/shm`). Where the
-mesh repeats the state, as `replica` does over slices, each slice then holds all of it. A job that has lost hosts goes
-on from the newest step that the processes hold together: a process reads its shards at home, and a new host receives
-its shards over the mesh from the devices that hold the same. Otherwise the ordinary checkpoint serves.
+Every few steps each process writes its own shards to a directory of its host: a disk, or memory
+(`/dev/shm`). Where the mesh repeats the state, as `replica` does over slices, each slice then holds
+all of it. A job that has lost hosts goes on from the newest step that the processes hold together:
+a process reads its shards at home, and a new host receives its shards over the mesh from the
+devices that hold the same. Otherwise the ordinary checkpoint serves.
 
-Orbax's own emergency manager (`orbax.checkpoint.experimental.emergency`, 0.12) is not used: its first slice keeps no
-copy, it returns no metadata, and it expects the processes of the first start, so no smaller job can go on.
+Orbax's own emergency manager (`orbax.checkpoint.experimental.emergency`, 0.12) is not used: its
+first slice keeps no copy, it returns no metadata, and it expects the processes of the first start,
+so no smaller job can go on.
 """
 
 import dataclasses
@@ -29,7 +32,9 @@ from t5x_like.files import checked_json
 from t5x_like.files.places import Place, place
 from t5x_like.parallel import distributed
 
-FILE, _HISTORY = "emergency.json", "history.jsonl"  # in the workdir
+# in the workdir
+FILE = "emergency.json"
+_HISTORY = "history.jsonl"
 _ID = re.compile("[0-9a-f]{32}")
 _STARTS = 64  # that are remembered
 _log = logging.getLogger("t5x_like.checkpoint")
@@ -40,7 +45,8 @@ class Options:
   """`config.checkpoint.emergency`: copies of the state near each host, beside the checkpoints.
 
   Attributes:
-    directory: on a disk of each host or in its memory, such as /dev/shm/t5x_like; $VARIABLES of the host are replaced.
+    directory: on a disk of each host or in its memory, such as /dev/shm/t5x_like; $VARIABLES of the
+      host are replaced.
     every: steps between copies; the last two are kept.
   """
 
@@ -57,30 +63,36 @@ def checked(values: Any) -> ConfigDict:
   filled = slots.fill("config.checkpoint.emergency", values, Options)
   if not filled["directory"].startswith(("/", "$")):
     raise UserError(
-      f"config.checkpoint.emergency.directory: found {filled['directory']!r}, expected an absolute path on each host's"
+      f"config.checkpoint.emergency.directory: found {filled['directory']!r}, expected an "
+      "absolute path on each host's"
       " own disk or in its memory, such as /dev/shm/t5x_like"
     )
   return ConfigDict(filled)
 
 
 class Starts:
-  """The starts of a run, in its workdir. They tell its copies from other runs' and from steps that it went back from.
+  """The starts of a run, in its workdir. They tell its copies from other runs' and from steps that
+  it went back from.
 
-  Each start names its copies by an id of its own, and records the step that it went on from, and how many lines of
-  `history.jsonl` name a step: of starts, those without copies too, and of rollbacks. A copy of an earlier start counts
-  only up to the smallest step that the run went on from later.
+  Each start names its copies by an id of its own, and records the step that it went on from, and
+  how many lines of `history.jsonl` name a step: of starts, those without copies too, and of
+  rollbacks. A copy of an earlier start counts only up to the smallest step that the run went on
+  from later.
 
   Args:
     workdir: process 0 reads and writes there.
   """
 
   def __init__(self, workdir: Place):
-    self._file, self._history, self._known = workdir / FILE, workdir / _HISTORY, None
+    self._file = workdir / FILE
+    self._history = workdir / _HISTORY
+    self._known = None
     self._steps: list[int] = []  # of the history
 
   @property
   def known(self) -> list[list]:
-    """Id, first step and lines of each start, oldest first; all processes must ask first at the same time."""
+    """Id, first step and lines of each start, oldest first; all processes must ask first at the
+    same time."""
     if self._known is None:
       self._known, self._steps = distributed.from_first(lambda: [self._read(), self._past()])
     return self._known
@@ -91,7 +103,8 @@ class Starts:
     return self.known[-1][0]
 
   def begin(self, step: int) -> None:
-    """Record that the run goes on from a step; all processes must call it. Raise UserError if it cannot be written."""
+    """Record that the run goes on from a step; all processes must call it. Raise UserError if it
+    cannot be written."""
     known = self.known
 
     def write():
@@ -99,7 +112,9 @@ class Starts:
       try:
         self._file.write_text(json.dumps(found))
       except OSError as error:
-        raise UserError(f"{self._file}: cannot be written: {error.strerror or one_line(error)}; free space") from error
+        raise UserError(
+          f"{self._file}: cannot be written: {error.strerror or one_line(error)}; free space"
+        ) from error
       return found
 
     self._known = distributed.from_first(write)
@@ -110,15 +125,24 @@ class Starts:
     if place is None:
       return False
     later = [first for _, first, _ in self.known[place + 1 :]]
-    return all(step <= first for first in later + self._steps[self.known[place][2] + 1 :])  # after its own line
+    # after its own line
+    return all(step <= first for first in later + self._steps[self.known[place][2] + 1 :])
 
   def _read(self) -> list[list]:
     try:
       found = json.loads(self._file.read() or b"[]")
       whole = lambda *numbers: all(type(n) is int and n >= 0 for n in numbers)  # noqa: E731
-      return [[one, step, lines] for one, step, lines in found if _ID.fullmatch(one) and whole(step, lines)]
+      return [
+        [one, step, lines]
+        for one, step, lines in found
+        if _ID.fullmatch(one) and whole(step, lines)
+      ]
     except (ValueError, TypeError, RecursionError) as error:
-      _log.warning("%s: damaged (%s); the emergency copies of earlier starts are not used", self._file, one_line(error))
+      _log.warning(
+        "%s: damaged (%s); the emergency copies of earlier starts are not used",
+        self._file,
+        one_line(error),
+      )
       return []
 
   def _past(self) -> list[int]:
@@ -127,16 +151,20 @@ class Starts:
 
 
 def _check_owner(directory: str) -> None:
-  """Raise UserError if another user can replace the copies in a directory, as in one that waited in /dev/shm for it."""
+  """Raise UserError if another user can replace the copies in a directory, as in one that waited in
+  /dev/shm for it."""
   where = f"config.checkpoint.emergency.directory={directory}"
   trusted = (os.geteuid(), 0)
   status = os.stat(directory)
   if status.st_uid not in trusted or os.lstat(directory).st_uid not in trusted:
     kind = "link" if os.path.islink(directory) else "directory"
-    raise UserError(f"{where}: found a {kind} of another user, expected one of yours; name another directory")
+    raise UserError(
+      f"{where}: found a {kind} of another user, expected one of yours; name another directory"
+    )
   if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
     raise UserError(
-      f"{where}: found a directory that every user may change; take that right away: chmod o-w {directory}"
+      f"{where}: found a directory that every user may change; take that right away: chmod o-w "
+      f"{directory}"
     )
 
 
@@ -147,12 +175,15 @@ class _Near(Checkpoints):
     here = os.path.expandvars(directory)
     if "$" in here:
       raise UserError(
-        f"config.checkpoint.emergency.directory: found {here!r}, expected variables that are set on every host"
+        f"config.checkpoint.emergency.directory: found {here!r}, expected variables that are set "
+        "on every host"
       )
     try:
       os.makedirs(here, exist_ok=True)
     except OSError as error:
-      raise UserError(f"config.checkpoint.emergency.directory={here}: cannot be made: {error.strerror}") from error
+      raise UserError(
+        f"config.checkpoint.emergency.directory={here}: cannot be made: {error.strerror}"
+      ) from error
     _check_owner(here)
     super().__init__(here)
     self._store = NearSteps(here, starts)
@@ -183,8 +214,11 @@ class Emergency(Checkpoints):
     self._starts = Starts(place(directory).parent)
     self._near = _Near(values["directory"], self._starts)
 
-  def keep(self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]) -> None:
-    """Start an emergency copy of a step; return once the tensors may be donated. See `save` for the arguments.
+  def keep(
+    self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]
+  ) -> None:
+    """Start an emergency copy of a step; return once the tensors may be donated. See `save` for the
+    arguments.
 
     A process that cannot write its copy warns and goes on.
 
@@ -193,15 +227,20 @@ class Emergency(Checkpoints):
     """
     self._near.save(step, state, metadata, before=before)
 
-  def restore(self, abstract_state: Wanted, step: int | None = None) -> tuple[int, dict, dict] | None:
-    """As `Checkpoints.restore`, but the newest step may be an emergency copy, which is then saved at once as well."""
+  def restore(
+    self, abstract_state: Wanted, step: int | None = None
+  ) -> tuple[int, dict, dict] | None:
+    """As `Checkpoints.restore`, but the newest step may be an emergency copy, which is then saved
+    at once as well."""
     found = None
     if step is None:
       saved = max(self._store.agreed_steps(), default=0)
       try:
         found = self._near.since(saved).restore(abstract_state)
       except DamageError as error:
-        _log.warning("%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0])
+        _log.warning(
+          "%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0]
+        )
       if found and found[0] > saved:
         super().save(found[0], found[1], dict(found[2]))  # the next failure may take the copies
       found = found or self._restore_fallback(abstract_state, saved)
@@ -212,12 +251,14 @@ class Emergency(Checkpoints):
     return found
 
   def _restore_fallback(self, abstract_state: Wanted, newest: int) -> tuple[int, dict, dict] | None:
-    """Restore an ordinary checkpoint or, if the newest ones are damaged, a copy that is newer than the intact one."""
+    """Restore an ordinary checkpoint or, if the newest ones are damaged, a copy that is newer than
+    the intact one."""
     damage = None
     try:
       found = super().restore(abstract_state)
     except DamageError as error:
-      found, damage = None, error
+      found = None
+      damage = error
     intact = found[0] if found else 0
     if damage is None and intact == newest:
       return found
@@ -226,7 +267,9 @@ class Emergency(Checkpoints):
       try:
         found = self._near.restore(abstract_state)
       except DamageError as error:
-        _log.warning("%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0])
+        _log.warning(
+          "%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0]
+        )
       if found is None and damage is None:
         found = super().restore(abstract_state, intact)
     if found is None and damage is not None:

@@ -1,8 +1,9 @@
 """Checkpoints: asynchronous, exact and verified.
 
-`orbax_steps` writes them to a local directory, `object_steps` to an object store. This file adds a manifest with the
-shape, type and fingerprint of every tensor, verifies it when a step is read, falls back with a warning to the newest
-intact step, and gives errors their classes. See docs/reference/checkpoints.md.
+`orbax_steps` writes them to a local directory, `object_steps` to an object store. This file adds a
+manifest with the shape, type and fingerprint of every tensor, verifies it when a step is read,
+falls back with a warning to the newest intact step, and gives errors their classes. See
+docs/reference/checkpoints.md.
 """
 
 import atexit
@@ -24,7 +25,15 @@ from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manifest import Damaged, disk_errno, flatten, together
 from t5x_like.checkpoints.orbax_steps import LocalSteps, quiet_abandoned_tasks
 from t5x_like.checkpoints.tensors import examine, fingerprints
-from t5x_like.errors import DamageError, NumericError, TransientError, UserError, exit_code, is_transient, one_line
+from t5x_like.errors import (
+  DamageError,
+  NumericError,
+  TransientError,
+  UserError,
+  exit_code,
+  is_transient,
+  one_line,
+)
 from t5x_like.files.places import is_remote, place
 from t5x_like.parallel import distributed
 
@@ -36,12 +45,13 @@ Wanted = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-  """The newest step, the one before it where it is no multiple of the interval, the last multiples of the interval, and
-  multiples of `forever`.
+  """The newest step, the one before it where it is no multiple of the interval, the last multiples
+  of the interval, and multiples of `forever`.
 
-  A step between multiples, saved on request or by the clock, makes no room for itself: how a run was interrupted must
-  not decide which steps it can go back to. But while there are fewer than `last` multiples, the newest other steps are
-  kept in their place: they may be the multiples of an interval that the run had before.
+  A step between multiples, saved on request or by the clock, makes no room for itself: how a run
+  was interrupted must not decide which steps it can go back to. But while there are fewer than
+  `last` multiples, the newest other steps are kept in their place: they may be the multiples of an
+  interval that the run had before.
   """
 
   every: int
@@ -69,15 +79,16 @@ class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one run, one directory per step.
 
   Args:
-    directory: of the steps; created by the first `save`. Local (`orbax_steps`), or any address that fsspec
-      knows, such as `gs://…` (`object_steps`).
+    directory: of the steps; created by the first `save`. Local (`orbax_steps`), or any address that
+      fsspec knows, such as `gs://…` (`object_steps`).
     every: the interval of saving.
-    keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the one before it where
-      that is no multiple; None keeps all. While there are fewer, the newest other steps are kept in their place.
+    keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the
+      one before it where that is no multiple; None keeps all. While there are fewer, the newest
+      other steps are kept in their place.
     keep_every: steps that are multiples of this are kept permanently; None keeps none of them.
     save_timeout_seconds: how long one save may take, over all processes.
-    check: called in process 0 before a step is committed, removed or set aside; raises if another run has taken the
-      workdir.
+    check: called in process 0 before a step is committed, removed or set aside; raises if another
+      run has taken the workdir.
   """
 
   def __init__(
@@ -95,9 +106,15 @@ class Checkpoints(contextlib.AbstractContextManager):
         raise UserError(f"checkpoint.{name} is {value}; expected at least 1, or None")
     self._timeout = save_timeout_seconds
     self._saving: int | None = None  # the step that is being written
-    kind = slots.module("object_steps", checkpoints).ObjectSteps if is_remote(directory) else LocalSteps
-    self._store = kind(str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check)
-    self._directory, self._damaged, self._used = os.fspath(directory), [], False
+    kind = (
+      slots.module("object_steps", checkpoints).ObjectSteps if is_remote(directory) else LocalSteps
+    )
+    self._store = kind(
+      str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check
+    )
+    self._directory = os.fspath(directory)
+    self._damaged = []
+    self._used = False
 
   def save(
     self,
@@ -108,33 +125,41 @@ class Checkpoints(contextlib.AbstractContextManager):
     finite: bool = True,
     before: Callable[[], None] = lambda: None,
   ) -> None:
-    """Start saving a step; return once the tensors may be donated. `wait` returns once it is committed.
+    """Start saving a step; return once the tensors may be donated. `wait` returns once it is
+    committed.
 
-    All processes must call it with the same step. A step already saved with the same values is left as it is.
+    All processes must call it with the same step. A step already saved with the same values is left
+    as it is.
 
     Args:
       step: the number of optimizer steps taken.
-      state: nested dicts with string keys; the leaves are arrays of any shape and any type but complex.
+      state: nested dicts with string keys; the leaves are arrays of any shape and any type but
+        complex.
       metadata: anything `json` can write; returned by `restore`.
       finite: whether to refuse NaN and infinity.
-      before: called before anything of the step is written, perhaps in another thread; its errors are the save's.
+      before: called before anything of the step is written, perhaps in another thread; its errors
+        are the save's.
 
     Raises:
-      UserError: this or the previous save could not be written, or the step exists with other values.
+      UserError: this or the previous save could not be written, or the step exists with other
+        values.
       NumericError: naming a tensor that is not finite.
       TransientError: this or the previous save failed, and may not when tried again.
     """
     tensors = flatten(state)
     prints, odd = examine(tensors)
     if finite and odd:
-      raise NumericError(f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}")
+      raise NumericError(
+        f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}"
+      )
     manifest = checkpoint_manifest.build(step, tensors, prints, metadata)
     if not self._used:
       self._used = True
       _before_threads_end(self.close)
     self.wait()
     with self._disk_errors(step):
-      damaged, self._damaged = self._damaged, []
+      damaged = self._damaged
+      self._damaged = []
       self._move_aside(damaged, "damaged")
       if step in self._store.agreed_steps():
         self._check_same(step, prints)
@@ -144,25 +169,29 @@ class Checkpoints(contextlib.AbstractContextManager):
       self._store.write(step, tensors, manifest, before)
 
   def steps(self) -> list[int]:
-    """Return the committed steps, oldest first, as this process sees them; only `restore` detects damage."""
+    """Return the committed steps, oldest first, as this process sees them; only `restore` detects
+    damage."""
     return self._store.steps()
 
   def committed(self, step: int) -> bool:
     """Return whether the save that this process began is committed, without waiting for it."""
     return self._store.committed(step)
 
-  def restore(self, abstract_state: Wanted, step: int | None = None) -> tuple[int, dict, dict] | None:
+  def restore(
+    self, abstract_state: Wanted, step: int | None = None
+  ) -> tuple[int, dict, dict] | None:
     """Read a step onto the given shardings and verify every tensor; all processes must call it.
 
-    Process 0 lists the steps. A tensor counts as damaged only if a second reading agrees; an error of the network
-    or the disk is retried, and never damage.
+    Process 0 lists the steps. A tensor counts as damaged only if a second reading agrees; an error
+    of the network or the disk is retried, and never damage.
 
     Args:
-      abstract_state: the tree to restore: `jax.ShapeDtypeStruct` leaves with `.sharding`, on any mesh of any number of
-        processes. Only its top-level keys are read: `{"params": …}` does not read the optimizer's state. Or a function
-        that chooses the tree, given the shape and type of every saved tensor by name.
-      step: which step, or None for the newest intact one. Damaged steps are skipped, each with a warning, and moved
-        aside (`<step>.damaged`) by the next `save`.
+      abstract_state: the tree to restore: `jax.ShapeDtypeStruct` leaves with `.sharding`, on any
+        mesh of any number of processes. Only its top-level keys are read: `{"params": …}` does not
+        read the optimizer's state. Or a function that chooses the tree, given the shape and type of
+        every saved tensor by name.
+      step: which step, or None for the newest intact one. Damaged steps are skipped, each with a
+        warning, and moved aside (`<step>.damaged`) by the next `save`.
 
     Returns:
       (step, state, metadata), or None if nothing was saved here.
@@ -176,19 +205,25 @@ class Checkpoints(contextlib.AbstractContextManager):
     if step is None and not steps:
       return None
     if step is not None and step not in steps:
-      raise UserError(f"{self._directory}: no checkpoint of step {step}; steps here: {steps or 'none'}")
-    reasons, gone = {}, False
+      raise UserError(
+        f"{self._directory}: no checkpoint of step {step}; steps here: {steps or 'none'}"
+      )
+    reasons = {}
+    gone = False
     for candidate in steps[::-1] if step is None else [step]:
       try:
         state, metadata = self._restore_any_attempt(candidate, abstract_state)
       except Damaged as damage:
-        if candidate not in self._store.agreed_steps():  # a run beside this one has made room for newer steps
+        # a run beside this one has made room for newer steps
+        if candidate not in self._store.agreed_steps():
           gone = True
           continue
         reasons[candidate] = str(damage)
         if step is None:
           where = self._store.where(candidate)
-          _log.warning("checkpoint step %d is damaged and is skipped: %s (%s)", candidate, damage, where)
+          _log.warning(
+            "checkpoint step %d is damaged and is skipped: %s (%s)", candidate, damage, where
+          )
         continue
       self._damaged += reasons
       if reasons:
@@ -198,10 +233,14 @@ class Checkpoints(contextlib.AbstractContextManager):
       return self.restore(abstract_state, step)
     if step is not None:
       others = [s for s in steps if s != step]
-      raise DamageError(f"{self._store.where(step)}: damaged checkpoint: {reasons[step]}; other steps here: {others}")
+      raise DamageError(
+        f"{self._store.where(step)}: damaged checkpoint: {reasons[step]}; other "
+        f"steps here: {others}"
+      )
     told = "; ".join(f"step {s}: {r}" for s, r in reasons.items())
     raise DamageError(
-      f"{self._directory}: every checkpoint is damaged ({told}); restore a copy of one, or start in a new workdir"
+      f"{self._directory}: every checkpoint is damaged ({told}); restore a copy of one, or start "
+      "in a new workdir"
     )
 
   def set_aside(self, after: int, word: str) -> list[int]:
@@ -212,7 +251,8 @@ class Checkpoints(contextlib.AbstractContextManager):
     return later
 
   def wait(self) -> None:
-    """Wait until the last save is committed; raise UserError or TransientError, with its step, if it failed."""
+    """Wait until the last save is committed; raise UserError or TransientError, with its step, if
+    it failed."""
     with self._disk_errors(self._saving):
       self._store.wait()
     self._saving = None
@@ -236,7 +276,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         reasons.append(str(damage))
       if not self._store.pass_over(step):
         raise Damaged("; ".join(dict.fromkeys(reasons)))
-      _log.warning("checkpoint step %d: a damaged attempt to save it is passed over: %s", step, reasons[-1])
+      _log.warning(
+        "checkpoint step %d: a damaged attempt to save it is passed over: %s", step, reasons[-1]
+      )
 
   def _restore_twice(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
     try:
@@ -252,7 +294,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     if callable(abstract_state):
       abstract_state = abstract_state(manifest["tensors"])
     wanted = flatten(abstract_state)
-    saved = {name: entry for name, entry in manifest["tensors"].items() if name.split("/")[0] in abstract_state}
+    saved = {
+      name: entry
+      for name, entry in manifest["tensors"].items()
+      if name.split("/")[0] in abstract_state
+    }
     checkpoint_manifest.check_tensors(path, saved, wanted)
     partial = len(wanted) < len(manifest["tensors"])
     tensors = together(path, lambda: self._store.read(step, wanted, partial))
@@ -282,17 +328,23 @@ class Checkpoints(contextlib.AbstractContextManager):
         saved = self._manifest(step)["tensors"]
       except Damaged as damage:
         if not self._store.pass_over(step):
-          raise UserError(f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away") from None
-    differing = [n for n in sorted({*saved, *prints}) if saved.get(n, {}).get("fingerprint") != prints.get(n)]
+          raise UserError(
+            f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away"
+          ) from None
+    differing = [
+      n for n in sorted({*saved, *prints}) if saved.get(n, {}).get("fingerprint") != prints.get(n)
+    ]
     if differing:
       raise UserError(
-        f"{self._store.where(step)}: step exists with other values, for example of tensor {differing[0]}; "
+        f"{self._store.where(step)}: step exists with other values, for example of tensor "
+        f"{differing[0]}; "
         "move it away or use a new workdir"
       )
 
   @contextlib.contextmanager
   def _disk_errors(self, step: int | None = None):
-    """Turn an error of saving, here or in a background thread, into its class, with a line that names the path."""
+    """Turn an error of saving, here or in a background thread, into its class, with a line that
+    names the path."""
     where = self._directory if step is None else self._store.where(step)
     try:
       yield
@@ -303,22 +355,26 @@ class Checkpoints(contextlib.AbstractContextManager):
       quiet_abandoned_tasks()
       if number is not None:
         raise UserError(
-          f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix the permissions and "
+          f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix "
+          "the permissions and "
           f"run the same command again (steps saved: {self.steps()})"
         ) from error
       if not is_remote(self._directory) and self._used and not os.path.isdir(self._directory):
         raise UserError(
-          f"{self._directory}: the directory of the checkpoints is gone; mount or restore it and run the same command "
+          f"{self._directory}: the directory of the checkpoints is gone; mount or restore it and "
+          "run the same command "
           "again"
         ) from error
       if any(word in str(error) for word in _TIMEOUT_WORDS):
         raise TransientError(
-          f"{where}: checkpoint was not written by all processes within {self._timeout} s (one of them failed, or the "
+          f"{where}: checkpoint was not written by all processes within {self._timeout} s (one of "
+          "them failed, or the "
           f"disk is slow); steps saved: {self.steps()}"
         ) from error
       if is_transient(error):
         raise TransientError(
-          f"{where}: checkpoint could not be written: {one_line(error)[:300]}; run the same command again "
+          f"{where}: checkpoint could not be written: {one_line(error)[:300]}; run the same "
+          "command again "
           f"(steps saved: {self.steps()})"
         ) from error
       raise
@@ -342,8 +398,9 @@ def _before_threads_end(close: Callable[[], None]) -> None:
 class SaveTimes:
   """Says at which steps to save.
 
-  Process 0 has the clock. It is asked again when half of the time that is left, or a twentieth of all, should
-  have passed, judged by the steps since the last save, and so at few steps: the processes need not meet at each.
+  Process 0 has the clock. It is asked again when half of the time that is left, or a twentieth of
+  all, should have passed, judged by the steps since the last save, and so at few steps: the
+  processes need not meet at each.
 
   Args:
     options: `config.checkpoint`; `every` counts steps, and `minutes` may be None.
@@ -352,15 +409,19 @@ class SaveTimes:
   """
 
   def __init__(self, options, step: int, clock: Callable[[], float] = time.monotonic):
-    self._every, self._minutes, self._clock = options.every, options.minutes, clock
+    self._every = options.every
+    self._minutes = options.minutes
+    self._clock = clock
     self._start(step)
 
   def due(self, step: int) -> bool:
-    """Return whether to save this step now; all processes must ask after every step, and get the same answer."""
+    """Return whether to save this step now; all processes must ask after every step, and get the
+    same answer."""
     due = step % self._every == 0
     if not due and step >= self._look:
       ahead = distributed.from_first(lambda: self._ahead(step))
-      due, self._look = ahead == 0, step + ahead
+      due = ahead == 0
+      self._look = step + ahead
     if due:
       self._start(step)
     return due
@@ -372,8 +433,10 @@ class SaveTimes:
   def _ahead(self, step: int) -> int:
     """Return the number of steps until the next look at the clock; 0 if the time is over."""
     spent = self._clock() - self._since
-    left, taken = 60 * self._minutes - spent, max(1, step - self._step)
+    left = 60 * self._minutes - spent
+    taken = max(1, step - self._step)
     if left <= 0:
       return 0
     steps = min(left / 2, 3 * self._minutes) * taken / max(spent, 1e-3)
-    return max(1, min(taken, int(steps)))  # no more than were timed: the first has only been dispatched
+    # no more than were timed: the first has only been dispatched
+    return max(1, min(taken, int(steps)))

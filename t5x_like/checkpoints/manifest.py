@@ -1,4 +1,5 @@
-"""The manifest of a checkpoint step, and verdicts on its data: damage, or a fault of disk, network or memory."""
+"""The manifest of a checkpoint step, and verdicts on its data: damage, or a fault of disk, network
+or memory."""
 
 import errno
 import json
@@ -10,14 +11,31 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from t5x_like.errors import DamageError, TransientError, UserError, did_you_mean, is_out_of_memory, one_line, retried
+from t5x_like.errors import (
+  DamageError,
+  TransientError,
+  UserError,
+  did_you_mean,
+  is_out_of_memory,
+  one_line,
+  retried,
+)
 from t5x_like.files import file_names, local
 from t5x_like.files.answers import chain
 from t5x_like.files.checked_json import digest
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+_DISK_ERRORS = (
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EFBIG,
+  errno.EROFS,
+  errno.EACCES,
+  errno.EPERM,
+  errno.ENOTDIR,
+)
 _REFUSALS = (errno.EACCES, errno.EPERM)
-# Raised by the readers below orbax for a damaged or missing file; other errors are not the file's fault.
+# Raised by the readers below orbax for a damaged or missing file; other errors are not the file's
+# fault.
 _DAMAGE = (DamageError, ValueError, KeyError, TypeError, EOFError, FileNotFoundError)
 FORMAT = "t5x_like.checkpoint.v2"
 
@@ -36,7 +54,9 @@ def flatten(tree: dict[str, Any]) -> dict[str, Any]:
   for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
     keys = [entry.key if isinstance(entry, jax.tree_util.DictKey) else None for entry in path]
     if not all(isinstance(key, str) and key and "/" not in key for key in keys):
-      raise TypeError(f"state must be nested dicts with string keys, found {jax.tree_util.keystr(path)}")
+      raise TypeError(
+        f"state must be nested dicts with string keys, found {jax.tree_util.keystr(path)}"
+      )
     named["/".join(keys)] = leaf
   return named
 
@@ -53,14 +73,18 @@ def nest(named: dict[str, Any]) -> dict[str, Any]:
   return tree
 
 
-def build(step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]) -> dict[str, Any]:
-  """Make the manifest to write: `tensors` and their fingerprints by name, with a digest over all of it."""
+def build(
+  step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]
+) -> dict[str, Any]:
+  """Make the manifest to write: `tensors` and their fingerprints by name, with a digest over all of
+  it."""
   manifest = {
     "format": FORMAT,
     "step": int(step),
     "metadata": metadata,
     "tensors": {
-      name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": prints[name]} for name, x in tensors.items()
+      name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": prints[name]}
+      for name, x in tensors.items()
     },
   }
   manifest["digest"] = digest(manifest)
@@ -71,7 +95,8 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   """Read the manifest of a step, whose text `fetch` returns.
 
   Raises:
-    Damaged: it is missing, not a file, not JSON, of another format or step, or differs from its digest.
+    Damaged: it is missing, not a file, not JSON, of another format or step, or differs from its
+      digest.
     OSError: it cannot be read.
   """
   try:
@@ -94,7 +119,8 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
 
 
 def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None:
-  """Compare the tensors of a manifest with the wanted ones (anything with `shape` and `dtype`), by name.
+  """Compare the tensors of a manifest with the wanted ones (anything with `shape` and `dtype`), by
+  name.
 
   Raises:
     UserError: naming the first tensor that is missing, unexpected, or of another shape or type.
@@ -105,43 +131,56 @@ def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None
     if name not in saved:
       near = did_you_mean(name, set(saved) - set(wanted))
       raise UserError(
-        f"{where}: tensor {name} is not in the checkpoint{near}; expected {expected}; {advice}{_or_fresh(name)}"
+        f"{where}: tensor {name} is not in the checkpoint{near}; expected {expected}; "
+        f"{advice}{_or_fresh(name)}"
       )
     found = f"{saved[name]['dtype']}{saved[name]['shape']}"
     if found != expected:
-      raise UserError(f"{where}: tensor {name} is {found}, expected {expected}; {advice}{_or_fresh(name)}")
+      raise UserError(
+        f"{where}: tensor {name} is {found}, expected {expected}; {advice}{_or_fresh(name)}"
+      )
   for name, entry in saved.items():
     if name not in wanted:
       found = f"{entry['dtype']}{entry['shape']}"
       raise UserError(
-        f"{where}: tensor {name} {found} is in the checkpoint, expected no such tensor; {advice}{_or_fresh(name)}"
+        f"{where}: tensor {name} {found} is in the checkpoint, expected no such tensor; "
+        f"{advice}{_or_fresh(name)}"
       )
 
 
 def _or_fresh(name: str) -> str:
   own = name == "step" or name.startswith("params/")
-  return "" if own else ", or start this optimizer without a state: --config.checkpoint.fresh_optimizer=true"
+  return (
+    ""
+    if own
+    else (", or start this optimizer without a state: --config.checkpoint.fresh_optimizer=true")
+  )
 
 
 def together(path: str, read: Callable[[], Any]) -> Any:
-  """Call `read`, again after transient errors; if it fails in one process, it fails with the same verdict in all.
+  """Call `read`, again after transient errors; if it fails in one process, it fails with the same
+  verdict in all.
 
   Raises:
     Damaged: data are wrong or missing.
     UserError: reading is not permitted, the bucket is gone, or memory ran out.
     TransientError: it still failed after the retries, in this process or another.
   """
-  value, error = None, None
+  value = None
+  error = None
   try:
     value = retried(read, path)
   except Exception as caught:
     error = caught
   verdict = _verdict(error)
   if jax.process_count() > 1:
-    verdicts = multihost_utils.process_allgather(np.array([_VERDICTS.index(verdict)], np.int32)).ravel()
+    verdicts = multihost_utils.process_allgather(
+      np.array([_VERDICTS.index(verdict)], np.int32)
+    ).ravel()
     worst = _VERDICTS[verdicts.max()]
     if worst != verdict:  # another process has it worse
-      verdict, error = worst, RuntimeError(f"process {int(verdicts.argmax())} could not read it; see its log")
+      verdict = worst
+      error = RuntimeError(f"process {int(verdicts.argmax())} could not read it; see its log")
   if verdict == "read":
     return value
   if verdict == "damaged":
@@ -150,13 +189,20 @@ def together(path: str, read: Callable[[], Any]) -> Any:
   if verdict == "refused":
     if isinstance(error, UserError):
       raise error
-    raise UserError(f"{path}: checkpoint cannot be read: {one_line(error)[:300]}; fix the permissions") from error
+    raise UserError(
+      f"{path}: checkpoint cannot be read: {one_line(error)[:300]}; fix the permissions"
+    ) from error
   if verdict == "memory":
     raise UserError(
-      f"{path}: memory ran out while the checkpoint was read: {one_line(error)[:300]}; use more devices or hosts"
+      f"{path}: memory ran out while the checkpoint was read: {one_line(error)[:300]}; use more "
+      "devices or hosts"
     ) from error
   if verdict == "transient":
-    raise error if isinstance(error, TransientError) else TransientError(f"{path}: {one_line(error)[:300]}") from error
+    raise (
+      error
+      if isinstance(error, TransientError)
+      else TransientError(f"{path}: {one_line(error)[:300]}")
+    ) from error
   raise error
 
 
@@ -178,7 +224,8 @@ def _verdict(error: Exception | None) -> str:
 
 
 def disk_errno(error: BaseException | None) -> int | None:
-  """Return the errno of the first disk error in a chain of exceptions, recognised also by its text alone."""
+  """Return the errno of the first disk error in a chain of exceptions, recognised also by its text
+  alone."""
   for link in chain(error):
     if isinstance(link, OSError) and link.errno in _DISK_ERRORS:
       return link.errno

@@ -1,10 +1,11 @@
 """Steps of a checkpoint on an object store, or at any address that fsspec knows.
 
-A step is a directory `<step>-<attempt>-<processes>/`. Every process writes its shards of the tensors as an object
-(`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an index beside them; when all have, process
-0 writes `manifest.json`, and only then the step is there. An attempt that was cut short has none and is removed by the
-next run that saves: first by an object `aside`, so that a process that was paused and now writes its manifest commits
-nothing. Nothing is renamed: a step too is set aside by an object `aside` in its directory, and may then be saved again
+A step is a directory `<step>-<attempt>-<processes>/`. Every process writes its shards of the
+tensors as an object (`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an
+index beside them; when all have, process 0 writes `manifest.json`, and only then the step is there.
+An attempt that was cut short has none and is removed by the next run that saves: first by an object
+`aside`, so that a process that was paused and now writes its manifest commits nothing. Nothing is
+renamed: a step too is set aside by an object `aside` in its directory, and may then be saved again
 as another attempt. Where a step has several attempts with a manifest, any intact one serves.
 """
 
@@ -27,27 +28,35 @@ from t5x_like.files.places import place
 from t5x_like.parallel import distributed
 
 _STEP = re.compile(r"([0-9]+)-[0-9a-f]{8}-([0-9]+)")
-_MANIFEST, _ASIDE = "manifest.json", "aside"
+_MANIFEST = "manifest.json"
+_ASIDE = "aside"
 _ABANDONED = b"abandoned"  # the content of `aside` for an attempt that another run did not finish
-_READERS, _WRITERS = 16, 4
-_PART_BYTES = 2**28  # of an object, so that none is too large for a request, and a repeated one costs little
+_READERS = 16
+_WRITERS = 4
+# of an object, so that none is too large for a request, and a repeated one costs little
+_PART_BYTES = 2**28
 
 
 class ObjectSteps:
   """The steps in one directory of a store; `orbax_steps.LocalSteps` documents the methods.
 
-  Listings may lag: they only say which directories to look into, and process 0 looks for all. The objects in a
-  directory are asked for by name.
+  Listings may lag: they only say which directories to look into, and process 0 looks for all. The
+  objects in a directory are asked for by name.
 
   Args:
     url: of the directory.
     kept: says which steps to keep.
     timeout_seconds: how long a save may take, over all processes.
-    check: called in process 0 before it commits or removes anything; raises if another run has taken the workdir.
+    check: called in process 0 before it commits or removes anything; raises if another run has
+      taken the workdir.
   """
 
-  def __init__(self, url: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None):
-    self._place, self._kept, self._timeout = place(url), kept, timeout_seconds
+  def __init__(
+    self, url: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None
+  ):
+    self._place = place(url)
+    self._kept = kept
+    self._timeout = timeout_seconds
     self._check = check
     self._saving: threading.Thread | None = None
     self._deadline = 0.0  # of the save under way
@@ -55,7 +64,8 @@ class ObjectSteps:
     self._copies = Copies()
     self._agreed: dict[int, list[str]] = {}  # the directories of each step
     self._damaged: set[str] = set()  # directories that a reader has passed over
-    self._interrupted: list[str] | None = None  # the attempts that earlier runs did not finish, once listed
+    # the attempts that earlier runs did not finish, once listed
+    self._interrupted: list[str] | None = None
     self._written: int | None = None
 
   def where(self, step: int) -> str:
@@ -91,21 +101,31 @@ class ObjectSteps:
       if index is None:
         raise Damaged(f"tensors-{writer:05d}.json is missing")
       for chunk in json.loads(index):
-        chunks.setdefault(chunk["name"], []).append((f"{directory}/{_file(writer, chunk.get('part', 0))}", chunk))
+        chunks.setdefault(chunk["name"], []).append(
+          (f"{directory}/{_file(writer, chunk.get('part', 0))}", chunk)
+        )
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
       parts = pool.map(lambda name: self._local_parts(wanted[name], chunks.get(name, [])), wanted)
       return {
-        name: jax.make_array_from_callback(x.shape, x.sharding, lambda index, own=own: own[_key(index)])
+        name: jax.make_array_from_callback(
+          x.shape, x.sharding, lambda index, own=own: own[_key(index)]
+        )
         for (name, x), own in zip(wanted.items(), parts, strict=True)
       }
 
   def write(
-    self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
+    self,
+    step: int,
+    tensors: dict[str, jax.Array],
+    manifest: dict[str, Any],
+    before: Callable[[], None],
   ) -> None:
     self.wait()
     attempt = distributed.from_first(lambda: f"{step}-{uuid.uuid4().hex[:8]}-{jax.process_count()}")
     copies = self._copies(tensors)
-    index, parts, offset = [], [[]], 0
+    index = []
+    parts = [[]]
+    offset = 0
     for name, x in (copies or tensors).items():
       for shard in x.addressable_shards:
         if shard.replica_id == 0:
@@ -113,11 +133,17 @@ class ObjectSteps:
           whole = shard.data if copies else np.array(shard.data, copy=True)
           for first, data in _rows(whole):
             if offset and offset + data.nbytes > _PART_BYTES:
-              parts, offset = [*parts, []], 0
+              parts = [*parts, []]
+              offset = 0
             start = [s.start or 0 for s in shard.index]
             start[:1] = [n + first for n in start[:1]]
-            where = {"offset": offset, "bytes": data.nbytes} | ({"part": len(parts) - 1} if len(parts) > 1 else {})
-            index.append({"name": name, "start": start, "shape": list(data.shape), "dtype": str(x.dtype)} | where)
+            where = {"offset": offset, "bytes": data.nbytes} | (
+              {"part": len(parts) - 1} if len(parts) > 1 else {}
+            )
+            index.append(
+              {"name": name, "start": start, "shape": list(data.shape), "dtype": str(x.dtype)}
+              | where
+            )
             parts[-1].append(data)
             offset += data.nbytes
     saving = (attempt, index, parts, manifest, before)
@@ -126,15 +152,18 @@ class ObjectSteps:
     self._saving.start()
 
   def wait(self) -> None:
-    saving, self._saving = self._saving, None
+    saving = self._saving
+    self._saving = None
     if saving is not None:
       saving.join(max(0.0, self._deadline - time.monotonic()))
       if saving.is_alive():  # it dies with the process
         raise TransientError(
-          f"{self._place}: checkpoint was not written within {self._timeout:g} s (the store is slow, or does not"
+          f"{self._place}: checkpoint was not written within {self._timeout:g} s (the store is "
+          "slow, or does not"
           " answer); run the same command again, or raise --config.checkpoint.save_timeout_seconds"
         )
-    failed, self._failed = self._failed, None
+    failed = self._failed
+    self._failed = None
     if failed is not None:
       raise failed
 
@@ -151,7 +180,8 @@ class ObjectSteps:
     self._agreed = {step: names for step, names in self._agreed.items() if step not in steps}
 
   def _committed(self) -> dict[int, list[str]]:
-    """Return the directories of every committed step, one for each attempt, those known to be damaged last."""
+    """Return the directories of every committed step, one for each attempt, those known to be
+    damaged last."""
     directories: dict[int, list[str]] = {}
     for name in self._place.names():
       if (match := _STEP.fullmatch(name)) and self._state(name) == "committed":
@@ -177,12 +207,15 @@ class ObjectSteps:
 
   def _local_parts(self, x, chunks: list[tuple[str, dict]]) -> dict[tuple, np.ndarray]:
     """Return this process's shards of a tensor, by index, from the chunks that overlap them."""
-    needed = {_key(index): index for index in x.sharding.addressable_devices_indices_map(x.shape).values()}
+    needed = {
+      _key(index): index for index in x.sharding.addressable_devices_indices_map(x.shape).values()
+    }
     read: dict[int, np.ndarray] = {}
     parts = {}
     for key, index in needed.items():
       bounds = [s.indices(size)[:2] for s, size in zip(index, x.shape, strict=True)]
-      part, filled = np.empty([stop - start for start, stop in bounds], x.dtype), 0
+      part = np.empty([stop - start for start, stop in bounds], x.dtype)
+      filled = 0
       for number, (file, chunk) in enumerate(chunks):
         edges = [(a, a + n) for a, n in zip(chunk["start"], chunk["shape"], strict=True)]
         both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, edges, strict=True)]
@@ -206,14 +239,17 @@ class ObjectSteps:
       raise Damaged(f"{file} is missing, which has {chunk['name']}")
     return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
 
-  def _save(self, attempt: str, index: list[dict], parts: list[list], manifest: dict[str, Any], before) -> None:
+  def _save(
+    self, attempt: str, index: list[dict], parts: list[list], manifest: dict[str, Any], before
+  ) -> None:
     """Save, in a thread of every process; process 0 commits."""
     try:
       before()
       mine = jax.process_index()
       if mine == 0 and self._interrupted is None:
         names = [name for name in self._place.names() if _STEP.fullmatch(name)]
-        # Listed before the check: as the workdir is still this run's, none of them belongs to a run that took it over.
+        # Listed before the check: as the workdir is still this run's, none of them belongs to a run
+        # that took it over.
         self._check()
         self._interrupted = names
       there = self._place / attempt
@@ -226,12 +262,15 @@ class ObjectSteps:
         list(pool.map(put, range(len(parts))))
       (there / f"tensors-{mine:05d}.json").write_text(json.dumps(index))
       self._meet(
-        f"{attempt}/{mine}", [f"{attempt}/{other}" for other in range(jax.process_count())] if not mine else []
+        f"{attempt}/{mine}",
+        [f"{attempt}/{other}" for other in range(jax.process_count())] if not mine else [],
       )
       if mine == 0:
         self._check()
         if not (there / _MANIFEST).create(json.dumps(manifest).encode()):
-          raise TransientError(f"{there}/{_MANIFEST}: another process has written it; run the same command again")
+          raise TransientError(
+            f"{there}/{_MANIFEST}: another process has written it; run the same command again"
+          )
         self._check()  # again, as a run that took over in between has set this attempt aside
         self._written = manifest["step"]
         self._clean(attempt)
@@ -251,12 +290,14 @@ class ObjectSteps:
         store.blocking_key_value_get(f"t5x_like/saved/{name}", int(self._timeout * 1000))
       except RuntimeError as error:
         raise TransientError(
-          f"{self._place}: checkpoint was not written by all processes within {self._timeout:g} s (one of them"
+          f"{self._place}: checkpoint was not written by all processes within {self._timeout:g} s "
+          "(one of them"
           " failed, or the store is slow)"
         ) from error
 
   def _clean(self, attempt: str) -> None:
-    """Remove steps that are no longer kept and, once, what earlier runs left unfinished; the manifest goes first."""
+    """Remove steps that are no longer kept and, once, what earlier runs left unfinished; the
+    manifest goes first."""
     steps = self._committed()
     steps.setdefault(int(attempt.partition("-")[0]), [attempt])  # whatever the listing says
     ordered = sorted(steps)
@@ -265,14 +306,16 @@ class ObjectSteps:
         self._check()
         (self._place / name / _MANIFEST).unlink()
         (self._place / name).rmtree()
-    interrupted, self._interrupted = self._interrupted, []
+    interrupted = self._interrupted
+    self._interrupted = []
     for name in interrupted:
       self._remove_interrupted(name)
 
   def _remove_interrupted(self, name: str) -> None:
     """Remove the objects of an unfinished attempt, and what an earlier run has left of one.
 
-    An `aside` stays until a later run, in case that the attempt's process was only paused, and commits it after all.
+    An `aside` stays until a later run, in case that the attempt's process was only paused, and
+    commits it after all.
     """
     there = self._place / name
     aside = (there / _ASIDE).read()
@@ -294,7 +337,11 @@ def _file(process: int, part: int) -> str:
 def _rows(x) -> Iterator[tuple[int, Any]]:
   """Yield an array in runs of rows that fit a part, with the number of the first row of each."""
   rows = max(1, _PART_BYTES * len(x) // x.nbytes) if x.ndim and x.nbytes > _PART_BYTES else None
-  yield from ((0, x),) if rows is None else ((first, x[first : first + rows]) for first in range(0, len(x), rows))
+  yield from (
+    ((0, x),)
+    if rows is None
+    else ((first, x[first : first + rows]) for first in range(0, len(x), rows))
+  )
 
 
 def _key(index) -> tuple:

@@ -1,4 +1,5 @@
-"""Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic rename)."""
+"""Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic
+rename)."""
 
 import concurrent.futures
 import contextlib
@@ -23,15 +24,16 @@ from t5x_like.files import local
 from t5x_like.files.local import synced
 from t5x_like.parallel import distributed
 
-_STATE, _MANIFEST = "state", "manifest"
+_STATE = "state"
+_MANIFEST = "manifest"
 _LEAST_SLICE = 2**20  # bytes
 
 
 class _Manager(ocp.CheckpointManager):
   """Orbax's manager without preemption checks.
 
-  Its checks would call the synchronisation point of `training.preemption` a second time, from another thread, with an
-  older step number and on the primary process only.
+  Its checks would call the synchronisation point of `training.preemption` a second time, from
+  another thread, with an older step number and on the primary process only.
   """
 
   def reached_preemption(self, step: int) -> bool:
@@ -40,10 +42,12 @@ class _Manager(ocp.CheckpointManager):
 
 @functools.cache
 def _write_small_arrays_whole() -> None:
-  """Let one device write a small array: Orbax would slice it for all, and compile a program for each shape."""
+  """Let one device write a small array: Orbax would slice it for all, and compile a program for
+  each shape."""
   known = ocp.type_handlers.get_type_handler(jax.Array)
   handler = ocp.type_handlers.ArrayHandler(
-    array_metadata_store=known._array_metadata_store, min_slice_bytes_for_replica_parallel=_LEAST_SLICE
+    array_metadata_store=known._array_metadata_store,
+    min_slice_bytes_for_replica_parallel=_LEAST_SLICE,
   )
   ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
 
@@ -51,21 +55,28 @@ def _write_small_arrays_whole() -> None:
 class LocalSteps:
   """The steps in one directory.
 
-  Orbax's own work in a save takes longer than many a step, so it happens in a thread, on copies. Its processes then
-  meet through the coordination service: a collective on the devices could meet the step's.
+  Orbax's own work in a save takes longer than many a step, so it happens in a thread, on copies.
+  Its processes then meet through the coordination service: a collective on the devices could meet
+  the step's.
 
   Args:
     directory: created by the first `write`.
     kept: an orbax preservation policy.
     timeout_seconds: how long a save may take, over all processes.
-    check: called in process 0 before it commits a step or sets some aside; raises if another run has taken the workdir.
+    check: called in process 0 before it commits a step or sets some aside; raises if another run
+      has taken the workdir.
   """
 
-  def __init__(self, directory: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None):
+  def __init__(
+    self, directory: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None
+  ):
     self._directory = epath.Path(os.path.abspath(directory))
-    self._kept, self._timeout, self._check = kept, timeout_seconds, check
+    self._kept = kept
+    self._timeout = timeout_seconds
+    self._check = check
     self._manager: _Manager | None = None
-    self._copies, self._pool = Copies(), None
+    self._copies = Copies()
+    self._pool = None
     self._saving: concurrent.futures.Future | None = None
     quiet_orbax()
     _write_small_arrays_whole()
@@ -90,26 +101,34 @@ class LocalSteps:
     return distributed.from_first(self.steps)
 
   def pass_over(self, step: int) -> bool:
-    """Read a step from another attempt to save it from now on; return whether there is one that was not yet read."""
+    """Read a step from another attempt to save it from now on; return whether there is one that was
+    not yet read."""
     return False
 
   def manifest(self, step: int) -> str:
     """Return the manifest's text.
 
     Raises:
-      OSError: there is none, it cannot be read, or a file of the step is a pipe or a device, which no reader survives.
+      OSError: there is none, it cannot be read, or a file of the step is a pipe or a device, which
+        no reader survives.
     """
     local.check_below(self._directory / str(step))
     return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
 
   def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
-    """Return tensors by name, without barriers, so that a failing process blocks no other; see `read_tensors`."""
+    """Return tensors by name, without barriers, so that a failing process blocks no other; see
+    `read_tensors`."""
     return read_tensors(self._directory / str(step) / _STATE, wanted, partial=partial)
 
   def write(
-    self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
+    self,
+    step: int,
+    tensors: dict[str, jax.Array],
+    manifest: dict[str, Any],
+    before: Callable[[], None],
   ) -> None:
-    """Start writing a step once the previous one is committed; return when the tensors may be donated.
+    """Start writing a step once the previous one is committed; return when the tensors may be
+    donated.
 
     Args:
       before: called before anything is written, perhaps in another thread.
@@ -117,7 +136,10 @@ class LocalSteps:
     manager = self._open()
     self.wait()
     copies = self._copies(tensors)
-    items = {_STATE: ocp.args.PyTreeSave(nest(copies or tensors)), _MANIFEST: ocp.args.JsonSave(manifest)}
+    items = {
+      _STATE: ocp.args.PyTreeSave(nest(copies or tensors)),
+      _MANIFEST: ocp.args.JsonSave(manifest),
+    }
 
     def save():
       before()
@@ -130,7 +152,8 @@ class LocalSteps:
 
   def wait(self) -> None:
     """Wait until the last step is committed; raise its error."""
-    saving, self._saving = self._saving, None
+    saving = self._saving
+    self._saving = None
     if saving is not None:
       saving.result()
     if self._manager is not None:
@@ -143,17 +166,20 @@ class LocalSteps:
     try:
       self.wait()
     finally:
-      manager, self._manager = self._manager, None
+      manager = self._manager
+      self._manager = None
       self._pool.shutdown()
       manager.close()
 
   def move_aside(self, steps: list[int], word: str) -> None:
-    """Rename steps so that they no longer count as committed, deleting nothing; all processes must call it."""
+    """Rename steps so that they no longer count as committed, deleting nothing; all processes must
+    call it."""
     if jax.process_index() == 0:
       self._check()
       for step in steps:
         path = pathlib.Path(self._directory) / str(step)
-        target, copies = path.with_name(f"{step}.{word}"), 0
+        target = path.with_name(f"{step}.{word}")
+        copies = 0
         while target.exists():
           copies += 1
           target = path.with_name(f"{step}.{word}.{copies}")
@@ -165,7 +191,8 @@ class LocalSteps:
       self._manager.reload()
 
   def _sync(self) -> None:
-    """Put all files of a step on disk, just before the rename that commits it; older steps are removed after that."""
+    """Put all files of a step on disk, just before the rename that commits it; older steps are
+    removed after that."""
     if jax.process_index() == 0:
       self._check()
       for folder in pathlib.Path(self._directory).glob("*.orbax-checkpoint-tmp*"):
@@ -187,9 +214,12 @@ class LocalSteps:
         preservation_policy=self._kept,
         cleanup_tmp_directories=True,
         lightweight_initialize=True,
-        # If directories were created asynchronously and one failed, threads would wait for it until the timeout.
+        # If directories were created asynchronously and one failed, threads would wait for it until
+        # the timeout.
         async_options=ocp.options.AsyncOptions(
-          timeout_secs=self._timeout, create_directories_asynchronously=False, post_finalization_callback=self._sync
+          timeout_secs=self._timeout,
+          create_directories_asynchronously=False,
+          post_finalization_callback=self._sync,
         ),
       )
       self._manager = _Manager(self._directory, options=options)
@@ -197,8 +227,11 @@ class LocalSteps:
     return self._manager
 
 
-def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> dict[str, jax.Array]:
-  """Read the tensors through orbax's handler, which has no barriers, so a failing process blocks no other.
+def read_tensors(
+  path: epath.Path, wanted: dict[str, Any], *, partial: bool
+) -> dict[str, jax.Array]:
+  """Read the tensors through orbax's handler, which has no barriers, so a failing process blocks no
+  other.
 
   Args:
     partial: whether the checkpoint has other tensors too.
@@ -208,14 +241,19 @@ def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> 
   if not wanted:
     return {}
   restore_args = {
-    name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype, strict=True)
+    name: ocp.ArrayRestoreArgs(
+      sharding=x.sharding, global_shape=x.shape, dtype=x.dtype, strict=True
+    )
     for name, x in wanted.items()
   }
   handler = ocp.PyTreeCheckpointHandler()
   try:
-    args = ocp.args.PyTreeRestore(item=nest(wanted), restore_args=nest(restore_args), partial_restore=partial)
+    args = ocp.args.PyTreeRestore(
+      item=nest(wanted), restore_args=nest(restore_args), partial_restore=partial
+    )
     tree = handler.restore(path, args=args)
-  except (AttributeError, IndexError, RecursionError) as error:  # orbax believes the JSON beside its tensors
+  # orbax believes the JSON beside its tensors
+  except (AttributeError, IndexError, RecursionError) as error:
     raise Damaged(f"a tensor cannot be read: {one_line(error)[:300]}") from error
   finally:
     handler.close()
@@ -225,7 +263,8 @@ def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> 
 
 @functools.cache
 def quiet_orbax() -> None:
-  """Drop orbax's log lines, and the output of its event loop after a failed save; act once per process."""
+  """Drop orbax's log lines, and the output of its event loop after a failed save; act once per
+  process."""
   orbax = f"{os.sep}orbax{os.sep}"
   absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
   # Coroutines of a save that failed may be collected before the failure is noticed.
@@ -233,8 +272,8 @@ def quiet_orbax() -> None:
   show = sys.unraisablehook
 
   def unraisablehook(raised):
-    # Late writes of a failed save call back into a closed event loop, and tensorstore prints each of them. Of the reads
-    # of a damaged step, all that fail after the first are collected unseen.
+    # Late writes of a failed save call back into a closed event loop, and tensorstore prints each
+    # of them. Of the reads of a damaged step, all that fail after the first are collected unseen.
     late = raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"
     unseen = orbax in getattr(getattr(raised.object, "cr_code", None), "co_filename", "")
     if not (late or unseen):

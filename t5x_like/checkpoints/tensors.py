@@ -1,11 +1,11 @@
 """The tensors to save: fingerprints, and copies so that training goes on while they are written.
 
-A fingerprint is 64 bits over every bit and its position, computed where the tensor lives. A checkpoint stores one per
-tensor, so that corruption on disk is detected. It is a sum (modulo 2**32) of
-mixed words, each word mixed with the linear index of its element: integer addition is associative and commutative, so
-the sum is the same for any mesh, sharding and number of processes, and no tensor leaves its devices. The mixing step is
-the finaliser of MurmurHash3 (A. Appleby, public domain), a bijection of 32-bit words, so a single changed word always
-changes the first sum.
+A fingerprint is 64 bits over every bit and its position, computed where the tensor lives. A
+checkpoint stores one per tensor, so that corruption on disk is detected. It is a sum (modulo 2**32)
+of mixed words, each word mixed with the linear index of its element: integer addition is
+associative and commutative, so the sum is the same for any mesh, sharding and number of processes,
+and no tensor leaves its devices. The mixing step is the finaliser of MurmurHash3 (A. Appleby,
+public domain), a bijection of 32-bit words, so a single changed word always changes the first sum.
 """
 
 import functools
@@ -19,7 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from t5x_like.errors import one_line
 
 HOST = "pinned_host"  # the memory of a device's host that the device reaches
-_MOST_PINNED = 2**35  # bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
+# bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
+_MOST_PINNED = 2**35
 _log = logging.getLogger("t5x_like.checkpoint")
 _copied = functools.partial(jax.tree.map, jnp.copy)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
@@ -35,7 +36,8 @@ def _mix(word):
 
 
 def _words(x: jax.Array) -> jax.Array:
-  """Return the bits of `x` as uint32, one word per element (two along a new last axis for 64-bit types)."""
+  """Return the bits of `x` as uint32, one word per element (two along a new last axis for 64-bit
+  types)."""
   if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
   if x.dtype == jnp.bool_:
@@ -46,7 +48,8 @@ def _words(x: jax.Array) -> jax.Array:
 
 
 def _sums(x: jax.Array) -> jax.Array:
-  """Return the fingerprint of one tensor and whether it holds a value that is not finite, as uint32 [3]."""
+  """Return the fingerprint of one tensor and whether it holds a value that is not finite, as uint32
+  [3]."""
   word = _words(x)
   index = jnp.zeros(word.shape, jnp.uint32)
   for axis in range(word.ndim):
@@ -63,7 +66,8 @@ def _sums(x: jax.Array) -> jax.Array:
 def _compiled(sharding: NamedSharding | None):
   """Compile one program per tensor, shared by tensors of equal shape and sharding.
 
-  A state has a hundred tensors of a dozen shapes; one program for all would take several times as long to compile."""
+  A state has a hundred tensors of a dozen shapes; one program for all would take several times as
+  long to compile."""
   return jax.jit(_sums) if sharding is None else jax.jit(_sums, out_shardings=sharding)
 
 
@@ -73,13 +77,14 @@ def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
 
 
 def examine(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
-  """Return 16 hexadecimal digits per tensor, and the names of the tensors that hold NaN or infinity.
+  """Return 16 hexadecimal digits per tensor, and the names of the tensors that hold NaN or
+  infinity.
 
   All processes must call it with the same tensors, in the same order.
 
   Args:
-    tensors: arrays of any shape (scalars and empty ones too) of a boolean, integer, floating or random-key type, with
-      any sharding.
+    tensors: arrays of any shape (scalars and empty ones too) of a boolean, integer, floating or
+      random-key type, with any sharding.
 
   Raises:
     TypeError: for a complex tensor.
@@ -89,16 +94,20 @@ def examine(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
     mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
     sums[name] = _compiled(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
     if mesh is not None and mesh.size > 1 and jax.default_backend() == "cpu":
-      # One at a time: on CPU, collectives of programs that run side by side can wait for each other forever.
+      # One at a time: on CPU, collectives of programs that run side by side can wait for each other
+      # forever.
       jax.block_until_ready(sums[name])
   found = jax.device_get(sums)
-  return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b, _) in found.items()}, [n for n in found if found[n][2]]
+  return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b, _) in found.items()}, [
+    n for n in found if found[n][2]
+  ]
 
 
 class Copies:
   """Makes copies of tensors that stay when the tensors are donated, without waiting for them.
 
-  They are in the hosts' memory. Where it holds too little, or on a platform that cannot do it, there are none.
+  They are in the hosts' memory. Where it holds too little, or on a platform that cannot do it,
+  there are none.
   """
 
   def __init__(self):
@@ -110,14 +119,22 @@ class Copies:
     shardings = {name: x.sharding for name, x in tensors.items()}
     if jax.default_backend() == "cpu":
       return jax.jit(_copied, out_shardings=shardings)(tensors)
-    if sum(shard.data.nbytes for x in tensors.values() for shard in x.addressable_shards) > _MOST_PINNED:
+    if (
+      sum(shard.data.nbytes for x in tensors.values() for shard in x.addressable_shards)
+      > _MOST_PINNED
+    ):
       return None
     try:
-      copies = jax.device_put(tensors, {name: s.with_memory_kind(HOST) for name, s in shardings.items()})
+      copies = jax.device_put(
+        tensors, {name: s.with_memory_kind(HOST) for name, s in shardings.items()}
+      )
       if self._works is None:
         jax.block_until_ready(copies)
     except (ValueError, RuntimeError) as error:
-      _log.warning("checkpoints are written without copies in pinned memory, steps wait longer: %s", one_line(error))
+      _log.warning(
+        "checkpoints are written without copies in pinned memory, steps wait longer: %s",
+        one_line(error),
+      )
       copies = None
     self._works = copies is not None
     return copies

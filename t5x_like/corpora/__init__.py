@@ -1,7 +1,8 @@
-"""Preparation of stores from sources: one resumable preparer for tokens of documents, examples and images.
+"""Preparation of stores from sources: one resumable preparer for tokens of documents, examples and
+images.
 
-A job (`job.py`) is what to make, a kind, and where. An engine builds the parts of its source, in any order, on one
-machine or many. From the bottom up:
+A job (`job.py`) is what to make, a kind, and where. An engine builds the parts of its source, in
+any order, on one machine or many. From the bottom up:
 
     sources/        records of files, TensorFlow datasets and embedded corpora
     documents       the text of one field of the records

@@ -1,10 +1,12 @@
-"""Building of a store in parts: read items, make their arrays, write shards; any part anywhere, at any time.
+"""Building of a store in parts: read items, make their arrays, write shards; any part anywhere, at
+any time.
 
-A part's shards depend only on the job and the part, so any number of processes or machines may build parts in any
-order. Each shard is written to a temporary file, renamed, and recorded in `<progress>/parts/<number>` with its
-checksums and the position reached in the part. Rebuilding a part keeps the recorded shards whose files are intact and
-continues after them. `publish` joins the parts into a store from their records alone, without reading the shards. The
-files in `<progress>` have checksums too; a damaged file counts as missing.
+A part's shards depend only on the job and the part, so any number of processes or machines may
+build parts in any order. Each shard is written to a temporary file, renamed, and recorded in
+`<progress>/parts/<number>` with its checksums and the position reached in the part. Rebuilding a
+part keeps the recorded shards whose files are intact and continues after them. `publish` joins the
+parts into a store from their records alone, without reading the shards. The files in `<progress>`
+have checksums too; a damaged file counts as missing.
 """
 
 import dataclasses
@@ -29,7 +31,9 @@ from t5x_like.store.shards import Shard, files_of
 _COUNTS = ("skipped", "removed", "lengths")
 
 
-def make_part(job: Job, number: int, spread: Callable[[Job, Iterable[Batch]], Iterator[Made]] | None = None) -> None:
+def make_part(
+  job: Job, number: int, spread: Callable[[Job, Iterable[Batch]], Iterator[Made]] | None = None
+) -> None:
   """Build the shards of one part and keep intact ones.
 
   Args:
@@ -54,7 +58,9 @@ def _make_part(job: Job, number: int, record: dict[str, Any], record_path: Place
     values += held.add(made)
     pulse(values)
     while held.values >= job.kind.shard_values:
-      _write(job, number, record, held.take(None if job.kind.whole_batches else job.kind.shard_values))
+      _write(
+        job, number, record, held.take(None if job.kind.whole_batches else job.kind.shard_values)
+      )
       _save(record_path, record)
   if held.reasons:
     _write(job, number, record, held.take(None))
@@ -67,7 +73,8 @@ class _Held:
   """Items that no shard contains yet."""
 
   def __init__(self, unit: str):
-    self._unit, self._waiting = unit, []
+    self._unit = unit
+    self._waiting = []
     self.reasons: list[str | None] = []
     self.values = 0
 
@@ -83,13 +90,17 @@ class _Held:
     """Take a shard of at least this many values, or everything held."""
     joined = {}
     for name in next((made.arrays for made in self._waiting if made.arrays), ()):
-      lengths = [made.arrays[name][1] if made.arrays else [0] * len(made.reasons) for made in self._waiting]
+      lengths = [
+        made.arrays[name][1] if made.arrays else [0] * len(made.reasons) for made in self._waiting
+      ]
       parts = [made.arrays[name][0] for made in self._waiting if made.arrays]
       joined[name] = np.concatenate(parts), np.concatenate(lengths).astype(np.int64)
-    removed, items = [amounts for made in self._waiting for amounts in made.removed], len(self.reasons)
+    removed = [amounts for made in self._waiting for amounts in made.removed]
+    items = len(self.reasons)
     if values is not None:
       items = min(int(np.searchsorted(np.cumsum(joined[self._unit][1]), values)) + 1, items)
-    taken, left = {}, {}
+    taken = {}
+    left = {}
     for name, (array, lengths_D) in joined.items():
       cut = int(lengths_D[:items].sum())
       taken[name], left[name] = (array[:cut], lengths_D[:items]), (array[cut:], lengths_D[items:])
@@ -118,7 +129,9 @@ def _write(job: Job, number: int, record: dict, made: Made) -> None:
   if not powers.size:
     return
   if not record["arrays"]:  # the first shard decides their types
-    found = [Array(name, values.dtype.name, *values.shape[1:]) for name, (values, _) in arrays.items()]
+    found = [
+      Array(name, values.dtype.name, *values.shape[1:]) for name, (values, _) in arrays.items()
+    ]
     record["arrays"] = list(map(dataclasses.asdict, found))
   described = [Array(**array) for array in record["arrays"]]
   name = f"{number:06d}{len(record['shards']):06d}"
@@ -128,7 +141,8 @@ def _write(job: Job, number: int, record: dict, made: Made) -> None:
 
 
 def _resumed(job: Job, number: int, path: Place) -> dict[str, Any]:
-  """Return the record of a part up to the first damaged shard; a fresh record if this job has none."""
+  """Return the record of a part up to the first damaged shard; a fresh record if this job has
+  none."""
   fresh = {"key": job.part_key(number), "done": False, "read": 0, "arrays": [], "shards": []}
   fresh |= {key: {} for key in _COUNTS}
   content = progress_files.load(path)
@@ -146,8 +160,11 @@ def _resumed(job: Job, number: int, path: Place) -> dict[str, Any]:
 
 def _remove(job: Job, number: int, record: dict[str, Any]) -> None:
   """Delete the shards of a part as it was before its files changed, and its progress."""
-  for directory in [directory for array in record["arrays"] for directory in files_of(array["name"])]:
-    for shard in range(len(record["shards"]) + 1):  # the last may have been written and not recorded
+  for directory in [
+    directory for array in record["arrays"] for directory in files_of(array["name"])
+  ]:
+    # the last may have been written and not recorded
+    for shard in range(len(record["shards"]) + 1):
       (job.work / directory / f"{number:06d}{shard:06d}").unlink(missing_ok=True)
   (job.progress / "now" / "parts" / f"{number:06d}").unlink(missing_ok=True)
 
@@ -157,13 +174,15 @@ def remove_surplus(job: Job) -> None:
   for name in (job.progress / "parts").names():
     if name.isdigit() and int(name) >= job.kind.num_parts:
       path = job.progress / "parts" / name
-      _remove(job, int(name), json.loads(progress_files.load(path) or '{"arrays": [], "shards": []}'))
+      _remove(
+        job, int(name), json.loads(progress_files.load(path) or '{"arrays": [], "shards": []}')
+      )
       path.unlink()
 
 
 def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-  """Return a test of whether a shard is as written: by its contents or, at an address, where files are whole or
-  absent, by its existence."""
+  """Return a test of whether a shard is as written: by its contents or, at an address, where files
+  are whole or absent, by its existence."""
   work = job.work
   if not isinstance(work, Remote):
     return lambda shard: all(
@@ -171,7 +190,11 @@ def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool
     )
   arrays = [Array(**array) for array in record["arrays"]]
   part = record["shards"][0]["name"][:6] if record["shards"] else ""
-  found = {directory: (work / directory).sizes(part) for array in arrays for directory in files_of(array.name)}
+  found = {
+    directory: (work / directory).sizes(part)
+    for array in arrays
+    for directory in files_of(array.name)
+  }
 
   def there(shard: dict[str, Any]) -> bool:
     expected = {}
@@ -179,7 +202,10 @@ def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool
       values, ends = files_of(array.name)
       value_bytes = np.dtype(array.dtype).itemsize * array.width
       expected |= {values: shard["values"][array.name] * value_bytes, ends: shard["items"] * 8}
-    return all(found[directory].get(shard["name"], -1) in (None, size) for directory, size in expected.items())
+    return all(
+      found[directory].get(shard["name"], -1) in (None, size)
+      for directory, size in expected.items()
+    )
 
   return there
 
@@ -209,10 +235,15 @@ def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
   """Return the manifest and tables of the store of all parts: contents by file."""
   totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
   fields = [field.name for field in dataclasses.fields(Shard)]
-  shards = [Shard(**{field: one[field] for field in fields}) for record in records for one in record["shards"]]
+  shards = [
+    Shard(**{field: one[field] for field in fields})
+    for record in records
+    for one in record["shards"]
+  ]
   if not shards:
     raise UserError(
-      f"{job.name}, split {job.split!r}: found 0 {job.kind.items}{skips(totals['skipped'])}, expected at "
+      f"{job.name}, split {job.split!r}: found 0 {job.kind.items}{skips(totals['skipped'])}, "
+      "expected at "
       f"least one: {job.kind.advice}"
     )
   source = job.source
@@ -220,12 +251,17 @@ def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
     powers = sorted((int(power), n) for power, n in totals["lengths"].items())
     lengths = {f"{2**power}-{2 ** (power + 1) - 1}": n for power, n in powers}
     removed = dict(sorted(totals["removed"].items()))
-    source = {**source, "counts": {"removed_within_documents": removed, "document_lengths": lengths}}
+    source = {
+      **source,
+      "counts": {"removed_within_documents": removed, "document_lengths": lengths},
+    }
   return writer.described(
     shards,
     name=job.name,
     split=job.split,
-    arrays=[Array(**array) for array in next(record["arrays"] for record in records if record["shards"])],
+    arrays=[
+      Array(**array) for array in next(record["arrays"] for record in records if record["shards"])
+    ],
     facts=job.kind.store_facts,
     skipped=totals["skipped"],
     source=source,
@@ -233,6 +269,7 @@ def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
 
 
 def publish(job: Job, made: dict[str, bytes]) -> None:
-  """Turn the work directory into the store: write vocabulary, tables and manifest, flush, rename, delete progress."""
+  """Turn the work directory into the store: write vocabulary, tables and manifest, flush, rename,
+  delete progress."""
   writer.publish(job.work, job.path, made, job.kind.vocabulary)
   job.progress.rmtree(missing_ok=True)

@@ -1,8 +1,8 @@
 """The built-in store: the source `docstrings:tiny`, as bytes.
 
-It needs no files or vocabulary and takes a few seconds to build, so any recipe can be tried (`:debug`) before data is
-prepared. It is too small to learn from; `make quickstart` builds a real corpus. There are two versions, with and
-without EOS after every document. The task chooses.
+It needs no files or vocabulary and takes a few seconds to build, so any recipe can be tried
+(`:debug`) before data is prepared. It is too small to learn from; `make quickstart` builds a real
+corpus. There are two versions, with and without EOS after every document. The task chooses.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ def prepared(split: str, append_eos: bool) -> str:
 
 
 def directory(append_eos: bool = False) -> str:
-  """Return the directory of the token stores, which this user's first call builds in the temporary folder.
+  """Return the directory of the token stores, which this user's first call builds in the temporary
+  folder.
 
   Args:
     append_eos: whether documents end with EOS.
@@ -41,7 +42,10 @@ def directory(append_eos: bool = False) -> str:
   owner = f"{os.getuid()}_" if hasattr(os, "getuid") else ""
   version = f"{FORMAT.rpartition('.')[2]}.{_VERSION}"
   version += "_eos" if append_eos else ""
-  root = pathlib.Path(tempfile.gettempdir()) / f"t5x_like_{owner}builtin_{version}_{platform.python_version()}"
+  root = (
+    pathlib.Path(tempfile.gettempdir())
+    / f"t5x_like_{owner}builtin_{version}_{platform.python_version()}"
+  )
   if not root.exists():
     fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
     documents = Documents("docstrings:tiny", data_dir=str(fresh / "tfds"))

@@ -4,15 +4,16 @@
     <cache>/<corpus>-<request>-<files>/validation/
     <cache>/.<request>.lock                           held by the preparing process (.lease at an address)
 
-`request` is a hash of the request: the source as spelled, the other fields of `Corpus`, whether documents end with EOS,
-the vocabulary's fingerprint and the edition of preparation. `files` is a hash of the source's contents at that time:
-names, sizes and, for local files, modification times; for a TensorFlow dataset its version, sizes and metadata. Files
-are not read to compare them. The same command therefore reuses its store, and a different command never gets a wrong
-one. Changed files are prepared again in a directory beside the old one, which other runs may still read.
+`request` is a hash of the request: the source as spelled, the other fields of `Corpus`, whether
+documents end with EOS, the vocabulary's fingerprint and the edition of preparation. `files` is a
+hash of the source's contents at that time: names, sizes and, for local files, modification times;
+for a TensorFlow dataset its version, sizes and metadata. Files are not read to compare them. The
+same command therefore reuses its store, and a different command never gets a wrong one. Changed
+files are prepared again in a directory beside the old one, which other runs may still read.
 
-Opening a split for the first time prepares it as `tools.prepare_data` does: in parts, resuming an interrupted
-preparation. Processes and jobs that need the same split wait for the process that prepares it. When that process ends,
-so does its lock; a lease expires a minute later.
+Opening a split for the first time prepares it as `tools.prepare_data` does: in parts, resuming an
+interrupted preparation. Processes and jobs that need the same split wait for the process that
+prepares it. When that process ends, so does its lock; a lease expires a minute later.
 """
 
 import contextlib
@@ -35,13 +36,16 @@ from t5x_like.files.places import Local, Place, place
 from t5x_like.store import manifest as manifests
 
 _EDITION = 1  # of the result for the same request
-_WORKER_BYTES = 2**23  # source bytes per process beyond the first, because a process takes seconds to start
-_PULSE_SECONDS, _SAY_SECONDS = 10.0, 60.0
+# source bytes per process beyond the first, because a process takes seconds to start
+_WORKER_BYTES = 2**23
+_PULSE_SECONDS = 10.0
+_SAY_SECONDS = 60.0
 _SILENCE_SECONDS = 600.0  # without a pulse of the preparing process
 
 
 def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
-  """Return the directory of a corpus's token store for a split, and prepare the store if it does not exist.
+  """Return the directory of a corpus's token store for a split, and prepare the store if it does
+  not exist.
 
   Args:
     corpus: the corpus to prepare; its cache is set.
@@ -49,12 +53,14 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     append_eos: whether documents end with EOS.
 
   Raises:
-    UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not exist, or another
-      process prepares the store and shows no sign of life.
+    UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not
+      exist, or another process prepares the store and shows no sign of life.
   """
   steps = cleaning.steps("config.task.clean", corpus.clean)
   if not 0 <= corpus.validation_fraction < 1:
-    raise UserError(f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1")
+    raise UserError(
+      f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1"
+    )
   vocabulary = vocabularies.load(corpus.vocabulary)
   root = str(place(corpus.cache))
   asked = {
@@ -71,13 +77,16 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
 
   def located() -> tuple[Documents, str]:
     documents = _opened(corpus, root, request)
-    source, names = documents.source, held_out.names(documents.source, corpus.validation_fraction)
+    source = documents.source
+    names = held_out.names(documents.source, corpus.validation_fraction)
     if split not in names:
       raise UserError(
         f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(names)}"
         f"{did_you_mean(split, names)}"
       )
-    files = checked_json.digest([documents.facts(), {name: source.changed(name) for name in source.splits}])[:12]
+    files = checked_json.digest(
+      [documents.facts(), {name: source.changed(name) for name in source.splits}]
+    )[:12]
     return documents, f"{root}/{source.name}-{request}-{files}"
 
   def is_there(home: str) -> bool:
@@ -85,13 +94,15 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
 
   with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
     documents, home = located()
-    source, path = documents.source, f"{home}/{split}"
+    source = documents.source
+    path = f"{home}/{split}"
     if is_there(home):
       return path
     for old in _stores(root, request):
       if old != home:
         print(
-          f"data: {corpus.source}: its files have changed since {old} was made (other names, sizes or times): "
+          f"data: {corpus.source}: its files have changed since {old} was made (other names, "
+          "sizes or times): "
           f"preparing them anew; delete {old} when no run needs it",
           flush=True,
         )
@@ -112,7 +123,9 @@ def _opened(corpus: Corpus, root: str, request: str) -> Documents:
     return Documents(corpus.source, data_dir=corpus.data_dir, text_field=corpus.text_field)
   except UserError as error:
     if old := _stores(root, request):
-      raise UserError(f"{error}; what was made of it before is still there: --config.task.store={old[-1]}") from error
+      raise UserError(
+        f"{error}; what was made of it before is still there: --config.task.store={old[-1]}"
+      ) from error
     raise
 
 
@@ -133,31 +146,40 @@ class _Waiting:
 
   def __init__(self, source: str, lock: Place):
     self.began = self.said = self._heard = time.monotonic()
-    self._source, self._lock, self._pulse = source, lock, None
+    self._source = source
+    self._lock = lock
+    self._pulse = None
 
   def say(self) -> None:
     now = time.monotonic()
     if (found := self._lock.changed()) is None or found != self._pulse:
-      self._pulse, self._heard = found, now
+      self._pulse = found
+      self._heard = now
     if now - self._heard > _SILENCE_SECONDS:
       raise UserError(
-        f"{self._lock}: held by another process, which has shown no sign of life for {_SILENCE_SECONDS / 60:.0f} "
+        f"{self._lock}: held by another process, which has shown no sign of life for "
+        f"{_SILENCE_SECONDS / 60:.0f} "
         "minutes: end it and run this command again"
       )
     if self.said == self.began or now - self.said > _SAY_SECONDS:
       self.said = now
       print(
-        f"data: {self._source}: another process is preparing it; waiting ({now - self.began:.0f} s so far)", flush=True
+        f"data: {self._source}: another process is preparing it; waiting ({now - self.began:.0f} "
+        "s so far)",
+        flush=True,
       )
 
 
 @contextlib.contextmanager
 def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
-  """Wait for the lock of a request and hold it; at an address, a lease, unless the awaited store already exists.
+  """Wait for the lock of a request and hold it; at an address, a lease, unless the awaited store
+  already exists.
 
-  The holder gives signs of life every few seconds. A process that ends, for whatever reason, loses its lock.
+  The holder gives signs of life every few seconds. A process that ends, for whatever reason, loses
+  its lock.
   """
-  name, there = f".{request}.lock", place(root)
+  name = f".{request}.lock"
+  there = place(root)
   waiting = _Waiting(source, there / name)
   with contextlib.ExitStack() as mine:
     while isinstance(there, Local) or not is_there():
@@ -170,6 +192,7 @@ def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) ->
         time.sleep(0.5)
       except OSError as error:
         raise UserError(
-          f"{root}: cannot be written ({one_line(error)}): set T5X_LIKE_CACHE to another directory for prepared data"
+          f"{root}: cannot be written ({one_line(error)}): set T5X_LIKE_CACHE to another "
+          "directory for prepared data"
         ) from error
     yield

@@ -1,4 +1,5 @@
-"""The documents of a source: the text of one field of its records. Unusable documents are counted by reason."""
+"""The documents of a source: the text of one field of its records. Unusable documents are counted
+by reason."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ class Documents:
 
   Args:
     source: `format:rest`, see `corpora/sources/__init__.py`.
-    text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document. A column is a
-      header's name, or a number from 0 for files without a header.
+    text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document.
+      A column is a header's name, or a number from 0 for files without a header.
     data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
 
   Attributes:
@@ -28,15 +29,19 @@ class Documents:
 
   def __init__(self, source: str, *, text_field: str = "text", data_dir: str | None = None):
     self.source = open_source(source, fields=(text_field,), data_dir=data_dir)
-    self.spelled, self.text_field, self.data_dir = source, text_field, data_dir
+    self.spelled = source
+    self.text_field = text_field
+    self.data_dir = data_dir
     self.skipped = {split: Counter() for split in self.source.splits}
 
   def facts(self) -> dict[str, Any]:
-    """Return the facts that define the documents, known without reading them; JSON, free of absolute paths."""
+    """Return the facts that define the documents, known without reading them; JSON, free of
+    absolute paths."""
     return self.source.facts(self.text_field)
 
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """Iterate over all documents of a split or part, unwanted documents included, in the source's order."""
+    """Iterate over all documents of a split or part, unwanted documents included, in the source's
+    order."""
     return self.source.documents(split, self.text_field, part)
 
   def wanted(self, split: str) -> Iterator[str]:
@@ -55,8 +60,14 @@ class Documents:
         count += 1
         yield document
     if not count:
-      reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items())) or "none skipped"
-      raise UserError(f"source {self.spelled}: found 0 documents in split {split!r} ({reasons}), expected at least one")
+      reasons = (
+        ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items()))
+        or "none skipped"
+      )
+      raise UserError(
+        f"source {self.spelled}: found 0 documents in split {split!r} ({reasons}), "
+        "expected at least one"
+      )
 
 
 def unwanted(document: str | Skip) -> str | None:

@@ -1,10 +1,13 @@
-"""Removal of duplicates in a whole split: items are signed by part, compared step by step, and marked by part.
+"""Removal of duplicates in a whole split: items are signed by part, compared step by step, and
+marked by part.
 
-A comparison is a group-by: `entries` returns the keys of a part, `matched` marks duplicates in any set of complete
-keys, and `save` collects a part's marks. Every engine calls these three functions, so all give the same result. The
-steps (`cleaning/`) say what the keys are and which entries of a key are duplicates.
+A comparison is a group-by: `entries` returns the keys of a part, `matched` marks duplicates in any
+set of complete keys, and `save` collects a part's marks. Every engine calls these three functions,
+so all give the same result. The steps (`cleaning/`) say what the keys are and which entries of a
+key are duplicates.
 
-Each comparison leaves one file per part in the job's progress directory and, at its end, a file `done`.
+Each comparison leaves one file per part in the job's progress directory and, at its end, a file
+`done`.
 """
 
 import concurrent.futures
@@ -27,7 +30,8 @@ def steps(job: Job) -> list[Duplicates]:
 
 
 def missing(job: Job) -> list[Comparison]:
-  """Return the comparisons to make: the first one that is not complete and intact, and all after it."""
+  """Return the comparisons to make: the first one that is not complete and intact, and all after
+  it."""
   wanted = [one for step in steps(job) for one in step.comparisons]
   for number, one in enumerate(wanted):
     paths = (_path(job, one.name, part) for part in range(job.kind.num_parts))
@@ -59,7 +63,10 @@ def _sign(job: Job, number: int, path: Place) -> None:
     pulse(len(kept))
   arrays = {"kept": np.array(kept, bool)}
   for name, pages in signed.items():
-    arrays |= {name: np.concatenate(pages), f"{name}_lengths": np.array([len(page) for page in pages[1:]], np.int64)}
+    arrays |= {
+      name: np.concatenate(pages),
+      f"{name}_lengths": np.array([len(page) for page in pages[1:]], np.int64),
+    }
   progress_files.save_arrays(path, **arrays)
   pulse(len(kept), done=True)
 
@@ -81,8 +88,11 @@ def entries(job: Job, one: Comparison, number: int) -> Entries:
 
 
 def matched(one: Comparison, pieces: Iterable[tuple[int, Entries]]) -> Marked:
-  """Mark duplicates; `pieces`, pairs of a part and entries of it, must contain every entry of each key."""
-  pieces = sorted(((part, found) for part, found in pieces if found["key"].size), key=lambda piece: piece[0])
+  """Mark duplicates; `pieces`, pairs of a part and entries of it, must contain every entry of each
+  key."""
+  pieces = sorted(
+    ((part, found) for part, found in pieces if found["key"].size), key=lambda piece: piece[0]
+  )
   if not pieces:
     return []
   part_N = np.concatenate([np.full(found["key"].size, part) for part, found in pieces])
@@ -121,8 +131,11 @@ def marks(job: Job, number: int) -> dict[str, Marks]:
   return marks
 
 
-def _live(job: Job, number: int, found: dict[str, np.ndarray]) -> Iterator[tuple[Duplicates, np.ndarray]]:
-  """Yield each step and the places of a part's signatures of pages that no earlier step has removed."""
+def _live(
+  job: Job, number: int, found: dict[str, np.ndarray]
+) -> Iterator[tuple[Duplicates, np.ndarray]]:
+  """Yield each step and the places of a part's signatures of pages that no earlier step has
+  removed."""
   live_P = np.ones(np.count_nonzero(found["kept"]), bool)
   for step in steps(job):
     page_n = np.repeat(np.arange(live_P.size), found[f"{step.name}_lengths"])
@@ -132,9 +145,13 @@ def _live(job: Job, number: int, found: dict[str, np.ndarray]) -> Iterator[tuple
       live_P[page_n[_marked(job, number, step, found, live_n)]] = False
 
 
-def _marked(job: Job, number: int, step: Duplicates, found: dict[str, np.ndarray], live_n: np.ndarray) -> np.ndarray:
+def _marked(
+  job: Job, number: int, step: Duplicates, found: dict[str, np.ndarray], live_n: np.ndarray
+) -> np.ndarray:
   """Return the places of a part's signatures that a step marks."""
-  return np.union1d(live_n[step.repeats(found[step.name][live_n])], _places(job, step.comparisons[-1], number))
+  return np.union1d(
+    live_n[step.repeats(found[step.name][live_n])], _places(job, step.comparisons[-1], number)
+  )
 
 
 def _places(job: Job, one: Comparison, number: int) -> np.ndarray:

@@ -1,10 +1,12 @@
-"""The splits of a corpus: which documents each gets, chosen by a hash of their text, or which part of a document.
+"""The splits of a corpus: which documents each gets, chosen by a hash of their text, or which part
+of a document.
 
-A source without a validation split lends it a fraction of its training documents: those whose hash is low, so that
-copies of a text are never in both. A corpus of one document, or of a few, may have none of these. Its documents then
-fill validation in the order of their hashes, until the fraction of all characters is reached, and the last of them is
-cut: validation gets its end. The cut is where a line ends or, failing that, a sentence or a word, as near as possible
-to the fraction.
+A source without a validation split lends it a fraction of its training documents: those whose hash
+is low, so that copies of a text are never in both. A corpus of one document, or of a few, may have
+none of these. Its documents then fill validation in the order of their hashes, until the fraction
+of all characters is reached, and the last of them is
+cut: validation gets its end. The cut is where a line ends or, failing that, a sentence or a word,
+  as near as possible to the fraction.
 """
 
 import dataclasses
@@ -21,8 +23,10 @@ from t5x_like.corpora.sources._files import SPLIT_WORDS
 from t5x_like.errors import UserError
 
 _FEW = 1000  # of more documents, none is cut
-_LINE, _SPACE = re.compile(r"\n+"), re.compile(r"\s+")
-_ENDS: dict[str, Callable[[str, int, int], Iterator[int]]] = {  # the longer an end, the earlier it is tried
+_LINE = re.compile(r"\n+")
+_SPACE = re.compile(r"\s+")
+# the longer an end, the earlier it is tried
+_ENDS: dict[str, Callable[[str, int, int], Iterator[int]]] = {
   "a line": lambda text, start, end: (match.end() for match in _LINE.finditer(text, start, end)),
   "a sentence": segmentation.sentence_ends,
   "a word": lambda text, start, end: (match.end() for match in _SPACE.finditer(text, start, end)),
@@ -61,25 +65,32 @@ class Part:
 
 
 def names(source: Source, fraction: float) -> list[str]:
-  """Return the splits of a source, and `validation` if train lends it `fraction` of its documents."""
-  held_out = any(SPLIT_WORDS.get(split.lower()) == "validation" for split in source.splits)  # as `valid` or `dev`
+  """Return the splits of a source, and `validation` if train lends it `fraction` of its
+  documents."""
+  # as `valid` or `dev`
+  held_out = any(SPLIT_WORDS.get(split.lower()) == "validation" for split in source.splits)
   lends = fraction and "train" in source.splits and not held_out
   return [*source.splits, *(["validation"] if lends else [])]
 
 
 def plan(documents: Documents, fraction: float) -> dict[str, Part]:
-  """Return the part of each split in `names`. If a document is cut, say so. UserError if two splits share a file."""
+  """Return the part of each split in `names`. If a document is cut, say so. UserError if two splits
+  share a file."""
   source = documents.source
   if shared := source.in_two_splits():
     raise UserError(
-      f"source {documents.spelled}: found {shared} in two splits, expected it in one, since a model must not be "
+      f"source {documents.spelled}: found {shared} in two splits, expected it in one, since a "
+      "model must not be "
       "evaluated on texts that it has trained on; narrow the pattern of the other"
     )
   parts = {split: Part(split) for split in source.splits}
   if len(names(source, fraction)) == len(parts):
     return parts
-  train, validation, lengths = Part("train", low=fraction), Part("train", high=fraction), {}
-  missing, count = [train, validation], 0
+  train = Part("train", low=fraction)
+  validation = Part("train", high=fraction)
+  lengths = {}
+  missing = [train, validation]
+  count = 0
   for text in itertools.islice(documents.wanted("train"), _FEW):
     count += 1
     lengths[_hash(text)] = len(text)
@@ -88,10 +99,12 @@ def plan(documents: Documents, fraction: float) -> dict[str, Part]:
   if missing and count < _FEW:
     key, at, end = _cut(documents, lengths, fraction)
     bound = int(key, 16) / 2**64
-    train, validation = Part("train", low=bound, cut=key, at=at), Part("train", high=bound, cut=key, at=at)
+    train = Part("train", low=bound, cut=key, at=at)
+    validation = Part("train", high=bound, cut=key, at=at)
     held = sum(n for other, n in lengths.items() if other < key) + lengths[key] - at
     print(
-      f"{source.name}: no whole document makes a validation part of {fraction:g}, so it gets the last {held:,} of "
+      f"{source.name}: no whole document makes a validation part of {fraction:g}, so it gets the "
+      f"last {held:,} of "
       f"{sum(lengths.values()):,} characters, cut after {end}",
       flush=True,
     )
@@ -99,7 +112,8 @@ def plan(documents: Documents, fraction: float) -> dict[str, Part]:
 
 
 def _cut(documents: Documents, lengths: dict[str, int], fraction: float) -> tuple[str, int, str]:
-  """Return the hash of the last document in validation, the characters that train keeps of it, and where it is cut."""
+  """Return the hash of the last document in validation, the characters that train keeps of it, and
+  where it is cut."""
   wanted = fraction * sum(lengths.values())
   *others, last = sorted(lengths)
   for key in others:
@@ -113,7 +127,8 @@ def _cut(documents: Documents, lengths: dict[str, int], fraction: float) -> tupl
   text = next(text for text in documents.wanted("train") if _hash(text) == key)
   least = max(1, int(wanted))
   for end, places in _ENDS.items():
-    low, high = max(1, len(text) - least - least // 2), min(len(text) - 1, len(text) - least // 2)
+    low = max(1, len(text) - least - least // 2)
+    high = min(len(text) - 1, len(text) - least // 2)
     found = [place for place in places(text, max(0, low - 1), high + 1) if low <= place <= high]
     if found:
       return key, min(found, key=lambda at: (abs(len(text) - least - at), at)), end

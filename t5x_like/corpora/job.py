@@ -1,7 +1,9 @@
-"""A job that prepares a store, and the kinds of stores: the arrays made of a part of a source, and their place.
+"""A job that prepares a store, and the kinds of stores: the arrays made of a part of a source, and
+their place.
 
-A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is chosen when the job
-is made: tokens of documents (`tokens.py`), examples, images. `building.py` and the engines treat all alike.
+A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is
+chosen when the job is made: tokens of documents (`tokens.py`), examples, images. `building.py` and
+the engines treat all alike.
 """
 
 import abc
@@ -27,9 +29,10 @@ class Made:
   """What a batch of D items has become.
 
   Attributes:
-    arrays: by name, the concatenated values of all items, and the number of values of each, int64 [D]; 0 if skipped.
-      Empty if all are skipped.
-    reasons: for each item, why it is skipped: None if it is not, and empty if it is skipped but not counted.
+    arrays: by name, the concatenated values of all items, and the number of values of each, int64
+      [D]; 0 if skipped. Empty if all are skipped.
+    reasons: for each item, why it is skipped: None if it is not, and empty if it is skipped but not
+      counted.
     removed: for each item, the amounts removed from it, by reason.
   """
 
@@ -39,14 +42,16 @@ class Made:
 
 
 class Kind(abc.ABC):
-  """The base of kinds, which are frozen dataclasses: they are pickled to other processes and machines.
+  """The base of kinds, which are frozen dataclasses: they are pickled to other processes and
+  machines.
 
   Attributes:
     unit: the array whose values are counted: for the sizes of shards and in messages.
     shard_values: a shard closes at the first item that ends at or after this many values of `unit`.
     items: the name of the items in messages.
     advice: the remedy if there are none, for a message.
-    whole_batches: whether shards close only between batches, because a batch's results are in another order.
+    whole_batches: whether shards close only between batches, because a batch's results are in
+      another order.
     counted: whether the manifest counts the amounts removed from items, and their lengths.
     steps: the cleaning steps.
     vocabulary: the vocabulary of the ids; None for none.
@@ -116,7 +121,8 @@ class Job:
 
   @property
   def work(self) -> Place:
-    """The directory that becomes the store; at an address, where files appear whole, the store's own."""
+    """The directory that becomes the store; at an address, where files appear whole, the store's
+    own."""
     return place(self.path) if is_remote(self.path) else self._beside("incomplete")
 
   @property
@@ -140,7 +146,8 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Consecutive items of a part, and for each step that removes duplicates the marks of each item."""
+  """Consecutive items of a part, and for each step that removes duplicates the marks of each
+  item."""
 
   items: list[Any]
   marks: dict[str, list[np.ndarray]]
@@ -164,13 +171,17 @@ class Marks:
     return np.split(self.marked[ends[0] : ends[-1]], ends[1:-1] - ends[0])
 
 
-BATCH_CHARACTERS, _BATCH_ITEMS = 2**19, 2**16
+BATCH_CHARACTERS = 2**19
+_BATCH_ITEMS = 2**16
 
 
-def batches(kind: Kind, items: Iterator[Any], marks: dict[str, Marks], start: int) -> Iterator[Batch]:
+def batches(
+  kind: Kind, items: Iterator[Any], marks: dict[str, Marks], start: int
+) -> Iterator[Batch]:
   """Group items into batches of about 512 K characters; the first is number `start` of its part."""
   held: list[Any] = []
-  characters, first = 0, start
+  characters = 0
+  first = start
 
   def batch() -> Batch:
     return Batch(held, {step: each.of(first, first + len(held)) for step, each in marks.items()})
@@ -180,11 +191,16 @@ def batches(kind: Kind, items: Iterator[Any], marks: dict[str, Marks], start: in
     characters += kind.characters(item)
     if characters >= BATCH_CHARACTERS or len(held) >= _BATCH_ITEMS:
       yield batch()
-      first, held, characters = first + len(held), [], 0
+      first = first + len(held)
+      held = []
+      characters = 0
   if held:
     yield batch()
 
 
 def skips(skipped: Mapping[str, int]) -> str:
   """Return the words that report skipped records, to follow the number of used ones."""
-  return "".join(f", {number:,} records skipped ({visible(reason)})" for reason, number in sorted(skipped.items()))
+  return "".join(
+    f", {number:,} records skipped ({visible(reason)})"
+    for reason, number in sorted(skipped.items())
+  )

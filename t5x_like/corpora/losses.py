@@ -1,4 +1,5 @@
-"""The characters of a corpus that a vocabulary does not give back, measured before anything is trained on its ids."""
+"""The characters of a corpus that a vocabulary does not give back, measured before anything is
+trained on its ids."""
 
 import itertools
 from collections import Counter
@@ -10,11 +11,14 @@ _CHARACTERS = 2**18  # to measure on
 
 
 def told(vocabulary: Vocabulary, texts: Iterable[str]) -> str:
-  """Return a clause on the characters of the first texts that a vocabulary loses; empty if it loses none.
+  """Return a clause on the characters of the first texts that a vocabulary loses; empty if it loses
+  none.
 
-  A line is encoded and decoded with its end. Characters count as lost where the result has fewer of them.
+  A line is encoded and decoded with its end. Characters count as lost where the result has fewer of
+  them.
   """
-  lines, held = [], 0
+  lines = []
+  held = 0
   for line in itertools.chain.from_iterable(text.splitlines(keepends=True) for text in texts):
     lines.append(line[: _CHARACTERS - held])
     held += len(lines[-1])

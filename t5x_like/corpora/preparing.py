@@ -1,4 +1,5 @@
-"""Preparation of a store: sign and compare its parts, build them, publish; resumed after any interruption."""
+"""Preparation of a store: sign and compare its parts, build them, publish; resumed after any
+interruption."""
 
 import contextlib
 from collections import Counter
@@ -24,7 +25,8 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
     For each job, the amounts removed from items or changed in them, by reason.
 
   Raises:
-    UserError: another process builds it, the files cannot be written, or the source or vocabulary cannot be used.
+    UserError: another process builds it, the files cannot be written, or the source or vocabulary
+      cannot be used.
   """
   with contextlib.ExitStack() as held:
     checks = [held.enter_context(_begun(job)) for job in jobs]
@@ -43,7 +45,8 @@ def _check_source(job: Job) -> None:
     current = False
   if not current:
     raise UserError(
-      f"{job.name}, split {job.split!r}: the source's files changed while they were read, so that the store would mix "
+      f"{job.name}, split {job.split!r}: the source's files changed while they were read, so that "
+      "the store would mix "
       "old and new ones; run the same command again once nothing writes to them"
     )
 
@@ -64,33 +67,49 @@ def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _begun(job: Job) -> Iterator[Callable[[], None]]:
-  """Create the job's directories, empty them if another job left them, and keep other processes out by a lock or, where
-  there are none, a lease. Yield a function to call before publishing the store; it raises if the lease was lost."""
-  progress, work, mine = job.progress, job.work, contextlib.ExitStack()
+  """Create the job's directories, empty them if another job left them, and keep other processes out
+  by a lock or, where there are none, a lease. Yield a function to call before publishing the store;
+  it raises if the lease was lost."""
+  progress = job.progress
+  work = job.work
+  mine = contextlib.ExitStack()
   try:
     progress.mkdir(parents=True, exist_ok=True)
     held = locks.hold(progress.parent, progress.name, locks.WRITING, f"{progress.name}.lease")
     mine.enter_context(contextlib.closing(held))
     if progress_files.is_written(job.progress):
-      raise UserError(f"{progress}: a process of an interrupted run still writes this store: wait for it or stop it")
+      raise UserError(
+        f"{progress}: a process of an interrupted run still writes this store: wait "
+        "for it or stop it"
+      )
     record = progress / "job"
     if record.exists() and record.read_text() == job.key:
-      print(f"{progress}: left by an interrupted run with the same inputs; going on from there", flush=True)
+      print(
+        f"{progress}: left by an interrupted run with the same inputs; going on from there",
+        flush=True,
+      )
     else:
       if record.exists():
-        print(f"{progress}: left by a run with other inputs or files that changed since; starting anew", flush=True)
+        print(
+          f"{progress}: left by a run with other inputs or files that changed since; starting anew",
+          flush=True,
+        )
       elif found := isinstance(work, Remote) and list(work.sizes()):
         raise UserError(
-          f"{work}: found {len(found):,} files that no preparation has left there, such as {min(found)}, expected an "
+          f"{work}: found {len(found):,} files that no preparation has left there, such as "
+          f"{min(found)}, expected an "
           "empty place for the store; choose another output, or remove them"
         )
-      for leftover in (work, *progress.iterdir()):  # the record last: it says that the others may go
+      # the record last: it says that the others may go
+      for leftover in (work, *progress.iterdir()):
         if leftover.exists():
           leftover.rmtree() if leftover.is_dir() else leftover.unlink()
       record.write_text(job.key)
     work.mkdir(parents=True, exist_ok=True)
     yield held.check
   except OSError as error:
-    raise UserError(f"{progress}: cannot be written ({error}): free some space or choose another output") from error
+    raise UserError(
+      f"{progress}: cannot be written ({error}): free some space or choose another output"
+    ) from error
   finally:
     mine.close()

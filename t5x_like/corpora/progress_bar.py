@@ -1,7 +1,8 @@
-"""A job's progress, from the reports of its parts: a bar in a terminal, else a line every 30 seconds.
+"""A job's progress, from the reports of its parts: a bar in a terminal, else a line every 30
+seconds.
 
-Bytes are the stored sizes of the source's files. A part in progress counts by its tokens or documents, at the bytes per
-token or document of the finished parts.
+Bytes are the stored sizes of the source's files. A part in progress counts by its tokens or
+documents, at the bytes per token or document of the finished parts.
 """
 
 import contextlib
@@ -33,11 +34,13 @@ class _Parts:
     under_way = {}
     with contextlib.suppress(OSError, UserError, TransientError):
       for path in self._directory.iterdir():
-        with contextlib.suppress(OSError, UserError, TransientError, ValueError):  # a file is being written
+        # a file is being written
+        with contextlib.suppress(OSError, UserError, TransientError, ValueError):
           if (number := int(path.name)) not in self._done:
             amount, done = map(int, path.read_text().split())
             (self._done if done else under_way)[number] = amount
-    amount, size = sum(self._done.values()), sum(self._sizes[number] for number in self._done)
+    amount = sum(self._done.values())
+    size = sum(self._sizes[number] for number in self._done)
     for number, so_far in under_way.items():
       size += min(self._sizes[number], so_far * size // amount) if amount else 0
     return size, amount + sum(under_way.values())
@@ -45,8 +48,10 @@ class _Parts:
 
 @contextlib.contextmanager
 def shown(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
-  """Show the progress of a stage while the block runs: `parts` by tokens or `signatures` by documents."""
-  parts, stop = _Parts(job, stage), threading.Event()
+  """Show the progress of a stage while the block runs: `parts` by tokens or `signatures` by
+  documents."""
+  parts = _Parts(job, stage)
+  stop = threading.Event()
   first_size, first_amount = parts.look()
   began = said = time.monotonic()
   bar = tqdm(
@@ -64,16 +69,24 @@ def shown(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
     nonlocal said
     size, amount = parts.look()
     seconds = max(time.monotonic() - began, 1e-9)
-    made = f"{tqdm.format_sizeof(amount)} {unit}, {tqdm.format_sizeof((amount - first_amount) / seconds)}/s"
+    made = (
+      f"{tqdm.format_sizeof(amount)} {unit}, "
+      f"{tqdm.format_sizeof((amount - first_amount) / seconds)}/s"
+    )
     if not bar.disable:
       bar.n = size
       bar.set_postfix_str(made)
     elif time.monotonic() - said >= _LINE_SECONDS:
       said = time.monotonic()
       rate = (size - first_size) / seconds
-      left = f"about {tqdm.format_interval((parts.total - size) / rate)} left" if rate else "time left unknown"
+      left = (
+        f"about {tqdm.format_interval((parts.total - size) / rate)} left"
+        if rate
+        else ("time left unknown")
+      )
       print(
-        f"{title}: {100 * size / max(1, parts.total):.0f}% of {tqdm.format_sizeof(parts.total)}B, {made}, {left}",
+        f"{title}: {100 * size / max(1, parts.total):.0f}% of {tqdm.format_sizeof(parts.total)}B, "
+        f"{made}, {left}",
         file=sys.stderr,
         flush=True,
       )

@@ -1,7 +1,7 @@
 """Atomically written files in a job's progress directory.
 
-A file begins with the SHA-256 of the rest. A truncated, changed or missing file reads as None, and its contents are
-made again.
+A file begins with the SHA-256 of the rest. A truncated, changed or missing file reads as None, and
+its contents are made again.
 """
 
 import contextlib
@@ -61,7 +61,8 @@ def writing(progress: Place) -> contextlib.AbstractContextManager:
 
 
 def is_written(progress: Place) -> bool:
-  """Return whether a process is still `writing` a local job; a runner's process may outlive the run that started it."""
+  """Return whether a process is still `writing` a local job; a runner's process may outlive the run
+  that started it."""
   patience = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
   while not isinstance(progress, Remote):
     try:
@@ -77,7 +78,8 @@ def is_written(progress: Place) -> bool:
 
 
 class Pulse:
-  """A recorder of a part's progress every few seconds, for the progress bar; call it with an amount of the stage."""
+  """A recorder of a part's progress every few seconds, for the progress bar; call it with an amount
+  of the stage."""
 
   def __init__(self, path: Place):
     self._path, self._next = path, time.monotonic() + _PULSE_SECONDS

@@ -1,4 +1,5 @@
-"""Tables of texts and labels in their usual forms: the source that a path means, and the columns by their names."""
+"""Tables of texts and labels in their usual forms: the source that a path means, and the columns by
+their names."""
 
 import glob
 import os
@@ -49,7 +50,8 @@ _LABELS = """
 
 
 def form_of(path: str) -> str | None:
-  """Return the format that a path's suffix names, with or without a suffix of compression; None if it names none."""
+  """Return the format that a path's suffix names, with or without a suffix of compression; None if
+  it names none."""
   name = os.path.basename(path).lower()
   for suffix in _COMPRESSIONS:
     name = name.removesuffix(suffix)
@@ -59,11 +61,12 @@ def form_of(path: str) -> str | None:
 def source_of(path: str) -> str:
   """Return the source that a path means: `reviews.csv` is `csv:reviews.csv`.
 
-  A directory holds files by split (`train.csv`, `dev.csv`), files of one form, a folder of texts for each class, or
-  what the library datasets saves.
+  A directory holds files by split (`train.csv`, `dev.csv`), files of one form, a folder of texts
+  for each class, or what the library datasets saves.
 
   Args:
-    path: a file, a pattern, `train=a.csv,validation=b.csv`, or a directory; a source is returned as it is.
+    path: a file, a pattern, `train=a.csv,validation=b.csv`, or a directory; a source is returned as
+      it is.
   Raises:
     UserError: nothing is there, or its form is unknown.
   """
@@ -84,11 +87,15 @@ def _form(given: str, files: Sequence[str]) -> str:
     unknown = next((file for file in files if form_of(file) is None), None)
     if unknown and not globs.matches(unknown):
       raise UserError(
-        f"config.task.source: found nothing at {unknown!r}, expected a file or a directory; check the path"
+        f"config.task.source: found nothing at {unknown!r}, expected a file or a directory; check "
+        "the path"
       )
-    name = f"{os.path.basename(unknown)!r}" if unknown else ", ".join(map(os.path.basename, files[:4]))
+    name = (
+      f"{os.path.basename(unknown)!r}" if unknown else ", ".join(map(os.path.basename, files[:4]))
+    )
     raise UserError(
-      f"config.task.source: found {given!r}, expected files of one form that their suffix tells, {_SUFFIXES}, not"
+      f"config.task.source: found {given!r}, expected files of one form that their suffix tells, "
+      f"{_SUFFIXES}, not"
       f" {name}; or write the form before it, such as csv:{given}"
     )
   (form,) = forms
@@ -116,7 +123,8 @@ def _of_directory(folder: str) -> str:
     if any(globs.kind(path) == "directory" for path in inside):
       return f"text_folders:{folder}"
     raise UserError(
-      f"config.task.source: found no table in {folder}, expected files such as train.csv and validation.csv"
+      f"config.task.source: found no table in {folder}, expected files such as train.csv and "
+      "validation.csv"
       f" ({_SUFFIXES}), or a folder of texts for each class"
     )
   form = _form(folder, files)
@@ -126,7 +134,8 @@ def _of_directory(folder: str) -> str:
   if None in splits:
     stray = os.path.basename(files[splits.index(None)])
     raise UserError(
-      f"config.task.source: found {stray!r} in {folder} beside files of splits, expected a split in its name, such as"
+      f"config.task.source: found {stray!r} in {folder} beside files of splits, expected a split "
+      "in its name, such as"
       f" train; or name the files, {form}:train={folder}/{stray},validation=…"
     )
   order = ["train", "validation", "test"]
@@ -141,7 +150,8 @@ def _split_in(path: str) -> str | None:
 
 
 def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
-  """Return the columns of the text or of the two texts by their usual names; none if no name is known.
+  """Return the columns of the text or of the two texts by their usual names; none if no name is
+  known.
 
   Of two columns, the one beside the label is the text.
 
@@ -161,7 +171,8 @@ def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
 
 
 def guess_label(columns: Sequence[str]) -> str | None:
-  """Return the column of the label by its usual names, or the only one beside the text; None if neither is known."""
+  """Return the column of the label by its usual names, or the only one beside the text; None if
+  neither is known."""
   by_name = {column.strip().lower(): column for column in reversed(columns)}
   for name in _LABELS:
     if name in by_name:

@@ -1,4 +1,5 @@
-"""The tokens of documents: the kind of store that pretraining reads. Splits, cleans and tokenises."""
+"""The tokens of documents: the kind of store that pretraining reads. Splits, cleans and
+tokenises."""
 
 import dataclasses
 import functools
@@ -38,8 +39,10 @@ class Tokens(Kind):
   """The tokens of a part of a split.
 
   Attributes:
-    source, data_dir, text_field: the documents, see `Documents`; `documents_sha256` is checked when they are opened.
-    changed: last modification times of the source's files; parts of files that have changed are rebuilt.
+    source, data_dir, text_field: the documents, see `Documents`; `documents_sha256` is checked when
+      they are opened.
+    changed: last modification times of the source's files; parts of files that have changed are
+      rebuilt.
     part: the part of the source's split.
     vocabulary_path: path of the vocabulary; `vocabulary_fingerprint` is checked when it is opened.
     append_eos: whether documents end with EOS.
@@ -68,7 +71,8 @@ class Tokens(Kind):
 
   @classmethod
   def of(cls, documents: Documents, part: Part, vocabulary: str, **more: Any) -> "Tokens":
-    """Return the tokens of open documents, with the vocabulary at a path; `more` are further attributes."""
+    """Return the tokens of open documents, with the vocabulary at a path; `more` are further
+    attributes."""
     return cls(
       source=documents.spelled,
       data_dir=documents.data_dir,
@@ -83,14 +87,18 @@ class Tokens(Kind):
 
   @property
   def facts(self) -> dict[str, Any]:
-    left = {"source", "data_dir", "vocabulary_path"} | (set() if self._compares else {"documents_sha256", "changed"})
+    left = {"source", "data_dir", "vocabulary_path"} | (
+      set() if self._compares else {"documents_sha256", "changed"}
+    )
     facts = {key: value for key, value in dataclasses.asdict(self).items() if key not in left}
     return facts | {"steps": {step.name: dataclasses.asdict(step) for step in self.steps}}
 
   def part_facts(self, number: int) -> Any:
     if self._compares:  # a part depends on all files, which are among the facts
       return None
-    known = _documents(self).source.part_facts(self.part.split, self.text_field, _parts(self)[number])
+    known = _documents(self).source.part_facts(
+      self.part.split, self.text_field, _parts(self)[number]
+    )
     return known or [self.documents_sha256, self.changed]
 
   @property
@@ -148,17 +156,22 @@ class Tokens(Kind):
         text, reason, amounts = step.without(text, marks[step.name])
         removed += amounts
         if text is not None and not (text and all(one.long_enough(text) for one in self._filters)):
-          text, reason = None, f"too short without repeated {step.name}"
+          text = None
+          reason = f"too short without repeated {step.name}"
         if text is None:
           return None, reason, removed
     return text, None, removed
 
   def make(self, batch: Batch) -> Made:
-    texts, reasons, removed = [], [], []
+    texts = []
+    reasons = []
+    removed = []
     for number, document in enumerate(batch.items):
       text, reason, gone = self.clean(document)
       if text is not None:
-        text, reason, more = self._without_duplicates(text, {step: each[number] for step, each in batch.marks.items()})
+        text, reason, more = self._without_duplicates(
+          text, {step: each[number] for step, each in batch.marks.items()}
+        )
         gone += more
       texts.append(text or "")
       reasons.append(reason)
@@ -168,7 +181,9 @@ class Tokens(Kind):
       if texts[number] and not document.size:
         reasons[number] = "no tokens"
     lengths_D = np.array([document.size for document in encoded], np.int64)
-    stored = ids.stored(self.vocabulary, self.append_eos, np.concatenate(encoded), lengths_D, "vocabulary")
+    stored = ids.stored(
+      self.vocabulary, self.append_eos, np.concatenate(encoded), lengths_D, "vocabulary"
+    )
     return Made({TOKENS: stored}, reasons, removed)
 
 
@@ -177,7 +192,8 @@ def _documents(tokens: Tokens) -> Documents:
   documents = Documents(tokens.source, data_dir=tokens.data_dir, text_field=tokens.text_field)
   if checked_json.digest(documents.facts()) != tokens.documents_sha256:
     raise UserError(
-      f"source {tokens.source}: found other files than when the preparation began; run the same command again"
+      f"source {tokens.source}: found other files than when the preparation began; run the same "
+      "command again"
     )
   return documents
 
@@ -192,7 +208,8 @@ def _vocabulary(tokens: Tokens) -> vocabularies.Vocabulary:
   vocabulary = vocabularies.load(tokens.vocabulary_path)
   if vocabulary.fingerprint != tokens.vocabulary_fingerprint:
     raise UserError(
-      f"vocabulary {tokens.vocabulary_path}: found another one than when the preparation began; run the same command "
+      f"vocabulary {tokens.vocabulary_path}: found another one than when the preparation began; "
+      "run the same command "
       "again"
     )
   return vocabulary

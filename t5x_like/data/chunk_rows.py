@@ -1,16 +1,18 @@
 """Rows that pack several whole chunks, for corpora whose documents are shorter than a row.
 
-`document_chunks.py` cuts the chunks. Each block of consecutive documents is packed independently. The last chunks of
-its documents are placed longest first, each in the row where it leaves the least room (best-fit decreasing). Every
-earlier chunk fills a row of its own. Example i is a row, and every chunk is in exactly one row. The store determines
-the contents of a row through two tables: the number of rows before each block, and one byte per document (two in larger
-blocks) for its row within the block. Both are computed when the rows are first opened, at about a million documents per
+`document_chunks.py` cuts the chunks. Each block of consecutive documents is packed independently.
+The last chunks of its documents are placed longest first, each in the row where it leaves the least
+room (best-fit decreasing). Every earlier chunk fills a row of its own. Example i is a row, and
+every chunk is in exactly one row. The store determines the contents of a row through two tables:
+the number of rows before each block, and one byte per document (two in larger blocks) for its row
+within the block. Both are computed when the rows are first opened, at about a million documents per
 second, and cached.
 
-A block has 256 documents, or more if it would otherwise average fewer than 32 rows. Worked example: rows of 8, chunks
-that need 2 positions beside their tokens, and documents of 9, 3, 1 and 4 tokens. Their chunks, 6 and 3, 3, 1, 4, need 8
-and 5, 5, 3, 6 positions. The longest last chunk comes first: document 3 goes to row 0, documents 0 and 1 to rows 1 and
-2, and document 2 to the rest of row 1. Row 3 holds the beginning of document 0.
+A block has 256 documents, or more if it would otherwise average fewer than 32 rows. Worked example:
+rows of 8, chunks that need 2 positions beside their tokens, and documents of 9, 3, 1 and 4 tokens.
+Their chunks, 6 and 3, 3, 1, 4, need 8 and 5, 5, 3, 6 positions. The longest last chunk comes first:
+document 3 goes to row 0, documents 0 and 1 to rows 1 and 2, and document 2 to the rest of row 1.
+Row 3 holds the beginning of document 0.
 """
 
 import numpy as np
@@ -29,7 +31,8 @@ class ChunkRows(Chunks):
     tokens: the store.
     room: positions per row.
     beside: positions that a chunk needs beside its tokens.
-    spare: further positions for a chunk of at least `half` tokens; the largest chunk has `room - beside - spare`.
+    spare: further positions for a chunk of at least `half` tokens; the largest chunk has `room -
+      beside - spare`.
     most: maximum chunks per row.
     least: see `Chunks`.
 
@@ -41,20 +44,36 @@ class ChunkRows(Chunks):
     UserError: as `Chunks`.
   """
 
-  def __init__(self, tokens: TokenStore, room: int, beside: int, *, spare: int = 0, most: int = 2**15, least: int = 1):
-    length, documents = room - beside - spare, max(1, tokens.num_documents)
-    self._room, self._beside, self._spare, self._most, self.half = room, beside, spare, most, length // 2
+  def __init__(
+    self,
+    tokens: TokenStore,
+    room: int,
+    beside: int,
+    *,
+    spare: int = 0,
+    most: int = 2**15,
+    least: int = 1,
+  ):
+    length = room - beside - spare
+    documents = max(1, tokens.num_documents)
+    self._room = room
+    self._beside = beside
+    self._spare = spare
+    self._most = most
+    self.half = length // 2
     mean = tokens.num_tokens / documents + beside
     block = 2 ** int(np.ceil(np.log2(max(1, _ROWS * room / mean))))
     super().__init__(tokens, length, least, int(np.clip(block, BLOCK, _LARGEST_BLOCK)))
 
   def members(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the chunks of rows int64 [B], row by row: (index into `row_B`, document, first token in the stream,
-    tokens), each int64 [n]."""
+    """Return the chunks of rows int64 [B], row by row: (index into `row_B`, document, first token
+    in the stream, tokens), each int64 [n]."""
     within_B, document_B, start_BK, sizes_BK = self._blocks(row_B)
     count_BK = self._count(sizes_BK)
     number_BK = document_B[:, None] + np.arange(self._block)
-    last_BK = self._counts["rows"][np.minimum(number_BK, self.tokens.num_documents - 1)].astype(np.int64)
+    last_BK = self._counts["rows"][np.minimum(number_BK, self.tokens.num_documents - 1)].astype(
+      np.int64
+    )
     last_BK[count_BK == 0] = -1
     packed_B = last_BK.max(axis=1) + 1
     ends_BK = np.cumsum(np.maximum(count_BK - 1, 0), axis=1)  # of the chunks that each fill a row
@@ -63,13 +82,21 @@ class ChunkRows(Chunks):
     here_BK = last_BK == within_B[:, None]
     here_BK |= (np.arange(self._block) == which_B[:, None]) & (alone_B >= 0)[:, None]
     row_n, place_n = np.nonzero(here_BK)
-    here, single_n = (row_n, place_n), alone_B[row_n] >= 0
+    here = (row_n, place_n)
+    single_n = alone_B[row_n] >= 0
     earlier_n = ends_BK[here] - count_BK[here] + 1
-    begin_n, size_n = self._cut(sizes_BK[here], np.where(single_n, alone_B[row_n] - earlier_n, count_BK[here] - 1))
+    begin_n, size_n = self._cut(
+      sizes_BK[here], np.where(single_n, alone_B[row_n] - earlier_n, count_BK[here] - 1)
+    )
     return row_n, document_B[row_n] + place_n, start_BK[here] + begin_n, size_n
 
   def _facts(self) -> dict[str, int]:
-    return super()._facts() | {"room": self._room, "beside": self._beside, "most": self._most, "block": self._block}
+    return super()._facts() | {
+      "room": self._room,
+      "beside": self._beside,
+      "most": self._most,
+      "block": self._block,
+    }
 
   def _count_all(self) -> dict[str, np.ndarray]:
     self._rows = np.zeros(self.tokens.num_documents, np.uint8 if self._block <= 256 else np.uint16)
@@ -97,8 +124,11 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
   """
   N, K = need_NK.shape
   order_NK = np.argsort(-need_NK, axis=1, kind="stable")
-  at_N, used_N, row_NK = np.arange(N), np.zeros(N, np.int64), np.zeros((N, K), np.int64)
-  free_NR, left_NR = np.full((N, 1), room, np.int32), np.full((N, 1), most, np.int32)
+  at_N = np.arange(N)
+  used_N = np.zeros(N, np.int64)
+  row_NK = np.zeros((N, K), np.int64)
+  free_NR = np.full((N, 1), room, np.int32)
+  left_NR = np.full((N, 1), most, np.int32)
   for item_N in order_NK.T:
     need_N = need_NK[at_N, item_N]
     if not need_N.any():
@@ -106,7 +136,8 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
     open_rows = int(used_N.max()) + 1
     if open_rows > free_NR.shape[1]:
       more = ((0, 0), (0, free_NR.shape[1]))
-      free_NR, left_NR = np.pad(free_NR, more, constant_values=room), np.pad(left_NR, more, constant_values=most)
+      free_NR = np.pad(free_NR, more, constant_values=room)
+      left_NR = np.pad(left_NR, more, constant_values=most)
     rest_NR = free_NR[:, :open_rows] - need_N[:, None].astype(np.int32)
     best_N = np.argmin(np.where(rest_NR >= 0, rest_NR, room + 1), axis=1)  # unused rows come last
     some_N = need_N > 0

@@ -1,19 +1,22 @@
-"""Consumption: the position in every corpus at which a phase of a run begins, given the draws of earlier phases.
+"""Consumption: the position in every corpus at which a phase of a run begins, given the draws of
+earlier phases.
 
-A run reads a few *streams*, one for each part of a mixture and each numbering of its examples (tasks with the same
-`Task.numbering` mean the same text by the same index, so one continues the other). A single task is a part without a
-label. Positions of a stream count its examples epoch after epoch: position g is place g % size of the
-permutation of epoch g // size. A phase of n examples takes the next n positions of a task. A mixture takes the
-positions in the first n places of its schedule: whole periods by multiplication, the rest of one period by a table.
-That suffices to continue with another batch size, other rates or other parts: no position is taken twice, and a part
-that pauses later continues where it stopped.
+A run reads a few *streams*, one for each part of a mixture and each numbering of its examples
+(tasks with the same `Task.numbering` mean the same text by the same index, so one continues the
+other). A single task is a part without a label. Positions of a stream count its examples epoch
+after epoch: position g is place g % size of the permutation of epoch g // size. A phase of n
+examples takes the next n positions of a task. A mixture takes the positions in the first n places
+of its schedule: whole periods by multiplication, the rest of one period by a table. That suffices
+to continue with another batch size, other rates or other parts: no position is taken twice, and a
+part that pauses later continues where it stopped.
 
-Periods are shuffled, so a mixture that stops inside one has taken only some of its draws. The skipped draws come first
-in the next phase that draws from the stream, so no example is lost.
+Periods are shuffled, so a mixture that stops inside one has taken only some of its draws. The
+skipped draws come first in the next phase that draws from the stream, so no example is lost.
 
-Worked example: parts a and b at counts (2, 1) for a phase of 4 examples, whose places hold, before the shuffle of each
-period, (a 0, b 0, a 1), (a 2, b 1, a 3). If the second period's shuffle begins with its last place, positions 0, 1 and
-3 of a are drawn and 0 of b; the next phase, at any rates, draws 2, 4, 5, ... of a and 1, 2, ... of b.
+Worked example: parts a and b at counts (2, 1) for a phase of 4 examples, whose places hold, before
+the shuffle of each period, (a 0, b 0, a 1), (a 2, b 1, a 3). If the second period's shuffle begins
+with its last place, positions 0, 1 and 3 of a are drawn and 0 of b; the next phase, at any rates,
+draws 2, 4, 5, ... of a and 1, 2, ... of b.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from t5x_like.data.stream import Stream, part_seed
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 
-Key = tuple[str, str, int]  # of a stream: the part's label, its numbering and its number of examples
+# of a stream: the part's label, its numbering and its number of examples
+Key = tuple[str, str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +49,10 @@ class Start:
   Attributes:
     task: the task of the phase.
     seed: the seed of the run.
-    offset: examples drawn by directly preceding phases with the same draws, which this phase continues.
-    streams: the streams at the first of these phases: one per part, in order, or the single task's stream.
+    offset: examples drawn by directly preceding phases with the same draws, which this phase
+      continues.
+    streams: the streams at the first of these phases: one per part, in order, or the single task's
+      stream.
   """
 
   task: Task
@@ -66,7 +72,8 @@ class Start:
 def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
   """Return the start of a phase of `task` after earlier phases.
 
-  Time and memory grow with the number of phases and the periods of their schedules, not with the number of steps.
+  Time and memory grow with the number of phases and the periods of their schedules, not with the
+  number of steps.
 
   Args:
     task: the task of the phase.
@@ -78,15 +85,20 @@ def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
   """
   left: dict[Key, Stream] = {}
   tasks = [*(phase.task for phase in earlier), task]
-  now, drawn = _begin(tasks[0], seed, left), 0
+  now = _begin(tasks[0], seed, left)
+  drawn = 0
   for phase, following in zip(earlier, tasks[1:], strict=True):
     if phase.batch_size < 1 or phase.steps < 1:
-      raise UserError(f"phase: found {phase.steps} steps of {phase.batch_size} examples, expected at least 1 of each")
+      raise UserError(
+        f"phase: found {phase.steps} steps of {phase.batch_size} examples, expected "
+        "at least 1 of each"
+      )
     drawn += phase.batch_size * phase.steps
     if _draws(following) == _draws(phase.task):
       continue
     left |= dict(zip(_keys(phase.task), now.after(drawn), strict=True))
-    now, drawn = _begin(following, seed, left), 0
+    now = _begin(following, seed, left)
+    drawn = 0
   return dataclasses.replace(now, task=task, offset=drawn)
 
 
@@ -95,14 +107,20 @@ def _begin(task: Task, seed: int, left: dict[Key, Stream]) -> Start:
     Stream(part_seed(seed, label) if label else seed, part.num_examples, repeats=part.repeats)
     for label, part in task.leaves.items()
   )
-  return Start(task, seed, 0, tuple(left.get(key, new) for key, new in zip(_keys(task), fresh, strict=True)))
+  return Start(
+    task, seed, 0, tuple(left.get(key, new) for key, new in zip(_keys(task), fresh, strict=True))
+  )
 
 
 def _keys(task: Task) -> list[Key]:
   """Return the keys that identify the streams of a task."""
-  return [(label, part.numbering or part.fingerprint, part.num_examples) for label, part in task.leaves.items()]
+  return [
+    (label, part.numbering or part.fingerprint, part.num_examples)
+    for label, part in task.leaves.items()
+  ]
 
 
 def _draws(task: Task) -> tuple:
-  """Return everything but the seed that determines the order of draws; equal for phases that continue each other."""
+  """Return everything but the seed that determines the order of draws; equal for phases that
+  continue each other."""
   return (*_keys(task), task.counts)

@@ -1,4 +1,5 @@
-"""The training batches of a task as an ordinary `tf.data.Dataset`, for other programs; nothing here needs JAX."""
+"""The training batches of a task as an ordinary `tf.data.Dataset`, for other programs; nothing here
+needs JAX."""
 
 from __future__ import annotations
 
@@ -10,9 +11,15 @@ from t5x_like.data.task import Task
 
 
 def dataset(
-  task: Task, seed: int = 0, start: int = 0, *, batch_size: int = 128, rows: Sequence[int] | None = None
+  task: Task,
+  seed: int = 0,
+  start: int = 0,
+  *,
+  batch_size: int = 128,
+  rows: Sequence[int] | None = None,
 ) -> tf.data.Dataset:
-  """Return the endless batches of a run with this seed and batch size, without earlier phases, from a step on.
+  """Return the endless batches of a run with this seed and batch size, without earlier phases, from
+  a step on.
 
   Args:
     task: the task.
@@ -22,9 +29,9 @@ def dataset(
     rows: the rows to return, ascending; None for all.
 
   Returns:
-    A dataset of the task's features with a leading axis of rows. It makes each batch on request and calls Python
-    functions. Dropping an iterator over a later `prefetch` or parallel `map` early can deadlock TensorFlow; for
-    batches made ahead and in parallel use `loader.train_batches`.
+    A dataset of the task's features with a leading axis of rows. It makes each batch on request and
+    calls Python functions. Dropping an iterator over a later `prefetch` or parallel `map` early can
+    deadlock TensorFlow; for batches made ahead and in parallel use `loader.train_batches`.
 
   Raises:
     UserError: rows outside the batch, or a negative start.
@@ -34,7 +41,9 @@ def dataset(
 
   def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
     found = made(step[None])
-    return {name: tf.ensure_shape(value, [len(chosen), *value.shape[1:]]) for name, value in found.items()}
+    return {
+      name: tf.ensure_shape(value, [len(chosen), *value.shape[1:]]) for name, value in found.items()
+    }
 
   options = tf.data.Options()
   options.autotune.enabled = False  # it would make batches ahead

@@ -1,15 +1,18 @@
 """Chunks of documents as examples, for objectives that must know where documents begin.
 
-A document is cut from its beginning into chunks of `length` tokens; the last may be shorter. Example i is chunk i of
-the store, so an epoch has every chunk once. A document's length determines its number of chunks. Opening the chunks for
-the first time counts the chunks before every block of 256 documents: it reads all document ends (8 bytes per document)
-and holds one number per block (a 32nd of a byte per document). The counts of large stores are cached under
-`data.cache_directory()`, named by a hash of everything they depend on; if that is not writable, they are counted again.
-Chunk i is located by bisection among the blocks and then in the 256 lengths of its block, which are read on demand.
+A document is cut from its beginning into chunks of `length` tokens; the last may be shorter.
+Example i is chunk i of the store, so an epoch has every chunk once. A document's length determines
+its number of chunks. Opening the chunks for the first time counts the chunks before every block of
+256 documents: it reads all document ends (8 bytes per document) and holds one number per block (a
+32nd of a byte per document). The counts of large stores are cached under `data.cache_directory()`,
+named by a hash of everything they depend on; if that is not writable, they are counted again. Chunk
+i is located by bisection among the blocks and then in the 256 lengths of its block, which are read
+on demand.
 
-An EOS that the store appended to every document is not part of it. Worked example, documents of 5, 1 and 4 tokens,
-chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. If a
-chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9. `chunk_rows.py` packs several into a row.
+An EOS that the store appended to every document is not part of it. Worked example, documents of 5,
+1 and 4 tokens, chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4
+and 5 are tokens 6-7 and 8-9. If a chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4,
+6-7 and 8-9. `chunk_rows.py` packs several into a row.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ class Chunks:
   Args:
     tokens: the store.
     length: maximum tokens per chunk.
-    least: minimum tokens per chunk: a shorter last chunk takes tokens from the chunk before it, and a shorter document
-      has no chunk.
+    least: minimum tokens per chunk: a shorter last chunk takes tokens from the chunk before it, and
+      a shorter document has no chunk.
     block: documents per block.
 
   Attributes:
@@ -54,11 +57,15 @@ class Chunks:
   """
 
   def __init__(self, tokens: TokenStore, length: int, least: int = 1, block: int = BLOCK):
-    self.tokens, self.length, self.least, self._block = tokens, length, least, block
+    self.tokens = tokens
+    self.length = length
+    self.least = least
+    self._block = block
     self._eos = int(tokens.append_eos)
     if tokens.num_tokens < length:
       raise UserError(
-        f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of {length} "
+        f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of "
+        f"{length} "
         "tokens: shorten the task's lengths or prepare a larger corpus"
       )
     self.others = Others(tokens, length)
@@ -69,14 +76,20 @@ class Chunks:
     self._before = self._counts["before"]
     self.num_examples = int(self._before[-1])
     if not self.num_examples:
-      raise UserError(f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus")
+      raise UserError(
+        f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus"
+      )
 
   def read(self, example_index_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Read the chunks of examples: int64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
-    return _call(lambda index: self._read(*self.places(index)[1:]), (self.length, None), example_index_B)
+    """Read the chunks of examples: int64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B],
+    its size)."""
+    return _call(
+      lambda index: self._read(*self.places(index)[1:]), (self.length, None), example_index_B
+    )
 
   def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
-    """Read chunks as `read` does, and for each a stretch of another document drawn by the example's key, uint64 [B].
+    """Read chunks as `read` does, and for each a stretch of another document drawn by the example's
+    key, uint64 [B].
 
     Returns:
       (chunk, size, *what `Others.read` returns, as int32).
@@ -87,7 +100,9 @@ class Chunks:
       document_B, starts, sizes = self.places(index)
       return *self._read(starts, sizes), *self.others.read(document_B, bits)
 
-    return _call(read, (self.length, None, self.others.length, None, None, None), example_index_B, bits_B2)
+    return _call(
+      read, (self.length, None, self.others.length, None, None, None), example_index_B, bits_B2
+    )
 
   def places(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Locate chunks: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
@@ -100,20 +115,26 @@ class Chunks:
     return document_B + which_B, start_BK[here] + begin_B, size_B
 
   def _blocks(self, index_B: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Locate the blocks of examples: (the example's number within its block, the block's first document, each int64
-    [B]; the first token and the size of its documents in the stream, each int64 [B, K]; size 0 past a shard's end)."""
+    """Locate the blocks of examples: (the example's number within its block, the block's first
+    document, each int64 [B]; the first token and the size of its documents in the stream, each
+    int64 [B, K]; size 0 past a shard's end)."""
     block_B = np.searchsorted(self._before, index_B, side="right") - 1
     shard_B = np.searchsorted(self._first_block, block_B, side="right") - 1
-    document_B = self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * self._block
+    document_B = (
+      self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * self._block
+    )
     start_B, sizes_BK = self.tokens.document_sizes(document_B, self._block)
     start_BK = start_B[:, None] + np.cumsum(sizes_BK, axis=1) - sizes_BK
     return index_B - self._before[block_B], document_B, start_BK, sizes_BK
 
   def _cut(self, size_N: np.ndarray, nth_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (first token within the document, tokens) of the nth chunk of documents of these stored sizes."""
+    """Return (first token within the document, tokens) of the nth chunk of documents of these
+    stored sizes."""
     size_N = size_N - self._eos
     last_N = (size_N + self.length - 1) // self.length - 1
-    begin_N, next_N = (np.minimum(n_N * self.length, size_N - self.least) for n_N in (nth_N, nth_N + 1))
+    begin_N, next_N = (
+      np.minimum(n_N * self.length, size_N - self.least) for n_N in (nth_N, nth_N + 1)
+    )
     return begin_N, np.where(nth_N < last_N, next_N, size_N) - begin_N
 
   def _count(self, sizes: np.ndarray) -> np.ndarray:
@@ -141,7 +162,8 @@ class Chunks:
     return {"length": self.length, "least": self.least}
 
   def _count_all(self) -> dict[str, np.ndarray]:
-    """Return `before`, int64 [blocks + 1]: the examples before each block, and the total at the end."""
+    """Return `before`, int64 [blocks + 1]: the examples before each block, and the total at the
+    end."""
     before = np.zeros(self._first_block[-1] + 1, np.int64)
 
     def count(shard: int) -> None:
@@ -150,7 +172,9 @@ class Chunks:
       for piece in range(first, end, _PIECE):
         blocks = -(-min(end - piece, _PIECE) // self._block)
         _, sizes_1K = self.tokens.document_sizes(np.array([piece]), blocks * self._block)
-        before[block : block + blocks] = self._examples(sizes_1K.reshape(blocks, self._block), piece, end)
+        before[block : block + blocks] = self._examples(
+          sizes_1K.reshape(blocks, self._block), piece, end
+        )
         block += blocks
 
     with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
@@ -159,7 +183,8 @@ class Chunks:
     return {"before": np.cumsum(before, out=before)}
 
   def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
-    """Count the examples of blocks, int64 [N], from their documents' tokens; documents `first` to at most `end`."""
+    """Count the examples of blocks, int64 [N], from their documents' tokens; documents `first` to
+    at most `end`."""
     return self._count(sizes_NK).sum(axis=1)
 
   def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -184,12 +209,15 @@ class Others:
     self.length = wanted + self.search
     self._eos = int(tokens.append_eos)
 
-  def read(self, document_B: np.ndarray, bits_BN: np.ndarray, size_B: np.ndarray | int = 0) -> tuple[np.ndarray, ...]:
+  def read(
+    self, document_B: np.ndarray, bits_BN: np.ndarray, size_B: np.ndarray | int = 0
+  ) -> tuple[np.ndarray, ...]:
     """Read a stretch of another document for each document.
 
-    N - 1 other documents are drawn uniformly; of a single document, itself. The first with `size` tokens is taken,
-    or else the longest. A token is drawn uniformly from it. The stretch begins up to `search` tokens before that token,
-    as far as the document allows, and ends with the document or after `length` tokens.
+    N - 1 other documents are drawn uniformly; of a single document, itself. The first with `size`
+    tokens is taken, or else the longest. A token is drawn uniformly from it. The stretch begins up
+    to `search` tokens before that token, as far as the document allows, and ends with the document
+    or after `length` tokens.
 
     Args:
       document_B: int64 [B].
@@ -197,8 +225,8 @@ class Others:
       size_B: the tokens that the other document should have.
 
     Returns:
-      (stretch int32 [B, length], its size, the drawn token's place in it, 1 if it begins its document), the last three
-      int32 [B].
+      (stretch int32 [B, length], its size, the drawn token's place in it, 1 if it begins its
+      document), the last three int32 [B].
     """
     other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
     other_BC += (other_BC >= document_B[:, None]) & (self.tokens.num_documents > 1)
@@ -213,18 +241,24 @@ class Others:
     firsts = np.maximum(begins, drawn - self.search)
     sizes = np.clip(ends - firsts, 0, self.length)
     found = sizes, drawn - firsts, firsts == begins
-    return self.tokens.padded(TOKENS, firsts, sizes, self.length), *(x.astype(np.int32) for x in found)
+    return self.tokens.padded(TOKENS, firsts, sizes, self.length), *(
+      x.astype(np.int32) for x in found
+    )
 
 
 def _call(function, lengths: tuple[int | None, ...], *arguments):
   """Run `function` on the host; outputs are int32 [B, length], or [B] where the length is None."""
   batch = arguments[0].shape[0]
   found = tf.numpy_function(function, arguments, [tf.int32] * len(lengths), stateful=False)
-  return tuple(tf.ensure_shape(x, [batch] if n is None else [batch, n]) for x, n in zip(found, lengths, strict=True))
+  return tuple(
+    tf.ensure_shape(x, [batch] if n is None else [batch, n])
+    for x, n in zip(found, lengths, strict=True)
+  )
 
 
 def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
-  """Return floor(n * bits / 2^32) without overflow, uniform in 0..n-1: 32-bit words as uint64, any shape -> int64."""
+  """Return floor(n * bits / 2^32) without overflow, uniform in 0..n-1: 32-bit words as uint64, any
+  shape -> int64."""
   n = np.asarray(n, np.uint64)
   low = bits_B * (n & np.uint64(2**32 - 1)) >> np.uint64(32)
   return (bits_B * (n >> np.uint64(32)) + low).astype(np.int64)

@@ -1,7 +1,7 @@
 """Features of examples: names, shapes and dtypes, without TensorFlow, a corpus or a store.
 
-Each task's file declares its features in `features(vocabulary, **arguments)`, so that plans compile without data. The
-functions below describe layouts that several tasks share.
+Each task's file declares its features in `features(vocabulary, **arguments)`, so that plans compile
+without data. The functions below describe layouts that several tasks share.
 """
 
 import dataclasses
@@ -41,11 +41,18 @@ def of(arguments: Mapping[str, Any]) -> Features:
   values = dict(arguments)
   name = values.pop("name", None)
   if not known(name):
-    raise UserError(f"config.task.name: the features of {name!r} are told only by making the task, from its data")
-  make, declare = (slots.find("config.task.name", name, tasks, member) for member in ("task", "features"))
+    raise UserError(
+      f"config.task.name: the features of {name!r} are told only by making the task, from its data"
+    )
+  make, declare = (
+    slots.find("config.task.name", name, tasks, member) for member in ("task", "features")
+  )
   encoding = vocabulary(values.get("store", "builtin"))
-  described, form = declare(encoding, **slots.defaults(make) | values), values.get("as_decoder")
-  return slots.module("decoder_form", preprocessors).described(form, described) if form else described
+  described = declare(encoding, **slots.defaults(make) | values)
+  form = values.get("as_decoder")
+  return (
+    slots.module("decoder_form", preprocessors).described(form, described) if form else described
+  )
 
 
 def vocabulary(store: str) -> vocabularies.Vocabulary:
@@ -57,7 +64,8 @@ def vocabulary(store: str) -> vocabularies.Vocabulary:
 
 
 def encoder_decoder(inputs_length: int, targets_length: int, vocabulary=None) -> Features:
-  """Describe an unpacked encoder-decoder example; segments mark padding where the vocabulary has no id for it."""
+  """Describe an unpacked encoder-decoder example; segments mark padding where the vocabulary has no
+  id for it."""
   targets = Feature((targets_length,), "int32")
   segments = vocabulary is not None and vocabulary.pad_id is None
   return ({"encoder_segment_ids": Feature((inputs_length,), "int32")} if segments else {}) | {
@@ -82,7 +90,8 @@ def encoder(length: int, *more: str) -> Features:
 
 
 def rows_of(length: int, architecture: str, rows: int | None) -> Features:
-  """Describe the rows of labelled texts; without `rows`, an encoder has a single row and no axis for it."""
+  """Describe the rows of labelled texts; without `rows`, an encoder has a single row and no axis
+  for it."""
   described = encoder(length) if architecture == "encoder" else decoder(length, "segment_ids")
   if rows is None and architecture == "encoder":
     return described

@@ -1,17 +1,19 @@
-"""Iterators over tf.data pipelines that call back into Python, safe to drop at any moment and from any thread.
+"""Iterators over tf.data pipelines that call back into Python, safe to drop at any moment and from
+any thread.
 
-Deleting a tf.data iterator waits, with the GIL held, for the calls it has in flight; a call that needs the GIL then
-never ends. So no iterator is deleted here before it has ended: every pipeline begins with a flag that ends its steps,
-and a dropped one is drained, that is, its flag is cleared and the few batches in flight are fetched until there are no
-more. Only then is its memory released.
+Deleting a tf.data iterator waits, with the GIL held, for the calls it has in flight; a call that
+needs the GIL then never ends. So no iterator is deleted here before it has ended: every pipeline
+begins with a flag that ends its steps, and a dropped one is drained, that is, its flag is cleared
+and the few batches in flight are fetched until there are no more. Only then is its memory released.
 
-The garbage collector may drop an iterator on any thread, even inside one of the pipeline's own calls, where draining
-would deadlock. A drop therefore only queues the pipeline for a single draining thread. Iterators alive when the program
-ends are drained by an `atexit` function: after the program's threads have ended, and before the interpreter denies the
-GIL to TensorFlow's threads.
+The garbage collector may drop an iterator on any thread, even inside one of the pipeline's own
+calls, where draining would deadlock. A drop therefore only queues the pipeline for a single
+draining thread. Iterators alive when the program ends are drained by an `atexit` function: after
+the program's threads have ended, and before the interpreter denies the GIL to TensorFlow's threads.
 
-Autotuning is off for the same reason: deleting an iterator also waits for its tuning thread, which now and then misses
-its cancellation and sleeps for up to a minute (TensorFlow 2.21), with the GIL still held.
+Autotuning is off for the same reason: deleting an iterator also waits for its tuning thread, which
+now and then misses its cancellation and sleeps for up to a minute (TensorFlow 2.21), with the GIL
+still held.
 """
 
 from __future__ import annotations
@@ -38,18 +40,22 @@ def iterate(
 
   Args:
     steps: the start of the pipeline; may be infinite.
-    through: the rest of the pipeline, such as maps and batches. It must end when `steps` ends, and it sets its own
+    through: the rest of the pipeline, such as maps and batches. It must end when `steps` ends, and
+      it sets its own
       parallelism: nothing is autotuned.
 
   Returns:
-    A lazy iterator. Close or drop it at any time, on any thread; its memory is released a few batches later.
+    A lazy iterator. Close or drop it at any time, on any thread; its memory is released a few
+    batches later.
 
   Raises:
     UserError, DamageError, TransientError: raised by a Python function of the pipeline.
     SystemExit: asked for more after the program has ended; it ends the thread silently.
     RuntimeError: started after the program has ended.
   """
-  pipeline, dropped = _Pipeline(steps, through), _dropped  # the module's names may be gone when this is closed
+  # the module's names may be gone when this is closed
+  pipeline = _Pipeline(steps, through)
+  dropped = _dropped
   try:
     _open_one(pipeline)
     yield from pipeline
@@ -67,7 +73,8 @@ class _Pipeline:
       running = tf.Variable(True, trainable=False)
       steps = steps.take_while(lambda _: running.read_value())
       self._elements = steps.apply(through).with_options(options).as_numpy_iterator()
-    self._running, self._drained = running, False
+    self._running = running
+    self._drained = False
 
   def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
     return self
@@ -77,7 +84,11 @@ class _Pipeline:
       element = next(self._elements, None)
     except tf.errors.OpError as error:
       refusal = re.search(r"\b(UserError|DamageError|TransientError): (.*)", error.message)
-      mine = slots.module("own", preprocessors).told(error.message) if preprocessors.OWN in error.message else None
+      mine = (
+        slots.module("own", preprocessors).told(error.message)
+        if preprocessors.OWN in error.message
+        else None
+      )
       if refusal is None and mine:
         raise UserError(f"config.task.preprocessors: {mine}") from error
       if refusal is None:
@@ -102,7 +113,8 @@ class _Pipeline:
         for _ in self._elements:
           pass
         return
-      except tf.errors.OpError:  # an element that nobody wants failed; those after it are still in flight
+      # an element that nobody wants failed; those after it are still in flight
+      except tf.errors.OpError:
         pass
 
 

@@ -1,9 +1,11 @@
-"""Batches of a task: a pure function of the step, so the state of the input pipeline is the step number.
+"""Batches of a task: a pure function of the step, so the state of the input pipeline is the step
+number.
 
-Global example i is in epoch i // num_examples, at place i % num_examples of that epoch's permutation; step s holds the
-global examples s * batch_size to (s + 1) * batch_size - 1, and each host makes only its own rows. A run's earlier
-phases are taken into account (`consumption.py`). Starting at a step replays nothing, no iterator state is saved, and
-the batches do not depend on the number of hosts.
+Global example i is in epoch i // num_examples, at place i % num_examples of that epoch's
+permutation; step s holds the global examples s * batch_size to (s + 1) * batch_size - 1, and each
+host makes only its own rows. A run's earlier phases are taken into account (`consumption.py`).
+Starting at a step replays nothing, no iterator state is saved, and the batches do not depend on the
+number of hosts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from t5x_like.errors import UserError
 EVAL_SEED = 0
 _PREFETCH = 2  # finished batches held, besides the batches in progress
 # One call makes several small batches, to share its overhead: up to this many numbers and steps.
-_TOGETHER, _MOST_STEPS = 2**20, 64
+_TOGETHER = 2**20
+_MOST_STEPS = 64
 
 
 def train_batches(
@@ -48,16 +51,23 @@ def train_batches(
     An iterator over the task's features, each [len(rows), *shape].
 
   Raises:
-    UserError: rows outside the batch, a step before the phase's first, or an earlier phase without steps.
+    UserError: rows outside the batch, a step before the phase's first, or an earlier phase without
+      steps.
   """
   rows = checked_rows(batch_size, rows)
   return _iterate(*training(task, batch_size, seed, start_step, rows, earlier), task, rows)
 
 
 def training(
-  task: Task, batch_size: int, seed: int, start_step: int, rows: np.ndarray, earlier: Sequence[consumption.Phase]
+  task: Task,
+  batch_size: int,
+  seed: int,
+  start_step: int,
+  rows: np.ndarray,
+  earlier: Sequence[consumption.Phase],
 ) -> tuple[tf.data.Dataset, Callable[[tf.Tensor], dict[str, tf.Tensor]]]:
-  """Return the steps from `start_step` on and a function from steps, int64 [S], to their concatenated batches."""
+  """Return the steps from `start_step` on and a function from steps, int64 [S], to their
+  concatenated batches."""
   first_step = sum(phase.steps for phase in earlier)
   if start_step < first_step:
     raise UserError(f"start_step: found {start_step}, expected at least {first_step}")
@@ -71,7 +81,12 @@ def training(
 
 
 def eval_batches(
-  task: Task, *, batch_size: int, rows: Sequence[int] | None = None, max_examples: int | None = None, only=None
+  task: Task,
+  *,
+  batch_size: int,
+  rows: Sequence[int] | None = None,
+  max_examples: int | None = None,
+  only=None,
 ) -> Iterator[dict[str, np.ndarray]]:
   """Return every example once, in index order; the noise is the same in every evaluation.
 
@@ -83,9 +98,10 @@ def eval_batches(
     only: the indices of the examples to use, int64 in any order; None for all.
 
   Returns:
-    An iterator over ceil(examples / batch_size) batches, the same number on every host. A batch holds the task's
-    features, each [len(rows), *shape], and `example_index` int32 [len(rows)]. Rows past the last example are 0 in every
-    feature (so their loss weights are 0) and have example_index -1.
+    An iterator over ceil(examples / batch_size) batches, the same number on every host. A batch
+    holds the task's features, each [len(rows), *shape], and `example_index` int32 [len(rows)]. Rows
+    past the last example are 0 in every feature (so their loss weights are 0) and have
+    example_index -1.
 
   Raises:
     UserError: rows outside the batch, or max_examples below 1.
@@ -99,10 +115,16 @@ def eval_batches(
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
     index_B = _rows_of(step_S, batch_size, rows)
     real_B = index_B < num_examples
-    index_B = index_B if only is None else tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
+    index_B = (
+      index_B
+      if only is None
+      else tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
+    )
     features = task.declared(batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED))
     features = {
-      name: tf.where(tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype))
+      name: tf.where(
+        tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype)
+      )
       for name, value in features.items()
     }
     return features | {"example_index": tf.cast(tf.where(real_B, index_B, -1), tf.int32)}
@@ -111,7 +133,8 @@ def eval_batches(
 
 
 def _rows_of(step_S: tf.Tensor, batch_size: int, rows: np.ndarray) -> tf.Tensor:
-  """Return the global indices of this host's rows, step after step: int64 [S] -> int64 [S * rows]."""
+  """Return the global indices of this host's rows, step after step: int64 [S] -> int64 [S *
+  rows]."""
   return tf.reshape(step_S[:, None] * batch_size + rows, [-1])
 
 
@@ -120,19 +143,26 @@ def checked_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
     raise UserError(f"batch_size: found {batch_size}, expected at least 1")
   found = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)
   if not found.size or found[0] < 0 or found[-1] >= batch_size or (np.diff(found) < 1).any():
-    raise UserError(f"rows: found {found.tolist()}, expected ascending rows of a global batch of {batch_size}")
+    raise UserError(
+      f"rows: found {found.tolist()}, expected ascending rows of a global batch of {batch_size}"
+    )
   return found
 
 
 def _iterate(
-  steps: tf.data.Dataset, made: Callable[[tf.Tensor], dict[str, tf.Tensor]], task: Task, rows: np.ndarray
+  steps: tf.data.Dataset,
+  made: Callable[[tf.Tensor], dict[str, tf.Tensor]],
+  task: Task,
+  rows: np.ndarray,
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Return the batches of `steps` in order; they are made several per call, in parallel and ahead of use."""
+  """Return the batches of `steps` in order; they are made several per call, in parallel and ahead
+  of use."""
   _hide_accelerators()
   made = tf.autograph.experimental.do_not_convert(made)
   workers = max(2, min(16, os.cpu_count() or 2))
   options = tf.data.Options()
-  options.threading.max_intra_op_parallelism = 1  # one worker per call: no overhead of splitting operations
+  # one worker per call: no overhead of splitting operations
+  options.threading.max_intra_op_parallelism = 1
   batch = len(rows)
   numbers = batch * sum(math.prod(feature.shape) for feature in task.features.values())
   together = max(1, min(_TOGETHER // numbers, _MOST_STEPS))
@@ -149,7 +179,8 @@ def _iterate(
 
 
 def _hide_accelerators() -> None:
-  """Leave accelerators to JAX; TensorFlow would otherwise claim their memory with its first operation."""
+  """Leave accelerators to JAX; TensorFlow would otherwise claim their memory with its first
+  operation."""
   for kind in ("GPU", "TPU"):
     try:
       tf.config.set_visible_devices([], kind)

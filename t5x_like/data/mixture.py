@@ -1,18 +1,21 @@
-"""Mixtures of tasks: a schedule that maps a global index to a task and one of its examples, in closed form.
+"""Mixtures of tasks: a schedule that maps a global index to a task and one of its examples, in
+closed form.
 
-The schedule is periodic. A period of P places holds task t exactly `counts[t]` times: its rate times P, rounded so
-that the counts add up to P. The places of a task are spread evenly, and the loader shuffles the places of each period
-by the seed. Before the shuffle, the k-th place of task t in period p is draw `p * counts[t] + k` of that task. So the
-draws of a task are counted without gaps, at whatever step a run starts. They fill the task's epochs: each epoch visits
-every example of the task once, in its own order.
+The schedule is periodic. A period of P places holds task t exactly `counts[t]` times: its rate
+times P, rounded so that the counts add up to P. The places of a task are spread evenly, and the
+loader shuffles the places of each period by the seed. Before the shuffle, the k-th place of task t
+in period p is draw `p * counts[t] + k` of that task. So the draws of a task are counted without
+gaps, at whatever step a run starts. They fill the task's epochs: each epoch visits every example of
+the task once, in its own order.
 
-Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuffle, are (task 0, draw 0), (1, 0),
-(0, 1); period 5 has (0, 10), (1, 5), (0, 11).
+Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuffle, are (task 0,
+draw 0), (1, 0), (0, 1); period 5 has (0, 10), (1, 5), (0, 11).
 
-Rates follow Raffel et al. 2020, section 3.5.2: equal; proportional to the number of examples, of which at most
-`maximum` (their K) count; and by temperature: proportional ones raised to 1 / T and normalised again, T = 1 being
-proportional and T -> infinity equal (section 3.5.2; multilingual BERT and mT5 use the exponents 0.7 and 0.3). UniMax's
-are as equal as they can be if no task may be seen more than a few times (Chung et al. 2023).
+Rates follow Raffel et al. 2020, section 3.5.2: equal; proportional to the number of examples, of
+which at most `maximum` (their K) count; and by temperature: proportional ones raised to 1 / T and
+normalised again, T = 1 being proportional and T -> infinity equal (section 3.5.2; multilingual BERT
+and mT5 use the exponents 0.7 and 0.3). UniMax's are as equal as they can be if no task may be seen
+more than a few times (Chung et al. 2023).
 """
 
 from __future__ import annotations
@@ -30,8 +33,11 @@ from t5x_like.data.task import Feature, Task
 from t5x_like.errors import UserError
 
 
-def temperature(num_examples: Sequence[int], temperature: float, maximum: int | None = None) -> list[float]:
-  """Return normalised rates, proportional to the number of examples to the power of 1 / temperature.
+def temperature(
+  num_examples: Sequence[int], temperature: float, maximum: int | None = None
+) -> list[float]:
+  """Return normalised rates, proportional to the number of examples to the power of 1 /
+  temperature.
 
   Args:
     num_examples: examples of each task.
@@ -42,7 +48,10 @@ def temperature(num_examples: Sequence[int], temperature: float, maximum: int | 
     UserError: a temperature or maximum that is not positive.
   """
   if not temperature > 0:
-    raise UserError(f"temperature: found {temperature}, expected more than 0 (1 is proportional, larger is more equal)")
+    raise UserError(
+      f"temperature: found {temperature}, expected more than 0 (1 is proportional, "
+      "larger is more equal)"
+    )
   if maximum is not None and maximum < 1:
     raise UserError(f"maximum: found {maximum}, expected at least 1 example, or None for no limit")
   counted = np.array([min(n, maximum or n) for n in num_examples], np.float64)
@@ -53,8 +62,9 @@ def temperature(num_examples: Sequence[int], temperature: float, maximum: int | 
 def unimax(num_examples: Sequence[float], draws: int, epochs: float) -> list[float]:
   """Return the draws of each task (Chung et al. 2023, arXiv:2304.09151, algorithm 1).
 
-  From the smallest on, each gets an equal share of the draws that are left, but at most `epochs` times its examples.
-  Worked example: 90 draws of at most 1 epoch of (1, 10, 100) examples are 1, 10 and 79.
+  From the smallest on, each gets an equal share of the draws that are left, but at most `epochs`
+  times its examples. Worked example: 90 draws of at most 1 epoch of (1, 10, 100) examples are 1, 10
+  and 79.
   """
   found = [0.0] * len(num_examples)
   left = float(draws)
@@ -70,13 +80,17 @@ def counts(rates: Mapping[str, float], period: int) -> list[int]:
   The largest remainders are rounded up; among equal remainders, the first.
 
   Raises:
-    UserError: a rate that is negative or not a number, a task that would never be drawn, or a period below 1.
+    UserError: a rate that is negative or not a number, a task that would never be drawn, or a
+      period below 1.
   """
   if period < 1:
     raise UserError(f"period: found {period}, expected at least 1")
   for name, rate in rates.items():
     if not 0 < rate < float("inf"):
-      raise UserError(f"rate of {name}: found {rate}, expected a positive number; leave out a task that is not wanted")
+      raise UserError(
+        f"rate of {name}: found {rate}, expected a positive number; leave out a "
+        "task that is not wanted"
+      )
   total = sum(rates.values())
   shares = [rate / total * period for rate in rates.values()]
   whole = [int(share) for share in shares]
@@ -107,30 +121,39 @@ class Schedule:
     self.counts, self.period = tuple(counts), sum(counts)
     task_P = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     which_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
-    # The k-th of c belongs at the middle of the k-th of c equal parts, so any stretch holds the tasks at their rates.
+    # The k-th of c belongs at the middle of the k-th of c equal parts, so any stretch holds the
+    # tasks at their rates.
     order_P = np.argsort((which_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
-    self._task_P, self._which_P = task_P[order_P], which_P[order_P]
+    self._task_P = task_P[order_P]
+    self._which_P = which_P[order_P]
 
   def at(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places, int64 [B] in 0..period-1."""
+    """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places, int64 [B] in
+    0..period-1."""
     task_B = tf.gather(self._task_P, place_B)
-    return task_B, period_B * tf.gather(tf.constant(self.counts, tf.int64), task_B) + tf.gather(self._which_P, place_B)
+    return task_B, period_B * tf.gather(tf.constant(self.counts, tf.int64), task_B) + tf.gather(
+      self._which_P, place_B
+    )
 
   def draws(self, global_index_B: tf.Tensor, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Return `at` for global indices int64 [B], after the shuffle of the loader and `mix`."""
-    place_B, period_B = global_index_B % self.period, global_index_B // self.period
+    place_B = global_index_B % self.period
+    period_B = global_index_B // self.period
     return self.at(random.shuffled(place_B, period_B, seed, self.period), period_B)
 
   def drawn(self, examples: int, seed: int) -> list[tuple[int, np.ndarray]]:
     """Return each task's draws among the first `examples` global indices.
 
     Returns:
-      For each task (n, more): draws 0 to n - 1, and the draws `more`, int64 ascending, from the unfinished period.
+      For each task (n, more): draws 0 to n - 1, and the draws `more`, int64 ascending, from the
+      unfinished period.
     """
     periods, rest = divmod(examples, self.period)
     last_B = tf.range(periods * self.period, periods * self.period + rest, dtype=tf.int64)
     task_B, draw_B = (found.numpy() for found in self.draws(last_B, seed))
-    return [(periods * count, np.sort(draw_B[task_B == task])) for task, count in enumerate(self.counts)]
+    return [
+      (periods * count, np.sort(draw_B[task_B == task])) for task, count in enumerate(self.counts)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +163,15 @@ class Mixture(Task):
   Attributes:
     parts: the tasks by label, in the schedule's order; none is a mixture.
     schedule: the places of each part in a period.
-    rows: (unshuffled place int64 [B], period int64 [B], a stream for each part) -> features. It replaces `batch` where
-      earlier phases have drawn from the parts.
+    rows: (unshuffled place int64 [B], period int64 [B], a stream for each part) -> features. It
+      replaces `batch` where earlier phases have drawn from the parts.
   """
 
   parts: dict[str, Task] = dataclasses.field(kw_only=True)
   schedule: Schedule = dataclasses.field(kw_only=True)
-  rows: Callable[[tf.Tensor, tf.Tensor, Sequence[Stream]], dict[str, tf.Tensor]] = dataclasses.field(kw_only=True)
+  rows: Callable[[tf.Tensor, tf.Tensor, Sequence[Stream]], dict[str, tf.Tensor]] = (
+    dataclasses.field(kw_only=True)
+  )
 
   @property
   def leaves(self) -> dict[str, Task]:
@@ -156,29 +181,41 @@ class Mixture(Task):
   def counts(self) -> tuple[int, ...]:
     return self.schedule.counts
 
-  def drawn(self, index_B: tf.Tensor, seed: int, streams: tuple[Stream, ...]) -> dict[str, tf.Tensor]:
+  def drawn(
+    self, index_B: tf.Tensor, seed: int, streams: tuple[Stream, ...]
+  ) -> dict[str, tf.Tensor]:
     period = self.schedule.period
-    place_B, period_B = index_B % period, index_B // period
+    place_B = index_B % period
+    period_B = index_B // period
     return self.rows(random.shuffled(place_B, period_B, seed, period), period_B, streams)
 
   def after(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
-    return tuple(s.after(*one) for s, one in zip(streams, self.schedule.drawn(examples, seed), strict=True))
+    return tuple(
+      s.after(*one) for s, one in zip(streams, self.schedule.drawn(examples, seed), strict=True)
+    )
 
 
 def corpus_examples(task: Task) -> int:
-  """Return the number of distinct examples, for rates that depend on it; a mixture counts its parts' sum."""
-  return sum(part.num_examples for part in task.parts.values()) if isinstance(task, Mixture) else task.num_examples
+  """Return the number of distinct examples, for rates that depend on it; a mixture counts its
+  parts' sum."""
+  return (
+    sum(part.num_examples for part in task.parts.values())
+    if isinstance(task, Mixture)
+    else task.num_examples
+  )
 
 
-def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, name: str) -> Mixture:
+def mix(
+  parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, name: str
+) -> Mixture:
   """Mix several tasks into one that draws each at its rate.
 
-  Its epoch is a period of the schedule, so `num_examples` is `period`, and the loader's order of an epoch is the
-  shuffle of that period. Each part makes only its own rows of a batch. Shorter features are padded at the end of every
-  axis; see `padded`.
+  Its epoch is a period of the schedule, so `num_examples` is `period`, and the loader's order of an
+  epoch is the shuffle of that period. Each part makes only its own rows of a batch. Shorter
+  features are padded at the end of every axis; see `padded`.
 
-  A part that is a mixture divides its rate among its own parts by their counts in its period. They become parts of the
-  new mixture, labelled `<part>/<its part>`.
+  A part that is a mixture divides its rate among its own parts by their counts in its period. They
+  become parts of the new mixture, labelled `<part>/<its part>`.
 
   Args:
     parts: at least one task, by label; the mixture sorts them by label.
@@ -187,7 +224,8 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
     name: the mixture's name in metrics.
 
   Raises:
-    UserError: a part's features, dtypes or vocabulary differ from the first part's; or see `counts`.
+    UserError: a part's features, dtypes or vocabulary differ from the first part's; or see
+      `counts`.
   """
   parts, rates = _unnested(parts, rates)
   labels = sorted(parts)
@@ -195,15 +233,22 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
   features = _common_features(dict(zip(labels, tasks)))
   schedule = Schedule(counts({label: rates[label] for label in labels}, period))
 
-  def rows(place_B: tf.Tensor, period_B: tf.Tensor, streams: Sequence[Stream]) -> dict[str, tf.Tensor]:
+  def rows(
+    place_B: tf.Tensor, period_B: tf.Tensor, streams: Sequence[Stream]
+  ) -> dict[str, tf.Tensor]:
     task_B, draw_B = schedule.at(place_B, period_B)
     rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
     draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
     made = [
-      padded(part.declared(part.batch(*stream.at(draw_N), stream.seed)), features, tasks[0].vocabulary.pad_id)
+      padded(
+        part.declared(part.batch(*stream.at(draw_N), stream.seed)),
+        features,
+        tasks[0].vocabulary.pad_id,
+      )
       for part, stream, draw_N in zip(tasks, streams, draws, strict=True)
     ]
-    return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in features}  # back at their places
+    # back at their places
+    return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in features}
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     fresh = [
@@ -213,7 +258,8 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
     return rows(example_index_B, epoch_B, fresh)
 
   content = [
-    [label, part.fingerprint, count] for label, part, count in zip(labels, tasks, schedule.counts, strict=True)
+    [label, part.fingerprint, count]
+    for label, part, count in zip(labels, tasks, schedule.counts, strict=True)
   ]
   return Mixture(
     name=name,
@@ -229,28 +275,43 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
   )
 
 
-def _unnested(parts: Mapping[str, Task], rates: Mapping[str, float]) -> tuple[dict[str, Task], dict[str, float]]:
+def _unnested(
+  parts: Mapping[str, Task], rates: Mapping[str, float]
+) -> tuple[dict[str, Task], dict[str, float]]:
   """Return parts and rates, with every mixture replaced by its parts."""
-  leaves, shares = {}, {}
+  leaves = {}
+  shares = {}
   for label, part in parts.items():
     inner = (
-      {f"{label}/{name}": leaf for name, leaf in part.parts.items()} if isinstance(part, Mixture) else {label: part}
+      {f"{label}/{name}": leaf for name, leaf in part.parts.items()}
+      if isinstance(part, Mixture)
+      else {label: part}
     )
     if both := leaves.keys() & inner.keys():
-      raise UserError(f"mixture: found two parts called {min(both)}, expected another label for one of them")
+      raise UserError(
+        f"mixture: found two parts called {min(both)}, expected another label for one of them"
+      )
     inner_counts = part.schedule.counts if isinstance(part, Mixture) else (1,)
     leaves |= inner
-    shares |= {name: rates[label] * count / sum(inner_counts) for name, count in zip(inner, inner_counts, strict=True)}
+    shares |= {
+      name: rates[label] * count / sum(inner_counts)
+      for name, count in zip(inner, inner_counts, strict=True)
+    }
   return leaves, shares
 
 
-def padded(made: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0) -> dict[str, tf.Tensor]:
-  """Pad values [B, ...] at the end of every axis to the shapes of `features`, tokens with `pad_id` and others with 0.
+def padded(
+  made: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0
+) -> dict[str, tf.Tensor]:
+  """Pad values [B, ...] at the end of every axis to the shapes of `features`, tokens with `pad_id`
+  and others with 0.
 
   Without a `pad_id`, tokens are also padded with 0.
   """
   room = {
-    name: [wanted - found for wanted, found in zip(features[name].shape, value.shape[1:], strict=True)]
+    name: [
+      wanted - found for wanted, found in zip(features[name].shape, value.shape[1:], strict=True)
+    ]
     for name, value in made.items()
   }
   return {
@@ -272,7 +333,8 @@ def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:
     if set(part.features) != set(expected.features):
       odd = sorted(set(part.features) ^ set(expected.features))
       raise UserError(
-        f"mixture: parts {first} and {label} do not have the same features ({', '.join(odd)} in only one "
+        f"mixture: parts {first} and {label} do not have the same features ({', '.join(odd)} in "
+        "only one "
         "of them): mix tasks for one architecture, with the same options of packing"
       )
     if part.vocabulary.fingerprint != expected.vocabulary.fingerprint:
@@ -289,7 +351,8 @@ def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:
         )
   return {
     name: Feature(
-      tuple(max(sizes) for sizes in zip(*(part.features[name].shape for part in parts.values()))), feature.dtype
+      tuple(max(sizes) for sizes in zip(*(part.features[name].shape for part in parts.values()))),
+      feature.dtype,
     )
     for name, feature in expected.features.items()
   }

@@ -5,10 +5,10 @@
     <cache>/.<name>-<split>-<key>.progress/     their records
     <cache>/.<name>-<split>-<key>.lock          held by the preparing process
 
-A task prepares its store when it first needs it, under a key of all that it depends on (the source's files and sizes,
-the modification times of local ones, the arguments of the task), and every later run opens it. A killed preparation
-continues from its finished shards. Other processes wait during preparation. The manifest counts unusable records by
-reason.
+A task prepares its store when it first needs it, under a key of all that it depends on (the
+source's files and sizes, the modification times of local ones, the arguments of the task), and
+every later run opens it. A killed preparation continues from its finished shards. Other processes
+wait during preparation. The manifest counts unusable records by reason.
 """
 
 import contextlib
@@ -23,7 +23,15 @@ from typing import Any
 from t5x_like.corpora import preparing
 from t5x_like.corpora.engines import Engine
 from t5x_like.corpora.job import Job, Kind, skips
-from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted
+from t5x_like.corpora.sources import (
+  Record,
+  Skip,
+  Source,
+  check_split,
+  first_records,
+  open_source,
+  parted,
+)
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import checked_json, locks
 from t5x_like.files.locks import Held
@@ -59,7 +67,9 @@ class Records(Kind):
   num_parts = 1
 
   def __getstate__(self) -> dict[str, Any]:
-    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"source": None}
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {
+      "source": None
+    }
 
   @functools.cached_property
   def content(self) -> dict[str, Any]:
@@ -67,7 +77,12 @@ class Records(Kind):
     whole, _ = parted(self.split)
     check_split(self.source, whole)
     rows = self.source.split_facts(whole)
-    content = {"format": manifests.FORMAT, "rows": rows, "split": self.split, "arguments": self.arguments}
+    content = {
+      "format": manifests.FORMAT,
+      "rows": rows,
+      "split": self.split,
+      "arguments": self.arguments,
+    }
     return json.loads(json.dumps(content))
 
   @property
@@ -98,7 +113,11 @@ class Records(Kind):
     (changed,) = preparing.prepare([Job(self, path, self.source.name, whole, self.content)], engine)
     manifest = Store.open(path, "size").manifest
     counts = "".join(f", {number:,} {reason}" for reason, number in sorted(changed.items()))
-    print(f"data: {path}: prepared {manifest.num_items:,} {self.items}{counts}{skips(manifest.skipped)}", flush=True)
+    print(
+      f"data: {path}: prepared {manifest.num_items:,} "
+      f"{self.items}{counts}{skips(manifest.skipped)}",
+      flush=True,
+    )
 
 
 def source(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:
@@ -115,7 +134,8 @@ def opened(records: Records, engine: Engine, verify: Verify) -> Store:
     verify: the checks on opening, see `Store.open`.
 
   Raises:
-    UserError: an unusable source, an unwritable cache, no usable record, or a file changed since preparation.
+    UserError: an unusable source, an unwritable cache, no usable record, or a file changed since
+      preparation.
     DamageError: a file is truncated or corrupt.
   """
   path = records.path
@@ -129,7 +149,9 @@ def opened(records: Records, engine: Engine, verify: Verify) -> Store:
   except (UserError, DamageError) as error:
     raise type(error)(f"{error}; or {remedy}") from error
   for key, expected in (("source", records.content), ("facts", records.store_facts)):
-    if json.dumps(getattr(store.manifest, key), sort_keys=True) != json.dumps(expected, sort_keys=True):
+    if json.dumps(getattr(store.manifest, key), sort_keys=True) != json.dumps(
+      expected, sort_keys=True
+    ):
       raise UserError(f"{path / manifests.FILE}: {key}: not as the task asks for it; {remedy}")
   return store
 
@@ -137,7 +159,8 @@ def opened(records: Records, engine: Engine, verify: Verify) -> Store:
 @contextlib.contextmanager
 def _lock(path: pathlib.Path) -> Iterator[None]:
   """Wait for the lock of a store, or for the lease where there are no locks, and hold it."""
-  name, held = f".{path.name}.lock", None
+  name = f".{path.name}.lock"
+  held = None
   try:
     while held is None:
       with contextlib.suppress(Held):
@@ -145,7 +168,8 @@ def _lock(path: pathlib.Path) -> Iterator[None]:
       time.sleep(0 if held else _LOOK_SECONDS)
   except OSError as error:
     raise UserError(
-      f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another directory"
+      f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another "
+      "directory"
     ) from error
   with contextlib.closing(held):
     yield

@@ -1,13 +1,17 @@
-"""TensorFlow and TFDS, imported at first use: `from t5x_like.data.quiet_tensorflow import tf, tfds`.
+"""TensorFlow and TFDS, imported at first use: `from t5x_like.data.quiet_tensorflow import tf,
+tfds`.
 
-So a machine without TensorFlow can import modules that use it, and read their features and arguments.
+So a machine without TensorFlow can import modules that use it, and read their features and
+arguments.
 
-TensorFlow starts without notices or Keras. The oneDNN notice ignores the log level; only switching oneDNN off avoids
-it. The input pipeline does not need oneDNN, and the setting is removed after the import, so that nothing else in the
-process sees it. The log filter drops a warning of TFDS about its own use of an old attribute.
+TensorFlow starts without notices or Keras. The oneDNN notice ignores the log level; only switching
+oneDNN off avoids it. The input pipeline does not need oneDNN, and the setting is removed after the
+import, so that nothing else in the process sees it. The log filter drops a warning of TFDS about
+its own use of an old attribute.
 
-TensorFlow imports Keras at once, and with it scikit-learn, SciPy's statistics and pyplot: a third of its start-up time.
-Here that import fails, which TensorFlow allows for; `tf.keras` still works and is imported on first use.
+TensorFlow imports Keras at once, and with it scikit-learn, SciPy's statistics and pyplot: a third
+of its start-up time. Here that import fails, which TensorFlow allows for; `tf.keras` still works
+and is imported on first use.
 """
 
 import functools
@@ -17,9 +21,12 @@ import sys
 import threading
 import types
 
-# jax sets 1 when it is imported. TensorFlow then prints a traceback for each error of a Python function of a pipeline.
-_LOG_LEVEL, _JAX_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL", "1"
-_ONEDNN, _KERAS = "TF_ENABLE_ONEDNN_OPTS", "keras.src.optimizers"
+# jax sets 1 when it is imported. TensorFlow then prints a traceback for each error of a Python
+# function of a pipeline.
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_JAX_LOG_LEVEL = "1"
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+_KERAS = "keras.src.optimizers"
 _importing = threading.Lock()
 
 __all__ = ["tf", "tfds"]
@@ -53,7 +60,9 @@ def _tensorflow() -> types.ModuleType:
         del sys.modules[_KERAS]
       if chosen is None:
         os.environ.pop(_ONEDNN, None)
-  logging.getLogger("absl").addFilter(lambda record: ".dtype` is deprecated" not in record.getMessage())
+  logging.getLogger("absl").addFilter(
+    lambda record: ".dtype` is deprecated" not in record.getMessage()
+  )
   return loaded
 
 

@@ -1,11 +1,13 @@
-"""Random numbers that are a pure function of (seed, epoch, example index), for whole batches at once.
+"""Random numbers that are a pure function of (seed, epoch, example index), for whole batches at
+once.
 
-A counter-based generator: no state passes from one draw to the next, so any row of any batch can be made anywhere,
-in any order, on any number of hosts, with the same result. The mixing function is the SplitMix64 finaliser (Steele,
-Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014; the constants are David Stafford's
-variant 13): a bijection of 64-bit words built from two odd multiplications and three xor-shifts. A row's key is the
-seed with the epoch and the example index absorbed one after the other; a row's stream is SplitMix64 started at its
-key, that is `mix(key + (j + 1) * GOLDEN_GAMMA)` for j = 0, 1, 2, ...
+A counter-based generator: no state passes from one draw to the next, so any row of any batch can be
+made anywhere, in any order, on any number of hosts, with the same result. The mixing function is
+the SplitMix64 finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+OOPSLA 2014; the constants are David Stafford's variant 13): a bijection of 64-bit words built from
+two odd multiplications and three xor-shifts. A row's key is the seed with the epoch and the example
+index absorbed one after the other; a row's stream is SplitMix64 started at its key, that is
+`mix(key + (j + 1) * GOLDEN_GAMMA)` for j = 0, 1, 2, ...
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def _mix(word: tf.Tensor) -> tf.Tensor:
 
 
 def row_keys(seed: int, *words_B: tf.Tensor) -> tf.Tensor:
-  """Return a 64-bit key per row, uint64 [B], from an integer seed and any number of integer tensors [B]."""
+  """Return a 64-bit key per row, uint64 [B], from an integer seed and any number of integer tensors
+  [B]."""
   key_B = _mix(tf.constant((int(seed) + GOLDEN_GAMMA) % _WORD, tf.uint64))
   for word_B in words_B:
     key_B = _absorbed(key_B, tf.cast(word_B, tf.uint64))
@@ -57,7 +60,8 @@ def _absorbed(key_B: tf.Tensor, word_B: tf.Tensor) -> tf.Tensor:
 
 
 def bits(key_B: tf.Tensor, n: int) -> tf.Tensor:
-  """Return the first `n` 32-bit words of each row's stream: uint64 [B] -> uint32 [B, n] (low half of a word first)."""
+  """Return the first `n` 32-bit words of each row's stream: uint64 [B] -> uint32 [B, n] (low half
+  of a word first)."""
   counters = np.arange(1, (n + 1) // 2 + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA)
   words = _mix(key_B[:, None] + tf.constant(counters))
   return tf.reshape(tf.bitcast(words, tf.uint32), [tf.shape(key_B)[0], 2 * counters.size])[:, :n]
@@ -66,55 +70,71 @@ def bits(key_B: tf.Tensor, n: int) -> tf.Tensor:
 def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
   """Draw a uniformly random `k`-subset of range(N) per row, ascending: int32 [B, k].
 
-  The subset is the places of the `k` largest words. Words have 32 bits, so two of N are equal with probability below
-  N^2 / 2^33; then the lower place wins.
+  The subset is the places of the `k` largest words. Words have 32 bits, so two of N are equal with
+  probability below N^2 / 2^33; then the lower place wins.
   """
-  # top_k is fast for signed words only; the order of reinterpreted random words is as random as any.
+  # top_k is fast for signed words only; the order of reinterpreted random words is as random as
+  # any.
   places = tf.math.top_k(tf.bitcast(bits_BN, tf.int32), k=k, sorted=False).indices
   return tf.sort(places, axis=1)
 
 
 def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
-  """Return the examples at places of epochs' random orders of range(size): int64 [B], int64 [B] -> int64 [B].
+  """Return the examples at places of epochs' random orders of range(size): int64 [B], int64 [B] ->
+  int64 [B].
 
-  An order is `permuted` by a key of (seed, epoch), never materialised; docs/explanation/permutation.md defines it, with
-  tests. Only the seed's value modulo 2^64 counts. Raises as `permuted`.
+  An order is `permuted` by a key of (seed, epoch), never materialised;
+  docs/explanation/permutation.md defines it, with tests. Only the seed's value modulo 2^64 counts.
+  Raises as `permuted`.
   """
   return permuted(index_B, row_keys(seed, epoch_B), size)
 
 
 def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False) -> tf.Tensor:
-  """Map an index by the permutation of range(size) that the key selects: int64 [B], uint64 [B] -> int64 [B].
+  """Map an index by the permutation of range(size) that the key selects: int64 [B], uint64 [B] ->
+  int64 [B].
 
   `back` maps by its inverse.
 
-  Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of mixed radix (Black and
-  Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle walking for values outside range(size).
+  Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of
+  mixed radix (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle
+  walking for values outside range(size).
 
   Raises:
     ValueError: a size outside 1..2^62.
-    tf.errors.InvalidArgumentError: an index outside range(size); inside `tf.function`, when it runs.
+    tf.errors.InvalidArgumentError: an index outside range(size); inside `tf.function`, when it
+      runs.
   """
   if not 1 <= size <= LARGEST_SIZE:
     raise ValueError(f"size: found {size}, expected 1 to 2^62")
   inside = tf.reduce_all((index_B >= 0) & (index_B < size))
-  found = [f"index: expected each in [0, {size}), found", tf.reduce_min(index_B), "to", tf.reduce_max(index_B)]
+  found = [
+    f"index: expected each in [0, {size}), found",
+    tf.reduce_min(index_B),
+    "to",
+    tf.reduce_max(index_B),
+  ]
   # The raw operation: `tf.debugging.Assert` adds a conditional, which costs more than it saves.
   checked = tf.raw_ops.Assert(condition=inside, data=found, summarize=1)
   with tf.control_dependencies([checked]):
     index_B = tf.identity(index_B)
-  key_B = _absorbed(key_B, tf.constant(size, tf.uint64))  # a corpus of another size has another order
+  # a corpus of another size has another order
+  key_B = _absorbed(key_B, tf.constant(size, tf.uint64))
   return (_sorted_words if size <= _SORTED_SIZES else _enciphered)(index_B, key_B, size, back)
 
 
 def _sorted_words(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
-  """Return the place of the `index`-th largest (as signed) among the first `size` words of the key's stream."""
+  """Return the place of the `index`-th largest (as signed) among the first `size` words of the
+  key's stream."""
   key_U, which_B = tf.unique(key_B)  # rows of one epoch share their order
   counters_N = tf.constant(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA))
   words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
-  order_UN = tf.math.top_k(words_UN, k=size).indices  # among equal words the lower place comes first
+  # among equal words the lower place comes first
+  order_UN = tf.math.top_k(words_UN, k=size).indices
   order_UN = tf.argsort(order_UN) if back else order_UN
-  return tf.cast(tf.gather_nd(order_UN, tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)), tf.int64)
+  return tf.cast(
+    tf.gather_nd(order_UN, tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)), tf.int64
+  )
 
 
 def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
@@ -134,27 +154,32 @@ def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> 
 
 
 def _radices(size: int) -> tuple[int, int]:
-  """Return two numbers near sqrt(`size`) whose product is `size` or slightly more, so that walks are rare."""
+  """Return two numbers near sqrt(`size`) whose product is `size` or slightly more, so that walks
+  are rare."""
   root = math.isqrt(size - 1) + 1
   high = min(range(root, min(2 * root, root + 1024)), key=lambda high: -size % high)
   return high, -(-size // high)
 
 
-def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int], back: bool) -> tf.Tensor:
+def _feistel(
+  value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int], back: bool
+) -> tf.Tensor:
   """Permute range(high * low) by the key, or permute it back: uint64 [B], uint64 [B] -> uint64 [B].
 
-  With value = left * low + right, each round adds to one digit a random function of the other: word number `other` of
-  the SplitMix64 stream that starts at the round's key.
+  With value = left * low + right, each round adds to one digit a random function of the other: word
+  number `other` of the SplitMix64 stream that starts at the round's key.
   """
   radix = high, low = [tf.constant(number, tf.uint64) for number in radices]
   left_B = value_B // low
   digits = [left_B, value_B - left_B * low]
-  half, gamma = tf.constant(32, tf.uint64), tf.constant(GOLDEN_GAMMA, tf.uint64)
+  half = tf.constant(32, tf.uint64)
+  gamma = tf.constant(GOLDEN_GAMMA, tf.uint64)
   round_key_RB = tf.unstack(key_B + tf.constant(_ROUND_CONSTANTS, tf.uint64)[:, None])
   for number, round_key_B in list(enumerate(round_key_RB))[:: -1 if back else 1]:
     to = number % 2
     word_B = _mix(round_key_B + digits[1 - to] * gamma)
-    # The upper half of the word, scaled to the digit's range (Lemire, "Fast Random Integer Generation", 2019).
+    # The upper half of the word, scaled to the digit's range (Lemire, "Fast Random Integer
+    # Generation", 2019).
     added_B = tf.bitwise.right_shift(tf.bitwise.right_shift(word_B, half) * radix[to], half)
     # Modulo the radix: a difference wraps where it is negative.
     moved_B = digits[to] - added_B if back else digits[to] + added_B
@@ -163,6 +188,7 @@ def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int], bac
 
 
 def integers(bits_BN: tf.Tensor, n: int) -> tf.Tensor:
-  """Map 32-bit words to integers 0..n-1: uint32 [...] -> int32 [...]; uniform to within n / 2^32."""
+  """Map 32-bit words to integers 0..n-1: uint32 [...] -> int32 [...]; uniform to within n /
+  2^32."""
   scaled = tf.cast(bits_BN, tf.uint64) * tf.constant(n, tf.uint64)
   return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)

@@ -13,7 +13,8 @@ class Source:
   """The records of a task and the place of its prepared examples.
 
   Attributes:
-    source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]` is the first 200.
+    source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]`
+      is the first 200.
     cache: the local directory of prepared examples.
     data_dir: where TensorFlow datasets are prepared.
     label: the name in metrics; by default `<corpus>_<task>`.
@@ -32,7 +33,10 @@ class Source:
 
   def __post_init__(self):
     if is_remote(self.cache):
-      raise UserError(f"config.task.cache: found {self.cache}, expected a local directory; leave it out or name one")
+      raise UserError(
+        f"config.task.cache: found {self.cache}, expected a local directory; leave "
+        "it out or name one"
+      )
 
   @property
   def opening(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""A stream: the endless sequence of a corpus's examples, epoch after epoch, and how far it has been drawn."""
+"""A stream: the endless sequence of a corpus's examples, epoch after epoch, and how far it has been
+drawn."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Stream:
     size: distinct examples in an epoch.
     next: the first position from which on nothing has been drawn.
     passed: skipped positions before `next`, int64 ascending; they are drawn first.
-    repeats: consecutive copies of each example per epoch; the task sees the copies as different epochs.
+    repeats: consecutive copies of each example per epoch; the task sees the copies as different
+      epochs.
   """
 
   seed: int
@@ -35,12 +37,15 @@ class Stream:
     if self.passed.size:
       early_B = tf.gather(self.passed, tf.minimum(draw_B, self.passed.size - 1))
       position_B = tf.where(draw_B < self.passed.size, early_B, position_B)
-    turn_B, position_B = position_B % self.repeats, position_B // self.repeats
-    epoch_B, place_B = position_B // self.size, position_B % self.size
+    turn_B = position_B % self.repeats
+    position_B = position_B // self.repeats
+    epoch_B = position_B // self.size
+    place_B = position_B % self.size
     return random.shuffled(place_B, epoch_B, self.seed, self.size), epoch_B * self.repeats + turn_B
 
   def after(self, whole: int, more: np.ndarray = np.zeros(0, np.int64)) -> Stream:  # noqa: B008
-    """Return the stream after draws 0..whole-1 and the later draws in `more`, int64 [N] ascending."""
+    """Return the stream after draws 0..whole-1 and the later draws in `more`, int64 [N]
+    ascending."""
     end = max(whole, self.passed.size, int(more[-1]) + 1 if more.size else 0)
     rest = np.setdiff1d(np.arange(whole, end), more)
     passed = np.where(
@@ -52,5 +57,6 @@ class Stream:
 
 
 def part_seed(seed: int, label: str) -> int:
-  """Derive a part's seed from a mixture's seed and the part's label: parts over one corpus draw independently."""
+  """Derive a part's seed from a mixture's seed and the part's label: parts over one corpus draw
+  independently."""
   return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")

@@ -1,15 +1,18 @@
 """Running text: consecutive windows of a token store, and tasks made of them.
 
-Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after the last whole window
-are unused. A window may begin in the middle of a document and span several documents.
+Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after
+the last whole window are unused. A window may begin in the middle of a document and span several
+documents.
 
-With dynamic offsets, this holds only for the first epoch and for evaluation. Every later epoch starts at an offset
-drawn uniformly from all T tokens by (seed, epoch), and wraps around: window i is the W tokens from (offset + i * W) mod
-T on, and the corpus's last token is followed by its first. An epoch therefore has T // W windows at any offset, and no
-token is in two of them. The T mod W unused tokens vary from epoch to epoch. At most one window of an epoch joins the
-end of the corpus to its beginning, just as other windows join two documents.
+With dynamic offsets, this holds only for the first epoch and for evaluation. Every later epoch
+starts at an offset drawn uniformly from all T tokens by (seed, epoch), and wraps around: window i
+is the W tokens from (offset + i * W) mod T on, and the corpus's last token is followed by its
+first. An epoch therefore has T // W windows at any offset, and no token is in two of them. The T
+mod W unused tokens vary from epoch to epoch. At most one window of an epoch joins the end of the
+corpus to its beginning, just as other windows join two documents.
 
-Worked example: T = 10 and W = 4. Windows of the first epoch: 0-3 and 4-7; of an epoch with offset 7: 7 8 9 0 and 1-4.
+Worked example: T = 10 and W = 4. Windows of the first epoch: 0-3 and 4-7; of an epoch with offset
+7: 7 8 9 0 and 1-4.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
-Prepared = Callable[[str, bool], str]  # (split, whether documents end with EOS) -> path of the store
+# (split, whether documents end with EOS) -> path of the store
+Prepared = Callable[[str, bool], str]
 
 _open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -46,10 +50,12 @@ def open_tokens(
   """Open and report `<store>/<split>`, or return it if a task of this process already has it open.
 
   Args:
-    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or a
-      function that prepares a split's store and returns its path; see `data.task.build_at`.
+    store: the directory or address that holds a token store per split (the `--output` of
+      tools.prepare_data), or a function that prepares a split's store and returns its path; see
+      `data.task.build_at`.
     split: name of the split.
-    verify: the checks made on opening: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+    verify: the checks made on opening: `size`, `full` (all checksums) or `auto`, see
+      `TokenStore.open`.
     documents_end: required end of every document: `eos`, `nothing`, or `any` for either.
 
   Raises:
@@ -66,7 +72,8 @@ def open_tokens(
         remedy = f"; or delete {path} and it is made again" if callable(store) else ""
         raise type(error)(f"{error}{remedy}") from error
       print(
-        f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
+        f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, "
+        f"{tokens.verification}",
         flush=True,
       )
   _check_ends(tokens, documents_end)
@@ -82,8 +89,10 @@ def _check_ends(tokens: TokenStore, expected: DocumentsEnd) -> None:
   if expected not in (found, "any"):
     without = "without " if expected == "nothing" else ""
     raise UserError(
-      f"{tokens.path}: found {found} at the end of documents, expected {expected}: prepare another store with python "
-      f"-m tools.prepare_data {without}--append_eos, or set task.documents_end={found} to train on this one"
+      f"{tokens.path}: found {found} at the end of documents, expected {expected}: prepare "
+      "another store with python "
+      f"-m tools.prepare_data {without}--append_eos, or set task.documents_end={found} to train "
+      "on this one"
     )
 
 
@@ -104,7 +113,8 @@ class Windows:
     facts: the contribution of dynamic offsets to the task's fingerprint; empty without them.
 
   Raises:
-    UserError: the store cannot be used, its documents do not end as required, or it is shorter than one window.
+    UserError: the store cannot be used, its documents do not end as required, or it is shorter than
+      one window.
   """
 
   def __init__(
@@ -118,13 +128,19 @@ class Windows:
   ):
     if length < 1:
       raise UserError(f"length: found {length}, expected windows of at least 1 token")
-    self.tokens = open_tokens(store, split, verify, documents_end) if not isinstance(store, TokenStore) else store
+    self.tokens = (
+      open_tokens(store, split, verify, documents_end)
+      if not isinstance(store, TokenStore)
+      else store
+    )
     self.length, self.facts = length, offset_facts(dynamic_offsets)
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:
       raise UserError(
-        f"{self.tokens.path}: found {self.tokens.num_tokens} tokens, expected at least one window of "
-        f"{length} tokens; shorten the task's lengths, or prepare more text or with a larger validation_fraction"
+        f"{self.tokens.path}: found {self.tokens.num_tokens} tokens, expected at least one window "
+        "of "
+        f"{length} tokens; shorten the task's lengths, or prepare more text or with a larger "
+        "validation_fraction"
       )
 
   @property
@@ -135,9 +151,13 @@ class Windows:
   @property
   def numbering(self) -> str:
     """An identifier of the numbering of examples: this store, window length and kind of offsets."""
-    return f"{self.tokens.fingerprint}/windows/{self.length}" + "/dynamic_offsets" * bool(self.facts)
+    return f"{self.tokens.fingerprint}/windows/{self.length}" + "/dynamic_offsets" * bool(
+      self.facts
+    )
 
-  def read(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
+  def read(
+    self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0
+  ) -> tf.Tensor:
     """Read raw tokens: example indices -> int32 [B, length].
 
     Args:
@@ -145,35 +165,48 @@ class Windows:
       epoch_B: int64 [B]; None reads the windows of the first epoch.
       seed: the seed passed to the task's `batch`.
     """
-    return self._read(self.tokens.windows, lambda tokens_BW: tokens_BW, example_index_B, epoch_B, seed)
+    return self._read(
+      self.tokens.windows, lambda tokens_BW: tokens_BW, example_index_B, epoch_B, seed
+    )
 
-  def documents(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
+  def documents(
+    self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0
+  ) -> tf.Tensor:
     """Number each token's document within its window, from 1; arguments and shape as for `read`."""
     return self._read(self.tokens.document_begins, _numbered, example_index_B, epoch_B, seed)
 
-  def _read(self, read, after, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None, seed: int) -> tf.Tensor:
-    starts_B, T = example_index_B * self.length, self.tokens.num_tokens
+  def _read(
+    self, read, after, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None, seed: int
+  ) -> tf.Tensor:
+    starts_B = example_index_B * self.length
+    T = self.tokens.num_tokens
     if self.facts and epoch_B is not None:
       starts_B = (starts_B + offsets(epoch_B, seed, T)) % T
     out_BW = tf.numpy_function(
-      lambda starts_B: after(around(read, starts_B, self.length, T)), [starts_B], tf.int32, stateful=False
+      lambda starts_B: after(around(read, starts_B, self.length, T)),
+      [starts_B],
+      tf.int32,
+      stateful=False,
     )
     return tf.ensure_shape(out_BW, [example_index_B.shape[0], self.length])
 
 
 def _numbered(begins_BW: np.ndarray) -> np.ndarray:
-  """Turn marks of document beginnings into document numbers within the window, from 1: bool -> int32 [B, length]."""
+  """Turn marks of document beginnings into document numbers within the window, from 1: bool ->
+  int32 [B, length]."""
   begins_BW[:, :1] = True
   return np.cumsum(begins_BW, axis=1, dtype=np.int32)
 
 
 def offset_facts(dynamic_offsets: bool) -> dict[str, Any]:
-  """Return the option's part of a fingerprint: nothing if off, so fingerprints older than the option stay valid."""
+  """Return the option's part of a fingerprint: nothing if off, so fingerprints older than the
+  option stay valid."""
   return {"dynamic_offsets": True} if dynamic_offsets else {}
 
 
 def offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
-  """Draw the first token of epochs, uniform to within num_tokens / 2^63; 0 for epoch 0: int64 [B] -> int64 [B]."""
+  """Draw the first token of epochs, uniform to within num_tokens / 2^63; 0 for epoch 0: int64 [B]
+  -> int64 [B]."""
   key_B = random.row_keys(seed, epoch_B, tf.constant(-1, tf.int64))  # no example has this index
   word_B = tf.cast(tf.bitwise.right_shift(key_B, tf.constant(1, tf.uint64)), tf.int64)
   return tf.where(epoch_B > 0, word_B % num_tokens, 0)
@@ -198,11 +231,13 @@ def around(
   out_BW = np.empty((starts_B.size, length), inside.dtype)
   out_BW[~over_B] = inside
   for row in np.flatnonzero(over_B).tolist():
-    filled, place = 0, int(starts_B[row])
+    filled = 0
+    place = int(starts_B[row])
     while filled < length:
       size = min(length - filled, num_tokens - place)
       out_BW[row, filled : filled + size] = read(np.array([place]), size)[0]
-      filled, place = filled + size, 0
+      filled = filled + size
+      place = 0
   return out_BW
 
 
@@ -211,13 +246,15 @@ class Text:
   """The arguments that tasks on running text share.
 
   Attributes:
-    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin`, see `corpora/builtin.py`.
+    store: the directory or address that holds a token store per split (the `--output` of
+      tools.prepare_data), or `builtin`, see `corpora/builtin.py`.
     split: the split to read.
     dynamic_offsets: shift the windows in every later epoch, see above.
     label: the name in metrics; by default `<corpus>_<task>`.
-    verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
-    as_decoder: the form for decoders of a task for encoder-decoders, see `preprocessors/decoder_form.py`.
+    verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see
+      `TokenStore.open`.
+    as_decoder: the form for decoders of a task for encoder-decoders, see
+      `preprocessors/decoder_form.py`.
   """
 
   store: str
@@ -232,20 +269,25 @@ class Text:
     return Windows(self.store, self.split, length, self.verify, documents_end, self.dynamic_offsets)
 
   def tokens(self, documents_end: DocumentsEnd = "any") -> TokenStore:
-    """Open the store; raise UserError if it cannot be used or its documents do not end as they should."""
+    """Open the store; raise UserError if it cannot be used or its documents do not end as they
+    should."""
     return open_tokens(self.store, self.split, self.verify, documents_end)
 
-  def task(self, version: str, windows: Windows, batch: Batch, features: Features, **facts: Any) -> Task:
+  def task(
+    self, version: str, windows: Windows, batch: Batch, features: Features, **facts: Any
+  ) -> Task:
     """Make a task whose example i is window i.
 
     Args:
-      version: the task's name and version, such as `causal_lm.v1`; raise the version when its examples change.
+      version: the task's name and version, such as `causal_lm.v1`; raise the version when its
+        examples change.
       windows: the windows.
       batch, features: see `Task`.
       facts: all that examples depend on besides the windows; JSON.
     """
     if self.as_decoder:
-      form, facts = slots.module("decoder_form", preprocessors), facts | {"as_decoder": self.as_decoder}
+      form = slots.module("decoder_form", preprocessors)
+      facts = facts | {"as_decoder": self.as_decoder}
       features = form.described(self.as_decoder, features)
       batch = form.applied(self.as_decoder, batch, windows.vocabulary)
     return Task(

@@ -1,8 +1,8 @@
 """Beam search: keep the few likeliest sequences at every step.
 
-Finished sequences are ranked by `log probability / penalty(length)`; the length counts new tokens, including the end
-token. Two rules decide which sequences are finished and when to stop: `Attainable` (T5X) and `Transformers` (the
-transformers library).
+Finished sequences are ranked by `log probability / penalty(length)`; the length counts new tokens,
+including the end token. Two rules decide which sequences are finished and when to stop:
+`Attainable` (T5X) and `Transformers` (the transformers library).
 """
 
 import dataclasses
@@ -56,29 +56,35 @@ class NoPenalty:
 class Attainable:
   """T5X's rule: exact for any penalty that is monotone in the length.
 
-  Every candidate that ends may finish. A row is done when its worst finished sequence beats the best score that a
-  running sequence could still reach. A sequence cut off at `max_length` is unfinished; it is returned only if no
-  sequence has finished.
+  Every candidate that ends may finish. A row is done when its worst finished sequence beats the
+  best score that a running sequence could still reach. A sequence cut off at `max_length` is
+  unfinished; it is returned only if no sequence has finished.
   """
 
   def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
-    """Return bool [B, C], True for candidates (best first) that finish. `last` tells whether this is the last step."""
+    """Return bool [B, C], True for candidates (best first) that finish. `last` tells whether this
+    is the last step."""
     return ended_BC
 
-  def continuing(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
-    """Return which rows continue, bool [B], from their best running log-probability and finished scores."""
+  def continuing(
+    self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty
+  ) -> jax.Array:
+    """Return which rows continue, bool [B], from their best running log-probability and finished
+    scores."""
     return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Transformers(Attainable):
-  """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for token.
+  """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for
+  token.
 
-  A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all running sequences finish.
+  A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all
+  running sequences finish.
 
   Args:
-    early_stopping: `False` assumes that no score improves with length, `"never"` bounds the improvement as T5X does,
-      `True` also stops once `beams` sequences have finished.
+    early_stopping: `False` assumes that no score improves with length, `"never"` bounds the
+      improvement as T5X does, `True` also stops once `beams` sequences have finished.
   """
 
   early_stopping: bool | Literal["never"] = False
@@ -86,7 +92,9 @@ class Transformers(Attainable):
   def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
     return (ended_BC | last) & (jnp.arange(ended_BC.shape[1]) < beams)
 
-  def continuing(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
+  def continuing(
+    self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty
+  ) -> jax.Array:
     if self.early_stopping == "never":
       return super().continuing(best_B, done_BK, length, max_length, penalty)
     worst_B = jnp.min(done_BK, axis=1)
@@ -100,16 +108,16 @@ def beam_search(
   *,
   max_length: int,
   beams: int,
-  length_penalty: Penalty | None = GnmtPenalty(0.6),  # noqa: B008 (frozen)
-  rule: Attainable = Attainable(),  # noqa: B008
+  length_penalty: Penalty | None = GnmtPenalty(0.6),
+  rule: Attainable = Attainable(),
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
   stop: StopStrings | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Search for the best `beams` sequences; return them best first.
 
-  The prompt is read once for all beams of a row. The encoder's keys and values are copied to every beam once; a step
-  reorders only the decoder's own cache.
+  The prompt is read once for all beams of a row. The encoder's keys and values are copied to every
+  beam once; a step reorders only the decoder's own cache.
 
   Args:
     model, batch, max_length, eos, stop: as for `generate.generate`.
@@ -118,17 +126,21 @@ def beam_search(
     rule: `Attainable()` or `Transformers(early_stopping)`.
     transforms: applied to the log-probabilities of the next token; see `sampling`.
   Returns:
-    (int32 [B, K, max_length] new tokens as from `greedy`, float32 [B, K] scores: their penalised log-probabilities).
-    Missing sequences, and rows without input, are padding with a score of -inf.
+    (int32 [B, K, max_length] new tokens as from `greedy`, float32 [B, K] scores: their penalised
+    log-probabilities). Missing sequences, and rows without input, are padding with a score of -inf.
   Raises:
     UserError: `beams` is not positive, or as `greedy`.
   """
   if beams < 1:
     raise UserError(f"beams: found {beams}, expected at least 1")
-  K, L, V = beams, max_length, model.variant.vocab_size
+  K = beams
+  L = max_length
+  V = model.variant.vocab_size
   penalty = NoPenalty() if length_penalty is None else length_penalty
   start = begin(model, batch, max_length, eos)
-  changing, join = parts(jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state))
+  changing, join = parts(
+    jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state)
+  )
   B = start.last_B1.shape[0]
   ends = len(start.eos) or int(stop is not None)
   C = min((1 + ends) * K, K * V)  # enough to include K that do not end; with `stop`, usually enough
@@ -144,9 +156,13 @@ def beam_search(
     scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), progress)
     scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
     best_BC, at_BC = _best(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
-    parent_BC, token_BC = at_BC // V, at_BC % V
-    candidates = jax.lax.dynamic_update_slice(_pick(running, parent_BC), token_BC[..., None], (0, 0, index))
-    ended_BC, length = is_in(token_BC, start.eos), (index + 1).astype(jnp.float32)
+    parent_BC = at_BC // V
+    token_BC = at_BC % V
+    candidates = jax.lax.dynamic_update_slice(
+      _pick(running, parent_BC), token_BC[..., None], (0, 0, index)
+    )
+    ended_BC = is_in(token_BC, start.eos)
+    length = (index + 1).astype(jnp.float32)
     if stop is not None:
       ended_BC |= stop(candidates.reshape(B * C, L), index).reshape(B, C)
 
@@ -191,12 +207,14 @@ def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:
-  """Select K of each row's C entries: [B, C, …] -> [B, K, …]. Works row by row: no device needs another's rows."""
+  """Select K of each row's C entries: [B, C, …] -> [B, K, …]. Works row by row: no device needs
+  another's rows."""
   return jax.vmap(lambda x_C, at_K: jnp.take(x_C, at_K, axis=0, mode="clip"))(x, at_BK)
 
 
 def _batch_axis(path) -> int:
-  """Return the batch axis of a leaf: 1 in a stacked cache, after the layers axis; else 0, as in a list of caches."""
+  """Return the batch axis of a leaf: 1 in a stacked cache, after the layers axis; else 0, as in a
+  list of caches."""
   return int(path[0].name == "cache" and not isinstance(path[1], jax.tree_util.SequenceKey))
 
 
@@ -211,10 +229,12 @@ def _spread(path, x: jax.Array, beams: int) -> jax.Array:
 
 
 def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
-  """Replace each beam of a `DecodeState`'s leaf by its parent; beams differ only in the decoder's own cache."""
+  """Replace each beam of a `DecodeState`'s leaf by its parent; beams differ only in the decoder's
+  own cache."""
   if path[0].name != "cache" or of_memory(path):
     return x
-  axis, shape = _batch_axis(path), x.shape
+  axis = _batch_axis(path)
+  shape = x.shape
   x = x.reshape(*shape[:axis], *parent_BK.shape, *shape[axis + 1 :])
   pick = jax.vmap(_pick, in_axes=(0, None)) if axis else _pick
   return pick(x, parent_BK).reshape(shape)

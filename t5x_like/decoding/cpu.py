@@ -1,7 +1,9 @@
-"""Layers for decoding on a CPU, where rows are few and a product costs as much as reading its kernel.
+"""Layers for decoding on a CPU, where rows are few and a product costs as much as reading its
+kernel.
 
-XLA on CPU reads a kernel up to twice as fast as the left factor than as the right, and each product has a fixed cost.
-Kernels are therefore transposed, cast and joined once, before the loop over tokens.
+XLA on CPU reads a kernel up to twice as fast as the left factor than as the right, and each product
+has a fixed cost. Kernels are therefore transposed, cast and joined once, before the loop over
+tokens.
 """
 
 import copy
@@ -23,9 +25,9 @@ _FEW = 64  # rows: transposing up to this many costs less than reading a kernel
 def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
   """Return the module for a loop that reads its kernels at every step.
 
-  Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and kernels split over
-  devices; quantised layers stay as they are. In float32, the layers that a module lists in `TOGETHER` become one
-  `Joined`; XLA on CPU reads small kernels of bfloat16 faster.
+  Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and
+  kernels split over devices; quantised layers stay as they are. In float32, the layers that a
+  module lists in `TOGETHER` become one `Joined`; XLA on CPU reads small kernels of bfloat16 faster.
   """
 
   def held(_, linear: Linear) -> Linear:
@@ -42,22 +44,27 @@ def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
   for _, part in list(nnx.iter_modules(made)) if dtype == jnp.float32 else ():
     layers = [getattr(part, name) for name in getattr(part, "TOGETHER", ())]
     if layers and all(isinstance(layer, KernelFirst) for layer in layers):
-      for name, joined in zip(part.TOGETHER, [Joined(layers), *(InJoined() for _ in layers[1:])], strict=True):
+      for name, joined in zip(
+        part.TOGETHER, [Joined(layers), *(InJoined() for _ in layers[1:])], strict=True
+      ):
         setattr(part, name, joined)
   return made
 
 
 def reads_first(axes: params.Axes) -> bool:
-  """Return whether a kernel with these logical axes is read fastest as the left factor: on CPU, whole on its device."""
+  """Return whether a kernel with these logical axes is read fastest as the left factor: on CPU,
+  whole on its device."""
   return platform() == "cpu" and all(ways(axis) == 1 for axis in axes if axis is not None)
 
 
 class KernelFirst(Linear):
-  """A `Linear` for few rows, computed as `kernel @ x^T` from a kernel [F, D] in the compute dtype."""
+  """A `Linear` for few rows, computed as `kernel @ x^T` from a kernel [F, D] in the compute
+  dtype."""
 
   def __init__(self, linear: Linear, dtype: jnp.dtype):
     kernel = linear.kernel[...].astype(dtype)
-    axes, unit = linear.kernel.axes[-2:], linear.kernel.unit[-2:]
+    axes = linear.kernel.axes[-2:]
+    unit = linear.kernel.unit[-2:]
     self.kernel = nnx.Param(kernel.T, axes=axes[::-1], unit=unit[::-1])
     self.bias = linear.bias
 
@@ -76,10 +83,14 @@ class Joined(nnx.Module):
     self.biases = nnx.List([layer.bias for layer in layers])
 
   def beside(self, layers: Sequence[nnx.Module], x: jax.Array) -> list[jax.Array]:
-    """Apply all fused layers to `x`; `layers` holds this one and its placeholders. See `nn.linear.together`."""
+    """Apply all fused layers to `x`; `layers` holds this one and its placeholders. See
+    `nn.linear.together`."""
     y = kernel_first(self.kernel[...], x, x.dtype)
     parts = jax.lax.split(y, self.sizes, axis=y.ndim - 1)
-    return [part if b is None else part + b[...].astype(x.dtype) for part, b in zip(parts, self.biases, strict=True)]
+    return [
+      part if b is None else part + b[...].astype(x.dtype)
+      for part, b in zip(parts, self.biases, strict=True)
+    ]
 
 
 class InJoined(nnx.Module):
@@ -98,7 +109,8 @@ jax.tree_util.register_dataclass(KernelFirstLogits)
 
 
 def kernel_first(kernel_FD: jax.Array, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """Compute `x @ kernel^T`: [F, D] and [..., D] -> [..., F] in `dtype`. It has no gradient of its own."""
+  """Compute `x @ kernel^T`: [F, D] and [..., D] -> [..., F] in `dtype`. It has no gradient of its
+  own."""
   F, D = kernel_FD.shape
   # Two axes each: with three, XLA on CPU may generate a bfloat16 product that it cannot compute.
   y_FM = contract(kernel_FD, x.reshape(-1, D).astype(kernel_FD.dtype), 1, 1, dtype)

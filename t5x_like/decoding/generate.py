@@ -1,9 +1,9 @@
 """Generation with a key/value cache, greedy or by sampling; see `beam_search` for beam search.
 
-Call these functions under `jax.jit`, within the rules of a mesh if there is one. Shapes are static, one compilation
-serves every batch of the same size, and rows stay on their devices. A model needs `prompt`, `start_decoding`, `decode`
-and `variant.tokens` (see `decoder`). The prompt of an encoder-decoder is the start token, followed by
-`decoder_prefix_tokens` if the batch has them.
+Call these functions under `jax.jit`, within the rules of a mesh if there is one. Shapes are static,
+one compilation serves every batch of the same size, and rows stay on their devices. A model needs
+`prompt`, `start_decoding`, `decode` and `variant.tokens` (see `decoder`). The prompt of an
+encoder-decoder is the start token, followed by `decoder_prefix_tokens` if the batch has them.
 """
 
 import dataclasses
@@ -24,19 +24,26 @@ Batch = dict[str, jax.Array]
 
 
 def greedy(
-  model, batch: Batch, *, max_length: int, transforms: Sequence[Transform] = (), eos: Sequence[int] | None = None
+  model,
+  batch: Batch,
+  *,
+  max_length: int,
+  transforms: Sequence[Transform] = (),
+  eos: Sequence[int] | None = None,
 ) -> jax.Array:
   """Take the most likely next token until every row has ended.
 
   Args:
-    model: a decoder or an encoder-decoder; applying `unrolled.for_decoding` beforehand saves work in every call.
-    batch: the features that its `prompt` and `start_decoding` read. Prompts may be padded on either side; a row of
-      padding alone generates nothing.
+    model: a decoder or an encoder-decoder; applying `unrolled.for_decoding` beforehand saves work
+      in every call.
+    batch: the features that its `prompt` and `start_decoding` read. Prompts may be padded on either
+      side; a row of padding alone generates nothing.
     max_length: maximal number of new tokens.
     transforms: applied to the logits first; see `sampling`.
     eos: ids that end a row; None for the model's.
   Returns:
-    int32 [B, max_length]: the new tokens up to the end token, then padding (0 if the model has none).
+    int32 [B, max_length]: the new tokens up to the end token, then padding (0 if the model has
+    none).
   Raises:
     UserError: `max_length` or an id of `eos` is out of range.
   """
@@ -54,8 +61,8 @@ def sample(
 ) -> jax.Array:
   """Draw tokens from the model's distribution as changed by `transforms`.
 
-  The key of each draw is folded from `key`, the row index and the step index, so a row's tokens depend neither on the
-  rest of the batch nor on its layout over devices.
+  The key of each draw is folded from `key`, the row index and the step index, so a row's tokens
+  depend neither on the rest of the batch nor on its layout over devices.
 
   Args:
     key: random key.
@@ -66,7 +73,9 @@ def sample(
   """
   rows_B = jnp.arange(model.prompt(batch)[0].shape[0])
   keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
-  return generate(model, batch, drawn(keys_B), max_length=max_length, transforms=transforms, eos=eos)[0]
+  return generate(
+    model, batch, drawn(keys_B), max_length=max_length, transforms=transforms, eos=eos
+  )[0]
 
 
 Choose = Callable[[jax.Array, Step], jax.Array]
@@ -103,8 +112,8 @@ def generate(
     stop: strings whose completion ends a row, as `eos` does.
     model, batch, max_length, transforms, eos: as for `greedy`.
   Returns:
-    (int32 [B, max_length] as `greedy`, float32 [B, max_length] log-probabilities of the new tokens, including the end
-    token, under the model itself, before any transform; 0 after the end).
+    (int32 [B, max_length] as `greedy`, float32 [B, max_length] log-probabilities of the new tokens,
+    including the end token, under the model itself, before any transform; 0 after the end).
   """
   start = begin(model, batch, max_length, eos)
   changing, join = parts(start.state)
@@ -142,9 +151,9 @@ def generate(
 class Start:
   """A model that has read its prompt.
 
-  The last token of a longer prompt is fed twice: with the prompt, for its keys and values, and in the first step, for
-  the logits of the next token. So the logits of a whole prompt, [B, P, V], are never computed, and prompts of any
-  length continue with the same step.
+  The last token of a longer prompt is fed twice: with the prompt, for its keys and values, and in
+  the first step, for the logits of the next token. So the logits of a whole prompt, [B, P, V], are
+  never computed, and prompts of any length continue with the same step.
 
   Attributes:
     model: the model prepared for the loop over steps; see `unrolled.for_decoding`.
@@ -171,20 +180,25 @@ class Start:
       logits_B1V, state = self.model.decode(last_B1, state)
       return logits_B1V[:, 0], state
     first = index == 0
-    back = first.astype(jnp.int32)  # the first query repeats the last token's position and adds no key
+    # the first query repeats the last token's position and adds no key
+    back = first.astype(jnp.int32)
     state = dataclasses.replace(state, next_pos=state.next_pos - back)
     logits_B1V, state = self.model.decode(last_B1, state, jnp.broadcast_to(~first, last_B1.shape))
     return logits_B1V[:, 0], dataclasses.replace(state, next_pos=state.next_pos + back)
 
 
 jax.tree_util.register_dataclass(
-  Start, data_fields=["model", "state", "prompt_BP", "last_B1", "alive_B"], meta_fields=["remembered", "pad", "eos"]
+  Start,
+  data_fields=["model", "state", "prompt_BP", "last_B1", "alive_B"],
+  meta_fields=["remembered", "pad", "eos"],
 )
 
 
 def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
-  """Read the whole prompt in one call; raise UserError if `max_length` or an id of `eos` is out of range."""
-  tokens, V = model.variant.tokens, model.variant.vocab_size
+  """Read the whole prompt in one call; raise UserError if `max_length` or an id of `eos` is out of
+  range."""
+  tokens = model.variant.tokens
+  V = model.variant.vocab_size
   eos = (tokens.eos,) if eos is None else tuple(eos)
   if max_length < 1:
     raise UserError(f"max_length: found {max_length}, expected at least 1")
@@ -204,16 +218,18 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
   at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
   last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
   ids_BP = jnp.where(valid_BP, prompt_BP, -1).astype(jnp.int32)
-  prompt_BP = jax.lax.sort((valid_BP.astype(jnp.int32), ids_BP), dimension=1, num_keys=1)[1]  # stable; unused is free
+  # stable; unused is free
+  prompt_BP = jax.lax.sort((valid_BP.astype(jnp.int32), ids_BP), dimension=1, num_keys=1)[1]
   prompt_BP, last_B1 = (constrain(x, "batch", None) for x in (prompt_BP, last_B1))
   return Start(model, state, prompt_BP, last_B1, alive_B, remembered, tokens.pad or 0, eos)
 
 
 def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
-  """Return the leaves of a state that steps change, and a function that rejoins them with the others.
+  """Return the leaves of a state that steps change, and a function that rejoins them with the
+  others.
 
-  The encoder's keys and values, the larger part of many caches, stay out of the loop's carry: they are neither copied
-  from step to step nor reordered with the beams.
+  The encoder's keys and values, the larger part of many caches, stay out of the loop's carry: they
+  are neither copied from step to step nor reordered with the beams.
   """
   leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
   changing = [leaf for path, leaf in leaves if not of_memory(path)]

@@ -36,8 +36,12 @@ def transforms(
   makers = PENALTIES | FILTERS if makers is None else makers
   for name in given:
     if name not in makers:
-      raise UserError(f"{where}{name}: unknown{did_you_mean(name, makers)}; expected one of {', '.join(makers)}")
-  return tuple(_made(f"{where}{name}", makers[name], given[name]) for name in makers if name in given)
+      raise UserError(
+        f"{where}{name}: unknown{did_you_mean(name, makers)}; expected one of {', '.join(makers)}"
+      )
+  return tuple(
+    _made(f"{where}{name}", makers[name], given[name]) for name in makers if name in given
+  )
 
 
 def _made(name: str, maker: Maker, value: float) -> Transform:

@@ -1,8 +1,10 @@
-"""Transforms that read the tokens so far: penalties and bans of repetitions, and words that must not come.
+"""Transforms that read the tokens so far: penalties and bans of repetitions, and words that must
+not come.
 
-The history of a row is the decoder's prompt and the new tokens, so a decoder's text is part of it and an
-encoder-decoder's is not, as in `transformers`. Its padding never counts. Hypotheses of a beam search each have their
-own. `RepetitionPenalty(1.2), NoRepeatNgrams(3), BannedWords(((7, 5), (9,)))` suit every kind of generation.
+The history of a row is the decoder's prompt and the new tokens, so a decoder's text is part of it
+and an encoder-decoder's is not, as in `transformers`. Its padding never counts. Hypotheses of a
+beam search each have their own. `RepetitionPenalty(1.2), NoRepeatNgrams(3), BannedWords(((7, 5),
+(9,)))` suit every kind of generation.
 """
 
 import collections
@@ -19,16 +21,20 @@ from t5x_like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty:
-  """Division of positive scores of tokens in the history by `value`, multiplication of negative ones (CTRL).
+  """Division of positive scores of tokens in the history by `value`, multiplication of negative
+  ones (CTRL).
 
-  Keskar et al. 2019, section 4.1, with the sign's correction of `transformers`. Above 1 it discourages repetitions.
+  Keskar et al. 2019, section 4.1, with the sign's correction of `transformers`. Above 1 it
+  discourages repetitions.
   """
 
   value: float
 
   def __post_init__(self):
     if not 0 < self.value < math.inf:
-      raise UserError(f"RepetitionPenalty: found {self.value}, expected a number above 0; 1 changes nothing")
+      raise UserError(
+        f"RepetitionPenalty: found {self.value}, expected a number above 0; 1 changes nothing"
+      )
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
     penalised_BV = jnp.where(scores_BV < 0, scores_BV * self.value, scores_BV / self.value)
@@ -37,28 +43,37 @@ class RepetitionPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class NoRepeatNgrams:
-  """A ban of tokens that would repeat `n` tokens in a row of the history (Paulus et al. 2018, section 2.5)."""
+  """A ban of tokens that would repeat `n` tokens in a row of the history (Paulus et al. 2018,
+  section 2.5)."""
 
   n: int
 
   def __post_init__(self):
     if not isinstance(self.n, int) or self.n < 1:
-      raise UserError(f"NoRepeatNgrams: found {self.n}, expected a whole number from 1; leave it out to allow all")
+      raise UserError(
+        f"NoRepeatNgrams: found {self.n}, expected a whole number from 1; leave it out to allow all"
+      )
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
-    history_BH, m = step.history(), self.n - 1
+    history_BH = step.history()
+    m = self.n - 1
     before_BH = jnp.pad(history_BH, ((0, 0), (m, 0)), constant_values=-1)
     last_Bm = step.last(m)
     repeated_BH = jnp.ones_like(history_BH, bool)
     for place in range(m):
       token_B1 = last_Bm[:, place : place + 1]
-      repeated_BH &= (before_BH[:, place : place + history_BH.shape[1]] == token_B1) & (token_B1 >= 0)
-    return jnp.where(_among(jnp.where(repeated_BH, history_BH, -1), scores_BV.shape[-1]), -jnp.inf, scores_BV)
+      repeated_BH &= (before_BH[:, place : place + history_BH.shape[1]] == token_B1) & (
+        token_B1 >= 0
+      )
+    return jnp.where(
+      _among(jnp.where(repeated_BH, history_BH, -1), scores_BV.shape[-1]), -jnp.inf, scores_BV
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class BannedWords:
-  """A ban of sequences of ids: the last id of each never follows the others. An id that ends a row is not banned."""
+  """A ban of sequences of ids: the last id of each never follows the others. An id that ends a row
+  is not banned."""
 
   sequences: tuple[tuple[int, ...], ...]
 
@@ -67,7 +82,8 @@ class BannedWords:
       raise UserError("BannedWords: found an empty sequence, expected ids in each")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
-    by_length, banned = collections.defaultdict(list), []
+    by_length = collections.defaultdict(list)
+    banned = []
     for sequence in self.sequences:
       if len(sequence) > 1 or sequence[0] not in step.eos:
         by_length[len(sequence)].append(sequence)
@@ -77,11 +93,14 @@ class BannedWords:
       banned.append(jnp.where(jnp.all(last_B1m == words_NL[:, :-1], axis=-1), words_NL[:, -1], -1))
     if not banned:
       return scores_BV
-    return jnp.where(_among(jnp.concatenate(banned, axis=1), scores_BV.shape[-1]), -jnp.inf, scores_BV)
+    return jnp.where(
+      _among(jnp.concatenate(banned, axis=1), scores_BV.shape[-1]), -jnp.inf, scores_BV
+    )
 
 
 def _among(ids_BN: jax.Array, size: int) -> jax.Array:
-  """Return bool [B, size], True for the ids of each row; ids that are negative or beyond the size count for nothing.
+  """Return bool [B, size], True for the ids of each row; ids that are negative or beyond the size
+  count for nothing.
 
   Row by row, so that no device needs another's rows.
   """

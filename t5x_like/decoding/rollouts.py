@@ -1,8 +1,10 @@
-"""Rollouts: completions of prompts by the model that is trained, in the rows that it is then trained on.
+"""Rollouts: completions of prompts by the model that is trained, in the rows that it is then
+trained on.
 
-The task `prompts` makes rows whose places for the completion are empty. A prompt is padded on its left, so the
-completion is the last N places of every row, behind the prompt's own M inputs; an encoder-decoder's prompt is in the
-encoder, and M is 1, the start token. Worked example, prompt 7 8 of M = 4, completion 5 1 (EOS) of N = 3:
+The task `prompts` makes rows whose places for the completion are empty. A prompt is padded on its
+left, so the completion is the last N places of every row, behind the prompt's own M inputs; an
+encoder-decoder's prompt is in the encoder, and M is 1, the start token. Worked example, prompt 7 8
+of M = 4, completion 5 1 (EOS) of N = 3:
 
     decoder_input_tokens   0 s 7 8 5 0     decoder_target_tokens   0 0 0 5 1 0
     decoder_segment_ids    0 1 1 1 1 0     decoder_loss_weights    0 0 0 1 1 0
@@ -28,9 +30,9 @@ def rollout(model, rows: Batch, choose: Choose, *, new_tokens: int, ends: Sequen
     new_tokens: N, the most tokens of a completion.
     ends: ids that end a completion; the completion contains its end.
   Returns:
-    The rows with their completions: the model's features, `decoder_target_tokens` int32 and `decoder_loss_weights`
-    float32, 1 on completions, [R, M + N - 1]; and `decoder_log_probabilities` float32 [R, N] of the completions'
-    tokens, 0 elsewhere.
+    The rows with their completions: the model's features, `decoder_target_tokens` int32 and
+    `decoder_loss_weights` float32, 1 on completions, [R, M + N - 1]; and
+    `decoder_log_probabilities` float32 [R, N] of the completions' tokens, 0 elsewhere.
   """
   M = rows["decoder_input_tokens"].shape[1] - new_tokens + 1
   asked = {name: x[:, :M] if name.startswith("decoder_") else x for name, x in rows.items()}
@@ -43,7 +45,9 @@ def rollout(model, rows: Batch, choose: Choose, *, new_tokens: int, ends: Sequen
   segments_RT = jnp.concatenate([prompt_RM, valid_RN[:, :-1]], axis=1)
   empty_RM = jnp.zeros_like(prompt_RM[:, 1:])
   made = {
-    "decoder_input_tokens": jnp.concatenate([asked["decoder_input_tokens"], tokens_RN[:, :-1]], axis=1),
+    "decoder_input_tokens": jnp.concatenate(
+      [asked["decoder_input_tokens"], tokens_RN[:, :-1]], axis=1
+    ),
     "decoder_target_tokens": jnp.concatenate([empty_RM, tokens_RN], axis=1),
     "decoder_loss_weights": jnp.concatenate([empty_RM, valid_RN], axis=1).astype(jnp.float32),
     "decoder_segment_ids": segments_RT,

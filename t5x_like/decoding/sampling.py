@@ -1,8 +1,8 @@
 """Transforms of the next token's scores, applied in the order given before a token is chosen.
 
-`Temperature(0.7), TopK(40), TopP(0.9)` are for sampling; `ForcedBos(5), MinLength(10)` also suit greedy and beam
-search, as do those of `penalties`, which read the tokens so far. A transform is any function
-`(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
+`Temperature(0.7), TopK(40), TopP(0.9)` are for sampling; `ForcedBos(5), MinLength(10)` also suit
+greedy and beam search, as do those of `penalties`, which read the tokens so far. A transform is any
+function `(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ class Step:
     max_length: maximal number of generated tokens.
     eos: the ids that end a row.
     prompt_BP: int32, as in `generate.Start`.
-    tokens: int32 [B, max_length] or, of beams, [B, K, max_length]; those from place `index` on are not made yet.
+    tokens: int32 [B, max_length] or, of beams, [B, K, max_length]; those from place `index` on are
+      not made yet.
   """
 
   index: jax.Array
@@ -34,10 +35,11 @@ class Step:
   tokens: jax.Array | None = None
 
   def history(self) -> jax.Array:
-    """Return int32 [rows, P + max_length]: -1 for padding, the prompt, the tokens so far, and -1 after them.
+    """Return int32 [rows, P + max_length]: -1 for padding, the prompt, the tokens so far, and -1
+    after them.
 
-    The last token is at place P + index - 1 of every row. The program of a step has a history only if a transform
-    asks for it.
+    The last token is at place P + index - 1 of every row. The program of a step has a history only
+    if a transform asks for it.
     """
     tokens_BT = self.tokens.reshape(-1, self.max_length)
     prompt_BP = jnp.repeat(self.prompt_BP, len(tokens_BT) // len(self.prompt_BP), axis=0)
@@ -51,13 +53,16 @@ class Step:
     return jax.lax.dynamic_slice_in_dim(history_BH, end, count, axis=1)
 
 
-_COLDEST, _HOTTEST = 1e-6, 1e6  # beyond these, quotients of logits leave float32
+# beyond these, quotients of logits leave float32
+_COLDEST = 1e-6
+_HOTTEST = 1e6
 
 Transform = Callable[[jax.Array, Step], jax.Array]
 
 
 def apply(transforms: Sequence[Transform], scores_BV: jax.Array, step: Step) -> jax.Array:
-  """Apply all transforms, in order. Scores are float32: logits when sampling, log-probabilities in a beam search."""
+  """Apply all transforms, in order. Scores are float32: logits when sampling, log-probabilities in
+  a beam search."""
   for transform in transforms:
     scores_BV = transform(scores_BV, step)
   return scores_BV
@@ -72,7 +77,8 @@ class Temperature:
   def __post_init__(self):
     if not _COLDEST <= self.value <= _HOTTEST:
       raise UserError(
-        f"Temperature: found {self.value}, expected a number above 0, from {_COLDEST:g} to {_HOTTEST:g}; use greedy for"
+        f"Temperature: found {self.value}, expected a number above 0, from {_COLDEST:g} to "
+        f"{_HOTTEST:g}; use greedy for"
         " the likeliest token"
       )
 
@@ -91,13 +97,15 @@ class TopK:
       raise UserError(f"TopK: found {self.k}, expected at least 1; leave it out to keep all tokens")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
-    k = min(self.k, scores_BV.shape[-1])  # a sort, unlike `jax.lax.top_k`, splits over devices by rows
+    # a sort, unlike `jax.lax.top_k`, splits over devices by rows
+    k = min(self.k, scores_BV.shape[-1])
     return jnp.where(scores_BV >= -jnp.sort(-scores_BV, axis=-1)[:, k - 1 : k], scores_BV, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
 class TopP:
-  """Restriction to the fewest likeliest tokens whose probabilities reach `p`, including ties (Holtzman et al. 2020)."""
+  """Restriction to the fewest likeliest tokens whose probabilities reach `p`, including ties
+  (Holtzman et al. 2020)."""
 
   p: float
 
@@ -107,7 +115,8 @@ class TopP:
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
     sorted_BV = -jnp.sort(-scores_BV, axis=-1)
     probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
-    kept_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < self.p  # the tokens before it do not reach p
+    # the tokens before it do not reach p
+    kept_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < self.p
     kept_BV |= jnp.arange(probs_BV.shape[-1]) == 0  # p may be less than float32 can express
     least_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(scores_BV >= least_B1, scores_BV, -jnp.inf)
@@ -129,7 +138,8 @@ class MinP:
 
 @dataclasses.dataclass(frozen=True)
 class Typical:
-  """Restriction to the tokens whose surprise is nearest the entropy, until their probabilities reach `mass`.
+  """Restriction to the tokens whose surprise is nearest the entropy, until their probabilities
+  reach `mass`.
 
   Locally typical sampling (Meister et al. 2023, equation 10); ties with the last are kept.
   """
@@ -147,7 +157,9 @@ class Typical:
     nearest_BV, p_BV = jax.lax.sort((distance_BV, p_BV), num_keys=1)
     before_BV = jnp.cumsum(p_BV, axis=-1) < self.mass
     last_B1 = jnp.minimum(jnp.sum(before_BV, axis=-1, keepdims=True), p_BV.shape[-1] - 1)
-    return jnp.where(distance_BV <= jnp.take_along_axis(nearest_BV, last_B1, axis=-1), scores_BV, -jnp.inf)
+    return jnp.where(
+      distance_BV <= jnp.take_along_axis(nearest_BV, last_B1, axis=-1), scores_BV, -jnp.inf
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +174,8 @@ class ForcedBos:
 
 @dataclasses.dataclass(frozen=True)
 class ForcedEos:
-  """A forced end, `token`, for rows that reach the last step (BART); it does not change a beam's score."""
+  """A forced end, `token`, for rows that reach the last step (BART); it does not change a beam's
+  score."""
 
   token: int
 
@@ -181,7 +194,11 @@ class MinLength:
       raise UserError(f"MinLength: found {self.length}, expected at least 0")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
-    return jnp.where((step.index < self.length) & is_in(jnp.arange(scores_BV.shape[-1]), step.eos), -jnp.inf, scores_BV)
+    return jnp.where(
+      (step.index < self.length) & is_in(jnp.arange(scores_BV.shape[-1]), step.eos),
+      -jnp.inf,
+      scores_BV,
+    )
 
 
 def is_in(ids: jax.Array, some: tuple[int, ...]) -> jax.Array:
@@ -194,7 +211,8 @@ def greatest(scores_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
 
   It takes two plain reductions: on CPU, a third of the work of XLA's `argmax`.
   """
-  V, value_B = scores_BV.shape[1], jnp.max(scores_BV, axis=1)
+  V = scores_BV.shape[1]
+  value_B = jnp.max(scores_BV, axis=1)
   places_BV = jnp.where(scores_BV == value_B[:, None], jnp.arange(V), V)
   return value_B, jnp.minimum(jnp.min(places_BV, axis=1), V - 1)
 

@@ -1,8 +1,9 @@
-"""Prepare a model for generation, which runs it once per new token: compute the invariants of the loop beforehand.
+"""Prepare a model for generation, which runs it once per new token: compute the invariants of the
+loop beforehand.
 
-Kernels are cast to the compute dtype. If layers are a Python loop (`nn.stack.Stack.layers`), each gets its own arrays
-and its own cache. A `Stack` would slice stacked parameters and caches in every call and join the caches again; for few
-tokens, that costs more than the layers themselves.
+Kernels are cast to the compute dtype. If layers are a Python loop (`nn.stack.Stack.layers`), each
+gets its own arrays and its own cache. A `Stack` would slice stacked parameters and caches in every
+call and join the caches again; for few tokens, that costs more than the layers themselves.
 """
 
 import copy
@@ -29,9 +30,13 @@ class Unrolled(nnx.Module):
     parts = [stack.first, stack.rest] if isinstance(stack, Stacks) else [stack]
     self.rest = copy.copy(parts[-1])
     self.rest.blocks = None
-    self.blocks = nnx.List([prepared(block, dtype) for part in parts for block in _split(part.blocks)])
+    self.blocks = nnx.List(
+      [prepared(block, dtype) for part in parts for block in _split(part.blocks)]
+    )
 
-  def __call__(self, x_BTD: jax.Array, context: Context, *, cache: list | None = None, key: None = None):
+  def __call__(
+    self, x_BTD: jax.Array, context: Context, *, cache: list | None = None, key: None = None
+  ):
     """Return ([B, T, D], {} for the auxiliary scalars, cache)."""
     context = dataclasses.replace(context, bias=self.rest.bias(context.mask, x_BTD.shape[0]))
     after = []
@@ -45,7 +50,10 @@ class Unrolled(nnx.Module):
 
   def without(self, *names: str) -> "Unrolled":
     other = copy.copy(self)
-    kept = [{name: getattr(block, name) for name in block.names if name not in names} for block in self.blocks]
+    kept = [
+      {name: getattr(block, name) for name in block.names if name not in names}
+      for block in self.blocks
+    ]
     other.blocks = nnx.List([Block(**sublayers) for sublayers in kept])
     return other
 
@@ -56,20 +64,28 @@ class HeldHead(nnx.Module):
   def __init__(self, head: LmHead, embed: Embed, dtype: jnp.dtype):
     tied = head.kernel is None
     kernel = embed.table if tied else head.kernel
-    values, first = kernel[...].astype(dtype), reads_first(kernel.axes)
+    values = kernel[...].astype(dtype)
+    first = reads_first(kernel.axes)
     self.logits = KernelFirstLogits if first else VocabularyLogits
     self.tied = tied or first
-    self.kernel = nnx.Param(values.T if self.tied != tied else values, axes=kernel.axes, unit=kernel.unit)
-    self.bias, self.scale, self.softcap = head.bias, head.scale, head.softcap
+    self.kernel = nnx.Param(
+      values.T if self.tied != tied else values, axes=kernel.axes, unit=kernel.unit
+    )
+    self.bias = head.bias
+    self.scale = head.scale
+    self.softcap = head.softcap
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, VocabularyLogits]:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
+  ) -> dict[str, VocabularyLogits]:
     bias = None if self.bias is None else self.bias[...]
     x_BTD = x_BTD if self.scale == 1.0 else x_BTD * self.scale
     return {"logits": self.logits(x_BTD, self.kernel[...], bias, self.tied, self.softcap)}
 
 
 def for_decoding(model):
-  """Return a model for a loop over steps that computes the same function; return a prepared model unchanged."""
+  """Return a model for a loop over steps that computes the same function; return a prepared model
+  unchanged."""
   if getattr(model, "for_decoding", False):
     return model
   made = copy.copy(model)
@@ -78,7 +94,8 @@ def for_decoding(model):
       looped = (stack.rest if isinstance(stack, Stacks) else stack).layers == "loop"
       setattr(made, name, Unrolled(stack, model.dtype) if looped else prepared(stack, model.dtype))
   made.head = copy.copy(model.head)
-  owner, name = (made.head, "inner") if hasattr(made.head, "inner") else (made, "head")  # OPT 350M projects before it
+  # OPT 350M projects before it
+  owner, name = (made.head, "inner") if hasattr(made.head, "inner") else (made, "head")
   setattr(owner, name, HeldHead(getattr(owner, name), model.embed, model.dtype))
   made.for_decoding = True
   return made

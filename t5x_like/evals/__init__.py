@@ -1,8 +1,8 @@
 """Evaluators, one per file: the module path is the registry (`config.evals = {"loss": {}, …}`).
 
-An evaluator is made once, from a `Setting` and its arguments, and called with the parameters of any step. It returns a
-`Result`, whose metrics are reported under `eval/<task>/`. Its `names()` lists all metrics it may write, so that unknown
-and duplicate names are detected before the first step.
+An evaluator is made once, from a `Setting` and its arguments, and called with the parameters of any
+step. It returns a `Result`, whose metrics are reported under `eval/<task>/`. Its `names()` lists
+all metrics it may write, so that unknown and duplicate names are detected before the first step.
 """
 
 import dataclasses
@@ -24,11 +24,12 @@ class Setting:
     model: the abstract model.
     objective: `(model, batch, key) -> (loss sum, sums)`.
     task: the task to evaluate on; see `data.task.Task`.
-    batches: `(max_examples) -> iterator` of this host's rows of fixed-shape batches, each example once; see
-      `data.loader.eval_batches`.
+    batches: `(max_examples) -> iterator` of this host's rows of fixed-shape batches, each example
+      once; see `data.loader.eval_batches`.
     batch_size, rules: rows of a global batch; mesh and sharding rules.
     on: `(split) -> Setting` for another split of the task.
-    vocabulary: the run's vocabulary, if it is not the task's, as for a task of labelled images; None is the task's.
+    vocabulary: the run's vocabulary, if it is not the task's, as for a task of labelled images;
+      None is the task's.
     beat: called before every call of a compiled function.
     split: the task's; None if unknown.
   """
@@ -47,7 +48,9 @@ class Setting:
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and dtypes of a global batch, without `example_index`."""
     features = self.task.features.items()
-    return {name: jax.ShapeDtypeStruct((self.batch_size, *one.shape), one.dtype) for name, one in features}
+    return {
+      name: jax.ShapeDtypeStruct((self.batch_size, *one.shape), one.dtype) for name, one in features
+    }
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Yield batches as global arrays, with rows split as in training."""

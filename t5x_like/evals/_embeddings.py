@@ -14,7 +14,9 @@ from t5x_like.vocabularies import special
 Pooling = Literal["mean", "cls"]
 
 
-def of_texts(setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.ndarray) -> np.ndarray:
+def of_texts(
+  setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.ndarray
+) -> np.ndarray:
   """Embed texts with `run(parameters, batch) -> (array,)`: float32 [C, P]."""
   rows = in_batches(
     lambda batch: run(arrays, batch),
@@ -28,7 +30,11 @@ def of_texts(setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.
 
 def check(model, where: str) -> None:
   """Raise UserError for a model without an encoder of texts; `where` names its user."""
-  if "encoder_input_tokens" not in model.NEEDS or "decoder_input_tokens" in model.NEEDS or not hasattr(model, "encode"):
+  if (
+    "encoder_input_tokens" not in model.NEEDS
+    or "decoder_input_tokens" in model.NEEDS
+    or not hasattr(model, "encode")
+  ):
     found = type(model).__module__.rpartition(".")[2]
     raise UserError(f"{where}: embeds texts with an encoder, such as BERT; the model is {found!r}")
 
@@ -43,7 +49,8 @@ def pooled(model, batch: dict[str, jax.Array], pooling: Pooling) -> jax.Array:
   """Return the embeddings of rows, float32 [B, D], of length one.
 
   Args:
-    batch: `encoder_input_tokens` int32 [B, S], and `encoder_segment_ids` int32 [B, S], 0 for padding.
+    batch: `encoder_input_tokens` int32 [B, S], and `encoder_segment_ids` int32 [B, S], 0 for
+      padding.
     pooling: the mean of a row's last hidden states, or its first token's state.
   """
   x_BSD = model.encode(batch)[0].astype(jnp.float32)

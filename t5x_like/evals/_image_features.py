@@ -1,4 +1,5 @@
-"""Features of labelled images by a frozen model, shared by evaluators that learn from one split and score another."""
+"""Features of labelled images by a frozen model, shared by evaluators that learn from one split and
+score another."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ class LabelledFeatures:
     features_ND: float32 [N, D], the inputs of the model's head.
     label_N: int32 [N].
     index_N: the indices of the examples, int [N].
-    digest_N: a digest of each image's pixels, uint64 [N]: copies have the same, whatever their files are called.
+    digest_N: a digest of each image's pixels, uint64 [N]: copies have the same, whatever their
+      files are called.
   """
 
   features_ND: np.ndarray
@@ -47,26 +49,36 @@ class Features:
     support: the setting of the other split.
 
   Raises:
-    UserError: the model is not for labelled images, or the two splits are the same or have the same images.
+    UserError: the model is not for labelled images, or the two splits are the same or have the same
+      images.
   """
 
   def __init__(self, setting: Setting, support_split: str, where: str):
     if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
-      raise UserError(f"evaluator {where}: is for models and tasks of labelled images, not task {setting.task.name}")
+      raise UserError(
+        f"evaluator {where}: is for models and tasks of labelled images, not task "
+        f"{setting.task.name}"
+      )
     self.support = setting.on(support_split)
     is_same = (
       self.support is setting or parted(setting.split or "")[0] == parted(support_split)[0]
     )  # firsts of one split
     if is_same or _same_images(setting.task, self.support.task):
       raise UserError(
-        f"evaluator {where}: found the split {setting.split!r} and the support_split {support_split!r} of the same"
+        f"evaluator {where}: found the split {setting.split!r} and the support_split "
+        f"{support_split!r} of the same"
         " images, so images that it learns from would be scored; set either to another split"
       )
     self._where = where
     self._is_told = False
 
     def function(model, batch):
-      return model.features(batch), batch["label"], batch["example_index"], pixel_digests(batch["image"])
+      return (
+        model.features(batch),
+        batch["label"],
+        batch["example_index"],
+        pixel_digests(batch["image"]),
+      )
 
     self._run = setting.jit(function)
 
@@ -75,8 +87,12 @@ class Features:
   ) -> LabelledFeatures:
     """Return the features of the images in batches, without rows that only fill a batch."""
     outputs = [[fetch(x) for x in self._run(arrays, batch)] for batch in setting.placed(batches)]
-    features_ND, label_N, index_N, digest_N2 = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
-    digest_N = digest_N2[:, 0].astype(np.uint64) << np.uint64(32) | digest_N2[:, 1].astype(np.uint64)
+    features_ND, label_N, index_N, digest_N2 = (
+      np.concatenate(parts) for parts in zip(*outputs, strict=True)
+    )
+    digest_N = digest_N2[:, 0].astype(np.uint64) << np.uint64(32) | digest_N2[:, 1].astype(
+      np.uint64
+    )
     return LabelledFeatures(features_ND, label_N, index_N, digest_N).where(index_N >= 0)
 
   def without_copies(self, scored: LabelledFeatures, support: LabelledFeatures) -> LabelledFeatures:
@@ -89,12 +105,14 @@ class Features:
     copies = len(is_new_N) - int(is_new_N.sum())
     if copies == len(is_new_N):
       raise UserError(
-        f"evaluator {self._where}: all {copies} images to score are also among those that it learns from; set"
+        f"evaluator {self._where}: all {copies} images to score are also among those that it "
+        "learns from; set"
         " support_split to a split of other images"
       )
     if copies and not self._is_told and jax.process_index() == 0:
       print(
-        f"evaluator {self._where}: {copies} of {len(is_new_N)} images are also among those that it learns from, and are"
+        f"evaluator {self._where}: {copies} of {len(is_new_N)} images are also among those that "
+        "it learns from, and are"
         " not scored",
         flush=True,
       )
@@ -103,15 +121,19 @@ class Features:
 
 
 def _same_images(task, support_task) -> bool:
-  """Return whether two tasks are of one store's content: `numbering` begins with its fingerprint."""
+  """Return whether two tasks are of one store's content: `numbering` begins with its
+  fingerprint."""
   if task.numbering is None or support_task.numbering is None:
     return False
   return task.numbering.split()[0] == support_task.numbering.split()[0]
 
 
 def pixel_digests(image_BYXC: jax.Array) -> jax.Array:
-  """Return a digest of each image's pixels, uint32 [B, 2], by sums modulo 2**32, which no order of adding changes."""
-  bits_BN = jax.lax.bitcast_convert_type(image_BYXC.astype(jnp.float32), jnp.uint32).reshape(len(image_BYXC), -1)
+  """Return a digest of each image's pixels, uint32 [B, 2], by sums modulo 2**32, which no order of
+  adding changes."""
+  bits_BN = jax.lax.bitcast_convert_type(image_BYXC.astype(jnp.float32), jnp.uint32).reshape(
+    len(image_BYXC), -1
+  )
   place_N = jnp.arange(bits_BN.shape[1], dtype=jnp.uint32)
   sums = []
   for first, second in ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F)):  # the primes of xxHash

@@ -1,4 +1,5 @@
-"""Shared by the evaluators of labelled tasks: run all rows, grouped by length, and check settings before training."""
+"""Shared by the evaluators of labelled tasks: run all rows, grouped by length, and check settings
+before training."""
 
 import collections
 import functools
@@ -19,7 +20,8 @@ SAMPLES = 8
 
 
 class Rows:
-  """All rows of a labelled task and a compiled function of them; rows of similar length share batches.
+  """All rows of a labelled task and a compiled function of them; rows of similar length share
+  batches.
 
   Args:
     function: `(model, batch) -> a tuple of arrays` with a leading axis B.
@@ -34,7 +36,9 @@ class Rows:
 
     self._setting, self._run = setting, setting.jit(function)
     read = loader.eval_batches(setting.task, batch_size=_READ_AT_ONCE, max_examples=max_examples)
-    batches = [{name: x[batch["example_index"] >= 0] for name, x in batch.items()} for batch in read]
+    batches = [
+      {name: x[batch["example_index"] >= 0] for name, x in batch.items()} for batch in read
+    ]
     self._rows = {
       name: np.concatenate([batch[name] for batch in batches])
       for name in batches[0]
@@ -43,7 +47,11 @@ class Rows:
     decoder = "decoder_input_tokens" in self._rows
     self.tokens = self._rows["decoder_input_tokens" if decoder else "encoder_input_tokens"]
     N, *_, S = self.tokens.shape
-    real = self._rows["decoder_segment_ids"] > 0 if decoder else self.tokens != setting.task.vocabulary.pad_id
+    real = (
+      self._rows["decoder_segment_ids"] > 0
+      if decoder
+      else self.tokens != setting.task.vocabulary.pad_id
+    )
     used_N = (S - np.argmax(real[..., ::-1], axis=-1)).reshape(N, -1).max(axis=1)
     self._lengths = merged_lengths(padded(setting.model, used_N, S), setting.batch_size)
 
@@ -57,7 +65,11 @@ class Rows:
 
     setting = self._setting
     return in_batches(
-      lambda batch: self._run(arrays, batch), setting.rules, setting.batch_size, self._lengths, features
+      lambda batch: self._run(arrays, batch),
+      setting.rules,
+      setting.batch_size,
+      self._lengths,
+      features,
     )
 
 
@@ -70,8 +82,8 @@ def padded(model, lengths: Sequence[int], longest: int) -> list[int]:
 def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[str, jax.Array]:
   """Return the model's outputs for each example, however many rows it has.
 
-  A decoder's `scores` replace its logits: one score per row if the rows are options to choose from (`chosen`), sums
-  over the rows if these are the orders of a pair.
+  A decoder's `scores` replace its logits: one score per row if the rows are options to choose from
+  (`chosen`), sums over the rows if these are the orders of a pair.
   """
   several = next(x for name, x in batch.items() if name.endswith("_input_tokens")).ndim == 3
   found = model(flat(batch) if several else batch)
@@ -82,7 +94,11 @@ def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[st
 
 
 def check(
-  setting: Setting, evaluator: str, wanted: dict[str, int], labels: int | None = None, key: str = "labels"
+  setting: Setting,
+  evaluator: str,
+  wanted: dict[str, int],
+  labels: int | None = None,
+  key: str = "labels",
 ) -> None:
   """Check that the task has labels and the model has the outputs that an evaluator needs.
 
@@ -96,21 +112,29 @@ def check(
   """
   task = setting.task
   if task.examples is None:
-    raise UserError(f"evaluator {evaluator}: task {task.name} has no labelled records; choose another task")
+    raise UserError(
+      f"evaluator {evaluator}: task {task.name} has no labelled records; choose another task"
+    )
   batch = setting.abstract_batch()
   if "decoder_input_tokens" in batch and "example_weights" not in batch:
-    raise UserError(f"evaluator {evaluator}: is for labelled texts, task {task.name} makes {', '.join(batch)}")
-  found = jax.eval_shape(functools.partial(outputs, chosen="option_labels" in batch), setting.model, batch)
+    raise UserError(
+      f"evaluator {evaluator}: is for labelled texts, task {task.name} makes {', '.join(batch)}"
+    )
+  found = jax.eval_shape(
+    functools.partial(outputs, chosen="option_labels" in batch), setting.model, batch
+  )
   for name, axes in wanted.items():
     if name not in found or found[name].ndim != axes:
       shape = list(found[name].shape) if name in found else "none"
       raise UserError(
-        f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}: the model lacks the head;"
+        f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}: the "
+        "model lacks the head;"
         " set --config.model.head, or --config.model.scores of a decoder"
       )
   if labels is not None and found["logits"].shape[-1] != labels:
     raise UserError(
-      f"config.model.head.{key}: found {found['logits'].shape[-1]}, but task {task.name} has {labels}"
+      f"config.model.head.{key}: found {found['logits'].shape[-1]}, but task {task.name} has "
+      f"{labels}"
       f" ({', '.join(task.classes) or 'a number'}); set --config.model.head.{key}={labels}"
     )
 
@@ -118,7 +142,8 @@ def check(
 def by_question(
   records: Sequence[dict], fields: Sequence[str], gold: Sequence[int], given: Sequence[int | None]
 ) -> dict[str, float]:
-  """Return MultiRC's scores of labels 0 and 1, grouped by the fields that identify a question; None is wrong."""
+  """Return MultiRC's scores of labels 0 and 1, grouped by the fields that identify a question; None
+  is wrong."""
   from t5x_like.corpora.sources import value
 
   groups = collections.defaultdict(lambda: ([], []))
@@ -136,4 +161,7 @@ def identified(row: dict[str, Any], record: dict[str, Any], names: Sequence[str]
 
 def samples(predictions: list[dict[str, Any]]) -> list[dict[str, str]]:
   """Return the first predictions, as samples for the report."""
-  return [{key: str(row[key]) for key in ("input", "target", "prediction")} for row in predictions[:SAMPLES]]
+  return [
+    {key: str(row[key]) for key in ("input", "target", "prediction")}
+    for row in predictions[:SAMPLES]
+  ]

@@ -15,7 +15,9 @@ def names(classes: Sequence[str]) -> tuple[str, ...]:
   return ("top1", *(("top5",) if len(classes) > MOST else ()), "images")
 
 
-def scored(best_NK: np.ndarray, label_N: np.ndarray, index_N: np.ndarray, classes: Sequence[str]) -> Result:
+def scored(
+  best_NK: np.ndarray, label_N: np.ndarray, index_N: np.ndarray, classes: Sequence[str]
+) -> Result:
   """Score the likeliest classes of images, the best first; an image with index -1 is padding."""
   best_NK, label_N, index_N = (x[index_N >= 0] for x in (best_NK, label_N, index_N))
   right_NK = best_NK == label_N[:, None]

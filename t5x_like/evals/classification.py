@@ -16,14 +16,16 @@ class Evaluator:
   Examples without a label are predicted, but not scored.
 
   Args:
-    scores: for classes: accuracy, f1 (of class 1), macro_f1, matthews_correlation; for numbers always Pearson's and
-      Spearman's correlation. In percent, like all benchmark metrics.
-    questions: fields that together identify an example's question; adds MultiRC's `f1a` and `exact_match`.
+    scores: for classes: accuracy, f1 (of class 1), macro_f1, matthews_correlation; for numbers
+      always Pearson's and Spearman's correlation. In percent, like all benchmark metrics.
+    questions: fields that together identify an example's question; adds MultiRC's `f1a` and
+      `exact_match`.
     ids: fields to copy to the predictions.
     max_examples: the number of examples, from the first; None means all.
 
   Raises:
-    UserError: the model lacks the head, or its head has another number of classes; or a score or field is unknown.
+    UserError: the model lacks the head, or its head has another number of classes; or a score or
+      field is unknown.
   """
 
   def __init__(
@@ -37,14 +39,19 @@ class Evaluator:
   ):
     classes = setting.task.classes
     if unknown := [name for name in scores if name not in SCORES]:
-      raise UserError(f"evaluator classification: scores: found {unknown[0]!r}, expected some of {', '.join(SCORES)}")
+      raise UserError(
+        f"evaluator classification: scores: found {unknown[0]!r}, expected some of "
+        f"{', '.join(SCORES)}"
+      )
     if not classes and (scores != ("accuracy",) or questions):
       raise UserError(
-        "evaluator classification: scores, questions: the labels are numbers, expected neither; leave them out, or name"
+        "evaluator classification: scores, questions: the labels are numbers, expected neither; "
+        "leave them out, or name"
         " the classes with config.task.labels"
       )
     _labelled.check(setting, "classification", {"logits": 2}, len(classes) or 1)
-    self._classes, self._ids = classes, ids
+    self._classes = classes
+    self._ids = ids
     self._metric = Classification(len(classes), scores) if classes else Correlation()
     self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._examples = setting.task.examples((*ids, *questions))[: len(self._rows.tokens)]
@@ -57,7 +64,8 @@ class Evaluator:
     return (*((*self._metric.names, *by_question) if labelled else ()), "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return the scores and the number of `examples` and, if there are any, of `unlabelled` examples."""
+    """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
+    examples."""
     outputs = [logits for (logits,) in self._rows(arrays)]
     predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
     scored = [n for n, example in enumerate(self._examples) if example["label"] is not None]
@@ -69,7 +77,9 @@ class Evaluator:
         gold, given = ([self._classes.index(label) for label in side] for side in (gold, given))
       found = self._metric(gold, given)
       records = [self._examples[n]["record"] for n in scored]
-      found |= _labelled.by_question(records, self._questions, gold, given) if self._questions else {}
+      found |= (
+        _labelled.by_question(records, self._questions, gold, given) if self._questions else {}
+      )
     counts = {"examples": len(predictions)}
     if len(scored) < len(predictions):
       counts["unlabelled"] = len(predictions) - len(scored)
@@ -78,7 +88,9 @@ class Evaluator:
   def _prediction(self, example: dict, logits: np.ndarray) -> dict:
     row = {"input": " | ".join(example["text"]), "target": example["label"]}
     if not self._classes:
-      return _labelled.identified(row | {"prediction": float(logits[0])}, example["record"], self._ids)
+      return _labelled.identified(
+        row | {"prediction": float(logits[0])}, example["record"], self._ids
+      )
     p = np.exp(logits - logits.max())
     chances = {name: round(float(x), 6) for name, x in zip(self._classes, p / p.sum())}
     row |= {"prediction": self._classes[int(logits.argmax())], "probabilities": chances}

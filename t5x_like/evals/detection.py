@@ -1,4 +1,5 @@
-"""Detection: COCO's average precision and recall (Lin et al. 2014), computed by pycocotools, in percent."""
+"""Detection: COCO's average precision and recall (Lin et al. 2014), computed by pycocotools, in
+percent."""
 
 import contextlib
 import io
@@ -22,7 +23,8 @@ SHOWN = 0.5
 
 
 class Evaluator:
-  """An evaluator that detects the objects of every image once. Each query predicts its likeliest class of object.
+  """An evaluator that detects the objects of every image once. Each query predicts its likeliest
+  class of object.
 
   Args:
     max_examples: the number of images, from the first; None means all.
@@ -32,54 +34,91 @@ class Evaluator:
     UserError: the task has no boxes, or the model is no detector.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: Positive | None = None, at_most: Positive = 100):
+  def __init__(
+    self, setting: Setting, *, max_examples: Positive | None = None, at_most: Positive = 100
+  ):
     task = setting.task
-    self._setting, self._most, self._at_most, self._classes = setting, max_examples, at_most, task.classes
+    self._setting = setting
+    self._most = max_examples
+    self._at_most = at_most
+    self._classes = task.classes
     if getattr(task, "boxes", None) is None:
       made = ", ".join(task.features)
-      raise UserError(f"evaluator detection: is for images with boxes, task {task.name} makes {made}")
+      raise UserError(
+        f"evaluator detection: is for images with boxes, task {task.name} makes {made}"
+      )
     if "image_size" not in setting.model.NEEDS:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
 
-    self._run = setting.jit(lambda model, batch: (*likeliest(model.outputs(batch)), batch["example_index"]))
+    self._run = setting.jit(
+      lambda model, batch: (*likeliest(model.outputs(batch)), batch["example_index"])
+    )
 
   def names(self) -> tuple[str, ...]:
-    return (*METRICS, *recalls(self._at_most), *of_classes(self._classes), SWAPPED, *_best_boxes.METRICS, "images")
+    return (
+      *METRICS,
+      *recalls(self._at_most),
+      *of_classes(self._classes),
+      SWAPPED,
+      *_best_boxes.METRICS,
+      "images",
+    )
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `AP`, its parts and the number of `images`; a part for which the images hold no object is left out.
+    """Return `AP`, its parts and the number of `images`; a part for which the images hold no object
+    is left out.
 
-    `AP_swapped` is the AP of the detections of every image on the next image, as shares of its size: near `AP`, the
-    boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the likeliest boxes with boxes that are the
-    same in every image, see `_best_boxes.overlaps`.
+    `AP_swapped` is the AP of the detections of every image on the next image, as shares of its
+    size: near `AP`, the boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the
+    likeliest boxes with boxes that are the same in every image, see `_best_boxes.overlaps`.
     """
-    parts = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    parts = [
+      [fetch(x) for x in self._run(arrays, batch)]
+      for batch in self._setting.global_batches(self._most)
+    ]
     score_NQ, class_NQ, box_NQ4, index_N = (np.concatenate(one) for one in zip(*parts, strict=True))
     order = np.argsort(index_N, kind="stable")
     order = order[index_N[order] >= 0]
-    truth, names = self._setting.task.boxes, self._classes
-    rows, detections = [], []
+    truth = self._setting.task.boxes
+    names = self._classes
+    rows = []
+    detections = []
     for row in order:
       n = int(index_N[row])
       best = np.argsort(-score_NQ[row], kind="stable")[: self._at_most]
       corners_Q4 = corners(box_NQ4[row, best].astype(np.float64)) * np.tile(truth.pixels[n], 2)
       known = class_NQ[row, best] < len(names)
-      detections.append((n, corners_Q4[known], class_NQ[row, best][known], score_NQ[row, best][known]))
+      detections.append(
+        (n, corners_Q4[known], class_NQ[row, best][known], score_NQ[row, best][known])
+      )
       rows.append(self._row(*detections[-1], truth))
     scores = average_precision(truth, detections, names, self._at_most)
-    other = average_precision(truth, swapped(truth, detections), names, self._at_most) if len(rows) > 1 else {}
+    other = (
+      average_precision(truth, swapped(truth, detections), names, self._at_most)
+      if len(rows) > 1
+      else {}
+    )
     scores |= {SWAPPED: other["AP"]} if "AP" in other else {}
     scores |= _best_boxes.overlaps(truth, detections, names)
     samples = [
-      {"input": f"image {row['image']}", "target": _words(row["objects"]), "prediction": _words(row["detections"])}
+      {
+        "input": f"image {row['image']}",
+        "target": _words(row["objects"]),
+        "prediction": _words(row["detections"]),
+      }
       for row in rows[:_SAMPLES]
     ]
     return Result(scores | {"images": len(rows)}, samples, rows)
 
-  def _row(self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth) -> dict:
-    own, size_4 = truth.of(n), np.tile(truth.pixels[n], 2)
+  def _row(
+    self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth
+  ) -> dict:
+    own = truth.of(n)
+    size_4 = np.tile(truth.pixels[n], 2)
     things = zip(truth.boxes[own], truth.labels[own])
-    objects = [{"label": self._classes[label], "box": _rounded(box * size_4)} for box, label in things]
+    objects = [
+      {"label": self._classes[label], "box": _rounded(box * size_4)} for box, label in things
+    ]
     shown = listed(corners_Q4.clip(0, size_4), class_Q, score_Q, self._classes)
     return {"image": n, "objects": objects, "detections": shown}
 
@@ -91,8 +130,8 @@ def average_precision(
 
   Args:
     truth: a `data.images.boxes.Boxes`.
-    detections: for each image to score, (its number, boxes [Q, 4] in pixels as ymin, xmin, ymax, xmax, classes [Q],
-      scores [Q]).
+    detections: for each image to score, (its number, boxes [Q, 4] in pixels as ymin, xmin, ymax,
+      xmax, classes [Q], scores [Q]).
     classes: the names of the classes.
   """
   from pycocotools.coco import COCO
@@ -101,7 +140,7 @@ def average_precision(
   class Judge(COCOeval):
     """COCO's rules, with crowds that are difficult objects: a part of one does not lie in it."""
 
-    def computeIoU(self, *place):  # noqa: N802 (pycocotools')
+    def computeIoU(self, *place):
       own = [thing for thing in self._gts[place] if thing["difficult"]]
       for thing in own:
         thing["iscrowd"] = 0
@@ -110,12 +149,25 @@ def average_precision(
         thing["iscrowd"] = 1
       return found
 
-  annotations, results = [], []
+  annotations = []
+  results = []
   for n, corners_Q4, class_Q, score_Q in detections:
-    own, size_4 = truth.of(n), np.tile(truth.pixels[n], 2).astype(np.float64)
-    of_each = (truth.boxes[own] * size_4, truth.labels[own], truth.areas[own], truth.learned[own], truth.difficult[own])
+    own = truth.of(n)
+    size_4 = np.tile(truth.pixels[n], 2).astype(np.float64)
+    of_each = (
+      truth.boxes[own] * size_4,
+      truth.labels[own],
+      truth.areas[own],
+      truth.learned[own],
+      truth.difficult[own],
+    )
     for box, label, area, learned, difficult in zip(*of_each, strict=True):
-      about = {"id": len(annotations) + 1, "area": float(area), "iscrowd": int(not learned), "difficult": difficult}
+      about = {
+        "id": len(annotations) + 1,
+        "area": float(area),
+        "iscrowd": int(not learned),
+        "difficult": difficult,
+      }
       annotations.append(about | {"image_id": n, "category_id": int(label), "bbox": _sides(box)})
     results += [
       {"image_id": n, "category_id": int(label), "bbox": _sides(box), "score": float(score)}
@@ -136,47 +188,71 @@ def average_precision(
     judge.evaluate()
     judge.accumulate()
   # [thresholds of IoU, recall, class, area, at most]; -1 where there is no object
-  precision, recall = judge.eval["precision"][..., -1], judge.eval["recall"]
+  precision = judge.eval["precision"][..., -1]
+  recall = judge.eval["recall"]
   places = [(slice(None), 0), (0, 0), (5, 0), *((slice(None), area) for area in (1, 2, 3))]
-  chosen = {name: precision[iou, ..., area] for name, (iou, area) in zip(METRICS, places, strict=True)}
+  chosen = {
+    name: precision[iou, ..., area] for name, (iou, area) in zip(METRICS, places, strict=True)
+  }
   places = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (3, 2)]  # area, at most
-  chosen |= {name: recall[..., area, most] for name, (area, most) in zip(recalls(at_most), places, strict=True)}
+  chosen |= {
+    name: recall[..., area, most]
+    for name, (area, most) in zip(recalls(at_most), places, strict=True)
+  }
   chosen |= {name: precision[:, :, number, 0] for number, name in enumerate(of_classes(classes))}
   return {name: 100 * float(x[x > -1].mean()) for name, x in chosen.items() if (x > -1).any()}
 
 
 def recalls(at_most: int) -> tuple[str, ...]:
-  """Return the names of the average recalls: of 1, 10 and `at_most` detections per image, and by size of object."""
-  return ("AR_1", "AR_10", f"AR_{at_most}" if at_most not in (1, 10) else "AR", *(f"AR_{size}" for size in _SIZES))
+  """Return the names of the average recalls: of 1, 10 and `at_most` detections per image, and by
+  size of object."""
+  return (
+    "AR_1",
+    "AR_10",
+    f"AR_{at_most}" if at_most not in (1, 10) else "AR",
+    *(f"AR_{size}" for size in _SIZES),
+  )
 
 
 def of_classes(classes: Sequence[str]) -> tuple[str, ...]:
-  """Return the names of the classes' average precisions; the number of a class tells names apart that become one."""
+  """Return the names of the classes' average precisions; the number of a class tells names apart
+  that become one."""
   words = [re.sub(r"[^\w-]+", "_", name) for name in classes]
   return tuple(f"AP_of_{word}" + f"_{n}" * (words.count(word) > 1) for n, word in enumerate(words))
 
 
 def swapped(truth, detections: list[tuple]) -> list[tuple]:
-  """Give every image the detections of the next one, scaled to its own size; arguments as `average_precision`."""
+  """Give every image the detections of the next one, scaled to its own size; arguments as
+  `average_precision`."""
   sizes = [np.tile(truth.pixels[n], 2).astype(np.float64) for n, *_ in detections]
-  found = zip(detections, sizes, detections[1:] + detections[:1], sizes[1:] + sizes[:1], strict=True)
-  return [(n, boxes / theirs * own, classes, scores) for (n, *_), own, (_, boxes, classes, scores), theirs in found]
+  found = zip(
+    detections, sizes, detections[1:] + detections[:1], sizes[1:] + sizes[:1], strict=True
+  )
+  return [
+    (n, boxes / theirs * own, classes, scores)
+    for (n, *_), own, (_, boxes, classes, scores), theirs in found
+  ]
 
 
 def likeliest(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Return (probability [B, Q], class [B, Q], box [B, Q, 4]) of each query's likeliest class except "no object"."""
+  """Return (probability [B, Q], class [B, Q], box [B, Q, 4]) of each query's likeliest class except
+  "no object"."""
   p_BQV = jax.nn.softmax(outputs["logits"])[..., :-1]
   return jnp.max(p_BQV, axis=-1), jnp.argmax(p_BQV, axis=-1), outputs["boxes"]
 
 
 def corners(boxes_Q4: np.ndarray) -> np.ndarray:
-  """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax), beyond the image too, as DETR does."""
+  """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax), beyond the image too,
+  as DETR does."""
   x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
   return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1)
 
 
-def listed(corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, names: Sequence[str]) -> list[dict]:
-  """Return the `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as JSON values."""
+def listed(
+  corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, names: Sequence[str]
+) -> list[dict]:
+  """Return the `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as
+  JSON values."""
   return [
     {"label": names[label], "score": round(float(score), 4), "box": _rounded(box)}
     for box, label, score in zip(corners_Q4, class_Q, score_Q)
@@ -194,4 +270,9 @@ def _rounded(box_4: np.ndarray) -> list[float]:
 
 def _words(found: list[dict]) -> str:
   shown = [one for one in found if one.get("score", 1.0) >= SHOWN]
-  return "; ".join(f"{one['label']} at {', '.join(f'{edge:.0f}' for edge in one['box'])}" for one in shown) or "nothing"
+  return (
+    "; ".join(
+      f"{one['label']} at {', '.join(f'{edge:.0f}' for edge in one['box'])}" for one in shown
+    )
+    or "nothing"
+  )

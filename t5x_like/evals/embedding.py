@@ -1,4 +1,5 @@
-"""The cosine of two texts' embeddings against a number that people gave, without any training (STS-B, SICK)."""
+"""The cosine of two texts' embeddings against a number that people gave, without any training
+(STS-B, SICK)."""
 
 import jax
 import numpy as np
@@ -36,15 +37,22 @@ class Evaluator:
     task = setting.task
     if task.examples is None or task.classes:
       raise UserError(
-        f"evaluator embedding: task {task.name} has no numbers to compare with, expected task classification with text,"
+        f"evaluator embedding: task {task.name} has no numbers to compare with, expected task "
+        "classification with text,"
         " pair and no labels"
       )
     found = [one for one in task.examples(ids) if one["label"] is not None][:max_examples]
     if not found or len(found[0]["text"]) != 2:
-      raise UserError(f"evaluator embedding: task {task.name} has single texts; set --config.task.pair")
-    self._examples, self._ids, self._setting = found, ids, setting
+      raise UserError(
+        f"evaluator embedding: task {task.name} has single texts; set --config.task.pair"
+      )
+    self._examples = found
+    self._ids = ids
+    self._setting = setting
     longest = task.features["encoder_input_tokens"].shape[-1]
-    self._rows = [_embeddings.row(task.vocabulary, text, longest) for one in found for text in one["text"]]
+    self._rows = [
+      _embeddings.row(task.vocabulary, text, longest) for one in found for text in one["text"]
+    ]
     self._lengths = _labelled.padded(setting.model, [len(row) for row in self._rows], longest)
     self._run = setting.jit(lambda model, batch: (_embeddings.pooled(model, batch, pooling),))
 
@@ -57,7 +65,10 @@ class Evaluator:
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
       tokens, valid = np.zeros((2, len(chosen), length), np.int32)
       for at, number in enumerate(chosen):
-        tokens[at, : len(self._rows[number])], valid[at, : len(self._rows[number])] = self._rows[number], 1
+        tokens[at, : len(self._rows[number])], valid[at, : len(self._rows[number])] = (
+          self._rows[number],
+          1,
+        )
       return {"encoder_input_tokens": tokens, "encoder_segment_ids": valid}
 
     setting = self._setting
@@ -72,5 +83,9 @@ class Evaluator:
       )
       for one, cosine in zip(self._examples, np.sum(first_ND * second_ND, axis=1), strict=True)
     ]
-    scores = Correlation()([one["target"] for one in predictions], [one["prediction"] for one in predictions])
-    return Result(scores | {"examples": len(predictions)}, _labelled.samples(predictions), predictions)
+    scores = Correlation()(
+      [one["target"] for one in predictions], [one["prediction"] for one in predictions]
+    )
+    return Result(
+      scores | {"examples": len(predictions)}, _labelled.samples(predictions), predictions
+    )

@@ -11,11 +11,12 @@ from t5x_like.slots import AboveZero, Count, Positive
 
 
 class Evaluator:
-  """Ridge regression in closed form from the features of a few images per class to targets of 1 and -1.
+  """Ridge regression in closed form from the features of a few images per class to targets of 1 and
+  -1.
 
-  It is scored on the evaluation split (Dosovitskiy et al. 2021, section 4.1), with several draws of the few images, as
-  in the authors' big_vision. Features are the inputs of the model's head, standardised with the statistics of the few
-  images.
+  It is scored on the evaluation split (Dosovitskiy et al. 2021, section 4.1), with several draws of
+  the few images, as in the authors' big_vision. Features are the inputs of the model's head,
+  standardised with the statistics of the few images.
 
   Args:
     shots: images per class.
@@ -26,7 +27,8 @@ class Evaluator:
     max_examples: the number of images to score, from the first; None means all.
 
   Raises:
-    UserError: the model is not for images, a class has fewer images, or the two splits share images.
+    UserError: the model is not for images, a class has fewer images, or the two splits share
+      images.
   """
 
   def __init__(
@@ -41,16 +43,22 @@ class Evaluator:
     max_examples: Positive | None = None,
   ):
     self._features = Features(setting, support_split, "few_shot")
-    self._setting, self._most, self._shots, self._l2 = setting, max_examples, shots, l2
+    self._setting = setting
+    self._most = max_examples
+    self._shots = shots
+    self._l2 = l2
     few = self._features.support.task
-    self._draws = [chosen(few.labels, len(setting.task.classes), shots, seed + n, few) for n in range(draws)]
+    self._draws = [
+      chosen(few.labels, len(setting.task.classes), shots, seed + n, few) for n in range(draws)
+    ]
 
   def names(self) -> tuple[str, ...]:
     return tuple(f"{self._shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `<shots>_shot_top1`, in percent, the mean of the draws; `<shots>_shot_spread`, their standard deviation;
-    and `<shots>_shot_images`, the number of images scored: of those that are in no draw, under any name."""
+    """Return `<shots>_shot_top1`, in percent, the mean of the draws; `<shots>_shot_spread`, their
+    standard deviation; and `<shots>_shot_images`, the number of images scored: of those that are in
+    no draw, under any name."""
     few = self._features(arrays, self._features.support, self._read())
     test = self._features(arrays, self._setting, self._setting.batches(self._most))
     test = self._features.without_copies(test, few)
@@ -67,33 +75,39 @@ class Evaluator:
     """Read the images of all draws, each once."""
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    setting, every = self._features.support, np.unique(np.concatenate(self._draws))
+    setting = self._features.support
+    every = np.unique(np.concatenate(self._draws))
     rows = local_rows(setting.rules.batch(), setting.batch_size)
     return loader.eval_batches(setting.task, batch_size=setting.batch_size, rows=rows, only=every)
 
 
 def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:
-  """Draw `shots` examples of every class; return ascending indices. Raise UserError if a class has fewer."""
+  """Draw `shots` examples of every class; return ascending indices. Raise UserError if a class has
+  fewer."""
   order = np.random.default_rng(seed).permutation(len(labels))
   out = []
   for number in range(classes):
     own = order[labels[order] == number][:shots]
     if len(own) < shots:
       raise UserError(
-        f"evaluator few_shot: class {task.classes[number]!r} has {len(own)} images in {task.name}, expected {shots};"
+        f"evaluator few_shot: class {task.classes[number]!r} has {len(own)} images in "
+        f"{task.name}, expected {shots};"
         " set shots to fewer"
       )
     out.append(own)
   return np.sort(np.concatenate(out))
 
 
-def ridge(few_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, classes: int, l2: float) -> np.ndarray:
+def ridge(
+  few_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, classes: int, l2: float
+) -> np.ndarray:
   """Predict the class of each test row, int [M], by ridge regression on the few rows.
 
   Standardised columns have mean 0, so the bias is the mean of the targets, and the weights are
   `X^T (X X^T + l2 I)^-1 (Y - mean(Y))`.
   """
-  mean, std = few_ND.mean(0, dtype=np.float64), few_ND.std(0, dtype=np.float64) + 1e-5
+  mean = few_ND.mean(0, dtype=np.float64)
+  std = few_ND.std(0, dtype=np.float64) + 1e-5
   few_ND, test_MD = ((x - mean) / std for x in (few_ND, test_MD))
   target_NV = np.where(label_N[:, None] == np.arange(classes), 1.0, -1.0)
   bias_V = target_NV.mean(0)

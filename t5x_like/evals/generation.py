@@ -1,4 +1,5 @@
-"""Generated texts, scored with their benchmarks' metrics: labels in words, answers, translations, summaries."""
+"""Generated texts, scored with their benchmarks' metrics: labels in words, answers, translations,
+summaries."""
 
 from typing import Annotated, Any
 
@@ -23,25 +24,29 @@ Beams = Annotated[int, Condition("a whole number from 1 to 1,024", lambda n: 1 <
 class Evaluator:
   """An evaluator that generates and scores the target of every example of a text-to-text task.
 
-  Inputs longer than the task's rows are truncated as in training, and counted as `truncated`. Examples with the target
-  -1, which in TFDS marks a missing label, are predicted, but not scored, unless a metric has a class of this name; so
-  are examples without `references`.
+  Inputs longer than the task's rows are truncated as in training, and counted as `truncated`.
+  Examples with the target
+  -1, which in TFDS marks a missing label, are predicted, but not scored, unless a metric has a
+  class of this name; so are examples without `references`.
 
   Args:
     metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
     references: the record field with the right texts, such as `answers`; None is the task's target.
-    questions: fields that together identify an example's question; adds MultiRC's `f1a` and `exact_match` of the labels
-      that the first metric reads.
+    questions: fields that together identify an example's question; adds MultiRC's `f1a` and
+      `exact_match` of the labels that the first metric reads.
     beams: the number of beams; 1 takes the likeliest token at every step.
     length_penalty: alpha of the beams' score, as in `predict`.
-    length_power: instead, the power of the length that divides the beams' log-probability, as in fairseq.
-    penalties: values of `repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens`, as in `predict`.
+    length_power: instead, the power of the length that divides the beams' log-probability, as in
+      fairseq.
+    penalties: values of `repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens`, as in
+      `predict`.
     max_new_tokens: the most tokens to generate; None is the length of the task's targets.
     ids: fields to copy to the predictions.
     max_examples: the number of examples, from the first; None means all.
 
   Raises:
-    UserError: the task is not text-to-text, a metric or field is unknown, or a metric cannot read a reference.
+    UserError: the task is not text-to-text, a metric or field is unknown, or a metric cannot read a
+      reference.
   """
 
   def __init__(
@@ -62,10 +67,20 @@ class Evaluator:
     task = setting.task
     targets = task.features.get("decoder_target_tokens")
     if task.examples is None or targets is None or len(targets.shape) > 1:
-      raise UserError(f"evaluator generation: task {task.name} is not text-to-text; choose another task or evaluator")
-    self._setting, self._ids, self._references, self._questions = setting, ids, references, questions
-    self._metrics = [slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics]
-    classes = {str(name) for one in metrics if isinstance(one, dict) for name in one.get("classes") or ()}
+      raise UserError(
+        f"evaluator generation: task {task.name} is not text-to-text; choose "
+        "another task or evaluator"
+      )
+    self._setting = setting
+    self._ids = ids
+    self._references = references
+    self._questions = questions
+    self._metrics = [
+      slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics
+    ]
+    classes = {
+      str(name) for one in metrics if isinstance(one, dict) for name in one.get("classes") or ()
+    }
     self._absent = [] if _UNLABELLED in classes else [_UNLABELLED]
     further = [field.split(".")[0] for field in (*questions, *([references] if references else ()))]
     self._examples = task.examples((*ids, *further))[:max_examples]
@@ -81,29 +96,40 @@ class Evaluator:
     self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
     self._prompts, self._truncated = self._encode()
     options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.ends})}
-    options["transforms"] = named.transforms(penalties or {}, "evaluator generation: penalties.", named.PENALTIES)
+    options["transforms"] = named.transforms(
+      penalties or {}, "evaluator generation: penalties.", named.PENALTIES
+    )
 
     def function(model, batch):
       features = self._features(batch)
       if beams == 1:
         return (generate(model, features, likeliest, **options)[0],)
       penalty = GnmtPenalty(length_penalty) if length_power is None else PowerPenalty(length_power)
-      return (beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],)
+      return (
+        beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],
+      )
 
     self._run = setting.jit(function)
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
-    scores = dict.fromkeys(name for metric in self._metrics if self._scored for name in metric.metric.names)
+    scores = dict.fromkeys(
+      name for metric in self._metrics if self._scored for name in metric.metric.names
+    )
     by_question = MultiRc.names if self._questions and self._scored else ()
     return (*scores, *by_question, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions, `truncated` inputs and
-    `unfinished` predictions, which reach `max_new_tokens` without an end."""
-    rules, batch_size = self._setting.rules, self._setting.batch_size
-    lengths = merged_lengths([padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size)
-    found = in_batches(lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows)
+    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions, `truncated`
+    inputs and `unfinished` predictions, which reach `max_new_tokens` without an end."""
+    rules = self._setting.rules
+    batch_size = self._setting.batch_size
+    lengths = merged_lengths(
+      [padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size
+    )
+    found = in_batches(
+      lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows
+    )
     texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
     ends = list({self._setting.task.vocabulary.eos_id, *self._setting.task.ends})
     scores: dict[str, float] = {
@@ -147,19 +173,30 @@ class Evaluator:
     from t5x_like.corpora.sources import value
 
     name = self._setting.task.name
-    return texts_of(value(example["record"], self._references, name) if self._references else example["targets"])
+    return texts_of(
+      value(example["record"], self._references, name) if self._references else example["targets"]
+    )
 
   def _encode(self) -> tuple[list[list[int]], int]:
-    """Encode the prompts; return their ids and how many were too long. A task's own ids are cut at the beginning."""
+    """Encode the prompts; return their ids and how many were too long. A task's own ids are cut at
+    the beginning."""
     from t5x_like import vocabularies
 
-    vocabulary, truncated, rows = self._setting.task.vocabulary, 0, []
-    before = vocabularies.opening(vocabulary) if self._encoder else [vocabularies.start_id(vocabulary)]
+    vocabulary = self._setting.task.vocabulary
+    truncated = 0
+    rows = []
+    before = (
+      vocabularies.opening(vocabulary) if self._encoder else [vocabularies.start_id(vocabulary)]
+    )
     after = [vocabulary.eos_id] * self._encoder
     room = self._longest - len(before) - 1 if self._encoder else max(self._longest - self._new, 2)
     texts = [example["inputs"] for example in self._examples]
     marked = self._setting.task.marked
-    texts = vocabularies.encode_sentinels_batch(vocabulary, texts) if marked else vocabulary.encode_batch(texts)
+    texts = (
+      vocabularies.encode_sentinels_batch(vocabulary, texts)
+      if marked
+      else vocabulary.encode_batch(texts)
+    )
     for example, encoded in zip(self._examples, texts):
       whole = example.get("ids", encoded)
       truncated += len(whole) > room

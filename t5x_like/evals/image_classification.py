@@ -20,14 +20,23 @@ class Evaluator:
   """
 
   def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
-    self._setting, self._most, self._classes = setting, max_examples, setting.task.classes
+    self._setting = setting
+    self._most = max_examples
+    self._classes = setting.task.classes
     if "image" not in setting.task.features or not self._classes:
       made = ", ".join(setting.task.features)
-      raise UserError(f"evaluator image_classification: is for labelled images, task {setting.task.name} makes {made}")
+      raise UserError(
+        "evaluator image_classification: is for labelled images, task "
+        f"{setting.task.name} makes {made}"
+      )
     places = min(_top_classes.MOST, len(self._classes))
 
     def likeliest(model, batch):
-      return jax.lax.top_k(model(batch)["logits"], places)[1], batch["label"], batch["example_index"]
+      return (
+        jax.lax.top_k(model(batch)["logits"], places)[1],
+        batch["label"],
+        batch["example_index"],
+      )
 
     self._run = setting.jit(likeliest)
 
@@ -36,6 +45,9 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
-    found = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    found = [
+      [fetch(x) for x in self._run(arrays, batch)]
+      for batch in self._setting.global_batches(self._most)
+    ]
     best_NK, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return _top_classes.scored(best_NK, label_N, index_N, self._classes)

@@ -11,9 +11,11 @@ _ROWS = 256  # images that are compared with all others at once
 
 
 class Evaluator:
-  """The weighted vote of the nearest images of another split (Wu et al. 2018; Caron et al. 2021, section 4.1).
+  """The weighted vote of the nearest images of another split (Wu et al. 2018; Caron et al. 2021,
+  section 4.1).
 
-  Each of the `neighbours` with the largest cosine votes for its class, with the weight `exp(cosine / temperature)`.
+  Each of the `neighbours` with the largest cosine votes for its class, with the weight `exp(cosine
+  / temperature)`.
 
   Args:
     neighbours: number of images that vote, or all if there are fewer.
@@ -37,8 +39,11 @@ class Evaluator:
     max_examples: Positive | None = None,
   ):
     self._features = Features(setting, support_split, "knn")
-    self._setting, self._most, self._support_most = setting, max_examples, support_examples
-    self._neighbours, self._temperature = neighbours, temperature
+    self._setting = setting
+    self._most = max_examples
+    self._support_most = support_examples
+    self._neighbours = neighbours
+    self._temperature = temperature
 
   def names(self) -> tuple[str, ...]:
     return ("knn_top1", "knn_images")
@@ -55,15 +60,26 @@ class Evaluator:
     classes = len(self._setting.task.classes)
     options = classes, self._neighbours, self._temperature
     guess_M = voted(known.features_ND, known.label_N, test.features_ND, *options)
-    return Result({"knn_top1": 100 * float((guess_M == test.label_N).mean()), "knn_images": len(guess_M)})
+    return Result(
+      {"knn_top1": 100 * float((guess_M == test.label_N).mean()), "knn_images": len(guess_M)}
+    )
 
 
 def voted(
-  known_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, classes: int, neighbours: int, temperature: float
+  known_ND: np.ndarray,
+  label_N: np.ndarray,
+  test_MD: np.ndarray,
+  classes: int,
+  neighbours: int,
+  temperature: float,
 ) -> np.ndarray:
-  """Predict the class of each test row, int [M], by the vote of the known rows that point most nearly its way."""
-  known_ND, test_MD = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (known_ND, test_MD))
-  k, found = min(neighbours, len(known_ND)), []
+  """Predict the class of each test row, int [M], by the vote of the known rows that point most
+  nearly its way."""
+  known_ND, test_MD = (
+    x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (known_ND, test_MD)
+  )
+  k = min(neighbours, len(known_ND))
+  found = []
   for at in range(0, len(test_MD), _ROWS):
     cosine_RN = test_MD[at : at + _ROWS] @ known_ND.T
     near_Rk = np.argpartition(-cosine_RN, k - 1, axis=1)[:, :k]

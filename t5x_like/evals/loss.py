@@ -1,4 +1,5 @@
-"""Loss, perplexity, token accuracy and the unigram entropy of the targets, over every example exactly once."""
+"""Loss, perplexity, token accuracy and the unigram entropy of the targets, over every example
+exactly once."""
 
 import math
 
@@ -15,9 +16,9 @@ from t5x_like.slots import Positive
 class Evaluator:
   """An evaluator of the objective, teacher-forced.
 
-  The unigram entropy (nats) is the loss of the best predictor that knows only the frequency of each target token: a
-  model with a higher loss has learned nothing from its input. Pixels have none, and only tokens have a perplexity.
-  Objectives whose loss is no likelihood of the targets have neither.
+  The unigram entropy (nats) is the loss of the best predictor that knows only the frequency of each
+  target token: a model with a higher loss has learned nothing from its input. Pixels have none, and
+  only tokens have a perplexity. Objectives whose loss is no likelihood of the targets have neither.
 
   Args:
     max_examples: the number of examples, from the first; None means all.
@@ -30,11 +31,14 @@ class Evaluator:
   """
 
   def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
-    self._setting, self._max_examples = setting, max_examples
-    objective, size = setting.objective, setting.task.vocabulary.size
+    self._setting = setting
+    self._max_examples = max_examples
+    objective = setting.objective
+    size = setting.task.vocabulary.size
     if lacking := objective.missing(setting.task.features):
       raise UserError(
-        f"evaluator loss: the objective needs the feature {lacking[0]!r}, which task {setting.task.name} does not make"
+        f"evaluator loss: the objective needs the feature {lacking[0]!r}, which task "
+        f"{setting.task.name} does not make"
         f" (it makes {', '.join(setting.task.features)}); choose another task"
       )
 
@@ -46,7 +50,9 @@ class Evaluator:
     self._counted = ("perplexity", "unigram_entropy") if tokens else ("unigram_entropy",)
 
     def sums(model, batch):
-      sums = evaluate(objective, model, batch)[1] | {"examples": jnp.sum(batch["example_index"] >= 0)}
+      sums = evaluate(objective, model, batch)[1] | {
+        "examples": jnp.sum(batch["example_index"] >= 0)
+      }
       if not classes:
         return sums
       counted = (batch[objective.weights] > 0).astype(jnp.float32)
@@ -61,20 +67,24 @@ class Evaluator:
     with self._setting.rules.activate():
       found = jax.eval_shape(self.sums, self._setting.model, batch)
     classes = self._counted if "counts" in found else ()
-    means = (name for name in found if not name.endswith("weights") and name not in ("counts", "examples"))
+    means = (
+      name for name in found if not name.endswith("weights") and name not in ("counts", "examples")
+    )
     return (*(METRICS.get(name, name) for name in means), *classes, "examples", "target_tokens")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return the means of the objective's sums (`loss`, `accuracy`, …), `examples` and `target_tokens`; for classes
-    also `unigram_entropy`, for tokens `perplexity`."""
-    pending, total = [], None
+    """Return the means of the objective's sums (`loss`, `accuracy`, …), `examples` and
+    `target_tokens`; for classes also `unigram_entropy`, for tokens `perplexity`."""
+    pending = []
+    total = None
     for batch in self._setting.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
       if len(pending) > 1:  # read one batch's sums while the next is computing
         total = _add(total, pending.pop(0))
     for sums in pending:
       total = _add(total, sums)
-    counts, examples = total.pop("counts", None), total.pop("examples")
+    counts = total.pop("counts", None)
+    examples = total.pop("examples")
     means = {
       METRICS.get(name, name): float(value) / max(float(total[denominator(name, total)]), 1.0)
       for name, value in total.items()
@@ -89,6 +99,7 @@ class Evaluator:
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-  """Add a batch's sums to the total, in float64, because float32 would lose precision over many batches."""
+  """Add a batch's sums to the total, in float64, because float32 would lose precision over many
+  batches."""
   sums = {name: np.asarray(value, np.float64) for name, value in jax.device_get(sums).items()}
   return sums if total is None else {name: total[name] + sums[name] for name in sums}

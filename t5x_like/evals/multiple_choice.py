@@ -16,13 +16,14 @@ class Evaluator:
   Examples without a label are predicted, but not scored.
 
   Args:
-    scores: "accuracy", or "answers": exact match and F1 of the option's text with the nearest right answer, as in
-      ReCoRD (Zhang et al. 2018). In percent.
+    scores: "accuracy", or "answers": exact match and F1 of the option's text with the nearest right
+      answer, as in ReCoRD (Zhang et al. 2018). In percent.
     ids: fields to copy to the predictions.
     max_examples: the number of examples, from the first; None means all.
 
   Raises:
-    UserError: the task is not multiple choice, the model lacks the head, or a score or field is unknown.
+    UserError: the task is not multiple choice, the model lacks the head, or a score or field is
+      unknown.
   """
 
   def __init__(
@@ -34,10 +35,17 @@ class Evaluator:
     max_examples: Positive | None = None,
   ):
     if unknown := [name for name in scores if name not in ("accuracy", "answers")]:
-      raise UserError(f"evaluator multiple_choice: scores: found {unknown[0]!r}, expected accuracy or answers")
+      raise UserError(
+        f"evaluator multiple_choice: scores: found {unknown[0]!r}, expected accuracy or answers"
+      )
     if "option_labels" not in setting.task.features:
-      raise UserError(f"evaluator multiple_choice: task {setting.task.name} has no options; choose another evaluator")
-    self._scores, self._ids, self._names = scores, ids, setting.task.classes
+      raise UserError(
+        f"evaluator multiple_choice: task {setting.task.name} has no options; "
+        "choose another evaluator"
+      )
+    self._scores = scores
+    self._ids = ids
+    self._names = setting.task.classes
     choices = setting.task.features["option_labels"].shape[0]
     _labelled.check(setting, "multiple_choice", {"logits": 2}, choices, "choices")
     self._rows = _labelled.Rows(setting, _outputs, max_examples)
@@ -51,16 +59,22 @@ class Evaluator:
     return (*((*accuracy, *answers) if labelled else ()), "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return the scores and the number of `examples` and, if there are any, of `unlabelled` examples."""
+    """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
+    examples."""
     outputs = [logits_C for (logits_C,) in self._rows(arrays)]
     predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
     scored = [n for n, example in enumerate(self._examples) if example["answers"]]
     found: dict[str, float] = {}
     if scored and "accuracy" in self._scores:
-      right = [outputs[n][: len(self._examples[n]["options"])].argmax() in self._examples[n]["right"] for n in scored]
+      right = [
+        outputs[n][: len(self._examples[n]["options"])].argmax() in self._examples[n]["right"]
+        for n in scored
+      ]
       found["accuracy"] = 100.0 * float(np.mean(right))
     if scored and "answers" in self._scores:
-      found |= Answers()([self._examples[n]["answers"] for n in scored], [predictions[n]["answer"] for n in scored])
+      found |= Answers()(
+        [self._examples[n]["answers"] for n in scored], [predictions[n]["answer"] for n in scored]
+      )
     found["examples"] = len(predictions)
     if len(scored) < len(predictions):
       found["unlabelled"] = len(predictions) - len(scored)

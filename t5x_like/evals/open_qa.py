@@ -1,4 +1,5 @@
-"""Answers to questions from passages that the model retrieves: exact match, F1, and how often the answer was found."""
+"""Answers to questions from passages that the model retrieves: exact match, F1, and how often the
+answer was found."""
 
 from typing import Literal
 
@@ -15,10 +16,12 @@ from t5x_like.slots import Length, Positive
 
 
 class Evaluator:
-  """An evaluator that answers greedily from each of the retrieved passages, and chooses the likeliest answer.
+  """An evaluator that answers greedily from each of the retrieved passages, and chooses the
+  likeliest answer.
 
-  The index is made of the parameters that are evaluated. The probability of an answer is `sum_z p(z|x) p(y|x, z)` over
-  the passages z that it was written from ("fast decoding", Lewis et al. 2020, section 2.5).
+  The index is made of the parameters that are evaluated. The probability of an answer is `sum_z
+  p(z|x) p(y|x, z)` over the passages z that it was written from ("fast decoding", Lewis et al.
+  2020, section 2.5).
 
   Args:
     references: the record field with the right texts, such as `answers`; None is the task's target.
@@ -41,14 +44,24 @@ class Evaluator:
   ):
     task = setting.task
     if getattr(task, "passages", None) is None:
-      raise UserError(f"evaluator open_qa: needs the task open_qa, found {task.name}; choose another evaluator")
-    self._setting, self._max_examples, self._metric = setting, max_examples, answers(normalization=normalization)
-    self._examples = task.examples(() if references is None else (references.split(".")[0],))[:max_examples]
+      raise UserError(
+        f"evaluator open_qa: needs the task open_qa, found {task.name}; choose another evaluator"
+      )
+    self._setting, self._max_examples, self._metric = (
+      setting,
+      max_examples,
+      answers(normalization=normalization),
+    )
+    self._examples = task.examples(() if references is None else (references.split(".")[0],))[
+      :max_examples
+    ]
     self._gold = [self._right(example, references) for example in self._examples]
     self._k = task.features["passage_tokens"].shape[0] - 1
     if self._k:
       search = getattr(setting.objective, "search", "device")
-      self._shelf = shelf(search, setting.model, setting.rules, task.passages, setting.batch_size * (1 + self._k))
+      self._shelf = shelf(
+        search, setting.model, setting.rules, task.passages, setting.batch_size * (1 + self._k)
+      )
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
 
     def function(model, batch):
@@ -60,9 +73,12 @@ class Evaluator:
     return (*self._metric.metric.names, "found", "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved passage), and the
-    number of `examples`."""
-    setting, passages, predictions, found = self._setting, self._setting.task.passages, [], []
+    """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved
+    passage), and the number of `examples`."""
+    setting = self._setting
+    passages = self._setting.task.passages
+    predictions = []
+    found = []
     index_NP = index(self._shelf, arrays) if self._k else None
     for batch in setting.global_batches(self._max_examples):
       index_B = fetch(batch["example_index"])
@@ -71,14 +87,22 @@ class Evaluator:
       tokens_BZN, log_p_BZ = (fetch(x)[real] for x in self._run(arrays, batch))
       number_Bk = fetch(batch["passages"])[real] if self._k else np.zeros((len(tokens_BZN), 0), int)
       for at, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
-        example, gold = self._examples[at], self._gold[at]
+        example = self._examples[at]
+        gold = self._gold[at]
         best, probability = voted(setting.task.vocabulary, tokens_ZN, log_p_Z)
         read = passages.texts(number_k)
         found.append(any(_within(answer, text) for answer in gold for text in read))
-        row = {"input": example["inputs"], "target": example["targets"], "prediction": best, "passages": read}
+        row = {
+          "input": example["inputs"],
+          "target": example["targets"],
+          "prediction": best,
+          "passages": read,
+        }
         predictions.append(row | {"references": gold, "probability": probability})
     given = [self._metric.prediction(row["prediction"]) for row in predictions]
-    scores = self._metric.metric([self._metric.reference(row["references"]) for row in predictions], given)
+    scores = self._metric.metric(
+      [self._metric.reference(row["references"]) for row in predictions], given
+    )
     scores |= {"found": 100 * float(np.mean(found)), "examples": len(predictions)}
     return Result(scores, _labelled.samples(predictions), predictions)
 
@@ -88,7 +112,9 @@ class Evaluator:
     name = self._setting.task.name
     where = f"task {name}, input {example['inputs'][:60]!r}"
     try:
-      right = texts_of(value(example["record"], references, name) if references else example["targets"])
+      right = texts_of(
+        value(example["record"], references, name) if references else example["targets"]
+      )
     except ValueError as error:
       raise UserError(f"{where}, field {references!r}: {error}") from None
     if not right:
@@ -97,5 +123,6 @@ class Evaluator:
 
 
 def _within(answer: str, text: str) -> bool:
-  """Return whether the words of an answer stand in a text one after another, normalised as in SQuAD."""
+  """Return whether the words of an answer stand in a text one after another, normalised as in
+  SQuAD."""
   return f" {normalize_squad(answer)} " in f" {normalize_squad(text)} "

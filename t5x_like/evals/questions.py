@@ -1,8 +1,10 @@
 """Questions without training, asked of files while a run trains: by likelihood or by generation.
 
-  config.evals.arc = {"name": "questions", "files": ["lm_eval/arc_easy.jsonl.gz"], "shots": 5, "max_examples": 500}
+  config.evals.arc = {"name": "questions", "files": ["lm_eval/arc_easy.jsonl.gz"], "shots": 5,
+  "max_examples": 500}
 
-The files, prompts and scores are those of `tools.few_shot` and `evaluate --questions` (`inference/questions.py`).
+The files, prompts and scores are those of `tools.few_shot` and `evaluate --questions`
+(`inference/questions.py`).
 """
 
 import dataclasses
@@ -36,8 +38,8 @@ class Evaluator:
     shots: answered examples before each question, from its own file.
     seed: the seed of their choice.
     stride: the stride of windows over texts; None is their length.
-    max_new_tokens: the most tokens of a generated answer; None is 64, or 256 where the file has worked answers, but at
-      most half of what the model reads.
+    max_new_tokens: the most tokens of a generated answer; None is 64, or 256 where the file has
+      worked answers, but at most half of what the model reads.
     max_examples: the number of questions of a file, from the first; None means all.
 
   Raises:
@@ -59,19 +61,29 @@ class Evaluator:
     for pattern in files:
       trust.location("evaluator questions: files", pattern)
     found = questions.files(files)
-    self._beat, self._files = setting.beat, {name: questions.read(path) for name, path in found.items()}
-    task, self._run = setting.task, Runner(setting.model, setting.rules, {}, setting.batch_size)
+    self._beat, self._files = (
+      setting.beat,
+      {name: questions.read(path) for name, path in found.items()},
+    )
+    task = setting.task
+    self._run = Runner(setting.model, setting.rules, {}, setting.batch_size)
     vocabulary = setting.vocabulary or task.vocabulary
     features = {name: list(one.shape[-1:]) for name, one in task.features.items()}
     ends = tuple({vocabulary.eos_id, *task.ends})
     options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
     self._metrics = questions.METRICS
-    self._ask = questions.Asker(_Opened(setting.model, vocabulary, features, ends, self._run), options)
+    self._ask = questions.Asker(
+      _Opened(setting.model, vocabulary, features, ends, self._run), options
+    )
     for file in self._files.values():
       self._ask.check(file)
 
   def names(self) -> tuple[str, ...]:
-    return tuple(f"{name}/{metric}" for name, file in self._files.items() for metric in self._metrics[file.kind])
+    return tuple(
+      f"{name}/{metric}"
+      for name, file in self._files.items()
+      for metric in self._metrics[file.kind]
+    )
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     metrics = {}

@@ -1,4 +1,5 @@
-"""Retrieval: find the text of an image among all texts, and the image of a text among all images."""
+"""Retrieval: find the text of an image among all texts, and the image of a text among all
+images."""
 
 import jax
 import numpy as np
@@ -13,9 +14,11 @@ _AT_ONCE = 256
 
 
 class Evaluator:
-  """An evaluator of recall at k by cosine, in percent, over all images and captions (Radford et al. 2021, table 13).
+  """An evaluator of recall at k by cosine, in percent, over all images and captions (Radford et al.
+  2021, table 13).
 
-  A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count against it.
+  A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count
+  against it.
 
   Args:
     at: the values of k.
@@ -25,16 +28,28 @@ class Evaluator:
     UserError: the task has no captions, or the model has no embeddings of texts.
   """
 
-  def __init__(self, setting: Setting, *, at: tuple[Positive, ...] = (1, 5, 10), max_examples: Positive | None = None):
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    at: tuple[Positive, ...] = (1, 5, 10),
+    max_examples: Positive | None = None,
+  ):
     if setting.task.captions is None or not hasattr(setting.model, "embed_texts"):
       raise UserError(
-        f"evaluator retrieval: is for images with captions (task image_text), not task {setting.task.name}"
+        "evaluator retrieval: is for images with captions (task image_text), not task "
+        f"{setting.task.name}"
       )
-    self._setting, self._at, self._most = setting, at, max_examples
+    self._setting = setting
+    self._at = at
+    self._most = max_examples
     tokens_CT, image_C = setting.task.captions()
     kept = image_C < (max_examples or len(tokens_CT))
-    self._tokens_CT, self._image_C = tokens_CT[kept], image_C[kept]
-    self._images = setting.jit(lambda model, batch: (model.embed_images(batch)[0], batch["example_index"]))
+    self._tokens_CT = tokens_CT[kept]
+    self._image_C = image_C[kept]
+    self._images = setting.jit(
+      lambda model, batch: (model.embed_images(batch)[0], batch["example_index"])
+    )
     self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
 
   def names(self) -> tuple[str, ...]:
@@ -43,7 +58,10 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return `image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
-    found = [[fetch(x) for x in self._images(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    found = [
+      [fetch(x) for x in self._images(arrays, batch)]
+      for batch in self._setting.global_batches(self._most)
+    ]
     image_NP, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     image_NP = image_NP[index_N >= 0]
     text_CP = of_texts(self._setting, self._texts, arrays, self._tokens_CT)
@@ -56,19 +74,24 @@ class Evaluator:
     return Result(scores | {"images": len(image_NP), "texts": len(text_CP)})
 
 
-def ranked(image_NP: np.ndarray, text_CP: np.ndarray, image_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ranked(
+  image_NP: np.ndarray, text_CP: np.ndarray, image_C: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
   """Rank the matches from 0, with ties counted as nearer.
 
   Returns:
-    (for each image, the number of texts nearer than its own nearest text, int [N]; for each text, the number of images
-    nearer than its own, int [C])
+    (for each image, the number of texts nearer than its own nearest text, int [N]; for each text,
+    the number of images nearer than its own, int [C])
   """
-  of_image, of_text = np.zeros(len(image_NP), int), np.zeros(len(text_CP), int)
+  of_image = np.zeros(len(image_NP), int)
+  of_text = np.zeros(len(text_CP), int)
   for first in range(0, len(image_NP), _AT_ONCE):
     cosine_nC = image_NP[first : first + _AT_ONCE] @ text_CP.T
     own_nC = image_C == np.arange(first, first + len(cosine_nC))[:, None]
     best_n = np.max(cosine_nC, axis=1, initial=-np.inf, where=own_nC)
-    of_image[first : first + len(cosine_nC)] = np.sum((cosine_nC >= best_n[:, None]) & ~own_nC, axis=1)
+    of_image[first : first + len(cosine_nC)] = np.sum(
+      (cosine_nC >= best_n[:, None]) & ~own_nC, axis=1
+    )
   for first in range(0, len(text_CP), _AT_ONCE):
     cosine_cN = text_CP[first : first + _AT_ONCE] @ image_NP.T
     own_c = image_C[first : first + len(cosine_cN)]

@@ -1,4 +1,5 @@
-"""The mean reward of the likeliest completion of every prompt, for models that learn from rewards."""
+"""The mean reward of the likeliest completion of every prompt, for models that learn from
+rewards."""
 
 import jax
 import numpy as np
@@ -23,19 +24,25 @@ class Evaluator:
   """
 
   def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
-    task, reward = setting.task, getattr(setting.objective, "reward", None)
+    task = setting.task
+    reward = getattr(setting.objective, "reward", None)
     if reward is None or "decoder_log_probabilities" not in task.features:
       raise UserError(
-        f"evaluator reward: needs the task `prompts` and an objective with a reward, found task {task.name}; choose"
+        "evaluator reward: needs the task `prompts` and an objective with a reward, found task "
+        f"{task.name}; choose"
         " another evaluator"
       )
     rewards.find(reward)
-    self._setting, self._max_examples, self._reward = setting, max_examples, reward
+    self._setting = setting
+    self._max_examples = max_examples
+    self._reward = reward
     (_, self._N) = task.features["decoder_log_probabilities"].shape
     ends = self._ends = rewards.ends_of(task)
 
     def function(model, batch):
-      rows = {name: x[:, 0] for name, x in batch.items() if name.startswith(("encoder_", "decoder_"))}
+      rows = {
+        name: x[:, 0] for name, x in batch.items() if name.startswith(("encoder_", "decoder_"))
+      }
       made = rollout(model, rows, likeliest, new_tokens=self._N, ends=ends)
       return {name: made[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
 
@@ -45,24 +52,40 @@ class Evaluator:
     return ("reward", "completion_length", "unfinished", "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return the mean `reward`, the mean `completion_length`, the share of `unfinished` completions, and `examples`."""
-    setting, vocabulary = self._setting, self._setting.task.vocabulary
-    found, lengths, unfinished, predictions = [], [], [], []
+    """Return the mean `reward`, the mean `completion_length`, the share of `unfinished`
+    completions, and `examples`."""
+    setting = self._setting
+    vocabulary = self._setting.task.vocabulary
+    found = []
+    lengths = []
+    unfinished = []
+    predictions = []
     for batch in setting.global_batches(self._max_examples):
       real = fetch(batch["example_index"]) >= 0
       made = {name: fetch(x)[real, -self._N :] for name, x in self._run(arrays, batch).items()}
-      tokens_RN, length_R = made["decoder_target_tokens"], made["decoder_loss_weights"].sum(axis=1)
+      tokens_RN = made["decoder_target_tokens"]
+      length_R = made["decoder_loss_weights"].sum(axis=1)
       texts = rewards.texts_of(tokens_RN, vocabulary, self._ends)
       examples = rewards.unpacked(fetch(batch["fields"])[real])
       reward_R = rewards.of_texts(self._reward, texts, examples)
-      found, lengths = [*found, *reward_R], [*lengths, *length_R]
+      found = [*found, *reward_R]
+      lengths = [*lengths, *length_R]
       unfinished += list(~np.isin(tokens_RN, self._ends).any(axis=1))
       side = "encoder" if "encoder_input_tokens" in batch else "decoder"
-      asked_RS, valid_RS = (fetch(batch[f"{side}_{name}"])[real, 0] for name in ("input_tokens", "segment_ids"))
+      asked_RS, valid_RS = (
+        fetch(batch[f"{side}_{name}"])[real, 0] for name in ("input_tokens", "segment_ids")
+      )
       for row, text in enumerate(texts):
         ids = [int(i) for i in asked_RS[row][valid_RS[row] > 0] if i < vocabulary.size]
-        predictions.append({"input": vocabulary.decode(ids[side == "decoder" :]), "prediction": text})
-        predictions[-1] |= {"target": " ".join(map(str, examples[row].values())), "reward": float(reward_R[row])}
+        predictions.append(
+          {"input": vocabulary.decode(ids[side == "decoder" :]), "prediction": text}
+        )
+        predictions[-1] |= {
+          "target": " ".join(map(str, examples[row].values())),
+          "reward": float(reward_R[row]),
+        }
     means = {"reward": found, "completion_length": lengths, "unfinished": unfinished}
-    scores = {name: float(np.mean(values)) for name, values in means.items()} | {"examples": len(found)}
+    scores = {name: float(np.mean(values)) for name, values in means.items()} | {
+      "examples": len(found)
+    }
     return Result(scores, _labelled.samples(predictions), predictions)

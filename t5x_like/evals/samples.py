@@ -1,4 +1,5 @@
-"""Texts for the report: a decoder continues held-out text, an encoder fills blanks in it. They are not scored."""
+"""Texts for the report: a decoder continues held-out text, an encoder fills blanks in it. They are
+not scored."""
 
 import re
 from collections.abc import Sequence
@@ -24,9 +25,9 @@ _SHORTEST = 8  # tokens of a document that is used for itself
 class Evaluator:
   """An evaluator that writes a few texts.
 
-  The prompt of a continuation is the beginning of a row, up to the end of a document. It is drawn at `temperature`,
-  because the likeliest text of a small model repeats itself. In an encoder's row every predicted token becomes the
-  mask, even if training leaves it or replaces it by another.
+  The prompt of a continuation is the beginning of a row, up to the end of a document. It is drawn
+  at `temperature`, because the likeliest text of a small model repeats itself. In an encoder's row
+  every predicted token becomes the mask, even if training leaves it or replaces it by another.
 
   Args:
     max_examples: the number of texts, from the first examples.
@@ -35,7 +36,8 @@ class Evaluator:
     temperature: of the draws.
 
   Raises:
-    UserError: the task is for an encoder-decoder, or has neither text to continue nor masks to fill.
+    UserError: the task is for an encoder-decoder, or has neither text to continue nor masks to
+      fill.
   """
 
   def __init__(
@@ -47,13 +49,17 @@ class Evaluator:
     tokens: Positive = 48,
     temperature: float = 0.7,
   ):
-    self._setting, self._texts, self._most = setting, max_examples, (prompt, tokens)
-    features, vocabulary = setting.task.features, setting.task.vocabulary
+    self._setting = setting
+    self._texts = max_examples
+    self._most = (prompt, tokens)
+    features = setting.task.features
+    vocabulary = setting.task.vocabulary
     if "encoder_masked_positions" in features:
       self._mask = special(vocabulary, "mask")
       self._write, self._run = self._filled, setting.jit(self._fill)
     elif "decoder_target_tokens" in features and "encoder_input_tokens" not in features:
-      eos, drawn = (vocabulary.eos_id, *setting.task.ends), (Temperature(temperature),)
+      eos = (vocabulary.eos_id, *setting.task.ends)
+      drawn = (Temperature(temperature),)
       key = jax.random.key(_SEED)
       self._write, self._run = (
         self._continued,
@@ -65,7 +71,8 @@ class Evaluator:
       )
     else:
       raise UserError(
-        f"evaluator samples: task {setting.task.name} gives a model nothing to continue and no masks to fill; use the"
+        f"evaluator samples: task {setting.task.name} gives a model nothing to continue and no "
+        "masks to fill; use the"
         " evaluator span_infilling for span corruption, or generation for text-to-text"
       )
 
@@ -83,7 +90,8 @@ class Evaluator:
       yield batch, np.flatnonzero(fetch(batch["example_index"]) >= 0)
 
   def _filled(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
-    decode, found = self._setting.task.vocabulary.decode, []
+    decode = self._setting.task.vocabulary.decode
+    found = []
     for batch, rows in self._rows():
       texts = [fetch(x) for x in self._run(arrays, batch)]
       for row in rows:
@@ -95,13 +103,16 @@ class Evaluator:
   def _fill(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return rows with masks, as they were, and as the model fills them, int32 [B, S] each."""
     hidden_BS = batch["encoder_loss_weights"] > 0
-    original_BS = jnp.where(hidden_BS, batch["encoder_target_tokens"], batch["encoder_input_tokens"])
+    original_BS = jnp.where(
+      hidden_BS, batch["encoder_target_tokens"], batch["encoder_input_tokens"]
+    )
     given_BS = jnp.where(hidden_BS, self._mask, original_BS)
     features = batch | {"encoder_input_tokens": given_BS}
     outputs = getattr(model, "generate", model.outputs)(features)  # ELECTRA's generator
     guess_BK = jnp.argmax(outputs["logits"].dense(), axis=-1).astype(given_BS.dtype)
     put = jax.vmap(lambda row_S, places_K, ids_K: row_S.at[places_K].set(ids_K))
-    guess_BS = put(given_BS, batch["encoder_masked_positions"], guess_BK)  # unused places are that of [CLS]
+    # unused places are that of [CLS]
+    guess_BS = put(given_BS, batch["encoder_masked_positions"], guess_BK)
     return given_BS, original_BS, jnp.where(hidden_BS, guess_BS, given_BS)
 
   def _bare(self, ids: Sequence[int]) -> list[int]:
@@ -111,14 +122,19 @@ class Evaluator:
     return [i for i in ids if i not in around and i < vocabulary.size]
 
   def _continued(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
-    vocabulary, rules = self._setting.task.vocabulary, self._setting.rules
+    vocabulary = self._setting.task.vocabulary
+    rules = self._setting.rules
     most, new = self._most
     pairs = []
     for batch, rows in self._rows():
-      targets, weights = (fetch(batch[f"decoder_{name}"]) for name in ("target_tokens", "loss_weights"))
+      targets, weights = (
+        fetch(batch[f"decoder_{name}"]) for name in ("target_tokens", "loss_weights")
+      )
       for row in rows:
         ids = targets[row][weights[row] > 0].tolist()
-        ids = ids[: next((n for n, i in enumerate(ids) if i == vocabulary.eos_id and n >= _SHORTEST), None)]
+        ids = ids[
+          : next((n for n, i in enumerate(ids) if i == vocabulary.eos_id and n >= _SHORTEST), None)
+        ]
         cut = self._before_a_word(ids, min(most, len(ids) // 2))
         pairs.append((ids[:cut], ids[cut : cut + new]))
     prompts = [[start_id(vocabulary), *prompt] for prompt, _ in pairs]
@@ -131,15 +147,22 @@ class Evaluator:
         made["tokens"][row, : len(ids)], made["valid"][row, : len(ids)] = ids, 1
       return made
 
-    drawn = in_batches(lambda batch: self._run(arrays, batch), rules, self._setting.batch_size, lengths, features)
+    drawn = in_batches(
+      lambda batch: self._run(arrays, batch), rules, self._setting.batch_size, lengths, features
+    )
     found = []
     for (prompt, wanted), (ids,) in zip(pairs, drawn):
       ids = [i for i in ids.tolist() if i < vocabulary.size]
-      ids = ids[: next((n for n, i in enumerate(ids) if i in {vocabulary.eos_id, *self._setting.task.ends}), None)]
+      ids = ids[
+        : next(
+          (n for n, i in enumerate(ids) if i in {vocabulary.eos_id, *self._setting.task.ends}), None
+        )
+      ]
       ended = len(ids) < new
       texts = [vocabulary.decode(part) for part in (prompt, [*prompt, *wanted], [*prompt, *ids])]
       target, prediction = (text[len(texts[0]) :] for text in texts[1:])
-      target, prediction = _whole_words(target), prediction if ended else _whole_words(prediction)
+      target = _whole_words(target)
+      prediction = prediction if ended else _whole_words(prediction)
       found.append({"input": texts[0], "target": target, "prediction": prediction, "shows": "more"})
     return found
 
@@ -154,7 +177,9 @@ class Evaluator:
       unspaced = segmentation.kind(rest[0]) == segmentation.Kind.UNSPACED
       return unspaced or rest[0].isspace() or texts[place][-1:].isspace()
 
-    return min(filter(begins, range(1, len(ids))), key=lambda place: abs(place - cut), default=max(cut, 1))
+    return min(
+      filter(begins, range(1, len(ids))), key=lambda place: abs(place - cut), default=max(cut, 1)
+    )
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     names = self._setting.task.features

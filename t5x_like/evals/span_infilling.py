@@ -34,8 +34,8 @@ class Evaluator:
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return the scores and the number of `sequences`.
 
-    `span_exact_match` and `sequence_exact_match` are fractions of spans and of whole target sequences. `commonest_span`
-    is the `span_exact_match` of always predicting the commonest span.
+    `span_exact_match` and `sequence_exact_match` are fractions of spans and of whole target
+    sequences. `commonest_span` is the `span_exact_match` of always predicting the commonest span.
     """
     vocabulary = self._setting.task.vocabulary
     spans_right = sequences_right = sequences = 0
@@ -43,9 +43,13 @@ class Evaluator:
     samples = []
     for batch in self._setting.global_batches(self._max_examples):
       predicted_BT = fetch(self._decode(arrays, batch))
-      batch = {name: fetch(batch[name]) for name in ("encoder_input_tokens", "decoder_target_tokens", "example_index")}
+      batch = {
+        name: fetch(batch[name])
+        for name in ("encoder_input_tokens", "decoder_target_tokens", "example_index")
+      }
       for row in np.flatnonzero(batch["example_index"] >= 0):
-        target, predicted = batch["decoder_target_tokens"][row].tolist(), predicted_BT[row].tolist()
+        target = batch["decoder_target_tokens"][row].tolist()
+        predicted = predicted_BT[row].tolist()
         wanted, found = (spans_by_sentinel(ids, vocabulary) for ids in (target, predicted))
         targets.update(wanted.values())
         spans_right += sum(found.get(sentinel) == span for sentinel, span in wanted.items())
@@ -68,7 +72,8 @@ class Evaluator:
 
 
 def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ...]]:
-  """Split `<s0> a b <s1> c </s>` into {s0: (a, b), s1: (c,)}; tokens before the first sentinel are ignored."""
+  """Split `<s0> a b <s1> c </s>` into {s0: (a, b), s1: (c,)}; tokens before the first sentinel are
+  ignored."""
   sentinels = frozenset(vocabulary.sentinels)
   spans: dict[int, tuple[int, ...]] = {}
   current = None

@@ -1,4 +1,5 @@
-"""Extractive question answering: exact match and F1 of SQuAD 1.1, SQuAD 2.0 and translations of SQuAD."""
+"""Extractive question answering: exact match and F1 of SQuAD 1.1, SQuAD 2.0 and translations of
+SQuAD."""
 
 import heapq
 import math
@@ -18,24 +19,28 @@ _LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", 
 
 
 class Evaluator:
-  """An evaluator that answers each question with the best span of any window (Devlin et al. 2019, section 4.3).
+  """An evaluator that answers each question with the best span of any window (Devlin et al. 2019,
+  section 4.3).
 
-  A span's score is the sum of the logits of its first and last token. It lies within the context and has at most
-  `max_answer_tokens` tokens. If windows overlap, only the window with the most context around a span's first token
-  scores the span. If questions may have no answer, "no answer" is predicted when the lowest score of [CLS] over the
-  windows exceeds the best span's by more than `null_threshold`; `best_f1` and `best_exact` use the best threshold. The
-  text of an answer is spelled as in the context.
+  A span's score is the sum of the logits of its first and last token. It lies within the context
+  and has at most `max_answer_tokens` tokens. If windows overlap, only the window with the most
+  context around a span's first token scores the span. If questions may have no answer, "no answer"
+  is predicted when the lowest score of [CLS] over the windows exceeds the best span's by more than
+  `null_threshold`; `best_f1` and `best_exact` use the best threshold. The text of an answer is
+  spelled as in the context.
 
   Args:
     unanswerable: whether questions may have no answer, as in SQuAD 2.0.
-    language: a language, which selects MLQA's normalisation; None selects SQuAD's, which XQuAD's published scores have.
+    language: a language, which selects MLQA's normalisation; None selects SQuAD's, which XQuAD's
+      published scores have.
     n_best: candidates in the predictions, and the number of starts and ends tried in each window.
     max_answer_tokens, null_threshold: see above.
     ids: fields to copy to the predictions.
     max_examples: the number of windows, from the first; None means all.
 
   Raises:
-    UserError: the model lacks the head, a language or field is unknown, or a question has no answer unexpectedly.
+    UserError: the model lacks the head, a language or field is unknown, or a question has no answer
+      unexpectedly.
   """
 
   def __init__(
@@ -51,10 +56,16 @@ class Evaluator:
     max_examples: Positive | None = None,
   ):
     if language is not None and language not in _LANGUAGES:
-      raise UserError(f"evaluator span_qa: language: found {language!r}, expected one of {', '.join(_LANGUAGES)}")
+      raise UserError(
+        f"evaluator span_qa: language: found {language!r}, expected one of {', '.join(_LANGUAGES)}"
+      )
     _labelled.check(setting, "span_qa", {"start_logits": 2, "end_logits": 2})
-    self._unanswerable, self._language, self._threshold = unanswerable, language, null_threshold
-    self._n_best, self._longest, self._ids = n_best, max_answer_tokens, ids
+    self._unanswerable = unanswerable
+    self._language = language
+    self._threshold = null_threshold
+    self._n_best = n_best
+    self._longest = max_answer_tokens
+    self._ids = ids
     self._metric = LocalAnswers(normalize_mlqa) if language else Answers()
     if unanswerable:
       self._metric = AnswersOrNone(threshold=0.5)
@@ -62,17 +73,25 @@ class Evaluator:
     self._windows = setting.task.examples(ids)[: len(self._rows.tokens)]
     if not unanswerable and not all(window["answers"] for window in self._windows):
       raise UserError(
-        f"evaluator span_qa: task {setting.task.name} has questions without answers; set unanswerable=True"
+        f"evaluator span_qa: task {setting.task.name} has questions without answers; set "
+        "unanswerable=True"
       )
 
   def names(self) -> tuple[str, ...]:
-    return (*self._metric.names, *(AnswersOrNone.detailed if self._unanswerable else ()), "examples")
+    return (
+      *self._metric.names,
+      *(AnswersOrNone.detailed if self._unanswerable else ()),
+      "examples",
+    )
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`; and `examples`."""
+    """Return `exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`;
+    and `examples`."""
     questions: dict[int, dict[str, Any]] = {}
     for window, (start_S, end_S) in zip(self._windows, self._rows(arrays)):
-      about = questions.setdefault(window["question"], {"window": window, "spans": [], "null": math.inf})
+      about = questions.setdefault(
+        window["question"], {"window": window, "spans": [], "null": math.inf}
+      )
       about["null"] = min(about["null"], float(start_S[0] + end_S[0]))
       about["spans"] += self._candidates(window, start_S, end_S)
     predictions = [self._prediction(**about) for about in questions.values()]
@@ -89,9 +108,12 @@ class Evaluator:
       found |= self._metric.details(rows_NC, gold, given)
     return Result(found | {"examples": len(gold)}, _labelled.samples(predictions), predictions)
 
-  def _candidates(self, window: dict, start_S: np.ndarray, end_S: np.ndarray) -> list[tuple[float, str]]:
+  def _candidates(
+    self, window: dict, start_S: np.ndarray, end_S: np.ndarray
+  ) -> list[tuple[float, str]]:
     """Return the best spans of a window, each as (score, text)."""
-    first, spans_n2 = window["first"], window["spans"]
+    first = window["first"]
+    spans_n2 = window["spans"]
     starts, ends = (x[first : first + len(spans_n2)] for x in (start_S, end_S))
     starts = np.where(window["most_context"], starts, -np.inf)
     likely = [np.argsort(-x, kind="stable")[: self._n_best] for x in (starts, ends)]
@@ -100,14 +122,26 @@ class Evaluator:
     fits = np.argwhere((length_KK >= 0) & (length_KK < self._longest) & np.isfinite(score_KK))
     best = heapq.nlargest(self._n_best, ((float(score_KK[i, j]), int(i), int(j)) for i, j in fits))
     context = window["context"]
-    return [(score, context[spans_n2[likely[0][i], 0] : spans_n2[likely[1][j], 1]]) for score, i, j in best]
+    return [
+      (score, context[spans_n2[likely[0][i], 0] : spans_n2[likely[1][j], 1]])
+      for score, i, j in best
+    ]
 
-  def _prediction(self, window: dict, spans: list[tuple[float, str]], null: float) -> dict[str, Any]:
+  def _prediction(
+    self, window: dict, spans: list[tuple[float, str]], null: float
+  ) -> dict[str, Any]:
     best = heapq.nlargest(self._n_best, dict.fromkeys(spans), key=lambda span: span[0])
     answer = best[0][1] if best else ""
-    row = {"input": f"{window['record']['question']} | {window['context']}", "target": " / ".join(window["answers"])}
+    row = {
+      "input": f"{window['record']['question']} | {window['context']}",
+      "target": " / ".join(window["answers"]),
+    }
     row["references"] = window["answers"]
-    row |= {"prediction": answer, "best_answer": answer, "n_best": [{"text": t, "score": s} for s, t in best]}
+    row |= {
+      "prediction": answer,
+      "best_answer": answer,
+      "n_best": [{"text": t, "score": s} for s, t in best],
+    }
     if self._unanswerable:
       margin = null - (best[0][0] if best else -math.inf) - self._threshold
       row["no_answer_probability"] = 1.0 / (1.0 + math.exp(-max(min(margin, 30.0), -30.0)))

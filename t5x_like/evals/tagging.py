@@ -14,8 +14,8 @@ _OUTSIDE = "O"
 class Evaluator:
   """An evaluator of every word's likeliest tag, predicted at its first token.
 
-  Words beyond the length of a row, which the model does not see, count as tagged O or, without such a tag, as wrong;
-  `truncated_words` is their number.
+  Words beyond the length of a row, which the model does not see, count as tagged O or, without such
+  a tag, as wrong; `truncated_words` is their number.
 
   Args:
     ids: fields to copy to the predictions.
@@ -25,8 +25,11 @@ class Evaluator:
     UserError: the model lacks the head, its head has another number of tags, or a field is unknown.
   """
 
-  def __init__(self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: Positive | None = None):
-    self._tags, self._ids = setting.task.classes, ids
+  def __init__(
+    self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: Positive | None = None
+  ):
+    self._tags = setting.task.classes
+    self._ids = ids
     _labelled.check(setting, "tagging", {"logits": 3}, len(self._tags))
     self._metrics = [TagAccuracy()]
     if any(tag.startswith("B-") for tag in self._tags):
@@ -35,18 +38,30 @@ class Evaluator:
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
 
   def names(self) -> tuple[str, ...]:
-    return (*(name for metric in self._metrics for name in metric.names), "examples", "truncated_words")
+    return (
+      *(name for metric in self._metrics for name in metric.names),
+      "examples",
+      "truncated_words",
+    )
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in percent."""
-    predictions, truncated = [], 0
+    """Return `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in
+    percent."""
+    predictions = []
+    truncated = 0
     for example, (tags_S, first_S) in zip(self._examples, self._rows(arrays)):
       held = [self._tags[tag] for tag in tags_S[first_S > 0]]
       lost = len(example["tags"]) - len(held)
       truncated += lost
       given = held + [_OUTSIDE if _OUTSIDE in self._tags else ""] * lost
-      row = {"input": " ".join(example["tokens"]), "tokens": example["tokens"], "target": " ".join(example["tags"])}
-      predictions.append(_labelled.identified(row | {"prediction": " ".join(given)}, example["record"], self._ids))
+      row = {
+        "input": " ".join(example["tokens"]),
+        "tokens": example["tokens"],
+        "target": " ".join(example["tags"]),
+      }
+      predictions.append(
+        _labelled.identified(row | {"prediction": " ".join(given)}, example["record"], self._ids)
+      )
       predictions[-1]["tags"] = given
     gold = [example["tags"] for example in self._examples]
     found = {"examples": len(gold), "truncated_words": truncated}

@@ -1,4 +1,5 @@
-"""Zero-shot classification of images: pick the class with the nearest description (CLIP, Radford et al. 2021)."""
+"""Zero-shot classification of images: pick the class with the nearest description (CLIP, Radford et
+al. 2021)."""
 
 import jax
 import numpy as np
@@ -13,21 +14,25 @@ from t5x_like.slots import Length, Positive
 
 
 class Evaluator:
-  """An evaluator that classifies the centre crop of every labelled image once; scores are in percent.
+  """An evaluator that classifies the centre crop of every labelled image once; scores are in
+  percent.
 
-  A class is represented by the mean embedding of its name in all templates (prompt ensembling, section 3.1.4). In a
-  recipe, the labelled images are the evaluator's own task:
+  A class is represented by the mean embedding of its name in all templates (prompt ensembling,
+  section 3.1.4). In a recipe, the labelled images are the evaluator's own task:
 
-    config.evals.zero_shot = {"task": {"name": "image_classification", "source": "folders:validation=imagenet/val", …}}
+    config.evals.zero_shot = {"task": {"name": "image_classification", "source":
+    "folders:validation=imagenet/val", …}}
 
   Args:
     templates: texts with {} in place of the class name.
     names: a file of names, one line per class in the order of the classes; None for the task's own.
-    length: the length of the text rows, as in the model's training; None for as many as it has positions, or 77.
+    length: the length of the text rows, as in the model's training; None for as many as it has
+      positions, or 77.
     max_examples: the number of images, from the first; None means all.
 
   Raises:
-    UserError: the task has no classes, the model has no embeddings of texts, or there are not as many names as classes.
+    UserError: the task has no classes, the model has no embeddings of texts, or there are not as
+      many names as classes.
   """
 
   def __init__(
@@ -40,14 +45,21 @@ class Evaluator:
     max_examples: Positive | None = None,
   ):
     task = setting.task
-    if "image" not in task.features or not task.classes or not hasattr(setting.model, "embed_texts"):
+    if (
+      "image" not in task.features or not task.classes or not hasattr(setting.model, "embed_texts")
+    ):
       raise UserError(
-        f"evaluator zero_shot: is for models of images and texts, and tasks of labelled images, not task {task.name};"
+        "evaluator zero_shot: is for models of images and texts, and tasks of labelled images, "
+        f"not task {task.name};"
         ' set task={"name": "image_classification", …} in its arguments'
       )
     if not templates or any(template.count("{}") != 1 for template in templates):
-      raise UserError(f"evaluator zero_shot: found templates {list(templates)}, expected texts with one {{}} in each")
-    self._setting, self._most = setting, max_examples
+      raise UserError(
+        f"evaluator zero_shot: found templates {list(templates)}, expected texts "
+        f"with one {{}} in each"
+      )
+    self._setting = setting
+    self._most = max_examples
     self._names = task.classes if names is None else _read(names, len(task.classes))
     self._tokens_CT = _rows(
       [template.replace("{}", name) for name in self._names for template in templates],
@@ -67,10 +79,15 @@ class Evaluator:
     text_CP = of_texts(self._setting, self._texts, arrays, self._tokens_CT)
     mean_VP = text_CP.reshape(len(self._names), -1, text_CP.shape[-1]).mean(axis=1)
     class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
-    found = [[fetch(x) for x in self._images(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    found = [
+      [fetch(x) for x in self._images(arrays, batch)]
+      for batch in self._setting.global_batches(self._most)
+    ]
     image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     real_N = index_N >= 0
-    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[:, : _top_classes.MOST]
+    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[
+      :, : _top_classes.MOST
+    ]
     return _top_classes.scored(best_NK, label_N[real_N], index_N[real_N], self._names)
 
 
@@ -86,9 +103,12 @@ def _read(path: str, classes: int) -> tuple[str, ...]:
     with place(path).open("r", encoding="utf-8") as file:
       names = tuple(line.strip() for line in file if line.strip())
   except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f"evaluator zero_shot: names: {path} cannot be read ({one_line(error)})") from error
+    raise UserError(
+      f"evaluator zero_shot: names: {path} cannot be read ({one_line(error)})"
+    ) from error
   if len(names) != classes:
     raise UserError(
-      f"evaluator zero_shot: names: {path} has {len(names)} names, expected {classes}, one for each class"
+      f"evaluator zero_shot: names: {path} has {len(names)} names, expected {classes}, one for "
+      "each class"
     )
   return names

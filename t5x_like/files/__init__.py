@@ -1,6 +1,7 @@
 """Files wherever they are: the one way to name, open, read, list, lock and commit them.
 
-`places.place` opens a path or an address. Modules, from the bottom up; each imports only from those before it:
+`places.place` opens a path or an address. Modules, from the bottom up; each imports only from those
+before it:
 
   answers        one kind for each answer of a store, a network or a disk, whichever client passes it on
   streams        stdout and stderr that end no program when they cannot be written

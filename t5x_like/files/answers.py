@@ -1,7 +1,9 @@
-"""One kind for each answer of an object store, whatever the client: docs/reference/exit-codes.md has the table.
+"""One kind for each answer of an object store, whatever the client: docs/reference/exit-codes.md
+has the table.
 
-fsspec's clients (gcsfs, s3fs, adlfs, http), TensorStore and the operating system each have their own exceptions for the
-same answers. `kind` classifies them; `errors.answered` turns a kind into the error that ends the program.
+fsspec's clients (gcsfs, s3fs, adlfs, http), TensorStore and the operating system each have their
+own exceptions for the same answers. `kind` classifies them; `errors.answered` turns a kind into the
+error that ends the program.
 """
 
 import enum
@@ -46,7 +48,8 @@ _STATUSES = {
   416: Kind.DAMAGED,
   501: Kind.OTHER,
 }
-_CLASSES = _kinds(  # by name, as their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth
+# by name, as their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth
+_CLASSES = _kinds(
   TRANSIENT="ChunkedEncodingError|ClientConnectionError|ClientPayloadError|ConnectTimeout|ConnectTimeoutError|"
   "ConnectionClosedError|ConnectionError|EndpointConnectionError|FSTimeoutError|IncompleteRead|ProxyError|ReadTimeout|"
   "ReadTimeoutError|ResponseStreamingError|ServerDisconnectedError|TimeoutError|TransientError|TransportError",
@@ -66,9 +69,15 @@ _ERRNOS = {
   ).items()
   if hasattr(errno, name)
 }
-_TYPES = {FileNotFoundError: Kind.ABSENT, FileExistsError: Kind.EXISTS, PermissionError: Kind.REFUSED}
-_WORDS = _kinds(  # absl's codes as TensorStore writes them, and phrases of messages without a status
-  TRANSIENT="UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|Too Many Requests|Service Unavailable|SlowDown|Connection reset|"
+_TYPES = {
+  FileNotFoundError: Kind.ABSENT,
+  FileExistsError: Kind.EXISTS,
+  PermissionError: Kind.REFUSED,
+}
+# absl's codes as TensorStore writes them, and phrases of messages without a status
+_WORDS = _kinds(
+  TRANSIENT="UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|Too Many Requests|Service "
+  "Unavailable|SlowDown|Connection reset|"
   "Connection closed|connection closed|Connection refused|Broken pipe|timed out|Timeout|"
   "Temporary failure in name resolution|Input/output error|Stale file handle|CURL error",
   REFUSED="Forbidden: |PERMISSION_DENIED|UNAUTHENTICATED",
@@ -90,12 +99,18 @@ _RIGHTS = {  # on Google's store, replacing an object requires the right to dele
     "written": "storage.objects.create and .delete",
     "deleted": "storage.objects.delete",
   },
-  "s3": {"read": "s3:GetObject", "listed": "s3:ListBucket", "written": "s3:PutObject", "deleted": "s3:DeleteObject"},
+  "s3": {
+    "read": "s3:GetObject",
+    "listed": "s3:ListBucket",
+    "written": "s3:PutObject",
+    "deleted": "s3:DeleteObject",
+  },
 }
 
 
 def chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[BaseException]:
-  """Yield the exception and its causes in turn; unless `explicit`, follow implicit contexts (`__context__`) too."""
+  """Yield the exception and its causes in turn; unless `explicit`, follow implicit contexts
+  (`__context__`) too."""
   seen: set[int] = set()
   while error is not None and id(error) not in seen:
     seen.add(id(error))
@@ -106,19 +121,22 @@ def chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[Ba
 def kind(error: BaseException) -> Kind | None:
   """Return the kind of an exception; None if it did not come from a store, network or disk.
 
-  The server's code or status takes precedence over the client's exception class. An exception that was being handled
-  when this one was raised, perhaps the end of the whole run, counts only as a last resort.
+  The server's code or status takes precedence over the client's exception class. An exception that
+  was being handled when this one was raised, perhaps the end of the whole run, counts only as a
+  last resort.
   """
   return _kind(list(chain(error, explicit=True))) or _kind(list(chain(error)))
 
 
 def of_errno(number: int | None) -> Kind | None:
-  """Return the kind of an error number of the operating system; None if it says nothing of a store, network or disk."""
+  """Return the kind of an error number of the operating system; None if it says nothing of a store,
+  network or disk."""
   return _ERRNOS.get(number)
 
 
 def names_passing_fault(message: str) -> bool:
-  """Return whether a message has the operating system's words for a fault that passes, such as "Stale file handle"."""
+  """Return whether a message has the operating system's words for a fault that passes, such as
+  "Stale file handle"."""
   return any(words in message for words in _PASSING)
 
 
@@ -133,8 +151,11 @@ def _said(error: BaseException) -> Kind | None:
   """Classify by the server's own code or status."""
   if any(one.__name__ == "BadHttpMessage" for one in type(error).__mro__):
     return Kind.TRANSIENT  # a cut answer; the 400 that aiohttp gives it is not the server's
-  text, response = str(error), getattr(error, "response", None)
-  code, status = getattr(error, "error_code", None), None  # Azure's
+  text = str(error)
+  response = getattr(error, "response", None)
+  # Azure's
+  code = getattr(error, "error_code", None)
+  status = None
   if isinstance(response, dict):  # botocore's
     code = response.get("Error", {}).get("Code")
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -192,6 +213,8 @@ def message(kind: Kind | None, address: str, done: str, error: BaseException) ->
   if kind is Kind.DAMAGED:
     return f"{address}: {kind.value} ({words(error)}); copy it again"
   if kind is Kind.REFUSED:
-    right = _RIGHTS.get({"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), {}).get(done, "the right to it")
+    right = _RIGHTS.get({"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), {}).get(
+      done, "the right to it"
+    )
     return f"{told}; grant this account {right}, or use the credentials of one that has it"
   return f"{told}; refresh them and run the same command again" if kind is Kind.EXPIRED else told

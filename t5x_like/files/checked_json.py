@@ -1,4 +1,5 @@
-"""The only reader of JSON from outside the program, which checks the outermost type, and digests of values as JSON."""
+"""The only reader of JSON from outside the program, which checks the outermost type, and digests of
+values as JSON."""
 
 import hashlib
 import json
@@ -23,27 +24,39 @@ def parsed(content: bytes | str, kind: type, where: str, expected: str) -> Any:
     where: the file or line, for messages.
     expected: the expected contents and the remedy, for messages.
   Raises:
-    UserError: it is not JSON, is nested too deeply, has a number with too many digits, or has another type.
+    UserError: it is not JSON, is nested too deeply, has a number with too many digits, or has
+      another type.
   """
   try:
     found = json.loads(content)
   except (ValueError, RecursionError, MemoryError) as error:
-    raise UserError(f"{where}: found invalid JSON ({one_line(error)}), expected {expected}") from None
+    raise UserError(
+      f"{where}: found invalid JSON ({one_line(error)}), expected {expected}"
+    ) from None
   if not isinstance(found, kind):
     raise UserError(f"{where}: found a JSON {kind_of(found)}, expected {expected}")
   return found
 
 
 def kind_of(found: Any) -> str:
-  """Return the name of a value's JSON type or, of values that JSON lacks, of their own: bytes, date, Decimal, …"""
+  """Return the name of a value's JSON type or, of values that JSON lacks, of their own: bytes,
+  date, Decimal, …"""
   if found is None:
     return "null"
-  kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+  kinds = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+  }
   return kinds.get(type(found), type(found).__name__)
 
 
 def rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:
-  """Yield each line that holds an object, parsed and raw. Others, torn by a loss of power or edited, are told once.
+  """Yield each line that holds an object, parsed and raw. Others, torn by a loss of power or
+  edited, are told once.
 
   Args:
     content: the file's.
@@ -61,7 +74,9 @@ def rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[R
     except (ValueError, TypeError, KeyError, RecursionError) as error:
       if (str(where), number, line) not in _told:
         _told.add((str(where), number, line))
-        _log.warning("%s:%d: torn or foreign line is skipped (%s)", where, number, one_line(error)[:100])
+        _log.warning(
+          "%s:%d: torn or foreign line is skipped (%s)", where, number, one_line(error)[:100]
+        )
       continue
     yield row, line + b"\n"
 

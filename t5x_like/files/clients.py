@@ -1,10 +1,11 @@
 """The clients of object stores: one serves a scheme, whoever asks.
 
-TensorStore serves `gs://`, `s3://` and `http(s)://`; fsspec serves every other scheme. TensorStore knows neither the
-size of an object nor patterns, and takes a refused listing of Google's for an empty one, so fsspec answers these
-questions for every scheme (`asked`).
+TensorStore serves `gs://`, `s3://` and `http(s)://`; fsspec serves every other scheme. TensorStore
+knows neither the size of an object nor patterns, and takes a refused listing of Google's for an
+empty one, so fsspec answers these questions for every scheme (`asked`).
 
-`s3://` respects `AWS_ENDPOINT_URL` and `AWS_REGION`, so that S3 servers other than Amazon's can be used.
+`s3://` respects `AWS_ENDPOINT_URL` and `AWS_REGION`, so that S3 servers other than Amazon's can be
+used.
 """
 
 import concurrent.futures
@@ -26,12 +27,22 @@ from t5x_like.files.local import Versioned
 Part = slice | None  # a range of a file's bytes; None is the whole file
 
 TENSORSTORE = ("gs", "s3", "http", "https")
-_PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
+_PACKAGES = {
+  "gs": "gcsfs",
+  "s3": "s3fs",
+  "az": "adlfs",
+  "abfs": "adlfs",
+  "hf": "huggingface_hub",
+  "http": "aiohttp",
+}
 _AT_ONCE = 32  # requests of fsspec
 _ABSENT = b"\x02"  # TensorStore's generation of an absent file
 _DRIVERS = ("gcs", "s3", "http")
 _CONTEXT = {
-  **{f"{d}_request_retries": {"max_retries": 8, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
+  **{
+    f"{d}_request_retries": {"max_retries": 8, "initial_delay": "100ms", "max_delay": "8s"}
+    for d in _DRIVERS
+  },
   **{f"{d}_request_concurrency": {"limit": 128} for d in _DRIVERS},
 }
 
@@ -46,17 +57,19 @@ class Answer(NamedTuple):
 class _TensorStore:
   """The files below an address, by key.
 
-  `read` returns the future of an `Answer` with all bytes or a range; `write` writes a whole file, or deletes it if
-  `data` is None; `create` writes a file that must not exist; `replace` writes or deletes a file that must still be of
-  the version that `read_version` returned; `find` returns the keys that begin with a prefix, with the sizes of the
-  files (None if unknown).
+  `read` returns the future of an `Answer` with all bytes or a range; `write` writes a whole file,
+  or deletes it if `data` is None; `create` writes a file that must not exist; `replace` writes or
+  deletes a file that must still be of the version that `read_version` returned; `find` returns the
+  keys that begin with a prefix, with the sizes of the files (None if unknown).
   """
 
   def __init__(self, url: str):
     import tensorstore as ts
 
-    self._ts, spec = ts, url
-    parts, endpoint = urllib.parse.urlsplit(url), os.environ.get("AWS_ENDPOINT_URL")
+    self._ts = ts
+    spec = url
+    parts = urllib.parse.urlsplit(url)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if parts.scheme == "s3" and endpoint:
       region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
       spec = {"driver": "s3", "bucket": parts.netloc, "path": parts.path.lstrip("/")}
@@ -74,13 +87,17 @@ class _TensorStore:
 
   def read_version(self, key: str, timeout: float) -> Versioned | None:
     answer = self._files.read(key).result(timeout=timeout)
-    return None if answer.state == "missing" else Versioned(bytes(answer.value), answer.stamp.generation)
+    return (
+      None if answer.state == "missing" else Versioned(bytes(answer.value), answer.stamp.generation)
+    )
 
   def replace(self, key: str, data: bytes | None, version: bytes, timeout: float) -> bool:
     return bool(self._files.write(key, data, if_equal=version).result(timeout=timeout).generation)
 
   def find(self, prefix: str, timeout: float) -> dict[str, int | None]:
-    keys = self._ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
+    keys = self._ts.KvStore.KeyRange(
+      prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+    )
     return {key.decode(): None for key in self._files.list(keys).result(timeout=timeout)}
 
 
@@ -95,7 +112,8 @@ class _Fsspec:
     self.url = url
     self.files, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
     self._root = root.rstrip("/")
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for every error, and raises it too
+    # it logs a traceback for every error, and raises it too
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
   def path(self, key: str) -> str:
     return f"{self._root}/{key}".rstrip("/") if self._root else key
@@ -147,10 +165,13 @@ class _Fsspec:
   def matches(self, pattern: str) -> dict[str, tuple[str, int | None]]:
     self.files.invalidate_cache()
     found = self.files.glob(self.path(pattern), detail=True)
-    return {self._key(path): (about["type"], about.get("size")) for path, about in sorted(found.items())}
+    return {
+      self._key(path): (about["type"], about.get("size")) for path, about in sorted(found.items())
+    }
 
   def look(self) -> None:
-    """Query the bucket of a Google or Amazon address; raise the client's error if it must not be listed."""
+    """Query the bucket of a Google or Amazon address; raise the client's error if it must not be
+    listed."""
     scheme, _, path = self.url.partition("://")
     bucket = path.partition("/")[0]
     self.files.invalidate_cache()
@@ -195,9 +216,14 @@ def asked(root: str) -> _Fsspec:
 def _opened(root: str, kind: type):
   try:
     return kind(root)
-  except Exception as error:  # each library raises its own types, all meaning that the address cannot be used
+  # each library raises its own types, all meaning that the address cannot be used
+  except Exception as error:
     if is_transient(error):
       raise TransientError(f"{root}: cannot be opened now ({one_line(error)[:300]})") from error
     package = _PACKAGES.get(root.partition("://")[0].removesuffix("s"))
-    mend = f"pip install {package}" if package else "use an address that fsspec knows, or a mounted directory"
+    mend = (
+      f"pip install {package}"
+      if package
+      else ("use an address that fsspec knows, or a mounted directory")
+    )
     raise UserError(f"{root}: cannot be opened ({one_line(error)[:200]}); {mend}") from error

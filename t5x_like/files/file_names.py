@@ -1,7 +1,7 @@
 """Checks of file names: every name read from a file is checked before a path is built from it.
 
-Stores, manifests, configs and checkpoints may come from anybody. A name with a separator, or `..`, could escape its
-directory.
+Stores, manifests, configs and checkpoints may come from anybody. A name with a separator, or `..`,
+could escape its directory.
 """
 
 import unicodedata
@@ -15,17 +15,21 @@ RULE = f"a name of 1 to {LONGEST} bytes without separators and control character
 
 
 def is_name(text: Any) -> bool:
-  """Return whether a value may name a file or directory: a single path component, not `.` or `..`."""
+  """Return whether a value may name a file or directory: a single path component, not `.` or
+  `..`."""
   if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\\" in text:
     return False
-  odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)  # controls and lone surrogates
+  # controls and lone surrogates
+  odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
   return not odd and len(text.encode()) <= LONGEST
 
 
 def is_inside(path: Any) -> bool:
-  """Return whether a value is a relative path that stays in its directory: valid names joined by slashes.
+  """Return whether a value is a relative path that stays in its directory: valid names joined by
+  slashes.
 
-  An address is none, even behind a directory's name: `images/gs://bucket/file` would be opened as an address.
+  An address is none, even behind a directory's name: `images/gs://bucket/file` would be opened as
+  an address.
   """
   if not isinstance(path, str) or path.startswith("/") or "://" in path:
     return False

@@ -18,13 +18,18 @@ _MOST_NUMBERS = 100_000
 
 
 def expand(pattern: str) -> list[str]:
-  """Expand each `{00000..00007}` to one pattern per number, zero-padded like the first; else return the pattern."""
-  pieces, ranges, start = [], [], 0
+  """Expand each `{00000..00007}` to one pattern per number, zero-padded like the first; else return
+  the pattern."""
+  pieces = []
+  ranges = []
+  start = 0
   for match in _RANGE.finditer(pattern):
-    low, high = int(match[1]), int(match[2])
+    low = int(match[1])
+    high = int(match[2])
     if not low <= high < low + _MOST_NUMBERS:
       raise UserError(
-        f"{pattern}: found the range {match[0]}, expected {{LOW..HIGH}} with LOW at most HIGH and at "
+        f"{pattern}: found the range {match[0]}, expected {{LOW..HIGH}} with LOW at most HIGH and "
+        "at "
         f"most {_MOST_NUMBERS} numbers"
       )
     pieces.append(pattern[start : match.start()])
@@ -43,7 +48,8 @@ def absolute(path: str) -> str:
 
 
 def kind(path: str) -> str:
-  """Return `file`, `directory`, or a phrase for another kind of path; raise UserError if it cannot be examined."""
+  """Return `file`, `directory`, or a phrase for another kind of path; raise UserError if it cannot
+  be examined."""
   file = place(path)
   if isinstance(file, Remote):
     return file.about()["type"]
@@ -53,12 +59,18 @@ def kind(path: str) -> str:
     return "a link to nothing"
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
-  kinds = {stat.S_ISREG: "file", stat.S_ISDIR: "directory", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+  kinds = {
+    stat.S_ISREG: "file",
+    stat.S_ISDIR: "directory",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+  }
   return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
 
 
 def matches(pattern: str) -> list[str]:
-  """Return the sorted paths that match a glob pattern, or the pattern itself if something has that name.
+  """Return the sorted paths that match a glob pattern, or the pattern itself if something has that
+  name.
 
   Raises:
     UserError: a directory cannot be listed, or the pattern is too long for a name.
@@ -70,15 +82,17 @@ def matches(pattern: str) -> list[str]:
   except OSError as error:
     if error.errno != errno.ENAMETOOLONG:
       raise
-    raise UserError(f"{pattern[:80]}…: found a path of {len(pattern)} characters, too long for a file's name") from None
+    raise UserError(
+      f"{pattern[:80]}…: found a path of {len(pattern)} characters, too long for a file's name"
+    ) from None
   return list(found.matches()) if isinstance(found, Remote) else sorted(_local_matches(str(found)))
 
 
 def listed(pattern: str) -> dict[str, tuple[str, int | None]]:
   """List what matches a pattern at an address, with (kind, size or None), in few requests.
 
-  A range of numbers matches anything. Nothing is listed for other patterns, on a web server, or if only single files
-  may be read and the pattern names them.
+  A range of numbers matches anything. Nothing is listed for other patterns, on a web server, or if
+  only single files may be read and the pattern names them.
   """
   every = _RANGE.sub("*", pattern)
   if not is_remote(every) or every.lower().startswith("http") or not glob.has_magic(every):
@@ -111,7 +125,8 @@ def _local_matches(pattern: str) -> list[str]:
 
 
 def _directories(path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-  """Yield a directory and every visible directory below it, each once, by the first path that reaches it."""
+  """Yield a directory and every visible directory below it, each once, by the first path that
+  reaches it."""
   if not os.path.isdir(path or "."):
     return
   found = os.stat(path or ".")

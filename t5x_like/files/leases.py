@@ -1,4 +1,5 @@
-"""Leases: a directory belongs to one process at a time, where the file system has no locks, as at an address."""
+"""Leases: a directory belongs to one process at a time, where the file system has no locks, as at
+an address."""
 
 import json
 import logging
@@ -22,11 +23,13 @@ _log = logging.getLogger("t5x_like.files.leases")
 class Lease:
   """A file that reserves a directory for one process; a context manager.
 
-  A process that meets a lease watches it: if it changes, its holder is alive. Clocks are not compared. A lease whose
-  holder is known to be dead is taken at once. Only a process under the same boot of the same kernel, in the same PID
-  namespace, can know: two containers may share a host name, and each has a process 1.
+  A process that meets a lease watches it: if it changes, its holder is alive. Clocks are not
+  compared. A lease whose holder is known to be dead is taken at once. Only a process under the same
+  boot of the same kernel, in the same PID namespace, can know: two containers may share a host
+  name, and each has a process 1.
 
-  A lease is replaced, renewed and removed only as it was last read, by conditional writes where the store has them.
+  A lease is replaced, renewed and removed only as it was last read, by conditional writes where the
+  store has them.
 
   Args:
     directory: the directory.
@@ -40,11 +43,19 @@ class Lease:
   """
 
   def __init__(self, directory: Place, name: str, doing: str, seconds: float | None = None):
-    self._directory, self._file, self._doing = str(directory), directory / name, doing
+    self._directory = str(directory)
+    self._file = directory / name
+    self._doing = doing
     self._seconds = SECONDS if seconds is None else seconds
-    self.content = {"holder": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid()}
+    self.content = {
+      "holder": uuid.uuid4().hex,
+      "host": socket.gethostname(),
+      "process": os.getpid(),
+    }
     self.content |= {"place": _place(), "started": _started(os.getpid())}
-    self._ended, self._beats, self._thread = threading.Event(), 0, None
+    self._ended = threading.Event()
+    self._beats = 0
+    self._thread = None
 
   def __enter__(self) -> "Lease":
     for attempt in range(_ATTEMPTS):
@@ -53,7 +64,8 @@ class Lease:
       time.sleep(0.1 * attempt)
     else:
       raise TransientError(
-        f"{self._file}: is there whenever it is to be written, and gone whenever it is read, {_ATTEMPTS} times; remove"
+        f"{self._file}: is there whenever it is to be written, and gone whenever it is read, "
+        f"{_ATTEMPTS} times; remove"
         " it if it is a link, and run the same command again"
       )
     self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -79,11 +91,12 @@ class Lease:
       self._thread.join()
 
   def check(self) -> None:
-    """Check that this process still holds the lease. Call it before writing anything another run must not see.
+    """Check that this process still holds the lease. Call it before writing anything another run
+    must not see.
 
     Raises:
-      TransientError: another process took the lease after this one gave no sign of life for too long, or the file is
-        gone.
+      TransientError: another process took the lease after this one gave no sign of life for too
+        long, or the file is gone.
       UserError: the directory may no longer be read, or its bucket does not exist.
     """
     found = self._file.read()
@@ -112,12 +125,14 @@ class Lease:
       lease = now
     if lease is None or not self._file.replace_version(self._data(), lease.version):
       return False
-    # Where a store cannot compare and write at once, another process may have replaced the same lease: the last counts.
+    # Where a store cannot compare and write at once, another process may have replaced the same
+    # lease: the last counts.
     time.sleep(min(_SETTLING_SECONDS, self._seconds / _BEATS))
     return self._is_mine(self._file.read())
 
   def _beat(self) -> None:
-    """Renew the lease, but never another process's: this one may have been paused for long between two lines."""
+    """Renew the lease, but never another process's: this one may have been paused for long between
+    two lines."""
     while not self._ended.wait(self._seconds / _BEATS):
       try:
         lease = self._file.read_version()
@@ -149,10 +164,18 @@ def _told(data: bytes) -> str:
 
 
 def _dead(data: bytes) -> bool:
-  """Return whether the holder is known to be dead: it would be visible from this process, and is not."""
-  found, here = _parsed(data), _place()
-  process, started = found.get("process"), found.get("started")
-  if here is None or found.get("place") != here or type(process) is not int or not 0 < process < 2**31:
+  """Return whether the holder is known to be dead: it would be visible from this process, and is
+  not."""
+  found = _parsed(data)
+  here = _place()
+  process = found.get("process")
+  started = found.get("started")
+  if (
+    here is None
+    or found.get("place") != here
+    or type(process) is not int
+    or not 0 < process < 2**31
+  ):
     return False
   try:
     os.kill(process, 0)
@@ -165,7 +188,8 @@ def _dead(data: bytes) -> bool:
 
 
 def _place() -> list[str] | None:
-  """Return the scope in which a process number is valid: the host, its boot, and its PID and time namespaces.
+  """Return the scope in which a process number is valid: the host, its boot, and its PID and time
+  namespaces.
 
   None if the system does not tell.
   """

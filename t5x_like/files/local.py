@@ -1,4 +1,5 @@
-"""Files on a disk, with the methods of `remote.Remote`; written files are complete and outlast a loss of power."""
+"""Files on a disk, with the methods of `remote.Remote`; written files are complete and outlast a
+loss of power."""
 
 import contextlib
 import errno
@@ -12,27 +13,36 @@ from typing import Any, NamedTuple
 from t5x_like.errors import UserError, one_line, retried
 
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems without fsync
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+_KINDS = {
+  stat.S_IFIFO: "a pipe",
+  stat.S_IFCHR: "a device",
+  stat.S_IFBLK: "a device",
+  stat.S_IFSOCK: "a socket",
+}
 
 
 class Versioned(NamedTuple):
-  """The content of a file; `version` names it in conditional writes, and changes with every write."""
+  """The content of a file; `version` names it in conditional writes, and changes with every
+  write."""
 
   content: bytes
   version: Any
 
 
 class Irregular(OSError):
-  """A pipe, device, socket or circle of links stands where a file is expected: reading it could wait for ever."""
+  """A pipe, device, socket or circle of links stands where a file is expected: reading it could
+  wait for ever."""
 
 
 def irregular_kind(path) -> str | None:
-  """Return "a pipe", "a device" or "a socket" if a path leads to one, None otherwise; raise OSError for no file."""
+  """Return "a pipe", "a device" or "a socket" if a path leads to one, None otherwise; raise OSError
+  for no file."""
   return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
 
 
 def check(path) -> None:
-  """Raise Irregular if a path leads to a pipe, device or socket, or to itself, and OSError if it leads nowhere."""
+  """Raise Irregular if a path leads to a pipe, device or socket, or to itself, and OSError if it
+  leads nowhere."""
   try:
     kind = irregular_kind(path)
   except OSError as error:
@@ -44,32 +54,47 @@ def check(path) -> None:
 
 
 def check_link(path) -> None:
-  """Raise Irregular if a path is a link out of its directory or, in the cache of the Hub, out of its repository.
+  """Raise Irregular if a path is a link out of its directory or, in the cache of the Hub, out of
+  its repository.
 
-  A directory from elsewhere may hold links to any file, whose content a copy of the directory would show.
+  A directory from elsewhere may hold links to any file, whose content a copy of the directory would
+  show.
   """
   folder = os.path.dirname(os.path.abspath(path))
-  if os.path.basename(os.path.dirname(folder)) == "snapshots":  # whose files are links to ../../blobs
+  # whose files are links to ../../blobs
+  if os.path.basename(os.path.dirname(folder)) == "snapshots":
     folder = os.path.dirname(os.path.dirname(folder))
   target = os.path.realpath(path)
   if not f"{target}/".startswith(f"{os.path.realpath(folder).rstrip('/')}/"):
-    raise Irregular(errno.EINVAL, f"found a link to {target}, expected a file of this directory", os.fspath(path))
+    raise Irregular(
+      errno.EINVAL, f"found a link to {target}, expected a file of this directory", os.fspath(path)
+    )
 
 
 def check_owned(folder) -> None:
-  """Raise Irregular unless a directory is this user's, and not everybody can replace or add files there.
+  """Raise Irregular unless a directory is this user's, and not everybody can replace or add files
+  there.
 
-  A directory with the sticky bit, such as /dev/shm, may be shared: in it, nobody replaces the files of another user.
+  A directory with the sticky bit, such as /dev/shm, may be shared: in it, nobody replaces the files
+  of another user.
   """
   about = os.lstat(folder)
   if not stat.S_ISDIR(about.st_mode):
-    raise Irregular(errno.ENOTDIR, "found a link or a file, expected a directory", os.fspath(folder))
+    raise Irregular(
+      errno.ENOTDIR, "found a link or a file, expected a directory", os.fspath(folder)
+    )
   if about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.geteuid()):
     return
   if about.st_uid != os.geteuid():
-    raise Irregular(errno.EPERM, f"found a directory of user {about.st_uid}, expected one of yours", os.fspath(folder))
+    raise Irregular(
+      errno.EPERM,
+      f"found a directory of user {about.st_uid}, expected one of yours",
+      os.fspath(folder),
+    )
   if about.st_mode & stat.S_IWOTH:
-    raise Irregular(errno.EPERM, "found a directory that everybody may write; chmod o-w it", os.fspath(folder))
+    raise Irregular(
+      errno.EPERM, "found a directory that everybody may write; chmod o-w it", os.fspath(folder)
+    )
 
 
 def check_below(folder) -> None:
@@ -91,14 +116,16 @@ def _version(file: int) -> tuple[int, int, int]:
 
 
 def content(path) -> bytes | None:
-  """Return the bytes of a run's file, None if there is none; raise UserError if it is no file, or cannot be read."""
+  """Return the bytes of a run's file, None if there is none; raise UserError if it is no file, or
+  cannot be read."""
   try:
     return Local(path).read_bytes()
   except FileNotFoundError:
     return None
   except OSError as error:
     raise UserError(
-      f"{path}: cannot be read: {error.strerror or one_line(error)}; restore the file, or move it away"
+      f"{path}: cannot be read: {error.strerror or one_line(error)}; restore the file, or move it "
+      "away"
     ) from error
 
 
@@ -116,7 +143,8 @@ def synced(path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path):
-  """Open a temporary file beside `path` for writing bytes; once complete and flushed to disk, it replaces `path`."""
+  """Open a temporary file beside `path` for writing bytes; once complete and flushed to disk, it
+  replaces `path`."""
   aside = path.with_name(f"{path.name[:40]}.{uuid.uuid4().hex[:8]}.tmp")
   try:
     with open(aside, "xb") as file:
@@ -148,7 +176,8 @@ class Local(type(pathlib.Path())):
   """A file or directory on a disk: a path that writes whole files, and answers like an address.
 
   Raises:
-    OSError: of every method; transient errors, as of a network disk, only after `T5X_LIKE_RETRY_SECONDS`.
+    OSError: of every method; transient errors, as of a network disk, only after
+      `T5X_LIKE_RETRY_SECONDS`.
   """
 
   def read(self, part: slice | None = None) -> bytes | None:
@@ -184,7 +213,8 @@ class Local(type(pathlib.Path())):
     return text.replace("\r\n", "\n").replace("\r", "\n")  # as `open` reads it
 
   def write_bytes(self, data: bytes) -> None:
-    """Write the file atomically: readers see the old or the complete new content, even after a power failure."""
+    """Write the file atomically: readers see the old or the complete new content, even after a
+    power failure."""
 
     def call() -> None:
       made = not self.parent.exists()
@@ -210,7 +240,8 @@ class Local(type(pathlib.Path())):
       return self.read() == data
 
   def read_version(self) -> Versioned | None:
-    """Return the file's content with its version, for `replace_version`; None if there is no file."""
+    """Return the file's content with its version, for `replace_version`; None if there is no
+    file."""
 
     def call() -> Versioned:
       check(self)
@@ -223,7 +254,8 @@ class Local(type(pathlib.Path())):
       return None
 
   def replace_version(self, data: bytes | None, version: Any) -> bool:
-    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer of this version.
+    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer
+    of this version.
 
     There is a moment between the comparison and the change.
     """
@@ -237,9 +269,11 @@ class Local(type(pathlib.Path())):
     return True
 
   def renew(self, data: bytes, version: Any) -> bool:
-    """Change the version of the file, by its time of modification; False if it is no longer of this version.
+    """Change the version of the file, by its time of modification; False if it is no longer of this
+    version.
 
-    A process that is paused between the comparison and the change touches only the file that it compared.
+    A process that is paused between the comparison and the change touches only the file that it
+    compared.
     """
     try:
       file = os.open(self, os.O_RDWR)
@@ -277,10 +311,14 @@ class Local(type(pathlib.Path())):
       shutil.rmtree(self)
 
   def _sizes(self, prefix: str) -> dict[str, int]:
-    sizes, waiting = {}, [""]
+    sizes = {}
+    waiting = [""]
     while waiting:
       directory = waiting.pop()
-      with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self / directory) as entries:
+      with (
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        os.scandir(self / directory) as entries,
+      ):
         for entry in entries:
           name = f"{directory}{entry.name}"
           if entry.is_dir():

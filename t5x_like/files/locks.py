@@ -1,6 +1,7 @@
 """Locks: a directory, or a file made in it, belongs to one process at a time.
 
-A lock of the operating system (`Lock`) ends with its process, however that ends. An address and some file systems have
+A lock of the operating system (`Lock`) ends with its process, however that ends. An address and
+some file systems have
 none: there a `leases.Lease`, a file that its holder keeps changing, says that the holder is alive.
 """
 
@@ -20,14 +21,17 @@ from t5x_like.files.places import Place
 WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # of spaces in paths
-# By type of file system, the options with which its locks are of one host; "" where they always are.
+# By type of file system, the options with which its locks are of one host; "" where they always
+# are.
 _LOCAL_LOCKS = {
   "nfs": {"nolock", "local_lock=flock", "local_lock=all"},
   "nfs4": {"nolock", "local_lock=flock", "local_lock=all"},
   "cifs": {"nobrl"},
   "smb3": {"nobrl"},
   "lustre": {"localflock"},
-  **dict.fromkeys(("fuse.sshfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.goofys", "fuse.rclone", "fuse.mount-s3"), {""}),
+  **dict.fromkeys(
+    ("fuse.sshfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.goofys", "fuse.rclone", "fuse.mount-s3"), {""}
+  ),
 }
 _open: set[int] = set()  # the descriptors of all locks of this process
 
@@ -43,14 +47,16 @@ class NoLocks(OSError):
 class Lock(contextlib.AbstractContextManager):
   """A lock on a local file or directory, held until it is closed or the process ends.
 
-  It belongs to this process alone: neither a program that it starts nor a fork of it keeps the lock. It holds only
-  while the file stays in its place: whoever finds none there makes another, and locks that.
+  It belongs to this process alone: neither a program that it starts nor a fork of it keeps the
+  lock. It holds only while the file stays in its place: whoever finds none there makes another, and
+  locks that.
 
   Args:
     path: a directory, or a file, made if missing.
     shared: whether others may hold a shared lock at the same time.
     wait: whether to wait for the others.
-    beats: the seconds between signs of life, for whoever waits: the file's time of modification changes; None for none.
+    beats: the seconds between signs of life, for whoever waits: the file's time of modification
+      changes; None for none.
 
   Raises:
     BlockingIOError: another process has it.
@@ -58,23 +64,37 @@ class Lock(contextlib.AbstractContextManager):
     OSError: the file cannot be made.
   """
 
-  def __init__(self, path: str | os.PathLike, *, shared: bool = False, wait: bool = False, beats: float | None = None):
-    self._path, self._kind = os.fspath(path), fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+  def __init__(
+    self,
+    path: str | os.PathLike,
+    *,
+    shared: bool = False,
+    wait: bool = False,
+    beats: float | None = None,
+  ):
+    self._path = os.fspath(path)
+    self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     self._kind |= 0 if wait else fcntl.LOCK_NB
     self._file, self._ended = _locked(self._path, os.O_CREAT, self._kind), threading.Event()
     self._process = os.getpid()
     if beats is not None:
       os.utime(self._file)
-      threading.Thread(target=_beat, args=(self._path, self._ended, beats), name="lock", daemon=True).start()
+      threading.Thread(
+        target=_beat, args=(self._path, self._ended, beats), name="lock", daemon=True
+      ).start()
 
   def check(self) -> None:
-    """Call it before anything is written that another run must not see. A deleted file is made and locked again.
+    """Call it before anything is written that another run must not see. A deleted file is made and
+    locked again.
 
     Raises:
       TransientError: the file was deleted, and another process has made its own.
       UserError: the file was deleted, and cannot be made again.
     """
-    gone = f"{self._path}: another process has taken the workdir over after the lock was deleted; this one stops"
+    gone = (
+      f"{self._path}: another process has taken the workdir over after the lock was deleted; "
+      "this one stops"
+    )
     try:
       if not os.path.samestat(os.stat(self._path), os.fstat(self._file)):
         raise TransientError(gone)
@@ -86,7 +106,9 @@ class Lock(contextlib.AbstractContextManager):
     except (FileExistsError, BlockingIOError):
       raise TransientError(gone) from None
     except OSError as error:
-      raise UserError(f"{self._path}: cannot be written: {error.strerror}; run the same command again") from error
+      raise UserError(
+        f"{self._path}: cannot be written: {error.strerror}; run the same command again"
+      ) from error
     _closed(self._file)
     self._file = again
 
@@ -106,7 +128,8 @@ def _beat(path: str, ended: threading.Event, seconds: float) -> None:
 
 
 def _locks_reach_other_hosts(path: str) -> bool:
-  """Return whether a lock on a file excludes the processes of other hosts that share its file system.
+  """Return whether a lock on a file excludes the processes of other hosts that share its file
+  system.
 
   Mounts of network disks may keep locks to their host, and then succeed on several hosts at once.
   """
@@ -147,11 +170,15 @@ def _closed(file: int) -> None:
     os.close(file)
 
 
-os.register_at_fork(after_in_child=lambda: [*map(_closed, [*_open])])  # closing a copy leaves the parent's lock
+# closing a copy leaves the parent's lock
+os.register_at_fork(after_in_child=lambda: [*map(_closed, [*_open])])
 
 
-def hold(directory: Place, name: str, doing: str, lease: str, beats: float | None = None) -> "Lock | leases.Lease":  # noqa: F821
-  """Keep other processes out of a directory until the result is closed: by a lock, or a lease where there are none.
+def hold(
+  directory: Place, name: str, doing: str, lease: str, beats: float | None = None
+) -> "Lock | leases.Lease":  # noqa: F821
+  """Keep other processes out of a directory until the result is closed: by a lock, or a lease where
+  there are none.
 
   Args:
     directory: the directory, made if missing.

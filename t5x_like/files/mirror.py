@@ -12,13 +12,21 @@ from t5x_like.files.local import Local
 from t5x_like.files.places import place
 
 # The files that a resumed run goes on from.
-_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl", "trackers.json", "goodput.json")
+_READ = (
+  "config.json",
+  "environment.json",
+  "history.jsonl",
+  "metrics.jsonl",
+  "trackers.json",
+  "goodput.json",
+)
 _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 
 @functools.cache
 def fetched(path: str) -> Local:
-  """Return a local directory with the files of a directory: itself or, of an address, a copy that the program keeps.
+  """Return a local directory with the files of a directory: itself or, of an address, a copy that
+  the program keeps.
 
   Raises:
     UserError: there is no file at the address.
@@ -37,7 +45,8 @@ def fetched(path: str) -> Local:
 
 
 def copied(path: str) -> pathlib.Path:
-  """Return a local directory with the small files of a run as they are now: its own or, of an address, a copy."""
+  """Return a local directory with the small files of a run as they are now: its own or, of an
+  address, a copy."""
   there = place(path)
   if isinstance(there, Local):
     return there
@@ -47,7 +56,8 @@ def copied(path: str) -> pathlib.Path:
 
 
 class Mirror:
-  """A local directory that stands for a run's workdir at an address, so that its small files can be appended to.
+  """A local directory that stands for a run's workdir at an address, so that its small files can be
+  appended to.
 
   Only the first process of a job may use it.
 
@@ -57,7 +67,8 @@ class Mirror:
 
   def __init__(self, url: str):
     self._there, self._directory = place(url), tempfile.TemporaryDirectory(prefix="t5x_like-")
-    self.local, self._pushed = pathlib.Path(self._directory.name), {}
+    self.local = pathlib.Path(self._directory.name)
+    self._pushed = {}
 
   def pull(self) -> None:
     """Fetch the files that a resumed run needs."""
@@ -68,7 +79,8 @@ class Mirror:
     self._pushed = self._found()
 
   def push(self, check: Callable[[], None]) -> None:
-    """Upload the files that have changed; `check` is called before each, and raises if they are another run's now."""
+    """Upload the files that have changed; `check` is called before each, and raises if they are
+    another run's now."""
     for name, version in self._found().items():
       if self._pushed.get(name) != version:
         check()
@@ -77,7 +89,10 @@ class Mirror:
 
   def _found(self) -> dict[str, tuple[int, int]]:
     files = [path for path in self.local.rglob("*") if path.is_file() and path.suffix != ".tmp"]
-    return {path.relative_to(self.local).as_posix(): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+    return {
+      path.relative_to(self.local).as_posix(): (path.stat().st_mtime_ns, path.stat().st_size)
+      for path in files
+    }
 
 
 _mirror = functools.cache(Mirror)

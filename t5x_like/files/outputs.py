@@ -1,8 +1,8 @@
 """Files that commands write for the user: predictions, scores, pages.
 
-A regular file is replaced atomically. Devices, pipes, sockets and open descriptors (`-`, /dev/stdout, /dev/fd/3, a
-shell's `>(…)`) are written to and never replaced. The command's input files, and files of a workdir or a store, are
-never written.
+A regular file is replaced atomically. Devices, pipes, sockets and open descriptors (`-`,
+/dev/stdout, /dev/fd/3, a shell's `>(…)`) are written to and never replaced. The command's input
+files, and files of a workdir or a store, are never written.
 """
 
 import contextlib
@@ -21,9 +21,11 @@ from t5x_like.files.places import Place, place
 
 _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-# A device or a terminal may be read and written at the same time; writing to these destroys their content.
+# A device or a terminal may be read and written at the same time; writing to these destroys their
+# content.
 _LOSES = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
-_STORES, _OURS = ("manifest.json",), b'"t5x_like.'
+_STORES = ("manifest.json",)
+_OURS = b'"t5x_like.'
 _WORKDIR = "config.json"
 _WORKDIR_FILES = {
   "best",
@@ -44,7 +46,8 @@ _WORKDIR_FILES = {
 
 
 def check_new(path: str, flag: str = "") -> Place:
-  """Return the place of a directory to make, which may exist if it is empty; raise UserError if it is taken.
+  """Return the place of a directory to make, which may exist if it is empty; raise UserError if it
+  is taken.
 
   Args:
     flag: such as `--output=`, for the message.
@@ -66,7 +69,8 @@ class Output:
     to_stdout: whether it is the program's standard output, so that messages must go elsewhere.
     escaped: the number of lines written so far with characters that UTF-8 cannot encode.
   Raises:
-    UserError: it is an input, part of a workdir or a store, a directory, or in an unwritable directory.
+    UserError: it is an input, part of a workdir or a store, a directory, or in an unwritable
+      directory.
   """
 
   def __init__(self, path: str, flag: str = "--output", inputs: Iterable[str] = ()):
@@ -85,7 +89,8 @@ class Output:
       self._refuse_unwritable()
 
   def write(self, lines: Iterable[str]) -> None:
-    """Write lines, which include their line ends; a lone surrogate becomes the six characters `\\udXXX`, valid in JSON.
+    """Write lines, which include their line ends; a lone surrogate becomes the six characters
+    `\\udXXX`, valid in JSON.
 
     Raises:
       UserError: it cannot be written; a regular file is then unchanged.
@@ -95,7 +100,9 @@ class Output:
         for line in lines:
           file.write(self._encoded(line))
     except BrokenPipeError as error:
-      raise UserError(f"{self._where}: the reader closed it before everything was written") from error
+      raise UserError(
+        f"{self._where}: the reader closed it before everything was written"
+      ) from error
     except OSError as error:
       raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
 
@@ -104,7 +111,10 @@ class Output:
     if not self.escaped:
       return ""
     lines = f"{self.escaped:,} {'line' if self.escaped == 1 else 'lines'}"
-    return f"{self._where}: {lines} with lone surrogates, which UTF-8 cannot hold; they are written as \\udXXX"
+    return (
+      f"{self._where}: {lines} with lone surrogates, which UTF-8 cannot hold; they are "
+      "written as \\udXXX"
+    )
 
   def _encoded(self, line: str) -> bytes:
     try:
@@ -124,7 +134,9 @@ class Output:
       if real.is_dir() or path.endswith(os.sep):
         raise UserError(f"{self._where}: is a directory; name a file in it")
     except (OSError, ValueError) as error:
-      raise UserError(f"{self._where}: no name of a file: {getattr(error, 'strerror', None) or error}") from error
+      raise UserError(
+        f"{self._where}: no name of a file: {getattr(error, 'strerror', None) or error}"
+      ) from error
     return real
 
   def _status(self) -> os.stat_result | None:
@@ -142,8 +154,17 @@ class Output:
         read = os.stat(given) if descriptor is None else _fstat(descriptor)
       except (OSError, ValueError):
         continue  # a pattern, an address, or missing: its reader reports the error
-      inside = read is not None and stat.S_ISDIR(read.st_mode) and self._path.is_relative_to(os.path.realpath(given))
-      if _same(found, read) and any(kind(found.st_mode) for kind in _LOSES) or inside and found is not None:
+      inside = (
+        read is not None
+        and stat.S_ISDIR(read.st_mode)
+        and self._path.is_relative_to(os.path.realpath(given))
+      )
+      if (
+        _same(found, read)
+        and any(kind(found.st_mode) for kind in _LOSES)
+        or inside
+        and found is not None
+      ):
         raise UserError(f"{self._where}: would overwrite the input {given}; name another file")
 
   def _refuse_property(self) -> None:

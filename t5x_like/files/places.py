@@ -1,4 +1,5 @@
-"""A file or directory wherever it is: a path, or an address that TensorStore or fsspec serves (`remote`)."""
+"""A file or directory wherever it is: a path, or an address that TensorStore or fsspec serves
+(`remote`)."""
 
 import functools
 import os
@@ -12,7 +13,7 @@ from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.local import Local
 
-Place = Union[Local, "Remote"]  # noqa: F821, UP007 (`remote.Remote`, found by name when an address is opened)
+Place = Union[Local, "Remote"]  # noqa: F821 (`remote.Remote`, found by name when an address is opened)
 
 _ON_DISK = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
@@ -41,9 +42,10 @@ def _remote() -> type:
 def directory(text, flag: str = "--workdir") -> str:
   """Check the address of a directory to write to, and return it without trailing slashes.
 
-  Refuse the root of a file system, the home directory and the project's own directory: nobody means to write a run
-  right into them, and they are typically the remains of a path with an unset variable. A home or project directory
-  that already holds a run is accepted. `file:///path` becomes the path.
+  Refuse the root of a file system, the home directory and the project's own directory: nobody means
+  to write a run right into them, and they are typically the remains of a path with an unset
+  variable. A home or project directory that already holds a run is accepted. `file:///path` becomes
+  the path.
 
   Args:
     text: the address as the user gave it.
@@ -51,7 +53,8 @@ def directory(text, flag: str = "--workdir") -> str:
   Raises:
     UserError: the address is empty, is a scheme without a bucket, or is one of these directories.
   """
-  found, told = str(text), f"{flag}={text}"
+  found = str(text)
+  told = f"{flag}={text}"
   mend = "give a directory for the run, such as runs/small or gs://bucket/run"
   if not found.strip():
     raise UserError(f"{told}: found an empty address; is its variable set? {mend}")
@@ -66,7 +69,10 @@ def directory(text, flag: str = "--workdir") -> str:
     return found.rstrip("/")
   if match := _ONE_SLASH.fullmatch(found):
     path = match[2].strip("/") or "bucket/run"
-    raise UserError(f"{told}: found a scheme without '//', expected {match[1]}://{path} or ./{found} for a directory")
+    raise UserError(
+      f"{told}: found a scheme without '//', expected {match[1]}://{path} or "
+      f"./{found} for a directory"
+    )
   if found == "~" or found.startswith("~/"):
     raise UserError(f"{told}: the shell has not replaced '~'; write {flag}=$HOME{found[1:]}")
   path = pathlib.Path(found)
@@ -75,12 +81,15 @@ def directory(text, flag: str = "--workdir") -> str:
   if where == where.parent or where.as_posix() in homes and not (where / "config.json").exists():
     names = {where.parent: "the root of the file system", _PROJECT: "the project's own directory"}
     name = names.get(where, "the home directory")
-    raise UserError(f"{told}: found {name}, expected a directory of its own; is its variable set? {mend}")
+    raise UserError(
+      f"{told}: found {name}, expected a directory of its own; is its variable set? {mend}"
+    )
   return found.rstrip("/")
 
 
 def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
-  """Check a directory, made if missing, and its existing folders, by writing and removing a file in each.
+  """Check a directory, made if missing, and its existing folders, by writing and removing a file in
+  each.
 
   Args:
     flag: the flag that names the directory, for messages.
@@ -89,7 +98,9 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
     UserError: one cannot be written to, or is a file.
     TransientError: an object store stays out of reach.
   """
-  there = [f"{directory}/{folder}" for folder in folders if os.path.lexists(f"{directory}/{folder}")]
+  there = [
+    f"{directory}/{folder}" for folder in folders if os.path.lexists(f"{directory}/{folder}")
+  ]
   for where in (str(directory), *there):
     file = place(where) / f".writable-{uuid.uuid4().hex[:8]}"
     try:
@@ -98,7 +109,9 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
     except OSError as error:
       if is_remote(where):
         raise
-      raise UserError(f"{where}: cannot be written to: {_why(where, error)}, or use another {flag}") from error
+      raise UserError(
+        f"{where}: cannot be written to: {_why(where, error)}, or use another {flag}"
+      ) from error
 
 
 def _why(where: str, error: OSError) -> str:

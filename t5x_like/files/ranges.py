@@ -1,11 +1,13 @@
-"""Ranges of many files of one directory, read in parallel: on a disk by `preadv`, see `remote_ranges` for addresses.
+"""Ranges of many files of one directory, read in parallel: on a disk by `preadv`, see
+`remote_ranges` for addresses.
 
-On a disk, for a batch of ranges, the contents of the page cache are read at once (`RWF_NOWAIT`). The rest is announced
-to the kernel (`POSIX_FADV_WILLNEED`), which reads all of it in parallel; only then does the reader wait. Memory maps
-are about as fast on cached files and 14 to 140 times slower on others (docs/reference/stores.md). A map also
-counts towards `vm.max_map_count`, and Python keeps a descriptor open for each, so 10^5 shards cannot be mapped. All
-stores of the process share one pool of open files, which holds up to a quarter of the process's limit (`ulimit -n`).
-For a file outside the pool, opening and closing takes about 6 microseconds.
+On a disk, for a batch of ranges, the contents of the page cache are read at once (`RWF_NOWAIT`).
+The rest is announced to the kernel (`POSIX_FADV_WILLNEED`), which reads all of it in parallel; only
+then does the reader wait. Memory maps are about as fast on cached files and 14 to 140 times slower
+on others (docs/reference/stores.md). A map also counts towards `vm.max_map_count`, and Python keeps
+a descriptor open for each, so 10^5 shards cannot be mapped. All stores of the process share one
+pool of open files, which holds up to a quarter of the process's limit (`ulimit -n`). For a file
+outside the pool, opening and closing takes about 6 microseconds.
 """
 
 import abc
@@ -44,7 +46,8 @@ class Shards(Protocol):
 
 
 def at(path: str, remedy: str = "prepare it again") -> "Files":
-  """Return the files of a directory at a path or address; raise UserError if the address cannot be opened.
+  """Return the files of a directory at a path or address; raise UserError if the address cannot be
+  opened.
 
   Args:
     remedy: how to get a damaged file anew, for messages.
@@ -70,13 +73,15 @@ class Files(abc.ABC):
 
   @abc.abstractmethod
   def changed(self, shards: Shards) -> list[tuple[str, int]]:
-    """Return the array and shard of the files that were read, and have changed since they were first opened.
+    """Return the array and shard of the files that were read, and have changed since they were
+    first opened.
 
     A file that has only been touched counts as changed, and is returned once.
     """
 
   def __init__(self, root: Place, remedy: str):
-    self._root, self._remedy = root, remedy
+    self._root = root
+    self._remedy = remedy
 
   def name(self, file: str) -> str:
     """Return the full path, for messages."""
@@ -90,9 +95,14 @@ class Files(abc.ABC):
       raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)})") from error
 
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
-    """List the files in directories with their sizes (None if unknown); return None if listing is not possible."""
+    """List the files in directories with their sizes (None if unknown); return None if listing is
+    not possible."""
     try:
-      return {f"{one}/{name}": size for one in directories for name, size in (self._root / one).sizes().items()}
+      return {
+        f"{one}/{name}": size
+        for one in directories
+        for name, size in (self._root / one).sizes().items()
+      }
     except OSError as error:
       raise UserError(f"{self._root}: cannot be listed ({one_line(error)})") from error
     except UserError as error:
@@ -107,7 +117,9 @@ class Files(abc.ABC):
       try:
         data = (self._root / file).read(slice(start, min(start + _READ_BYTES, size)))
       except OSError as error:
-        raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)}): {self._remedy}") from error
+        raise UserError(
+          f"{self.name(file)}: cannot be read ({one_line(error)}): {self._remedy}"
+        ) from error
       digest.update(self._present(file, data))
     return digest.hexdigest()
 
@@ -187,7 +199,8 @@ class LocalFiles(Files):
   def __init__(self, root: Local, remedy: str):
     super().__init__(root, remedy)
     self._serial = next(_serials)
-    self._signatures: dict[tuple[str, int], tuple[int, int]] = {}  # of the files that were opened, by array and shard
+    # of the files that were opened, by array and shard
+    self._signatures: dict[tuple[str, int], tuple[int, int]] = {}
 
   def __del__(self, pool=_pool):
     pool.forget(self._serial)
@@ -204,7 +217,9 @@ class LocalFiles(Files):
         raise self._refusal(second) from second
 
   def _fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
-    late, get, serial = [], _pool.get, self._serial
+    late = []
+    get = _pool.get
+    serial = self._serial
     for shard, offset, into in reads:
       try:
         descriptor = get((serial, array, shard)) or self._open(shards, array, shard)
@@ -221,10 +236,12 @@ class LocalFiles(Files):
           done = _read(descriptor.fd, into, offset)
           if not done:
             raise DamageError(
-              f"{self.name(shards.file(array, shard))}: found {os.fstat(descriptor.fd).st_size} bytes, expected over "
+              f"{self.name(shards.file(array, shard))}: found {os.fstat(descriptor.fd).st_size} "
+              "bytes, expected over "
               f"{offset}: the file is truncated; copy it again or {self._remedy}"
             )
-          offset, into = offset + done, into[done:]
+          offset = offset + done
+          into = into[done:]
       except OSError as error:
         raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
 
@@ -247,7 +264,8 @@ class LocalFiles(Files):
     return changed
 
   def _drop_file(self, shards: Shards, array: str, shard: int, error: OSError) -> OSError:
-    """Close a file that could not be read, as its descriptor may be stale; return the error with the file's path."""
+    """Close a file that could not be read, as its descriptor may be stale; return the error with
+    the file's path."""
     _pool.close((self._serial, array, shard))
     error.filename = self.name(shards.file(array, shard))
     return error
@@ -255,18 +273,23 @@ class LocalFiles(Files):
   def _refusal(self, error: OSError) -> UserError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
       return UserError(
-        f"{error.filename}: cannot be opened ({error.strerror}): raise the limit of open files (ulimit -n)"
+        f"{error.filename}: cannot be opened ({error.strerror}): raise the limit of open files "
+        "(ulimit -n)"
       )
-    return UserError(f"{error.filename}: cannot be read ({error.strerror}): copy it again or {self._remedy}")
+    return UserError(
+      f"{error.filename}: cannot be read ({error.strerror}): copy it again or {self._remedy}"
+    )
 
 
 def _signature(status: os.stat_result) -> tuple[int, int]:
-  """Return the size and the time of modification of a file: what a change of its content changes."""
+  """Return the size and the time of modification of a file: what a change of its content
+  changes."""
   return status.st_size, status.st_mtime_ns
 
 
 def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:
-  """Read cached bytes without waiting and return their number; 0 if the file system does not support this."""
+  """Read cached bytes without waiting and return their number; 0 if the file system does not
+  support this."""
   try:
     return os.preadv(fd, into, offset, _NOWAIT)
   except BlockingIOError:

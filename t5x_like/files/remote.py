@@ -1,9 +1,9 @@
 """Files at an address, in the bucket of an object store or anywhere that fsspec knows.
 
-An object store promises little: an object appears whole or not at all, and listings may lag. So nothing here is
-renamed, and a set of objects is committed by writing one last object. A directory exists while it holds files. Refused
-or unanswered requests (429, 5xx, broken connections) are repeated with growing delays; answers become the errors of
-docs/reference/exit-codes.md.
+An object store promises little: an object appears whole or not at all, and listings may lag. So
+nothing here is renamed, and a set of objects is committed by writing one last object. A directory
+exists while it holds files. Refused or unanswered requests (429, 5xx, broken connections) are
+repeated with growing delays; answers become the errors of docs/reference/exit-codes.md.
 """
 
 import contextlib
@@ -44,21 +44,27 @@ class Remote:
   A method that needs an absent file raises FileNotFoundError.
 
   Args:
-    url: `scheme://...`; the root of fsspec's chained addresses is everything but the first path (`zip://a/b::gs://c`).
+    url: `scheme://...`; the root of fsspec's chained addresses is everything but the first path
+      (`zip://a/b::gs://c`).
 
   Raises:
-    UserError, DamageError, TransientError: of every method, see docs/reference/exit-codes.md; temporary failures only
-      after `T5X_LIKE_RETRY_SECONDS`, two minutes by default.
+    UserError, DamageError, TransientError: of every method, see docs/reference/exit-codes.md;
+      temporary failures only after `T5X_LIKE_RETRY_SECONDS`, two minutes by default.
   """
 
   def __init__(self, url: str):
     first, chain, rest = str(url).partition("::")
     if "://" not in first:  # as in `simplecache::gs://bucket/file`
-      first, chain, rest = str(url), "", ""
+      first = str(url)
+      chain = ""
+      rest = ""
     scheme, _, path = first.rstrip("/").partition("://")
     bucket, _, self._key = ("", "", path) if chain else path.partition("/")
-    self._scheme, self._chain = _ALIASES.get(scheme, scheme), chain + rest
-    self._root = f"{self._scheme}://{bucket}{self._chain}" if chain else f"{self._scheme}://{bucket}/"
+    self._scheme = _ALIASES.get(scheme, scheme)
+    self._chain = chain + rest
+    self._root = (
+      f"{self._scheme}://{bucket}{self._chain}" if chain else f"{self._scheme}://{bucket}/"
+    )
     self._url = f"{first.rstrip('/')}{self._chain}"
     trust.address(self._url)
 
@@ -79,24 +85,35 @@ class Remote:
 
   @property
   def parent(self) -> "Remote":
-    return Remote(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain) if self._key else self
+    return (
+      Remote(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain)
+      if self._key
+      else self
+    )
 
   def read(self, part: Part = None) -> bytes | None:
-    """Return the file's bytes, or a range; None if there is no file. Raise DamageError for a range outside it."""
+    """Return the file's bytes, or a range; None if there is no file. Raise DamageError for a range
+    outside it."""
     return _read(self._root, [(self._key, part)], self._address)[0]
 
   def read_many(
-    self, parts: Sequence[tuple[str, Part]], seconds: float | None = None, versions: dict[str, Any] | None = None
+    self,
+    parts: Sequence[tuple[str, Part]],
+    seconds: float | None = None,
+    versions: dict[str, Any] | None = None,
   ) -> list[bytes | None]:
     """Request files of this directory, or ranges of them, all at once; see `read`.
 
     Args:
       seconds: how long to wait for each, over all attempts.
-      versions: filled with the version of each file, by name, where the store gives one; see `read_version`.
+      versions: filled with the version of each file, by name, where the store gives one; see
+        `read_version`.
     """
     before = f"{self._key}/".lstrip("/")
     by_key: dict[str, Any] = {}
-    data = _read(self._root, [(before + name, part) for name, part in parts], self._address, seconds, by_key)
+    data = _read(
+      self._root, [(before + name, part) for name, part in parts], self._address, seconds, by_key
+    )
     if versions is not None:
       versions.update({key.removeprefix(before): version for key, version in by_key.items()})
     return data
@@ -131,18 +148,23 @@ class Remote:
           raise
         return False
 
-    # The answer to a successful write may have been lost; the second attempt then finds the data of the first.
+    # The answer to a successful write may have been lost; the second attempt then finds the data of
+    # the first.
     return self._answer(call, "written") or self.read() == data
 
   def read_version(self) -> Versioned | None:
-    """Return the file's content with its version, for `replace_version`; None if there is no file."""
-    return self._answer(lambda files, timeout: files.read_version(self._key, timeout), "read", _WHOLE)
+    """Return the file's content with its version, for `replace_version`; None if there is no
+    file."""
+    return self._answer(
+      lambda files, timeout: files.read_version(self._key, timeout), "read", _WHOLE
+    )
 
   def replace_version(self, data: bytes | None, version: Any) -> bool:
-    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer of this version.
+    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer
+    of this version.
 
-    Google's store and S3 compare and write at once; elsewhere there is a moment between. `data` must differ from call
-    to call.
+    Google's store and S3 compare and write at once; elsewhere there is a moment between. `data`
+    must differ from call to call.
     """
 
     def call(files: clients.Client, timeout: float) -> bool:
@@ -152,11 +174,13 @@ class Remote:
     return self._answer(call, "written") or self.read() == data
 
   def renew(self, data: bytes, version: Any) -> bool:
-    """Change the version of the file, by writing `data`; False if it is no longer of this version."""
+    """Change the version of the file, by writing `data`; False if it is no longer of this
+    version."""
     return self.replace_version(data, version)
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
-    """Return the files below this directory whose names begin with a prefix, with their sizes (None if unknown)."""
+    """Return the files below this directory whose names begin with a prefix, with their sizes (None
+    if unknown)."""
     found = self._find(f"{self._key}/{prefix}", "listed")
     if not found:
       _look(self._root, self._url, "listed")
@@ -170,14 +194,15 @@ class Remote:
     return iter([self / name for name in self.names()])
 
   def matches(self) -> dict[str, tuple[str, int | None]]:
-    """Return the sorted addresses of files and directories that match this one, a glob pattern, with the type (`file`
-    or `directory`) and size in bytes (None if unknown) of each."""
+    """Return the sorted addresses of files and directories that match this one, a glob pattern,
+    with the type (`file` or `directory`) and size in bytes (None if unknown) of each."""
     with _answers(self._url, "listed"):
       found = retried(lambda: clients.asked(self._root).matches(self._key), self._url)
     return {str(Remote(self._address(key))): about for key, about in found.items()}
 
   def is_dir(self) -> bool:
-    return self._scheme not in ("http", "https") and bool(self.sizes())  # a web server lists nothing
+    # a web server lists nothing
+    return self._scheme not in ("http", "https") and bool(self.sizes())
 
   def is_file(self) -> bool:
     try:
@@ -189,7 +214,8 @@ class Remote:
     return self.is_file() or self.is_dir()
 
   def about(self) -> dict[str, Any]:
-    """Return the `type` (`file` or `directory`) and `size` in bytes (None if unknown), as last listed."""
+    """Return the `type` (`file` or `directory`) and `size` in bytes (None if unknown), as last
+    listed."""
     client = clients.asked(self._root)
     try:
       return retried(lambda: client.files.info(client.path(self._key)), self._url)
@@ -225,8 +251,11 @@ class Remote:
   def _delete(self, key: str) -> None:
     self._answer(lambda files, timeout: files.write(key, None, timeout), "deleted")
 
-  def _answer(self, request: Callable[[clients.Client, float], Any], done: str, size: int = 0) -> Any:
-    files, timeout = clients.client(self._root), _ATTEMPT_SECONDS + size / _SLOWEST
+  def _answer(
+    self, request: Callable[[clients.Client, float], Any], done: str, size: int = 0
+  ) -> Any:
+    files = clients.client(self._root)
+    timeout = _ATTEMPT_SECONDS + size / _SLOWEST
     with _answers(self._url, done):
       return retried(lambda: request(files, timeout), self._url)
 
@@ -238,8 +267,10 @@ def _read(
   seconds: float | None = None,
   versions: dict[str, Any] | None = None,
 ) -> list[bytes | None]:
-  """Request ranges of files of a bucket at once; None for an absent file. `versions` is filled by key."""
-  files, found = clients.client(root), []
+  """Request ranges of files of a bucket at once; None for an absent file. `versions` is filled by
+  key."""
+  files = clients.client(root)
+  found = []
   waiting = [files.read(key, part) for key, part in parts]
   for (key, part), future in zip(parts, waiting, strict=True):
     size = part.stop - part.start if part else _WHOLE
@@ -251,12 +282,16 @@ def _read(
       try:
         answer = request.result(timeout=timeout)
       except TimeoutError:
-        raise TimeoutError("no answer; check the network and that the store is still there") from None
+        raise TimeoutError(
+          "no answer; check the network and that the store is still there"
+        ) from None
       if answer.state == "missing":
         return None
       if part and len(answer.value) != size:
         raise DamageError(
-          answers.message(Kind.DAMAGED, address(key), "read", EOFError(f"{len(answer.value)} of {size} bytes"))
+          answers.message(
+            Kind.DAMAGED, address(key), "read", EOFError(f"{len(answer.value)} of {size} bytes")
+          )
         )
       # Of TensorStore. The copies of a file on several web servers may differ in their versions.
       stamp = None if root.startswith("http") else getattr(answer, "stamp", None)
@@ -274,7 +309,8 @@ def _read(
 
 @contextlib.contextmanager
 def _answers(url: str, done: str) -> Iterator[None]:
-  """Translate a client's errors. An absent file is an answer; it is an error only if its bucket is absent."""
+  """Translate a client's errors. An absent file is an answer; it is an error only if its bucket is
+  absent."""
   try:
     yield
   except Exception as error:

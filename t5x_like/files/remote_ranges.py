@@ -1,8 +1,9 @@
 """Ranges of many files of a directory at an address, read in parallel.
 
-A store that fits the process's cache is read in blocks that stay cached: once warm, it is effectively in
-memory. Ranges of a larger store are not needed again until the next epoch, so they are read one by one and not cached.
-An unanswered read is requested again; after five minutes the run ends with a one-line error.
+A store that fits the process's cache is read in blocks that stay cached: once warm, it is
+effectively in memory. Ranges of a larger store are not needed again until the next epoch, so they
+are read one by one and not cached. An unanswered read is requested again; after five minutes the
+run ends with a one-line error.
 """
 
 import threading
@@ -25,7 +26,8 @@ class _Budget:
     self._left, self._lock = left, threading.Lock()
 
   def take(self, size: int) -> bool:
-    """Take `size` bytes if that many are left and return whether it did; a negative size gives bytes back."""
+    """Take `size` bytes if that many are left and return whether it did; a negative size gives
+    bytes back."""
     with self._lock:
       if size > self._left:
         return False
@@ -40,7 +42,9 @@ class RemoteFiles(Files):
   """The files of a directory at an address."""
 
   def __init__(self, root: Remote, remedy: str):
-    self._budget, self._taken = _budget, 0  # bytes taken from the cache budget
+    # bytes taken from the cache budget
+    self._budget = _budget
+    self._taken = 0
     super().__init__(root, remedy)
     self._kept: bool | None = None  # whether blocks stay cached; decided at the first read
     self._blocks: dict[tuple[str, int], threading.Event | bytes] = {}
@@ -65,8 +69,13 @@ class RemoteFiles(Files):
     if self._kept is None:
       self._decide(shards.num_bytes)
     if not self._kept:
-      ranges = [(shards.file(array, shard), slice(offset, offset + len(into))) for shard, offset, into in reads]
-      self._shards.update({file: (array, shard) for (file, _), (shard, _, _) in zip(ranges, reads, strict=True)})
+      ranges = [
+        (shards.file(array, shard), slice(offset, offset + len(into)))
+        for shard, offset, into in reads
+      ]
+      self._shards.update(
+        {file: (array, shard) for (file, _), (shard, _, _) in zip(ranges, reads, strict=True)}
+      )
       for (_, _, into), data in zip(reads, self._ranges(ranges), strict=True):
         into[:] = data
       return
@@ -83,7 +92,8 @@ class RemoteFiles(Files):
         block, begin = divmod(offset, _BLOCK)
         part = blocks[files[shard], block][begin : begin + len(into)]
         into[: len(part)] = part
-        into, offset = into[len(part) :], offset + len(part)
+        into = into[len(part) :]
+        offset = offset + len(part)
 
   def _decide(self, size: int) -> None:
     with self._lock:
@@ -93,7 +103,8 @@ class RemoteFiles(Files):
 
   def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
     """Read blocks of files, given the files' sizes; concurrent callers share each read."""
-    blocks, own = {}, {}
+    blocks = {}
+    own = {}
     with self._lock:
       for key, size in sizes.items():
         found = self._blocks.get(key)
@@ -104,7 +115,9 @@ class RemoteFiles(Files):
     if own:
       events = {key: blocks[key] for key in own}
       try:
-        found = dict(zip(own, self._ranges([(file, own[file, block]) for file, block in own]), strict=True))
+        found = dict(
+          zip(own, self._ranges([(file, own[file, block]) for file, block in own]), strict=True)
+        )
         self._blocks.update(found)
         blocks.update(found)
       except BaseException:

@@ -1,4 +1,5 @@
-"""The standard streams of a program that goes on when nobody can read them: a full disk, a closed pipe or terminal."""
+"""The standard streams of a program that goes on when nobody can read them: a full disk, a closed
+pipe or terminal."""
 
 import contextlib
 import errno
@@ -55,10 +56,12 @@ class Stream:
 
 
 def protect() -> None:
-  """Make stdout and stderr `Stream`s, unless they are another object's, as in a notebook or a test."""
+  """Make stdout and stderr `Stream`s, unless they are another object's, as in a notebook or a
+  test."""
   for name in ("stdout", "stderr"):
     stream = getattr(sys, name)
-    if stream is None:  # closed by whoever started the program: no file that is opened later may take its number
-      setattr(sys, name, Stream(open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115 -- for the process's life
+    # closed by whoever started the program: no file that is opened later may take its number
+    if stream is None:
+      setattr(sys, name, Stream(open(os.devnull, "w", encoding="utf-8")))
     elif stream is getattr(sys, f"__{name}__"):
       setattr(sys, name, Stream(stream))

@@ -11,12 +11,16 @@ from t5x_like.errors import UserError
 from t5x_like.rows import Runner
 
 _COPIES = 2  # of the cache: a step reads one and writes another
-_FEW, _MANY = 2**16, 2**17  # slots, more than any window
+# slots, more than any window
+_FEW = 2**16
+_MANY = 2**17
 _ROW = 512  # the least bytes of Python objects per finished prediction
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 
 
-def check(run: Runner, features: dict, *, rows: int, beams: int, prompt: int, new_tokens: int) -> None:
+def check(
+  run: Runner, features: dict, *, rows: int, beams: int, prompt: int, new_tokens: int
+) -> None:
   """Refuse a generation whose caches or answers do not fit into memory.
 
   Args:
@@ -34,10 +38,13 @@ def check(run: Runner, features: dict, *, rows: int, beams: int, prompt: int, ne
     return
   with run.rules.activate():
     few, many = (
-      jax.eval_shape(lambda model, batch, n=n: for_decoding(model).start_decoding(batch, n), run.model, features)
+      jax.eval_shape(
+        lambda model, batch, n=n: for_decoding(model).start_decoding(batch, n), run.model, features
+      )
       for n in (_FEW, _MANY)
     )
-  few, many = _bytes(few), _bytes(many)
+  few = _bytes(few)
+  many = _bytes(many)
   slot = max((many - few) // (_MANY - _FEW), 1)
   ways = run.rules.ways("batch")
   together = -(-min(run.batch_size, rows) // ways)  # on one device
@@ -48,15 +55,20 @@ def check(run: Runner, features: dict, *, rows: int, beams: int, prompt: int, ne
   answers = 4 * rows * beams  # bytes for every new token
   longest = min(longest, max(available - rows * _ROW, 0) // max(answers, 1))
   if new_tokens > longest:
-    least = f"found room for {max(longest, 0):,} with {rows:,} rows, --batch_size={run.batch_size}, --beams={beams} and"
+    least = (
+      f"found room for {max(longest, 0):,} with {rows:,} rows, "
+      f"--batch_size={run.batch_size}, --beams={beams} and"
+    )
     raise UserError(
-      f"--max_new_tokens={new_tokens}: {least} {available / 1e9:.1f} GB of free memory; generate fewer tokens, or use"
+      f"--max_new_tokens={new_tokens}: {least} {available / 1e9:.1f} GB of free memory; generate "
+      "fewer tokens, or use"
       " fewer samples or beams, a smaller --batch_size or shorter texts"
     )
 
 
 def free_memory() -> int | None:
-  """Return the free bytes of the first accelerator, or of a host without one; None if the system does not tell."""
+  """Return the free bytes of the first accelerator, or of a host without one; None if the system
+  does not tell."""
   found = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
   if found and "bytes_limit" in found:
     return found["bytes_limit"] - found.get("bytes_in_use", 0)

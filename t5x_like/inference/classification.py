@@ -1,4 +1,5 @@
-"""Classify texts or pairs of texts: the likeliest labels with their probabilities, or the number of a regression.
+"""Classify texts or pairs of texts: the likeliest labels with their probabilities, or the number of
+a regression.
 
 Rows are made as in training (`data/supervised/sequences.py`), from token ids in memory.
 """
@@ -24,7 +25,8 @@ from t5x_like.rows import Runner
 
 TASK = "classification"
 _SHOWN = 5  # labels of an answer
-_TABLES = ("csv", "tsv", "parquet", "arrow")  # forms whose rows are records; of JSON lines, blank ones count too
+# forms whose rows are records; of JSON lines, blank ones count too
+_TABLES = ("csv", "tsv", "parquet", "arrow")
 _BETWEEN = ("\t", " | ")  # what separates the texts of a pair on one line
 
 Input = str | Sequence[str] | Mapping[str, Any]
@@ -43,7 +45,9 @@ class Texts:
     self.path = origin
     self.vocabulary = vocabulary
     self._streams = streams
-    self.lengths = {name: np.array([len(ids) for ids in rows], np.int64) for name, rows in streams.items()}
+    self.lengths = {
+      name: np.array([len(ids) for ids in rows], np.int64) for name, rows in streams.items()
+    }
 
   def read(
     self, stream: str, example_n: np.ndarray, length_n: np.ndarray, skip_n: np.ndarray | int = 0
@@ -51,30 +55,36 @@ class Texts:
     """Read the first `length_n` tokens of some examples, after skipping `skip_n`.
 
     Returns:
-      (int32 [n, L], bool [n, L]): tokens, and which of them belong to the example; L is the longest of `length_n`.
+      (int32 [n, L], bool [n, L]): tokens, and which of them belong to the example; L is the longest
+      of `length_n`.
     """
     L = max(int(length_n.max(initial=1)), 1)
     tokens_nL = np.zeros((len(example_n), L), np.int32)
-    for row, (example, length, skip) in enumerate(zip(example_n, length_n, np.broadcast_to(skip_n, length_n.shape))):
+    for row, (example, length, skip) in enumerate(
+      zip(example_n, length_n, np.broadcast_to(skip_n, length_n.shape))
+    ):
       tokens_nL[row, :length] = self._streams[stream][example][skip : skip + length]
     return tokens_nL, np.arange(L) < length_n[:, None]
 
 
 class Rows(NamedTuple):
-  """Encoded texts: the model's features, each [N, …], and the number of tokens in each row, int64 [N]."""
+  """Encoded texts: the model's features, each [N, …], and the number of tokens in each row, int64
+  [N]."""
 
   features: dict[str, np.ndarray]
   lengths: np.ndarray
 
 
 class TextClassification:
-  """A predictor of labels or, of a model of regression, numbers; texts are truncated as in training.
+  """A predictor of labels or, of a model of regression, numbers; texts are truncated as in
+  training.
 
   Args:
     model: the abstract model.
     vocabulary: the vocabulary of its training.
     task: the arguments of `config.task` in its training; `labels` of None is a regression.
-    flags: the flags given on the command line: `top_k` is the number of labels to give, 5 by default.
+    flags: the flags given on the command line: `top_k` is the number of labels to give, 5 by
+      default.
   Raises:
     UserError: another flag is given.
   """
@@ -83,7 +93,8 @@ class TextClassification:
     arguments = slots.defaults(slots.find("config.task.name", TASK, tasks, "task")) | dict(task)
     if others := [name for name in flags if name != "top_k"]:
       raise UserError(
-        f"--{others[0]}={flags[others[0]]}: the model classifies texts and generates nothing; of these flags it takes"
+        f"--{others[0]}={flags[others[0]]}: the model classifies texts and generates nothing; of "
+        "these flags it takes"
         " --top_k, the number of labels to give"
       )
     top_k = flags.get("top_k", _SHOWN)
@@ -91,11 +102,14 @@ class TextClassification:
       raise UserError(f"--top_k={top_k}: expected at least 1")
     self.vocabulary = vocabulary
     self.labels = arguments["labels"] and [str(name) for name in arguments["labels"]]
-    self.templates = [Template(arguments[key], key) for key in ("text", "pair") if arguments.get(key)]
+    self.templates = [
+      Template(arguments[key], key) for key in ("text", "pair") if arguments.get(key)
+    ]
     self._architecture = arguments["architecture"]
     self._length = arguments["length"]
     self._both_orders = arguments["both_orders"]
-    self._independent = bool(arguments.get("independent"))  # a published model of several labels at once
+    # a published model of several labels at once
+    self._independent = bool(arguments.get("independent"))
     self._top_k = min(top_k, len(self.labels or ()))
     self._model = model
 
@@ -117,7 +131,8 @@ class TextClassification:
     """Return the inputs of a file, None for a blank line.
 
     Args:
-      path: lines of text; or a `.jsonl`, `.csv`, `.tsv`, `.parquet` or `.arrow` file with the columns of training.
+      path: lines of text; or a `.jsonl`, `.csv`, `.tsv`, `.parquet` or `.arrow` file with the
+        columns of training.
       field: the column of the text, if it has another name than in training.
     Raises:
       UserError: as `texts.read`, or a column is missing.
@@ -126,30 +141,44 @@ class TextClassification:
     templates = self.templates
     if field is not None:
       if self.pairs:
-        raise UserError(f"--text_field={field}: the model reads pairs of texts; name their columns as in training")
+        raise UserError(
+          f"--text_field={field}: the model reads pairs of texts; name their columns as in training"
+        )
       templates = [Template("{" + field + "}", "text")]
     if form in _TABLES:
       fields = tuple(name for template in templates for name in template.fields)
       is_numbered = all(name.isdecimal() for name in fields)  # a table without a header
       source = sources.open_source(f"{form}:{path}", fields=fields if is_numbered else ())
-      records = [(where, record) for where, record in source.records("train") if not isinstance(record, Skip)]
+      records = [
+        (where, record) for where, record in source.records("train") if not isinstance(record, Skip)
+      ]
       if not records:
-        raise UserError(f"--input={path}: found no row below its header, expected an input in every row")
+        raise UserError(
+          f"--input={path}: found no row below its header, expected an input in every row"
+        )
       return [self._of_record(record, where, templates) for where, record in records]
     if form == "jsonl" or field is not None:
       records = texts.read_objects(path)
       return [
-        None if record is None else self._of_record(record, f"--input={path}: line {number}", templates)
+        None
+        if record is None
+        else self._of_record(record, f"--input={path}: line {number}", templates)
         for number, record in enumerate(records, 1)
       ]
     return texts.read(path)
 
-  def _of_record(self, record: Mapping[str, Any], where: str, templates: Sequence[Template]) -> Input | None:
+  def _of_record(
+    self, record: Mapping[str, Any], where: str, templates: Sequence[Template]
+  ) -> Input | None:
     """Return the text or texts of a record, None if they are blank."""
     try:
       parts = [template(record, where, gaps=True) for template in templates]
     except UserError as error:
-      advice = "name the columns as in training" if self.pairs else "name the column of the text with --text_field"
+      advice = (
+        "name the columns as in training"
+        if self.pairs
+        else ("name the column of the text with --text_field")
+      )
       raise UserError(f"{error}; {advice}") from None
     if not any(part.strip() for part in parts):
       return None
@@ -159,28 +188,36 @@ class TextClassification:
     """Encode inputs as rows of the model.
 
     Args:
-      inputs: texts; pairs of texts, as sequences of two or as strings with a tab or ` | ` between them; or records with
-        the fields of training.
+      inputs: texts; pairs of texts, as sequences of two or as strings with a tab or ` | ` between
+        them; or records with the fields of training.
       origin: the origin of the inputs, for messages.
     Raises:
       UserError: an input has another number of texts.
     """
-    examples = [self._parts(entry, f"{origin}: input {number}") for number, entry in enumerate(inputs, 1)]
+    examples = [
+      self._parts(entry, f"{origin}: input {number}") for number, entry in enumerate(inputs, 1)
+    ]
     names = ("text", "pair")[: len(self.templates)]
     streams = {
-      name: [list(self.vocabulary.encode(example[place])) for example in examples] for place, name in enumerate(names)
+      name: [list(self.vocabulary.encode(example[place])) for example in examples]
+      for place, name in enumerate(names)
     }
     store = Texts(origin, self.vocabulary, streams)
     orders = [names, names[::-1]] if self._both_orders else [names]
     make_rows = sequences(self._architecture)
     rows = [make_rows(store, order, self._length) for order in orders]
     used_N, lengths_ND = rows[0].fitted("truncate")
-    by_order = [row(used_N, lengths_ND[:, :: 1 if turn == 0 else -1]) for turn, row in enumerate(rows)]
+    by_order = [
+      row(used_N, lengths_ND[:, :: 1 if turn == 0 else -1]) for turn, row in enumerate(rows)
+    ]
     if self._architecture == "encoder":
       features = by_order[0]
     else:
       features = {name: np.stack([row[name] for row in by_order], axis=1) for name in by_order[0]}
-    features = {name: np.asarray(x, np.float32 if "weights" in name else np.int32) for name, x in features.items()}
+    features = {
+      name: np.asarray(x, np.float32 if "weights" in name else np.int32)
+      for name, x in features.items()
+    }
     return Rows(features, lengths_ND.sum(axis=1) + rows[0].extra)
 
   def _parts(self, entry: Input, where: str) -> list[str]:
@@ -194,14 +231,20 @@ class TextClassification:
     elif self.pairs and isinstance(entry, Sequence):
       parts = list(entry)
     if len(parts) != len(self.templates) or not all(isinstance(part, str) for part in parts):
-      expected = "two texts with a tab or ' | ' between them, or an object with both" if self.pairs else "a text"
+      expected = (
+        "two texts with a tab or ' | ' between them, or an object with both"
+        if self.pairs
+        else "a text"
+      )
       raise UserError(f"{where}: found {shown_entry(entry)}, expected {expected}")
     return parts
 
   def __call__(self, run: Runner, ids: Rows, inputs: Sequence[Input]) -> list[dict[str, Any]]:
-    """Return an answer for each input: `input` and `prediction`; of a classifier also the probabilities.
+    """Return an answer for each input: `input` and `prediction`; of a classifier also the
+    probabilities.
 
-    `probability` belongs to the prediction; `predictions` has the likeliest labels, each with its `probability`.
+    `probability` belongs to the prediction; `predictions` has the likeliest labels, each with its
+    `probability`.
     """
     if not inputs:
       return []

@@ -25,7 +25,8 @@ class Embedding:
 
   def __init__(self, model, vocabulary, pooling: _embeddings.Pooling = "mean"):
     _embeddings.check(model, "--embed")
-    self.vocabulary, self.pooling = vocabulary, pooling
+    self.vocabulary = vocabulary
+    self.pooling = pooling
     position = model.variant.design.position
     self.longest = position.get("length", _LONGEST) if isinstance(position, dict) else _LONGEST
     self.dense = model.variant.design.core in ("auto", "dense")
@@ -34,10 +35,13 @@ class Embedding:
     """Encode each text between CLS and SEP."""
     return [_embeddings.row(self.vocabulary, text, self.longest) for text in texts]
 
-  def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
+  def __call__(
+    self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]
+  ) -> list[dict[str, Any]]:
     """Return `input` and `embedding`, a list of numbers, for each text."""
     return [
-      {"input": text, "embedding": [float(f"{x:.7g}") for x in row]} for text, row in zip(texts, self.rows(run, ids))
+      {"input": text, "embedding": [float(f"{x:.7g}") for x in row]}
+      for text, row in zip(texts, self.rows(run, ids))
     ]
 
   def rows(self, run: Runner, ids: Sequence[Sequence[int]]) -> np.ndarray:

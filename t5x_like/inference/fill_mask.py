@@ -1,4 +1,5 @@
-"""Fill masks with encoders: find the likeliest pieces for each mask of a text, with their probabilities."""
+"""Fill masks with encoders: find the likeliest pieces for each mask of a text, with their
+probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,8 @@ def options(flags: dict[str, Any]) -> dict[str, Any]:
   """Return the flags; raise UserError, naming a flag that mask filling does not take."""
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
-      f"--{other[0]}={flags[other[0]]}: the model is an encoder, which fills masks and generates nothing; of these"
+      f"--{other[0]}={flags[other[0]]}: the model is an encoder, which fills masks and generates "
+      "nothing; of these"
       " flags it takes --top_k, the candidates for each mask"
     )
   return flags
@@ -45,7 +47,9 @@ class MaskFilling:
     self.vocabulary = vocabulary
     self.features = features
     self.mask_id = special(vocabulary, "mask")
-    self.spellings = tuple(dict.fromkeys((*vocabulary.pieces_of([self.mask_id]), *SPELLINGS["mask"])))
+    self.spellings = tuple(
+      dict.fromkeys((*vocabulary.pieces_of([self.mask_id]), *SPELLINGS["mask"]))
+    )
     ordinary = np.arange(model.variant.vocab_size) < vocabulary.size
     ordinary[list(vocabulary.special_ids)] = False
     self.ordinary = ordinary
@@ -53,7 +57,8 @@ class MaskFilling:
     self.dense = model.variant.design.core in ("auto", "dense")
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text between CLS and SEP; raise UserError if one has no mask, or is longer than in training."""
+    """Encode each text between CLS and SEP; raise UserError if one has no mask, or is longer than
+    in training."""
     (longest,) = self.features["encoder_input_tokens"]
     cls_id, sep_id = (special(self.vocabulary, name) for name in ("cls", "sep"))
     rows = []
@@ -61,21 +66,26 @@ class MaskFilling:
       ids = masks.encode_masks(self.vocabulary, text, self.mask_id, self.spellings)
       where = f"{origin}: {shown(text, number)}"
       if self.mask_id not in ids:
-        raise UserError(f"{where} has nothing to fill; write {self.spellings[0]} where a token is missing")
+        raise UserError(
+          f"{where} has nothing to fill; write {self.spellings[0]} where a token is missing"
+        )
       if len(ids) + 2 > longest:
         raise UserError(
-          f"{where} has {len(ids) + 2} tokens with those that begin and end it, expected at most {longest}, the length"
+          f"{where} has {len(ids) + 2} tokens with those that begin and end it, expected at most "
+          f"{longest}, the length"
           " the model was trained with; shorten or split it"
         )
       rows.append([cls_id, *ids, sep_id])
     return rows
 
-  def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
+  def __call__(
+    self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]
+  ) -> list[dict[str, Any]]:
     """Return an answer for each text: `input`, `predictions` and `filled`.
 
-    `predictions` has the candidates for each mask, likeliest first, each with `text`, `piece` and `probability`.
-    `filled` is the text with its masks replaced by the likeliest candidates. Probabilities are over all ids of the
-    model; special ids are not candidates.
+    `predictions` has the candidates for each mask, likeliest first, each with `text`, `piece` and
+    `probability`. `filled` is the text with its masks replaced by the likeliest candidates.
+    Probabilities are over all ids of the model; special ids are not candidates.
     """
     places = [[place for place, i in enumerate(row) if i == self.mask_id] for row in ids]
     most = 1 << (max(map(len, places)) - 1).bit_length()
@@ -84,7 +94,8 @@ class MaskFilling:
     return [self._answer(*each) for each in zip(texts, ids, places, results)]
 
   def _padded(self, length: int) -> int:
-    """Pad to few lengths, or to the trained length for sparse cores, which need a minimum length or that length."""
+    """Pad to few lengths, or to the trained length for sparse cores, which need a minimum length or
+    that length."""
     (longest,) = self.features["encoder_input_tokens"]
     return padded_length(length, longest) if self.dense else longest
 
@@ -105,7 +116,9 @@ class MaskFilling:
     filled[places] = [candidates[0] for candidates in ids_KC]
     return {
       "input": text,
-      "predictions": [[self._candidate(*pair) for pair in zip(*both)] for both in zip(ids_KC, p_KC)],
+      "predictions": [
+        [self._candidate(*pair) for pair in zip(*both)] for both in zip(ids_KC, p_KC)
+      ],
       "filled": self.vocabulary.decode(filled[1:-1].tolist()),
     }
 
@@ -118,7 +131,8 @@ class MaskFilling:
 
 
 def _masked_lm(model) -> Callable:
-  """Return the function that computes logits at masked positions: the model, ELECTRA's generator, or XLNet's queries.
+  """Return the function that computes logits at masked positions: the model, ELECTRA's generator,
+  or XLNet's queries.
 
   Raises:
     UserError: the model has no such head.
@@ -129,6 +143,7 @@ def _masked_lm(model) -> Callable:
   if hasattr(model.head, "lm") or hasattr(model.head, "mlm"):
     return model.outputs
   raise UserError(
-    f"--workdir: the model is an encoder whose head ({head}) says nothing about masked tokens; give the workdir of its"
+    f"--workdir: the model is an encoder whose head ({head}) says nothing about masked tokens; "
+    "give the workdir of its"
     " pretraining, or evaluate this one with python -m t5x_like.evaluate"
   )

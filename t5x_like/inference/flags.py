@@ -1,30 +1,54 @@
-"""The flags of generation, for the doors that generate; `library.model.Options` has the same names."""
+"""The flags of generation, for the doors that generate; `library.model.Options` has the same
+names."""
 
 from collections.abc import Iterable
 from typing import Any
 
-_LONGEST = "the most tokens to generate (default: the length of training targets; decoders up to 64)"
+_LONGEST = (
+  "the most tokens to generate (default: the length of training targets; decoders up to 64)"
+)
 GENERATION = (
   ("max_new_tokens", int, _LONGEST),
   ("min_new_tokens", int, "the fewest tokens to generate"),
   ("stop", str, "a string that ends a prediction and is not part of it; may be repeated"),
   ("banned_words", str, "text that a prediction may not have, as its own tokens; may be repeated"),
-  ("repetition_penalty", float, "divides scores of tokens already there, a decoder's prompt included (such as 1.2)"),
-  ("no_repeat_ngram_size", int, "no N tokens in a row come twice, a decoder's prompt included (such as 3)"),
+  (
+    "repetition_penalty",
+    float,
+    "divides scores of tokens already there, a decoder's prompt included (such as 1.2)",
+  ),
+  (
+    "no_repeat_ngram_size",
+    int,
+    "no N tokens in a row come twice, a decoder's prompt included (such as 3)",
+  ),
   ("beams", int, "number of beams (default: 1, greedy)"),
-  ("length_penalty", float, "alpha of the beams' score, log-probability / ((5 + length) / 6)^alpha (default: 0.6)"),
-  ("length_power", float, "instead: score beams by log-probability / length^X, as fairseq and transformers"),
+  (
+    "length_penalty",
+    float,
+    "alpha of the beams' score, log-probability / ((5 + length) / 6)^alpha (default: 0.6)",
+  ),
+  (
+    "length_power",
+    float,
+    "instead: score beams by log-probability / length^X, as fairseq and transformers",
+  ),
   ("samples", int, "predictions per text: random samples, or the best beams (default: 1)"),
   ("temperature", float, "sample from logits divided by this"),
   (
     "top_k",
     int,
-    "sample from the N likeliest tokens; for an encoder, candidates for each mask, or classes (default: 5); for a"
+    "sample from the N likeliest tokens; for an encoder, candidates for each mask, or classes "
+    "(default: 5); for a"
     " detector, objects (default: those with a score of at least 0.5)",
   ),
   ("top_p", float, "sample from the fewest likeliest tokens with this total probability"),
   ("min_p", float, "sample from tokens at least this fraction as likely as the likeliest"),
-  ("typical_p", float, "sample from the tokens of the most typical surprise with this total probability"),
+  (
+    "typical_p",
+    float,
+    "sample from the tokens of the most typical surprise with this total probability",
+  ),
   ("seed", int, "seed of the samples (default: 0)"),
 )
 _METAVARS = {int: "N", float: "X", str: "TEXT"}

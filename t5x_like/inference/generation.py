@@ -45,7 +45,14 @@ class Generation:
     banned: sequences of ids that no answer has.
   """
 
-  def __init__(self, model, vocabulary, features: dict[str, list[int]], strategy: Strategy, new_tokens: int | None):
+  def __init__(
+    self,
+    model,
+    vocabulary,
+    features: dict[str, list[int]],
+    strategy: Strategy,
+    new_tokens: int | None,
+  ):
     if new_tokens is not None and new_tokens < 1:
       raise UserError(f"--max_new_tokens={new_tokens}: expected at least 1")
     self.vocabulary = vocabulary
@@ -62,11 +69,15 @@ class Generation:
     for shortest in [t.length for t in strategy.transforms if isinstance(t, MinLength)]:
       if shortest > self.new_tokens:
         raise UserError(
-          f"--min_new_tokens={shortest}: at most {self.new_tokens} tokens are generated; raise --max_new_tokens"
+          f"--min_new_tokens={shortest}: at most {self.new_tokens} tokens are generated; raise "
+          "--max_new_tokens"
         )
 
-  def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an answer for each text: `input`, `prediction`, `score` and, if the text has sentinels, `filled`.
+  def __call__(
+    self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]
+  ) -> list[dict[str, Any]]:
+    """Return an answer for each text: `input`, `prediction`, `score` and, if the text has
+    sentinels, `filled`.
 
     With several predictions per text, `predictions`, `scores` and `filled` are lists.
 
@@ -84,28 +95,47 @@ class Generation:
       prompt=self.prompt_slots(longest),
       new_tokens=self.new_tokens,
     )
-    numbers = np.stack(np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1).reshape(-1, 2)
+    numbers = np.stack(
+      np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1
+    ).reshape(-1, 2)
     repeated = [ids[text] for text, _ in numbers]
-    results = run.changed(for_decoding)(self._decode, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded)
+    results = run.changed(for_decoding)(
+      self._decode, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded
+    )
     answers = []
     for number, text in enumerate(texts):
       found = results[number * copies : (number + 1) * copies]
-      pairs = [(tokens, score) for t, s in found for tokens, score in zip(t.tolist(), s.tolist()) if score > -np.inf]
+      pairs = [
+        (tokens, score)
+        for t, s in found
+        for tokens, score in zip(t.tolist(), s.tolist())
+        if score > -np.inf
+      ]
       answers.append(self._answer(text, ids[number], pairs))
     return answers
 
   def _decode(self, model, batch: Batch):
-    strategy = dataclasses.replace(self.strategy, transforms=self.completed(self.strategy.transforms))
+    strategy = dataclasses.replace(
+      self.strategy, transforms=self.completed(self.strategy.transforms)
+    )
     ends = {"eos": self.ends, "stop": self.stops.on_device(self.vocabulary)}
     return strategy(model, self.batch(batch), batch["numbers"], max_length=self.new_tokens, **ends)
 
   def completed(self, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return transforms with the bans of `banned` before them and the tokens of `forced` behind."""
     bans = [BannedWords(tuple(sorted(self.banned)))] if self.banned else []
-    return (*bans, *transforms, *(make(i) for make, i in zip((ForcedBos, ForcedEos), self.forced) if i is not None))
+    return (
+      *bans,
+      *transforms,
+      *(make(i) for make, i in zip((ForcedBos, ForcedEos), self.forced) if i is not None),
+    )
 
-  def _answer(self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]) -> dict[str, Any]:
-    predictions = [self.stops.cut(self.text_of(prompt, self._until_end(tokens))) for tokens, _ in found]
+  def _answer(
+    self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]
+  ) -> dict[str, Any]:
+    predictions = [
+      self.stops.cut(self.text_of(prompt, self._until_end(tokens))) for tokens, _ in found
+    ]
     scores = [round(score, 4) for _, score in found]
     filled = [fill(text, prediction) for prediction in predictions] if self.fills(text) else None
     if self.strategy.predictions == 1:
@@ -124,10 +154,12 @@ class Generation:
     return [i for i in (stop.before_end(ids) if stop else ids) if i < self.vocabulary.size]
 
   def check_new_tokens(self, length: int, what: str) -> None:
-    """Raise UserError if the model lacks positions for the new tokens after `length` tokens, described by `what`."""
+    """Raise UserError if the model lacks positions for the new tokens after `length` tokens,
+    described by `what`."""
     if self.positions is not None and length + self.new_tokens > self.positions:
       raise UserError(
-        f"{what}--max_new_tokens={self.new_tokens}: the model has positions for {self.positions} tokens in all; "
+        f"{what}--max_new_tokens={self.new_tokens}: the model has positions for {self.positions} "
+        "tokens in all; "
         "generate fewer, or use a model with more positions"
       )
 
@@ -151,16 +183,20 @@ class TextToText(Generation):
     """Encode each text, with its spelled-out sentinels and masks, and the ids around it.
 
     Raises:
-      UserError: a text is longer than in training, or the model has too few positions for the new tokens.
+      UserError: a text is longer than in training, or the model has too few positions for the new
+        tokens.
     """
     self.check_new_tokens(0, "")
     (longest,) = self.features["encoder_input_tokens"]
     rows, (before, after) = [], self.around
     for number, text in enumerate(texts):
-      ids = [*before, *masks.encode_pieces(self.vocabulary, text), *after] or [self.vocabulary.eos_id]
+      ids = [*before, *masks.encode_pieces(self.vocabulary, text), *after] or [
+        self.vocabulary.eos_id
+      ]
       if len(ids) > longest:
         raise UserError(
-          f"{origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, the length the"
+          f"{origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, "
+          "the length the"
           " model was trained with; shorten or split it"
         )
       rows.append(ids)
@@ -175,7 +211,9 @@ class TextToText(Generation):
     return padded_length(length, longest)
 
   def batch(self, batch: Batch) -> Batch:
-    segments = {"encoder_segment_ids": batch["valid"]} if "encoder_segment_ids" in self.features else {}
+    segments = (
+      {"encoder_segment_ids": batch["valid"]} if "encoder_segment_ids" in self.features else {}
+    )
     return {"encoder_input_tokens": batch["tokens"]} | segments
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
@@ -186,7 +224,8 @@ class TextToText(Generation):
 
 
 class Continuation(Generation):
-  """Generation with a decoder: continue the text. A prefix LM attends to the text in both directions."""
+  """Generation with a decoder: continue the text. A prefix LM attends to the text in both
+  directions."""
 
   def default_new_tokens(self) -> int:
     return min(64, max(1, self.trained_length // 2))
@@ -201,8 +240,10 @@ class Continuation(Generation):
     return length
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text, begun as `around` says; raise UserError if the model has too few positions."""
-    rows, longest = [], 0
+    """Encode each text, begun as `around` says; raise UserError if the model has too few
+    positions."""
+    rows = []
+    longest = 0
     for number, text in enumerate(texts):
       ids = self.begun(self.prompt(text))
       # The model never reads the last generated token, so it needs no position.
@@ -212,7 +253,8 @@ class Continuation(Generation):
       rows.append(ids)
     if longest > self.trained_length:
       logging.warning(
-        "--input=%s: the longest text has %d tokens, the model was trained on %d; what follows may be poor",
+        "--input=%s: the longest text has %d tokens, the model was trained on %d; what follows "
+        "may be poor",
         origin,
         longest - len(self.around[0]),
         self.trained_length,
@@ -227,10 +269,14 @@ class Continuation(Generation):
     return [*self.around[0], *ids] or [vocabularies.start_id(self.vocabulary)]
 
   def longest_prompt(self, wanted: int | None) -> int:
-    """Return the length to which prompts are padded: as wanted, or the training's up to 512, where positions allow."""
+    """Return the length to which prompts are padded: as wanted, or the training's up to 512, where
+    positions allow."""
     room = None if self.positions is None else self.positions - self.new_tokens + 1
     if wanted is not None and room is not None and wanted > room:
-      raise UserError(f"--context={wanted}: the model has positions for {room} beside the answer's; lower one of them")
+      raise UserError(
+        f"--context={wanted}: the model has positions for {room} beside the "
+        "answer's; lower one of them"
+      )
     wanted = wanted or min(self.trained_length, _CONTEXT)
     return wanted if room is None else min(wanted, room)
 
@@ -239,14 +285,20 @@ class Continuation(Generation):
 
   def batch(self, batch: Batch) -> Batch:
     features = {"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]}
-    prefix = {"decoder_causal_attention": batch["valid"]} if "decoder_causal_attention" in self.features else {}
+    prefix = (
+      {"decoder_causal_attention": batch["valid"]}
+      if "decoder_causal_attention" in self.features
+      else {}
+    )
     return features | prefix
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
-    """Return the new text. It is decoded after the prompt, because alone it would lose a leading space."""
+    """Return the new text. It is decoded after the prompt, because alone it would lose a leading
+    space."""
     special = self.vocabulary.special_ids
     before, after = ([i for i in part if i not in special] for part in (prompt, ids))
-    start, whole = self.vocabulary.decode(before), self.vocabulary.decode(before + after)
+    start = self.vocabulary.decode(before)
+    whole = self.vocabulary.decode(before + after)
     return whole.removeprefix(start) if whole.startswith(start) else self.vocabulary.decode(after)
 
   def fills(self, text: str) -> bool:
@@ -254,7 +306,8 @@ class Continuation(Generation):
 
 
 class Answer(Continuation):
-  """Generation with a decoder trained on conversations: answer the text as a user's message, until the turn ends.
+  """Generation with a decoder trained on conversations: answer the text as a user's message, until
+  the turn ends.
 
   Instead of a text, an input may be a list of messages, each with `role` and `content`.
 
@@ -266,7 +319,9 @@ class Answer(Continuation):
     others: see `Generation`.
   """
 
-  def __init__(self, model, vocabulary, features, strategy: Strategy, new_tokens: int | None, template):
+  def __init__(
+    self, model, vocabulary, features, strategy: Strategy, new_tokens: int | None, template
+  ):
     super().__init__(model, vocabulary, features, strategy, new_tokens)
     self.described = describe(template, vocabulary)
     self._chat = chat_of(template, vocabulary)
@@ -294,7 +349,8 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def fill(text: str, prediction: str) -> str:
-  """Replace each sentinel of the text with the prediction's text after it; keep sentinels that the prediction lacks."""
+  """Replace each sentinel of the text with the prediction's text after it; keep sentinels that the
+  prediction lacks."""
   parts = re.split(f"({SENTINEL.pattern})", prediction)
   spans = dict(zip(parts[1::2], (span.strip() for span in parts[2::2])))
   return SENTINEL.sub(lambda found: spans.get(found[0], found[0]), text)

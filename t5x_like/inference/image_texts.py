@@ -1,4 +1,5 @@
-"""Zero-shot classification: rank captions for an image with a model of images and texts (Radford et al. 2021, 3.1)."""
+"""Zero-shot classification: rank captions for an image with a model of images and texts (Radford et
+al. 2021, 3.1)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from t5x_like.rows import Runner, in_batches
 class TextChoice(ImageClassification):
   """An `ImageClassification` whose classes are texts.
 
-  Probabilities are the softmax over the texts of the scaled cosines, or their sigmoid if the model has a bias.
+  Probabilities are the softmax over the texts of the scaled cosines, or their sigmoid if the model
+  has a bias.
 
   Args:
     model, vocabulary, task, flags: see `images.predictor`.
@@ -26,9 +28,14 @@ class TextChoice(ImageClassification):
     UserError: there are fewer than two texts, or a flag does not apply to images.
   """
 
-  def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any], texts: Sequence[str]):
+  def __init__(
+    self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any], texts: Sequence[str]
+  ):
     if len(texts) < 2:
-      raise UserError(f"--texts: found {len(texts)}, expected a file of at least two texts to choose from, a line each")
+      raise UserError(
+        f"--texts: found {len(texts)}, expected a file of at least two texts to "
+        "choose from, a line each"
+      )
     self.read_options(model.variant.image, task, flags)
     self.names, self.top_k = list(texts), min(self.top_k, len(texts))
     self._tokens_CT = prompts.rows(texts, vocabulary, task.get("length", 77))
@@ -41,7 +48,9 @@ class TextChoice(ImageClassification):
 
     C, T = self._tokens_CT.shape
     rows = lambda chosen, _: {"text_input_tokens": self._tokens_CT[chosen]}  # noqa: E731
-    found = in_batches(lambda batch: embedded(run.arrays, batch), run.rules, run.batch_size, [T] * C, rows)
+    found = in_batches(
+      lambda batch: embedded(run.arrays, batch), run.rules, run.batch_size, [T] * C, rows
+    )
     self._texts_CP = np.stack([text_P for (text_P,) in found])
     return super().__call__(run, paths)
 

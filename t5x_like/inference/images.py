@@ -21,19 +21,23 @@ from t5x_like.rows import Runner, in_batches
 
 
 def files(path: str) -> list[str]:
-  """List the files under a folder, of a pattern such as `photos/*.jpg`, or a single file, sorted by name.
+  """List the files under a folder, of a pattern such as `photos/*.jpg`, or a single file, sorted by
+  name.
 
   Raises:
     UserError: there is no file.
   """
   folder = place(path)
   if folder.is_dir():
-    found = [str(folder / name) for name in folder.sizes() if not os.path.basename(name).startswith(".")]
+    found = [
+      str(folder / name) for name in folder.sizes() if not os.path.basename(name).startswith(".")
+    ]
   else:
     found = [file for file in globs.matches(path) if globs.kind(file) == "file"]
   if not found:
     raise UserError(
-      f"--input={path}: found no file, expected an image, a folder of images, or a pattern such as '*.jpg'"
+      f"--input={path}: found no file, expected an image, a folder of images, or a pattern such "
+      "as '*.jpg'"
     )
   return sorted(found)
 
@@ -56,17 +60,21 @@ def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any])
   Raises:
     UserError: the model finds neither classes nor objects, or a flag does not apply to it.
   """
-  return (ObjectDetection if "image_size" in model.NEEDS else ImageClassification)(model, vocabulary, task, flags)
+  return (ObjectDetection if "image_size" in model.NEEDS else ImageClassification)(
+    model, vocabulary, task, flags
+  )
 
 
 class _OfImages:
   """The base class of predictors that answer files, a batch at a time.
 
-  A subclass defines the model's inputs for a file (`features`), its computation (`found`, traced) and its `answer`.
+  A subclass defines the model's inputs for a file (`features`), its computation (`found`, traced)
+  and its `answer`.
   """
 
   def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an answer for each file: `input`, and predictions or an `error`; raise UserError if none is an image."""
+    """Return an answer for each file: `input`, and predictions or an `error`; raise UserError if
+    none is an image."""
     skipped: dict[int, str] = {}
     sizes: dict[int, tuple[int, int]] = {}
     nothing = np.zeros((1, 1, self.channels), np.float32)
@@ -87,11 +95,16 @@ class _OfImages:
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
       lengths = [0] * len(paths)
-      results = in_batches(lambda batch: compute(run.arrays, batch), run.rules, run.batch_size, lengths, features)
+      results = in_batches(
+        lambda batch: compute(run.arrays, batch), run.rules, run.batch_size, lengths, features
+      )
     if len(skipped) == len(paths):
-      raise UserError(f"--input: found no image; {told([{'error': reason} for reason in skipped.values()])}")
+      raise UserError(
+        f"--input: found no image; {told([{'error': reason} for reason in skipped.values()])}"
+      )
     return [
-      {"input": path} | ({"error": skipped[n]} if n in skipped else self.answer(sizes[n], *results[n]))
+      {"input": path}
+      | ({"error": skipped[n]} if n in skipped else self.answer(sizes[n], *results[n]))
       for n, path in enumerate(paths)
     ]
 
@@ -106,7 +119,8 @@ class _OfImages:
 
 
 class ImageClassification(_OfImages):
-  """A predictor that classifies the centre crop of each image, as in evaluation; `--top_k` is the number of classes."""
+  """A predictor that classifies the centre crop of each image, as in evaluation; `--top_k` is the
+  number of classes."""
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self.read_options(model.variant, task, flags)
@@ -115,7 +129,8 @@ class ImageClassification(_OfImages):
     out = jax.eval_shape(lambda m, x: m({"image": x}), model, image) if only_images else {}
     if "logits" not in out or out["logits"].ndim != 2:
       raise UserError(
-        f"--workdir: the model's head ({type(getattr(model, 'head', None)).__name__}) gives images no classes; give the"
+        f"--workdir: the model's head ({type(getattr(model, 'head', None)).__name__}) gives "
+        "images no classes; give the"
         " workdir of a classifier"
       )
     labels = out["logits"].shape[-1]
@@ -124,7 +139,8 @@ class ImageClassification(_OfImages):
   def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
     task = described.arguments(task)
     self.top_k = _most(flags, "classifies images", "classes", 5)
-    self._sides, self.channels = sides(variant.resolution), variant.channels
+    self._sides = sides(variant.resolution)
+    self.channels = variant.channels
     self._way = {name: task[name] for name in ("crop", "fit", "mean", "method")}
     self._normalised = _normalisation(task)
 
@@ -137,26 +153,37 @@ class ImageClassification(_OfImages):
 
   def found(self, model, batch):
     p_BV = self.probabilities(model, batch)
-    best_BK = jnp.argsort(-p_BV, axis=-1)[:, : self.top_k]  # stays sharded by rows, unlike a `top_k`
+    # stays sharded by rows, unlike a `top_k`
+    best_BK = jnp.argsort(-p_BV, axis=-1)[:, : self.top_k]
     return best_BK, jnp.take_along_axis(p_BV, best_BK, axis=-1)
 
   def answer(self, size, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
-    """Return `prediction`, its `probability`, and `predictions`, the likeliest classes with their probabilities."""
-    found = [{"label": self.names[n], "probability": float(f"{p:.6g}")} for n, p in zip(best_K.tolist(), p_K.tolist())]
-    return {"prediction": found[0]["label"], "probability": found[0]["probability"], "predictions": found}
+    """Return `prediction`, its `probability`, and `predictions`, the likeliest classes with their
+    probabilities."""
+    found = [
+      {"label": self.names[n], "probability": float(f"{p:.6g}")}
+      for n, p in zip(best_K.tolist(), p_K.tolist())
+    ]
+    return {
+      "prediction": found[0]["label"],
+      "probability": found[0]["probability"],
+      "predictions": found,
+    }
 
 
 class ObjectDetection(_OfImages):
   """A predictor that detects the objects in each image, resized as in evaluation.
 
-  It returns the objects with a score of at least 0.5 or, with `--top_k`, that many of the likeliest.
+  It returns the objects with a score of at least 0.5 or, with `--top_k`, that many of the
+  likeliest.
   """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self._top_k = _most(flags, "finds objects in images", "objects", 0)
     self.channels = model.variant.channels
     task = described.arguments(task)
-    self._longest, self._shortest = task["resolution"], task["shortest"]
+    self._longest = task["resolution"]
+    self._shortest = task["shortest"]
     self._normalised = _normalisation(task)
     self._names = _names(vocabulary, model.variant.labels)
 
@@ -169,8 +196,11 @@ class ObjectDetection(_OfImages):
   def found(self, model, batch):
     return likeliest(model.outputs(batch))
 
-  def answer(self, size, score_Q: np.ndarray, class_Q: np.ndarray, box_Q4: np.ndarray) -> dict[str, Any]:
-    """Return `detections`, each with `label`, `score` and `box` (ymin, xmin, ymax, xmax in the file's pixels)."""
+  def answer(
+    self, size, score_Q: np.ndarray, class_Q: np.ndarray, box_Q4: np.ndarray
+  ) -> dict[str, Any]:
+    """Return `detections`, each with `label`, `score` and `box` (ymin, xmin, ymax, xmax in the
+    file's pixels)."""
     order = np.argsort(-score_Q, kind="stable")
     chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN]
     boxes = corners(box_Q4[chosen].astype(np.float64)).clip(0.0, 1.0) * np.tile(size, 2)
@@ -178,10 +208,12 @@ class ObjectDetection(_OfImages):
 
 
 def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:
-  """Return `--top_k`, the only flag of generation that applies to images; raise UserError for others."""
+  """Return `--top_k`, the only flag of generation that applies to images; raise UserError for
+  others."""
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
-      f"--{other[0]}={flags[other[0]]}: the model {does} and generates nothing; of these flags it takes --top_k, the"
+      f"--{other[0]}={flags[other[0]]}: the model {does} and generates nothing; of these flags it "
+      "takes --top_k, the"
       f" number of {what} to give"
     )
   if "top_k" in flags and flags["top_k"] < 1:

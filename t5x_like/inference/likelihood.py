@@ -1,4 +1,5 @@
-"""Log-probabilities that a model assigns to given continuations of a context, and to whole texts."""
+"""Log-probabilities that a model assigns to given continuations of a context, and to whole
+texts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,18 +33,20 @@ class Scored:
 class Likelihood:
   """A scorer of continuations by a decoder or an encoder-decoder.
 
-  Contexts that are too long lose their beginning. An encoder-decoder reads the context in its encoder; a prefix LM sees
-  it in both directions.
+  Contexts that are too long lose their beginning. An encoder-decoder reads the context in its
+  encoder; a prefix LM sees it in both directions.
 
   Args:
     run: applies the model to rows.
     features: names and shapes of the model's training features.
-    longest: the most tokens that the model reads: all tokens of context and continuation but the last, or the context
-      for an encoder-decoder. None is the number of its positions or, if these are unlimited, its training length.
+    longest: the most tokens that the model reads: all tokens of context and continuation but the
+      last, or the context for an encoder-decoder. None is the number of its positions or, if these
+      are unlimited, its training length.
 
   Attributes:
     longest: as above.
-    longest_answer: the most tokens of a continuation; None for an encoder-decoder with unlimited positions.
+    longest_answer: the most tokens of a continuation; None for an encoder-decoder with unlimited
+      positions.
 
   Raises:
     UserError: the model is an encoder.
@@ -51,11 +54,16 @@ class Likelihood:
 
   def __init__(self, run: Runner, features: dict[str, list[int]], longest: int | None = None):
     if "decoder_target_tokens" not in features:
-      raise UserError("--workdir: the model is an encoder, which gives texts no probability; give a decoder")
-    self._run, self._features = run, features
+      raise UserError(
+        "--workdir: the model is an encoder, which gives texts no probability; give a decoder"
+      )
+    self._run = run
+    self._features = features
     self._both = "encoder_input_tokens" in features
     trained = features["encoder_input_tokens" if self._both else "decoder_target_tokens"][0]
-    self.longest = longest or positions(run.model.encoder_inputs if self._both else run.model.inputs) or trained
+    self.longest = (
+      longest or positions(run.model.encoder_inputs if self._both else run.model.inputs) or trained
+    )
     self.longest_answer = positions(run.model.decoder_inputs) if self._both else self.longest
 
   def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Scored]:
@@ -66,22 +74,30 @@ class Likelihood:
     """
     for context, continuation in pairs:
       if not len(continuation) or not (len(context) or self._both):
-        raise UserError("found an empty context or continuation, expected at least one token of each")
+        raise UserError(
+          "found an empty context or continuation, expected at least one token of each"
+        )
       if self.longest_answer is not None and len(continuation) > self.longest_answer:
-        raise UserError(f"found a continuation of {len(continuation)} tokens, expected at most {self.longest_answer}")
+        raise UserError(
+          f"found a continuation of {len(continuation)} tokens, expected at most "
+          f"{self.longest_answer}"
+        )
     if not pairs:
       return []
     return self._of_targets(pairs) if self._both else self._of_rows(pairs)
 
   def rolling(self, ids: Ids, start: int, stride: int | None = None) -> float:
-    """Return the log-probability of a whole text after `start`, scoring every token once, in windows.
+    """Return the log-probability of a whole text after `start`, scoring every token once, in
+    windows.
 
-    Each window but the first has `longest + 1 - stride` tokens of context. A stride of None is `longest`, which leaves
-    one token of context.
+    Each window but the first has `longest + 1 - stride` tokens of context. A stride of None is
+    `longest`, which leaves one token of context.
     """
     size = self.longest
     stride = min(stride or size, size)
-    text, pairs, place = [start, *ids], [], 1
+    text = [start, *ids]
+    pairs = []
+    place = 1
     while place < len(text):
       past = min(len(text), place + (size if place == 1 else stride))
       first = max(0, past - size - 1)
@@ -92,8 +108,11 @@ class Likelihood:
   def _of_rows(self, pairs) -> list[Scored]:
     rows = [[*context, *continuation][-self.longest - 1 :] for context, continuation in pairs]
     extras = {
-      "last": np.array([[row[-1]] for row in rows], np.int32),  # a target only: the model does not read it
-      "counts": np.array([[len(continuation), len(row) - 1] for (_, continuation), row in zip(pairs, rows)], np.int32),
+      # a target only: the model does not read it
+      "last": np.array([[row[-1]] for row in rows], np.int32),
+      "counts": np.array(
+        [[len(continuation), len(row) - 1] for (_, continuation), row in zip(pairs, rows)], np.int32
+      ),
     }
 
     # Padding to a bucket costs little, and keeps few shapes for contexts of any length.
@@ -103,7 +122,11 @@ class Likelihood:
     return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
 
   def _row(self, model, batch) -> tuple[jax.Array, jax.Array]:
-    tokens_BT, valid_BT, (wanted_B1, read_B1) = batch["tokens"], batch["valid"], jnp.split(batch["counts"], 2, 1)
+    tokens_BT, valid_BT, (wanted_B1, read_B1) = (
+      batch["tokens"],
+      batch["valid"],
+      jnp.split(batch["counts"], 2, 1),
+    )
     places = jnp.arange(tokens_BT.shape[1])
     features = {"decoder_input_tokens": tokens_BT, "decoder_segment_ids": valid_BT}
     if "decoder_causal_attention" in self._features:
@@ -121,7 +144,9 @@ class Likelihood:
 
     contexts = [list(context)[-self.longest :] for context, _ in pairs]
     extras = {"targets": targets, "counts": counts}
-    found = self._run(self._target, contexts, extras, lambda length: padded_length(length, self.longest))
+    found = self._run(
+      self._target, contexts, extras, lambda length: padded_length(length, self.longest)
+    )
     cut = [len(context) > self.longest for context, _ in pairs]
     return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
 
@@ -134,7 +159,10 @@ class Likelihood:
     }
     wanted_BT = jnp.arange(targets_BT.shape[1]) < batch["counts"]
     if "encoder_segment_ids" in self._features:
-      features |= {"encoder_segment_ids": batch["valid"], "decoder_segment_ids": jnp.ones_like(targets_BT)}
+      features |= {
+        "encoder_segment_ids": batch["valid"],
+        "decoder_segment_ids": jnp.ones_like(targets_BT),
+      }
     return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
 
 
@@ -143,8 +171,14 @@ def positions(inputs) -> int | None:
   return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None
 
 
-def _sums(logits_BTV: jax.Array, targets_BT: jax.Array, wanted_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sums(
+  logits_BTV: jax.Array, targets_BT: jax.Array, wanted_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   """Return (log-probability, whether all are likeliest), both [B], of the wanted targets."""
-  log_p_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), targets_BT[..., None], axis=-1)[..., 0]
+  log_p_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), targets_BT[..., None], axis=-1)[
+    ..., 0
+  ]
   right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
-  return jnp.sum(jnp.where(wanted_BT, log_p_BT, 0.0), axis=1), jnp.all(right_BT | ~wanted_BT, axis=1)
+  return jnp.sum(jnp.where(wanted_BT, log_p_BT, 0.0), axis=1), jnp.all(
+    right_BT | ~wanted_BT, axis=1
+  )

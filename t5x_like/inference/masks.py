@@ -8,16 +8,22 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:
-  """Encode a text with spelled-out sentinels and, if the vocabulary has a mask, mask pieces; no EOS."""
+  """Encode a text with spelled-out sentinels and, if the vocabulary has a mask, mask pieces; no
+  EOS."""
   if vocabulary.mask_id is None:
     return vocabularies.encode_sentinels(vocabulary, text)
-  return encode_masks(vocabulary, text, vocabulary.mask_id, vocabulary.pieces_of([vocabulary.mask_id]))
+  return encode_masks(
+    vocabulary, text, vocabulary.mask_id, vocabulary.pieces_of([vocabulary.mask_id])
+  )
 
 
-def encode_masks(vocabulary: Vocabulary, text: str, mask_id: int, spellings: Iterable[str]) -> list[int]:
+def encode_masks(
+  vocabulary: Vocabulary, text: str, mask_id: int, spellings: Iterable[str]
+) -> list[int]:
   """Encode a text with sentinels, in which each of `spellings` stands for the mask; no EOS.
 
-  A mask stands for a piece and the space before it, as in the vocabulary; for bytes, the space is a separate piece.
+  A mask stands for a piece and the space before it, as in the vocabulary; for bytes, the space is a
+  separate piece.
   """
   ids: list[int] = []
   parts = re.split("|".join(map(re.escape, spellings)), text)

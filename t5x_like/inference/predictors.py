@@ -1,7 +1,7 @@
 """The kind of prediction that fits a model of text, chosen by the features it was trained on.
 
-An encoder-decoder turns text into text, a decoder continues prompts, an encoder with a masked language model head fills
-masks.
+An encoder-decoder turns text into text, a decoder continues prompts, an encoder with a masked
+language model head fills masks.
 """
 
 from typing import Any
@@ -12,9 +12,14 @@ from t5x_like.inference.stops import Stops, several
 
 
 def predictor(
-  model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any], template: str | dict | None = None
+  model,
+  vocabulary,
+  features: dict[str, list[int]],
+  flags: dict[str, Any],
+  template: str | dict | None = None,
 ):
-  """Make the predictor for a model: `encode(texts, origin)` returns rows of tokens, and calling it answers them.
+  """Make the predictor for a model: `encode(texts, origin)` returns rows of tokens, and calling it
+  answers them.
 
   Args:
     model: the abstract model.
@@ -28,15 +33,20 @@ def predictor(
   if "decoder_target_tokens" not in features:
     return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.options(flags))
   new_tokens = flags.pop("max_new_tokens", None)
-  ended, banned = several(flags.pop("stop", ())), several(flags.pop("banned_words", ()))
+  ended = several(flags.pop("stop", ()))
+  banned = several(flags.pop("banned_words", ()))
   if not all(banned):
     raise UserError("--banned_words: found an empty string, expected text that no prediction has")
   given = model, vocabulary, features, strategies.choose(**flags), new_tokens
   if "encoder_input_tokens" in features:
     made: generation.Generation = generation.TextToText(*given)
   else:
-    made = generation.Continuation(*given) if template is None else generation.Answer(*given, template)
+    made = (
+      generation.Continuation(*given) if template is None else generation.Answer(*given, template)
+    )
   made.stops = Stops(ended)
   answers = vocabulary.for_targets() if "encoder_input_tokens" in features else vocabulary
-  made.banned = {tuple(map(int, answers.encode(text))) for word in banned for text in (word, f" {word}")}
+  made.banned = {
+    tuple(map(int, answers.encode(text))) for word in banned for text in (word, f" {word}")
+  }
   return made

@@ -1,6 +1,8 @@
-"""Prompts of a trained model: texts become ids, and a model's likelihoods and generated texts answer them.
+"""Prompts of a trained model: texts become ids, and a model's likelihoods and generated texts
+answer them.
 
-Questions without training (`questions.py`) and EleutherAI's harness (`tools/lm_eval.py`) both ask through it.
+Questions without training (`questions.py`) and EleutherAI's harness (`tools/lm_eval.py`) both ask
+through it.
 """
 
 from collections.abc import Sequence
@@ -23,10 +25,11 @@ class Prompts:
   Args:
     opened: the model, a `library.model.Model`.
     longest: the most tokens that it reads, see `Likelihood`.
-    start: whether the contexts of a decoder begin with the start token, as our documents do. Otherwise only the ids
-      that the tokenizer of published weights adds by itself stand around a context.
-    template: the chat template in which a decoder is asked: a context is a user's message, and what continues it the
-      beginning of the answer. None asks without one.
+    start: whether the contexts of a decoder begin with the start token, as our documents do.
+      Otherwise only the ids that the tokenizer of published weights adds by itself stand around a
+      context.
+    template: the chat template in which a decoder is asked: a context is a user's message, and what
+      continues it the beginning of the answer. None asks without one.
 
   Attributes:
     both: whether the model is an encoder-decoder.
@@ -35,21 +38,30 @@ class Prompts:
   """
 
   def __init__(
-    self, opened: Any, longest: int | None = None, start: bool = True, template: str | dict[str, Any] | None = None
+    self,
+    opened: Any,
+    longest: int | None = None,
+    start: bool = True,
+    template: str | dict[str, Any] | None = None,
   ):
     self.both = "encoder_input_tokens" in opened.features
     self.likelihood = Likelihood(opened.run, opened.features, longest)
     self.start_id = start_id(opened.vocabulary)
-    self._opened, self._vocabulary = opened, opened.vocabulary
+    self._opened = opened
+    self._vocabulary = opened.vocabulary
     self._predictors: dict[tuple, generation.Generation] = {}
     self._before, self._after = opened.vocabulary.around() or ([], [])
     if self.both and opened.vocabulary.around() is None:
-      self._before, self._after = opening(opened.vocabulary), [opened.vocabulary.eos_id]
+      self._before = opening(opened.vocabulary)
+      self._after = [opened.vocabulary.eos_id]
     elif start and not self.both:
-      self._before, self._after = [self.start_id], []
+      self._before = [self.start_id]
+      self._after = []
     self._chat = None if template is None else chat_of(template, opened.vocabulary)
     if self._chat is not None and self.both:
-      raise UserError("--template: the model is an encoder-decoder, which has no chat template; leave it out")
+      raise UserError(
+        "--template: the model is an encoder-decoder, which has no chat template; leave it out"
+      )
     if template == PUBLISHED and opened.is_published:
       self._before = []  # the template writes all
     first = opened.forced[0]
@@ -64,7 +76,8 @@ class Prompts:
     return [*self._before, *ids, *self._after] if special else ids
 
   def pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-    """Encode a context and its continuation; an encoder-decoder's is a target: without space before, and with EOS."""
+    """Encode a context and its continuation; an encoder-decoder's is a target: without space
+    before, and with EOS."""
     if self.both:
       ids = map(int, self._vocabulary.for_targets().encode(continuation.lstrip()))
       return self.encode(context), [*self._answer, *ids, self._vocabulary.eos_id]
@@ -74,9 +87,15 @@ class Prompts:
     return self.encode(context), whole[len(before) :] or whole[-1:]
 
   def generate(
-    self, contexts: Sequence[Ids], new: int, strategy: Any = None, more: bool = False, stops: Stops = NEVER
+    self,
+    contexts: Sequence[Ids],
+    new: int,
+    strategy: Any = None,
+    more: bool = False,
+    stops: Stops = NEVER,
   ) -> tuple[list[str], list[bool], list[bool]]:
-    """Continue contexts by up to `new` tokens, which are decoded by themselves, without special ids.
+    """Continue contexts by up to `new` tokens, which are decoded by themselves, without special
+    ids.
 
     Args:
       contexts: ids; those that leave no room for the new tokens lose their beginning.
@@ -85,7 +104,8 @@ class Prompts:
       stops: strings that end the new text.
 
     Returns:
-      The new texts; whether each context lost its beginning; and whether each text reached the limit without an end.
+      The new texts; whether each context lost its beginning; and whether each text reached the
+      limit without an end.
 
     Raises:
       UserError: the model does not read so many tokens.
@@ -94,7 +114,8 @@ class Prompts:
     room = self.likelihood.longest - (0 if self.both else new)
     if room < 1:
       raise UserError(
-        f"max_new_tokens={new}: expected fewer than the {self.likelihood.longest} tokens that the model reads"
+        f"max_new_tokens={new}: expected fewer than the {self.likelihood.longest} tokens that the "
+        "model reads"
       )
     cut = [(ids or [self.start_id])[-room:] for ids in contexts]
     longest = new + (max(map(len, cut)) - 1 if more and self.both else 0)
@@ -103,11 +124,18 @@ class Prompts:
     predict.check_new_tokens(0, "")
     answers = predict(opened.run, cut, [""] * len(cut))
     texts = [answer["prediction"] for answer in answers]
-    return texts, [len(ids) > room for ids in contexts], [answer["is_unfinished"] for answer in answers]
+    return (
+      texts,
+      [len(ids) > room for ids in contexts],
+      [answer["is_unfinished"] for answer in answers],
+    )
 
-  def _alone(self, new: int, more: bool, longest: int, strategy: Any, stops: Stops) -> generation.Generation:
+  def _alone(
+    self, new: int, more: bool, longest: int, strategy: Any, stops: Stops
+  ) -> generation.Generation:
     """Return a predictor of new tokens by themselves."""
-    opened, vocabulary = self._opened, self._vocabulary
+    opened = self._opened
+    vocabulary = self._vocabulary
     skipped = {*vocabulary.special_ids, vocabulary.unk_id}
 
     def limit(prompt: Sequence[int]) -> int:
@@ -117,7 +145,9 @@ class Prompts:
       def text_of(self, prompt: Sequence[int], ids: Ids) -> str:
         return vocabulary.decode([i for i in ids[: limit(prompt)] if i not in skipped])
 
-      def _answer(self, text: str, prompt: Sequence[int], found: list[tuple[Ids, float]]) -> dict[str, Any]:
+      def _answer(
+        self, text: str, prompt: Sequence[int], found: list[tuple[Ids, float]]
+      ) -> dict[str, Any]:
         answer = super()._answer(text, prompt, found)
         ids = found[0][0][: limit(prompt)]
         if self.forced[1] is not None and len(ids) == longest:
@@ -130,7 +160,9 @@ class Prompts:
         return False
 
     predict = Alone(opened.model, vocabulary, opened.features, strategy, longest)
-    predict.ends, predict.forced, predict.stops = opened.ends, opened.forced, stops
+    predict.ends = opened.ends
+    predict.forced = opened.forced
+    predict.stops = stops
     if self._chat is not None:
       predict.ends = tuple(sorted({*opened.ends, self._chat.end}))
     return predict

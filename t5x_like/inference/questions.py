@@ -1,4 +1,5 @@
-"""Ask a model questions without training, by likelihood or generation; `tools.few_shot` describes the files."""
+"""Ask a model questions without training, by likelihood or generation; `tools.few_shot` describes
+the files."""
 
 import collections
 import dataclasses
@@ -46,9 +47,17 @@ METRICS = {  # of each kind
   **dict.fromkeys(("schema", "letters", "choices"), _LIKELIEST),
   "words": ("accuracy", "perplexity", "examples", "truncated"),
   "answers": ("exact_match", "examples", "truncated", "empty", "unfinished"),
-  "texts": ("perplexity_per_token", "perplexity_per_word", "bits_per_byte", "tokens", "words", "bytes"),
+  "texts": (
+    "perplexity_per_token",
+    "perplexity_per_word",
+    "bits_per_byte",
+    "tokens",
+    "words",
+    "bytes",
+  ),
 }
-SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}  # the main score; accuracy for the other kinds
+# the main score; accuracy for the other kinds
+SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +78,8 @@ class Questions:
 
 
 def files(patterns: Sequence[str]) -> dict[str, str]:
-  """List the files of patterns by the first part of their names; raise UserError if none match or names collide."""
+  """List the files of patterns by the first part of their names; raise UserError if none match or
+  names collide."""
   found: dict[str, str] = {}
   for pattern in patterns:
     paths = globs.matches(pattern)
@@ -78,7 +88,9 @@ def files(patterns: Sequence[str]) -> dict[str, str]:
     for path in paths:
       name = pathlib.Path(path).name.split(".")[0]
       if name in found:
-        raise UserError(f"{path}: found another file of the name {name!r}, {found[name]}; rename one of them")
+        raise UserError(
+          f"{path}: found another file of the name {name!r}, {found[name]}; rename one of them"
+        )
       found[name] = path
   return found
 
@@ -87,18 +99,21 @@ def read(path: str) -> Questions:
   """Read the questions of a file of JSON lines, plain or compressed.
 
   Raises:
-    UserError: there is no such file, no question or no known kind; or, naming the row, a key is missing or has the
-      wrong type, or the answer is not among the choices.
+    UserError: there is no such file, no question or no known kind; or, naming the row, a key is
+      missing or has the wrong type, or the answer is not among the choices.
   """
   source = open_source(f"jsonl:{path}")
-  found = [(where, row) for where, row in source.records(source.splits[0]) if not isinstance(row, Skip)]
+  found = [
+    (where, row) for where, row in source.records(source.splits[0]) if not isinstance(row, Skip)
+  ]
   if not found:
     raise UserError(f"{path}: holds no questions: a score over zero examples is not defined")
   wheres, rows = map(list, zip(*found))
   kind = next((kind for kind, keys in _KINDS.items() if all(key in rows[0] for key in keys)), None)
   if kind is None:
     raise UserError(
-      f"{wheres[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; see --help"
+      f"{wheres[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; "
+      "see --help"
     )
   for where, row in found:
     _check(where, row, kind)
@@ -111,7 +126,8 @@ def _check(where: str, row: Record, kind: str) -> None:
   for key, (wanted, words) in _KINDS[kind].items():
     if key not in row:
       raise UserError(
-        f"{where}: found the keys {', '.join(row)}, expected {', '.join(_KINDS[kind])} as in the first row"
+        f"{where}: found the keys {', '.join(row)}, expected {', '.join(_KINDS[kind])} as in the "
+        "first row"
       )
     if not isinstance(row[key], wanted) or isinstance(row[key], bool) and wanted is int:
       raise UserError(f"{where}: {key}: found a JSON {kind_of(row[key])}, expected {words}")
@@ -122,23 +138,31 @@ def _check(where: str, row: Record, kind: str) -> None:
     right_texts(where, row)
   if kind in ("schema", "letters", "choices"):
     if kind == "letters" and len(options) > len(LETTERS):
-      raise UserError(f"{where}: found {len(options)} choices, expected at most {len(LETTERS)}, one for each letter")
+      raise UserError(
+        f"{where}: found {len(options)} choices, expected at most {len(LETTERS)}, "
+        "one for each letter"
+      )
     if not options or not all(isinstance(one, str) for one in options):
       raise UserError(f"{where}: found the choices {options!r}, expected at least one, all strings")
     right = LETTERS[: len(options)] if kind == "letters" else range(len(options))
     answer = row["answer" if kind == "letters" else "gold"]
     if answer not in list(right):
-      raise UserError(f"{where}: found the answer {answer!r}, expected one of {', '.join(map(str, right))}")
+      raise UserError(
+        f"{where}: found the answer {answer!r}, expected one of {', '.join(map(str, right))}"
+      )
 
 
 def _check_words(path: str, rows: Sequence[Record]) -> None:
   """Raise UserError if texts have no words, so that their perplexity is not defined."""
   if not any(row["text"].split() for row in rows):
-    raise UserError(f"{path}: holds no text but white space: its perplexity is not defined; give texts with words")
+    raise UserError(
+      f"{path}: holds no text but white space: its perplexity is not defined; give texts with words"
+    )
 
 
 def right_texts(where: str, row: Record) -> list[str]:
-  """Return the right answers of a row: those of `answer`, a text, a number or several, and of `aliases`.
+  """Return the right answers of a row: those of `answer`, a text, a number or several, and of
+  `aliases`.
 
   Raises:
     UserError: there is none, or something else stands among them.
@@ -151,13 +175,15 @@ def right_texts(where: str, row: Record) -> list[str]:
       raise UserError(f"{where}: {key}: {error}") from None
     if key == "answer" and not any(text.strip() for text in texts):
       raise UserError(
-        f"{where}: answer: found {json.dumps(row[key])[:40]}, expected a text, a number or a list of them"
+        f"{where}: answer: found {json.dumps(row[key])[:40]}, expected a text, a number or a list "
+        "of them"
       )
   return [text for text in texts if text.strip()]
 
 
 def is_worked(row: Record) -> bool:
-  """Return whether the answer of a row follows from a chain of thought, so that its final number is judged."""
+  """Return whether the answer of a row follows from a chain of thought, so that its final number is
+  judged."""
   return "chain_of_thought" in row or isinstance(row["answer"], str) and "####" in row["answer"]
 
 
@@ -170,8 +196,8 @@ class Options:
     seed: the seed of their choice.
     limit: the number of questions of a file, from the first; None means all.
     stride: the stride of windows over texts; None is their length.
-    max_new_tokens: the most tokens of a generated answer; None is `NEW_TOKENS`, or `WORKED_TOKENS` where the file has
-      worked answers, but at most half of what the model reads.
+    max_new_tokens: the most tokens of a generated answer; None is `NEW_TOKENS`, or `WORKED_TOKENS`
+      where the file has worked answers, but at most half of what the model reads.
     template: the chat template of a decoder, see `Prompts`; None asks without one.
   """
 
@@ -186,18 +212,21 @@ class Options:
 def lettered(
   questions: Questions, examples: Questions, options: Options
 ) -> list[tuple[str, list[tuple[str, str]], int]]:
-  """Return MMLU's prompts (Hendrycks et al. 2021), which score the letters of the choices after "Answer:".
+  """Return MMLU's prompts (Hendrycks et al. 2021), which score the letters of the choices after
+  "Answer:".
 
-  A header names the subject, if a row has one; answered examples of the subject's split dev follow it. Rows without a
-  split in another file than the questions' are of this split too. The texts are those of EleutherAI's harness, equal to
-  the published ones but for a second space before the subject in the latter.
+  A header names the subject, if a row has one; answered examples of the subject's split dev follow
+  it. Rows without a split in another file than the questions' are of this split too. The texts are
+  those of EleutherAI's harness, equal to the published ones but for a second space before the
+  subject in the latter.
 
   Returns:
-    For each question that is not of the split dev its place, the (context, letter) of each choice, and the index of the
-    right one.
+    For each question that is not of the split dev its place, the (context, letter) of each choice,
+    and the index of the right one.
 
   Raises:
-    UserError: all questions are of the split dev, or there are fewer examples of a subject than shots.
+    UserError: all questions are of the split dev, or there are fewer examples of a subject than
+      shots.
   """
   by_subject = collections.defaultdict(list)
   for row in examples.rows:
@@ -205,7 +234,9 @@ def lettered(
       by_subject[row.get("subject")].append((_prompt(row), row))
   rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
   if not rows:
-    raise UserError(f"{questions.path}: all rows are of the split dev, expected questions of another")
+    raise UserError(
+      f"{questions.path}: all rows are of the split dev, expected questions of another"
+    )
 
   def shown(row: Record) -> str:
     listed = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"]))
@@ -215,39 +246,56 @@ def lettered(
   for where, row in rows[: options.limit]:
     subject = row.get("subject")
     own = _prompt(row)
-    others = [example for prompt, example in by_subject[subject] if prompt != own] if options.shots else []
+    others = (
+      [example for prompt, example in by_subject[subject] if prompt != own] if options.shots else []
+    )
     if len(others) < options.shots:
       count = "1 example" if len(others) == 1 else f"{len(others) or 'no'} examples"
       raise UserError(
-        f"{where}: found {count} of the split dev and the subject {subject!r} beside the question in {examples.path},"
+        f"{where}: found {count} of the split dev and the subject {subject!r} beside the question "
+        f"in {examples.path},"
         f" expected {options.shots}; ask with fewer shots, or give a file of examples"
       )
     about = str(subject).replace("_", " ")
-    header = f"The following are multiple choice questions (with answers) about {about}.\n\n" if subject else ""
+    header = (
+      f"The following are multiple choice questions (with answers) about {about}.\n\n"
+      if subject
+      else ""
+    )
     before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in others[: options.shots])
-    pairs = [(header + before + shown(row), f" {letter}") for letter in LETTERS[: len(row["choices"])]]
+    pairs = [
+      (header + before + shown(row), f" {letter}") for letter in LETTERS[: len(row["choices"])]
+    ]
     asked.append((where, pairs, LETTERS.index(row["answer"])))
   return asked
 
 
 def _prompt(row: Record) -> str:
-  """Return what tells whether two rows ask the same: not their ids and answers, nor the order of their choices."""
+  """Return what tells whether two rows ask the same: not their ids and answers, nor the order of
+  their choices."""
   keys = [key for key in ("query", "question", "context", "context_options", "text") if key in row]
   asked = [" ".join(str(row[key]).split()).casefold() for key in keys]
   return json.dumps([asked, sorted(map(str, row.get("choices", ())))])
 
 
 def describe_template(opened: Any, template: str | None) -> str:
-  """Return a line on the chat template in which a `library.model.Model` is asked, or on one that it has."""
+  """Return a line on the chat template in which a `library.model.Model` is asked, or on one that it
+  has."""
   if template is not None:
     return f"questions: asked by {published_template.describe(template, opened.vocabulary)}"
   own = opened.chat_template()
-  return "questions: asked as plain texts" + (f"; --template={own} asks by its chat template" if own else "")
+  return "questions: asked as plain texts" + (
+    f"; --template={own} asks by its chat template" if own else ""
+  )
 
 
 def intervals(scores: dict[str, float]) -> dict[str, dict[str, float]]:
   """Return the 95 % interval of each share among the scores of a file, by its name."""
-  return {name: resampling.wilson(scores[name], int(scores["examples"])) for name in _SHARES if name in scores}
+  return {
+    name: resampling.wilson(scores[name], int(scores["examples"]))
+    for name in _SHARES
+    if name in scores
+  }
 
 
 def line(scores: dict[str, float]) -> str:
@@ -284,8 +332,8 @@ class Progress:
 class Asker:
   """A callable that asks a model the questions of files.
 
-  Contexts longer than the model reads lose their beginning, as in EleutherAI's harness; `truncated` is the number of
-  questions with any truncated context.
+  Contexts longer than the model reads lose their beginning, as in EleutherAI's harness; `truncated`
+  is the number of questions with any truncated context.
 
   Args:
     opened: the model, a `library.model.Model`.
@@ -294,18 +342,21 @@ class Asker:
   """
 
   def __init__(self, opened: Any, options: Options, examples: Questions | None = None):
-    self._options, self._examples = options, examples
+    self._options = options
+    self._examples = examples
     self._prompts = Prompts(opened, template=options.template)
 
   def __call__(self, questions: Questions) -> dict[str, float]:
     """Ask the questions; return the scores and counts. Accuracy and exact match are in percent.
 
     Raises:
-      UserError: an answer is too long for the model, or running text is given to an encoder-decoder.
+      UserError: an answer is too long for the model, or running text is given to an
+        encoder-decoder.
     """
     if self._examples and self._examples.kind != questions.kind:
       raise UserError(
-        f"{self._examples.path}: holds questions of the kind {self._examples.kind!r}, expected {questions.kind!r}, as"
+        f"{self._examples.path}: holds questions of the kind {self._examples.kind!r}, expected "
+        f"{questions.kind!r}, as"
         f" {questions.path} has"
       )
     return getattr(self, f"_{questions.kind}")(questions)
@@ -317,8 +368,11 @@ class Asker:
     elif questions.kind != "texts":
       self._asked(questions, lambda row: "")
 
-  def _asked(self, questions: Questions, shown: Callable[[Record], str]) -> list[tuple[str, Record, str]]:
-    """Return for each question its place, its row, and its prefix of `shots` other rows with answers.
+  def _asked(
+    self, questions: Questions, shown: Callable[[Record], str]
+  ) -> list[tuple[str, Record, str]]:
+    """Return for each question its place, its row, and its prefix of `shots` other rows with
+    answers.
 
     Raises:
       UserError: there are fewer rows that ask something else than shots.
@@ -333,8 +387,10 @@ class Asker:
       others = [example for prompt, example in pool if prompt != own] if options.shots else []
       if len(others) < options.shots:
         raise UserError(
-          f"{questions.wheres[number]}: found {len(others)} other questions in {examples.path}, expected"
-          f" {options.shots} for the examples before it; ask with fewer shots, or give a file of examples"
+          f"{questions.wheres[number]}: found {len(others)} other questions in {examples.path}, "
+          "expected"
+          f" {options.shots} for the examples before it; ask with fewer shots, or give a file of "
+          "examples"
         )
       chosen = rng.sample(others, options.shots)
       out.append((questions.wheres[number], row, "".join(f"{shown(one)}\n\n" for one in chosen)))
@@ -343,16 +399,26 @@ class Asker:
   def _choices(self, questions: Questions) -> dict[str, float]:
     join = lambda query, choice: query + ("" if query[-1:].isspace() else " ") + choice  # noqa: E731
     asked = []
-    for where, row, before in self._asked(questions, lambda row: join(row["query"], row["choices"][row["gold"]])):
+    for where, row, before in self._asked(
+      questions, lambda row: join(row["query"], row["choices"][row["gold"]])
+    ):
       query = row["query"] if row["query"].endswith("\n") else row["query"].rstrip(" ")
       space = "" if query.endswith("\n") else " "
-      asked.append((where, [(before + query, f"{space}{choice}") for choice in row["choices"]], row["gold"]))
+      asked.append(
+        (where, [(before + query, f"{space}{choice}") for choice in row["choices"]], row["gold"])
+      )
     return self._likeliest(asked)
 
   def _schema(self, questions: Questions) -> dict[str, float]:
-    asked = self._asked(questions, lambda row: f"{row['context_options'][row['gold']]} {row['continuation']}")
+    asked = self._asked(
+      questions, lambda row: f"{row['context_options'][row['gold']]} {row['continuation']}"
+    )
     return self._likeliest(
-      (where, [(before + option, f" {row['continuation']}") for option in row["context_options"]], row["gold"])
+      (
+        where,
+        [(before + option, f" {row['continuation']}") for option in row["context_options"]],
+        row["gold"],
+      )
       for where, row, before in asked
     )
 
@@ -361,20 +427,25 @@ class Asker:
 
   def _likelihoods(self, asked: Iterable[tuple[str, list[tuple[str, str]]]]) -> list[list[Scored]]:
     """Score the (context, continuation) pairs of each question, which has a place."""
-    pairs, counts, most = [], [], self._prompts.likelihood.longest_answer
+    pairs = []
+    counts = []
+    most = self._prompts.likelihood.longest_answer
     for where, texts in asked:
       counts.append(len(texts))
       pairs += [self._prompts.pair(*text) for text in texts]
       longest = max(len(answer) for _, answer in pairs[-len(texts) :])
       if most is not None and longest > most:
         raise UserError(
-          f"{where}: an answer has {longest} tokens, expected at most {most}, as many as the model reads; leave the row"
+          f"{where}: an answer has {longest} tokens, expected at most {most}, as many as the "
+          "model reads; leave the row"
           " out or ask a model that reads more"
         )
     found = iter(self._prompts.likelihood(pairs))
     return [list(itertools.islice(found, count)) for count in counts]
 
-  def _likeliest(self, questions: Iterable[tuple[str, list[tuple[str, str]], int]]) -> dict[str, float]:
+  def _likeliest(
+    self, questions: Iterable[tuple[str, list[tuple[str, str]], int]]
+  ) -> dict[str, float]:
     """Score choices by likelihood; a question has a place, pairs and the index of the right one."""
     asked = list(questions)
     found = self._likelihoods((where, pairs) for where, pairs, _ in asked)
@@ -392,7 +463,8 @@ class Asker:
   def _words(self, questions: Questions) -> dict[str, float]:
     asked = self._asked(questions, lambda row: f"{row['context']} {row['continuation']}")
     pairs = (
-      (where, [(before + row["context"].rstrip(), f" {row['continuation'].strip()}")]) for where, row, before in asked
+      (where, [(before + row["context"].rstrip(), f" {row['continuation'].strip()}")])
+      for where, row, before in asked
     )
     found = [one for (one,) in self._likelihoods(pairs)]
     mean = -sum(one.log_probability for one in found) / len(found)
@@ -401,9 +473,11 @@ class Asker:
     return scores | {"truncated": sum(one.truncated for one in found)}
 
   def _answers(self, questions: Questions) -> dict[str, float]:
-    """Generate answers; judge texts up to the end of the line, numbers up to the end of the paragraph.
+    """Generate answers; judge texts up to the end of the line, numbers up to the end of the
+    paragraph.
 
-    Each row is judged by its own answer: by the final number if that is a number, or ends a worked answer.
+    Each row is judged by its own answer: by the final number if that is a number, or ends a worked
+    answer.
     """
     limit = self._options.limit
     rows = questions.rows[:limit]
@@ -416,7 +490,10 @@ class Asker:
         answer = f"{row['chain_of_thought']} #### {answer}"
       return f"{row['context']} {answer}"
 
-    contexts = [self._prompts.encode(before + row["context"]) for _, row, before in self._asked(questions, shown)]
+    contexts = [
+      self._prompts.encode(before + row["context"])
+      for _, row, before in self._asked(questions, shown)
+    ]
     texts, truncated, unfinished = self._prompts.generate(contexts, self._new_tokens(rows))
     right = cut = 0
     for row_numbers, row_answers, text, is_unfinished in zip(numbers, answers, texts, unfinished):
@@ -428,7 +505,11 @@ class Asker:
         right += final_number(judged) in row_numbers
       else:
         right += any(_same_words(judged, answer) for answer in row_answers)
-    counts = {"examples": len(rows), "truncated": sum(truncated), "empty": sum(not text.strip() for text in texts)}
+    counts = {
+      "examples": len(rows),
+      "truncated": sum(truncated),
+      "empty": sum(not text.strip() for text in texts),
+    }
     return {"exact_match": 100.0 * right / len(rows), **counts, "unfinished": cut}
 
   def _new_tokens(self, rows: Sequence[Record]) -> int:
@@ -443,13 +524,19 @@ class Asker:
   def _texts(self, questions: Questions) -> dict[str, float]:
     """Score every token of each text once; see `Likelihood.rolling`."""
     if self._prompts.both:
-      raise UserError(f"{questions.path}: the model is an encoder-decoder, which gives running text no probability")
+      raise UserError(
+        f"{questions.path}: the model is an encoder-decoder, which gives running "
+        "text no probability"
+      )
     _check_words(questions.path, questions.rows[: self._options.limit])
-    nats, counts = 0.0, collections.Counter()
+    nats = 0.0
+    counts = collections.Counter()
     for row in questions.rows[: self._options.limit]:
       ids = self._prompts.encode(row["text"], special=False)
       nats -= self._prompts.likelihood.rolling(ids, self._prompts.start_id, self._options.stride)
-      counts.update(tokens=len(ids), words=len(row["text"].split()), bytes=len(row["text"].encode()))
+      counts.update(
+        tokens=len(ids), words=len(row["text"].split()), bytes=len(row["text"].encode())
+      )
     per = {name: math.exp(min(nats / counts[name], 700.0)) for name in ("tokens", "words")}
     return {
       "perplexity_per_token": per["tokens"],
@@ -460,7 +547,8 @@ class Asker:
 
 
 def _right_numbers(row: Record, answers: list[str]) -> set[str]:
-  """Return the numbers that are right if the final number of a text is judged; none if its words are."""
+  """Return the numbers that are right if the final number of a text is judged; none if its words
+  are."""
   if is_worked(row):
     numbers = {final_number(answer) for answer in answers}
   else:
@@ -469,6 +557,7 @@ def _right_numbers(row: Record, answers: list[str]) -> set[str]:
 
 
 def _same_words(text: str, answer: str) -> bool:
-  """Return whether a text is an answer, normalised as in TriviaQA, or as it is if the answer has no words."""
+  """Return whether a text is an answer, normalised as in TriviaQA, or as it is if the answer has no
+  words."""
   words = normalize_trivia_qa(answer)
   return normalize_trivia_qa(text) == words if words else text.strip() == answer.strip()

@@ -17,7 +17,8 @@ Rows = Sequence[Sequence[int]]
 
 
 class Retrieved:
-  """A predictor that answers greedily from each of a question's nearest passages, and chooses the likeliest answer.
+  """A predictor that answers greedily from each of a question's nearest passages, and chooses the
+  likeliest answer.
 
   Args:
     model: the abstract `architectures.retriever_reader.RetrieverReader`.
@@ -31,10 +32,17 @@ class Retrieved:
   def __init__(self, model, task, search: str, *, max_new_tokens: int | None = None, **others: Any):
     if others:
       name, value = next(iter(others.items()))
-      raise UserError(f"--{name}={value}: the model answers greedily from each passage that it retrieves; leave it out")
+      raise UserError(
+        f"--{name}={value}: the model answers greedily from each passage that it "
+        "retrieves; leave it out"
+      )
     if getattr(task, "passages", None) is None:
-      raise UserError(f"--workdir: found the task {task.name}, expected open_qa, which answers from its passages")
-    self.vocabulary, self._task, self._search = task.vocabulary, task, search
+      raise UserError(
+        f"--workdir: found the task {task.name}, expected open_qa, which answers from its passages"
+      )
+    self.vocabulary = task.vocabulary
+    self._task = task
+    self._search = search
     self._shapes = {name: task.features[name].shape for name in model.NEEDS}
     self._k = self._shapes["passage_tokens"][0] - 1
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
@@ -42,34 +50,41 @@ class Retrieved:
     self._made: tuple | None = None
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each question, up to EOS; raise UserError for one that is empty or longer than in training."""
+    """Encode each question, up to EOS; raise UserError for one that is empty or longer than in
+    training."""
     (longest,), rows = self._shapes["encoder_input_tokens"], []
     for number, text in enumerate(texts):
       ids = [*map(int, self.vocabulary.encode(text)), self.vocabulary.eos_id]
       if not 1 < len(ids) <= longest:
         raise UserError(
-          f"{origin}: {shown(text, number)} has {len(ids)} tokens with its end, expected 2 to {longest}, the length the"
+          f"{origin}: {shown(text, number)} has {len(ids)} tokens with its end, expected 2 to "
+          f"{longest}, the length the"
           " model was trained with; shorten it"
         )
       rows.append(ids)
     return rows
 
   def __call__(self, run: Runner, ids: Rows, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an answer for each text: `input`, `prediction`, `probability` and `passages`, the nearest first."""
+    """Return an answer for each text: `input`, `prediction`, `probability` and `passages`, the
+    nearest first."""
     fill, answer = self._made or self._opened(run)
     self._made = fill, answer
     (Q,), passages = self._shapes["encoder_input_tokens"], self._task.passages
 
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
       shapes = {name: (len(chosen), *shape) for name, shape in self._shapes.items()}
-      made = {name: np.full(shape, self.vocabulary.pad_id, np.int32) for name, shape in shapes.items()}
+      made = {
+        name: np.full(shape, self.vocabulary.pad_id, np.int32) for name, shape in shapes.items()
+      }
       for row, number in enumerate(chosen):
         made["encoder_input_tokens"][row, : len(ids[number])] = ids[number]
       return made | {"own_passage": np.full(len(chosen), -1, np.int32)}
 
     def found(batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
       batch = fill(batch)
-      return *answer({name: batch[name] for name in self._shapes}), *([batch["passages"]] if self._k else [])
+      return *answer({name: batch[name] for name in self._shapes}), *(
+        [batch["passages"]] if self._k else []
+      )
 
     answers = []
     for text, (tokens_ZN, log_p_Z, *numbers) in zip(
@@ -77,11 +92,14 @@ class Retrieved:
     ):
       best, probability = voted(self.vocabulary, tokens_ZN, log_p_Z)
       read = passages.texts(numbers[0]) if numbers else []
-      answers.append({"input": text, "prediction": best, "probability": round(probability, 4), "passages": read})
+      answers.append(
+        {"input": text, "prediction": best, "probability": round(probability, 4), "passages": read}
+      )
     return answers
 
   def _opened(self, run: Runner) -> tuple:
-    """Return (batch -> batch with its passages, batch -> answers from each), with an index of all passages."""
+    """Return (batch -> batch with its passages, batch -> answers from each), with an index of all
+    passages."""
 
     @jax.jit
     def answer(arrays, batch):

@@ -24,13 +24,20 @@ class Stops:
       raise UserError("--stop: found an empty string, expected text that ends a prediction")
 
   def cut(self, text: str) -> str:
-    """Return the text before the string that is complete first; if several are complete at once, before the longest."""
+    """Return the text before the string that is complete first; if several are complete at once,
+    before the longest."""
     found = [(at + len(one), at) for one in self.strings if (at := text.find(one)) >= 0]
     return text[: min(found)[1]] if found else text
 
   def settled(self, text: str) -> str:
-    """Return the part of a growing text, without a string so far, that `cut` keeps whatever follows."""
-    begun = (n for one in self.strings for n in range(min(len(one) - 1, len(text)), 0, -1) if text.endswith(one[:n]))
+    """Return the part of a growing text, without a string so far, that `cut` keeps whatever
+    follows."""
+    begun = (
+      n
+      for one in self.strings
+      for n in range(min(len(one) - 1, len(text)), 0, -1)
+      if text.endswith(one[:n])
+    )
     return text[: len(text) - max(begun, default=0)]
 
   def on_device(self, vocabulary: Vocabulary) -> StopStrings | None:
@@ -48,12 +55,18 @@ def _on_device(strings: tuple[str, ...], vocabulary: Vocabulary) -> StopStrings:
 
 @functools.lru_cache(2)
 def token_bytes(vocabulary: Vocabulary) -> list[bytes]:
-  """Return the bytes that each id adds to a text, none for special ids; a word's first piece adds its space too."""
-  decode, special = vocabulary.decode, vocabulary.special_ids
+  """Return the bytes that each id adds to a text, none for special ids; a word's first piece adds
+  its space too."""
+  decode = vocabulary.decode
+  special = vocabulary.special_ids
   texts = (i for i in range(vocabulary.size) if i not in special and i != vocabulary.unk_id)
-  first = next((i for i in texts if (text := decode([i])).strip() == text != "" and _UNFINISHED not in text), None)
+  first = next(
+    (i for i in texts if (text := decode([i])).strip() == text != "" and _UNFINISHED not in text),
+    None,
+  )
   before = [] if first is None else [first]  # alone, an id might lose its space
-  start, found = len(decode(before)), []
+  start = len(decode(before))
+  found = []
   for i in range(vocabulary.size):
     text = "" if i in special and i not in vocabulary.sentinels else decode([*before, i])[start:]
     found.append(_raw(vocabulary.pieces_of([i])[0], text) if _UNFINISHED in text else text.encode())
@@ -61,16 +74,20 @@ def token_bytes(vocabulary: Vocabulary) -> list[bytes]:
 
 
 def _raw(piece: str, text: str) -> bytes:
-  """Return the bytes of a piece whose characters are not complete: `<0xE2>`, or spelled as GPT-2's."""
+  """Return the bytes of a piece whose characters are not complete: `<0xE2>`, or spelled as
+  GPT-2's."""
   if byte := _BYTE.fullmatch(piece):
     return bytes([int(byte[1], 16)])
   known = _byte_level()
-  return bytes(known[char] for char in piece) if all(char in known for char in piece) else text.encode()
+  return (
+    bytes(known[char] for char in piece) if all(char in known for char in piece) else text.encode()
+  )
 
 
 @functools.cache
 def _byte_level() -> dict[str, int]:
-  """Return the byte of each character of GPT-2's pieces (Radford et al. 2019): printable ones stand for themselves."""
+  """Return the byte of each character of GPT-2's pieces (Radford et al. 2019): printable ones stand
+  for themselves."""
   plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
   others = [byte for byte in range(256) if byte not in plain]
   return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,9 +1,10 @@
 """Decoding strategies: greedy, sampling and beam search.
 
-A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…, stop=None)` and returns int32 tokens
-[B, K, max_length] and float32 scores [B, K], best first if they are ranked; a score of -inf marks a missing sequence.
-`numbers` uint32 [B, 2] are the numbers of each row's text and sample. `predictions` is the number of predictions per
-text, `rows` the number of batch rows it takes.
+A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…, stop=None)` and
+returns int32 tokens [B, K, max_length] and float32 scores [B, K], best first if they are ranked; a
+score of -inf marks a missing sequence. `numbers` uint32 [B, 2] are the numbers of each row's text
+and sample. `predictions` is the number of predictions per text, `rows` the number of batch rows it
+takes.
 """
 
 import dataclasses
@@ -11,7 +12,14 @@ from typing import Literal
 
 import jax
 
-from t5x_like.decoding.beam_search import Attainable, GnmtPenalty, Penalty, PowerPenalty, Transformers, beam_search
+from t5x_like.decoding.beam_search import (
+  Attainable,
+  GnmtPenalty,
+  Penalty,
+  PowerPenalty,
+  Transformers,
+  beam_search,
+)
 from t5x_like.decoding.generate import drawn, generate, likeliest
 from t5x_like.decoding.named import FILTERS, transforms
 from t5x_like.decoding.sampling import Transform
@@ -66,7 +74,11 @@ class Beams:
   rows = 1
 
   def __call__(self, model, batch, numbers_B2, **ends):
-    rules = {"length_penalty": self.length_penalty, "rule": self.rule, "transforms": self.transforms}
+    rules = {
+      "length_penalty": self.length_penalty,
+      "rule": self.rule,
+      "transforms": self.transforms,
+    }
     tokens_BKT, score_BK = beam_search(model, batch, beams=self.beams, **rules, **ends)
     return tokens_BKT[:, : self.predictions], score_BK[:, : self.predictions]
 
@@ -87,7 +99,8 @@ def choose(
   """Return the strategy selected by the command line's flags.
 
   Args:
-    early_stopping: of published models, whose beams stop as in `transformers`; None stops them as in T5X.
+    early_stopping: of published models, whose beams stop as in `transformers`; None stops them as
+      in T5X.
     given: values by the names of `decoding.named`; any filter selects sampling.
   Raises:
     UserError: a value is out of range, or flags exclude each other.
@@ -97,20 +110,32 @@ def choose(
       raise UserError(f"--{name}={value}: expected at least 1")
   if seed is not None and not 0 <= seed < 2**32:
     raise UserError(f"--seed={seed}: expected 0 to 2^32 - 1")
-  chosen, filters = transforms(given), [name for name in FILTERS if name in given]
+  chosen = transforms(given)
+  filters = [name for name in FILTERS if name in given]
   ranked = {"length_penalty": length_penalty, "length_power": length_power}
   ranked = {name: value for name, value in ranked.items() if value is not None}
   if beams > 1:
     if sampling := [*filters, *["seed"] * (seed is not None)]:
-      raise UserError(f"--beams={beams} --{sampling[0]}: a beam search draws nothing; leave out one of the two")
+      raise UserError(
+        f"--beams={beams} --{sampling[0]}: a beam search draws nothing; leave out one of the two"
+      )
     if samples > beams:
-      raise UserError(f"--samples={samples} --beams={beams}: a search has as many sequences as beams; raise --beams")
+      raise UserError(
+        f"--samples={samples} --beams={beams}: a search has as many sequences as "
+        "beams; raise --beams"
+      )
     for name, value in ranked.items():
       if not abs(value) <= _STEEPEST:
         raise UserError(f"--{name}={value}: expected -{_STEEPEST} to {_STEEPEST}")
     if len(ranked) > 1:
-      raise UserError(f"--length_penalty={length_penalty} --length_power={length_power}: leave out one of the two")
-    penalty = GnmtPenalty(ranked.get("length_penalty", 0.6)) if length_power is None else PowerPenalty(length_power)
+      raise UserError(
+        f"--length_penalty={length_penalty} --length_power={length_power}: leave out one of the two"
+      )
+    penalty = (
+      GnmtPenalty(ranked.get("length_penalty", 0.6))
+      if length_power is None
+      else PowerPenalty(length_power)
+    )
     rule = Attainable() if early_stopping is None else Transformers(early_stopping)
     return Beams(beams, samples, penalty, chosen, rule)
   for name, value in ranked.items():

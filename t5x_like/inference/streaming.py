@@ -1,4 +1,5 @@
-"""Generates text token by token for a reader who waits: two programs are compiled once and serve every prompt."""
+"""Generates text token by token for a reader who waits: two programs are compiled once and serve
+every prompt."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ _UNFINISHED = "\ufffd"  # the end of a text whose last character lacks bytes
 class Stream:
   """Generation that yields text as it comes.
 
-  Prompts are padded to one length, so that one program reads them all and one makes every next token.
+  Prompts are padded to one length, so that one program reads them all and one makes every next
+  token.
 
   Args:
     run: a runner of the model.
@@ -33,9 +35,15 @@ class Stream:
   """
 
   def __init__(
-    self, run: Runner, predict: Generation, transforms: Sequence[Transform] = (), context: int = 512, seed: int = 0
+    self,
+    run: Runner,
+    predict: Generation,
+    transforms: Sequence[Transform] = (),
+    context: int = 512,
+    seed: int = 0,
   ):
-    self._run, self._predict = run.changed(for_decoding), predict
+    self._run = run.changed(for_decoding)
+    self._predict = predict
     self._transforms = predict.completed(transforms)
     self.context, self._key, self._answers = context, jax.random.key(seed), 0
     self._rows = run.rules.ways("batch")  # the text is the first row; the others complete a batch
@@ -52,16 +60,21 @@ class Stream:
     """
     if len(ids) > self.context:
       raise UserError(
-        f"the prompt has {len(ids)} tokens, expected at most {self.context}; shorten it, /reset, or raise --context"
+        f"the prompt has {len(ids)} tokens, expected at most {self.context}; shorten it, /reset, "
+        "or raise --context"
       )
     tokens, valid = np.zeros((2, self._rows, self.context), np.int32)
     tokens[0, : len(ids)], valid[0, : len(ids)] = ids, 1
     batch = {"tokens": self._placed(tokens), "valid": self._placed(valid)}
-    key, self._answers = jax.random.fold_in(self._key, self._answers), self._answers + 1
+    key = jax.random.fold_in(self._key, self._answers)
+    self._answers = self._answers + 1
     start, last_B1 = self._read(self._run.arrays, batch)
     made: list[int] = []
-    all_BT = np.zeros((self._rows, self._predict.new_tokens), np.int32)  # on the device only where a transform reads it
-    stops, told, text = self._predict.stops, "", ""
+    # on the device only where a transform reads it
+    all_BT = np.zeros((self._rows, self._predict.new_tokens), np.int32)
+    stops = self._predict.stops
+    told = ""
+    text = ""
     for index in range(self._predict.new_tokens):
       options = jnp.int32(index), key, jnp.float32(temperature)
       start, last_B1 = self._step(self._run.arrays, start, last_B1, all_BT.copy(), *options)
@@ -88,10 +101,14 @@ class Stream:
       start = begin(model, made, self._predict.new_tokens, self._predict.ends)
       return dataclasses.replace(start, model=None, last_B1=None), start.last_B1
 
-  def _next(self, arrays, start: Start, last_B1, tokens_BT, index, key, temperature) -> tuple[Start, jax.Array]:
+  def _next(
+    self, arrays, start: Start, last_B1, tokens_BT, index, key, temperature
+  ) -> tuple[Start, jax.Array]:
     with self._run.rules.activate():
       model = for_decoding(params.with_arrays(self._run.model, arrays))
-      logits_BV, state = dataclasses.replace(start, model=model).next_logits(last_B1, start.state, index)
+      logits_BV, state = dataclasses.replace(start, model=model).next_logits(
+        last_B1, start.state, index
+      )
       step = Step(index, self._predict.new_tokens, start.eos, start.prompt_BP, tokens_BT)
       divisor = jnp.where(temperature > 0, jnp.maximum(temperature, 1e-6), 1.0)
       scores_BV = apply(self._transforms, logits_BV / divisor, step)

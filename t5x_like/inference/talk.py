@@ -17,9 +17,9 @@ _ORIGIN = "the prompt"
 class Talk:
   """Answers messages by the kind of the model.
 
-  A decoder that was trained on conversations answers the whole conversation, without its oldest turns where it is too
-  long. Another decoder continues the last message, an encoder-decoder answers it or fills its blanks, an encoder fills
-  its masks, and a classifier labels it.
+  A decoder that was trained on conversations answers the whole conversation, without its oldest
+  turns where it is too long. Another decoder continues the last message, an encoder-decoder answers
+  it or fills its blanks, an encoder fills its masks, and a classifier labels it.
 
   Args:
     run: a runner of the model.
@@ -27,8 +27,12 @@ class Talk:
     stream: its stream; None for an encoder or a classifier, whose answers come at once.
   """
 
-  def __init__(self, run: Runner, predict: Generation | MaskFilling | TextClassification, stream: Stream | None):
-    self._run, self._predict, self._stream = run, predict, stream
+  def __init__(
+    self, run: Runner, predict: Generation | MaskFilling | TextClassification, stream: Stream | None
+  ):
+    self._run = run
+    self._predict = predict
+    self._stream = stream
 
   @property
   def told(self) -> str:
@@ -38,7 +42,10 @@ class Talk:
     if self._stream is None:
       return f"It fills {self._predict.spellings[0]} in your text."
     if isinstance(self._predict, TextToText):
-      return "It answers a text in the form of its training; <extra_id_0>, <extra_id_1> … in a text are filled."
+      return (
+        "It answers a text in the form of its training; <extra_id_0>, <extra_id_1> … in a "
+        "text are filled."
+      )
     if isinstance(self._predict, Answer):
       return f"It answers you by {self._predict.described}."
     return "It continues your text."
@@ -59,7 +66,9 @@ class Talk:
       (answer,) = self._predict(self._run, self._predict.encode([text], _ORIGIN), [text])
       yield answer["filled"]
       for number, candidates in enumerate(answer["predictions"], 1):
-        shown = ", ".join(f"{one['text']!r} {one['probability']:.1%}" for one in candidates[:_CANDIDATES])
+        shown = ", ".join(
+          f"{one['text']!r} {one['probability']:.1%}" for one in candidates[:_CANDIDATES]
+        )
         yield f"\n  {number}: {shown}"
     elif isinstance(self._predict, Answer):
       yield from self._stream(self._conversation(messages), temperature)
@@ -74,8 +83,12 @@ class Talk:
     """Return the ids of the newest turns that fit, with the system's message if there is one."""
     system = [one for one in messages[:1] if one.role == "system"]
     turns = list(messages[len(system) :])
-    while len(ids := self._predict.opened([*system, *turns])) > self._stream.context and len(turns) > 2:
+    while (
+      len(ids := self._predict.opened([*system, *turns])) > self._stream.context and len(turns) > 2
+    ):
       turns = turns[2:]  # a question and its answer
     if len(ids) > self._stream.context:
-      raise UserError(f"the message has {len(ids)} tokens, expected at most {self._stream.context}; shorten it")
+      raise UserError(
+        f"the message has {len(ids)} tokens, expected at most {self._stream.context}; shorten it"
+      )
     return ids

@@ -40,8 +40,11 @@ def run(talk: Talk, temperature: float, system: str | None, given: TextIO, out: 
       history = _answered(talk, [*history, Message("user", line)], temperature, out)
 
 
-def _answered(talk: Talk, messages: list[Message], temperature: float, out: TextIO) -> Sequence[Message]:
-  """Print the answer as it comes; return the conversation with it, or without the message if it was refused."""
+def _answered(
+  talk: Talk, messages: list[Message], temperature: float, out: TextIO
+) -> Sequence[Message]:
+  """Print the answer as it comes; return the conversation with it, or without the message if it was
+  refused."""
   said = []
   try:
     for piece in talk(messages, temperature):
@@ -57,7 +60,8 @@ def _answered(talk: Talk, messages: list[Message], temperature: float, out: Text
 
 
 def _show(text: str, out: TextIO, end: str = "\n") -> None:
-  """Print text of a model or a person: without control characters, and with ? for what the encoding lacks."""
+  """Print text of a model or a person: without control characters, and with ? for what the encoding
+  lacks."""
   encoding = out.encoding or "utf-8"
   printable = visible(text).encode(encoding, "replace").decode(encoding)
   print(printable, end=end, file=out, flush=True)

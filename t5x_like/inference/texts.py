@@ -15,14 +15,16 @@ Conversation = list[dict[str, str]]
 
 
 def read(path: str, field: str | None = None, flag: str = "--input") -> list[Any]:
-  """Return the texts of a file, None for a blank line: its lines or, in JSON lines, the values of a key.
+  """Return the texts of a file, None for a blank line: its lines or, in JSON lines, the values of a
+  key.
 
   A value may also be a conversation, a list of messages with `role` and `content`.
 
   Args:
-    path: a UTF-8 file, a path or an address, or `-` for standard input. A `.jsonl` file has an object on every line.
-    field: the key of the text, by default `text` or, in a line without it, `messages`; if given, any file is read as
-      JSON lines.
+    path: a UTF-8 file, a path or an address, or `-` for standard input. A `.jsonl` file has an
+      object on every line.
+    field: the key of the text, by default `text` or, in a line without it, `messages`; if given,
+      any file is read as JSON lines.
     flag: the flag that gave the path, for messages.
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object with this key.
@@ -45,7 +47,10 @@ def read_objects(path: str, flag: str = "--input") -> list[dict[str, Any] | None
     UserError: the file is missing, empty or not UTF-8, or a line is not an object.
   """
   lines = enumerate(_lines(path, flag), 1)
-  return [_object(line, f"{flag}={path}: line {number}") if line.strip() else None for number, line in lines]
+  return [
+    _object(line, f"{flag}={path}: line {number}") if line.strip() else None
+    for number, line in lines
+  ]
 
 
 def _lines(path: str, flag: str) -> list[str]:
@@ -56,7 +61,9 @@ def _lines(path: str, flag: str) -> list[str]:
   except OSError as error:
     raise UserError(f"{flag}={path}: cannot be read: {error.strerror}") from error
   except UnicodeDecodeError as error:
-    raise UserError(f"{flag}={path}: not UTF-8 at byte {error.start}; convert it to UTF-8") from error
+    raise UserError(
+      f"{flag}={path}: not UTF-8 at byte {error.start}; convert it to UTF-8"
+    ) from error
   lines = content.removeprefix("\ufeff").removesuffix("\n").split("\n")
   if not any(line.strip() for line in lines):
     raise UserError(f"{flag}={path}: found no text in it, expected an input on every line")
@@ -73,14 +80,17 @@ def _object(line: str, where: str, key: str = "") -> dict[str, Any]:
   try:
     record = json.loads(line)
   except (ValueError, RecursionError) as error:
-    raise UserError(f"{where}: not JSON ({one_line(error)}), expected a JSON object on every line") from None
+    raise UserError(
+      f"{where}: not JSON ({one_line(error)}), expected a JSON object on every line"
+    ) from None
   if not isinstance(record, dict):
     raise UserError(f"{where}: found a JSON {type(record).__name__}, expected an object{key}")
   return record
 
 
 def _text(line: str, field: str | None, where: str) -> str | Conversation:
-  """Return the text under a key of a line of JSON, by default `text` or, without it, the conversation `messages`."""
+  """Return the text under a key of a line of JSON, by default `text` or, without it, the
+  conversation `messages`."""
   record = _object(line, where, f" with the key {field or 'text'!r}")
   if field is None:
     is_conversation = "text" not in record and isinstance(record.get("messages"), list)
@@ -88,10 +98,13 @@ def _text(line: str, field: str | None, where: str) -> str | Conversation:
   if isinstance(record.get(field), list) and record[field]:
     return [message._asdict() for message in messages_of(record, field, where)]
   if not isinstance(record.get(field), str):
-    found = f"{record[field]!r:.40} under the key {field!r}" if field in record else f"no key {field!r}"
+    found = (
+      f"{record[field]!r:.40} under the key {field!r}" if field in record else (f"no key {field!r}")
+    )
     near = "" if field in record else did_you_mean(field, record)
     raise UserError(
-      f"{where}: found {found}{near}, expected a string or a list of messages; name its key with --text_field"
+      f"{where}: found {found}{near}, expected a string or a list of messages; name its key with "
+      "--text_field"
     )
   return record[field]
 
@@ -102,7 +115,8 @@ def lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def shown(text: str | Conversation, number: int) -> str:
-  """Describe a text, or a conversation by its last message, for a message; `number` counts from 0."""
+  """Describe a text, or a conversation by its last message, for a message; `number` counts from
+  0."""
   if not isinstance(text, str):
     text = text[-1]["content"]
   return f"text {number + 1} ({text[:40]!r}{'…' if len(text) > 40 else ''})"

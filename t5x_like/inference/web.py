@@ -1,4 +1,5 @@
-"""A page on this machine to talk with a model: no build step, no other program, nothing from the network."""
+"""A page on this machine to talk with a model: no build step, no other program, nothing from the
+network."""
 
 import http.server
 import json
@@ -18,15 +19,22 @@ _LARGEST = 2**20  # bytes of a request
 _READ_SECONDS = 10.0  # for a whole request
 _WRITE_SECONDS = 10.0  # for a part of an answer that the reader does not take
 _MOST_CONNECTIONS = 512
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+_POLICY = (
+  "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+)
 
 
 def serve(talk: Talk, port: int, name: str, temperature: float, system: str | None) -> None:
-  """Serve the page until interrupted; port 0 takes a free one. Raise UserError if the port is in use."""
+  """Serve the page until interrupted; port 0 takes a free one. Raise UserError if the port is in
+  use."""
   try:
-    server = Server(talk, port, {"name": name, "told": talk.told, "temperature": temperature, "system": system})
+    server = Server(
+      talk, port, {"name": name, "told": talk.told, "temperature": temperature, "system": system}
+    )
   except OSError as error:
-    raise UserError(f"--web={port}: the port cannot be used: {error.strerror}; give another") from None
+    raise UserError(
+      f"--web={port}: the port cannot be used: {error.strerror}; give another"
+    ) from None
   print(f"talk at http://localhost:{server.server_port} (^C ends)", flush=True)
   try:
     server.serve_forever()
@@ -37,10 +45,12 @@ def serve(talk: Talk, port: int, name: str, temperature: float, system: str | No
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves `/` (the page), `/about` (facts as JSON) and `/say` (a conversation as JSON; the answer as a text stream).
+  """Serves `/` (the page), `/about` (facts as JSON) and `/say` (a conversation as JSON; the answer
+  as a text stream).
 
-  It listens on the loopback address only, and answers only requests that name it, from pages of its own: another site
-  that is open in the browser can neither read nor use it. One answer is made at a time.
+  It listens on the loopback address only, and answers only requests that name it, from pages of its
+  own: another site that is open in the browser can neither read nor use it. One answer is made at a
+  time.
   """
 
   daemon_threads = True
@@ -52,7 +62,8 @@ class Server(http.server.ThreadingHTTPServer):
     self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
 
   def process_request(self, request, client_address):
-    """Answer in a thread of its own, unless too many connections are open: then close the new one."""
+    """Answer in a thread of its own, unless too many connections are open: then close the new
+    one."""
     if self._places.acquire(blocking=False):
       super().process_request(request, client_address)
     else:
@@ -68,7 +79,11 @@ class Server(http.server.ThreadingHTTPServer):
     """Print an error of an answer as one line, where the base class prints a traceback."""
     error = sys.exception()
     if not isinstance(error, OSError):  # of a connection that is gone
-      print(f"warning: a request failed: {type(error).__name__}: {one_line(error)[:300]}", file=sys.stderr, flush=True)
+      print(
+        f"warning: a request failed: {type(error).__name__}: {one_line(error)[:300]}",
+        file=sys.stderr,
+        flush=True,
+      )
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -125,7 +140,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       pass  # the reader stopped the answer, or no longer reads it
 
   def _is_own(self) -> bool:
-    """Return whether the request names this server and comes from its page, or from no page; refuse it otherwise."""
+    """Return whether the request names this server and comes from its page, or from no page; refuse
+    it otherwise."""
     origin = self.headers.get("Origin")
     own = self.headers.get("Host") in self.server.names
     if own and (origin is None or origin.removeprefix("http://") in self.server.names):
@@ -136,7 +152,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _length(self) -> int:
     text = self.headers.get("Content-Length") or ""
     if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) > _LARGEST:
-      raise UserError(f"found a request of {text[:20] or 'unknown'} bytes, expected at most {_LARGEST}")
+      raise UserError(
+        f"found a request of {text[:20] or 'unknown'} bytes, expected at most {_LARGEST}"
+      )
     return int(text)
 
   def _send(self, code: int, kind: str, content: bytes) -> None:
@@ -176,5 +194,8 @@ def _read(content: bytes) -> tuple[list[Message], float]:
     ) from None
   good = all(one.role in _ROLES and isinstance(one.content, str) for one in messages)
   if not messages or not good or messages[-1].role != "user" or not 0 <= temperature <= 1e3:
-    raise UserError("expected messages of system, user and assistant, the last the user's, and a temperature 0 to 1000")
+    raise UserError(
+      "expected messages of system, user and assistant, the last the user's, and a "
+      "temperature 0 to 1000"
+    )
   return messages, temperature

@@ -1,4 +1,5 @@
-"""Shared by the configs of decoder-only families: special ids, rotary positions, and refusals of other designs."""
+"""Shared by the configs of decoder-only families: special ids, rotary positions, and refusals of
+other designs."""
 
 import math
 from collections.abc import Callable
@@ -53,7 +54,8 @@ _LONG = {
   "factor": "factor",
   "attention_factor": "attention",
 }
-_UNREAD = {"attn_factor", "extrapolation_factor", "finetuned"}  # of older programs, which the library does not read
+# of older programs, which the library does not read
+_UNREAD = {"attn_factor", "extrapolation_factor", "finetuned"}
 
 
 def name_of(table: dict[str, str], ours: str) -> str:
@@ -67,12 +69,16 @@ def optional(fields: Fields, name: str, default: Any) -> Any:
   return value if name in fields.values else default
 
 
-def special_ids(fields: Fields, *, pad: int | None = None, start: int | None = None, eos: int | None = None) -> Tokens:
+def special_ids(
+  fields: Fields, *, pad: int | None = None, start: int | None = None, eos: int | None = None
+) -> Tokens:
   """Return the special ids of a config, or a family's defaults.
 
   A negative padding id means none. The first of several end ids counts.
   """
-  pad, start, eos = (optional(fields, f"{n}_token_id", d) for n, d in (("pad", pad), ("bos", start), ("eos", eos)))
+  pad, start, eos = (
+    optional(fields, f"{n}_token_id", d) for n, d in (("pad", pad), ("bos", start), ("eos", eos))
+  )
   eos = eos[0] if isinstance(eos, list) else eos
   return Tokens(None if pad is None or pad < 0 else pad, start or 0, eos or 0)
 
@@ -82,12 +88,16 @@ def ids_config(tokens: Tokens) -> dict[str, int | None]:
 
 
 def rope(
-  fields: Fields, *, theta: float = 1e4, fraction: float | None = None, names=("rope_theta", "partial_rotary_factor")
+  fields: Fields,
+  *,
+  theta: float = 1e4,
+  fraction: float | None = None,
+  names=("rope_theta", "partial_rotary_factor"),
 ) -> dict:
   """Return the rotary positions of a config.
 
-  Version 5 of the library writes everything to `rope_parameters`; older files have the base and the fraction next to
-  `rope_scaling`, which takes precedence if both exist.
+  Version 5 of the library writes everything to `rope_parameters`; older files have the base and the
+  fraction next to `rope_scaling`, which takes precedence if both exist.
 
   Args:
     theta, fraction: defaults; a fraction of None is for families that always rotate whole heads.
@@ -96,8 +106,10 @@ def rope(
     UserError: the kind of scaling or its parameters are not supported.
   """
   whole = fraction is None
-  theta, fraction = fields.take(names[0], theta), fields.take(names[1], fraction or 1.0)
-  new, old = fields.take("rope_parameters", None), fields.take("rope_scaling", None)
+  theta = fields.take(names[0], theta)
+  fraction = fields.take(names[1], fraction or 1.0)
+  new = fields.take("rope_parameters", None)
+  old = fields.take("rope_scaling", None)
   field, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
   values = {name: value for name, value in values.items() if value is not None}
   kind = values.get("rope_type", values.get("type", "default"))
@@ -116,7 +128,10 @@ def rope(
   elif kind == "yarn" and left <= {*_YARN, *_WEIGHTS}:
     position["yarn"] = _yarn(fields, field, values)
   elif kind == "dynamic" and {"factor"} <= left <= {"factor", "original_max_position_embeddings"}:
-    position["dynamic"] = {"factor": float(values["factor"]), "original_length": _original_length(fields)}
+    position["dynamic"] = {
+      "factor": float(values["factor"]),
+      "original_length": _original_length(fields),
+    }
   elif kind in ("longrope", "su") and {"short_factor", "long_factor"} <= left <= set(_LONG):
     position["longrope"] = _long(fields, field, values, fraction)
   elif kind != "default" or left:
@@ -126,13 +141,16 @@ def rope(
 
 
 def _original_length(fields: Fields) -> int:
-  """Return the length before an extension, of a config whose parameters of scaling do not name it."""
+  """Return the length before an extension, of a config whose parameters of scaling do not name
+  it."""
   return fields.values.get("max_position_embeddings") or 2048
 
 
 def _yarn(fields: Fields, field: str, values: dict[str, Any]) -> dict[str, Any]:
-  """Return the arguments of `YarnScaling`; raise UserError if neither a factor nor two lengths are there."""
-  length = fields.take("original_max_position_embeddings", None)  # beside the parameters it takes precedence
+  """Return the arguments of `YarnScaling`; raise UserError if neither a factor nor two lengths are
+  there."""
+  # beside the parameters it takes precedence
+  length = fields.take("original_max_position_embeddings", None)
   length = length or values.get("original_max_position_embeddings") or _original_length(fields)
   factor = values.get("factor")
   if factor is None and "max_position_embeddings" not in fields.values:
@@ -148,7 +166,8 @@ def _yarn(fields: Fields, field: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _long(fields: Fields, field: str, values: dict[str, Any], fraction: float) -> dict[str, Any]:
-  """Return the arguments of `LongScaling`; raise UserError if there is not a factor of each pair of channels."""
+  """Return the arguments of `LongScaling`; raise UserError if there is not a factor of each pair of
+  channels."""
   sizes = fields.values
   head_dim = sizes.get("head_dim")
   if head_dim is None and sizes.get("hidden_size") and sizes.get("num_attention_heads"):
@@ -168,28 +187,38 @@ def temperature(factor: float, weight: float) -> float:
   return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def ropes(fields: Fields, *, local: float, full: float, local_name: str = "rope_theta") -> tuple[dict, dict]:
+def ropes(
+  fields: Fields, *, local: float, full: float, local_name: str = "rope_theta"
+) -> tuple[dict, dict]:
   """Return the rotary positions of layers with a window and of the others.
 
   Args:
     local, full: default bases.
-    local_name: the name of the first base in files from before version 5, where `rope_scaling` is the others' alone.
+    local_name: the name of the first base in files from before version 5, where `rope_scaling` is
+      the others' alone.
   Raises:
     UserError: as `rope` does.
   """
-  kinds, values = fields.take("rope_parameters", {}), fields.values
+  kinds = fields.take("rope_parameters", {})
+  values = fields.values
   if set(kinds) - set(KINDS):
     raise fields.refusal("rope_parameters", kinds, f"an object for each of {' and '.join(KINDS)}")
-  local, full = fields.take(local_name, local), fields.take("rope_theta", full)
+  local = fields.take(local_name, local)
+  full = fields.take("rope_theta", full)
   fields.ignore("rope_scaling")
   near = {"rope_theta": local, "rope_parameters": kinds.get(KINDS[0])}
-  far = {"rope_theta": full, "rope_parameters": kinds.get(KINDS[1]), "rope_scaling": values.get("rope_scaling")}
+  far = {
+    "rope_theta": full,
+    "rope_parameters": kinds.get(KINDS[1]),
+    "rope_scaling": values.get("rope_scaling"),
+  }
   far["max_position_embeddings"] = values.get("max_position_embeddings")
   return rope(Fields(near, fields.origin)), rope(Fields(far, fields.origin))
 
 
 def local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
-  """Return which layers of a period have a window; `default` tells it of a layer if the config has no list.
+  """Return which layers of a period have a window; `default` tells it of a layer if the config has
+  no list.
 
   Raises:
     UserError: the list does not fit the layers.
@@ -198,12 +227,15 @@ def local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
   types = fields.take("layer_types", [KINDS[not default(layer)] for layer in range(layers)])
   if len(types) != layers or set(types) - set(KINDS):
     raise fields.refusal("layer_types", types, f"{layers} of {' or '.join(map(repr, KINDS))}")
-  period = next(p for p in range(1, layers + 1) if layers % p == 0 and types == types[:p] * (layers // p))
+  period = next(
+    p for p in range(1, layers + 1) if layers % p == 0 and types == types[:p] * (layers // p)
+  )
   return [kind == KINDS[0] for kind in types[:period]]
 
 
 def by_kind(local: list[bool], near: Any, far: Any) -> Any:
-  """Return a cell of a design for a period: `near` for layers with a window, `far` for the others; one if equal."""
+  """Return a cell of a design for a period: `near` for layers with a window, `far` for the others;
+  one if equal."""
   return near if near == far else tuple(near if here else far for here in local)
 
 
@@ -232,39 +264,60 @@ def rope_config(position: dict, **more: float) -> dict:
     scaling = {"rope_type": "llama3", **{name: values[ours] for name, ours in _LLAMA3.items()}}
   elif position.get("yarn"):
     values = position["yarn"]
-    scaling = {"rope_type": "yarn", **{name: values[ours] for name, ours in _YARN.items() if ours in values}}
+    scaling = {
+      "rope_type": "yarn",
+      **{name: values[ours] for name, ours in _YARN.items() if ours in values},
+    }
   elif position.get("dynamic"):
     scaling = {"rope_type": "dynamic", **position["dynamic"]}
     scaling["original_max_position_embeddings"] = scaling.pop("original_length")
   elif position.get("longrope"):
     values = position["longrope"]
-    scaling = {"rope_type": "longrope", **{name: values[ours] for name, ours in _LONG.items() if ours in values}}
+    scaling = {
+      "rope_type": "longrope",
+      **{name: values[ours] for name, ours in _LONG.items() if ours in values},
+    }
   else:
     scaling = {"rope_type": "default"}
   return {**scaling, "rope_theta": position.get("theta", 1e4), **more}
 
 
 def ropes_config(model) -> dict:
-  """Return `rope_parameters` by kind of layer; raise UserError if layers of one kind differ in their positions."""
+  """Return `rope_parameters` by kind of layer; raise UserError if layers of one kind differ in
+  their positions."""
   design = model.variant.design
   positions = design.position if isinstance(design.position, tuple) else (design.position,)
   found: dict[str, dict] = {}
   for layer, kind in enumerate(layer_types(design.windows, model.variant.dims.layers)):
-    position = rope_config(position_of(model, "rope", "theta", *SCALINGS, found=positions[layer % len(positions)]))
+    position = rope_config(
+      position_of(model, "rope", "theta", *SCALINGS, found=positions[layer % len(positions)])
+    )
     if found.setdefault(kind, position) != position:
-      raise UserError(f"design.position differs among the layers of {kind}; this type has one scheme for each kind")
+      raise UserError(
+        f"design.position differs among the layers of {kind}; this type has one "
+        "scheme for each kind"
+      )
   return found
 
 
 def rope_fields(rope: dict) -> dict:
-  """Return `rope_parameters`, of one kind or of two, and the fields that readers from before version 5 take.
+  """Return `rope_parameters`, of one kind or of two, and the fields that readers from before
+  version 5 take.
 
-  They take the base from `rope_theta`, in layers with a window of Gemma 3 from `rope_local_base_freq`, and the factor
-  of YaRN from the ratio of the lengths.
+  They take the base from `rope_theta`, in layers with a window of Gemma 3 from
+  `rope_local_base_freq`, and the factor of YaRN from the ratio of the lengths.
   """
-  found, rope = {"rope_parameters": rope}, rope.get(KINDS[1]) or rope.get(KINDS[0]) or rope
-  scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
-  found |= {"rope_theta": rope["rope_theta"], "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
+  found = {"rope_parameters": rope}
+  rope = rope.get(KINDS[1]) or rope.get(KINDS[0]) or rope
+  scaling = {
+    name: value
+    for name, value in rope.items()
+    if name not in ("rope_theta", "partial_rotary_factor")
+  }
+  found |= {
+    "rope_theta": rope["rope_theta"],
+    "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
+  }
   if length := scaling.get("original_max_position_embeddings"):
     stretched = 1.0 if scaling["rope_type"] == "dynamic" else scaling["factor"]
     found["max_position_embeddings"] = round(stretched * length)
@@ -279,11 +332,16 @@ def refuse_experts(experts, *, normalised: bool) -> None:
   Raises:
     UserError: the experts cannot be expressed.
   """
-  plain = experts.router == "softmax" and experts.dispatch == "dropless" and not (experts.mlp or experts.shared)
+  plain = (
+    experts.router == "softmax"
+    and experts.dispatch == "dropless"
+    and not (experts.mlp or experts.shared)
+  )
   if experts.top_k < 2 or not plain or (normalised and experts.normalise is False):
     gates = " whose gates add up to one" if normalised else ""
     raise UserError(
-      f"design.experts is {experts!r}; this type supports only a softmax over two or more experts{gates}, with "
+      f"design.experts is {experts!r}; this type supports only a softmax over two or more "
+      f"experts{gates}, with "
       "dispatch 'dropless', each as wide as the MLP, and none shared"
     )
 
@@ -304,18 +362,22 @@ def position_of(model, name: str, *cells: str, found: str | dict | tuple | None 
   return position
 
 
-def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool = True, **expected) -> None:
+def refuse_others(
+  model, *, square: bool = True, heads: bool = True, mlp: bool = True, **expected
+) -> None:
   """Refuse designs that a model type cannot express.
 
   Args:
     square: require heads that together are as wide as the embedding.
     heads: require as many key/value heads as query heads.
     mlp: require a feed-forward layer four times as wide as the embedding.
-    expected: allowed values by field of the design; other fields must be as in a plain pre-norm `Design`.
+    expected: allowed values by field of the design; other fields must be as in a plain pre-norm
+      `Design`.
   Raises:
     UserError: the design cannot be expressed; names the field or the sizes.
   """
-  D, H = model.variant.dims.embed, model.variant.dims.head_dim
+  D = model.variant.dims.embed
+  H = model.variant.dims.head_dim
   plain = dict(
     norm_position="pre",
     parallel="no",
@@ -336,8 +398,14 @@ def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool =
   only(model, **(plain | expected))
   dims = model.variant.dims
   if square and dims.heads * H != D:
-    raise UserError(f"{dims.heads} heads of width {H} are not the embedding width {D}, as this type needs")
+    raise UserError(
+      f"{dims.heads} heads of width {H} are not the embedding width {D}, as this type needs"
+    )
   if heads and dims.kv_heads != dims.heads:
-    raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads; this type needs as many of both")
+    raise UserError(
+      f"{dims.kv_heads} key/value heads for {dims.heads} heads; this type needs as many of both"
+    )
   if mlp and dims.mlp != 4 * D:
-    raise UserError(f"feed-forward width {dims.mlp} is not four times the embedding width {D}, as this type needs")
+    raise UserError(
+      f"feed-forward width {dims.mlp} is not four times the embedding width {D}, as this type needs"
+    )

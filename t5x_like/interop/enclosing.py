@@ -1,4 +1,5 @@
-"""The tokenizer files of an export: `transformers` puts around a text what stands around it in training here."""
+"""The tokenizer files of an export: `transformers` puts around a text what stands around it in
+training here."""
 
 import json
 import pathlib
@@ -8,7 +9,13 @@ from typing import Any
 
 from t5x_like import vocabularies
 from t5x_like.data.supervised.chat import ASSISTANT, EOS, Message, template_of
-from t5x_like.data.supervised.published_template import FILE, PUBLISHED, PublishedChat, chat_of, text_of
+from t5x_like.data.supervised.published_template import (
+  FILE,
+  PUBLISHED,
+  PublishedChat,
+  chat_of,
+  text_of,
+)
 from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening, special, start_id
 
 GENERATION = "generation_config.json"
@@ -17,15 +24,15 @@ GENERATION = "generation_config.json"
 def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, bytes]:
   """Return the files of a vocabulary by name.
 
-  A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's text, the start
-  token before a decoder's, EOS behind an encoder-decoder's and a caption. So does a SentencePiece model, as a
-  `tokenizer.json`. Published tokenizers keep their own.
+  A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's
+  text, the start token before a decoder's, EOS behind an encoder-decoder's and a caption. So does a
+  SentencePiece model, as a `tokenizer.json`. Published tokenizers keep their own.
 
   Args:
     features: by name, of the model's training.
   Raises:
-    UserError: an encoder's vocabulary has neither CLS and SEP nor sentinels for them, or the vocabulary has no form in
-      which `transformers` would give the ids of training.
+    UserError: an encoder's vocabulary has neither CLS and SEP nor sentinels for them, or the
+      vocabulary has no form in which `transformers` would give the ids of training.
   """
   found = vocabulary.exported()
   if CONFIG not in found or vocabulary.around() is not None:
@@ -33,13 +40,17 @@ def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, byte
   import tokenizers
 
   if "text_input_tokens" in features:  # captions
-    before, after = [] if vocabulary.bos_id is None else [vocabulary.bos_id], [vocabulary.eos_id]
+    before = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+    after = [vocabulary.eos_id]
   elif "decoder_target_tokens" not in features:
-    before, after = [special(vocabulary, "cls")], [special(vocabulary, "sep")]
+    before = [special(vocabulary, "cls")]
+    after = [special(vocabulary, "sep")]
   elif "encoder_input_tokens" in features:
-    before, after = opening(vocabulary), [vocabulary.eos_id]
+    before = opening(vocabulary)
+    after = [vocabulary.eos_id]
   else:
-    before, after = [start_id(vocabulary)], []
+    before = [start_id(vocabulary)]
+    after = []
   if TOKENIZER not in found:
     if not before:
       return found
@@ -51,7 +62,9 @@ def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, byte
     pair=[*first, "$A", *last, "$B:1", *(f"{piece}:1" for piece in last)],
     special_tokens=list(zip([*first, *last], [*before, *after])),
   )
-  described = json.loads(found[TOKENIZER]) | {"post_processor": json.loads(tokenizer.to_str())["post_processor"]}
+  described = json.loads(found[TOKENIZER]) | {
+    "post_processor": json.loads(tokenizer.to_str())["post_processor"]
+  }
   text = json.dumps(described, ensure_ascii=False, indent=1) + "\n"
   return found | {TOKENIZER: text.encode()}
 
@@ -68,7 +81,8 @@ def _converted(found: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def conversation(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[str, bytes]:
-  """Return the files that tell how a decoder converses: where its answers end and, if pieces mark its turns, how.
+  """Return the files that tell how a decoder converses: where its answers end and, if pieces mark
+  its turns, how.
 
   Args:
     template: see `published_template.chat_of`.
@@ -82,17 +96,26 @@ def conversation(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict
   if template == PUBLISHED:
     return found | {FILE: _begun(text_of(vocabulary), vocabulary, chat).encode()}
   form = template_of(template)
-  if form.pieces == (EOS,):  # without pieces, a text has other ids within a conversation than by itself
+  # without pieces, a text has other ids within a conversation than by itself
+  if form.pieces == (EOS,):
     return found
   start, eos = vocabulary.pieces_of([start_id(vocabulary), vocabulary.eos_id])
-  before, after = ({role: turn[side].replace(EOS, eos) for role, turn in form.turns.items()} for side in (0, 1))
-  content = (f"{json.dumps(form.lead)} + " if form.lead else "") + "message['content']" + " | trim" * form.stripped
+  before, after = (
+    {role: turn[side].replace(EOS, eos) for role, turn in form.turns.items()} for side in (0, 1)
+  )
+  content = (
+    (f"{json.dumps(form.lead)} + " if form.lead else "")
+    + "message['content']"
+    + " | trim" * form.stripped
+  )
   jinja = (
     f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}"
     f"{{%- set start = {json.dumps(start)} %}}"
-    "{%- if not messages or not before.get(messages[0]['role'], '').startswith(start) %}{{- start }}{%- endif %}"
+    "{%- if not messages or not before.get(messages[0]['role'], '').startswith(start) %}{{- start "
+    "}}{%- endif %}"
     "{%- for message in messages %}"
-    "{%- if message['role'] not in before %}{{- raise_exception('no turn of ' + message['role']) }}{%- endif %}"
+    "{%- if message['role'] not in before %}{{- raise_exception('no turn of ' + message['role']) "
+    "}}{%- endif %}"
     f"{{{{- before[message['role']] + ({content}) + after[message['role']] }}}}"
     "{%- endfor %}"
     f"{{%- if add_generation_prompt %}}{{{{- before['{ASSISTANT}'] }}}}{{%- endif %}}"
@@ -101,7 +124,8 @@ def conversation(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict
 
 
 def _begun(text: str, vocabulary: Vocabulary, chat: PublishedChat) -> str:
-  """Return a published template that writes the start token of training, if it does not write it by itself."""
+  """Return a published template that writes the start token of training, if it does not write it by
+  itself."""
   start = start_id(vocabulary)
   if chat.opened([Message("user", "a")])[:1] == [start]:
     return text

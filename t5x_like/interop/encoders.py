@@ -1,4 +1,5 @@
-"""Shared by the Hugging Face forms of BERT and its descendants: the body, and a table of heads for each family."""
+"""Shared by the Hugging Face forms of BERT and its descendants: the body, and a table of heads for
+each family."""
 
 import dataclasses
 
@@ -28,9 +29,11 @@ class Head:
   """A class of a family.
 
   Attributes:
-    task: suffix of the class's name, such as "ForMaskedLM"; "Model" for the body alone, whose tensors have no prefix.
+    task: suffix of the class's name, such as "ForMaskedLM"; "Model" for the body alone, whose
+      tensors have no prefix.
     name: the name of our head.
-    tensors: library's name -> ours, within the head: linear layers, norms, or single tensors that end in "bias".
+    tensors: library's name -> ours, within the head: linear layers, norms, or single tensors that
+      end in "bias".
     activation: the pooler's activation.
   """
 
@@ -57,7 +60,8 @@ def under(part: str, tensors: dict[str, str]) -> dict[str, str]:
 
 
 def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, ...]) -> str | dict:
-  """Return the head of a file: the head of `architectures`, or else the first head with all its tensors in the file.
+  """Return the head of a file: the head of `architectures`, or else the first head with all its
+  tensors in the file.
 
   Raises:
     UserError: the class is not among `heads`.
@@ -65,20 +69,32 @@ def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, .
   found = (fields.values.get("architectures") or [None])[0]
   chosen = [h for h in heads if found in (None, prefix + h.task)]
   if not chosen:
-    raise fields.refusal("architectures", found, " or ".join(dict.fromkeys(prefix + h.task for h in heads)))
+    raise fields.refusal(
+      "architectures", found, " or ".join(dict.fromkeys(prefix + h.task for h in heads))
+    )
   labels = len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
   return next((h for h in chosen if h.complete(names)), chosen[0]).spec(labels)
 
 
 def special(fields: Fields, default: Tokens) -> Tokens:
-  """Return the ids of padding, start and end of a config; the defaults come from the family's variants."""
+  """Return the ids of padding, start and end of a config; the defaults come from the family's
+  variants."""
   pad = fields.take("pad_token_id", None if "pad_token_id" in fields.values else default.pad)
-  start, eos = fields.values.get("bos_token_id"), fields.take("eos_token_id", default.eos)
-  return Tokens(pad, default.start if start is None else start, eos if isinstance(eos, int) else eos[0])
+  start = fields.values.get("bos_token_id")
+  eos = fields.take("eos_token_id", default.eos)
+  return Tokens(
+    pad, default.start if start is None else start, eos if isinstance(eos, int) else eos[0]
+  )
 
 
 def build(
-  fields: Fields, names: set[str], base: Variant, prefix: str, heads: tuple[Head, ...], length: int = 512, **changes
+  fields: Fields,
+  names: set[str],
+  base: Variant,
+  prefix: str,
+  heads: tuple[Head, ...],
+  length: int = 512,
+  **changes,
 ) -> Variant:
   """Return the variant of a config with BERT's fields.
 
@@ -90,7 +106,8 @@ def build(
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
   fields.only("position_embedding_type", "absolute")
   fields.only("tie_word_embeddings", True)
-  D, N = fields.take("hidden_size"), fields.take("num_attention_heads")
+  D = fields.take("hidden_size")
+  N = fields.take("num_attention_heads")
   tokens = special(fields, base.tokens)
   offset = 0 if not _offset(base.design) else tokens.pad + 1  # as fairseq numbers positions
   position = {"name": "learned", "length": fields.take("max_position_embeddings", length) - offset}
@@ -117,7 +134,8 @@ def _offset(design: Design) -> int:
 
 
 def refuse_others(model, **expected) -> None:
-  """Refuse designs that are not BERT's in the fields that are not `expected`; raise UserError that names the field."""
+  """Refuse designs that are not BERT's in the fields that are not `expected`; raise UserError that
+  names the field."""
   usual = dict(
     norm="layernorm",
     norm_position="post",
@@ -137,7 +155,9 @@ def refuse_others(model, **expected) -> None:
   only(model, **usual | expected)
 
 
-def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected) -> dict:
+def config(
+  model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected
+) -> dict:
   """Return BERT's fields of a model.
 
   Args:
@@ -147,16 +167,24 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
   Raises:
     UserError: the type cannot express a field of the design, or the head; names it.
   """
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   refuse_others(model, **expected)
   position = {"name": design.position} if isinstance(design.position, str) else design.position
-  if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset", 0) != offset:
+  if (
+    not isinstance(position, dict)
+    or position["name"] != "learned"
+    or position.get("offset", 0) != offset
+  ):
     raise UserError(
-      f"design.position is {design.position!r}; {model_type} supports only 'learned' with an offset of {offset}"
+      f"design.position is {design.position!r}; {model_type} supports only 'learned' with an "
+      f"offset of {offset}"
     )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or not variant.types:
     raise UserError(
-      f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, heads that "
+      f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, "
+      "heads that "
       "share the width, and token types"
     )
   head, labels = written_head(model_type, variant, heads)
@@ -195,13 +223,23 @@ def written_head(model_type: str, variant: Variant, heads: tuple[Head, ...]) -> 
   if labels == 2:
     return head, {}
   names = {i: f"LABEL_{i}" for i in range(labels)}
-  return head, {"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}}
+  return head, {
+    "id2label": {str(i): n for i, n in names.items()},
+    "label2id": {n: i for i, n in names.items()},
+  }
 
 
 def _meant(spec: str | dict) -> dict:
-  """Return a head's spec with its defaults, without arguments that affect neither tensors nor fields."""
-  spec = {"name": spec} if isinstance(spec, str) else {n: v for n, v in spec.items() if n != "choices"}
-  return {"activation": "tanh", **({"labels": 2} if spec["name"] in ("classification", "tokens") else {}), **spec}
+  """Return a head's spec with its defaults, without arguments that affect neither tensors nor
+  fields."""
+  spec = (
+    {"name": spec} if isinstance(spec, str) else {n: v for n, v in spec.items() if n != "choices"}
+  )
+  return {
+    "activation": "tanh",
+    **({"labels": 2} if spec["name"] in ("classification", "tokens") else {}),
+    **spec,
+  }
 
 
 def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
@@ -225,7 +263,9 @@ def layer(m: Mapping, theirs: str, at: int, names: tuple[str, ...]) -> None:
   m.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp/out_norm", at)
 
 
-def embeddings_and_head(m: Mapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project") -> str:
+def embeddings_and_head(
+  m: Mapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project"
+) -> str:
   """Map all but the layers; return the prefix of the layers.
 
   Args:
@@ -237,7 +277,9 @@ def embeddings_and_head(m: Mapping, prefix: str, heads: tuple[Head, ...], projec
   body = "" if head.task == "Model" else f"{prefix}."
   m.ignored = IGNORED
   if not any("pooler" in theirs for theirs in head.tensors):
-    m.unread = tuple(f"{prefix}.pooler.{end}" for end in ("dense.weight", "dense.bias", "weight", "bias"))
+    m.unread = tuple(
+      f"{prefix}.pooler.{end}" for end in ("dense.weight", "dense.bias", "weight", "bias")
+    )
   m.copy(f"{body}embeddings.word_embeddings.weight", "embed/table")
   if "inputs/position/table" in m.names:
     m.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")

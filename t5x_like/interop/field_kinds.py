@@ -1,7 +1,8 @@
-"""The fields of a Hugging Face `config.json`: their types, their ranges, and their bounds by the files' tensors.
+"""The fields of a Hugging Face `config.json`: their types, their ranges, and their bounds by the
+files' tensors.
 
-Every field that any family reads is listed once, and is checked before use. A null field counts as missing. Sections
-are objects within the config; their fields are checked alike.
+Every field that any family reads is listed once, and is checked before use. A null field counts as
+missing. Sections are objects within the config; their fields are checked alike.
 """
 
 import math
@@ -17,16 +18,34 @@ MOST = 2**31 - 1  # the largest size, whatever the files hold
 
 Size = Annotated[int, Condition(f"a whole number from 1 to {MOST}", lambda n: 0 < n <= MOST)]
 Whole = Annotated[int, Condition(f"a whole number from 0 to {MOST}", lambda n: 0 <= n <= MOST)]
-Id = Annotated[int, Condition(f"an id, from 0 to {MOST}, or -1 for none", lambda n: -1 <= n <= MOST)]
-Number = Annotated[float, Condition("a finite number from 0 on", lambda x: 0 <= x and math.isfinite(float(x)))]
-Factor = Annotated[float, Condition("a finite number above 0", lambda x: 0 < x and math.isfinite(float(x)))]
-Texts = Annotated[list, Condition("a list of texts", lambda values: all(isinstance(value, str) for value in values))]
-Ids = Annotated[list, Condition("a list of ids", lambda ids: len(ids) > 0 and all(slots.fits(i, Id) for i in ids))]
-Sizes = Annotated[list, Condition("a list of sizes", lambda n: len(n) > 0 and all(slots.fits(i, Size) for i in n))]
-Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slots.fits(i, Whole) for i in n))]
+Id = Annotated[
+  int, Condition(f"an id, from 0 to {MOST}, or -1 for none", lambda n: -1 <= n <= MOST)
+]
+Number = Annotated[
+  float, Condition("a finite number from 0 on", lambda x: 0 <= x and math.isfinite(float(x)))
+]
+Factor = Annotated[
+  float, Condition("a finite number above 0", lambda x: 0 < x and math.isfinite(float(x)))
+]
+Texts = Annotated[
+  list, Condition("a list of texts", lambda values: all(isinstance(value, str) for value in values))
+]
+Ids = Annotated[
+  list, Condition("a list of ids", lambda ids: len(ids) > 0 and all(slots.fits(i, Id) for i in ids))
+]
+Sizes = Annotated[
+  list, Condition("a list of sizes", lambda n: len(n) > 0 and all(slots.fits(i, Size) for i in n))
+]
+Wholes = Annotated[
+  list, Condition("a list of whole numbers", lambda n: all(slots.fits(i, Whole) for i in n))
+]
 
 Factors = Annotated[
-  list, Condition("a list of finite numbers above 0", lambda values: all(slots.fits(value, Factor) for value in values))
+  list,
+  Condition(
+    "a list of finite numbers above 0",
+    lambda values: all(slots.fits(value, Factor) for value in values),
+  ),
 ]
 
 _NAMES: dict[Any, str] = {
@@ -45,14 +64,16 @@ _NAMES: dict[Any, str] = {
     projection_size sliding_window_pattern kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
     n_group topk_group n_routed_experts n_shared_experts
   """,
-  Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers "
+  Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks "
+  "num_sparse_encoder_layers "
   "n_langs type_vocab_size max_window_layers num_classes num_register_tokens "
   "first_k_dense_replace num_nextn_predict_layers",
   Size | Sizes: "image_size img_size patch_size num_heads",
   Sizes: "channels depths hidden_sizes layers",
   Factors: "short_factor long_factor",
   Wholes: "pretrained_window_sizes mlp_only_layers",
-  Id: "max_relative_positions pad_token_id bos_token_id cls_token_id sep_token_id decoder_start_token_id "
+  Id: "max_relative_positions pad_token_id bos_token_id cls_token_id sep_token_id "
+  "decoder_start_token_id "
   "forced_bos_token_id",
   Id | Ids: "eos_token_id forced_eos_token_id",
   Number: """
@@ -94,13 +115,17 @@ _COUNTS = set(
   """.split()
 )
 _UNBOUNDED = set(  # sizes that may exceed every tensor
-  "max_position_embeddings original_max_position_embeddings relative_attention_max_distance sliding_window "
+  "max_position_embeddings original_max_position_embeddings relative_attention_max_distance "
+  "sliding_window "
   "query_pre_attn_scalar sliding_window_pattern global_attn_every_n_layers".split()
 )
 
 
-def check(values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None) -> None:
-  """Refuse a config with a field of the wrong type, out of range, or too large for the files beside it.
+def check(
+  values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None
+) -> None:
+  """Refuse a config with a field of the wrong type, out of range, or too large for the files beside
+  it.
 
   Args:
     values: the parsed config, or a section of it.
@@ -115,18 +140,27 @@ def check(values: dict[str, Any], origin: str, tensors: int | None = None, held:
     if value is None or kind is None:
       continue
     if not slots.fits(value, kind):
-      raise UserError(f"{origin}: field {name!r} is {shown(value)}, expected {slots.words(kind)}; correct it")
+      raise UserError(
+        f"{origin}: field {name!r} is {shown(value)}, expected {slots.words(kind)}; correct it"
+      )
     if name in _SECTIONS:
       check(value, f"{origin}, {name}", tensors, held)
     for size in _whole_numbers(value):
       if name in _COUNTS and tensors is not None and size > tensors:
         raise UserError(
-          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {tensors:,} tensors of the files; "
+          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {tensors:,} "
+          "tensors of the files; "
           "the config is of another model"
         )
-      if kind in (Size, Size | Sizes, Sizes, Whole) and name not in _UNBOUNDED and held is not None and size > held:
+      if (
+        kind in (Size, Size | Sizes, Sizes, Whole)
+        and name not in _UNBOUNDED
+        and held is not None
+        and size > held
+      ):
         raise UserError(
-          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {held:,} values that the files "
+          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {held:,} values "
+          "that the files "
           "hold; the config is of another model"
         )
 

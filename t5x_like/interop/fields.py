@@ -1,4 +1,5 @@
-"""Read a Hugging Face `config.json`: every field is used, known to be irrelevant, or refused by name."""
+"""Read a Hugging Face `config.json`: every field is used, known to be irrelevant, or refused by
+name."""
 
 import logging
 import re
@@ -8,7 +9,8 @@ from t5x_like.errors import UserError
 from t5x_like.files.file_names import shown
 from t5x_like.interop.field_kinds import check
 
-# Fields about training, generation, the tokenizer, the file itself or its author's tools, which do not affect logits.
+# Fields about training, generation, the tokenizer, the file itself or its author's tools, which do
+# not affect logits.
 _WITHOUT_EFFECT = frozenset(
   """
   _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset architectures auto_map model_type
@@ -27,7 +29,8 @@ _WITHOUT_EFFECT = frozenset(
   """.split()
 )
 
-# Fields of other programs and of training, which cannot change the function; they are passed over and named once.
+# Fields of other programs and of training, which cannot change the function; they are passed over
+# and named once.
 _PASSED_OVER = re.compile(
   """_.*|.*dropout.*|.*_pdrop|unsloth_.*|max_sequence_length|seq_length|attn_implementation|attention_implementation|
   use_flash_attn|use_flash_attention|use_flash_attention_2|flash_attn|use_memory_efficient_attention|max_window_layers|
@@ -59,18 +62,23 @@ class Fields:
   Args:
     values: the parsed JSON.
     origin: the file, for messages.
-    tensors, held: the number of tensors and of values in the files beside it; see `field_kinds.check`.
+    tensors, held: the number of tensors and of values in the files beside it; see
+      `field_kinds.check`.
   Raises:
     UserError: a field has the wrong type or is out of range.
   """
 
-  def __init__(self, values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None):
+  def __init__(
+    self, values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None
+  ):
     check(values, origin, tensors, held)
-    self.values, self.origin = values, origin
+    self.values = values
+    self.origin = origin
     self._left = set(values) - _WITHOUT_EFFECT
 
   def take(self, name: str, default: Any = ...) -> Any:
-    """Return a field's value, or the default if it is missing or null; raise UserError if it then has no default."""
+    """Return a field's value, or the default if it is missing or null; raise UserError if it then
+    has no default."""
     self._left.discard(name)
     value = self.values.get(name)
     if value is None and default is ...:
@@ -91,7 +99,8 @@ class Fields:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
 
   def section(self, name: str) -> "Fields":
-    """Return the fields of an object within the config, empty if it is missing; call their `finish` too."""
+    """Return the fields of an object within the config, empty if it is missing; call their `finish`
+    too."""
     return Fields(self.take(name, {}), f"{self.origin}, {name}")
 
   def ignore(self, *names: str) -> None:
@@ -106,14 +115,18 @@ class Fields:
     if passed and (self.origin, *passed) not in _warned:
       _warned.add((self.origin, *passed))
       fields = ", ".join(map(shown, passed))
-      _log.warning("%s: passed over %s, which cannot change what the model computes", self.origin, fields)
+      _log.warning(
+        "%s: passed over %s, which cannot change what the model computes", self.origin, fields
+      )
     for name in sorted(self._left.difference(passed)):
       raise UserError(
-        f"{self.origin}: field {name!r} is {shown(self.values[name])}, which this model type is not known to have;"
+        f"{self.origin}: field {name!r} is {shown(self.values[name])}, which this model type is "
+        "not known to have;"
         " remove it if it does not matter"
       )
 
   def refusal(self, name: str, found: Any, expected: str) -> UserError:
     return UserError(
-      f"{self.origin}: field {name!r} is {shown(found)}, expected {expected}; no model here computes that"
+      f"{self.origin}: field {name!r} is {shown(found)}, expected {expected}; no model here "
+      "computes that"
     )

@@ -11,7 +11,8 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.local import Local
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 MAPPED_BYTES = 2**28  # bytes of a file that may stay in memory after being read
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
@@ -23,9 +24,12 @@ class Files:
 
   Args:
     directory: the directory.
-    renamed: maps a name in the files to the name that `read` takes, or to "" for a tensor that is left out.
-    body: the prefix of the body's tensors, added to all names in files of the body alone, which lack it.
-    bare: whether names of the body alone have no prefix; one that all have, as in MiniLM's files, is taken off.
+    renamed: maps a name in the files to the name that `read` takes, or to "" for a tensor that is
+      left out.
+    body: the prefix of the body's tensors, added to all names in files of the body alone, which
+      lack it.
+    bare: whether names of the body alone have no prefix; one that all have, as in MiniLM's files,
+      is taken off.
 
   Attributes:
     where: the directory, for messages.
@@ -37,26 +41,41 @@ class Files:
     UserError: there are no weights, or a file is missing, damaged or lacks a tensor of the index.
   """
 
-  def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str], body: str = "", bare: bool = False):
+  def __init__(
+    self, directory: pathlib.Path, renamed: Callable[[str], str], body: str = "", bare: bool = False
+  ):
     self.where = str(directory)
     index = directory / INDEX
     if (directory / WEIGHTS).is_file():  # as the library does, whatever else lies there
       file = _File(directory / WEIGHTS)
       at = dict.fromkeys(file.dtypes, file)
     elif index.is_file():
-      content = checked_json.parsed(read_text(index), dict, str(index), "an object with 'weight_map'; copy it again")
+      content = checked_json.parsed(
+        read_text(index), dict, str(index), "an object with 'weight_map'; copy it again"
+      )
       weight_map = content.get("weight_map")
-      if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise UserError(f"{index}: found no 'weight_map' from tensors to files, expected one; copy it again")
+      if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) for file in weight_map.values()
+      ):
+        raise UserError(
+          f"{index}: found no 'weight_map' from tensors to files, expected one; copy it again"
+        )
       file_names.check_all(f"{index}: weight_map", weight_map.values(), "copy the model again")
       files = {name: _File(directory / name) for name in sorted(set(weight_map.values()))}
       for name, file in weight_map.items():
         if name not in files[file].dtypes:
-          raise UserError(f"{directory / file}: tensor {name!r} is missing, which {INDEX} says is there; copy it again")
+          raise UserError(
+            f"{directory / file}: tensor {name!r} is missing, which {INDEX} says is "
+            "there; copy it again"
+          )
       at = {name: files[file] for name, file in weight_map.items()}
     else:
       pickles = [p.name for p in directory.glob("*.bin")]
-      more = f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors" if pickles else ""
+      more = (
+        (f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors")
+        if pickles
+        else ""
+      )
       raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
     alone = "" if any(name.startswith(body) for name in at) else body
     tops = {name.partition(".")[0] for name in at} if bare else set()
@@ -79,25 +98,29 @@ class Files:
     file, written = self._at[name]
     if file.dtypes[written] not in _FLOATS:
       raise UserError(
-        f"{self.where}: tensor {written!r} is of dtype {file.dtypes[written]}, expected one of {', '.join(_FLOATS)}; "
+        f"{self.where}: tensor {written!r} is of dtype {file.dtypes[written]}, expected one of "
+        f"{', '.join(_FLOATS)}; "
         "quantized models are not read, copy the original"
       )
     return file.read(written)
 
 
 class _File:
-  """A memory-mapped file. It is reopened now and then, because pages once read stay in memory until then."""
+  """A memory-mapped file. It is reopened now and then, because pages once read stay in memory until
+  then."""
 
   def __init__(self, path: pathlib.Path):
-    self._path, self._read = path, 0
+    self._path = path
+    self._read = 0
     self._file = self._open()
-    slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+    slices = {name: self._file.get_slice(name) for name in self._file.keys()}
     self.dtypes = {name: slice.get_dtype() for name, slice in slices.items()}
     self.shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
 
   def read(self, name: str) -> np.ndarray:
     if self._read > MAPPED_BYTES:
-      self._file, self._read = None, 0
+      self._file = None
+      self._read = 0
       self._file = self._open()
     tensor = np.asarray(self._file.get_tensor(name))
     self._read += tensor.nbytes
@@ -106,7 +129,8 @@ class _File:
   def _open(self):
     try:
       return safetensors.safe_open(self._path, framework="flax")
-    except (OSError, ValueError, safetensors.SafetensorError) as error:  # ValueError: a name that is no path
+    # ValueError: a name that is no path
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
       raise UserError(f"{self._path}: cannot be read ({one_line(error)}); copy it again") from error
 
 
@@ -114,6 +138,8 @@ def read_text(path: pathlib.Path) -> str:
   try:
     return Local(path).read_text()
   except OSError as error:
-    raise UserError(f"{path}: cannot be read: {error.strerror}; give a Hugging Face model directory") from error
+    raise UserError(
+      f"{path}: cannot be read: {error.strerror}; give a Hugging Face model directory"
+    ) from error
   except UnicodeDecodeError as error:
     raise UserError(f"{path}: not UTF-8 at byte {error.start}; copy it again") from error

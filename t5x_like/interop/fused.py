@@ -1,4 +1,5 @@
-"""Map tensors that fuse query, key and value, in each family's order; biases are mapped if the model has them."""
+"""Map tensors that fuse query, key and value, in each family's order; biases are mapped if the
+model has them."""
 
 import numpy as np
 
@@ -25,8 +26,11 @@ def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
     )
 
 
-def stacked(m: Mapping, theirs: str, ours: str, *index: int, parts: tuple[str, ...] = QKV, join: str = ".") -> None:
-  """Map [3 N H, in]: all queries, all keys, all values (MPT, timm's ViT); or several layers of other names.
+def stacked(
+  m: Mapping, theirs: str, ours: str, *index: int, parts: tuple[str, ...] = QKV, join: str = "."
+) -> None:
+  """Map [3 N H, in]: all queries, all keys, all values (MPT, timm's ViT); or several layers of
+  other names.
 
   Args:
     join: the character between `theirs` and "weight" or "bias".
@@ -42,19 +46,31 @@ def stacked(m: Mapping, theirs: str, ours: str, *index: int, parts: tuple[str, .
 
 
 def grouped_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int, kv_heads: int) -> None:
-  """Map [K (N / K + 2) H, in]: for each key/value head in turn its queries, key and value (BLOOM, GPT-NeoX, Falcon)."""
+  """Map [K (N / K + 2) H, in]: for each key/value head in turn its queries, key and value (BLOOM,
+  GPT-NeoX, Falcon)."""
   group = heads // kv_heads
 
   def split(x):
     x_KGH = x.reshape(kv_heads, group + 2, x.shape[0] // kv_heads // (group + 2), *x.shape[1:])
-    return [part.reshape(-1, *x.shape[1:]).T for part in (x_KGH[:, :group], x_KGH[:, group], x_KGH[:, group + 1])]
+    return [
+      part.reshape(-1, *x.shape[1:]).T
+      for part in (x_KGH[:, :group], x_KGH[:, group], x_KGH[:, group + 1])
+    ]
 
   def join(xs):
-    parts = [x.T.reshape(kv_heads, n, -1, *x.shape[:-1]) for x, n in zip(xs, (group, 1, 1), strict=True)]
+    parts = [
+      x.T.reshape(kv_heads, n, -1, *x.shape[:-1]) for x, n in zip(xs, (group, 1, 1), strict=True)
+    ]
     return np.concatenate(parts, axis=1).reshape(-1, *xs[0].shape[:-1])
 
   for their_name, name in _held(m, f"{ours}/query"):
-    m.fused(f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index, split=split, join=join)
+    m.fused(
+      f"{theirs}.{their_name}",
+      [f"{ours}/{part}/{name}" for part in QKV],
+      *index,
+      split=split,
+      join=join,
+    )
 
 
 def _held(m: Mapping, ours: str) -> list[tuple[str, str]]:

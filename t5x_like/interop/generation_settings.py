@@ -1,7 +1,8 @@
-"""Settings of generation beside a published model: read as options of `predict`, and written for `transformers`.
+"""Settings of generation beside a published model: read as options of `predict`, and written for
+`transformers`.
 
-How tokens are drawn (`do_sample`, `temperature`, `top_k`, …) is the reader's choice and not read: a prediction is the
-same every time unless draws are asked for.
+How tokens are drawn (`do_sample`, `temperature`, `top_k`, …) is the reader's choice and not read: a
+prediction is the same every time unless draws are asked for.
 """
 
 import json
@@ -36,7 +37,8 @@ def options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, Any]:
 
   Args:
     own: the settings.
-    both: whether the model is an encoder-decoder; its start token counts in their `min_length` and `max_length`.
+    both: whether the model is an encoder-decoder; its start token counts in their `min_length` and
+      `max_length`.
     origin: the file, for messages.
   Raises:
     UserError: a setting has the wrong type.
@@ -44,29 +46,45 @@ def options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, Any]:
   given = {name: own.get(name) for name in _KINDS if own.get(name) is not None}
   for name, value in given.items():
     if not slots.fits(value, _KINDS[name]):
-      raise UserError(f"{origin}: field {name!r} is {shown(value)}, expected {slots.words(_KINDS[name])}; correct it")
-  found = {name: given.get(name, 0) for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")}
+      raise UserError(
+        f"{origin}: field {name!r} is {shown(value)}, expected "
+        f"{slots.words(_KINDS[name])}; correct it"
+      )
+  found = {
+    name: given.get(name, 0)
+    for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")
+  }
   for end in ("min", "max"):
     if both and not found[f"{end}_new_tokens"]:
       found[f"{end}_new_tokens"] = max(given.get(f"{end}_length", 0) - 1, 0)
   if (penalty := given.get("repetition_penalty", 1.0)) != 1.0:
     found["repetition_penalty"] = penalty
   if (beams := given.get("num_beams", 1)) > 1:
-    power, stopping = given.get("length_penalty", 1.0), given.get("early_stopping", False)
+    power = given.get("length_penalty", 1.0)
+    stopping = given.get("early_stopping", False)
     found |= {"beams": beams, "length_power": power, "early_stopping": stopping}
-  return {name: value for name, value in found.items() if value or name in ("length_power", "early_stopping")}
+  return {
+    name: value
+    for name, value in found.items()
+    if value or name in ("length_power", "early_stopping")
+  }
 
 
 def banned(own: Mapping[str, Any], size: int) -> list[list[int]]:
-  """Return the sequences of ids that checked settings ban, without those that have ids from `size` on."""
+  """Return the sequences of ids that checked settings ban, without those that have ids from `size`
+  on."""
   some = [*(own.get("bad_words_ids") or ()), *([i] for i in own.get("suppress_tokens") or ())]
   return [ids for ids in some if max(ids) < size]
 
 
-def exported(evals: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any], own: bytes = b"{}") -> bytes | None:
-  """Return the file by which `transformers` searches as the first evaluator `generation` of a run; None if greedily.
+def exported(
+  evals: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any], own: bytes = b"{}"
+) -> bytes | None:
+  """Return the file by which `transformers` searches as the first evaluator `generation` of a run;
+  None if greedily.
 
-  T5X's length penalty has no counterpart there, so beams ranked by it get the default of `transformers`.
+  T5X's length penalty has no counterpart there, so beams ranked by it get the default of
+  `transformers`.
 
   Args:
     evals: the run's evaluators.
@@ -74,14 +92,21 @@ def exported(evals: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any], 
     own: the file so far.
   """
   search = next((one for name, one in evals.items() if one.get("name", name) == "generation"), {})
-  beams, found = search.get("beams", 1), dict(search.get("penalties") or {})
+  beams = search.get("beams", 1)
+  found = dict(search.get("penalties") or {})
   if beams > 1:
-    found |= {"num_beams": beams, "length_penalty": search.get("length_power"), "early_stopping": "never"}
+    found |= {
+      "num_beams": beams,
+      "length_penalty": search.get("length_power"),
+      "early_stopping": "never",
+    }
   if not found:
     return None
   found["max_new_tokens"] = search.get("max_new_tokens")
   ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
-  whole = ids | json.loads(own) | {name: value for name, value in found.items() if value is not None}
+  whole = (
+    ids | json.loads(own) | {name: value for name, value in found.items() if value is not None}
+  )
   return (json.dumps(whole, indent=2) + "\n").encode()
 
 
@@ -95,7 +120,9 @@ def merged(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
   if drawn or given.get("beams") == 1:
     own.pop("beams", None)
   if "length_penalty" in given or {**own, **given}.get("beams", 1) == 1:
-    own = {name: value for name, value in own.items() if name not in ("length_power", "early_stopping")}
+    own = {
+      name: value for name, value in own.items() if name not in ("length_power", "early_stopping")
+    }
   if "min_new_tokens" in own and "max_new_tokens" in given:
     own["min_new_tokens"] = min(own["min_new_tokens"], given["max_new_tokens"])
   if "max_new_tokens" in own and "min_new_tokens" in given:

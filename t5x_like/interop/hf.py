@@ -1,7 +1,8 @@
 """Hugging Face model directories, timm's among them: `load(path) -> model` and `save(model, path)`.
 
-A directory holds `config.json` and `model.safetensors`, or several files and `model.safetensors.index.json`. Tensors
-are read and written one at a time; pickles are never opened. The known families are the modules of `interop/families`.
+A directory holds `config.json` and `model.safetensors`, or several files and
+`model.safetensors.index.json`. Tensors are read and written one at a time; pickles are never
+opened. The known families are the modules of `interop/families`.
 """
 
 import contextlib
@@ -58,14 +59,15 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
 
   Args:
     path: the directory.
-    rules: `parallel.rules.Rules` that place each parameter on its devices before the next is read; None keeps all
-      parameters on the default device.
+    rules: `parallel.rules.Rules` that place each parameter on its devices before the next is read;
+      None keeps all parameters on the default device.
     dtype: compute dtype of the model; parameters are float32.
     layers: "scan" or "loop".
   Returns:
     A model called as `model(batch) -> {"logits", …}`.
   Raises:
-    UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and the file.
+    UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and
+      the file.
   """
   model = abstract(path, dtype=dtype, layers=layers)
   loaded = params.with_arrays(model, read(model, rules))
@@ -74,7 +76,8 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
 
 
 def read(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
-  """Return the parameters of an abstract model by name, float32, from its directory; see `load` for `rules`."""
+  """Return the parameters of an abstract model by name, float32, from its directory; see `load` for
+  `rules`."""
   family, files = _opened(json.loads(model.origin.config), pathlib.Path(model.origin.path))
   mapping = Mapping(model)
   family.tensors(mapping)
@@ -89,7 +92,8 @@ def read(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
 
 
 def abstract(path: str, *, dtype: str = "float32", layers: str = "scan", **changes) -> nnx.Module:
-  """Return the abstract model of a directory, with `changes` of its variant, without its weights; see `load`."""
+  """Return the abstract model of a directory, with `changes` of its variant, without its weights;
+  see `load`."""
   directory = fetched(str(path))
   text, files, model_class, arguments = _read(directory)
   arguments |= {"variant": dataclasses.replace(arguments["variant"], **changes)}
@@ -104,7 +108,8 @@ def abstract(path: str, *, dtype: str = "float32", layers: str = "scan", **chang
 
 
 def architecture(path: str) -> tuple[type, Variant]:
-  """Return the class and the variant of a directory's model, without loading its weights; raise as `load`."""
+  """Return the class and the variant of a directory's model, without loading its weights; raise as
+  `load`."""
   _, _, model_class, arguments = _read(fetched(str(path)))
   return model_class, arguments["variant"]
 
@@ -113,7 +118,9 @@ def _read(directory: pathlib.Path):
   """Return (config.json as text, files, class, arguments) of a directory."""
   text = read_text(directory / "config.json")
   where = f"{directory}/config.json"
-  values = checked_json.parsed(text, dict, where, "the config of a Hugging Face model; copy it again")
+  values = checked_json.parsed(
+    text, dict, where, "the config of a Hugging Face model; copy it again"
+  )
   family, files = _opened(values, directory)
   fields = Fields(values, where, len(files.names), files.held)
   with _sizes_of(where):
@@ -123,9 +130,12 @@ def _read(directory: pathlib.Path):
 
 
 def type_of(values: dict):
-  """Return a config's `model_type`; of a config of timm, "timm/" and the first word of its architecture."""
+  """Return a config's `model_type`; of a config of timm, "timm/" and the first word of its
+  architecture."""
   known = values.get("architecture") if "model_type" not in values else None
-  return f"timm/{re.match('[a-z]*', known)[0]}" if isinstance(known, str) else values.get("model_type")
+  return (
+    f"timm/{re.match('[a-z]*', known)[0]}" if isinstance(known, str) else values.get("model_type")
+  )
 
 
 def _opened(values: dict, directory: pathlib.Path):
@@ -147,7 +157,8 @@ def _sizes_of(where: str):
     yield
   except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(
-      f"{where}: its sizes make no model ({type(error).__name__}: {one_line(error)[:200]}), expected sizes that fit "
+      f"{where}: its sizes make no model ({type(error).__name__}: {one_line(error)[:200]}), "
+      "expected sizes that fit "
       "each other; correct the config, or copy it again"
     ) from error
 
@@ -169,7 +180,8 @@ def save(
   labels: Sequence[str] = (),
   images: dict[str, Any] | None = None,
 ) -> None:
-  """Save a model as a directory that `transformers` loads, with the tokenizer files of its original directory.
+  """Save a model as a directory that `transformers` loads, with the tokenizer files of its original
+  directory.
 
   Args:
     path: a new or empty directory.
@@ -177,8 +189,8 @@ def save(
     labels: the names of the classes, for a config that has them.
     images: for a model of images, the `config.task` that tells how they are prepared.
   Raises:
-    UserError: the directory is not empty, the model has no Hugging Face form or a parameter for which it has no tensor,
-      or a file cannot be written.
+    UserError: the directory is not empty, the model has no Hugging Face form or a parameter for
+      which it has no tensor, or a file cannot be written.
   """
   from safetensors.flax import save_file
 
@@ -192,12 +204,15 @@ def save(
   family.tensors(mapping)
   if lost := mapping.names - {name for tensor in mapping.tensors for name, _ in tensor.parts}:
     raise UserError(
-      f"{directory}: {type_of(config)} has no tensor for the parameter {min(lost)!r}, without which it is another model"
+      f"{directory}: {type_of(config)} has no tensor for the parameter {min(lost)!r}, without "
+      "which it is another model"
     )
   same = False
   if type_of(old) == type_of(config):
     names = {t.name for t in mapping.tensors}
-    same = family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
+    same = (
+      family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
+    )
     config = (config | old if same else old | config) | {"dtype": dtype}
   config |= {"torch_dtype": dtype} if "torch_dtype" in config else {}  # of readers before version 5
   if labels and len(labels) == _labels_of(model, config):
@@ -212,19 +227,24 @@ def save(
   arrays = params.arrays(model)
   unread = _unread(mapping, pathlib.Path(origin.path), family, old) if same else {}
   named = getattr(family, "written", lambda model: str)(model)
-  mapping.tensors = [dataclasses.replace(tensor, name=named(tensor.name)) for tensor in mapping.tensors]
+  mapping.tensors = [
+    dataclasses.replace(tensor, name=named(tensor.name)) for tensor in mapping.tensors
+  ]
   try:
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
       raise UserError(f"{directory}: not empty; give another directory, or empty this one")
-    shards, weight_map, total = _shards(mapping, arrays, jnp.dtype(dtype).itemsize), {}, 0
+    shards = _shards(mapping, arrays, jnp.dtype(dtype).itemsize)
+    weight_map = {}
+    total = 0
     for number, tensors in enumerate(shards, 1):
       file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
       held = {t.name: jnp.asarray(_joined(t, arrays), jnp.dtype(dtype)) for t in tensors}
       if number == len(shards):
         held |= {name: jnp.asarray(x, jnp.dtype(dtype)) for name, x in unread.items()}
       (directory / file).touch()
-      mode = (directory / file).stat().st_mode  # as the umask says; save_file makes a file for its owner alone
+      # as the umask says; save_file makes a file for its owner alone
+      mode = (directory / file).stat().st_mode
       save_file(held, directory / file, metadata={"format": "pt"})
       (directory / file).chmod(mode)
       weight_map |= dict.fromkeys(held, file)
@@ -238,13 +258,17 @@ def save(
         shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)
     for name, content in beside.items():
       (directory / name).write_text(json.dumps(content, indent=2) + "\n")
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # last: without it nothing loads
+    # last: without it nothing loads
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
   except OSError as error:
-    raise UserError(f"{directory}: cannot be written: {error.strerror or one_line(error)}") from error
+    raise UserError(
+      f"{directory}: cannot be written: {error.strerror or one_line(error)}"
+    ) from error
 
 
 def _check_link(file: pathlib.Path) -> None:
-  """Raise UserError for a link out of the directory of a model, whose target the copy would show."""
+  """Raise UserError for a link out of the directory of a model, whose target the copy would
+  show."""
   try:
     check_link(file)
   except OSError as error:
@@ -265,13 +289,18 @@ def _family(model_type: str | None, origin: str):
   known = model_types()
   if not isinstance(model_type, str) or model_type not in known:
     near = did_you_mean(str(model_type), known)
-    raise UserError(f"{origin}: model_type is {shown(model_type)}, expected one of {', '.join(sorted(known))}{near}")
+    raise UserError(
+      f"{origin}: model_type is {shown(model_type)}, expected one of "
+      f"{', '.join(sorted(known))}{near}"
+    )
   return _module(known[model_type])
 
 
 def _config_of(model, model_type: str | None) -> tuple:
-  """Return (module, config) of the first family that can express the model, trying the family of `model_type` first."""
-  reasons, known = [], model_types()
+  """Return (module, config) of the first family that can express the model, trying the family of
+  `model_type` first."""
+  reasons = []
+  known = model_types()
   for name in sorted(set(known.values()), key=lambda name: (name != known.get(model_type), name)):
     family = _module(name)
     if isinstance(model, family.MODELS):
@@ -284,26 +313,35 @@ def _config_of(model, model_type: str | None) -> tuple:
 
 
 def _check(mapping: Mapping, files: Files) -> None:
-  """Refuse files with missing or unknown tensors, or with tied tensors that differ; a copy may stand alone."""
+  """Refuse files with missing or unknown tensors, or with tied tensors that differ; a copy may
+  stand alone."""
   for copy, name in mapping.copies.items():
     files.lend(copy, name)
   expected = {t.name for t in mapping.tensors}
   for name in sorted(expected - files.names):
     raise UserError(
-      f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; the file "
+      f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; "
+      "the file "
       "is of another model or incomplete"
     )
   for name in sorted(files.names - expected - set(mapping.copies)):
     if not name.endswith(mapping.ignored + mapping.unread):
       near = did_you_mean(name, expected)
-      raise UserError(f"{files.where}: tensor {name!r} is unknown{near}; this model has no such part")
+      raise UserError(
+        f"{files.where}: tensor {name!r} is unknown{near}; this model has no such part"
+      )
   for copy, name in mapping.copies.items():
     if copy in files.names and not np.array_equal(files.read(copy), files.read(name)):
-      raise UserError(f"{files.where}: tensor {copy!r} differs from {name!r}, with which it is tied")
+      raise UserError(
+        f"{files.where}: tensor {copy!r} differs from {name!r}, with which it is tied"
+      )
 
 
-def _unread(mapping: Mapping, directory: pathlib.Path, family, values: dict) -> dict[str, np.ndarray]:
-  """Read the tensors that the model does not use from the files it was loaded from, if these still exist."""
+def _unread(
+  mapping: Mapping, directory: pathlib.Path, family, values: dict
+) -> dict[str, np.ndarray]:
+  """Read the tensors that the model does not use from the files it was loaded from, if these still
+  exist."""
   if not mapping.unread or not (directory / "config.json").is_file():
     return {}
   files = _files(family, directory, values)
@@ -312,7 +350,8 @@ def _unread(mapping: Mapping, directory: pathlib.Path, family, values: dict) -> 
 
 def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files) -> np.ndarray:
   """Assemble one parameter, float32, from the tensors that hold its slices."""
-  out, filled = None, 0
+  out = None
+  filled = 0
   for tensor in mapping.tensors:
     for number, (ours, index) in enumerate(tensor.parts):
       if ours != name:
@@ -324,7 +363,8 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
         part = raw
       if part.shape != shape[len(index) :]:
         raise UserError(
-          f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected a shape that fits "
+          f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected a shape "
+          "that fits "
           f"{name} of {list(shape[len(index) :])}; config.json is of another model"
         )
       if out is None:  # allocate only now that the files are known to hold this much
@@ -336,12 +376,15 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
 
 
 def _joined(tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
-  return np.asarray(tensor.join([np.asarray(arrays[name][index]) for name, index in tensor.parts]), order="C")
+  return np.asarray(
+    tensor.join([np.asarray(arrays[name][index]) for name, index in tensor.parts]), order="C"
+  )
 
 
 def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:
   """Return the tensors in order, grouped so that each file holds at most SHARD_BYTES."""
-  shards, size = [[]], 0
+  shards = [[]]
+  size = 0
   for tensor in mapping.tensors:
     values = sum(math.prod(arrays[name].shape[len(index) :]) for name, index in tensor.parts)
     if shards[-1] and size + values * itemsize > SHARD_BYTES:
@@ -353,7 +396,8 @@ def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> li
 
 
 def plain_core(design) -> list:
-  """Return the values of `design.core` for `only`: its own, if it computes plain attention, or those that do."""
+  """Return the values of `design.core` for `only`: its own, if it computes plain attention, or
+  those that do."""
 
   def names(core) -> set[str]:
     if isinstance(core, str) or "name" in core:
@@ -375,4 +419,7 @@ def only(model, **expected) -> None:
       value = getattr(model.variant.design, name)
       allowed = allowed if isinstance(allowed, list) else [allowed]
       if value not in allowed:
-        raise UserError(f"design.{name} is {value!r}; this model type supports only {' or '.join(map(repr, allowed))}")
+        raise UserError(
+          f"design.{name} is {value!r}; this model type supports only "
+          f"{' or '.join(map(repr, allowed))}"
+        )

@@ -1,4 +1,5 @@
-"""Models of the Hugging Face Hub: a name such as `gpt2` or `google/t5-v1_1-small` becomes a local directory."""
+"""Models of the Hugging Face Hub: a name such as `gpt2` or `google/t5-v1_1-small` becomes a local
+directory."""
 
 import functools
 import re
@@ -8,7 +9,8 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.places import is_remote, place
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_FILES = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja")  # weights and tokenizers, never code
+# weights and tokenizers, never code
+_FILES = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja")
 # Classes of huggingface_hub's errors, which are known only where it is installed.
 _REASONS = {
   "LocalEntryNotFoundError": "cannot be reached",
@@ -32,7 +34,8 @@ def _has_form(path: str) -> bool:
 
 @functools.cache
 def directory(path: str, flag: str) -> str:
-  """Return the directory of a model: the path itself or, of a name, the Hub's files in its cache on this machine.
+  """Return the directory of a model: the path itself or, of a name, the Hub's files in its cache on
+  this machine.
 
   Args:
     flag: the flag or key that gave the path, for messages.
@@ -47,7 +50,8 @@ def directory(path: str, flag: str) -> str:
     from huggingface_hub import snapshot_download
   except ImportError:
     raise UserError(
-      f"{found} nor, without huggingface_hub, a name of the Hub; correct the path, or pip install 't5x-like[hf]'"
+      f"{found} nor, without huggingface_hub, a name of the Hub; correct the path, or pip install "
+      "'t5x-like[hf]'"
     ) from None
   try:
     return snapshot_download(path, allow_patterns=list(_FILES))
@@ -55,7 +59,8 @@ def directory(path: str, flag: str) -> str:
     told = textwrap.shorten(one_line(error), 120, placeholder=" …")
     reason = _REASONS.get(type(error).__name__) or f"failed ({type(error).__name__}: {told})"
     raise UserError(
-      f"{found} nor a model that the Hub gave: it {reason}; correct the path or, for a model of the Hub, run {fetch}"
+      f"{found} nor a model that the Hub gave: it {reason}; correct the path or, for a model of "
+      f"the Hub, run {fetch}"
       " where there is a network, and give DIR"
     ) from error
 
@@ -67,10 +72,15 @@ def absent(path: str, flag: str) -> UserError:
     flag: as in `directory`.
   """
   if not is_remote(path) and not place(path).exists():
-    asked = f"; for the Hub's model of this name run hf download {path} --local-dir DIR" if _has_form(path) else ""
+    asked = (
+      f"; for the Hub's model of this name run hf download {path} --local-dir DIR"
+      if _has_form(path)
+      else ""
+    )
     return UserError(f"{flag}: found no directory {path}{_near(path)}; correct the path{asked}")
   return UserError(
-    f"{flag}: {path} holds no run and no Hugging Face model: config.json is not there; give the workdir of a run that"
+    f"{flag}: {path} holds no run and no Hugging Face model: config.json is not there; give the "
+    "workdir of a run that"
     " has begun, or a directory with config.json and model.safetensors"
   )
 
@@ -78,5 +88,9 @@ def absent(path: str, flag: str) -> UserError:
 def _near(path: str) -> str:
   """Return a hint at the neighbour with the most similar name."""
   wanted = place(path)
-  names = [f"{wanted.parent}/{one.name}" for one in wanted.parent.iterdir()] if wanted.parent.is_dir() else []
+  names = (
+    [f"{wanted.parent}/{one.name}" for one in wanted.parent.iterdir()]
+    if wanted.parent.is_dir()
+    else []
+  )
   return did_you_mean(f"{wanted.parent}/{wanted.name}", names)

@@ -1,4 +1,5 @@
-"""Shared by the Hugging Face forms of ViT and its descendants: fields, patches, tokens, positions and layers."""
+"""Shared by the Hugging Face forms of ViT and its descendants: fields, patches, tokens, positions
+and layers."""
 
 import dataclasses
 
@@ -21,7 +22,12 @@ ATTENTION = ("attention.query", "attention.key", "attention.value", "output.dens
 
 
 def build(
-  fields: Fields, base: ImageVariant, mlp: int | None = None, epsilon: float = 1e-12, patch: int = 16, **changes
+  fields: Fields,
+  base: ImageVariant,
+  mlp: int | None = None,
+  epsilon: float = 1e-12,
+  patch: int = 16,
+  **changes,
 ) -> ImageVariant:
   """Return the variant of a config with ViT's fields.
 
@@ -30,10 +36,13 @@ def build(
     epsilon, patch: defaults of the norms and of the side of a patch.
     changes: apply to the base.
   """
-  fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_stride", "pooler_act")
+  fields.ignore(
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_stride", "pooler_act"
+  )
   fields.ignore("pooler_output_size", "layer_norm_type", "image_mean", "image_std")
   biases = fields.choose("qkv_bias", {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}, True)
-  D, N = fields.take("hidden_size"), fields.take("num_attention_heads")
+  D = fields.take("hidden_size")
+  N = fields.take("num_attention_heads")
   design = dataclasses.replace(
     base.design,
     norm_epsilon=fields.take("layer_norm_eps", epsilon),
@@ -43,7 +52,9 @@ def build(
   )
   return dataclasses.replace(
     base,
-    dims=Dims(D, N, N, D // N, mlp or fields.take("intermediate_size"), fields.take("num_hidden_layers")),
+    dims=Dims(
+      D, N, N, D // N, mlp or fields.take("intermediate_size"), fields.take("num_hidden_layers")
+    ),
     design=design,
     patch=side(fields, "patch_size", patch),
     resolution=resolution(fields, "image_size", 224),
@@ -76,7 +87,9 @@ def labels_of(fields: Fields) -> int:
   return len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
 
 
-def config(model, model_type: str, positions=("learned_1d",), layer_scale: float | None = None, gated=False) -> dict:
+def config(
+  model, model_type: str, positions=("learned_1d",), layer_scale: float | None = None, gated=False
+) -> dict:
   """Return ViT's fields of a model, except the fields of its classes.
 
   Args:
@@ -85,7 +98,9 @@ def config(model, model_type: str, positions=("learned_1d",), layer_scale: float
   Raises:
     UserError: the type cannot express a field of the design; names it.
   """
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   only(
     model,
     norm="layernorm",
@@ -105,14 +120,18 @@ def config(model, model_type: str, positions=("learned_1d",), layer_scale: float
     core=[*EXACT],
   )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
-    raise UserError(f"{dims}: {model_type} has as many key/value heads as heads, and heads that share the width")
+    raise UserError(
+      f"{dims}: {model_type} has as many key/value heads as heads, and heads that share the width"
+    )
   return {
     "model_type": model_type,
     "hidden_size": dims.embed,
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": next((theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation), "gelu"),
+    "hidden_act": next(
+      (theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation), "gelu"
+    ),
     "layer_norm_eps": design.norm_epsilon,
     "qkv_bias": "qkv" in design.biases,
     "image_size": variant.resolution,
@@ -121,11 +140,14 @@ def config(model, model_type: str, positions=("learned_1d",), layer_scale: float
   }
 
 
-def head(fields: Fields, classifier: str, body: str, pooler: str | bool = False, **arguments) -> dict:
+def head(
+  fields: Fields, classifier: str, body: str, pooler: str | bool = False, **arguments
+) -> dict:
   """Return the head of a config, by its class, the first of `architectures`.
 
   Args:
-    classifier, body: the names of the classes with and without a classifier; the first is the default.
+    classifier, body: the names of the classes with and without a classifier; the first is the
+      default.
     pooler: the pooler of the body, if it has one.
     arguments: of both heads.
   Raises:
@@ -139,7 +161,9 @@ def head(fields: Fields, classifier: str, body: str, pooler: str | bool = False,
   return {"name": "image_classification", "labels": labels_of(fields)} | arguments
 
 
-def head_fields(model, model_type: str, classifier: str, body: str, poolers=("none",), **expected) -> dict:
+def head_fields(
+  model, model_type: str, classifier: str, body: str, poolers=("none",), **expected
+) -> dict:
   """Return the fields of the class and of its labels, as `head` reads them.
 
   Args:
@@ -148,22 +172,35 @@ def head_fields(model, model_type: str, classifier: str, body: str, poolers=("no
   Raises:
     UserError: the type has no such head.
   """
-  spec = model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
-  usual = {"pooling": "token" if model.variant.class_tokens else "mean", "hidden": False, "norm": "before"}
-  differ = [key for key, value in usual.items() if (spec.get(key) or value) != expected.get(key, value)]
+  spec = (
+    model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
+  )
+  usual = {
+    "pooling": "token" if model.variant.class_tokens else "mean",
+    "hidden": False,
+    "norm": "before",
+  }
+  differ = [
+    key for key, value in usual.items() if (spec.get(key) or value) != expected.get(key, value)
+  ]
   natural = spec.get("pooling") in (None, usual["pooling"])
   if spec["name"] == "image_features" and spec.get("pooler", "none") in poolers and natural:
     return {"architectures": [body]}
   if spec["name"] != "image_classification" or differ:
     has = ", ".join(f"{key} {value!r}" for key, value in (usual | expected).items())
-    raise UserError(f"the head {model.variant.head!r}: {model_type} has 'image_classification' with {has}")
+    raise UserError(
+      f"the head {model.variant.head!r}: {model_type} has 'image_classification' with {has}"
+    )
   return {"architectures": [classifier]} | label_fields(spec.get("labels", 1000))
 
 
 def label_fields(labels: int) -> dict:
   """Return the fields that define the number of classes."""
   names = {i: f"LABEL_{i}" for i in range(labels)}
-  return {"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}}
+  return {
+    "id2label": {str(i): n for i, n in names.items()},
+    "label2id": {n: i for i, n in names.items()},
+  }
 
 
 def tensors(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
@@ -182,7 +219,13 @@ def embeddings(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
   """Map patches, tokens and positions; see `tensors`."""
   patches(m, f"{prefix}embeddings.patch_embeddings.projection")
   for number, token in enumerate(tokens):
-    m.fused(f"{prefix}embeddings.{token}", ["tokens"], number, split=lambda x: [x.reshape(-1)], join=leading(2))
+    m.fused(
+      f"{prefix}embeddings.{token}",
+      ["tokens"],
+      number,
+      split=lambda x: [x.reshape(-1)],
+      join=leading(2),
+    )
   positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
 
 
@@ -194,7 +237,8 @@ def patches(m: Mapping, theirs: str, ours: str = "", variant: ImageVariant | Non
     variant: its variant; None for the model's.
   """
   variant = variant or m.model.variant
-  P, C = variant.patch, variant.channels
+  P = variant.patch
+  C = variant.channels
   m.fused(
     f"{theirs}.weight",
     [f"{ours}patches/kernel"],
@@ -210,7 +254,9 @@ def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:
   if f"{ours}/position/table" in m.names:
     m.fused(theirs, [f"{ours}/position/table"], split=lambda x: [x[0]], join=leading(1))
   else:
-    m.fused(theirs, [], split=lambda x: [], join=lambda _: table_of(scheme.width, scheme.grid)[None])
+    m.fused(
+      theirs, [], split=lambda x: [], join=lambda _: table_of(scheme.width, scheme.grid)[None]
+    )
 
 
 def pooler(m: Mapping, prefix: str) -> None:
@@ -224,7 +270,9 @@ def pooler(m: Mapping, prefix: str) -> None:
 def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
   """Map the layers of a stack."""
   for at in range(number):
-    m.attention(f"{theirs}.{at}.attention", f"{ours}/blocks/self_attention/layer", at, names=ATTENTION)
+    m.attention(
+      f"{theirs}.{at}.attention", f"{ours}/blocks/self_attention/layer", at, names=ATTENTION
+    )
     m.norm(f"{theirs}.{at}.layernorm_before", f"{ours}/blocks/self_attention/in_norm", at)
     m.norm(f"{theirs}.{at}.layernorm_after", f"{ours}/blocks/mlp/in_norm", at)
     m.linear(f"{theirs}.{at}.intermediate.dense", f"{ours}/blocks/mlp/layer/wi", at)

@@ -8,7 +8,8 @@ import numpy as np
 from t5x_like.nn import params
 from t5x_like.nn.stack import Stack
 
-Part = tuple[str, tuple[int, ...]]  # a parameter's name, and the indices of its leading axes (layer, expert)
+# a parameter's name, and the indices of its leading axes (layer, expert)
+Part = tuple[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,11 @@ class Mapping:
 
   Attributes:
     tensors: all tensors of the model.
-    copies: names of duplicate tensors that a file may hold (tied weights), each with the name of its original.
+    copies: names of duplicate tensors that a file may hold (tied weights), each with the name of
+      its original.
     ignored: suffixes of names to skip (buffers of older versions).
-    unread: suffixes of names that a class has or had but does not use; our model lacks them, but they are saved again.
+    unread: suffixes of names that a class has or had but does not use; our model lacks them, but
+      they are saved again.
   """
 
   def __init__(self, model):
@@ -67,18 +70,22 @@ class Mapping:
       self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
 
   def output(self, table: str) -> None:
-    """Map the output projection `lm_head.weight`, in a tied model a copy of the token table of this name."""
+    """Map the output projection `lm_head.weight`, in a tied model a copy of the token table of this
+    name."""
     if self.model.variant.design.tied:
       self.copies["lm_head.weight"] = table
     else:
       self.transposed("lm_head.weight", "head/kernel")
 
-  def fused(self, theirs: str, ours: Sequence[str], *index: int, split: Callable, join: Callable) -> None:
+  def fused(
+    self, theirs: str, ours: Sequence[str], *index: int, split: Callable, join: Callable
+  ) -> None:
     """Map one tensor that holds several parameters."""
     self.tensors.append(Tensor(theirs, tuple((name, index) for name in ours), split, join))
 
   def attention(self, theirs: str, ours: str, *index: int, names: Sequence[str]) -> None:
-    """Map the four linear layers of attention; `names` are their names for query, key, value and output."""
+    """Map the four linear layers of attention; `names` are their names for query, key, value and
+    output."""
     for their_name, name in zip(names, ("query", "key", "value", "out"), strict=True):
       self.linear(f"{theirs}.{their_name}", f"{ours}/{name}", *index)
 

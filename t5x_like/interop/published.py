@@ -1,4 +1,5 @@
-"""Published models where a run's would serve: a Hugging Face directory with its tokenizer, or a name of the Hub."""
+"""Published models where a run's would serve: a Hugging Face directory with its tokenizer, or a
+name of the Hub."""
 
 import dataclasses
 import functools
@@ -30,26 +31,33 @@ class Published:
   """A published model, whose parameters can be read.
 
   Attributes:
-    identity: its facts in the form of a run's `config.json`. Beside the keys of a run, `directory` is its place on this
-      machine, `ends` has the ids that end a text, and `forced` the id that an answer begins with and that it ends with
-      where it is cut off, each or None. `generation` has its settings by the names of `predict`'s options, and
-      `banned` the sequences of ids that no text has. Features are those of pretraining, as long as the model reads.
-    model: abstract, its layers one by one on CPU; of images, for those that the directory's processor makes.
+    identity: its facts in the form of a run's `config.json`. Beside the keys of a run, `directory`
+      is its place on this machine, `ends` has the ids that end a text, and `forced` the id that an
+      answer begins with and that it ends with where it is cut off, each or None. `generation` has
+      its settings by the names of `predict`'s options, and `banned` the sequences of ids that no
+      text has. Features are those of pretraining, as long as the model reads.
+    model: abstract, its layers one by one on CPU; of images, for those that the directory's
+      processor makes.
     vocabulary: its tokenizer, or the names of its classes.
   """
 
   identity: dict[str, Any]
   model: nnx.Module
   vocabulary: vocabularies.Vocabulary
-  held: nnx.Module | None = None  # the abstract model of the weights, if it is for images of another size
+  # the abstract model of the weights, if it is for images of another size
+  held: nnx.Module | None = None
 
   def arrays(self, rules: Rules) -> dict[str, jax.Array]:
     """Return the parameters by name, float32, on the mesh of `rules`; raise as `hf.load`."""
     if self.held is None:
       return hf.read(self.model, rules)
-    found, shapes = hf.read(self.held, rules), params.arrays(self.model)
-    for name in (name for name, array in found.items() if array.shape != shapes[name].shape):  # positions
-      module, other = (functools.reduce(getattr, name.split("/")[:-1], model) for model in (self.model, self.held))
+    found = hf.read(self.held, rules)
+    shapes = params.arrays(self.model)
+    # positions
+    for name in (name for name, array in found.items() if array.shape != shapes[name].shape):
+      module, other = (
+        functools.reduce(getattr, name.split("/")[:-1], model) for model in (self.model, self.held)
+      )
       found[name] = jax.device_put(module.resized(found[name], other), found[name].sharding)
     return found
 
@@ -60,8 +68,8 @@ def find(path: str, flag: str) -> Published | None:
   Args:
     flag: the flag or key that gave the path, for messages.
   Raises:
-    UserError: the Hub does not give the model; there is no tokenizer, or it is another model's; of a model of images,
-      see `published_images`; or as `hf.load`.
+    UserError: the Hub does not give the model; there is no tokenizer, or it is another model's; of
+      a model of images, see `published_images`; or as `hf.load`.
   """
   directory = hub.directory(path, flag)
   if not (place(directory) / "config.json").is_file():
@@ -72,20 +80,29 @@ def find(path: str, flag: str) -> Published | None:
     return _of_images(path, directory, model, flag, layers)
   if not vocabularies.has_tokenizer(place(directory)):
     raise UserError(
-      f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its like; copy it there"
+      f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its "
+      "like; copy it there"
     )
   vocabulary = vocabularies.load(directory)
   size = model.variant.vocab_size
   if vocabulary.size > size:
     raise UserError(
-      f"{flag}: {path}: the tokenizer has {vocabulary.size} ids, the model {size} token vectors; the tokenizer is"
+      f"{flag}: {path}: the tokenizer has {vocabulary.size} ids, the model {size} token vectors; "
+      "the tokenizer is"
       " another model's"
     )
   values = json.loads(model.origin.config)
-  told = _generated(values, pathlib.Path(model.origin.path), size, "encoder_input_tokens" in model.NEEDS)
+  told = _generated(
+    values, pathlib.Path(model.origin.path), size, "encoder_input_tokens" in model.NEEDS
+  )
   shapes = {name: list(one.shape) for name, one in _features(model, values, vocabulary).items()}
   identity = {
-    "model": {"name": _name(type(model)), "variant": _plain(model.variant), "vocab_size": size, "tokens": {}},
+    "model": {
+      "name": _name(type(model)),
+      "variant": _plain(model.variant),
+      "vocab_size": size,
+      "tokens": {},
+    },
     "fingerprints": {"vocabulary": vocabulary.fingerprint},
     "features": shapes,
     "task": _task(model, values, shapes),
@@ -100,14 +117,20 @@ def find(path: str, flag: str) -> Published | None:
 def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, Any]:
   """Return the arguments of `config.task` for a classifier of texts; no task for another model.
 
-  A single label is a regression, as in the library. `independent` says that a text may have several labels.
+  A single label is a regression, as in the library. `independent` says that a text may have several
+  labels.
   """
   head = getattr(model.variant, "head", None)
   name, arguments = (head.get("name"), head) if isinstance(head, dict) else (head, {})
   if name != "classification":
     return {"name": None}
   number = arguments.get("labels", 2)
-  task = {"name": name, "text": "{text}", "length": shapes["encoder_input_tokens"][0], "labels": None}
+  task = {
+    "name": name,
+    "text": "{text}",
+    "length": shapes["encoder_input_tokens"][0],
+    "labels": None,
+  }
   if number > 1:
     names = values.get("id2label") or {}
     task["labels"] = [str(names.get(str(label), f"LABEL_{label}")) for label in range(number)]
@@ -115,24 +138,33 @@ def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[s
   return task
 
 
-def _generated(values: dict[str, Any], directory: pathlib.Path, size: int, both: bool) -> dict[str, Any]:
+def _generated(
+  values: dict[str, Any], directory: pathlib.Path, size: int, both: bool
+) -> dict[str, Any]:
   """Return the facts of generation for an identity; see `Published`.
 
   `generation_config.json` tells them; without that file the library takes the config for it.
   """
-  path, own = directory / generation_settings.FILE, values
+  path = directory / generation_settings.FILE
+  own = values
   if path.is_file():
-    own = checked_json.parsed(read_text(path), dict, str(path), "the settings of generation; copy it again")
+    own = checked_json.parsed(
+      read_text(path), dict, str(path), "the settings of generation; copy it again"
+    )
     field_kinds.check({name: own.get(name) for name in ("eos_token_id", *_FORCED)}, str(path))
 
   def ids(found: Any) -> list[int]:
-    return [i for i in (found if isinstance(found, list) else [found]) if i is not None and 0 <= i < size]
+    return [
+      i for i in (found if isinstance(found, list) else [found]) if i is not None and 0 <= i < size
+    ]
 
   ends = [*ids(values.get("eos_token_id")), *ids(own.get("eos_token_id"))]
   return {
     "ends": ends,
     "forced": [next(iter(ids(own.get(name))), None) for name in _FORCED],
-    "generation": generation_settings.options(own, both, str(path if path.is_file() else directory / "config.json")),
+    "generation": generation_settings.options(
+      own, both, str(path if path.is_file() else directory / "config.json")
+    ),
     "banned": generation_settings.banned(own, size),
   }
 
@@ -140,22 +172,29 @@ def _generated(values: dict[str, Any], directory: pathlib.Path, size: int, both:
 def _of_images(path: str, directory: str, model, flag: str, layers: str) -> Published:
   if flag.startswith("config.teacher") or "text_input_tokens" in model.NEEDS:
     raise UserError(
-      f"{flag}: {path} is a published model of images, whose classes are numbered as its training says; make a workdir"
+      f"{flag}: {path} is a published model of images, whose classes are numbered as its training "
+      "says; make a workdir"
       " of it with python -m tools.convert_hf and a recipe of its family"
     )
-  variant, values = model.variant, json.loads(model.origin.config)
-  head, detects = getattr(variant, "head", None), hasattr(variant, "queries")
+  variant = model.variant
+  values = json.loads(model.origin.config)
+  head = getattr(variant, "head", None)
+  detects = hasattr(variant, "queries")
   labels = head.get("labels", 0) if isinstance(head, dict) else getattr(variant, "labels", 0)
   vocabulary = published_images.classes(values, labels)
   task = published_images.task_of(variant, values, directory, flag)
   described = published_images.features_of(variant, task)
-  held, side = None, task.get("resolution")
+  held = None
+  side = task.get("resolution")
   if not detects and side != variant.resolution and not flag.startswith("config.init"):
-    held, model = model, hf.abstract(directory, layers=layers, resolution=side)
+    held = model
+    model = hf.abstract(directory, layers=layers, resolution=side)
     variant = model.variant
   own = {"head": head} if head else {"labels": variant.labels, "queries": variant.queries}
   identity = {
-    "model": published_images.open_head({"name": _name(type(model)), "variant": _plain(variant)} | own),
+    "model": published_images.open_head(
+      {"name": _name(type(model)), "variant": _plain(variant)} | own
+    ),
     "fingerprints": {"vocabulary": vocabulary.fingerprint},
     "features": {name: list(one.shape) for name, one in described.items()},
     "task": task,
@@ -181,7 +220,11 @@ def _features(model, values: dict[str, Any], vocabulary) -> features.Features:
 def _name(model_class: type) -> str:
   """Return the name of a class in `config.model`."""
   module = model_class.__module__
-  return module.rpartition(".")[2] if model_class.__qualname__ == "Model" else f"{module}:{model_class.__qualname__}"
+  return (
+    module.rpartition(".")[2]
+    if model_class.__qualname__ == "Model"
+    else f"{module}:{model_class.__qualname__}"
+  )
 
 
 def _plain(variant) -> dict[str, Any]:

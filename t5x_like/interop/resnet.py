@@ -1,4 +1,5 @@
-"""ResNets under the names of the library and of timm, which are torchvision's too: as classifiers and in detectors."""
+"""ResNets under the names of the library and of timm, which are torchvision's too: as classifiers
+and in detectors."""
 
 import re
 from typing import Any
@@ -32,7 +33,8 @@ _STEM = {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.
 
 
 def renamed(name: str) -> str:
-  """Translate a tensor's name within a ResNet from timm's to the library's; return other names unchanged."""
+  """Translate a tensor's name within a ResNet from timm's to the library's; return other names
+  unchanged."""
   for theirs, ours in _STEM.items():
     if name.startswith(theirs):
       return ours + name.removeprefix(theirs)
@@ -53,22 +55,34 @@ def of_timm(name: str) -> str:
     return name
   stage, block, number, kind, array = found.groups()
   convolution = kind == "convolution"
-  unit = f"{'conv' if convolution else 'bn'}{int(number) + 1}" if number else f"downsample.{int(not convolution)}"
+  unit = (
+    f"{'conv' if convolution else 'bn'}{int(number) + 1}"
+    if number
+    else f"downsample.{int(not convolution)}"
+  )
   return f"layer{int(stage) + 1}.{block}.{unit}.{array}"
 
 
 def arguments(own: Fields) -> dict[str, Any]:
-  """Return the arguments of `architectures.backbones.resnet` in a config of the library's ResNet."""
+  """Return the arguments of `architectures.backbones.resnet` in a config of the library's
+  ResNet."""
   own.only("hidden_act", "relu")
   own.only("downsample_in_first_stage", False)
   own.only("downsample_in_bottleneck", False)
-  sizes, depths = own.take("hidden_sizes", [256, 512, 1024, 2048]), own.take("depths", [3, 4, 6, 3])
+  sizes = own.take("hidden_sizes", [256, 512, 1024, 2048])
+  depths = own.take("depths", [3, 4, 6, 3])
   block = own.choose("layer_type", {"bottleneck": "bottleneck", "basic": "basic"}, "bottleneck")
-  return {"stem": own.take("embedding_size", 64), "widths": tuple(sizes), "depths": tuple(depths), "block": block}
+  return {
+    "stem": own.take("embedding_size", 64),
+    "widths": tuple(sizes),
+    "depths": tuple(depths),
+    "block": block,
+  }
 
 
 def spec_of(backbone: str | dict, model_type: str) -> dict[str, Any]:
-  """Return the arguments of a backbone with the defaults; raise UserError for one that files cannot express."""
+  """Return the arguments of a backbone with the defaults; raise UserError for one that files cannot
+  express."""
   spec = backbone if isinstance(backbone, dict) else {"name": backbone}
   found = DEFAULTS | spec
   if spec["name"] != "resnet" or found["norm"] != "frozen_batch":

@@ -1,15 +1,17 @@
-"""T5X's encoder-decoders: the tree of `t5x/examples/t5` and of `t5x/examples/scalable_t5`, and Adafactor's state.
+"""T5X's encoder-decoders: the tree of `t5x/examples/t5` and of `t5x/examples/scalable_t5`, and
+Adafactor's state.
 
 Kernels have T5X's orientation here too, [in, out]. The trees differ in three points:
 
-- T5X keeps each layer by itself (`encoder/layers_0/…`) or, under `scan_layers`, all layers of a stack in one array
-  whose axis 1 counts them (`encoder/encoder/…`). Here axis 0 counts them.
-- T5X's tables of relative positions are [heads, buckets], here [buckets, heads]. `minimal` has one per stack, umT5 and
-  `scalable_t5` one per layer.
+- T5X keeps each layer by itself (`encoder/layers_0/…`) or, under `scan_layers`, all layers of a
+  stack in one array whose axis 1 counts them (`encoder/encoder/…`). Here axis 0 counts them.
+- T5X's tables of relative positions are [heads, buckets], here [buckets, heads]. `minimal` has one
+  per stack, umT5 and `scalable_t5` one per layer.
 - Attention kernels may have separate axes of heads and of their dimensions.
 
-Adafactor keeps, of a factored array, a mean over rows and one over columns. T5X names them by the two largest axes, or
-under `scan_layers` by logical axes: `v_row` is the one along `embed`. Here the two largest axes decide.
+Adafactor keeps, of a factored array, a mean over rows and one over columns. T5X names them by the
+two largest axes, or under `scan_layers` by logical axes: `v_row` is the one along `embed`. Here the
+two largest axes decide.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,8 +50,9 @@ _STEP = "state/step"
 def variant(checkpoint: Checkpoint, activations: str | None = None) -> Variant:
   """Return sizes and design of the model in a checkpoint.
 
-  T5X stores neither the activation nor the scaling of logits. A gated feed-forward layer is taken for version 1.1's
-  (`gelu,linear`), another for version 1.0's (`relu`); logits are scaled if the token table makes them.
+  T5X stores neither the activation nor the scaling of logits. A gated feed-forward layer is taken
+  for version 1.1's (`gelu,linear`), another for version 1.0's (`relu`); logits are scaled if the
+  token table makes them.
 
   Args:
     activations: a key of `ACTIVATIONS`, if the checkpoint's is another.
@@ -63,7 +66,9 @@ def variant(checkpoint: Checkpoint, activations: str | None = None) -> Variant:
   chosen = activations or ("gelu,linear" if gated else "relu")
   if chosen.endswith(",linear") != gated:
     wi = "wi_0 and wi_1" if gated else "wi"
-    raise UserError(f"{checkpoint.where}: found {wi} in feed-forward layers, expected the layers of {chosen!r}")
+    raise UserError(
+      f"{checkpoint.where}: found {wi} in feed-forward layers, expected the layers of {chosen!r}"
+    )
   shared = "target/encoder/relpos_bias/rel_embedding" in checkpoint.names
   bias = "target/encoder" if shared else first[0]
   heads, buckets = _unstacked(checkpoint, f"{bias}/relpos_bias/rel_embedding")
@@ -71,12 +76,15 @@ def variant(checkpoint: Checkpoint, activations: str | None = None) -> Variant:
   joined = int(np.prod(_unstacked(checkpoint, f"{first[0]}/attention/query/kernel")[1:]))
   if joined % heads:
     raise UserError(
-      f"{checkpoint.where}: found queries of {joined} values and relative positions for {heads} heads, expected a "
+      f"{checkpoint.where}: found queries of {joined} values and relative positions for {heads} "
+      "heads, expected a "
       "multiple; the checkpoint is of another model"
     )
   tied = "target/decoder/logits_dense/kernel" not in checkpoint.names
   position = {"name": "relative_bias", "buckets": buckets, "shared": shared}
-  design = replace(t5.V1_0, activation=ACTIVATIONS[chosen], position=position, tied=tied, logits_scale=tied)
+  design = replace(
+    t5.V1_0, activation=ACTIVATIONS[chosen], position=position, tied=tied, logits_scale=tied
+  )
   dims = Dims(embed, heads, heads, joined // heads, mlp, layers[0])
   return Variant(dims, design, vocabulary, decoder_layers=layers[1])
 
@@ -97,12 +105,19 @@ def parameters(checkpoint: Checkpoint, model) -> Iterator[tuple[str, np.ndarray]
 
 
 def step(checkpoint: Checkpoint) -> int | None:
-  """Return the number of finished steps, or None if the checkpoint has none; raise UserError for an impossible one."""
+  """Return the number of finished steps, or None if the checkpoint has none; raise UserError for an
+  impossible one."""
   if _STEP not in checkpoint.names:
     return None
   found = checkpoint.read(_STEP)
-  if found.size != 1 or not np.issubdtype(found.dtype, np.integer) or not 0 <= found.reshape(()) < 2**31:
-    raise UserError(f"{checkpoint.where}: {_STEP} is of shape {list(found.shape)}, expected a number of steps")
+  if (
+    found.size != 1
+    or not np.issubdtype(found.dtype, np.integer)
+    or not 0 <= found.reshape(()) < 2**31
+  ):
+    raise UserError(
+      f"{checkpoint.where}: {_STEP} is of shape {list(found.shape)}, expected a number of steps"
+    )
   return int(found.reshape(()))
 
 
@@ -116,11 +131,12 @@ def statistics(
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yield (name, array) of Adafactor's second moments; float32.
 
-  A matrix that T5X factors and this package does not, because a side is shorter than 128, gets the product of its
-  factors; one that only this package factors gets means.
+  A matrix that T5X factors and this package does not, because a side is shorter than 128, gets the
+  product of its factors; one that only this package factors gets means.
 
   Args:
-    wanted: the shapes of our tensors, named `adafactor/v/PARAMETER`, `adafactor/v_row/…` and `adafactor/v_col/…`.
+    wanted: the shapes of our tensors, named `adafactor/v/PARAMETER`, `adafactor/v_row/…` and
+      `adafactor/v_col/…`.
     scale: our gradients in units of T5X's; moments are multiplied by its square.
   Raises:
     UserError: an array is missing or of another shape, or the optimizer is another or has momentum.
@@ -129,11 +145,15 @@ def statistics(
     place = _place(checkpoint, name, holder.shape)
     full, factors = _moments(checkpoint, place)
     shapes = {kind: wanted[f"adafactor/{kind}/{name}"] for kind in ("v_row", "v_col", "v")}
-    shorter, longer = np.argsort(place.shape, kind="stable")[-2:] if len(place.shape) > 1 else (0, 0)
+    shorter, longer = (
+      np.argsort(place.shape, kind="stable")[-2:] if len(place.shape) > 1 else (0, 0)
+    )
     made = {kind: np.zeros(shape, np.float32) for kind, shape in shapes.items()}
     if shapes["v"] == holder.shape:
       if full is None:
-        full = factors[0][:, :, None] * factors[1][:, None, :] / factors[0].mean(axis=1)[:, None, None]
+        full = (
+          factors[0][:, :, None] * factors[1][:, None, :] / factors[0].mean(axis=1)[:, None, None]
+        )
       made["v"] = full
     else:
       if factors is None:
@@ -147,7 +167,8 @@ class _Place(NamedTuple):
   """The arrays of T5X that hold a parameter.
 
   Attributes:
-    paths: one path below `target` for each layer; one alone outside of stacks and for all layers under `scan_layers`.
+    paths: one path below `target` for each layer; one alone outside of stacks and for all layers
+      under `scan_layers`.
     scanned: whether axis 1 counts layers.
     layers: the number of layers; 0 outside of stacks.
     shape: our shape of one layer.
@@ -189,7 +210,9 @@ def _place(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> _Place:
       path = f"{layer}/{({'gate': 'wi_0', 'wi': 'wi_1'} if gated else {}).get(part, part)}/kernel"
   scanned = _is_scanned(checkpoint, side)
   prefixes = [side] if scanned else [f"layers_{i}" for i in range(shape[0])]
-  return _Place(tuple(f"{side}/{prefix}/{path}" for prefix in prefixes), scanned, shape[0], shape[1:])
+  return _Place(
+    tuple(f"{side}/{prefix}/{path}" for prefix in prefixes), scanned, shape[0], shape[1:]
+  )
 
 
 def _read(checkpoint: Checkpoint, root: str, suffix: str, place: _Place) -> np.ndarray:
@@ -200,11 +223,16 @@ def _read(checkpoint: Checkpoint, root: str, suffix: str, place: _Place) -> np.n
     array = np.moveaxis(array, 1, 0) if place.scanned and array.ndim > 1 else array[None]
     if place.is_bias and array.ndim == 3:
       array = array.swapaxes(1, 2)
-    fits = array.shape[0] == (place.layers if place.scanned else 1) and _fits(array.shape[1:], place)
+    fits = array.shape[0] == (place.layers if place.scanned else 1) and _fits(
+      array.shape[1:], place
+    )
     if not fits:
-      shape = [*place.shape[:1], place.layers, *place.shape[1:]] if place.scanned else list(place.shape)
+      shape = (
+        [*place.shape[:1], place.layers, *place.shape[1:]] if place.scanned else list(place.shape)
+      )
       raise UserError(
-        f"{checkpoint.where}: array '{root}/{path}{suffix}' has shape {list(found.shape)}, expected "
+        f"{checkpoint.where}: array '{root}/{path}{suffix}' has shape {list(found.shape)}, "
+        "expected "
         f"{shape[::-1] if place.is_bias else shape}; the checkpoint is of another model or damaged"
       )
     layers.append(array.reshape(-1, *place.shape))
@@ -213,32 +241,47 @@ def _read(checkpoint: Checkpoint, root: str, suffix: str, place: _Place) -> np.n
 
 
 def _fits(found: tuple[int, ...], place: _Place) -> bool:
-  """Return whether an array of one layer is like ours, or differs by separate axes of heads alone."""
+  """Return whether an array of one layer is like ours, or differs by separate axes of heads
+  alone."""
   if found == place.shape or len(found) != 3 or len(place.shape) != 2:
     return found == place.shape
   merged = (found[0], found[1] * found[2]) if place.embed_first else (found[0] * found[1], found[2])
   return merged == place.shape
 
 
-def _moments(checkpoint: Checkpoint, place: _Place) -> tuple[np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
-  """Return (second moments like the parameter, None), or (None, the means over axis 1 and over axis 0, by layer)."""
+def _moments(
+  checkpoint: Checkpoint, place: _Place
+) -> tuple[np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
+  """Return (second moments like the parameter, None), or (None, the means over axis 1 and over axis
+  0, by layer)."""
   for path in place.paths:
     where = f"{_STATE}/{path}"
     if f"{where}/v" not in checkpoint.names:
-      known = sorted({name.rpartition("/")[2] for name in checkpoint.names if name.startswith(f"{where}/")})
+      known = sorted(
+        {name.rpartition("/")[2] for name in checkpoint.names if name.startswith(f"{where}/")}
+      )
       raise UserError(
-        f"{checkpoint.where}: array '{where}/v' is missing (found {', '.join(known) or 'nothing'}), expected the state "
+        f"{checkpoint.where}: array '{where}/v' is missing (found "
+        f"{', '.join(known) or 'nothing'}), expected the state "
         "of Adafactor; give --fresh to start the optimizer anew"
       )
     if f"{where}/m" in checkpoint.names and int(np.prod(checkpoint.shape(f"{where}/m"))) > 1:
-      raise UserError(f"{checkpoint.where}: found momentum in '{where}/m', which Adafactor here has not; give --fresh")
+      raise UserError(
+        f"{checkpoint.where}: found momentum in '{where}/m', which Adafactor here "
+        "has not; give --fresh"
+      )
   first = f"{_STATE}/{place.paths[0]}"
   if checkpoint.shape(f"{first}/v") != (1,) or int(np.prod(place.shape)) == 1:
     return _full(_read(checkpoint, _STATE, "/v", place), place), None
   if len(place.shape) != 2 or place.is_bias:
-    raise UserError(f"{checkpoint.where}: found '{first}' factored, expected it whole; give --fresh")
+    raise UserError(
+      f"{checkpoint.where}: found '{first}' factored, expected it whole; give --fresh"
+    )
   by_axis = [_factors(checkpoint, f"{_STATE}/{path}", place) for path in place.paths]
-  return None, (np.concatenate([one for one, _ in by_axis]), np.concatenate([two for _, two in by_axis]))
+  return None, (
+    np.concatenate([one for one, _ in by_axis]),
+    np.concatenate([two for _, two in by_axis]),
+  )
 
 
 def _full(array: np.ndarray, place: _Place) -> np.ndarray:
@@ -246,26 +289,31 @@ def _full(array: np.ndarray, place: _Place) -> np.ndarray:
 
 
 def _factors(checkpoint: Checkpoint, path: str, place: _Place) -> tuple[np.ndarray, np.ndarray]:
-  """Return the means over axis 1 and over axis 0 of one T5X array, each with a leading axis of layers."""
+  """Return the means over axis 1 and over axis 0 of one T5X array, each with a leading axis of
+  layers."""
   row, column = (checkpoint.read(f"{path}/{kind}") for kind in ("v_row", "v_col"))
   if not place.scanned and row.ndim == column.ndim == 1:
     found = [None, None]
     shorter, longer = np.argsort(place.shape, kind="stable")
     found[shorter], found[longer] = row[None], column[None]
   else:  # by logical axes: rows are `embed`
-    if place.scanned:  # the axis of layers was the second, or is the first if the only one before it is gone
+    # the axis of layers was the second, or is the first if the only one before it is gone
+    if place.scanned:
       row, column = (
-        np.moveaxis(x, int(own), 0) for x, own in ((row, place.embed_first), (column, not place.embed_first))
+        np.moveaxis(x, int(own), 0)
+        for x, own in ((row, place.embed_first), (column, not place.embed_first))
       )
     else:
-      row, column = row[None], column[None]
+      row = row[None]
+      column = column[None]
     found = [row, column.reshape(len(column), -1)]
     found = found if place.embed_first else found[::-1]
   layers = place.layers if place.scanned else 1
   for kind, array, size in zip(("axis 0", "axis 1"), found, place.shape):
     if array.shape != (layers, size):
       raise UserError(
-        f"{checkpoint.where}: the factors '{path}' have shape {list(array.shape)} for {kind}, expected "
+        f"{checkpoint.where}: the factors '{path}' have shape {list(array.shape)} for {kind}, "
+        "expected "
         f"{[layers, size]}; the checkpoint is of another model or damaged"
       )
   return found[0], found[1]
@@ -285,7 +333,9 @@ def _depth(checkpoint: Checkpoint, side: str) -> int:
   if _is_scanned(checkpoint, side):
     return _sizes(checkpoint, f"{_first(checkpoint, side)}/pre_mlp_layer_norm/scale", 2)[1]
   prefix = f"target/{side}/layers_"
-  return len({name[len(prefix) :].partition("/")[0] for name in checkpoint.names if name.startswith(prefix)})
+  return len(
+    {name[len(prefix) :].partition("/")[0] for name in checkpoint.names if name.startswith(prefix)}
+  )
 
 
 def _unstacked(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
@@ -294,12 +344,16 @@ def _unstacked(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
   side = name.split("/")[1]
   found = (found[0], *found[2:]) if f"target/{side}/{side}/" in name else found
   if len(found) not in (2, 3):
-    raise UserError(f"{checkpoint.where}: array {name!r} has shape {list(found)} in each layer, expected a matrix")
+    raise UserError(
+      f"{checkpoint.where}: array {name!r} has shape {list(found)} in each layer, expected a matrix"
+    )
   return found
 
 
 def _sizes(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
   found = checkpoint.shape(name)
   if len(found) != rank:
-    raise UserError(f"{checkpoint.where}: array {name!r} has shape {list(found)}, expected {rank} axes")
+    raise UserError(
+      f"{checkpoint.where}: array {name!r} has shape {list(found)}, expected {rank} axes"
+    )
   return found

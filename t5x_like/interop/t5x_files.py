@@ -1,9 +1,10 @@
 """The arrays of a T5X checkpoint, read one at a time.
 
-A checkpoint directory holds `checkpoint`, a msgpack index of nested dictionaries. A leaf is an array, or TensorStore's
-spec of one that lies beside the index as Zarr. Checkpoints that T5X saves through Orbax hold placeholders in place of
-specs, or have `_METADATA` in place of the index, and may keep all arrays in one OCDBT database. Of a spec, only the
-array's name and shape are used; its store is always the directory itself.
+A checkpoint directory holds `checkpoint`, a msgpack index of nested dictionaries. A leaf is an
+array, or TensorStore's spec of one that lies beside the index as Zarr. Checkpoints that T5X saves
+through Orbax hold placeholders in place of specs, or have `_METADATA` in place of the index, and
+may keep all arrays in one OCDBT database. Of a spec, only the array's name and shape are used; its
+store is always the directory itself.
 """
 
 import dataclasses
@@ -24,10 +25,13 @@ from t5x_like.files.file_names import shown
 from t5x_like.files.local import Local
 from t5x_like.files.places import Place, is_remote, place
 
-INDEX, METADATA, OCDBT = "checkpoint", "_METADATA", "manifest.ocdbt"
+INDEX = "checkpoint"
+METADATA = "_METADATA"
+OCDBT = "manifest.ocdbt"
 _STATE = "state"  # the directory of the train state in a checkpoint saved through Orbax
 _PLACEHOLDER = "PLACEHOLDER://"
-_DENSEST = {"zarr": 1_100, "ocdbt": 2**16}  # bytes of an array per stored byte, at most: gzip's limit; and a loose one
+# bytes of an array per stored byte, at most: gzip's limit; and a loose one
+_DENSEST = {"zarr": 1_100, "ocdbt": 2**16}
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64")
 _STEP = re.compile(r"checkpoint_(\d+)/?")
 
@@ -44,15 +48,16 @@ class Checkpoint:
   """A checkpoint directory of T5X.
 
   Args:
-    path: the directory of a checkpoint, or one that holds several, of which the newest is read; local, or at an address
-      that TensorStore serves.
+    path: the directory of a checkpoint, or one that holds several, of which the newest is read;
+      local, or at an address that TensorStore serves.
 
   Attributes:
     where: the directory that holds the index, for messages.
     names: the names of all arrays, such as `target/encoder/layers_0/mlp/wi/kernel`.
 
   Raises:
-    UserError: the directory has no index, or the index is damaged or names a file outside of the directory.
+    UserError: the directory has no index, or the index is damaged or names a file outside of the
+      directory.
   """
 
   def __init__(self, path: str):
@@ -66,12 +71,14 @@ class Checkpoint:
     self.names = {name for name, leaf in self._leaves.items() if leaf is not None}
 
   def shape(self, name: str) -> tuple[int, ...]:
-    """Return the shape of an array without reading it; raise UserError if it is missing or impossible."""
+    """Return the shape of an array without reading it; raise UserError if it is missing or
+    impossible."""
     leaf = self._known(name)
     return leaf.shape if isinstance(leaf, np.ndarray) else tuple(self._open(name, leaf).shape)
 
   def read(self, name: str) -> np.ndarray:
-    """Return an array, as float32 unless it holds integers; raise UserError if it is missing or damaged."""
+    """Return an array, as float32 unless it holds integers; raise UserError if it is missing or
+    damaged."""
     leaf = self._known(name)
     if isinstance(leaf, np.ndarray):
       array = leaf
@@ -81,7 +88,8 @@ class Checkpoint:
         array = opened.read().result()
       except (ValueError, OSError, MemoryError) as error:
         raise UserError(
-          f"{self.where}: array {leaf.name!r} cannot be read ({one_line(error)[:200]}), expected all of its chunks; "
+          f"{self.where}: array {leaf.name!r} cannot be read ({one_line(error)[:200]}), expected "
+          "all of its chunks; "
           "copy the checkpoint again"
         ) from error
     return array if np.issubdtype(array.dtype, np.integer) else np.asarray(array, np.float32)
@@ -89,8 +97,10 @@ class Checkpoint:
   def _known(self, name: str):
     if name not in self.names:
       raise UserError(
-        f"{self.where}: array {name!r} is missing{did_you_mean(name, self.names)}, expected the tree of T5X's "
-        "`minimal` or `scalable_t5` encoder-decoder; the checkpoint is of another model or incomplete"
+        f"{self.where}: array {name!r} is missing{did_you_mean(name, self.names)}, expected the "
+        "tree of T5X's "
+        "`minimal` or `scalable_t5` encoder-decoder; the checkpoint is of another model or "
+        "incomplete"
       )
     return self._leaves[name]
 
@@ -101,7 +111,8 @@ class Checkpoint:
       leaf = _Stored(leaf.removeprefix(_PLACEHOLDER))
     elif isinstance(leaf, dict):
       store = leaf.get("kvstore")
-      name = (store.get("path") if isinstance(store, dict) else None) or leaf.get("path")  # the latter before 2021
+      # the latter before 2021
+      name = (store.get("path") if isinstance(store, dict) else None) or leaf.get("path")
       leaf = _Stored(name.rstrip("/") if isinstance(name, str) else name, _shape(key, leaf))
     elif isinstance(leaf, np.ndarray | np.generic | int | float):
       array = np.asarray(leaf)
@@ -112,7 +123,8 @@ class Checkpoint:
     return None
 
   def _open(self, name: str, leaf: _Stored):
-    """Open a stored array, and check its dtype, its shape and that it is not larger than its files can hold."""
+    """Open a stored array, and check its dtype, its shape and that it is not larger than its files
+    can hold."""
     import tensorstore as ts
 
     store = {"driver": "ocdbt", "base": self._below(""), "path": f"{leaf.name}/"}
@@ -122,29 +134,41 @@ class Checkpoint:
       opened = ts.open(spec, open=True, read=True).result()
     except (ValueError, OSError) as error:
       raise UserError(
-        f"{self.where}: array {leaf.name!r} cannot be opened ({one_line(error)[:200]}), expected a Zarr array, as the "
+        f"{self.where}: array {leaf.name!r} cannot be opened ({one_line(error)[:200]}), expected "
+        "a Zarr array, as the "
         "index states; copy the checkpoint again"
       ) from error
-    shape, dtype = tuple(opened.shape), opened.dtype.name
+    shape = tuple(opened.shape)
+    dtype = opened.dtype.name
     if dtype not in _DTYPES:
-      raise UserError(f"{self.where}: array {leaf.name!r} is of dtype {dtype}, expected one of {', '.join(_DTYPES)}")
+      raise UserError(
+        f"{self.where}: array {leaf.name!r} is of dtype {dtype}, expected one of "
+        f"{', '.join(_DTYPES)}"
+      )
     if leaf.shape is not None and shape != leaf.shape:
       raise UserError(
-        f"{self.where}: array {leaf.name!r} has shape {list(shape)}, expected {list(leaf.shape)} as the index states; "
+        f"{self.where}: array {leaf.name!r} has shape {list(shape)}, expected {list(leaf.shape)} "
+        "as the index states; "
         "copy the checkpoint again"
       )
     size = math.prod(shape) * opened.dtype.numpy_dtype.itemsize
-    held = self._stored if self._ocdbt or self._stored is None else sum(_sizes(f"{self.where}/{leaf.name}"))
+    held = (
+      self._stored
+      if self._ocdbt or self._stored is None
+      else sum(_sizes(f"{self.where}/{leaf.name}"))
+    )
     if held is not None and size > held * _DENSEST["ocdbt" if self._ocdbt else "zarr"]:
       raise UserError(
-        f"{self.where}: array {leaf.name!r} claims shape {list(shape)}, {size:,} bytes, found {held:,} bytes of files; "
+        f"{self.where}: array {leaf.name!r} claims shape {list(shape)}, {size:,} bytes, found "
+        f"{held:,} bytes of files; "
         "copy the checkpoint again"
       )
     return opened
 
 
 def _directory(path: Place) -> Place:
-  """Return the directory with the index: of the newest of several checkpoints, or in the state of an Orbax one."""
+  """Return the directory with the index: of the newest of several checkpoints, or in the state of
+  an Orbax one."""
   for candidate in (path, path / _STATE):
     if any((candidate / name).exists() for name in (INDEX, METADATA)):
       return candidate
@@ -156,7 +180,8 @@ def _directory(path: Place) -> Place:
   if steps:
     return _directory(path / steps[max(steps)].rstrip("/"))
   raise UserError(
-    f"{path}: found neither {INDEX} nor {METADATA} there, expected a checkpoint directory of T5X, such as "
+    f"{path}: found neither {INDEX} nor {METADATA} there, expected a checkpoint directory of T5X, "
+    "such as "
     "checkpoint_1000000"
   )
 
@@ -171,21 +196,37 @@ def _index(directory: Place) -> dict[str, Any]:
   except OSError as error:
     raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
   if data.startswith(b"model_checkpoint_path"):
-    raise UserError(f"{file}: found a checkpoint of TensorFlow, expected one of T5X; convert it with T5X first")
+    raise UserError(
+      f"{file}: found a checkpoint of TensorFlow, expected one of T5X; convert it with T5X first"
+    )
   try:
     found = serialization.msgpack_restore(data)
-  except (ValueError, TypeError, KeyError, OverflowError, AttributeError, RecursionError, MemoryError) as error:
-    found, why = None, f" ({type(error).__name__}: {one_line(error)[:200]})"
+  except (
+    ValueError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+  ) as error:
+    found = None
+    why = f" ({type(error).__name__}: {one_line(error)[:200]})"
   except msgpack.UnpackException as error:
-    found, why = None, f" ({type(error).__name__}: {one_line(error)[:200]})"
+    found = None
+    why = f" ({type(error).__name__}: {one_line(error)[:200]})"
   else:
     why = ""
   tree = found.get("optimizer", found) if isinstance(found, dict) else None
   if not isinstance(tree, dict) or not isinstance(tree.get("target"), dict):
-    raise UserError(f"{file}: found no index of T5X{why}, expected msgpack with the key 'target'; copy it again")
+    raise UserError(
+      f"{file}: found no index of T5X{why}, expected msgpack with the key 'target'; copy it again"
+    )
   version = found.get("version", 3)
   if version not in (2, 3):
-    raise UserError(f"{file}: found version {shown(version)}, expected 2 or 3; save it with a newer T5X")
+    raise UserError(
+      f"{file}: found version {shown(version)}, expected 2 or 3; save it with a newer T5X"
+    )
   return found
 
 
@@ -195,23 +236,32 @@ def _of_metadata(file: Place) -> dict[str, Any]:
     file.read_bytes(), dict, str(file), "the metadata of an Orbax checkpoint; copy it again"
   )
   if described.get("use_zarr3"):
-    raise UserError(f"{file}: found arrays in Zarr 3, expected Zarr 2, as T5X writes; save them with use_zarr3=False")
+    raise UserError(
+      f"{file}: found arrays in Zarr 3, expected Zarr 2, as T5X writes; save them "
+      "with use_zarr3=False"
+    )
   tree: dict[str, Any] = {}
   entries = described.get("tree_metadata")
   for key, entry in entries.items() if isinstance(entries, dict) else ():
     keys = _keys(entry)
     value = entry.get("value_metadata", {}) if isinstance(entry, dict) else {}
     if not keys or not isinstance(value, dict):
-      raise UserError(f"{file}: found the entry {shown(key)}, expected a path of names; copy the checkpoint again")
+      raise UserError(
+        f"{file}: found the entry {shown(key)}, expected a path of names; copy the checkpoint again"
+      )
     node = tree
     for one in keys[:-1]:
       node = node.setdefault(one, {})
       if not isinstance(node, dict):
-        raise UserError(f"{file}: found {shown(key)} below an array, expected a tree; copy the checkpoint again")
+        raise UserError(
+          f"{file}: found {shown(key)} below an array, expected a tree; copy the checkpoint again"
+        )
     if value.get("value_type") not in (None, "None", "Dict"):
       node[keys[-1]] = _PLACEHOLDER + ".".join(keys)
   if not isinstance(tree.get("target"), dict):
-    raise UserError(f"{file}: found no arrays below 'target', expected the train state of T5X; give its directory")
+    raise UserError(
+      f"{file}: found no arrays below 'target', expected the train state of T5X; give its directory"
+    )
   return tree
 
 
@@ -233,13 +283,21 @@ def _flat(node: Any, keys: tuple[str, ...]):
 def _shape(key: str, spec: dict[str, Any]) -> tuple[int, ...] | None:
   metadata = spec.get("metadata")
   if spec.get("driver") != "zarr":
-    raise UserError(f"{key}: found the driver {shown(spec.get('driver'))}, expected 'zarr'; copy the checkpoint again")
+    raise UserError(
+      f"{key}: found the driver {shown(spec.get('driver'))}, expected 'zarr'; copy "
+      "the checkpoint again"
+    )
   shape = metadata.get("shape") if isinstance(metadata, dict) else None
   if shape is None:
     return None
-  sizes = list(shape.values()) if isinstance(shape, dict) else shape  # flax stores a list as {"0": …, "1": …}
-  if not isinstance(sizes, list) or not all(isinstance(size, int) and 0 < size < 2**40 for size in sizes):
-    raise UserError(f"{key}: found the shape {shown(shape)}, expected positive sizes; copy the checkpoint again")
+  # flax stores a list as {"0": …, "1": …}
+  sizes = list(shape.values()) if isinstance(shape, dict) else shape
+  if not isinstance(sizes, list) or not all(
+    isinstance(size, int) and 0 < size < 2**40 for size in sizes
+  ):
+    raise UserError(
+      f"{key}: found the shape {shown(shape)}, expected positive sizes; copy the checkpoint again"
+    )
   return tuple(sizes)
 
 
@@ -250,7 +308,8 @@ def _store(directory: Place, name: str) -> str | dict[str, str]:
   scheme = str(directory).partition("://")[0]
   if scheme not in TENSORSTORE:
     raise UserError(
-      f"{directory}: found the scheme {scheme!r}, expected a local directory or gs://; copy it here first"
+      f"{directory}: found the scheme {scheme!r}, expected a local directory or gs://; copy it "
+      "here first"
     )
   return f"{directory}/{name}"
 

@@ -1,10 +1,13 @@
-"""Shared by the models of timm: their `config.json`, which names an architecture and arguments that change it."""
+"""Shared by the models of timm: their `config.json`, which names an architecture and arguments that
+change it."""
 
 from t5x_like.interop.fields import Fields
 from t5x_like.resolution import Resolution, given
 
 # Fields and arguments that do not affect logits, or that stand in `model_args` too.
-_FIELDS = "architecture num_features num_classes global_pool label_names label_descriptions pretrained_cfg"
+_FIELDS = (
+  "architecture num_features num_classes global_pool label_names label_descriptions pretrained_cfg"
+)
 _ARGUMENTS = """
   drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate drop_block_rate weight_init
   zero_init_last num_classes
@@ -33,7 +36,9 @@ def resolution_of(fields: Fields, default: int) -> Resolution:
   return given(*size[1:])
 
 
-def config(architecture: str, classifier: str, width: int, labels: int, pooling: str, size: tuple, **given) -> dict:
+def config(
+  architecture: str, classifier: str, width: int, labels: int, pooling: str, size: tuple, **given
+) -> dict:
   """Return the fields of a model.
 
   Args:

@@ -19,7 +19,8 @@ class Judge:
   """A trained reward model, called as `judge(prompts, answers) -> scores`.
 
   Args:
-    workdir: the run, on its own mesh, of whose processes each calls the judge with the same prompts and answers.
+    workdir: the run, on its own mesh, of whose processes each calls the judge with the same prompts
+      and answers.
     step: its checkpoint; None is the newest.
   Raises:
     UserError: there is no such run, its mesh does not fit the devices, or it is no reward model.
@@ -30,26 +31,34 @@ class Judge:
   def __init__(self, workdir: str, step: int | None = None):
     made = load(workdir, step=step)
     if getattr(made.model, "scores", None) is None:
-      raise UserError(f"{workdir}: found no reward model, expected a run of the objective 'reward' on preferences")
-    self._workdir, self._run = workdir, made.run
+      raise UserError(
+        f"{workdir}: found no reward model, expected a run of the objective 'reward' on preferences"
+      )
+    self._workdir = workdir
+    self._run = made.run
     self._chat = chat_of(made.template or "plain", made.vocabulary)  # the task's default
     self._start = vocabularies.start_id(made.vocabulary)
     (self._longest,) = made.features["decoder_input_tokens"]
 
   def __call__(self, prompts: Sequence[Any], answers: Sequence[str]) -> list[float]:
-    """Return the score of each answer, in the row that training would make of it; a longer one loses its beginning.
+    """Return the score of each answer, in the row that training would make of it; a longer one
+    loses its beginning.
 
     Args:
       prompts: a user's message, or a list of messages, before each answer.
     Raises:
       UserError: a message is none of its template's.
     """
-    talks = [[*self._asked(prompt), Message(ASSISTANT, answer)] for prompt, answer in zip(prompts, answers)]
+    talks = [
+      [*self._asked(prompt), Message(ASSISTANT, answer)] for prompt, answer in zip(prompts, answers)
+    ]
     rows = [self._chat(talk)[0][:-1].tolist() for talk in talks]
     most = self._longest - 1
     if not self._told and max(map(len, rows)) > most:
       self._told = True
-      process.say(f"rewards: {self._workdir} reads {self._longest} tokens; longer rows lose their beginning")
+      process.say(
+        f"rewards: {self._workdir} reads {self._longest} tokens; longer rows lose their beginning"
+      )
     rows = [[self._start, *row[-most:]] for row in rows]
     found = self._run(_scores, rows, {}, lambda length: padded_length(length, self._longest))
     return [float(score) for (score,) in found]
@@ -63,5 +72,7 @@ class Judge:
 
 
 def _scores(model, batch: dict[str, np.ndarray]) -> tuple[jax.Array]:
-  outputs = model.outputs({"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]})
+  outputs = model.outputs(
+    {"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]}
+  )
   return (outputs["scores"][:, 0],)

@@ -1,4 +1,5 @@
-"""A trained model, opened from anywhere: `load(path)` gives what predict, chat, evaluate and the tools use too.
+"""A trained model, opened from anywhere: `load(path)` gives what predict, chat, evaluate and the
+tools use too.
 
 model = t5x.load("runs/small")           # a run's workdir or gs:// address, imported or trained
 model = t5x.load("gpt2")                 # a Hugging Face directory, or a name of the Hub
@@ -64,7 +65,8 @@ class Options(TypedDict, total=False):
 
 
 class Model:
-  """A trained model. `load` makes one, with its parameters in memory; `opened` leaves them until they are used.
+  """A trained model. `load` makes one, with its parameters in memory; `opened` leaves them until
+  they are used.
 
   Args:
     source: the run or the published model.
@@ -77,10 +79,12 @@ class Model:
     vocabulary: the vocabulary that it was trained with.
     features: names and shapes of the features of a row in training.
     ends: ids that end a text; empty for a model of images.
-    forced: of some published models, the ids that an answer begins with and, where it is cut off, ends with.
+    forced: of some published models, the ids that an answer begins with and, where it is cut off,
+      ends with.
     settings: a published model's own options of generation, which those of a call replace.
     template: the chat template of a decoder trained on conversations, else None.
-    labels: the names of the classes of a classifier of texts, in their order; None for another model.
+    labels: the names of the classes of a classifier of texts, in their order; None for another
+      model.
 
   Raises:
     UserError: the vocabulary is damaged or another's.
@@ -89,19 +93,27 @@ class Model:
   def __init__(self, source: Trained, step: int | None, batch_size: int):
     if batch_size < 1:
       raise UserError(f"--batch_size={batch_size}: expected at least 1")
-    self.path, self.model = source.workdir, source.model
-    self._source, self._step, self._batch_size = source, step, batch_size
+    self.path = source.workdir
+    self.model = source.model
+    self._source = source
+    self._step = step
+    self._batch_size = batch_size
     self._pooled: dict[str, Embedding] = {}
     self._predictors: dict[tuple, Generation | MaskFilling | TextClassification] = {}
-    identity, task = source.identity, source.config.task
+    identity = source.identity
+    task = source.config.task
     self.vocabulary = vocabulary_of(source)
     ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
     self.ends = tuple(identity.get("ends", ends))
     self.forced = tuple(identity.get("forced", (None, None)))
     self.settings: dict[str, Any] = identity.get("generation", {})
     self._banned = {tuple(ids) for ids in identity.get("banned", ())}
-    self.template: str | dict | None = slots.plain(task.get("template")) if task.name in CONVERSATIONS else None
-    self.features: dict[str, list[int]] = {name: list(shape[-1:]) for name, shape in features_of(identity).items()}
+    self.template: str | dict | None = (
+      slots.plain(task.get("template")) if task.name in CONVERSATIONS else None
+    )
+    self.features: dict[str, list[int]] = {
+      name: list(shape[-1:]) for name, shape in features_of(identity).items()
+    }
     self.labels: list[str] | None = None
     if self._classifies and task.get("labels"):
       self.labels = [str(name) for name in task.labels]
@@ -147,22 +159,29 @@ class Model:
     """Return a record for each input, as `python -m t5x_like.predict` writes them.
 
     Args:
-      inputs: texts or, for a model of images, paths of files; a classifier of pairs takes pairs of texts. Classifiers
-        of texts also take records with the fields of training. With a chat template an input may also be a
-        conversation, a list of messages with `role` and `content`.
+      inputs: texts or, for a model of images, paths of files; a classifier of pairs takes pairs of
+        texts. Classifiers of texts also take records with the fields of training. With a chat
+        template an input may also be a conversation, a list of messages with `role` and `content`.
       choices: for a model of images and texts, the texts to choose from.
       origin: the origin of the inputs, for messages.
       template: the chat template, if it is not `self.template`; "none" continues texts.
     Raises:
-      UserError: an input is too long or has nothing to fill, or an option does not apply to the model.
+      UserError: an input is too long or has nothing to fill, or an option does not apply to the
+        model.
     """
     if isinstance(inputs, str):
-      raise UserError(f"{origin}: found a string, expected a list of inputs, such as [{inputs[:40]!r}]")
+      raise UserError(
+        f"{origin}: found a string, expected a list of inputs, such as [{inputs[:40]!r}]"
+      )
     if "image" in self.features:
       given = (self.model, self.vocabulary, self._source.config.task.to_dict(), checked(options))
-      predict = images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
+      predict = (
+        images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
+      )
       return predict(self.run, inputs)
-    predict = self.classifier(**options) if self._classifies else self._predictor(template, **options)
+    predict = (
+      self.classifier(**options) if self._classifies else self._predictor(template, **options)
+    )
     if not len(inputs):
       return []
     ids = predict.encode(inputs, origin)
@@ -182,7 +201,8 @@ class Model:
     return self.classifier().read(path, field) if self._classifies else texts.read(path, field)
 
   def classifier(self, **options: Unpack[Options]) -> TextClassification:
-    """Return the predictor of a classifier of texts; raise UserError for an option other than `top_k`."""
+    """Return the predictor of a classifier of texts; raise UserError for an option other than
+    `top_k`."""
     flags = checked(options)
     key = ("", *sorted(flags.items()))
     if key not in self._predictors:
@@ -192,16 +212,19 @@ class Model:
     return self._predictors[key]
 
   def generate(self, prompts: str | Sequence[str], **options: Unpack[Options]) -> Any:
-    """Return the text that follows or answers each prompt: a decoder continues it, an encoder-decoder answers it.
+    """Return the text that follows or answers each prompt: a decoder continues it, an
+    encoder-decoder answers it.
 
     Returns:
-      A string for a string, a list for a list; with `samples`, a list of strings instead of each string.
+      A string for a string, a list for a list; with `samples`, a list of strings instead of each
+      string.
     Raises:
       UserError: as `predict`, or the model is an encoder or one of images.
     """
     if "decoder_target_tokens" not in self.features:
       raise UserError(
-        f"{self.path}: the model generates no text; use `fill` with an encoder, `predict` with images and classifiers"
+        f"{self.path}: the model generates no text; use `fill` with an encoder, `predict` with "
+        "images and classifiers"
       )
     predict = self._predictor(None, **options)
 
@@ -216,7 +239,8 @@ class Model:
   @overload
   def fill(self, texts: Sequence[str]) -> list[str]: ...
   def fill(self, texts):
-    """Return each text with its blanks filled: `[MASK]` by an encoder, `<extra_id_0>` … by an encoder-decoder.
+    """Return each text with its blanks filled: `[MASK]` by an encoder, `<extra_id_0>` … by an
+    encoder-decoder.
 
     `predict` also gives the candidates for each mask.
 
@@ -231,18 +255,26 @@ class Model:
       found = self.predict(texts, origin="fill")
       for one in found:
         if "filled" not in one:
-          blank = "a decoder fills nothing; use `generate`" if self._decoder else "write <extra_id_0> in it"
+          blank = (
+            "a decoder fills nothing; use `generate`"
+            if self._decoder
+            else ("write <extra_id_0> in it")
+          )
           raise UserError(f"fill: {one['input'][:40]!r} has no blank that the model fills; {blank}")
       return [one["filled"] for one in found]
 
     return _each(texts, filled)
 
-  def score(self, texts: str | Sequence[str], continuations: str | Sequence[str] | None = None) -> Any:
+  def score(
+    self, texts: str | Sequence[str], continuations: str | Sequence[str] | None = None
+  ) -> Any:
     """Return log-probabilities in nats, summed over tokens.
 
     Args:
-      texts: whole texts, or contexts. A decoder reads its start token before either, as in training.
-      continuations: a continuation of each context. An encoder-decoder needs them: they are its targets.
+      texts: whole texts, or contexts. A decoder reads its start token before either, as in
+        training.
+      continuations: a continuation of each context. An encoder-decoder needs them: they are its
+        targets.
     Returns:
       A float for a string, a list of floats for a list.
     Raises:
@@ -250,8 +282,11 @@ class Model:
     """
     if continuations is None:
       if self._prompts.both:
-        raise UserError("score: an encoder-decoder scores targets; give the continuations of the texts too")
-      encode, start = self._prompts.encode, self._prompts.start_id
+        raise UserError(
+          "score: an encoder-decoder scores targets; give the continuations of the texts too"
+        )
+      encode = self._prompts.encode
+      start = self._prompts.start_id
       rolling = self._prompts.likelihood.rolling
       return _each(texts, lambda some: [rolling(encode(one, special=False), start) for one in some])
     if isinstance(texts, str) != isinstance(continuations, str):
@@ -259,14 +294,18 @@ class Model:
     if isinstance(texts, str):
       return self.score([texts], [continuations])[0]
     if len(texts) != len(continuations):
-      raise UserError(f"score: found {len(texts)} texts and {len(continuations)} continuations, expected as many")
+      raise UserError(
+        f"score: found {len(texts)} texts and {len(continuations)} continuations, expected as many"
+      )
     pairs = [self._prompts.pair(*both) for both in zip(texts, continuations)]
     return [one.log_probability for one in self._prompts.likelihood(pairs)]
 
   def encode(self, texts: str | Sequence[str], pooling: str = "mean") -> np.ndarray:
-    """Return an encoder's embeddings, of length one: float32 [D] for a string, [len(texts), D] for a list.
+    """Return an encoder's embeddings, of length one: float32 [D] for a string, [len(texts), D] for
+    a list.
 
-    `vocabulary.encode(text)` gives token ids instead. A text that is longer than the model reads is cut.
+    `vocabulary.encode(text)` gives token ids instead. A text that is longer than the model reads is
+    cut.
 
     Args:
       pooling: `mean` of the last hidden states, or `cls`, that of the first token.
@@ -281,7 +320,8 @@ class Model:
     return found[0] if isinstance(texts, str) else found
 
   def embed(self, texts: Sequence[str], pooling: str = "mean") -> list[dict[str, Any]]:
-    """Return a record of each text and its embedding, as `python -m t5x_like.predict --embed` writes them."""
+    """Return a record of each text and its embedding, as `python -m t5x_like.predict --embed`
+    writes them."""
     predict = self._embedding(pooling)
     return predict(self.run, predict.encode(texts, "--input"), texts)
 
@@ -304,8 +344,13 @@ class Model:
       names = self.labels or getattr(self.vocabulary, "names", ())  # the vocabulary's are of images
       hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
       files = enclosing.files(self.vocabulary, self.features)
-      files |= enclosing.conversation(self.vocabulary, self.template) if self.template and self._decoder else {}
-      config, own = json.loads((made / "config.json").read_text()), files.get(generation_settings.FILE, b"{}")
+      files |= (
+        enclosing.conversation(self.vocabulary, self.template)
+        if self.template and self._decoder
+        else {}
+      )
+      config = json.loads((made / "config.json").read_text())
+      own = files.get(generation_settings.FILE, b"{}")
       if found := generation_settings.exported(self._source.config.get("evals") or {}, config, own):
         files[generation_settings.FILE] = found
       for name, data in files.items():
@@ -317,8 +362,8 @@ class Model:
     """Return the template of a conversation with the model.
 
     Args:
-      name: a template that somebody asks for; "none" is no template. None is the training's or, of a published decoder,
-        the one in its tokenizer's files, `published`.
+      name: a template that somebody asks for; "none" is no template. None is the training's or, of
+        a published decoder, the one in its tokenizer's files, `published`.
     """
     if name == "none":
       return None
@@ -329,19 +374,24 @@ class Model:
       return published_template.PUBLISHED
     return None
 
-  def talk(self, *, template: str | dict | None, context: int | None, seed: int, **options: Unpack[Options]) -> Talk:
+  def talk(
+    self, *, template: str | dict | None, context: int | None, seed: int, **options: Unpack[Options]
+  ) -> Talk:
     """Return a conversation, as `python -m t5x_like.chat` has it.
 
     Args:
       template: the chat template, see `chat_template`.
       context: the most tokens of a conversation; None is the training's, up to 512.
       seed: of the draws.
-      options: `max_new_tokens`, `stop`, `banned_words`, and the restrictions of the tokens to choose from.
+      options: `max_new_tokens`, `stop`, `banned_words`, and the restrictions of the tokens to
+        choose from.
     Raises:
       UserError: the model is one of images, or an option is out of range.
     """
     if "image" in self.features:
-      raise UserError(f"--workdir={self.path}: the model is one of images; use python -m t5x_like.predict")
+      raise UserError(
+        f"--workdir={self.path}: the model is one of images; use python -m t5x_like.predict"
+      )
     if self._classifies:
       return Talk(self.run, self.classifier(**options), None)
     names = {*named.PENALTIES, *named.FILTERS} - {"temperature"}  # every answer has its own
@@ -350,11 +400,14 @@ class Model:
     predict = self._predictor(self.chat_template(template) or "none", **options)
     if isinstance(predict, Retrieved):
       raise UserError(
-        f"--workdir={self.path}: the model answers single questions; ask it by python -m t5x_like.predict"
+        f"--workdir={self.path}: the model answers single questions; ask it by python -m "
+        "t5x_like.predict"
       )
     if isinstance(predict, MaskFilling):
       return Talk(self.run, predict, None)
-    stream = Stream(self.run, predict, named.transforms(given), predict.longest_prompt(context), seed)
+    stream = Stream(
+      self.run, predict, named.transforms(given), predict.longest_prompt(context), seed
+    )
     return Talk(self.run, predict, stream)
 
   @property
@@ -371,7 +424,8 @@ class Model:
     return self._pooled[pooling]
 
   def _predictor(self, template: str | dict | None, **options: Unpack[Options]):
-    flags, given = checked(options), None if template == "none" else template or self.template
+    flags = checked(options)
+    given = None if template == "none" else template or self.template
     if "decoder_target_tokens" in self.features:
       flags = generation_settings.merged(self.settings, flags)
     key = (repr(given), *sorted(flags.items()))
@@ -379,7 +433,8 @@ class Model:
       make = self._retrieved if "passage_tokens" in self.features else predictors.predictor
       made = self._predictors[key] = make(self.model, self.vocabulary, self.features, flags, given)
       if isinstance(made, Generation):
-        made.ends, made.forced = tuple(sorted({*made.ends, *self.ends})), self.forced
+        made.ends = tuple(sorted({*made.ends, *self.ends}))
+        made.forced = self.forced
         made.banned = {*made.banned, *self._banned}
         if self._source.published is not None:  # not trained here, but with its tokenizer
           made.around = self.vocabulary.around() or made.around
@@ -389,7 +444,8 @@ class Model:
 
   def _retrieved(self, model, vocabulary, features, flags: dict[str, Any], template) -> Retrieved:
     """Return the predictor of a model that retrieves passages, those of its task."""
-    config, arguments = self._source.config, self._source.config.task.to_dict()
+    config = self._source.config
+    arguments = self._source.config.task.to_dict()
     task = process.build_task("task", arguments.pop("name"), config.eval_split, arguments)
     return Retrieved(model, task, config.objective.get("search", "device"), **flags)
 
@@ -397,11 +453,14 @@ class Model:
     return f"<{type(self).__name__} {self.path}: {params.count(self.model):,} parameters>"
 
 
-def load(path: str, *, step: int | None = None, batch_size: int = 32, rules: Rules | None = None) -> Model:
+def load(
+  path: str, *, step: int | None = None, batch_size: int = 32, rules: Rules | None = None
+) -> Model:
   """Open a trained model and read its parameters.
 
   Args:
-    path: a run's workdir or address, imported or trained; a Hugging Face directory; or a name of the Hub.
+    path: a run's workdir or address, imported or trained; a Hugging Face directory; or a name of
+      the Hub.
     step: the run's checkpoint; None is the newest.
     batch_size: the most rows in a batch of any method.
     rules: the mesh and its rules; None is the run's own, or all devices for a published model.
@@ -415,8 +474,11 @@ def load(path: str, *, step: int | None = None, batch_size: int = 32, rules: Rul
   return model
 
 
-def opened(path: str, recipe: str | None, overrides: Sequence[str], step: int | None, batch_size: int) -> Model:
-  """Open a trained model with a recipe or changes to its config; its parameters are read when they are used.
+def opened(
+  path: str, recipe: str | None, overrides: Sequence[str], step: int | None, batch_size: int
+) -> Model:
+  """Open a trained model with a recipe or changes to its config; its parameters are read when they
+  are used.
 
   Args:
     path, step, batch_size: as in `load`.

@@ -17,7 +17,8 @@ Batch = dict[str, np.ndarray]
 
 
 class Task:
-  """Examples as a pure function of their index: `t5x.Task("span_corruption", store="data/corpus")[0]`.
+  """Examples as a pure function of their index: `t5x.Task("span_corruption",
+  store="data/corpus")[0]`.
 
   Args:
     name: a module of `t5x_like/data/tasks`.
@@ -43,9 +44,13 @@ class Task:
 
   @classmethod
   def of(
-    cls, config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = (), split: str | None = None
+    cls,
+    config: str | ConfigDict,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    split: str | None = None,
   ) -> "Task":
-    """Return the task of a recipe; the arguments are those of `t5x.Run`, and a split of None is the training's."""
+    """Return the task of a recipe; the arguments are those of `t5x.Run`, and a split of None is the
+    training's."""
     made = config_of(config, overrides)
     arguments = made.task.to_dict()
     return cls(arguments.pop("name"), split or made.train_split, **arguments)
@@ -88,8 +93,11 @@ class Task:
     return f"<{type(self).__name__} {self.name}: {len(self):,} examples>"
 
 
-def config_of(config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = ()) -> ConfigDict:
-  """Return the config of a recipe, or of a config made in Python, with overrides as a mapping or as `KEY=VALUE`.
+def config_of(
+  config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> ConfigDict:
+  """Return the config of a recipe, or of a config made in Python, with overrides as a mapping or as
+  `KEY=VALUE`.
 
   Raises:
     UserError: there is no such recipe, or a key or value is invalid.

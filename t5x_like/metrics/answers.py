@@ -1,7 +1,9 @@
-"""Normalisation of answers before comparison, the overlap of their tokens, and the final number of a worked answer.
+"""Normalisation of answers before comparison, the overlap of their tokens, and the final number of
+a worked answer.
 
-SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation. TriviaQA's rules replace
-it, and four more quotes, with spaces. MLQA's rules delete all Unicode punctuation, and the articles of each language.
+SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation.
+TriviaQA's rules replace it, and four more quotes, with spaces. MLQA's rules delete all Unicode
+punctuation, and the articles of each language.
 """
 
 import collections
@@ -19,7 +21,8 @@ _TO_SPACE = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 
 
 def normalize_squad(text: str) -> str:
-  """Lower-case, delete ASCII punctuation and the words a, an, the, and collapse white space (evaluate-v1.1.py).
+  """Lower-case, delete ASCII punctuation and the words a, an, the, and collapse white space
+  (evaluate-v1.1.py).
 
   `"The U.S.-led  Army"` -> `"usled army"`
   """
@@ -27,15 +30,17 @@ def normalize_squad(text: str) -> str:
 
 
 def normalize_trivia_qa(text: str) -> str:
-  """Like `normalize_squad`, but turn punctuation into spaces (triviaqa_evaluation.py): `"U.S.-led"` -> `"u s led"`."""
+  """Like `normalize_squad`, but turn punctuation into spaces (triviaqa_evaluation.py): `"U.S.-led"`
+  -> `"u s led"`."""
   return _words(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_TO_SPACE)))
 
 
 def normalize_mlqa(text: str, language: str) -> str:
-  """Apply MLQA's rules (mlqa_evaluation_v1.py): lower-case, delete Unicode punctuation and the language's articles.
+  """Apply MLQA's rules (mlqa_evaluation_v1.py): lower-case, delete Unicode punctuation and the
+  language's articles.
 
-  Chinese is split into single ideographs. Languages that MLQA lacks are treated like its Hindi: no articles are
-  removed, and words are split at spaces (so the "words" of Thai are whole phrases).
+  Chinese is split into single ideographs. Languages that MLQA lacks are treated like its Hindi: no
+  articles are removed, and words are split at spaces (so the "words" of Thai are whole phrases).
   """
   text = text.lower().translate(_unicode_punctuation())
   if language in _ARTICLES:
@@ -48,14 +53,16 @@ _ARTICLES = {
   "es": re.compile(r"\b(un|una|unos|unas|el|la|los|las)\b"),
   "vi": re.compile(r"\b(của|là|cái|chiếc|những)\b"),
   "de": re.compile(r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"),
-  "ar": re.compile(r"\sال^|ال"),  # as in the script: everywhere, not only at the beginning of a word
+  # as in the script: everywhere, not only at the beginning of a word
+  "ar": re.compile(r"\sال^|ال"),
 }
 _IDEOGRAPH = re.compile("([\u4e00-\u9fa5])")
 
 
 @functools.cache
 def _unicode_punctuation() -> dict[int, None]:
-  """Return characters of category P and ASCII punctuation (where $+<=>^`|~ are symbols), for `str.translate`."""
+  """Return characters of category P and ASCII punctuation (where $+<=>^`|~ are symbols), for
+  `str.translate`."""
   named = filter(lambda i: unicodedata.category(chr(i)).startswith("P"), range(sys.maxunicode))
   return dict.fromkeys([*named, *map(ord, string.punctuation)])
 
@@ -65,38 +72,49 @@ def _words(text: str) -> str:
 
 
 _DETERMINERS = frozenset(
-  "a an few her his each every many much my our some that the their these this those which whose your".split()
+  (
+    "a an few her his each every many much my our some that the their these this those which whose "
+    "your"
+  ).split()
 )
 
 
 def names_referent(text: str, referent: str) -> bool | None:
-  """Return whether a text names a referent of WSC, as T5 judges; None if the text has no words but determiners.
+  """Return whether a text names a referent of WSC, as T5 judges; None if the text has no words but
+  determiners.
 
-  Case and determiners are ignored, and the words of either may be all of the other's; but "Bob" is not "Bob's hat".
+  Case and determiners are ignored, and the words of either may be all of the other's; but "Bob" is
+  not "Bob's hat".
   """
   given, right = (
-    " ".join(word for word in one.strip().lower().split(" ") if word not in _DETERMINERS) for one in (text, referent)
+    " ".join(word for word in one.strip().lower().split(" ") if word not in _DETERMINERS)
+    for one in (text, referent)
   )
   if not given:
     return None
   if ("'" in given) != ("'" in right):
     return False
-  first, second = set(given.split(" ")), set(right.split(" "))
+  first = set(given.split(" "))
+  second = set(right.split(" "))
   return first <= second or second <= first
 
 
 def token_f1(gold: str, predicted: str) -> float:
-  """Return the F1 of two normalised texts' word multisets; 0 without a common word, even if both are empty (v1.1)."""
-  gold_words, predicted_words = gold.split(), predicted.split()
+  """Return the F1 of two normalised texts' word multisets; 0 without a common word, even if both
+  are empty (v1.1)."""
+  gold_words = gold.split()
+  predicted_words = predicted.split()
   same = sum((collections.Counter(gold_words) & collections.Counter(predicted_words)).values())
   if not same:
     return 0.0
-  precision, recall = same / len(predicted_words), same / len(gold_words)
+  precision = same / len(predicted_words)
+  recall = same / len(gold_words)
   return 2 * precision * recall / (precision + recall)
 
 
 def token_f1_or_empty(gold: str, predicted: str) -> float:
-  """Return `token_f1`, but 1 for two empty texts, as in SQuAD 2.0, where an empty answer can be right."""
+  """Return `token_f1`, but 1 for two empty texts, as in SQuAD 2.0, where an empty answer can be
+  right."""
   return float(gold == predicted) if not gold or not predicted else token_f1(gold, predicted)
 
 
@@ -105,7 +123,8 @@ def best(score: Callable[[str, str], float], golds: list[str], predicted: str) -
   return max(float(score(gold, predicted)) for gold in golds)
 
 
-# Digits in groups of three, with spaces, apostrophes, dots or commas between them, as countries and LaTeX have it.
+# Digits in groups of three, with spaces, apostrophes, dots or commas between them, as countries and
+# LaTeX have it.
 _SPACED = r"[0-9]{1,3}(?:[ \u00a0][0-9]{3})+(?![0-9])(?:[.,][0-9]+)?"
 _QUOTED = r"[0-9]{1,3}(?:['\u2019_][0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
 _DOTTED = r"[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2}(?![0-9])"
@@ -114,7 +133,10 @@ _DECIMAL_COMMA = r"[0-9]+,[0-9]{1,2}(?![0-9,])"
 _PLAIN = r"[0-9]+(?:\.[0-9]+)?"
 _POINT = r"(?<![\w.])\.[0-9]+"
 _EXPONENT = r"(?:[eE](?P<exponent>[+-]?[0-9]{1,3})(?![\w]))?"
-_FRACTION = r"(?:(?P<units>[0-9]{1,15}) )?(?P<above>[0-9]{1,15}) ?/ ?(?P<below>0*[1-9][0-9]{0,14})(?![0-9/]|[.,][0-9])"
+_FRACTION = (
+  r"(?:(?P<units>[0-9]{1,15}) )?(?P<above>[0-9]{1,15}) ?/ "
+  r"?(?P<below>0*[1-9][0-9]{0,14})(?![0-9/]|[.,][0-9])"
+)
 _NUMBER = re.compile(
   r"(?P<sign>(?<![\w)])-)?"  # the minus of "16-3" is not a sign
   r"(?:[$\u00a3\u00a5\u20ac\u20b9\u20a9] ?(?P<inner>-)?)?"
@@ -142,11 +164,13 @@ _SPELLINGS = str.maketrans(
 
 
 def final_number(text: str) -> str | None:
-  """Return the number after the first `####`, as GSM8K's `dataset.py`, else the last number in the text, or None.
+  """Return the number after the first `####`, as GSM8K's `dataset.py`, else the last number in the
+  text, or None.
 
-  Currency signs, separators of thousands and redundant zeros are removed: `"… it is $1,050.00."` -> `"1050"`. Digits,
-  signs and spaces of other scripts and of typesetting are read as those of ASCII. A fraction is its value, `"2/5"` ->
-  `"0.4"`, `"1/3"` -> `"1/3"`; the percent sign is no part of a number.
+  Currency signs, separators of thousands and redundant zeros are removed: `"… it is $1,050.00."` ->
+  `"1050"`. Digits, signs and spaces of other scripts and of typesetting are read as those of ASCII.
+  A fraction is its value, `"2/5"` -> `"0.4"`, `"1/3"` -> `"1/3"`; the percent sign is no part of a
+  number.
   """
   text = _spelled(text)
   for mark in _MARK.finditer(text):
@@ -158,11 +182,14 @@ def final_number(text: str) -> str | None:
 
 def is_number(text: str) -> bool:
   """Return whether a text is a number and nothing else, but for a percent sign or a full stop."""
-  return bool(_NUMBER.fullmatch(_spelled(text).strip().removesuffix(".").removesuffix("%").rstrip()))
+  return bool(
+    _NUMBER.fullmatch(_spelled(text).strip().removesuffix(".").removesuffix("%").rstrip())
+  )
 
 
 def _spelled(text: str) -> str:
-  """Return a text with the digits, signs, fractions and spaces of its numbers in ASCII and U+00A0."""
+  """Return a text with the digits, signs, fractions and spaces of its numbers in ASCII and
+  U+00A0."""
   if not text.isascii():
     characters = []
     for character in text:
@@ -178,13 +205,16 @@ def _spelled(text: str) -> str:
 
 
 def _canonical(number: re.Match) -> str:
-  """Return a matched number as a decimal without redundant zeros or, if it has none, as a fraction in lowest terms."""
+  """Return a matched number as a decimal without redundant zeros or, if it has none, as a fraction
+  in lowest terms."""
   if number["below"]:
     digits = _of_fraction(int(number["units"] or 0), int(number["above"]), int(number["below"]))
   elif number["exponent"]:
     mantissa, _, decimals = number["plain"].partition(".")
     shift = int(number["exponent"])
-    padded = f"{mantissa}{decimals}".zfill(1 - shift + len(decimals)) + "0" * (shift - len(decimals))
+    padded = f"{mantissa}{decimals}".zfill(1 - shift + len(decimals)) + "0" * (
+      shift - len(decimals)
+    )
     point = len(padded) - max(len(decimals) - shift, 0)
     digits = f"{padded[:point]}.{padded[point:]}"
   elif number["plain"]:

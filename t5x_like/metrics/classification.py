@@ -14,12 +14,16 @@ def _accuracy(metrics, gold, predicted, weights, classes: int) -> float:
 def _f1(metrics, gold, predicted, weights, classes: int) -> float:
   if classes == 2:
     predicted = np.where(predicted == 2, 1 - gold, predicted)
-  return metrics.f1_score(gold, predicted, labels=[1], average="macro", sample_weight=weights, zero_division=0)
+  return metrics.f1_score(
+    gold, predicted, labels=[1], average="macro", sample_weight=weights, zero_division=0
+  )
 
 
 def _macro_f1(metrics, gold, predicted, weights, classes: int) -> float:
   labels = range(classes)
-  return metrics.f1_score(gold, predicted, labels=labels, average="macro", sample_weight=weights, zero_division=0)
+  return metrics.f1_score(
+    gold, predicted, labels=labels, average="macro", sample_weight=weights, zero_division=0
+  )
 
 
 def _matthews(metrics, gold, predicted, weights, classes: int) -> float:
@@ -37,8 +41,8 @@ SCORES: Mapping[str, Callable] = {
 class Classification(Metric):
   """Scores of one class index per example.
 
-  A prediction of None, such as a generated text that names no class, counts as an additional class, as T5's -1; for the
-  F1 of two classes it counts as the other one (T5's `f1_score_with_invalid`).
+  A prediction of None, such as a generated text that names no class, counts as an additional class,
+  as T5's -1; for the F1 of two classes it counts as the other one (T5's `f1_score_with_invalid`).
 
   Args:
     classes: number of classes; references are 0 to `classes - 1`.
@@ -51,11 +55,15 @@ class Classification(Metric):
     self.names = tuple(self._scores)
 
   def rows(self, references: Sequence[int], predictions: Sequence[int | None]) -> np.ndarray:
-    pairs = [(gold, self._classes if given is None else given) for gold, given in zip(references, predictions)]
+    pairs = [
+      (gold, self._classes if given is None else given)
+      for gold, given in zip(references, predictions)
+    ]
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Compute the scores from distinct (gold, predicted) pairs weighted by count, which is faster than by rows."""
+    """Compute the scores from distinct (gold, predicted) pairs weighted by count, which is faster
+    than by rows."""
     from sklearn import metrics
 
     width = self._classes + 1
@@ -70,10 +78,13 @@ class Matches(Metric):
   """The share of right predictions, according to a function of (reference, prediction)."""
 
   def __init__(
-    self, matches: Callable[..., bool] = lambda reference, prediction: reference == prediction, name: str = "accuracy"
+    self,
+    matches: Callable[..., bool] = lambda reference, prediction: reference == prediction,
+    name: str = "accuracy",
   ):
     self._matches = matches
-    self._name, self.names = name, (name,)
+    self._name = name
+    self.names = (name,)
 
   def rows(self, references: Sequence, predictions: Sequence) -> np.ndarray:
     return np.array([[self._matches(*pair)] for pair in zip(references, predictions)], bool)
@@ -90,8 +101,11 @@ class MultiRc(Metric):
 
   names = ("f1a", "exact_match")
 
-  def rows(self, references: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return [N, 4]: whether all options are right, and the number of ones in both, in predictions, in references."""
+  def rows(
+    self, references: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]
+  ) -> np.ndarray:
+    """Return [N, 4]: whether all options are right, and the number of ones in both, in predictions,
+    in references."""
     pairs = [(np.asarray(gold), np.asarray(given)) for gold, given in zip(references, predictions)]
     return np.array([((g == p).all(), (g & p).sum(), p.sum(), g.sum()) for g, p in pairs], np.int64)
 
@@ -104,7 +118,8 @@ class MultiRc(Metric):
 
 
 class Correlation(Metric):
-  """Pearson's and Spearman's correlation; NaN if either side is constant or there are fewer than two pairs."""
+  """Pearson's and Spearman's correlation; NaN if either side is constant or there are fewer than
+  two pairs."""
 
   names = ("pearson", "spearman")
 

@@ -28,7 +28,9 @@ class Metric(abc.ABC):
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     """Return the scores of a set of examples, by name; an undefined score is NaN."""
 
-  def details(self, rows_NC: np.ndarray, references: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Any]:
+  def details(
+    self, rows_NC: np.ndarray, references: Sequence[Any], predictions: Sequence[Any]
+  ) -> dict[str, Any]:
     """Return further results to print beside the scores: counts, parts, a signature."""
     return {}
 
@@ -43,7 +45,10 @@ class Metric(abc.ABC):
       UserError: there are no examples, the numbers differ, or as `check_references`.
     """
     if len(references) != len(predictions):
-      raise UserError(f"found {len(predictions)} predictions for {len(references)} references, expected one for each")
+      raise UserError(
+        f"found {len(predictions)} predictions for {len(references)} references, "
+        "expected one for each"
+      )
     if not references:
       raise UserError("found no examples: a score over zero examples is not defined")
     self.check_references(references)

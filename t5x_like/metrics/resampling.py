@@ -1,5 +1,5 @@
-"""Confidence intervals and paired tests for every metric, by resampling the rows of its examples; shares also have
-Wilson's."""
+"""Confidence intervals and paired tests for every metric, by resampling the rows of its examples;
+shares also have Wilson's."""
 
 import warnings
 from typing import Any
@@ -12,15 +12,19 @@ LEVEL = 95.0
 
 
 def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
-  """Compute percentile intervals (Efron & Tibshirani 1993, chapter 13) from `samples` draws with replacement.
+  """Compute percentile intervals (Efron & Tibshirani 1993, chapter 13) from `samples` draws with
+  replacement.
 
   Returns:
-    `intervals`: by score, `{"low", "high", "standard_error"}`, or None if no sample defines the score. `undefined`: by
-    score, the number of samples left out because the score is undefined.
+    `intervals`: by score, `{"low", "high", "standard_error"}`, or None if no sample defines the
+      score. `undefined`: by score, the number of samples left out because the score is undefined.
   """
   rng = np.random.default_rng(seed)
-  draws = [metric.scores(rows_NC[rng.integers(len(rows_NC), size=len(rows_NC))]) for _ in range(samples)]
-  intervals, undefined = {}, {}
+  draws = [
+    metric.scores(rows_NC[rng.integers(len(rows_NC), size=len(rows_NC))]) for _ in range(samples)
+  ]
+  intervals = {}
+  undefined = {}
   for name in draws[0]:
     values = np.array([draw[name] for draw in draws])
     defined = values[np.isfinite(values)]
@@ -43,7 +47,8 @@ def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> d
 
 
 def wilson(percent: float, examples: int) -> dict[str, float]:
-  """Return the interval `{"low", "high"}` (Wilson 1927), in percent, of a share of independent examples."""
+  """Return the interval `{"low", "high"}` (Wilson 1927), in percent, of a share of independent
+  examples."""
   from scipy import stats
 
   hits = round(percent / 100 * examples)
@@ -51,34 +56,41 @@ def wilson(percent: float, examples: int) -> dict[str, float]:
   return {"low": 100 * float(interval.low), "high": 100 * float(interval.high)}
 
 
-def paired_test(metric: Metric, first_NC: np.ndarray, second_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
+def paired_test(
+  metric: Metric, first_NC: np.ndarray, second_NC: np.ndarray, samples: int, seed: int
+) -> dict[str, Any]:
   """Test whether the second system's scores differ from the first's, on the same examples.
 
-  The two-sided p-value uses approximate randomisation (Noreen 1989; Riezler & Maxwell 2005): each of `samples` trials
-  exchanges the two systems' predictions for each example with probability 1/2. The p-value is the share of trials, the
-  actual systems included, whose scores differ by at least as much as the systems'. The interval of the difference uses
-  a paired bootstrap (Koehn 2004): both systems are scored on the same resampled examples.
+  The two-sided p-value uses approximate randomisation (Noreen 1989; Riezler & Maxwell 2005): each
+  of `samples` trials exchanges the two systems' predictions for each example with probability 1/2.
+  The p-value is the share of trials, the actual systems included, whose scores differ by at least
+  as much as the systems'. The interval of the difference uses a paired bootstrap (Koehn 2004): both
+  systems are scored on the same resampled examples.
 
   Returns:
-    `differences`: by score, `{"difference": second - first, "p_value", "low", "high"}`, or None if it is undefined.
+    `differences`: by score, `{"difference": second - first, "p_value", "low", "high"}`, or None if
+      it is undefined.
   """
   rng = np.random.default_rng(seed)
   stacked_2NC = np.stack([first_NC, second_NC])
   each = np.arange(len(first_NC))
 
   def differences(one_NC: np.ndarray, other_NC: np.ndarray) -> dict[str, float]:
-    before, after = metric.scores(one_NC), metric.scores(other_NC)
+    before = metric.scores(one_NC)
+    after = metric.scores(other_NC)
     return {name: after[name] - before[name] for name in before}
 
   observed = differences(first_NC, second_NC)
-  exchanged, redrawn = [], []
+  exchanged = []
+  redrawn = []
   for _ in range(samples):
     side = rng.integers(2, size=len(each))
     exchanged.append(differences(stacked_2NC[side, each], stacked_2NC[1 - side, each]))
     drawn = rng.integers(len(each), size=len(each))
     redrawn.append(differences(first_NC[drawn], second_NC[drawn]))
   return {
-    "method": "approximate randomisation (two-sided p-value), paired percentile bootstrap (interval)",
+    "method": "approximate randomisation (two-sided p-value), paired percentile bootstrap "
+    "(interval)",
     "samples": samples,
     "seed": seed,
     "level": LEVEL,
@@ -86,12 +98,15 @@ def paired_test(metric: Metric, first_NC: np.ndarray, second_NC: np.ndarray, sam
   }
 
 
-def _compared(name: str, difference: float, exchanged: list[dict], redrawn: list[dict]) -> dict[str, float] | None:
+def _compared(
+  name: str, difference: float, exchanged: list[dict], redrawn: list[dict]
+) -> dict[str, float] | None:
   if not np.isfinite(difference):
     return None
   chance = np.array([draw[name] for draw in exchanged])
   chance = chance[np.isfinite(chance)]
-  at_least = np.abs(chance) >= abs(difference) - 1e-9  # allow for rounding: the sums are taken in another order
+  # allow for rounding: the sums are taken in another order
+  at_least = np.abs(chance) >= abs(difference) - 1e-9
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", RuntimeWarning)  # all values are NaN
     low, high = np.nanpercentile([draw[name] for draw in redrawn], [50 - LEVEL / 2, 50 + LEVEL / 2])

@@ -10,9 +10,11 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.metric import Metric, percent
 
 _TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-_LAST_LATIN = 0x24F  # of Latin letters with marks; Latin Extended Additional has the others, such as Vietnamese ones
+# of Latin letters with marks; Latin Extended Additional has the others, such as Vietnamese ones
+_LAST_LATIN = 0x24F
 _LATIN_ADDITIONAL = range(0x1E00, 0x1F00)
-# Scripts that do not separate words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, and further ideographs.
+# Scripts that do not separate words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, and
+# further ideographs.
 _WITHOUT_SPACES = (
   range(0x0E00, 0x1000),
   range(0x1000, 0x10A0),
@@ -27,15 +29,16 @@ _WITHOUT_SPACES = (
 
 
 def split_sentences(summary: str) -> str:
-  """Start a new line after each " . ", as T5 does for ROUGE-Lsum, which treats lines as sentences."""
+  """Start a new line after each " . ", as T5 does for ROUGE-Lsum, which treats lines as
+  sentences."""
   return summary.replace(" . ", " .\n")
 
 
 class UnicodeWords:
   """A tokenizer for rouge-score that knows the letters of all scripts.
 
-  Words are runs of letters, digits and their marks in lower case; of scripts that do not separate words, each
-  character with its marks is one.
+  Words are runs of letters, digits and their marks in lower case; of scripts that do not separate
+  words, each character with its marks is one.
   """
 
   def tokenize(self, text: str) -> list[str]:
@@ -59,21 +62,26 @@ class UnicodeWords:
 
 
 class Rouge(Metric):
-  """F-measures, averaged over examples. ROUGE-Lsum treats lines as sentences, so `split_sentences` is applied to both
-  sides, as in T5.
+  """F-measures, averaged over examples. ROUGE-Lsum treats lines as sentences, so `split_sentences`
+  is applied to both sides, as in T5.
 
   Args:
-    use_stemmer: whether to use Porter's stemmer, as ROUGE-1.5.5 with `-m` in most papers; T5 does not.
-    one_reference: whether of several references the one with the highest ROUGE-1 counts, as in SciTLDR's `evaluate.py`;
-      otherwise each type of ROUGE takes its highest (rouge-score's `score_multi`).
-    tokenize: `ascii` is rouge-score's, whose words are runs of the letters a to z and digits; `unicode` knows all
-      scripts (`UnicodeWords`) and has no stemmer.
+    use_stemmer: whether to use Porter's stemmer, as ROUGE-1.5.5 with `-m` in most papers; T5 does
+      not.
+    one_reference: whether of several references the one with the highest ROUGE-1 counts, as in
+      SciTLDR's `evaluate.py`; otherwise each type of ROUGE takes its highest (rouge-score's
+      `score_multi`).
+    tokenize: `ascii` is rouge-score's, whose words are runs of the letters a to z and digits;
+      `unicode` knows all scripts (`UnicodeWords`) and has no stemmer.
   """
 
   names = _TYPES
 
   def __init__(
-    self, use_stemmer: bool = True, one_reference: bool = False, tokenize: Literal["ascii", "unicode"] = "ascii"
+    self,
+    use_stemmer: bool = True,
+    one_reference: bool = False,
+    tokenize: Literal["ascii", "unicode"] = "ascii",
   ):
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -89,7 +97,8 @@ class Rouge(Metric):
     count = self._other_scripts(references)
     if 2 * count > len(references):
       raise UserError(
-        f"rouge: {count} of {len(references)} references are mostly in other scripts than Latin, of which rouge-score"
+        f"rouge: {count} of {len(references)} references are mostly in other scripts than Latin, "
+        "of which rouge-score"
         " counts no word; set tokenize=unicode (tools.score: --tokenize=unicode)"
       )
 
@@ -102,7 +111,9 @@ class Rouge(Metric):
       predicted = split_sentences(prediction)
       found = [self._scorer.score(split_sentences(one), predicted) for one in several]
       found_RT = [[scores[name].fmeasure for name in _TYPES] for scores in found]
-      rows.append(max(found_RT, key=lambda scores: scores[0]) if self._one else np.max(found_RT, axis=0))
+      rows.append(
+        max(found_RT, key=lambda scores: scores[0]) if self._one else np.max(found_RT, axis=0)
+      )
     return np.array(rows, np.float64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:

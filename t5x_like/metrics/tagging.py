@@ -13,9 +13,13 @@ class TagAccuracy(Metric):
 
   names = ("accuracy",)
 
-  def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
+  def rows(
+    self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+  ) -> np.ndarray:
     pairs = list(zip(references, predictions))
-    return np.array([(sum(g == p for g, p in zip(*pair)), len(pair[0])) for pair in pairs], np.int64)
+    return np.array(
+      [(sum(g == p for g, p in zip(*pair)), len(pair[0])) for pair in pairs], np.int64
+    )
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     right, tokens = rows_NC.sum(0)
@@ -26,19 +30,26 @@ class TagAccuracy(Metric):
 
 
 class EntityF1(Metric):
-  """Precision, recall and F1 of entities, micro-averaged as in conlleval; `details` has them by type.
+  """Precision, recall and F1 of entities, micro-averaged as in conlleval; `details` has them by
+  type.
 
-  seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's: an I- without its B-
-  begins an entity. An entity is right if its type and both its ends are right. A word without a tag is outside of all.
+  seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's:
+  an I- without its B- begins an entity. An entity is right if its type and both its ends are right.
+  A word without a tag is outside of all.
   """
 
   names = ("precision", "recall", "f1")
 
-  def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
+  def rows(
+    self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+  ) -> np.ndarray:
     """Return [N, 3]: the numbers of right, predicted and true entities of each sentence."""
     from seqeval.metrics.sequence_labeling import get_entities
 
-    found = [[set(get_entities([tag or "O" for tag in tags])) for tags in side] for side in (references, predictions)]
+    found = [
+      [set(get_entities([tag or "O" for tag in tags])) for tags in side]
+      for side in (references, predictions)
+    ]
     pairs = list(zip(*found))
     return np.array([(len(gold & given), len(given), len(gold)) for gold, given in pairs], np.int64)
 

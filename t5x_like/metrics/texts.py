@@ -1,6 +1,7 @@
 """Metrics of generated texts by name: `{"name": "answers", "normalization": "triviaqa"}`.
 
-Each entry of `METRICS` is a function of its options that returns a `TextMetric`: a metric and its readers of texts.
+Each entry of `METRICS` is a function of its options that returns a `TextMetric`: a metric and its
+readers of texts.
 """
 
 import dataclasses
@@ -9,7 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from t5x_like.metrics.answers import final_number, names_referent, normalize_squad, normalize_trivia_qa
+from t5x_like.metrics.answers import (
+  final_number,
+  names_referent,
+  normalize_squad,
+  normalize_trivia_qa,
+)
 from t5x_like.metrics.classification import Classification, Correlation, Matches
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.squad import Answers
@@ -17,7 +23,15 @@ from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.translation import Bleu, Chrf
 
-_ALIASES = ("value", "aliases", "normalized_aliases", "Value", "Aliases", "NormalizedAliases", "HumanAnswers")
+_ALIASES = (
+  "value",
+  "aliases",
+  "normalized_aliases",
+  "Value",
+  "Aliases",
+  "NormalizedAliases",
+  "HumanAnswers",
+)
 _SENTINEL = re.compile(r"<extra_id_([0-9]{1,3})>")
 
 
@@ -27,8 +41,8 @@ class TextMetric:
 
   Attributes:
     metric: the metric that scores the converted texts.
-    reference: converts an example's right texts, at least one, to the metric's reference; None if there is no label.
-      It raises ValueError if it cannot.
+    reference: converts an example's right texts, at least one, to the metric's reference; None if
+      there is no label. It raises ValueError if it cannot.
     prediction: converts a generated text to the metric's prediction; None counts as wrong.
   """
 
@@ -46,7 +60,9 @@ def labels(*, classes: tuple[str, ...], scores: tuple[str, ...] = ("accuracy",))
       raise ValueError(f"found the label {texts[0][:40]!r}, expected one of {', '.join(classes)}")
     return index[texts[0].strip()]
 
-  return TextMetric(Classification(len(classes), scores), reference, lambda text: index.get(text.strip()))
+  return TextMetric(
+    Classification(len(classes), scores), reference, lambda text: index.get(text.strip())
+  )
 
 
 def number(*, invalid: float = -1.0) -> TextMetric:
@@ -68,12 +84,16 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 
 
 def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMetric:
-  """Score exact match and F1, the best over the right answers; for closed-book QA and SQuAD as text."""
-  return TextMetric(Answers({"squad": normalize_squad, "triviaqa": normalize_trivia_qa}[normalization]))
+  """Score exact match and F1, the best over the right answers; for closed-book QA and SQuAD as
+  text."""
+  return TextMetric(
+    Answers({"squad": normalize_squad, "triviaqa": normalize_trivia_qa}[normalization])
+  )
 
 
 def referent() -> TextMetric:
-  """Score whether a text names WSC's referent if, and only if, that is right; an empty text is wrong, as in T5.
+  """Score whether a text names WSC's referent if, and only if, that is right; an empty text is
+  wrong, as in T5.
 
   The right texts of an example are the referent and False, True or, without a label, -1.
   """
@@ -83,7 +103,9 @@ def referent() -> TextMetric:
       raise ValueError(f"found {texts}, expected a referent, and False, True or -1")
     return None if texts[1] == "-1" else (texts[0], texts[1] == "True")
 
-  return TextMetric(Matches(lambda gold, given: names_referent(given, gold[0]) is gold[1]), reference)
+  return TextMetric(
+    Matches(lambda gold, given: names_referent(given, gold[0]) is gold[1]), reference
+  )
 
 
 def exact() -> TextMetric:
@@ -95,7 +117,9 @@ def exact() -> TextMetric:
 def final(*, invalid: str = "") -> TextMetric:
   """Score whether the last number is right (GSM8K, SVAMP)."""
   return TextMetric(
-    Matches(name="exact_match"), lambda texts: final_number(texts[0]), lambda text: final_number(text) or invalid
+    Matches(name="exact_match"),
+    lambda texts: final_number(texts[0]),
+    lambda text: final_number(text) or invalid,
   )
 
 
@@ -114,12 +138,17 @@ def bleu(*, tokenize: str = "13a", lowercase: bool = False) -> TextMetric:
   return TextMetric(Bleu(tokenize, lowercase))
 
 
-def chrf(*, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False) -> TextMetric:
+def chrf(
+  *, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False
+) -> TextMetric:
   return TextMetric(Chrf(char_order, word_order, beta, lowercase))
 
 
 def rouge(
-  *, use_stemmer: bool = True, one_reference: bool = False, tokenize: Literal["ascii", "unicode"] = "ascii"
+  *,
+  use_stemmer: bool = True,
+  one_reference: bool = False,
+  tokenize: Literal["ascii", "unicode"] = "ascii",
 ) -> TextMetric:
   return TextMetric(Rouge(use_stemmer, one_reference, tokenize))
 
@@ -127,19 +156,24 @@ def rouge(
 def tags() -> TextMetric:
   """Score the share of words whose tag is right; a word without a tag counts as wrong.
 
-  Tags are separated by spaces. A tag after `<extra_id_N>` belongs to word N, any other to the next word.
+  Tags are separated by spaces. A tag after `<extra_id_N>` belongs to word N, any other to the next
+  word.
   """
   return TextMetric(TagAccuracy(), lambda texts: _in_order(texts[0]), _in_order)
 
 
 def entities() -> TextMetric:
-  """Score precision, recall and F1 of the entities that the tags mark; a word without a tag is outside all entities."""
-  return TextMetric(EntityF1(), lambda texts: _in_order(texts[0], "O"), lambda text: _in_order(text, "O"))
+  """Score precision, recall and F1 of the entities that the tags mark; a word without a tag is
+  outside all entities."""
+  return TextMetric(
+    EntityF1(), lambda texts: _in_order(texts[0], "O"), lambda text: _in_order(text, "O")
+  )
 
 
 def _in_order(text: str, missing: str = "") -> list[str]:
   """Return the tag of each word; the last of several tags counts."""
-  place, found = 0, {}
+  place = 0
+  found = {}
   for number, part in enumerate(_SENTINEL.split(text)):
     if number % 2:
       place = int(part)
@@ -166,12 +200,14 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
 
 
 def texts_of(value: Any) -> list[str]:
-  """Return the right texts in a record's field: a text, a number, a list of them, or SQuAD's and TriviaQA's answers.
+  """Return the right texts in a record's field: a text, a number, a list of them, or SQuAD's and
+  TriviaQA's answers.
 
   Null is no text. Of TriviaQA's answers the value and all aliases are right.
 
   Raises:
-    ValueError: the field holds a truth value, a number that is not finite, or objects of another form.
+    ValueError: the field holds a truth value, a number that is not finite, or objects of another
+      form.
   """
   if value is None:
     return []
@@ -189,5 +225,8 @@ def texts_of(value: Any) -> list[str]:
     names = [name for name in _ALIASES if name in value]
     if names:
       return list(dict.fromkeys(text for name in names for text in texts_of(value[name])))
-    raise ValueError(f"found an object of {', '.join(map(str, value)) or 'nothing'}, expected one with text or value")
+    raise ValueError(
+      f"found an object of {', '.join(map(str, value)) or 'nothing'}, expected one "
+      "with text or value"
+    )
   raise ValueError(f"found {str(value)[:40]}, expected a text, a number or a list of them")

@@ -10,22 +10,28 @@ from t5x_like.metrics.metric import Metric
 
 
 class _SacreBleu(Metric):
-  """The base of sacrebleu's metrics. Rows are the sentence statistics that `sacrebleu.significance` resamples.
+  """The base of sacrebleu's metrics. Rows are the sentence statistics that `sacrebleu.significance`
+  resamples.
 
   A reference is a sequence of translations, whose number may differ from sentence to sentence.
   """
 
   def __init__(self, name: str, metric):
-    self._name, self.names = name, (name,)
+    self._name = name
+    self.names = (name,)
     self._metric = metric
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
     most = max(map(len, references))
-    streams = [[several[i] if i < len(several) else None for several in references] for i in range(most)]
+    streams = [
+      [several[i] if i < len(several) else None for several in references] for i in range(most)
+    ]
     return np.array(self._metric._extract_corpus_statistics(predictions, streams))
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    return {self._name: float(self._metric._compute_score_from_stats(rows_NC.sum(0).tolist()).score)}
+    return {
+      self._name: float(self._metric._compute_score_from_stats(rows_NC.sum(0).tolist()).score)
+    }
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
     return {"signature": str(self._metric.get_signature())}
@@ -51,7 +57,8 @@ class Bleu(_SacreBleu):
       metric = BLEU(tokenize=tokenize, lowercase=lowercase)
     except Exception as error:  # a package that is not installed, or a model that cannot be fetched
       raise UserError(
-        f"bleu: tokenize={tokenize}: not available ({one_line(error)}); install what it needs, or fetch its model where"
+        f"bleu: tokenize={tokenize}: not available ({one_line(error)}); install what it needs, or "
+        "fetch its model where"
         " there is a network, or choose another tokenizer"
       ) from error
     super().__init__("bleu", metric)
@@ -70,7 +77,11 @@ class Bleu(_SacreBleu):
 class Chrf(_SacreBleu):
   """Corpus chrF, or chrF++ with `word_order=2`."""
 
-  def __init__(self, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False):
+  def __init__(
+    self, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False
+  ):
     from sacrebleu.metrics import CHRF
 
-    super().__init__("chrf", CHRF(char_order=char_order, word_order=word_order, beta=beta, lowercase=lowercase))
+    super().__init__(
+      "chrf", CHRF(char_order=char_order, word_order=word_order, beta=beta, lowercase=lowercase)
+    )

@@ -1,9 +1,11 @@
-"""ALBERT (Lan et al. 2020, https://arxiv.org/abs/1909.11942): BERT with a narrow token table and shared layers.
+"""ALBERT (Lan et al. 2020, https://arxiv.org/abs/1909.11942): BERT with a narrow token table and
+shared layers.
 
-All layers have the same parameters; a published config may have several groups of layers (`AlbertVariant`). Token
-vectors of width 128 are projected to the stack. The second pretraining head tells whether two segments are in order
-(`config.task.swapped`). GELU is in its tanh form, as in the released models; sizes are those of the paper's table 1,
-with the 12 layers of the released xxlarge.
+All layers have the same parameters; a published config may have several groups of layers
+(`AlbertVariant`). Token vectors of width 128 are projected to the stack. The second pretraining
+head tells whether two segments are in order (`config.task.swapped`). GELU is in its tanh form, as
+in the released models; sizes are those of the paper's table 1, with the 12 layers of the released
+xxlarge.
 """
 
 from collections import Counter
@@ -27,7 +29,8 @@ class AlbertVariant(Variant):
   """A `Variant` whose layers share their parameters.
 
   Attributes:
-    groups: number of groups of blocks; each runs for an equal part of the `dims.layers` turns of the stack.
+    groups: number of groups of blocks; each runs for an equal part of the `dims.layers` turns of
+      the stack.
     inner: number of blocks of a group, which are applied one after another in each turn.
   """
 
@@ -38,7 +41,8 @@ class AlbertVariant(Variant):
   def times(self) -> tuple[int, ...]:
     """Return the number of turns of each group."""
     layers = self.dims.layers
-    turns = Counter(int(turn / (layers / self.groups)) for turn in range(layers))  # the released code's rounding
+    # the released code's rounding
+    turns = Counter(int(turn / (layers / self.groups)) for turn in range(layers))
     return tuple(turns[group] for group in range(self.groups))
 
 
@@ -64,7 +68,9 @@ class Model(Encoder):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
-    self.variant = replace(variant, dims=replace(variant.dims, layers=variant.groups * variant.inner))
+    self.variant = replace(
+      variant, dims=replace(variant.dims, layers=variant.groups * variant.inner)
+    )
     super().build(rngs, **options)
     self.variant = variant
     self.encoder = SharedStack(self.encoder, variant.times)

@@ -1,7 +1,9 @@
-"""BART (Lewis et al. 2020, https://arxiv.org/abs/1910.13461) and mBART (Liu et al. 2020): denoising encoder-decoders.
+"""BART (Lewis et al. 2020, https://arxiv.org/abs/1910.13461) and mBART (Liu et al. 2020): denoising
+encoder-decoders.
 
-BART is the post-norm Transformer with GELU, learned positions (two rows of the table are reserved for padding) and a
-norm on the embeddings. mBART is pre-norm, with a norm at the end of each stack, and scales embeddings by sqrt(D).
+BART is the post-norm Transformer with GELU, learned positions (two rows of the table are reserved
+for padding) and a norm on the embeddings. mBART is pre-norm, with a norm at the end of each stack,
+and scales embeddings by sqrt(D).
 """
 
 from dataclasses import replace
@@ -28,7 +30,8 @@ TOKENS = Tokens(pad=1, start=2, eos=2)
 
 VARIANTS = {
   #                              embed heads kv head_dim  mlp layers
-  "bart-tiny":        Variant(Dims( 128,  2,  2, 64,  512,  2), BART, 50265, TOKENS),  # for debugging
+  # for debugging
+  "bart-tiny":        Variant(Dims( 128,  2,  2, 64,  512,  2), BART, 50265, TOKENS),
   "bart-base":        Variant(Dims( 768, 12, 12, 64, 3072,  6), BART, 50265, TOKENS),
   "bart-large":       Variant(Dims(1024, 16, 16, 64, 4096, 12), BART, 50265, TOKENS),
   "mbart-large-cc25": Variant(Dims(1024, 16, 16, 64, 4096, 12), MBART, 250_027, TOKENS),
@@ -37,6 +40,7 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A BART or mBART of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
+  """A BART or mBART of one of `VARIANTS`, with the features and arguments of every
+  encoder-decoder."""
 
   VARIANTS = VARIANTS

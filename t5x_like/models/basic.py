@@ -1,7 +1,9 @@
-"""BASIC: a CoAtNet and a text encoder, trained like CLIP (Pham et al. 2021, https://arxiv.org/abs/2111.10050).
+"""BASIC: a CoAtNet and a text encoder, trained like CLIP (Pham et al. 2021,
+https://arxiv.org/abs/2111.10050).
 
-Texts of up to 64 tokens are read bidirectionally and represented by the mean of their tokens. The paper gives little
-but the sizes of the text encoder; here its blocks are pre-norm, and positions are learned.
+Texts of up to 64 tokens are read bidirectionally and represented by the mean of their tokens. The
+paper gives little but the sizes of the text encoder; here its blocks are pre-norm, and positions
+are learned.
 """
 
 from dataclasses import replace
@@ -23,7 +25,12 @@ TEXT = Design(
 
 
 def _basic(image, embed, layers, width, head_dim=64) -> DualVariant:
-  text = Variant(Dims(embed, embed // head_dim, embed // head_dim, head_dim, 4 * embed, layers), TEXT, 32_000, Tokens())
+  text = Variant(
+    Dims(embed, embed // head_dim, embed // head_dim, head_dim, 4 * embed, layers),
+    TEXT,
+    32_000,
+    Tokens(),
+  )
   return DualVariant(replace(coatnet.VARIANTS[image], head="projection"), text, width, "mean")
 
 

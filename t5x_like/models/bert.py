@@ -1,9 +1,10 @@
 """BERT: the bidirectional encoder of Devlin et al. 2019 (https://arxiv.org/abs/1810.04805).
 
-Post-norm with LayerNorm, biases everywhere, learned positions and token types, and a norm on the embeddings. GELU is
-exact and initial values are normal, as in `transformers`; the authors' code now has its tanh form, and draws values
-beyond two deviations anew. The smaller sizes are from Turc et al. 2019 (https://arxiv.org/abs/1908.08962). Pretraining
-has two heads, masked tokens (tied to the token table) and next sentence; fine-tuning selects another with `head`.
+Post-norm with LayerNorm, biases everywhere, learned positions and token types, and a norm on the
+embeddings. GELU is exact and initial values are normal, as in `transformers`; the authors' code now
+has its tanh form, and draws values beyond two deviations anew. The smaller sizes are from Turc et
+al. 2019 (https://arxiv.org/abs/1908.08962). Pretraining has two heads, masked tokens (tied to the
+token table) and next sentence; fine-tuning selects another with `head`.
 """
 
 from t5x_like.architectures.design import Design, Tokens, Variant

@@ -1,9 +1,9 @@
-"""BigBird: a RoBERTa-sized encoder for 4,096 tokens with block-sparse attention (Zaheer et al. 2020,
-https://arxiv.org/abs/2007.14062).
+"""BigBird: a RoBERTa-sized encoder for 4,096 tokens with block-sparse attention (Zaheer et al.
+2020, https://arxiv.org/abs/2007.14062).
 
-The published models continue RoBERTa's weights with tanh-approximated GELU, the token types of BERT and a vocabulary of
-50,358 pieces. Sequences must be longer than `(5 + 2 * random_blocks) * block` tokens (704); for shorter ones choose
-`design.core="dense"`, which has the same parameters.
+The published models continue RoBERTa's weights with tanh-approximated GELU, the token types of BERT
+and a vocabulary of 50,358 pieces. Sequences must be longer than `(5 + 2 * random_blocks) * block`
+tokens (704); for shorter ones choose `design.core="dense"`, which has the same parameters.
 """
 
 from dataclasses import replace
@@ -23,7 +23,9 @@ TOKENS = Tokens(pad=0, start=1, eos=2)
 
 
 def _bigbird(embed, mlp, heads, layers) -> Variant:
-  return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), DESIGN, 50358, TOKENS, types=2)
+  return Variant(
+    Dims(embed, heads, heads, embed // heads, mlp, layers), DESIGN, 50358, TOKENS, types=2
+  )
 
 
 VARIANTS = {

@@ -1,9 +1,10 @@
 """CLIP: a ViT and a causal text encoder, trained to match texts with images.
 
-Radford et al. 2021 (https://arxiv.org/abs/2103.00020), tables 19 and 20. The ViT has a norm before its first block, and
-no bias on its patches; both have pre-norm blocks and an approximate GELU. The state at EOS represents a text of up to
-77 tokens. Kernels start as in the authors' code (`initialize_parameters` of openai/CLIP's model.py), which leaves those
-of images to PyTorch: Xavier's deviation for queries, keys and values as one matrix, 1/sqrt(3 fan in) for the others.
+Radford et al. 2021 (https://arxiv.org/abs/2103.00020), tables 19 and 20. The ViT has a norm before
+its first block, and no bias on its patches; both have pre-norm blocks and an approximate GELU. The
+state at EOS represents a text of up to 77 tokens. Kernels start as in the authors' code
+(`initialize_parameters` of openai/CLIP's model.py), which leaves those of images to PyTorch:
+Xavier's deviation for queries, keys and values as one matrix, 1/sqrt(3 fan in) for the others.
 `models/siglip.py` is trained with a pairwise loss.
 """
 
@@ -26,14 +27,22 @@ TEXT = Design(
   embed_init=0.02,
 )
 IMAGE = replace(
-  TEXT, position="learned_1d", embed_norm=True, kernel_scales=(0.5, 1 / 3, 1 / 3, 1 / 3), residual_init=False
+  TEXT,
+  position="learned_1d",
+  embed_norm=True,
+  kernel_scales=(0.5, 1 / 3, 1 / 3, 1 / 3),
+  residual_init=False,
 )
 TOKENS = Tokens(pad=None, start=49_406, eos=49_407)
 
 
 def _clip(width, image, text, patch, resolution=224) -> DualVariant:
-  dims = [Dims(embed, heads, heads, embed // heads, 4 * embed, layers) for embed, heads, layers in (image, text)]
-  design, patches = replace(IMAGE, embed_init=image[0] ** -0.5), dict(patch_bias=False, patch_scale=1 / 3)
+  dims = [
+    Dims(embed, heads, heads, embed // heads, 4 * embed, layers)
+    for embed, heads, layers in (image, text)
+  ]
+  design = replace(IMAGE, embed_init=image[0] ** -0.5)
+  patches = dict(patch_bias=False, patch_scale=1 / 3)
   vision = ImageVariant(dims[0], design, patch, resolution, head="projection", **patches)
   return DualVariant(vision, Variant(dims[1], TEXT, 49_408, TOKENS), width)
 

@@ -1,10 +1,12 @@
-"""CoAtNet: convolutions on large grids, attention on small ones (Dai et al. 2021, https://arxiv.org/abs/2106.04803).
+"""CoAtNet: convolutions on large grids, attention on small ones (Dai et al. 2021,
+https://arxiv.org/abs/2106.04803).
 
-Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions; sizes from table 3
-and, for the largest, from appendix A.2. In CoAtNet-6 and 7, two thirds of a stage's MBConv blocks begin the next stage.
-The paper's convolutions have batch norm; these normalise the channels of each cell (LayerNorm, as in ConvNeXt, Liu et
-al. 2022). So outputs do not depend on the other images of a batch, training keeps no running statistics, and the
-numbers of parameters are the same.
+Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions;
+sizes from table 3 and, for the largest, from appendix A.2. In CoAtNet-6 and 7, two thirds of a
+stage's MBConv blocks begin the next stage. The paper's convolutions have batch norm; these
+normalise the channels of each cell (LayerNorm, as in ConvNeXt, Liu et al. 2022). So outputs do not
+depend on the other images of a batch, training keeps no running statistics, and the numbers of
+parameters are the same.
 """
 
 from t5x_like.architectures.design import Design
@@ -22,7 +24,9 @@ _HEAD = {"name": "image_classification", "hidden": True}
 
 
 def _coatnet(stem, widths, depths, head_dim=32, resolution=224, middle=None) -> HybridVariant:
-  return HybridVariant(stem, widths, depths, DESIGN, head_dim, middle, resolution=resolution, head=_HEAD)
+  return HybridVariant(
+    stem, widths, depths, DESIGN, head_dim, middle, resolution=resolution, head=_HEAD
+  )
 
 
 VARIANTS = {
@@ -34,7 +38,8 @@ VARIANTS = {
   "coatnet-3":    _coatnet( 192, (192, 384, 768, 1536), (2, 6, 14, 2)),
   "coatnet-4":    _coatnet( 192, (192, 384, 768, 1536), (2, 12, 28, 2)),
   "coatnet-5":    _coatnet( 192, (256, 512, 1280, 2048), (2, 12, 28, 2), 64),
-  # The table's last width is 2048, but the 1.47 billion parameters that it gives are those of 3072 (2048: 1.35).
+  # The table's last width is 2048, but the 1.47 billion parameters that it gives are those of 3072
+  # (2048: 1.35).
   "coatnet-6":    _coatnet( 192, (192, 384, 1536, 3072), (2, 4, 42, 2), 128, middle=(768, 8)),
   "coatnet-7":    _coatnet( 192, (256, 512, 2048, 3072), (2, 4, 42, 2), 128, middle=(1024, 8)),
 }  # fmt: skip

@@ -1,8 +1,9 @@
-"""Command R and Aya 23 (Cohere 2024, model cards of CohereForAI; Aryabumi et al. 2024, arXiv:2405.15032).
+"""Command R and Aya 23 (Cohere 2024, model cards of CohereForAI; Aryabumi et al. 2024,
+arXiv:2405.15032).
 
-Attention and feed-forward layer run in parallel after one LayerNorm without a bias; SwiGLU, interleaved rotary
-positions, no biases, a token table shared with the output, and a factor of the logits. Command R+ normalises queries
-and keys, with scales of every head's own.
+Attention and feed-forward layer run in parallel after one LayerNorm without a bias; SwiGLU,
+interleaved rotary positions, no biases, a token table shared with the output, and a factor of the
+logits. Command R+ normalises queries and keys, with scales of every head's own.
 """
 
 from dataclasses import replace
@@ -29,7 +30,9 @@ TOKENS = Tokens(pad=0, start=5, eos=255_001)
 
 
 def _command(embed, mlp, heads, kv_heads, layers, theta=8e6, **changes) -> Variant:
-  design = replace(DESIGN, position={"name": "rope", "theta": theta, "interleaved": True}, **changes)
+  design = replace(
+    DESIGN, position={"name": "rope", "theta": theta, "interleaved": True}, **changes
+  )
   return Variant(Dims(embed, heads, kv_heads, embed // heads, mlp, layers), design, 256_000, TOKENS)
 
 
@@ -51,7 +54,13 @@ class Model(Decoder):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     super().build(rngs, **options)
     if self.variant.design.qk_norm:
-      attention, dims = self.decoder.blocks.parallel.layer.self_attention, self.variant.dims
-      for norm, heads, axis in ((attention.q_norm, dims.heads, "heads"), (attention.k_norm, dims.kv_heads, "kv_heads")):
+      attention = self.decoder.blocks.parallel.layer.self_attention
+      dims = self.variant.dims
+      for norm, heads, axis in (
+        (attention.q_norm, dims.heads, "heads"),
+        (attention.k_norm, dims.kv_heads, "kv_heads"),
+      ):
         shape = (self.decoder.repeats, heads, dims.head_dim)
-        norm.scale = nnx.Param(jnp.ones(shape, jnp.float32), axes=("layers", axis, None), unit=(1, 1, 1))
+        norm.scale = nnx.Param(
+          jnp.ones(shape, jnp.float32), axes=("layers", axis, None), unit=(1, 1, 1)
+        )

@@ -1,7 +1,8 @@
-"""ConvNeXt: a convolutional network with the macro design of Swin (Liu et al. 2022, https://arxiv.org/abs/2201.03545).
+"""ConvNeXt: a convolutional network with the macro design of Swin (Liu et al. 2022,
+https://arxiv.org/abs/2201.03545).
 
-Blocks of a 7 x 7 depthwise convolution, a norm and a feed-forward layer; between stages, squares of four cells are
-merged. The mean of the last map is normalised and classified.
+Blocks of a 7 x 7 depthwise convolution, a norm and a feed-forward layer; between stages, squares of
+four cells are merged. The mean of the last map is normalised and classified.
 """
 
 from t5x_like.architectures.conv_encoder import ConvEncoder, ConvVariant
@@ -13,7 +14,9 @@ DESIGN = Design(norm="layernorm", norm_epsilon=1e-6, init_stddev=0.02)
 def _convnext(width, depths, patch=4, resolution=224) -> ConvVariant:
   widths = tuple(width << n for n in range(len(depths)))
   backbone = {"name": "convnext", "patch": patch, "widths": widths, "depths": depths}
-  return ConvVariant(backbone, widths[-1], DESIGN, resolution, head={"name": "image_classification", "norm": "after"})
+  return ConvVariant(
+    backbone, widths[-1], DESIGN, resolution, head={"name": "image_classification", "norm": "after"}
+  )
 
 
 VARIANTS = {

@@ -1,8 +1,10 @@
-"""DeBERTa v3, the encoder (He et al. 2021, https://arxiv.org/abs/2111.09543): BERT with disentangled attention.
+"""DeBERTa v3, the encoder (He et al. 2021, https://arxiv.org/abs/2111.09543): BERT with
+disentangled attention.
 
-Positions enter only as vectors of relative distances (`nn.disentangled`); there are neither absolute positions nor
-token types. This is the encoder to fine-tune, or to pretrain as a masked language model, as v1 was but without its
-enhanced mask decoder; `models.deberta_rtd` is the paper's pretraining.
+Positions enter only as vectors of relative distances (`nn.disentangled`); there are neither
+absolute positions nor token types. This is the encoder to fine-tune, or to pretrain as a masked
+language model, as v1 was but without its enhanced mask decoder; `models.deberta_rtd` is the paper's
+pretraining.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +28,8 @@ class DebertaVariant(Variant):
   """A variant with the sizes of a `nn.disentangled.DisentangledStack`.
 
   Attributes:
-    buckets, max_distance: number of buckets on each side, and the distance from which all share a bucket.
+    buckets, max_distance: number of buckets on each side, and the distance from which all share a
+      bucket.
   """
 
   buckets: Positive = 256
@@ -35,7 +38,10 @@ class DebertaVariant(Variant):
   def __post_init__(self):
     if self.max_distance <= self.buckets // 2 + 1 or self.buckets < 4:
       found = f"found {self.max_distance} with {self.buckets} buckets"
-      raise UserError(f"config.model.variant.max_distance: {found}, expected at least 4 buckets, and over half as far")
+      raise UserError(
+        f"config.model.variant.max_distance: {found}, expected at least 4 buckets, "
+        "and over half as far"
+      )
 
 
 def _deberta(embed, mlp, heads, layers) -> DebertaVariant:
@@ -62,11 +68,18 @@ class Model(Encoder):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     super().build(rngs, **options)
-    design, D, names = self.variant.design, self.variant.dims.embed, self.encoder.blocks.names
+    design = self.variant.design
+    D = self.variant.dims.embed
+    names = self.encoder.blocks.names
     if design.position not in ("none", {"name": "none"}) or names != ("self_attention", "mlp"):
       raise UserError(
-        f"config.model.design: found position {design.position!r} and sublayers {', '.join(names)}, expected position "
+        f"config.model.design: found position {design.position!r} and sublayers "
+        f"{', '.join(names)}, expected position "
         "'none' and one attention and feed-forward layer in turn"
       )
-    parts = dict(norm=design.make_norm(D, rngs), buckets=self.variant.buckets, max_distance=self.variant.max_distance)
+    parts = dict(
+      norm=design.make_norm(D, rngs),
+      buckets=self.variant.buckets,
+      max_distance=self.variant.max_distance,
+    )
     self.encoder = DisentangledStack(self.encoder, rngs, init=design.table_init(), **parts)

@@ -1,15 +1,18 @@
-"""DeBERTa v3's pretraining: an encoder that detects replaced tokens (He et al. 2021, https://arxiv.org/abs/2111.09543).
+"""DeBERTa v3's pretraining: an encoder that detects replaced tokens (He et al. 2021,
+https://arxiv.org/abs/2111.09543).
 
-As in ELECTRA, a generator fills in masked tokens and a discriminator tells which were replaced; `objectives.electra` is
-the loss. The generator is as wide as the discriminator and has half its layers. The two share token vectors by
-gradient-disentangled embedding sharing (section 3.3): the discriminator's table is E_D = stop_gradient(E_G) + E_delta.
-The generator's table E_G learns from the generator alone, and E_delta, which starts at zero, from the discriminator
-alone. The norm after the table and the vectors of distances are each network's own.
+As in ELECTRA, a generator fills in masked tokens and a discriminator tells which were replaced;
+`objectives.electra` is the loss. The generator is as wide as the discriminator and has half its
+layers. The two share token vectors by gradient-disentangled embedding sharing (section 3.3): the
+discriminator's table is E_D = stop_gradient(E_G) + E_delta. The generator's table E_G learns from
+the generator alone, and E_delta, which starts at zero, from the discriminator alone. The norm after
+the table and the vectors of distances are each network's own.
 
-The authors' code updates the generator first and the discriminator in a second step; here one step updates both. No
-gradient passes between them, but they share one clipping of its norm. Both heads are ELECTRA's. The authors' generator
-has DeBERTa's enhanced mask decoder (arXiv:2006.03654, section 3.2: the last layer twice, with absolute positions in its
-queries), and their discriminator adds the state of [CLS] to every token and normalises the sums.
+The authors' code updates the generator first and the discriminator in a second step; here one step
+updates both. No gradient passes between them, but they share one clipping of its norm. Both heads
+are ELECTRA's. The authors' generator has DeBERTa's enhanced mask decoder (arXiv:2006.03654, section
+3.2: the last layer twice, with absolute positions in its queries), and their discriminator adds the
+state of [CLS] to every token and normalises the sums.
 """
 
 import copy
@@ -27,7 +30,9 @@ from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
 from t5x_like.slots import Positive
 
-VARIANTS = {name: replace(variant, head="discriminator") for name, variant in deberta.VARIANTS.items()}
+VARIANTS = {
+  name: replace(variant, head="discriminator") for name, variant in deberta.VARIANTS.items()
+}
 
 
 class Shifted(nnx.Module):
@@ -52,7 +57,8 @@ class Model(deberta.Model):
   """
 
   VARIANTS = VARIANTS
-  ALONE: ClassVar[str] = "deberta"  # the family of the discriminator by itself, which fine-tuning takes
+  # the family of the discriminator by itself, which fine-tuning takes
+  ALONE: ClassVar[str] = "deberta"
 
   def __init__(
     self,
@@ -64,9 +70,12 @@ class Model(deberta.Model):
     **options,
   ):
     super().__init__(rngs, variant=variant, head=head, **options)
-    V, dims = self.variant.vocab_size, self.variant.dims
+    V = self.variant.vocab_size
+    dims = self.variant.dims
     self.embed = Embed(V, dims.embed, rngs, init=params.zeros)
-    generator = replace(self.variant, dims=replace(dims, layers=generator_layers or max(1, dims.layers // 2)))
+    generator = replace(
+      self.variant, dims=replace(dims, layers=generator_layers or max(1, dims.layers // 2))
+    )
     self.generator = deberta.Model(rngs, variant=replace(generator, head="mlm"), **options)
 
   outputs = electra.Model.outputs
@@ -75,18 +84,23 @@ class Model(deberta.Model):
     """Return {"logits": float32 [B, S]}, positive for tokens of the batch judged to be replaced."""
     judging = copy.copy(self)
     judging.embed = Shifted(self.generator.embed, self.embed)
-    return Encoder.outputs(judging, {name: x for name, x in batch.items() if name not in PLACES}, key)
+    return Encoder.outputs(
+      judging, {name: x for name, x in batch.items() if name not in PLACES}, key
+    )
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Return {"logits": `VocabularyLogits` [B, S, V]}, or [B, K, V] at the batch's masked positions."""
+    """Return {"logits": `VocabularyLogits` [B, S, V]}, or [B, K, V] at the batch's masked
+    positions."""
     return self.generator.outputs(batch, key)
 
   def networks(self) -> tuple[deberta.Model, deberta.Model]:
-    """Return both as separate models, to fine-tune or save; the discriminator's table is E_G + E_delta."""
+    """Return both as separate models, to fine-tune or save; the discriminator's table is E_G +
+    E_delta."""
     make = lambda key: deberta.Model(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)  # noqa: E731
     discriminator = jax.eval_shape(make, jax.random.key(0))
     for name in ("inputs", "encoder", "head"):
       setattr(discriminator, name, getattr(self, name))
-    delta, base = self.embed.table, self.generator.embed.table
+    delta = self.embed.table
+    base = self.generator.embed.table
     discriminator.embed.table = nnx.Param(base[...] + delta[...], axes=delta.axes, unit=delta.unit)
     return self.generator, discriminator

@@ -1,9 +1,10 @@
 """DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437), in the sizes of section 4.2.
 
-Pre-norm with RMSNorm, SwiGLU, no biases, an untied output. Attention is by latents; 64 of a head's 192 channels rotate,
-in pairs of neighbours, with base 1e4. All layers but the first three have experts: one that every token uses, and 8 of
-256 from the 4 best of 8 groups, chosen by sigmoids whose biases balance the loads. A token's gates add up to 2.5.
-With `mtp_depth=1`, as published, one more block predicts the token after the next.
+Pre-norm with RMSNorm, SwiGLU, no biases, an untied output. Attention is by latents; 64 of a head's
+192 channels rotate, in pairs of neighbours, with base 1e4. All layers but the first three have
+experts: one that every token uses, and 8 of 256 from the 4 best of 8 groups, chosen by sigmoids
+whose biases balance the loads. A token's gates add up to 2.5. With `mtp_depth=1`, as published, one
+more block predicts the token after the next.
 """
 
 from t5x_like.architectures.design import Design, Tokens, Variant
@@ -32,7 +33,9 @@ def design(latent: dict, experts: Experts, dense_layers: int) -> Design:
 
 def routing(**sizes) -> Experts:
   """Return DeepSeek-V3's routing with these sizes."""
-  usual = dict(router="sigmoid", normalise=True, scale=2.5, bias_rate=0.001, balance_loss=1e-4, z_loss=0.0)
+  usual = dict(
+    router="sigmoid", normalise=True, scale=2.5, bias_rate=0.001, balance_loss=1e-4, z_loss=0.0
+  )
   return Experts(**{**usual, "shared": 1, **sizes})
 
 
@@ -61,6 +64,7 @@ VARIANTS = {
 
 
 class Model(MultiTokenDecoder):
-  """A DeepSeek of one of `VARIANTS`, with the features and arguments of every decoder, and `mtp_depth`."""
+  """A DeepSeek of one of `VARIANTS`, with the features and arguments of every decoder, and
+  `mtp_depth`."""
 
   VARIANTS = VARIANTS

@@ -1,7 +1,8 @@
-"""DeiT: ViT with a distillation token, which learns from a teacher (Touvron et al. 2021, https://arxiv.org/abs/2012.12877).
+"""DeiT: ViT with a distillation token, which learns from a teacher (Touvron et al. 2021,
+https://arxiv.org/abs/2012.12877).
 
-A second token stands before the patches, with a classifier of its own; predictions are the mean of the two. Without a
-teacher, DeiT is the ViT of the same size (`models/vit.py`).
+A second token stands before the patches, with a classifier of its own; predictions are the mean of
+the two. Without a teacher, DeiT is the ViT of the same size (`models/vit.py`).
 """
 
 from dataclasses import replace
@@ -25,6 +26,7 @@ VARIANTS = {
 
 
 class Model(ImageEncoder):
-  """A distilled DeiT of one of `VARIANTS`, with the features and arguments of every image encoder."""
+  """A distilled DeiT of one of `VARIANTS`, with the features and arguments of every image
+  encoder."""
 
   VARIANTS = VARIANTS

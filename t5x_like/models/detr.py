@@ -1,7 +1,8 @@
 """DETR: detection as set prediction (Carion et al. 2020, https://arxiv.org/abs/2005.12872).
 
-Features of a ResNet with frozen batch norm go through a post-norm encoder; a decoder turns 100 learned queries into
-objects, each with a class (or "no object") and a box. Sinusoidal positions are added at every attention.
+Features of a ResNet with frozen batch norm go through a post-norm encoder; a decoder turns 100
+learned queries into objects, each with a class (or "no object") and a box. Sinusoidal positions are
+added at every attention.
 """
 
 from t5x_like.architectures.design import Design

@@ -1,8 +1,10 @@
-"""DINOv2: ViTs trained without labels, whose features serve as they are (Oquab et al. 2024, arXiv:2304.07193).
+"""DINOv2: ViTs trained without labels, whose features serve as they are (Oquab et al. 2024,
+arXiv:2304.07193).
 
-ViT with a learned factor on every sublayer's output and patches of 14 pixels; ViT-g has SwiGLU instead of GELU. The
-models with registers (Darcet et al. 2024, arXiv:2309.16588) have four more tokens. Published classifiers read the class
-token beside the mean of the patches. The method that trained them is not here: begin with published weights.
+ViT with a learned factor on every sublayer's output and patches of 14 pixels; ViT-g has SwiGLU
+instead of GELU. The models with registers (Darcet et al. 2024, arXiv:2309.16588) have four more
+tokens. Published classifiers read the class token beside the mean of the patches. The method that
+trained them is not here: begin with published weights.
 """
 
 from dataclasses import replace
@@ -15,8 +17,11 @@ DESIGN = replace(vit.DESIGN, layer_scale=1.0)
 ANTIALIASED = {"name": "learned_1d", "antialias": True}  # positions of models with registers
 
 
-def _dinov2(embed, mlp, heads, layers, activation="gelu", patch=14, resolution=518, registers=0) -> ImageVariant:
-  dims, position = Dims(embed, heads, heads, embed // heads, mlp, layers), ANTIALIASED if registers else "learned_1d"
+def _dinov2(
+  embed, mlp, heads, layers, activation="gelu", patch=14, resolution=518, registers=0
+) -> ImageVariant:
+  dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
+  position = ANTIALIASED if registers else "learned_1d"
   design = replace(DESIGN, activation=activation, position=position)
   head = {"name": "image_classification", "pooling": "both"}
   return ImageVariant(dims, design, patch, resolution, registers=registers, head=head)

@@ -1,8 +1,10 @@
-"""ELECTRA: an encoder that detects replaced tokens (Clark et al. 2020, https://arxiv.org/abs/2003.10555).
+"""ELECTRA: an encoder that detects replaced tokens (Clark et al. 2020,
+https://arxiv.org/abs/2003.10555).
 
-Both networks are BERTs. The generator has the depth of the discriminator and a fraction of its width (table 6). They
-share the embeddings of tokens, positions and types and their norm (section 3.2, "weight sharing"); each network
-projects them to its own width. Small models have a token table of width 128.
+Both networks are BERTs. The generator has the depth of the discriminator and a fraction of its
+width (table 6). They share the embeddings of tokens, positions and types and their norm (section
+3.2, "weight sharing"); each network projects them to its own width. Small models have a token table
+of width 128.
 """
 
 import copy
@@ -25,8 +27,10 @@ def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
 
 
 def generator(variant: Variant, size: float) -> Variant:
-  """Derive the generator of a discriminator: `size` times its width, with heads of the same width."""
-  dims, D = variant.dims, round(variant.dims.embed * size)
+  """Derive the generator of a discriminator: `size` times its width, with heads of the same
+  width."""
+  dims = variant.dims
+  D = round(variant.dims.embed * size)
   heads = max(1, D // dims.head_dim)
   table = variant.embed or dims.embed
   dims = Dims(D, heads, heads, D // heads, round(dims.mlp * size), dims.layers)
@@ -40,7 +44,12 @@ VARIANTS = {
   "electra-base":  _discriminator( 768, 3072, 12, 12),
   "electra-large": _discriminator(1024, 4096, 16, 24),
 }  # fmt: skip
-GENERATOR_SIZES = {"electra-tiny": 1 / 2, "electra-small": 1 / 4, "electra-base": 1 / 3, "electra-large": 1 / 4}
+GENERATOR_SIZES = {
+  "electra-tiny": 1 / 2,
+  "electra-small": 1 / 4,
+  "electra-base": 1 / 3,
+  "electra-large": 1 / 4,
+}
 GENERATORS = {name: generator(variant, GENERATOR_SIZES[name]) for name, variant in VARIANTS.items()}
 # The generator released with electra-small, as wide as its discriminator.
 GENERATORS["electra-small-released"] = generator(VARIANTS["electra-small"], 1)
@@ -59,11 +68,12 @@ class Generator(Encoder):
 
 
 class Model(Encoder):
-  """Both networks, for pretraining: a discriminator, and in `generator` the generator's parameters that are not shared.
+  """Both networks, for pretraining: a discriminator, and in `generator` the generator's parameters
+  that are not shared.
 
   Args:
-    generator_size: width of the generator as a fraction of the discriminator's; None is the paper's fraction for its
-      sizes and a half for others (a quarter to a half worked best in the paper).
+    generator_size: width of the generator as a fraction of the discriminator's; None is the paper's
+      fraction for its sizes and a half for others (a quarter to a half worked best in the paper).
     head: only the default; use `Discriminator` for fine-tuning.
   """
 
@@ -79,18 +89,21 @@ class Model(Encoder):
     head: Literal["discriminator"] | None = None,
     **options,
   ):
-    size = generator_size or (GENERATOR_SIZES.get(variant) if isinstance(variant, str) else None) or 0.5
+    size = (
+      generator_size or (GENERATOR_SIZES.get(variant) if isinstance(variant, str) else None) or 0.5
+    )
     super().__init__(rngs, variant=variant, head=head, **options)
     self.generator = Generator(rngs, variant=generator(self.variant, size), **options)
     del self.generator.embed
     self.generator.inputs = self.generator.inputs.project
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Run both networks on the same tokens; in pretraining, the discriminator reads samples of the generator instead.
+    """Run both networks on the same tokens; in pretraining, the discriminator reads samples of the
+    generator instead.
 
     Returns:
-      {"logits": float32 [B, S] of the discriminator, "generator_logits": `VocabularyLogits` [B, S, V]}, and auxiliary
-      scalars.
+      {"logits": float32 [B, S] of the discriminator, "generator_logits": `VocabularyLogits` [B, S,
+      V]}, and auxiliary scalars.
     """
     generated = self.generate(batch, subkey(key, 0))["logits"]
     return self.discriminate(batch, subkey(key, 1)) | {"generator_logits": generated}
@@ -108,11 +121,13 @@ class Model(Encoder):
     return self.networks()[0].outputs(batch, key)
 
   def networks(self) -> tuple[Generator, Discriminator]:
-    """Return both as separate models that share their parameters with this one, to fine-tune or save."""
+    """Return both as separate models that share their parameters with this one, to fine-tune or
+    save."""
     inputs = copy.copy(self.inputs)
     inputs.project = self.generator.inputs
     generating = copy.copy(self.generator)
-    generating.embed, generating.inputs = self.embed, inputs
+    generating.embed = self.embed
+    generating.inputs = inputs
     make = lambda key: Discriminator(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)  # noqa: E731
     discriminating = jax.eval_shape(make, jax.random.key(0))
     for name in ("embed", "inputs", "encoder", "head"):

@@ -1,8 +1,9 @@
 """Falcon (Almazrouei et al. 2023, arXiv:2311.16867).
 
-Attention and feed-forward layer run in parallel; LayerNorm, GELU, rotary positions, no biases, a token table shared
-with the output. 7B has one norm for both and a single key/value head; 40B and 180B have a norm each and eight key/value
-heads. Falcon RW has ALiBi (Penedo et al. 2023, arXiv:2306.01116), biases and a layer without parallel parts, as GPT.
+Attention and feed-forward layer run in parallel; LayerNorm, GELU, rotary positions, no biases, a
+token table shared with the output. 7B has one norm for both and a single key/value head; 40B and
+180B have a norm each and eight key/value heads. Falcon RW has ALiBi (Penedo et al. 2023,
+arXiv:2306.01116), biases and a layer without parallel parts, as GPT.
 """
 
 from dataclasses import replace
@@ -26,7 +27,9 @@ TOKENS = Tokens(pad=None, start=11, eos=11)  # one id ends and begins texts; no 
 
 
 def _falcon(design, embed, heads, kv_heads, layers) -> Variant:
-  return Variant(Dims(embed, heads, kv_heads, embed // heads, 4 * embed, layers), design, 65_024, TOKENS)
+  return Variant(
+    Dims(embed, heads, kv_heads, embed // heads, 4 * embed, layers), design, 65_024, TOKENS
+  )
 
 
 VARIANTS = {

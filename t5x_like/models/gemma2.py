@@ -1,9 +1,10 @@
 """Gemma 2 (Gemma Team 2024, arXiv:2408.00118).
 
-Norms before and after every sublayer, whose scales are stored minus one; GeGLU, rotary positions, no biases; every
-second layer, starting with the first, sees a window of 4,096 tokens. Attention logits are capped at 50, output logits
-at 30. Token vectors are multiplied by sqrt(D) and shared with the output. Attention is scaled by 1/sqrt(256) in the two
-smaller sizes, in 27B by 1/sqrt(4608 / 32).
+Norms before and after every sublayer, whose scales are stored minus one; GeGLU, rotary positions,
+no biases; every second layer, starting with the first, sees a window of 4,096 tokens. Attention
+logits are capped at 50, output logits at 30. Token vectors are multiplied by sqrt(D) and shared
+with the output. Attention is scaled by 1/sqrt(256) in the two smaller sizes, in 27B by 1/sqrt(4608
+/ 32).
 """
 
 from dataclasses import replace
@@ -29,7 +30,9 @@ DESIGN = Design(
 
 def _gemma2(embed, mlp, heads, kv_heads, head_dim, layers, scalar) -> Variant:
   dims = Dims(embed, heads, kv_heads, head_dim, mlp, layers)
-  return Variant(dims, replace(DESIGN, attention_scale=scalar**-0.5), 256_000, Tokens(pad=0, start=2, eos=1))
+  return Variant(
+    dims, replace(DESIGN, attention_scale=scalar**-0.5), 256_000, Tokens(pad=0, start=2, eos=1)
+  )
 
 
 VARIANTS = {

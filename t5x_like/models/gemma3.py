@@ -1,8 +1,9 @@
 """Gemma 3, its text model (Gemma Team 2025, arXiv:2503.19786).
 
-Gemma 2 without caps on the logits, with norms on queries and keys. Five of six layers see a window of 1,024 tokens (512
-in the two smallest sizes) and rotate with base 1e4; every sixth sees all, with base 1e6 and, from 4B on, wavelengths
-stretched by eight. Attention is scaled by 1/sqrt(256), in 27B by 1/sqrt(5376 / 32).
+Gemma 2 without caps on the logits, with norms on queries and keys. Five of six layers see a window
+of 1,024 tokens (512 in the two smallest sizes) and rotate with base 1e4; every sixth sees all, with
+base 1e6 and, from 4B on, wavelengths stretched by eight. Attention is scaled by 1/sqrt(256), in 27B
+by 1/sqrt(5376 / 32).
 """
 
 from dataclasses import replace
@@ -20,16 +21,35 @@ GLOBAL_EVERY = 6
 
 
 def layered(design: Design, layers: int, window: int | None, full: dict) -> Design:
-  """Return the design with its windows and positions; the pattern need not end with the last layer."""
+  """Return the design with its windows and positions; the pattern need not end with the last
+  layer."""
   period = GLOBAL_EVERY if layers % GLOBAL_EVERY == 0 else layers
   local = [(layer + 1) % GLOBAL_EVERY != 0 for layer in range(period)]
-  windows, position = (tuple(a if here else b for here in local) for a, b in ((window, None), (LOCAL, full)))
+  windows, position = (
+    tuple(a if here else b for here in local) for a, b in ((window, None), (LOCAL, full))
+  )
   return replace(design, windows=windows, position=position)
 
 
-def _gemma3(embed, mlp, heads, kv_heads, head_dim, layers, window, full=STRETCHED, scalar=256, vocab_size=262_208):
+def _gemma3(
+  embed,
+  mlp,
+  heads,
+  kv_heads,
+  head_dim,
+  layers,
+  window,
+  full=STRETCHED,
+  scalar=256,
+  vocab_size=262_208,
+):
   design = layered(replace(DESIGN, attention_scale=scalar**-0.5), layers, window, full)
-  return Variant(Dims(embed, heads, kv_heads, head_dim, mlp, layers), design, vocab_size, Tokens(pad=0, start=2, eos=1))
+  return Variant(
+    Dims(embed, heads, kv_heads, head_dim, mlp, layers),
+    design,
+    vocab_size,
+    Tokens(pad=0, start=2, eos=1),
+  )
 
 
 VARIANTS = {

@@ -1,12 +1,15 @@
-"""GPT: decoder-only language models of Radford et al. 2018, 2019 and Brown et al. 2020 (arXiv:2005.14165).
+"""GPT: decoder-only language models of Radford et al. 2018, 2019 and Brown et al. 2020
+(arXiv:2005.14165).
 
-All have LayerNorm, GELU (its tanh form), learned positions and biases everywhere, and share the token table with the
-output. GPT-1 is post-norm; GPT-2 is pre-norm with a final norm, and the kernels that write to the residual stream start
-smaller; positions start from N(0, 0.01^2), as in its released code. GPT-3 is GPT-2 with 2,048 positions; its attention
-is dense in all layers here, while every second one in the paper is locally banded sparse. Two sizes follow the counts
-of table D.1 instead of table 2.1: XL has 16 heads, not 24, and 13B a width of 5,120, not 5,140.
+All have LayerNorm, GELU (its tanh form), learned positions and biases everywhere, and share the
+token table with the output. GPT-1 is post-norm; GPT-2 is pre-norm with a final norm, and the
+kernels that write to the residual stream start smaller; positions start from N(0, 0.01^2), as in
+its released code. GPT-3 is GPT-2 with 2,048 positions; its attention is dense in all layers here,
+while every second one in the paper is locally banded sparse. Two sizes follow the counts of table
+D.1 instead of table 2.1: XL has 16 heads, not 24, and 13B a width of 5,120, not 5,140.
 
-Special ids are for vocabularies built here; the ids of other data come first. Published vocabularies have no padding.
+Special ids are for vocabularies built here; the ids of other data come first. Published
+vocabularies have no padding.
 """
 
 from dataclasses import replace
@@ -26,7 +29,12 @@ GPT1 = Design(
   init_stddev=0.02,
   tied=True,
 )
-GPT2 = replace(GPT1, norm_position="pre", position=GPT1.position | {"length": 1024, "stddev": 0.01}, residual_init=True)
+GPT2 = replace(
+  GPT1,
+  norm_position="pre",
+  position=GPT1.position | {"length": 1024, "stddev": 0.01},
+  residual_init=True,
+)
 GPT3 = replace(GPT2, position=GPT2.position | {"length": 2048})
 
 
@@ -61,6 +69,7 @@ class Model(Decoder):
 
 
 class Reader(reader.Reader):
-  """A GPT under an encoder's head, which `config.model.head` chooses for a run that starts from a GPT."""
+  """A GPT under an encoder's head, which `config.model.head` chooses for a run that starts from a
+  GPT."""
 
   VARIANTS = VARIANTS

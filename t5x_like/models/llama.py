@@ -1,9 +1,10 @@
-"""Llama 2 (Touvron et al. 2023, arXiv:2307.09288), Llama 3.1 (Grattafiori et al. 2024, arXiv:2407.21783) and Mistral
-(Jiang et al. 2023, arXiv:2310.06825).
+"""Llama 2 (Touvron et al. 2023, arXiv:2307.09288), Llama 3.1 (Grattafiori et al. 2024,
+arXiv:2407.21783) and Mistral (Jiang et al. 2023, arXiv:2310.06825).
 
-Pre-norm with RMSNorm, SwiGLU, rotary positions, no biases, an untied output; since Llama 2 70B with grouped-query
-attention. Llama 3.1 stretches the long wavelengths of its positions by eight. Mistral 7B v0.1 sees a window of 4,096
-tokens in every layer; v0.2 drops the window and has a larger rotary base, v0.3 a larger vocabulary.
+Pre-norm with RMSNorm, SwiGLU, rotary positions, no biases, an untied output; since Llama 2 70B with
+grouped-query attention. Llama 3.1 stretches the long wavelengths of its positions by eight. Mistral
+7B v0.1 sees a window of 4,096 tokens in every layer; v0.2 drops the window and has a larger rotary
+base, v0.3 a larger vocabulary.
 """
 
 from dataclasses import replace
@@ -30,10 +31,13 @@ TOKENS = Tokens(pad=0, start=1, eos=2)  # published without padding: id 0 is the
 
 
 def _llama(design, embed, mlp, heads, kv_heads, layers, vocab_size=32000, tokens=TOKENS) -> Variant:
-  return Variant(Dims(embed, heads, kv_heads, embed // heads, mlp, layers), design, vocab_size, tokens)
+  return Variant(
+    Dims(embed, heads, kv_heads, embed // heads, mlp, layers), design, vocab_size, tokens
+  )
 
 
-# Id 0 is "!" in Llama 3: pack sequences of the published tokenizer, or pad them with an id they do not use.
+# Id 0 is "!" in Llama 3: pack sequences of the published tokenizer, or pad them with an id they do
+# not use.
 TOKENS3 = Tokens(pad=None, start=128_000, eos=128_001)
 _llama3 = partial(_llama, LLAMA3_1, vocab_size=128_256, tokens=TOKENS3)
 

@@ -1,7 +1,9 @@
-"""LSTM language models: GPT-1's baseline without attention, "LSTM w/ aux LM" (Radford et al. 2018, section 5, table 5).
+"""LSTM language models: GPT-1's baseline without attention, "LSTM w/ aux LM" (Radford et al. 2018,
+section 5, table 5).
 
-One layer of 2,048 units between the token table and the tied output. The paper gives no more; here the output is
-projected to the width of the table, 768. `dims.mlp` is the number of units; heads are not used.
+One layer of 2,048 units between the token table and the tied output. The paper gives no more; here
+the output is projected to the width of the table, 768. `dims.mlp` is the number of units; heads are
+not used.
 """
 
 from dataclasses import replace
@@ -36,7 +38,9 @@ class Builder(StackBuilder):
 
   def block(self, rngs: nnx.Rngs) -> Block:
     if (found := self.design.quantization) != "none":
-      raise UserError(f"config.model.design.quantization: found {found!r}, expected 'none' for LSTMs")
+      raise UserError(
+        f"config.model.design.quantization: found {found!r}, expected 'none' for LSTMs"
+      )
     return Block(lstm=Recurrence(self.dims.embed, self.dims.mlp, rngs, self.dropout))
 
 

@@ -1,7 +1,9 @@
-"""Mixtral: a decoder whose feed-forward layers use two of eight experts (Jiang et al. 2024, arXiv:2401.04088).
+"""Mixtral: a decoder whose feed-forward layers use two of eight experts (Jiang et al. 2024,
+arXiv:2401.04088).
 
-Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, eight
-key/value heads, no biases, an untied output. The weight of the balance loss is transformers', though of another sum.
+Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotary positions of base
+1e6, eight key/value heads, no biases, an untied output. The weight of the balance loss is
+transformers', though of another sum.
 """
 
 from t5x_like.architectures.decoder import Decoder
@@ -23,7 +25,9 @@ TOKENS = Tokens(pad=0, start=1, eos=2)  # published without padding: id 0 is the
 
 
 def _mixtral(embed, mlp, heads, kv_heads, layers, vocab_size) -> Variant:
-  return Variant(Dims(embed, heads, kv_heads, embed // heads, mlp, layers), DESIGN, vocab_size, TOKENS)
+  return Variant(
+    Dims(embed, heads, kv_heads, embed // heads, mlp, layers), DESIGN, vocab_size, TOKENS
+  )
 
 
 VARIANTS = {

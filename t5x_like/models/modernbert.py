@@ -1,9 +1,10 @@
 """ModernBERT: the encoder of Warner et al. 2024 (https://arxiv.org/abs/2412.13663).
 
-Pre-norm without biases in the stack, exact GeGLU, rotary positions. Every third layer sees all tokens (rotary base
-160,000); the others see tokens at most 64 away (base 10,000). The first layer's attention has no norm, because token
-vectors are already normalised (section 2.1.1). The layer pattern therefore does not repeat, and the stack is one block
-of all its layers: it compiles unrolled, and rematerialisation has no layer boundaries to keep.
+Pre-norm without biases in the stack, exact GeGLU, rotary positions. Every third layer sees all
+tokens (rotary base 160,000); the others see tokens at most 64 away (base 10,000). The first layer's
+attention has no norm, because token vectors are already normalised (section 2.1.1). The layer
+pattern therefore does not repeat, and the stack is one block of all its layers: it compiles
+unrolled, and rematerialisation has no layer boundaries to keep.
 """
 
 from dataclasses import replace
@@ -16,7 +17,8 @@ from t5x_like.architectures.encoder import Encoder
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.norm import Identity
 
-GLOBAL, LOCAL = {"name": "rope", "theta": 160_000.0}, {"name": "rope", "theta": 10_000.0}
+GLOBAL = {"name": "rope", "theta": 160_000.0}
+LOCAL = {"name": "rope", "theta": 10_000.0}
 DESIGN = Design(
   norm="layernorm_no_bias",
   norm_epsilon=1e-5,
@@ -48,14 +50,16 @@ VARIANTS = {
 class Model(Encoder):
   """A ModernBERT of one of `VARIANTS`, with the features and arguments of every encoder.
 
-  Layers cycle through `design.windows` and `design.position`, whose lengths need not divide the number of layers; the
-  model's own design has one of each per layer.
+  Layers cycle through `design.windows` and `design.position`, whose lengths need not divide the
+  number of layers; the model's own design has one of each per layer.
   """
 
   VARIANTS = VARIANTS
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    self.variant = replace(self.variant, design=every_layer(self.variant.design, self.variant.dims.layers))
+    self.variant = replace(
+      self.variant, design=every_layer(self.variant.design, self.variant.dims.layers)
+    )
     super().build(rngs, **options)
     first = self.encoder.blocks.names[0]
     getattr(self.encoder.blocks, first).in_norm = Identity()
@@ -65,5 +69,7 @@ def every_layer(design: Design, layers: int) -> Design:
   """Spell out the design's windows and positions for every layer."""
   position = design.position if isinstance(design.position, tuple) else (design.position,)
   return replace(
-    design, windows=tuple(islice(cycle(design.windows), layers)), position=tuple(islice(cycle(position), layers))
+    design,
+    windows=tuple(islice(cycle(design.windows), layers)),
+    position=tuple(islice(cycle(position), layers)),
   )

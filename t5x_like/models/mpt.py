@@ -1,6 +1,7 @@
-"""MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without biases, GELU, ALiBi, a
-tied output. Kernels start from N(0, 2/fan in), divided by sqrt(2 L) if they write to the residual stream, and the table
-from N(0, 2/D) (LLM Foundry). The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows."""
+"""MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without
+biases, GELU, ALiBi, a tied output. Kernels start from N(0, 2/fan in), divided by sqrt(2 L) if they
+write to the residual stream, and the table from N(0, 2/D) (LLM Foundry). The vocabulary of GPT-NeoX
+(50,277 tokens) is padded to 50,432 rows."""
 
 from dataclasses import replace
 
@@ -22,7 +23,9 @@ DESIGN = Design(
 
 def _mpt(embed, heads, layers) -> Variant:
   design = replace(DESIGN, embed_init=(2 / embed) ** 0.5)
-  return Variant(Dims(embed, heads, heads, embed // heads, 4 * embed, layers), design, vocab_size=50_432)
+  return Variant(
+    Dims(embed, heads, heads, embed // heads, 4 * embed, layers), design, vocab_size=50_432
+  )
 
 
 VARIANTS = {

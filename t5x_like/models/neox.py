@@ -1,10 +1,12 @@
-"""GPT-NeoX-20B (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373).
+"""GPT-NeoX-20B (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023,
+arXiv:2304.01373).
 
-Attention and feed-forward layer read the same input, each through its own norm, and their outputs are added; LayerNorm,
-GELU, biases everywhere, rotary positions on a quarter of each head, an untied output. Kernels start from N(0, 2/(5 D));
-those that write to the residual stream are divided by sqrt(2 L), while the papers' have a deviation of 2/(L sqrt(D)).
-20B has the tanh form of GELU; Pythia was trained with it too, but has the exact form as its published files do. Its
-sizes match the checkpoints, whose tables are padded differently.
+Attention and feed-forward layer read the same input, each through its own norm, and their outputs
+are added; LayerNorm, GELU, biases everywhere, rotary positions on a quarter of each head, an untied
+output. Kernels start from N(0, 2/(5 D)); those that write to the residual stream are divided by
+sqrt(2 L), while the papers' have a deviation of 2/(L sqrt(D)). 20B has the tanh form of GELU;
+Pythia was trained with it too, but has the exact form as its published files do. Its sizes match
+the checkpoints, whose tables are padded differently.
 """
 
 from dataclasses import replace

@@ -1,8 +1,9 @@
 """OLMo 2 (OLMo Team 2025, arXiv:2501.00656) and OLMo 3 (OLMo Team 2025).
 
-A norm after every sublayer and none before it; queries and keys are normalised over all heads together. RMSNorm,
-SwiGLU, rotary positions of base 5e5, no biases, an untied output. OLMo 3 sees a window of 4,096 tokens in three of four
-layers; the fourth stretches its wavelengths by eight (YaRN).
+A norm after every sublayer and none before it; queries and keys are normalised over all heads
+together. RMSNorm, SwiGLU, rotary positions of base 5e5, no biases, an untied output. OLMo 3 sees a
+window of 4,096 tokens in three of four layers; the fourth stretches its wavelengths by eight
+(YaRN).
 """
 
 import math
@@ -24,14 +25,22 @@ OLMO2 = Design(
 )
 LOCAL = {"name": "rope", "theta": 5e5}
 STRETCHED = LOCAL | {
-  "yarn": {"factor": 8.0, "original_length": 8192, "attention": 0.1 * math.log(8) + 1, "fast": 32.0, "slow": 1.0}
+  "yarn": {
+    "factor": 8.0,
+    "original_length": 8192,
+    "attention": 0.1 * math.log(8) + 1,
+    "fast": 32.0,
+    "slow": 1.0,
+  }
 }
 OLMO3 = replace(OLMO2, windows=(4096, 4096, 4096, None), position=(LOCAL, LOCAL, LOCAL, STRETCHED))
 TOKENS = Tokens(pad=100_277, start=100_257, eos=100_257)  # sequences have no start token
 
 
 def _olmo(design, embed, mlp, heads, kv_heads, layers, vocab_size=100_352) -> Variant:
-  return Variant(Dims(embed, heads, kv_heads, embed // heads, mlp, layers), design, vocab_size, TOKENS)
+  return Variant(
+    Dims(embed, heads, kv_heads, embed // heads, mlp, layers), design, vocab_size, TOKENS
+  )
 
 
 VARIANTS = {

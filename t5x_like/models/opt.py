@@ -1,8 +1,9 @@
 """OPT (Zhang et al. 2022, arXiv:2205.01068): the sizes of GPT-3 with ReLU.
 
-Pre-norm, LayerNorm, biases everywhere, learned positions, a token table shared with the output. Kernels start from
-N(0, 0.006^2), divided by sqrt(2 L) if they write to the residual stream (section 2.2). The checkpoint of 350M differs:
-it is post-norm, and its token vectors of width 512 are projected to the stack and back without a bias.
+Pre-norm, LayerNorm, biases everywhere, learned positions, a token table shared with the output.
+Kernels start from N(0, 0.006^2), divided by sqrt(2 L) if they write to the residual stream (section
+2.2). The checkpoint of 350M differs: it is post-norm, and its token vectors of width 512 are
+projected to the stack and back without a bias.
 """
 
 from dataclasses import replace
@@ -58,7 +59,8 @@ class Model(Decoder):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     super().build(rngs, **options)
-    width, D = self.variant.embed, self.variant.dims.embed
+    width = self.variant.embed
+    D = self.variant.dims.embed
     if width:
       init = self.variant.design.kernel_init
       self.inputs = Projected(self.inputs, Linear((width, D), ("embed", None), init(width), rngs))

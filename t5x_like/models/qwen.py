@@ -1,9 +1,10 @@
 """Qwen 2.5 (Qwen Team 2024, arXiv:2412.15115) and Qwen 3 (Qwen Team 2025, arXiv:2505.09388).
 
-Llama's block: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, grouped-query attention. Qwen 2.5 has biases
-on queries, keys and values; from 14B on, its base models have an epsilon of 1e-5. Qwen 3 has no biases and normalises
-queries and keys over the head width instead. Its two mixtures use 8 of 128 experts in every layer and none for all; the
-weight of the balance loss is from transformers' config. Small sizes share token vectors with the output.
+Llama's block: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, grouped-query attention.
+Qwen 2.5 has biases on queries, keys and values; from 14B on, its base models have an epsilon of
+1e-5. Qwen 3 has no biases and normalises queries and keys over the head width instead. Its two
+mixtures use 8 of 128 experts in every layer and none for all; the weight of the balance loss is
+from transformers' config. Small sizes share token vectors with the output.
 """
 
 from dataclasses import replace
@@ -25,11 +26,16 @@ QWEN2 = Design(
 )
 QWEN2_LARGE = replace(QWEN2, norm_epsilon=1e-5)
 QWEN3 = replace(QWEN2, biases=(), qk_norm=True)
-QWEN3_MOE = replace(QWEN3, experts=Experts(experts=128, top_k=8, normalise=True, balance_loss=0.001, z_loss=0.0))
-TOKENS = Tokens(pad=151_643, start=151_643, eos=151_643)  # <|endoftext|>; sequences have no start token
+QWEN3_MOE = replace(
+  QWEN3, experts=Experts(experts=128, top_k=8, normalise=True, balance_loss=0.001, z_loss=0.0)
+)
+# <|endoftext|>; sequences have no start token
+TOKENS = Tokens(pad=151_643, start=151_643, eos=151_643)
 
 
-def _qwen(design, embed, mlp, heads, kv_heads, head_dim, layers, tied=False, vocab_size=151_936) -> Variant:
+def _qwen(
+  design, embed, mlp, heads, kv_heads, head_dim, layers, tied=False, vocab_size=151_936
+) -> Variant:
   dims = Dims(embed, heads, kv_heads, head_dim, mlp, layers)
   return Variant(dims, replace(design, tied=tied), vocab_size, TOKENS)
 

@@ -1,9 +1,10 @@
-"""ResNet, version 1.5 (He et al. 2016, https://arxiv.org/abs/1512.03385): residual blocks of convolutions.
+"""ResNet, version 1.5 (He et al. 2016, https://arxiv.org/abs/1512.03385): residual blocks of
+convolutions.
 
-The stride of a stage is in its 3 x 3 convolution. Published weights keep the statistics of their batch norm, frozen
-together with its scales and biases, for fine-tuning. From scratch, take the variants with group norm, whose statistics
-are each image's own: a result does not depend on the rest of its batch, and no average is kept. Batch norm that learns
-its statistics is not here.
+The stride of a stage is in its 3 x 3 convolution. Published weights keep the statistics of their
+batch norm, frozen together with its scales and biases, for fine-tuning. From scratch, take the
+variants with group norm, whose statistics are each image's own: a result does not depend on the
+rest of its batch, and no average is kept. Batch norm that learns its statistics is not here.
 """
 
 from dataclasses import replace
@@ -14,14 +15,17 @@ from t5x_like.architectures.design import Design
 DESIGN = Design(norm="layernorm", norm_epsilon=1e-6)
 
 
-def _resnet(depths, block="bottleneck", widths=(256, 512, 1024, 2048), resolution=224, **more) -> ConvVariant:
+def _resnet(
+  depths, block="bottleneck", widths=(256, 512, 1024, 2048), resolution=224, **more
+) -> ConvVariant:
   backbone = {"name": "resnet", "widths": widths, "depths": depths, "block": block, **more}
   return ConvVariant(backbone, widths[-1], DESIGN, resolution)
 
 
 BASIC = ("basic", (64, 128, 256, 512))
 VARIANTS = {
-  "resnet-tiny": _resnet((1, 1), "basic", (16, 32), 32, stem=8, norm="group", groups=8),  # for debugging
+  # for debugging
+  "resnet-tiny": _resnet((1, 1), "basic", (16, 32), 32, stem=8, norm="group", groups=8),
   "resnet-18":   _resnet((2, 2, 2, 2), *BASIC),
   "resnet-34":   _resnet((3, 4, 6, 3), *BASIC),
   "resnet-50":   _resnet((3, 4, 6, 3)),

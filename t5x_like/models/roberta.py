@@ -1,7 +1,9 @@
-"""RoBERTa: BERT trained longer, without next sentences (Liu et al. 2019, https://arxiv.org/abs/1907.11692), and
-XLM-RoBERTa (Conneau et al. 2020, https://arxiv.org/abs/1911.02116), the same with a vocabulary for 100 languages.
+"""RoBERTa: BERT trained longer, without next sentences (Liu et al. 2019,
+https://arxiv.org/abs/1907.11692), and XLM-RoBERTa (Conneau et al. 2020,
+https://arxiv.org/abs/1911.02116), the same with a vocabulary for 100 languages.
 
-There is one token type, padding is id 1, and position 0 is row 2 of the position table, as in fairseq.
+There is one token type, padding is id 1, and position 0 is row 2 of the position table, as in
+fairseq.
 """
 
 from dataclasses import replace
@@ -11,12 +13,16 @@ from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims
 
-DESIGN = replace(bert.DESIGN, norm_epsilon=1e-5, position={"name": "learned", "length": 512, "offset": 2})
+DESIGN = replace(
+  bert.DESIGN, norm_epsilon=1e-5, position={"name": "learned", "length": 512, "offset": 2}
+)
 TOKENS = Tokens(pad=1, start=0, eos=2)
 
 
 def _roberta(embed, mlp, heads, layers, vocab_size) -> Variant:
-  return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), DESIGN, vocab_size, TOKENS, types=1)
+  return Variant(
+    Dims(embed, heads, heads, embed // heads, mlp, layers), DESIGN, vocab_size, TOKENS, types=1
+  )
 
 
 VARIANTS = {

@@ -1,8 +1,10 @@
-"""SigLIP: a ViT and a text encoder, trained on each pair by itself (Zhai et al. 2023, https://arxiv.org/abs/2303.15343).
+"""SigLIP: a ViT and a text encoder, trained on each pair by itself (Zhai et al. 2023,
+https://arxiv.org/abs/2303.15343).
 
-Unlike CLIP, the ViT has no class token: a learned query pools its patches by attention, and the result is the image's
-embedding. Texts are read both ways, padding included, always at the length of their training, 64; the state of the last
-position is projected, with a bias. So400m is the shape of Alabdulmohsin et al. 2023 (arXiv:2305.13035).
+Unlike CLIP, the ViT has no class token: a learned query pools its patches by attention, and the
+result is the image's embedding. Texts are read both ways, padding included, always at the length of
+their training, 64; the state of the last position is projected, with a bias. So400m is the shape of
+Alabdulmohsin et al. 2023 (arXiv:2305.13035).
 """
 
 from dataclasses import replace
@@ -22,8 +24,12 @@ TOKENS = Tokens(pad=None, eos=1)
 
 def _siglip(embed, mlp, heads, layers, patch, resolution) -> DualVariant:
   dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
-  image = ImageVariant(dims, IMAGE, patch, resolution, class_tokens=0, head="attention_pool", edge="dropped")
-  return DualVariant(image, Variant(dims, TEXT, 32_000, TOKENS), embed, "last", projection_bias=True)
+  image = ImageVariant(
+    dims, IMAGE, patch, resolution, class_tokens=0, head="attention_pool", edge="dropped"
+  )
+  return DualVariant(
+    image, Variant(dims, TEXT, 32_000, TOKENS), embed, "last", projection_bias=True
+  )
 
 
 VARIANTS = {

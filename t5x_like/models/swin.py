@@ -1,8 +1,9 @@
-"""Swin Transformer: attention within windows that shift from layer to layer, on grids that get coarser from stage to
-stage (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
+"""Swin Transformer: attention within windows that shift from layer to layer, on grids that get
+coarser from stage to stage (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
 
-A pre-norm encoder like ViT's. Each layer attends within windows and learns a scalar for each offset and head; between
-stages, squares of four patches are merged. The cost grows linearly with the number of patches.
+A pre-norm encoder like ViT's. Each layer attends within windows and learns a scalar for each offset
+and head; between stages, squares of four patches are merged. The cost grows linearly with the
+number of patches.
 """
 
 from t5x_like.architectures.design import Design
@@ -27,7 +28,8 @@ def _swin(embed, depths, heads, window=7, patch=4, resolution=224, **more) -> Wi
 
 VARIANTS = {
   #                        embed  depths          heads           window
-  "swin-tiny":       _swin(  32, (2, 2),         (2, 4),          4, 2, 32),  # for debugging; Swin-T is swin-t
+  # for debugging; Swin-T is swin-t
+  "swin-tiny":       _swin(  32, (2, 2),         (2, 4),          4, 2, 32),
   "swin-fashion":    _swin(  32, (2, 2, 2),      (1, 2, 4),       7, 2, 28),
   "swin-t":          _swin(  96, (2, 2, 6, 2),   (3, 6, 12, 24),  7),
   "swin-s":          _swin(  96, (2, 2, 18, 2),  (3, 6, 12, 24),  7),
@@ -39,6 +41,7 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer of one of `VARIANTS`, with `window` and the features and arguments of every image encoder."""
+  """A Swin Transformer of one of `VARIANTS`, with `window` and the features and arguments of every
+  image encoder."""
 
   VARIANTS = VARIANTS

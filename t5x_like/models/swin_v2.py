@@ -1,8 +1,9 @@
-"""Swin Transformer V2 (Liu et al. 2022, https://arxiv.org/abs/2111.09883): Swin that trains stably at large sizes and
-transfers to other resolutions and windows.
+"""Swin Transformer V2 (Liu et al. 2022, https://arxiv.org/abs/2111.09883): Swin that trains stably
+at large sizes and transfers to other resolutions and windows.
 
-Norms follow the sublayers (res-post-norm) and patch merging. Logits are cosines times a learned scale. A small network
-maps offsets, on a logarithmic scale, to biases; `pretrained_windows` keeps that scale for another window.
+Norms follow the sublayers (res-post-norm) and patch merging. Logits are cosines times a learned
+scale. A small network maps offsets, on a logarithmic scale, to biases; `pretrained_windows` keeps
+that scale for another window.
 """
 
 import dataclasses
@@ -11,13 +12,19 @@ from t5x_like.architectures.window_encoder import WindowEncoder, WindowVariant
 from t5x_like.models import swin
 
 DESIGN = dataclasses.replace(
-  swin.DESIGN, norm_position="res_post", attention_scale="cosine", biases=("qv", "out", "mlp"), position="log_cpb"
+  swin.DESIGN,
+  norm_position="res_post",
+  attention_scale="cosine",
+  biases=("qv", "out", "mlp"),
+  position="log_cpb",
 )
 
 
 def _swin(embed, depths, heads, window=8, patch=4, resolution=256, **more) -> WindowVariant:
   # Windows are limited as in `transformers`.
-  return WindowVariant(embed, depths, heads, DESIGN, patch, resolution, window=window, rounding="down", **more)
+  return WindowVariant(
+    embed, depths, heads, DESIGN, patch, resolution, window=window, rounding="down", **more
+  )
 
 
 VARIANTS = {
@@ -35,6 +42,7 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer V2 of one of `VARIANTS`, with the features and arguments of `models/swin.py`."""
+  """A Swin Transformer V2 of one of `VARIANTS`, with the features and arguments of
+  `models/swin.py`."""
 
   VARIANTS = VARIANTS

@@ -1,12 +1,13 @@
-"""Switch Transformers: T5s with a mixture of experts, one for each token (Fedus et al. 2022, arXiv:2101.03961).
+"""Switch Transformers: T5s with a mixture of experts, one for each token (Fedus et al. 2022,
+arXiv:2101.03961).
 
-The second feed-forward layer of each pair has experts; in `switch-c-2048` every layer does. Sizes, activations and
-outputs follow Flaxformer's Switch configurations: base and large have the ReLU of T5 1.0 and a tied output, xxl has
-T5 1.1's gated GELU; xxl and c have an untied output. Table 9 of the paper instead describes base and large as gated,
-with feed-forward widths of 2048 and 2816.
+The second feed-forward layer of each pair has experts; in `switch-c-2048` every layer does. Sizes,
+activations and outputs follow Flaxformer's Switch configurations: base and large have the ReLU of
+T5 1.0 and a tied output, xxl has T5 1.1's gated GELU; xxl and c have an untied output. Table 9 of
+the paper instead describes base and large as gated, with feed-forward widths of 2048 and 2816.
 
-By default no token is dropped, so that a token's output does not depend on its neighbours in the batch. The paper
-trains with `dispatch="capacity"`, as the recipe in `configs/switch` does.
+By default no token is dropped, so that a token's output does not depend on its neighbours in the
+batch. The paper trains with `dispatch="capacity"`, as the recipe in `configs/switch` does.
 """
 
 from dataclasses import replace
@@ -21,7 +22,9 @@ ROUTING = Experts(top_k=1, normalise=False, jitter=0.01, balance_loss=0.01, z_lo
 
 
 def _switch(embed, mlp, heads, layers, experts, **changes) -> Variant:
-  design = replace(V1_0, experts=replace(ROUTING, experts=experts), **{"experts_every": 2, **changes})
+  design = replace(
+    V1_0, experts=replace(ROUTING, experts=experts), **{"experts_every": 2, **changes}
+  )
   return Variant(Dims(embed, heads, heads, 64, mlp, layers), design, vocab_size=32128)
 
 
@@ -43,6 +46,7 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Switch Transformer of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
+  """A Switch Transformer of one of `VARIANTS`, with the features and arguments of every
+  encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -1,10 +1,11 @@
-"""T5: the encoder-decoder of Raffel et al. 2020 (https://arxiv.org/abs/1910.10683) and its descendants.
+"""T5: the encoder-decoder of Raffel et al. 2020 (https://arxiv.org/abs/1910.10683) and its
+descendants.
 
-All are pre-norm with RMSNorm, without biases, with learned relative position buckets and no 1/sqrt(H) in attention (the
-query initialisation absorbs it). T5 1.0 has a ReLU feed-forward layer and shares the token table with the output, whose
-input is scaled by 1/sqrt(D); 1.1 has a gated GELU (Shazeer 2020) and an untied output. mT5 (Xue et al. 2021) and ByT5
-(Xue et al. 2022) are 1.1 with other vocabularies and depths; umT5 (Chung et al. 2023) gives every layer its own
-position table.
+All are pre-norm with RMSNorm, without biases, with learned relative position buckets and no
+1/sqrt(H) in attention (the query initialisation absorbs it). T5 1.0 has a ReLU feed-forward layer
+and shares the token table with the output, whose input is scaled by 1/sqrt(D); 1.1 has a gated GELU
+(Shazeer 2020) and an untied output. mT5 (Xue et al. 2021) and ByT5 (Xue et al. 2022) are 1.1 with
+other vocabularies and depths; umT5 (Chung et al. 2023) gives every layer its own position table.
 """
 
 from dataclasses import replace

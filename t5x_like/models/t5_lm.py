@@ -1,9 +1,10 @@
-"""The decoder-only models of Raffel et al. 2020, section 3.2 (https://arxiv.org/abs/1910.10683): a stack of T5's
-blocks, in T5's sizes.
+"""The decoder-only models of Raffel et al. 2020, section 3.2 (https://arxiv.org/abs/1910.10683): a
+stack of T5's blocks, in T5's sizes.
 
-The plain sizes are the "language model". Those named `prefix-` are the "prefix LM", for batches that mark their inputs
-in `decoder_causal_attention` (1 where attention is bidirectional): half of their position buckets serve keys after the
-query, as in an encoder. The language model uses all buckets for keys before it.
+The plain sizes are the "language model". Those named `prefix-` are the "prefix LM", for batches
+that mark their inputs in `decoder_causal_attention` (1 where attention is bidirectional): half of
+their position buckets serve keys after the query, as in an encoder. The language model uses all
+buckets for keys before it.
 """
 
 from dataclasses import replace

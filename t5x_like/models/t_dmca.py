@@ -1,14 +1,16 @@
-"""T-DMCA: a decoder of local and memory-compressed attention in turn (Liu et al. 2018, arXiv:1801.10198).
+"""T-DMCA: a decoder of local and memory-compressed attention in turn (Liu et al. 2018,
+arXiv:1801.10198).
 
-Its five layers are LMLML: local, memory-compressed, local, memory-compressed, local (section 4.2.3). In all else it is
-the decoder of the base Transformer without the encoder, which is here too, as `t-d` (section 4.2.2). Sizes named
-`-moe-` have one layer of experts with the gate of Shazeer et al. 2017. The paper does not say which layer: the third
-has them in the authors' code (`transformer_moe_prepend_8k` of Tensor2Tensor, where a token uses two experts of 2,048
-units and both losses weigh 0.01). Here an expert takes at most twice its share of a row.
+Its five layers are LMLML: local, memory-compressed, local, memory-compressed, local (section
+4.2.3). In all else it is the decoder of the base Transformer without the encoder, which is here
+too, as `t-d` (section 4.2.2). Sizes named `-moe-` have one layer of experts with the gate of
+Shazeer et al. 2017. The paper does not say which layer: the third has them in the authors' code
+(`transformer_moe_prepend_8k` of Tensor2Tensor, where a token uses two experts of 2,048 units and
+both losses weigh 0.01). Here an expert takes at most twice its share of a row.
 
-Three details differ from the paper. Local attention is a window of the latest 256 tokens, in place of separate blocks
-of 256. Convolutions mix the channels of a head, and queries before the first whole stride see a learned key; see
-`nn.cores.memory_compressed`.
+Three details differ from the paper. Local attention is a window of the latest 256 tokens, in place
+of separate blocks of 256. Convolutions mix the channels of a head, and queries before the first
+whole stride see a learned key; see `nn.cores.memory_compressed`.
 """
 
 from dataclasses import replace
@@ -21,13 +23,16 @@ from t5x_like.nn.feed_forward import Experts
 
 
 def _lmlml(window=256, **changes) -> dict:
-  local, compressed = {"name": "local", "window": window}, {"name": "memory_compressed", "stride": 3}
+  local = {"name": "local", "window": window}
+  compressed = {"name": "memory_compressed", "stride": 3}
   return {"core": (local, compressed, local, compressed, local), **changes}
 
 
 def _experts(number) -> dict:
   losses = dict(importance_loss=0.01, load_loss=0.01)
-  chosen = Experts(number, top_k=2, router="noisy_top_k", dispatch="capacity", capacity_factor=2.0, **losses)
+  chosen = Experts(
+    number, top_k=2, router="noisy_top_k", dispatch="capacity", capacity_factor=2.0, **losses
+  )
   return {"experts": chosen, "experts_every": 3}
 
 
@@ -38,7 +43,8 @@ def _decoder(embed, heads, mlp, layers, **changes) -> Variant:
 
 VARIANTS = {
   #                            embed heads  mlp layers
-  "t-dmca-tiny-moe-4": _decoder(256,    4, 1024,     5, **_lmlml(32, **_experts(4))),  # these three are for debugging
+  # these three are for debugging
+  "t-dmca-tiny-moe-4": _decoder(256,    4, 1024,     5, **_lmlml(32, **_experts(4))),
   "t-dmca-tiny":       _decoder(256,    4, 1024,     5, **_lmlml(32)),
   "t-d-tiny":          _decoder(256,    4, 1024,     2),
   "t-dmca":            _decoder(512,    8, 2048,     5, **_lmlml()),

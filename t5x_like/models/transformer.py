@@ -1,7 +1,8 @@
 """The Transformer of Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762), for translation.
 
-Post-norm with LayerNorm, ReLU, sinusoidal positions, embeddings scaled by sqrt(D) and shared with the output. Marian's
-translation models (`opus-mt`) are the base size with SiLU and biases everywhere, including the output.
+Post-norm with LayerNorm, ReLU, sinusoidal positions, embeddings scaled by sqrt(D) and shared with
+the output. Marian's translation models (`opus-mt`) are the base size with SiLU and biases
+everywhere, including the output.
 """
 
 from dataclasses import replace
@@ -18,7 +19,8 @@ VASWANI = Design(
   biases=("mlp",),
   position="sinusoidal",
   attention_dropout="none",  # section 5.4: after sublayers and embeddings alone
-  kernel_scales=(1.0, 1.0, 0.4, 1.6),  # variances of one over the mean of fan in and fan out, as in Tensor2Tensor
+  # variances of one over the mean of fan in and fan out, as in Tensor2Tensor
+  kernel_scales=(1.0, 1.0, 0.4, 1.6),
   embed_scale=True,
   tied=True,
 )
@@ -34,7 +36,8 @@ MARIAN = replace(
 
 
 def _vaswani(embed, heads, mlp, layers=6) -> Variant:
-  """Build a variant with the paper's sizes and 37,000 pieces; initial token vectors have length one, before sqrt(D)."""
+  """Build a variant with the paper's sizes and 37,000 pieces; initial token vectors have length
+  one, before sqrt(D)."""
   design = replace(VASWANI, embed_init=embed**-0.5)
   return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), design, 37_000)
 
@@ -49,6 +52,7 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Transformer of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
+  """A Transformer of one of `VARIANTS`, with the features and arguments of every
+  encoder-decoder."""
 
   VARIANTS = VARIANTS

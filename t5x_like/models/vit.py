@@ -1,9 +1,10 @@
 """ViT: the Vision Transformer of Dosovitskiy et al. 2021 (https://arxiv.org/abs/2010.11929).
 
-Patches through a pre-norm encoder with biases everywhere and exact GELU (`gelu_tanh` in the authors' code); a class
-token, and learned positions in raster order. `design.position` is any scheme of `nn.image_positions` (the paper's table
-8), `class_tokens=0` averages the patches instead. S and Ti are DeiT's sizes (Touvron et al. 2021, table 1). The hybrids
-cut their patches out of a ResNet's map (table 6; R26 of Steiner et al. 2021, arXiv:2106.10270).
+Patches through a pre-norm encoder with biases everywhere and exact GELU (`gelu_tanh` in the
+authors' code); a class token, and learned positions in raster order. `design.position` is any
+scheme of `nn.image_positions` (the paper's table 8), `class_tokens=0` averages the patches instead.
+S and Ti are DeiT's sizes (Touvron et al. 2021, table 1). The hybrids cut their patches out of a
+ResNet's map (table 6; R26 of Steiner et al. 2021, arXiv:2106.10270).
 """
 
 from t5x_like.architectures.design import Design
@@ -19,7 +20,8 @@ DESIGN = Design(
   position="learned_1d",
   embed_init=0.02,
   mlp_dropout=True,
-  attention_dropout="none",  # section B.1: after dense layers other than the projections of queries, keys, values
+  # section B.1: after dense layers other than the projections of queries, keys, values
+  attention_dropout="none",
 )
 
 

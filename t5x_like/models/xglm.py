@@ -1,7 +1,7 @@
 """XGLM (Lin et al. 2021, arXiv:2112.10668): multilingual decoders of 30 languages.
 
-Pre-norm, LayerNorm, GELU, biases everywhere; token vectors times sqrt(D), to which the sines and cosines of fairseq are
-added; a token table shared with the output.
+Pre-norm, LayerNorm, GELU, biases everywhere; token vectors times sqrt(D), to which the sines and
+cosines of fairseq are added; a token table shared with the output.
 """
 
 from t5x_like.architectures.decoder import Decoder

@@ -1,8 +1,10 @@
-"""XLM: BERT with a vector for the language of each token (Lample and Conneau 2019, https://arxiv.org/abs/1901.07291).
+"""XLM: BERT with a vector for the language of each token (Lample and Conneau 2019,
+https://arxiv.org/abs/1901.07291).
 
-Languages are the token types. A model of many languages needs none (`types=0`, Conneau et al. 2020). The data of
-translation language modelling is `tasks.translation_lm`. Sentences begin with <s>, as in `transformers`, where the
-authors' code has another </s>. Initial values are BERT's, where it has N(0, 1/D) in tables and PyTorch's own elsewhere.
+Languages are the token types. A model of many languages needs none (`types=0`, Conneau et al.
+2020). The data of translation language modelling is `tasks.translation_lm`. Sentences begin with
+<s>, as in `transformers`, where the authors' code has another </s>. Initial values are BERT's,
+where it has N(0, 1/D) in tables and PyTorch's own elsewhere.
 """
 
 from t5x_like.architectures.design import Tokens, Variant
@@ -23,7 +25,8 @@ VARIANTS = {
   "xlm-tiny":   _xlm( 128,  2,  2,  30_145,  2),  # for debugging
   "xlm-ende":   _xlm(1024,  8,  6,  64_699,  2),  # xlm-mlm-ende-1024
   "xlm-xnli15": _xlm(1024,  8, 12,  95_000, 15),  # xlm-mlm-tlm-xnli15-1024
-  "xlm-17":     _xlm(1280, 16, 16, 200_000,  0),  # xlm-mlm-17-1280 and, of this size too, xlm-mlm-100-1280
+  # xlm-mlm-17-1280 and, of this size too, xlm-mlm-100-1280
+  "xlm-17":     _xlm(1280, 16, 16, 200_000,  0),
 }  # fmt: skip
 
 

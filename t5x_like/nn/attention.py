@@ -29,10 +29,12 @@ class Attention(Layer):
 
   Args:
     scale: factor of the logits, usually 1/sqrt(H).
-    init: initializer of the key kernel, and of the query and value kernels unless they have their own.
+    init: initializer of the key kernel, and of the query and value kernels unless they have their
+      own.
     width: input width, if it differs from the output width `dims.embed`.
     biases: projections with a bias: "qkv" or "qv" (queries and values), and "out".
-    q_norm, k_norm: norms over the head width, before positions (Henry et al. 2020, Dehghani et al. 2023).
+    q_norm, k_norm: norms over the head width, before positions (Henry et al. 2020, Dehghani et al.
+      2023).
     position: the layer's own position scheme, in addition to the stack's.
     core: computes the softmax.
     softcap: logits become `softcap * tanh(logits / softcap)` (Gemma 2).
@@ -64,15 +66,24 @@ class Attention(Layer):
     window: int | None = None,
     dropout: Dropout = NO_DROPOUT,
   ):
-    N, K, H, D = dims.heads, dims.kv_heads, dims.head_dim, width or dims.embed
+    N = dims.heads
+    K = dims.kv_heads
+    H = dims.head_dim
+    D = width or dims.embed
     init = init or params.fan_in_normal(D)
     out_init = out_init or params.fan_in_normal(N * H)
     of_key = "qkv" in biases
     qv = of_key or "qv" in biases
-    self.query = Linear((D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qv)
+    self.query = Linear(
+      (D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qv
+    )
     self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H), bias=of_key)
-    self.value = Linear((D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qv)
-    self.out = Linear((N * H, dims.embed), ("heads", "embed"), out_init, rngs, unit=(H, 1), bias="out" in biases)
+    self.value = Linear(
+      (D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qv
+    )
+    self.out = Linear(
+      (N * H, dims.embed), ("heads", "embed"), out_init, rngs, unit=(H, 1), bias="out" in biases
+    )
     self.q_norm = q_norm or Identity()
     self.k_norm = k_norm or Identity()
     self.position = position or Position()
@@ -84,13 +95,17 @@ class Attention(Layer):
     self.kv_heads = K
     self.dropout = dropout
 
-  def keys_and_values(self, k_BSX: jax.Array, v_BSX: jax.Array, pos_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def keys_and_values(
+    self, k_BSX: jax.Array, v_BSX: jax.Array, pos_BS: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
     """Return keys and values, each [B, S, K, H], from projections [B, S, K * H]."""
     k_BSKH = self.k_norm(self._heads(k_BSX, "activation_kv_heads"))
     v_BSKH = self._heads(v_BSX, "activation_kv_heads")
     return named(self.position.rotate(k_BSKH, pos_BS), "key"), named(v_BSKH, "value")
 
-  def attend(self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
+  def attend(
+    self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None
+  ) -> jax.Array:
     """Attend from query projections [B, T, N * H] to keys and values; return [B, T, D]."""
     q_BTNH = self.position.rotate(self.q_norm(self._heads(q_BTX, "activation_heads")), mask.q_pos)
     q_BTNH = named(q_BTNH.reshape(q_BTX.shape) * self.scale, "query").reshape(q_BTNH.shape)
@@ -112,25 +127,34 @@ class SelfAttention(Attention):
   TOGETHER = ("query", "key", "value")  # see `decoding.cpu.prepared`
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
-    """Return ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at `context.slot`."""
-    mask, core = context.mask, self.core
+    """Return ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at
+    `context.slot`."""
+    mask = context.mask
+    core = self.core
     q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
     k_BSKH, v_BSKH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     if cache is not None:
-      core, at = core.decoding(), (0, 0, context.slot, 0)
+      core = core.decoding()
+      at = (0, 0, context.slot, 0)
       new = {"k": k_BSKH.swapaxes(1, 2), "v": v_BSKH.swapaxes(1, 2)}
-      cache = {n: jax.lax.dynamic_update_slice(x, new[n].astype(x.dtype), at) for n, x in cache.items()}
+      cache = {
+        n: jax.lax.dynamic_update_slice(x, new[n].astype(x.dtype), at) for n, x in cache.items()
+      }
       k_BSKH, v_BSKH = (cache[n].swapaxes(1, 2) for n in "kv")
     return self.attend(core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    shape = (start.batch, self.kv_heads, start.slots, self.head_dim)  # a step's products read this layout
-    empty = constrain(jnp.zeros(shape, held(start.dtype)), "batch", "activation_kv_heads", None, None)
+    # a step's products read this layout
+    shape = (start.batch, self.kv_heads, start.slots, self.head_dim)
+    empty = constrain(
+      jnp.zeros(shape, held(start.dtype)), "batch", "activation_kv_heads", None, None
+    )
     return {"k": empty, "v": empty}
 
 
 class CrossAttention(Attention):
-  """Attention from a decoder to the encoder's output; its cache holds the projected memory, written once."""
+  """Attention from a decoder to the encoder's output; its cache holds the projected memory, written
+  once."""
 
   place = "cross_attention_core"
 
@@ -138,7 +162,8 @@ class CrossAttention(Attention):
     if cache is None:
       kv = self._of_memory(context.memory, context.memory_mask)
     else:
-      # Without the barrier, XLA takes the swap out of the loop over steps, and on CPU transposes back at every step.
+      # Without the barrier, XLA takes the swap out of the loop over steps, and on CPU transposes
+      # back at every step.
       kv = (x.swapaxes(1, 2) for x in jax.lax.optimization_barrier((cache["k"], cache["v"])))
     return self.attend(self.core, self.query(x_BTD), *kv, context.memory_mask, None, key), {}, cache
 
@@ -147,12 +172,15 @@ class CrossAttention(Attention):
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     k_BSKH, v_BSKH = self._of_memory(start.memory, start.memory_mask)
-    return {n: x.swapaxes(1, 2).astype(held(start.dtype)) for n, x in {"k": k_BSKH, "v": v_BSKH}.items()}
+    return {
+      n: x.swapaxes(1, 2).astype(held(start.dtype)) for n, x in {"k": k_BSKH, "v": v_BSKH}.items()
+    }
 
 
 def held(dtype: jnp.dtype) -> jnp.dtype:
   """Return the dtype of cached keys and values: float32 on CPU.
 
-  There, XLA multiplies bfloat16 with a batch axis in float32 and would cast the whole cache at every step.
+  There, XLA multiplies bfloat16 with a batch axis in float32 and would cast the whole cache at
+  every step.
   """
   return jnp.dtype(jnp.float32) if platform() == "cpu" else dtype

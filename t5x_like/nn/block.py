@@ -13,13 +13,23 @@ from t5x_like.parallel.constrain import constrain
 class Residual(Layer):
   """`out_norm(alpha * x + dropout(res_norm(layer(in_norm(x)))))`.
 
-  Pre-norm fills `in_norm`, post-norm `out_norm`, sandwich norm `in_norm` and `res_norm`; DeepNorm is post-norm with
-  an `alpha` above 1. `drop_path` is the probability of skipping the layer for an example; the remaining examples are
-  rescaled. If the context has depths, training multiplies the rate by `context.depth[turn]`.
+  Pre-norm fills `in_norm`, post-norm `out_norm`, sandwich norm `in_norm` and `res_norm`; DeepNorm
+  is post-norm with an `alpha` above 1. `drop_path` is the probability of skipping the layer for an
+  example; the remaining examples are rescaled. If the context has depths, training multiplies the
+  rate by `context.depth[turn]`.
   """
 
   def __init__(
-    self, layer, *, in_norm=None, res_norm=None, out_norm=None, alpha=1.0, dropout=NO_DROPOUT, drop_path=0.0, turn=0
+    self,
+    layer,
+    *,
+    in_norm=None,
+    res_norm=None,
+    out_norm=None,
+    alpha=1.0,
+    dropout=NO_DROPOUT,
+    drop_path=0.0,
+    turn=0,
   ):
     self.layer = layer
     self.in_norm = in_norm or Identity()
@@ -48,15 +58,26 @@ class Residual(Layer):
 
 
 class Block(Layer):
-  """Named sublayers, applied in order: one layer of the model or several (`turns`) with as many sublayers each."""
+  """Named sublayers, applied in order: one layer of the model or several (`turns`) with as many
+  sublayers each."""
 
   def __init__(self, turns: int = 1, /, **sublayers: Layer):
-    self.names, self.turns = tuple(sublayers), turns
+    self.names = tuple(sublayers)
+    self.turns = turns
     for name, sublayer in sublayers.items():
       setattr(self, name, sublayer)
 
-  def __call__(self, x_BTD: jax.Array, context, cache: dict | None, key: jax.Array | None, wrap=lambda layer: layer):
-    aux, caches, size = {}, {}, len(self.names) // self.turns
+  def __call__(
+    self,
+    x_BTD: jax.Array,
+    context,
+    cache: dict | None,
+    key: jax.Array | None,
+    wrap=lambda layer: layer,
+  ):
+    aux = {}
+    caches = {}
+    size = len(self.names) // self.turns
     for first in range(0, len(self.names), size):
       layer = partial(self._layer, range(first, first + size), context, cache, key)
       x_BTD, more, kept = wrap(layer)(x_BTD)
@@ -65,12 +86,17 @@ class Block(Layer):
         collect(aux, name, layer_aux)
     return x_BTD, aux, (None if cache is None else caches)
 
-  def _layer(self, places: range, context, cache: dict | None, key: jax.Array | None, x_BTD: jax.Array):
-    aux, caches = {}, {}
+  def _layer(
+    self, places: range, context, cache: dict | None, key: jax.Array | None, x_BTD: jax.Array
+  ):
+    aux = {}
+    caches = {}
     for place in places:
       name = self.names[place]
       layer_cache = None if cache is None else cache[name]
-      x_BTD, aux[name], caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, place))
+      x_BTD, aux[name], caches[name] = getattr(self, name)(
+        x_BTD, context, layer_cache, subkey(key, place)
+      )
     return x_BTD, aux, caches
 
   def start_cache(self, start: CacheStart) -> dict:
@@ -78,13 +104,18 @@ class Block(Layer):
 
 
 class Parallel(Block):
-  """Sublayers that read the same input and whose outputs are added (GPT-J, PaLM); used inside one `Residual`."""
+  """Sublayers that read the same input and whose outputs are added (GPT-J, PaLM); used inside one
+  `Residual`."""
 
   def __call__(self, x_BTD: jax.Array, context, cache: dict | None, key: jax.Array | None):
-    total_BTD, aux, caches = 0.0, {}, {}
+    total_BTD = 0.0
+    aux = {}
+    caches = {}
     for index, name in enumerate(self.names):
       layer_cache = None if cache is None else cache[name]
-      y_BTD, layer_aux, caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, index))
+      y_BTD, layer_aux, caches[name] = getattr(self, name)(
+        x_BTD, context, layer_cache, subkey(key, index)
+      )
       total_BTD = total_BTD + y_BTD
       collect(aux, name, layer_aux)
     return total_BTD, aux, (None if cache is None else caches)

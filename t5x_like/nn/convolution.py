@@ -10,44 +10,65 @@ from flax import nnx
 
 from t5x_like.nn import params
 
-Borders = tuple[tuple[int, int], tuple[int, int]]  # rows above and below, columns to the left and right
+# rows above and below, columns to the left and right
+Borders = tuple[tuple[int, int], tuple[int, int]]
 
 
 def convolved(
-  x_BYXC: jax.Array, kernel: jax.Array, stride: int, borders: Borders | None = None, dilation: int = 1
+  x_BYXC: jax.Array,
+  kernel: jax.Array,
+  stride: int,
+  borders: Borders | None = None,
+  dilation: int = 1,
 ) -> jax.Array:
   """Convolve with a kernel [K, K, in, out]: `y[p] = sum_q x[stride p + dilation q] kernel[q]`.
 
   Args:
-    borders: zeros around the images; None for `dilation * (K // 2)` on each side, which keep the size of the map for a
-      stride of 1.
+    borders: zeros around the images; None for `dilation * (K // 2)` on each side, which keep the
+      size of the map for a stride of 1.
   """
   borders = borders or ((dilation * (len(kernel) // 2),) * 2,) * 2
   given = dict(rhs_dilation=(dilation,) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-  return jax.lax.conv_general_dilated(x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, borders, **given)
+  return jax.lax.conv_general_dilated(
+    x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, borders, **given
+  )
 
 
 def even_borders(x_BYXC: jax.Array, size: int, stride: int) -> Borders:
-  """Return the borders with which windows of size x size cover an image; an odd cell is below or to the right."""
+  """Return the borders with which windows of size x size cover an image; an odd cell is below or to
+  the right."""
   missing = [max(-(-n // stride) * stride - stride + size - n, 0) for n in x_BYXC.shape[1:3]]
   return tuple((n // 2, n - n // 2) for n in missing)
 
 
 class Conv(nnx.Module):
-  """A convolution with a square kernel [K, K, in, out] and K // 2 zeros on each side, as in torch's ResNets."""
+  """A convolution with a square kernel [K, K, in, out] and K // 2 zeros on each side, as in torch's
+  ResNets."""
 
-  def __init__(self, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1, dilation: int = 1):
+  def __init__(
+    self,
+    size: int,
+    inputs: int,
+    outputs: int,
+    rngs: nnx.Rngs,
+    *,
+    stride: int = 1,
+    dilation: int = 1,
+  ):
     init = params.normal(math.sqrt(2.0 / (size * size * outputs)))  # He et al. 2015, for ReLU
-    self.kernel = params.param(rngs, init, (size, size, inputs, outputs), (None, None, None, "embed"))
-    self.stride, self.dilation = stride, dilation
+    self.kernel = params.param(
+      rngs, init, (size, size, inputs, outputs), (None, None, None, "embed")
+    )
+    self.stride = stride
+    self.dilation = dilation
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     return convolved(x_BYXC, self.kernel[...], self.stride, dilation=self.dilation)
 
 
 class StandardizedConv(Conv):
-  """A convolution whose kernel is normalised for each output channel (Qiao et al. 2019), with `even_borders`, as in the
-  ResNets of Big Transfer (Kolesnikov et al. 2020, section 3.2)."""
+  """A convolution whose kernel is normalised for each output channel (Qiao et al. 2019), with
+  `even_borders`, as in the ResNets of Big Transfer (Kolesnikov et al. 2020, section 3.2)."""
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     kernel = self.kernel[...] - jnp.mean(self.kernel[...], axis=(0, 1, 2))
@@ -56,10 +77,16 @@ class StandardizedConv(Conv):
 
 
 class FrozenBatchNorm(nnx.Module):
-  """Batch norm with fixed statistics. No parameter is trained (Carion et al. 2020, appendix A.4)."""
+  """Batch norm with fixed statistics. No parameter is trained (Carion et al. 2020, appendix
+  A.4)."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5):
-    starts = {"scale": params.ones, "bias": params.zeros, "mean": params.zeros, "variance": params.ones}
+    starts = {
+      "scale": params.ones,
+      "bias": params.zeros,
+      "mean": params.zeros,
+      "variance": params.ones,
+    }
     for name, init in starts.items():
       array = params.param(rngs, init, (channels,), (None,))
       array.set_metadata(fixed=True)
@@ -79,7 +106,8 @@ class GroupNorm(nnx.Module):
   def __init__(self, channels: int, rngs: nnx.Rngs, *, groups: int = 8, epsilon: float = 1e-5):
     self.scale = params.param(rngs, params.ones, (channels,), (None,))
     self.bias = params.param(rngs, params.zeros, (channels,), (None,))
-    self.groups, self.epsilon = groups, epsilon
+    self.groups = groups
+    self.epsilon = epsilon
 
   @partial(jax.checkpoint, prevent_cse=False)  # keeps the input alone, as the norms of `nn.norm`
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
@@ -93,8 +121,13 @@ NORMS = {"frozen_batch": FrozenBatchNorm, "group": GroupNorm}
 
 
 def max_pool(x_BYXC: jax.Array, size: int, stride: int, borders: Borders) -> jax.Array:
-  """Take the maximum of windows of size x size cells; `borders` (before, after) pad rows and columns."""
-  # The initial value is a constant of the array's dtype, so that JAX recognises a maximum and can differentiate it.
+  """Take the maximum of windows of size x size cells; `borders` (before, after) pad rows and
+  columns."""
+  # The initial value is a constant of the array's dtype, so that JAX recognises a maximum and can
+  # differentiate it.
   lowest = np.array(-np.inf, x_BYXC.dtype)
-  window, strides = (1, size, size, 1), (1, stride, stride, 1)
-  return jax.lax.reduce_window(x_BYXC, lowest, jax.lax.max, window, strides, ((0, 0), *borders, (0, 0)))
+  window = (1, size, size, 1)
+  strides = (1, stride, stride, 1)
+  return jax.lax.reduce_window(
+    x_BYXC, lowest, jax.lax.max, window, strides, ((0, 0), *borders, (0, 0))
+  )

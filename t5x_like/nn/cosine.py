@@ -1,4 +1,5 @@
-"""Norms of queries and keys that turn logits into scaled cosines (Liu et al. 2022, https://arxiv.org/abs/2111.09883)."""
+"""Norms of queries and keys that turn logits into scaled cosines (Liu et al. 2022,
+https://arxiv.org/abs/2111.09883)."""
 
 import math
 

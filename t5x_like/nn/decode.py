@@ -16,13 +16,15 @@ class DecodeState:
   """A key/value cache and the positions of its entries; a pytree.
 
   Attributes:
-    cache: keys and values of every layer; the batch is axis 1. An `Unrolled` stack has a list with one cache per
-      layer, where the batch is axis 0.
-    pos: int32 [B, slots], the position of the token in each cache slot, -1 if the slot is empty or padding.
+    cache: keys and values of every layer; the batch is axis 1. An `Unrolled` stack has a list with
+      one cache per layer, where the batch is axis 0.
+    pos: int32 [B, slots], the position of the token in each cache slot, -1 if the slot is empty or
+      padding.
     next_pos: int32 [B], the position of each row's next token.
     slot: int32 scalar, the first unused slot.
     prefix: bool [B, slots], tokens that causality does not hide; None without a prefix.
-    memory_pos, memory_valid: positions and validity of the encoder's keys; None for decoder-only models.
+    memory_pos, memory_valid: positions and validity of the encoder's keys; None for decoder-only
+      models.
   """
 
   cache: dict | list
@@ -34,14 +36,19 @@ class DecodeState:
   memory_valid: jax.Array | None = None
 
   @classmethod
-  def empty(cls, cache, batch: int, slots: int, *, prefix: bool = False, memory_pos=None, memory_valid=None):
+  def empty(
+    cls, cache, batch: int, slots: int, *, prefix: bool = False, memory_pos=None, memory_valid=None
+  ):
     marks = jnp.zeros((batch, slots), bool) if prefix else None
     if memory_pos is not None:  # one row per example, so that beams can be reordered
       memory_pos = jnp.broadcast_to(memory_pos, (batch, memory_pos.shape[1]))
-    pos, next_pos = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros(batch, jnp.int32)
+    pos = jnp.full((batch, slots), -1, jnp.int32)
+    next_pos = jnp.zeros(batch, jnp.int32)
     return cls(cache, pos, next_pos, jnp.int32(0), marks, memory_pos, memory_valid)
 
-  def advance(self, tokens_BT: jax.Array, valid_BT=None, prefix_BT=None) -> tuple[jax.Array, "DecodeState"]:
+  def advance(
+    self, tokens_BT: jax.Array, valid_BT=None, prefix_BT=None
+  ) -> tuple[jax.Array, "DecodeState"]:
     """Assign positions and slots to the next T tokens.
 
     Args:
@@ -52,13 +59,17 @@ class DecodeState:
     """
     B, T = tokens_BT.shape
     valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
-    q_pos = self.next_pos[:, None] + jnp.maximum(jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1, 0)
+    q_pos = self.next_pos[:, None] + jnp.maximum(
+      jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1, 0
+    )
     pos = jax.lax.dynamic_update_slice(self.pos, jnp.where(valid_BT, q_pos, -1), (0, self.slot))
     prefix = self.prefix
     if prefix is not None and prefix_BT is not None:
       prefix = jax.lax.dynamic_update_slice(prefix, prefix_BT & valid_BT, (0, self.slot))
     next_pos = self.next_pos + jnp.sum(valid_BT, axis=1, dtype=jnp.int32)
-    return q_pos, dataclasses.replace(self, pos=pos, next_pos=next_pos, slot=self.slot + T, prefix=prefix)
+    return q_pos, dataclasses.replace(
+      self, pos=pos, next_pos=next_pos, slot=self.slot + T, prefix=prefix
+    )
 
   def mask(self, q_pos_BT: jax.Array) -> Mask:
     """Return the mask from queries at these positions to the cache."""

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-  """Sizes of one stack of blocks. `kv_heads` below `heads` is grouped-query attention, 1 is multi-query."""
+  """Sizes of one stack of blocks. `kv_heads` below `heads` is grouped-query attention, 1 is
+  multi-query."""
 
   embed: int
   heads: int
@@ -31,7 +32,8 @@ class Dims:
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Zero entries with probability `rate` and rescale the rest; one mask along the `shared` axes; none without a key."""
+  """Zero entries with probability `rate` and rescale the rest; one mask along the `shared` axes;
+  none without a key."""
 
   rate: float | jax.Array = 0.0
   shared: tuple[int, ...] = ()
@@ -39,27 +41,39 @@ class Dropout:
   def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
     if key is None or (not isinstance(self.rate, jax.Array) and self.rate == 0.0):
       return x
-    keep, rate = kept(key, self.rate, tuple(1 if i - x.ndim in self.shared else n for i, n in enumerate(x.shape)))
+    keep, rate = kept(
+      key, self.rate, tuple(1 if i - x.ndim in self.shared else n for i, n in enumerate(x.shape))
+    )
     return jnp.where(keep, x * (1.0 / (1.0 - rate)), jnp.zeros_like(x)).astype(x.dtype)
 
 
 NO_DROPOUT = Dropout()
 
 
-def kept(key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, float | jax.Array]:
-  """Return (bool array, False where dropout zeroes an entry; the exact rate, a multiple of 2^-16)."""
-  threshold = jnp.round(rate * 2**16).astype(jnp.int32) if isinstance(rate, jax.Array) else round(rate * 2**16)
+def kept(
+  key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]
+) -> tuple[jax.Array, float | jax.Array]:
+  """Return (bool array, False where dropout zeroes an entry; the exact rate, a multiple of
+  2^-16)."""
+  threshold = (
+    jnp.round(rate * 2**16).astype(jnp.int32)
+    if isinstance(rate, jax.Array)
+    else round(rate * 2**16)
+  )
   first = jax.lax.broadcasted_iota(jnp.int32, (shape[0], *(1 for _ in shape[1:])), 0)
   bits = hashed(jax.random.bits(key, (2,)).astype(jnp.int32), [first], (1, *shape[1:]))
   return bits & 0xFFFF >= threshold, threshold / 2**16
 
 
 def hashed(seeds, ids: list, shape: tuple[int, ...], part=0) -> jax.Array:
-  """Return 32 random bits for each place of the `part`-th piece of `shape`: a hash of seeds, ids and place, all int32.
+  """Return 32 random bits for each place of the `part`-th piece of `shape`: a hash of seeds, ids
+  and place, all int32.
 
-  XLA fuses its ten operations into the reader. JAX's generator takes a hundred, and its result goes through memory.
+  XLA fuses its ten operations into the reader. JAX's generator takes a hundred, and its result goes
+  through memory.
   """
-  place, shift = jnp.int32(part), jax.lax.shift_right_logical
+  place = jnp.int32(part)
+  shift = jax.lax.shift_right_logical
   for axis, size in enumerate(shape):
     place = place * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 

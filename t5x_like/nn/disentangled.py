@@ -1,9 +1,11 @@
-"""Disentangled attention: contents and relative positions have vectors of their own (He et al. 2021).
+"""Disentangled attention: contents and relative positions have vectors of their own (He et al.
+2021).
 
-The logit of a query at i and a key at j is (q_i k_j + q_i r'_d + k_j r_d) / sqrt(3 H), where r and r' are the query and
-key projections of the vector of the distance d from j to i (https://arxiv.org/abs/2006.03654, equation 4). As in
-DeBERTa v3 (https://arxiv.org/abs/2111.09543), the projections are the contents' own, distances are counted in buckets
-that grow logarithmically, and all layers share the vectors and their norm.
+The logit of a query at i and a key at j is (q_i k_j + q_i r'_d + k_j r_d) / sqrt(3 H), where r and
+r' are the query and key projections of the vector of the distance d from j to i
+(https://arxiv.org/abs/2006.03654, equation 4). As in DeBERTa v3 (https://arxiv.org/abs/2111.09543),
+the projections are the contents' own, distances are counted in buckets that grow logarithmically,
+and all layers share the vectors and their norm.
 """
 
 import jax
@@ -29,15 +31,20 @@ class DisentangledStack(Stack):
     max_distance: distance from which all share a bucket.
   """
 
-  def __init__(self, stack: Stack, rngs: nnx.Rngs, *, init, norm: nnx.Module, buckets: int, max_distance: int):
+  def __init__(
+    self, stack: Stack, rngs: nnx.Rngs, *, init, norm: nnx.Module, buckets: int, max_distance: int
+  ):
     take_over(self, stack)
     attention = self.blocks.self_attention.layer
     self.blocks.self_attention.layer = DisentangledAttention(attention, buckets, max_distance)
-    self.distances = params.param(rngs, init, (2 * buckets, attention.query.kernel.shape[-2]), (None, "embed"))
+    self.distances = params.param(
+      rngs, init, (2 * buckets, attention.query.kernel.shape[-2]), (None, "embed")
+    )
     self.distance_norm = norm
 
   def bias(self, mask, batch: int) -> jax.Array:
-    """Return the vectors of distances, float32 [P, D], which `DisentangledAttention` takes from `Context.bias`."""
+    """Return the vectors of distances, float32 [P, D], which `DisentangledAttention` takes from
+    `Context.bias`."""
     return self.distance_norm(self.distances[...])
 
 
@@ -45,7 +52,8 @@ class DisentangledAttention(SelfAttention):
   """Self-attention of a `DisentangledStack`.
 
   Args:
-    attention: the layer whose projections this one takes over; its scale must be that of three sums of products.
+    attention: the layer whose projections this one takes over; its scale must be that of three sums
+      of products.
   """
 
   def __init__(self, attention: SelfAttention, buckets: int, max_distance: int):
@@ -59,7 +67,9 @@ class DisentangledAttention(SelfAttention):
     q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
     k_BSNH, v_BSNH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     vectors_PD = self.dropout(context.bias, subkey(key, 1)).astype(x_BTD.dtype)
-    r_q_PNH, r_k_PNH = (y.reshape(y.shape[0], -1, self.head_dim) for y in together((self.query, self.key), vectors_PD))
+    r_q_PNH, r_k_PNH = (
+      y.reshape(y.shape[0], -1, self.head_dim) for y in together((self.query, self.key), vectors_PD)
+    )
     place_BTS = self.places(mask.q_pos[:, :, None] - mask.k_pos[:, None, :])
     q_BTNH = q_BTX.reshape(*q_BTX.shape[:2], -1, self.head_dim)
     by_query_BNTS = _looked_up("BTNH,PNH->BNTP", q_BTNH, r_k_PNH, place_BTS)
@@ -68,15 +78,21 @@ class DisentangledAttention(SelfAttention):
     return self.attend(self.core, q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key), {}, None
 
   def places(self, distance: jax.Array) -> jax.Array:
-    """Return the row of each distance in the table: exact up to half of the buckets, logarithmic beyond."""
-    middle, size = self.buckets // 2, jnp.abs(distance)
-    ratio = jnp.log(jnp.maximum(size, middle) / middle) / jnp.log(jnp.float32((self.max_distance - 1) / middle))
+    """Return the row of each distance in the table: exact up to half of the buckets, logarithmic
+    beyond."""
+    middle = self.buckets // 2
+    size = jnp.abs(distance)
+    ratio = jnp.log(jnp.maximum(size, middle) / middle) / jnp.log(
+      jnp.float32((self.max_distance - 1) / middle)
+    )
     far = jnp.ceil(ratio * (middle - 1)).astype(jnp.int32) + middle
     bucket = jnp.where(size <= middle, distance, far * jnp.sign(distance))
     return jnp.clip(bucket + self.buckets, 0, 2 * self.buckets - 1)
 
 
-def _looked_up(equation: str, x: jax.Array, vectors_PNH: jax.Array, place_BXY: jax.Array) -> jax.Array:
+def _looked_up(
+  equation: str, x: jax.Array, vectors_PNH: jax.Array, place_BXY: jax.Array
+) -> jax.Array:
   """Multiply by the vectors of all distances, and take that of each pair: float32 [B, N, X, Y]."""
   product_BNXP = wide_einsum(equation, x, vectors_PNH)
   B, N, X, _ = product_BNXP.shape

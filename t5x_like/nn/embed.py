@@ -22,20 +22,26 @@ class Embed(nnx.Module):
   def __call__(self, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Look up `ids_BT`; return [B, T, D] in `dtype`.
 
-    Where vectors are split over devices (FSDP), the cheaper of two transfers runs: each device looks up its slice of
-    every vector and the slices are exchanged, or, if tokens outnumber table rows, the table is gathered in `dtype`.
+    Where vectors are split over devices (FSDP), the cheaper of two transfers runs: each device
+    looks up its slice of every vector and the slices are exchanged, or, if tokens outnumber table
+    rows, the table is gathered in `dtype`.
     """
     (V, _), (B, T), after = self.table.shape, ids_BT.shape, ("batch", "length", "activation_embed")
     gathers = ways("embed") > 1 and B * T > V * ways("batch") * ways("length")
     table_VD = self.table[...]
     if gathers:
-      table_VD = constrain(table_VD.astype(dtype), "vocab", "activation_embed").astype(table_VD.dtype)
+      table_VD = constrain(table_VD.astype(dtype), "vocab", "activation_embed").astype(
+        table_VD.dtype
+      )
     x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
-    return constrain(x_BTD, *after) if gathers else exchanged(x_BTD, ("batch", "length", "embed"), after)
+    return (
+      constrain(x_BTD, *after) if gathers else exchanged(x_BTD, ("batch", "length", "embed"), after)
+    )
 
 
 class Inputs(nnx.Module):
-  """The input of a stack, from token vectors: `project(dropout(norm(scale * x + position + type)))`.
+  """The input of a stack, from token vectors: `project(dropout(norm(scale * x + position +
+  type)))`.
 
   Args:
     scale: factor of the token vectors, sqrt(D) in Vaswani et al. 2017 and Gemma.
@@ -62,11 +68,15 @@ class Inputs(nnx.Module):
     self.project = project or Identity()
     self.dropout = dropout
 
-  def __call__(self, x_BTD, pos_BT, types_BT: jax.Array | None = None, key: jax.Array | None = None) -> jax.Array:
+  def __call__(
+    self, x_BTD, pos_BT, types_BT: jax.Array | None = None, key: jax.Array | None = None
+  ) -> jax.Array:
     if self.scale != 1.0:
       x_BTD = x_BTD * jnp.asarray(self.scale, x_BTD.dtype)
     if self.types is not None:
-      x_BTD = x_BTD + self.types(jnp.zeros_like(pos_BT) if types_BT is None else types_BT, x_BTD.dtype)
+      x_BTD = x_BTD + self.types(
+        jnp.zeros_like(pos_BT) if types_BT is None else types_BT, x_BTD.dtype
+      )
     return self.project(self.dropout(self.placed(x_BTD, pos_BT), key))
 
   def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:

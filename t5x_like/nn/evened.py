@@ -23,7 +23,8 @@ def encoded(
 ):
   """Run a bidirectional stack and return ([B, T, D], auxiliary scalars).
 
-  An image's patches and class token rarely divide evenly among devices, so masked tokens pad the sequence.
+  An image's patches and class token rarely divide evenly among devices, so masked tokens pad the
+  sequence.
 
   Args:
     pos_BT: int32 [B or 1, T].
@@ -31,10 +32,13 @@ def encoded(
     position: a scheme whose vectors become `Context.places`.
   """
   T = x_BTD.shape[1]
-  more, valid = -T % math.lcm(ways("length"), ways("residual_length")), None
+  more = -T % math.lcm(ways("length"), ways("residual_length"))
+  valid = None
   if more:
     x_BTD = jnp.pad(x_BTD, ((0, 0), (0, more), (0, 0)))
-    pos_BT = jnp.concatenate([pos_BT, jnp.broadcast_to(pos_BT[:, -1:], (len(pos_BT), more))], axis=1)
+    pos_BT = jnp.concatenate(
+      [pos_BT, jnp.broadcast_to(pos_BT[:, -1:], (len(pos_BT), more))], axis=1
+    )
     valid = (jnp.arange(T + more) < T)[None]
   x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
   mask = Mask(pos_BT, pos_BT, k_valid=valid, aligned=aligned and not more)

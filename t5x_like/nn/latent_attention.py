@@ -1,10 +1,11 @@
-"""Multi-head latent attention (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434, section 2.1): keys and values are
-projections of one narrow vector of each token, its latent.
+"""Multi-head latent attention (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434, section 2.1):
+keys and values are projections of one narrow vector of each token, its latent.
 
-The cache of a token holds its latent and one rotated key that all heads share, rank + rope values in place of
-`heads * (head width + value width)`. Against it, the up-projections move to the other side of the products: queries
-are projected into the latent space, where all heads attend to the same vectors, and attended latents are projected to
-values. Neither keys nor values of the heads are ever made.
+The cache of a token holds its latent and one rotated key that all heads share, rank + rope values
+in place of `heads * (head width + value width)`. Against it, the up-projections move to the other
+side of the products: queries are projected into the latent space, where all heads attend to the
+same vectors, and attended latents are projected to values. Neither keys nor values of the heads are
+ever made.
 """
 
 import dataclasses
@@ -50,11 +51,13 @@ class Latent:
 
 
 class Expansion(Linear):
-  """A projection from the latent to all heads, whose kernel decoding multiplies from the other side."""
+  """A projection from the latent to all heads, whose kernel decoding multiplies from the other
+  side."""
 
 
 class LatentAttention(Attention):
-  """Self-attention by latents; `dims.head_dim` is the width of queries and keys, `latent.rope` channels included.
+  """Self-attention by latents; `dims.head_dim` is the width of queries and keys, `latent.rope`
+  channels included.
 
   Args:
     latent: the fields of `Latent`.
@@ -87,22 +90,39 @@ class LatentAttention(Attention):
   ):
     where = "config.model.design.latent"
     self.sizes = sizes = Latent(**slots.fill(where, latent, Latent))
-    D, N, H, R, V = dims.embed, dims.heads, dims.head_dim, sizes.rank, sizes.value
+    D = dims.embed
+    N = dims.heads
+    H = dims.head_dim
+    R = sizes.rank
+    V = sizes.value
     if not 0 < sizes.rope < H or sizes.rope % 2:
-      raise UserError(f"{where}.rope: found {sizes.rope}, expected an even number below the head width {H}")
+      raise UserError(
+        f"{where}.rope: found {sizes.rope}, expected an even number below the head width {H}"
+      )
     if q_norm is not None or dims.kv_heads != N:
-      raise UserError(f"{where}: found kv_heads, qk_norm or cosines, expected {N} key/value heads and none of these")
+      raise UserError(
+        f"{where}: found kv_heads, qk_norm or cosines, expected {N} key/value heads "
+        "and none of these"
+      )
     if core is not None and not core.exact and V != H:
-      raise UserError(f"{where}.value: found {V} with core {core.name!r}, expected the width of queries and keys, {H}")
-    low, bias = sizes.query_rank, "qkv" in biases
+      raise UserError(
+        f"{where}.value: found {V} with core {core.name!r}, expected the width of "
+        f"queries and keys, {H}"
+      )
+    low = sizes.query_rank
+    bias = "qkv" in biases
     self.query_down = Linear((D, low), ("embed", None), init, rngs, bias=bias) if low else None
     self.query_norm = make_norm(low, rngs) if low else None
     self.query = Linear((low or D, N * H), ("embed", "heads"), query_init, rngs, unit=(1, H))
     self.down = Linear((D, R + sizes.rope), ("embed", None), init, rngs, bias=bias)
     self.norm = make_norm(R, rngs)
-    self.key = Expansion((R, N * (H - sizes.rope)), ("embed", "heads"), init, rngs, unit=(1, H - sizes.rope))
+    self.key = Expansion(
+      (R, N * (H - sizes.rope)), ("embed", "heads"), init, rngs, unit=(1, H - sizes.rope)
+    )
     self.value = Expansion((R, N * V), ("embed", "heads"), value_init, rngs, unit=(1, V))
-    self.out = Linear((N * V, D), ("heads", "embed"), out_init, rngs, unit=(V, 1), bias="out" in biases)
+    self.out = Linear(
+      (N * V, D), ("heads", "embed"), out_init, rngs, unit=(V, 1), bias="out" in biases
+    )
     self.position = position or Position()
     self.core = core or Dense()
     self.scale = scale
@@ -111,18 +131,25 @@ class LatentAttention(Attention):
     self.heads = N
     self.dropout = dropout
 
-  def __call__(self, x_BTD: jax.Array, context: Context, cache: jax.Array | None, key: jax.Array | None):
-    """Return ([B, T, D], {}, cache). A cache is [B, S, rank + rope]; new entries start at `context.slot`."""
-    mask, rope = context.mask, self.sizes.rope
+  def __call__(
+    self, x_BTD: jax.Array, context: Context, cache: jax.Array | None, key: jax.Array | None
+  ):
+    """Return ([B, T, D], {}, cache). A cache is [B, S, rank + rope]; new entries start at
+    `context.slot`."""
+    mask = context.mask
+    rope = self.sizes.rope
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
-    q_BTNH = self._by_head(self.query(x_BTD if self.query_down is None else self.query_norm(self.query_down(x_BTD))))
+    q_BTNH = self._by_head(
+      self.query(x_BTD if self.query_down is None else self.query_norm(self.query_down(x_BTD)))
+    )
     q_BTNH, turned_BTNH = q_BTNH[..., :-rope], self.position.rotate(q_BTNH[..., -rope:], mask.q_pos)
     down_BTX = self.down(x_BTD)
     latent_BTR = self.norm(down_BTX[..., :-rope])
     shared_BT1H = self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
     if cache is None:
-      k_BSNH, v_BSNH = self._by_head(self.key(latent_BTR)), named(self._by_head(self.value(latent_BTR)), "value")
+      k_BSNH = self._by_head(self.key(latent_BTR))
+      v_BSNH = named(self._by_head(self.value(latent_BTR)), "value")
       shared_BSNH = jnp.broadcast_to(shared_BT1H, (*k_BSNH.shape[:-1], rope))
       k_BSNH = named(jnp.concatenate([k_BSNH, shared_BSNH], axis=-1), "key")
       q_BTNH = named(jnp.concatenate([q_BTNH, turned_BTNH], axis=-1), "query")
@@ -131,8 +158,11 @@ class LatentAttention(Attention):
       new_BTX = jnp.concatenate([latent_BTR, shared_BT1H[:, :, 0]], axis=-1).astype(cache.dtype)
       cache = jax.lax.dynamic_update_slice(cache, new_BTX, (0, context.slot, 0))
       q_BTNR = jnp.einsum("BTNH,RNH->BTNR", q_BTNH, self._kernel(self.key, x_BTD.dtype))
-      q_BTNX, k_BS1X = jnp.concatenate([q_BTNR, turned_BTNH], axis=-1), cache[:, :, None]
-      o_BTNR = self._attended(self.core.decoding(), q_BTNX, k_BS1X, k_BS1X[..., :-rope], mask, context, key)
+      q_BTNX = jnp.concatenate([q_BTNR, turned_BTNH], axis=-1)
+      k_BS1X = cache[:, :, None]
+      o_BTNR = self._attended(
+        self.core.decoding(), q_BTNX, k_BS1X, k_BS1X[..., :-rope], mask, context, key
+      )
       o_BTNH = jnp.einsum("BTNR,RNH->BTNH", o_BTNR, self._kernel(self.value, x_BTD.dtype))
     return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"), {}, cache
 
@@ -147,15 +177,21 @@ class LatentAttention(Attention):
     return named(o.astype(q.dtype), "context")
 
   def _by_head(self, x_BTX: jax.Array) -> jax.Array:
-    return constrain(x_BTX.reshape(*x_BTX.shape[:-1], self.heads, -1), "batch", "length", "activation_heads", None)
+    return constrain(
+      x_BTX.reshape(*x_BTX.shape[:-1], self.heads, -1), "batch", "length", "activation_heads", None
+    )
 
   def _kernel(self, linear: Linear, dtype: jnp.dtype) -> jax.Array:
     """Return the kernel of an up-projection, [R, N, width]."""
     kernel = linear.without_adapter(merged=True).kernel
-    return gathered(kernel[...].astype(dtype), kernel.axes[-2:]).reshape(kernel.shape[-2], self.heads, -1)
+    return gathered(kernel[...].astype(dtype), kernel.axes[-2:]).reshape(
+      kernel.shape[-2], self.heads, -1
+    )
 
 
 def of(design) -> Callable:
   """Return the attention of an `architectures.design.Design`, which takes the other arguments."""
-  norms = dataclasses.replace(design, norm_epsilon=design.latent.get("norm_epsilon") or design.norm_epsilon)
+  norms = dataclasses.replace(
+    design, norm_epsilon=design.latent.get("norm_epsilon") or design.norm_epsilon
+  )
   return partial(LatentAttention, latent=design.latent, make_norm=norms.make_norm)

@@ -15,14 +15,18 @@ class Context:
 
   Attributes:
     mask: the self-attention mask; its positions also drive the position scheme.
-    bias: the position bias that the stack's layers share: float32 [B or 1, N, T, S], or the scheme itself for cores
-      that compute it piece by piece.
+    bias: the position bias that the stack's layers share: float32 [B or 1, N, T, S], or the scheme
+      itself for cores that compute it piece by piece.
     memory: [B, S, D] output of the encoder, for stacks with cross-attention.
     memory_mask: the cross-attention mask, from this stack's queries to the encoder's keys.
-    slot: int32 scalar, the cache slot where this call's keys and values start; None without a cache.
-    valid: bool [B, T], False for padding, if `mask` does not tell (a causal mask needs no validity).
-    places, memory_places: [B, T, D] and [B, S, D], added to queries and keys by `architectures.placed`.
-    depth: float32 [layers of a block], their depth in the model from 0 to 1; None unless drop-path rates grow with it.
+    slot: int32 scalar, the cache slot where this call's keys and values start; None without a
+      cache.
+    valid: bool [B, T], False for padding, if `mask` does not tell (a causal mask needs no
+      validity).
+    places, memory_places: [B, T, D] and [B, S, D], added to queries and keys by
+      `architectures.placed`.
+    depth: float32 [layers of a block], their depth in the model from 0 to 1; None unless drop-path
+      rates grow with it.
   """
 
   mask: Mask
@@ -51,7 +55,8 @@ class CacheStart:
 
 
 class Statistics:
-  """Sums over the tokens of a layer, as a pytree; `scalars` reduces them once every token is counted."""
+  """Sums over the tokens of a layer, as a pytree; `scalars` reduces them once every token is
+  counted."""
 
   def scalars(self) -> dict[str, jax.Array]:
     raise TypeError(f"{type(self).__name__} must define `scalars`")
@@ -60,7 +65,8 @@ class Statistics:
 class Layer(nnx.Module):
   """A sublayer of a block, called as `layer(x_BTD, context, cache, key) -> (y_BTD, aux, cache)`.
 
-  `aux` is a dict of scalars and `Statistics`, such as a router's; `cache` is a pytree, None in layers without state.
+  `aux` is a dict of scalars and `Statistics`, such as a router's; `cache` is a pytree, None in
+  layers without state.
   """
 
   def start_cache(self, start: CacheStart):

@@ -16,13 +16,15 @@ ADAPTERS = ("lora_a", "lora_b")  # names of the parameters of a low-rank adapter
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes) -> jax.Array:
-  """Compute `x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
+  """Compute `x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in
+  `dtype`.
 
-  The kernel is split over devices by its logical `axes`. It is cast to the dtype of `x` and then gathered, in the
-  forward and again in the backward pass. Its gradient is scattered in that dtype.
+  The kernel is split over devices by its logical `axes`. It is cast to the dtype of `x` and then
+  gathered, in the forward and again in the backward pass. Its gradient is scattered in that dtype.
 
-  The kernel's gradient is `x^T @ g`, or in float32 on CPU `(g^T @ x)^T` if `x` is the wider of the two: XLA transposes
-  the first factor there, and fuses its producer, such as a GELU or its gradient, into that strided copy.
+  The kernel's gradient is `x^T @ g`, or in float32 on CPU `(g^T @ x)^T` if `x` is the wider of the
+  two: XLA transposes the first factor there, and fuses its producer, such as a GELU or its
+  gradient, into that strided copy.
   """
   return _matmul_forward(x, kernel, dtype, axes)[0]
 
@@ -38,7 +40,9 @@ def _matmul_backward(dtype, axes, residuals, g):
   whole = gathered(kernel.astype(x.dtype), axes)
   product = partial(contract, a_axes=batch, b_axes=batch, dtype=x.dtype)
   turned = platform() == "cpu" and x.dtype == jnp.float32 and x.shape[-1] > g.shape[-1]
-  d_kernel = scattered((lambda x, g: product(g, x).T) if turned else product, x, g, axes, TOKENS[: len(batch)])
+  d_kernel = scattered(
+    (lambda x, g: product(g, x).T) if turned else product, x, g, axes, TOKENS[: len(batch)]
+  )
   return contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)
 
 
@@ -49,10 +53,12 @@ class Linear(nnx.Module):
   """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`.
 
   Attributes:
-    adapted, multiply: whether it has a low-rank adapter; its product, `matmul` or one of `nn.quantization`.
+    adapted, multiply: whether it has a low-rank adapter; its product, `matmul` or one of
+      `nn.quantization`.
   """
 
-  adapted, multiply = False, staticmethod(matmul)
+  adapted = False
+  multiply = staticmethod(matmul)
 
   def __init__(
     self,
@@ -82,8 +88,8 @@ class Linear(nnx.Module):
   def beside(layers: Sequence["Linear"], x: jax.Array) -> list[jax.Array]:
     """Apply layers that read the same input; see `together`.
 
-    Kernels split over devices by their first axis alone (FSDP) are joined: one gather, one product and one
-    reduce-scatter replace several, and a small collective costs as much as a large one.
+    Kernels split over devices by their first axis alone (FSDP) are joined: one gather, one product
+    and one reduce-scatter replace several, and a small collective costs as much as a large one.
     """
     (first, _), *_ = axes = [layer.kernel.axes[-2:] for layer in layers]
     if ways(first) == 1 or any(ways(last) > 1 for _, last in axes):
@@ -112,7 +118,8 @@ def replaced(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> n
 
 
 def without_adapters(module: nnx.Module, *, merged: bool) -> nnx.Module:
-  """Copy the module without adapters: the same function if they are `merged`, else the one that they adapt."""
+  """Copy the module without adapters: the same function if they are `merged`, else the one that
+  they adapt."""
   return replaced(module, lambda _, linear: linear.without_adapter(merged=merged))
 
 
@@ -131,10 +138,11 @@ def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def wide_einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """Compute an einsum as float32, such as the logits of attention; its gradients are products in the dtype of `a`.
+  """Compute an einsum as float32, such as the logits of attention; its gradients are products in
+  the dtype of `a`.
 
-  By JAX's own rule, the gradients would be products of the float32 cotangent, which a GPU computes several times
-  slower and a TPU reads from twice the memory.
+  By JAX's own rule, the gradients would be products of the float32 cotangent, which a GPU computes
+  several times slower and a TPU reads from twice the memory.
   """
   return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
@@ -144,18 +152,22 @@ def _wide_einsum_backward(equation, factors, g):
   return gradients(g.astype(factors[0].dtype))
 
 
-wide_einsum.defvjp(lambda equation, a, b: (wide_einsum(equation, a, b), (a, b)), _wide_einsum_backward)
+wide_einsum.defvjp(
+  lambda equation, a, b: (wide_einsum(equation, a, b), (a, b)), _wide_einsum_backward
+)
 
 
-def contract(a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...], dtype) -> jax.Array:
+def contract(
+  a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...], dtype
+) -> jax.Array:
   """Multiply `a` and `b` over the given axes, accumulating in float32 and returning `dtype`."""
   axes = tuple((i,) if isinstance(i, int) else i for i in (a_axes, b_axes))
   product = partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())))
   if platform() != "cpu" or dtype == jnp.float32:
     return product(a, b, preferred_element_type=dtype)
 
-  # On CPU, XLA has fast bfloat16 products (AMX: four times float32's rate) only with float32 results and without a
-  # batch axis.
+  # On CPU, XLA has fast bfloat16 products (AMX: four times float32's rate) only with float32
+  # results and without a batch axis.
   wide = custom_vmap(lambda a, b: product(a, b, preferred_element_type=jnp.float32).astype(dtype))
 
   @wide.def_vmap

@@ -1,9 +1,10 @@
-"""Low-rank adapters: `y = x @ W + alpha / rank * (x @ A) @ B`, with W frozen (Hu et al. 2021, section 4.1).
+"""Low-rank adapters: `y = x @ W + alpha / rank * (x @ A) @ B`, with W frozen (Hu et al. 2021,
+section 4.1).
 
-A model is built as usual; some of its `Linear`s are then replaced by `LoraLinear`s. Models therefore know nothing of
-adapters, and kernels keep their names, with `lora_a` and `lora_b` beside them. A stack's adapters have its layers axis
-and are scanned, split over stages and checkpointed with it. A is drawn like the kernels and B is zero, so that a fresh
-adapter changes nothing.
+A model is built as usual; some of its `Linear`s are then replaced by `LoraLinear`s. Models
+therefore know nothing of adapters, and kernels keep their names, with `lora_a` and `lora_b` beside
+them. A stack's adapters have its layers axis and are scanned, split over stages and checkpointed
+with it. A is drawn like the kernels and B is zero, so that a fresh adapter changes nothing.
 
 W needs no gradient: neither its gradient nor its optimizer state is ever computed.
 """
@@ -26,7 +27,8 @@ class LoraLinear(Linear):
 
   Args:
     linear: source of the kernel [..., D, F] and the bias.
-    rank: R of A [..., D, R] and B [..., R, F], which are split over devices like the kernel along D and F.
+    rank: R of A [..., D, R] and B [..., R, F], which are split over devices like the kernel along D
+      and F.
     scale: factor of the adapter's output.
     key: random key for A, drawn from a normal distribution with standard deviation 1/sqrt(D).
   """
@@ -34,7 +36,10 @@ class LoraLinear(Linear):
   adapted = True
 
   def __init__(self, linear: Linear, rank: int, scale: float, key: jax.Array):
-    self.kernel, self.bias, self.scale, self.multiply = linear.kernel, linear.bias, scale, linear.multiply
+    self.kernel = linear.kernel
+    self.bias = linear.bias
+    self.scale = scale
+    self.multiply = linear.multiply
     *layers, D, F = linear.kernel.shape
     *names, rows, columns = linear.kernel.axes
     *units, row_unit, column_unit = linear.kernel.unit
@@ -45,44 +50,67 @@ class LoraLinear(Linear):
 
   def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
     low = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
-    return super().completed(y, x) + self.scale * matmul(low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:])
+    return super().completed(y, x) + self.scale * matmul(
+      low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:]
+    )
 
   def without_adapter(self, *, merged: bool) -> Linear:
-    kernel, bias, axes = self.kernel[...], self.bias is not None, self.kernel.axes
+    kernel = self.kernel[...]
+    bias = self.bias is not None
+    axes = self.kernel.axes
     if merged:
       with jax.default_matmul_precision("highest"):
         kernel = kernel + self.scale * (self.lora_a[...] @ self.lora_b[...])
     made = jax.eval_shape(lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=bias))
-    made.kernel, made.multiply = nnx.Param(kernel, axes=axes, unit=self.kernel.unit), self.multiply
+    made.kernel = nnx.Param(kernel, axes=axes, unit=self.kernel.unit)
+    made.multiply = self.multiply
     if bias:
       made.bias = self.bias
     return made
 
 
-def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Array, besides: Sequence[str] = ()):
+def adapted(
+  model,
+  targets: Sequence[str],
+  rank: int,
+  alpha: float,
+  key: jax.Array,
+  besides: Sequence[str] = (),
+):
   """Add an adapter to every `Linear` that matches one of `targets`; return the new model.
 
   Args:
-    targets: patterns of whole names or of their last parts, such as `query`, `cross_attention/layer/*`, `*`.
+    targets: patterns of whole names or of their last parts, such as `query`,
+      `cross_attention/layer/*`, `*`.
     key: random key; each layer's A is drawn from a key derived from it.
     besides: patterns of whole names of kernels to exclude, such as `head/*/*`.
 
   Raises:
     UserError: a target matches no `Linear`.
   """
-  found = [n for n, _ in linears(model) if not any(fnmatch.fnmatchcase(f"{n}/kernel", form) for form in besides)]
+  found = [
+    n
+    for n, _ in linears(model)
+    if not any(fnmatch.fnmatchcase(f"{n}/kernel", form) for form in besides)
+  ]
   for target in targets:
     if not any(_matches(name, (target,)) for name in found):
       ends = sorted({name.rpartition("/")[2] for name in found})
       raise UserError(
-        f"config.tuning.targets: {target!r} names no kernel that can have an adapter; these can: {', '.join(ends)}"
+        f"config.tuning.targets: {target!r} names no kernel that can have an adapter; these can: "
+        f"{', '.join(ends)}"
       )
   keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(found))}
   chosen = {name for name in found if _matches(name, targets)}
   return replaced(
-    model, lambda name, linear: LoraLinear(linear, rank, alpha / rank, keys[name]) if name in chosen else linear
+    model,
+    lambda name, linear: (
+      LoraLinear(linear, rank, alpha / rank, keys[name]) if name in chosen else linear
+    ),
   )
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-  return any(fnmatch.fnmatchcase(name, form) for pattern in patterns for form in (pattern, f"*/{pattern}"))
+  return any(
+    fnmatch.fnmatchcase(name, form) for pattern in patterns for form in (pattern, f"*/{pattern}")
+  )

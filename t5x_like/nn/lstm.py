@@ -1,7 +1,9 @@
-"""Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000).
+"""Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
+2000).
 
-The baselines beside Transformers: a layer of a decoder (Radford et al. 2018, section 5), and two directions above an
-encoder (Devlin et al. 2019, sections 5.1 and 5.3). Initial kernels have the deviation of torch's, 1/sqrt(3H).
+The baselines beside Transformers: a layer of a decoder (Radford et al. 2018, section 5), and two
+directions above an encoder (Devlin et al. 2019, sections 5.1 and 5.3). Initial kernels have the
+deviation of torch's, 1/sqrt(3H).
 """
 
 from functools import partial
@@ -16,14 +18,15 @@ from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context, Layer
 from t5x_like.nn.linear import Linear
 
-State = tuple[jax.Array, jax.Array]  # the output h in the compute dtype and the cell c in float32, each [B, H]
+# the output h in the compute dtype and the cell c in float32, each [B, H]
+State = tuple[jax.Array, jax.Array]
 
 
 class Lstm(nnx.Module):
   """A layer of H units, in one direction.
 
-  `c = sigmoid(f) * c + sigmoid(i) * tanh(g)` and `h = sigmoid(o) * tanh(c)`, where the gates i, f, g and o are quarters
-  of one projection of the input and of the last h.
+  `c = sigmoid(f) * c + sigmoid(i) * tanh(g)` and `h = sigmoid(o) * tanh(c)`, where the gates i, f,
+  g and o are quarters of one projection of the input and of the last h.
   """
 
   def __init__(self, width: int, hidden: int, rngs: nnx.Rngs):
@@ -40,7 +43,8 @@ class Lstm(nnx.Module):
     starts_BT: jax.Array | None = None,
     reverse: bool = False,
   ) -> tuple[jax.Array, State]:
-    """Read the tokens in order, or from the last to the first; return ([B, T, H], the state after them).
+    """Read the tokens in order, or from the last to the first; return ([B, T, H], the state after
+    them).
 
     Args:
       state: the state before them; None for zeros.
@@ -63,7 +67,8 @@ class Lstm(nnx.Module):
       return kept, jnp.where(valid_B1, h, jnp.zeros_like(h))
 
     by_token = jax.tree.map(
-      lambda x: jnp.swapaxes(x, 0, 1), (self.inputs(x_BTD), valid_BT[..., None], starts_BT[..., None])
+      lambda x: jnp.swapaxes(x, 0, 1),
+      (self.inputs(x_BTD), valid_BT[..., None], starts_BT[..., None]),
     )
     state, h_TBH = jax.lax.scan(step, state, by_token, reverse=reverse)
     return jnp.swapaxes(h_TBH, 0, 1), state
@@ -83,12 +88,19 @@ class BiLstm(nnx.Module):
     self.backward = nnx.List([Lstm(width, hidden, rngs) for width in widths])
 
   def __call__(
-    self, x_BTD: jax.Array, valid_BT: jax.Array | None, dropout: Dropout = NO_DROPOUT, key: jax.Array | None = None
+    self,
+    x_BTD: jax.Array,
+    valid_BT: jax.Array | None,
+    dropout: Dropout = NO_DROPOUT,
+    key: jax.Array | None = None,
   ) -> jax.Array:
     """Return [B, T, 2H], zero at padding; `dropout` applies to the input of every layer."""
     for index, (forward, backward) in enumerate(zip(self.forward, self.backward, strict=True)):
       x_BTD = dropout(x_BTD, subkey(key, index))
-      both = forward(x_BTD, valid_BT=valid_BT)[0], backward(x_BTD, valid_BT=valid_BT, reverse=True)[0]
+      both = (
+        forward(x_BTD, valid_BT=valid_BT)[0],
+        backward(x_BTD, valid_BT=valid_BT, reverse=True)[0],
+      )
       x_BTD = jnp.concatenate(both, axis=-1)
     return x_BTD
 
@@ -98,7 +110,9 @@ class Recurrence(Layer):
 
   def __init__(self, embed: int, hidden: int, rngs: nnx.Rngs, dropout: Dropout):
     self.lstm = Lstm(embed, hidden, rngs)
-    self.out = Linear((hidden, embed), (None, "embed"), params.fan_in_normal(hidden), rngs, bias=True)
+    self.out = Linear(
+      (hidden, embed), (None, "embed"), params.fan_in_normal(hidden), rngs, bias=True
+    )
     self.dropout = dropout
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
@@ -107,10 +121,14 @@ class Recurrence(Layer):
     Raises:
       UserError: the batch has a bidirectional prefix.
     """
-    mask, state, valid_BT, starts_BT = context.mask, None, None, None
+    mask = context.mask
+    state = None
+    valid_BT = None
+    starts_BT = None
     if mask.k_prefix is not None:
       raise UserError(
-        "config.task: found a prefix that is read in both directions, but an LSTM reads from left to right; use a"
+        "config.task: found a prefix that is read in both directions, but an LSTM reads from left "
+        "to right; use a"
         " causal task, such as causal_lm"
       )
     if mask.q_segments is not None:

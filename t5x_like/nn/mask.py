@@ -1,7 +1,7 @@
 """Attention masks, kept symbolic until a core needs them.
 
-A `Mask` holds positions, segments and valid keys, so that a core can read the fields it has a fast path for, and the
-dense core can ask for the boolean array.
+A `Mask` holds positions, segments and valid keys, so that a core can read the fields it has a fast
+path for, and the dense core can ask for the boolean array.
 """
 
 import dataclasses
@@ -19,20 +19,22 @@ def _static(default):
 class Mask:
   """An attention mask: attention is allowed where every field that is set allows it.
 
-  The batch axis of a field may be 1 if it is the same for the whole batch, as positions of unpacked sequences are.
-  Masks and position biases are then not materialised once per example.
+  The batch axis of a field may be 1 if it is the same for the whole batch, as positions of unpacked
+  sequences are. Masks and position biases are then not materialised once per example.
 
   Attributes:
     q_pos: int32 [B or 1, T], position of each query within its own sequence.
     k_pos: int32 [B or 1, S], position of each key.
-    q_segments, k_segments: int32 [B, T] and [B, S]; queries see only keys of their own segment. Both or neither.
+    q_segments, k_segments: int32 [B, T] and [B, S]; queries see only keys of their own segment.
+      Both or neither.
     k_valid: bool [B, S]; False for padding and for empty cache slots.
     k_prefix: bool [B, S]; keys that causality does not hide (the inputs of a prefix LM).
     causal: whether keys after the query (by position) are hidden.
-    window: if causal, a query sees the `window` latest keys, its own included; otherwise the keys less than `window`
-      away on either side. None for no limit.
-    aligned: whether query i and key i are the same token, and positions grow by one from slot to slot within a
-      segment (but not in padding). Cores then know which keys are visible without reading the arrays.
+    window: if causal, a query sees the `window` latest keys, its own included; otherwise the keys
+      less than `window` away on either side. None for no limit.
+    aligned: whether query i and key i are the same token, and positions grow by one from slot to
+      slot within a segment (but not in padding). Cores then know which keys are visible without
+      reading the arrays.
   """
 
   q_pos: jax.Array
@@ -46,8 +48,10 @@ class Mask:
   aligned: bool = _static(False)
 
   def dense(self) -> jax.Array | None:
-    """Return bool [B or 1, 1, T, S], True where attention is allowed; None if it is allowed everywhere."""
-    q_pos, k_pos = self.q_pos[:, None, :, None], self.k_pos[:, None, None, :]
+    """Return bool [B or 1, 1, T, S], True where attention is allowed; None if it is allowed
+    everywhere."""
+    q_pos = self.q_pos[:, None, :, None]
+    k_pos = self.k_pos[:, None, None, :]
     rules = []
     if self.causal:
       before = k_pos <= q_pos

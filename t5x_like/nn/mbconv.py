@@ -19,7 +19,9 @@ class Convolution(nnx.Module):
   """A 3 x 3 convolution with a bias. A stride of 1 keeps the size; 2 halves it, rounded up."""
 
   def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
-    self.kernel = params.param(rngs, params.fan_in_normal(9 * inputs), (3, 3, inputs, outputs), (None,) * 4)
+    self.kernel = params.param(
+      rngs, params.fan_in_normal(9 * inputs), (3, 3, inputs, outputs), (None,) * 4
+    )
     self.bias = params.param(rngs, params.zeros, (outputs,), (None,))
     self.stride = stride
 
@@ -29,7 +31,8 @@ class Convolution(nnx.Module):
 
 
 class Depthwise(nnx.Module):
-  """A 3 x 3 convolution of each channel by itself, as nine shifted products that the partitioner can split."""
+  """A 3 x 3 convolution of each channel by itself, as nine shifted products that the partitioner
+  can split."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs):
     self.kernel = params.param(rngs, params.fan_in_normal(9), (3, 3, channels), (None,) * 3)
@@ -37,15 +40,21 @@ class Depthwise(nnx.Module):
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     (_, Y, X, _), kernel = x_BYXC.shape, self.kernel[...].astype(x_BYXC.dtype)
     x_BYXC = jnp.pad(x_BYXC, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return sum(x_BYXC[:, dy : dy + Y, dx : dx + X] * kernel[dy, dx] for dy in range(3) for dx in range(3))
+    return sum(
+      x_BYXC[:, dy : dy + Y, dx : dx + X] * kernel[dy, dx] for dy in range(3) for dx in range(3)
+    )
 
 
 class SqueezeExcite(nnx.Module):
   """A gate for each channel: `x sigmoid(up(gelu(down(mean of x))))` (Hu et al. 2018)."""
 
   def __init__(self, channels: int, squeezed: int, rngs: nnx.Rngs):
-    self.down = Linear((channels, squeezed), (None, None), params.fan_in_normal(channels), rngs, bias=True)
-    self.up = Linear((squeezed, channels), (None, None), params.fan_in_normal(squeezed), rngs, bias=True)
+    self.down = Linear(
+      (channels, squeezed), (None, None), params.fan_in_normal(channels), rngs, bias=True
+    )
+    self.up = Linear(
+      (squeezed, channels), (None, None), params.fan_in_normal(squeezed), rngs, bias=True
+    )
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     gate_BC = self.up(gelu(self.down(x_BYXC.mean(axis=(1, 2)))))
@@ -53,14 +62,27 @@ class SqueezeExcite(nnx.Module):
 
 
 class MbConv(nnx.Module):
-  """`x + shrink(gate(act(norm(depthwise(act(norm(expand(norm(x)))))))))` (Sandler et al. 2018, pre-activation).
+  """`x + shrink(gate(act(norm(depthwise(act(norm(expand(norm(x)))))))))` (Sandler et al. 2018,
+  pre-activation).
 
-  The first block of a stage has a stride of 2 in `expand` and replaces x by `project(pool(x))` (Dai et al. 2021,
-  equation 5).
+  The first block of a stage has a stride of 2 in `expand` and replaces x by `project(pool(x))` (Dai
+  et al. 2021, equation 5).
   """
 
-  def __init__(self, inputs: int, width: int, norm: Norm, rngs, *, expansion: int, first: bool, drop_path: float):
-    hidden, axes, init = expansion * width, ("embed", None), params.fan_in_normal
+  def __init__(
+    self,
+    inputs: int,
+    width: int,
+    norm: Norm,
+    rngs,
+    *,
+    expansion: int,
+    first: bool,
+    drop_path: float,
+  ):
+    hidden = expansion * width
+    axes = ("embed", None)
+    init = params.fan_in_normal
     self.project = Linear((inputs, width), axes, init(inputs), rngs, bias=True) if first else None
     self.in_norm, self.expand = norm(inputs), Linear((inputs, hidden), axes, init(inputs), rngs)
     self.expand_norm = norm(hidden)
@@ -73,7 +95,8 @@ class MbConv(nnx.Module):
   def __call__(self, x_BYXC: jax.Array, key: jax.Array | None) -> jax.Array:
     y_BYXC = self.in_norm(x_BYXC)
     if self.project is not None:
-      y_BYXC, x_BYXC = y_BYXC[:, ::2, ::2], per_cell(self.project, pooled(x_BYXC))
+      y_BYXC = y_BYXC[:, ::2, ::2]
+      x_BYXC = per_cell(self.project, pooled(x_BYXC))
     y_BYXC = gelu(self.expand_norm(per_cell(self.expand, y_BYXC)))
     y_BYXC = self.gate(gelu(self.depthwise_norm(self.depthwise(y_BYXC))))
     y_BYXC = per_cell(self.shrink, y_BYXC)
@@ -83,7 +106,8 @@ class MbConv(nnx.Module):
 def pooled(x_BYXC: jax.Array) -> jax.Array:
   """Take the maximum of each 2 x 2 cells; an odd last row or column is pooled by itself."""
   below, right = (size % 2 for size in x_BYXC.shape[1:3])
-  # The gradient of a maximum over axes compares it with its inputs, which a fused kernel may round differently.
+  # The gradient of a maximum over axes compares it with its inputs, which a fused kernel may round
+  # differently.
   return max_pool(x_BYXC, 2, 2, ((0, below), (0, right)))
 
 

@@ -1,4 +1,5 @@
-"""Normalisation layers. Statistics are always computed in float32; the backward pass keeps the input alone."""
+"""Normalisation layers. Statistics are always computed in float32; the backward pass keeps the
+input alone."""
 
 from functools import partial
 
@@ -10,12 +11,21 @@ from t5x_like.nn import params
 
 
 class RMSNorm(nnx.Module):
-  """`x / rms(x) * scale` over the last axis: no centring, no bias (Zhang & Sennrich 2019; T5's "layer norm").
+  """`x / rms(x) * scale` over the last axis: no centring, no bias (Zhang & Sennrich 2019; T5's
+  "layer norm").
 
   `plus_one` stores the scale minus one (Gemma), so that weight decay pulls the scale towards one.
   """
 
-  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-6, plus_one: bool = False, gain: float = 1.0):
+  def __init__(
+    self,
+    dim: int,
+    rngs: nnx.Rngs,
+    *,
+    epsilon: float = 1e-6,
+    plus_one: bool = False,
+    gain: float = 1.0,
+  ):
     self.epsilon = epsilon
     self.base = 1.0 if plus_one else 0.0
     self.scale = params.param(rngs, params.constant(gain - self.base), (dim,), (None,))
@@ -24,7 +34,9 @@ class RMSNorm(nnx.Module):
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     x32 = x_BTD.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * (self.base + self.scale[...])).astype(x_BTD.dtype)
+    return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * (self.base + self.scale[...])).astype(
+      x_BTD.dtype
+    )
 
 
 class LayerNorm(nnx.Module):
@@ -33,7 +45,9 @@ class LayerNorm(nnx.Module):
   The bias is optional; the scale starts at `gain`.
   """
 
-  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5, bias: bool = True, gain: float = 1.0):
+  def __init__(
+    self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5, bias: bool = True, gain: float = 1.0
+  ):
     self.scale = params.param(rngs, params.constant(gain), (dim,), (None,))
     self.bias = params.param(rngs, params.zeros, (dim,), (None,)) if bias else None
     self.epsilon = epsilon
@@ -58,7 +72,8 @@ class AllHeads(nnx.Module):
 
 
 class LayerScale(nnx.Module):
-  """`x * scale`, with a small initial scale per channel (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
+  """`x * scale`, with a small initial scale per channel (Touvron et al. 2021,
+  https://arxiv.org/abs/2103.17239)."""
 
   def __init__(self, dim: int, rngs: nnx.Rngs, *, initial: float):
     self.scale = params.param(rngs, params.constant(initial), (dim,), (None,))

@@ -1,7 +1,7 @@
 """Parameters: arrays whose axes have logical names. Every parameter is made here.
 
-Logical axes of parameters: `vocab embed heads kv_heads mlp expert layers`, or None for an axis that is never split.
-A recipe's `rules` map them to mesh axes (see `parallel.rules`).
+Logical axes of parameters: `vocab embed heads kv_heads mlp expert layers`, or None for an axis that
+is never split. A recipe's `rules` map them to mesh axes (see `parallel.rules`).
 """
 
 import math
@@ -15,27 +15,33 @@ from flax import nnx
 Axes = tuple[str | None, ...]
 
 
-def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, unit: tuple[int, ...] = ()) -> nnx.Param:
-  """Make a float32 parameter; its `stddev` is the standard deviation of `normal`, None for other initializers.
+def param(
+  rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, unit: tuple[int, ...] = ()
+) -> nnx.Param:
+  """Make a float32 parameter; its `stddev` is the standard deviation of `normal`, None for other
+  initializers.
 
   Args:
     rngs: source of the random key (stream `params`).
     init: `(key, shape, dtype) -> array`.
     axes: one logical name for each axis.
-    unit: for each axis, the length that must stay on one device; ones when omitted. The unit of `heads` axes is the
-      head width, so that a mesh that would split a head is refused.
+    unit: for each axis, the length that must stay on one device; ones when omitted. The unit of
+      `heads` axes is the head width, so that a mesh that would split a head is refused.
 
   Raises:
     ValueError: the shape and `axes` differ in length.
   """
   if len(axes) != len(shape):
     raise ValueError(f"shape {shape} needs {len(shape)} logical axes, got {axes}")
-  value, stddev = init(rngs.params(), shape, jnp.float32), getattr(init, "keywords", {}).get("stddev")
+  value = init(rngs.params(), shape, jnp.float32)
+  stddev = getattr(init, "keywords", {}).get("stddev")
   return nnx.Param(value, axes=axes, unit=unit or (1,) * len(shape), stddev=stddev)
 
 
 def normal(stddev: float) -> Callable:
-  return partial(lambda key, shape, dtype, stddev: stddev * jax.random.normal(key, shape, dtype), stddev=stddev)
+  return partial(
+    lambda key, shape, dtype, stddev: stddev * jax.random.normal(key, shape, dtype), stddev=stddev
+  )
 
 
 def fan_in_normal(fan_in: int, gain: float = 1.0) -> Callable:
@@ -60,7 +66,8 @@ def is_param(x) -> bool:
 
 
 def named_params(model) -> dict[str, nnx.Param]:
-  """Return parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the order of the tree."""
+  """Return parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the order of the
+  tree."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_param)
   return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
@@ -71,7 +78,8 @@ def arrays(model) -> dict[str, jax.Array]:
 
 
 def with_arrays(model, values: dict[str, jax.Array]):
-  """Return the model with its parameters replaced by name; `model` may be abstract (`jax.eval_shape`)."""
+  """Return the model with its parameters replaced by name; `model` may be abstract
+  (`jax.eval_shape`)."""
   _, treedef = jax.tree.flatten(model)
   return jax.tree.unflatten(treedef, [values[name] for name in named_params(model)])
 

@@ -1,14 +1,16 @@
-"""Pipeline parallelism: stages hold the layers of a stack, and microbatches pass from stage to stage.
+"""Pipeline parallelism: stages hold the layers of a stack, and microbatches pass from stage to
+stage.
 
-Where the logical axis `layers` is split into S stages, each stage holds 1/S of the layers, and the batch is cut into M
-microbatches. All stages compute at once, each for a different microbatch: one `vmap` over an array [S, …] that is
-split over the stages and rotated by one stage between ticks (a collective permute), as in Praxis and MaxText. A pass
-takes M * R + S - 1 ticks. Each stage idles in S - 1 of them: the bubble is (S - 1) / (M * R + S - 1).
+Where the logical axis `layers` is split into S stages, each stage holds 1/S of the layers, and the
+batch is cut into M microbatches. All stages compute at once, each for a different microbatch: one
+`vmap` over an array [S, …] that is split over the stages and rotated by one stage between ticks (a
+collective permute), as in Praxis and MaxText. A pass takes M * R + S - 1 ticks. Each stage idles in
+S - 1 of them: the bubble is (S - 1) / (M * R + S - 1).
 
-With R > 1 rounds the schedule is circular (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2): a
-stage computes R runs of layers, and a microbatch passes all stages R times, so that the bubble is R times smaller. A
-stage stores neighbouring layers, in the order of the checkpoint, but computes others. Once per pass, layers are sent
-to the stages that compute them.
+With R > 1 rounds the schedule is circular (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473,
+section 2.2): a stage computes R runs of layers, and a microbatch passes all stages R times, so that
+the bubble is R times smaller. A stage stores neighbouring layers, in the order of the checkpoint,
+but computes others. Once per pass, layers are sent to the stages that compute them.
 """
 
 import dataclasses
@@ -26,48 +28,77 @@ from t5x_like.nn.stack import Pipeline
 from t5x_like.parallel import constrain
 
 
-def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, context: Context, key, remat: Remat, _):
+def run(
+  pipeline: Pipeline,
+  run_layers: Callable,
+  blocks,
+  x_BTD: jax.Array,
+  context: Context,
+  key,
+  remat: Remat,
+  _,
+):
   """Run all layers.
 
   Args:
-    run_layers: `(blocks, x, context, key, remat) -> (x, aux, None)`. Runs some layers in order on a microbatch, each
-      wrapped by `remat`; `aux` has a leading axis of layers.
+    run_layers: `(blocks, x, context, key, remat) -> (x, aux, None)`. Runs some layers in order on a
+      microbatch, each wrapped by `remat`; `aux` has a leading axis of layers.
     blocks: the parameters of all layers, with a leading layers axis, split over the stages.
     context: arrays with a row per example are cut like the batch.
     key: dropout key, or None.
     remat: with several rounds it wraps a stage's whole tick.
   Returns:
-    ([B, T, D], aux of every layer, None). Over microbatches, `Statistics` are summed and scalars averaged.
+    ([B, T, D], aux of every layer, None). Over microbatches, `Statistics` are summed and scalars
+    averaged.
   Raises:
-    UserError: the layers or the rows do not divide, or there are fewer microbatches than stages with several rounds.
+    UserError: the layers or the rows do not divide, or there are fewer microbatches than stages
+      with several rounds.
   """
-  stages, rounds = constrain.ways("layers"), pipeline.rounds
-  layers, B = jax.tree.leaves(blocks)[0].shape[0], x_BTD.shape[0]
+  stages = constrain.ways("layers")
+  rounds = pipeline.rounds
+  layers = jax.tree.leaves(blocks)[0].shape[0]
+  B = x_BTD.shape[0]
   M = pipeline.microbatches or math.gcd(stages, max(1, B // constrain.ways("batch")))
   _check(stages, rounds, layers, M, B)
-  blocks = jax.tree.map(lambda w: _staged(w.reshape(rounds, stages, -1, *w.shape[1:]).swapaxes(0, 1)), blocks)
-  x, rows = _cut(x_BTD, M), _Rows.of(context, B, M)
+  blocks = jax.tree.map(
+    lambda w: _staged(w.reshape(rounds, stages, -1, *w.shape[1:]).swapaxes(0, 1)), blocks
+  )
+  x = _cut(x_BTD, M)
+  rows = _Rows.of(context, B, M)
   stage_S = jnp.arange(stages)
 
   def stage(blocks_R, stage, tick, x):
-    """Run one tick of one stage; return its next state and its layers' aux, [rounds, layers, ...]."""
+    """Run one tick of one stage; return its next state and its layers' aux, [rounds, layers,
+    ...]."""
     turn = tick - stage  # index of this stage's turn; out of range while it idles
     busy = (turn >= 0) & (turn < M * rounds)
     turn = jnp.clip(turn, 0, M * rounds - 1)
-    m, r = turn % M, turn // M
-    # With one round, every tick uses the same weights: indexing would save a copy per tick for the backward pass.
-    own = jax.tree.map(lambda w: w[0] if rounds == 1 else jax.lax.dynamic_index_in_dim(w, r, keepdims=False), blocks_R)
+    m = turn % M
+    r = turn // M
+    # With one round, every tick uses the same weights: indexing would save a copy per tick for the
+    # backward pass.
+    own = jax.tree.map(
+      lambda w: w[0] if rounds == 1 else jax.lax.dynamic_index_in_dim(w, r, keepdims=False),
+      blocks_R,
+    )
     own_key = subkey(subkey(key, m), r * stages + stage)
-    x, aux, _ = run_layers(own, x, rows.context(context, m), own_key, remat if rounds == 1 else NONE)
+    x, aux, _ = run_layers(
+      own, x, rows.context(context, m), own_key, remat if rounds == 1 else NONE
+    )
     here = (jnp.arange(rounds) == r) & busy
-    return x, jax.tree.map(lambda a: jnp.where(here.reshape(-1, *[1] * a.ndim), a, jnp.zeros_like(a)), aux)
+    return x, jax.tree.map(
+      lambda a: jnp.where(here.reshape(-1, *[1] * a.ndim), a, jnp.zeros_like(a)), aux
+    )
 
   if rounds > 1:
     stage = remat.wrap(stage, prevent_cse=False)
-  all_stages = jax.vmap(stage, in_axes=(0, 0, None, 0), spmd_axis_name=constrain.mesh_axes("layers"))
+  all_stages = jax.vmap(
+    stage, in_axes=(0, 0, None, 0), spmd_axis_name=constrain.mesh_axes("layers")
+  )
 
   def tick(carry, t):
-    state, waiting = carry  # [S, b, T, D], inputs of the stages; [M, b, T, D], next inputs of the first stage
+    # [S, b, T, D], inputs of the stages; [M, b, T, D], next inputs of the first stage
+    state, waiting = carry
     first = jax.lax.dynamic_index_in_dim(waiting, t % M, keepdims=False)
     state = _staged(state.at[0].set(first))
     state, aux = all_stages(blocks, stage_S, t, state)
@@ -76,7 +107,9 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
     left = t - (stages - 1)
     place = left % M
     kept = jax.lax.dynamic_index_in_dim(waiting, place, keepdims=False)
-    waiting = jax.lax.dynamic_update_index_in_dim(waiting, jnp.where(left >= 0, state[0], kept), place, 0)
+    waiting = jax.lax.dynamic_update_index_in_dim(
+      waiting, jnp.where(left >= 0, state[0], kept), place, 0
+    )
     return (state, waiting), aux
 
   state = _staged(jnp.zeros((stages, *x.shape[1:]), x.dtype))
@@ -90,17 +123,20 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
 def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) -> None:
   if layers % (stages * rounds):
     raise UserError(
-      f"config.model.pipeline: found {layers} layers (or periods of them), expected a multiple of {stages * rounds} for"
+      f"config.model.pipeline: found {layers} layers (or periods of them), expected a multiple of "
+      f"{stages * rounds} for"
       f" {stages} stages and {rounds} rounds"
     )
   if rounds > 1 and microbatches < stages:
     raise UserError(
-      f"config.model.pipeline.microbatches: found {microbatches}, expected at least the {stages} stages for {rounds}"
+      f"config.model.pipeline.microbatches: found {microbatches}, expected at least the {stages} "
+      f"stages for {rounds}"
       " rounds"
     )
   if rows % microbatches:
     raise UserError(
-      f"config.model.pipeline.microbatches: found {microbatches}, expected a divisor of the {rows} rows of a batch"
+      f"config.model.pipeline.microbatches: found {microbatches}, expected a divisor of the "
+      f"{rows} rows of a batch"
     )
 
 
@@ -121,7 +157,8 @@ def _staged(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-  """The arrays of a context with a row per example, each cut to [M, B / M, ...], by leaf index in its tree."""
+  """The arrays of a context with a row per example, each cut to [M, B / M, ...], by leaf index in
+  its tree."""
 
   arrays: dict[int, jax.Array]
 
@@ -141,6 +178,7 @@ class _Rows:
 def _per_row(context: Context) -> dict:
   """Return the fields of a context whose arrays have the batch (or 1) as first axis."""
   names = ["mask", "memory", "memory_mask", "valid", "places", "memory_places"]
-  if isinstance(context.bias, jax.Array) and context.bias.ndim == 4:  # not the vectors of disentangled attention
+  # not the vectors of disentangled attention
+  if isinstance(context.bias, jax.Array) and context.bias.ndim == 4:
     names.append("bias")
   return {name: getattr(context, name) for name in names}

@@ -1,4 +1,5 @@
-"""A stack with one projection of keys and values for all its layers (Wang et al. 2020, section 4, "layerwise")."""
+"""A stack with one projection of keys and values for all its layers (Wang et al. 2020, section 4,
+"layerwise")."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,9 @@
-"""Rematerialisation: the activations kept for the backward pass and those recomputed in it: `config.model.remat`.
+"""Rematerialisation: the activations kept for the backward pass and those recomputed in it:
+`config.model.remat`.
 
-The setting is a name of `REMAT`, or {"name": …} with arguments. Activations have names (`NAMES`), given where they are
-computed, so that a recipe can keep them on the devices or move them to the hosts' memory until the backward pass.
+The setting is a name of `REMAT`, or {"name": …} with arguments. Activations have names (`NAMES`),
+given where they are computed, so that a recipe can keep them on the devices or move them to the
+hosts' memory until the backward pass.
 """
 
 import dataclasses
@@ -21,7 +23,8 @@ Name = Literal[NAMES]
 @dataclasses.dataclass(frozen=True)
 class Remat:
   """Attributes:
-  keep: "all" activations, "dots" (matrix products without a batch axis), or "named" ones, and of these
+  keep: "all" activations, "dots" (matrix products without a batch axis), or "named" ones, and of
+    these
   save: those that stay on the devices;
   offload: those that go to the hosts' memory.
   """
@@ -38,8 +41,12 @@ class Remat:
     if self.keep == "dots":
       policy = policies.checkpoint_dots_with_no_batch_dims
     elif self.offload:
-      names = dict(names_which_can_be_saved=list(self.save), names_which_can_be_offloaded=list(self.offload))
-      policy = policies.save_and_offload_only_these_names(**names, offload_src="device", offload_dst="pinned_host")
+      names = dict(
+        names_which_can_be_saved=list(self.save), names_which_can_be_offloaded=list(self.offload)
+      )
+      policy = policies.save_and_offload_only_these_names(
+        **names, offload_src="device", offload_dst="pinned_host"
+      )
     else:
       policy = policies.save_only_these_names(*self.save)
     return jax.checkpoint(body, policy=policy, prevent_cse=prevent_cse)
@@ -74,12 +81,22 @@ def offload(names: tuple[Name, ...], save: tuple[Name, ...] = ()) -> Remat:
   """Move the activations `names` to the hosts' memory and back; keep `save` on the devices."""
   both = sorted(set(names) & set(save))
   if both:
-    raise UserError(f"config.model.remat: found {both[0]!r} in both 'names' and 'save', expected it in one of them")
+    raise UserError(
+      f"config.model.remat: found {both[0]!r} in both 'names' and 'save', expected "
+      "it in one of them"
+    )
   return Remat("named", save, names)
 
 
 NONE = none()
-REMAT = {"none": none, "dots": dots, "full": full, "minimal": minimal, "save": save, "offload": offload}
+REMAT = {
+  "none": none,
+  "dots": dots,
+  "full": full,
+  "minimal": minimal,
+  "save": save,
+  "offload": offload,
+}
 
 
 def make(spec: str | dict) -> Remat:
@@ -88,5 +105,6 @@ def make(spec: str | dict) -> Remat:
 
 
 def named(x: jax.Array, name: Name) -> jax.Array:
-  """Name `x` [B, T, ...], so that a recipe can keep it or offload it; kept as [B, T, X], heads need no padding."""
+  """Name `x` [B, T, ...], so that a recipe can keep it or offload it; kept as [B, T, X], heads need
+  no padding."""
   return checkpoint_name(x.reshape(*x.shape[:2], -1), name).reshape(x.shape)

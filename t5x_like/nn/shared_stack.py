@@ -19,28 +19,36 @@ def take_over(module: nnx.Module, other: nnx.Module) -> None:
 
 
 class SharedStack(Stack):
-  """A stack of a few blocks, in groups of equal size that follow each other; each group runs several times in a row.
+  """A stack of a few blocks, in groups of equal size that follow each other; each group runs
+  several times in a row.
 
   Args:
     stack: the stack of the blocks, in their order, whose parts this one takes over.
-    times: how often each group runs; 0 for a group whose parameters are not used. With one group of one block, all
-      layers have the same parameters.
+    times: how often each group runs; 0 for a group whose parameters are not used. With one group of
+      one block, all layers have the same parameters.
   """
 
   def __init__(self, stack: Stack, times: tuple[int, ...]):
     take_over(self, stack)
     self.times = times
 
-  def _run(self, blocks: tuple, x_BTD: jax.Array, context, key: jax.Array | None, remat: Remat, cache=None):
+  def _run(
+    self, blocks: tuple, x_BTD: jax.Array, context, key: jax.Array | None, remat: Remat, cache=None
+  ):
     if jax.tree.leaves(blocks)[0].shape[0] != self.repeats:
-      raise UserError("config.mesh.stage: layers that share parameters are not split over stages; set it to 1")
+      raise UserError(
+        "config.mesh.stage: layers that share parameters are not split over stages; set it to 1"
+      )
     size = self.repeats // len(self.times)
     keys_L = None if key is None else jax.random.split(key, sum(self.times) * size)
-    outputs, start = [], 0
+    outputs = []
+    start = 0
     for group, times in enumerate(self.times):
       if times == 0:
         continue
-      keys_NG = None if keys_L is None else keys_L[start : start + times * size].reshape(times, size)
+      keys_NG = (
+        None if keys_L is None else keys_L[start : start + times * size].reshape(times, size)
+      )
       places = range(group * size, (group + 1) * size)
       x_BTD, output = self._repeat(blocks, places, x_BTD, context, keys_NG, times, remat)
       outputs.append(output)
@@ -48,8 +56,11 @@ class SharedStack(Stack):
     aux_L, cache = jax.tree.map(lambda *groups: jnp.concatenate(groups), *outputs)
     return x_BTD, aux_L, cache
 
-  def _repeat(self, blocks: tuple, places: range, x_BTD, context, keys_NG, times: int, remat: Remat):
-    """Run the blocks at some places one after another, several times; return (x, their outputs, one a layer)."""
+  def _repeat(
+    self, blocks: tuple, places: range, x_BTD, context, keys_NG, times: int, remat: Remat
+  ):
+    """Run the blocks at some places one after another, several times; return (x, their outputs, one
+    a layer)."""
     group = [_block(blocks, place) for place in places]
 
     def body(x_BTD, run):

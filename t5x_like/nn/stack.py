@@ -27,8 +27,10 @@ class Pipeline:
   """The schedule of a stack whose layers are split over stages (`mesh.stage`).
 
   Attributes:
-    microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do not divide.
-    rounds: times that a microbatch passes all stages; above 1, it needs at least as many microbatches as stages.
+    microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do
+      not divide.
+    rounds: times that a microbatch passes all stages; above 1, it needs at least as many
+      microbatches as stages.
   """
 
   microbatches: Positive | None = None
@@ -45,12 +47,13 @@ class Stack(nnx.Module):
     make_block: builds one block from its own `nnx.Rngs`.
     repeats: number of blocks; if layers differ, a block holds one period of them.
     position: the scheme that the layers share.
-    pieces_above: number of logits (T * S) above which layers receive the scheme itself instead of its bias, for cores
-      that compute it piece by piece; None for never.
+    pieces_above: number of logits (T * S) above which layers receive the scheme itself instead of
+      its bias, for cores that compute it piece by piece; None for never.
     final_norm: applied to the output of the last block.
     remat: activations kept for the backward pass.
     pipeline: schedule of microbatches, where layers are split over stages.
-    layers: "scan" compiles one block and loops over it; "loop" unrolls, for debugging and for small models on CPU.
+    layers: "scan" compiles one block and loops over it; "loop" unrolls, for debugging and for small
+      models on CPU.
     depths: for each block, `Context.depth` of its layers.
   """
 
@@ -73,24 +76,38 @@ class Stack(nnx.Module):
     blocks = jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L)
     layered = lambda p: p.replace(axes=("layers", *p.axes), unit=(1, *p.unit))  # noqa: E731
     self.blocks = jax.tree.map(layered, blocks, is_leaf=params.is_param)
-    self.position, self.pieces_above = position or Position(), pieces_above
+    self.position = position or Position()
+    self.pieces_above = pieces_above
     self.final_norm = final_norm or Identity()
-    self.repeats, self.dropout, self.remat = repeats, dropout, remat
-    self.layers, self.pipeline, self.depths = layers, pipeline, depths
+    self.repeats = repeats
+    self.dropout = dropout
+    self.remat = remat
+    self.layers = layers
+    self.pipeline = pipeline
+    self.depths = depths
 
-  def __call__(self, x_BTD: jax.Array, context: Context, *, cache: dict | None = None, key: jax.Array | None = None):
+  def __call__(
+    self,
+    x_BTD: jax.Array,
+    context: Context,
+    *,
+    cache: dict | None = None,
+    key: jax.Array | None = None,
+  ):
     """Run all blocks.
 
     Args:
       x_BTD: output of `Inputs`.
-      context: masks, memory and cache slot; its `bias` is filled in here from the shared position scheme.
+      context: masks, memory and cache slot; its `bias` is filled in here from the shared position
+        scheme.
       cache: pytree with a leading layers axis, or None.
       key: dropout key, or None for no dropout.
     Returns:
       ([B, T, D], summed auxiliary scalars, cache)
     """
     context = dataclasses.replace(context, bias=self.bias(context.mask, x_BTD.shape[0]))
-    run, remat = self._run, self.remat if cache is None else NONE
+    run = self._run
+    remat = self.remat if cache is None else NONE
     if cache is None and ways("layers") > 1:
       run = partial(slots.module("pipeline", nn).run, self.pipeline, self._run)
     depths = None if self.depths is None else jnp.asarray(self.depths, jnp.float32)
@@ -98,8 +115,17 @@ class Stack(nnx.Module):
     aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux)) if aux else {}
     return self.dropout(self.final_norm(x_BTD), subkey(key, 1)), aux, cache
 
-  def _run(self, blocks: tuple, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
-    """Run some of the blocks, with their depths, in order; return like `__call__`, but with `aux` per layer."""
+  def _run(
+    self,
+    blocks: tuple,
+    x_BTD: jax.Array,
+    context: Context,
+    key: jax.Array | None,
+    remat: Remat,
+    cache=None,
+  ):
+    """Run some of the blocks, with their depths, in order; return like `__call__`, but with `aux`
+    per layer."""
     repeats = jax.tree.leaves(blocks)[0].shape[0]
     keys_L = None if key is None else jax.random.split(key, repeats)
     wrap = partial(remat.wrap, prevent_cse=self.layers == "loop" or repeats == 1)  # see `over`
@@ -115,19 +141,25 @@ class Stack(nnx.Module):
 
   def over(self, body: Callable, carry, layers, remat: Remat = NONE):
     """Do the work of `jax.lax.scan` over layers, in the stack's way; `remat` wraps the body."""
-    run, repeats = jax.lax.scan if self.layers == "scan" else _loop, jax.tree.leaves(layers)[0].shape[0]
-    alone = self.layers == "loop" or repeats == 1  # a scan of one block is no loop in the compiled program either
+    run = jax.lax.scan if self.layers == "scan" else _loop
+    repeats = jax.tree.leaves(layers)[0].shape[0]
+    # a scan of one block is no loop in the compiled program either
+    alone = self.layers == "loop" or repeats == 1
     return run(remat.wrap(body, prevent_cse=alone), carry, layers)
 
   def bias(self, mask: Mask, batch: int):
-    """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `pieces_above` logits; None without a bias.
+    """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `pieces_above` logits;
+    None without a bias.
 
-    For a loop it is broadcast to the whole batch, so that the layers' gradients are added first and summed over the
-    batch once instead of once per layer.
+    For a loop it is broadcast to the whole batch, so that the layers' gradients are added first and
+    summed over the batch once instead of once per layer.
     """
     if not self.position.biased:
       return None
-    if self.pieces_above is not None and mask.q_pos.shape[1] * mask.k_pos.shape[1] > self.pieces_above:
+    if (
+      self.pieces_above is not None
+      and mask.q_pos.shape[1] * mask.k_pos.shape[1] > self.pieces_above
+    ):
       return self.position
     bias = self.position.bias(mask.q_pos, mask.k_pos)
     return bias if self.layers == "scan" else jnp.broadcast_to(bias, (batch, *bias.shape[1:]))
@@ -137,7 +169,8 @@ class Stack(nnx.Module):
     return jax.vmap(lambda block: block.start_cache(start))(self.blocks)
 
   def without(self, *names: str, **changes) -> "Stack":
-    """Return a stack that shares this one's parameters, without some sublayers and with attributes changed."""
+    """Return a stack that shares this one's parameters, without some sublayers and with attributes
+    changed."""
     kept = {name: getattr(self.blocks, name) for name in self.blocks.names if name not in names}
     other = copy.copy(self)
     for name, value in {"blocks": Block(self.blocks.turns, **kept), **changes}.items():
@@ -148,7 +181,8 @@ class Stack(nnx.Module):
 def _loop(body, carry, layers):
   """Do the work of `jax.lax.scan` in a Python loop."""
   leaves, treedef = jax.tree.flatten(layers)
-  # The gradient of a split is one concatenation; the gradient of indexing would add up L zero-padded arrays.
+  # The gradient of a split is one concatenation; the gradient of indexing would add up L
+  # zero-padded arrays.
   layers_of = [[x.squeeze(0) for x in jax.lax.split(a, [1] * a.shape[0])] for a in leaves]
   outs = []
   for layer in zip(*layers_of, strict=True):

@@ -1,4 +1,5 @@
-"""Two stacks, one after the other: first layers with an MLP, the others with experts (DeepSeek-V3)."""
+"""Two stacks, one after the other: first layers with an MLP, the others with experts
+(DeepSeek-V3)."""
 
 import copy
 import dataclasses
@@ -21,11 +22,21 @@ class Stacks(nnx.Module):
     self.first = first
     self.rest = rest
 
-  def __call__(self, x_BTD: jax.Array, context: Context, *, cache: dict | None = None, key: jax.Array | None = None):
-    total, caches = {}, {}
+  def __call__(
+    self,
+    x_BTD: jax.Array,
+    context: Context,
+    *,
+    cache: dict | None = None,
+    key: jax.Array | None = None,
+  ):
+    total = {}
+    caches = {}
     for index, name in enumerate(("first", "rest")):
       own = None if cache is None else cache[name]
-      x_BTD, aux, caches[name] = getattr(self, name)(x_BTD, context, cache=own, key=subkey(key, index))
+      x_BTD, aux, caches[name] = getattr(self, name)(
+        x_BTD, context, cache=own, key=subkey(key, index)
+      )
       collect(total, name, aux)
     return x_BTD, total, (None if cache is None else caches)
 
@@ -45,16 +56,26 @@ def make(parts, rngs: nnx.Rngs) -> Stacks:
   Args:
     parts: an `architectures.build.StackBuilder`.
   Raises:
-    UserError: there are not more layers than that, or initial kernels depend on the number of layers.
+    UserError: there are not more layers than that, or initial kernels depend on the number of
+      layers.
   """
-  design, layers, dense = parts.design, parts.dims.layers, parts.design.dense_layers
+  design = parts.design
+  layers = parts.dims.layers
+  dense = parts.design.dense_layers
   if dense >= layers:
-    raise UserError(f"config.model.design.dense_layers: found {dense}, expected fewer than the {layers} layers")
+    raise UserError(
+      f"config.model.design.dense_layers: found {dense}, expected fewer than the {layers} layers"
+    )
   if design.residual_init:
-    raise UserError("config.model.design.residual_init: found True, expected False with dense_layers")
+    raise UserError(
+      "config.model.design.residual_init: found True, expected False with dense_layers"
+    )
   without = dataclasses.replace(design, experts=None, dense_layers=0)
-  first = dataclasses.replace(parts, design=without, dims=dataclasses.replace(parts.dims, layers=dense)).stack(rngs)
-  first.final_norm, first.dropout = Identity(), NO_DROPOUT
+  first = dataclasses.replace(
+    parts, design=without, dims=dataclasses.replace(parts.dims, layers=dense)
+  ).stack(rngs)
+  first.final_norm = Identity()
+  first.dropout = NO_DROPOUT
   after = dataclasses.replace(design, dense_layers=0)
   dims = dataclasses.replace(parts.dims, layers=layers - dense)
   return Stacks(first, dataclasses.replace(parts, design=after, dims=dims).stack(rngs))

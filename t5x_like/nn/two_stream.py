@@ -1,13 +1,16 @@
-"""Two-stream attention with relative positions and segments (Yang et al. 2019, https://arxiv.org/abs/1906.08237).
+"""Two-stream attention with relative positions and segments (Yang et al. 2019,
+https://arxiv.org/abs/1906.08237).
 
-A row has two streams (section 2.3): the content stream, a state of each token, and the query stream, a state of each
-token to predict, which knows the token's position but not the token. Both take their keys and values from the content
-stream. Here the query stream stands behind the content stream in one array [B, S + K, D]; as its rows are keys of no
-query, norms, feed-forward layers, scans and recomputation treat both streams alike.
+A row has two streams (section 2.3): the content stream, a state of each token, and the query
+stream, a state of each token to predict, which knows the token's position but not the token. Both
+take their keys and values from the content stream. Here the query stream stands behind the content
+stream in one array [B, S + K, D]; as its rows are keys of no query, norms, feed-forward layers,
+scans and recomputation treat both streams alike.
 
-The logit of a query at i and a key at j is ((q_i + u) k_j + (q_i + v) r_{i-j} + (q_i + w) s_ij) / sqrt(H). r is a
-projection of the sinusoids of the distance (Dai et al. 2019, https://arxiv.org/abs/1901.02860, section 3.3), s_ij one
-of two vectors, for tokens of the same segment and of different segments (section 2.5), and u, v, w are learned.
+The logit of a query at i and a key at j is ((q_i + u) k_j + (q_i + v) r_{i-j} + (q_i + w) s_ij) /
+sqrt(H). r is a projection of the sinusoids of the distance (Dai et al. 2019,
+https://arxiv.org/abs/1901.02860, section 3.3), s_ij one of two vectors, for tokens of the same
+segment and of different segments (section 2.5), and u, v, w are learned.
 """
 
 import dataclasses
@@ -29,8 +32,9 @@ class StreamMask(Mask):
   """A mask from the T = S + K rows of both streams to the S rows of the content stream.
 
   Attributes:
-    q_order, k_order: int32 [B, T] and [B, S], numbers in the order of prediction; a query sees keys with the same
-      number or a lower one. None for a stack without a query stream, where every token sees every other.
+    q_order, k_order: int32 [B, T] and [B, S], numbers in the order of prediction; a query sees keys
+      with the same number or a lower one. None for a stack without a query stream, where every
+      token sees every other.
     q_types, k_types: int32 [B, T] and [B, S], the segments that s_ij compares.
   """
 
@@ -51,32 +55,50 @@ jax.tree_util.register_dataclass(StreamMask)
 
 
 class TwoStreamAttention(SelfAttention):
-  """The self-attention of both streams; its core must be the dense one. Arguments are those of `Attention`."""
+  """The self-attention of both streams; its core must be the dense one. Arguments are those of
+  `Attention`."""
 
   def __init__(self, dims: Dims, rngs, *, init: Callable, **options):
     super().__init__(dims, rngs, init=init, **options)
-    N, H = dims.heads, dims.head_dim
+    N = dims.heads
+    H = dims.head_dim
     self.relative = Linear((dims.embed, N * H), ("embed", "heads"), init, rngs, unit=(1, H))
     u, v, w = (params.param(rngs, init, (N * H,), ("heads",), (H,)) for _ in range(3))
-    self.content_bias, self.position_bias, self.type_bias = u, v, w
+    self.content_bias = u
+    self.position_bias = v
+    self.type_bias = w
     self.types = params.param(rngs, init, (2, N * H), (None, "heads"), (1, H))
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Return ([B, T, D], {}, None); `context.mask` is a `StreamMask`."""
-    mask, dtype, D = context.mask, x_BTD.dtype, x_BTD.shape[-1]
+    mask = context.mask
+    dtype = x_BTD.dtype
+    D = x_BTD.shape[-1]
     S = mask.k_types.shape[1]
     q_BTX = self.query(x_BTD)
-    k_BSNH, v_BSNH = self.keys_and_values(*together((self.key, self.value), x_BTD[:, :S]), mask.k_pos)
-    u, v, w = (p[...].astype(dtype) for p in (self.content_bias, self.position_bias, self.type_bias))
+    k_BSNH, v_BSNH = self.keys_and_values(
+      *together((self.key, self.value), x_BTD[:, :S]), mask.k_pos
+    )
+    u, v, w = (
+      p[...].astype(dtype) for p in (self.content_bias, self.position_bias, self.type_bias)
+    )
     vectors_PD = self.dropout(sinusoids(jnp.arange(1 - S, S), D).astype(dtype), subkey(key, 1))
-    by_distance_BNTP = wide_einsum("BTNH,PNH->BNTP", self._each(q_BTX + v), self._each(self.relative(vectors_PD)))
-    by_type_BNT2 = wide_einsum("BTNH,CNH->BNTC", self._each(q_BTX + w), self._each(self.types[...].astype(dtype)))
+    by_distance_BNTP = wide_einsum(
+      "BTNH,PNH->BNTP", self._each(q_BTX + v), self._each(self.relative(vectors_PD))
+    )
+    by_type_BNT2 = wide_einsum(
+      "BTNH,CNH->BNTC", self._each(q_BTX + w), self._each(self.types[...].astype(dtype))
+    )
     place_BTS = jnp.clip(mask.q_pos[:, :, None] - mask.k_pos[:, None, :] + S - 1, 0, 2 * S - 2)
     place_BNTS = jnp.broadcast_to(place_BTS[:, None], (*by_type_BNT2.shape[:3], S))
     differ_BTS = mask.q_types[:, :, None] != mask.k_types[:, None, :]
     bias_BNTS = jnp.take_along_axis(by_distance_BNTP, place_BNTS, axis=-1)
     bias_BNTS += jnp.where(differ_BTS[:, None], by_type_BNT2[..., 1:], by_type_BNT2[..., :1])
-    return self.attend(self.core, q_BTX + u, k_BSNH, v_BSNH, mask, self.scale * bias_BNTS, key), {}, None
+    return (
+      self.attend(self.core, q_BTX + u, k_BSNH, v_BSNH, mask, self.scale * bias_BNTS, key),
+      {},
+      None,
+    )
 
   def _each(self, x: jax.Array) -> jax.Array:
     """Split the last axis into heads."""

@@ -1,7 +1,7 @@
 """Deferred logits over the vocabulary.
 
-Their array [B, T, V] is often the largest of a step. So a language model's head returns their factors, and an objective
-computes them piece by piece; see `objectives/_cross_entropy.py`.
+Their array [B, T, V] is often the largest of a step. So a language model's head returns their
+factors, and an objective computes them piece by piece; see `objectives/_cross_entropy.py`.
 """
 
 import dataclasses
@@ -43,7 +43,8 @@ class VocabularyLogits:
     return self.x.ndim
 
   def dense(self) -> jax.Array:
-    """Compute all logits, float32 [B, T, V], from inputs in the compute dtype, accumulated in float32."""
+    """Compute all logits, float32 [B, T, V], from inputs in the compute dtype, accumulated in
+    float32."""
     logits_BTV = constrain(self.product(), "batch", "length", "activation_vocab")
     if self.bias is not None:
       logits_BTV = logits_BTV + self.bias

@@ -1,13 +1,16 @@
-"""Objectives, one per file: the module path is the registry (`config.objective = {"name": "mlm", …}`).
+"""Objectives, one per file: the module path is the registry (`config.objective = {"name": "mlm",
+…}`).
 
-An objective is a frozen dataclass `Objective` whose fields are the arguments of the slot. It is called as
+An objective is a frozen dataclass `Objective` whose fields are the arguments of the slot. It is
+called as
 
   (loss sum, sums) = objective(model, batch, key)
 
-where `key` is the key of dropout, None in evaluations. It returns sums over the batch, never means; the caller divides
-the sums of a global batch once. The loss is divided by the sum named `weights`, every other sum by its `denominator`.
-Objectives call `model.outputs`, which leaves logits over a vocabulary uncomputed, and `_losses.token_losses` computes
-them in chunks. Shared arithmetic is in `_losses.py`; objectives do not import each other.
+where `key` is the key of dropout, None in evaluations. It returns sums over the batch, never means;
+the caller divides the sums of a global batch once. The loss is divided by the sum named `weights`,
+every other sum by its `denominator`. Objectives call `model.outputs`, which leaves logits over a
+vocabulary uncomputed, and `_losses.token_losses` computes them in chunks. Shared arithmetic is in
+`_losses.py`; objectives do not import each other.
 """
 
 from collections.abc import Collection
@@ -21,8 +24,8 @@ METRICS = {"correct": "accuracy"}  # sums whose mean is reported under another n
 def denominator(name: str, sums: Collection[str]) -> str:
   """Return the name of the sum that divides the sum `name` to give its mean.
 
-  It is `<group>_weights` for `<group>` and `<group>_…`, if there is such a sum, else `weights`. So means over tokens
-  and means over examples remain correct when the sums of many batches are added.
+  It is `<group>_weights` for `<group>` and `<group>_…`, if there is such a sum, else `weights`. So
+  means over tokens and means over examples remain correct when the sums of many batches are added.
   """
   words = name.split("_")
   groups = ("_".join(words[:n]) + "_weights" for n in range(len(words), 0, -1))
@@ -36,20 +39,26 @@ def check_declarations(name: str, objective: Any) -> None:
     UserError: naming the objective and the declaration.
   """
   if not isinstance(objective, Base):
-    raise UserError(f"config.objective.name: {name}: expected a subclass of t5x_like.objectives.Base")
+    raise UserError(
+      f"config.objective.name: {name}: expected a subclass of t5x_like.objectives.Base"
+    )
   for attribute in ("beside", "targets", "weights"):
     if not hasattr(objective, attribute):
       raise UserError(
-        f"config.objective.name: {name} declares no {attribute!r}; declare it, or derive from EncoderTargets or"
+        f"config.objective.name: {name} declares no {attribute!r}; declare it, or derive from "
+        "EncoderTargets or"
         " DecoderTargets of t5x_like.objectives._losses (docs/how-to/add-an-objective.md)"
       )
 
 
-def evaluate(objective: "Base", model: Any, batch: dict, key: Any = None) -> tuple[Any, dict[str, Any]]:
+def evaluate(
+  objective: "Base", model: Any, batch: dict, key: Any = None
+) -> tuple[Any, dict[str, Any]]:
   """Return (loss sum, sums) of a batch.
 
   Raises:
-    UserError: the objective reads a feature that the batch lacks, or returns something else, or no sum `weights`.
+    UserError: the objective reads a feature that the batch lacks, or returns something else, or no
+      sum `weights`.
   """
   name = type(objective).__module__
   try:
@@ -59,14 +68,18 @@ def evaluate(objective: "Base", model: Any, batch: dict, key: Any = None) -> tup
     if not isinstance(feature, str) or feature in batch:
       raise
     raise UserError(
-      f"config.objective.name: {name} looked for {feature!r}, found the features {', '.join(batch)}; declare in `also`"
+      f"config.objective.name: {name} looked for {feature!r}, found the features "
+      f"{', '.join(batch)}; declare in `also`"
       " what it reads of a batch, and return the sum `weights`"
     ) from error
   if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)):
-    raise UserError(f"config.objective.name: {name} returned {type(outcome).__name__}, expected (loss sum, sums)")
+    raise UserError(
+      f"config.objective.name: {name} returned {type(outcome).__name__}, expected (loss sum, sums)"
+    )
   if "weights" not in outcome[1]:
     raise UserError(
-      f"config.objective.name: {name} returned the sums {', '.join(outcome[1]) or 'of nothing'}, expected `weights`"
+      f"config.objective.name: {name} returned the sums {', '.join(outcome[1]) or 'of nothing'}, "
+      "expected `weights`"
       " among them: the sum of the targets' weights, which divides the loss"
     )
   return outcome
@@ -81,18 +94,22 @@ class Base:
     weights: the feature that weights each target.
     also: other required features.
     outputs: the required model outputs, by name, with their number of axes.
-    gives: the sums it returns if data and model allow, besides sums of weights and the model's scalars, such as a
-      router's losses.
+    gives: the sums it returns if data and model allow, besides sums of weights and the model's
+      scalars, such as a router's losses.
     advice: the setting to suggest when the data lacks a feature.
     several: whether examples have several rows, features [B, C, …].
-    reference: whether it needs `model.reference`, an untrained copy of the model with the run's initial weights.
+    reference: whether it needs `model.reference`, an untrained copy of the model with the run's
+      initial weights.
     teacher: whether `model.reference` is the model of `config.teacher` instead.
-    steps: the module of `training/` that makes steps for its batches, see `training/rollouts.py`; "" for plain ones.
-    among_rows: whether the loss of a row depends on the other rows of the batch, which rules out accumulation.
+    steps: the module of `training/` that makes steps for its batches, see `training/rollouts.py`;
+      "" for plain ones.
+    among_rows: whether the loss of a row depends on the other rows of the batch, which rules out
+      accumulation.
     spare_classes: the number of logits that belong to no class of the task.
     unit: of the metric `loss`, for reports; "" if it has none.
-    likelihood: whether the metric `loss` is the negative log-likelihood of the targets, in nats: then it is reported
-      beside their unigram entropy and, of tokens, as a perplexity. Without it neither is.
+    likelihood: whether the metric `loss` is the negative log-likelihood of the targets, in nats:
+      then it is reported beside their unigram entropy and, of tokens, as a perplexity. Without it
+      neither is.
   """
 
   beside: ClassVar[tuple[str, ...]]
@@ -118,7 +135,8 @@ class Base:
 
   @classmethod
   def rows(cls, batch: dict) -> dict:
-    """Return the batch for the model's call; flatten examples of several rows from [B, C, …] to [B * C, …]."""
+    """Return the batch for the model's call; flatten examples of several rows from [B, C, …] to [B
+    * C, …]."""
     return flat(batch) if cls.several else batch
 
   @classmethod
@@ -126,7 +144,8 @@ class Base:
     """Raise UserError if the model's head does not fit the task's features."""
 
   def prepare(self, batch: dict, model) -> dict:
-    """Return the whole batch with facts about it, such as the number of real rows, before it is divided."""
+    """Return the whole batch with facts about it, such as the number of real rows, before it is
+    divided."""
     del model
     return batch
 
@@ -136,5 +155,10 @@ class Base:
 
 
 def flat(batch: dict) -> dict:
-  """Flatten the `encoder_` and `decoder_` features of examples of several rows from [B, C, …] to [B * C, …]."""
-  return {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items() if name.startswith(("encoder_", "decoder_"))}
+  """Flatten the `encoder_` and `decoder_` features of examples of several rows from [B, C, …] to [B
+  * C, …]."""
+  return {
+    name: x.reshape(-1, *x.shape[2:])
+    for name, x in batch.items()
+    if name.startswith(("encoder_", "decoder_"))
+  }

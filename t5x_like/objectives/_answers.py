@@ -16,7 +16,8 @@ class GivenAnswers(DecoderTargets):
 
   @classmethod
   def missing(cls, features: Collection[str]) -> list[str]:
-    """Return the required features that `features` lacks; completions that are yet to be drawn are no answers."""
+    """Return the required features that `features` lacks; completions that are yet to be drawn are
+    no answers."""
     answers = ["a chosen and a rejected answer"] if "decoder_log_probabilities" in features else []
     return super().missing(features) + answers
 
@@ -41,5 +42,7 @@ def summed(
   """
   pairs_B = jnp.any(weights_B2T > 0, axis=(1, 2)).astype(jnp.float32)
   loss = jnp.sum(loss_B * pairs_B)
-  sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
+  sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {
+    name: jnp.sum(x * pairs_B) for name, x in each.items()
+  }
   return add_auxiliary(loss, sums, outputs)

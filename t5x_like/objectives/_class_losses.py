@@ -13,11 +13,13 @@ def label_losses(
 
   Args:
     logits_BV: any float dtype; computed in float32.
-    batch: `label` int32 [B] and `example_weights` float32 [B]; for mixed examples also `other_label` int32 [B] and
-      `label_share` float32 [B], the share of `label` in the image.
-    label_smoothing: probability spread evenly over all classes, the label's among them, as in torch and timm.
-    loss: one of `LABEL_LOSSES`: cross-entropy, weighted by the shares of the two labels, or the mean of the binary
-      cross-entropies of all classes, where both labels are right whatever their shares (DeiT III).
+    batch: `label` int32 [B] and `example_weights` float32 [B]; for mixed examples also
+      `other_label` int32 [B] and `label_share` float32 [B], the share of `label` in the image.
+    label_smoothing: probability spread evenly over all classes, the label's among them, as in torch
+      and timm.
+    loss: one of `LABEL_LOSSES`: cross-entropy, weighted by the shares of the two labels, or the
+      mean of the binary cross-entropies of all classes, where both labels are right whatever their
+      shares (DeiT III).
   """
   shares = [(batch["label"], jnp.ones_like(batch["example_weights"]))]
   if "other_label" in batch:
@@ -25,18 +27,28 @@ def label_losses(
     shares = [(batch["label"], share_B), (batch["other_label"], 1.0 - share_B)]
   logits_BV = logits_BV.astype(jnp.float32)
   even = label_smoothing * (1.0 - 1.0 / logits_BV.shape[-1])  # the part that leaves the label
-  found = [_cross_entropy(logits_BV, label_B, batch["example_weights"] * share_B, even) for label_B, share_B in shares]
+  found = [
+    _cross_entropy(logits_BV, label_B, batch["example_weights"] * share_B, even)
+    for label_B, share_B in shares
+  ]
   total, sums = jax.tree.map(lambda *x: sum(x), *found)
-  best_B = jnp.argmax(logits_BV, axis=-1)  # the first of equals, which a new head's all are, and bfloat16's often
-  right = [jnp.sum((best_B == label_B) * batch["example_weights"] * share_B) for label_B, share_B in shares]
+  # the first of equals, which a new head's all are, and bfloat16's often
+  best_B = jnp.argmax(logits_BV, axis=-1)
+  right = [
+    jnp.sum((best_B == label_B) * batch["example_weights"] * share_B) for label_B, share_B in shares
+  ]
   sums["correct"] = sum(right)
   if loss == "sigmoid":
     total, sums["loss"] = _binary(logits_BV, shares, batch["example_weights"], label_smoothing)
   return total, {name: sums[name] for name in ("loss", "correct", "weights")}
 
 
-def _cross_entropy(logits_BV: jax.Array, label_B: jax.Array, weights_B: jax.Array, label_smoothing: float):
-  return token_losses(logits_BV[:, None], label_B[:, None], weights_B[:, None], label_smoothing, 0.0)
+def _cross_entropy(
+  logits_BV: jax.Array, label_B: jax.Array, weights_B: jax.Array, label_smoothing: float
+):
+  return token_losses(
+    logits_BV[:, None], label_B[:, None], weights_B[:, None], label_smoothing, 0.0
+  )
 
 
 def _binary(logits_BV: jax.Array, shares: list, weights_B: jax.Array, label_smoothing: float):

@@ -1,12 +1,13 @@
 """The statistics of vocabulary logits that cross-entropy needs, without materialising all logits.
 
-The vocabulary is cut into chunks, and so are sequences if a device has very many tokens. The forward pass keeps a
-running maximum and sum (Milakov and Gimelshein 2018). The backward pass recomputes each chunk of logits (Wijmans et al.
-2024, https://arxiv.org/abs/2411.09009), which costs a third more products than keeping them. Logits that fit into one
-chunk are kept.
+The vocabulary is cut into chunks, and so are sequences if a device has very many tokens. The
+forward pass keeps a running maximum and sum (Milakov and Gimelshein 2018). The backward pass
+recomputes each chunk of logits (Wijmans et al. 2024, https://arxiv.org/abs/2411.09009), which costs
+a third more products than keeping them. Logits that fit into one chunk are kept.
 
-On a mesh, each device computes the logits of its part of the vocabulary (`activation_vocab`), and the parts' results
-are combined once. A kernel split over `fsdp` is gathered chunk by chunk, and its gradient scattered likewise.
+On a mesh, each device computes the logits of its part of the vocabulary (`activation_vocab`), and
+the parts' results are combined once. A kernel split over `fsdp` is gathered chunk by chunk, and its
+gradient scattered likewise.
 """
 
 import dataclasses
@@ -22,13 +23,17 @@ from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import constrain, gathered, scattered, ways
 
 LOGITS = 2**24  # the most logits of a chunk on one device
-LEAST, MOST = 1024, 8192  # columns of a chunk, on one device
-COLUMNS = "columns_"  # prefix of the products' named scope, with real and computed columns, for the FLOP count
+# columns of a chunk, on one device
+LEAST = 1024
+MOST = 8192
+# prefix of the products' named scope, with real and computed columns, for the FLOP count
+COLUMNS = "columns_"
 LANES = 128  # columns are a multiple of this, the width of an accelerator's registers
 
 
 class Statistics(NamedTuple):
-  """Statistics of each token's V logits, float32 [B, T]: log-sum-exp, the target's logit, sum, maximum."""
+  """Statistics of each token's V logits, float32 [B, T]: log-sum-exp, the target's logit, sum,
+  maximum."""
 
   log_z_BT: jax.Array
   target_BT: jax.Array
@@ -36,7 +41,9 @@ class Statistics(NamedTuple):
   peak_BT: jax.Array
 
 
-def statistics(logits: jax.Array | VocabularyLogits, targets_BT: jax.Array, *, total: bool = False) -> Statistics:
+def statistics(
+  logits: jax.Array | VocabularyLogits, targets_BT: jax.Array, *, total: bool = False
+) -> Statistics:
   """Compute the statistics of logits; all but the maximum are differentiable.
 
   Args:
@@ -47,13 +54,17 @@ def statistics(logits: jax.Array | VocabularyLogits, targets_BT: jax.Array, *, t
   if isinstance(logits, VocabularyLogits):
     chunks = Chunks.of(logits)
     if chunks.several:
-      return Statistics(*_statistics(chunks, total, logits.x, logits.kernel, logits.bias, targets_BT))
+      return Statistics(
+        *_statistics(chunks, total, logits.x, logits.kernel, logits.bias, targets_BT)
+      )
     logits = logits.dense()
   logits_BTV = logits.astype(jnp.float32)
-  # A masked sum rather than a gather: it fuses, and its gradient needs no scatter when the vocabulary is split.
+  # A masked sum rather than a gather: it fuses, and its gradient needs no scatter when the
+  # vocabulary is split.
   at_target_BTV = jax.lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == targets_BT[..., None]
   target_BT = jnp.sum(jnp.where(at_target_BTV, logits_BTV, 0.0), axis=-1)
-  log_z_BT, peak_BT = jax.nn.logsumexp(logits_BTV, axis=-1), jnp.max(logits_BTV, axis=-1)
+  log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+  peak_BT = jnp.max(logits_BTV, axis=-1)
   return Statistics(log_z_BT, target_BT, jnp.sum(logits_BTV, axis=-1), peak_BT)
 
 
@@ -77,11 +88,15 @@ def sample(logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: fl
     found_BTpc = noisy(chunks.logits(logits.x, piece), jax.random.fold_in(key, index))
     peak_BT, last_BT = best
     new_BT = jnp.max(found_BTpc, axis=(-2, -1))
-    ids_BT = jnp.min(jnp.where(found_BTpc == new_BT[..., None, None], piece.ids_pc, chunks.vocab), axis=(-2, -1))
+    ids_BT = jnp.min(
+      jnp.where(found_BTpc == new_BT[..., None, None], piece.ids_pc, chunks.vocab), axis=(-2, -1)
+    )
     return jnp.maximum(peak_BT, new_BT), jnp.where(new_BT > peak_BT, ids_BT, last_BT)
 
   shape = logits.shape[:2]
-  return chunks.over(chunk, (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32)))[1]
+  return chunks.over(chunk, (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32)))[
+    1
+  ]
 
 
 class Piece(NamedTuple):
@@ -106,8 +121,10 @@ class Chunks:
 
   Attributes:
     vocab, tied, softcap: see `VocabularyLogits`.
-    parts: the number of parts of the vocabulary over the mesh; every chunk has columns of each part.
-    columns: columns of each part in a chunk; the last chunk ends with the part and masks columns of the previous chunk.
+    parts: the number of parts of the vocabulary over the mesh; every chunk has columns of each
+      part.
+    columns: columns of each part in a chunk; the last chunk ends with the part and masks columns of
+      the previous chunk.
     splits, rows: the number of parts of a sequence over the mesh, and of chunks in each part.
   """
 
@@ -122,15 +139,23 @@ class Chunks:
   @classmethod
   def of(cls, logits: VocabularyLogits) -> "Chunks":
     B, T, V = logits.shape
-    parts, splits = max(ways("vocab"), ways("activation_vocab")), ways("length")
-    parts, splits = parts if V % parts == 0 else 1, splits if T % splits == 0 else 1
+    parts = max(ways("vocab"), ways("activation_vocab"))
+    splits = ways("length")
+    parts = parts if V % parts == 0 else 1
+    splits = splits if T % splits == 0 else 1
     tokens = max(1, B * T // (ways("batch") * splits))
-    width, length = V // parts, T // splits
-    fits = tokens * width <= LOGITS and parts * ways("embed") == 1  # a split kernel is gathered by chunks
+    width = V // parts
+    length = T // splits
+    # a split kernel is gathered by chunks
+    fits = tokens * width <= LOGITS and parts * ways("embed") == 1
     most = width if fits else min(max(LOGITS // tokens, LEAST), MOST)
     even = -(-width // -(-width // most))
     columns = min(-(-even // LANES) * LANES, width)
-    rows = next(n for n in range(1, length + 1) if length % n == 0 and tokens * columns <= n * LOGITS or n == length)
+    rows = next(
+      n
+      for n in range(1, length + 1)
+      if length % n == 0 and tokens * columns <= n * LOGITS or n == length
+    )
     return cls(V, logits.tied, logits.softcap, parts, columns, splits, rows)
 
   @property
@@ -147,7 +172,9 @@ class Chunks:
 
   def over(self, body: Callable, carry):
     """Run `carry = body(carry, index)` for every chunk of the vocabulary; return the last carry."""
-    return jax.lax.scan(lambda carry, index: (body(carry, index), None), carry, jnp.arange(self.count))[0]
+    return jax.lax.scan(
+      lambda carry, index: (body(carry, index), None), carry, jnp.arange(self.count)
+    )[0]
 
   @property
   def axis(self) -> int:
@@ -176,26 +203,34 @@ class Chunks:
     return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *rest)
 
   def added(self, total: jax.Array, more: jax.Array, start: jax.Array, axis: int) -> jax.Array:
-    """Add a chunk of gradients to `total`; columns that were in an earlier chunk get zeros added."""
+    """Add a chunk of gradients to `total`; columns that were in an earlier chunk get zeros
+    added."""
     more = more.astype(total.dtype)
     if self.uneven:
       more += jax.lax.dynamic_slice_in_dim(total, start, self.columns, axis)
     return jax.lax.dynamic_update_slice_in_dim(total, more, start, axis)
 
-  def piece(self, kernel: jax.Array, bias: jax.Array | None, index: jax.Array, dtype: jnp.dtype) -> Piece:
+  def piece(
+    self, kernel: jax.Array, bias: jax.Array | None, index: jax.Array, dtype: jnp.dtype
+  ) -> Piece:
     width = self.vocab // self.parts
     first = index * self.columns
     start = jnp.minimum(first, width - self.columns)
-    w = jax.lax.dynamic_slice_in_dim(self.view(kernel), start, self.columns, self.axis).astype(dtype)
+    w = jax.lax.dynamic_slice_in_dim(self.view(kernel), start, self.columns, self.axis).astype(
+      dtype
+    )
     bias_pc = None
     if bias is not None:
-      bias_pc = jax.lax.dynamic_slice_in_dim(bias.reshape(self.parts, width), start, self.columns, 1)
+      bias_pc = jax.lax.dynamic_slice_in_dim(
+        bias.reshape(self.parts, width), start, self.columns, 1
+      )
     columns_c = start + jnp.arange(self.columns)
     ids_pc = jnp.where(columns_c < first, -1, columns_c + width * jnp.arange(self.parts)[:, None])
     return Piece(gathered(w, self.axes), bias_pc, start, ids_pc)
 
   def logits(self, x: jax.Array, piece: Piece) -> jax.Array:
-    """Compute the logits of the piece's columns, float32 [B, T, p, c]; -inf for columns of the previous chunk."""
+    """Compute the logits of the piece's columns, float32 [B, T, p, c]; -inf for columns of the
+    previous chunk."""
     product = "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc"
     with jax.named_scope(f"{COLUMNS}{self.vocab}_of_{self.parts * self.columns * self.count}"):
       logits = jnp.einsum(product, x, piece.kernel, preferred_element_type=jnp.float32)
@@ -208,7 +243,12 @@ class Chunks:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _statistics(
-  chunks: Chunks, sum_up: bool, x: jax.Array, kernel: jax.Array, bias: jax.Array | None, targets: jax.Array
+  chunks: Chunks,
+  sum_up: bool,
+  x: jax.Array,
+  kernel: jax.Array,
+  bias: jax.Array | None,
+  targets: jax.Array,
 ):
   """Return the four fields of `Statistics`."""
   return _forward(chunks, sum_up, x, kernel, bias, targets)[0]
@@ -232,7 +272,9 @@ def _forward(chunks: Chunks, sum_up: bool, x, kernel, bias, targets):
 
     return jax.lax.scan(row, None, (inputs, so_far))[1]
 
-  zeros = constrain(jnp.zeros((*inputs[1].shape, chunks.parts)), None, "batch", "length", "activation_vocab")
+  zeros = constrain(
+    jnp.zeros((*inputs[1].shape, chunks.parts)), None, "batch", "length", "activation_vocab"
+  )
   peaks, z, target, total = chunks.over(chunk, (zeros - math.inf, zeros, zeros, zeros))
   peak = peaks.max(-1)
   log_z = peak + jnp.log(jnp.sum(z * jnp.exp(peaks - peak[..., None]), axis=-1))
@@ -244,7 +286,9 @@ def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
   x, kernel, bias, targets, log_z = kept
   inputs = [chunks.cut(a) for a in (x, targets, log_z, *gradients[:3])]
   to_x = "BTpc,pcD->BTpD" if chunks.tied else "BTpc,Dpc->BTpD"
-  to_kernel = partial(jnp.einsum, "BTpc,BTD->pcD" if chunks.tied else "BTD,BTpc->Dpc", preferred_element_type=x.dtype)
+  to_kernel = partial(
+    jnp.einsum, "BTpc,BTD->pcD" if chunks.tied else "BTD,BTpc->Dpc", preferred_element_type=x.dtype
+  )
 
   def chunk(so_far, index):
     dx, d_kernel, d_bias = so_far
@@ -254,7 +298,9 @@ def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
       x, targets, *others = inputs
       log_z, d_log_z, d_target, d_total = (a[..., None, None] for a in others)
       logits = chunks.logits(x, piece)
-      d = d_log_z * jnp.exp(logits - log_z) + jnp.where(piece.ids_pc == targets[..., None, None], d_target, 0.0)
+      d = d_log_z * jnp.exp(logits - log_z) + jnp.where(
+        piece.ids_pc == targets[..., None, None], d_target, 0.0
+      )
       d = d + d_total if sum_up else d
       if chunks.softcap is not None:
         d *= 1.0 - jnp.square(logits / chunks.softcap)

@@ -1,4 +1,5 @@
-"""Weighted sums of cross-entropy, shared by objectives, and weights that let one division yield two means."""
+"""Weighted sums of cross-entropy, shared by objectives, and weights that let one division yield two
+means."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ class EncoderTargets(Base):
 
 
 class DecoderTargets(Base):
-  """Cross-entropy of a decoder's targets. Subclasses have the fields `label_smoothing` and `z_loss`."""
+  """Cross-entropy of a decoder's targets. Subclasses have the fields `label_smoothing` and
+  `z_loss`."""
 
   beside = ("decoder_input_tokens",)
   targets = "decoder_target_tokens"
@@ -30,21 +32,27 @@ class DecoderTargets(Base):
     """Run the model on a batch.
 
     Args:
-      batch: the model's features and `decoder_target_tokens` [B, T] int32, `decoder_loss_weights` [B, T] float32.
+      batch: the model's features and `decoder_target_tokens` [B, T] int32, `decoder_loss_weights`
+        [B, T] float32.
     Returns:
-      (sum of the weighted losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`, and the
-      scalars of the model; see `add_auxiliary`.
+      (sum of the weighted losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and
+      `weights`, and the scalars of the model; see `add_auxiliary`.
     """
     outputs = model.outputs(batch, key)
-    targets_BT, weights_BT = batch[self.targets], batch[self.weights]
-    loss, sums = token_losses(outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss)
+    targets_BT = batch[self.targets]
+    weights_BT = batch[self.weights]
+    loss, sums = token_losses(
+      outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss
+    )
     return add_auxiliary(loss, sums, outputs)
 
 
 def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict) -> tuple[jax.Array, Sums]:
-  """Add the scalars among a model's outputs, such as a router's losses, to an objective's (loss sum, sums).
+  """Add the scalars among a model's outputs, such as a router's losses, to an objective's (loss
+  sum, sums).
 
-  They are means, so each is multiplied by the sum of weights. Scalars named `…_loss` are also added to the loss.
+  They are means, so each is multiplied by the sum of weights. Scalars named `…_loss` are also added
+  to the loss.
   """
   scalars = {name: value * sums["weights"] for name, value in outputs.items() if value.ndim == 0}
   losses = [value for name, value in scalars.items() if name.endswith("_loss")]
@@ -61,20 +69,25 @@ def token_losses(
   """Compute weighted sums of cross-entropy, in nats.
 
   Args:
-    logits: [B, T, V], any float dtype; computed in float32. `VocabularyLogits` are computed in chunks.
+    logits: [B, T, V], any float dtype; computed in float32. `VocabularyLogits` are computed in
+      chunks.
     targets_BT: int32; weights_BT: float32.
-    label_smoothing: probability moved from the target to the other V - 1 tokens (Szegedy et al. 2016), with the
-      constant that makes a perfect prediction cost zero, as in T5X.
-    z_loss: coefficient of `log(Z)^2`, which keeps the logits from drifting (Mesh TensorFlow; T5 uses 1e-4).
+    label_smoothing: probability moved from the target to the other V - 1 tokens (Szegedy et al.
+      2016), with the constant that makes a perfect prediction cost zero, as in T5X.
+    z_loss: coefficient of `log(Z)^2`, which keeps the logits from drifting (Mesh TensorFlow; T5
+      uses 1e-4).
   Returns:
     (sum of the losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`.
   """
   V = logits.shape[-1]
-  log_z_BT, target_logit_BT, total_BT, peak_BT = statistics(logits, targets_BT, total=label_smoothing > 0)
+  log_z_BT, target_logit_BT, total_BT, peak_BT = statistics(
+    logits, targets_BT, total=label_smoothing > 0
+  )
   cross_entropy_BT = log_z_BT - target_logit_BT
   loss_BT = cross_entropy_BT
   if label_smoothing:
-    low, high = label_smoothing / (V - 1), 1.0 - label_smoothing
+    low = label_smoothing / (V - 1)
+    high = 1.0 - label_smoothing
     # -sum_v p_v log softmax_v  =  log Z - (high - low) * logit_target - low * sum_v logit_v
     loss_BT = log_z_BT - (high - low) * target_logit_BT - low * total_BT
     loss_BT += high * jnp.log(high) + (V - 1) * low * jnp.log(low)
@@ -90,7 +103,8 @@ def token_losses(
 
 
 def predicted(batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Return targets int32 and weights float32 [B, K] at `encoder_masked_positions`; without this feature, all [B, S].
+  """Return targets int32 and weights float32 [B, K] at `encoder_masked_positions`; without this
+  feature, all [B, S].
 
   Unused slots of a row point to position 0, which holds [CLS] and has no weight.
   """
@@ -98,12 +112,14 @@ def predicted(batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def at_masked(batch: Batch, name: str) -> jax.Array:
-  """Gather a feature [B, S] at the batch's `encoder_masked_positions` [B, K]; unchanged if the batch has none."""
+  """Gather a feature [B, S] at the batch's `encoder_masked_positions` [B, K]; unchanged if the
+  batch has none."""
   if "encoder_masked_positions" not in batch:
     return batch[name]
   return jnp.take_along_axis(batch[name], batch["encoder_masked_positions"], axis=1)
 
 
 def shared(total: jax.Array, real: jax.Array) -> jax.Array:
-  """Divide `total` equally among the places where `real` is 1, so that a weighted sum divided by `total` is a mean."""
+  """Divide `total` equally among the places where `real` is 1, so that a weighted sum divided by
+  `total` is a mean."""
   return real * (total / jnp.maximum(jnp.sum(real), 1.0))

@@ -13,7 +13,8 @@ MASKED = -1e9  # finite, so that rows without weight keep finite gradients
 
 
 class Pairs(Base):
-  """The base of objectives on pairs: image i belongs to text i. Subclasses have a field `chunks`."""
+  """The base of objectives on pairs: image i belongs to text i. Subclasses have a field
+  `chunks`."""
 
   beside = ("text_input_tokens",)
   targets = "text_input_tokens"
@@ -27,8 +28,9 @@ class Pairs(Base):
 def embedded(model, batch: Batch, key: jax.Array | None, chunks: int) -> dict[str, jax.Array]:
   """Return the outputs of a model for a batch, encoded in `chunks` consecutive parts.
 
-  The backward pass encodes each part again, so that memory holds the activations of one part at a time (Pham et al.
-  2021, section 4). The gradient equals the whole batch's, at the cost of a third more work.
+  The backward pass encodes each part again, so that memory holds the activations of one part at a
+  time (Pham et al. 2021, section 4). The gradient equals the whole batch's, at the cost of a third
+  more work.
   """
   if chunks == 1:
     return model.outputs(batch, key)
@@ -49,7 +51,9 @@ def split(x: jax.Array, chunks: int) -> jax.Array:
     UserError: `chunks` does not divide the batch size.
   """
   if len(x) % chunks:
-    raise UserError(f"config.objective.chunks: found {chunks}, expected a divisor of the batch size {len(x)}")
+    raise UserError(
+      f"config.objective.chunks: found {chunks}, expected a divisor of the batch size {len(x)}"
+    )
   x = jnp.swapaxes(x.reshape(len(x) // chunks, chunks, *x.shape[1:]), 0, 1)
   return constrain(x, None, "batch", *[None] * (x.ndim - 2))
 
@@ -60,10 +64,13 @@ def joined(x: jax.Array) -> jax.Array:
 
 
 def by_rows(function, chunks: int, *arrays: jax.Array) -> jax.Array:
-  """Apply `function(*rows) -> arrays [b]` to all rows in `chunks` parts, which the backward pass recomputes."""
+  """Apply `function(*rows) -> arrays [b]` to all rows in `chunks` parts, which the backward pass
+  recomputes."""
   if chunks == 1:
     return function(*arrays)
-  found = jax.lax.map(jax.checkpoint(lambda rows: function(*rows)), tuple(split(x, chunks) for x in arrays))
+  found = jax.lax.map(
+    jax.checkpoint(lambda rows: function(*rows)), tuple(split(x, chunks) for x in arrays)
+  )
   return jax.tree.map(joined, found)
 
 
@@ -73,5 +80,8 @@ def whole(x: jax.Array) -> jax.Array:
 
 
 def cosines(a_bP: jax.Array, b_BP: jax.Array) -> jax.Array:
-  """Return the cosines of all pairs, float32 [b, B], at full precision because they are scaled by up to 100."""
-  return jnp.einsum("bP,BP->bB", a_bP, b_BP, precision="highest", preferred_element_type=jnp.float32)
+  """Return the cosines of all pairs, float32 [b, B], at full precision because they are scaled by
+  up to 100."""
+  return jnp.einsum(
+    "bP,BP->bB", a_bP, b_BP, precision="highest", preferred_element_type=jnp.float32
+  )

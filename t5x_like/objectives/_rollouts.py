@@ -19,8 +19,8 @@ class Completions(NamedTuple):
   """K completions of B prompts, of at most N tokens; float32.
 
   Attributes:
-    own, old, base: log-probabilities [B, K, N] of the model, of the rollout and of the reference, 0 behind the end;
-      without a reference, `base` is `old`.
+    own, old, base: log-probabilities [B, K, N] of the model, of the rollout and of the reference, 0
+      behind the end; without a reference, `base` is `old`.
     weights_BKN: 1 on tokens, 0 behind the end.
     reward_BK: the rewards.
     real_BK: 0 for the padding of a batch.
@@ -39,9 +39,9 @@ class Completions(NamedTuple):
 class FromRewards(DecoderTargets):
   """The base of objectives on rollouts; `training/rollouts.py` makes their batches.
 
-  The model runs without dropout, as it does in the rollout. Subclasses have the fields `reward` (a name in
-  `t5x_like.rewards` or `module:function`, or such a name and arguments) and `beta` (the cost of departing from the
-  reference, which has the run's initial weights; at 0 there is none).
+  The model runs without dropout, as it does in the rollout. Subclasses have the fields `reward` (a
+  name in `t5x_like.rewards` or `module:function`, or such a name and arguments) and `beta` (the
+  cost of departing from the reference, which has the run's initial weights; at 0 there is none).
   """
 
   also = ("decoder_log_probabilities", "rewards")
@@ -60,15 +60,18 @@ class FromRewards(DecoderTargets):
     (completions,) = features["rewards"].shape
     if completions < self.least:
       raise UserError(
-        f"config.task.completions: found {completions}, expected at least {self.least}, as completions of the same"
+        f"config.task.completions: found {completions}, expected at least {self.least}, as "
+        "completions of the same"
         " prompt are compared with one another"
       )
     experts = model.variant.design.experts
     least = experts and experts.dispatch == "capacity" and experts.experts / experts.top_k
     if least and (experts.eval_capacity_factor or experts.capacity_factor) < least:
       raise UserError(
-        "config.model.design.experts.dispatch: found 'capacity', which drops tokens in updates and none in rollouts, so"
-        f" that their probabilities differ; set it to 'dropless', or eval_capacity_factor to {least:g} or more"
+        "config.model.design.experts.dispatch: found 'capacity', which drops tokens in updates "
+        "and none in rollouts, so"
+        " that their probabilities differ; set it to 'dropless', or eval_capacity_factor to "
+        f"{least:g} or more"
       )
 
   def completions(self, model, batch: Batch) -> Completions:
@@ -76,18 +79,21 @@ class FromRewards(DecoderTargets):
 
     Args:
       model: a decoder or an encoder-decoder with adapters, or with `model.reference`.
-      batch: features of `decoding/rollouts.py`, [B, K, …], and `rewards` float32 [B, K]; the reference is not run if it
-        has `reference_log_probabilities` float32 [B, K, N].
+      batch: features of `decoding/rollouts.py`, [B, K, …], and `rewards` float32 [B, K]; the
+        reference is not run if it has `reference_log_probabilities` float32 [B, K, N].
     """
     rows = flat(batch)
-    outputs, shape = model.outputs(rows), batch["decoder_log_probabilities"].shape
+    outputs = model.outputs(rows)
+    shape = batch["decoder_log_probabilities"].shape
     weights_BKN = batch[self.weights][..., -shape[-1] :]
     own_BKN = log_probabilities(outputs["logits"], rows, shape) * weights_BKN
     old_BKN = batch["decoder_log_probabilities"] * weights_BKN
     base_BKN = batch.get("reference_log_probabilities", old_BKN)
     if self.reference and "reference_log_probabilities" not in batch:
       reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
-      base_BKN = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows, shape) * weights_BKN)
+      base_BKN = jax.lax.stop_gradient(
+        log_probabilities(reference.outputs(rows)["logits"], rows, shape) * weights_BKN
+      )
     real_BK = jnp.any(weights_BKN > 0, axis=-1).astype(jnp.float32)
     return Completions(own_BKN, old_BKN, base_BKN, weights_BKN, batch["rewards"], real_BK, outputs)
 
@@ -97,11 +103,12 @@ class FromRewards(DecoderTargets):
     """Sum the loss and further figures [B, K] over completions.
 
     Args:
-      tokens: their number, if the loss is a mean over them; None divides it by the number of completions.
+      tokens: their number, if the loss is a mean over them; None divides it by the number of
+        completions.
     Returns:
-      (loss sum, sums): `loss`, `weights` (completions or tokens), `reward`, `groups_with_signal` (completions of
-      prompts whose rewards differ), `completion_length` (tokens, their end included), `each`, with weights of their own
-      beside `tokens`, and the scalars of the model.
+      (loss sum, sums): `loss`, `weights` (completions or tokens), `reward`, `groups_with_signal`
+      (completions of prompts whose rewards differ), `completion_length` (tokens, their end
+      included), `each`, with weights of their own beside `tokens`, and the scalars of the model.
     """
     spread_B1 = jnp.ptp(found.reward_BK, axis=1, keepdims=True)
     each |= {
@@ -109,7 +116,8 @@ class FromRewards(DecoderTargets):
       "groups_with_signal": jnp.broadcast_to(spread_B1 > 0, loss_BK.shape),
       "completion_length": jnp.sum(found.weights_BKN, axis=-1),
     }
-    loss, completions = jnp.sum(loss_BK * found.real_BK), jnp.sum(found.real_BK)
+    loss = jnp.sum(loss_BK * found.real_BK)
+    completions = jnp.sum(found.real_BK)
     sums = {name: jnp.sum(x * found.real_BK) for name, x in each.items()}
     sums |= {} if tokens is None else {f"{name}_weights": completions for name in each}
     sums |= {"loss": loss, "weights": completions if tokens is None else tokens}
@@ -117,17 +125,24 @@ class FromRewards(DecoderTargets):
 
 
 def log_probabilities(logits, rows: Batch, shape: tuple[int, int, int]) -> jax.Array:
-  """Return the log-probabilities of the last N targets of rows [B * K, T], in the shape [B, K, N]."""
+  """Return the log-probabilities of the last N targets of rows [B * K, T], in the shape [B, K,
+  N]."""
   N = shape[-1]
-  last = dataclasses.replace(logits, x=logits.x[:, -N:]) if isinstance(logits, VocabularyLogits) else logits[:, -N:]
+  last = (
+    dataclasses.replace(logits, x=logits.x[:, -N:])
+    if isinstance(logits, VocabularyLogits)
+    else logits[:, -N:]
+  )
   log_z_RN, target_RN, *_ = statistics(last, rows["decoder_target_tokens"][:, -N:])
   return (target_RN - log_z_RN).reshape(shape)
 
 
 def k3(own_BKN: jax.Array, base_BKN: jax.Array) -> jax.Array:
-  """Return the estimate of KL(model || reference) at each token, `r - log r - 1` with `r = reference / model`.
+  """Return the estimate of KL(model || reference) at each token, `r - log r - 1` with `r =
+  reference / model`.
 
-  Schulman 2020, "Approximating KL divergence": unbiased for tokens of the model, and never negative.
+  Schulman 2020, "Approximating KL divergence": unbiased for tokens of the model, and never
+  negative.
   """
   log_r_BKN = base_BKN - own_BKN
   return jnp.expm1(log_r_BKN) - log_r_BKN
@@ -139,7 +154,8 @@ def mean_over_tokens(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
 
 
 def check_reward(reward: str | dict) -> None:
-  """Raise UserError for a built-in reward that does not exist or its arguments; others are imported when needed."""
+  """Raise UserError for a built-in reward that does not exist or its arguments; others are imported
+  when needed."""
   name, _ = slots.name_and_arguments("config.objective.reward", reward)
   if ":" not in (name or ""):
     rewards.find(reward)

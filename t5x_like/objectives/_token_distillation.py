@@ -1,7 +1,7 @@
 """Shared by the objectives that learn the distribution of a teacher's next token.
 
-Logits of both are dense for a chunk of tokens at a time, so that memory never holds [B, T, V]; the backward pass
-computes each chunk again.
+Logits of both are dense for a chunk of tokens at a time, so that memory never holds [B, T, V]; the
+backward pass computes each chunk again.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ Figures = dict[str, jax.Array]
 
 
 class Distilled(DecoderTargets):
-  """The base: `(1 - share) * CE(student, target) + share * KL(teacher || student)`, the mean of weighted tokens.
+  """The base: `(1 - share) * CE(student, target) + share * KL(teacher || student)`, the mean of
+  weighted tokens.
 
   Hinton et al. 2015 (arXiv:1503.02531). Subclasses have the field `share`.
   """
@@ -31,18 +32,24 @@ class Distilled(DecoderTargets):
       raise UserError(f"config.objective.share: found {self.share}, expected a number from 0 to 1")
 
   def distilled(
-    self, outputs: dict, batch: Batch, divergence: Callable[..., Figures], others: Sequence, *arrays: jax.Array
+    self,
+    outputs: dict,
+    batch: Batch,
+    divergence: Callable[..., Figures],
+    others: Sequence,
+    *arrays: jax.Array,
   ) -> tuple[jax.Array, Sums]:
     """Sum the loss and its figures over tokens.
 
     Args:
       outputs: the student's.
-      divergence: `(log-probabilities of the student [B, t, V], logits of the others [B, t, V], arrays [B, t, …]) ->
-        figures [B, t]`, one of them `distillation_loss`.
+      divergence: `(log-probabilities of the student [B, t, V], logits of the others [B, t, V],
+        arrays [B, t, …]) -> figures [B, t]`, one of them `distillation_loss`.
       others: further logits, [B, T, V].
       arrays: [B, T, …].
     Returns:
-      (loss sum, sums): `loss` (of the targets), `correct`, `weights`, the figures, and the scalars of the model.
+      (loss sum, sums): `loss` (of the targets), `correct`, `weights`, the figures, and the scalars
+      of the model.
     """
 
     def each(student_BtV, *rest):
@@ -54,18 +61,26 @@ class Distilled(DecoderTargets):
 
     found = by_tokens(each, (outputs["logits"], *others), *arrays, batch[self.targets])
     weights_BT = batch[self.weights]
-    sums = {name: jnp.sum(x_BT * weights_BT) for name, x_BT in found.items()} | {"weights": jnp.sum(weights_BT)}
+    sums = {name: jnp.sum(x_BT * weights_BT) for name, x_BT in found.items()} | {
+      "weights": jnp.sum(weights_BT)
+    }
     loss = (1 - self.share) * sums["loss"] + self.share * sums["distillation_loss"]
     return add_auxiliary(loss, sums, outputs)
 
 
-def by_tokens(function: Callable, logits: Sequence[jax.Array | VocabularyLogits], *arrays: jax.Array) -> Any:
-  """Apply `function(*dense logits [B, t, V], *arrays [B, t, …]) -> arrays [B, t, …]` to chunks of the tokens."""
+def by_tokens(
+  function: Callable, logits: Sequence[jax.Array | VocabularyLogits], *arrays: jax.Array
+) -> Any:
+  """Apply `function(*dense logits [B, t, V], *arrays [B, t, …]) -> arrays [B, t, …]` to chunks of
+  the tokens."""
   B, T, V = logits[0].shape
   splits = ways("length") if T % ways("length") == 0 else 1
   parts = max(ways("vocab"), ways("activation_vocab"))
-  most, length = LOGITS * parts * ways("batch") * splits, T // splits
-  rows = next(n for n in range(1, length + 1) if length % n == 0 and B * T * V <= n * most or n == length)
+  most = LOGITS * parts * ways("batch") * splits
+  length = T // splits
+  rows = next(
+    n for n in range(1, length + 1) if length % n == 0 and B * T * V <= n * most or n == length
+  )
   chunks = Chunks(V, tied=False, softcap=None, parts=1, columns=V, splits=splits, rows=rows)
 
   def chunk(inputs):
@@ -80,36 +95,48 @@ def by_tokens(function: Callable, logits: Sequence[jax.Array | VocabularyLogits]
 
 
 def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
-  return dataclasses.replace(logits, x=x).dense() if isinstance(logits, VocabularyLogits) else x.astype(jnp.float32)
+  return (
+    dataclasses.replace(logits, x=x).dense()
+    if isinstance(logits, VocabularyLogits)
+    else x.astype(jnp.float32)
+  )
 
 
 def whole(log_q_BtV: jax.Array, teacher_BtV: jax.Array, temperature: float = 1.0) -> Figures:
   """Return KL(teacher || student) of each token in nats, and whether both predict the same.
 
-  At a temperature T, logits of both are divided by T, and the divergence is multiplied by T^2, which keeps the size of
-  its gradients (Hinton et al. 2015, section 2). Where one has more logits than the other, the last of its own are
-  padding of the same vocabulary, and are left out.
+  At a temperature T, logits of both are divided by T, and the divergence is multiplied by T^2,
+  which keeps the size of its gradients (Hinton et al. 2015, section 2). Where one has more logits
+  than the other, the last of its own are padding of the same vocabulary, and are left out.
   """
   V = min(log_q_BtV.shape[-1], teacher_BtV.shape[-1])
   log_q_BtV = log_q_BtV if temperature == 1.0 else jax.nn.log_softmax(log_q_BtV / temperature)
-  log_q_BtV, log_p_BtV = log_q_BtV[..., :V], jax.nn.log_softmax(teacher_BtV[..., :V] / temperature)
+  log_q_BtV = log_q_BtV[..., :V]
+  log_p_BtV = jax.nn.log_softmax(teacher_BtV[..., :V] / temperature)
   same_Bt = jnp.argmax(log_p_BtV, axis=-1) == jnp.argmax(log_q_BtV, axis=-1)
   loss_Bt = temperature**2 * jnp.sum(jnp.exp(log_p_BtV) * (log_p_BtV - log_q_BtV), axis=-1)
   return {"distillation_loss": loss_Bt, "agreement": same_Bt}
 
 
 def likeliest(log_q_BtV: jax.Array, ids_Btk: jax.Array, log_p_Btk: jax.Array) -> Figures:
-  """Return KL(teacher || student) over the teacher's k likeliest tokens and one event for all others.
-
-  This is at most the KL of all tokens, and equal to it for k = V. The `remainder` is the teacher's probability of the
+  """Return KL(teacher || student) over the teacher's k likeliest tokens and one event for all
   others.
+
+  This is at most the KL of all tokens, and equal to it for k = V. The `remainder` is the teacher's
+  probability of the others.
   """
-  p_Btk, log_q_Btk = jnp.exp(log_p_Btk), jnp.take_along_axis(log_q_BtV, ids_Btk, axis=-1)
-  loss_Bt, rest_Bt = jnp.sum(p_Btk * (log_p_Btk - log_q_Btk), axis=-1), jnp.zeros(ids_Btk.shape[:2])
+  p_Btk = jnp.exp(log_p_Btk)
+  log_q_Btk = jnp.take_along_axis(log_q_BtV, ids_Btk, axis=-1)
+  loss_Bt = jnp.sum(p_Btk * (log_p_Btk - log_q_Btk), axis=-1)
+  rest_Bt = jnp.zeros(ids_Btk.shape[:2])
   if ids_Btk.shape[-1] < log_q_BtV.shape[-1]:
-    others_BtV = jnp.put_along_axis(jnp.ones(log_q_BtV.shape, bool), ids_Btk, False, axis=-1, inplace=False)
+    others_BtV = jnp.put_along_axis(
+      jnp.ones(log_q_BtV.shape, bool), ids_Btk, False, axis=-1, inplace=False
+    )
     log_q_Bt = jax.nn.logsumexp(log_q_BtV, axis=-1, where=others_BtV)
     rest_Bt = jnp.maximum(1.0 - jnp.sum(p_Btk, axis=-1), 0.0)
-    loss_Bt += jnp.where(rest_Bt > 0, rest_Bt * (jnp.log(jnp.where(rest_Bt > 0, rest_Bt, 1.0)) - log_q_Bt), 0.0)
+    loss_Bt += jnp.where(
+      rest_Bt > 0, rest_Bt * (jnp.log(jnp.where(rest_Bt > 0, rest_Bt, 1.0)) - log_q_Bt), 0.0
+    )
   same_Bt = ids_Btk[..., 0] == jnp.argmax(log_q_BtV, axis=-1)
   return {"distillation_loss": loss_Bt, "remainder": rest_Bt, "agreement": same_Bt}

@@ -1,4 +1,5 @@
-"""Distillation of a language model from a teacher's likeliest tokens, which `tools.cache_teacher` has stored once."""
+"""Distillation of a language model from a teacher's likeliest tokens, which `tools.cache_teacher`
+has stored once."""
 
 import dataclasses
 
@@ -12,8 +13,9 @@ from t5x_like.objectives._token_distillation import Distilled, likeliest
 class Objective(Distilled):
   """`(1 - share) * CE(student, target) + share * KL(teacher || student)`; the teacher is not run.
 
-  The divergence is over the teacher's k likeliest tokens and one event for all others together. With k = V it is that
-  of `token_distillation` at a temperature of 1. The metric `remainder` is the probability of the others.
+  The divergence is over the teacher's k likeliest tokens and one event for all others together.
+  With k = V it is that of `token_distillation` at a temperature of 1. The metric `remainder` is the
+  probability of the others.
 
   Attributes:
     share: the teacher's share of the loss.
@@ -23,7 +25,10 @@ class Objective(Distilled):
   likelihood = True  # of the targets, beside the teacher
   also = ("teacher_tokens", "teacher_log_probabilities")
   gives = ("loss", "correct", "distillation_loss", "agreement", "remainder")
-  advice = "store the teacher's likeliest tokens with python -m tools.cache_teacher, and set --config.task.name=taught"
+  advice = (
+    "store the teacher's likeliest tokens with python -m tools.cache_teacher, and set "
+    "--config.task.name=taught"
+  )
 
   share: float = 0.5
 
@@ -32,10 +37,11 @@ class Objective(Distilled):
 
     Args:
       model: the student.
-      batch: as for `DecoderTargets`, and the teacher's likeliest tokens, in order: `teacher_tokens` int32 and
-        `teacher_log_probabilities` float32, [B, T, k].
+      batch: as for `DecoderTargets`, and the teacher's likeliest tokens, in order: `teacher_tokens`
+        int32 and `teacher_log_probabilities` float32, [B, T, k].
     Returns:
-      (loss sum, sums), see `Distilled.distilled`, with `distillation_loss`, `remainder` and `agreement`.
+      (loss sum, sums), see `Distilled.distilled`, with `distillation_loss`, `remainder` and
+      `agreement`.
     """
     taught = batch["teacher_tokens"], batch["teacher_log_probabilities"]
     return self.distilled(model.outputs(batch, key), batch, likeliest, (), *taught)

@@ -14,12 +14,14 @@ from t5x_like.slots import Rate
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of `label` int32 [B], or the squared error where `label` is float32 [B] and the head has one output.
+  """Cross-entropy of `label` int32 [B], or the squared error where `label` is float32 [B] and the
+  head has one output.
 
   Attributes:
     label_smoothing: probability spread evenly over all classes, the label's among them.
-    loss: of classes, `softmax`, or `sigmoid`: the mean of the binary cross-entropies of all classes, where mixed
-      examples belong to both classes, whatever their shares (DeiT III, Touvron et al. 2022, section 3.2).
+    loss: of classes, `softmax`, or `sigmoid`: the mean of the binary cross-entropies of all
+      classes, where mixed examples belong to both classes, whatever their shares (DeiT III, Touvron
+      et al. 2022, section 3.2).
   """
 
   unit = "mean of examples"
@@ -36,17 +38,22 @@ class Objective(Base):
   def likelihood(self) -> bool:
     return self.loss == "softmax"
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
 
     Args:
-      batch: the model's features, `label` [B] and `example_weights` float32 [B]; for mixed examples also `other_label`
-        int32 [B] and `label_share` float32 [B], the share of `label` in the image.
+      batch: the model's features, `label` [B] and `example_weights` float32 [B]; for mixed examples
+        also `other_label` int32 [B] and `label_share` float32 [B], the share of `label` in the
+        image.
     Returns:
-      (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the model.
+      (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the
+      model.
     """
     outputs = model(batch, key)
-    label_B, weights_B = batch["label"], batch["example_weights"]
+    label_B = batch["label"]
+    weights_B = batch["example_weights"]
     if jnp.issubdtype(label_B.dtype, jnp.floating):
       error_B = jnp.square(outputs["logits"].astype(jnp.float32)[:, 0] - label_B)
       loss = jnp.sum(error_B * weights_B)

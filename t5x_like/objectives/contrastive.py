@@ -1,4 +1,5 @@
-"""Contrastive training of an image encoder and a text encoder (CLIP, Radford et al. 2021, figure 3)."""
+"""Contrastive training of an image encoder and a text encoder (CLIP, Radford et al. 2021, figure
+3)."""
 
 import dataclasses
 
@@ -12,10 +13,12 @@ from t5x_like.slots import Positive
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Pairs):
-  """Cross-entropy of each image's text among all texts of the global batch, and of each text's image among all images.
+  """Cross-entropy of each image's text among all texts of the global batch, and of each text's
+  image among all images.
 
   Attributes:
-    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a time.
+    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a
+      time.
   """
 
   unit = "nats per image or text"
@@ -26,25 +29,34 @@ class Objective(Pairs):
     """Run the model on a batch.
 
     Args:
-      batch: the model's features and `example_weights` float32 [B]; rows of weight 0 are left out of the comparison.
+      batch: the model's features and `example_weights` float32 [B]; rows of weight 0 are left out
+        of the comparison.
     Returns:
-      (loss sum, sums): `loss`, the mean of both directions; `correct` (an image's own text is likeliest) and
-      `weights`; and the scalars of the model.
+      (loss sum, sums): `loss`, the mean of both directions; `correct` (an image's own text is
+      likeliest) and `weights`; and the scalars of the model.
     """
     outputs = embedded(model, batch, key, self.chunks)
-    scale, weights_B = outputs["logit_scale"], batch["example_weights"]
-    image_BP, text_BP = outputs["image_embeddings"], outputs["text_embeddings"]
+    scale = outputs["logit_scale"]
+    weights_B = batch["example_weights"]
+    image_BP = outputs["image_embeddings"]
+    text_BP = outputs["text_embeddings"]
     others = jnp.where(whole(weights_B) > 0, 0.0, MASKED)
 
     def compared(a_bP, own_bP, b_BP):
       logits_bB = scale * cosines(a_bP, b_BP) + others
       own_b = scale * jnp.sum(a_bP * own_bP, axis=-1)
-      return jax.nn.logsumexp(logits_bB, axis=1) - own_b, own_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
+      return jax.nn.logsumexp(logits_bB, axis=1) - own_b, own_b >= jnp.max(
+        logits_bB, axis=1
+      ) - 1e-5 * scale
 
     every = whole(text_BP)
-    loss_B, correct_B = by_rows(lambda a, own: compared(a, own, every), self.chunks, image_BP, text_BP)
+    loss_B, correct_B = by_rows(
+      lambda a, own: compared(a, own, every), self.chunks, image_BP, text_BP
+    )
     every_image = whole(image_BP)
-    back_B, _ = by_rows(lambda a, own: compared(a, own, every_image), self.chunks, text_BP, image_BP)
+    back_B, _ = by_rows(
+      lambda a, own: compared(a, own, every_image), self.chunks, text_BP, image_BP
+    )
     loss = jnp.sum((loss_B + back_B) / 2 * weights_B)
     sums = {"loss": loss, "correct": jnp.sum(correct_B * weights_B), "weights": jnp.sum(weights_B)}
     return add_auxiliary(loss, sums, outputs)

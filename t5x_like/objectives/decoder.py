@@ -1,7 +1,9 @@
-"""The objective of decoder-only models: cross-entropy of the next token, with label smoothing and z-loss.
+"""The objective of decoder-only models: cross-entropy of the next token, with label smoothing and
+z-loss.
 
-It serves causal LMs, prefix LMs and packed batches alike: the batch holds the targets and their weights
-(`decoder_target_tokens`, `decoder_loss_weights`), and other features define the model's attention mask.
+It serves causal LMs, prefix LMs and packed batches alike: the batch holds the targets and their
+weights (`decoder_target_tokens`, `decoder_loss_weights`), and other features define the model's
+attention mask.
 """
 
 import dataclasses

@@ -1,4 +1,5 @@
-"""Detection as set prediction (DETR, Carion et al. 2020, section 3.1): match each box with one query."""
+"""Detection as set prediction (DETR, Carion et al. 2020, section 3.1): match each box with one
+query."""
 
 import dataclasses
 
@@ -17,10 +18,11 @@ _TOTALS = "detection_totals"
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of the classes of all queries, and L1 and generalised IoU losses of the matched queries' boxes.
+  """Cross-entropy of the classes of all queries, and L1 and generalised IoU losses of the matched
+  queries' boxes.
 
-  The matching minimises the sum of costs: the negative probability of the class and the two box losses. Every decoder
-  layer has these losses and its own matching.
+  The matching minimises the sum of costs: the negative probability of the class and the two box
+  losses. Every decoder layer has these losses and its own matching.
 
   Attributes:
     class_cost, l1, giou: weights of the matching costs; `l1` and `giou` also weight the losses.
@@ -44,10 +46,12 @@ class Objective(Base):
 
   @classmethod
   def check(cls, model, features: dict) -> None:
-    slots, queries = features["boxes"].shape[0], model.variant.queries
+    slots = features["boxes"].shape[0]
+    queries = model.variant.queries
     if slots > queries:
       raise UserError(
-        f"config.model.queries: found {queries}, but images have up to {slots} boxes (config.task.boxes), each of which"
+        f"config.model.queries: found {queries}, but images have up to {slots} boxes "
+        "(config.task.boxes), each of which"
         f" needs a query of its own; set --config.model.queries={slots} or more"
       )
 
@@ -56,33 +60,39 @@ class Objective(Base):
     totals_2 = jnp.stack([jnp.sum(_real(batch)), jnp.sum(batch["example_weights"])])
     return batch | {_TOTALS: jnp.broadcast_to(totals_2, (len(batch["boxes"]), 2))}
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
 
     Args:
-      batch: the model's features, and `boxes` float32 [B, M, 4] (ymin, xmin, ymax, xmax, as shares of the image),
-        `box_labels` int32 [B, M], -1 for padding, and `example_weights` float32 [B].
+      batch: the model's features, and `boxes` float32 [B, M, 4] (ymin, xmin, ymax, xmax, as shares
+        of the image), `box_labels` int32 [B, M], -1 for padding, and `example_weights` float32 [B].
     Returns:
-      (loss sum, sums): `loss`, of all layers; `weights`, the number of boxes; and for the last layer `class_loss` with
-      `class_weights`, `l1_loss`, `giou_loss`, and `matched_accuracy`, the number of matched queries whose likeliest
-      class is right.
+      (loss sum, sums): `loss`, of all layers; `weights`, the number of boxes; and for the last
+      layer `class_loss` with `class_weights`, `l1_loss`, `giou_loss`, and `matched_accuracy`, the
+      number of matched queries whose likeliest class is right.
     """
     if _TOTALS not in batch:
       batch = self.prepare(batch, model)
     outputs = model.outputs(batch, key)
-    logits_BLQV, boxes_BLQ4 = outputs["logits"][:, None], outputs["boxes"][:, None]
+    logits_BLQV = outputs["logits"][:, None]
+    boxes_BLQ4 = outputs["boxes"][:, None]
     if self.earlier and "earlier_logits" in outputs:
       logits_BLQV = jnp.concatenate([outputs["earlier_logits"], logits_BLQV], axis=1)
       boxes_BLQ4 = jnp.concatenate([outputs["earlier_boxes"], boxes_BLQ4], axis=1)
     Q, V = logits_BLQV.shape[2:]
-    real_BM, examples_B = _real(batch), batch["example_weights"]
+    real_BM = _real(batch)
+    examples_B = batch["example_weights"]
     target_BM4 = jnp.where(real_BM[..., None] > 0, centred(batch["boxes"]), 0.5)
     label_BM = jnp.where(real_BM > 0, batch["box_labels"], 0)
 
     log_p_BLQV = jax.nn.log_softmax(logits_BLQV)
     matched_BLMQ = self._matched(jnp.exp(log_p_BLQV), boxes_BLQ4, label_BM, target_BM4, real_BM)
     own_BLQ = jnp.max(matched_BLMQ, axis=2)  # whether a query has a box
-    class_BLQ = jnp.sum(matched_BLMQ * label_BM[:, None, :, None], axis=2) + (1.0 - own_BLQ) * (V - 1)
+    class_BLQ = jnp.sum(matched_BLMQ * label_BM[:, None, :, None], axis=2) + (1.0 - own_BLQ) * (
+      V - 1
+    )
     class_BLQ = class_BLQ.astype(jnp.int32)
     nll_BLQ = -jnp.take_along_axis(log_p_BLQV, class_BLQ[..., None], axis=-1)[..., 0]
     weight_BLQ = (own_BLQ + self.no_object * (1.0 - own_BLQ)) * examples_B[:, None, None]
@@ -90,12 +100,15 @@ class Objective(Base):
 
     query_BLM = jnp.argmax(matched_BLMQ, axis=3)
     found_BLM4 = jnp.take_along_axis(boxes_BLQ4, query_BLM[..., None], axis=2)
-    real_B1M, target_B1M4 = real_BM[:, None], target_BM4[:, None]
+    real_B1M = real_BM[:, None]
+    target_B1M4 = target_BM4[:, None]
     l1_BL = jnp.sum(jnp.sum(jnp.abs(found_BLM4 - target_B1M4), axis=-1) * real_B1M, axis=2)
     giou_BL = jnp.sum((1.0 - generalised_iou(found_BLM4, target_B1M4)) * real_B1M, axis=2)
 
     boxes, images = batch[_TOTALS][0]
-    share = jnp.maximum(boxes, 1.0) / jnp.maximum(boxes + self.no_object * (images * Q - boxes), _EPSILON)
+    share = jnp.maximum(boxes, 1.0) / jnp.maximum(
+      boxes + self.no_object * (images * Q - boxes), _EPSILON
+    )
     loss = jnp.sum(share * class_BL + self.l1 * l1_BL + self.giou * giou_BL)
     right_BQ = (jnp.argmax(logits_BLQV[:, -1], axis=-1) == class_BLQ[:, -1]) * own_BLQ[:, -1]
     return loss, {
@@ -109,20 +122,30 @@ class Objective(Base):
     }
 
   def _matched(self, p_BLQV, boxes_BLQ4, label_BM, target_BM4, real_BM) -> jax.Array:
-    """Return the matching, float32 [B, L, M, Q]: 1 for a box and its query. Padding matches no query."""
+    """Return the matching, float32 [B, L, M, Q]: 1 for a box and its query. Padding matches no
+    query."""
     label_B1M = jnp.broadcast_to(label_BM[:, None], (*p_BLQV.shape[:2], label_BM.shape[1]))
     p_BLMQ = jnp.take_along_axis(jnp.swapaxes(p_BLQV, 2, 3), label_B1M[..., None], axis=2)
-    found_BL1Q4, target_B1M14 = boxes_BLQ4[:, :, None], target_BM4[:, None, :, None]
+    found_BL1Q4 = boxes_BLQ4[:, :, None]
+    target_B1M14 = target_BM4[:, None, :, None]
     l1_BLMQ = jnp.sum(jnp.abs(found_BL1Q4 - target_B1M14), axis=-1)
-    cost_BLMQ = self.l1 * l1_BLMQ - self.class_cost * p_BLMQ - self.giou * generalised_iou(found_BL1Q4, target_B1M14)
-    # Padding costs the same for all queries, so it does not affect the matching of real boxes. A NaN would never match.
+    cost_BLMQ = (
+      self.l1 * l1_BLMQ
+      - self.class_cost * p_BLMQ
+      - self.giou * generalised_iou(found_BL1Q4, target_B1M14)
+    )
+    # Padding costs the same for all queries, so it does not affect the matching of real boxes. A
+    # NaN would never match.
     cost_BLMQ = jnp.nan_to_num(cost_BLMQ * real_BM[:, None, :, None])
-    matched = per_device(assigned, (jax.lax.stop_gradient(cost_BLMQ),), (("batch", None, None, None),))
+    matched = per_device(
+      assigned, (jax.lax.stop_gradient(cost_BLMQ),), (("batch", None, None, None),)
+    )
     return matched * real_BM[:, None, :, None]
 
 
 def assigned(cost_BLMQ: jax.Array) -> jax.Array:
-  """Solve the assignment of least cost: float32 [B, L, M, Q], one 1 per row, at most one per column; M <= Q."""
+  """Solve the assignment of least cost: float32 [B, L, M, Q], one 1 per row, at most one per
+  column; M <= Q."""
 
   def one(cost_MQ):
     rows, columns = optax.assignment.hungarian_algorithm(cost_MQ)
@@ -138,7 +161,8 @@ def centred(boxes: jax.Array) -> jax.Array:
 
 
 def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Compute the GIoU of boxes by centre and size, both [..., 4], broadcast (Rezatofighi et al. 2019, algorithm 1)."""
+  """Compute the GIoU of boxes by centre and size, both [..., 4], broadcast (Rezatofighi et al.
+  2019, algorithm 1)."""
   low_a, high_a, low_b, high_b = (x[..., :2] + s * x[..., 2:] / 2 for x in (a, b) for s in (-1, 1))
   area = lambda low, high: jnp.prod(jnp.maximum(high - low, 0.0), axis=-1)  # noqa: E731
   both = area(jnp.maximum(low_a, low_b), jnp.minimum(high_a, high_b))

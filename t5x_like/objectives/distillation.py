@@ -1,6 +1,7 @@
 """Distillation: a classifier learns from labels and from a fixed teacher.
 
-The method is DeiT's (Touvron et al. 2021, section 3, https://arxiv.org/abs/2012.12877); it serves text classifiers too.
+The method is DeiT's (Touvron et al. 2021, section 3, https://arxiv.org/abs/2012.12877); it serves
+text classifiers too.
 """
 
 import dataclasses
@@ -21,10 +22,11 @@ from t5x_like.slots import Rate
 class Objective(Base):
   """`(1 - share) * CE(class head, label) + share * D(distillation head, teacher)`.
 
-  D is the cross-entropy of the teacher's likeliest class (`hard`, equation 3 with a share of 1/2), or
-  `temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature))` (`soft`, equation 2, where the
-  paper takes a share of 0.1 and a temperature of 3). A model without a distillation head learns both with its only
-  head. The teacher, `model.reference`, sees the student's augmented and mixed pixels or tokens, without dropout.
+  D is the cross-entropy of the teacher's likeliest class (`hard`, equation 3 with a share of 1/2),
+  or `temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature))` (`soft`,
+  equation 2, where the paper takes a share of 0.1 and a temperature of 3). A model without a
+  distillation head learns both with its only head. The teacher, `model.reference`, sees the
+  student's augmented and mixed pixels or tokens, without dropout.
 
   Attributes:
     share: lambda, the teacher's share of the loss.
@@ -53,35 +55,49 @@ class Objective(Base):
   def __post_init__(self):
     if not 0 <= self.share <= 1 or self.temperature <= 0:
       found = f"found share {self.share} and temperature {self.temperature}"
-      raise UserError(f"config.objective: {found}, expected a share of 0 to 1 and a temperature above 0")
+      raise UserError(
+        f"config.objective: {found}, expected a share of 0 to 1 and a temperature above 0"
+      )
 
   @classmethod
   def check(cls, model, features: dict) -> None:
-    teacher, label = model.reference, features["label"].dtype
+    teacher = model.reference
+    label = features["label"].dtype
     if not jnp.issubdtype(label, jnp.integer):
-      raise UserError(f"config.objective: distillation is for labels that are classes, found {label}")
+      raise UserError(
+        f"config.objective: distillation is for labels that are classes, found {label}"
+      )
     for name in teacher.NEEDS:
       if name not in features:
         raise UserError(
-          f"config.teacher: needs the feature {name!r}, which the task does not make; choose a classifier"
+          f"config.teacher: needs the feature {name!r}, which the task does not make; choose a "
+          "classifier"
         )
     if hasattr(teacher.variant, "resolution"):
-      shape, variant = features["image"].shape, teacher.variant
+      shape = features["image"].shape
+      variant = teacher.variant
       expected = (*sides(variant.resolution), variant.channels)
       if shape != expected:
         raise UserError(
-          f"config.teacher: is for images of {list(expected)}, found {list(shape)} (height, width, channels); choose"
+          f"config.teacher: is for images of {list(expected)}, found {list(shape)} (height, "
+          "width, channels); choose"
           " another teacher, or set config.task and config.model alike"
         )
-    batch = {name: jax.ShapeDtypeStruct((1, *feature.shape), feature.dtype) for name, feature in features.items()}
+    batch = {
+      name: jax.ShapeDtypeStruct((1, *feature.shape), feature.dtype)
+      for name, feature in features.items()
+    }
     student, taught = (jax.eval_shape(lambda m, b: m(b), m, batch) for m in (model, teacher))
     if "logits" not in taught or taught["logits"].shape != student["logits"].shape:
       shape = list(taught["logits"].shape[1:]) if "logits" in taught else "none"
       raise UserError(
-        f"config.teacher: found logits {shape}, expected {list(student['logits'].shape[1:])}, the student's"
+        f"config.teacher: found logits {shape}, expected {list(student['logits'].shape[1:])}, the "
+        "student's"
       )
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run the model and its teacher on a batch.
 
     Args:
@@ -89,15 +105,18 @@ class Objective(Base):
       batch: see `objectives/classification.py`; labels are int32.
       key: dropout key of the model; None evaluates.
     Returns:
-      (loss sum, sums): `loss` (of the labels), `correct` (of the predictions, the mean of both heads),
-      `distillation_loss` (D), `teacher_correct`, `agreement` (how often both predict the same class), `weights`, and
-      the scalars of the model.
+      (loss sum, sums): `loss` (of the labels), `correct` (of the predictions, the mean of both
+      heads), `distillation_loss` (D), `teacher_correct`, `agreement` (how often both predict the
+      same class), `weights`, and the scalars of the model.
     """
-    outputs, weights_B = model(batch, key), batch["example_weights"]
+    outputs = model(batch, key)
+    weights_B = batch["example_weights"]
     taught_BV = jax.lax.stop_gradient(model.reference(batch)["logits"].astype(jnp.float32))
     predicted_BV = outputs["logits"]
     student_BV = outputs.get("distillation_logits", predicted_BV).astype(jnp.float32)
-    loss, sums = label_losses(outputs.get("class_logits", predicted_BV), batch, self.label_smoothing, self.loss)
+    loss, sums = label_losses(
+      outputs.get("class_logits", predicted_BV), batch, self.label_smoothing, self.loss
+    )
     best_B = jnp.argmax(taught_BV, axis=-1)
     if self.kind == "hard":
       each_B = -jnp.take_along_axis(jax.nn.log_softmax(student_BV), best_B[:, None], axis=-1)[:, 0]

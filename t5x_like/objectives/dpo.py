@@ -1,4 +1,5 @@
-"""Direct preference optimisation: make the preferred of two answers to a prompt likelier (Rafailov et al. 2023)."""
+"""Direct preference optimisation: make the preferred of two answers to a prompt likelier (Rafailov
+et al. 2023)."""
 
 import dataclasses
 
@@ -13,15 +14,18 @@ from t5x_like.objectives._losses import Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Objective(GivenAnswers):
-  """`-log sigmoid(margin)`, with margin `beta * (log p(chosen)/r(chosen) - log p(rejected)/r(rejected))` (equation 7).
+  """`-log sigmoid(margin)`, with margin `beta * (log p(chosen)/r(chosen) - log
+  p(rejected)/r(rejected))` (equation 7).
 
-  p is the model, r the reference, which has the run's initial weights. These are kept beside the trained weights; if
-  only adapters are trained, the model without them is the reference, and there is no second copy. Log-probabilities are
-  sums over the answer's tokens. The step runs the reference without dropout and without a backward pass.
+  p is the model, r the reference, which has the run's initial weights. These are kept beside the
+  trained weights; if only adapters are trained, the model without them is the reference, and there
+  is no second copy. Log-probabilities are sums over the answer's tokens. The step runs the
+  reference without dropout and without a backward pass.
 
   Attributes:
     beta: the cost of departing from the reference.
-    label_smoothing: the probability that a preference is reversed ("conservative DPO", Mitchell 2023).
+    label_smoothing: the probability that a preference is reversed ("conservative DPO", Mitchell
+      2023).
   """
 
   unit = "nats per pair of answers"
@@ -44,7 +48,8 @@ class Objective(GivenAnswers):
   def __post_init__(self):
     if self.beta <= 0 or not 0 <= self.label_smoothing < 0.5:
       raise UserError(
-        f"config.objective: found beta {self.beta} and label_smoothing {self.label_smoothing}, expected beta above 0 "
+        f"config.objective: found beta {self.beta} and label_smoothing {self.label_smoothing}, "
+        "expected beta above 0 "
         "and label_smoothing at least 0 and less than 0.5"
       )
 
@@ -53,11 +58,13 @@ class Objective(GivenAnswers):
 
     Args:
       model: a decoder with adapters, or with `model.reference`.
-      batch: the model's features, [B, 2, …], of the chosen and the rejected answer; `decoder_target_tokens` int32 and
-        `decoder_loss_weights` float32, 1 on the tokens of the answer, both [B, 2, T].
+      batch: the model's features, [B, 2, …], of the chosen and the rejected answer;
+        `decoder_target_tokens` int32 and `decoder_loss_weights` float32, 1 on the tokens of the
+        answer, both [B, 2, T].
     Returns:
-      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs with a positive margin), `margin`, `weights` (pairs),
-      the rewards `beta * log p/r` of both answers and their log-probabilities, and the scalars of the model.
+      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs with a positive margin), `margin`,
+      `weights` (pairs), the rewards `beta * log p/r` of both answers and their log-probabilities,
+      and the scalars of the model.
     """
     rows = flat(batch)
     outputs = model.outputs(rows, key)
@@ -66,7 +73,8 @@ class Objective(GivenAnswers):
     base_B2 = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows))
     reward_B2 = self.beta * (own_B2 - base_B2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
-    right, wrong = 1.0 - self.label_smoothing, self.label_smoothing
+    right = 1.0 - self.label_smoothing
+    wrong = self.label_smoothing
     # -log sigmoid(x) = softplus(-x)
     loss_B = right * jax.nn.softplus(-margin_B) + wrong * jax.nn.softplus(margin_B)
     each = {

@@ -1,4 +1,5 @@
-"""ELECTRA: a generator fills in masked tokens, a discriminator detects which tokens were replaced."""
+"""ELECTRA: a generator fills in masked tokens, a discriminator detects which tokens were
+replaced."""
 
 import dataclasses
 
@@ -7,21 +8,30 @@ import jax.numpy as jnp
 
 from t5x_like.nn.dims import subkey
 from t5x_like.objectives._cross_entropy import sample
-from t5x_like.objectives._losses import Batch, EncoderTargets, Sums, add_auxiliary, predicted, shared, token_losses
+from t5x_like.objectives._losses import (
+  Batch,
+  EncoderTargets,
+  Sums,
+  add_auxiliary,
+  predicted,
+  shared,
+  token_losses,
+)
 
 _EVALUATION_KEY = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over all tokens.
+  """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over
+  all tokens.
 
-  The objective is Clark et al. 2020's (section 2 and appendix A). The step samples the generator's tokens, as the
-  argmax of its logits plus Gumbel noise, without gradient. A correct guess counts as original. Evaluation samples with
-  a fixed key.
+  The objective is Clark et al. 2020's (section 2 and appendix A). The step samples the generator's
+  tokens, as the argmax of its logits plus Gumbel noise, without gradient. A correct guess counts as
+  original. Evaluation samples with a fixed key.
 
-  The two means have different denominators; as in `objectives.mlm`, `prepare` weights every token of the global batch
-  so that one division suffices.
+  The two means have different denominators; as in `objectives.mlm`, `prepare` weights every token
+  of the global batch so that one division suffices.
 
   Attributes:
     discriminator: weight of the second mean.
@@ -56,16 +66,19 @@ class Objective(EncoderTargets):
 
     Args:
       model: a model of `models.electra`, with `generate` and `discriminate`.
-      batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights` float32 [B, S]; with
-        `encoder_masked_positions` int32 [B, K] the generator's logits are computed there only.
+      batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights`
+        float32 [B, S]; with `encoder_masked_positions` int32 [B, K] the generator's logits are
+        computed there only.
       key: key of dropout and sampling; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; over all tokens `discriminator_loss`,
-      `discriminator_accuracy` and `discriminator_weights`, `replaced` and `replaced_weights`.
+      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; over all tokens
+      `discriminator_loss`, `discriminator_accuracy` and `discriminator_weights`, `replaced` and
+      `replaced_weights`.
     """
     if "discriminator_weights" not in batch:
       batch = self.prepare(batch, model)
-    tokens_BS, weights_BS = batch["encoder_input_tokens"], batch["encoder_loss_weights"]
+    tokens_BS = batch["encoder_input_tokens"]
+    weights_BS = batch["encoder_loss_weights"]
     targets_BK, weights_BK = predicted(batch)
     generated = model.generate(batch, subkey(key, 0))
     loss, sums = token_losses(generated["logits"], targets_BK, weights_BK, 0.0, 0.0)
@@ -74,12 +87,14 @@ class Objective(EncoderTargets):
     sampled_BS = sample(generated["logits"], sampling_key, self.temperature)
     if "encoder_masked_positions" in batch:  # put each row's K samples at their positions
       places = jnp.arange(tokens_BS.shape[0])[:, None], batch["encoder_masked_positions"]
-      sampled_BS = tokens_BS.at[places].set(sampled_BS)  # unused slots point to [CLS], which is never masked
+      # unused slots point to [CLS], which is never masked
+      sampled_BS = tokens_BS.at[places].set(sampled_BS)
     chosen_BS = weights_BS > 0
     replaced_BS = (chosen_BS & (sampled_BS != batch["encoder_target_tokens"])).astype(jnp.float32)
     corrupted = batch | {"encoder_input_tokens": jnp.where(chosen_BS, sampled_BS, tokens_BS)}
     judged = model.discriminate(corrupted, subkey(key, 2))
-    logits_BS, each_BS = judged["logits"].astype(jnp.float32), batch["discriminator_weights"]
+    logits_BS = judged["logits"].astype(jnp.float32)
+    each_BS = batch["discriminator_weights"]
     # -log sigmoid(x) for replaced tokens, -log sigmoid(-x) for the others
     cost_BS = jax.nn.softplus(logits_BS) - replaced_BS * logits_BS
     real_BS = (each_BS > 0).astype(jnp.float32)

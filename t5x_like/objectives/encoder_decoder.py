@@ -1,4 +1,5 @@
-"""The objective of encoder-decoders: cross-entropy of the decoder's targets, with label smoothing and z-loss."""
+"""The objective of encoder-decoders: cross-entropy of the decoder's targets, with label smoothing
+and z-loss."""
 
 import dataclasses
 

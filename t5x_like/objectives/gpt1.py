@@ -1,4 +1,5 @@
-"""GPT-1's fine-tuning: labels from a row's last token, with auxiliary language modelling (Radford et al. 2018)."""
+"""GPT-1's fine-tuning: labels from a row's last token, with auxiliary language modelling (Radford
+et al. 2018)."""
 
 import dataclasses
 
@@ -11,11 +12,12 @@ from t5x_like.objectives._losses import Batch, Sums, add_auxiliary, shared, toke
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """L2 + lambda * L1 (equation 5): the labels' mean loss over examples + lambda * the language model's over tokens.
+  """L2 + lambda * L1 (equation 5): the labels' mean loss over examples + lambda * the language
+  model's over tokens.
 
-  An example has one row; or two rows, a pair in both orders, whose scores are added; or one row per option, with a
-  softmax over the options' scores. As in `objectives.mlm`, `prepare` weights every token so that one division serves
-  both means.
+  An example has one row; or two rows, a pair in both orders, whose scores are added; or one row per
+  option, with a softmax over the options' scores. As in `objectives.mlm`, `prepare` weights every
+  token so that one division serves both means.
 
   Attributes:
     language_model: lambda; 0 drops L1.
@@ -36,7 +38,8 @@ class Objective(Base):
   several = True
 
   def prepare(self, batch: Batch, model) -> Batch:
-    """Add `language_model_weights` float32 [B, R, S]: examples per predicted token of their rows."""
+    """Add `language_model_weights` float32 [B, R, S]: examples per predicted token of their
+    rows."""
     weights_B = batch["example_weights"]
     real_BRS = batch["decoder_loss_weights"] * (weights_B > 0)[:, None, None]
     return batch | {"language_model_weights": shared(jnp.sum(weights_B), real_BRS)}
@@ -45,21 +48,26 @@ class Objective(Base):
     """Run a decoder with scores on a batch.
 
     Args:
-      model: a decoder with `config.model.scores` scores: the number of classes, or 1 for regression and options.
-      batch: the model's features, `decoder_target_tokens` and `decoder_loss_weights`, all [B, R, S]; `label` [B],
-        `example_weights` float32 [B], and for options `option_labels` int32 [B, R], as `multiple_choice` makes them.
+      model: a decoder with `config.model.scores` scores: the number of classes, or 1 for regression
+        and options.
+      batch: the model's features, `decoder_target_tokens` and `decoder_loss_weights`, all [B, R,
+        S]; `label` [B], `example_weights` float32 [B], and for options `option_labels` int32 [B,
+        R], as `multiple_choice` makes them.
     Returns:
-      (loss sum, sums): `loss`, `correct` (not for regression) and `weights` of the examples, `language_model_loss`,
-      `language_model_accuracy` and `language_model_weights` of the tokens, and the scalars of the model.
+      (loss sum, sums): `loss`, `correct` (not for regression) and `weights` of the examples,
+      `language_model_loss`, `language_model_accuracy` and `language_model_weights` of the tokens,
+      and the scalars of the model.
     """
     if "language_model_weights" not in batch:
       batch = self.prepare(batch, model)
     rows, (B, R, _) = flat(batch), batch["decoder_input_tokens"].shape
     outputs = model.outputs(rows, key)
     scores_BRC = outputs["scores"].reshape(B, R, -1)
-    label_B, weights_B = batch["label"], batch["example_weights"]
+    label_B = batch["label"]
+    weights_B = batch["example_weights"]
     if jnp.issubdtype(label_B.dtype, jnp.floating):
-      loss_B, correct_B = jnp.square(scores_BRC[..., 0].sum(axis=1) - label_B), None
+      loss_B = jnp.square(scores_BRC[..., 0].sum(axis=1) - label_B)
+      correct_B = None
     elif "option_labels" in batch:
       kinds_BR = batch["option_labels"]
       given_BR = jnp.where(kinds_BR > 0, scores_BRC[..., 0], -1e9)
@@ -74,7 +82,8 @@ class Objective(Base):
     sums = {"loss": loss, "weights": jnp.sum(weights_B)}
     if correct_B is not None:
       sums["correct"] = jnp.sum(correct_B * weights_B)
-    each_RS = batch["language_model_weights"].reshape(rows["decoder_loss_weights"].shape)  # equal for all tokens
+    # equal for all tokens
+    each_RS = batch["language_model_weights"].reshape(rows["decoder_loss_weights"].shape)
     real_RS = (each_RS > 0).astype(jnp.float32)
     total, found = token_losses(outputs["logits"], rows["decoder_target_tokens"], real_RS, 0.0, 0.0)
     sums |= {

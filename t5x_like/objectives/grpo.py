@@ -1,7 +1,9 @@
-"""Group relative policy optimisation: completions that are better than others of their prompt become likelier.
+"""Group relative policy optimisation: completions that are better than others of their prompt
+become likelier.
 
-Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300, section 4.1); Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783); Yu et al.
-2025 (DAPO, arXiv:2503.14476); Zheng et al. 2025 (GSPO, arXiv:2507.18071).
+Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300, section 4.1); Liu et al. 2025 (Dr. GRPO,
+arXiv:2503.20783); Yu et al. 2025 (DAPO, arXiv:2503.14476); Zheng et al. 2025 (GSPO,
+arXiv:2507.18071).
 """
 
 import dataclasses
@@ -20,10 +22,11 @@ _EPSILON = 1e-4  # added to a group's standard deviation
 
 @dataclasses.dataclass(frozen=True)
 class Objective(FromRewards):
-  """`-min(r A, clip(r, 1 - clip, 1 + clip_high) A) + beta * KL` at each token (equation 3, KL by equation 4).
+  """`-min(r A, clip(r, 1 - clip, 1 + clip_high) A) + beta * KL` at each token (equation 3, KL by
+  equation 4).
 
-  r is the token's probability by the model over that in the rollout. The advantage A of a completion is its reward
-  minus the mean of its prompt's K completions. There are four forms:
+  r is the token's probability by the model over that in the rollout. The advantage A of a
+  completion is its reward minus the mean of its prompt's K completions. There are four forms:
 
     grpo      A is divided by the K rewards' standard deviation (of a sample, K - 1), the loss is the mean of each
               completion's tokens, and the mean of these.
@@ -34,14 +37,15 @@ class Objective(FromRewards):
     gspo      as `grpo`, but r is one ratio of the completion, the geometric mean of its tokens' (Zheng et al.,
               equations 5 to 7); it moves little, and is clipped at 3e-4 and 4e-4 in the paper.
 
-  With several updates, the rollout's log-probabilities stay, and clipping bounds the move away from them; in the first,
-  r is 1 up to rounding.
+  With several updates, the rollout's log-probabilities stay, and clipping bounds the move away from
+  them; in the first, r is 1 up to rounding.
 
   Attributes:
     reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
     form: `grpo`, `dr_grpo`, `dapo` or `gspo`.
     clip: the paper's epsilon.
-    clip_high: the same above 1; None is `clip`. A higher one lets unlikely tokens grow (Yu et al., section 3.1: 0.28).
+    clip_high: the same above 1; None is `clip`. A higher one lets unlikely tokens grow (Yu et al.,
+      section 3.1: 0.28).
     beta: the weight of the KL divergence from the reference; 0 needs no reference.
     updates: updates from each batch of rollouts, the paper's mu.
   """
@@ -58,14 +62,16 @@ class Objective(FromRewards):
   def __post_init__(self):
     if not 0 < self.clip < 1 or self.beta < 0:
       raise UserError(
-        f"config.objective: found clip {self.clip} and beta {self.beta}, expected clip between 0 and 1, and beta at"
+        f"config.objective: found clip {self.clip} and beta {self.beta}, expected clip between 0 "
+        "and 1, and beta at"
         " least 0"
       )
     check_reward(self.reward)
 
   def advantages(self, reward_BK: jax.Array) -> jax.Array:
     """Return the advantage of each of the K completions of B prompts, [B, K]."""
-    above_BK = reward_BK - reward_BK[:, :1]  # equal rewards are then exactly their mean, whatever their size
+    # equal rewards are then exactly their mean, whatever their size
+    above_BK = reward_BK - reward_BK[:, :1]
     A_BK = above_BK - jnp.mean(above_BK, axis=1, keepdims=True)
     if self.form == "dr_grpo":
       return A_BK
@@ -78,8 +84,9 @@ class Objective(FromRewards):
       model, batch: see `FromRewards.completions`.
       key: not used.
     Returns:
-      (loss sum, sums), sums over completions, of `dapo` a loss over tokens: see `FromRewards.summed`; `clip_fraction`
-      and, with a reference, `kl` are means over each completion's tokens.
+      (loss sum, sums), sums over completions, of `dapo` a loss over tokens: see
+      `FromRewards.summed`; `clip_fraction` and, with a reference, `kl` are means over each
+      completion's tokens.
     """
     found = self.completions(model, batch)
     A_BK1 = self.advantages(found.reward_BK)[..., None]
@@ -88,7 +95,8 @@ class Objective(FromRewards):
       log_ratio_BKN = mean_over_tokens(log_ratio_BKN, found.weights_BKN)[..., None]
     ratio_BKN = jnp.exp(log_ratio_BKN)
     high = self.clip if self.clip_high is None else self.clip_high
-    free_BKN, bound_BKN = ratio_BKN * A_BK1, jnp.clip(ratio_BKN, 1 - self.clip, 1 + high) * A_BK1
+    free_BKN = ratio_BKN * A_BK1
+    bound_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + high) * A_BK1
     loss_BKN = jnp.broadcast_to(-jnp.minimum(free_BKN, bound_BKN), found.own_BKN.shape)
     each = {"clip_fraction": mean_over_tokens(bound_BKN < free_BKN, found.weights_BKN)}
     if self.reference:

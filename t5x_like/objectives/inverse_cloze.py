@@ -1,7 +1,8 @@
-"""In-batch retrieval: find each query's passage among the passages of the batch (Lee et al. 2019, sections 4 and 5).
+"""In-batch retrieval: find each query's passage among the passages of the batch (Lee et al. 2019,
+sections 4 and 5).
 
-With the source `cloze:` it is the inverse cloze task, by which a retriever starts; with questions and their passages it
-is dense passage retrieval (Karpukhin et al. 2020, section 3.2).
+With the source `cloze:` it is the inverse cloze task, by which a retriever starts; with questions
+and their passages it is dense passage retrieval (Karpukhin et al. 2020, section 3.2).
 """
 
 import dataclasses
@@ -16,7 +17,8 @@ from t5x_like.objectives._pairs import MASKED, cosines, whole
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of each query's passage among all passages of the global batch, by inner product."""
+  """Cross-entropy of each query's passage among all passages of the global batch, by inner
+  product."""
 
   unit = "nats per example"
   beside = ("passage_tokens",)
@@ -31,13 +33,15 @@ class Objective(Base):
     """Run the retriever on a batch.
 
     Args:
-      batch: `encoder_input_tokens` int32 [B, Q], `passage_tokens` int32 [B, 1, L], and `example_weights` float32 [B];
-        passages of weight 0 are left out of the comparison.
+      batch: `encoder_input_tokens` int32 [B, Q], `passage_tokens` int32 [B, 1, L], and
+        `example_weights` float32 [B]; passages of weight 0 are left out of the comparison.
     Returns:
       (loss sum, sums): `loss`, `correct` (the query's own passage is nearest) and `weights`.
     """
-    outputs, weights_B = model.outputs(batch, key), batch["example_weights"]
-    query_BP, passage_BP = outputs["query_embeddings"], outputs["passage_embeddings"][:, 0]
+    outputs = model.outputs(batch, key)
+    weights_B = batch["example_weights"]
+    query_BP = outputs["query_embeddings"]
+    passage_BP = outputs["passage_embeddings"][:, 0]
     score_BB = cosines(query_BP, whole(passage_BP)) + jnp.where(whole(weights_B) > 0, 0.0, MASKED)
     own_B = jnp.sum(query_BP * passage_BP, axis=-1)
     loss = jnp.sum((jax.nn.logsumexp(score_BB, axis=1) - own_B) * weights_B)

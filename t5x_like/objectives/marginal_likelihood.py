@@ -1,8 +1,10 @@
-"""The likelihood of an answer, summed over the passages that it may come from (Guu et al. 2020, section 3.1).
+"""The likelihood of an answer, summed over the passages that it may come from (Guu et al. 2020,
+section 3.1).
 
-`p(y|x) = sum_z p(z|x) p(y|x, z)`, z among the nearest k passages of the query x and the null document. p(z|x) is the
-softmax of their inner products with x, computed anew by the parameters of the step; so the retriever learns which
-passages help the reader. The search alone uses an older index.
+`p(y|x) = sum_z p(z|x) p(y|x, z)`, z among the nearest k passages of the query x and the null
+document. p(z|x) is the softmax of their inner products with x, computed anew by the parameters of
+the step; so the retriever learns which passages help the reader. The search alone uses an older
+index.
 """
 
 import dataclasses
@@ -23,8 +25,9 @@ class Objective(Base):
 
   Attributes:
     refresh_every: steps from one index to the next (Guu et al. 2020, section 3.3: about 500).
-    refresh: `between` two steps, while training waits, from the parameters of that step; or `beside` the steps, each of
-      which embeds a part of the passages, from the parameters of the refresh before.
+    refresh: `between` two steps, while training waits, from the parameters of that step; or
+      `beside` the steps, each of which embeds a part of the passages, from the parameters of the
+      refresh before.
     search: where passages are found: on the devices, or by faiss in the host's memory.
   """
 
@@ -42,7 +45,8 @@ class Objective(Base):
   search: Literal["device", "faiss"] = "device"
 
   def extended(self, model, key: jax.Array):
-    """Return the model; for a refresh beside the steps, its reference has one of its own: the retriever before."""
+    """Return the model; for a refresh beside the steps, its reference has one of its own: the
+    retriever before."""
     if self.refresh == "beside":
       model.reference.reference = type(model.reference)(model.retriever)
     return model
@@ -51,12 +55,12 @@ class Objective(Base):
     """Run the retriever and the reader on a batch.
 
     Args:
-      batch: the model's features; `passage_tokens` int32 [B, Z, L], first the null document, a row of padding;
-        `decoder_target_tokens` int32 and `decoder_loss_weights` float32 [B, T].
+      batch: the model's features; `passage_tokens` int32 [B, Z, L], first the null document, a row
+        of padding; `decoder_target_tokens` int32 and `decoder_loss_weights` float32 [B, T].
     Returns:
-      (loss sum, sums), sums over examples: `loss`, in nats; `null_probability`, p(null|x); `utility`, the mean of
-      `log p(y|x, z) - log p(y|x, null)` under p(z|x), the paper's retrieval utility; `weights`, and the scalars of the
-      model.
+      (loss sum, sums), sums over examples: `loss`, in nats; `null_probability`, p(null|x);
+      `utility`, the mean of `log p(y|x, z) - log p(y|x, null)` under p(z|x), the paper's retrieval
+      utility; `weights`, and the scalars of the model.
     """
     outputs = model.outputs(batch, key)
     prior_BZ, likelihood_BZ = log_probabilities(outputs, batch)
@@ -64,15 +68,22 @@ class Objective(Base):
     gain_B = jnp.sum(jnp.exp(prior_BZ) * (likelihood_BZ - likelihood_BZ[:, :1]), axis=1)
     real_B = jnp.any(batch[self.weights] > 0, axis=1).astype(jnp.float32)
     each = {"loss": loss_B, "null_probability": jnp.exp(prior_BZ[:, 0]), "utility": gain_B}
-    sums = {name: jnp.sum(x_B * real_B) for name, x_B in each.items()} | {"weights": jnp.sum(real_B)}
+    sums = {name: jnp.sum(x_B * real_B) for name, x_B in each.items()} | {
+      "weights": jnp.sum(real_B)
+    }
     return add_auxiliary(sums["loss"], sums, outputs)
 
 
 def log_probabilities(outputs: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Return (log p(z|x), log p(y|x, z)), float32 [B, Z], from the outputs of a `RetrieverReader` for a batch."""
+  """Return (log p(z|x), log p(y|x, z)), float32 [B, Z], from the outputs of a `RetrieverReader` for
+  a batch."""
   Z = batch["passage_tokens"].shape[1]
-  score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest")
-  targets_RT, weights_RT = (jnp.repeat(batch[f"decoder_{n}"], Z, axis=0) for n in ("target_tokens", "loss_weights"))
+  score_BZ = jnp.einsum(
+    "BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest"
+  )
+  targets_RT, weights_RT = (
+    jnp.repeat(batch[f"decoder_{n}"], Z, axis=0) for n in ("target_tokens", "loss_weights")
+  )
   log_z_RT, target_RT, *_ = statistics(outputs["logits"], targets_RT)
   likelihood_BZ = jnp.sum((target_RT - log_z_RT) * weights_RT, axis=1).reshape(-1, Z)
   return jax.nn.log_softmax(score_BZ, axis=1), likelihood_BZ

@@ -1,4 +1,5 @@
-"""Reconstruction of masked patches of images (MAE, He et al. 2022, https://arxiv.org/abs/2111.06377)."""
+"""Reconstruction of masked patches of images (MAE, He et al. 2022,
+https://arxiv.org/abs/2111.06377)."""
 
 import dataclasses
 
@@ -15,7 +16,8 @@ class Objective(Base):
   """The mean squared error of each image's masked pixels.
 
   Attributes:
-    normalised: whether a patch's targets are its pixels, normalised by their mean and standard deviation (section 4.1).
+    normalised: whether a patch's targets are its pixels, normalised by their mean and standard
+      deviation (section 4.1).
   """
 
   unit = "squared error of masked pixels"
@@ -27,12 +29,14 @@ class Objective(Base):
 
   normalised: bool = True
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
 
     Args:
-      batch: `image` float32 [B, Y, X, C], `visible_patches` int32 [B, K], `masked_patches` int32 [B, M],
-        `example_weights` float32 [B].
+      batch: `image` float32 [B, Y, X, C], `visible_patches` int32 [B, K], `masked_patches` int32
+        [B, M], `example_weights` float32 [B].
     Returns:
       (loss sum, sums): `loss`, `weights`, and the scalars of the model.
     """
@@ -40,8 +44,11 @@ class Objective(Base):
     target_BTP = patchified(batch["image"].astype(jnp.float32), model.variant)
     target_BMP = jnp.take_along_axis(target_BTP, batch["masked_patches"][..., None], axis=1)
     if self.normalised:
-      mean, variance = target_BMP.mean(-1, keepdims=True), target_BMP.var(-1, ddof=1, keepdims=True)
+      mean = target_BMP.mean(-1, keepdims=True)
+      variance = target_BMP.var(-1, ddof=1, keepdims=True)
       target_BMP = (target_BMP - mean) * jax.lax.rsqrt(variance + 1e-6)
     error_B = jnp.mean(jnp.square(outputs["logits"] - target_BMP), axis=(1, 2))
     loss = jnp.sum(error_B * batch["example_weights"])
-    return add_auxiliary(loss, {"loss": loss, "weights": jnp.sum(batch["example_weights"])}, outputs)
+    return add_auxiliary(
+      loss, {"loss": loss, "weights": jnp.sum(batch["example_weights"])}, outputs
+    )

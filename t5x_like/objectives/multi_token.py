@@ -1,5 +1,5 @@
-"""Cross-entropy of the next token and, by a model with `mtp_depth`, of the token after (DeepSeek-AI 2024,
-arXiv:2412.19437, section 2.2)."""
+"""Cross-entropy of the next token and, by a model with `mtp_depth`, of the token after (DeepSeek-AI
+2024, arXiv:2412.19437, section 2.2)."""
 
 import dataclasses
 
@@ -16,7 +16,8 @@ class Objective(DecoderTargets):
   """Sums over target tokens; see `_losses.token_losses`.
 
   Attributes:
-    next_weight: factor of the second loss (equation 25); DeepSeek-V3 has 0.3 for 10 trillion tokens, then 0.1.
+    next_weight: factor of the second loss (equation 25); DeepSeek-V3 has 0.3 for 10 trillion
+      tokens, then 0.1.
     label_smoothing, z_loss: see `decoder`; of both losses.
   """
 
@@ -33,18 +34,22 @@ class Objective(DecoderTargets):
   def check(cls, model, features: dict) -> None:
     if not getattr(model, "mtp_depth", 0):
       raise UserError(
-        "config.objective: multi_token needs the block of the second token; set --config.model.mtp_depth=1"
+        "config.objective: multi_token needs the block of the second token; set "
+        "--config.model.mtp_depth=1"
       )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Return (loss sum, sums), as `DecoderTargets` does.
 
-    `next_loss` and `next_correct` are of the token after the next. Predictions from the last token of a sequence, which
-    has no token after the next, do not count.
+    `next_loss` and `next_correct` are of the token after the next. Predictions from the last token
+    of a sequence, which has no token after the next, do not count.
     """
     outputs = model.outputs(batch, key)
-    targets_BT, weights_BT = batch[self.targets], batch[self.weights]
-    loss, sums = token_losses(outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss)
+    targets_BT = batch[self.targets]
+    weights_BT = batch[self.weights]
+    loss, sums = token_losses(
+      outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss
+    )
     weights_BT = _earlier(weights_BT)
     if (segments_BT := batch.get("decoder_segment_ids")) is not None:
       weights_BT = weights_BT * (segments_BT == _earlier(segments_BT))

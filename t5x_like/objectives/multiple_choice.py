@@ -12,7 +12,8 @@ from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """A softmax over the scores of an example's options (Devlin et al. 2019, section 4.4; Radford et al. 2018, section
+  """A softmax over the scores of an example's options (Devlin et al. 2019, section 4.4; Radford et
+  al. 2018, section
   3.3). The probabilities of several right options are added."""
 
   unit = "nats per example"
@@ -32,7 +33,8 @@ class Objective(Base):
     found, (wanted,) = getattr(model.head, "choices", None), features["option_labels"].shape
     if found is not None and found != wanted:
       raise UserError(
-        f"config.model.head.choices: found {found}, but the task has {wanted}; set --config.model.head.choices={wanted}"
+        f"config.model.head.choices: found {found}, but the task has {wanted}; set "
+        f"--config.model.head.choices={wanted}"
       )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
@@ -40,13 +42,15 @@ class Objective(Base):
 
     Args:
       model: a model with the head `multiple_choice`.
-      batch: the model's features, [B, C, …]; `option_labels` int32 [B, C], 2 for right, 1 for wrong and 0 for
-        missing options; `example_weights` float32 [B].
+      batch: the model's features, [B, C, …]; `option_labels` int32 [B, C], 2 for right, 1 for wrong
+        and 0 for missing options; `example_weights` float32 [B].
     Returns:
-      (loss sum, sums): `loss`, `correct` (the best option is a right one), `weights`, and the scalars of the model.
+      (loss sum, sums): `loss`, `correct` (the best option is a right one), `weights`, and the
+      scalars of the model.
     """
     outputs = model(flat(batch), key)
-    kinds_BC, weights_B = batch["option_labels"], batch["example_weights"]
+    kinds_BC = batch["option_labels"]
+    weights_B = batch["example_weights"]
     scores_BC = jnp.where(kinds_BC > 0, outputs["logits"].astype(jnp.float32), -1e9)
     right_BC = jnp.where(kinds_BC == 2, scores_BC, -1e9)
     loss_B = jax.nn.logsumexp(scores_BC, axis=1) - jax.nn.logsumexp(right_BC, axis=1)

@@ -1,4 +1,5 @@
-"""Odds-ratio preference optimisation: fine-tune on the preferred answer, and prefer it (Hong et al. 2024)."""
+"""Odds-ratio preference optimisation: fine-tune on the preferred answer, and prefer it (Hong et al.
+2024)."""
 
 import dataclasses
 
@@ -13,10 +14,11 @@ from t5x_like.objectives._losses import Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Objective(GivenAnswers):
-  """`-log P(chosen) - beta * log sigmoid(log odds(chosen)/odds(rejected))` (arXiv:2403.07691, equations 4 to 7).
+  """`-log P(chosen) - beta * log sigmoid(log odds(chosen)/odds(rejected))` (arXiv:2403.07691,
+  equations 4 to 7).
 
-  P is the geometric mean of the probabilities of an answer's tokens, odds are `P / (1 - P)`. There is no reference
-  model. Each pair counts alike, whatever the length of its answers.
+  P is the geometric mean of the probabilities of an answer's tokens, odds are `P / (1 - P)`. There
+  is no reference model. Each pair counts alike, whatever the length of its answers.
 
   Attributes:
     beta: the weight of the second term, the paper's lambda.
@@ -44,9 +46,9 @@ class Objective(GivenAnswers):
       model: a decoder.
       batch: as for `objectives.dpo`: features of the chosen and the rejected answer, [B, 2, …].
     Returns:
-      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs whose chosen answer is likelier), `weights` (pairs),
-      `language_model_loss` (the first term), `log_odds_ratio`, the mean log-probabilities of both answers' tokens, and
-      the scalars of the model.
+      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs whose chosen answer is likelier),
+      `weights` (pairs), `language_model_loss` (the first term), `log_odds_ratio`, the mean
+      log-probabilities of both answers' tokens, and the scalars of the model.
     """
     rows = flat(batch)
     outputs = model.outputs(rows, key)

@@ -1,4 +1,5 @@
-"""Contrastive training that classifies each image-text pair as matching or not (SigLIP, Zhai et al. 2023)."""
+"""Contrastive training that classifies each image-text pair as matching or not (SigLIP, Zhai et al.
+2023)."""
 
 import dataclasses
 
@@ -13,12 +14,14 @@ from t5x_like.slots import Positive
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Pairs):
-  """`-log sigmoid(z (scale cosine + bias))` of all pairs in the global batch; z is 1 for matching pairs, else -1.
+  """`-log sigmoid(z (scale cosine + bias))` of all pairs in the global batch; z is 1 for matching
+  pairs, else -1.
 
   A row's loss is the sum over its pairs (algorithm 1).
 
   Attributes:
-    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a time.
+    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a
+      time.
   """
 
   unit = "nats per image or text"
@@ -27,14 +30,19 @@ class Objective(Pairs):
 
   @classmethod
   def check(cls, model, features: dict) -> None:
-    """Refuse a model without a bias: its initial loss would be dominated by the many pairs that do not match."""
+    """Refuse a model without a bias: its initial loss would be dominated by the many pairs that do
+    not match."""
     if getattr(model, "bias", None) is None:
-      raise UserError("config.model.bias: found None, pairwise_sigmoid needs one; set --config.model.bias=-10")
+      raise UserError(
+        "config.model.bias: found None, pairwise_sigmoid needs one; set --config.model.bias=-10"
+      )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch; like `contrastive`, except for the loss."""
     outputs = embedded(model, batch, key, self.chunks)
-    scale, bias, weights_B = outputs["logit_scale"], outputs["logit_bias"], batch["example_weights"]
+    scale = outputs["logit_scale"]
+    bias = outputs["logit_bias"]
+    weights_B = batch["example_weights"]
     others_B = jnp.where(whole(weights_B) > 0, 0.0, MASKED)
     text_BP = whole(outputs["text_embeddings"])
 
@@ -42,7 +50,9 @@ class Objective(Pairs):
       logits_bB = scale * cosines(a_bP, text_BP) + bias + others_B
       own_b = scale * jnp.sum(a_bP * own_bP, axis=-1) + bias
       is_own = rows_b[:, None] == jnp.arange(len(text_BP))
-      loss_b = jax.nn.softplus(-own_b) + jnp.sum(jnp.where(is_own, 0.0, jax.nn.softplus(logits_bB)), axis=1)
+      loss_b = jax.nn.softplus(-own_b) + jnp.sum(
+        jnp.where(is_own, 0.0, jax.nn.softplus(logits_bB)), axis=1
+      )
       return loss_b, own_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
 
     rows_B = jnp.arange(len(weights_B))

@@ -1,4 +1,5 @@
-"""Masked patch prediction of ViT: the mean colours of corrupted patches (Dosovitskiy et al. 2021, appendix B.1.2)."""
+"""Masked patch prediction of ViT: the mean colours of corrupted patches (Dosovitskiy et al. 2021,
+appendix B.1.2)."""
 
 import dataclasses
 
@@ -10,7 +11,8 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of `patch_colours`, averaged over corrupted patches as BERT's loss is over masked tokens."""
+  """Cross-entropy of `patch_colours`, averaged over corrupted patches as BERT's loss is over masked
+  tokens."""
 
   unit = "nats per patch"
   likelihood = True
@@ -19,16 +21,20 @@ class Objective(Base):
   weights = "patch_weights"
   gives = ("loss", "correct")
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
 
     Args:
-      batch: the model's features, `patch_colours` int32 [B, T], `patch_weights` float32 [B, T] and `example_weights`
-        float32 [B].
+      batch: the model's features, `patch_colours` int32 [B, T], `patch_weights` float32 [B, T] and
+        `example_weights` float32 [B].
     Returns:
       (loss sum, sums): `loss`, `correct`, `weights`, and the scalars of the model.
     """
     outputs = model.outputs(batch, key)
     weights_BT = batch["patch_weights"] * batch["example_weights"][:, None]
     loss, sums = token_losses(outputs["logits"], batch["patch_colours"], weights_BT, 0.0, 0.0)
-    return add_auxiliary(loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs)
+    return add_auxiliary(
+      loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs
+    )

@@ -1,15 +1,24 @@
-"""Permutation language modelling: each chosen token from those before it in a random order (Yang et al. 2019)."""
+"""Permutation language modelling: each chosen token from those before it in a random order (Yang et
+al. 2019)."""
 
 import dataclasses
 
 import jax
 
-from t5x_like.objectives._losses import Batch, EncoderTargets, Sums, add_auxiliary, predicted, token_losses
+from t5x_like.objectives._losses import (
+  Batch,
+  EncoderTargets,
+  Sums,
+  add_auxiliary,
+  predicted,
+  token_losses,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """Mean over the predicted tokens (equation 5): the last ones of the order, as `tasks.permutation_lm` chooses them.
+  """Mean over the predicted tokens (equation 5): the last ones of the order, as
+  `tasks.permutation_lm` chooses them.
 
   Attributes:
     z_loss: coefficient of `log(Z)^2` of the predictions.
@@ -28,7 +37,8 @@ class Objective(EncoderTargets):
 
     Args:
       model: `models.xlnet`.
-      batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights` float32 [B, S].
+      batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights`
+        float32 [B, S].
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights`, and the scalars of the model.
     """

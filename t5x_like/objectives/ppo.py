@@ -1,7 +1,8 @@
-"""Proximal policy optimisation with a value head: a reward is shared out among the tokens of its completion.
+"""Proximal policy optimisation with a value head: a reward is shared out among the tokens of its
+completion.
 
-Schulman et al. 2017 (arXiv:1707.06347), for language models as by Ziegler et al. 2019 (arXiv:1909.08593, section 2.1)
-and Stiennon et al. 2020 (arXiv:2009.01325, section 3.4).
+Schulman et al. 2017 (arXiv:1707.06347), for language models as by Ziegler et al. 2019
+(arXiv:1909.08593, section 2.1) and Stiennon et al. 2020 (arXiv:2009.01325, section 3.4).
 """
 
 import dataclasses
@@ -23,14 +24,17 @@ _EPSILON = 1e-8  # added to the variance of advantages
 
 @dataclasses.dataclass(frozen=True)
 class Objective(FromRewards):
-  """`-min(r A, clip(r) A) + value_weight / 2 * max((V - R)^2, (clip(V) - R)^2)`, the mean over the batch's tokens.
+  """`-min(r A, clip(r) A) + value_weight / 2 * max((V - R)^2, (clip(V) - R)^2)`, the mean over the
+  batch's tokens.
 
-  r is the token's probability by the model over that in the rollout, clipped to 1 ± clip (Schulman et al., equation 7).
-  V is the value of the state before the token: a linear layer on the hidden state that the token's logits come from,
-  clipped to ± value_clip around its value in the rollout. The reward of a token is `-beta * log p/r`, with p its
-  probability in the rollout and r that of the reference; the last token's also has the completion's reward (Ziegler et
-  al., equation 2). Advantages A are Schulman et al.'s equation 11 (generalised advantage estimation), R = A + V, and
-  then A is whitened over all tokens of the rollout. All but r and V are computed once for a rollout.
+  r is the token's probability by the model over that in the rollout, clipped to 1 ± clip (Schulman
+  et al., equation 7). V is the value of the state before the token: a linear layer on the hidden
+  state that the token's logits come from, clipped to ± value_clip around its value in the rollout.
+  The reward of a token is `-beta * log p/r`, with p its probability in the rollout and r that of
+  the reference; the last token's also has the completion's reward (Ziegler et al., equation 2).
+  Advantages A are Schulman et al.'s equation 11 (generalised advantage estimation), R = A + V, and
+  then A is whitened over all tokens of the rollout. All but r and V are computed once for a
+  rollout.
 
   Attributes:
     reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
@@ -44,7 +48,15 @@ class Objective(FromRewards):
     minibatches: updates in a pass, each of an equal share of the prompts, drawn anew in every pass.
   """
 
-  gives = ("loss", "policy_loss", "value_loss", "reward", "kl", "clip_fraction", "completion_length")
+  gives = (
+    "loss",
+    "policy_loss",
+    "value_loss",
+    "reward",
+    "kl",
+    "clip_fraction",
+    "completion_length",
+  )
   least: ClassVar[int] = 1
 
   reward: str | dict
@@ -58,11 +70,15 @@ class Objective(FromRewards):
   minibatches: Positive = 1
 
   def __post_init__(self):
-    positive = self.clip < 1 and min(self.clip, self.value_clip, self.value_weight) > 0 and self.beta >= 0
+    positive = (
+      self.clip < 1 and min(self.clip, self.value_clip, self.value_weight) > 0 and self.beta >= 0
+    )
     if not (positive and 0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1):
       raise UserError(
-        f"config.objective: found clip {self.clip}, value_clip {self.value_clip}, value_weight {self.value_weight},"
-        f" beta {self.beta}, gamma {self.gamma} and gae_lambda {self.gae_lambda}, expected clip between 0 and 1,"
+        f"config.objective: found clip {self.clip}, value_clip {self.value_clip}, value_weight "
+        f"{self.value_weight},"
+        f" beta {self.beta}, gamma {self.gamma} and gae_lambda {self.gae_lambda}, expected clip "
+        "between 0 and 1,"
         " value_clip and value_weight above 0, beta at least 0, gamma and gae_lambda from 0 to 1"
       )
     check_reward(self.reward)
@@ -80,14 +96,17 @@ class Objective(FromRewards):
     Args:
       batch: see `FromRewards.completions`.
     Returns:
-      The batch with `advantages`, `returns`, `values` and, with a reference, `reference_log_probabilities`, float32
-      [B, K, N]; 0 behind the end of a completion.
+      The batch with `advantages`, `returns`, `values` and, with a reference,
+      `reference_log_probabilities`, float32 [B, K, N]; 0 behind the end of a completion.
     """
     found = self.completions(model, batch)
     w_BKN = found.weights_BKN
     V_BKN = values(model, found.outputs, w_BKN.shape) * w_BKN
     later_BKN = jnp.pad(w_BKN, ((0, 0), (0, 0), (0, 1)))[..., 1:]
-    reward_BKN = -self.beta * (found.old_BKN - found.base_BKN) + (w_BKN - later_BKN) * found.reward_BK[..., None]
+    reward_BKN = (
+      -self.beta * (found.old_BKN - found.base_BKN)
+      + (w_BKN - later_BKN) * found.reward_BK[..., None]
+    )
 
     def back(after, now):
       A_BK, V_BK = after
@@ -110,15 +129,19 @@ class Objective(FromRewards):
       batch: see `judged`; one without advantages is judged by the model itself.
       key: not used.
     Returns:
-      (loss sum, sums), sums over tokens: `loss`, `policy_loss`, `value_loss` (without its weight), `clip_fraction`,
-      with a reference `kl`, and `weights` (tokens); over completions `reward` and `completion_length`, with their
-      weights; and the scalars of the model.
+      (loss sum, sums), sums over tokens: `loss`, `policy_loss`, `value_loss` (without its weight),
+      `clip_fraction`, with a reference `kl`, and `weights` (tokens); over completions `reward` and
+      `completion_length`, with their weights; and the scalars of the model.
     """
     batch = batch if "advantages" in batch else self.judged(model, batch)
     found = self.completions(model, batch)
-    A_BKN, R_BKN, old_BKN, w_BKN = batch["advantages"], batch["returns"], batch["values"], found.weights_BKN
+    A_BKN = batch["advantages"]
+    R_BKN = batch["returns"]
+    old_BKN = batch["values"]
+    w_BKN = found.weights_BKN
     ratio_BKN = jnp.exp(found.own_BKN - found.old_BKN)
-    free_BKN, bound_BKN = ratio_BKN * A_BKN, jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BKN
+    free_BKN = ratio_BKN * A_BKN
+    bound_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BKN
     V_BKN = values(model, found.outputs, w_BKN.shape)
     near_BKN = jnp.clip(V_BKN, old_BKN - self.value_clip, old_BKN + self.value_clip)
     each = {
@@ -128,20 +151,31 @@ class Objective(FromRewards):
     }
     each |= {"kl": k3(found.own_BKN, found.base_BKN)} if self.reference else {}
     sums = {name: jnp.sum(x_BKN * w_BKN) for name, x_BKN in each.items()}
-    loss, tokens, completions = sums["policy_loss"] + self.value_weight * sums["value_loss"], w_BKN.sum(), found.real_BK
-    sums |= {"loss": loss, "weights": tokens, "completion_length": tokens, "completion_weights": completions.sum()}
+    loss = sums["policy_loss"] + self.value_weight * sums["value_loss"]
+    tokens = w_BKN.sum()
+    completions = found.real_BK
+    sums |= {
+      "loss": loss,
+      "weights": tokens,
+      "completion_length": tokens,
+      "completion_weights": completions.sum(),
+    }
     sums |= {"reward": jnp.sum(found.reward_BK * completions), "reward_weights": completions.sum()}
     return add_auxiliary(loss, sums, found.outputs)
 
 
 def values(model, outputs: dict, shape: tuple[int, int, int]) -> jax.Array:
-  """Return the values of the states before the last N tokens of rows [B * K, T], float32 in the shape [B, K, N]."""
+  """Return the values of the states before the last N tokens of rows [B * K, T], float32 in the
+  shape [B, K, N]."""
   x_RND = outputs["logits"].x[:, -shape[-1] :]
   return model.value(x_RND.astype(jnp.float32)).reshape(shape)
 
 
 def whitened(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
-  """Return numbers with a mean of 0 and a variance of 1 (of a sample, n - 1) where the weight is 1, and 0 elsewhere."""
+  """Return numbers with a mean of 0 and a variance of 1 (of a sample, n - 1) where the weight is 1,
+  and 0 elsewhere."""
   n = jnp.sum(weights_BKN)
   centred_BKN = (x_BKN - jnp.sum(x_BKN * weights_BKN) / jnp.maximum(n, 1.0)) * weights_BKN
-  return centred_BKN * jax.lax.rsqrt(jnp.sum(jnp.square(centred_BKN)) / jnp.maximum(n - 1.0, 1.0) + _EPSILON)
+  return centred_BKN * jax.lax.rsqrt(
+    jnp.sum(jnp.square(centred_BKN)) / jnp.maximum(n - 1.0, 1.0) + _EPSILON
+  )

@@ -13,14 +13,16 @@ from t5x_like.objectives._losses import Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Objective(GivenAnswers):
-  """`-log sigmoid(r(chosen) - r(rejected) - gap)` (Ouyang et al. 2022, equation 1; Touvron et al. 2023, section 3.2.2).
+  """`-log sigmoid(r(chosen) - r(rejected) - gap)` (Ouyang et al. 2022, equation 1; Touvron et al.
+  2023, section 3.2.2).
 
-  The reward r of a row is the score of its last token. A pair fixes differences only, so `centre` draws the sum of a
-  pair's rewards towards 0 (Eisenstein et al. 2023, section 3).
+  The reward r of a row is the score of its last token. A pair fixes differences only, so `centre`
+  draws the sum of a pair's rewards towards 0 (Eisenstein et al. 2023, section 3).
 
   Attributes:
     centre: the weight of `(r(chosen) + r(rejected))^2`.
-    gap: the least difference of rewards that is asked for; a pair's own `margin` is added, if the task has them.
+    gap: the least difference of rewards that is asked for; a pair's own `margin` is added, if the
+      task has them.
   """
 
   unit = "nats per pair of answers"
@@ -33,7 +35,8 @@ class Objective(GivenAnswers):
   def __post_init__(self):
     if self.centre < 0 or self.gap < 0:
       raise UserError(
-        f"config.objective: found centre {self.centre} and gap {self.gap}, expected neither below 0; correct it"
+        f"config.objective: found centre {self.centre} and gap {self.gap}, expected neither below "
+        "0; correct it"
       )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
@@ -44,13 +47,14 @@ class Objective(GivenAnswers):
       batch: as for `objectives.dpo`: features of the chosen and the rejected answer, [B, 2, …]; and
         `margin` float32 [B], or none.
     Returns:
-      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs in the right order), `margin`, the rewards of both
-      answers and `weights` (pairs), and the scalars of the model.
+      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs in the right order), `margin`, the
+      rewards of both answers and `weights` (pairs), and the scalars of the model.
     """
     outputs = model.outputs(flat(batch), key)
     reward_B2 = outputs["scores"][:, 0].reshape(-1, 2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
-    gap_B, sum_B = self.gap + batch.get("margin", 0.0), jnp.sum(reward_B2, axis=1)
+    gap_B = self.gap + batch.get("margin", 0.0)
+    sum_B = jnp.sum(reward_B2, axis=1)
     loss_B = jax.nn.softplus(gap_B - margin_B) + self.centre * jnp.square(sum_B)
     each = {
       "correct": margin_B > 0,

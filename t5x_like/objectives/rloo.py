@@ -1,4 +1,5 @@
-"""REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019)."""
+"""REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, arXiv:2402.14740; Kool et al.
+2019)."""
 
 import dataclasses
 
@@ -12,10 +13,12 @@ from t5x_like.objectives._rollouts import FromRewards, check_reward, k3, mean_ov
 
 @dataclasses.dataclass(frozen=True)
 class Objective(FromRewards):
-  """`-A log p(completion)`, where A is its reward minus the mean of the other K - 1 of its prompt (section 3.1).
+  """`-A log p(completion)`, where A is its reward minus the mean of the other K - 1 of its prompt
+  (section 3.1).
 
-  The completion as a whole is one action. Its reward is lowered by `beta log p/r`, with p its probability in the
-  rollout and r that of the reference (equation 3). Every batch of rollouts gives one update.
+  The completion as a whole is one action. Its reward is lowered by `beta log p/r`, with p its
+  probability in the rollout and r that of the reference (equation 3). Every batch of rollouts gives
+  one update.
 
   Attributes:
     reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
@@ -42,8 +45,8 @@ class Objective(FromRewards):
       model, batch: see `FromRewards.completions`.
       key: not used.
     Returns:
-      (loss sum, sums), sums over completions: see `FromRewards.summed`; with a reference, `kl` is the mean over each
-      completion's tokens.
+      (loss sum, sums), sums over completions: see `FromRewards.summed`; with a reference, `kl` is
+      the mean over each completion's tokens.
     """
     found = self.completions(model, batch)
     cost_BK = self.beta * jnp.sum(found.old_BKN - found.base_BKN, axis=-1)

@@ -1,4 +1,5 @@
-"""SpanBERT: masked language modelling of spans, and prediction of the same tokens from the spans' boundaries."""
+"""SpanBERT: masked language modelling of spans, and prediction of the same tokens from the spans'
+boundaries."""
 
 import dataclasses
 
@@ -7,12 +8,20 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.dims import subkey
-from t5x_like.objectives._losses import EncoderTargets, Sums, add_auxiliary, at_masked, predicted, token_losses
+from t5x_like.objectives._losses import (
+  EncoderTargets,
+  Sums,
+  add_auxiliary,
+  at_masked,
+  predicted,
+  token_losses,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """L = L_MLM + L_SBO over the same tokens (Joshi et al. 2020, sections 3.2 and 3.3), so one division serves both.
+  """L = L_MLM + L_SBO over the same tokens (Joshi et al. 2020, sections 3.2 and 3.3), so one
+  division serves both.
 
   Attributes:
     span_boundary: weight of L_SBO.
@@ -26,20 +35,25 @@ class Objective(EncoderTargets):
 
   span_boundary: float = 1.0
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run an encoder with the head `span_boundary` on a batch.
 
     Args:
-      batch: as for `objectives.mlm`, with `encoder_span_starts` and `encoder_span_ends` int32 [B, S], the positions
-        before and after the span of each predicted token.
+      batch: as for `objectives.mlm`, with `encoder_span_starts` and `encoder_span_ends` int32 [B,
+        S], the positions before and after the span of each predicted token.
     Returns:
-      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the masked language model, `span_boundary_loss` and
-      `span_boundary_accuracy`.
+      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the masked language model,
+      `span_boundary_loss` and `span_boundary_accuracy`.
     Raises:
       UserError: the model has no such head.
     """
     if not hasattr(model.head, "boundary"):
-      raise UserError("objective span_boundary: the model has no head for it; set --config.model.head=span_boundary")
+      raise UserError(
+        "objective span_boundary: the model has no head for it; set "
+        "--config.model.head=span_boundary"
+      )
     x_BSD, valid, aux = model.encode(batch, subkey(key, 0))
     everywhere_BS = jnp.broadcast_to(jnp.arange(x_BSD.shape[1]), x_BSD.shape[:2])
     places_BK = batch.get("encoder_masked_positions", everywhere_BS)

@@ -1,4 +1,5 @@
-"""Extractive question answering: predict the answer's start and end (Devlin et al. 2019, section 4.2)."""
+"""Extractive question answering: predict the answer's start and end (Devlin et al. 2019, section
+4.2)."""
 
 import dataclasses
 
@@ -11,7 +12,8 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """The mean of the cross-entropies of the answer's start and end, over all positions but padding."""
+  """The mean of the cross-entropies of the answer's start and end, over all positions but
+  padding."""
 
   unit = "nats per example"
   beside = ("encoder_input_tokens",)
@@ -21,12 +23,14 @@ class Objective(Base):
   outputs = {"start_logits": 2, "end_logits": 2}
   gives = ("loss", "correct")
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run a model with a span head on a batch.
 
     Args:
-      batch: the model's features, `span_start` and `span_end` int32 [B] (0, the first token, if there is no answer)
-        and `example_weights` float32 [B].
+      batch: the model's features, `span_start` and `span_end` int32 [B] (0, the first token, if
+        there is no answer) and `example_weights` float32 [B].
     Returns:
       (loss sum, sums): `loss`, `correct` (both ends), `weights`, and the scalars of the model.
     """
@@ -39,7 +43,11 @@ class Objective(Base):
       logits_BS = jnp.where(hidden_BS, -1e9, outputs[f"{end}_logits"].astype(jnp.float32))
       target_B = batch[f"span_{end}"]
       right_B = jnp.argmax(logits_BS, axis=1) == target_B
-      ends.append((token_losses(logits_BS[:, None], target_B[:, None], weights_B1, 0.0, 0.0)[0], right_B))
+      ends.append(
+        (token_losses(logits_BS[:, None], target_B[:, None], weights_B1, 0.0, 0.0)[0], right_B)
+      )
     loss = 0.5 * (ends[0][0] + ends[1][0])
     correct = jnp.sum((ends[0][1] & ends[1][1]).astype(jnp.float32) * weights_B1[:, 0])
-    return add_auxiliary(loss, {"loss": loss, "correct": correct, "weights": jnp.sum(weights_B1)}, outputs)
+    return add_auxiliary(
+      loss, {"loss": loss, "correct": correct, "weights": jnp.sum(weights_B1)}, outputs
+    )

@@ -17,17 +17,25 @@ class Objective(EncoderTargets):
 
   label_smoothing: float = 0.0
 
-  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+  def __call__(
+    self, model, batch: dict[str, jax.Array], key: jax.Array | None = None
+  ) -> tuple[jax.Array, Sums]:
     """Run a model with a token head on a batch.
 
     Args:
-      batch: the model's features, `encoder_target_tokens` int32 [B, S] (tags) and `encoder_loss_weights` float32
-        [B, S].
+      batch: the model's features, `encoder_target_tokens` int32 [B, S] (tags) and
+        `encoder_loss_weights` float32 [B, S].
     Returns:
       (loss sum, sums): `loss`, `correct` and `weights`, and the scalars of the model.
     """
     outputs = model(batch, key)
     loss, sums = token_losses(
-      outputs["logits"], batch["encoder_target_tokens"], batch["encoder_loss_weights"], self.label_smoothing, 0.0
+      outputs["logits"],
+      batch["encoder_target_tokens"],
+      batch["encoder_loss_weights"],
+      self.label_smoothing,
+      0.0,
     )
-    return add_auxiliary(loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs)
+    return add_auxiliary(
+      loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs
+    )

@@ -1,4 +1,5 @@
-"""Distillation of a language model: the student learns the distribution of a fixed teacher at every token."""
+"""Distillation of a language model: the student learns the distribution of a fixed teacher at every
+token."""
 
 import dataclasses
 import functools
@@ -13,11 +14,12 @@ from t5x_like.slots import AboveZero
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Distilled):
-  """`(1 - share) * CE(student, target) + share * T^2 KL(teacher || student)`; the teacher runs in every step.
+  """`(1 - share) * CE(student, target) + share * T^2 KL(teacher || student)`; the teacher runs in
+  every step.
 
-  The teacher, `model.reference`, sees the student's features without dropout. It may be of any family with the same
-  vocabulary, whose table may be padded to another size. `cached_distillation` learns from its likeliest tokens, stored
-  once.
+  The teacher, `model.reference`, sees the student's features without dropout. It may be of any
+  family with the same vocabulary, whose table may be padded to another size. `cached_distillation`
+  learns from its likeliest tokens, stored once.
 
   Attributes:
     share: the teacher's share of the loss.
@@ -36,12 +38,22 @@ class Objective(Distilled):
   def check(cls, model, features: dict) -> None:
     for name in model.reference.NEEDS:
       if name not in features:
-        raise UserError(f"config.teacher: needs the feature {name!r}, which the task does not make; choose another")
-    batch = {name: jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for name, one in features.items()}
-    ours, theirs = (jax.eval_shape(lambda m, b: m(b), one, batch).get("logits") for one in (model, model.reference))
+        raise UserError(
+          f"config.teacher: needs the feature {name!r}, which the task does not "
+          "make; choose another"
+        )
+    batch = {
+      name: jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for name, one in features.items()
+    }
+    ours, theirs = (
+      jax.eval_shape(lambda m, b: m(b), one, batch).get("logits")
+      for one in (model, model.reference)
+    )
     if theirs is None or theirs.shape[:-1] != ours.shape[:-1]:
       found = "none" if theirs is None else list(theirs.shape[1:])
-      raise UserError(f"config.teacher: found logits {found}, expected {list(ours.shape[1:])}, the student's")
+      raise UserError(
+        f"config.teacher: found logits {found}, expected {list(ours.shape[1:])}, the student's"
+      )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model and its teacher on a batch.
@@ -51,8 +63,8 @@ class Objective(Distilled):
       batch: as for `DecoderTargets`.
       key: dropout key of the student; None evaluates.
     Returns:
-      (loss sum, sums), see `Distilled.distilled`, with `distillation_loss` and `agreement`, the tokens for which both
-      predict the same.
+      (loss sum, sums), see `Distilled.distilled`, with `distillation_loss` and `agreement`, the
+      tokens for which both predict the same.
     """
     teacher = jax.lax.stop_gradient(model.reference.outputs(batch)["logits"])
     divergence = functools.partial(whole, temperature=self.temperature)

@@ -1,7 +1,8 @@
 """The layers' interface to the mesh, by logical axis names, and to its platform.
 
 Layers are single-device code: they know only the logical names of their activations' axes.
-`parallel.rules.Rules.activate` maps these to mesh axes around a traced step; outside of it there is one device.
+`parallel.rules.Rules.activate` maps these to mesh axes around a traced step; outside of it there is
+one device.
 """
 
 import contextlib
@@ -21,7 +22,9 @@ class Layout(Protocol):
   def constrain(self, x: jax.Array, axes: Axes, first: str | None) -> jax.Array: ...
   def exchanged(self, x: jax.Array, before: Axes, after: Axes) -> jax.Array: ...
   def gathered(self, kernel: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
-  def scattered(self, contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
+  def scattered(
+    self, contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes
+  ) -> jax.Array: ...
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array: ...
   def ways(self, name: str) -> int: ...
   def axes(self, name: str) -> tuple[str, ...]: ...
@@ -35,26 +38,32 @@ _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", d
 def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:
   """Tell the partitioner the layout of `x`: one logical axis name (or None) for each axis of `x`.
 
-  If several names ask for the same mesh axis, the axis named `first` gets it, otherwise the first in order.
+  If several names ask for the same mesh axis, the axis named `first` gets it, otherwise the first
+  in order.
   """
   layout = _layout.get()
   return x if layout is None else layout.constrain(x, axes, first)
 
 
 def exchanged(x: jax.Array, before: Axes, after: Axes) -> jax.Array:
-  """Change the layout of `x` from `before`, whose last axis has priority, to `after`, by an all-to-all."""
+  """Change the layout of `x` from `before`, whose last axis has priority, to `after`, by an
+  all-to-all."""
   layout = _layout.get()
   return x if layout is None else layout.exchanged(x, before, after)
 
 
 def gathered(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
-  """Gather a parameter with logical `axes` along the mesh axes that split the `batch` and `length` of `tokens`."""
+  """Gather a parameter with logical `axes` along the mesh axes that split the `batch` and `length`
+  of `tokens`."""
   layout = _layout.get()
   return kernel if layout is None else layout.gathered(kernel, axes, tokens)
 
 
-def scattered(contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
-  """Compute a kernel's gradient `contract(x, g)`, a sum over tokens, and reduce-scatter it over the devices.
+def scattered(
+  contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes = TOKENS
+) -> jax.Array:
+  """Compute a kernel's gradient `contract(x, g)`, a sum over tokens, and reduce-scatter it over the
+  devices.
 
   Args:
     contract: sums over the axes `batch` and `length` of both arguments.
@@ -66,12 +75,13 @@ def scattered(contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens
 
 
 def per_device(function: Callable, arguments: tuple[Any, ...], axes: tuple[Axes, ...]) -> jax.Array:
-  """Run `function(*arguments)` on each device, on its own pieces, instead of letting the compiler partition it.
+  """Run `function(*arguments)` on each device, on its own pieces, instead of letting the compiler
+  partition it.
 
   Args:
     arguments: pytrees of arrays, the first an array.
-    axes: for each argument, the logical names of its arrays' axes; all must occur in the first argument's. An axis of
-      length 1 is whole on every device.
+    axes: for each argument, the logical names of its arrays' axes; all must occur in the first
+      argument's. An axis of length 1 is whole on every device.
   Returns:
     An array with the shape and layout of the first argument.
   """
@@ -102,7 +112,8 @@ def activated(layout: Layout | None) -> Iterator[None]:
 
 
 def platform() -> str:
-  """Return `cpu`, `gpu` or `tpu`: the platform of the mesh whose rules are active, or this process's default.
+  """Return `cpu`, `gpu` or `tpu`: the platform of the mesh whose rules are active, or this
+  process's default.
 
   A plan's mesh has another platform than the process that makes the plan.
   """

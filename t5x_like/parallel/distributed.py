@@ -1,8 +1,8 @@
 """Join the processes of one job, with a time limit and clear errors.
 
-JAX's own initialisation aborts the process from C++ if a port is taken or a process is missing. So the processes first
-meet over a plain socket on the coordinator's port, where every failure becomes a one-line error. Then JAX takes over
-the port.
+JAX's own initialisation aborts the process from C++ if a port is taken or a process is missing. So
+the processes first meet over a plain socket on the coordinator's port, where every failure becomes
+a one-line error. Then JAX takes over the port.
 """
 
 import contextlib
@@ -35,12 +35,15 @@ _GREETING_SECONDS = 5.0
 _LINE_BYTES = 4096
 _SAY_SECONDS = 60.0
 _ABORTED = (
-  "jax has ended this process, as a rule because another process of the job has ended or does not answer; see the logs"
+  "jax has ended this process, as a rule because another process of the job has ended or does not "
+  "answer; see the logs"
   " of the others, and run the same command again"
 )
 _abort_handler = None  # kept, as libc calls it
-# Calls are counted alike in all processes, so that each has a key of its own in JAX's key-value store.
-_agreements, _answers = itertools.count(), itertools.count()
+# Calls are counted alike in all processes, so that each has a key of its own in JAX's key-value
+# store.
+_agreements = itertools.count()
+_answers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,13 @@ class _Job:
 def initialize(*, timeout_seconds: float = 300) -> None:
   """Join the job of this process; do nothing for a single process, or when called again.
 
-  The job is read from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else detected by JAX (TPU
-  pod slice, GKE, Slurm, Open MPI). Call it before the first use of a device.
+  The job is read from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else
+  detected by JAX (TPU pod slice, GKE, Slurm, Open MPI). Call it before the first use of a device.
 
   Raises:
     UserError: the variables are incomplete or wrong, or the coordinator's port is in use.
-    TransientError: the coordinator cannot be reached, or some process did not join within `timeout_seconds`.
+    TransientError: the coordinator cannot be reached, or some process did not join within
+      `timeout_seconds`.
   """
   if jax.distributed.is_initialized():
     return
@@ -91,9 +95,11 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Keep the output of native libraries off our stdout: their threads write in the middle of our lines.
+  """Keep the output of native libraries off our stdout: their threads write in the middle of our
+  lines.
 
-  On CPU, the output is Gloo's greeting, and is discarded. Elsewhere it goes to stderr (NCCL's log, for example).
+  On CPU, the output is Gloo's greeting, and is discarded. Elsewhere it goes to stderr (NCCL's log,
+  for example).
   """
   try:
     if sys.stdout.fileno() != 1:
@@ -103,16 +109,17 @@ def _keep_stdout_for_python() -> None:
   sys.stdout.flush()
   kept = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY) if jax.config.jax_platforms == "cpu" else 2, 1)
-  stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)  # noqa: SIM115
+  stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
   sys.stdout = Stream(stream)
 
 
 def _end_aborts_as_transient() -> None:
   """Exit with the code of a transient error where jax aborts this process.
 
-  It does so, from C++ and in another thread, as soon as its service says that another process of the job has ended or
-  is silent. It takes no Python function to call instead (jaxlib 0.10 cannot convert its argument), and Python's own
-  handlers run too late. So the handler is set by libc, in jobs of several processes only.
+  It does so, from C++ and in another thread, as soon as its service says that another process of
+  the job has ended or is silent. It takes no Python function to call instead (jaxlib 0.10 cannot
+  convert its argument), and Python's own handlers run too late. So the handler is set by libc, in
+  jobs of several processes only.
   """
   global _abort_handler
 
@@ -129,7 +136,8 @@ def _end_aborts_as_transient() -> None:
 
 
 def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
-  """Check that all processes have the same facts (config hash, code version, …); every process must call it.
+  """Check that all processes have the same facts (config hash, code version, …); every process must
+  call it.
 
   Raises:
     UserError: two processes differ; names the process and the fact.
@@ -143,16 +151,21 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
   def compare():
     deadline = time.monotonic() + timeout_seconds
     for index in range(1, jax.process_count()):
-      late = f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} s; see its log"
+      late = (
+        f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} "
+        "s; see its log"
+      )
       report = json.loads(_read(store, f"{key}/{index}", deadline - time.monotonic(), late))
       for name in sorted({*facts, *report}):
         if report.get(name) != facts.get(name):
           raise UserError(
-            f"process {index} has {name} {report.get(name)}, process 0 has {facts.get(name)}; start all processes "
+            f"process {index} has {name} {report.get(name)}, process 0 has {facts.get(name)}; "
+            "start all processes "
             "with the same code, config, workdir and packages"
           )
 
-  # Process 0 reads all facts, and the others its verdict: two messages a process, however many there are.
+  # Process 0 reads all facts, and the others its verdict: two messages a process, however many
+  # there are.
   store.key_value_set(f"{key}/{jax.process_index()}", json.dumps(facts))
   from_first(compare, timeout_seconds=timeout_seconds + _SAY_SECONDS)
 
@@ -167,7 +180,8 @@ def key_value_store():
 
 
 def _read(store, key: str, seconds: float, late: str) -> str:
-  """Read a key once another process has set it; raise a TransientError that says `late` after some seconds."""
+  """Read a key once another process has set it; raise a TransientError that says `late` after some
+  seconds."""
   try:
     return store.blocking_key_value_get(key, max(1, int(seconds * 1000)))
   except RuntimeError as error:
@@ -175,14 +189,16 @@ def _read(store, key: str, seconds: float, late: str) -> str:
       raise TransientError(late) from None
     if is_transient(error):
       raise TransientError(
-        f"process 0 of {jax.process_count()} cannot be reached: {one_line(error)[:200]}; see its log, and run the same"
+        f"process 0 of {jax.process_count()} cannot be reached: {one_line(error)[:200]}; see its "
+        "log, and run the same"
         " command again"
       ) from error
     raise
 
 
 def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
-  """Call `make` in process 0 while the others wait, then in these; return its result. All processes must call it.
+  """Call `make` in process 0 while the others wait, then in these; return its result. All processes
+  must call it.
 
   It is for results that the first call leaves on a shared disk, such as prepared data.
 
@@ -190,7 +206,8 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
     UserError: `make` raised one in process 0.
     TransientError: `make` failed there in another way, or took longer than `timeout_seconds`.
   """
-  store, key = key_value_store(), f"t5x_like/first/{next(_agreements)}"
+  store = key_value_store()
+  key = f"t5x_like/first/{next(_agreements)}"
   if store is None:
     return make()
   if jax.process_index() == 0:
@@ -208,12 +225,16 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
   began = time.monotonic()
   while True:
     try:
-      outcome, why = json.loads(_read(store, key, _SAY_SECONDS, "process 0 has not prepared the data yet"))
+      outcome, why = json.loads(
+        _read(store, key, _SAY_SECONDS, "process 0 has not prepared the data yet")
+      )
       break
     except TransientError:
       waited = time.monotonic() - began
     if waited > timeout_seconds:
-      raise TransientError(f"process 0 has not prepared the data within {timeout_seconds:g} s; see its log")
+      raise TransientError(
+        f"process 0 has not prepared the data within {timeout_seconds:g} s; see its log"
+      )
     print(f"waiting for process 0 to prepare the data ({waited:.0f} s so far)", flush=True)
   if outcome != "made":
     error = UserError if outcome == "refused" else TransientError
@@ -229,10 +250,12 @@ def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
   Args:
     make: called in process 0 only; its result must be serialisable as JSON.
   Raises:
-    Exception: process 0 raised one. The other processes raise the same class of `t5x_like.errors`, or a RuntimeError.
+    Exception: process 0 raised one. The other processes raise the same class of `t5x_like.errors`,
+      or a RuntimeError.
     TransientError: process 0 did not answer in time.
   """
-  store, key = key_value_store(), f"t5x_like/from_first/{next(_answers)}"
+  store = key_value_store()
+  key = f"t5x_like/from_first/{next(_answers)}"
   if store is None:
     return make()
   if jax.process_index() == 0:
@@ -270,13 +293,17 @@ def _job(timeout_seconds: float) -> _Job | None:
     return _detected_job(timeout_seconds)
   missing = [name for name in _ENVIRONMENT if name not in found]
   if missing:
-    raise UserError(f"environment: {', '.join(found)} set, {', '.join(missing)} missing; set all three, or none")
+    raise UserError(
+      f"environment: {', '.join(found)} set, {', '.join(missing)} missing; set all three, or none"
+    )
   for name in _ENVIRONMENT[1:]:
     if not found[name].isdecimal():
       raise UserError(f"environment: {name} is {found[name]!r}, expected a whole number")
   count, index = (int(found[name]) for name in _ENVIRONMENT[1:])
   if not 0 <= index < count:
-    raise UserError(f"environment: JAX_PROCESS_ID is {index}, expected less than JAX_NUM_PROCESSES={count}")
+    raise UserError(
+      f"environment: JAX_PROCESS_ID is {index}, expected less than JAX_NUM_PROCESSES={count}"
+    )
   return _Job(found["JAX_COORDINATOR_ADDRESS"], count, index)
 
 
@@ -289,7 +316,8 @@ def _detected_job(timeout_seconds: float) -> _Job | None:
     )
   except Exception as error:
     raise UserError(
-      f"this looks like a cluster, but jax cannot read how many processes there are: {one_line(error)[:200]}; set "
+      "this looks like a cluster, but jax cannot read how many processes there are: "
+      f"{one_line(error)[:200]}; set "
       f"{', '.join(_ENVIRONMENT)} (JAX_NUM_PROCESSES=1 for a process on its own)"
     ) from error
   return None if None in detected[:3] else _Job(*detected)
@@ -298,7 +326,9 @@ def _detected_job(timeout_seconds: float) -> _Job | None:
 def _split(address: str) -> tuple[str, int]:
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-    raise UserError(f"coordinator address is {address!r}, expected host:port, for example 10.0.0.2:8476")
+    raise UserError(
+      f"coordinator address is {address!r}, expected host:port, for example 10.0.0.2:8476"
+    )
   return host.strip("[]"), int(port)
 
 
@@ -307,11 +337,15 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
   dual = socket.has_dualstack_ipv6()
   try:
     server = socket.create_server(
-      ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual, backlog=count
+      ("", port),
+      family=socket.AF_INET6 if dual else socket.AF_INET,
+      dualstack_ipv6=dual,
+      backlog=count,
     )
   except OSError as error:
     raise UserError(
-      f"coordinator port {port} cannot be opened: {os.strerror(error.errno)}; end the job that uses it, or give "
+      f"coordinator port {port} cannot be opened: {os.strerror(error.errno)}; end the job that "
+      "uses it, or give "
       "another port in JAX_COORDINATOR_ADDRESS (launch/local.py: --port)"
     ) from None
   with contextlib.ExitStack() as stack:
@@ -338,7 +372,8 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
         continue
       # It may belong to another job, so it alone is refused, and this job goes on.
       refusal = (
-        f"process {index} of {greeting['processes']} came to a job of {count} processes (twice, or counted otherwise);"
+        f"process {index} of {greeting['processes']} came to a job of {count} processes (twice, "
+        "or counted otherwise);"
         " give every process its own JAX_PROCESS_ID"
       )
       _send(peer, {"refused": refusal, "transient": False})
@@ -348,7 +383,8 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
 
 
 def _is_greeting(message: dict) -> bool:
-  """Return whether a message is a greeting of `_report` from a process of the same job, if the job has a key."""
+  """Return whether a message is a greeting of `_report` from a process of the same job, if the job
+  has a key."""
   numbers = message.get("process"), message.get("processes")
   key = message.get("key")
   return (
@@ -360,12 +396,16 @@ def _is_greeting(message: dict) -> bool:
 
 
 def _key() -> str:
-  """Return a digest of the secret that the processes of a job share, if its launcher has given them one."""
-  return hashlib.sha256(f"{_GREETING}:{os.environ.get(KEY, '')}".encode("utf-8", "surrogateescape")).hexdigest()
+  """Return a digest of the secret that the processes of a job share, if its launcher has given them
+  one."""
+  return hashlib.sha256(
+    f"{_GREETING}:{os.environ.get(KEY, '')}".encode("utf-8", "surrogateescape")
+  ).hexdigest()
 
 
 def _has_left(peer: socket.socket) -> bool:
-  """Return whether the other end of a connection has closed it, as a process that was started again has."""
+  """Return whether the other end of a connection has closed it, as a process that was started again
+  has."""
   peer.settimeout(0.0)
   try:
     return peer.recv(1, socket.MSG_PEEK) == b""
@@ -378,10 +418,15 @@ def _has_left(peer: socket.socket) -> bool:
       peer.settimeout(5.0)
 
 
-def _absence(peers: dict[int, socket.socket], count: int, timeout_seconds: float, refusal: str) -> Exception:
+def _absence(
+  peers: dict[int, socket.socket], count: int, timeout_seconds: float, refusal: str
+) -> Exception:
   """Return the error of process 0 when not all others came."""
   missing = ", ".join(str(index) for index in range(1, count) if index not in peers)
-  message = f"only {len(peers) + 1} of {count} processes came within {timeout_seconds:g} s; missing: process {missing}"
+  message = (
+    f"only {len(peers) + 1} of {count} processes came within {timeout_seconds:g} s; "
+    f"missing: process {missing}"
+  )
   if refusal:
     return UserError(f"{message}; {refusal}")
   return TransientError(f"{message}; start the same command on every host")
@@ -392,13 +437,20 @@ def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: f
   reason = "no answer"
   while time.monotonic() < deadline:
     try:
-      peer = socket.create_connection((host, port), timeout=max(0.001, min(5, deadline - time.monotonic())))
+      peer = socket.create_connection(
+        (host, port), timeout=max(0.001, min(5, deadline - time.monotonic()))
+      )
     except OSError as error:
       reason = error.strerror or one_line(error)
       time.sleep(min(0.2, max(0, deadline - time.monotonic())))
       continue
     with peer:
-      greeting = {"greeting": _GREETING, "process": job.process_id, "processes": job.num_processes, "key": _key()}
+      greeting = {
+        "greeting": _GREETING,
+        "process": job.process_id,
+        "processes": job.num_processes,
+        "key": _key(),
+      }
       _send(peer, greeting)
       answer = _receive(peer, max(1, deadline + 5 - time.monotonic()))
     if answer.get("go"):
@@ -408,7 +460,8 @@ def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: f
     reason = "it answers, but not as a coordinator"
     time.sleep(0.2)
   raise TransientError(
-    f"process {job.process_id} could not reach the coordinator at {host}:{port} within {timeout_seconds:g} s: {reason}"
+    f"process {job.process_id} could not reach the coordinator at {host}:{port} within "
+    f"{timeout_seconds:g} s: {reason}"
     "; is process 0 running, and is the address in JAX_COORDINATOR_ADDRESS its own?"
   )
 

@@ -1,4 +1,5 @@
-"""Make plans in child processes: they need another environment and stack, and the compiler may crash."""
+"""Make plans in child processes: they need another environment and stack, and the compiler may
+crash."""
 
 import dataclasses
 import json
@@ -46,9 +47,12 @@ class Request:
 
 
 def plan(
-  request: Request, timeout_seconds: float, report_progress: Callable[[str], None] = lambda line: None
+  request: Request,
+  timeout_seconds: float,
+  report_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-  """Return the plan or, if the compiler gives no answer, `fits` None and a `verdict` with the reason.
+  """Return the plan or, if the compiler gives no answer, `fits` None and a `verdict` with the
+  reason.
 
   Args:
     timeout_seconds: how long the compiler may take.
@@ -86,10 +90,18 @@ def plan(
   }
 
 
-def _run(command: list[str], environment: dict[str, str], log, timeout_seconds: float, report_progress) -> int:
-  """Return the exit code of a command, or the negative number of the signal that ended it; SIGALRM for the timeout."""
+def _run(
+  command: list[str], environment: dict[str, str], log, timeout_seconds: float, report_progress
+) -> int:
+  """Return the exit code of a command, or the negative number of the signal that ended it; SIGALRM
+  for the timeout."""
   process = subprocess.Popen(
-    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_raise_stack_limit
+    command,
+    env=environment,
+    stdin=subprocess.DEVNULL,
+    stdout=log,
+    stderr=log,
+    preexec_fn=_raise_stack_limit,
   )
   start = time.perf_counter()
   try:
@@ -102,14 +114,17 @@ def _run(command: list[str], environment: dict[str, str], log, timeout_seconds: 
         return process.wait(min(PROGRESS_SECONDS, remaining))
       except subprocess.TimeoutExpired:
         elapsed = time.perf_counter() - start
-        report_progress(f"compiling for {elapsed:.0f} s, at most {timeout_seconds:g} s (--timeout_seconds)")
+        report_progress(
+          f"compiling for {elapsed:.0f} s, at most {timeout_seconds:g} s (--timeout_seconds)"
+        )
   finally:
     process.kill()
     process.wait()
 
 
 def _raise_stack_limit() -> None:
-  """Raise the stack limit before jax reads it: on Transformers, the compiler's threads overflow ordinary stacks."""
+  """Raise the stack limit before jax reads it: on Transformers, the compiler's threads overflow
+  ordinary stacks."""
   _, hard = resource.getrlimit(resource.RLIMIT_STACK)
   resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
 
@@ -122,6 +137,10 @@ def _failure(code: int, seconds: float, messages: str) -> str:
     name = signal.Signals(-code).name
     hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
     return f"the compiler crashed with {name}{hint} (exit code {128 - code}) after {seconds:.0f} s"
-  lines = [line.strip() for line in messages.splitlines() if line.strip("- ") and "JAX has removed" not in line]
+  lines = [
+    line.strip()
+    for line in messages.splitlines()
+    if line.strip("- ") and "JAX has removed" not in line
+  ]
   message = lines[-1][:300] if lines else "no message"
   return f"the compiler failed (exit code {code}) after {seconds:.0f} s: {message}"

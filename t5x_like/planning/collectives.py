@@ -1,16 +1,19 @@
-"""The collectives of a compiled program: the bytes each device sends, over which mesh axes, and whether it waits.
+"""The collectives of a compiled program: the bytes each device sends, over which mesh axes, and
+whether it waits.
 
-*Ring bytes* are the bytes one device sends when N devices run a collective around a ring, the minimum of any algorithm
-(Patarasuk and Yuan 2009): (N - 1) / N * b for an all-gather with a result of b bytes, the same for a reduce-scatter or
-all-to-all with an operand of b bytes, twice that for an all-reduce, and b for a permutation. A ragged all-to-all sends
-what its sizes say when it runs; it counts as the smaller of its two arrays, full.
+*Ring bytes* are the bytes one device sends when N devices run a collective around a ring, the
+minimum of any algorithm (Patarasuk and Yuan 2009): (N - 1) / N * b for an all-gather with a result
+of b bytes, the same for a reduce-scatter or all-to-all with an operand of b bytes, twice that for
+an all-reduce, and b for a permutation. A ragged all-to-all sends what its sizes say when it runs;
+it counts as the smaller of its two arrays, full.
 
-A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as a reduce-scatter. An
-all-reduce whose result is sliced elsewhere counts as an all-reduce, because all of it is sent. An asynchronous
-collective executes where it starts; the TPU compiler prints it again, under the same channel, in the computations that
-overlap with it. A collective on a TPU's sparse cores is in a computation that a custom call within an `async-start`
-names. Between slices, the compiler prints the data that a device hands to its host, which sends it over the
-data-centre network.
+A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as a
+reduce-scatter. An all-reduce whose result is sliced elsewhere counts as an all-reduce, because all
+of it is sent. An asynchronous collective executes where it starts; the TPU compiler prints it
+again, under the same channel, in the computations that overlap with it. A collective on a TPU's
+sparse cores is in a computation that a custom call within an `async-start` names. Between slices,
+the compiler prints the data that a device hands to its host, which sends it over the data-centre
+network.
 """
 
 import dataclasses
@@ -23,7 +26,14 @@ import numpy as np
 
 from t5x_like.planning.hlo import Instruction, Program, elements, type_bytes
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+KINDS = (
+  "all-gather",
+  "all-reduce",
+  "reduce-scatter",
+  "all-to-all",
+  "ragged-all-to-all",
+  "collective-permute",
+)
 _KINDS = (*KINDS, "collective-broadcast")
 _STARTS = '"AsyncCollectiveStart"'
 _RING = '"emitter":"1D'
@@ -38,13 +48,16 @@ class Collective:
   """All collectives of a kind over the same mesh axes in one step.
 
   Attributes:
-    axes: the mesh axes along which the groups extend, joined by "+"; "" for groups that match no axes.
+    axes: the mesh axes along which the groups extend, joined by "+"; "" for groups that match no
+      axes.
     devices: the number of devices in a group.
     count: executions in a step, loops multiplied.
-    bytes: bytes of the results (operands for all-reduce, reduce-scatter, all-to-all), over all executions.
+    bytes: bytes of the results (operands for all-reduce, reduce-scatter, all-to-all), over all
+      executions.
     ring_bytes: the bytes that one device sends.
     asynchronous: whether it overlaps with other work.
-    ring: whether the program sends it around one ring through all devices of a group, not along each dimension.
+    ring: whether the program sends it around one ring through all devices of a group, not along
+      each dimension.
     where: the traced operation behind the largest collective.
     largest: ring bytes of the largest collective, over its executions.
     group: a group of devices that runs the largest collective.
@@ -62,7 +75,9 @@ class Collective:
   largest: float = 0.0
   group: list[int] = dataclasses.field(default_factory=list)
 
-  def add(self, instruction: Instruction, groups: list[list[int]], executions: int, executed_bytes: float) -> None:
+  def add(
+    self, instruction: Instruction, groups: list[list[int]], executions: int, executed_bytes: float
+  ) -> None:
     """Add all executions of an instruction: their number, and their bytes together."""
     ring_bytes = executed_bytes * _ring_share(self.kind, self.devices)
     self.count += executions
@@ -72,18 +87,24 @@ class Collective:
       traced = _TRACED_NAME.search(instruction.rest)
       self.largest = ring_bytes
       self.where = traced[1] if traced else instruction.name
-      self.group = min(groups, key=lambda group: abs(group[-1] - group[0]))  # of a permutation, a hop, not the wrap
+      # of a permutation, a hop, not the wrap
+      self.group = min(groups, key=lambda group: abs(group[-1] - group[0]))
 
   def row(self) -> dict[str, Any]:
     """Return the attributes that a plan reports."""
-    return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("largest", "group")}
+    return {
+      key: value
+      for key, value in dataclasses.asdict(self).items()
+      if key not in ("largest", "group")
+    }
 
 
 def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
   """Return all collectives of a program, largest first.
 
   Args:
-    mesh: the length of each axis, in mesh order; device i of the program is the i-th device of the flattened mesh.
+    mesh: the length of each axis, in mesh order; device i of the program is the i-th device of the
+      flattened mesh.
   """
   rows: dict[tuple, Collective] = {}
   starts = _asynchronous_starts(program)
@@ -121,7 +142,8 @@ def _sliced_names(instructions: Sequence[Instruction]) -> set[str]:
 
 
 def _asynchronous_starts(program: Program) -> dict[str, set[str]]:
-  """Return the computations that start an asynchronous collective of the TPU compiler, by channel."""
+  """Return the computations that start an asynchronous collective of the TPU compiler, by
+  channel."""
   starts: dict[str, set[str]] = {}
   for computation, instructions in program.computations.items():
     if not any(i.opcode == "custom-call" and _STARTS in i.rest for i in instructions):
@@ -145,28 +167,34 @@ def _kind(instruction: Instruction) -> tuple[str | None, bool]:
 
 
 def _transfer_between_slices(instruction: Instruction) -> re.Match | None:
-  """Match the attributes of data that a device hands to its host for another slice; None for other instructions."""
+  """Match the attributes of data that a device hands to its host for another slice; None for other
+  instructions."""
   if instruction.opcode != "send":
     return None
   return _BETWEEN_SLICES.search(instruction.rest)
 
 
 def _ring_share(kind: str, group_size: int) -> float:
-  """Return the bytes that one device sends around a ring, relative to the bytes of the collective."""
+  """Return the bytes that one device sends around a ring, relative to the bytes of the
+  collective."""
   if kind in ("collective-permute", "collective-broadcast"):
     return 1.0
   passes = 2.0 if kind == "all-reduce" else 1.0
   return passes * (group_size - 1) / group_size
 
 
-def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str], group_size: int) -> float:
-  """Return the bytes of the larger side: the operands of a reduction or scatter, the results of a gather."""
+def _bytes(
+  instruction: Instruction, kind: str, shapes: Mapping[str, str], group_size: int
+) -> float:
+  """Return the bytes of the larger side: the operands of a reduction or scatter, the results of a
+  gather."""
   parts = elements(instruction.type)
   if instruction.opcode == "send":
     copies = group_size if kind == "all-gather" else 1
     return copies * type_bytes(parts[0])
   operand_bytes = [type_bytes(shapes[name]) for name in instruction.operands if name in shapes]
-  if kind == "ragged-all-to-all":  # (rows to send, the array that received rows are written into, …)
+  # (rows to send, the array that received rows are written into, …)
+  if kind == "ragged-all-to-all":
     return min(operand_bytes[:2], default=0)
   if kind in ("all-reduce", "reduce-scatter", "all-to-all", "collective-permute"):
     return sum(operand_bytes)
@@ -181,7 +209,8 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
   transfer = _transfer_between_slices(instruction)
   if transfer is not None:
     slices = int(transfer["last_slice"]) + 1
-    return np.arange(devices).reshape(-1, slices).T.tolist()  # slices are one after another in the mesh
+    # slices are one after another in the mesh
+    return np.arange(devices).reshape(-1, slices).T.tolist()
   pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
   if pairs:
     return [_integers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
@@ -193,14 +222,17 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
   if iota:
     shape = _integers(iota[1])
     return _transposed_range(iota[2], iota[3]).reshape(shape).tolist()
-  named = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}", text)
+  named = re.search(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}", text
+  )
   if named:
     return _named_groups(*named.groups())
   return [list(range(devices))]
 
 
 def _named_groups(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
-  """Return the groups along some axes: for mesh `'a'=2, 'b'=4` and `'b'`, one group for each index of a.
+  """Return the groups along some axes: for mesh `'a'=2, 'b'=4` and `'b'`, one group for each index
+  of a.
 
   `'b':(2)2` is a part of an axis: the size of the parts before it, and its own.
   """
@@ -248,7 +280,8 @@ def _integers(text: str) -> list[int]:
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int], kind: str) -> str:
-  """Return the mesh axes along which a group's members differ; "part of …" if the groups do not span these axes."""
+  """Return the mesh axes along which a group's members differ; "part of …" if the groups do not
+  span these axes."""
   names = list(mesh)
   shape = tuple(mesh.values())
   largest_id = max((max(group) for group in groups if group), default=0)

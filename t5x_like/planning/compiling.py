@@ -32,12 +32,14 @@ from t5x_like.training.build import build
 _GIGA = 1e9
 _MANY_GATHERS = 4  # times the least bytes, from which a decoding step is advised against
 _GATHERS_HINT = (
-  "; parameters are gathered for every token: mesh.tensor in place of mesh.fsdp leaves them where they are"
+  "; parameters are gathered for every token: mesh.tensor in place of mesh.fsdp leaves them where "
+  "they are"
 )
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-  """Make the plan for `request` (see `child.Request`), as JSON-serialisable values; bytes are per device."""
+  """Make the plan for `request` (see `child.Request`), as JSON-serialisable values; bytes are per
+  device."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
@@ -51,7 +53,9 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
   train = request["step"] == "train"
-  least = minimum.ring_bytes(named, rules, itemsize, train, config.accumulation_steps, parts.trained)
+  least = minimum.ring_bytes(
+    named, rules, itemsize, train, config.accumulation_steps, parts.trained
+  )
   answer = {
     "topology": topology.name,
     "step": request["step"],
@@ -95,7 +99,11 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     if shortage is None:
       raise
     seconds = time.perf_counter() - start
-    return answer | {"fits": False, "compile_seconds": seconds, "verdict": f"does not fit: {shortage}"}
+    return answer | {
+      "fits": False,
+      "compile_seconds": seconds,
+      "verdict": f"does not fit: {shortage}",
+    }
   answer["options"] = options
   answer["compile_seconds"] = time.perf_counter() - start
   answer["compile_cpu_seconds"] = time.process_time() - cpu_start
@@ -109,12 +117,15 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   return answer
 
 
-def _compile(step: str, lowered: jax.stages.Lowered, device) -> tuple[jax.stages.Compiled, str, dict[str, str]]:
+def _compile(
+  step: str, lowered: jax.stages.Lowered, device
+) -> tuple[jax.stages.Compiled, str, dict[str, str]]:
   """Return (the compiled program, its text, the options that training would compile it with)."""
   if device.platform == "cpu":
     compiled = lowered.compile()
     return compiled, compiled.as_text(), {}
-  # libtpu writes the text itself: jaxlib, which would read the program back, may be older and refuse instructions.
+  # libtpu writes the text itself: jaxlib, which would read the program back, may be older and
+  # refuse instructions.
   with tempfile.TemporaryDirectory() as folder:
     dump_options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
     if step == "train":
@@ -144,11 +155,16 @@ def _rows(rules, batch_size: int) -> dict[str, int]:
 
 
 def _memory_shortage(error: Exception) -> str | None:
-  """Return the compiler's message about a program that needs more memory than there is; None for other errors."""
+  """Return the compiler's message about a program that needs more memory than there is; None for
+  other errors."""
   text = one_line(error)
   if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
     return None
-  used = re.search(r"Used (\S+) of (\S+) hbm", text) or re.search(r"\((\S+)\) exceeds available HBM \((\S+)\)", text)
+  used = re.search(r"Used (\S+) of (\S+) hbm", text) or re.search(
+    r"\((\S+)\) exceeds available "
+    r"HBM \((\S+)\)",
+    text,
+  )
   return f"the compiler needs {used[1]} of {used[2]} of HBM" if used else text[:200]
 
 
@@ -178,7 +194,11 @@ def _memory(kinds: dict[str, float | None], analysis) -> dict[str, Any]:
 
 
 def _costs(
-  answer: dict[str, Any], topology: hardware.Topology, program: Program, rows: list[Collective], mesh_devices
+  answer: dict[str, Any],
+  topology: hardware.Topology,
+  program: Program,
+  rows: list[Collective],
+  mesh_devices,
 ) -> dict[str, Any]:
   """Return FLOPs, bytes sent, and an estimate of their time."""
   product_flops = products.flops(program)
@@ -198,7 +218,8 @@ def _costs(
   chip = topology.chip
   devices = mesh_devices.reshape(-1)
   peak, _ = compilation.peak_flops(devices[0])
-  saved_flops = product_flops - products.flops(program, chip.fast)  # by 8-bit products, at twice the rate
+  # by 8-bit products, at twice the rate
+  saved_flops = product_flops - products.flops(program, chip.fast)
   collective_seconds = {"asynchronous": 0.0, "synchronous": 0.0}
   for row in rows:
     group = [devices[i] for i in row.group]
@@ -217,7 +238,9 @@ def _costs(
   seconds["step"] = step_seconds
   costs["seconds"] = seconds
   costs["dearest"] = counts.dearest(program, chip.clock)
-  costs["mfu"] = answer["model_flops"] / (step_seconds * peak * len(devices)) if step_seconds else None
+  costs["mfu"] = (
+    answer["model_flops"] / (step_seconds * peak * len(devices)) if step_seconds else None
+  )
   if answer["step"] == "decode":
     new_tokens = answer["tokens"] / answer["batch_size"]
     costs["weights_seconds"] = new_tokens * answer["weight_bytes"] / chip.bandwidth

@@ -1,4 +1,5 @@
-"""Counts of a compiled program that a change of the code can make worse, and its dearest operations.
+"""Counts of a compiled program that a change of the code can make worse, and its dearest
+operations.
 
 `docs/plans.json` holds those of published models, and `tools/plans.py` refuses to let them grow.
 """
@@ -12,7 +13,8 @@ from t5x_like.planning.hlo import Program, arrays, elements, type_bytes
 
 _MOVES = {"copy": "copied", "copy-start": "copied", "transpose": "transposed"}
 _PRODUCTS = ("dot", "convolution")
-_NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "while", "bitcast")  # their results are those of others
+# their results are those of others
+_NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "while", "bitcast")
 _NAMED = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"jit\(step\)/|(while/body/)?closed_call/")
 _TOLERANCE = 1.01  # versions of the compiler differ by less
@@ -24,16 +26,19 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
   Args:
     rows: the program's collectives.
   Returns:
-    FLOPs of all products and kernels (`flops`) and of products with a float32 factor (`float32_flops`); GB read and
-    written (`moved`), and of these by copies (`copied`) and transpositions (`transposed`) outside of fusions; GB of
-    the collectives that a device waits for (`waited`); GB of the largest array beside the arguments (`largest`).
+    FLOPs of all products and kernels (`flops`) and of products with a float32 factor
+    (`float32_flops`); GB read and written (`moved`), and of these by copies (`copied`) and
+    transpositions (`transposed`) outside of fusions; GB of the collectives that a device waits for
+    (`waited`); GB of the largest array beside the arguments (`largest`).
   """
   totals = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
   for instruction, executions, shapes, computation in program.executed():
     if instruction.opcode in _PRODUCTS:
       dtypes = [arrays(shapes[name])[0][0] for name in instruction.operands[:2] if name in shapes]
       if "f32" in dtypes:
-        totals["float32_flops"] += executions * products.instruction_flops(program, instruction, shapes)
+        totals["float32_flops"] += executions * products.instruction_flops(
+          program, instruction, shapes
+        )
     if not program.alone(computation):
       continue
     result_bytes = [type_bytes(part) for part in elements(instruction.type)]
@@ -59,8 +64,8 @@ def grown(before: dict[str, float], after: dict[str, float]) -> list[str]:
 
 
 def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, Any]]:
-  """Return the operations with the most of the compiler's cycles: seconds a step, executions, traced name, type of the
-  first result.
+  """Return the operations with the most of the compiler's cycles: seconds a step, executions,
+  traced name, type of the first result.
 
   Args:
     clock: cycles per second.

@@ -1,4 +1,5 @@
-"""Named hardware, such as `v5e:16x16`, two slices of it, or `cpu:8`, as devices to compile programs for.
+"""Named hardware, such as `v5e:16x16`, two slices of it, or `cpu:8`, as devices to compile programs
+for.
 
 TPU topologies come from libtpu, the compiler of TPU hosts, which needs no TPU (the extra `plan`).
 """
@@ -23,7 +24,8 @@ class Chip:
     memory: bytes of HBM.
     bandwidth: bytes per second between the HBM and the core.
     link: bytes per second of one link to a neighbour in one direction.
-    clock: cycles per second; with the size and number of the matrix units it determines the peak rate.
+    clock: cycles per second; with the size and number of the matrix units it determines the peak
+      rate.
     kernels: the share of the peak rate that attention kernels reach, see `KERNELS`.
     fast: the start of the 8-bit dtypes whose products run at twice the peak rate; empty for none.
     devices: jax devices on a chip, which share its links.
@@ -40,16 +42,18 @@ class Chip:
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-# The compiler estimates no cycles for Pallas kernels. The share for v6e is measured: in public XProf profiles of Qwen3
-# 8B on v6e-8 (length 8,192, 3 rows a chip, 6,376 tokens a second and chip), splash attention takes 11.2 % of the step
-# for two forward passes (30 % of the peak rate) and 12.5 % for the backward pass (34 %); causality halves the FLOPs.
-# Heads of width 128 fill half of the 256 x 256 matrix units of v6e and TPU7x. The share for the 128 x 128 units of the
-# other chips is an assumption, one and a half times as much: the exponentials take the same time. By the compiler's
-# schedule, the kernel `fused` reaches 57 to 75 % on v5e (docs/explanation/cycles.md).
+# The compiler estimates no cycles for Pallas kernels. The share for v6e is measured: in public
+# XProf profiles of Qwen3 8B on v6e-8 (length 8,192, 3 rows a chip, 6,376 tokens a second and chip),
+# splash attention takes 11.2 % of the step for two forward passes (30 % of the peak rate) and 12.5
+# % for the backward pass (34 %); causality halves the FLOPs. Heads of width 128 fill half of the
+# 256 x 256 matrix units of v6e and TPU7x. The share for the 128 x 128 units of the other chips is
+# an assumption, one and a half times as much: the exponentials take the same time. By the
+# compiler's schedule, the kernel `fused` reaches 57 to 75 % on v5e (docs/explanation/cycles.md).
 WIDE_UNITS = 0.32
 KERNELS = 0.48
 
-# cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to Scale Your Model".
+# cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to
+# Scale Your Model".
 CHIPS = {
   "v4": Chip(32 * 2**30, 1.228e12, 45e9, 1.05e9, KERNELS, options={"chip_config_name": "megacore"}),
   "v5e": Chip(16 * 2**30, 0.819e12, 45e9, 1.5e9, KERNELS, "s8"),
@@ -59,7 +63,8 @@ CHIPS = {
 }
 _FLAT = ("v5e", "v6e")  # of two dimensions
 _POD_SIDE = 16  # chips; only a dimension as long as the pod closes to a ring
-_CUBE_SIDE = 4  # of the other chips: optical switches close every dimension of a slice of whole cubes
+# of the other chips: optical switches close every dimension of a slice of whole cubes
+_CUBE_SIDE = 4
 NETWORK = 6.25e9  # bytes per second and chip between slices, over the data-centre network
 
 
@@ -85,7 +90,8 @@ class Topology:
 
   @property
   def dimensions(self) -> tuple[tuple[int, bool], ...]:
-    """(Length in chips, whether the links of its ends close to a ring) of each dimension of a TPU slice."""
+    """(Length in chips, whether the links of its ends close to a ring) of each dimension of a TPU
+    slice."""
     lengths = [int(length) for length in self.shape.split("x")]
     if self.kind in _FLAT:
       return tuple((length, length == _POD_SIDE) for length in lengths)
@@ -94,19 +100,29 @@ class Topology:
 
 
 def parse(text: str, slices: int = 1) -> Topology:
-  """Parse a topology's name; raise UserError for an unknown kind, an invalid shape, or several slices of CPUs."""
+  """Parse a topology's name; raise UserError for an unknown kind, an invalid shape, or several
+  slices of CPUs."""
   kind, _, shape = text.partition(":")
   known = ("cpu", *CHIPS)
   if kind not in known:
     raise UserError(
-      f"--topology={text}: unknown kind {kind!r}{did_you_mean(kind, known)}; there are {', '.join(known)}"
+      f"--topology={text}: unknown kind {kind!r}{did_you_mean(kind, known)}; there are "
+      f"{', '.join(known)}"
     )
   if not re.fullmatch(r"[1-9]\d*" if kind == "cpu" else r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
-    raise UserError(f"--topology={text}: found the shape {shape!r}, expected one like cpu:8, v5e:16x16 or v5p:4x4x4")
+    raise UserError(
+      f"--topology={text}: found the shape {shape!r}, expected one like cpu:8, "
+      "v5e:16x16 or v5p:4x4x4"
+    )
   if kind in _FLAT and (shape.count("x") > 1 or max(map(int, shape.split("x"))) > _POD_SIDE):
-    raise UserError(f"--topology={text}: found the shape {shape!r}, expected two sides of at most {_POD_SIDE} chips")
+    raise UserError(
+      f"--topology={text}: found the shape {shape!r}, expected two sides of at most "
+      f"{_POD_SIDE} chips"
+    )
   if slices < 1 or kind == "cpu" and slices > 1:
-    raise UserError(f"--slices={slices}: expected at least 1, and 1 for cpu; several slices are for TPUs")
+    raise UserError(
+      f"--slices={slices}: expected at least 1, and 1 for cpu; several slices are for TPUs"
+    )
   return Topology(kind, shape, slices)
 
 
@@ -119,26 +135,32 @@ def library() -> str:
   configured_path = os.environ.get(LIBRARY)
   if configured_path:
     if not pathlib.Path(configured_path).is_file():
-      raise UserError(f"{LIBRARY}={configured_path}: no such file; give the path of libtpu.so, or unset it")
+      raise UserError(
+        f"{LIBRARY}={configured_path}: no such file; give the path of libtpu.so, or unset it"
+      )
     return configured_path
   package = importlib.util.find_spec("libtpu")
   path = pathlib.Path(package.origin).with_name("libtpu.so") if package and package.origin else None
   if path is None or not path.is_file():
     raise UserError(
-      "plans for TPUs are made by libtpu, which is not installed: pip install 't5x-like[plan]', or set"
+      "plans for TPUs are made by libtpu, which is not installed: pip install 't5x-like[plan]', "
+      "or set"
       f" {LIBRARY} to the path of a libtpu.so; --topology=cpu:8 needs neither"
     )
   return str(path)
 
 
 def environment(topology: Topology) -> dict[str, str]:
-  """Return the environment variables that a process needs to compile for a topology; it never looks for devices.
+  """Return the environment variables that a process needs to compile for a topology; it never looks
+  for devices.
 
   Raises:
     UserError: as `library`.
   """
   if topology.chip is None:
-    flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
+    flags = re.sub(
+      r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", "")
+    )
     flags = f"{flags} --xla_force_host_platform_device_count={topology.shape}"
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()}
   return {
@@ -154,7 +176,8 @@ def environment(topology: Topology) -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list:
-  """Return a topology's devices; the process must have its `environment`. Raise UserError if the compiler lacks it."""
+  """Return a topology's devices; the process must have its `environment`. Raise UserError if the
+  compiler lacks it."""
   import jax
   from jax.experimental import topologies
 
@@ -172,10 +195,12 @@ def devices(topology: Topology) -> list:
 
 
 def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = False) -> float:
-  """Return the least time, in seconds, for a collective over a group of devices to send `ring_bytes` from each.
+  """Return the least time, in seconds, for a collective over a group of devices to send
+  `ring_bytes` from each.
 
-  Within a slice, it uses all of the group's `links`, or two of them if it runs around one `ring`. Between slices, it
-  uses the data-centre network, over which a hierarchical collective sends a slice's share.
+  Within a slice, it uses all of the group's `links`, or two of them if it runs around one `ring`.
+  Between slices, it uses the data-centre network, over which a hierarchical collective sends a
+  slice's share.
   """
   slices = len({getattr(device, "slice_index", 0) or 0 for device in group})
   used_links = links(group, topology)
@@ -192,9 +217,10 @@ def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = Fal
 def links(group: list, topology: Topology) -> float:
   """Return the links over which a device of the group sends at once.
 
-  A dimension of the torus along which the group extends gives two links if the group fills it and its ends are
-  connected, otherwise one: in a line, the devices at the ends receive everything over a single link. Groups that
-  interleave along a dimension share its links, and so do groups that have one device of a chip each.
+  A dimension of the torus along which the group extends gives two links if the group fills it and
+  its ends are connected, otherwise one: in a line, the devices at the ends receive everything over
+  a single link. Groups that interleave along a dimension share its links, and so do groups that
+  have one device of a chip each.
   """
   total = 0.0
   coordinates = [tuple(getattr(device, "coords", ())) for device in group]

@@ -1,7 +1,7 @@
 """Read the text of a compiled program (HLO): its computations and the number of executions of each.
 
-Loops are multiplied by their number of iterations: the compiler's `known_trip_count` if it is given (CPU, GPU), or else
-derived from the loop's condition, start value and increment (TPU).
+Loops are multiplied by their number of iterations: the compiler's `known_trip_count` if it is given
+(CPU, GPU), or else derived from the loop's condition, start value and increment (TPU).
 """
 
 import dataclasses
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from t5x_like.nn.feed_forward._over_devices import SELDOM
 
-DTYPE_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others end in their number of bits: bf16, s4, f8e4m3fn, c64
+# others end in their number of bits: bf16, s4, f8e4m3fn, c64
+DTYPE_BITS = {"pred": 8, "token": 0, "opaque": 0}
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[^\s=]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
@@ -21,8 +22,10 @@ _CALLED = re.compile(
   r"(\{[^}]*\}|%?[^\s,{}]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CONTINUED = re.compile(r'\n(?="|\}\}, )')  # the metadata of a Pallas kernel, JSON over several lines
-_COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}  # iterations beyond (bound - start) / increment
+# the metadata of a Pallas kernel, JSON over several lines
+_CONTINUED = re.compile(r'\n(?="|\}\}, )')
+# iterations beyond (bound - start) / increment
+_COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +84,10 @@ class Program:
   Attributes:
     computations: instructions by computation.
     entry: the name of the entry computation.
-    executions: the number of executions of each computation; every branch of a conditional counts as taken.
-    fused, asynchronous: the computations executed by a fusion, or by an `async-start` and the calls in it.
+    executions: the number of executions of each computation; every branch of a conditional counts
+      as taken.
+    fused, asynchronous: the computations executed by a fusion, or by an `async-start` and the calls
+      in it.
     unknown: the loops with an unknown number of iterations, which count once.
     skipped: those of them that balanced loads of experts skip, which do not count.
   """
@@ -131,7 +136,8 @@ class Program:
     for instruction in self.computations[computation]:
       if instruction.opcode == "while":
         self._count_loop(computation, instruction, executions)
-      elif not instruction.opcode.endswith(("-update", "-done")):  # these name what their start executed
+      # these name what their start executed
+      elif not instruction.opcode.endswith(("-update", "-done")):
         self._count_calls(computation, instruction, executions)
 
   def _count_loop(self, computation: str, instruction: Instruction, executions: int) -> None:
@@ -154,7 +160,8 @@ class Program:
         self._count(name, executions)
 
   def _trips(self, computation: str, loop: Instruction, body: str, condition: str) -> int | None:
-    """Return the iterations of a counting loop: (bound - start) / increment, rounded up; None if unknown."""
+    """Return the iterations of a counting loop: (bound - start) / increment, rounded up; None if
+    unknown."""
     comparison = self._comparison(condition)
     if comparison is None:
       return None
@@ -168,7 +175,8 @@ class Program:
     return max(0, math.ceil((distance + math.copysign(_COMPARISONS[direction], step)) / step))
 
   def _comparison(self, condition: str) -> tuple[int, int | None, str] | None:
-    """Return (index of the counter in the state, bound, direction) of a condition; None if it tests no counter."""
+    """Return (index of the counter in the state, bound, direction) of a condition; None if it tests
+    no counter."""
     location = self._find_compare(condition)
     if location is None:
       return None
@@ -184,7 +192,8 @@ class Program:
     return sides[0][1], sides[1][1], direction
 
   def _find_compare(self, condition: str):
-    """Find the first comparison: (computation, instruction, None or (condition, the fusion that calls it))."""
+    """Find the first comparison: (computation, instruction, None or (condition, the fusion that
+    calls it))."""
     instructions = self.computations.get(condition, [])
     for instruction in instructions:
       if instruction.opcode == "compare":
@@ -252,7 +261,8 @@ class Program:
 
 
 def arrays(printed: str) -> list[tuple[str, tuple[int, ...]]]:
-  """Parse the arrays of a printed type: `(bf16[2,4]{1,0}, u32[])` -> [("bf16", (2, 4)), ("u32", ())]."""
+  """Parse the arrays of a printed type: `(bf16[2,4]{1,0}, u32[])` -> [("bf16", (2, 4)), ("u32",
+  ())]."""
   parsed = []
   for dtype, dims in _ARRAY.findall(printed):
     shape = tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)

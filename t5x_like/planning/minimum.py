@@ -1,18 +1,19 @@
 """The minimum bytes that a device must send in a step, as a yardstick for the compiled program.
 
-On the mesh, a parameter of P elements is split f ways over axes that also split the batch (FSDP) and t ways over other
-axes (tensor, expert, stage), and its gradient is a sum over f * d parts of the batch. With b bytes per element of the
-compute dtype, one device must send at least
+On the mesh, a parameter of P elements is split f ways over axes that also split the batch (FSDP)
+and t ways over other axes (tensor, expert, stage), and its gradient is a sum over f * d parts of
+the batch. With b bytes per element of the compute dtype, one device must send at least
 
   gathers      2 * b * P / t * (f - 1) / f          for the forward and the backward pass of each part of the batch
   reductions       b * P / t * (f - 1) / f          a reduce-scatter of the gradient over f
                2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of the rest over d
 
-These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute dtype is bfloat16.
-Evaluation and decoding gather once and reduce nothing, as a teacher and a reference do, which have no backward pass. A
-token table whose vectors are exchanged (`nn/embed.py`) is counted as if it were gathered, and a kernel of 8-bit
-products in the compute dtype: a program may send less. The cost of activations under tensor, sequence, expert or
-pipeline parallelism is left out: it depends on the kept and the recomputed activations.
+These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute
+dtype is bfloat16. Evaluation and decoding gather once and reduce nothing, as a teacher and a
+reference do, which have no backward pass. A token table whose vectors are exchanged (`nn/embed.py`)
+is counted as if it were gathered, and a kernel of 8-bit products in the compute dtype: a program
+may send less. The cost of activations under tensor, sequence, expert or pipeline parallelism is
+left out: it depends on the kept and the recomputed activations.
 """
 
 import math
@@ -25,7 +26,12 @@ _BATCH = ("batch", "length")  # the logical axes over which devices have differe
 
 
 def ring_bytes(
-  named: Mapping, rules: Rules, itemsize: int, train: bool, parts: int = 1, trained: Collection[str] | None = None
+  named: Mapping,
+  rules: Rules,
+  itemsize: int,
+  train: bool,
+  parts: int = 1,
+  trained: Collection[str] | None = None,
 ) -> dict[str, float]:
   """Return {"gathers": …, "reductions": …} in bytes per device and step.
 
@@ -51,12 +57,14 @@ def ring_bytes(
 
 
 def weight_bytes(named: Mapping, rules: Rules, itemsize: int) -> float:
-  """Return the bytes of parameters that a device reads for each token that it decodes, after any gathers."""
+  """Return the bytes of parameters that a device reads for each token that it decodes, after any
+  gathers."""
   return sum(gathered_bytes for gathered_bytes, _, _ in _parameters(named, rules, itemsize))
 
 
 def _parameters(named: Mapping, rules: Rules, itemsize: int) -> Iterator[tuple[float, int, int]]:
-  """Yield (bytes of a gathered parameter, devices that it is gathered from, devices with copies of its shards)."""
+  """Yield (bytes of a gathered parameter, devices that it is gathered from, devices with copies of
+  its shards)."""
   tokens = {axis for name in _BATCH for axis in rules.table[name] if rules.mesh.shape[axis] > 1}
   for parameter in named.values():
     split: dict[str, str] = {}
@@ -64,7 +72,8 @@ def _parameters(named: Mapping, rules: Rules, itemsize: int) -> Iterator[tuple[f
       mesh_axes = (part,) if isinstance(part, str) else part or ()
       for axis in mesh_axes:
         split[axis] = logical
-    routed = {axis for axis, logical in split.items() if logical == "expert"}  # tokens come to the parameter
+    # tokens come to the parameter
+    routed = {axis for axis, logical in split.items() if logical == "expert"}
     gathered = {axis for axis in split if axis in tokens - routed}
     f = math.prod(rules.mesh.shape[axis] for axis in gathered)
     t = math.prod(rules.mesh.shape[axis] for axis in set(split) - gathered)

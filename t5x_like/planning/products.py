@@ -1,8 +1,9 @@
 """The FLOPs of a compiled program: its matrix products and convolutions, loops multiplied.
 
-Unlike model FLOPs, they include recomputation, padding and the masked half of attention. Kernels are counted apart,
-because the compiler's cycles for them are missing or nonsense: Pallas kernels (custom calls) with the FLOPs that they
-declare or that their scope tells (`nn/cores/splash.py`), ragged products (mixtures of experts) with one product a row.
+Unlike model FLOPs, they include recomputation, padding and the masked half of attention. Kernels
+are counted apart, because the compiler's cycles for them are missing or nonsense: Pallas kernels
+(custom calls) with the FLOPs that they declare or that their scope tells (`nn/cores/splash.py`),
+ragged products (mixtures of experts) with one product a row.
 """
 
 import math
@@ -13,7 +14,8 @@ import numpy as np
 from t5x_like.nn.cores.splash import FLOPS
 from t5x_like.planning.hlo import Instruction, Program, arrays
 
-_RAGGED, _RAGGED_CALL = "ragged_dot_general", '"is_ragged_dot":true'
+_RAGGED = "ragged_dot_general"
+_RAGGED_CALL = '"is_ragged_dot":true'
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 _UNKNOWN_CYCLES = 2**62
 # Matrix products of an attention kernel, relative to the two of its forward pass.
@@ -21,10 +23,12 @@ _PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 
 
 def flops(program: Program, fast: str = "") -> float:
-  """Return the FLOPs of all executions without kernels; a multiplication with an addition counts as two.
+  """Return the FLOPs of all executions without kernels; a multiplication with an addition counts as
+  two.
 
   Args:
-    fast: the start of dtypes, such as "s8", whose products take half the time and count half; empty for none.
+    fast: the start of dtypes, such as "s8", whose products take half the time and count half; empty
+      for none.
   """
   total = 0.0
   for instruction, executions, shapes, _ in program.executed():
@@ -32,8 +36,11 @@ def flops(program: Program, fast: str = "") -> float:
   return total
 
 
-def instruction_flops(program: Program, instruction: Instruction, shapes: dict[str, str], fast: str = "") -> float:
-  """Return the FLOPs of one execution of an instruction, with the computation that it fuses; `fast` as in `flops`."""
+def instruction_flops(
+  program: Program, instruction: Instruction, shapes: dict[str, str], fast: str = ""
+) -> float:
+  """Return the FLOPs of one execution of an instruction, with the computation that it fuses; `fast`
+  as in `flops`."""
   total = _flops(instruction, shapes, fast)
   for kind, name in instruction.called():
     if kind == "calls" and name in program.fused:
@@ -55,7 +62,8 @@ def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float
 
 
 def kernels(program: Program) -> tuple[float, int]:
-  """Return (the FLOPs of all executions of kernels, the number of executions with unknown FLOPs)."""
+  """Return (the FLOPs of all executions of kernels, the number of executions with unknown
+  FLOPs)."""
   total = 0.0
   unknown = 0
   for instruction, executions, shapes, _ in program.executed():
@@ -66,7 +74,8 @@ def kernels(program: Program) -> tuple[float, int]:
       else:
         total += executions * kernel_flops
     elif instruction.opcode == "convolution" and _RAGGED in instruction.rest:
-      # Printed as the product of every row with every group's matrix, one step of the window for each group.
+      # Printed as the product of every row with every group's matrix, one step of the window for
+      # each group.
       groups = math.prod(_window(instruction.rest)["size"])
       total += executions * _convolution(instruction, shapes) / groups
   return total, unknown
@@ -83,7 +92,8 @@ def _kernel(instruction: Instruction) -> float | None:
 
 
 def cycles(program: Program) -> float:
-  """Return the TPU compiler's estimated cycles of all fusions and copies, without kernels and collectives."""
+  """Return the TPU compiler's estimated cycles of all fusions and copies, without kernels and
+  collectives."""
   total = 0.0
   for instruction, executions, _, computation in program.executed():
     if computation not in program.fused and _RAGGED_CALL not in instruction.rest:
@@ -125,12 +135,15 @@ def _convolution(instruction: Instruction, shapes: dict[str, str]) -> float:
   pairs = 1.0
   for number, letter in enumerate(sorted(spatial, key=int)):
     axis_window = {key: values[number] for key, values in window.items() if number < len(values)}
-    pairs *= _pairs(left[lhs.index(letter)], right[rhs.index(letter)], out[result.index(letter)], axis_window)
+    pairs *= _pairs(
+      left[lhs.index(letter)], right[rhs.index(letter)], out[result.index(letter)], axis_window
+    )
   return 2.0 * pairs * out[result.index("b")] * out[result.index("f")] * right[rhs.index("i")]
 
 
 def _window(text: str) -> dict[str, list]:
-  """Parse `window={size=3x3 pad=1_1x1_1}` -> {"size": [3, 3], "pad": [(1, 1), (1, 1)]}; {} if there is none."""
+  """Parse `window={size=3x3 pad=1_1x1_1}` -> {"size": [3, 3], "pad": [(1, 1), (1, 1)]}; {} if there
+  is none."""
   attribute = re.search(r"window=\{([^}]*)\}", text)
   if attribute is None:
     return {}

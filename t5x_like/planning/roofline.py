@@ -1,9 +1,10 @@
-"""The least time of a compiled program's operations, each at the matrix units' or at the memory's full rate.
+"""The least time of a compiled program's operations, each at the matrix units' or at the memory's
+full rate.
 
-It stands beside the compiler's estimated cycles, which are two to three times as long for elementwise operations: the
-truth lies between the two. Each operation reads its operands and writes its results once. Arrays that the compiler
-places in the core's own memory (`S(1)`) cost nothing, and a slice costs its own size rather than its source's.
-Collectives are left out.
+It stands beside the compiler's estimated cycles, which are two to three times as long for
+elementwise operations: the truth lies between the two. Each operation reads its operands and writes
+its results once. Arrays that the compiler places in the core's own memory (`S(1)`) cost nothing,
+and a slice costs its own size rather than its source's. Collectives are left out.
 """
 
 import re
@@ -14,13 +15,24 @@ from t5x_like.planning.collectives import KINDS
 from t5x_like.planning.hlo import Instruction, Program, elements, type_bytes
 
 _NEAR = re.compile(r"S\([1-9]\d*\)")  # a memory space other than the HBM
-_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all")
+_FREE = (
+  "parameter",
+  "constant",
+  "tuple",
+  "get-tuple-element",
+  "bitcast",
+  "while",
+  "conditional",
+  "call",
+  "after-all",
+)
 _SLICES = ("dynamic-slice", "slice", "gather")
 _THROUGH = ("bitcast", "copy", "convert", "reshape")
 
 
 def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> float:
-  """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes / `bandwidth`.
+  """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes /
+  `bandwidth`.
 
   Args:
     peak: FLOPs per second.
@@ -29,7 +41,9 @@ def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> 
   """
   total = 0.0
   for instruction, executions, shapes, computation in program.executed():
-    free = instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(("-start", "-done", "-update"))
+    free = instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(
+      ("-start", "-done", "-update")
+    )
     if free or not program.alone(computation):
       continue
     flops = products.instruction_flops(program, instruction, shapes, fast)
@@ -67,8 +81,10 @@ def _results(inner: dict[str, Instruction]) -> list[Instruction]:
 
 
 def _read(body: list[Instruction], parameter: Instruction, outer: str) -> float:
-  """Return the bytes that a fused computation reads of a parameter: whole, or the slices that it takes."""
-  users = [user for user in _users(body, parameter.name) if user.opcode != "tuple"]  # passed on, not read
+  """Return the bytes that a fused computation reads of a parameter: whole, or the slices that it
+  takes."""
+  # passed on, not read
+  users = [user for user in _users(body, parameter.name) if user.opcode != "tuple"]
   if not users or _NEAR.search(outer):
     return 0.0
   if all(user.opcode in _SLICES or _replaced(user, parameter.name) for user in users):
@@ -91,7 +107,8 @@ def _replaced(user: Instruction, name: str) -> bool:
 
 
 def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
-  """Return the type of what a result's root writes: an update in place, nothing of a parameter, or None for all."""
+  """Return the type of what a result's root writes: an update in place, nothing of a parameter, or
+  None for all."""
   if root.opcode == "parameter":
     return ""
   while root.opcode in _THROUGH and root.operands[0] in inner:

@@ -1,9 +1,11 @@
-"""Search meshes, remat and batch sizes that fit a topology: rank candidates by a bound, then compile the best.
+"""Search meshes, remat and batch sizes that fit a topology: rank candidates by a bound, then
+compile the best.
 
-A candidate's bound is its batch's tokens over the least time of a step: the longer of its model FLOPs at the peak rate
-(a third more under full remat) and the analytic minimum of its ring bytes at the links' rate. Candidates whose
-parameters, optimizer state, gradients and kept activations alone exceed the memory are not compiled. The final ranking
-uses the compiled programs: model FLOPs per second, by the estimated time of a step.
+A candidate's bound is its batch's tokens over the least time of a step: the longer of its model
+FLOPs at the peak rate (a third more under full remat) and the analytic minimum of its ring bytes at
+the links' rate. Candidates whose parameters, optimizer state, gradients and kept activations alone
+exceed the memory are not compiled. The final ranking uses the compiled programs: model FLOPs per
+second, by the estimated time of a step.
 """
 
 import dataclasses
@@ -33,7 +35,8 @@ _SEARCHED = ("mesh", "batch_size", "model.remat")
 _REMAT = ("none", "minimal", "full")
 _ROWS = (1, 2, 4, 8, 16, 32)  # rows of a device, or of the devices that share a row
 _TENSOR = (1, 2, 4, 8)
-_EXTRA_AXES = {"expert": (2, 4, 8), "sequence": (2, 4), "stage": (2, 4)}  # a mesh may have one of them
+# a mesh may have one of them
+_EXTRA_AXES = {"expert": (2, 4, 8), "sequence": (2, 4), "stage": (2, 4)}
 
 
 @dataclasses.dataclass
@@ -55,8 +58,8 @@ class Candidate:
 def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   """Return all candidates that may fit, best bound first.
 
-  Ties within the estimate's error prefer meshes without `sequence` and `stage`, then more rows. The process must have
-  the topology's environment, as that of `compiling` has.
+  Ties within the estimate's error prefer meshes without `sequence` and `stage`, then more rows. The
+  process must have the topology's environment, as that of `compiling` has.
 
   Raises:
     UserError: nothing fits.
@@ -65,25 +68,34 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
   config, task = steps.resolve(config, topology.platform, request["phase"])
-  fitting = [dataclasses.asdict(candidate) for candidate in _candidates(config, task, topology, devices)]
+  fitting = [
+    dataclasses.asdict(candidate) for candidate in _candidates(config, task, topology, devices)
+  ]
   if not fitting:
-    raise UserError(f"--search: nothing fits {topology.name}; its {len(devices)} devices have too little memory in all")
+    raise UserError(
+      f"--search: nothing fits {topology.name}; its {len(devices)} devices have too "
+      "little memory in all"
+    )
   return sorted(fitting, key=_rank)
 
 
 def _rank(candidate: dict[str, Any]) -> tuple[float, bool, int, float]:
-  """Return the key by which candidates are sorted; bounds differ by less than the estimate's error past two digits."""
+  """Return the key by which candidates are sorted; bounds differ by less than the estimate's error
+  past two digits."""
   rounded_bound = float(f"{candidate['bound']:.2g}")
   return (-rounded_bound, _sends_activations(candidate), -candidate["rows"], -candidate["bound"])
 
 
 def _sends_activations(candidate: dict[str, Any]) -> bool:
-  """Return whether a mesh sends activations of all layers over axes that the bound counts as free."""
+  """Return whether a mesh sends activations of all layers over axes that the bound counts as
+  free."""
   mesh = candidate["overrides"][0]
   return "sequence" in mesh or "stage" in mesh
 
 
-def _candidates(config: ConfigDict, task, topology: hardware.Topology, devices: list) -> Iterator[Candidate]:
+def _candidates(
+  config: ConfigDict, task, topology: hardware.Topology, devices: list
+) -> Iterator[Candidate]:
   base = ConfigDict(config.to_dict())
   base.mesh = {"data": 1}
   base.batch_size = 1
@@ -106,7 +118,9 @@ def _candidates(config: ConfigDict, task, topology: hardware.Topology, devices: 
       continue  # a parameter does not divide
     batch_ways = rules.ways("batch")
     row_devices = len(devices) // batch_ways  # that share a row
-    sent_bytes = sum(minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained).values())
+    sent_bytes = sum(
+      minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained).values()
+    )
     gradient_bytes = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
     resident_state = state.params if config.optimizer.get("offload") else state
     state_bytes = steps.shard_bytes(resident_state) + gradient_bytes
@@ -115,16 +129,22 @@ def _candidates(config: ConfigDict, task, topology: hardware.Topology, devices: 
       if memory_bytes > memory:
         continue
       recomputation = 4 / 3 if remat == "full" else 1
-      computing = rows * row_flops / row_devices * recomputation / peak * _pipeline_slowdown(mesh, rows)
+      computing = (
+        rows * row_flops / row_devices * recomputation / peak * _pipeline_slowdown(mesh, rows)
+      )
       bound = rows * row_tokens / row_devices / max(computing, sent_bytes / link)
-      overrides = [f"mesh={json.dumps(mesh, separators=(',', ':'))}", f"batch_size={rows * batch_ways}"]
+      overrides = [
+        f"mesh={json.dumps(mesh, separators=(',', ':'))}",
+        f"batch_size={rows * batch_ways}",
+      ]
       if remat is not None:
         overrides.append(f"model.remat={_remat_flag(config, remat)}")
       yield Candidate(tuple(overrides), bound, memory_bytes, rows)
 
 
 def _rates(topology: hardware.Topology, devices: list) -> tuple[float, float, float]:
-  """Return (bytes of memory, FLOPs per second, bytes per second of all links) of a device; made up for CPUs."""
+  """Return (bytes of memory, FLOPs per second, bytes per second of all links) of a device; made up
+  for CPUs."""
   chip = topology.chip
   if chip is None:
     return math.inf, 1e11, 1e10
@@ -161,8 +181,11 @@ def _axes(config: ConfigDict, named: Mapping, lengths: list[int]) -> dict[str, l
   return sizes
 
 
-def _meshes(extra_axes: Mapping[str, list[int]], slices: int, devices: int) -> Iterator[dict[str, int]]:
-  """Yield every split of a slice's devices among data, fsdp, tensor and at most one of `extra_axes`."""
+def _meshes(
+  extra_axes: Mapping[str, list[int]], slices: int, devices: int
+) -> Iterator[dict[str, int]]:
+  """Yield every split of a slice's devices among data, fsdp, tensor and at most one of
+  `extra_axes`."""
   extras: list[dict[str, int]] = [{}]
   for axis, sizes in extra_axes.items():
     extras += [{axis: size} for size in sizes]
@@ -173,21 +196,29 @@ def _meshes(extra_axes: Mapping[str, list[int]], slices: int, devices: int) -> I
     for fsdp in range(1, batch_devices + 1):
       if batch_devices % fsdp:
         continue
-      mesh = {"replica": slices, "data": batch_devices // fsdp, "fsdp": fsdp, "tensor": tensor, **extra}
+      mesh = {
+        "replica": slices,
+        "data": batch_devices // fsdp,
+        "fsdp": fsdp,
+        "tensor": tensor,
+        **extra,
+      }
       yield {axis: size for axis, size in mesh.items() if size > 1}
 
 
 def _pipeline_slowdown(mesh: Mapping[str, int], rows: int) -> float:
-  """Return the ticks of a pipeline over those in which a stage computes, with the default microbatches."""
+  """Return the ticks of a pipeline over those in which a stage computes, with the default
+  microbatches."""
   stages = mesh.get("stage", 1)
   return 1 + (stages - 1) / math.gcd(stages, rows)
 
 
 def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | None, float]:
-  """Return the bytes that the backward pass of a row keeps at once, by remat, as JAX traces the step.
+  """Return the bytes that the backward pass of a row keeps at once, by remat, as JAX traces the
+  step.
 
-  Two rows keep more than one, and the difference is a row's. A block that is recomputed keeps for a moment what "none"
-  keeps of it.
+  Two rows keep more than one, and the difference is a row's. A block that is recomputed keeps for a
+  moment what "none" keeps of it.
   """
   kept_bytes: dict[str | None, float] = {}
   policies = _REMAT if "remat" in config.model else (None,)
@@ -206,7 +237,8 @@ def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | Non
 
 
 def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float:
-  """Return the bytes of all arrays that the forward pass of some rows leaves to the backward pass."""
+  """Return the bytes of all arrays that the forward pass of some rows leaves to the backward
+  pass."""
   config.batch_size = rows
   parts = build(config, devices)
 
@@ -219,23 +251,31 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
       return jax.vjp(loss, arrays, has_aux=True)[1]
 
   backward = jax.eval_shape(forward, parts.state.params, abstract_batch(config, parts.rules, task))
-  leaves = [x for x in jax.tree.leaves(backward) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
+  leaves = [
+    x for x in jax.tree.leaves(backward) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+  ]
   return float(sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves))
 
 
 def search(
   request: Request, limit: int, timeout_seconds: float, report_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-  """Return plans of the `limit` best candidates, fastest first; candidates that do not fit come last.
+  """Return plans of the `limit` best candidates, fastest first; candidates that do not fit come
+  last.
 
   Args:
     timeout_seconds: how long the compiler may take for each.
-    report_progress: receives a line about the overrides that candidates replace, and about each finished candidate.
+    report_progress: receives a line about the overrides that candidates replace, and about each
+      finished candidate.
   """
   answer = child.plan(dataclasses.replace(request, search=True), timeout_seconds, report_progress)
   if "candidates" not in answer:
     raise UserError(f"--search: {answer['verdict']}")
-  replaced = [override for override in request.overrides if override.startswith((*_SEARCHED, "accumulation_steps"))]
+  replaced = [
+    override
+    for override in request.overrides
+    if override.startswith((*_SEARCHED, "accumulation_steps"))
+  ]
   fixed = [override for override in request.overrides if override not in replaced]
   if replaced:
     report_progress(f"searched in place of what is given: {' '.join(replaced)}")
@@ -248,23 +288,32 @@ def search(
     try:
       plan = child.plan(candidate_request, timeout_seconds, report_progress)
       fewer_rows_may_fit = not plan["fits"]
-    except UserError as error:  # an attention core or a schedule that the axis of a mesh excludes, with any rows
+    # an attention core or a schedule that the axis of a mesh excludes, with any rows
+    except UserError as error:
       plan = {"fits": False, "verdict": str(error)}
       fewer_rows_may_fit = False
     plans.append(plan | {"candidate": candidate["overrides"]})
-    report_progress(f"{len(plans)} of {limit}: {' '.join(candidate['overrides'])}: {plan['verdict']}")
+    report_progress(
+      f"{len(plans)} of {limit}: {' '.join(candidate['overrides'])}: {plan['verdict']}"
+    )
     next_rows = _largest_below(candidate, waiting) if fewer_rows_may_fit else []
     waiting = next_rows + [other for other in waiting if _layout(other) != _layout(candidate)]
   return sorted(plans, key=rate, reverse=True)
 
 
 def _layout(candidate: dict[str, Any]) -> tuple[str, ...]:
-  """Return a candidate's mesh and remat: one number of rows of each is compiled, fewer if that does not fit."""
-  return tuple(override for override in candidate["overrides"] if not override.startswith("batch_size"))
+  """Return a candidate's mesh and remat: one number of rows of each is compiled, fewer if that does
+  not fit."""
+  return tuple(
+    override for override in candidate["overrides"] if not override.startswith("batch_size")
+  )
 
 
-def _largest_below(candidate: dict[str, Any], waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:
-  """Return the next waiting candidate with the same mesh and remat and fewer rows, if there is one."""
+def _largest_below(
+  candidate: dict[str, Any], waiting: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+  """Return the next waiting candidate with the same mesh and remat and fewer rows, if there is
+  one."""
   for other in waiting:
     if _layout(other) == _layout(candidate) and other["rows"] < candidate["rows"]:
       return [other]
@@ -272,7 +321,12 @@ def _largest_below(candidate: dict[str, Any], waiting: list[dict[str, Any]]) -> 
 
 
 def rate(plan: dict[str, Any]) -> float:
-  """Return a plan's model FLOPs per second, by the estimated time of a step; 0 if it does not fit."""
+  """Return a plan's model FLOPs per second, by the estimated time of a step; 0 if it does not
+  fit."""
   if not plan["fits"]:
     return 0.0
-  return plan["model_flops"] / plan["seconds"]["step"] if "seconds" in plan else 1 / plan["total_gigabytes"]
+  return (
+    plan["model_flops"] / plan["seconds"]["step"]
+    if "seconds" in plan
+    else 1 / plan["total_gigabytes"]
+  )

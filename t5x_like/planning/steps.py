@@ -1,7 +1,8 @@
-"""The step to plan, as training, evaluation or prediction runs it on a topology's mesh, traced from shapes alone.
+"""The step to plan, as training, evaluation or prediction runs it on a topology's mesh, traced from
+shapes alone.
 
-Nothing is allocated, no data is opened and TensorFlow is not imported. The exception is a recipe with a task from
-outside the package: it is made from its data, as in training.
+Nothing is allocated, no data is opened and TensorFlow is not imported. The exception is a recipe
+with a task from outside the package: it is made from its data, as in training.
 """
 
 import dataclasses
@@ -43,7 +44,8 @@ class Step:
 
 
 def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[ConfigDict, Any]:
-  """Return (the resolved config of a phase, its task or a stand-in with `features` and `vocabulary`).
+  """Return (the resolved config of a phase, its task or a stand-in with `features` and
+  `vocabulary`).
 
   Args:
     phase: a key of `config.phases`; None is the end of the run.
@@ -56,7 +58,9 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     with config.ignore_type():
       config.model.vocab_size = table_size(features.vocabulary(store))
   config = resolved(classes.uncounted(config), platform)
-  *earlier_phases, last_phase = phases.built(config, lambda arguments: _task(arguments, config.train_split))
+  *earlier_phases, last_phase = phases.built(
+    config, lambda arguments: _task(arguments, config.train_split)
+  )
   if phase is None:
     return last_phase.config, last_phase.task
   by_name = {earlier.name: earlier for earlier in earlier_phases}
@@ -71,14 +75,17 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
 def _task(arguments: dict[str, Any], split: str):
   if features.known(arguments.get("name")):
     vocabulary = features.vocabulary(arguments.get("store", "builtin"))
-    return types.SimpleNamespace(name=arguments["name"], features=features.of(arguments), vocabulary=vocabulary)
+    return types.SimpleNamespace(
+      name=arguments["name"], features=features.of(arguments), vocabulary=vocabulary
+    )
   from t5x_like.data import task  # tensorflow: a task of the recipe's own
 
   return task.build(split=split, **arguments)
 
 
 def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
-  """Make a step to `train`, `eval` or `decode`; raise UserError if its parts do not fit, or the model cannot decode."""
+  """Make a step to `train`, `eval` or `decode`; raise UserError if its parts do not fit, or the
+  model cannot decode."""
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
@@ -95,7 +102,8 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
     batch, function, read_prompt, new_tokens = _decoding(config, parts, task)
     tokens = config.batch_size * new_tokens
     prompt_flops = _needed_flops(read_prompt, dense, batch)
-    token_flops = _needed_flops(function, dense, batch) - prompt_flops  # of one iteration of the loop
+    # of one iteration of the loop
+    token_flops = _needed_flops(function, dense, batch) - prompt_flops
     cost = prompt_flops + new_tokens * token_flops
 
   def run(arrays, batch):
@@ -106,7 +114,8 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
 
 
 def _needed_flops(function: Callable, *args) -> float:
-  """Count as `compilation.forward_flops`, without results that nothing reads, such as the logits of a prompt."""
+  """Count as `compilation.forward_flops`, without results that nothing reads, such as the logits of
+  a prompt."""
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
   used_outputs = [True] * len(jaxpr.outvars)
   needed, _ = partial_eval.dce_jaxpr(jaxpr, used_outputs)
@@ -122,7 +131,9 @@ def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   """Return the function that the evaluator `loss` runs on each batch."""
   from t5x_like.evals import Setting, loss
 
-  setting = Setting(parts.model, parts.objective, task, lambda limit: iter(()), config.batch_size, parts.rules)
+  setting = Setting(
+    parts.model, parts.objective, task, lambda limit: iter(()), config.batch_size, parts.rules
+  )
   return loss.Evaluator(setting).sums
 
 
@@ -136,10 +147,13 @@ def _decoding(config: ConfigDict, parts: Parts, task):
 
   shapes = {name: list(feature.shape) for name, feature in task.features.items()}
   if "decoder_target_tokens" not in shapes or not hasattr(parts.model, "decode"):
-    raise UserError(f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval")
+    raise UserError(
+      f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval"
+    )
   if len(shapes["decoder_target_tokens"]) > 1:
     raise UserError(
-      f"--step=decode: task {config.task.name} has several rows of tokens for each example, expected one;"
+      f"--step=decode: task {config.task.name} has several rows of tokens for each example, "
+      "expected one;"
       " plan the recipe that the model starts from"
     )
   strategy = strategies.Greedy()
@@ -159,9 +173,16 @@ def _decoding(config: ConfigDict, parts: Parts, task):
   def read(model, batch):
     return begin(model, predictor.batch(batch), **options).state
 
-  tokens = jax.ShapeDtypeStruct((config.batch_size, length), jnp.int32, sharding=parts.rules.batch())
+  tokens = jax.ShapeDtypeStruct(
+    (config.batch_size, length), jnp.int32, sharding=parts.rules.batch()
+  )
   numbers = jax.ShapeDtypeStruct((config.batch_size, 2), jnp.uint32, sharding=parts.rules.batch())
-  return {"tokens": tokens, "valid": tokens, "numbers": numbers}, function, read, predictor.new_tokens
+  return (
+    {"tokens": tokens, "valid": tokens, "numbers": numbers},
+    function,
+    read,
+    predictor.new_tokens,
+  )
 
 
 def shard_bytes(tree) -> float:

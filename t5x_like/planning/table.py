@@ -18,15 +18,30 @@ def text(plan: dict[str, Any]) -> str:
   most_rows = f" to {rows['most']}" if rows["most"] != rows["fewest"] else ""
   lines = [
     _title(plan),
-    f"{plan['model']}: {plan['parameters']:,} parameters; {plan['devices']} x {plan['device_kind']}; {mesh}",
+    f"{plan['model']}: {plan['parameters']:,} parameters; {plan['devices']} x "
+    f"{plan['device_kind']}; {mesh}",
     f"batch {plan['batch_size']}{accumulation}; remat {plan['remat']}; {cores}",
     f"rows per host: {rows['fewest']}{most_rows} of {plan['batch_size']} on {rows['hosts']} hosts;"
     f" {rows['ranges']} of the hosts read one range",
     "",
     "memory, GB a device",
   ]
-  notes = {"arguments": "  params, optimizer and batch, with the padding of tiles", "host": "  in its host's memory"}
-  for kind in ("params", "optimizer", "batch", "arguments", "outputs", "temporaries", "code", "total", "hbm", "host"):
+  notes = {
+    "arguments": "  params, optimizer and batch, with the padding of tiles",
+    "host": "  in its host's memory",
+  }
+  for kind in (
+    "params",
+    "optimizer",
+    "batch",
+    "arguments",
+    "outputs",
+    "temporaries",
+    "code",
+    "total",
+    "hbm",
+    "host",
+  ):
     if memory[kind] is not None and (memory[kind] or kind != "host"):
       lines.append(f"  {kind:<12}{memory[kind] / _GIGA:>9.3f}{notes.get(kind, '')}")
   if "collectives" not in plan:
@@ -41,7 +56,8 @@ def text(plan: dict[str, Any]) -> str:
     kind = f"{row['kind']} ({', '.join(marks)})" if marks else row["kind"]
     over = f"{row['axes'] or 'other'} ({row['devices']})"
     lines.append(
-      f"  {kind:<34}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}{row['ring_bytes'] / _GIGA:>9.3f}"
+      "  "
+      f"{kind:<34}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}{row['ring_bytes'] / _GIGA:>9.3f}"
     )
   minimum = plan["minimum"]
   kernels = f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else ""
@@ -58,11 +74,18 @@ def text(plan: dict[str, Any]) -> str:
   if plan.get("dearest"):
     lines += ["", "dearest operations: seconds, executions, traced name, type"]
     for operation in plan["dearest"]:
-      lines.append(f"  {operation['seconds']:>8.4f} {operation['times']:>6,}  {operation['name']}  {operation['type']}")
+      lines.append(
+        f"  {operation['seconds']:>8.4f} {operation['times']:>6,}  {operation['name']} "
+        f" {operation['type']}"
+      )
   if plan["options"]:
-    lines.append(f"  compiled with {', '.join(f'{name}={value}' for name, value in plan['options'].items())}")
+    lines.append(
+      f"  compiled with {', '.join(f'{name}={value}' for name, value in plan['options'].items())}"
+    )
   if plan["dropped"]:
-    lines.append(f"activations not split, as their sizes do not divide: {', '.join(plan['dropped'])}")
+    lines.append(
+      f"activations not split, as their sizes do not divide: {', '.join(plan['dropped'])}"
+    )
   if plan["loops_not_counted"]:
     lines.append(f"loops of unknown length count once: {', '.join(plan['loops_not_counted'])}")
   return "\n".join([*lines, "", plan["verdict"]])
@@ -81,7 +104,9 @@ def ranking(plans: list[dict[str, Any]]) -> str:
     duration = f"{seconds:.3f}" if seconds else "-"
     mfu = f"{100 * plan['mfu']:.0f} %" if seconds else "-"
     speed = f"{plan['model_flops'] / seconds / plan['devices'] / 1e12:.1f}" if seconds else "-"
-    lines.append(f"{number:>4}{plan['total_gigabytes']:>8.2f}{sent:>9}{duration:>9}{speed:>9}{mfu:>6}  {flags}")
+    lines.append(
+      f"{number:>4}{plan['total_gigabytes']:>8.2f}{sent:>9}{duration:>9}{speed:>9}{mfu:>6}  {flags}"
+    )
   return "\n".join(lines)
 
 
@@ -98,7 +123,8 @@ def _times(plan: dict[str, Any]) -> list[str]:
     "kernels": "attention kernels, at a measured share of the peak rate",
     "asynchronous": "collectives beside it, links at their full rate",
     "synchronous": "collectives that it waits for",
-    "step": "a step: the longest of products, cycles with kernels and collectives beside them; plus the last",
+    "step": "a step: the longest of products, cycles with kernels and collectives beside them; "
+    "plus the last",
   }
   step_seconds = plan["seconds"]["step"]
   rates = []
@@ -110,7 +136,12 @@ def _times(plan: dict[str, Any]) -> list[str]:
     rates.append(f"reading {weights} takes {plan['weights_seconds']:.4f} s of it")
   else:
     rates.append(f"MFU {100 * (plan['mfu'] or 0):.0f} % at most")
-  left_out = ["gaps between operations", "the host", "collectives that share links", "hops of all-to-alls"]
+  left_out = [
+    "gaps between operations",
+    "the host",
+    "collectives that share links",
+    "hops of all-to-alls",
+  ]
   if plan["loops_skipped"]:
     left_out.insert(0, "further rounds of experts, which balanced loads skip")
   if plan["kernels_not_counted"]:
@@ -118,7 +149,9 @@ def _times(plan: dict[str, Any]) -> list[str]:
   return [
     "",
     "estimated seconds",
-    *(f"  {plan['seconds'][key]:>8.4f}  {description}" for key, description in descriptions.items()),
+    *(
+      f"  {plan['seconds'][key]:>8.4f}  {description}" for key, description in descriptions.items()
+    ),
     f"  {'; '.join(rates)}",
     f"  left out: {', '.join(left_out)}",
   ]

@@ -1,6 +1,7 @@
 """The summary, metrics, pictures and page of a run.
 
-The modules that write and draw are found by name, so a run on text imports nothing that belongs to images.
+The modules that write and draw are found by name, so a run on text imports nothing that belongs to
+images.
 """
 
 import pathlib
@@ -21,7 +22,8 @@ def introduce(session, made, cost, step: int) -> None:
 
 
 def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
-  """Draw the pictures of a state and write them into the workdir's `pictures`; see `pictures.made` for the arguments.
+  """Draw the pictures of a state and write them into the workdir's `pictures`; see `pictures.made`
+  for the arguments.
 
   All processes have to call it; the first one writes. Pictures that fail are a warning.
   """
@@ -33,11 +35,16 @@ def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
     if process.first():
       pictures.write(workdir, made)
   except Exception as error:
-    process.say(f"warning: {workdir}/pictures: not drawn: {type(error).__name__}: {one_line(error)[:300]}")
+    process.say(
+      f"warning: {workdir}/pictures: not drawn: {type(error).__name__}: {one_line(error)[:300]}"
+    )
 
 
-def write_page(workdir, address=None, beat: Callable[[str], None] = lambda doing: None) -> pathlib.Path | None:
-  """Write the page of a workdir and return its path; a page that fails or is late is a warning and None.
+def write_page(
+  workdir, address=None, beat: Callable[[str], None] = lambda doing: None
+) -> pathlib.Path | None:
+  """Write the page of a workdir and return its path; a page that fails or is late is a warning and
+  None.
 
   Args:
     address: the workdir's address, for the warning, if it differs.
@@ -52,7 +59,8 @@ def write_page(workdir, address=None, beat: Callable[[str], None] = lambda doing
     except BaseException as error:
       outcome["error"] = error
 
-  thread = threading.Thread(target=write, name="report", daemon=True)  # a late one does not outlast the process
+  # a late one does not outlast the process
+  thread = threading.Thread(target=write, name="report", daemon=True)
   thread.start()
   for _ in range(PAGE_SECONDS):
     beat("writing the report")
@@ -65,5 +73,7 @@ def write_page(workdir, address=None, beat: Callable[[str], None] = lambda doing
   if "error" in outcome:
     reason = f"{type(outcome['error']).__name__}: {one_line(outcome['error'])[:300]}"
   place = address or workdir
-  process.say(f"warning: {place}/report.html: not written: {reason}; try python -m t5x_like.report {place}")
+  process.say(
+    f"warning: {place}/report.html: not written: {reason}; try python -m t5x_like.report {place}"
+  )
   return None

@@ -1,7 +1,8 @@
-"""Writes a run's page anew, or compares runs: python -m t5x_like.report RUN [RUN …] [--output=comparison.html]
+"""Writes a run's page anew, or compares runs: python -m t5x_like.report RUN [RUN …]
+[--output=comparison.html]
 
-With one workdir, its `report.html` is written. With several, one page shows their verdicts, last evaluations, curves on
-the same axes and the keys in which their configs differ.
+With one workdir, its `report.html` is written. With several, one page shows their verdicts, last
+evaluations, curves on the same axes and the keys in which their configs differ.
 """
 
 import argparse
@@ -16,14 +17,21 @@ from t5x_like.report import comparison, page
 def main(argv: list[str] | None = None) -> None:
   """Write a page and print its path; raise UserError for a workdir that holds no run."""
   parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="python -m t5x_like.report"
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    prog="python -m t5x_like.report",
   )
   parser.add_argument("runs", nargs="+", type=directory, metavar="RUN", help="a workdir")
-  parser.add_argument("--output", default="comparison.html", metavar="FILE", help="of several runs (%(default)s)")
+  parser.add_argument(
+    "--output", default="comparison.html", metavar="FILE", help="of several runs (%(default)s)"
+  )
   args = parser.parse_args(argv)
   if len(args.runs) == 1:
     if is_remote(args.runs[0]):
-      raise UserError(f"{args.runs[0]}: found an address, whose run writes {page.FILE} there itself; give a local copy")
+      raise UserError(
+        f"{args.runs[0]}: found an address, whose run writes {page.FILE} there "
+        "itself; give a local copy"
+      )
     comparison.check(args.runs[0])
     print(page.write_report(args.runs[0]))
   else:

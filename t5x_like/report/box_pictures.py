@@ -4,18 +4,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_SIDE, _GAP, _LEAST = 360, 6, 0.5
+_SIDE = 360
+_GAP = 6
+_LEAST = 0.5
 _COLOURS = ("#f97316", "#22c55e", "#3b82f6", "#e11d48", "#a855f7", "#14b8a6", "#eab308", "#64748b")
 
 
-def drawn(pixels_NYXC: np.ndarray, size_N2: np.ndarray, rows: Sequence[dict], shape_N2: np.ndarray, classes: Sequence):
-  """Draw N images, four in a row: objects dashed, predictions with name and probability in percent, a colour a class.
+def drawn(
+  pixels_NYXC: np.ndarray,
+  size_N2: np.ndarray,
+  rows: Sequence[dict],
+  shape_N2: np.ndarray,
+  classes: Sequence,
+):
+  """Draw N images, four in a row: objects dashed, predictions with name and probability in percent,
+  a colour a class.
 
   Predictions with a probability below a half are left out.
 
   Args:
     pixels_NYXC: 0 to 255, padded below and to the right; `size_N2` is the size without padding.
-    rows: results of `evals.detection`, whose boxes are in pixels of the original images, of sizes `shape_N2`.
+    rows: results of `evals.detection`, whose boxes are in pixels of the original images, of sizes
+      `shape_N2`.
   """
   from PIL import Image, ImageDraw
 
@@ -25,7 +35,8 @@ def drawn(pixels_NYXC: np.ndarray, size_N2: np.ndarray, rows: Sequence[dict], sh
     scale = _SIDE / max(y, x)
     kept = np.repeat(pixels[:y, :x], 3 // pixels.shape[-1], axis=-1).astype(np.uint8)
     picture = Image.fromarray(kept).resize((max(1, round(x * scale)), max(1, round(y * scale))))
-    draw, ratio = ImageDraw.Draw(picture), np.tile([picture.height, picture.width] / np.maximum(shape, 1), 2)
+    draw = ImageDraw.Draw(picture)
+    ratio = np.tile([picture.height, picture.width] / np.maximum(shape, 1), 2)
     for one in row["objects"]:
       _dashed(draw, np.asarray(one["box"]) * ratio, _colour(one["label"], classes))
     for one in row["detections"]:

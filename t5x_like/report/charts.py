@@ -1,4 +1,5 @@
-"""The charts of a report: SVG that takes its text colour from the page, so that it suits light and dark themes."""
+"""The charts of a report: SVG that takes its text colour from the page, so that it suits light and
+dark themes."""
 
 import functools
 import io
@@ -17,7 +18,8 @@ Rows = list[dict[str, Any]]
 
 
 class Metrics(list):
-  """The lines of `metrics.jsonl` with an index by metric: there may be a million lines and a hundred metrics."""
+  """The lines of `metrics.jsonl` with an index by metric: there may be a million lines and a
+  hundred metrics."""
 
   def __init__(self, rows: Rows):
     super().__init__(rows)
@@ -25,7 +27,8 @@ class Metrics(list):
 
   @functools.cached_property
   def columns(self) -> dict[str, dict[int, Any]]:
-    """The values of every name by step, in the order of the lines; of lines of one step, the last counts."""
+    """The values of every name by step, in the order of the lines; of lines of one step, the last
+    counts."""
     columns: dict[str, dict[int, Any]] = {}
     for row in self:
       step = row["step"]
@@ -47,7 +50,8 @@ def names(rows: Rows) -> list[str]:
 
 
 def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric; of lines of one step, the last counts."""
+  """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric; of lines of one step,
+  the last counts."""
   if isinstance(rows, Metrics):
     return rows.series(name)
   return _numbers({row["step"]: row[name] for row in rows if name in row})
@@ -55,19 +59,27 @@ def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _numbers(column: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
   points = [
-    (step, value) for step, value in sorted(column.items()) if isinstance(value, int | float) and math.isfinite(value)
+    (step, value)
+    for step, value in sorted(column.items())
+    if isinstance(value, int | float) and math.isfinite(value)
   ]
   steps, values = zip(*points) if points else ((), ())
   return np.asarray(steps, np.int64), np.asarray(values, np.float64)
 
 
 def gaps(rows: Rows) -> list[tuple[int, int]]:
-  """Return the first and last step of every stretch whose lines were lost, as `writer.MetricsWriter` marks them."""
-  return [(row["missing_from"], row["step"]) for row in rows if type(row.get("missing_from")) is int]
+  """Return the first and last step of every stretch whose lines were lost, as
+  `writer.MetricsWriter` marks them."""
+  return [
+    (row["missing_from"], row["step"]) for row in rows if type(row.get("missing_from")) is int
+  ]
 
 
-def broken(steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-  """Put a point that is not a number into every gap of a curve, so that the line ends and begins again there."""
+def broken(
+  steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Put a point that is not a number into every gap of a curve, so that the line ends and begins
+  again there."""
   places = [(int(np.searchsorted(steps, first)), first) for first, _ in lost]
   places = [(place, first) for place, first in places if 0 < place < len(steps)]
   if not places:
@@ -97,7 +109,13 @@ def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
   ):
     steps, values = series(rows, name)
     if len(steps):
-      drawn.append({"title": title, "svg": _line_chart(title, steps, values, gaps(rows), **options), "width": ""})
+      drawn.append(
+        {
+          "title": title,
+          "svg": _line_chart(title, steps, values, gaps(rows), **options),
+          "width": "",
+        }
+      )
   return drawn
 
 
@@ -108,13 +126,16 @@ def curves(runs: dict[str, Rows], name: str) -> str:
     steps, values = series(rows, name)
     many = len(steps) >= 30
     steps, values = _thinned(steps, _smoothed(values)) if many else (steps, values)
-    marker, colour = None if many else "o", _COLOURS[index % len(_COLOURS)]
+    marker = None if many else "o"
+    colour = _COLOURS[index % len(_COLOURS)]
     axes.plot(steps, values, color=colour, linewidth=1.4, marker=marker, markersize=3, label=run)
   axes.legend(frameon=False, fontsize=7, labelcolor=_INK)
   return _svg(figure, name)
 
 
-def scaled(points: dict[str, tuple], lines: dict[str, tuple], name: str, x_label: str, y_label: str) -> str:
+def scaled(
+  points: dict[str, tuple], lines: dict[str, tuple], name: str, x_label: str, y_label: str
+) -> str:
   """Draw points and lines over a logarithmic axis, as SVG.
 
   Args:
@@ -128,7 +149,13 @@ def scaled(points: dict[str, tuple], lines: dict[str, tuple], name: str, x_label
     colour = _COLOURS[index % len(_COLOURS)]
     axes.plot(x, y, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.8, label=label)
   for index, (label, (x, y)) in enumerate(lines.items()):
-    axes.plot(x, y, color=_COLOURS[index % len(_COLOURS)], linewidth=1.3, label=None if label in points else label)
+    axes.plot(
+      x,
+      y,
+      color=_COLOURS[index % len(_COLOURS)],
+      linewidth=1.3,
+      label=None if label in points else label,
+    )
   axes.xaxis.set_major_formatter(EngFormatter(sep=""))
   axes.xaxis.set_minor_formatter(NullFormatter())
   axes.set_xlabel(x_label)
@@ -138,12 +165,17 @@ def scaled(points: dict[str, tuple], lines: dict[str, tuple], name: str, x_label
 
 
 def spread(groups: dict[str, list[float]], name: str) -> str:
-  """Draw a point for each value of each group and a line at its median (the lower of two), as SVG."""
+  """Draw a point for each value of each group and a line at its median (the lower of two), as
+  SVG."""
   figure, axes = _axes("", 5.2, 2.9)
   for place, values in enumerate(groups.values()):
     colour = _COLOURS[place % len(_COLOURS)]
-    axes.plot([place] * len(values), values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7)
-    axes.hlines(statistics.median_low(values), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+    axes.plot(
+      [place] * len(values), values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7
+    )
+    axes.hlines(
+      statistics.median_low(values), place - 0.25, place + 0.25, color=colour, linewidth=1.6
+    )
   _named_places(axes, list(groups))
   axes.set_xlim(-0.6, len(groups) - 0.4)
   return _svg(figure, name)
@@ -155,13 +187,16 @@ def bars(groups: dict[str, float], name: str) -> str:
   for place, value in enumerate(groups.values()):
     if math.isfinite(value):
       axes.bar(place, value, width=0.7, color=_COLOURS[0], alpha=0.75)
-      axes.annotate(f"{value:.1f}", (place, value), ha="center", va="bottom", fontsize=8, color=_INK)
+      axes.annotate(
+        f"{value:.1f}", (place, value), ha="center", va="bottom", fontsize=8, color=_INK
+      )
   _named_places(axes, list(groups))
   return _svg(figure, name)
 
 
 def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
-  """Draw the counts of examples by class (rows) and predicted class (columns), shaded by share of the row, as SVG."""
+  """Draw the counts of examples by class (rows) and predicted class (columns), shaded by share of
+  the row, as SVG."""
   side = 1.2 + 0.42 * len(classes)
   figure, axes = _axes("", max(side + 0.8, 4.0), max(side, 2.9))
   axes.grid(False)
@@ -169,7 +204,9 @@ def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
   for row, column in np.argwhere(counts_GP):
     share = float(share_GP[row, column])
     axes.add_patch(_rectangle(column - 0.5, row - 0.5, share))
-    axes.annotate(str(counts_GP[row, column]), (column, row), ha="center", va="center", fontsize=7, color=_INK)
+    axes.annotate(
+      str(counts_GP[row, column]), (column, row), ha="center", va="center", fontsize=7, color=_INK
+    )
   _named_places(axes, classes)
   axes.set_yticks(range(len(classes)), [_short(name) for name in classes])
   axes.set_xlim(-0.5, len(classes) - 0.5)
@@ -188,7 +225,10 @@ def _rectangle(left: float, bottom: float, share: float):
 def _named_places(axes, names: list[str]) -> None:
   long = max(map(len, names)) * len(names) > 60
   axes.set_xticks(
-    range(len(names)), [_short(name) for name in names], rotation=40 * long, ha="right" if long else "center"
+    range(len(names)),
+    [_short(name) for name in names],
+    rotation=40 * long,
+    ha="right" if long else "center",
   )
 
 
@@ -197,13 +237,16 @@ def _short(name: str) -> str:
 
 
 def _eval_names(rows: Rows, metric: str) -> list[str]:
-  return sorted(name for name in names(rows) if name.startswith("eval/") and name.endswith(f"/{metric}"))
+  return sorted(
+    name for name in names(rows) if name.startswith("eval/") and name.endswith(f"/{metric}")
+  )
 
 
 def _loss_chart(rows: Rows, unit: str) -> str:
   figure, axes = _axes("loss", 9.4, 3.7)
   steps, values = series(rows, "train/loss")
-  seen, lost = [], gaps(rows)
+  seen = []
+  lost = gaps(rows)
   if len(steps):
     _curve(axes, steps, values, "train", lost)
     seen.append(values)
@@ -212,7 +255,13 @@ def _loss_chart(rows: Rows, unit: str) -> str:
     task = name.removeprefix("eval/").removesuffix("/loss")
     steps, values = series(rows, name)
     if len(steps):
-      line = {"color": colour, "linewidth": 1.6, "marker": "o", "markersize": 4.5, "label": f"eval {task}"}
+      line = {
+        "color": colour,
+        "linewidth": 1.6,
+        "marker": "o",
+        "markersize": 4.5,
+        "label": f"eval {task}",
+      }
       axes.plot(*broken(steps, values, lost), **line)
       seen.append(values)
     _, entropy = series(rows, f"eval/{task}/unigram_entropy")
@@ -227,7 +276,8 @@ def _loss_chart(rows: Rows, unit: str) -> str:
       )
       seen.append(entropy[-1:])
   everything = np.concatenate(seen) if seen else np.zeros(1)
-  low, high = everything.min(), np.percentile(everything, 99.5)
+  low = everything.min()
+  high = np.percentile(everything, 99.5)
   axes.set_ylim(low - 0.05 * (high - low or 1), high + 0.08 * (high - low or 1))
   axes.set_xlabel("step")
   if unit:
@@ -236,7 +286,9 @@ def _loss_chart(rows: Rows, unit: str) -> str:
   return _svg(figure, "loss")
 
 
-def _line_chart(title: str, steps, values, lost, *, noise=True, log=False, from_zero=False, percent=False) -> str:
+def _line_chart(
+  title: str, steps, values, lost, *, noise=True, log=False, from_zero=False, percent=False
+) -> str:
   from matplotlib.ticker import EngFormatter, NullFormatter
 
   figure, axes = _axes(title, 4.7, 2.7)
@@ -244,7 +296,8 @@ def _line_chart(title: str, steps, values, lost, *, noise=True, log=False, from_
   _curve(axes, steps, values, None, lost, noise)
   if log and values.min() > 0 and values.max() > 30 * values.min():
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # the scale's own writes 10^3 as mathematics
+    # the scale's own writes 10^3 as mathematics
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_minor_formatter(NullFormatter())
   elif from_zero:  # the first step compiles; do not let it compress the rest
     axes.set_ylim(0, 1.15 * max(np.percentile(values, 99), 1e-12))
@@ -300,14 +353,17 @@ def _axes(title: str, width: float, height: float):
 
 
 def _svg(figure, name: str) -> Markup:
-  """Return the figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts.
+  """Return the figure as an <svg> element: no fixed size, no date, unique ids, the page's colours
+  and fonts.
 
-  Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape it again.
+  Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape
+  it again.
   """
   import matplotlib
   from matplotlib.text import Text
 
-  buffer, style = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
+  buffer = io.StringIO()
+  style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
   for text in figure.findobj(Text):
     text.set_parse_math(False)  # a name may have dollars in it
   with matplotlib.rc_context(style | {"text.parse_math": False}):
@@ -340,5 +396,6 @@ def _smoothed(values: np.ndarray) -> np.ndarray:
   half = max(2, len(values) // 100)
   total = np.concatenate([[0.0], np.cumsum(values)])
   place = np.arange(len(values))
-  low, high = np.maximum(place - half, 0), np.minimum(place + half + 1, len(values))
+  low = np.maximum(place - half, 0)
+  high = np.minimum(place + half + 1, len(values))
   return (total[high] - total[low]) / (high - low)

@@ -1,4 +1,5 @@
-"""`report.html`: a run's config, curves and results in one self-contained file; a pure function of the workdir."""
+"""`report.html`: a run's config, curves and results in one self-contained file; a pure function of
+the workdir."""
 
 import base64
 import datetime
@@ -25,8 +26,9 @@ _SAMPLES_SHOWN = 8
 
 
 def write_report(workdir) -> pathlib.Path:
-  """Write `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`,
-  `sharding.txt`, `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and `suites/*/results.json`.
+  """Write `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`,
+  `history.jsonl`, `sharding.txt`, `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and
+  `suites/*/results.json`.
 
   Any of them may be missing; the report then says so. The same files always give the same bytes.
 
@@ -34,7 +36,9 @@ def write_report(workdir) -> pathlib.Path:
     UserError: one of them is corrupt or the report cannot be written.
   """
   workdir = pathlib.Path(workdir)
-  config, environment = (flat_object(workdir / name) for name in ("config.json", "environment.json"))
+  config, environment = (
+    flat_object(workdir / name) for name in ("config.json", "environment.json")
+  )
   rows = metrics(workdir, config)
   starts = list(_starts(workdir / "history.jsonl"))
   sharding = (local.content(workdir / "sharding.txt") or b"").decode(errors="replace")
@@ -59,7 +63,9 @@ def write_report(workdir) -> pathlib.Path:
   try:
     (place(workdir) / FILE).write_text(html)
   except OSError as error:
-    raise UserError(f"{workdir / FILE}: report could not be written: {error.strerror or one_line(error)}") from error
+    raise UserError(
+      f"{workdir / FILE}: report could not be written: {error.strerror or one_line(error)}"
+    ) from error
   return workdir / FILE
 
 
@@ -95,7 +101,9 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
     if isinstance(value, dict) and value:
       found |= _flat(value, f"{prefix}{name}.")
     else:
-      found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+      found[f"{prefix}{name}"] = (
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+      )
   return found
 
 
@@ -109,7 +117,8 @@ def _starts(path: pathlib.Path):
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
-  """Return the values of a JSON file by dotted key, without secrets and signature; {} if it is missing.
+  """Return the values of a JSON file by dotted key, without secrets and signature; {} if it is
+  missing.
 
   Raises:
     UserError: it holds no JSON object.
@@ -126,17 +135,21 @@ def total_steps(config: dict[str, str]) -> int | None:
 
 
 def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Metrics:
-  """Return the lines of `metrics.jsonl`, without entropies and perplexities that older versions gave other losses."""
+  """Return the lines of `metrics.jsonl`, without entropies and perplexities that older versions
+  gave other losses."""
   rows = read_metrics(workdir)
   objective = _objective(config)
   if objective is None or objective.likelihood:
     return Metrics(rows)
   wrong = ("/unigram_entropy", "/perplexity")
-  return Metrics([{name: value for name, value in row.items() if not name.endswith(wrong)} for row in rows])
+  return Metrics(
+    [{name: value for name, value in row.items() if not name.endswith(wrong)} for row in rows]
+  )
 
 
 def loss_unit(config: dict[str, str]) -> str:
-  """Return the unit of the loss of a config by dotted key; "" without one, or for an objective from elsewhere."""
+  """Return the unit of the loss of a config by dotted key; "" without one, or for an objective from
+  elsewhere."""
   objective = _objective(config)
   return "" if objective is None else objective.unit
 
@@ -150,7 +163,11 @@ def _objective(config: dict[str, str]) -> Any:
 
 
 def _subtitle(config: dict[str, str]) -> str:
-  parts = [config[name] for name in ("model.name", "model.variant", "model.size", "task.name") if name in config]
+  parts = [
+    config[name]
+    for name in ("model.name", "model.variant", "model.size", "task.name")
+    if name in config
+  ]
   return " · ".join(parts)
 
 
@@ -158,7 +175,8 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
   """Return the numbers at the top: {label, value, note}."""
   shown = []
   if rows:
-    step, total = max(row["step"] for row in rows), total_steps(config)
+    step = max(row["step"] for row in rows)
+    total = total_steps(config)
     shown.append({"label": "Steps", "value": f"{step:,}", "note": f"of {total:,}" if total else ""})
   _, loss = series(rows, "train/loss")
   if len(loss):
@@ -173,18 +191,26 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
     _, accuracy = series(rows, f"eval/{task}/accuracy")
     if len(accuracy):
       best = f"best {100 * accuracy.max():.1f}%"
-      shown.append({"label": "Eval accuracy", "value": f"{100 * accuracy[-1]:.1f}%", "note": f"{task}: {best}"})
+      shown.append(
+        {"label": "Eval accuracy", "value": f"{100 * accuracy[-1]:.1f}%", "note": f"{task}: {best}"}
+      )
   for of in ("Tokens", "Images"):
     _, rate = series(rows, f"train/{of.lower()}_per_second")
     if len(rate):
-      shown.append({"label": f"{of} per second", "value": f"{_median(rate):,.0f}", "note": "median"})
+      shown.append(
+        {"label": f"{of} per second", "value": f"{_median(rate):,.0f}", "note": "median"}
+      )
   _, mfu = series(rows, "train/mfu")
   if len(mfu):
     shown.append({"label": "MFU", "value": f"{100 * _median(mfu):.1f}%", "note": "median"})
   _, goodput = series(rows, "train/goodput")
   if len(goodput):
     shown.append(
-      {"label": "Goodput", "value": f"{100 * goodput[-1]:.0f}%", "note": "of the time since the first start"}
+      {
+        "label": "Goodput",
+        "value": f"{100 * goodput[-1]:.0f}%",
+        "note": "of the time since the first start",
+      }
     )
   return shown
 
@@ -199,13 +225,19 @@ def _tasks(rows) -> list[str]:
 
 
 def _evals(rows) -> list[dict[str, str]]:
-  """Return a row for each metric of evaluations: {task, metric, last, step, first, lowest, highest}."""
+  """Return a row for each metric of evaluations: {task, metric, last, step, first, lowest,
+  highest}."""
   table = []
   for name in [name for name in metric_names(rows) if name.startswith("eval/")]:
     steps, values = series(rows, name)
     if len(steps):
       task, _, metric = name.removeprefix("eval/").rpartition("/")
-      numbers = {"last": values[-1], "first": values[0], "lowest": values.min(), "highest": values.max()}
+      numbers = {
+        "last": values[-1],
+        "first": values[0],
+        "lowest": values.min(),
+        "highest": values.max(),
+      }
       line = {"task": task, "metric": metric, "step": f"{steps[-1]:,}"}
       table.append(line | {key: number(value) for key, value in numbers.items()})
   return sorted(table, key=lambda line: line["task"])
@@ -219,13 +251,18 @@ def number(value: float) -> str:
 
 
 def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the comparisons of suites by directory: {name, names, rows}, see `suite_comparison.compared`."""
-  found = {path.parent.name: _read_object(path).get("compared") for path in sorted(directory.glob("*/results.json"))}
+  """Return the comparisons of suites by directory: {name, names, rows}, see
+  `suite_comparison.compared`."""
+  found = {
+    path.parent.name: _read_object(path).get("compared")
+    for path in sorted(directory.glob("*/results.json"))
+  }
   return [{"name": name} | compared for name, compared in found.items() if compared]
 
 
 def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
-  """Return the pictures of a run on images, see `pictures.write`: {title, data}, the latter as a data URI."""
+  """Return the pictures of a run on images, see `pictures.write`: {title, data}, the latter as a
+  data URI."""
   found = []
   for path in sorted(directory.glob("*.png")):
     data = local.content(path) or b""
@@ -236,23 +273,33 @@ def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
         title = image.info.get("Title", path.stem)
     except Exception as error:
       raise UserError(f"{path}: not a PNG file ({one_line(error)}); remove it") from None
-    found.append({"title": title, "data": f"data:image/png;base64,{base64.b64encode(data).decode()}"})
+    found.append(
+      {"title": title, "data": f"data:image/png;base64,{base64.b64encode(data).decode()}"}
+    )
   return found
 
 
 def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the newest decoded examples of every task: {task, step, rows, status, good}, see `readable.sample`."""
+  """Return the newest decoded examples of every task: {task, step, rows, status, good}, see
+  `readable.sample`."""
   found: dict[str, list[dict]] = {}
   for path in sorted(directory.glob("*.jsonl")):
     for number, line in enumerate((local.content(path) or b"").splitlines(), start=1):
       try:
         sample = json.loads(line)
         texts = {name: str(sample[name]) for name in ("input", "target", "prediction")}
-        texts |= {name: str(sample[name]) for name in ("original", "filled", "shows") if name in sample}
-        entry = {"task": str(sample.get("task", path.stem)), "step": int(sample["step"]), "texts": texts}
+        texts |= {
+          name: str(sample[name]) for name in ("original", "filled", "shows") if name in sample
+        }
+        entry = {
+          "task": str(sample.get("task", path.stem)),
+          "step": int(sample["step"]),
+          "texts": texts,
+        }
       except (ValueError, TypeError, KeyError) as error:
         raise UserError(
-          f"{path}:{number}: expected an object with input, target, prediction and step: {one_line(error)}"
+          f"{path}:{number}: expected an object with input, target, prediction and step: "
+          f"{one_line(error)}"
         ) from None
       found.setdefault(entry["task"], []).append(entry)
   shown = []

@@ -1,4 +1,5 @@
-"""Pictures of a run on images: augmented inputs, reconstructions, attention, detections and confusion matrices.
+"""Pictures of a run on images: augmented inputs, reconstructions, attention, detections and
+confusion matrices.
 
 They are PNG files in `<workdir>/pictures`, each with its title inside.
 """
@@ -28,16 +29,23 @@ from t5x_like.resolution import sides
 from t5x_like.rows import in_batches
 
 FOLDER = "pictures"
-_SEEN, _SHOWN, _MOST_CLASSES, _SIDE = 16, 8, 40, 112
+_SEEN = 16
+_SHOWN = 8
+_MOST_CLASSES = 40
+_SIDE = 112
 Pictures = dict[str, tuple[str, Any]]
 
 
-def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluated, groups: dict) -> Pictures:
-  """Draw the pictures of a state; return a title and a Pillow image by file name. All processes have to call it.
+def made(
+  config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluated, groups: dict
+) -> Pictures:
+  """Draw the pictures of a state; return a title and a Pillow image by file name. All processes
+  have to call it.
 
   Args:
     config: resolved.
-    parts: `build.Parts`, or others with a model, an objective and rules; `arrays` are the parameters.
+    parts: `build.Parts`, or others with a model, an objective and rules; `arrays` are the
+      parameters.
     task: the task of training, with images; `evaluated` is the task of evaluations.
     groups: the results of evaluations, by group (`evaluation.Group`).
   """
@@ -47,7 +55,10 @@ def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluate
 
   found: Pictures = {}
   seen = next(loader.train_batches(task, batch_size=_SEEN, seed=config.seed))["image"]
-  found["augmented"] = "What the model sees in training", _grid(_coloured(seen, config).reshape(2, -1, *seen.shape[1:]))
+  found["augmented"] = (
+    "What the model sees in training",
+    _grid(_coloured(seen, config).reshape(2, -1, *seen.shape[1:])),
+  )
   batch = next(loader.eval_batches(evaluated, batch_size=_SHOWN, max_examples=_SHOWN))
   batch = {name: x[batch["example_index"] >= 0] for name, x in batch.items()}
   model = parts.model
@@ -57,16 +68,22 @@ def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluate
   elif isinstance(model, ImageEncoder) and _recordable(model):
     weights = _run(parts, arrays, _attended, batch)
     title = "Where the model looks: attention through all layers, from what is classified"
-    found["attention"] = title, _grid(_lit(_coloured(batch["image"], config), weights, parts.model.variant.grid))
+    found["attention"] = (
+      title,
+      _grid(_lit(_coloured(batch["image"], config), weights, parts.model.variant.grid)),
+    )
   for name, group in groups.items():
     rows = [row for row in group.predictions if {"target", "prediction"} <= row.keys()]
     if rows and 1 < len(evaluated.classes) <= _MOST_CLASSES:
       title = f"{name}: the classes of rows, taken for those of columns, in percent"
       found[f"confusion_{name}"] = title, confusion(rows, evaluated.classes)
-    boxed = {row["image"]: row for row in group.predictions if {"objects", "detections"} <= row.keys()}
+    boxed = {
+      row["image"]: row for row in group.predictions if {"objects", "detections"} <= row.keys()
+    }
     index_N = [n for n in batch["example_index"].tolist() if n in boxed]
     if index_N and evaluated.boxes is not None:
-      N, title = len(index_N), f"{name}: what is there (dashed) and what was found"
+      N = len(index_N)
+      title = f"{name}: what is there (dashed) and what was found"
       seen = _coloured(batch["image"][:N], config), batch["image_size"][:N]
       about = [boxed[n] for n in index_N], evaluated.boxes.pixels[index_N]
       found[f"boxes_{name}"] = title, box_pictures.drawn(*seen, *about, evaluated.classes)
@@ -82,21 +99,26 @@ def write(workdir, pictures: Pictures) -> None:
     if pictures:
       folder.mkdir(parents=True, exist_ok=True)
     for name, (title, image) in pictures.items():
-      about, file = PngInfo(), io.BytesIO()
+      about = PngInfo()
+      file = io.BytesIO()
       about.add_text("Title", title)
       image.save(file, "PNG", pnginfo=about)
       aside = folder / f"{name}.tmp"
       aside.write_bytes(file.getvalue())
       os.replace(aside, folder / f"{name}.png")
   except OSError as error:
-    raise UserError(f"{folder}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
+    raise UserError(
+      f"{folder}: cannot be written: {error.strerror}; free space, or use another --workdir"
+    ) from error
 
 
 def confusion(rows: Sequence[dict[str, str]], classes: Sequence[str]):
   """Draw the confusion matrix, in percent of each class, as a Pillow image."""
   from PIL import Image, ImageDraw
 
-  V, cell, left = len(classes), 34, 8 + 7 * max(len(name[:16]) for name in classes)
+  V = len(classes)
+  cell = 34
+  left = 8 + 7 * max(len(name[:16]) for name in classes)
   number = {name: n for n, name in enumerate(classes)}
   count_VV = np.zeros((V, V))
   for row in rows:
@@ -108,11 +130,14 @@ def confusion(rows: Sequence[dict[str, str]], classes: Sequence[str]):
   for y in range(V):
     draw.text((4, left + y * cell + 11), classes[y][:16], "black")
     for x in range(V):
-      share, at = share_VV[y, x], (left + x * cell, left + y * cell)
+      share = share_VV[y, x]
+      at = (left + x * cell, left + y * cell)
       shade = tuple(int(255 - share * (255 - low)) for low in (37, 99, 235))
       draw.rectangle((*at, at[0] + cell - 2, at[1] + cell - 2), shade)
       if round(100 * share):
-        draw.text((at[0] + 7, at[1] + 11), str(round(100 * share)), "white" if share > 0.5 else "black")
+        draw.text(
+          (at[0] + 7, at[1] + 11), str(round(100 * share)), "white" if share > 0.5 else "black"
+        )
   for x in range(V):  # upright, as columns are narrow
     name = Image.new("RGB", (left, 12), "white")
     ImageDraw.Draw(name).text((0, 0), classes[x][:16], "black")
@@ -122,7 +147,10 @@ def confusion(rows: Sequence[dict[str, str]], classes: Sequence[str]):
 
 def _coloured(image_NYXC: np.ndarray, config: ConfigDict) -> np.ndarray:
   """Undo a task's normalisation: return float32 pixels of 0 to 255."""
-  mean, std = (np.asarray(config.task.get(name, usual), np.float32) for name, usual in (("mean", MEAN), ("std", STD)))
+  mean, std = (
+    np.asarray(config.task.get(name, usual), np.float32)
+    for name, usual in (("mean", MEAN), ("std", STD))
+  )
   return np.clip((image_NYXC * std + mean) * 255, 0, 255)
 
 
@@ -131,7 +159,8 @@ def _grid(pixels_RKYXC: np.ndarray):
   from PIL import Image
 
   R, K, Y, X, C = pixels_RKYXC.shape
-  times, gap = max(1, _SIDE // Y), 2
+  times = max(1, _SIDE // Y)
+  gap = 2
   cells = np.repeat(np.repeat(pixels_RKYXC, times, axis=2), times, axis=3)
   cells = np.pad(cells, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=255)
   whole = cells.transpose(0, 2, 1, 3, 4).reshape(R * (Y * times + gap), K * (X * times + gap), C)
@@ -148,32 +177,43 @@ def _run(parts, arrays, function, batch: dict[str, np.ndarray]) -> np.ndarray:
 
   N = len(batch["image"])
   rows = lambda numbers, _: {name: batch[name][numbers] for name in parts.model.NEEDS}  # noqa: E731
-  return np.stack([one for (one,) in in_batches(lambda b: run(arrays, b), parts.rules, N, [0] * N, rows)])
+  return np.stack(
+    [one for (one,) in in_batches(lambda b: run(arrays, b), parts.rules, N, [0] * N, rows)]
+  )
 
 
 def _reconstructions(config: ConfigDict, parts, arrays, batch: dict[str, np.ndarray]) -> np.ndarray:
-  """Return [3, N, Y, X, C]: images with patches masked, with patches reconstructed, and unchanged."""
+  """Return [3, N, Y, X, C]: images with patches masked, with patches reconstructed, and
+  unchanged."""
   variant = parts.model.variant
   made_NMP = _run(parts, arrays, lambda model, b: model.outputs(b)["logits"], batch)
   original_NTP = np.array(patchified(jnp.asarray(batch["image"]), variant))
   masked_NM = batch["masked_patches"][..., None]
   hidden_NMP = np.take_along_axis(original_NTP, masked_NM, axis=1)
   if getattr(parts.objective, "normalised", False):
-    made_NMP = made_NMP * np.sqrt(hidden_NMP.var(-1, ddof=1, keepdims=True) + 1e-6) + hidden_NMP.mean(-1, keepdims=True)
-  seen_NTP, put_back_NTP = original_NTP.copy(), original_NTP.copy()
+    made_NMP = made_NMP * np.sqrt(
+      hidden_NMP.var(-1, ddof=1, keepdims=True) + 1e-6
+    ) + hidden_NMP.mean(-1, keepdims=True)
+  seen_NTP = original_NTP.copy()
+  put_back_NTP = original_NTP.copy()
   np.put_along_axis(seen_NTP, masked_NM, 0.0, axis=1)
   np.put_along_axis(put_back_NTP, masked_NM, made_NMP, axis=1)
-  return np.stack([_coloured(_unpatchified(x, variant), config) for x in (seen_NTP, put_back_NTP, original_NTP)])
+  return np.stack(
+    [_coloured(_unpatchified(x, variant), config) for x in (seen_NTP, put_back_NTP, original_NTP)]
+  )
 
 
 def _unpatchified(x_NTP: np.ndarray, variant) -> np.ndarray:
-  P, grid, C = variant.patch, variant.grid, variant.channels
+  P = variant.patch
+  grid = variant.grid
+  C = variant.channels
   x = x_NTP.reshape(-1, grid.rows, grid.columns, P, P, C).transpose(0, 1, 3, 2, 4, 5)
   return x.reshape(-1, *sides(variant.resolution), C)
 
 
 def _recordable(model) -> bool:
-  """Return whether attention weights can be recorded: plain blocks, and a core that computes the softmax."""
+  """Return whether attention weights can be recorded: plain blocks, and a core that computes the
+  softmax."""
   attention = getattr(getattr(model, "encoder", None), "blocks", None)
   attention = getattr(getattr(attention, "self_attention", None), "layer", None)
   return attention is not None and attention.core.exact and model.NEEDS == ("image",)
@@ -182,8 +222,8 @@ def _recordable(model) -> bool:
 def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
   """Return attention rollout (Abnar & Zuidema 2020), float32 [B, patches], as in ViT's figure 6.
 
-  Each layer counts half the mean over heads and half the residual connection; the layers are multiplied. Rows are the
-  class token's or, without one, the mean over patches.
+  Each layer counts half the mean over heads and half the residual connection; the layers are
+  multiplied. Rows are the class token's or, without one, the mean over patches.
   """
   layers: list[jax.Array] = []
 
@@ -196,8 +236,10 @@ def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
     def attend(self, q, k, v, mask, softmax):
       return super().attend(q, k, v, mask, dataclasses.replace(softmax, dropout=Recorded()))
 
-  encoder, extra = model.encoder, model.variant.class_tokens
-  encoder.layers, encoder.remat = "loop", NONE
+  encoder = model.encoder
+  extra = model.variant.class_tokens
+  encoder.layers = "loop"
+  encoder.remat = NONE
   encoder.blocks.self_attention.layer.core = Recording()
   model.encode(batch["image"])
   rolled_BTT = jnp.eye(layers[0].shape[-1])
@@ -209,7 +251,8 @@ def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def _lit(pixels_NYXC: np.ndarray, weights_NT: np.ndarray, grid) -> np.ndarray:
-  """Return [2, N, Y, X, C]: the images, and the images with brightness in proportion to attention."""
+  """Return [2, N, Y, X, C]: the images, and the images with brightness in proportion to
+  attention."""
   N, Y, X, _ = pixels_NYXC.shape
   light_NT = weights_NT / weights_NT.max(1, keepdims=True)
   light_NYX = light_NT.reshape(N, grid.rows, grid.columns).repeat(Y // grid.rows, axis=1)

@@ -1,4 +1,5 @@
-"""A run in words for its page: the verdict, the facts about it, and filled texts with their gaps marked."""
+"""A run in words for its page: the verdict, the facts about it, and filled texts with their gaps
+marked."""
 
 import datetime
 import re
@@ -31,11 +32,18 @@ def verdict(rows: Rows, total: int | None) -> str:
   steps, loss = series(rows, name) if name else ((), ())
   if not len(loss):
     _, loss = series(rows, "train/loss")
-    return f"{begun} The training loss went from {loss[0]:.3f} to {loss[-1]:.3f}." if len(loss) else begun
+    return (
+      f"{begun} The training loss went from {loss[0]:.3f} to {loss[-1]:.3f}."
+      if len(loss)
+      else begun
+    )
   told = f"{begun} The validation loss is {loss[-1]:.3f}"
   if entropy is not None:
     gap = entropy - loss[-1]
-    told += f", {abs(gap):.3f} {'below' if gap > 0 else 'above'} the unigram entropy ({entropy:.3f}): the model has "
+    told += (
+      f", {abs(gap):.3f} {'below' if gap > 0 else 'above'} the unigram entropy "
+      f"({entropy:.3f}): the model has "
+    )
     told += "learned from its input" if gap > 0 else "learned nothing from its input yet"
   best = int(loss.argmin())
   if len(loss) > 2 and loss[-1] > 1.01 * loss[best]:
@@ -46,7 +54,8 @@ def verdict(rows: Rows, total: int | None) -> str:
 
 
 def _validation(rows: Rows) -> tuple[str | None, float | None]:
-  """Return the name of the first evaluation's loss, and the unigram entropy of its targets if known."""
+  """Return the name of the first evaluation's loss, and the unigram entropy of its targets if
+  known."""
   names = sorted(name for name in metric_names(rows) if re.fullmatch(r"eval/.+/loss", name))
   if not names:
     return None, None
@@ -54,7 +63,9 @@ def _validation(rows: Rows) -> tuple[str | None, float | None]:
   return names[0], float(entropy[-1]) if len(entropy) else None
 
 
-def facts(rows: Rows, starts: list[dict[str, Any]], environment: dict[str, str], sharding: str) -> list[dict[str, str]]:
+def facts(
+  rows: Rows, starts: list[dict[str, Any]], environment: dict[str, str], sharding: str
+) -> list[dict[str, str]]:
   """Return the facts about a run: {label, value}.
 
   Args:
@@ -72,7 +83,8 @@ def facts(rows: Rows, starts: list[dict[str, Any]], environment: dict[str, str],
   if match := _COUNT.search(sharding):
     found["Parameters"] = short(int(match[1].replace(",", "")))
   if "device_kind" in environment:
-    kind, cpu = environment["device_kind"], environment.get("host_cpu", "")
+    kind = environment["device_kind"]
+    cpu = environment.get("host_cpu", "")
     machine = f"{environment.get('devices', '1')} x {kind}"
     cores = environment.get("host_cores", "?")
     found["Machine"] = f"{machine} ({cpu}, {cores} cores)" if kind == "cpu" else machine
@@ -80,41 +92,60 @@ def facts(rows: Rows, starts: list[dict[str, Any]], environment: dict[str, str],
 
 
 def _seconds(rows: Rows) -> float:
-  """Return the seconds of all steps, those without a line as long as the next with one, and of all evaluations."""
+  """Return the seconds of all steps, those without a line as long as the next with one, and of all
+  evaluations."""
   steps, seconds = series(rows, "train/seconds_per_step")
-  total = float(sum(s * (step - before) for s, step, before in zip(seconds, steps, [0, *steps[:-1]])))
-  names = [name for name in metric_names(rows) if name.startswith("eval/") and name.endswith("/seconds")]
+  total = float(
+    sum(s * (step - before) for s, step, before in zip(seconds, steps, [0, *steps[:-1]]))
+  )
+  names = [
+    name for name in metric_names(rows) if name.startswith("eval/") and name.endswith("/seconds")
+  ]
   return total + float(sum(series(rows, name)[1].sum() for name in names))
 
 
 def sample(texts: dict[str, str]) -> dict[str, Any]:
-  """Return a sample for the page: `rows` of a label and parts, `status` in words, and whether it is `good`.
+  """Return a sample for the page: `rows` of a label and parts, `status` in words, and whether it is
+  `good`.
 
   A text that goes on from a prompt (`shows` is `more`) is neither good nor bad.
   """
   whole = texts
   texts = {name: _shortened(text) for name, text in texts.items()}
   if texts.get("shows") == "more":
-    told, prompt = [(texts["input"], "sentinel")], texts["input"]
-    rows = [("model", [*told, (texts["prediction"], "")]), ("original", [*told, (texts["target"], "")])]
+    told = [(texts["input"], "sentinel")]
+    prompt = texts["input"]
+    rows = [
+      ("model", [*told, (texts["prediction"], "")]),
+      ("original", [*told, (texts["target"], "")]),
+    ]
     return {"rows": rows, "good": None, "status": f"goes on after {len(prompt.split())} words"}
   if "filled" not in texts or "original" not in texts:
     exact = whole["target"] == whole["prediction"]
     rows = [(name, _split(texts[name])) for name in ("input", "target", "prediction")]
     return {"rows": rows, "good": exact, "status": "✓ exact match" if exact else "differs"}
-  gapped, filled = _gapped(texts["input"]), _gapped(texts["filled"])
+  gapped = _gapped(texts["input"])
+  filled = _gapped(texts["filled"])
   original = texts["original"].split()
-  told, wanted = _same(filled, gapped), _same(original, gapped)
+  told = _same(filled, gapped)
+  wanted = _same(original, gapped)
   right = _same(filled, original)
   marks = ["good" if right[n] else "bad" for n in range(len(filled))]
-  marks = ["" if told[n] and word != BLANK else mark for n, (word, mark) in enumerate(zip(filled, marks))]
+  marks = [
+    "" if told[n] and word != BLANK else mark for n, (word, mark) in enumerate(zip(filled, marks))
+  ]
   rows = [
     ("with gaps", _joined(gapped, ["sentinel" if word == BLANK else "" for word in gapped])),
     ("model", _joined(filled, marks)),
     ("original", _joined(original, ["" if same else "sentinel" for same in wanted])),
   ]
-  good, words = marks.count("good"), len(marks) - marks.count("")
-  return {"rows": rows, "good": bool(words) and good == words, "status": f"{good} of {words} words as in the original"}
+  good = marks.count("good")
+  words = len(marks) - marks.count("")
+  return {
+    "rows": rows,
+    "good": bool(words) and good == words,
+    "status": f"{good} of {words} words as in the original",
+  }
 
 
 def _split(text: str) -> Parts:
@@ -123,7 +154,8 @@ def _split(text: str) -> Parts:
 
 
 def _shortened(text: str) -> str:
-  """Return a text of at most `_MOST_CHARACTERS` and `_MOST_WORDS`; a longer one ends with an ellipsis."""
+  """Return a text of at most `_MOST_CHARACTERS` and `_MOST_WORDS`; a longer one ends with an
+  ellipsis."""
   short = text[:_MOST_CHARACTERS]
   words = short.split(maxsplit=_MOST_WORDS)
   if len(words) > _MOST_WORDS:

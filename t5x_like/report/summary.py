@@ -20,27 +20,37 @@ _USUAL_MFU = 0.5  # of a step that was never timed
 
 
 def text(session, made, cost, step: int) -> str:
-  """Return the summary of a run that goes on from a step, and write its table of shardings to `sharding.txt`.
+  """Return the summary of a run that goes on from a step, and write its table of shardings to
+  `sharding.txt`.
 
   Args:
     session: a `training.session.Session`, begun; `made` is a `training.assembly.Assembly`.
     cost: of one step, a `training.compilation.Cost`.
   """
-  config, parts = made.config, made.parts
+  config = made.config
+  parts = made.parts
   named = params.named_params(parts.model)
   try:
     (place(session.workdir) / SHARDING).write_text(sharding_table(named, parts.rules) + "\n")
   except OSError as error:
-    raise UserError(f"{session.address}/{SHARDING}: cannot be written: {error.strerror or one_line(error)}") from error
+    raise UserError(
+      f"{session.address}/{SHARDING}: cannot be written: {error.strerror or one_line(error)}"
+    ) from error
   count = sum(math.prod(p.shape) for p in named.values())
-  local = sum(math.prod(s.shard_shape(named[name].shape)) for name, s in parts.rules.of_params(named).items())
+  local = sum(
+    math.prod(s.shard_shape(named[name].shape)) for name, s in parts.rules.of_params(named).items()
+  )
   rows = {
-    "model": f"{_named(config.model)}: {short(count)} parameters, {config.model.get('dtype', 'float32')},"
+    "model": f"{_named(config.model)}: {short(count)} parameters, "
+    f"{config.model.get('dtype', 'float32')},"
     f" {4 * local / 2**20:,.1f} MiB on each device",
-    "data": f"{made.task.name}: {short(made.task.num_examples)} examples an epoch; {_batch(config, cost)}",
-    "training": f"{_named(config.objective)}, {_named(config.optimizer)}, {_named(config.schedule)} schedule",
+    "data": f"{made.task.name}: {short(made.task.num_examples)} examples an epoch; "
+    f"{_batch(config, cost)}",
+    "training": f"{_named(config.objective)}, {_named(config.optimizer)}, "
+    f"{_named(config.schedule)} schedule",
     "mesh": f"{_mesh(parts.rules)} ({jax.device_count()} x {jax.devices()[0].device_kind})",
-    "steps": f"{step:,} to {config.total_steps:,}; an evaluation every {config.eval_every:,}, a checkpoint every"
+    "steps": f"{step:,} to {config.total_steps:,}; an evaluation every {config.eval_every:,}, a "
+    "checkpoint every"
     f" {config.checkpoint.every:,}",
     "duration": _duration(read_metrics(session.workdir), cost, config.total_steps - step),
     "workdir": f"{session.address} (config.json, {SHARDING}, metrics.jsonl, report.html)",
@@ -64,10 +74,16 @@ def _mesh(rules: Rules) -> str:
 
 
 def _duration(metrics: list[dict[str, Any]], cost, steps: int) -> str:
-  """Tell how long the steps will take: by the steps of earlier starts, else by the device's peak."""
-  timed = [row["train/seconds_per_step"] for row in metrics if row.get("train/seconds_per_step")][-_RECENT:]
+  """Tell how long the steps will take: by the steps of earlier starts, else by the device's
+  peak."""
+  timed = [row["train/seconds_per_step"] for row in metrics if row.get("train/seconds_per_step")][
+    -_RECENT:
+  ]
   if timed:
-    return f"about {duration(steps * statistics.median(timed))} at the pace of earlier steps, evaluations aside"
+    return (
+      f"about {duration(steps * statistics.median(timed))} at the pace of earlier steps, "
+      "evaluations aside"
+    )
   if not cost.peak:
     return "told with the steps"
   seconds = steps * cost.flops / cost.peak / _USUAL_MFU
@@ -75,19 +91,24 @@ def _duration(metrics: list[dict[str, Any]], cost, steps: int) -> str:
 
 
 def sharding_table(params: dict, rules: Rules) -> str:
-  """Format a table of parameters: name, shape, logical axes, mesh axes and MiB per device, then the totals."""
+  """Format a table of parameters: name, shape, logical axes, mesh axes and MiB per device, then the
+  totals."""
   rows = [("parameter", "shape", "logical axes", "mesh axes", "MiB/device")]
   total = per_device = 0
   for name, sharding in rules.of_params(params).items():
     p = params[name]
     parts = [x if isinstance(x, str) else "+".join(x) if x else "-" for x in sharding.spec]
     local = math.prod(sharding.shard_shape(p.shape))
-    total, per_device = total + math.prod(p.shape), per_device + local
+    total = total + math.prod(p.shape)
+    per_device = per_device + local
     shape = "x".join(map(str, p.shape))
-    rows.append((name, shape, ",".join(a or "-" for a in p.axes), ",".join(parts), f"{4 * local / 2**20:.2f}"))
+    rows.append(
+      (name, shape, ",".join(a or "-" for a in p.axes), ",".join(parts), f"{4 * local / 2**20:.2f}")
+    )
   widths = [max(len(row[i]) for row in rows) for i in range(5)]
   lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
   lines.append(
-    f"mesh: {_mesh(rules)}; {total:,} parameters, {4 * per_device / 2**20:.1f} MiB of them on each device (float32)"
+    f"mesh: {_mesh(rules)}; {total:,} parameters, {4 * per_device / 2**20:.1f} MiB of them on "
+    "each device (float32)"
   )
   return "\n".join(lines)

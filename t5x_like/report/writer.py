@@ -1,8 +1,8 @@
 """Metrics of a run: one gapless `metrics.jsonl`, and the trackers that follow it.
 
-A line of `metrics.jsonl` is one flat JSON object: `step` first, then names such as `train/loss` with numbers. JSON has
-no infinities, so a value that is not finite is written as null. A line with `missing_from` alone says that the lines of
-the steps from there to `step` were lost.
+A line of `metrics.jsonl` is one flat JSON object: `step` first, then names such as `train/loss`
+with numbers. JSON has no infinities, so a value that is not finite is written as null. A line with
+`missing_from` alone says that the lines of the steps from there to `step` were lost.
 """
 
 import contextlib
@@ -25,14 +25,15 @@ _log = logging.getLogger("t5x_like.metrics")
 def read_metrics(workdir) -> list[dict[str, Any]]:
   """Return the lines of `metrics.jsonl`, in order; [] if there is no file.
 
-  A partial last line, left by a kill, is ignored. A line that is no JSON object with an integer `step` is skipped, with
-  a warning.
+  A partial last line, left by a kill, is ignored. A line that is no JSON object with an integer
+  `step` is skipped, with a warning.
   """
   return [row for row, _ in _rows(pathlib.Path(workdir) / FILE)[0]]
 
 
 def set_aside(workdir) -> None:
-  """Copy `metrics.jsonl` to `metrics.<time>.jsonl` before lines of it are dropped; raise UserError if that fails."""
+  """Copy `metrics.jsonl` to `metrics.<time>.jsonl` before lines of it are dropped; raise UserError
+  if that fails."""
   path = pathlib.Path(workdir) / FILE
   try:
     content = path.read_bytes()
@@ -41,7 +42,9 @@ def set_aside(workdir) -> None:
   except FileNotFoundError:
     return
   except OSError as error:
-    raise UserError(f"{path}: cannot be copied: {error.strerror or one_line(error)}; free space") from error
+    raise UserError(
+      f"{path}: cannot be copied: {error.strerror or one_line(error)}; free space"
+    ) from error
 
 
 class MetricsWriter(contextlib.AbstractContextManager):
@@ -49,15 +52,17 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
   Args:
     workdir: a local directory, created if missing.
-    resume_step: the step of the checkpoint to resume from, 0 for a new run. Lines of later steps are dropped (with a
-      rename, so that a kill loses nothing).
+    resume_step: the step of the checkpoint to resume from, 0 for a new run. Lines of later steps
+      are dropped (with a rename, so that a kill loses nothing).
     primary: False makes every method do nothing; only one process of a job may write.
     expected: a step up to the resumed one; from it on there must be a line, or lines are gone.
     trackers: opens the trackers, once the file is ready for them; see `report/trackers`.
-    check: called if the file was removed or replaced; raises if another run has taken the workdir, and the file is its.
+    check: called if the file was removed or replaced; raises if another run has taken the workdir,
+      and the file is its.
 
   Attributes:
-    missing: the first and the last of the steps up to the resumed one whose lines are gone; None if none are.
+    missing: the first and the last of the steps up to the resumed one whose lines are gone; None if
+      none are.
 
   Raises:
     UserError: the directory cannot be written.
@@ -74,7 +79,9 @@ class MetricsWriter(contextlib.AbstractContextManager):
     check: Callable[[], None] = lambda: None,
   ):
     self._check = check
-    self._file, self.missing, self._trackers = None, None, ()
+    self._file = None
+    self.missing = None
+    self._trackers = ()
     self._last_step = 0  # with a line in the file
     self._size = 0  # of the file after the last write
     if not primary:
@@ -87,7 +94,8 @@ class MetricsWriter(contextlib.AbstractContextManager):
       self._trackers = trackers()
 
   def write(self, step: int, metrics: dict[str, float]) -> None:
-    """Append one line, and hand it to the trackers; raise UserError if the files cannot be written."""
+    """Append one line, and hand it to the trackers; raise UserError if the files cannot be
+    written."""
     if self._file is None:
       return
     values = {name: float(value) for name, value in metrics.items()}
@@ -100,7 +108,8 @@ class MetricsWriter(contextlib.AbstractContextManager):
         tracker.write(int(step), values)
 
   def flush(self) -> None:
-    """Put everything written so far on disk; call it before a checkpoint of the same step commits. Raise as `write`."""
+    """Put everything written so far on disk; call it before a checkpoint of the same step commits.
+    Raise as `write`."""
     if self._file is None:
       return
     with self._disk_errors():
@@ -117,7 +126,8 @@ class MetricsWriter(contextlib.AbstractContextManager):
     try:
       self.flush()
     finally:
-      file, self._file = self._file, None
+      file = self._file
+      self._file = None
       with self._disk_errors():
         file.close()
         for tracker in self._trackers:
@@ -127,7 +137,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self.close()
 
   def _open(self) -> None:
-    self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
+    self._file = open(self._path, "a", encoding="utf-8")
     self._size = os.fstat(self._file.fileno()).st_size
     synced(self._path.parent)
 
@@ -137,7 +147,8 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self._size = os.fstat(self._file.fileno()).st_size
 
   def _check_file(self) -> None:
-    """Go on in the file that is at the path now, if it was removed, replaced or cut; mark and report lost lines."""
+    """Go on in the file that is at the path now, if it was removed, replaced or cut; mark and
+    report lost lines."""
     try:
       status = os.stat(self._path)
       change = None if os.path.samestat(status, os.fstat(self._file.fileno())) else "replaced"
@@ -158,8 +169,16 @@ class MetricsWriter(contextlib.AbstractContextManager):
     consequence = "no line is lost"
     if present < self._last_step:
       self._append({"step": self._last_step, "missing_from": present + 1})
-      consequence = f"the lines of steps {present + 1} to {self._last_step} are lost; the report leaves a gap there"
-    _log.warning("%s: was %s while the run writes to it; it goes on there, and %s", self._path, change, consequence)
+      consequence = (
+        f"the lines of steps {present + 1} to {self._last_step} are lost; the report "
+        "leaves a gap there"
+      )
+    _log.warning(
+      "%s: was %s while the run writes to it; it goes on there, and %s",
+      self._path,
+      change,
+      consequence,
+    )
 
   def _drop_after(self, resume_step: int, expected: int) -> None:
     rows, whole = _rows(self._path)
@@ -168,10 +187,16 @@ class MetricsWriter(contextlib.AbstractContextManager):
     doubled = len(kept) - len(raw)
     if doubled:
       _log.warning(
-        "%s: %d lines were there twice, as after a file was appended to itself; dropped", self._path, doubled
+        "%s: %d lines were there twice, as after a file was appended to itself; dropped",
+        self._path,
+        doubled,
       )
     self._last_step = max((row["step"] for row, _ in kept), default=0)
-    trained = [row["step"] for row, _ in kept if "missing_from" in row or any(n.startswith("train/") for n in row)]
+    trained = [
+      row["step"]
+      for row, _ in kept
+      if "missing_from" in row or any(n.startswith("train/") for n in row)
+    ]
     last = max(trained, default=0)
     if last < expected:
       self.missing = last + 1, resume_step
@@ -187,7 +212,8 @@ class MetricsWriter(contextlib.AbstractContextManager):
       yield
     except OSError as error:
       raise UserError(
-        f"{self._path}: metrics could not be written: {error.strerror or one_line(error)}; free space or fix the "
+        f"{self._path}: metrics could not be written: {error.strerror or one_line(error)}; free "
+        "space or fix the "
         "permissions and run the same command again"
       ) from error
 

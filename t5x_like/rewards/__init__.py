@@ -2,16 +2,17 @@
 
   config.objective = {"name": "grpo", "reward": "exact"}
 
-A file here has a function `reward`; a recipe may also name one of its own, `module:function`. It is called with all
-texts of this process at once, and is a pure function of them:
+A file here has a function `reward`; a recipe may also name one of its own, `module:function`. It is
+called with all texts of this process at once, and is a pure function of them:
 
   rewards = reward(texts, examples)
 
 Further arguments come from the recipe: {"name": "model", "workdir": "runs/reward"}.
 
-`texts` are completions, without the token that ends them. `examples` are dicts with the fields of the record
-(`config.task.fields`) that belongs to each. It returns a finite number for each. A function with the attribute
-`together = True` runs on the mesh of all processes; each of them calls it with the texts of all.
+`texts` are completions, without the token that ends them. `examples` are dicts with the fields of
+the record (`config.task.fields`) that belongs to each. It returns a finite number for each. A
+function with the attribute `together = True` runs on the mesh of all processes; each of them calls
+it with the texts of all.
 """
 
 import functools
@@ -34,13 +35,16 @@ def find(value: str | dict[str, Any]) -> Reward:
   """Return the function of a name, or of a name and arguments.
 
   Raises:
-    UserError: there is none, it may not be imported (`trust.function`), or it takes other arguments.
+    UserError: there is none, it may not be imported (`trust.function`), or it takes other
+      arguments.
   """
   name, arguments = slots.name_and_arguments(_WHERE, value)
   function = slots.find(_WHERE, name, sys.modules[__name__], "reward")
   if value == name and ":" in name:  # a function of the user's, of any signature
     return function
-  return functools.partial(function, **slots.fill(_WHERE, arguments, function, given=slots.takes(function)[:2]))
+  return functools.partial(
+    function, **slots.fill(_WHERE, arguments, function, given=slots.takes(function)[:2])
+  )
 
 
 def together(value: str | dict[str, Any]) -> bool:
@@ -50,7 +54,8 @@ def together(value: str | dict[str, Any]) -> bool:
 
 
 def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
-  """Return the fields of a record as a task's feature: UTF-8 of their JSON, uint8 [length], padded with 0.
+  """Return the fields of a record as a task's feature: UTF-8 of their JSON, uint8 [length], padded
+  with 0.
 
   Raises:
     UserError: they are longer, or are no JSON.
@@ -58,10 +63,13 @@ def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
   try:
     found = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
   except (TypeError, ValueError) as error:
-    raise UserError(f"{where}: found fields that are no JSON ({one_line(error)}); choose others for fields") from None
+    raise UserError(
+      f"{where}: found fields that are no JSON ({one_line(error)}); choose others for fields"
+    ) from None
   if len(found) > length:
     raise UserError(
-      f"{where}: found {len(found)} bytes in its fields {', '.join(fields)}, expected at most {length}; raise"
+      f"{where}: found {len(found)} bytes in its fields {', '.join(fields)}, expected at most "
+      f"{length}; raise"
       " --config.task.fields_length"
     )
   return np.frombuffer(found.ljust(length, b"\0"), np.uint8)
@@ -74,20 +82,26 @@ def unpacked(fields_RF: np.ndarray) -> list[dict[str, Any]]:
 
 def ends_of(task) -> tuple[int, ...]:
   """Return the ids that end a completion in any part of a task."""
-  return tuple({task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)})
+  return tuple(
+    {task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)}
+  )
 
 
 def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str]:
   """Return the texts of completions up to their ends."""
-  rows = [row[: next((place for place, i in enumerate(row) if i in ends), None)] for row in tokens_RN.tolist()]
+  rows = [
+    row[: next((place for place, i in enumerate(row) if i in ends), None)]
+    for row in tokens_RN.tolist()
+  ]
   return [vocabulary.decode([i for i in row if i < vocabulary.size]) for row in rows]
 
 
 def answers_of(example: dict[str, Any]) -> set[str]:
-  """Return the right texts in the fields of an example, without white space around them; see `metrics.texts.texts_of`.
+  """Return the right texts in the fields of an example, without white space around them; see
+  `metrics.texts.texts_of`.
 
-  A truth value is right in Python's spelling and in JSON's. Empty texts are no answers, so that no empty completion is
-  rewarded.
+  A truth value is right in Python's spelling and in JSON's. Empty texts are no answers, so that no
+  empty completion is rewarded.
 
   Raises:
     ValueError: the example has fields, but none of them holds a text or a number.
@@ -109,8 +123,11 @@ def answers_of(example: dict[str, Any]) -> set[str]:
   return answers
 
 
-def of_texts(value: str | dict[str, Any], texts: list[str], examples: list[dict[str, Any]]) -> np.ndarray:
-  """Return the rewards of texts, float32 [R]; raise UserError unless the function gives a finite number for each."""
+def of_texts(
+  value: str | dict[str, Any], texts: list[str], examples: list[dict[str, Any]]
+) -> np.ndarray:
+  """Return the rewards of texts, float32 [R]; raise UserError unless the function gives a finite
+  number for each."""
   reward, (name, _) = find(value), slots.name_and_arguments(_WHERE, value)
   where = f"{_WHERE}: {name}"
   try:
@@ -118,6 +135,12 @@ def of_texts(value: str | dict[str, Any], texts: list[str], examples: list[dict[
   except (Exception, SystemExit) as error:
     raise UserError(f"{where} failed: {type(error).__name__}: {one_line(error)}") from error
   if found.shape != (len(texts),) or not np.isfinite(found).all():
-    told = f"shape {list(found.shape)}" if found.shape != (len(texts),) else "a number that is not finite"
-    raise UserError(f"{where}: found {told}, expected a finite number for each of {len(texts)} texts")
+    told = (
+      f"shape {list(found.shape)}"
+      if found.shape != (len(texts),)
+      else ("a number that is not finite")
+    )
+    raise UserError(
+      f"{where}: found {told}, expected a finite number for each of {len(texts)} texts"
+    )
   return found

@@ -7,4 +7,7 @@ from t5x_like.rewards import answers_of
 
 def reward(texts: list[str], examples: list[dict[str, Any]]) -> list[float]:
   """Return a reward for each text; see `t5x_like.rewards`."""
-  return [float(text.strip() in answers_of(example)) for text, example in zip(texts, examples, strict=True)]
+  return [
+    float(text.strip() in answers_of(example))
+    for text, example in zip(texts, examples, strict=True)
+  ]

@@ -2,9 +2,10 @@
 
   {"name": "model", "workdir": "runs/reward", "prompt": "question"}
 
-The prompt is the field of that name in an example, so `config.task.fields` must have it: a user's message, or a list of
-messages. Prompt and text are written in the chat template of the reward model's own run and in its vocabulary, which
-may differ from the trained model's. Several processes score the texts of all on the mesh of that run.
+The prompt is the field of that name in an example, so `config.task.fields` must have it: a user's
+message, or a list of messages. Prompt and text are written in the chat template of the reward
+model's own run and in its vocabulary, which may differ from the trained model's. Several processes
+score the texts of all on the mesh of that run.
 """
 
 import functools
@@ -15,7 +16,12 @@ from t5x_like.errors import UserError
 
 
 def reward(
-  texts: list[str], examples: list[dict[str, Any]], *, workdir: str, step: int | None = None, prompt: str = "prompt"
+  texts: list[str],
+  examples: list[dict[str, Any]],
+  *,
+  workdir: str,
+  step: int | None = None,
+  prompt: str = "prompt",
 ) -> list[float]:
   """Return the score of each text as the answer to its prompt; see `t5x_like.rewards`.
 
@@ -26,7 +32,9 @@ def reward(
   """
   trust.location("reward model: workdir", workdir)
   for names in (", ".join(example) or "none" for example in examples if prompt not in example):
-    raise UserError(f"found no {prompt!r} among {names}; name the prompt's field in config.task.fields")
+    raise UserError(
+      f"found no {prompt!r} among {names}; name the prompt's field in config.task.fields"
+    )
   return _judge(workdir, step)([example[prompt] for example in examples], texts)
 
 

@@ -1,13 +1,16 @@
 """A cache of compiled programs on disk, so that a restarted run does not compile again.
 
-jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for the features of one
-processor, so entries lie in a directory of their own per set of features. An entry is written in place, with a
-checksum: machine code with a flipped bit would compute something else, or crash. The next start removes entries that a
-kill cut short or a disk damaged, since jax would warn of them at every start and never replace them.
+jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for
+the features of one processor, so entries lie in a directory of their own per set of features. An
+entry is written in place, with a
+checksum: machine code with a flipped bit would compute something else, or crash. The next start
+  removes entries that a kill cut short or a disk damaged, since jax would warn of them at every
+  start and never replace them.
 
-A program that is read is run. The programs in a workdir, or in a cache that others may write, are therefore read only
-if this user wrote them: part of the directory's name depends on the directory's path and on a secret in the user's
-cache directory. The programs of others have other names, which nothing looks for.
+A program that is read is run. The programs in a workdir, or in a cache that others may write, are
+therefore read only if this user wrote them: part of the directory's name depends on the directory's
+path and on a secret in the user's cache directory. The programs of others have other names, which
+nothing looks for.
 """
 
 import contextlib
@@ -36,20 +39,28 @@ _hits = 0
 def use(workdir: str) -> str:
   """Make jax keep compiled programs in `compiled/` of a workdir; return one line about it.
 
-  With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache directory.
-  `JAX_COMPILATION_CACHE_DIR` names any other directory, and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
-  Several simulated CPU devices in one process have none unless that variable asks for it: each device of a program that
-  XLA read from a cache may run the collectives in another order, and they then wait for each other until XLA aborts.
+  With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache
+  directory. `JAX_COMPILATION_CACHE_DIR` names any other directory, and
+  `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Several simulated CPU devices in one
+  process have none unless that variable asks for it: each device of a program that XLA read from a
+  cache may run the collectives in another order, and they then wait for each other until XLA
+  aborts.
   """
   if not jax.config.jax_enable_compilation_cache:
     return "compiled programs are not kept (JAX_ENABLE_COMPILATION_CACHE)"
   if not jax.config.jax_compilation_cache_dir:
     if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
-      return "compiled programs are not kept: on several simulated CPU devices those read again may wait for each other"
+      return (
+        "compiled programs are not kept: on several simulated CPU devices those read again "
+        "may wait for each other"
+      )
     try:
       path = _place(workdir)
     except (OSError, RuntimeError) as error:
-      return f"compiled programs are not kept: {one_line(error)}; set T5X_LIKE_CACHE to a directory of yours"
+      return (
+        f"compiled programs are not kept: {one_line(error)}; set T5X_LIKE_CACHE to a "
+        "directory of yours"
+      )
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
@@ -62,12 +73,19 @@ def use(workdir: str) -> str:
   trimmed = _trim(path) if jax.process_index() == 0 else 0
   entries = [entry.stat().st_size for entry in path.glob("*-cache")] if path.is_dir() else []
   told = f"; {removed} that were damaged are removed" if removed else ""
-  told += f"; the oldest {trimmed} are removed, for at most {_MOST_BYTES / 1e9:,.0f} GB" if trimmed else ""
-  return f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{told}"
+  told += (
+    f"; the oldest {trimmed} are removed, for at most {_MOST_BYTES / 1e9:,.0f} GB"
+    if trimmed
+    else ""
+  )
+  return (
+    f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{told}"
+  )
 
 
 def remembered(name: str, measure: Callable[[], float]) -> float:
-  """Return `measure()`, or its value at an earlier start on a processor like this; it is kept beside the programs."""
+  """Return `measure()`, or its value at an earlier start on a processor like this; it is kept
+  beside the programs."""
   directory = jax.config.jax_compilation_cache_dir
   if not directory or "://" in directory:
     return measure()
@@ -85,7 +103,8 @@ def _place(workdir: str) -> pathlib.Path:
   """Return the directory of this machine's programs.
 
   Raises:
-    OSError, RuntimeError: the user's secret can be neither read nor made, or there is no home directory.
+    OSError, RuntimeError: the user's secret can be neither read nor made, or there is no home
+      directory.
   """
   shared = os.environ.get("T5X_LIKE_CACHE", "")
   if shared and "://" not in shared:
@@ -96,7 +115,9 @@ def _place(workdir: str) -> pathlib.Path:
     return pathlib.Path.home() / ".cache" / "t5x_like" / "compiled" / _machine()
   else:
     local = pathlib.Path(workdir).absolute()
-  own = distributed.from_first(lambda: hmac.new(trust.secret(), os.fsencode(local), "sha256").hexdigest()[:16])
+  own = distributed.from_first(
+    lambda: hmac.new(trust.secret(), os.fsencode(local), "sha256").hexdigest()[:16]
+  )
   return local / "compiled" / f"{_machine()}-{own}"
 
 
@@ -128,7 +149,8 @@ def _count_hits() -> None:
 
 
 def _machine() -> str:
-  """Return `gpu`, `tpu`, or for a CPU its architecture and a digest of the features that machine code depends on."""
+  """Return `gpu`, `tpu`, or for a CPU its architecture and a digest of the features that machine
+  code depends on."""
   backend = jax.default_backend()
   if backend != "cpu":
     return backend
@@ -140,11 +162,14 @@ def _machine() -> str:
 
 
 def _write_checksums() -> None:
-  """Make jax end its entries with a checksum, which it compares when it reads them; zlib's have one anyway."""
+  """Make jax end its entries with a checksum, which it compares when it reads them; zlib's have one
+  anyway."""
   from jax._src import compilation_cache
 
   if zstandard := getattr(compilation_cache, "zstandard", None):
-    compilation_cache.compress_executable = lambda x: zstandard.ZstdCompressor(write_checksum=True).compress(x)
+    compilation_cache.compress_executable = lambda x: zstandard.ZstdCompressor(
+      write_checksum=True
+    ).compress(x)
   elif zstd := getattr(compilation_cache, "zstd", None):  # of Python 3.14
     options = {zstd.CompressionParameter.checksum_flag: 1}
     compilation_cache.compress_executable = lambda x: zstd.compress(x, options=options)
@@ -164,7 +189,8 @@ def _remove_damaged(path: pathlib.Path) -> int:
 
 def _trim(path: pathlib.Path) -> int:
   """Remove the oldest entries of a directory that has grown too large; return their number."""
-  removed, size = 0, 0
+  removed = 0
+  size = 0
   with contextlib.suppress(OSError):
     entries = {entry: entry.stat() for entry in path.glob("*-cache")}
     for entry in sorted(entries, key=lambda entry: entries[entry].st_mtime, reverse=True):

@@ -1,9 +1,10 @@
-"""Huge pages for a process's memory. Does not import jax, as it must act before anything large is allocated.
+"""Huge pages for a process's memory. Does not import jax, as it must act before anything large is
+allocated.
 
-XLA on CPU allocates the temporaries of a step (about 1 GB for T5-1.1-small) anew each time, and by default the kernel
-maps them in pages of 4 KB: hundreds of thousands of page faults per step, a fifth of its time
-(docs/history/measurements.md). glibc requests huge pages if GLIBC_TUNABLES says so at process start, so the process
-restarts itself.
+XLA on CPU allocates the temporaries of a step (about 1 GB for T5-1.1-small) anew each time, and by
+default the kernel maps them in pages of 4 KB: hundreds of thousands of page faults per step, a
+fifth of its time (docs/history/measurements.md). glibc requests huge pages if GLIBC_TUNABLES says
+so at process start, so the process restarts itself.
 """
 
 import os
@@ -18,9 +19,10 @@ _KERNEL = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def use_huge_pages() -> None:
   """Restart this process with huge pages, where that helps and is not already decided.
 
-  Call it at the start of a program's `__main__`, before threads start or jax is imported. The process keeps its id,
-  arguments, files and terminal. Does nothing without glibc or a kernel that grants huge pages on request ("madvise"),
-  or if GLIBC_TUNABLES already sets `glibc.malloc.hugetlb` (0 turns this off).
+  Call it at the start of a program's `__main__`, before threads start or jax is imported. The
+  process keeps its id, arguments, files and terminal. Does nothing without glibc or a kernel that
+  grants huge pages on request ("madvise"), or if GLIBC_TUNABLES already sets `glibc.malloc.hugetlb`
+  (0 turns this off).
   """
   environment = with_huge_pages(dict(os.environ))
   if environment is None or not _on_request():

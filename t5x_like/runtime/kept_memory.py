@@ -1,34 +1,48 @@
 """Memory that a process keeps from one step to the next, on CPU.
 
-XLA on CPU allocates the temporaries of a step together, anew for each step. By default glibc maps so large a piece for
-itself and returns it to the kernel afterwards, which zeroes every page of it at the next step: a quarter to a third of
-the CPU time of a fine-tuning step (docs/history/measurements.md).
+XLA on CPU allocates the temporaries of a step together, anew for each step. By default glibc maps
+so large a piece for itself and returns it to the kernel afterwards, which zeroes every page of it
+at the next step: a quarter to a third of the CPU time of a fine-tuning step
+(docs/history/measurements.md).
 """
 
 import ctypes
 import os
 import platform
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of `mallopt` in malloc.h
-_NO_LIMIT, _MOST = -1, 2**31 - 1  # `mallopt` takes an int
+# of `mallopt` in malloc.h
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4
+# `mallopt` takes an int
+_NO_LIMIT = -1
+_MOST = 2**31 - 1
 _SPARE = 2**26  # the other memory that comes and goes with a step
 _largest = 0
 
 
 def keep(temporaries: int) -> bool:
-  """Let the process keep as much freed memory as its largest program uses; return whether that is in its power.
+  """Let the process keep as much freed memory as its largest program uses; return whether that is
+  in its power.
 
-  Call it after a program is compiled, so that the compiler's memory is not kept. Does nothing without glibc, or if
-  GLIBC_TUNABLES already sets `glibc.malloc.trim_threshold` or `glibc.malloc.mmap_max`.
+  Call it after a program is compiled, so that the compiler's memory is not kept. Does nothing
+  without glibc, or if GLIBC_TUNABLES already sets `glibc.malloc.trim_threshold` or
+  `glibc.malloc.mmap_max`.
 
   Args:
     temporaries: bytes that each run of the program allocates and frees.
   """
   global _largest
   tunables = os.environ.get("GLIBC_TUNABLES", "")
-  if platform.libc_ver()[0] != "glibc" or "malloc.trim_threshold" in tunables or "malloc.mmap_max" in tunables:
+  if (
+    platform.libc_ver()[0] != "glibc"
+    or "malloc.trim_threshold" in tunables
+    or "malloc.mmap_max" in tunables
+  ):
     return False
   _largest = max(_largest, temporaries)
-  most = 2 * _largest + _SPARE  # above this, glibc returns all of the free memory at the end of its heap
+  # above this, glibc returns all of the free memory at the end of its heap
+  most = 2 * _largest + _SPARE
   mallopt = ctypes.CDLL(None).mallopt
-  return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, most if most <= _MOST else _NO_LIMIT))
+  return bool(
+    mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, most if most <= _MOST else _NO_LIMIT)
+  )

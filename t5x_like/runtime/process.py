@@ -1,4 +1,5 @@
-"""A process: its set-up before it uses a device, its machine and versions, and output by the first of several."""
+"""A process: its set-up before it uses a device, its machine and versions, and output by the first
+of several."""
 
 import functools
 import importlib.util
@@ -35,19 +36,22 @@ _PACKAGES = (
 
 
 def prepare() -> None:
-  """Join the job of this process, if any, and set up jax and logging; raise as `distributed.initialize`."""
+  """Join the job of this process, if any, and set up jax and logging; raise as
+  `distributed.initialize`."""
   handler = logging.StreamHandler()
   handler.setFormatter(_Formatter("warning: %(message)s"))
   logging.basicConfig(level=logging.WARNING, handlers=[handler])
   jax.config.update("jax_threefry_partitionable", True)
   _skip_tpus_that_are_not_there()
   distributed.initialize()
-  # A CPU alone runs steps in this thread, where `kept_memory` acts; hosts of a job compare their time beside the steps.
+  # A CPU alone runs steps in this thread, where `kept_memory` acts; hosts of a job compare their
+  # time beside the steps.
   jax.config.update("jax_cpu_enable_async_dispatch", jax.distributed.is_initialized())
 
 
 def build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):
-  """Build a task by `data.task.build_at`, in the first process before the others if it is made from a source."""
+  """Build a task by `data.task.build_at`, in the first process before the others if it is made from
+  a source."""
   from t5x_like.data import task as tasks  # tensorflow: only where data is read
 
   def make():
@@ -63,9 +67,14 @@ def _names_a_source(values: Any) -> bool:
 
 
 def _skip_tpus_that_are_not_there() -> None:
-  """Choose the CPU if libtpu is installed without a TPU, as for plans: jax would look for one for seconds, and warn."""
+  """Choose the CPU if libtpu is installed without a TPU, as for plans: jax would look for one for
+  seconds, and warn."""
   chips = [*pathlib.Path("/dev").glob("accel[0-9]*"), *pathlib.Path("/dev/vfio").glob("[0-9]*")]
-  others = [name for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin") if _installed(name)]
+  others = [
+    name
+    for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")
+    if _installed(name)
+  ]
   if jax.config.jax_platforms is None and _installed("libtpu") and not chips and not others:
     jax.config.update("jax_platforms", "cpu")
 
@@ -87,13 +96,15 @@ class _Formatter(logging.Formatter):
 
 
 def say(text: str) -> None:
-  """Print in the first process only, without control characters: parts of the text may come from data."""
+  """Print in the first process only, without control characters: parts of the text may come from
+  data."""
   if first():
     print(visible(text), flush=True)
 
 
 def environment() -> dict[str, Any]:
-  """Return a flat dict of strings and numbers; it initialises jax's devices, so call `distributed.initialize` first."""
+  """Return a flat dict of strings and numbers; it initialises jax's devices, so call
+  `distributed.initialize` first."""
   devices = jax.devices()
   found = {
     "devices": len(devices),
@@ -111,7 +122,8 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-  """Return the versions of Python and of the installed packages that a run's numbers and files depend on."""
+  """Return the versions of Python and of the installed packages that a run's numbers and files
+  depend on."""
   installed = {"python": platform.python_version()}
   for package in _PACKAGES:
     try:

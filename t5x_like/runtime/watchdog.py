@@ -1,4 +1,5 @@
-"""End a process in which nothing has happened for too long, so that a launcher can start the job again."""
+"""End a process in which nothing has happened for too long, so that a launcher can start the job
+again."""
 
 import faulthandler
 import os
@@ -13,7 +14,8 @@ _GRACE_SECONDS = 30.0  # after which a process that cannot even run Python is en
 
 
 class Watchdog:
-  """A context manager that prints the stacks of all threads and exits as transient when no beat came in time.
+  """A context manager that prints the stacks of all threads and exits as transient when no beat
+  came in time.
 
   A process that hangs in a collective, because another is gone or stopped, does not end by itself.
 
@@ -24,15 +26,18 @@ class Watchdog:
   """
 
   def __init__(self, seconds: float, directory: pathlib.Path | None = None, process: int = 0):
-    self._seconds, self._process = seconds, process
+    self._seconds = seconds
+    self._process = process
     self._path = None if directory is None else directory / f"stacks-{process}.txt"
     self._ended = threading.Event()
-    self._last, self._doing = time.monotonic(), "starting"
+    self._last = time.monotonic()
+    self._doing = "starting"
     self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
   def beat(self, doing: str) -> None:
     """Note that something has ended, and name the next activity."""
-    self._last, self._doing = time.monotonic(), doing
+    self._last = time.monotonic()
+    self._doing = doing
 
   def __enter__(self) -> "Watchdog":
     if self._seconds:
@@ -49,7 +54,9 @@ class Watchdog:
 
   def _arm(self) -> None:
     """Arm a second timer, which works even if code never gives up the interpreter's lock."""
-    faulthandler.dump_traceback_later(self._seconds + _GRACE_SECONDS, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(
+      self._seconds + _GRACE_SECONDS, exit=True, file=sys.__stderr__
+    )
 
   def _watch(self) -> None:
     while not self._ended.wait(min(1.0, self._seconds / 4)):
@@ -59,8 +66,10 @@ class Watchdog:
 
   def _bark(self) -> None:
     print(
-      f"transient error: process {self._process}: nothing has ended for {self._seconds:g} s while {self._doing};"
-      " another process may hang or be gone; the stacks of all threads follow; run the same command again",
+      f"transient error: process {self._process}: nothing has ended for {self._seconds:g} s while "
+      f"{self._doing};"
+      " another process may hang or be gone; the stacks of all threads follow; run the same "
+      "command again",
       file=sys.stderr,
       flush=True,
     )

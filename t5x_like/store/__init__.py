@@ -1,1 +1,2 @@
-"""Stores: named ragged arrays of documents, examples or images, written once, checked, and read by index."""
+"""Stores: named ragged arrays of documents, examples or images, written once, checked, and read by
+index."""

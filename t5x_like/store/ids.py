@@ -12,24 +12,32 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def array(vocabulary: Vocabulary, name: str = TOKENS) -> Array:
-  """Return an array of ids of a vocabulary: uint16 if it has at most 65,536 of them, otherwise int32."""
+  """Return an array of ids of a vocabulary: uint16 if it has at most 65,536 of them, otherwise
+  int32."""
   return Array(name, "uint16" if vocabulary.size <= 2**16 else "int32")
 
 
 def facts(vocabulary: Vocabulary, append_eos: Any) -> dict[str, Any]:
-  """Return the facts of a store of ids: the vocabulary, and whether EOS ends the items (of each array)."""
+  """Return the facts of a store of ids: the vocabulary, and whether EOS ends the items (of each
+  array)."""
   return {"vocabulary": vocabulary_facts(vocabulary), "append_eos": append_eos}
 
 
 def stored(
-  vocabulary: Vocabulary, append_eos: bool, tokens_N: np.ndarray, lengths_D: np.ndarray, where: object
+  vocabulary: Vocabulary,
+  append_eos: bool,
+  tokens_N: np.ndarray,
+  lengths_D: np.ndarray,
+  where: object,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return the ids and lengths to store of documents, with EOS after each that is not empty if `append_eos`.
+  """Return the ids and lengths to store of documents, with EOS after each that is not empty if
+  `append_eos`.
 
   Raises:
     UserError: an id is padding or outside the vocabulary; `where` begins the message.
   """
-  tokens_N, lengths_D = np.asarray(tokens_N), np.asarray(lengths_D, np.int64)
+  tokens_N = np.asarray(tokens_N)
+  lengths_D = np.asarray(lengths_D, np.int64)
   if tokens_N.size and (wrong := vocabularies.outside(vocabulary, tokens_N)):
     raise UserError(f"{where}: {wrong}")
   tokens_N = tokens_N.astype(array(vocabulary).dtype)

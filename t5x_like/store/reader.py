@@ -7,10 +7,10 @@
     <path>/<array>/00000000           values, one item after the other
     <path>/<array>.ends/00000000      where the values of each item end in this shard
 
-Stores of tokens (`tokens.py`), examples and images are all of this form. A stretch of values is one ranged read, from a
-local file or over the network (`files/ranges.py`). Only the table of shards is held in memory.
-Opening reads the manifest and the table and lists the files once, regardless of their size. Verifying the checksums is
-optional and reads every byte once, in parallel.
+Stores of tokens (`tokens.py`), examples and images are all of this form. A stretch of values is one
+ranged read, from a local file or over the network (`files/ranges.py`). Only the table of shards is
+held in memory. Opening reads the manifest and the table and lists the files once, regardless of
+their size. Verifying the checksums is optional and reads every byte once, in parallel.
 """
 
 import concurrent.futures
@@ -46,9 +46,21 @@ class Store:
     verification: a description of the checks that `open` made.
   """
 
-  def __init__(self, path: str, files: Files, text: bytes, manifest: Manifest, shards: Shards, verification: str):
-    self.path, self.manifest, self.verification = path, manifest, verification
-    self._files, self._text, self._shards = files, text, shards
+  def __init__(
+    self,
+    path: str,
+    files: Files,
+    text: bytes,
+    manifest: Manifest,
+    shards: Shards,
+    verification: str,
+  ):
+    self.path = path
+    self.manifest = manifest
+    self.verification = verification
+    self._files = files
+    self._text = text
+    self._shards = shards
     self._widths = {array.name: array.width for array in manifest.arrays}
     _open_stores.add(self)
 
@@ -58,11 +70,12 @@ class Store:
 
     Args:
       path: the directory, local or `scheme://`.
-      verify: `size` checks that every file exists and has the expected size; `full` also checks every checksum; `auto`
-        is `full` for stores up to 2 GiB, otherwise `size`.
+      verify: `size` checks that every file exists and has the expected size; `full` also checks
+        every checksum; `auto` is `full` for stores up to 2 GiB, otherwise `size`.
 
     Raises:
-      UserError: the store or a file is missing, or its manifest or table is malformed or inconsistent.
+      UserError: the store or a file is missing, or its manifest or table is malformed or
+        inconsistent.
       DamageError: a file is truncated or (full) corrupt; the message names it.
     """
     if verify not in get_args(Verify):
@@ -76,14 +89,17 @@ class Store:
     table = _table(files, TABLE)
     shards = store_shards.read_shards(manifest, table, files.name(TABLE))
     full = verify == "full" or (verify == "auto" and shards.num_bytes <= FULL_VERIFY_BYTES)
-    return cls(path, files, text, manifest, shards, _verify(files, manifest, shards, table if full else None))
+    return cls(
+      path, files, text, manifest, shards, _verify(files, manifest, shards, table if full else None)
+    )
 
   def is_current(self) -> bool:
     """Return whether the manifest at `path` is unchanged since opening."""
     return self._files.read(manifests.FILE) == self._text
 
   def check_unchanged(self) -> None:
-    """Check the content of the files that were read and have changed since; one `stat` for each file on a disk.
+    """Check the content of the files that were read and have changed since; one `stat` for each
+    file on a disk.
 
     Raises:
       DamageError: a file no longer has the content that the store was made with; names it.
@@ -117,10 +133,12 @@ class Store:
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary saved with the store; UserError if it does not match the manifest."""
     vocabulary = vocabularies.load(self._files.name(manifests.VOCABULARY))
-    found, expected = manifests.vocabulary_facts(vocabulary), self.manifest.facts.get("vocabulary")
+    found = manifests.vocabulary_facts(vocabulary)
+    expected = self.manifest.facts.get("vocabulary")
     if found != expected:
       raise UserError(
-        f"{self._files.name(manifests.VOCABULARY)}: found {found}, expected {expected} from {manifests.FILE}: {REMEDY}"
+        f"{self._files.name(manifests.VOCABULARY)}: found {found}, expected {expected} from "
+        f"{manifests.FILE}: {REMEDY}"
       )
     return vocabulary
 
@@ -140,21 +158,34 @@ class Store:
       UserError: a shard can no longer be read.
       DamageError: a shard is truncated.
     """
-    firsts, dtype, width = self._shards.first_value[array], self._shards.dtypes[array], self._widths[array]
+    firsts = self._shards.first_value[array]
+    dtype = self._shards.dtypes[array]
+    width = self._widths[array]
     ends_N = starts_N + sizes_N
-    if ends_N.size and not (0 <= starts_N.min() and (starts_N <= ends_N).all() and ends_N.max() <= firsts[-1]):
+    if ends_N.size and not (
+      0 <= starts_N.min() and (starts_N <= ends_N).all() and ends_N.max() <= firsts[-1]
+    ):
       raise ValueError(f"{array}: {starts_N.min()}..{ends_N.max()} outside 0..{firsts[-1]}")
     values = np.empty(int(sizes_N.sum()) * width, dtype)
     if values.size:
-      data, size_of, place = memoryview(values).cast("B"), dtype.itemsize * width, 0
-      shard_N = np.minimum(np.searchsorted(firsts, starts_N, side="right") - 1, len(self._shards) - 1)
-      offset_N, left_N = size_of * (starts_N - firsts[shard_N]), size_of * (firsts[shard_N + 1] - starts_N)
-      rows, reads = (x.tolist() for x in (shard_N, offset_N, left_N, size_of * sizes_N)), []
+      data = memoryview(values).cast("B")
+      size_of = dtype.itemsize * width
+      place = 0
+      shard_N = np.minimum(
+        np.searchsorted(firsts, starts_N, side="right") - 1, len(self._shards) - 1
+      )
+      offset_N = size_of * (starts_N - firsts[shard_N])
+      left_N = size_of * (firsts[shard_N + 1] - starts_N)
+      rows = (x.tolist() for x in (shard_N, offset_N, left_N, size_of * sizes_N))
+      reads = []
       for shard, offset, left, size in zip(*rows, strict=True):
         while size > left:
           if left:
             reads.append((shard, offset, data[place : place + left]))
-          place, size, shard, offset = place + left, size - left, shard + 1, 0
+          place = place + left
+          size = size - left
+          shard = shard + 1
+          offset = 0
           left = size_of * int(firsts[shard + 1] - firsts[shard])
         if size:
           reads.append((shard, offset, data[place : place + size]))
@@ -162,8 +193,11 @@ class Store:
       self._files.fill(self._shards, array, reads)
     return values if width == 1 else values.reshape(-1, width)
 
-  def padded(self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray, length: int) -> np.ndarray:
-    """Read stretches of at most `length` values as rows, 0 after each stretch: int32 [N, length]; see `stretches`."""
+  def padded(
+    self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray, length: int
+  ) -> np.ndarray:
+    """Read stretches of at most `length` values as rows, 0 after each stretch: int32 [N, length];
+    see `stretches`."""
     rows_NL = np.zeros((sizes_N.size, length), np.int32)
     rows_NL[np.arange(length) < sizes_N[:, None]] = self.stretches(array, starts_N, sizes_N)
     return rows_NL
@@ -178,16 +212,23 @@ class Store:
     Raises:
       DamageError: the ends do not ascend to the number of values.
     """
-    shards, directory = self._shards, files_of(array)[1]
+    shards = self._shards
+    directory = files_of(array)[1]
     ends_N = np.empty(self.num_items, "<i8")
-    data, bounds = memoryview(ends_N).cast("B"), (8 * shards.first_item).tolist()
+    data = memoryview(ends_N).cast("B")
+    bounds = (8 * shards.first_item).tolist()
     reads = [(shard, 0, data[bounds[shard] : bounds[shard + 1]]) for shard in range(len(shards))]
     self._files.fill(shards, directory, reads)
     ends_N += np.repeat(shards.first_value[array][:-1], np.diff(shards.first_item))
     last_S = ends_N[shards.first_item[1:] - 1]
-    if ends_N[0] < 0 or (ends_N[1:] < ends_N[:-1]).any() or (last_S != shards.first_value[array][1:]).any():
+    if (
+      ends_N[0] < 0
+      or (ends_N[1:] < ends_N[:-1]).any()
+      or (last_S != shards.first_value[array][1:]).any()
+    ):
       raise DamageError(
-        f"{self._files.name(directory)}: found ends that do not ascend to the last value of a shard: copy it again or "
+        f"{self._files.name(directory)}: found ends that do not ascend to the last value of a "
+        "shard: copy it again or "
         f"{REMEDY}"
       )
     return ends_N
@@ -201,46 +242,65 @@ def _table(files: Files, file: str) -> bytes:
 
 
 def _verify(files: Files, manifest: Manifest, shards: Shards, table: bytes | None) -> str:
-  """Check that all files exist and, given the table of shards, their contents; return a description of the check."""
+  """Check that all files exist and, given the table of shards, their contents; return a description
+  of the check."""
   begin = time.monotonic()
-  sizes, found = shards.sizes(), files.listing(shards.roots)
+  sizes = shards.sizes()
+  found = files.listing(shards.roots)
   for file, expected in sizes.items() if found is not None else ():
     size = found.get(file, "no such file")
     if size not in (expected, None):
       raise (UserError if isinstance(size, str) else DamageError)(
-        f"{files.name(file)}: found {size if isinstance(size, str) else f'{size} bytes'}, expected {expected} bytes: "
+        f"{files.name(file)}: found {size if isinstance(size, str) else f'{size} bytes'}, "
+        f"expected {expected} bytes: "
         f"the file is missing or truncated; copy it again or {REMEDY}"
       )
-  what = "nothing but the manifest, as this address cannot be listed" if found is None else "that every file is there"
+  what = (
+    "nothing but the manifest, as this address cannot be listed"
+    if found is None
+    else ("that every file is there")
+  )
   if found is not None and None not in found.values():
     what = "file sizes"
   if table is None:
     what += " (verify=full would check the checksums)"
   else:
     what = "all checksums"
-    checksums_SF = store_shards.read_checksums(manifest, _table(files, CHECKSUMS), files.name(CHECKSUMS))
+    checksums_SF = store_shards.read_checksums(
+      manifest, _table(files, CHECKSUMS), files.name(CHECKSUMS)
+    )
     _verify_checksums(files, shards, checksums_SF)
-    if (computed := store_shards.fingerprint(manifest, table, checksums_SF.tobytes())) != manifest.fingerprint:
+    if (
+      computed := store_shards.fingerprint(manifest, table, checksums_SF.tobytes())
+    ) != manifest.fingerprint:
       raise UserError(
-        f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the content gives "
+        f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the "
+        "content gives "
         f"{computed[:12]!r}; {REMEDY}"
       )
-  return f"checked {what}: {len(sizes)} files, {shards.num_bytes / 1e6:.1f} MB in {time.monotonic() - begin:.2f} s"
+  return (
+    f"checked {what}: {len(sizes)} files, {shards.num_bytes / 1e6:.1f} MB in "
+    f"{time.monotonic() - begin:.2f} s"
+  )
 
 
-def _verify_checksum(files: Files, shards: Shards, checksums_SF: np.ndarray, shard: int, directory: str) -> None:
+def _verify_checksum(
+  files: Files, shards: Shards, checksums_SF: np.ndarray, shard: int, directory: str
+) -> None:
   file = shards.file(directory, shard)
   expected = checksums_SF[shard, list(shards.roots).index(directory)].tobytes().hex()
   digest = files.sha256(file, shards.size(directory, shard))
   if digest != expected:
     raise DamageError(
-      f"{files.name(file)}: found SHA-256 {digest[:12]}, expected {expected[:12]}: the file is corrupt; copy it "
+      f"{files.name(file)}: found SHA-256 {digest[:12]}, expected {expected[:12]}: the file is "
+      "corrupt; copy it "
       f"again or {REMEDY}"
     )
 
 
 def check_unchanged() -> None:
-  """Check all open stores of the process for files that changed while they were read; see `Store.check_unchanged`."""
+  """Check all open stores of the process for files that changed while they were read; see
+  `Store.check_unchanged`."""
   for store in list(_open_stores):
     store.check_unchanged()
 
@@ -261,9 +321,12 @@ def _verify_checksums(files: Files, shards: Shards, checksums_SF: np.ndarray) ->
 
 def _missing(path: str) -> str:
   """Return the message for a path without a manifest: its content, and how to make a store."""
-  directory, found = pathlib.Path(path), "no such directory"
+  directory = pathlib.Path(path)
+  found = "no such directory"
   if "://" not in path and directory.parent.is_dir():
-    splits = sorted(child.name for child in directory.parent.iterdir() if (child / manifests.FILE).is_file())
+    splits = sorted(
+      child.name for child in directory.parent.iterdir() if (child / manifests.FILE).is_file()
+    )
     found = f"no such split; there are {', '.join(splits)}" if splits else found
     found = f"a directory without {manifests.FILE}" if directory.is_dir() else found
     if directory.with_name(f".{directory.name}.incomplete").exists():

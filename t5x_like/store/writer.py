@@ -1,8 +1,9 @@
-"""The writing of stores: of one shard, and of the rest of a store from the descriptions of its shards.
+"""The writing of stores: of one shard, and of the rest of a store from the descriptions of its
+shards.
 
-A shard's bytes depend only on its items. So parts of a store may be written anywhere, in any order, by `write_shard`,
-and `described` joins their shards into a store without reading them (`corpora/building.py`). `publish` flushes a local
-store to disk and renames it.
+A shard's bytes depend only on its items. So parts of a store may be written anywhere, in any order,
+by `write_shard`, and `described` joins their shards into a store without reading them
+(`corpora/building.py`). `publish` flushes a local store to disk and renames it.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ from t5x_like.vocabularies import Vocabulary
 
 SHARD_VALUES = 2**26
 
-Items = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by array: the values of all items, and their number in each
+# by array: the values of all items, and their number in each
+Items = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def write_shard(root: Place, name: str, arrays: Sequence[Array], items: Items) -> Shard:
@@ -41,12 +43,15 @@ def write_shard(root: Place, name: str, arrays: Sequence[Array], items: Items) -
     UserError: no store can hold the arrays, or a file cannot be written.
   """
   manifests.check_arrays(arrays, root)
-  values, sha256 = {}, {}
+  values = {}
+  sha256 = {}
   for array in arrays:
     found, lengths = items[array.name]
     ends = np.cumsum(lengths)
     values[array.name] = int(ends[-1])
-    found = np.asarray(found).astype(np.dtype(array.dtype).newbyteorder("<"), casting="same_kind", copy=False)
+    found = np.asarray(found).astype(
+      np.dtype(array.dtype).newbyteorder("<"), casting="same_kind", copy=False
+    )
     for directory, numbers in zip(files_of(array.name), (found, ends.astype("<i8")), strict=True):
       content = numbers.tobytes()
       with _refusals(root / directory / name):
@@ -65,7 +70,8 @@ def described(
   skipped: Mapping[str, int],
   source: dict[str, Any],
 ) -> dict[str, bytes]:
-  """Return the tables and the manifest of a store of these shards: contents by file, the manifest last.
+  """Return the tables and the manifest of a store of these shards: contents by file, the manifest
+  last.
 
   Args: see `Manifest`; the arrays need no counts.
   """
@@ -73,7 +79,10 @@ def described(
   manifest = Manifest(
     name=name,
     split=split,
-    arrays=[dataclasses.replace(one, num_values=sum(shard.values[one.name] for shard in shards)) for one in arrays],
+    arrays=[
+      dataclasses.replace(one, num_values=sum(shard.values[one.name] for shard in shards))
+      for one in arrays
+    ],
     facts=facts,
     skipped=dict(sorted(skipped.items())),
     num_items=sum(shard.items for shard in shards),
@@ -84,12 +93,17 @@ def described(
     fingerprint="",
   )
   manifests.check(manifest, name)
-  manifest = dataclasses.replace(manifest, fingerprint=store_shards.fingerprint(manifest, *tables.values()))
+  manifest = dataclasses.replace(
+    manifest, fingerprint=store_shards.fingerprint(manifest, *tables.values())
+  )
   return {**tables, manifests.FILE: manifest.to_json().encode()}
 
 
-def publish(work: Place, path: str | os.PathLike, contents: dict[str, bytes], vocabulary: Vocabulary | None) -> None:
-  """Turn a directory of shards into the store at `path`: write the rest and, if it is local, flush it and rename."""
+def publish(
+  work: Place, path: str | os.PathLike, contents: dict[str, bytes], vocabulary: Vocabulary | None
+) -> None:
+  """Turn a directory of shards into the store at `path`: write the rest and, if it is local, flush
+  it and rename."""
   with _refusals(work):
     if vocabulary:
       vocabulary.save(work / manifests.VOCABULARY)

@@ -1,8 +1,9 @@
 """Adafactor, arranged so that every pass over a gradient only reads it.
 
-The arithmetic and the state equal `optax.adafactor`'s. optax computes the squared gradient once and averages it
-along rows and along columns; XLA on CPU then writes the square (and those of the clipped update and the parameter) to
-memory, and the update of T5-1.1-small takes more than twice as long (docs/history/measurements.md).
+The arithmetic and the state equal `optax.adafactor`'s. optax computes the squared gradient once and
+averages it along rows and along columns; XLA on CPU then writes the square (and those of the
+clipped update and the parameter) to memory, and the update of T5-1.1-small takes more than twice as
+long (docs/history/measurements.md).
 """
 
 import math
@@ -18,16 +19,18 @@ from t5x_like.training.schedule import Schedule
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
 _EPSILON = 1e-30  # added to squared gradients
-_WIDE = 16_384  # columns above which XLA on CPU takes 15 times as long as need be for sums over all rows
+# columns above which XLA on CPU takes 15 times as long as need be for sums over all rows
+_WIDE = 16_384
 _ROWS = 8  # summed at once instead
 _MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow
 
 
 def reread(tree):
-  """Return the same values behind a barrier, so that XLA on CPU recomputes elementwise results where they are used.
+  """Return the same values behind a barrier, so that XLA on CPU recomputes elementwise results
+  where they are used.
 
-  XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier each consumer
-  fuses a separate copy. Other backends fuse siblings and need no barrier.
+  XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier
+  each consumer fuses a separate copy. Other backends fuse siblings and need no barrier.
   """
   return jax.lax.optimization_barrier(tree) if platform() == "cpu" else tree
 
@@ -40,7 +43,8 @@ def adafactor(
   multiply_by_parameter_scale: bool = True,
   weight_decay: NotNegative = 0.0,
 ) -> optax.GradientTransformation:
-  """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it: factored second moments, no momentum.
+  """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it: factored second moments, no
+  momentum.
 
   Args:
     schedule: of the run's step, the argument `step` of `update`.
@@ -84,7 +88,8 @@ def adafactor(
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
-  """Return the second largest and the largest axis (the last of equals); None if the former is too small to factor."""
+  """Return the second largest and the largest axis (the last of equals); None if the former is too
+  small to factor."""
   if len(shape) < 2:
     return None
   shorter, longer = np.argsort(shape, kind="stable")[-2:]
@@ -93,7 +98,12 @@ def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 def _mean_square(g: jax.Array, axis: int) -> jax.Array:
   """Return the mean square along an axis of a matrix."""
-  if axis == 0 and g.shape[1] > _WIDE and platform() == "cpu" and ways("optimizer_embed") * ways("vocab") == 1:
+  if (
+    axis == 0
+    and g.shape[1] > _WIDE
+    and platform() == "cpu"
+    and ways("optimizer_embed") * ways("vocab") == 1
+  ):
     return _sum_of_squared_rows(g) / g.shape[0]
   return _mean_of_squares(g, (axis,))
 
@@ -113,5 +123,7 @@ def _rms(x):
 
 
 def _mean_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-  """Compute the mean in plain operations; `jax.numpy`'s functions would be traced anew for each shape."""
-  return jax.lax.reduce_sum(jax.lax.square(x), axes) / math.prod(float(x.shape[a]) for a in axes)  # beyond int32
+  """Compute the mean in plain operations; `jax.numpy`'s functions would be traced anew for each
+  shape."""
+  # beyond int32
+  return jax.lax.reduce_sum(jax.lax.square(x), axes) / math.prod(float(x.shape[a]) for a in axes)

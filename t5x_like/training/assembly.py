@@ -1,6 +1,8 @@
-"""Assemble a run: its tasks, parts and evaluators, checked against each other, the data and this machine.
+"""Assemble a run: its tasks, parts and evaluators, checked against each other, the data and this
+machine.
 
-All of it follows from the config alone, and comes before a workdir is touched, a step is compiled or weights are read.
+All of it follows from the config alone, and comes before a workdir is touched, a step is compiled
+or weights are read.
 """
 
 import dataclasses
@@ -59,15 +61,20 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
 
   Args:
     config: resolved.
-    workdir: the directory or address of the run, whose imported weights, if any, fix the vocabulary.
+    workdir: the directory or address of the run, whose imported weights, if any, fix the
+      vocabulary.
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  made = phases.built(config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given))
+  made = phases.built(
+    config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given)
+  )
   vocabulary = made[-1].task.vocabulary
   if config.init or config.teacher or workdirs.imported(workdir):
     slots.module("other_runs", training).check(config, vocabulary, workdir)
-  config = slots.module("classes", training).counted(with_tokens(config, vocabulary), len(made[-1].task.classes))
+  config = slots.module("classes", training).counted(
+    with_tokens(config, vocabulary), len(made[-1].task.classes)
+  )
   parts = build(config)
   check_vocabulary(config, vocabulary)
   for phase in made:
@@ -89,42 +96,60 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   Raises:
     UserError: naming the missing feature or output, and a choice that fits.
   """
-  objective, name, model = parts.objective, config.objective.name, config.model.name
+  objective = parts.objective
+  name = config.objective.name
+  model = config.model.name
   makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
-  several = any(len(x.shape) == 2 for feature, x in task.features.items() if feature.endswith("_input_tokens"))
+  several = any(
+    len(x.shape) == 2 for feature, x in task.features.items() if feature.endswith("_input_tokens")
+  )
   fitting = [
     other
     for other in slots.names(t5x_like.objectives)
-    if not (found := slots.find("config.objective", other, t5x_like.objectives, "Objective")).missing(task.features)
+    if not (
+      found := slots.find("config.objective", other, t5x_like.objectives, "Objective")
+    ).missing(task.features)
     and parts.model.NEEDS[-1] in found.beside
     and found.several == several
   ]
-  choose = f"choose another task or the objective {' or '.join(fitting)}" if fitting else "choose another task"
+  choose = (
+    f"choose another task or the objective {' or '.join(fitting)}"
+    if fitting
+    else ("choose another task")
+  )
   if lacking := objective.missing(task.features):
     advice = objective.advice or choose
     raise UserError(f"config.objective: {name} needs the feature {lacking[0]!r}, {makes}; {advice}")
   if objective.several != several:
     rows = ("one row", "several rows")
     raise UserError(
-      f"config.objective: {name} needs examples of {rows[objective.several]}, but task {config.task.name} makes"
+      f"config.objective: {name} needs examples of {rows[objective.several]}, but task "
+      f"{config.task.name} makes"
       f" {rows[several]} for each; {choose}"
     )
   for feature in parts.model.NEEDS:
     if feature not in task.features:
-      raise UserError(f"config.model: {model} needs the feature {feature!r}, {makes}; choose another model or task")
+      raise UserError(
+        f"config.model: {model} needs the feature {feature!r}, {makes}; choose "
+        "another model or task"
+      )
   if parts.model.NEEDS[-1] not in objective.beside:
     raise UserError(
-      f"config.objective: {name} needs a model with outputs for {' or '.join(objective.beside)}, but {model}'s are"
+      f"config.objective: {name} needs a model with outputs for {' or '.join(objective.beside)}, "
+      f"but {model}'s are"
       f" for {parts.model.NEEDS[-1]}; {choose}"
     )
   objective.check(parts.model, task.features)
   with cores_used() as used, parts.rules.activate():
-    outputs = jax.eval_shape(lambda m, b: m(objective.rows(b)), parts.model, abstract_batch(config, parts.rules, task))
+    outputs = jax.eval_shape(
+      lambda m, b: m(objective.rows(b)), parts.model, abstract_batch(config, parts.rules, task)
+    )
   for output, axes in objective.outputs.items():
     found = f"{outputs[output].ndim} axes" if output in outputs else "none"
     if found != f"{axes} axes":
       raise UserError(
-        f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} with model {model};"
+        f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} "
+        f"with model {model};"
         " choose another --config.model.head, model or objective"
       )
   slots.module("classes", training).check(config, objective, outputs, task)
@@ -135,13 +160,15 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
   """Check that the model's table has every id of a vocabulary; raise UserError."""
   if vocabulary.size > config.model.get("vocab_size", vocabulary.size):
     raise UserError(
-      f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data has {vocabulary.size}"
+      f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data "
+      f"has {vocabulary.size}"
       f" ids; set --config.model.vocab_size={table_size(vocabulary)}"
     )
 
 
 def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
-  """Return the config with the special ids of the data's vocabulary, where they differ from the variant's.
+  """Return the config with the special ids of the data's vocabulary, where they differ from the
+  variant's.
 
   Raises:
     UserError: the config has ids by which the model would read the data wrongly.
@@ -155,13 +182,15 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
     found["start"] = vocabularies.start_id(vocabulary)
   elif sides == ["encoder"]:
     found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
-  usual, given = slots.variant_of(model_class, config.model).tokens, config.model.tokens.to_dict()
+  usual = slots.variant_of(model_class, config.model).tokens
+  given = config.model.tokens.to_dict()
   slots.change("config.model.tokens", usual, given)
   fixed = ("pad",) if len(sides) == 1 else tuple(found)
   for key in fixed:
     if key in given and given[key] != found[key]:
       raise UserError(
-        f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has {found[key]}; leave it "
+        f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has "
+        f"{found[key]}; leave it "
         "out: special ids come from the vocabulary"
       )
   ids = {key: i for key, i in found.items() if key in fixed or i is not None} | given
@@ -171,7 +200,8 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
 
 
 def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) -> None:
-  """Refuse a state or a batch that no memory here holds; one that barely fits may still run out in a step.
+  """Refuse a state or a batch that no memory here holds; one that barely fits may still run out in
+  a step.
 
   Raises:
     UserError: naming the object, its size, and the memory.
@@ -184,16 +214,19 @@ def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) 
     need *= jax.local_device_count()
   if need > memory:
     raise UserError(
-      f"config.model: its parameters and their optimizer take {_told(need)}, and there are {_told(memory)} of memory;"
+      f"config.model: its parameters and their optimizer take {_told(need)}, and there are "
+      f"{_told(memory)} of memory;"
       " choose a smaller --config.model.variant or sizes, or more devices"
     )
   host = _host_memory()
   for phase in made:
-    rows, features = phase.config.batch_size, phase.task.features.values()
+    rows = phase.config.batch_size
+    features = phase.task.features.values()
     need = rows * sum(_bytes(x.shape, x.dtype) for x in features) // jax.process_count()
     if need > host:
       raise UserError(
-        f"config.{config_lib.batch_key(phase.name)}: found {rows}, but such a batch takes {_told(need)} of the"
+        f"config.{config_lib.batch_key(phase.name)}: found {rows}, but such a batch takes "
+        f"{_told(need)} of the"
         f" {_told(host)} of this machine; choose a smaller batch or shorter rows"
       )
 

@@ -1,4 +1,5 @@
-"""Build the parts of a step from a resolved config: mesh, rules, model, optimizer, objective and abstract state."""
+"""Build the parts of a step from a resolved config: mesh, rules, model, optimizer, objective and
+abstract state."""
 
 import dataclasses
 from collections.abc import Callable
@@ -53,9 +54,11 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
     config: resolved.
     devices: of the mesh; None takes all.
   Raises:
-    UserError: the mesh does not fit the devices, or a parameter or a phase's batch does not divide over it.
+    UserError: the mesh does not fit the devices, or a parameter or a phase's batch does not divide
+      over it.
   """
-  phases, rules = config_lib.in_order(config), Rules.of_config(config, devices)
+  phases = config_lib.in_order(config)
+  rules = Rules.of_config(config, devices)
   for name, _, _, batch_size in phases:
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))
   model, make_model = model_of(config)
@@ -67,8 +70,10 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   objective = objective_of(config)
   if objective.among_rows and config.accumulation_steps > 1:
     raise UserError(
-      f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} compares all rows of"
-      f" a batch with one another; set it to 1 and --config.objective.chunks={config.accumulation_steps}"
+      f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} "
+      "compares all rows of"
+      " a batch with one another; set it to 1 and "
+      f"--config.objective.chunks={config.accumulation_steps}"
     )
   guard = slots.make("config.guard", config.guard, GUARDS)
   _check_kept(config, guard)
@@ -76,7 +81,9 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   if guard.skips:
     optimizer = skipping(optimizer)
   if config.optimizer.get("offload", False):
-    optimizer, state = slots.module("offload", training).optimizer_state(optimizer, state, rules.mesh)
+    optimizer, state = slots.module("offload", training).optimizer_state(
+      optimizer, state, rules.mesh
+    )
   return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, trained)
 
 
@@ -88,7 +95,8 @@ def objective_of(config: ConfigDict) -> Callable:
 
 
 def model_of(config: ConfigDict):
-  """Return (the abstract model, `key -> model`), with the adapters and the reference that the config asks for."""
+  """Return (the abstract model, `key -> model`), with the adapters and the reference that the
+  config asks for."""
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
   objective = objective_of(config)
 
@@ -108,17 +116,25 @@ def model_of(config: ConfigDict):
 
 def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   """Return (the optimizer of the parameters that are trained, their names or None for all)."""
-  arguments = {k: v for k, v in config.optimizer.to_dict().items() if not hasattr(config_lib.OptimizerMemory, k)}
+  arguments = {
+    k: v
+    for k, v in config.optimizer.to_dict().items()
+    if not hasattr(config_lib.OptimizerMemory, k)
+  }
   inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
+  optimizer = bounded(
+    tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")}
+  )
   if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
     optimizer = slots.module("signed", training).moved(optimizer, steps)
   optimizer = slots.module("ema", training).added(optimizer, schedule, config.optimizer)
-  trained = [n for n in tune.trained(named) if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))]
+  trained = [
+    n for n in tune.trained(named) if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))
+  ]
   if len(trained) == len(named):
     return optimizer, None
   return tunings.only(optimizer, trained), frozenset(trained)
@@ -129,14 +145,18 @@ def _check_kept(config: ConfigDict, guard: Guard) -> None:
   kept = (config.checkpoint.keep_last - 1) * config.checkpoint.every
   if guard.steps > kept:
     raise UserError(
-      f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - 1) *"
-      " checkpoint.every, as a step that far back must still be there; raise --config.checkpoint.keep_last"
+      f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - "
+      "1) *"
+      " checkpoint.every, as a step that far back must still be there; raise "
+      "--config.checkpoint.keep_last"
     )
 
 
 def abstract_batch(config: ConfigDict, rules: Rules, task) -> dict[str, jax.ShapeDtypeStruct]:
   """Return shapes, dtypes and sharding of the global batch of a task."""
   return {
-    name: jax.ShapeDtypeStruct((config.batch_size, *feature.shape), feature.dtype, sharding=rules.batch())
+    name: jax.ShapeDtypeStruct(
+      (config.batch_size, *feature.shape), feature.dtype, sharding=rules.batch()
+    )
     for name, feature in task.features.items()
   }

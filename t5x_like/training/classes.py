@@ -1,7 +1,8 @@
-"""The number of a model's classes: counted in the data where a recipe leaves it open, and checked against them.
+"""The number of a model's classes: counted in the data where a recipe leaves it open, and checked
+against them.
 
-Found by name. A recipe leaves the number open if its head or its detector has no `labels`, or `labels="auto"`. Plans,
-which open no data, take the default of the head.
+Found by name. A recipe leaves the number open if its head or its detector has no `labels`, or
+`labels="auto"`. Plans, which open no data, take the default of the head.
 """
 
 from collections.abc import Mapping
@@ -17,20 +18,25 @@ from t5x_like.architectures import heads
 from t5x_like.errors import UserError
 from t5x_like.runtime import process
 
-_KEYS = {"label": "head.labels", "box_labels": "labels"}  # a target -> the model's key of its classes
+# a target -> the model's key of its classes
+_KEYS = {"label": "head.labels", "box_labels": "labels"}
 _OPEN = (None, "auto")
 
 
 def counted(config: ConfigDict, classes: int) -> ConfigDict:
-  """Return the config with the number of the data's classes, where it leaves the number of the model's open.
+  """Return the config with the number of the data's classes, where it leaves the number of the
+  model's open.
 
   A teacher has as many classes as the student.
 
   Raises:
     UserError: `labels` is "auto", and the data have no classes.
   """
-  objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
-  key, made = _KEYS.get(objective.targets), ConfigDict(config.to_dict())
+  objective = slots.find(
+    "config.objective.name", config.objective.name, t5x_like.objectives, "Objective"
+  )
+  key = _KEYS.get(objective.targets)
+  made = ConfigDict(config.to_dict())
   for model in filter(None, (made.model, made.teacher.get("model"))):
     head: dict[str, Any] = {}
     if key != "labels":
@@ -39,15 +45,22 @@ def counted(config: ConfigDict, classes: int) -> ConfigDict:
       if given == "none" and "head" in slots.takes(model_class):
         given = getattr(slots.variant_of(model_class, model), "head", "none")
       name, arguments = slots.name_and_arguments("config.model.head", given)
-      if key is None or "labels" not in slots.takes(slots.find("config.model.head", name, heads, "make")):
+      if key is None or "labels" not in slots.takes(
+        slots.find("config.model.head", name, heads, "make")
+      ):
         continue  # the model has no classes
       head = {"name": name} | arguments
     labels = model.get("labels") if key == "labels" else head.get("labels")
     if labels == "auto" and not classes:
-      raise UserError(f"config.model.{key}: found 'auto', but task {config.task.name} has no classes; give the number")
+      raise UserError(
+        f"config.model.{key}: found 'auto', but task {config.task.name} has no "
+        "classes; give the number"
+      )
     if labels in _OPEN and classes:
       with model.unlocked(), model.ignore_type():
-        model.update({"labels": classes} if key == "labels" else {"head": head | {"labels": classes}})
+        model.update(
+          {"labels": classes} if key == "labels" else {"head": head | {"labels": classes}}
+        )
     elif model is made.model:
       classes = labels or classes
   return made
@@ -63,14 +76,18 @@ def uncounted(config: ConfigDict) -> ConfigDict:
 
 
 def of_run(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
-  """Return a recipe's config with the number of classes of a run, whose `config.model` is given, where it is open."""
+  """Return a recipe's config with the number of classes of a run, whose `config.model` is given,
+  where it is open."""
   head = model.get("head")
   number = model.get("labels") or (head.get("labels") if isinstance(head, Mapping) else None)
-  return counted(config, number) if model.get("name") == config.model.get("name") and number else config
+  return (
+    counted(config, number) if model.get("name") == config.model.get("name") and number else config
+  )
 
 
 def check(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
-  """Refuse a model of fewer classes than the data have, and data of one; tell of classes that cannot be learned.
+  """Refuse a model of fewer classes than the data have, and data of one; tell of classes that
+  cannot be learned.
 
   Args:
     outputs: the model's, abstract.
@@ -82,18 +99,31 @@ def check(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
     return
   if objective.targets == "label" and len(classes) < 2:
     raise UserError(
-      f"config.task: found one class, {classes[0]!r}, in task {config.task.name}, from which nothing can be learned;"
+      f"config.task: found one class, {classes[0]!r}, in task {config.task.name}, from which "
+      "nothing can be learned;"
       " expected two or more, such as a folder for each"
     )
   of_N = getattr(task, "labels", None)
-  if of_N is not None and (absent := [classes[n] for n in np.setdiff1d(np.arange(len(classes)), of_N)]):
-    told = f"{len(absent)} of the {len(classes)} classes: {', '.join(absent[:8])}{', …' * (len(absent) > 8)}"
+  if of_N is not None and (
+    absent := [classes[n] for n in np.setdiff1d(np.arange(len(classes)), of_N)]
+  ):
+    told = (
+      f"{len(absent)} of the {len(classes)} classes: "
+      f"{', '.join(absent[:8])}{', …' * (len(absent) > 8)}"
+    )
     process.say(f"task {task.name}: no example for training has {told}")
-  labels, key = outputs["logits"].shape[-1] - objective.spare_classes, _KEYS[objective.targets]
+  labels = outputs["logits"].shape[-1] - objective.spare_classes
+  key = _KEYS[objective.targets]
   if labels != len(classes):
-    told = f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
-    told += f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.{key}={len(classes)}"
+    told = (
+      f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
+    )
+    told += (
+      f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set "
+      f"--config.model.{key}={len(classes)}"
+    )
     if labels < len(classes):
       raise UserError(told)
-    if key == "labels" or "labels" in (config.model.get("head") or {}):  # other logits are a decoder's, of its tokens
+    # other logits are a decoder's, of its tokens
+    if key == "labels" or "labels" in (config.model.get("head") or {}):
       process.say(told)

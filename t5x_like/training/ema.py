@@ -1,4 +1,5 @@
-"""Averages of the weights, beside any optimizer: `config.optimizer.ema = 0.9999`, or `schedule_free = 0.9`."""
+"""Averages of the weights, beside any optimizer: `config.optimizer.ema = 0.9999`, or `schedule_free
+= 0.9`."""
 
 import re
 from typing import Any, NamedTuple
@@ -12,9 +13,13 @@ from t5x_like.errors import UserError
 from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
-COUNT, MEAN = "ema/count", "ema/mean/"  # names of its tensors in a checkpoint
+# names of its tensors in a checkpoint
+COUNT = "ema/count"
+MEAN = "ema/mean/"
 _SCALAR = "(ema|schedule_free)/[^/]+"
-NEXT, B1, Z = "schedule_free/step_count", "schedule_free/b1", "schedule_free/z/"
+NEXT = "schedule_free/step_count"
+B1 = "schedule_free/b1"
+Z = "schedule_free/z/"
 
 
 class EmaState(NamedTuple):
@@ -29,7 +34,9 @@ class EmaState(NamedTuple):
   mean: Named
 
 
-def added(optimizer: optax.GradientTransformation, schedule: Schedule, values) -> optax.GradientTransformation:
+def added(
+  optimizer: optax.GradientTransformation, schedule: Schedule, values
+) -> optax.GradientTransformation:
   """Return the optimizer with the average that `config.optimizer`, `values`, asks for, if any.
 
   Raises:
@@ -40,7 +47,8 @@ def added(optimizer: optax.GradientTransformation, schedule: Schedule, values) -
   for key in ("ema", "b1", "momentum"):
     if values.get(key):
       raise UserError(
-        f"config.optimizer.{key}: found {values[key]}, expected 0 with schedule_free, which takes its place; set"
+        f"config.optimizer.{key}: found {values[key]}, expected 0 with schedule_free, which takes "
+        "its place; set"
         f" --config.optimizer.{key}=0"
       )
   return schedule_free(optimizer, schedule, b1)
@@ -49,18 +57,22 @@ def added(optimizer: optax.GradientTransformation, schedule: Schedule, values) -
 def averaging(
   optimizer: optax.GradientTransformation, most: float, warmup: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-  """Return the optimizer; it also keeps `mean = decay * mean + (1 - decay) * new weights`, from the first on.
+  """Return the optimizer; it also keeps `mean = decay * mean + (1 - decay) * new weights`, from the
+  first on.
 
-  The decay is `most`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's `ModelEmaV3`), so the first
-  weights leave no trace, and the mean is over the last n^(2/3) updates.
+  The decay is `most`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's
+  `ModelEmaV3`), so the first weights leave no trace, and the mean is over the last n^(2/3) updates.
   """
 
   def init(params: Named) -> EmaState:
-    return EmaState(optimizer.init(params), jnp.zeros([], jnp.int32), jax.tree.map(jnp.copy, params))
+    return EmaState(
+      optimizer.init(params), jnp.zeros([], jnp.int32), jax.tree.map(jnp.copy, params)
+    )
 
   def update(grads: Named, state: EmaState, params: Named, **extra):
     updates, inner = optimizer.update(grads, state.inner_state, params, **extra)
-    before = jax.tree.map(lambda m, p: jnp.where(state.count == 0, p, m), state.mean, params)  # weights may be loaded
+    # weights may be loaded
+    before = jax.tree.map(lambda m, p: jnp.where(state.count == 0, p, m), state.mean, params)
     new = optax.apply_updates(params, updates)
     decay = jnp.minimum(most, 1.0 - (1.0 + state.count) ** (-2 / 3)) if warmup else most
     mean = jax.tree.map(lambda m, p: decay * m + (1.0 - decay) * p, before, new)
@@ -72,24 +84,27 @@ def averaging(
 def schedule_free(
   optimizer: optax.GradientTransformation, schedule: Schedule, b1: float
 ) -> optax.GradientTransformationExtraArgs:
-  """Return the optimizer made schedule-free by optax (Defazio et al. 2024, arXiv:2405.15682, equations 2 to 4).
+  """Return the optimizer made schedule-free by optax (Defazio et al. 2024, arXiv:2405.15682,
+  equations 2 to 4).
 
-  It moves `z`, kept beside the weights y = (1 - b1) z + b1 x, at which gradients are taken. x is the mean of all z, by
-  the squares of the greatest rates so far, and is evaluated.
+  It moves `z`, kept beside the weights y = (1 - b1) z + b1 x, at which gradients are taken. x is
+  the mean of all z, by the squares of the greatest rates so far, and is evaluated.
   """
 
   def at(rate) -> optax.GradientTransformationExtraArgs:
     return optax.contrib.schedule_free(optimizer, rate, b1)
 
   def update(grads: Named, state: ScheduleFreeState, params: Named, *, step, **extra):
-    z = jax.tree.map(lambda z, p: jnp.where(state.step_count == 1, p, z), state.z, params)  # weights may be loaded
+    # weights may be loaded
+    z = jax.tree.map(lambda z, p: jnp.where(state.step_count == 1, p, z), state.z, params)
     return at(schedule(step)).update(grads, state._replace(z=z), params, step=step, **extra)
 
   return optax.GradientTransformationExtraArgs(at(0.0).init, update)
 
 
 def evaluated(state, averaged: bool = True) -> Named:
-  """Return the weights of a `TrainState` to evaluate: the mean of those that are trained, the others as they are.
+  """Return the weights of a `TrainState` to evaluate: the mean of those that are trained, the
+  others as they are.
 
   Args:
     averaged: False returns the weights of the last step, as does a state without a mean.
@@ -103,8 +118,11 @@ def evaluated(state, averaged: bool = True) -> Named:
     tensors |= {COUNT: own.count} | {f"{MEAN}{name}": x for name, x in own.mean.items()}
   else:
     tensors |= {NEXT: own.step_count, B1: own.b1} | {f"{Z}{name}": x for name, x in own.z.items()}
-  place = {name: x.sharding for name, x in state.params.items()}  # the optimizer's may be in the hosts' memory
-  return state.params | {name: jax.device_put(x, place[name]) for name, x in (named(tensors) or {}).items()}
+  # the optimizer's may be in the hosts' memory
+  place = {name: x.sharding for name, x in state.params.items()}
+  return state.params | {
+    name: jax.device_put(x, place[name]) for name, x in (named(tensors) or {}).items()
+  }
 
 
 def chosen(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -114,10 +132,12 @@ def chosen(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     saved: the manifest's entries of the tensors in the checkpoint, by name.
     wanted: abstract parameters by name.
   Returns:
-    Abstract tensors by name in the checkpoint: `ema/mean/…` where there is one, else `params/…`, with their
-    `schedule_free/z/…` where there is one; and the scalars that belong to these.
+    Abstract tensors by name in the checkpoint: `ema/mean/…` where there is one, else `params/…`,
+    with their `schedule_free/z/…` where there is one; and the scalars that belong to these.
   """
-  names = {name: f"{MEAN}{name}" if f"{MEAN}{name}" in saved else f"params/{name}" for name in wanted}
+  names = {
+    name: f"{MEAN}{name}" if f"{MEAN}{name}" in saved else f"params/{name}" for name in wanted
+  }
   any_sharding = next(iter(wanted.values())).sharding
   scalar = jax.sharding.NamedSharding(any_sharding.mesh, jax.sharding.PartitionSpec())
   scalars = {
@@ -130,20 +150,27 @@ def chosen(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(found: dict[str, Any]) -> Named | None:
-  """Return parameters by name from the tensors that `chosen` named; None if no update has been averaged."""
+  """Return parameters by name from the tensors that `chosen` named; None if no update has been
+  averaged."""
   if int(found.get(COUNT, 1)) == 0 or int(found.get(NEXT, 2)) == 1:
     return None
   z = {name.removeprefix(Z): x for name, x in found.items() if name.startswith(Z)}
-  weights = {name.removeprefix("params/"): x for name, x in found.items() if name.startswith("params/")}
+  weights = {
+    name.removeprefix("params/"): x for name, x in found.items() if name.startswith("params/")
+  }
   if z:
     z = {name: jax.device_put(x, weights[name].sharding) for name, x in z.items()}
     weights |= _mean({name: weights[name] for name in z}, z, found[B1])
-  return weights | {name.removeprefix(MEAN): x for name, x in found.items() if name.startswith(MEAN)}
+  return weights | {
+    name.removeprefix(MEAN): x for name, x in found.items() if name.startswith(MEAN)
+  }
 
 
 @jax.jit
 def _mean(weights: Named, z: Named, b1: jax.Array) -> Named:
-  return optax.contrib.schedule_free_eval_params(ScheduleFreeState(b1, None, None, None, None, z), weights)
+  return optax.contrib.schedule_free_eval_params(
+    ScheduleFreeState(b1, None, None, None, None, z), weights
+  )
 
 
 def _is_mean(x: Any) -> bool:

@@ -1,4 +1,5 @@
-"""A run that keeps emergency copies of its state (`config.checkpoint.emergency`); see `checkpoints/emergency.py`."""
+"""A run that keeps emergency copies of its state (`config.checkpoint.emergency`); see
+`checkpoints/emergency.py`."""
 
 import time
 
@@ -8,7 +9,8 @@ from t5x_like.training.state import to_tree
 
 
 class Run(run.Run):
-  """A `run.Run` whose state is kept near each host, every few steps, before the next one is dispatched."""
+  """A `run.Run` whose state is kept near each host, every few steps, before the next one is
+  dispatched."""
 
   def __init__(self, made, session, restored):
     super().__init__(made, session, restored)

@@ -6,12 +6,14 @@
     "trained_on": {"name": "loss", "split": "train", "max_examples": 4096},
   }
 
-An instance's `name` is a module of `t5x_like/evals/`, by default the instance's key. `task` holds changes to
-`config.task` or, with a `name`, another task; `split` is by default `config.eval_split`. All other keys are the
-evaluator's arguments; an evaluator may have none with the name of one of these three.
+An instance's `name` is a module of `t5x_like/evals/`, by default the instance's key. `task` holds
+changes to `config.task` or, with a `name`, another task; `split` is by default `config.eval_split`.
+All other keys are the evaluator's arguments; an evaluator may have none with the name of one of
+these three.
 
-Metrics are named `eval/<group>/<metric>`. The group is the task's name if the instance has its evaluator's name and the
-run's task and split (`eval/c4_span_corruption/loss`), otherwise the instance's name (`eval/french/loss`).
+Metrics are named `eval/<group>/<metric>`. The group is the task's name if the instance has its
+evaluator's name and the run's task and split (`eval/c4_span_corruption/loss`), otherwise the
+instance's name (`eval/french/loss`).
 """
 
 import collections
@@ -70,10 +72,13 @@ class Evaluation:
     UserError: no such instance or split, or a task that cannot be built or has another vocabulary.
   """
 
-  def __init__(self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None):
+  def __init__(
+    self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None
+  ):
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    own, size = {"name": None} | config.task.to_dict(), config.batch_size
+    own = {"name": None} | config.task.to_dict()
+    size = config.batch_size
     settings: dict[str, Setting] = {}
 
     def setting(slot: str, values: dict[str, Any], split: str) -> Setting:
@@ -82,41 +87,62 @@ class Evaluation:
         arguments = dict(values)
         task = process.build_task(slot, arguments.pop("name"), split, arguments)
         if task.num_examples < 1:
-          raise UserError(f"config.{slot}: task {task.name} has no examples in split {split!r}; use another split")
+          raise UserError(
+            f"config.{slot}: task {task.name} has no examples in split {split!r}; use another split"
+          )
 
         def batches(most: int | None) -> Iterator:
-          return loader.eval_batches(task, batch_size=size, rows=local_rows(rules.batch(), size), max_examples=most)
+          return loader.eval_batches(
+            task, batch_size=size, rows=local_rows(rules.batch(), size), max_examples=most
+          )
 
         vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
         on = lambda other: setting(slot, values, other)  # noqa: E731
-        settings[key] = Setting(model, objective, task, batches, size, rules, on, vocabulary, self._beat, split)
+        settings[key] = Setting(
+          model, objective, task, batches, size, rules, on, vocabulary, self._beat, split
+        )
       return settings[key]
 
     self._asked: Callable[[], bool] = lambda: False
     self.task = setting("task", own, config.eval_split).task
     self._instances = {}
     for name in _chosen(config.evals.to_dict(), only):
-      where, values = f"config.evals.{name}", config.evals[name].to_dict()
+      where = f"config.evals.{name}"
+      values = config.evals[name].to_dict()
       if name == self.task.name:
         raise UserError(
-          f"{where}: the run's own task has this name, and eval/{name}/… are its metrics; use another name"
+          f"{where}: the run's own task has this name, and eval/{name}/… are its metrics; use "
+          "another name"
         )
-      changes, split = values.pop("task"), values.pop("split") or config.eval_split
-      made = setting(f"evals.{name}.task", changes if "name" in changes else config_lib.changed(own, changes), split)
-      labels = "image" in made.task.features and made.task.classes and not self.task.classes  # for zero-shot
+      changes = values.pop("task")
+      split = values.pop("split") or config.eval_split
+      made = setting(
+        f"evals.{name}.task",
+        changes if "name" in changes else config_lib.changed(own, changes),
+        split,
+      )
+      # for zero-shot
+      labels = "image" in made.task.features and made.task.classes and not self.task.classes
       if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint and not labels:
-        raise UserError(f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one")
+        raise UserError(
+          f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one"
+        )
       evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
       usual = name == values["name"] and made.task is self.task
       self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)
     self._check_names()
 
   def metrics(self) -> list[str] | None:
-    """Return the names of all metrics that may be written; None if an evaluator from elsewhere tells none."""
+    """Return the names of all metrics that may be written; None if an evaluator from elsewhere
+    tells none."""
     instances = self._instances.values()
     if not all(hasattr(evaluator, "names") for *_, evaluator in instances):
       return None
-    return [f"eval/{label}/{name}" for label, *_, evaluator in instances for name in (*evaluator.names(), "seconds")]
+    return [
+      f"eval/{label}/{name}"
+      for label, *_, evaluator in instances
+      for name in (*evaluator.names(), "seconds")
+    ]
 
   def _check_names(self) -> None:
     """Refuse two evaluators that would write one metric, before either is run; raise UserError."""
@@ -127,7 +153,8 @@ class Evaluation:
         other = seen.setdefault((label, metric), name)
         if other != name:
           raise UserError(
-            f"config.evals.{name}: eval/{label}/{metric} is written twice, by {other} too; give this instance another"
+            f"config.evals.{name}: eval/{label}/{metric} is written twice, by {other} too; give "
+            "this instance another"
             " name"
           )
 
@@ -151,7 +178,10 @@ class Evaluation:
         return None
       group = groups.setdefault(label, Group(task, split))
       for metric in (metric for metric in result.metrics if metric in group.metrics):
-        raise UserError(f"config.evals.{name}: eval/{label}/{metric} is written twice; give this instance another name")
+        raise UserError(
+          f"config.evals.{name}: eval/{label}/{metric} is written twice; give this "
+          "instance another name"
+        )
       group.metrics |= result.metrics
       group.samples += result.samples
       group.predictions += result.predictions
@@ -167,7 +197,8 @@ def _chosen(known: dict[str, Any], only: Sequence[str] | None) -> list[str]:
   for name in only or ():
     if name not in known:
       raise UserError(
-        f"--evals={','.join(only)}: the config has no evaluator {name!r}{did_you_mean(name, known)};"
+        f"--evals={','.join(only)}: the config has no evaluator "
+        f"{name!r}{did_you_mean(name, known)};"
         f" it has {', '.join(known) or 'none'}"
       )
   return list(known if only is None else dict.fromkeys(only))

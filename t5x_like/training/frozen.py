@@ -1,8 +1,9 @@
-"""Count the model FLOPs of a step that trains some parameters: adapters, a head, a student beside its teacher.
+"""Count the model FLOPs of a step that trains some parameters: adapters, a head, a student beside
+its teacher.
 
-A product `a @ b` costs its FLOPs once in the forward pass, and once more in the backward pass for each of `a` and `b`
-that depends on a trained parameter. So a frozen kernel costs one product, or two if something before it is trained, and
-a trained kernel three.
+A product `a @ b` costs its FLOPs once in the forward pass, and once more in the backward pass for
+each of `a` and `b` that depends on a trained parameter. So a frozen kernel costs one product, or
+two if something before it is trained, and a trained kernel three.
 """
 
 from collections.abc import Callable, Collection
@@ -19,7 +20,9 @@ from t5x_like.training import compilation
 Flags = list[bool]  # of values: whether each depends on a trained parameter
 
 
-def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct], trained: Collection[str]) -> float:
+def step_flops(
+  model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct], trained: Collection[str]
+) -> float:
   """Count as `compilation.step_flops` does, but for the backward pass of what is frozen.
 
   Args:
@@ -27,14 +30,18 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
     objective, batch, trained: see `compilation.step_flops`.
   """
   arrays = params.arrays(model)
-  traced = jax.make_jaxpr(lambda arrays, batch: evaluate(objective, params.with_arrays(model, arrays), batch)[0])
+  traced = jax.make_jaxpr(
+    lambda arrays, batch: evaluate(objective, params.with_arrays(model, arrays), batch)[0]
+  )
   flags = ({name: name in trained for name in arrays}, {name: False for name in batch})
   return _counted(traced(arrays, batch).jaxpr, jax.tree.leaves(flags), False)[0]
 
 
 def _counted(jaxpr: core.Jaxpr, inputs: Flags, halved: bool) -> tuple[float, Flags]:
-  """Return (the FLOPs of both passes, the flags of the results); `halved` as in `compilation.equation_flops`."""
-  flags, total = dict(zip(jaxpr.invars, inputs, strict=True)), 0.0
+  """Return (the FLOPs of both passes, the flags of the results); `halved` as in
+  `compilation.equation_flops`."""
+  flags = dict(zip(jaxpr.invars, inputs, strict=True))
+  total = 0.0
   for equation in jaxpr.eqns:
     flops, results = _equation(equation, _of(flags, equation.invars), halved)
     total += flops
@@ -50,9 +57,11 @@ def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
   if not halved and CAUSAL in str(equation.source_info.name_stack):
     flops, results = _equation(equation, inputs, True)
     return 0.5 * flops, results
-  name, given = equation.primitive.name, equation.params
+  name = equation.primitive.name
+  given = equation.params
   if name == "scan":
-    first, last = given["num_consts"], given["num_consts"] + given["num_carry"]
+    first = given["num_consts"]
+    last = given["num_consts"] + given["num_carry"]
     flops, results = _looped(given["jaxpr"].jaxpr, inputs, slice(first, last), halved)
     return given["length"] * flops, results
   if name == "while":
@@ -60,12 +69,17 @@ def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
     return _looped(given["body_jaxpr"].jaxpr, rest, slice(given["body_nconsts"], len(rest)), halved)
   if name == "cond":
     found = [_counted(branch.jaxpr, inputs[1:], halved) for branch in given["branches"]]
-    return max(flops for flops, _ in found), [any(flags) for flags in zip(*(results for _, results in found))]
+    return max(flops for flops, _ in found), [
+      any(flags) for flags in zip(*(results for _, results in found))
+    ]
   inner = compilation.inner(given)
   if inner and len(inner[0].invars) == len(inputs):  # a scatter's, a reduction's is of two numbers
     return _counted(inner[0], inputs, halved)
   depends = any(inputs) and name != "stop_gradient"  # of integers, factors rounded to 8 bits alone
-  results = [depends and (jnp.issubdtype(d := v.aval.dtype, jnp.inexact) or d == jnp.int8) for v in equation.outvars]
+  results = [
+    depends and (jnp.issubdtype(d := v.aval.dtype, jnp.inexact) or d == jnp.int8)
+    for v in equation.outvars
+  ]
   return compilation.equation_flops(equation, halved) * (1 + sum(inputs[:2])), results
 
 

@@ -1,7 +1,9 @@
-"""Guards against updates that are not finite and spikes of the loss: `config.guard = {"name": ...}`.
+"""Guards against updates that are not finite and spikes of the loss: `config.guard = {"name":
+...}`.
 
-The step computes the verdict, from its loss, its gradient norm and a running mean in the state; the loop reads it one
-step later. It is a function of the state and the batch alone, so a resumed run comes to the same verdicts.
+The step computes the verdict, from its loss, its gradient norm and a running mean in the state; the
+loop reads it one step later. It is a function of the state and the batch alone, so a resumed run
+comes to the same verdicts.
 """
 
 import collections
@@ -25,8 +27,8 @@ class Guard:
   """A policy.
 
   Attributes:
-    spike: refuse a loss above this many times the running mean of the sizes (absolute values) of accepted losses, as
-      the losses of some objectives are negative; 0 refuses none.
+    spike: refuse a loss above this many times the running mean of the sizes (absolute values) of
+      accepted losses, as the losses of some objectives are negative; 0 refuses none.
     window: the number of updates in the mean; the first `window` updates are never spikes.
     skips: whether a refused update leaves parameters and optimizer as they were.
     steps: the least number of steps to go back before a refused update; 0 never goes back.
@@ -44,10 +46,13 @@ class Guard:
   steps: int = 0
   at_most: int = 0
 
-  def judge(self, watch: Watch, loss: jax.Array, gradient_norm: jax.Array) -> tuple[jax.Array, Watch]:
+  def judge(
+    self, watch: Watch, loss: jax.Array, gradient_norm: jax.Array
+  ) -> tuple[jax.Array, Watch]:
     """Return (whether the update is accepted, the `watch` of the next step); scalars."""
     accepted = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
-    mean_size = jnp.abs(watch["mean_loss"])  # checkpoints of earlier versions may have a negative mean
+    # checkpoints of earlier versions may have a negative mean
+    mean_size = jnp.abs(watch["mean_loss"])
     if self.spike:
       incomparable = (watch["accepted"] < self.window) | (mean_size == 0)
       accepted &= incomparable | (loss <= self.spike * mean_size)
@@ -61,7 +66,8 @@ class Guard:
 
 
 def watch() -> Watch:
-  """Return the watch of a new run: mean size and number of accepted losses, number of refused ones since the last."""
+  """Return the watch of a new run: mean size and number of accepted losses, number of refused ones
+  since the last."""
   return {"mean_loss": np.float32(0), "accepted": np.int32(0), "refused": np.int32(0)}
 
 
@@ -71,19 +77,24 @@ def stop(*, spike: NotNegative = 0.0, window: Positive = 100) -> Guard:
 
 
 def skip(*, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 10) -> Guard:
-  """Leave the update out and take the next batch; end the run after more than `at_most` in a row, or a quarter of the
-  last 100 updates (four times `at_most`, if that is more)."""
+  """Leave the update out and take the next batch; end the run after more than `at_most` in a row,
+  or a quarter of the last 100 updates (four times `at_most`, if that is more)."""
   return _checked(Guard(spike, window, skips=True, at_most=at_most))
 
 
-def rollback(*, steps: Positive, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 5) -> Guard:
-  """Go back to a saved step, at least `steps` before, and on with the batches after the refused one."""
+def rollback(
+  *, steps: Positive, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 5
+) -> Guard:
+  """Go back to a saved step, at least `steps` before, and on with the batches after the refused
+  one."""
   return _checked(Guard(spike, window, steps=steps, at_most=at_most))
 
 
 def _checked(guard: Guard) -> Guard:
   if guard.spike and guard.spike <= 1:
-    raise UserError(f"config.guard.spike: found {guard.spike}, expected a factor above 1, or 0 for no such check")
+    raise UserError(
+      f"config.guard.spike: found {guard.spike}, expected a factor above 1, or 0 for no such check"
+    )
   return guard
 
 
@@ -93,7 +104,10 @@ def told(guard: Guard, values: dict[str, float]) -> str | None:
     if not np.isfinite(values[name]):
       return f"train/{name} is {values[name]}"
   if values["updates_refused"]:
-    return f"train/loss is {values['loss']:.6g}, more than {guard.spike:g} times the running mean of its size"
+    return (
+      f"train/loss is {values['loss']:.6g}, more than {guard.spike:g} times the running mean "
+      "of its size"
+    )
   return None
 
 
@@ -108,7 +122,8 @@ class Refusals:
     self._horizon, self._steps = guard.horizon, collections.deque(steps)
 
   def add(self, step: int) -> str | None:
-    """Add a step; return why the run must stop, if more than a quarter of the last updates were left out."""
+    """Add a step; return why the run must stop, if more than a quarter of the last updates were
+    left out."""
     self._steps.append(step)
     while self._steps[0] <= step - self._horizon:
       self._steps.popleft()
@@ -130,17 +145,22 @@ def skipping(optimizer: optax.GradientTransformation) -> optax.GradientTransform
 def stopped(why: str, step: int, saved: list[int]) -> NumericError:
   """Return the error that ends a run."""
   return NumericError(
-    f"{why} at step {step}; the newest step saved is {max(saved, default='none')}; lower the learning rate, clip"
-    " gradients (--config.clip_norm=1.0) or leave such updates out (--config.guard.name=skip), and run the same command"
+    f"{why} at step {step}; the newest step saved is {max(saved, default='none')}; lower the "
+    "learning rate, clip"
+    " gradients (--config.clip_norm=1.0) or leave such updates out (--config.guard.name=skip), "
+    "and run the same command"
     " again"
   )
 
 
 def target(guard: Guard, why: str, bad: int, saved: list[int]) -> int:
-  """Return the saved step to go back to before step `bad`; raise NumericError if none is early enough."""
+  """Return the saved step to go back to before step `bad`; raise NumericError if none is early
+  enough."""
   early = [step for step in saved if step <= bad - guard.steps]
   if not early:
-    raise NumericError(f"{why} at step {bad}; no step {guard.steps} before is saved; lower --config.checkpoint.every")
+    raise NumericError(
+      f"{why} at step {bad}; no step {guard.steps} before is saved; lower --config.checkpoint.every"
+    )
   return max(early)
 
 

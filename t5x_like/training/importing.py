@@ -20,16 +20,20 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def with_architecture(config: ConfigDict, model_class: type, variant, where: str) -> ConfigDict:
-  """Return a recipe's config with the class and variant of a model; raise UserError for a recipe of another family.
+  """Return a recipe's config with the class and variant of a model; raise UserError for a recipe of
+  another family.
 
   Args:
     where: the place of the model's weights, for messages.
   """
   ours = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
   if ours is not model_class:
-    held = f"{model_class.__module__.rpartition('.')[2]}:{model_class.__qualname__}".removesuffix(":Model")
+    held = f"{model_class.__module__.rpartition('.')[2]}:{model_class.__qualname__}".removesuffix(
+      ":Model"
+    )
     raise UserError(
-      f"config.model.name: found {config.model.name!r}, but {where} holds {held!r}; use a recipe of that family"
+      f"config.model.name: found {config.model.name!r}, but {where} holds {held!r}; use a recipe "
+      "of that family"
     )
   found = json.loads(json.dumps(dataclasses.asdict(variant)))
   text = hasattr(variant, "vocab_size")
@@ -42,20 +46,28 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
 def vocabulary_of(config: ConfigDict) -> Vocabulary:
   """Return the vocabulary of a recipe's data, which must exist."""
   arguments = config.task.to_dict()
-  return process.build_task("task", arguments.pop("name", None), config.train_split, arguments).vocabulary
+  return process.build_task(
+    "task", arguments.pop("name", None), config.train_split, arguments
+  ).vocabulary
 
 
 def check_parameters(theirs: nnx.Module, ours: nnx.Module, where: str, recipe: str) -> None:
-  """Refuse a recipe whose model has parameters of other shapes, such as another head; raise UserError."""
-  theirs, ours = ({name: p.shape for name, p in params.named_params(model).items()} for model in (theirs, ours))
+  """Refuse a recipe whose model has parameters of other shapes, such as another head; raise
+  UserError."""
+  theirs, ours = (
+    {name: p.shape for name, p in params.named_params(model).items()} for model in (theirs, ours)
+  )
   for name in sorted({*theirs, *ours}):
     if theirs.get(name) != ours.get(name):
       raise UserError(
-        f"{recipe}: parameter {name} has shape {ours.get(name)}, expected {theirs.get(name)} as in {where}"
+        f"{recipe}: parameter {name} has shape {ours.get(name)}, expected {theirs.get(name)} as "
+        f"in {where}"
       )
 
 
-def write(workdir: str, config: ConfigDict, vocabulary: Vocabulary, step: int, tree: dict[str, Any]) -> None:
+def write(
+  workdir: str, config: ConfigDict, vocabulary: Vocabulary, step: int, tree: dict[str, Any]
+) -> None:
   """Write a workdir that has seen no data yet.
 
   Args:

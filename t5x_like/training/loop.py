@@ -15,8 +15,8 @@ from t5x_like.training.run import Run
 def train(run: Run, *, profile: range | None = None) -> None:
   """Train a run to its end: dispatch steps, read metrics one step late, save, evaluate.
 
-  A step is saved before it is evaluated, so that a failing evaluator costs no training. A signal also ends an
-  evaluation, between two batches; the next start makes up for it.
+  A step is saved before it is evaluated, so that a failing evaluator costs no training. A signal
+  also ends an evaluation, between two batches; the next start makes up for it.
 
   Args:
     run: an open run; the caller closes it.
@@ -25,7 +25,9 @@ def train(run: Run, *, profile: range | None = None) -> None:
     Preempted: a signal asked to stop; the state was saved.
     NumericError: the guard, or the state to save, found a value that is not finite, or a spike.
   """
-  every, total, due = run.config.eval_every, run.config.total_steps, SaveTimes(run.config.checkpoint, run.step).due
+  every = run.config.eval_every
+  total = run.config.total_steps
+  due = SaveTimes(run.config.checkpoint, run.step).due
   with StopRequest() as stop, _profiler(run, profile) as trace:
     asked = False
     if 0 < run.step < total and run.step % every == 0 and not run.evaluated():
@@ -33,7 +35,8 @@ def train(run: Run, *, profile: range | None = None) -> None:
     while run.step < total and not run.exhausted and not asked:
       if not (trace(run.step + 1) and run.advance() and trace(run.step + 1, begins=False)):
         continue  # the guard took the run back to an earlier step
-      saves, evaluates = due(run.step) or run.step == total, run.step % every == 0 and run.step < total
+      saves = due(run.step) or run.step == total
+      evaluates = run.step % every == 0 and run.step < total
       if (saves or evaluates) and not run.drain():
         continue
       if saves:
@@ -42,11 +45,16 @@ def train(run: Run, *, profile: range | None = None) -> None:
       if (asked or run.exhausted) and run.drain():
         run.save()
     if run.step < total and run.exhausted:
-      process.say(f"step {run.step}: no better evaluation for as long as config.selection.patience says; stopping")
-    if asked or not (run.evaluated() or run.evaluate(stop.requested)):  # the last step is evaluated here
+      process.say(
+        f"step {run.step}: no better evaluation for as long as "
+        "config.selection.patience says; stopping"
+      )
+    # the last step is evaluated here
+    if asked or not (run.evaluated() or run.evaluate(stop.requested)):
       run.session.wait_for_save()
       raise Preempted(
-        f"saved step {run.session.saved} of {total} in {run.session.address}; the same command continues it"
+        f"saved step {run.session.saved} of {total} in {run.session.address}; the same command "
+        "continues it"
       )
     run.finish()
 
@@ -56,7 +64,8 @@ def _profiler(run: Run, window: range | None) -> Iterator:
   """Record a trace to `profile/` in the workdir while the step is in the window.
 
   Yields:
-    A function to call before and after each step, with the next one; it returns False if the guard took the run back.
+    A function to call before and after each step, with the next one; it returns False if the guard
+    took the run back.
   """
   active = False
 

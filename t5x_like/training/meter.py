@@ -14,7 +14,8 @@ _EVERY_SECONDS = 20.0
 
 
 class Goodput:
-  """The share of a run's life that went into steps that count: not starts, saves, waits, or steps computed again.
+  """The share of a run's life that went into steps that count: not starts, saves, waits, or steps
+  computed again.
 
   Args:
     began: the time of the run's first start, in seconds since the epoch.
@@ -22,7 +23,8 @@ class Goodput:
   """
 
   def __init__(self, began: float, spent: float):
-    self._began, self._spent = began, spent
+    self._began = began
+    self._spent = spent
 
   def add(self, seconds: float) -> float:
     """Count seconds of a step, and return the goodput up to now."""
@@ -31,7 +33,8 @@ class Goodput:
 
 
 class Meter:
-  """Time steps without waiting for the one just dispatched; where dispatching computes a step, until that ends.
+  """Time steps without waiting for the one just dispatched; where dispatching computes a step,
+  until that ends.
 
   Args:
     batches: this host's batches.
@@ -40,10 +43,24 @@ class Meter:
     pad_id: the id of padding in features without segments; None for none.
   """
 
-  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Callable, goodput: Goodput, pad_id: int | None):
-    self._batches, self._cost, self._goodput, self._stragglers = batches, cost, goodput, Stragglers()
-    self._at_once = jax.default_backend() == "cpu" and not jax.config.read("jax_cpu_enable_async_dispatch")
-    self._last, self._pad_id = time.perf_counter(), pad_id
+  def __init__(
+    self,
+    batches: Iterator[dict[str, np.ndarray]],
+    cost: Callable,
+    goodput: Goodput,
+    pad_id: int | None,
+  ):
+    self._batches, self._cost, self._goodput, self._stragglers = (
+      batches,
+      cost,
+      goodput,
+      Stragglers(),
+    )
+    self._at_once = jax.default_backend() == "cpu" and not jax.config.read(
+      "jax_cpu_enable_async_dispatch"
+    )
+    self._last = time.perf_counter()
+    self._pad_id = pad_id
     self._waited = self._away = self._own = 0.0
     self._steps: list[tuple] = []  # padding, cost, and the time when it was dispatched
 
@@ -61,7 +78,8 @@ class Meter:
     self._own += self._steps[-1][-1] - since
 
   def away(self, since: float) -> None:
-    """Exclude the time from `since` (of `time.perf_counter`) until now from step times, such as an evaluation."""
+    """Exclude the time from `since` (of `time.perf_counter`) until now from step times, such as an
+    evaluation."""
     self._away += time.perf_counter() - since
 
   def step_done(self) -> dict[str, float]:
@@ -80,16 +98,19 @@ class Meter:
     if cost.flops / seconds <= cost.peak:  # else the peak, measured on a busy machine, is none
       figures["mfu"] = cost.flops / seconds / cost.peak
     slowest = self._stragglers.step_done(self._own)
-    self._last, self._waited, self._away, self._own = now, 0.0, 0.0, 0.0
+    self._last = now
+    self._waited = 0.0
+    self._away = 0.0
+    self._own = 0.0
     return figures | slowest
 
 
 class Stragglers:
   """Finds the slowest host by the time that each spends on its own work for a step.
 
-  All processes of a job take equally long for a step, since each waits for the last. Hosts differ in the time for
-  waiting for data and preparing the step. Figures pass through the coordinator every 20 s, without a collective. Does
-  nothing in a single process.
+  All processes of a job take equally long for a step, since each waits for the last. Hosts differ
+  in the time for waiting for data and preparing the step. Figures pass through the coordinator
+  every 20 s, without a collective. Does nothing in a single process.
   """
 
   def __init__(self):
@@ -97,8 +118,10 @@ class Stragglers:
     self._store = distributed.key_value_store()
 
   def step_done(self, own_seconds: float) -> dict[str, float]:
-    """Note a step; now and then, return in process 0 the slowest host and the mean seconds of its own work."""
-    self._seconds, self._steps = self._seconds + own_seconds, self._steps + 1
+    """Note a step; now and then, return in process 0 the slowest host and the mean seconds of its
+    own work."""
+    self._seconds = self._seconds + own_seconds
+    self._steps = self._steps + 1
     if self._store is None or time.monotonic() - self._told < _EVERY_SECONDS:
       return {}
     mine = json.dumps(self._seconds / self._steps)
@@ -106,7 +129,9 @@ class Stragglers:
     self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
     if jax.process_index():
       return {}
-    found = {int(k.rpartition("/")[2]): json.loads(v) for k, v in self._store.key_value_dir_get(_PREFIX)}
+    found = {
+      int(k.rpartition("/")[2]): json.loads(v) for k, v in self._store.key_value_dir_get(_PREFIX)
+    }
     slowest = max(found, key=found.get)
     return {"slowest_host": slowest, "slowest_host_seconds": found[slowest]}
 

@@ -22,7 +22,8 @@ def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:
 def optimizer_state(
   optimizer: optax.GradientTransformation, state: TrainState, mesh: jax.sharding.Mesh
 ) -> tuple[optax.GradientTransformation, TrainState]:
-  """Return the same optimizer with its arrays in the hosts' memory between steps, and the abstract state that says so.
+  """Return the same optimizer with its arrays in the hosts' memory between steps, and the abstract
+  state that says so.
 
   Numbers such as counts stay on the devices. An update brings the arrays to the devices and back.
 
@@ -32,14 +33,21 @@ def optimizer_state(
   check_memory("config.optimizer.offload", mesh)
   on_devices = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state)
   places = jax.tree.map(
-    lambda leaf: leaf.sharding.with_memory_kind(HOST) if leaf.ndim else leaf.sharding, state.opt_state
+    lambda leaf: leaf.sharding.with_memory_kind(HOST) if leaf.ndim else leaf.sharding,
+    state.opt_state,
   )
 
   def update(grads, opt_state, params=None, **extra):
-    updates, opt_state = optimizer.update(grads, jax.device_put(opt_state, on_devices), params, **extra)
+    updates, opt_state = optimizer.update(
+      grads, jax.device_put(opt_state, on_devices), params, **extra
+    )
     return updates, jax.device_put(opt_state, places)
 
   hosted = jax.tree.map(
-    lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state.opt_state, places
+    lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+    state.opt_state,
+    places,
   )
-  return optax.GradientTransformationExtraArgs(optimizer.init, update), dataclasses.replace(state, opt_state=hosted)
+  return optax.GradientTransformationExtraArgs(optimizer.init, update), dataclasses.replace(
+    state, opt_state=hosted
+  )

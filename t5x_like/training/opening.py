@@ -1,4 +1,5 @@
-"""Open a trained model with a recipe, or with changes to its config, for evaluation and prediction."""
+"""Open a trained model with a recipe, or with changes to its config, for evaluation and
+prediction."""
 
 import json
 from collections.abc import Sequence
@@ -19,8 +20,11 @@ from t5x_like.training.resolve import adopted, resolve
 from t5x_like.training.trained import Trained, opened, vocabulary_at
 
 
-def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: bool = False) -> Trained:
-  """Open a trained model with a recipe or with changes to its config; its parameters stay where they are.
+def open_run(
+  workdir: str, recipe: str | None, overrides: Sequence[str], rows: bool = False
+) -> Trained:
+  """Open a trained model with a recipe or with changes to its config; its parameters stay where
+  they are.
 
   Args:
     workdir: the run's directory or address; or a Hugging Face directory, or a name of the Hub.
@@ -28,15 +32,18 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
     overrides: `KEY=VALUE` of each `--config.KEY=VALUE`.
     rows: whether the run is used on rows of any number, so that its batch size does not matter.
   Raises:
-    UserError: there is no model, it is published and has no saved config, or the config has another model.
+    UserError: there is no model, it is published and has no saved config, or the config has another
+      model.
   """
   identity, published = opened(workdir, "--workdir")
   imported = workdirs.imported(workdir) if published is None else None
   if rows:
-    overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]  # fits any mesh
+    # fits any mesh
+    overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]
   if recipe is None and published is not None:
     raise UserError(
-      f"{workdir}: a published model, without a config or data of its own; add --config=RECIPE of its family and"
+      f"{workdir}: a published model, without a config or data of its own; add --config=RECIPE of "
+      "its family and"
       " --config.task.store=DIR, or ask it --questions=FILE"
     )
   if recipe is None:
@@ -63,8 +70,10 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
 
 
 def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> None:
-  """Check that the config's model, and a vocabulary, are those of training; raise UserError with the changed keys."""
-  now, then = {"model": run.config.model.to_dict()}, {"model": dict(run.identity["model"])}
+  """Check that the config's model, and a vocabulary, are those of training; raise UserError with
+  the changed keys."""
+  now = {"model": run.config.model.to_dict()}
+  then = {"model": dict(run.identity["model"])}
   if vocabulary is not None:
     _check_classes(run, vocabulary)
     now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
@@ -77,19 +86,22 @@ def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> No
 
 
 def _check_classes(run: Trained, vocabulary: vocabularies.Vocabulary) -> None:
-  """Tell of data of other classes than a run's, of some of them, or in another order; raise UserError."""
+  """Tell of data of other classes than a run's, of some of them, or in another order; raise
+  UserError."""
   ours = getattr(vocabulary, "names", ())
   if not ours or vocabulary.fingerprint == workdirs.vocabulary_print(run.identity):
     return
   theirs = getattr(vocabularies.load(vocabulary_at(run.workdir, run.identity)), "names", ())
   if foreign := [name for name in ours if theirs and name not in theirs]:
     raise UserError(
-      f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned {', '.join(theirs[:8])}; take"
+      f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned "
+      f"{', '.join(theirs[:8])}; take"
       " data of these, under their names"
     )
   if theirs:
     raise UserError(
-      f"config.task: found data of {len(ours)} classes, {', '.join(ours[:8])}, but {run.workdir} learned {len(theirs)};"
+      f"config.task: found data of {len(ours)} classes, {', '.join(ours[:8])}, but {run.workdir} "
+      f"learned {len(theirs)};"
       f" name all of them, --config.task.classes='{json.dumps(theirs)}'"
     )
 
@@ -104,9 +116,12 @@ def vocabulary_of(run: Trained) -> vocabularies.Vocabulary:
 
 
 def features_of(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
-  """Return the shapes of a trained model's features, from its data or, of imported weights without data, its recipe.
+  """Return the shapes of a trained model's features, from its data or, of imported weights without
+  data, its recipe.
 
   Raises:
     UserError: imported weights, and a task whose features only its data tell.
   """
-  return identity["features"] or {name: list(one.shape) for name, one in features.of(identity["task"]).items()}
+  return identity["features"] or {
+    name: list(one.shape) for name, one in features.of(identity["task"]).items()
+  }

@@ -1,14 +1,18 @@
-"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`; see also `training.adafactor` and `optimizers/`.
+"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`; see also `training.adafactor` and
+`optimizers/`.
 
-A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as Adafactor's must not
-mix layers, so the optimizer is mapped over that axis, once for every depth of stack.
+A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as
+Adafactor's must not mix layers, so the optimizer is mapped over that axis, once for every depth of
+stack.
 
-Learning rates follow the step of the run, an argument of `update`; an optimizer counts only its own updates. So a
-schedule can be changed, an update skipped, or an optimizer started afresh, without a change of the rate at a step.
+Learning rates follow the step of the run, an argument of `update`; an optimizer counts only its own
+updates. So a schedule can be changed, an update skipped, or an optimizer started afresh, without a
+change of the rate at a step.
 
-A tensor of a state is named by its content, the statistic's owner, the statistic and the parameter (`to_named`):
-`adam/mu/encoder/kernel`, `adafactor/v_row/…`, `sgd/trace/…`. Tuples, groups of layers and wrappers leave no trace. A
-count for all parameters together (`adam/count`) is one scalar, however many groups keep a copy.
+A tensor of a state is named by its content, the statistic's owner, the statistic and the parameter
+(`to_named`): `adam/mu/encoder/kernel`, `adafactor/v_row/…`, `sgd/trace/…`. Tuples, groups of layers
+and wrappers leave no trace. A count for all parameters together (`adam/count`) is one scalar,
+however many groups keep a copy.
 """
 
 import dataclasses
@@ -28,9 +32,12 @@ from t5x_like.training.adafactor import adafactor
 from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
-Moments = Literal["float32", "bfloat16"]  # of first moments; second ones, whose changes are smaller, stay float32
+# of first moments; second ones, whose changes are smaller, stay float32
+Moments = Literal["float32", "bfloat16"]
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
-_TABLE, _BIAS = re.compile(r"(^|/)(position/|(table|tokens)$)"), re.compile("bias$")  # experts' biases are matrices
+# experts' biases are matrices
+_TABLE = re.compile(r"(^|/)(position/|(table|tokens)$)")
+_BIAS = re.compile("bias$")
 _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
 
 
@@ -40,15 +47,17 @@ class Decay:
 
   Attributes:
     weight_decay: share of a parameter that a step takes away, times the rate.
-    undecayed: "vectors", among them biases of experts; "tables", which are vectors and positions, class tokens and
-      embeddings; "embeddings", which are these tables alone; or "nothing".
+    undecayed: "vectors", among them biases of experts; "tables", which are vectors and positions,
+      class tokens and embeddings; "embeddings", which are these tables alone; or "nothing".
   """
 
   weight_decay: slots.NotNegative = 0.01
   undecayed: Literal["vectors", "tables", "embeddings", "nothing"] = "vectors"
 
   def of(self, params: Named) -> dict[str, bool]:
-    vectors, tables = (self.undecayed in kinds for kinds in (("vectors", "tables"), ("tables", "embeddings")))
+    vectors, tables = (
+      self.undecayed in kinds for kinds in (("vectors", "tables"), ("tables", "embeddings"))
+    )
     bare = {n for n, p in params.items() if p.ndim < 2 or _BIAS.search(n)} if vectors else set()
     return {n: n not in bare and not (tables and _TABLE.search(n)) for n in params}
 
@@ -65,14 +74,18 @@ def adamw(
   mu_dtype: Moments = "float32",
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
-  """AdamW (Loshchilov & Hutter 2019). By default it decays matrices only: not norm scales, biases or other vectors."""
-  return optax.chain(optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype), Decay(**decay).added(), at_rate(schedule))
+  """AdamW (Loshchilov & Hutter 2019). By default it decays matrices only: not norm scales, biases
+  or other vectors."""
+  return optax.chain(
+    optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype), Decay(**decay).added(), at_rate(schedule)
+  )
 
 
 class _Optimizers(Mapping):
   """The optimizers here, and one for each file of `training/optimizers/`, by name."""
 
-  _here, _others = {"adafactor": adafactor, "adamw": adamw}, "t5x_like.training.optimizers"
+  _here = {"adafactor": adafactor, "adamw": adamw}
+  _others = "t5x_like.training.optimizers"
 
   def __getitem__(self, name: str) -> Callable[..., optax.GradientTransformation]:
     return self._here.get(name) or slots.find("config.optimizer.name", name, self._others, "make")
@@ -87,11 +100,16 @@ class _Optimizers(Mapping):
 OPTIMIZERS = _Optimizers()
 
 
-def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> optax.GradientTransformation:
-  """Bound `optimizer`: its updates take no entry of the parameters named in `most` beyond that value."""
+def bounded(
+  optimizer: optax.GradientTransformation, most: dict[str, float]
+) -> optax.GradientTransformation:
+  """Bound `optimizer`: its updates take no entry of the parameters named in `most` beyond that
+  value."""
 
   def update(updates, state, params, **_):
-    return updates | {n: jnp.minimum(updates[n], most[n] - params[n]) for n in most if n in updates}, state
+    return updates | {
+      n: jnp.minimum(updates[n], most[n] - params[n]) for n in most if n in updates
+    }, state
 
   bound = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
   return optax.chain(optimizer, bound) if most else optimizer
@@ -107,15 +125,17 @@ def at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -> optax.GradientTransformation:
+def layerwise(
+  optimizer: optax.GradientTransformation, axes: dict[str, tuple]
+) -> optax.GradientTransformation:
   """Apply `optimizer` to each layer of stacked parameters separately.
 
   Args:
     optimizer: a transformation of `{name: array}`.
     axes: logical axes by parameter name; a leading "layers" marks a stacked one.
   Returns:
-    A transformation with one inner state for parameters outside stacks and one per depth of stack; its `update` takes
-    the `step` of the run.
+    A transformation with one inner state for parameters outside stacks and one per depth of stack;
+    its `update` takes the `step` of the run.
   """
 
   def groups(named: Named) -> dict[str, Named]:
@@ -126,10 +146,15 @@ def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -
     return split
 
   def init(params: Named):
-    return {g: optimizer.init(p) if g == "whole" else jax.vmap(optimizer.init)(p) for g, p in groups(params).items()}
+    return {
+      g: optimizer.init(p) if g == "whole" else jax.vmap(optimizer.init)(p)
+      for g, p in groups(params).items()
+    }
 
   def update(grads: Named, state, params: Named, *, step, **_):
-    params_of, updates, new_state = groups(params), {}, {}
+    params_of = groups(params)
+    updates = {}
+    new_state = {}
     one = functools.partial(optimizer.update, step=step)
     for group, group_grads in groups(grads).items():
       apply = one if group == "whole" else functools.partial(_each_layer, one)
@@ -143,7 +168,8 @@ def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -
 def _each_layer(update, grads: Named, state, params: Named):
   """Map `update` over the leading axis of its arguments, except counts, which all layers share.
 
-  A count of each layer would make an array of factors for each, which the partitioner moves between devices.
+  A count of each layer would make an array of factors for each, which the partitioner moves between
+  devices.
   """
   counts = jax.tree.map(lambda x: x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.integer), state)
   axes = jax.tree.map(lambda is_count: None if is_count else 0, counts)
@@ -155,9 +181,10 @@ def _each_layer(update, grads: Named, state, params: Named):
 def state_axes(opt_state, params: dict) -> object:
   """Return the logical axes of every array of an optimizer state, from the axes of its parameter.
 
-  An array with the name and shape of a parameter is split like it, and so is a square one of a matrix's side (SOAP).
-  Adafactor's factored statistics lack one axis: `v_row` the largest, `v_col` the second largest (the last of equals).
-  optax chooses them so; their other axes are split like the parameter's. Everything else is replicated.
+  An array with the name and shape of a parameter is split like it, and so is a square one of a
+  matrix's side (SOAP). Adafactor's factored statistics lack one axis: `v_row` the largest, `v_col`
+  the second largest (the last of equals). optax chooses them so; their other axes are split like
+  the parameter's. Everything else is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.
@@ -170,7 +197,8 @@ def state_axes(opt_state, params: dict) -> object:
     none = (None,) * leaf.ndim
     if name is None:
       return none
-    shape, axes = params[name].shape, params[name].axes
+    shape = params[name].shape
+    axes = params[name].axes
     if leaf.shape == shape or (leaf.ndim == len(shape) > 1 and min(leaf.shape[-2:]) > 1):
       return axes
     if leaf.ndim != len(shape) - 1:
@@ -185,7 +213,8 @@ def state_axes(opt_state, params: dict) -> object:
 
 
 def to_named(opt_state) -> dict[str, Any]:
-  """Return the tensors of a state, abstract or not, by name; raise TypeError if two have the same name."""
+  """Return the tensors of a state, abstract or not, by name; raise TypeError if two have the same
+  name."""
   named: dict[str, Any] = {}
   for name, per_parameter, leaf in _walk(opt_state):
     if name in named and per_parameter:
@@ -209,7 +238,9 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
   if hasattr(node, "_fields"):
     for field in node._fields:
       wraps = field in _WRAPPED
-      yield from _walk(getattr(node, field), name if wraps else f"{_owner(type(node).__name__)}/{field}")
+      yield from _walk(
+        getattr(node, field), name if wraps else f"{_owner(type(node).__name__)}/{field}"
+      )
   elif isinstance(node, tuple | list):
     for item in node:
       yield from _walk(item, name)
@@ -224,7 +255,9 @@ def _owner(state: str) -> str:
   """Name a state's owner: `ScaleByAdamState` -> `adam`."""
   if state in _OWNERS:
     return _OWNERS[state]
-  return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", state.removeprefix("ScaleBy").removesuffix("State")).lower()
+  return re.sub(
+    r"(?<=[a-z0-9])(?=[A-Z])", "_", state.removeprefix("ScaleBy").removesuffix("State")
+  ).lower()
 
 
 def _first(copies):
@@ -232,7 +265,11 @@ def _first(copies):
   if not copies.ndim:
     return copies
   sharding = copies.sharding
-  sharding = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
+  sharding = (
+    NamedSharding(sharding.mesh, PartitionSpec())
+    if isinstance(sharding, NamedSharding)
+    else sharding
+  )
   if isinstance(copies, jax.ShapeDtypeStruct):
     return jax.ShapeDtypeStruct((), copies.dtype, sharding=sharding)
   return jax.jit(lambda x: x.reshape(-1)[0], out_shardings=sharding)(copies)

@@ -1,14 +1,15 @@
 """Phases: stretches of a run on other lengths, batch sizes, rates or corpora, in one workdir.
 
-A recipe's `task` and `batch_size` hold for the last phase and for all evaluations. `config.phases` lists the
-differences before: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}` trains on `config.task` with length
-128 up to step 900,000; `{"ramp": {"until": 10_000, "batch_size": 64}}` starts with smaller batches. A run that ends on
-another store or other rates of a mixture, as for annealing, names the earlier ones in a phase.
+A recipe's `task` and `batch_size` hold for the last phase and for all evaluations. `config.phases`
+lists the differences before: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}` trains
+on `config.task` with length 128 up to step 900,000; `{"ramp": {"until": 10_000, "batch_size": 64}}`
+starts with smaller batches. A run that ends on another store or other rates of a mixture, as for
+annealing, names the earlier ones in a phase.
 
-The phase is a function of the step alone, and so is each of its batches. A phase goes on in each corpus where the
-earlier phases stopped, which is counted from the config (`data/consumption.py`). So a run resumes on either side of a
-boundary as elsewhere. A step is compiled for one shape, so it is compiled again at a boundary. The optimizer's state
-and the schedule go on.
+The phase is a function of the step alone, and so is each of its batches. A phase goes on in each
+corpus where the earlier phases stopped, which is counted from the config (`data/consumption.py`).
+So a run resumes on either side of a boundary as elsewhere. A step is compiled for one shape, so it
+is compiled again at a boundary. The optimizer's state and the schedule go on.
 """
 
 import copy
@@ -40,8 +41,10 @@ class Phase:
 
 
 def built(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
-  """Return the phases in order, with the run's own task last and without end; `make_task` takes a task's arguments."""
-  built, start = [], 0
+  """Return the phases in order, with the run's own task last and without end; `make_task` takes a
+  task's arguments."""
+  built = []
+  start = 0
   for name, until, changes, batch_size in config_lib.in_order(config):
     own = copy.deepcopy(config)
     own.batch_size = batch_size
@@ -56,7 +59,9 @@ def at(phases: list[Phase], step: int) -> Phase:
   return next(phase for phase in phases if step < phase.until)
 
 
-def batches(phases: list[Phase], step: int, rows: Sequence[int] | None = None) -> Iterator[dict[str, Any]]:
+def batches(
+  phases: list[Phase], step: int, rows: Sequence[int] | None = None
+) -> Iterator[dict[str, Any]]:
   """Return the batches from a step on, as if its phase had no end; see `loader.train_batches`."""
   from t5x_like.data import consumption, loader  # tensorflow: only where data is read
 
@@ -68,7 +73,9 @@ def batches(phases: list[Phase], step: int, rows: Sequence[int] | None = None) -
     seed=now.config.seed,
     start_step=step,
     rows=rows,
-    earlier=[consumption.Phase(one.task, one.config.batch_size, one.until - one.start) for one in before],
+    earlier=[
+      consumption.Phase(one.task, one.config.batch_size, one.until - one.start) for one in before
+    ],
   )
 
 
@@ -83,7 +90,8 @@ def check_past(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> No
   for then, here in itertools.zip_longest(_past(ConfigDict(saved), step), _past(now, step)):
     if then != here:
       raise UserError(
-        f"{workdir}: its steps up to {step} were made with {_told(then)}, found {_told(here)}: set config.phases as it"
+        f"{workdir}: its steps up to {step} were made with {_told(then)}, found {_told(here)}: "
+        "set config.phases as it"
         " was for these steps, or use a new --workdir"
       )
 
@@ -94,4 +102,8 @@ def _past(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
 
 
 def _told(phase: tuple[str, int, int] | None) -> str:
-  return "no such phase" if phase is None else f"phase {phase[0]} up to step {phase[1]} at batch size {phase[2]}"
+  return (
+    "no such phase"
+    if phase is None
+    else (f"phase {phase[0]} up to step {phase[1]} at batch size {phase[2]}")
+  )

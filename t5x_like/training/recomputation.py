@@ -1,4 +1,5 @@
-"""Compute a step twice, to find devices that compute wrongly now and then (`config.recompute_every`)."""
+"""Compute a step twice, to find devices that compute wrongly now and then
+(`config.recompute_every`)."""
 
 from collections.abc import Callable
 
@@ -13,8 +14,11 @@ from t5x_like.training.state import TrainState, to_tree
 _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
-def computed_twice(step: Callable, state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Return `step(state, batch)`, which donates the state, computed twice; needs memory for two states.
+def computed_twice(
+  step: Callable, state: TrainState, batch
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """Return `step(state, batch)`, which donates the state, computed twice; needs memory for two
+  states.
 
   Raises:
     TransientError: the two differ in some bit.
@@ -28,7 +32,9 @@ def computed_twice(step: Callable, state: TrainState, batch) -> tuple[TrainState
   wrong = [name for name in found if found[name] != expected[name]]
   if wrong:
     raise TransientError(
-      f"step {number} was computed twice, and {wrong[0]} ({len(wrong)} of {len(found)} tensors) came out differently: a"
-      " device computes wrongly; nothing of it is saved; test the devices, then run the same command again"
+      f"step {number} was computed twice, and {wrong[0]} ({len(wrong)} of {len(found)} tensors) "
+      "came out differently: a"
+      " device computes wrongly; nothing of it is saved; test the devices, then run the same "
+      "command again"
     )
   return state, metrics

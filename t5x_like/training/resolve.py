@@ -1,7 +1,8 @@
-"""Resolve a recipe: check every slot against the function or class it names, and fill in every default.
+"""Resolve a recipe: check every slot against the function or class it names, and fill in every
+default.
 
-`resolve` opens no data and no weights. It reads at most the `config.json` of a run that the recipe names, and the
-vocabulary that sizes the token table.
+`resolve` opens no data and no weights. It reads at most the `config.json` of a run that the recipe
+names, and the vocabulary that sizes the token table.
 """
 
 import dataclasses
@@ -24,7 +25,8 @@ from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 
-_TO_TOTAL = ("linear", "cosine", "warmup_stable_decay")  # schedules that end with the run by default
+# schedules that end with the run by default
+_TO_TOTAL = ("linear", "cosine", "warmup_stable_decay")
 _SLOTS = {
   "objective": Slot(t5x_like.objectives, "Objective"),
   "optimizer": Slot(OPTIMIZERS, given=("schedule",), also=(config_lib.OptimizerMemory,)),
@@ -37,16 +39,21 @@ _TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 
 def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
-  """Return the recipe's config, its slots checked, with all defaults for a platform; None is this process's.
+  """Return the recipe's config, its slots checked, with all defaults for a platform; None is this
+  process's.
 
-  `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and scan and loop for
-  `model.layers`. A `model.vocab_size` of None becomes the published size, and `auto` the size of the task's vocabulary,
-  rounded up to a multiple of 128.
+  `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and
+  scan and loop for `model.layers`. A `model.vocab_size` of None becomes the published size, and
+  `auto` the size of the task's vocabulary, rounded up to a multiple of 128.
 
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  config = slots.module("other_runs", training).inherited(config) if config.init else ConfigDict(config.to_dict())
+  config = (
+    slots.module("other_runs", training).inherited(config)
+    if config.init
+    else ConfigDict(config.to_dict())
+  )
   config = open_values.with_steps(config)
   resolved = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
@@ -58,34 +65,50 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   for name, slot in _SLOTS.items():
     resolved[name] = ConfigDict(slots.as_saved(slot.complete(f"config.{name}", config[name])))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
-  objective = slots.find("config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective")
+  objective = slots.find(
+    "config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective"
+  )
   if objective.teacher:
     resolved.teacher = slots.module("other_runs", training).teacher(config, computed, platform)
   elif config.teacher:
     raise UserError(
-      f"config.teacher: the objective {config.objective.name!r} has none; set --config.objective.name=distillation"
+      f"config.teacher: the objective {config.objective.name!r} has none; set "
+      "--config.objective.name=distillation"
     )
-  resolved.checkpoint = ConfigDict(slots.fill("config.checkpoint", config.checkpoint, config_lib.Checkpoint))
+  resolved.checkpoint = ConfigDict(
+    slots.fill("config.checkpoint", config.checkpoint, config_lib.Checkpoint)
+  )
   if values := resolved.checkpoint.emergency:
     resolved.checkpoint.emergency = slots.module("emergency", checkpoints).checked(values)
   if config.selection:
-    resolved.selection = ConfigDict(slots.fill("config.selection", config.selection, config_lib.Selection))
+    resolved.selection = ConfigDict(
+      slots.fill("config.selection", config.selection, config_lib.Selection)
+    )
   for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):
-    entries = {name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()}
+    entries = {
+      name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()
+    }
     resolved[key] = ConfigDict(slots.as_saved(entries))
   return slots.make("config.tuning", resolved.tuning, tunings, "make").resolved(resolved)
 
 
 def adopted(config: ConfigDict, found: dict[str, Any] | None, workdir: str) -> ConfigDict:
-  """Return the config with the model of a workdir's weights, if these were imported; see `workdir.imported`."""
-  return slots.module("other_runs", training).with_model(config, found["model"], workdir) if found else config
+  """Return the config with the model of a workdir's weights, if these were imported; see
+  `workdir.imported`."""
+  return (
+    slots.module("other_runs", training).with_model(config, found["model"], workdir)
+    if found
+    else config
+  )
 
 
 def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
   """Return a `config.model`, checked, with all defaults."""
   model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
   name, arguments = slots.name_and_arguments(f"config.{slot}", values)
-  resolved = ConfigDict({"name": name} | slots.fill(f"config.{slot}", arguments, model_class, given=("rngs",)))
+  resolved = ConfigDict(
+    {"name": name} | slots.fill(f"config.{slot}", arguments, model_class, given=("rngs",))
+  )
   with resolved.ignore_type():
     for key in [key for key, value in resolved.items() if dataclasses.is_dataclass(value)]:
       resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
@@ -98,7 +121,9 @@ def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDic
       if "vocab_size" in resolved and resolved.vocab_size is None:
         resolved.vocab_size = variant.vocab_size
   on_cpu = (platform or jax.default_backend()) == "cpu"
-  suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
+  suited = (
+    {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
+  )
   for key, value in suited.items():
     if key in resolved and values.get(key, "auto") == "auto":
       resolved[key] = value
@@ -119,12 +144,14 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
     values = shared | own | {"name": name or usual}
   task = slots.find("config.task.name", values.get("name"), tasks, "task")
   values = slots.defaults(task) | values
-  store, named = values.get("store"), values.get("vocabulary")
+  store = values.get("store")
+  named = values.get("vocabulary")
   if named is not None and (store is None or values.get("source") is not None):
     return vocabularies.load(named)
   if store is None:
     raise UserError(
-      "config.model.vocab_size: found 'auto', but config.task names neither a vocabulary nor a store; name one, or give"
+      "config.model.vocab_size: found 'auto', but config.task names neither a vocabulary nor a "
+      "store; name one, or give"
       " the size"
     )
   if store == "builtin":
@@ -132,16 +159,19 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   trust.location("config.task.store", store)
   file_names.check("config.train_split", config.train_split, "choose another split")
   directory = f"{store}/{config.train_split}"
-  manifest = place(f"{directory}/vocabulary/{vocabularies.MANIFEST}")  # web servers have files, but no directories
+  # web servers have files, but no directories
+  manifest = place(f"{directory}/vocabulary/{vocabularies.MANIFEST}")
   if not (manifest.is_file() or manifest.parent.is_dir()):
     found = "no vocabulary in it" if place(directory).is_dir() else "no such directory"
     raise UserError(
-      f"{directory}: no token store ({found}): make one with python -m tools.prepare_data --source=... --vocabulary=..."
+      f"{directory}: no token store ({found}): make one with python -m tools.prepare_data "
+      "--source=... --vocabulary=..."
       f" --output={store}"
     )
   return vocabularies.load(f"{directory}/vocabulary")
 
 
 def table_size(vocabulary: vocabularies.Vocabulary) -> int:
-  """Return the rows of a token table for a vocabulary: its size, rounded up to a multiple of 128."""
+  """Return the rows of a token table for a vocabulary: its size, rounded up to a multiple of
+  128."""
   return -(-vocabulary.size // 128) * 128

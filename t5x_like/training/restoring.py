@@ -1,4 +1,5 @@
-"""Restore the state of a run: from its checkpoint, or anew, with the weights of other runs loaded last."""
+"""Restore the state of a run: from its checkpoint, or anew, with the weights of other runs loaded
+last."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +22,8 @@ class Restored:
   """The point from which a run goes on.
 
   Attributes:
-    rollbacks: how often the guard took the run back (`times`), and the `batches_passed` over by that.
+    rollbacks: how often the guard took the run back (`times`), and the `batches_passed` over by
+      that.
     loaded: the content of `init.json`, for a run that begins with the weights of another.
   """
 
@@ -37,13 +39,17 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
   Args:
     step: which one, None for the newest intact one; 0 without a checkpoint of it begins anew.
   Raises:
-    UserError: the checkpoint is of another config, or there is none although a step was saved; otherwise as
-      `Checkpoints.restore`.
+    UserError: the checkpoint is of another config, or there is none although a step was saved;
+      otherwise as `Checkpoints.restore`.
   """
-  config, parts, checkpoints = made.config, made.parts, session.checkpoints
+  config = made.config
+  parts = made.parts
+  checkpoints = session.checkpoints
   anew = step == 0 and 0 not in distributed.from_first(checkpoints.steps)
   fresh = config.checkpoint.fresh_optimizer
-  found = None if anew else checkpoints.restore(lambda saved: _wanted(saved, parts.state, fresh), step)
+  found = (
+    None if anew else checkpoints.restore(lambda saved: _wanted(saved, parts.state, fresh), step)
+  )
   none = {"times": 0, "batches_passed": 0}
   if found is None:
     _check_lost(session, anew)
@@ -68,9 +74,11 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
 
 
 def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool) -> dict:
-  """Return the tree to restore: the state, or only step and parameters in place of another optimizer's state.
+  """Return the tree to restore: the state, or only step and parameters in place of another
+  optimizer's state.
 
-  A mean of the weights may be asked for anew or given up: it is no part of the optimizer's own state.
+  A mean of the weights may be asked for anew or given up: it is no part of the optimizer's own
+  state.
   """
   tree = to_tree(abstract)
   wanted = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
@@ -78,7 +86,11 @@ def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool)
   if wanted == there:
     return tree
   if _without_mean(wanted) == _without_mean(there):
-    return tree if len(_without_mean(there)) < len(there) else {key: x for key, x in tree.items() if key != _MEAN}
+    return (
+      tree
+      if len(_without_mean(there)) < len(there)
+      else {key: x for key, x in tree.items() if key != _MEAN}
+    )
   return {key: tree[key] for key in ("step", "params")} if fresh_optimizer else tree
 
 
@@ -87,12 +99,17 @@ def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
 
 
 def _check_lost(session: Session, anew: bool) -> None:
-  """Refuse to begin a run whose checkpoints are gone, unless that is asked for and the weights are the recipe's."""
+  """Refuse to begin a run whose checkpoints are gone, unless that is asked for and the weights are
+  the recipe's."""
   trained = session.past.trained
-  told = f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount the directory"
+  told = (
+    f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount "
+    "the directory"
+  )
   if trained and trained.startswith(workdir.IMPORTED):
     raise UserError(f"{told}, or convert the weights again into another workdir")
   if trained and not anew:
     raise UserError(
-      f"{told}; to begin anew, use another --workdir, or --from_step=0, which keeps metrics.jsonl under another name"
+      f"{told}; to begin anew, use another --workdir, or --from_step=0, which keeps metrics.jsonl "
+      "under another name"
     )

@@ -1,8 +1,10 @@
-"""Steps on the model's own completions: answer the prompts of a batch, reward the answers, update the model.
+"""Steps on the model's own completions: answer the prompts of a batch, reward the answers, update
+the model.
 
-All of this happens within the step: it takes a batch of prompts, and what it adds to it is a function of the state, the
-seed, the step and each row's place in the global batch, whatever the layout of the devices. Nothing else is kept, so a
-run that is stopped in the middle of a rollout makes the same one when it goes on.
+All of this happens within the step: it takes a batch of prompts, and what it adds to it is a
+function of the state, the seed, the step and each row's place in the global batch, whatever the
+layout of the devices. Nothing else is kept, so a run that is stopped in the middle of a rollout
+makes the same one when it goes on.
 """
 
 import dataclasses
@@ -25,7 +27,9 @@ from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.compilation import Cost, compile_step
 from t5x_like.training.state import TrainState
 
-_ROLLOUTS, _ORDERS = 2, 3  # folded into the run's key; dropout has the key itself
+# folded into the run's key; dropout has the key itself
+_ROLLOUTS = 2
+_ORDERS = 3
 
 
 class Steps:
@@ -36,12 +40,15 @@ class Steps:
   """
 
   def __init__(self, config: ConfigDict, parts: Parts, task):
-    self._parts, self._task, self._batch_size = parts, task, config.batch_size
+    self._parts = parts
+    self._task = task
+    self._batch_size = config.batch_size
     self._ends = rewards.ends_of(task)
     batch = abstract_batch(config, parts.rules, task)
     _, K, N = batch["decoder_log_probabilities"].shape
     process.say(
-      f"rollouts: {K} completions of each of {config.batch_size} prompts, of at most {N} tokens, rewarded by"
+      f"rollouts: {K} completions of each of {config.batch_size} prompts, of at most {N} tokens, "
+      "rewarded by"
       f" {parts.objective.reward}"
     )
     answer = answering(parts.model, parts.rules, seed=config.seed, ends=self._ends)
@@ -62,22 +69,30 @@ class Steps:
       UserError: the reward function fails; see `rewards.of_texts`.
     """
     batch = self._answer(state.params, batch, state.step)
-    rules, size, N = self._parts.rules, self._batch_size, batch["decoder_log_probabilities"].shape[-1]
-    rows, reward = local_rows(rules.batch(), size), self._parts.objective.reward
+    rules = self._parts.rules
+    size = self._batch_size
+    N = batch["decoder_log_probabilities"].shape[-1]
+    rows = local_rows(rules.batch(), size)
+    reward = self._parts.objective.reward
     asked = np.arange(size) if rewards.together(reward) else rows
     tokens_BKN = fetch(batch["decoder_target_tokens"])[asked][..., -N:]
     texts = rewards.texts_of(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
     fields = rewards.unpacked(fetch(batch["fields"])[asked])
     examples = [one for one in fields for _ in range(tokens_BKN.shape[1])]
     found_BK = rewards.of_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
-    return batch | {"rewards": from_local_rows(rules.batch(), rows, found_BK[np.searchsorted(asked, rows)], size)}
+    return batch | {
+      "rewards": from_local_rows(rules.batch(), rows, found_BK[np.searchsorted(asked, rows)], size)
+    }
 
-  def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
+  def __call__(
+    self, state: TrainState, batch: dict[str, jax.Array]
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Answer a batch and update the model; several updates count as one step.
 
     The metrics are those of the last update, or the means of the minibatches of the last pass.
     """
-    batch, objective = self.answered(state, batch), self._parts.objective
+    batch = self.answered(state, batch)
+    objective = self._parts.objective
     divide = self._divide or (lambda *_: (batch,) * objective.updates)
     found = []
     for part in divide(state.params, batch, state.step):
@@ -89,7 +104,8 @@ class Steps:
 
 
 def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
-  """Return the jitted function `(parameters, batch of prompts, step) -> batch with completions`, rows split as given.
+  """Return the jitted function `(parameters, batch of prompts, step) -> batch with completions`,
+  rows split as given.
 
   The key of a completion is folded from the seed, the step and its place in the global batch.
   """
@@ -100,26 +116,31 @@ def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
       rows = flat({name: x for name, x in batch.items() if name != "decoder_log_probabilities"})
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ROLLOUTS), step)
       keys_R = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(B * K))
-      made = rollout(params.with_arrays(model, arrays), rows, drawn(keys_R), new_tokens=N, ends=ends)
+      made = rollout(
+        params.with_arrays(model, arrays), rows, drawn(keys_R), new_tokens=N, ends=ends
+      )
       return batch | {name: x.reshape(B, K, *x.shape[1:]) for name, x in made.items()}
 
   return jax.jit(answer, out_shardings=rules.batch())
 
 
 def dividing(model, objective, rules, seed: int) -> Callable:
-  """Return the jitted function `(parameters, answered batch, step) -> the batch of each update`, in order.
+  """Return the jitted function `(parameters, answered batch, step) -> the batch of each update`, in
+  order.
 
-  The objective judges the whole batch first; then every pass divides its prompts into minibatches by an order of its
-  own, whose key is folded from the seed, the step and the number of the pass.
+  The objective judges the whole batch first; then every pass divides its prompts into minibatches
+  by an order of its own, whose key is folded from the seed, the step and the number of the pass.
   """
-  updates, number = objective.updates, objective.minibatches
+  updates = objective.updates
+  number = objective.minibatches
 
   def divide(arrays, batch, step):
     with rules.activate():
       batch = objective.judged(params.with_arrays(model, arrays), batch)
       if number == 1:
         return (batch,) * updates
-      key, made = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ORDERS), step), []
+      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ORDERS), step)
+      made = []
       for turn in range(updates):
         order = jax.random.permutation(jax.random.fold_in(key, turn), len(batch["rewards"]))
         made += [{name: x[rows] for name, x in batch.items()} for rows in jnp.split(order, number)]
@@ -141,11 +162,14 @@ def _like(x, sharding) -> jax.ShapeDtypeStruct:
 
 def _check_minibatches(config: ConfigDict, parts: Parts) -> None:
   """Check that the prompts of a batch divide into the objective's minibatches; raise UserError."""
-  ways, number = parts.rules.ways("batch") * config.accumulation_steps, parts.objective.minibatches
+  ways = parts.rules.ways("batch") * config.accumulation_steps
+  number = parts.objective.minibatches
   if config.batch_size % (number * ways):
     raise UserError(
-      f"config.objective.minibatches: found {number}, but {config.batch_size} prompts do not divide into {number}"
-      f" minibatches of a multiple of {ways} (devices times accumulation steps); change it or --config.batch_size"
+      f"config.objective.minibatches: found {number}, but {config.batch_size} prompts do not "
+      f"divide into {number}"
+      f" minibatches of a multiple of {ways} (devices times accumulation steps); change it or "
+      "--config.batch_size"
     )
 
 
@@ -153,19 +177,24 @@ def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
   """Return the steps for batches of prompts, and the cost of an update.
 
   Raises:
-    UserError: the recipe evaluates the loss of given rows, or the parts of a mixture differ in their lengths.
+    UserError: the recipe evaluates the loss of given rows, or the parts of a mixture differ in
+      their lengths.
   """
   for name, values in config.evals.items():
     if values.name == "loss":
       raise UserError(
-        f"config.evals.{name}: prompts have no answers whose loss could be evaluated; name the evaluator `reward`"
+        f"config.evals.{name}: prompts have no answers whose loss could be evaluated; name the "
+        "evaluator `reward`"
         ' instead: config.evals = {"reward": {}}'
       )
   for label, leaf in task.leaves.items():
-    odd = [name for name, one in task.features.items() if name != "fields" and leaf.features[name] != one]
+    odd = [
+      name for name, one in task.features.items() if name != "fields" and leaf.features[name] != one
+    ]
     if odd:
       raise UserError(
-        f"config.task.parts.{label}: found another length of {odd[0]} than in other parts, expected the same"
+        f"config.task.parts.{label}: found another length of {odd[0]} than in other parts, "
+        "expected the same"
         " prompt_length, new_tokens and completions in all; set them in config.task.shared"
       )
   steps = Steps(config, parts, task)

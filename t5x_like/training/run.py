@@ -58,8 +58,12 @@ class Run:
   """
 
   def __init__(self, made: Assembly, session: Session, restored: Restored):
-    self.made, self.config, self.session = made, made.config, session
-    self.state, self.step, self._rollbacks = restored.state, restored.step, restored.rollbacks
+    self.made = made
+    self.config = made.config
+    self.session = session
+    self.state = restored.state
+    self.step = restored.step
+    self._rollbacks = restored.rollbacks
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._evaluated: tuple[int, dict[str, Group]] | None = None
     self._stage: Stage | None = None
@@ -69,7 +73,8 @@ class Run:
       report.introduce(session, made, self._stage.cost, self.step)
     else:
       process.say(
-        f"{session.address} is finished at step {self.step}; set --config.total_steps={2 * self.step} to continue"
+        f"{session.address} is finished at step {self.step}; set "
+        f"--config.total_steps={2 * self.step} to continue"
       )
 
   def _read_metrics(self) -> None:
@@ -77,7 +82,9 @@ class Run:
     self._selection = None  # a `selection.Selection`
     if self.config.selection:
       rows = distributed.from_first(self.session.metrics)
-      self._selection = slots.module("selection", training).Selection(self.config, self.session.address, rows)
+      self._selection = slots.module("selection", training).Selection(
+        self.config, self.session.address, rows
+      )
     self._goodput = self.session.goodput(self.step)
     guard = self.made.parts.guard
     refused = distributed.from_first(self._refused_steps) if guard.skips else []
@@ -91,12 +98,14 @@ class Run:
 
   @property
   def _position(self) -> int:
-    """The step whose batch is next: later than `step` if the run has gone back and passed over batches."""
+    """The step whose batch is next: later than `step` if the run has gone back and passed over
+    batches."""
     return self.step + self._rollbacks["batches_passed"]
 
   def _enter_phase(self) -> None:
     """Compile the step for the current phase and open its batches."""
-    made, before = self.made, self._stage
+    made = self.made
+    before = self._stage
     phase = phases.at(made.phases, self._position)
     if len(made.phases) > 1:
       process.say(f"phase {phase.name} from step {self.step}")
@@ -104,23 +113,30 @@ class Run:
     self.session.beat("compiling")
     cutting = phase.task.buckets > 1
     if before and before.phase is phase:  # as after a rollback
-      step, cost = before.step, before.cost
+      step = before.step
+      cost = before.cost
     elif maker := "buckets" if cutting else made.parts.objective.steps:
       step, cost = slots.module(maker, training).compiled(phase.config, made.parts, phase.task)
     else:
-      step, cost = compile_step(phase.config, made.parts, abstract_batch(phase.config, made.parts.rules, phase.task))
+      step, cost = compile_step(
+        phase.config, made.parts, abstract_batch(phase.config, made.parts.rules, phase.task)
+      )
     batches = phases.batches(made.phases, self._position, None if cutting else rows)
-    batches, cost_of = (step.cut(batches, rows), step.cost) if cutting else (batches, lambda batch: cost)
+    batches, cost_of = (
+      (step.cut(batches, rows), step.cost) if cutting else (batches, lambda batch: cost)
+    )
     meter = Meter(batches, cost_of, self._goodput, phase.task.vocabulary.pad_id)
     self._stage = Stage(phase, rows, step, cost, meter)
 
   def advance(self) -> bool:
-    """Dispatch the next step, then write the metrics of the one before it; return False after a rollback."""
+    """Dispatch the next step, then write the metrics of the one before it; return False after a
+    rollback."""
     if self._position == self._stage.phase.until:
       if not self.drain():
         return False
       self._enter_phase()
-    stage, rules = self._stage, self.made.parts.rules
+    stage = self._stage
+    rules = self.made.parts.rules
     self.session.beat(f"computing step {self.step + 1}")
     local = stage.meter.next_batch()
     since = time.perf_counter()
@@ -138,11 +154,13 @@ class Run:
 
   def drain(self) -> bool:
     """Wait for the last dispatched step and write its metrics; return False after a rollback."""
-    pending, self._pending = self._pending, None
+    pending = self._pending
+    self._pending = None
     return self._write(pending)
 
   def _write(self, pending) -> bool:
-    """Write the metrics of a step, and follow the guard's verdict on it; return False after a rollback.
+    """Write the metrics of a step, and follow the guard's verdict on it; return False after a
+    rollback.
 
     All processes reach the same verdict.
 
@@ -153,13 +171,19 @@ class Run:
       return True
     step, metrics = pending
     guard = self.made.parts.guard
-    values = {name: float(value) for name, value in jax.device_get(metrics).items()} | self._stage.meter.step_done()
+    values = {
+      name: float(value) for name, value in jax.device_get(metrics).items()
+    } | self._stage.meter.step_done()
     why = told(guard, values)
     if why or step % self.config.log_every == 0 or step == self.config.total_steps:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
     if not why:
       return True
-    if guard.skips and values["updates_refused"] <= guard.at_most and math.isfinite(values["parameter_norm"]):
+    if (
+      guard.skips
+      and values["updates_refused"] <= guard.at_most
+      and math.isfinite(values["parameter_norm"])
+    ):
       too_many = self._refusals.add(step)
       if too_many is None:
         process.say(f"step {step}: {why}; this update was left out")
@@ -179,17 +203,21 @@ class Run:
     saved = distributed.from_first(session.checkpoints.steps)
     regular = [step for step in saved if step % self.config.checkpoint.every == 0]
     to = target(self.made.parts.guard, why, bad, regular)
-    times, passed = self._rollbacks["times"] + 1, self._rollbacks["batches_passed"] + bad - to
+    times = self._rollbacks["times"] + 1
+    passed = self._rollbacks["batches_passed"] + bad - to
     restored = restoring.restore(self.made, session, to)
     session.go_back(to, bad, why, passed)
-    self.state, self.step, self._pending = restored.state, restored.step, None
+    self.state = restored.state
+    self.step = restored.step
+    self._pending = None
     self._rollbacks = {"times": times, "batches_passed": passed}
     self._read_metrics()
     process.say(f"step {bad}: {why}; back to step {to}, and on with the batches of step {bad + 1}")
     self._enter_phase()
 
   def save(self) -> None:
-    """Start a checkpoint of this step, unless it is saved; its metrics must be written, see `drain`."""
+    """Start a checkpoint of this step, unless it is saved; its metrics must be written, see
+    `drain`."""
     if self.session.saved == self.step:
       return
     self.session.beat(f"saving step {self.step}")
@@ -198,8 +226,10 @@ class Run:
     self._stage.meter.away(since)
 
   def evaluate(self, asked: Callable[[], bool] = lambda: False) -> bool:
-    """Run every evaluator on the current parameters and write the results; return False if `asked` to stop."""
-    since, session = time.perf_counter(), self.session
+    """Run every evaluator on the current parameters and write the results; return False if `asked`
+    to stop."""
+    since = time.perf_counter()
+    session = self.session
 
     def between() -> bool:
       session.beat("evaluating")
@@ -210,7 +240,8 @@ class Run:
       return False
     self._evaluated = (self.step, groups)
     session.check()
-    metrics, samples = {}, []
+    metrics = {}
+    samples = []
     for group, found in groups.items():
       values = found.metrics | {"seconds": found.seconds}
       metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
@@ -230,7 +261,8 @@ class Run:
     return slots.module("ema", training).evaluated(self.state, self.config.optimizer.use_ema)
 
   def evaluated(self) -> bool:
-    """Return whether the metrics hold an evaluation of this step; the same answer in all processes."""
+    """Return whether the metrics hold an evaluation of this step; the same answer in all
+    processes."""
 
     def found() -> bool:
       rows = [row for row in self.session.metrics() if row["step"] == self.step]
@@ -245,13 +277,16 @@ class Run:
 
   @property
   def best(self) -> tuple[int, dict[str, Group]] | None:
-    """The step that `config.selection` picked and its results; None if the last evaluation here has another step."""
+    """The step that `config.selection` picked and its results; None if the last evaluation here has
+    another step."""
     picked = self._selection and self._selection.best_step
     return self._evaluated if self._evaluated and self._evaluated[0] == picked else None
 
   def finish(self) -> None:
-    """Wait for the last checkpoint, and write the pictures and the report of a run that is evaluated."""
-    session, made = self.session, self.made
+    """Wait for the last checkpoint, and write the pictures and the report of a run that is
+    evaluated."""
+    session = self.session
+    made = self.made
     session.wait_for_save()
     session.flush()
     session.beat("making pictures")
@@ -267,16 +302,17 @@ class Run:
 
 @contextlib.contextmanager
 def opened(config: ConfigDict, workdir: str, from_step: int | None = None) -> Iterator[Run]:
-  """Open a run, resuming it if the workdir holds one; on exit, wait for the last checkpoint and leave the workdir.
+  """Open a run, resuming it if the workdir holds one; on exit, wait for the last checkpoint and
+  leave the workdir.
 
-  All errors that can be detected are raised before the first step: in the config, the mesh, the data, the vocabulary,
-  or a workdir of another config.
+  All errors that can be detected are raised before the first step: in the config, the mesh, the
+  data, the vocabulary, or a workdir of another config.
 
   Args:
     config: resolved (`resolve.resolve`).
     workdir: a directory, made if missing, or an address that fsspec knows.
-    from_step: a saved step to go back to, once: later steps are set aside, and later starts with the same `from_step`
-      go on.
+    from_step: a saved step to go back to, once: later steps are set aside, and later starts with
+      the same `from_step` go on.
   """
   address = directory(workdir)
   trackers = [

@@ -10,7 +10,8 @@ from t5x_like.slots import AboveZero, Condition, Count, NotNegative, Positive
 
 Schedule = optax.Schedule
 _STEPS_OR_SHARE = Condition(
-  "a whole number of steps, or a share of the run from 0 to 1", lambda x: 0 <= x < 2**31 and (x < 1 or x == int(x))
+  "a whole number of steps, or a share of the run from 0 to 1",
+  lambda x: 0 <= x < 2**31 and (x < 1 or x == int(x)),
 )
 Warmup = Annotated[float, _STEPS_OR_SHARE]
 
@@ -20,19 +21,23 @@ def constant(*, learning_rate: NotNegative) -> Schedule:
 
 
 def rsqrt(*, learning_rate: NotNegative = 1.0, warmup_steps: Positive = 10_000) -> Schedule:
-  """Stay constant, then decay: `learning_rate / sqrt(max(step, warmup_steps))` (Raffel et al. 2020, 3.1.2)."""
+  """Stay constant, then decay: `learning_rate / sqrt(max(step, warmup_steps))` (Raffel et al. 2020,
+  3.1.2)."""
   return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
 
 
 def warmup_rsqrt(*, learning_rate: NotNegative, warmup_steps: Positive) -> Schedule:
-  """Linear warm-up from zero to `learning_rate`, then inverse square root decay (Vaswani et al. 2017, section 5.3).
+  """Linear warm-up from zero to `learning_rate`, then inverse square root decay (Vaswani et al.
+  2017, section 5.3).
 
   The paper's `D^-0.5 * min(step^-0.5, step * warmup^-1.5)` peaks at `(D * warmup)^-0.5`.
   """
 
   def rate(step):
     step = jnp.asarray(step, jnp.float32)
-    return learning_rate * jnp.minimum(step / warmup_steps, jnp.sqrt(warmup_steps / jnp.maximum(step, 1.0)))
+    return learning_rate * jnp.minimum(
+      step / warmup_steps, jnp.sqrt(warmup_steps / jnp.maximum(step, 1.0))
+    )
 
   return rate
 
@@ -47,9 +52,10 @@ def linear(
 ) -> Schedule:
   """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps`.
 
-  `after_warmup` decays from the peak at the end of the warm-up, as fairseq and XLNet do. `from_start` decays from step
-  0, `learning_rate * (1 - step / total_steps)`, and the warm-up takes its place, as in the code of BERT and ALBERT.
-  `from_start_times_warmup` multiplies that decay by the warm-up, as in the code of ELECTRA and GPT-1.
+  `after_warmup` decays from the peak at the end of the warm-up, as fairseq and XLNet do.
+  `from_start` decays from step 0, `learning_rate * (1 - step / total_steps)`, and the warm-up takes
+  its place, as in the code of BERT and ALBERT. `from_start_times_warmup` multiplies that decay by
+  the warm-up, as in the code of ELECTRA and GPT-1.
 
   Raises:
     UserError: the run ends before the warm-up does.
@@ -62,20 +68,25 @@ def linear(
   down = optax.linear_schedule(learning_rate, end * learning_rate, total_steps)
   if decay == "from_start":
     return lambda step: jnp.where(step < warmup_steps, warmup(step), down(step))
-  up = optax.linear_schedule(0.0, 1.0, warmup_steps) if warmup_steps else optax.constant_schedule(1.0)
+  up = (
+    optax.linear_schedule(0.0, 1.0, warmup_steps) if warmup_steps else optax.constant_schedule(1.0)
+  )
   return lambda step: up(step) * down(step)
 
 
 def cosine(
   *, learning_rate: NotNegative, warmup_steps: Warmup, total_steps: Positive, end: NotNegative = 0.0
 ) -> Schedule:
-  """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter 2017).
+  """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter
+  2017).
 
   Raises:
     UserError: the run ends before the warm-up does.
   """
   warmup_steps = _checked_warmup(warmup_steps, total_steps)
-  return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
+  return optax.warmup_cosine_decay_schedule(
+    0.0, learning_rate, warmup_steps, total_steps, end * learning_rate
+  )
 
 
 def _steps(warmup_steps: float, total_steps: int) -> int:
@@ -87,16 +98,22 @@ def _checked_warmup(warmup_steps: float, total_steps: int) -> int:
   steps = _steps(warmup_steps, total_steps)
   if steps >= total_steps:
     raise UserError(
-      f"config.schedule.warmup_steps: found {warmup_steps:g} in a run of {total_steps} steps, expected fewer; set"
+      f"config.schedule.warmup_steps: found {warmup_steps:g} in a run of {total_steps} steps, "
+      "expected fewer; set"
       " --config.schedule.warmup_steps, such as 0.1 for a tenth of the run"
     )
   return steps
 
 
 def drops(
-  *, learning_rate: NotNegative, steps: tuple[Positive, ...] = (), factor: NotNegative = 0.1, warmup_steps: Count = 0
+  *,
+  learning_rate: NotNegative,
+  steps: tuple[Positive, ...] = (),
+  factor: NotNegative = 0.1,
+  warmup_steps: Count = 0,
 ) -> Schedule:
-  """Linear warm-up from zero, then constant but for a multiplication by `factor` at each of `steps`."""
+  """Linear warm-up from zero, then constant but for a multiplication by `factor` at each of
+  `steps`."""
 
   def rate(step):
     passed = jnp.sum(jnp.asarray(step) >= jnp.asarray(steps, jnp.int32))
@@ -114,10 +131,11 @@ def warmup_stable_decay(
   end: NotNegative = 0.0,
   shape: Literal["linear", "sqrt", "cosine"] = "linear",
 ) -> Schedule:
-  """Linear warm-up from zero, a plateau, then a decay to `end * learning_rate` (Hu et al. 2024, arXiv:2404.06395).
+  """Linear warm-up from zero, a plateau, then a decay to `end * learning_rate` (Hu et al. 2024,
+  arXiv:2404.06395).
 
-  The decay takes the last `decay` of the run, if a fraction, or as many steps: a straight line, a half cosine, or
-  `1 - sqrt(share of the decay)` (Haegele et al. 2024, arXiv:2405.18392, section 3).
+  The decay takes the last `decay` of the run, if a fraction, or as many steps: a straight line, a
+  half cosine, or `1 - sqrt(share of the decay)` (Haegele et al. 2024, arXiv:2405.18392, section 3).
 
   Raises:
     UserError: the run ends before the warm-up and the decay do.
@@ -126,17 +144,25 @@ def warmup_stable_decay(
   last = max(1, round(decay * total_steps if decay <= 1 else decay))
   if warmup_steps + last > total_steps:
     raise UserError(
-      f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, expected at most "
+      f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, "
+      "expected at most "
       f"{total_steps - last} before the decay; set --config.schedule.warmup_steps"
     )
 
   def rate(step):
     share = jnp.clip((jnp.asarray(step, jnp.float32) - (total_steps - last)) / last, 0.0, 1.0)
-    down = 1.0 - {"linear": share, "sqrt": jnp.sqrt(share), "cosine": 0.5 - 0.5 * jnp.cos(jnp.pi * share)}[shape]
+    down = (
+      1.0
+      - {"linear": share, "sqrt": jnp.sqrt(share), "cosine": 0.5 - 0.5 * jnp.cos(jnp.pi * share)}[
+        shape
+      ]
+    )
     up = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else 1.0
     return learning_rate * up * (end + (1.0 - end) * down)
 
   return rate
 
 
-SCHEDULES = {f.__name__: f for f in (constant, rsqrt, warmup_rsqrt, linear, cosine, drops, warmup_stable_decay)}
+SCHEDULES = {
+  f.__name__: f for f in (constant, rsqrt, warmup_rsqrt, linear, cosine, drops, warmup_stable_decay)
+}

@@ -1,7 +1,9 @@
-"""Early stopping, and the best checkpoint: `config.selection = {"metric": "eval/sst2/accuracy", "patience": 3}`.
+"""Early stopping, and the best checkpoint: `config.selection = {"metric": "eval/sst2/accuracy",
+"patience": 3}`.
 
-After each evaluation, the parameters with the best score so far are saved under `best/` in the workdir, before the
-scores are written. Both decisions follow from `metrics.jsonl` alone, so a killed run decides as an uninterrupted one.
+After each evaluation, the parameters with the best score so far are saved under `best/` in the
+workdir, before the scores are written. Both decisions follow from `metrics.jsonl` alone, so a
+killed run decides as an uninterrupted one.
 """
 
 import math
@@ -31,27 +33,41 @@ class Selection:
 
   def __init__(self, config: ConfigDict, workdir, rows: Rows):
     values = config.selection.to_dict()
-    self._metric, self._patience = values["metric"], values["patience"]
+    self._metric = values["metric"]
+    self._patience = values["patience"]
     self._sign = 1.0 if values["goal"] == "max" else -1.0
     self._directory = f"{workdir}/{FOLDER}"
-    self._values = [(row["step"], self._defined(row[self._metric])) for row in rows if self._metric in row]
+    self._values = [
+      (row["step"], self._defined(row[self._metric])) for row in rows if self._metric in row
+    ]
 
   @property
   def best_step(self) -> int | None:
     """The first step with the best score."""
-    return max(self._values, key=lambda pair: (self._sign * pair[1], -pair[0]))[0] if self._values else None
+    return (
+      max(self._values, key=lambda pair: (self._sign * pair[1], -pair[0]))[0]
+      if self._values
+      else None
+    )
 
   @property
   def exhausted(self) -> bool:
     """Whether none of the last `patience` evaluations was better than one before."""
     steps = [step for step, _ in self._values]
-    return self._patience is not None and bool(steps) and len(steps) - 1 - steps.index(self.best_step) >= self._patience
+    return (
+      self._patience is not None
+      and bool(steps)
+      and len(steps) - 1 - steps.index(self.best_step) >= self._patience
+    )
 
   def _defined(self, value: float | None) -> float:
-    """Return the value; an undefined one, such as the correlation of a constant, is worse than any other."""
+    """Return the value; an undefined one, such as the correlation of a constant, is worse than any
+    other."""
     return value if value is not None and math.isfinite(value) else -self._sign * 1e9
 
-  def offer(self, step: int, metrics: dict[str, float], arrays: dict, metadata: dict[str, Any]) -> None:
+  def offer(
+    self, step: int, metrics: dict[str, float], arrays: dict, metadata: dict[str, Any]
+  ) -> None:
     """Note an evaluation and save its parameters if it is the best; all processes must call it.
 
     Raises:
@@ -69,12 +85,14 @@ class Selection:
         except UserError:
           if not checkpoints.set_aside(step - 1, "set_aside"):
             raise
-          checkpoints.save(step, tree, metadata)  # before a kill or a return, this step had other values
+          # before a kill or a return, this step had other values
+          checkpoints.save(step, tree, metadata)
         checkpoints.wait()
 
 
 def check(config: ConfigDict, metrics: Collection[str] | None) -> None:
-  """Refuse, before the first step, a metric that no evaluation writes, and the largest loss as the best.
+  """Refuse, before the first step, a metric that no evaluation writes, and the largest loss as the
+  best.
 
   Args:
     metrics: all that evaluations may write; None if that is not known.
@@ -82,14 +100,24 @@ def check(config: ConfigDict, metrics: Collection[str] | None) -> None:
   Raises:
     UserError: naming the key.
   """
-  metric, goal = config.selection.metric, config.selection.goal
+  metric = config.selection.metric
+  goal = config.selection.goal
   if metrics is not None:
     _check_name(metric, metrics)
   if goal == "max" and metric.endswith(_SMALLER):
-    raise UserError(f"config.selection.goal: found 'max' for {metric}, which should fall; set it to 'min'")
+    raise UserError(
+      f"config.selection.goal: found 'max' for {metric}, which should fall; set it to 'min'"
+    )
 
 
 def _check_name(metric: str, metrics: Collection[str]) -> None:
   if metric not in metrics:
-    known = f"expected one of {', '.join(sorted(metrics))}" if metrics else "but config.evals has no evaluator"
-    raise UserError(f"config.selection.metric: found {slots.shown(metric)}, {known}{did_you_mean(metric, metrics)}")
+    known = (
+      f"expected one of {', '.join(sorted(metrics))}"
+      if metrics
+      else ("but config.evals has no evaluator")
+    )
+    raise UserError(
+      f"config.selection.metric: found {slots.shown(metric)}, "
+      f"{known}{did_you_mean(metric, metrics)}"
+    )

@@ -1,4 +1,5 @@
-"""A session: a run's hold on its workdir, with the metrics, the checkpoints and the history in it."""
+"""A session: a run's hold on its workdir, with the metrics, the checkpoints and the history in
+it."""
 
 import contextlib
 import dataclasses
@@ -47,7 +48,8 @@ class Past:
   intervals: list[int]
 
   def last_line(self, step: int) -> int:
-    """Return a step up to this one from which on there is a line of metrics, unless lines are gone; 0 if unknown."""
+    """Return a step up to this one from which on there is a line of metrics, unless lines are gone;
+    0 if unknown."""
     if not self.intervals:
       return 0
     longest = max(self.intervals)
@@ -74,12 +76,17 @@ class Session(contextlib.AbstractContextManager):
     callbacks: called with the step and the metrics of every line, in all processes.
 
   Raises:
-    UserError: another run holds the workdir, it cannot be written, its run has another config, or the processes have
-      different configs, data or code.
+    UserError: another run holds the workdir, it cannot be written, its run has another config, or
+      the processes have different configs, data or code.
   """
 
-  def __init__(self, address: str, config: ConfigDict, identity: dict[str, Any], trackers: Sequence = ()):
-    self.address, self.identity, self.saved, self._noted = address, identity, 0, False
+  def __init__(
+    self, address: str, config: ConfigDict, identity: dict[str, Any], trackers: Sequence = ()
+  ):
+    self.address = address
+    self.identity = identity
+    self.saved = 0
+    self._noted = False
     self._config, self._primary, self._trackers = config, process.first(), trackers
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
@@ -113,8 +120,16 @@ class Session(contextlib.AbstractContextManager):
   def _read_past(self) -> list:
     rows = workdirs.history(self.workdir, self.address)
     identity = workdirs.read(self.workdir, self.address)
-    intervals = {_count(one, "log_every") for one in [identity, *(row.get("config") for row in rows)]} - {None}
-    return [identity, workdirs.went_back(rows), workdirs.began(rows), self._trained(rows, identity), sorted(intervals)]
+    intervals = {
+      _count(one, "log_every") for one in [identity, *(row.get("config") for row in rows)]
+    } - {None}
+    return [
+      identity,
+      workdirs.went_back(rows),
+      workdirs.began(rows),
+      self._trained(rows, identity),
+      sorted(intervals),
+    ]
 
   def _trained(self, rows: workdirs.Rows, identity: dict[str, Any] | None) -> str | None:
     """Return the evidence that a step was saved, from history, imported weights or metrics."""
@@ -134,13 +149,16 @@ class Session(contextlib.AbstractContextManager):
     fresh = self._config.checkpoint.fresh_optimizer
     return workdirs.check(saved, self.identity, where, other_optimizer=fresh)
 
-  def begin(self, step: int, made: Assembly, loaded: dict[str, Any] | None, back_to: int | None, back: bool) -> None:
+  def begin(
+    self, step: int, made: Assembly, loaded: dict[str, Any] | None, back_to: int | None, back: bool
+  ) -> None:
     """Record a start in the workdir, and open the metrics.
 
     Args:
       step: the step that the run goes on from.
       loaded: the report on weights of another run, if any.
-      back_to: the step that the start was asked to go back to, if any; `back` says whether this start does.
+      back_to: the step that the start was asked to go back to, if any; `back` says whether this
+        start does.
     """
     self.saved = step
     if back:
@@ -163,12 +181,15 @@ class Session(contextlib.AbstractContextManager):
     self.flush()
 
   def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
-    """Set aside the checkpoints and metrics after a step, because step `bad` was refused, and record it."""
+    """Set aside the checkpoints and metrics after a step, because step `bad` was refused, and
+    record it."""
     self.saved = step
     self._writer.close("paused")
     self.checkpoints.set_aside(step, "rolled_back")
     if self._primary:
-      workdirs.add_line(self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed})
+      workdirs.add_line(
+        self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed}
+      )
     self._open_metrics(step)
 
   def _open_metrics(self, step: int, expected: int = 0) -> None:
@@ -179,11 +200,14 @@ class Session(contextlib.AbstractContextManager):
       primary=self._primary,
       expected=expected,
       check=self.check,
-      trackers=lambda: [tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers],
+      trackers=lambda: [
+        tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers
+      ],
     )
     if missing := self._writer.missing:
       process.say(
-        f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the file was cut or "
+        f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the "
+        "file was cut or "
         "removed); the report leaves a gap there"
       )
 
@@ -193,7 +217,10 @@ class Session(contextlib.AbstractContextManager):
 
   def goodput(self, step: int) -> Goodput:
     """Return the goodput of a run that goes on from a step, by its first start and its metrics."""
-    found = ((row.get("train/seconds_per_step"), row.get("train/data_wait_fraction", 0.0)) for row in self.metrics())
+    found = (
+      (row.get("train/seconds_per_step"), row.get("train/data_wait_fraction", 0.0))
+      for row in self.metrics()
+    )
     timed = [seconds * (1.0 - waited) for seconds, waited in found if seconds]
     return Goodput(self.past.began, sum(timed) / max(1, len(timed)) * step)
 
@@ -212,7 +239,8 @@ class Session(contextlib.AbstractContextManager):
     """Start a checkpoint, which is committed after all metrics written so far.
 
     Raises:
-      DamageError: a file of the data has changed while it was read, and so the state may be of other data.
+      DamageError: a file of the data has changed while it was read, and so the state may be of
+        other data.
     """
     check_unchanged()
     self.saved = step
@@ -232,12 +260,14 @@ class Session(contextlib.AbstractContextManager):
       self.flush()
 
   def check(self) -> None:
-    """Raise TransientError if another run has taken the workdir; call it before a write that it must not see."""
+    """Raise TransientError if another run has taken the workdir; call it before a write that it
+    must not see."""
     if self._primary:
       self._held.check()
 
   def flush(self) -> None:
-    """Put the metrics and the other small files on disk or on the object store; raise as `check`."""
+    """Put the metrics and the other small files on disk or on the object store; raise as
+    `check`."""
     self.check()
     self._writer.flush()
     if self._mirror and self._primary:
@@ -247,7 +277,9 @@ class Session(contextlib.AbstractContextManager):
     """Wait for the last checkpoint, close the metrics and release the workdir."""
     with self._stack, contextlib.ExitStack() as stack:
       if self._writer:
-        stack.callback(self._writer.close, {None: "finished", Preempted: "paused"}.get(kind, "failed"))
+        stack.callback(
+          self._writer.close, {None: "finished", Preempted: "paused"}.get(kind, "failed")
+        )
         stack.callback(self.flush)
       self.checkpoints.close()
 
@@ -258,7 +290,10 @@ def _count(values: Any, key: str) -> int | None:
 
 
 def _checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Checkpoints:
-  options = {key: config.checkpoint[key] for key in ("every", "keep_last", "keep_every", "save_timeout_seconds")}
+  options = {
+    key: config.checkpoint[key]
+    for key in ("every", "keep_last", "keep_every", "save_timeout_seconds")
+  }
   options["check"] = check
   if values := config.checkpoint.emergency:
     return slots.module("emergency", checkpoints).Emergency(path, values, **options)

@@ -7,8 +7,11 @@ import optax
 Named = dict[str, jax.Array]
 
 
-def moved(optimizer: optax.GradientTransformation, steps: dict[str, float]) -> optax.GradientTransformationExtraArgs:
-  """Return an optimizer that moves the parameters in `steps` so, by their step, and the others by `optimizer`.
+def moved(
+  optimizer: optax.GradientTransformation, steps: dict[str, float]
+) -> optax.GradientTransformationExtraArgs:
+  """Return an optimizer that moves the parameters in `steps` so, by their step, and the others by
+  `optimizer`.
 
   Those parameters have no state, weight decay or learning rate.
   """
@@ -21,4 +24,6 @@ def moved(optimizer: optax.GradientTransformation, steps: dict[str, float]) -> o
     signed = {name: -step * jnp.sign(grads[name]) for name, step in steps.items() if name in grads}
     return updates | signed, state
 
-  return optax.GradientTransformationExtraArgs(lambda params: optimizer.init(others(params)), update)
+  return optax.GradientTransformationExtraArgs(
+    lambda params: optimizer.init(others(params)), update
+  )

@@ -1,4 +1,5 @@
-"""The state of a run, which a step reads and writes and a checkpoint holds. It contains no random keys."""
+"""The state of a run, which a step reads and writes and a checkpoint holds. It contains no random
+keys."""
 
 import dataclasses
 from typing import Any
@@ -34,9 +35,12 @@ jax.tree_util.register_dataclass(TrainState)
 
 def abstract_params(model, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:
   """Return shapes, dtypes and shardings of the parameters of an abstract model, by name."""
-  named, arrays = params.named_params(model), params.arrays(model)
+  named = params.named_params(model)
+  arrays = params.arrays(model)
   shardings = rules.of_params(named)
-  return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in arrays.items()}
+  return {
+    n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in arrays.items()
+  }
 
 
 def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules) -> TrainState:
@@ -51,14 +55,18 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
 
   def split(leaf, axes):
     named = zip(rules.of_optimizer(axes), leaf.shape)
-    even = tuple(a if a is None or n % rules.ways(a) == 0 else None for a, n in named)  # squares (SOAP) may not divide
+    # squares (SOAP) may not divide
+    even = tuple(a if a is None or n % rules.ways(a) == 0 else None for a, n in named)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(even))
 
   return TrainState(
     step=jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated),
     params=arrays,
     opt_state=jax.tree.map(split, opt_state, opt_axes),
-    watch={n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated) for n, x in guard.watch().items()},
+    watch={
+      n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated)
+      for n, x in guard.watch().items()
+    },
   )
 
 
@@ -68,26 +76,35 @@ def shardings(state):
 
 
 def to_tree(state: TrainState) -> dict:
-  """Return the state as nested dicts with string keys, as in a checkpoint; see `optimizer.to_named`."""
+  """Return the state as nested dicts with string keys, as in a checkpoint; see
+  `optimizer.to_named`."""
   named = {"step": state.step} | {f"params/{name}": x for name, x in state.params.items()}
   named |= {f"guard/{name}": x for name, x in state.watch.items()}
   return nest(named | to_named(state.opt_state))
 
 
 def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
-  """Invert `to_tree`; a tree without the tensors of optimizer, of the mean of weights or of guard gets a new run's.
+  """Invert `to_tree`; a tree without the tensors of optimizer, of the mean of weights or of guard
+  gets a new run's.
 
   Args:
     like: an abstract state of the same structure.
   """
-  named, own = flatten(tree), shardings(like)
+  named = flatten(tree)
+  own = shardings(like)
   params = {name: named[f"params/{name}"] for name in like.params}
-  watch = guard.watch() | {name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named}
+  watch = guard.watch() | {
+    name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named
+  }
   missing = to_named(like.opt_state).keys() - named.keys()
   if missing and all(name.startswith("ema/") for name in missing):
     begin = jax.jit(
-      lambda params: {name: x for name, x in to_named(optimizer.init(params)).items() if name in missing},
-      out_shardings={name: x.sharding for name, x in to_named(like.opt_state).items() if name in missing},
+      lambda params: {
+        name: x for name, x in to_named(optimizer.init(params)).items() if name in missing
+      },
+      out_shardings={
+        name: x.sharding for name, x in to_named(like.opt_state).items() if name in missing
+      },
     )
     named |= begin(params)
     missing = set()
@@ -95,11 +112,16 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
     opt_state = from_named(named, like.opt_state)
   else:
     opt_state = jax.jit(optimizer.init, out_shardings=own.opt_state)(params)
-  return TrainState(named["step"], params, opt_state, jax.jit(lambda w: w, out_shardings=own.watch)(watch))
+  return TrainState(
+    named["step"], params, opt_state, jax.jit(lambda w: w, out_shardings=own.watch)(watch)
+  )
 
 
-def init_state(make_model, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int) -> TrainState:
-  """Make a fresh state in place on the mesh: each device draws only its part, and values are the same on any mesh.
+def init_state(
+  make_model, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int
+) -> TrainState:
+  """Make a fresh state in place on the mesh: each device draws only its part, and values are the
+  same on any mesh.
 
   Args:
     make_model: `key -> model`.

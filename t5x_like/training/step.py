@@ -33,36 +33,46 @@ def make_step(
 
   Args:
     model: the abstract model; parameters come from the state.
-    objective: `(model, batch, key) -> (loss sum, sums)`; its `prepare(batch, model) -> batch` sees the global batch.
+    objective: `(model, batch, key) -> (loss sum, sums)`; its `prepare(batch, model) -> batch` sees
+      the global batch.
     schedule: only for the learning rate in the metrics; the optimizer has its own reference.
     seed: the dropout key of step n is `fold_in(key(seed), n)`, the same in a resumed run.
     accumulation_steps: the number of parts of the batch, run one after another.
     guard: which updates are refused, and whether those leave the state as it was.
     trained: names of the parameters that are trained and have gradients; None for all.
   Returns:
-    `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the means of the objective's sums (`loss`,
-    `accuracy`, …), and of the update; `updates_refused` counts refused updates in a row, including this one.
+    `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the means of the objective's
+    sums (`loss`, `accuracy`, …), and of the update; `updates_refused` counts refused updates in a
+    row, including this one.
   """
 
   def loss_sum(arrays, frozen, batch, key):
     return evaluate(objective, params.with_arrays(model, frozen | arrays), batch, key)
 
   def whole(arrays, frozen, batch, key):
-    """Return (mean gradients, sums) of the whole batch: the division is folded into the backward pass."""
-    _, backward, sums = jax.vjp(lambda arrays: loss_sum(arrays, frozen, batch, key), arrays, has_aux=True)
+    """Return (mean gradients, sums) of the whole batch: the division is folded into the backward
+    pass."""
+    _, backward, sums = jax.vjp(
+      lambda arrays: loss_sum(arrays, frozen, batch, key), arrays, has_aux=True
+    )
     return backward(1.0 / jnp.maximum(sums["weights"], 1.0))[0], sums
 
   def accumulated(arrays, frozen, batch, key):
-    """Return (mean gradients, sums): gradients of sums, added over the parts of the batch and divided once."""
+    """Return (mean gradients, sums): gradients of sums, added over the parts of the batch and
+    divided once."""
     gradient = jax.grad(loss_sum, has_aux=True)
 
     def part(totals, indexed):
       index, part_batch = indexed
-      return jax.tree.map(jnp.add, totals, gradient(arrays, frozen, part_batch, jax.random.fold_in(key, index))), None
+      return jax.tree.map(
+        jnp.add, totals, gradient(arrays, frozen, part_batch, jax.random.fold_in(key, index))
+      ), None
 
     parts = jax.tree.map(lambda x: _split(x, accumulation_steps, rules), batch)
     one = jax.tree.map(lambda x: x[0], parts)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, frozen, one, key))
+    zeros = jax.tree.map(
+      lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, frozen, one, key)
+    )
     (grads, sums), _ = jax.lax.scan(part, zeros, (jnp.arange(accumulation_steps), parts))
     return jax.tree.map(lambda g: g / jnp.maximum(sums["weights"], 1.0), grads), sums
 

@@ -1,8 +1,10 @@
-"""Options of the TPU compiler by chip, for the training step; a plan and a run compile with the same ones.
+"""Options of the TPU compiler by chip, for the training step; a plan and a run compile with the
+same ones.
 
-Effects are estimates of `t5x_like.plan` for Llama 3.1 8B (70B on v5p, PaLM 540B on v4), by steps that differ in the
-option alone. An option that `XLA_FLAGS` or `LIBTPU_INIT_ARGS` names is the user's. Options that a version of libtpu
-does not know are left out. Chips without options here were not measured.
+Effects are estimates of `t5x_like.plan` for Llama 3.1 8B (70B on v5p, PaLM 540B on v4), by steps
+that differ in the option alone. An option that `XLA_FLAGS` or `LIBTPU_INIT_ARGS` names is the
+user's. Options that a version of libtpu does not know are left out. Chips without options here were
+not measured.
 """
 
 import os
@@ -23,7 +25,10 @@ class Option(NamedTuple):
 
 
 def _memory(effect: str) -> Option:
-  reason = "fusions may use 96 MiB of the memory beside the matrix units: larger tiles, fewer reads of the HBM"
+  reason = (
+    "fusions may use 96 MiB of the memory beside the matrix units: larger tiles, fewer "
+    "reads of the HBM"
+  )
   return Option("xla_tpu_scoped_vmem_limit_kib", "98304", reason, effect)
 
 
@@ -43,7 +48,9 @@ def _gathers(effect: str) -> Option:
 
 def _plane(effect: str) -> Option:
   reason = "gathers over two dimensions of a torus run on the sparse cores too"
-  return Option("xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", "true", reason, effect)
+  return Option(
+    "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", "true", reason, effect
+  )
 
 
 _KINDS = ("all_gather", "all_reduce", "reduce_scatter")
@@ -54,7 +61,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
   "TPU v5( lite|e)": (_memory("v5e 16x16, length 2,048: 1.068 -> 0.935 s"),),
   "TPU v6( lite|e)": (
     _memory("v6e 16x16, length 8,192: 1.288 -> 1.100 s"),
-    *_offload("v6e 16x16, length 8,192: 1.288 -> 1.135 s alone, 1.100 -> 1.008 s with the memory's option"),
+    *_offload(
+      "v6e 16x16, length 8,192: 1.288 -> 1.135 s alone, 1.100 -> 1.008 s with the memory's option"
+    ),
     _plane("v6e 16x16, length 8,192: 0.156 -> 0.001 s of waiting"),
   ),
   "TPU v5p?": (
@@ -68,7 +77,9 @@ _UNKNOWN = re.compile(r"No such compile option: '(\w+)'")
 
 def chosen(device_kind: str, environment: Mapping[str, str]) -> dict[str, str]:
   """Return the options of a chip that the user's environment does not set."""
-  options = next((options for kind, options in OPTIONS.items() if re.fullmatch(kind, device_kind)), ())
+  options = next(
+    (options for kind, options in OPTIONS.items() if re.fullmatch(kind, device_kind)), ()
+  )
   own = f"{environment.get('XLA_FLAGS', '')} {environment.get('LIBTPU_INIT_ARGS', '')}"
   taken = set(re.findall(r"--(\w+)", own))
   return {option.name: option.value for option in options if option.name not in taken}

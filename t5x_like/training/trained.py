@@ -18,7 +18,8 @@ from t5x_like.training import build, ema
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import abstract_params
 
-# Keys that a published model's identity has and no run writes; `interop/published.py` explains them.
+# Keys that a published model's identity has and no run writes; `interop/published.py` explains
+# them.
 _PUBLISHED = ("directory", "ends", "forced", "generation", "banned")
 
 
@@ -42,21 +43,30 @@ class Trained:
   rules: Rules
   published: Any = None
 
-  def restore(self, step: int | None = None, folder: str = "checkpoints") -> tuple[int, dict[str, jax.Array]]:
-    """Return (step, parameters by name) of a checkpoint, on the mesh of `rules`; their mean, if the run keeps one.
+  def restore(
+    self, step: int | None = None, folder: str = "checkpoints"
+  ) -> tuple[int, dict[str, jax.Array]]:
+    """Return (step, parameters by name) of a checkpoint, on the mesh of `rules`; their mean, if the
+    run keeps one.
 
     Args:
       step: None for the newest intact one.
-      folder: the directory of the checkpoints in the workdir; `best` has the one that `config.selection` picked.
+      folder: the directory of the checkpoints in the workdir; `best` has the one that
+        `config.selection` picked.
     Raises:
       UserError: no such checkpoint, or a damaged one.
     """
     if self.published is not None:
       return 0, self.published.arrays(self.rules)
-    directory, wanted = f"{self.workdir}/{folder}", abstract_params(self.model, self.rules)
+    directory = f"{self.workdir}/{folder}"
+    wanted = abstract_params(self.model, self.rules)
     values = self.config.optimizer
     with Checkpoints(directory) as checkpoints:
-      if folder == "checkpoints" and (values.get("ema") or values.get("schedule_free")) and values.use_ema:
+      if (
+        folder == "checkpoints"
+        and (values.get("ema") or values.get("schedule_free"))
+        and values.use_ema
+      ):
         restored = checkpoints.restore(lambda saved: nest(ema.chosen(saved, wanted)), step)
         named = restored and ema.named(flatten(restored[1]))
         if named:
@@ -89,7 +99,8 @@ def open_saved(workdir: str, rules: Rules | None = None, flag: str = "--workdir"
 
 
 def found(workdir: str, flag: str) -> dict[str, Any] | None:
-  """Return the saved identity of a run, or the like of a published model (`interop/published.py`); None for neither.
+  """Return the saved identity of a run, or the like of a published model (`interop/published.py`);
+  None for neither.
 
   Args:
     flag: the flag or key that gave the workdir, for messages.
@@ -135,7 +146,8 @@ def vocabulary_at(workdir: str, identity: dict[str, Any]) -> str:
 
 
 def finished(model):
-  """Return the model as it is used elsewhere: its adapters merged, without a reference or a value head beside it."""
+  """Return the model as it is used elsewhere: its adapters merged, without a reference or a value
+  head beside it."""
   model = without_adapters(model, merged=True)
   for name in ("reference", "value"):
     if hasattr(model, name):

@@ -1,4 +1,5 @@
-"""The attention core that counts the FLOPs of a window: as many keys as it leaves to a query on average."""
+"""The attention core that counts the FLOPs of a window: as many keys as it leaves to a query on
+average."""
 
 from t5x_like.nn.cores import Softmax
 from t5x_like.nn.cores.dense import Dense
@@ -6,17 +7,21 @@ from t5x_like.nn.mask import Mask
 
 
 class Windowed(Dense):
-  """Computes the dense core's products on fewer keys, for `compilation.dense`; the values mean nothing.
+  """Computes the dense core's products on fewer keys, for `compilation.dense`; the values mean
+  nothing.
 
-  Of S keys, a window of w on both sides leaves w (2 - w / S) to a query on average. A causal one leaves half as many,
-  and the count halves causal attention anyway.
+  Of S keys, a window of w on both sides leaves w (2 - w / S) to a query on average. A causal one
+  leaves half as many, and the count halves causal attention anyway.
   """
 
   def attend(self, q, k, v, mask, softmax):
-    S, w = k.shape[1], mask.window or k.shape[1]
+    S = k.shape[1]
+    w = mask.window or k.shape[1]
     if w >= S:
       return super().attend(q, k, v, mask, softmax)
     n = round(w * (2 - w / S))
     bias = softmax.biases(mask.q_pos, mask.k_pos)  # whole, as cores compute it
-    softmax = Softmax(None if bias is None else bias[..., :n], dropout=softmax.dropout, key=softmax.key)
+    softmax = Softmax(
+      None if bias is None else bias[..., :n], dropout=softmax.dropout, key=softmax.key
+    )
     return super().attend(q, k[:, :n], v[:, :n], Mask(mask.q_pos, mask.k_pos[:, :n]), softmax)

@@ -1,6 +1,7 @@
 """The files that identify a workdir's run, and the config changes that a resumed run may make.
 
-`config.json` is the run's identity; `history.jsonl` has a line for each start, first save and rollback.
+`config.json` is the run's identity; `history.jsonl` has a line for each start, first save and
+rollback.
 """
 
 import datetime
@@ -17,29 +18,54 @@ from t5x_like.files.locks import Lock
 from t5x_like.files.places import place
 from t5x_like.redaction import redact_config
 
-FILE, HISTORY = "config.json", "history.jsonl"
+FILE = "config.json"
+HISTORY = "history.jsonl"
 IMPORTED = "imported.json"  # of weights that were trained elsewhere
 Rows = list[dict[str, Any]]
 _log = logging.getLogger("t5x_like.workdir")
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
-_FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.", "teacher.")
-# ... except for these, which only change how the same model is computed, or follow from the vocabulary.
-_FREE = ("model.dtype", "model.layers", "model.remat", "model.pipeline", "model.tokens", "teacher.model.dtype")
+_FIXED = (
+  "model.",
+  "seed",
+  "batch_size",
+  "fingerprints.",
+  "optimizer.name",
+  "objective.name",
+  "tuning.",
+  "teacher.",
+)
+# ... except for these, which only change how the same model is computed, or follow from the
+# vocabulary.
+_FREE = (
+  "model.dtype",
+  "model.layers",
+  "model.remat",
+  "model.pipeline",
+  "model.tokens",
+  "teacher.model.dtype",
+)
 _FREE += ("teacher.model.layers", "model.design.quantization")
-_IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")  # fixed in a run with weights, but no data yet
+# fixed in a run with weights, but no data yet
+_IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")
 _EDITION = "data_edition"  # `data.EDITION`
 
 
-def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (never written to)
-  """Return the content of `config.json`: the resolved config, fingerprints of data and vocabulary, feature shapes.
+def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
+  """Return the content of `config.json`: the resolved config, fingerprints of data and vocabulary,
+  feature shapes.
 
-  It has no passwords of addresses and no secrets of trackers, which the next start gets from its own flags.
+  It has no passwords of addresses and no secrets of trackers, which the next start gets from its
+  own flags.
 
   Args:
     task: the task that the run ends on.
     early: the tasks of earlier phases, by phase.
   """
-  prints = {"data": task.fingerprint, _EDITION: data.EDITION, "vocabulary": task.vocabulary.fingerprint}
+  prints = {
+    "data": task.fingerprint,
+    _EDITION: data.EDITION,
+    "vocabulary": task.vocabulary.fingerprint,
+  }
   return redact_config(config.to_dict()) | {
     "fingerprints": prints | {f"data_{phase}": task.fingerprint for phase, task in early.items()},
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
@@ -81,13 +107,15 @@ def read(workdir, address=None) -> dict[str, Any] | None:
   if content is None:
     return None
   raise UserError(
-    f"{path}: {damage}, and {HISTORY} has no copy of it; restore the file from a backup, or delete it and run the "
+    f"{path}: {damage}, and {HISTORY} has no copy of it; restore the file from a backup, or "
+    "delete it and run the "
     "train command that the run was started with (checkpoints say whether the config is theirs)"
   )
 
 
 def imported(workdir) -> dict[str, Any] | None:
-  """Return the model and the fingerprint of the vocabulary of imported weights; None if a workdir has none."""
+  """Return the model and the fingerprint of the vocabulary of imported weights; None if a workdir
+  has none."""
   try:
     content = (place(workdir) / IMPORTED).read()
     if content is None:
@@ -107,10 +135,14 @@ def _content(workdir, name: str, path: str) -> bytes | None:
   except FileNotFoundError:
     return None
   except OSError as error:
-    raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from error
+    raise UserError(
+      f"{path}: cannot be read: {error.strerror}; use a directory for --workdir"
+    ) from error
 
 
-def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_optimizer: bool = False) -> list[str]:
+def check(
+  saved: dict[str, Any], current: dict[str, Any], workdir, *, other_optimizer: bool = False
+) -> list[str]:
   """Compare two identities.
 
   Args:
@@ -118,24 +150,32 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
   Returns:
     One line for each changed key that may change.
   Raises:
-    UserError: the run's data are of another edition, or keys changed that may not; all of them are listed.
+    UserError: the run's data are of another edition, or keys changed that may not; all of them are
+      listed.
   """
   as_saved = json.loads(json.dumps(current))  # where tuples are lists
-  before, now = config_lib.flat(redact_config(saved)), config_lib.flat(redact_config(as_saved))
+  before = config_lib.flat(redact_config(saved))
+  now = config_lib.flat(redact_config(as_saved))
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
   found = before.get(f"fingerprints.{_EDITION}", 1)
   if edition is not None and found != edition:
     raise UserError(
-      f"{workdir}: holds a run on data of edition {found}, and this version of t5x_like makes edition {edition}, other "
-      "batches at every step; finish the run with the version that began it, or begin a new one in another --workdir"
+      f"{workdir}: holds a run on data of edition {found}, and this version of t5x_like makes "
+      f"edition {edition}, other "
+      "batches at every step; finish the run with the version that began it, or begin a new one "
+      "in another --workdir"
     )
   changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
   begun = edition is None or "fingerprints.data" in before
-  fixed, free = _FIXED if begun else _IMPORTED, (*_FREE, "optimizer.name") if other_optimizer else _FREE
+  fixed = _FIXED if begun else _IMPORTED
+  free = (*_FREE, "optimizer.name") if other_optimizer else _FREE
   if refused := [key for key in changed if key.startswith(fixed) and not key.startswith(free)]:
-    told = ", ".join(f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused)
+    told = ", ".join(
+      f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused
+    )
     raise UserError(
-      f"{workdir}: holds a run of another config ({told}); use a new --workdir, or the config that run was started with"
+      f"{workdir}: holds a run of another config ({told}); use a new --workdir, or the config "
+      "that run was started with"
     )
   return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed if begun]
 
@@ -146,16 +186,19 @@ def vocabulary_print(saved: dict[str, Any]) -> str | None:
 
 
 def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> None:
-  """Raise UserError if a vocabulary, `named` for messages, differs from the vocabulary of the run in a workdir."""
+  """Raise UserError if a vocabulary, `named` for messages, differs from the vocabulary of the run
+  in a workdir."""
   if vocabulary.fingerprint != vocabulary_print(saved):
     raise UserError(
-      f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; leave the key out, and"
+      f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; "
+      "leave the key out, and"
       f" {workdir}/vocabulary is used, or prepare the store with it"
     )
 
 
 def write_identity(workdir, identity: dict[str, Any]) -> None:
-  """Write `config.json` atomically with this user's signature; raise UserError if it cannot be written."""
+  """Write `config.json` atomically with this user's signature; raise UserError if it cannot be
+  written."""
   content = json.loads(json.dumps(identity))
   signature = trust.signature(content)
   write(workdir, FILE, content | ({trust.SIGNATURE: signature} if signature else {}))
@@ -182,11 +225,14 @@ def _replace(workdir, name: str, text: str) -> None:
     (place(workdir) / name).write_text(text)
   except OSError as error:
     why = error.strerror or one_line(error)
-    raise UserError(f"{workdir}/{name}: cannot be written: {why}; free space, or use another --workdir") from error
+    raise UserError(
+      f"{workdir}/{name}: cannot be written: {why}; free space, or use another --workdir"
+    ) from error
 
 
 def hold(workdir) -> "Lock | leases.Lease":  # noqa: F821
-  """Keep other runs out of a workdir until the returned lock is closed; a lease where there are no locks.
+  """Keep other runs out of a workdir until the returned lock is closed; a lease where there are no
+  locks.
 
   Raises:
     UserError: another process has it, or the directory cannot be written.
@@ -197,7 +243,9 @@ def hold(workdir) -> "Lock | leases.Lease":  # noqa: F821
   except (FileExistsError, NotADirectoryError) as error:
     raise UserError(f"{workdir}: Not a directory; use another --workdir") from error
   except OSError as error:
-    raise UserError(f"{workdir}/lock: cannot be written: {error.strerror}; use another --workdir") from error
+    raise UserError(
+      f"{workdir}/lock: cannot be written: {error.strerror}; use another --workdir"
+    ) from error
 
 
 def _short(value: Any) -> str:
@@ -206,7 +254,8 @@ def _short(value: Any) -> str:
 
 
 def history(workdir, address=None) -> Rows:
-  """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones; [] if there is no file.
+  """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones; [] if
+  there is no file.
 
   Args:
     address: the workdir's address, for warnings, if it differs.
@@ -222,17 +271,25 @@ def _history(content: bytes, where) -> Rows:
 
 def went_back(rows: Rows) -> int | None:
   """Return the step that the last start was asked to go back to, if any."""
-  return next((_whole(row.get("from_step")) for row in reversed(rows) if "environment" in row), None)
+  return next(
+    (_whole(row.get("from_step")) for row in reversed(rows) if "environment" in row), None
+  )
 
 
 def began(rows: Rows) -> float:
-  """Return the time of the run's first start, in seconds since the epoch; the present for a new run."""
-  time = datetime.datetime.fromisoformat(rows[0]["time"]) if rows else datetime.datetime.now(datetime.UTC)
+  """Return the time of the run's first start, in seconds since the epoch; the present for a new
+  run."""
+  time = (
+    datetime.datetime.fromisoformat(rows[0]["time"])
+    if rows
+    else datetime.datetime.now(datetime.UTC)
+  )
   return time.timestamp()
 
 
 def saved_step(rows: Rows) -> int | None:
-  """Return a step after 0 that was saved since the run began, or began anew; None if none is known."""
+  """Return a step after 0 that was saved since the run began, or began anew; None if none is
+  known."""
   step = None
   for row in rows:
     if _whole(row.get("from_step")) == 0 and _whole(row.get("step")) == 0:
@@ -242,14 +299,22 @@ def saved_step(rows: Rows) -> int | None:
 
 
 def _config(rows: Rows) -> dict[str, Any] | None:
-  """Return the content of `config.json` at the last start; None if no line has it, or its digest differs."""
+  """Return the content of `config.json` at the last start; None if no line has it, or its digest
+  differs."""
   starts = [row for row in rows if "config_digest" in row]
-  found = next((row["config"] for row in reversed(starts) if isinstance(row.get("config"), dict)), None)
+  found = next(
+    (row["config"] for row in reversed(starts) if isinstance(row.get("config"), dict)), None
+  )
   return found if found is not None and _digest(found) == starts[-1]["config_digest"] else None
 
 
 def add_start(
-  workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict, from_step: int | None = None
+  workdir,
+  step: int,
+  identity: dict[str, Any],
+  changes: list[str],
+  environment: dict,
+  from_step: int | None = None,
 ) -> None:
   """Add a line to `history.jsonl` for a start: time, step, config digest, changes and environment.
 
@@ -276,7 +341,9 @@ def add_line(workdir, row: dict[str, Any]) -> None:
     timed = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row
     local.append(path, json.dumps(timed).encode())
   except OSError as error:
-    raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
+    raise UserError(
+      f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir"
+    ) from error
 
 
 def _check_row(row: dict[str, Any]) -> None:

@@ -1,20 +1,25 @@
 """Vocabularies: text to ids and back, behind one protocol, with T5's special ids and sentinels.
 
-In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids are sentinels: sentinel i is id
-`size - 1 - i`, spelled `<extra_id_i>`. Published vocabularies keep their own ids and may lack some. The kinds, each a
-file of `kinds/`, imported when a vocabulary of the kind is opened:
+In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids are sentinels:
+sentinel i is id `size - 1 - i`, spelled `<extra_id_i>`. Published vocabularies keep their own ids
+and may lack some. The kinds, each a file of `kinds/`, imported when a vocabulary of the kind is
+opened:
 
-- `sentencepiece`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its pieces, so
-  T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). A model that has
-  sentinels among its pieces, such as T5X's `cc_all.32000.100extra`, keeps their ids instead. `decode` does not restore
-  text that the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback, characters
-  that are in no piece. Text after a sentinel starts a new word.
-- `tokenizer`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level BPE.
+- `sentencepiece`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top
+  of its pieces, so T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel
+  et al. 2020). A model that has sentinels among its pieces, such as T5X's `cc_all.32000.100extra`,
+  keeps their ids instead. `decode` does not restore text that the model's normaliser folds: NFKC
+  forms, runs of spaces, line ends and, without byte fallback, characters that are in no piece. Text
+  after a sentinel starts a new word.
+- `tokenizer`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level
+  BPE.
 - `published`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
-- `marian`: the tokenizer of a Marian directory, which has a model for source and one for target texts.
-- `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode text. 125
-  sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained with the
-  last bytes, ids 258, 257, ..., as sentinels, which their directories give; by the name `bytes` they are separate.)
+- `marian`: the tokenizer of a Marian directory, which has a model for source and one for target
+  texts.
+- `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for
+  any Unicode text. 125 sentinels by default, so 384 ids as in the released models' embedding
+  tables. (Those models were pretrained with the last bytes, ids 258, 257, ..., as sentinels, which
+  their directories give; by the name `bytes` they are separate.)
 - `labels`: the classes of a task on images.
 
 Nothing here imports TensorFlow: prediction works on a machine without it.
@@ -54,18 +59,22 @@ __all__ = [
 _KINDS = "t5x_like.vocabularies.kinds"
 MANIFEST = "vocabulary.json"
 FORMAT = "t5x_like.vocabulary.v1"
-TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
 SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-MAIN = (TOKENIZER, *SENTENCE_PIECE, "spm.model", "vocab.json", "vocab.txt")  # a directory with one has a tokenizer
+# a directory with one has a tokenizer
+MAIN = (TOKENIZER, *SENTENCE_PIECE, "spm.model", "vocab.json", "vocab.txt")
 
 
 def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   """Open a vocabulary.
 
   Args:
-    path_or_name: a directory written by `save`, a Hugging Face directory or its `tokenizer.json`, a SentencePiece
-      `*.model` file (100 sentinels, as in T5, unless the model has its own), or `bytes`.
-    sentinels: for a Hugging Face directory, the pattern of the pieces to use as sentinels, such as `<unused{}>`.
+    path_or_name: a directory written by `save`, a Hugging Face directory or its `tokenizer.json`, a
+      SentencePiece `*.model` file (100 sentinels, as in T5, unless the model has its own), or
+      `bytes`.
+    sentinels: for a Hugging Face directory, the pattern of the pieces to use as sentinels, such as
+      `<unused{}>`.
 
   Raises:
     UserError: the file is missing or damaged, or the contents disagree with the manifest.
@@ -84,11 +93,14 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
     ) from error
   if not found:
     raise UserError(
-      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a Hugging Face directory,"
-      " a SentencePiece .model file or the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
+      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a Hugging "
+      "Face directory,"
+      " a SentencePiece .model file or the name 'bytes' (python -m tools.train_vocabulary makes a "
+      "vocabulary)"
     )
   if path.name == TOKENIZER:
-    path, is_directory = path.parent, True
+    path = path.parent
+    is_directory = True
   return _load_directory(path, sentinels) if is_directory else _kind("sentencepiece").read(path)
 
 
@@ -109,7 +121,8 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
   vocabulary = kind.load(directory, manifest)
   for key in ("size", "fingerprint"):
     if getattr(vocabulary, key) != manifest[key]:
-      found, expected = manifest[key], getattr(vocabulary, key)
+      found = manifest[key]
+      expected = getattr(vocabulary, key)
       raise UserError(f"{path}: found {key} {found!r}, expected {expected!r}; the file is damaged")
   return vocabulary
 
@@ -119,7 +132,8 @@ def _kind(name: str) -> ModuleType | None:
 
 
 def has_tokenizer(directory: Place | pathlib.Path) -> bool:
-  """Return whether a Hugging Face directory has a tokenizer: its main file or, for bytes, the name of its class."""
+  """Return whether a Hugging Face directory has a tokenizer: its main file or, for bytes, the name
+  of its class."""
   if any((directory / name).exists() for name in MAIN):
     return True
   named = (directory / name for name in (CONFIG, "config.json"))
@@ -128,7 +142,9 @@ def has_tokenizer(directory: Place | pathlib.Path) -> bool:
 
 def _manifest(path: Place) -> dict:
   """Read the manifest at a path; raise UserError if it is damaged or lacks a key."""
-  found = checked_json.parsed(read(path), dict, str(path), "the manifest of a vocabulary; copy its directory again")
+  found = checked_json.parsed(
+    read(path), dict, str(path), "the manifest of a vocabulary; copy its directory again"
+  )
   if found.get("format") != FORMAT:
     raise UserError(f"{path}: found format {str(found.get('format'))[:80]!r}, expected {FORMAT!r}")
   missing = [key for key in ("kind", "size", "extra_ids", "fingerprint") if key not in found]

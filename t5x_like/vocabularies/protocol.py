@@ -10,8 +10,11 @@ import numpy as np
 from t5x_like import segmentation
 from t5x_like.errors import UserError
 
-PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
-SPECIAL = ("mask", "cls", "sep", "bos")  # in the order of the sentinels that replace them, see `special`
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+# in the order of the sentinels that replace them, see `special`
+SPECIAL = ("mask", "cls", "sep", "bos")
 
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
@@ -23,17 +26,19 @@ class Vocabulary(Protocol):
     size: the number of ids, sentinels included.
     sentinels: the id of each sentinel; `size - 1 - i` for sentinel i in vocabularies made here.
     extra_ids: the number of sentinels.
-    pad_id: the id of padding; None in published vocabularies without it, such as GPT-2's, whose id 0 is a token.
-    mask_id, cls_id, sep_id, bos_id: the ids of these pieces, None if the vocabulary lacks the piece; `special` lends a
-      sentinel instead.
+    pad_id: the id of padding; None in published vocabularies without it, such as GPT-2's, whose id
+      0 is a token.
+    mask_id, cls_id, sep_id, bos_id: the ids of these pieces, None if the vocabulary lacks the
+      piece; `special` lends a sentinel instead.
     decoder_start_id: the first input of an encoder-decoder's decoder: padding in T5, EOS in BART.
-    special_ids: the ids that never stand for text: pad, EOS, the existing pieces among the four above, and the
-      sentinels. The unknown id stands for text, so it is not included.
-    specials_in_text: whether text spelled like a special piece becomes that piece, as in `transformers`; never in
-      vocabularies made here.
+    special_ids: the ids that never stand for text: pad, EOS, the existing pieces among the four
+      above, and the sentinels. The unknown id stands for text, so it is not included.
+    specials_in_text: whether text spelled like a special piece becomes that piece, as in
+      `transformers`; never in vocabularies made here.
     spaces_apart: whether the space before a word is an id of its own, as in bytes.
-    starts_word: read-only bool [size], whether an id begins a new word in any text, by `segmentation`; true of every
-      special id. Where it depends on the ids around, as for a part of a letter, `data.preprocessors.boundaries` tells.
+    starts_word: read-only bool [size], whether an id begins a new word in any text, by
+      `segmentation`; true of every special id. Where it depends on the ids around, as for a part of
+      a letter, `data.preprocessors.boundaries` tells.
     fingerprint: SHA-256, hexadecimal, of everything that determines ids.
   """
 
@@ -60,30 +65,37 @@ class Vocabulary(Protocol):
     """Encode each text as an int32 array [length]."""
 
   def for_targets(self) -> "Vocabulary":
-    """Return the vocabulary, with the same ids, that encodes the texts of an encoder-decoder's decoder: itself, unless
-    source and target texts have models of their own (Marian)."""
+    """Return the vocabulary, with the same ids, that encodes the texts of an encoder-decoder's
+    decoder: itself, unless source and target texts have models of their own (Marian)."""
     return self
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Decode ids: drop pad, EOS, BOS, CLS and SEP, spell sentinel i as `<extra_id_i>` and the mask as its piece.
+    """Decode ids: drop pad, EOS, BOS, CLS and SEP, spell sentinel i as `<extra_id_i>` and the mask
+    as its piece.
 
-    Ids at or above `size` are decoded as unknown, since a model's table may be padded beyond the vocabulary. Raises
-    UserError for a negative id.
+    Ids at or above `size` are decoded as unknown, since a model's table may be padded beyond the
+    vocabulary. Raises UserError for a negative id.
     """
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     """Return the spelling of each id, special ids included, for display."""
 
   def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
-    """Return the UTF-8 bytes of text that each id stands for, which may be a part of a letter; empty for special ids.
+    """Return the UTF-8 bytes of text that each id stands for, which may be a part of a letter;
+    empty for special ids.
 
-    They begin with a space if the id begins a word wherever it stands. The unknown id stands for U+FFFD.
+    They begin with a space if the id begins a word wherever it stands. The unknown id stands for
+    U+FFFD.
     """
-    return [b"" if i in self.special_ids else self.pieces_of([i])[0].encode() for i in map(int, ids)]
+    return [
+      b"" if i in self.special_ids else self.pieces_of([i])[0].encode() for i in map(int, ids)
+    ]
 
   @functools.cached_property
   def starts_word(self) -> np.ndarray:
-    begins = (not data or segmentation.begins_word(data) for data in self.bytes_of(range(self.size)))
+    begins = (
+      not data or segmentation.begins_word(data) for data in self.bytes_of(range(self.size))
+    )
     table = np.fromiter(begins, bool, self.size)
     table[list(self.special_ids)] = True
     table.flags.writeable = False
@@ -93,18 +105,20 @@ class Vocabulary(Protocol):
     """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""
 
   def exported(self) -> dict[str, bytes]:
-    """Return the files by which `transformers` opens the vocabulary, by name; none for a vocabulary without a file."""
+    """Return the files by which `transformers` opens the vocabulary, by name; none for a vocabulary
+    without a file."""
     return {}
 
   def around(self) -> tuple[list[int], list[int]] | None:
-    """Return the ids that `transformers` puts before and after a text by default; None for a vocabulary made here."""
+    """Return the ids that `transformers` puts before and after a text by default; None for a
+    vocabulary made here."""
 
 
 def special(vocabulary: Vocabulary, name: str) -> int:
   """Return the id of a special piece: `mask`, `cls`, `sep` or `bos`.
 
-  A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives that use both
-  sentinels and these pieces need a vocabulary with the pieces.
+  A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives
+  that use both sentinels and these pieces need a vocabulary with the pieces.
 
   Raises:
     UserError: the name is unknown, or the vocabulary has neither the piece nor enough sentinels.
@@ -118,31 +132,38 @@ def special(vocabulary: Vocabulary, name: str) -> int:
   if sentinel < vocabulary.extra_ids:
     return vocabulary.sentinels[sentinel]
   raise UserError(
-    f"vocabulary of {vocabulary.size} ids: found no {name} piece and {vocabulary.extra_ids} sentinels, expected the "
-    f"piece or at least {sentinel + 1} sentinels; python -m tools.train_vocabulary --with_mask makes one with the "
+    f"vocabulary of {vocabulary.size} ids: found no {name} piece and {vocabulary.extra_ids} "
+    "sentinels, expected the "
+    f"piece or at least {sentinel + 1} sentinels; python -m tools.train_vocabulary --with_mask "
+    "makes one with the "
     "piece, and python -m tools.convert_hf --sentinels takes unused pieces of a published one"
   )
 
 
 def padding(vocabulary: Vocabulary) -> int:
-  """Return the id that pads rows: the padding id or, in a vocabulary without it, -1, which `data.padding` replaces."""
+  """Return the id that pads rows: the padding id or, in a vocabulary without it, -1, which
+  `data.padding` replaces."""
   return -1 if vocabulary.pad_id is None else vocabulary.pad_id
 
 
 def outside(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
-  """Describe the first error in the ids of documents; return None if all are ids of the vocabulary and none is padding
-  (unless text can produce padding)."""
-  low, high = int(tokens_N.min()), int(tokens_N.max())
+  """Describe the first error in the ids of documents; return None if all are ids of the vocabulary
+  and none is padding (unless text can produce padding)."""
+  low = int(tokens_N.min())
+  high = int(tokens_N.max())
   least = 1 if vocabulary.pad_id == 0 and not vocabulary.specials_in_text else 0
   if least <= low and high < vocabulary.size:
     return None
   why = " (0 is padding)" if least else ""
-  return f"found id {low if low < least else high} in a document, expected {least} to {vocabulary.size - 1}{why}"
+  return (
+    f"found id {low if low < least else high} in a document, expected {least} to "
+    f"{vocabulary.size - 1}{why}"
+  )
 
 
 def opening(vocabulary: Vocabulary) -> list[int]:
-  """Return the ids that begin an encoder-decoder's sequences: BOS in vocabularies published with BART, whose decoder
-  starts with EOS and restores `<s> text </s>`; none in others."""
+  """Return the ids that begin an encoder-decoder's sequences: BOS in vocabularies published with
+  BART, whose decoder starts with EOS and restores `<s> text </s>`; none in others."""
   bos = vocabulary.bos_id
   return [bos] if bos is not None and vocabulary.decoder_start_id == vocabulary.eos_id else []
 
@@ -150,8 +171,8 @@ def opening(vocabulary: Vocabulary) -> list[int]:
 def start_id(vocabulary: Vocabulary) -> int:
   """Return the decoder's first input: the vocabulary's `bos_id`, or EOS if there is none.
 
-  It is never padding, which a decoder would not see. In a token stream a document follows the previous one's EOS, so
-  EOS marks its start (as GPT-2's only special token does).
+  It is never padding, which a decoder would not see. In a token stream a document follows the
+  previous one's EOS, so EOS marks its start (as GPT-2's only special token does).
   """
   return vocabulary.eos_id if vocabulary.bos_id is None else vocabulary.bos_id
 
@@ -159,16 +180,20 @@ def start_id(vocabulary: Vocabulary) -> int:
 def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
   """Encode text with each `<extra_id_N>`, N < extra_ids, as its sentinel; add no EOS.
 
-  The text between sentinels is encoded separately. A sentinel that the vocabulary lacks is plain text.
+  The text between sentinels is encoded separately. A sentinel that the vocabulary lacks is plain
+  text.
   """
   return encode_sentinels_batch(vocabulary, [text])[0].tolist()
 
 
 def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list[np.ndarray]:
   """Encode many texts as `encode_sentinels` does."""
-  between, parts = [], []  # the plain texts of all texts, and the sentinels of each
+  # the plain texts of all texts, and the sentinels of each
+  between = []
+  parts = []
   for text in texts:
-    start, marks = 0, []
+    start = 0
+    marks = []
     for match in _SENTINEL.finditer(text):
       if int(match[1]) < vocabulary.extra_ids:
         between.append(text[start : match.start()])
@@ -177,5 +202,7 @@ def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list
     between.append(text[start:])
     parts.append(marks)
   encoded = iter(vocabulary.encode_batch(between))
-  rows = ([next(encoded), *(ids for mark in marks for ids in ([mark], next(encoded)))] for marks in parts)
+  rows = (
+    [next(encoded), *(ids for mark in marks for ids in ([mark], next(encoded)))] for marks in parts
+  )
   return [np.concatenate(row).astype(np.int32) for row in rows]

@@ -17,7 +17,10 @@ def benchmark(name: str):
 
 def test_official_files_come_before_tensorflow_datasets():
   rte = benchmark("glue/rte")
-  assert data.keys(rte, rte.encoder, None, "tfds") == {"task.source": "tfds:glue/rte", "task.data_dir": "tfds"}
+  assert data.keys(rte, rte.encoder, None, "tfds") == {
+    "task.source": "tfds:glue/rte",
+    "task.data_dir": "tfds",
+  }
   found = data.keys(rte, rte.encoder, FOLDER, "tfds")
   assert found == {"task.source": rte.files.source, "task.data_dir": FOLDER}
   assert json.loads(found["task.source"].removeprefix("official:"))["classes"] == {
@@ -26,7 +29,9 @@ def test_official_files_come_before_tensorflow_datasets():
   name = benchmark("docstrings/name")
   docstrings = data.keys(name, name.text, FOLDER, "tfds")  # of no files
   assert docstrings == {"task.source": "docstring_tasks:name", "task.data_dir": "tfds"}
-  with pytest.raises(data.Unavailable, match="needs its official files; give their directory with --data=DIR"):
+  with pytest.raises(
+    data.Unavailable, match="needs its official files; give their directory with --data=DIR"
+  ):
     data.keys(benchmark("tags/ner"), benchmark("tags/ner").encoder, None, "tfds")
 
 
@@ -42,7 +47,8 @@ def test_texts_that_t5_rewrites_are_read_through_their_form(tmp_path):
 
 def test_bart_reads_articles_as_in_fairseq():
   recipe = "configs/finetune/text_to_text.py:cnn_dailymail/cnn_dailymail"
-  t5, bart = recipes.load(recipe).task, recipes.load(f"{recipe},bart").task
+  t5 = recipes.load(recipe).task
+  bart = recipes.load(f"{recipe},bart").task
   assert (t5.inputs, t5.inputs_length) == ("summarize: {article}", 512)
   assert (bart.inputs, bart.inputs_length) == ("{article}", 1024)
 
@@ -59,29 +65,42 @@ def test_roberta_is_fine_tuned_by_its_table(task, values):
   """Liu et al. 2019, table 10: rate, batch, decay and epochs."""
   config = recipes.load(f"configs/finetune/encoder.py:{task},roberta")
   epochs = round(config.total_steps * config.batch_size / benchmark(task).examples)
-  assert (config.schedule.learning_rate, config.batch_size, config.optimizer.weight_decay, epochs) == values
+  assert (
+    config.schedule.learning_rate,
+    config.batch_size,
+    config.optimizer.weight_decay,
+    epochs,
+  ) == values
 
 
 def test_evaluations_on_other_data_have_files_of_their_own(tmp_path):
   xquad = benchmark("xquad/xquad")
   found = data.keys(xquad, xquad.encoder, FOLDER, None)
-  config = recipes.load("configs/finetune/encoder.py:xquad/xquad,official", [f"task.data_dir={FOLDER}"])
+  config = recipes.load(
+    "configs/finetune/encoder.py:xquad/xquad,official", [f"task.data_dir={FOLDER}"]
+  )
   assert config.task.source == found["task.source"] == xquad.files.source
   for language, files in xquad.own_files.items():
-    assert config.evals[language].task.source == found[f"evals.{language}.task.source"] == files.source
+    assert (
+      config.evals[language].task.source == found[f"evals.{language}.task.source"] == files.source
+    )
   plain = recipes.load("configs/finetune/encoder.py:xquad/xquad")
   assert (plain.task.source, plain.evals.de.task.source) == ("tfds:squad/v1.1", "tfds:xquad/de")
 
 
 def test_files_and_splits_that_are_not_there(tmp_path):
-  config = recipes.load("configs/finetune/encoder.py:glue/rte,official", [f"task.data_dir={tmp_path}"])
+  config = recipes.load(
+    "configs/finetune/encoder.py:glue/rte,official", [f"task.data_dir={tmp_path}"]
+  )
   with pytest.raises(data.Unavailable, match="found none of the files of RTE, RTE/train.tsv"):
     data.check(config)
   (tmp_path / "RTE").mkdir()
   for split in ("dev", "train"):
     with pytest.raises(data.Unavailable):
       data.check(config)
-    (tmp_path / "RTE" / f"{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
+    (tmp_path / "RTE" / f"{split}.tsv").write_text(
+      "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
+    )
   data.check(config)
   assert data.splits(config) == ("train", "validation")
   with pytest.raises(data.Unavailable, match="glue/rte is not in"):

@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device"
 PAGE = (REPO / "docs" / "how-to" / "run-a-benchmark-suite.md").read_text()
 TOML = PAGE.partition("```toml\n")[2].partition("```")[0]
 TOML = TOML.replace("seeds = 3", "seeds = 2").replace("batch_size = 16", "total_steps = 3")
-TOML = TOML.replace("[3e-5, 5e-5]", "[3e-5]").replace("epochs = 4", 'epochs = 2\npublished = {"another model" = 71.5}')
+TOML = TOML.replace("[3e-5, 5e-5]", "[3e-5]").replace(
+  "epochs = 4", 'epochs = 2\npublished = {"another model" = 71.5}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +40,47 @@ def command(pretrained, folder, suite: str, *flags: str) -> list[str]:
     (folder / name).write_text("\n".join(lines) + "\n")
   (folder / "CoLA").mkdir(exist_ok=True)
   for name in ("train", "dev"):
-    lines = [f"gj04\t{n % 2}\t\tsentence number {n}{' that is to be cut for the row' * (n % 2)}" for n in range(16)]
+    lines = [
+      f"gj04\t{n % 2}\t\tsentence number {n}{' that is to be cut for the row' * (n % 2)}"
+      for n in range(16)
+    ]
     (folder / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
   (folder / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood\n")
-  where = [f"--workdir={pretrained}", f"--suite={suite}", f"--data={folder}", f"--output={folder}/out"]
+  where = [
+    f"--workdir={pretrained}",
+    f"--suite={suite}",
+    f"--data={folder}",
+    f"--output={folder}/out",
+  ]
   return [*where, "--config.batch_size=8", *flags]
 
 
 @pytest.mark.more
 def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained, tmp_path, capsys):
   (tmp_path / "mine.toml").write_text(TOML)
-  words = command(pretrained, tmp_path, f"{tmp_path}/mine.toml", "--evaluations=2", "--no_submission")
+  words = command(
+    pretrained, tmp_path, f"{tmp_path}/mine.toml", "--evaluations=2", "--no_submission"
+  )
   assert evaluate.main(words) == 0, capsys.readouterr().err
   output = tmp_path / "out"
   found = json.loads((output / "results.json").read_text())
   assert found["suite"] == "mine" and found["seeds"] == 2 and not (output / "submission").exists()
-  task, other = found["tasks"]["relatedness"], found["tasks"]["cola"]
-  assert task["counted"] == ["dev/pearson", "dev/spearman"] and other["counted"] == ["dev/matthews_correlation"]
-  assert {run["rate"] for run in task["runs"]} == {3e-5} and [run["seed"] for run in other["runs"]] == [0, 1]
-  facts = [{key: one["facts"][key] for key in ("steps", "length", "evaluations", "examples")} for one in (task, other)]
+  task = found["tasks"]["relatedness"]
+  other = found["tasks"]["cola"]
+  assert task["counted"] == ["dev/pearson", "dev/spearman"] and other["counted"] == [
+    "dev/matthews_correlation"
+  ]
+  assert {run["rate"] for run in task["runs"]} == {3e-5} and [
+    run["seed"] for run in other["runs"]
+  ] == [0, 1]
+  facts = [
+    {key: one["facts"][key] for key in ("steps", "length", "evaluations", "examples")}
+    for one in (task, other)
+  ]
   assert facts[0] == {"steps": 4, "length": "64", "evaluations": 2, "examples": 16}
   assert facts[1] == {"steps": 3, "length": "48", "evaluations": 2, "examples": 16}
-  assert (task["facts"]["truncated"], other["facts"]["truncated"]) == (0.0, 50.0)  # of 48 bytes, one sentence in two
+  # of 48 bytes, one sentence in two
+  assert (task["facts"]["truncated"], other["facts"]["truncated"]) == (0.0, 50.0)
   table = (output / "results.md").read_text()
   for cell in (
     "| published |",
@@ -76,24 +97,44 @@ def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained,
   assert ".json: was made with table=" in capsys.readouterr().err.splitlines()[-1]
   (tmp_path / "mine.toml").write_text(TOML)
   assert evaluate.main([word.replace("evaluations=2", "evaluations=1") for word in words]) == 2
-  assert "was made with evaluations=2, found evaluations=1" in capsys.readouterr().err.splitlines()[-1]
+  assert (
+    "was made with evaluations=2, found evaluations=1" in capsys.readouterr().err.splitlines()[-1]
+  )
   with (tmp_path / "SICK_train.txt").open("a") as file:
     file.write("16\ta man\ta dog\t1.5\n")
   assert evaluate.main(words) == 2  # nor is one of other data shown as one of these
-  assert "was made with data=train of 373 bytes, validation of" in capsys.readouterr().err.splitlines()[-1]
+  assert (
+    "was made with data=train of 373 bytes, validation of"
+    in capsys.readouterr().err.splitlines()[-1]
+  )
 
 
 @pytest.mark.parametrize(
   ("change", "words"),
   [
     (("epochs = 2", "epocs = 2"), "relatedness.epocs: unknown key"),
-    (("epochs = 2", "epochs = 0"), "relatedness.epochs: found 0 of type int, expected a number above 0"),
-    (('pair = "', 'scores = ["f1"]\npair = "'), "scores, questions: the labels are numbers, expected neither"),
+    (
+      ("epochs = 2", "epochs = 0"),
+      "relatedness.epochs: found 0 of type int, expected a number above 0",
+    ),
+    (
+      ('pair = "', 'scores = ["f1"]\npair = "'),
+      "scores, questions: the labels are numbers, expected neither",
+    ),
     (("length = 64", 'length = "64"'), "relatedness.length: found '64' of type str, expected int"),
-    (('form = "labelled"', 'form = "label"'), "relatedness.form: found 'label', expected one of chosen, generated"),
+    (
+      ('form = "labelled"', 'form = "label"'),
+      "relatedness.form: found 'label', expected one of chosen, generated",
+    ),
     (('text = "{sentence_A}"', ""), "relatedness.text: missing"),
-    (('pair = "', 'counted = ["pearson", "f1"]\npair = "'), "counted: found 'dev/f1', expected some of dev/pearson"),
-    (('like = "glue/cola"', 'like = "glue/colla"'), "cola.like: found 'colla', expected one of cola"),
+    (
+      ('pair = "', 'counted = ["pearson", "f1"]\npair = "'),
+      "counted: found 'dev/f1', expected some of dev/pearson",
+    ),
+    (
+      ('like = "glue/cola"', 'like = "glue/colla"'),
+      "cola.like: found 'colla', expected one of cola",
+    ),
     (('like = "glue/cola"', 'like = "os:getcwd/cola"'), "cola.like: found 'os:getcwd/cola'"),
     (("seeds = 2", 'seeds = 2\ntext = "{x}"'), "cola.text: found it beside like = 'glue/cola'"),
     (('{"another model" = 71.5}', '{"another model" = "good"}'), "expected numbers by name"),
@@ -115,19 +156,29 @@ def test_a_bad_test_set_is_told_before_anything_is_learned(pretrained, tmp_path,
   words = command(pretrained, tmp_path, "glue", "--tasks=cola", "--config.task.length=64")
   (tmp_path / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood\tbad\n")
   assert evaluate.main(words) == 2
-  assert "glue/cola: " in (line := capsys.readouterr().err.splitlines()[-1]) and "test.tsv:2: found 3 tab-sep" in line
+  assert (
+    "glue/cola: " in (line := capsys.readouterr().err.splitlines()[-1])
+    and ("test.tsv:2: found 3 tab-sep") in line
+  )
   assert not [*(tmp_path / "out").rglob("checkpoints")]
 
 
-def test_a_suite_of_a_module_is_imported_where_the_command_names_it(pretrained, tmp_path, capsys, monkeypatch):
+def test_a_suite_of_a_module_is_imported_where_the_command_names_it(
+  pretrained, tmp_path, capsys, monkeypatch
+):
   monkeypatch.syspath_prepend(tmp_path)
   code = "from t5x_like.benchmarks.suites import Suite, glue\n"
   code += "SUITE = Suite({'sentences': glue.SUITE.tasks['cola']})\nTASKS = SUITE.tasks\n"
   (tmp_path / "my_suites.py").write_text(code)
-  words = command(pretrained, tmp_path, "my_suites:SUITE", "--config.total_steps=2", "--config.task.length=64")
+  words = command(
+    pretrained, tmp_path, "my_suites:SUITE", "--config.total_steps=2", "--config.task.length=64"
+  )
   capsys.readouterr()
   assert evaluate.main([word.replace("SUITE", "TASKS") for word in words]) == 2
-  assert "--suite=my_suites:TASKS: found dict, expected a `t5x_like.benchmarks.suites.Suite`" in capsys.readouterr().err
+  assert (
+    "--suite=my_suites:TASKS: found dict, expected a `t5x_like.benchmarks.suites.Suite`"
+    in capsys.readouterr().err
+  )
   assert evaluate.main(words) == 0, capsys.readouterr().err
   found = json.loads((tmp_path / "out" / "results.json").read_text())
   assert found["suite"] == "my_suites" and found["tasks"].keys() == {"sentences"}
@@ -151,21 +202,30 @@ def test_a_changed_task_of_a_module_is_another(tmp_path, monkeypatch):
 def test_a_test_set_is_counted_beside_the_dev_set_or_not(tmp_path):
   table = '[%s]\nform = "labelled"\nsource = "tsv:a.tsv"\ntext = "{a}"\n'
   table += 'evaluated = {dev = "validation", test = "test"}\n'
-  (tmp_path / "mine.toml").write_text(table % "both" + table % "one" + 'counted = ["dev/spearman"]\n')
-  counted = {name: task.encoder.counted for name, task in outside.suite(f"{tmp_path}/mine.toml").tasks.items()}
+  (tmp_path / "mine.toml").write_text(
+    table % "both" + table % "one" + 'counted = ["dev/spearman"]\n'
+  )
+  counted = {
+    name: task.encoder.counted
+    for name, task in outside.suite(f"{tmp_path}/mine.toml").tasks.items()
+  }
   assert counted["both"] == ("dev/pearson", "dev/spearman", "test/pearson", "test/spearman")
   assert counted["one"] == ("dev/spearman",)
 
 
 def test_records_need_no_numbers(tmp_path):
-  table = '[who]\nform = "labelled"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
+  table = (
+    '[who]\nform = "labelled"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
+  )
   table += 'label_field = "kind"\n'
   (tmp_path / "mine.toml").write_text(table)
   task = outside.suite(f"{tmp_path}/mine.toml").tasks["who"]
   assert task.encoder.evaluator["ids"] == [] and task.text.evaluator["ids"] == []
   assert (task.encoder.task["label_field"], task.text.task["targets"]) == ("kind", "{kind}")
   (tmp_path / "numbered.toml").write_text(TOML)
-  assert outside.suite(f"{tmp_path}/numbered.toml").tasks["relatedness"].encoder.evaluator["ids"] == ["idx"]
+  assert outside.suite(f"{tmp_path}/numbered.toml").tasks["relatedness"].encoder.evaluator[
+    "ids"
+  ] == ["idx"]
 
 
 STARS = """[stars]
@@ -179,12 +239,16 @@ evaluated = {dev = "validation[:3]"}
 def test_splits_of_another_form_are_told(tmp_path):
   for evaluated in ('{dev = {language = "de"}}', "{dev = 5}"):
     (tmp_path / "mine.toml").write_text(STARS.replace('{dev = "validation[:3]"}', evaluated))
-    with pytest.raises(UserError, match="stars.evaluated: found {'dev': .*, expected a split for each name"):
+    with pytest.raises(
+      UserError, match="stars.evaluated: found {'dev': .*, expected a split for each name"
+    ):
       outside.suite(f"{tmp_path}/mine.toml")
   for files in ("5", "[]", "[5]"):
     (tmp_path / "mine.toml").write_text(STARS.replace('"b.tsv"', files))
     task = outside.suite(f"{tmp_path}/mine.toml").tasks["stars"]
-    with pytest.raises(UserError, match="found no table of files .*, expected a JSON object with name, for"):
+    with pytest.raises(
+      UserError, match="found no table of files .*, expected a JSON object with name, for"
+    ):
       open_source(task.files.source, data_dir=str(tmp_path))
 
 
@@ -196,22 +260,37 @@ def test_numbers_that_name_classes_are_the_files_labels(tmp_path, labels):
     (tmp_path / name).write_text("text\tlabel\n" + "".join(f"x\t{n}\n" for n in (1, 2, 3, 0)))
   task = outside.suite(f"{tmp_path}/mine.toml").tasks["stars"]
   source = open_source(task.files.source, fields=("text", "label"), data_dir=str(tmp_path))
-  assert [record["label"] for _, record in source.records("train")] == ["1", "2", "3", "0"]  # 0 is refused by the task
-  assert task.encoder.task["labels"] == ["1", "2", "3"] == task.text.evaluator["metrics"][0]["classes"]
-  options = suite.Options(["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=2)
+  # 0 is refused by the task
+  assert [record["label"] for _, record in source.records("train")] == ["1", "2", "3", "0"]
+  assert (
+    task.encoder.task["labels"] == ["1", "2", "3"] == task.text.evaluator["metrics"][0]["classes"]
+  )
+  options = suite.Options(
+    ["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=2
+  )
   config = suite._config("stars", task, "encoder", None, 0, "run", options)
   assert config.evals.dev.split == config.eval_split == "validation[:2]"
   assert config.schedule.warmup_steps == 0  # fewer than the only step
-  options = suite.Options(["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=4)
-  assert suite._config("stars", task, "encoder", None, 0, "run", options).eval_split == "validation[:3]"
+  options = suite.Options(
+    ["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=4
+  )
+  assert (
+    suite._config("stars", task, "encoder", None, 0, "run", options).eval_split == "validation[:3]"
+  )
 
 
 def test_words_and_spans_need_no_files_and_no_test_split(tmp_path):
   table = (
-    '[who]\nform = "tagged"\nsource = "conll:train=a,validation=b"\ntags = ["O", "B-X"]\nfield = "1"\nscore = "f1"\n'
+    '[who]\nform = "tagged"\nsource = "conll:train=a,validation=b"\ntags = ["O", "B-X"]\nfield = '
+    '"1"\nscore = "f1"\n'
   )
-  table += '[where]\nform = "spans"\nsource = "squad:train=a,validation=b"\nevaluated = {valid = "validation"}\n'
+  table += (
+    '[where]\nform = "spans"\nsource = "squad:train=a,validation=b"\nevaluated = {valid = '
+    '"validation"}\n'
+  )
   (tmp_path / "mine.toml").write_text(table)
   tasks = outside.suite(f"{tmp_path}/mine.toml").tasks
-  assert tasks["who"].evaluated == {"dev": "validation"} and tasks["who"].encoder.counted == ("dev/f1",)
+  assert tasks["who"].evaluated == {"dev": "validation"} and tasks["who"].encoder.counted == (
+    "dev/f1",
+  )
   assert tasks["where"].encoder.counted == ("valid/exact_match", "valid/f1")

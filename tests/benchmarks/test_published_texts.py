@@ -1,4 +1,5 @@
-"""Suites of translations, summaries and named entities, learned and scored from official files through the command."""
+"""Suites of translations, summaries and named entities, learned and scored from official files
+through the command."""
 
 import hashlib
 import json
@@ -10,7 +11,12 @@ from t5x_like import evaluate, train
 from tests.runs import alone
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("compiled", "one_device")]
-SHORT = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.batch_size=4")
+SHORT = (
+  "--config.total_steps=2",
+  "--config.eval_every=2",
+  "--config.checkpoint.every=2",
+  "--config.batch_size=4",
+)
 
 
 def write(path, text: str) -> None:
@@ -30,7 +36,10 @@ def test_translations_and_summaries_have_their_published_scores(tmp_path, capsys
       write(data / f"{corpus}.{code}", "".join(f"{code} {n}\n" for n in range(8)))
     for name in ("newsdev2016", "newstest2016"):
       side = "src" if code == "en" else "ref"
-      write(data / f"{name}-enro-{side}.{code}.sgm", "".join(f'<seg id="{n}">{code} {n}</seg>\n' for n in range(3)))
+      write(
+        data / f"{name}-enro-{side}.{code}.sgm",
+        "".join(f'<seg id="{n}">{code} {n}</seg>\n' for n in range(3)),
+      )
   for name, count in (("train", 8), ("val", 3), ("test", 2)):
     addresses = [f"http://www.cnn.com/{name}/{n}" for n in range(count)]
     write(data / f"all_{name}.txt", "\n".join(addresses))
@@ -40,13 +49,25 @@ def test_translations_and_summaries_have_their_published_scores(tmp_path, capsys
   with alone():
     assert train.main(["--config=tests/recipes/nano.py", f"--workdir={tmp_path}/run", *SHORT]) == 0
   lengths = ("--config.task.inputs_length=64", "--config.task.targets_length=16")
-  command = [f"--workdir={tmp_path}/run", "--suite=wmt,cnn_dailymail", "--tasks=en_ro,cnn_dailymail", f"--data={data}"]
-  assert evaluate.main([*command, f"--output={tmp_path}/out", *SHORT, *lengths]) == 0, capsys.readouterr().err
+  command = [
+    f"--workdir={tmp_path}/run",
+    "--suite=wmt,cnn_dailymail",
+    "--tasks=en_ro,cnn_dailymail",
+    f"--data={data}",
+  ]
+  assert evaluate.main([*command, f"--output={tmp_path}/out", *SHORT, *lengths]) == 0, (
+    capsys.readouterr().err
+  )
   found = table(tmp_path / "out" / "wmt") | table(tmp_path / "out" / "cnn_dailymail")
-  romanian, summaries = found["en_ro"], found["cnn_dailymail"]
+  romanian = found["en_ro"]
+  summaries = found["cnn_dailymail"]
   assert (romanian["counted"], summaries["counted"]) == (["dev/bleu"], ["dev/rouge2"])
-  assert {"dev/bleu", "test/bleu"} <= romanian["metrics"].keys() and romanian["metrics"]["dev/examples"] == 3
-  assert {"dev/rougeLsum", "test/rouge2"} <= summaries["metrics"].keys() and summaries["metrics"]["test/examples"] == 2
+  assert {"dev/bleu", "test/bleu"} <= romanian["metrics"].keys() and romanian["metrics"][
+    "dev/examples"
+  ] == 3
+  assert {"dev/rougeLsum", "test/rouge2"} <= summaries["metrics"].keys() and summaries["metrics"][
+    "test/examples"
+  ] == 2
 
 
 def test_a_row_of_features_on_conll_is_one_command(tmp_path, capsys):
@@ -57,8 +78,17 @@ def test_a_row_of_features_on_conll_is_one_command(tmp_path, capsys):
   with alone():
     flags = [f"--workdir={tmp_path}/run", *SHORT, "--config.evals={}", position]
     assert train.main(["--config=tests/recipes/nano_encoder.py", *flags]) == 0
-  command = [f"--workdir={tmp_path}/run", "--suite=tags", "--tasks=conll", f"--data={tmp_path}/data"]
-  row = ("--config=configs/bert/features.py:last", f"--output={tmp_path}/out", "--config.model.head.hidden=8")
+  command = [
+    f"--workdir={tmp_path}/run",
+    "--suite=tags",
+    "--tasks=conll",
+    f"--data={tmp_path}/data",
+  ]
+  row = (
+    "--config=configs/bert/features.py:last",
+    f"--output={tmp_path}/out",
+    "--config.model.head.hidden=8",
+  )
   assert evaluate.main([*command, *row, *SHORT]) == 0, capsys.readouterr().err
   found = table(tmp_path / "out")["conll"]
   assert found["counted"] == ["dev/f1"] and {"dev/f1", "test/f1"} <= found["metrics"].keys()

@@ -12,7 +12,12 @@ LABELS = ["no", "yes"]
 
 
 def of(folder, evaluator, task, rows, counted) -> dict:
-  config = {"task": {"length": 64} | task, "evals": {"dev": evaluator}, "total_steps": 4, "batch_size": 8}
+  config = {
+    "task": {"length": 64} | task,
+    "evals": {"dev": evaluator},
+    "total_steps": 4,
+    "batch_size": 8,
+  }
   workdirs.write(folder, workdirs.FILE, config)
   workdirs.write_lines(folder / "predictions", "dev.jsonl", rows)
   metrics = [
@@ -25,8 +30,21 @@ def of(folder, evaluator, task, rows, counted) -> dict:
 
 
 def test_the_last_evaluation_and_how_the_run_was_made(tmp_path):
-  found = of(tmp_path, {"name": "span_qa"}, {}, [{"input": "x", "target": "y", "prediction": "y"}], ["dev/f1"])
-  expected = {"evaluations": 2, "last": 60.0, "examples": 9, "steps": 4, "batch_size": 8, "length": "64"}
+  found = of(
+    tmp_path,
+    {"name": "span_qa"},
+    {},
+    [{"input": "x", "target": "y", "prediction": "y"}],
+    ["dev/f1"],
+  )
+  expected = {
+    "evaluations": 2,
+    "last": 60.0,
+    "examples": 9,
+    "steps": 4,
+    "batch_size": 8,
+    "length": "64",
+  }
   assert found == expected | {"seconds": 12.0, "majority": None}
 
 
@@ -35,28 +53,60 @@ CLASSES = [{"input": "x", "target": label, "prediction": "no"} for label in GOLD
 F1 = 100 * f1_score([1] * 5 + [0] * 2, [1] * 7)
 SAME = 100 * accuracy_score(GOLD[:7], ["yes"] * 7)
 SIGNS = [{"input": "x", "target": sign, "prediction": "1"} for sign in ("-1", "-1", "1")]
-WORDS = [{"input": "a b", "target": "O B-X", "tags": ["O", "O"]}, {"input": "c", "target": "O", "tags": ["O"]}]
+WORDS = [
+  {"input": "a b", "target": "O B-X", "tags": ["O", "O"]},
+  {"input": "c", "target": "O", "tags": ["O"]},
+]
 CHOICE = {"options": ["p", "q"], "answer": "q"}
 
 
 @pytest.mark.parametrize(
   ("evaluator", "task", "rows", "counted", "expected"),
   [
-    ({"name": "classification", "scores": ["accuracy"]}, {"labels": LABELS}, CLASSES, ["accuracy"], SAME),
-    ({"name": "classification", "scores": ["accuracy", "f1"]}, {"labels": LABELS}, CLASSES, ["accuracy", "f1"], None),
-    ({"name": "multiple_choice", "scores": ["accuracy"]}, {}, [r | CHOICE for r in CLASSES], ["accuracy"], SAME),
     (
-      {"name": "generation", "metrics": [{"name": "labels", "classes": LABELS, "scores": ["accuracy"]}]},
+      {"name": "classification", "scores": ["accuracy"]},
+      {"labels": LABELS},
+      CLASSES,
+      ["accuracy"],
+      SAME,
+    ),
+    (
+      {"name": "classification", "scores": ["accuracy", "f1"]},
+      {"labels": LABELS},
+      CLASSES,
+      ["accuracy", "f1"],
+      None,
+    ),
+    (
+      {"name": "multiple_choice", "scores": ["accuracy"]},
+      {},
+      [r | CHOICE for r in CLASSES],
+      ["accuracy"],
+      SAME,
+    ),
+    (
+      {
+        "name": "generation",
+        "metrics": [{"name": "labels", "classes": LABELS, "scores": ["accuracy"]}],
+      },
       {},
       CLASSES,
       ["accuracy"],
       SAME,
     ),
-    ({"name": "classification", "scores": ["accuracy"]}, {"labels": [-1, 1]}, SIGNS, ["accuracy"], 200 / 3),
+    (
+      {"name": "classification", "scores": ["accuracy"]},
+      {"labels": [-1, 1]},
+      SIGNS,
+      ["accuracy"],
+      200 / 3,
+    ),
     ({"name": "tagging"}, {"tags": ["O", "B-X"]}, WORDS, ["accuracy"], 200 / 3),
   ],
 )
-def test_the_majority_is_the_score_of_the_commonest_label(evaluator, task, rows, counted, expected, tmp_path):
+def test_the_majority_is_the_score_of_the_commonest_label(
+  evaluator, task, rows, counted, expected, tmp_path
+):
   found = of(tmp_path, evaluator, task, rows, [f"dev/{name}" for name in counted])["majority"]
   assert found == pytest.approx((SAME + F1) / 2 if expected is None else expected)
 

@@ -34,12 +34,19 @@ def average(suite: str, row: dict, missing=(), tasks=None) -> float | None:
   found = {}
   for task, metrics in row.items():
     counted = slots.find("suite", suite, suites, "SUITE").tasks[task].encoder.counted
-    found[task] = {"score": suites.score(metrics, counted), "metrics": metrics, "counted": counted, "runs": ["a run"]}
+    found[task] = {
+      "score": suites.score(metrics, counted),
+      "metrics": metrics,
+      "counted": counted,
+      "runs": ["a run"],
+    }
   options = types.SimpleNamespace(workdirs=["w"], from_scratch=False, seeds=1, tasks=tasks)
   return tables.results(suite, options, found, dict.fromkeys(missing, "no data"))["average"]
 
 
-@pytest.mark.parametrize(("suite", "row", "published"), [("glue", GLUE, 80.5), ("superglue", SUPERGLUE, 89.3)])
+@pytest.mark.parametrize(
+  ("suite", "row", "published"), [("glue", GLUE, 80.5), ("superglue", SUPERGLUE, 89.3)]
+)
 def test_the_average_is_the_leaderboards(suite, row, published):
   assert average(suite, row) == pytest.approx(published, abs=0.051)  # of rounded scores
 

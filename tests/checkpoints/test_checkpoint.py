@@ -34,8 +34,15 @@ def mesh_of(*shape):
 
 def shardings_of(mesh):
   return {
-    "params": {"embed": NamedSharding(mesh, P("fsdp", "tensor")), "scale": NamedSharding(mesh, P())},
-    "opt": {"moment": NamedSharding(mesh, P(None, "fsdp")), "count": NamedSharding(mesh, P()), "empty": {}},
+    "params": {
+      "embed": NamedSharding(mesh, P("fsdp", "tensor")),
+      "scale": NamedSharding(mesh, P()),
+    },
+    "opt": {
+      "moment": NamedSharding(mesh, P(None, "fsdp")),
+      "count": NamedSharding(mesh, P()),
+      "empty": {},
+    },
     "step": NamedSharding(mesh, P()),
     "key": NamedSharding(mesh, P()),
   }
@@ -43,10 +50,18 @@ def shardings_of(mesh):
 
 def make_state(seed, mesh):
   random = np.random.default_rng(seed)
-  bits = random.integers(0, 2**32, (64, 32), dtype=np.uint32)  # every bit pattern: NaNs, infinities, subnormals
+  # every bit pattern: NaNs, infinities, subnormals
+  bits = random.integers(0, 2**32, (64, 32), dtype=np.uint32)
   state = {
-    "params": {"embed": bits.view(np.float32), "scale": jnp.asarray(random.standard_normal(24), jnp.bfloat16)},
-    "opt": {"moment": random.standard_normal((16, 64)).astype(np.float32), "count": np.int32(seed), "empty": {}},
+    "params": {
+      "embed": bits.view(np.float32),
+      "scale": jnp.asarray(random.standard_normal(24), jnp.bfloat16),
+    },
+    "opt": {
+      "moment": random.standard_normal((16, 64)).astype(np.float32),
+      "count": np.int32(seed),
+      "empty": {},
+    },
     "step": np.int32(seed),
     "key": random.integers(0, 2**32, (2,), dtype=np.uint32),
   }
@@ -54,7 +69,9 @@ def make_state(seed, mesh):
 
 
 def abstract_of(state, mesh):
-  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings_of(mesh))
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings_of(mesh)
+  )
 
 
 def as_bytes(state):
@@ -68,7 +85,9 @@ def save_steps(directory, steps, mesh, **options):
 
 
 def data_files(directory, step):
-  return sorted((p for p in (directory / str(step) / "state").rglob("d/*")), key=lambda p: -p.stat().st_size)
+  return sorted(
+    (p for p in (directory / str(step) / "state").rglob("d/*")), key=lambda p: -p.stat().st_size
+  )
 
 
 def test_fingerprints_do_not_depend_on_sharding_and_see_every_bit_and_place():
@@ -117,7 +136,9 @@ def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path):
       x = overwrite(x)
     jax.block_until_ready(x)
     checkpoints.wait()
-    _, state, _ = checkpoints.restore({"x": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)})
+    _, state, _ = checkpoints.restore(
+      {"x": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)}
+    )
   assert np.array_equal(np.asarray(state["x"]), np.arange(1 << 22, dtype=np.float32))
 
 
@@ -147,10 +168,15 @@ def test_a_changed_interval_costs_none_of_the_last_steps(every, steps, kept):
   assert [step for step, stays in zip(steps, preserved, strict=True) if stays] == kept
 
 
-@pytest.mark.parametrize("number, kind", [(errno.ENOSPC, UserError), (errno.ESTALE, TransientError)])
+@pytest.mark.parametrize(
+  "number, kind", [(errno.ENOSPC, UserError), (errno.ESTALE, TransientError)]
+)
 @pytest.mark.parametrize("ends_by", ["save", "wait", "close"])
-def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(ends_by, number, kind, tmp_path):
-  checkpoints, failures = Checkpoints(tmp_path), []
+def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(
+  ends_by, number, kind, tmp_path
+):
+  checkpoints = Checkpoints(tmp_path)
+  failures = []
 
   def fail():
     if failures:
@@ -170,7 +196,11 @@ def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(ends_by, n
     "wait": checkpoints.wait,
     "close": checkpoints.close,
   }
-  with pytest.raises(kind, match=rf"{tmp_path}/5: checkpoint could not be written.*steps saved: \[4\]"):
+  with pytest.raises(
+    kind,
+    match=rf"{tmp_path}/5: checkpoint could not be written.*steps saved: "
+    r"\[4\]",
+  ):
     calls[ends_by]()
   assert store.agreed_steps() == [4]
 
@@ -198,12 +228,18 @@ def test_a_run_that_has_lost_the_workdir_commits_no_step_and_sets_none_aside(tmp
 def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):
   mesh = mesh_of(8, 1)
   save_steps(tmp_path, [1, 1], mesh)
-  with Checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match="step exists with other values.*embed"):
-    checkpoints.save(1, {**make_state(1, mesh), "params": make_state(2, mesh)["params"]}, {}, finite=False)
+  with (
+    Checkpoints(tmp_path) as checkpoints,
+    pytest.raises(UserError, match="step exists with other values.*embed"),
+  ):
+    checkpoints.save(
+      1, {**make_state(1, mesh), "params": make_state(2, mesh)["params"]}, {}, finite=False
+    )
 
 
 def flip(directory, step):
-  """A bit in every 500 bytes: a single one may lie in a node of the database that a later one has replaced."""
+  """A bit in every 500 bytes: a single one may lie in a node of the database that a later one has
+  replaced."""
   for path in data_files(directory, step):
     content = bytearray(path.read_bytes())
     for place in range(len(content) // 2 % 500, len(content), 500):
@@ -226,7 +262,9 @@ def lose_manifest(directory, step):
 
 def edit_manifest(directory, step):
   path = directory / str(step) / "manifest" / "metadata"
-  path.write_text(path.read_text().replace('"seed": 3', '"seed": 4').replace('"seed":3', '"seed":4'))
+  path.write_text(
+    path.read_text().replace('"seed": 3', '"seed": 4').replace('"seed":3', '"seed":4')
+  )
 
 
 def describe_nothing(directory, step):
@@ -238,7 +276,15 @@ def describe_arrays_as_numbers(directory, step):
   path.write_text(json.dumps({"array_metadatas": [1]}))
 
 
-DAMAGES = [flip, truncate, lose_data, lose_manifest, edit_manifest, describe_nothing, describe_arrays_as_numbers]
+DAMAGES = [
+  flip,
+  truncate,
+  lose_data,
+  lose_manifest,
+  edit_manifest,
+  describe_nothing,
+  describe_arrays_as_numbers,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -251,7 +297,9 @@ def test_damage_is_skipped_loudly_moved_aside_and_never_deleted(tmp_path, caplog
     Checkpoints(tmp_path).restore(abstract, step=3)
   with caplog.at_level(logging.WARNING), Checkpoints(tmp_path) as checkpoints:
     step, state, metadata = checkpoints.restore(abstract)
-    assert (step, metadata["config"]["seed"]) == (2, 2) and as_bytes(state) == as_bytes(make_state(2, mesh))
+    assert (step, metadata["config"]["seed"]) == (2, 2) and as_bytes(state) == as_bytes(
+      make_state(2, mesh)
+    )
     assert "step 3 is damaged and is skipped" in caplog.text
     assert checkpoints.steps() == [1, 2, 3], "reading alone moves nothing"
     checkpoints.save(3, make_state(3, mesh), {"config": {"seed": 3}}, finite=False)
@@ -283,7 +331,8 @@ def test_never_starts_from_scratch_when_every_step_is_damaged(tmp_path):
   ids=lambda x: x.__name__ if isinstance(x, type) else None,
 )
 def test_a_fault_is_not_damage(tmp_path, monkeypatch, fault, raised):
-  mesh, calls = mesh_of(8, 1), []
+  mesh = mesh_of(8, 1)
+  calls = []
   save_steps(tmp_path, [1, 2], mesh)
 
   def faulty(*args, **kwargs):
@@ -304,7 +353,9 @@ def test_a_fault_is_not_damage(tmp_path, monkeypatch, fault, raised):
 
 
 def test_what_reads_well_at_the_second_look_is_not_damaged(tmp_path, monkeypatch, caplog):
-  mesh, read, calls = mesh_of(8, 1), orbax_steps.read_tensors, []
+  mesh = mesh_of(8, 1)
+  read = orbax_steps.read_tensors
+  calls = []
   save_steps(tmp_path, [1], mesh)
 
   def late(*args, **kwargs):
@@ -314,7 +365,10 @@ def test_what_reads_well_at_the_second_look_is_not_damaged(tmp_path, monkeypatch
     return read(*args, **kwargs)
 
   monkeypatch.setattr(orbax_steps, "read_tensors", late)
-  assert Checkpoints(tmp_path).restore(abstract_of(make_state(1, mesh), mesh))[0] == 1 and not caplog.text
+  assert (
+    Checkpoints(tmp_path).restore(abstract_of(make_state(1, mesh), mesh))[0] == 1
+    and not caplog.text
+  )
 
 
 def test_a_flipped_bit_names_its_tensor(tmp_path):
@@ -327,7 +381,9 @@ def test_a_flipped_bit_names_its_tensor(tmp_path):
   content[len(content) // 2] ^= 0x10
   largest.write_bytes(content)
   with pytest.raises(DamageError, match="kernel"):
-    Checkpoints(tmp_path).restore({"kernel": jax.ShapeDtypeStruct(noise.shape, noise.dtype, sharding=sharding)}, 1)
+    Checkpoints(tmp_path).restore(
+      {"kernel": jax.ShapeDtypeStruct(noise.shape, noise.dtype, sharding=sharding)}, 1
+    )
 
 
 def test_another_tree_is_refused_by_tensor(tmp_path):
@@ -343,10 +399,25 @@ def test_another_tree_is_refused_by_tensor(tmp_path):
   halved = jax.ShapeDtypeStruct(embed.shape, jnp.bfloat16, sharding=embed.sharding)
   scale = abstract["params"]["scale"]
   for params, message in [
-    ({"embed": wider, "scale": scale}, r"params/embed is float32\[64, 32\], expected float32\[64, 48\]"),
-    ({"embed": halved, "scale": scale}, r"params/embed is float32\[64, 32\], expected bfloat16\[64, 32\]"),
-    ({"embed": embed}, r"params/scale bfloat16\[24\] is in the checkpoint, expected no such tensor"),
-    ({"embeds": embed, "scale": scale}, r"params/embeds is not in the checkpoint \(did you mean 'params/embed'\?\)"),
+    (
+      {"embed": wider, "scale": scale},
+      r"params/embed is float32\[64, 32\], expected float32\[64, "
+      r"48\]",
+    ),
+    (
+      {"embed": halved, "scale": scale},
+      r"params/embed is float32\[64, 32\], expected "
+      r"bfloat16\[64, 32\]",
+    ),
+    (
+      {"embed": embed},
+      r"params/scale bfloat16\[24\] is in the checkpoint, expected no such tensor",
+    ),
+    (
+      {"embeds": embed, "scale": scale},
+      r"params/embeds is not in the checkpoint \(did you mean "
+      r"'params/embed'\?\)",
+    ),
   ]:
     with pytest.raises(UserError, match=message):
       Checkpoints(tmp_path).restore(with_params(params))
@@ -379,7 +450,9 @@ def test_a_refusing_disk_is_one_line_and_harms_nothing(tmp_path):
 def test_a_full_or_read_only_file_system(tmp_path, refusal):
   disk = tmp_path / "disk"
   disk.mkdir()
-  if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
+  if subprocess.run(
+    ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True
+  ).returncode:
     pytest.skip("mount is not allowed here")
   try:
     mesh = mesh_of(8, 1)
@@ -390,7 +463,9 @@ def test_a_full_or_read_only_file_system(tmp_path, refusal):
     with pytest.raises(UserError, match=f"could not be written: {refusal}"):
       with Checkpoints(disk / "checkpoints") as checkpoints:
         checkpoints.save(2, {"noise": noise}, {})
-    step, state, _ = Checkpoints(disk / "checkpoints").restore(abstract_of(make_state(1, mesh), mesh))
+    step, state, _ = Checkpoints(disk / "checkpoints").restore(
+      abstract_of(make_state(1, mesh), mesh)
+    )
     assert step == 1 and as_bytes(state) == as_bytes(make_state(1, mesh))
   finally:
     subprocess.run(["umount", "-l", disk], check=True)
@@ -421,7 +496,9 @@ def test_killed_at_any_moment_the_newest_committed_step_is_exact(tmp_path):
   newest = 0
   for _ in range(4):
     command = [sys.executable, "-c", SAVER.format(repo=str(REPO)), str(tmp_path)]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+      command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
       assert process.stdout.readline() == "ready\n"
       deadline = time.time() + 600
       while max(Checkpoints(tmp_path).steps(), default=0) < newest + 3 and time.time() < deadline:
@@ -445,20 +522,30 @@ def test_nothing_is_printed_and_the_process_ends(tmp_path):
   )
   env = {**os.environ, "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
-    [sys.executable, "-c", script, str(tmp_path)], env=env, capture_output=True, text=True, timeout=600
+    [sys.executable, "-c", script, str(tmp_path)],
+    env=env,
+    capture_output=True,
+    text=True,
+    timeout=600,
   )
   assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
   assert Checkpoints(tmp_path).steps() == [1, 2]
-  assert json.loads((tmp_path / "2" / "manifest" / "metadata").read_text())["format"] == "t5x_like.checkpoint.v2"
+  assert (
+    json.loads((tmp_path / "2" / "manifest" / "metadata").read_text())["format"]
+    == "t5x_like.checkpoint.v2"
+  )
 
 
 def test_a_directory_that_is_gone_while_saving_is_one_line(tmp_path):
-  directory, mesh = tmp_path / "checkpoints", mesh_of(8, 1)
+  directory = tmp_path / "checkpoints"
+  mesh = mesh_of(8, 1)
   with contextlib.suppress(UserError), Checkpoints(directory) as checkpoints:
     checkpoints.save(1, make_state(1, mesh), {}, finite=False)
     checkpoints.wait()
     directory.rename(tmp_path / "elsewhere")
     directory.symlink_to("/mnt/not/mounted")
-    with pytest.raises(UserError, match="checkpoints: the directory of the checkpoints is gone; mount or restore it"):
+    with pytest.raises(
+      UserError, match="checkpoints: the directory of the checkpoints is gone; mount or restore it"
+    ):
       checkpoints.save(2, make_state(2, mesh), {}, finite=False)
       checkpoints.wait()

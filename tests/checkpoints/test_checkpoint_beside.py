@@ -9,7 +9,8 @@ from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state,
 
 def test_a_step_that_a_run_deletes_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, caplog):
   """As beside a run that keeps its newest step alone."""
-  mesh, found = mesh_of(2, 4), orbax_steps.LocalSteps.manifest
+  mesh = mesh_of(2, 4)
+  found = orbax_steps.LocalSteps.manifest
   save_steps(tmp_path / "run", [1, 2], mesh, keep_last=None)
   (tmp_path / "run" / "2").rename(tmp_path / "newer")
 

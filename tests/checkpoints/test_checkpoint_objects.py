@@ -1,4 +1,5 @@
-"""Checkpoints on an object store are as exact as local ones, through a store that fails, lags and loses connections."""
+"""Checkpoints on an object store are as exact as local ones, through a store that fails, lags and
+loses connections."""
 
 import json
 import threading
@@ -28,7 +29,9 @@ def server(tmp_path, monkeypatch):
     remote.reset()  # of another test's server
     quick = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "80ms"}
     monkeypatch.setattr(clients, "_CONTEXT", {"gcs_request_retries": quick})
-    for name, value in (object_server.environment(server) | {"T5X_LIKE_RETRY_SECONDS": "20"}).items():
+    for name, value in (
+      object_server.environment(server) | {"T5X_LIKE_RETRY_SECONDS": "20"}
+    ).items():
       monkeypatch.setenv(name, value)
     yield server
 
@@ -71,7 +74,9 @@ def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, mon
       server.writes_left = 1
       checkpoints.save(2, make_state(2, mesh), {"step": 2}, finite=False)
   server.writes_left = None
-  assert Checkpoints(URL).steps() == [1] and len(list((server.root / "run/checkpoints").iterdir())) == 2
+  assert (
+    Checkpoints(URL).steps() == [1] and len(list((server.root / "run/checkpoints").iterdir())) == 2
+  )
   assert as_bytes(restored(mesh)[1]) == as_bytes(make_state(1, mesh))
   save([3], mesh)
   assert Checkpoints(URL).steps() == [1, 3]
@@ -100,12 +105,16 @@ class Workdir:
 
 
 def both_in_a_save(first_pauses_at: int):
-  """A run that is paused in its first save, at a call of `check`; a second run that takes over, saves step 3 meanwhile,
-  and commits it once the first has ended. Returns the checkpoints of the second."""
-  mesh, url, workdir = mesh_of(8, 1), f"memory://{uuid.uuid4().hex}/checkpoints", Workdir()
+  """A run that is paused in its first save, at a call of `check`; a second run that takes over,
+  saves step 3 meanwhile, and commits it once the first has ended. Returns the checkpoints of the
+  second."""
+  mesh = mesh_of(8, 1)
+  url = f"memory://{uuid.uuid4().hex}/checkpoints"
+  workdir = Workdir()
   save([1], mesh, url)
   paused, go, write, commit = (threading.Event() for _ in range(4))
-  calls, check_first = [], workdir.take()
+  calls = []
+  check_first = workdir.take()
 
   def check():
     check_first()
@@ -152,7 +161,8 @@ def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pause
 
 @pytest.mark.parametrize("name", ["2-00000000-1", "2-ffffffff-1"])
 def test_an_intact_attempt_of_a_step_serves_beside_a_damaged_one(name, caplog):
-  mesh, url = mesh_of(8, 1), f"memory://{uuid.uuid4().hex}/checkpoints"
+  mesh = mesh_of(8, 1)
+  url = f"memory://{uuid.uuid4().hex}/checkpoints"
   save([1, 2], mesh, url)
   (intact,) = [directory for directory in place(url).iterdir() if directory.name.startswith("2-")]
   (place(url) / name / "manifest.json").write_bytes((intact / "manifest.json").read())
@@ -186,7 +196,10 @@ def test_keeps_sets_aside_and_finds_damage(server, caplog):
   content[len(content) // 2] ^= 1
   blob.write_bytes(content)
   with Checkpoints(URL) as checkpoints:
-    assert checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 4 and "step 6 is damaged" in caplog.text
+    assert (
+      checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 4
+      and ("step 6 is damaged") in caplog.text
+    )
     checkpoints.save(6, make_state(6, mesh), {"step": 6}, finite=False)
   assert restored(mesh)[0] == 6 and len(list(server.root.glob("run/checkpoints/6-*"))) == 2
   for blob in server.root.glob("run/checkpoints/*/tensors-00000.bin"):
@@ -203,8 +216,19 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
   save([1, 2], mesh)
   (path,) = server.root.glob(f"run/checkpoints/2-*/{file}")
   content = path.read_bytes()
-  for damage in ("empty", "cut short", "range", "no object", content[:0], content[:40], content[:-1], None):
-    server.fault = lambda at, name, damage=damage: damage if "/2-" in name and name.endswith(file) else None
+  for damage in (
+    "empty",
+    "cut short",
+    "range",
+    "no object",
+    content[:0],
+    content[:40],
+    content[:-1],
+    None,
+  ):
+    server.fault = lambda at, name, damage=damage: (
+      damage if "/2-" in name and name.endswith(file) else None
+    )
     if damage is None:
       path.unlink()
     elif isinstance(damage, bytes):
@@ -213,13 +237,18 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
     caplog.clear()
     step, state, _ = restored(mesh)
     assert step == 1 and as_bytes(state) == as_bytes(make_state(1, mesh)), damage
-    uncommitted = file == "manifest.json" and damage in (None, "no object")  # a step without a manifest is none
+    # a step without a manifest is none
+    uncommitted = file == "manifest.json" and damage in (None, "no object")
     assert ("step 2 is damaged and is skipped" in caplog.text) != uncommitted, damage
-    with pytest.raises(UserError if uncommitted else DamageError, match="gs://bucket/run/checkpoints"):
+    with pytest.raises(
+      UserError if uncommitted else DamageError, match="gs://bucket/run/checkpoints"
+    ):
       restored(mesh, step=2)
 
 
-@pytest.mark.parametrize("answer, said", [("forbidden", "permission denied"), ("no bucket", "bucket gs://bucket does")])
+@pytest.mark.parametrize(
+  "answer, said", [("forbidden", "permission denied"), ("no bucket", "bucket gs://bucket does")]
+)
 def test_a_refusal_is_never_damage(answer, said, server):
   mesh = mesh_of(8, 1)
   save([1, 2], mesh)
@@ -243,7 +272,11 @@ def held(url, seconds: float) -> Lease:
   [
     ("forbidden", UserError, "permission denied"),
     ("no bucket", UserError, "bucket gs://bucket does not exist"),
-    ("no object", TransientError, "gs://bucket/run/lease: is gone, removed by another process or by hand"),
+    (
+      "no object",
+      TransientError,
+      "gs://bucket/run/lease: is gone, removed by another process or by hand",
+    ),
     (None, TransientError, "another process has taken it over"),
   ],
 )

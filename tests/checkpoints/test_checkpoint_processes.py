@@ -1,4 +1,5 @@
-"""Checkpoints of several processes: saved by 2 x 4 devices, restored by 1 x 8, passed over or refused by all."""
+"""Checkpoints of several processes: saved by 2 x 4 devices, restored by 1 x 8, passed over or
+refused by all."""
 
 import os
 import pathlib
@@ -65,7 +66,11 @@ def launch(directory, after="pass", timeout=60):
     "--grace_seconds=2",
   ]
   done = subprocess.run(
-    [*command, "--", sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, timeout=600
+    [*command, "--", sys.executable, "-c", program],
+    env=dict(os.environ),
+    capture_output=True,
+    text=True,
+    timeout=600,
   )
   return done.returncode, done.stdout.splitlines(), done.stderr
 
@@ -90,7 +95,10 @@ def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
   code, lines, err = launch(tmp_path)
   assert code == 0, (lines, err)
   assert "[p0] from 3" in lines and "[p1] from 3" in lines and "[p1] saved [4, 5, 6]" in lines
-  assert any("step 4 is damaged and is skipped" in line for line in lines) and (tmp_path / "4.damaged").exists()
+  assert (
+    any("step 4 is damaged and is skipped" in line for line in lines)
+    and (tmp_path / "4.damaged").exists()
+  )
 
 
 def test_a_save_that_one_process_cannot_write_ends_the_job_in_one_line_and_harms_nothing(tmp_path):
@@ -103,7 +111,9 @@ def test_a_save_that_one_process_cannot_write_ends_the_job_in_one_line_and_harms
   )
   code, lines, err = launch(tmp_path, after=limit, timeout=4)
   errors = [line for line in lines if "error:" in line]
-  assert code == 2 and "process 1 failed" in err and any("File too large" in line for line in errors), (lines, err)
+  assert (
+    code == 2 and "process 1 failed" in err and any("File too large" in line for line in errors)
+  ), (lines, err)
   assert any("not written by all processes within 4 s" in line for line in errors), lines
   assert not any("Traceback" in line for line in lines), "\n".join(lines)
   assert Checkpoints(tmp_path).steps() == [4, 5, 6]

@@ -1,4 +1,5 @@
-"""Copies near the hosts give back the bits of this run's last steps; where they cannot, the checkpoint does."""
+"""Copies near the hosts give back the bits of this run's last steps; where they cannot, the
+checkpoint does."""
 
 import json
 import os
@@ -23,13 +24,20 @@ from t5x_like.parallel.mesh import make_mesh
 def shardings():
   mesh = make_mesh({"replica": 2, "fsdp": 4})
   named = lambda *parts: NamedSharding(mesh, P(*parts))  # noqa: E731
-  return {"params": {"w": named("fsdp"), "b": named(None, "fsdp")}, "odd": named("fsdp"), "step": named()}
+  return {
+    "params": {"w": named("fsdp"), "b": named(None, "fsdp")},
+    "odd": named("fsdp"),
+    "step": named(),
+  }
 
 
 def state(step, shardings):
   draw = np.random.default_rng(step)
   values = {
-    "params": {"w": draw.standard_normal((8, 3), np.float32), "b": draw.standard_normal((2, 4)).astype(jnp.bfloat16)},
+    "params": {
+      "w": draw.standard_normal((8, 3), np.float32),
+      "b": draw.standard_normal((2, 4)).astype(jnp.bfloat16),
+    },
     "odd": draw.random(4) < 0.5,
     "step": np.int32(step),
   }
@@ -37,15 +45,21 @@ def state(step, shardings):
 
 
 def abstract(shardings):
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0, shardings))
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0, shardings)
+  )
 
 
 def same(tree, other):
-  return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
+  return all(
+    np.array_equal(a, b) for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+  )
 
 
 def opened(where, name="run"):
-  return Emergency(where / name / "checkpoints", {"directory": str(where / "near"), "every": 1}, every=100)
+  return Emergency(
+    where / name / "checkpoints", {"directory": str(where / "near"), "every": 1}, every=100
+  )
 
 
 @pytest.fixture
@@ -86,7 +100,9 @@ def test_the_history_tells_of_starts_without_copies(lines, expected, killed, sha
 
 
 @pytest.mark.parametrize("damaged, expected", [(["5-0"], 4), (["5-0", "4-0"], 3)])
-def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(damaged, expected, killed, shardings, caplog):
+def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(
+  damaged, expected, killed, shardings, caplog
+):
   with opened(killed) as run:
     run.restore(abstract(shardings))  # saves step 3 too
     run.keep(4, state(4, shardings), {}, lambda: None)
@@ -102,7 +118,9 @@ def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(damaged, exp
   assert "differs from its checksum" in caplog.text
 
 
-@pytest.mark.parametrize("damaged, copies_damaged, expected", [([6], False, 5), ([6, 2], False, 5), ([6], True, 2)])
+@pytest.mark.parametrize(
+  "damaged, copies_damaged, expected", [([6], False, 5), ([6, 2], False, 5), ([6], True, 2)]
+)
 def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
   damaged, copies_damaged, expected, tmp_path, shardings, monkeypatch
 ):
@@ -159,14 +177,23 @@ def test_copies_of_another_run_and_of_steps_gone_back_from_do_not_count(killed, 
     assert same(run.restore(abstract(shardings))[1], state(7, shardings))
 
 
-def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(killed, shardings, caplog, monkeypatch):
+def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(
+  killed, shardings, caplog, monkeypatch
+):
   with opened(killed) as run:
     run.restore(abstract(shardings))
     run.save(9, state(9, shardings), {})
-    monkeypatch.setattr(near_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False)
+    monkeypatch.setattr(
+      near_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False
+    )
     run.keep(9, state(9, shardings), {}, lambda: None)
     with pytest.raises(NumericError, match="params/w"):
-      run.keep(10, jax.tree.map(lambda x: x / 0 if x.dtype == jnp.float32 else x, state(10, shardings)), {}, None)
+      run.keep(
+        10,
+        jax.tree.map(lambda x: x / 0 if x.dtype == jnp.float32 else x, state(10, shardings)),
+        {},
+        None,
+      )
   assert "no emergency copy: full" in caplog.text
   with opened(killed) as run:
     assert run.restore(abstract(shardings))[0] == 9
@@ -175,7 +202,9 @@ def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(killed, 
 def test_a_full_disk_leaves_the_last_whole_copy(killed, shardings, monkeypatch):
   with opened(killed) as run:
     run.restore(abstract(shardings))
-    monkeypatch.setattr(near_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(
+      near_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full"))
+    )
     for step in (4, 5):
       run.keep(step, state(step, shardings), {}, lambda: None)
   assert copies(killed) == ["3-0"]
@@ -208,7 +237,9 @@ class OfTwoSlices:
 
 
 def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
-  covers = lambda *held: near_steps._covering(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())  # noqa: E731
+  def covers(*held):
+    return near_steps._covering(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())
+
   assert covers(0, 1) and covers(0, 3) and not covers(0, 2)
 
 

@@ -1,4 +1,5 @@
-"""Emergency copies of four processes, after their hosts changed places and one came back with an empty disk."""
+"""Emergency copies of four processes, after their hosts changed places and one came back with an
+empty disk."""
 
 import subprocess
 import sys
@@ -45,8 +46,16 @@ sys.exit(main())
 
 def launch(directory) -> list[str]:
   program = PROGRAM.format(repo=str(REPO), directory=str(directory))
-  command = [sys.executable, str(REPO / "launch" / "local.py"), "--processes=4", "--devices_per_process=2", "--"]
-  done = subprocess.run([*command, sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+  command = [
+    sys.executable,
+    str(REPO / "launch" / "local.py"),
+    "--processes=4",
+    "--devices_per_process=2",
+    "--",
+  ]
+  done = subprocess.run(
+    [*command, sys.executable, "-c", program], capture_output=True, text=True, timeout=600
+  )
   assert done.returncode == 0, (done.stdout, done.stderr)
   return done.stdout.splitlines()
 
@@ -61,5 +70,10 @@ def test_hosts_that_changed_places(tmp_path):
   for path in (tmp_path / "3").glob("*"):
     path.rename(tmp_path / f"lost-{path.name}")
   lines = launch(tmp_path)
-  told = "[p0] step 3: 3 of 4 processes read their emergency copies; the others receive their shards over the mesh"
-  assert told in lines and {f"[p{p}] from 3 copies ['5-{p}', '6-{p}']" for p in range(4)} <= set(lines), lines
+  told = (
+    "[p0] step 3: 3 of 4 processes read their emergency copies; the others receive their "
+    "shards over the mesh"
+  )
+  assert told in lines and {f"[p{p}] from 3 copies ['5-{p}', '6-{p}']" for p in range(4)} <= set(
+    lines
+  ), lines

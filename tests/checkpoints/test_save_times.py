@@ -7,7 +7,8 @@ from t5x_like.checkpoints.manager import SaveTimes
 
 class Clock:
   def __init__(self):
-    self.now, self.looks = 1e5, 0
+    self.now = 1e5
+    self.looks = 0
 
   def __call__(self):
     self.looks += 1
@@ -15,11 +16,13 @@ class Clock:
 
 
 def saved(every, minutes, seconds, start=0):
-  """The steps saved, with the seconds since the save before, and how often the clock was read; step i takes
-  `seconds(i)`, and its end is seen one step late, as the loop dispatches ahead."""
+  """The steps saved, with the seconds since the save before, and how often the clock was read; step
+  i takes `seconds(i)`, and its end is seen one step late, as the loop dispatches ahead."""
   clock = Clock()
   times = SaveTimes(ConfigDict({"every": every, "minutes": minutes}), start, clock)
-  clock.looks, last, found = 0, clock.now, []
+  clock.looks = 0
+  last = clock.now
+  found = []
   for step in range(start + 1, start + 1001):
     clock.now += seconds(step - 1) if step > start + 1 else 0.01
     if times.due(step):

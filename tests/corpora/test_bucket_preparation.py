@@ -1,4 +1,5 @@
-"""Preparing into a bucket that fails and dawdles: the bytes are those of a local store, no shard is read again."""
+"""Preparing into a bucket that fails and dawdles: the bytes are those of a local store, no shard is
+read again."""
 
 import itertools
 import json
@@ -31,10 +32,20 @@ pytest.importorskip("gcsfs")  # imported before the clock of a lease of 1.2 s ru
 def flags(tmp_path_factory):
   folder = tmp_path_factory.mktemp("pages")
   for part in range(2):
-    texts = [" ".join(f"Page {i} of {part} says {n} in the end." for n in range(2 + i % 9)) for i in range(400)]
+    texts = [
+      " ".join(f"Page {i} of {part} says {n} in the end." for n in range(2 + i % 9))
+      for i in range(400)
+    ]
     texts += texts[::10]
-    (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-  flags = [f"--source=jsonl:{folder}/*.jsonl", "--vocabulary=bytes", "--split=train", "--part_bytes=1"]
+    (folder / f"{part}.jsonl").write_text(
+      "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
+  flags = [
+    f"--source=jsonl:{folder}/*.jsonl",
+    "--vocabulary=bytes",
+    "--split=train",
+    "--part_bytes=1",
+  ]
   return [*flags, "--shard_tokens=8000", "--clean=c4,exact,near,spans", "--min_sentences=1"]
 
 
@@ -55,17 +66,26 @@ def server(tmp_path, monkeypatch):
 
 
 def files_of(root):
-  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+  return {
+    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
+  }
 
 
 def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(flags, local, server):
-  server.unavailable, server.delay = 0.1, 0.001
+  server.unavailable = 0.1
+  server.delay = 0.001
   assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0
   assert files_of(server.root / "stores") == files_of(local)
-  assert not [path for path, _ in server.requests if "/train/tokens/" in path or "/train/tokens.ends/" in path]
-  assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0  # there already
+  assert not [
+    path for path, _ in server.requests if "/train/tokens/" in path or "/train/tokens.ends/" in path
+  ]
+  # there already
+  assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0
   about = dict(inputs_length=64, verify="size")
-  tasks = (task.build("span_corruption", "train", store=str(store), **about) for store in (local, "gs://bucket/stores"))
+  tasks = (
+    task.build("span_corruption", "train", store=str(store), **about)
+    for store in (local, "gs://bucket/stores")
+  )
   batches = (itertools.islice(loader.train_batches(one, batch_size=8, seed=0), 4) for one in tasks)
   for one, other in zip(*batches, strict=True):
     for name in one:
@@ -80,7 +100,9 @@ def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
   for pattern in ("*.txt", "{00..29}.txt"):
     before = len(server.requests)
     source = open_source(f"lines:gs://bucket/pages/{pattern}")
-    assert [file["bytes"] for file in source.facts("text")["splits"]["train"]] == [7] * 10 + [8] * 20
+    assert [file["bytes"] for file in source.facts("text")["splits"]["train"]] == [7] * 10 + [
+      8
+    ] * 20
     assert len(source.parts("train", 1)) == 30 and len(server.requests) - before < 12
   assert source.is_listed()
   (server.root / "pages" / "99.txt").write_text("added, and not a file of this source")
@@ -90,16 +112,27 @@ def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
   with pytest.raises(UserError, match="30.txt: found no file of that name"):
     open_source("lines:gs://bucket/pages/{00..30}.txt")
   server.fault = lambda operation, name: "forbidden" if operation == "list" else None
-  assert len(open_source("lines:gs://bucket/pages/{00..29}.txt").facts("text")["splits"]["train"]) == 30
+  assert (
+    len(open_source("lines:gs://bucket/pages/{00..29}.txt").facts("text")["splits"]["train"]) == 30
+  )
   with pytest.raises(UserError, match="cannot be listed"):
     open_source("lines:gs://bucket/pages/*.txt")
 
 
 def test_killed_and_repeated_uploads_only_what_is_missing(flags, local, server):
   server.unavailable = 0.05
-  command = [sys.executable, "-m", "tools.prepare_data", *flags, "--output=gs://bucket/stores", "--workers=2"]
+  command = [
+    sys.executable,
+    "-m",
+    "tools.prepare_data",
+    *flags,
+    "--output=gs://bucket/stores",
+    "--workers=2",
+  ]
   run = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ)
-  while run.poll() is None and len([name for name in server.uploads if "/train/tokens/" in name]) < 6:
+  while (
+    run.poll() is None and len([name for name in server.uploads if "/train/tokens/" in name]) < 6
+  ):
     time.sleep(0.002)
   run.kill()
   assert run.wait() == -9
@@ -162,7 +195,9 @@ def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypat
 def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   monkeypatch.setenv("T5X_LIKE_CACHE", "gs://bucket/cache")
-  made, write, found = [], building._write, []
+  made = []
+  write = building._write
+  found = []
 
   def slowly(*arguments):
     made.append(arguments[1])
@@ -173,7 +208,9 @@ def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch)
   source = flags[0].removeprefix("--source=")
 
   def build():
-    found.append(task.build("span_corruption", "train", source=source, vocabulary="bytes", inputs_length=64))
+    found.append(
+      task.build("span_corruption", "train", source=source, vocabulary="bytes", inputs_length=64)
+    )
 
   runs = [threading.Thread(target=build) for _ in range(2)]
   for run in runs:
@@ -186,11 +223,17 @@ def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch)
 
 def test_any_scheme_of_fsspec_will_do(flags, local):
   assert prepare_data.main([*flags, "--output=memory://there/stores", "--workers=1"]) == 0
-  store, expected = TokenStore.open("memory://there/stores/train", verify="full"), TokenStore.open(local / "train")
-  assert store.fingerprint == expected.fingerprint and store.vocabulary.fingerprint == expected.vocabulary.fingerprint
+  store = TokenStore.open("memory://there/stores/train", verify="full")
+  expected = TokenStore.open(local / "train")
+  assert (
+    store.fingerprint == expected.fingerprint
+    and store.vocabulary.fingerprint == expected.vocabulary.fingerprint
+  )
   starts = np.arange(0, store.num_tokens - 100, 777)
   np.testing.assert_array_equal(store.windows(starts, 100), expected.windows(starts, 100))
-  assert set(place("memory://there/stores").sizes()) == {f"train/{name}" for name in files_of(local / "train")}
+  assert set(place("memory://there/stores").sizes()) == {
+    f"train/{name}" for name in files_of(local / "train")
+  }
 
 
 def test_what_cannot_be_written_is_one_line(flags, server, capsys):

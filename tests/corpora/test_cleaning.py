@@ -9,7 +9,10 @@ from t5x_like import segmentation, trust
 from t5x_like.corpora.cleaning import c4, near, spans
 from t5x_like.errors import UserError
 
-GOOD = "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the reason why!"
+GOOD = (
+  "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the "
+  "reason why!"
+)
 
 
 def only_english(text: str) -> str:
@@ -27,8 +30,16 @@ def only_english(text: str) -> str:
     ),
     (f"Please turn JavaScript on for this.\n{GOOD}", GOOD, {"line: javascript": 1}),
     (f"By going on you accept our Privacy Policy.\n{GOOD}", GOOD, {"line: policy": 1}),
-    (f"There is a word of {'x' * 1001} in here.\n{GOOD}", GOOD, {"line: word of over 1000 characters": 1}),
-    (f"History[edit]\n[1]\n{GOOD}[12][citation needed]", GOOD, {"citation": 4, "line: no terminal punctuation": 1}),
+    (
+      f"There is a word of {'x' * 1001} in here.\n{GOOD}",
+      GOOD,
+      {"line: word of over 1000 characters": 1},
+    ),
+    (
+      f"History[edit]\n[1]\n{GOOD}[12][citation needed]",
+      GOOD,
+      {"citation": 4, "line: no terminal punctuation": 1},
+    ),
     (f"{GOOD}\nLorem Ipsum dolor sit amet here.", None, {"lorem ipsum": 1}),
     (f"{GOOD}\nif (a) {{ b and c or d.", None, {"curly brace": 1}),
     ("One sentence of five words. Two such sentences there are.", None, {"under 3 sentences": 1}),
@@ -41,7 +52,9 @@ def only_english(text: str) -> str:
 )
 def test_filters_of_a_page(text, kept, counts):
   trust.admit(f"{__name__}:only_english")
-  step = c4.Step(bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english")
+  step = c4.Step(
+    bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english"
+  )
   page, reason, removed = step.clean(text)
   assert page == kept and removed + Counter([reason] if reason else []) == Counter(counts)
   assert (reason is None) == (kept is not None) and reason not in removed
@@ -60,7 +73,11 @@ def test_sentences_add_up_to_the_text():
   assert len(list(segmentation.sentences(text))) == 6
 
 
-LETTERS = {"chinese": range(0x4E00, 0x4E00 + 300), "thai": range(0xE01, 0xE2F), "japanese": range(0x3041, 0x3091)}
+LETTERS = {
+  "chinese": range(0x4E00, 0x4E00 + 300),
+  "thai": range(0xE01, 0xE2F),
+  "japanese": range(0x3041, 0x3091),
+}
 
 
 @pytest.mark.parametrize("script", LETTERS)
@@ -68,7 +85,10 @@ def test_near_duplicates_without_spaces_are_alike(script):
   """One letter of 500 differs or is missing; another page is of the same letters."""
   draw = random.Random(0)
   page, another = ("".join(draw.choices([*map(chr, LETTERS[script])], k=500)) for _ in range(2))
-  signatures = [near.minhash(text) for text in (page, page[:250] + "字" + page[251:], page[:99] + page[100:], another)]
+  signatures = [
+    near.minhash(text)
+    for text in (page, page[:250] + "字" + page[251:], page[:99] + page[100:], another)
+  ]
   similarities = [(signatures[0] == signature).mean() for signature in signatures]
   assert min(similarities[:3]) >= near.SIMILAR
   assert similarities[3] < 0.5

@@ -1,4 +1,5 @@
-"""A preparation on a cluster: Beam's DaskRunner on a scheduler and workers that are processes of their own.
+"""A preparation on a cluster: Beam's DaskRunner on a scheduler and workers that are processes of
+their own.
 
 Dask comes from the extra `services` (`make test-services`).
 """
@@ -25,10 +26,24 @@ def cluster(workers: int):
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-  address, quiet = f"tcp://127.0.0.1:{port}", dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-  command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host=127.0.0.1", f"--port={port}"]
+  address = f"tcp://127.0.0.1:{port}"
+  quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  command = [
+    sys.executable,
+    "-m",
+    "distributed.cli.dask_scheduler",
+    "--host=127.0.0.1",
+    f"--port={port}",
+  ]
   processes = [subprocess.Popen([*command, "--no-dashboard"], **quiet)]
-  command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads=1", "--no-nanny"]
+  command = [
+    sys.executable,
+    "-m",
+    "distributed.cli.dask_worker",
+    address,
+    "--nthreads=1",
+    "--no-nanny",
+  ]
   processes += [subprocess.Popen([*command, "--no-dashboard"], **quiet) for _ in range(workers)]
   try:
     yield address, processes[1:]
@@ -40,11 +55,15 @@ def cluster(workers: int):
 
 def write_pages(folder, parts: int = 10, pages: int = 300):
   """Pages of which some are copies, near copies, or share sentences with others."""
-  generator, texts = random.Random(0), []
+  generator = random.Random(0)
+  texts = []
   for _ in range(parts * pages):
     text = [" ".join(f"w{generator.randrange(5_000)}" for _ in range(8)) + "." for _ in range(20)]
     if texts and generator.random() < 0.3:
-      text = generator.choice(texts)[: generator.choice((8, 19, 20))] + text[: generator.choice((0, 1, 9))]
+      text = (
+        generator.choice(texts)[: generator.choice((8, 19, 20))]
+        + text[: generator.choice((0, 1, 9))]
+      )
     texts.append(text)
   for part in range(parts):
     lines = (json.dumps({"text": " ".join(text)}) for text in texts[part::parts])
@@ -52,7 +71,9 @@ def write_pages(folder, parts: int = 10, pages: int = 300):
 
 
 def files_of(root):
-  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+  return {
+    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
+  }
 
 
 def wait_for(condition, run):
@@ -63,14 +84,21 @@ def wait_for(condition, run):
 
 def test_workers_killed_on_the_way_change_nothing(tmp_path):
   write_pages(tmp_path)
-  flags = [f"--source=jsonl:{tmp_path}/*.jsonl", "--vocabulary=bytes", "--split=train", "--min_words=1"]
+  flags = [
+    f"--source=jsonl:{tmp_path}/*.jsonl",
+    "--vocabulary=bytes",
+    "--split=train",
+    "--min_words=1",
+  ]
   flags += ["--part_bytes=1", "--shard_tokens=50000", "--clean=c4,exact,near,spans"]
   assert prepare_data.main([*flags, f"--output={tmp_path}/here", "--workers=1"]) == 0
   progress = tmp_path / "cluster" / ".train.progress"
   with cluster(4) as (address, workers):
     command = [*flags, f"--output={tmp_path}/cluster", "--engine=beam", "--runner=DaskRunner"]
     command += [f"--dask_client_address={address}"]
-    run = subprocess.Popen([sys.executable, "-m", "tools.prepare_data", *command], stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+      [sys.executable, "-m", "tools.prepare_data", *command], stderr=subprocess.PIPE, text=True
+    )
     moments = (
       lambda: len(list(progress.glob("signatures/0*"))) >= 5,  # signing
       lambda: list(progress.glob("near/0*")),  # comparing

@@ -1,4 +1,5 @@
-"""Token stores that tasks make for themselves from a source: once, by one process, and anew when files change."""
+"""Token stores that tasks make for themselves from a source: once, by one process, and anew when
+files change."""
 
 import functools
 import json
@@ -28,8 +29,12 @@ def here(tmp_path, monkeypatch):
   """A corpus of two files in a directory that is the present one, and a cache."""
   generator = np.random.default_rng(0)
   for number in range(2):
-    texts = ("".join(map(chr, generator.integers(97, 123, n))) for n in generator.integers(1, 900, 100))
-    (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    texts = (
+      "".join(map(chr, generator.integers(97, 123, n))) for n in generator.integers(1, 900, 100)
+    )
+    (tmp_path / f"{number}.jsonl").write_text(
+      "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
   monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "cache"))
   monkeypatch.chdir(tmp_path)
   return tmp_path
@@ -37,7 +42,11 @@ def here(tmp_path, monkeypatch):
 
 def build(split="train", name="span_corruption", **arguments):
   corpus_ = {"source": "jsonl:*.jsonl", "vocabulary": "bytes"}
-  return task.build(name, split, **({"inputs_length": 64} if name == "span_corruption" else {}) | corpus_ | arguments)
+  return task.build(
+    name,
+    split,
+    **({"inputs_length": 64} if name == "span_corruption" else {}) | corpus_ | arguments,
+  )
 
 
 def homes(root):
@@ -59,12 +68,19 @@ def test_a_task_on_a_source_is_the_one_on_the_prepared_store(here, capsys):
   mixed = task.build(
     "mixture",
     "train",
-    shared={"source": "jsonl:*.jsonl", "vocabulary": "bytes", "inputs_length": 64, "name": "span_corruption"},
+    shared={
+      "source": "jsonl:*.jsonl",
+      "vocabulary": "bytes",
+      "inputs_length": 64,
+      "name": "span_corruption",
+    },
     parts={"a": {}, "b": {"store": "builtin"}},
   )
   assert mixed.parts["a"].fingerprint == build().fingerprint != mixed.parts["b"].fingerprint
   assert "preparing" not in capsys.readouterr().out
-  assert before == {file: file.stat().st_mtime_ns for home in homes(here) for file in home.rglob("*")}
+  assert before == {
+    file: file.stat().st_mtime_ns for home in homes(here) for file in home.rglob("*")
+  }
 
 
 def test_changed_files_are_prepared_anew_beside_what_was_made(here, capsys):
@@ -75,7 +91,11 @@ def test_changed_files_are_prepared_anew_beside_what_was_made(here, capsys):
   os.utime(here / "0.jsonl", ns=(1, 1))
   second = build()
   said = capsys.readouterr().out
-  assert re.search(r"its files have changed since .*cache/.* was made .* preparing them anew; delete .*cache/", said)
+  assert re.search(
+    r"its files have changed since .*cache/.* was made .* preparing them anew; "
+    r"delete .*cache/",
+    said,
+  )
   assert second.fingerprint != first.fingerprint and len(homes(here)) == 2 and old in homes(here)
   (here / "0.jsonl").write_text(text)
   os.utime(here / "0.jsonl", ns=(2, 2))
@@ -84,13 +104,17 @@ def test_changed_files_are_prepared_anew_beside_what_was_made(here, capsys):
   with pytest.raises(UserError, match=r"--config.task.store=\S+cache/\S+") as refused:
     build()
   store = re.search(r"store=(\S+)", str(refused.value))[1]
-  assert task.build("span_corruption", "train", store=store, inputs_length=64).num_examples == first.num_examples
+  assert (
+    task.build("span_corruption", "train", store=store, inputs_length=64).num_examples
+    == first.num_examples
+  )
 
 
 def test_an_interrupted_preparation_goes_on(here, monkeypatch, capsys):
   monkeypatch.setattr(tokens.Tokens, "of", functools.partial(tokens.Tokens.of, shard_values=10_000))
   expected = build(cache=str(here / "uninterrupted")).fingerprint
-  write, written = building._write, []
+  write = building._write
+  written = []
 
   def stopping(*arguments):
     if len(written) == 4:
@@ -120,19 +144,31 @@ with corpus._turn({str(here / "cache")!r}, sys.argv[1], "x", bool):
 """
   asked = []
   turn = corpus._turn
-  monkeypatch.setattr(corpus, "_turn", lambda root, request, *more: asked.append(request) or turn(root, request, *more))
-  build(cache=str(here / "third"))
-  holder = subprocess.Popen([sys.executable, "-c", code, asked[0]], stdout=subprocess.PIPE, text=True)
-  assert holder.stdout.readline() == "held\n"
-  said, made = threading.Event(), []
   monkeypatch.setattr(
-    "builtins.print", lambda text, **_: said.set() if "another process is preparing it" in text else 0
+    corpus,
+    "_turn",
+    lambda root, request, *more: asked.append(request) or turn(root, request, *more),
+  )
+  build(cache=str(here / "third"))
+  holder = subprocess.Popen(
+    [sys.executable, "-c", code, asked[0]], stdout=subprocess.PIPE, text=True
+  )
+  assert holder.stdout.readline() == "held\n"
+  said = threading.Event()
+  made = []
+  monkeypatch.setattr(
+    "builtins.print",
+    lambda text, **_: said.set() if "another process is preparing it" in text else 0,
   )
   waiting = threading.Thread(target=lambda: made.append(build()))
   waiting.start()
   assert said.wait(60) and not made
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", -1.0)
-  with pytest.raises(UserError, match=r"\.lock: held by another process, which has shown no sign of life"):
+  with pytest.raises(
+    UserError,
+    match=r"\.lock: held by another process, which has shown no sign "
+    r"of life",
+  ):
     build()
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", 600.0)
   holder.kill()
@@ -176,5 +212,8 @@ def test_a_source_takes_the_place_of_a_store_and_a_store_that_of_a_source():
   assert made.store == "data/x" and not {"source", "vocabulary", "clean"} & set(made)
   assert recipes.load(f"{recipe}:debug", source).task.source == "jsonl:a"
   own = made.to_dict() | {"name": "t"}
-  assert config.changed({"source": "a", "vocabulary": "v", "length": 3}, {"store": "b"}) == {"store": "b", "length": 3}
+  assert config.changed({"source": "a", "vocabulary": "v", "length": 3}, {"store": "b"}) == {
+    "store": "b",
+    "length": 3,
+  }
   assert "store" not in config.changed(own, Corpus("a", "v").__dict__)

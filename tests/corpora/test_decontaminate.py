@@ -1,4 +1,5 @@
-"""Decontamination: a planted leak of an evaluation set is found and removed, through the command; nothing else is."""
+"""Decontamination: a planted leak of an evaluation set is found and removed, through the command;
+nothing else is."""
 
 import gzip
 import json
@@ -48,11 +49,20 @@ def test_pages_with_rows_of_words_are_removed_and_named(questions):
 @pytest.mark.parametrize(
   "asked, page",
   [
-    (" ".join(f"Caf\u00e9 STRASSE{n}" for n in range(9)), " ".join(f"Cafe\u0301 stra\u00dfe{n}" for n in range(9))),
+    (
+      " ".join(f"Caf\u00e9 STRASSE{n}" for n in range(9)),
+      " ".join(f"Cafe\u0301 stra\u00dfe{n}" for n in range(9)),
+    ),
     ("".join(map(chr, range(0x4E00, 0x4E1C))) + "\uff1f", "".join(map(chr, range(0x4E00, 0x4E1C)))),
     ("".join(map(chr, range(0x0E01, 0x0E1D))), "".join(map(chr, range(0x0E01, 0x0E1D)))),
-    (" ".join(f"emphasised{n}" for n in range(9)), " ".join(f"_emphas\u00adised{n}_" for n in range(9))),
-    (" ".join(f"word{n}" for n in range(9)) + " \u5c71", " ".join(f"word{n}" for n in range(9)) + " \u5c71"),
+    (
+      " ".join(f"emphasised{n}" for n in range(9)),
+      " ".join(f"_emphas\u00adised{n}_" for n in range(9)),
+    ),
+    (
+      " ".join(f"word{n}" for n in range(9)) + " \u5c71",
+      " ".join(f"word{n}" for n in range(9)) + " \u5c71",
+    ),
   ],
   ids=["accents", "han", "thai", "marks", "mixed"],
 )
@@ -68,17 +78,28 @@ def test_vowel_signs_belong_to_words(tmp_path):
   asked = "हिन्दी किताबें पढ़नी"
   (tmp_path / "asked.jsonl").write_text(json.dumps([asked, " ".join([asked] * 3)]) + "\n")
   step = decontaminate.Step(against=(str(tmp_path / "asked.jsonl"),))
-  assert step.clean(asked)[1] is None and step.clean(" ".join([asked] * 3))[1] == "text of asked.jsonl"
+  assert step.clean(asked)[1] is None and step.clean(" ".join([asked] * 3))[1] == (
+    "text of asked.jsonl"
+  )
 
 
 def test_a_planted_leak_leaves_the_store_and_is_counted(questions, tmp_path, capsys):
   files, (long, short, _) = questions
   clean = [sentence(30) for _ in range(20)]
   pages = clean[:10] + [f"{clean[0]} {long}", f"{short} {clean[1]}"] + clean[10:]
-  (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": page}) + "\n" for page in pages))
-  flags = [f"--source=jsonl:{tmp_path}/corpus.jsonl", "--vocabulary=bytes", "--validation_fraction=0", "--workers=1"]
+  (tmp_path / "corpus.jsonl").write_text(
+    "".join(json.dumps({"text": page}) + "\n" for page in pages)
+  )
+  flags = [
+    f"--source=jsonl:{tmp_path}/corpus.jsonl",
+    "--vocabulary=bytes",
+    "--validation_fraction=0",
+    "--workers=1",
+  ]
   against = [f"--against={pattern}" for pattern in files]
-  assert prepare_data.main([*flags, f"--output={tmp_path}/out", "--clean=decontaminate", *against]) in (0, None)
+  assert prepare_data.main(
+    [*flags, f"--output={tmp_path}/out", "--clean=decontaminate", *against]
+  ) in (0, None)
   store = TokenStore.open(f"{tmp_path}/out/train")
   assert store.num_documents == len(clean)
   assert store.manifest.skipped == {"text of long.jsonl": 1, "text of short.tsv": 1}
@@ -87,7 +108,11 @@ def test_a_planted_leak_leaves_the_store_and_is_counted(questions, tmp_path, cap
 
 @pytest.mark.parametrize(
   "content, problem",
-  [("{", "cannot be read as evaluation texts"), ('"too short"\n', "found no text of 8 words"), (None, "no such file")],
+  [
+    ("{", "cannot be read as evaluation texts"),
+    ('"too short"\n', "found no text of 8 words"),
+    (None, "no such file"),
+  ],
 )
 def test_bad_evaluation_files_are_told(content, problem, tmp_path):
   if content is not None:
@@ -97,8 +122,13 @@ def test_bad_evaluation_files_are_told(content, problem, tmp_path):
 
 
 def test_cut_files_and_missing_numbers_are_told(tmp_path):
-  (tmp_path / "cut-0.jsonl.gz").write_bytes(gzip.compress(b'"one two three four five six seven eight"')[:40])
-  for pattern, problem in (("cut-0.jsonl.gz", "cannot be read as evaluation texts"), ("cut-{0..1}.jsonl.gz", "cut-1")):
+  (tmp_path / "cut-0.jsonl.gz").write_bytes(
+    gzip.compress(b'"one two three four five six seven eight"')[:40]
+  )
+  for pattern, problem in (
+    ("cut-0.jsonl.gz", "cannot be read as evaluation texts"),
+    ("cut-{0..1}.jsonl.gz", "cut-1"),
+  ):
     with pytest.raises(UserError, match=problem):
       decontaminate.Step(against=(f"{tmp_path}/{pattern}",))
 

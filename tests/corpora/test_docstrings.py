@@ -1,4 +1,5 @@
-"""The embedded corpus, built small: complete, deterministic, free of duplicates, split by module, never executed."""
+"""The embedded corpus, built small: complete, deterministic, free of duplicates, split by module,
+never executed."""
 
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from t5x_like.corpora.sources._docstrings import extract
 from t5x_like.errors import UserError
 
 PACKAGES = ("json", "email", "logging", "asyncio", "argparse")
-PROSE = "This sentence is long enough to be taken for a document of English technical prose, number {}."
+PROSE = (
+  "This sentence is long enough to be taken for a document of English technical prose, number {}."
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,10 @@ def built(tmp_path_factory):
 
 
 def records(builder, split) -> list[dict[str, str]]:
-  return [{key: value.decode() for key, value in record.items()} for record in builder.as_data_source(split)]
+  return [
+    {key: value.decode() for key, value in record.items()}
+    for record in builder.as_data_source(split)
+  ]
 
 
 def test_the_documents_are_the_docstrings_of_the_packages(built):
@@ -56,7 +62,8 @@ def test_the_same_files_give_the_same_records_in_the_same_order(built):
 
 
 def test_no_validation_document_is_seen_in_training(built):
-  train, validation = records(built[0], "train"), records(built[0], "validation")
+  train = records(built[0], "train")
+  validation = records(built[0], "validation")
   assert not {d["module"] for d in train} & {d["module"] for d in validation}
   texts = [d["text"] for d in train + validation]
   assert len(set(texts)) == len(texts)
@@ -65,7 +72,9 @@ def test_no_validation_document_is_seen_in_training(built):
 def test_the_prepared_corpus_is_an_ordinary_tensorflow_dataset(built):
   from t5x_like.corpora.sources import open_source
 
-  source = open_source("tfds:docstrings/small", data_dir=str(built[0].data_dir).split("/docstrings/")[0])
+  source = open_source(
+    "tfds:docstrings/small", data_dir=str(built[0].data_dir).split("/docstrings/")[0]
+  )
   assert source.name == "docstrings" and set(source.splits) == {"train", "validation"}
   assert list(source.documents("train", "text")) == [d["text"] for d in records(built[0], "train")]
   assert [record for _, record in source.records("train")] == records(built[0], "train")
@@ -73,7 +82,9 @@ def test_the_prepared_corpus_is_an_ordinary_tensorflow_dataset(built):
 
 
 def test_the_result_does_not_depend_on_the_number_of_processes():
-  assert list(extract.scan(["json", "asyncio"], processes=1)) == list(extract.scan(["json", "asyncio"], processes=3))
+  assert list(extract.scan(["json", "asyncio"], processes=1)) == list(
+    extract.scan(["json", "asyncio"], processes=3)
+  )
 
 
 def test_validation_is_a_small_fixed_share_of_modules():
@@ -147,15 +158,21 @@ def test_packages_that_are_not_installed_are_passed_over():
 
 @given(st.text(max_size=300))
 def test_prose_is_long_and_mostly_letters(text):
-  letters, visible = sum(c.isalpha() for c in text), sum(not c.isspace() for c in text)
+  letters = sum(c.isalpha() for c in text)
+  visible = sum(not c.isspace() for c in text)
   if extract.is_prose(text):
-    assert len(text) >= extract.MIN_CHARACTERS and letters >= extract.MIN_LETTERS * visible and "\0" not in text
+    assert (
+      len(text) >= extract.MIN_CHARACTERS
+      and letters >= extract.MIN_LETTERS * visible
+      and "\0" not in text
+    )
   assert extract.is_prose("word " * 20) and not extract.is_prose("word " * 20 + "\0")
 
 
 def test_the_extractor_needs_no_tensorflow():
   program = (
-    "import sys, t5x_like.corpora.sources._docstrings.extract; assert not {'tensorflow', 'numpy'} & set(sys.modules)"
+    "import sys, t5x_like.corpora.sources._docstrings.extract; assert not {'tensorflow', 'numpy'} "
+    "& set(sys.modules)"
   )
   subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -176,8 +193,12 @@ def test_the_tiny_corpus_is_split_by_name(tmp_path):
   from t5x_like.corpora.sources import open_source
 
   source = open_source("docstrings:tiny", data_dir=str(tmp_path))
-  packages = {split: {record["package"] for _, record in source.records(split)} for split in source.splits}
-  assert packages["validation"] == {"statistics", "tarfile", "textwrap"} and len(packages["train"]) == 6
+  packages = {
+    split: {record["package"] for _, record in source.records(split)} for split in source.splits
+  }
+  assert (
+    packages["validation"] == {"statistics", "tarfile", "textwrap"} and len(packages["train"]) == 6
+  )
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):

@@ -19,8 +19,10 @@ def words(seed: int, count: int = 300) -> list[str]:
 
 def by_hand(texts, steps, min_sentences=3):
   """The remaining texts, and how many pages and spans are removed, by loops over the corpus."""
-  counts, removed = Counter(), Counter()
-  seen, kept = set(), []
+  counts = Counter()
+  removed = Counter()
+  seen = set()
+  kept = []
   for number, text in enumerate(texts):
     (signature,) = exact.Step().sign(text).tolist()
     if "exact" in steps and signature in seen:
@@ -29,9 +31,12 @@ def by_hand(texts, steps, min_sentences=3):
       kept.append(number)
     seen.add(signature)
   if "near" in steps:
-    representatives, live, kept = {}, kept, []
+    representatives = {}
+    live = kept
+    kept = []
     for number in live:
-      minhash, like = near.minhash(texts[number]), False
+      minhash = near.minhash(texts[number])
+      like = False
       for key in near.same_bands(minhash).tolist():
         others = representatives.setdefault(key, [])
         if any(np.mean(other == minhash) >= 0.8 for other in others):
@@ -40,7 +45,8 @@ def by_hand(texts, steps, min_sentences=3):
           others.append(minhash)
       counts["near duplicate"] += like
       kept += [number] * (not like)
-  seen, left = set(), []
+  seen = set()
+  left = []
   for number in kept:
     text = texts[number]
     if "spans" in steps:
@@ -55,7 +61,11 @@ def by_hand(texts, steps, min_sentences=3):
         counts["too short without repeated spans"] += 1
         continue
     left.append(text)
-  return left, {reason: n for reason, n in counts.items() if n}, {reason: n for reason, n in removed.items() if n}
+  return (
+    left,
+    {reason: n for reason, n in counts.items() if n},
+    {reason: n for reason, n in removed.items() if n},
+  )
 
 
 def corpus(seed: int = 0) -> list[str]:
@@ -63,7 +73,8 @@ def corpus(seed: int = 0) -> list[str]:
   generator = np.random.default_rng(seed)
   texts = []
   for i in range(300):
-    kind, text = generator.integers(0, 6), words(int(generator.integers(2**31)), int(generator.integers(30, 200)))
+    kind = generator.integers(0, 6)
+    text = words(int(generator.integers(2**31)), int(generator.integers(30, 200)))
     page = [[*text[start : start + 8]] for start in range(0, len(text), 8)]
     if texts and kind in (1, 2, 3):
       other = texts[int(generator.integers(len(texts)))]
@@ -83,7 +94,8 @@ def corpus(seed: int = 0) -> list[str]:
 def entries(generator, count: int, keys: int, places: int):
   """Entries of different places, in any order."""
   place = generator.permutation(places)[:count]
-  part, key = place % 3, generator.integers(0, keys, count).astype(np.uint64)
+  part = place % 3
+  key = generator.integers(0, keys, count).astype(np.uint64)
   return {"part": part, "key": key, "place": place}
 
 
@@ -92,7 +104,8 @@ def test_comparisons_are_those_of_a_loop(count, monkeypatch):
   generator = np.random.default_rng(count)
   found = entries(generator, count, 40, 1_000)
   order = sorted(range(count), key=lambda n: (found["part"][n], found["place"][n]))
-  keys, times = found["key"].tolist(), Counter(found["key"].tolist())
+  keys = found["key"].tolist()
+  times = Counter(found["key"].tolist())
   firsts = {key: next(n for n in order if keys[n] == key) for key in times}
   assert _repeats.earlier(**found).tolist() == [firsts[key] != n for n, key in enumerate(keys)]
   assert near.shared(**found).tolist() == [times[key] > 1 for key in keys]
@@ -100,7 +113,8 @@ def test_comparisons_are_those_of_a_loop(count, monkeypatch):
   monkeypatch.setattr(near, "_ROWS", 7)
   for most in (3, 1_000):
     monkeypatch.setattr(near, "REPRESENTATIVES", most)
-    expected, representatives = [False] * count, {}
+    expected = [False] * count
+    representatives = {}
     for n in order:
       others = representatives.setdefault(keys[n], [])
       expected[n] = any(np.mean(other == minhash[n]) >= 0.8 for other in others)
@@ -136,10 +150,17 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
   if steps.count(",") < 3:
     return
   pytest.importorskip("apache_beam")
-  assert prepare_data.main([*flags, f"--output={tmp_path}/beam", "--engine=beam", "--runner=FnApiRunner"]) == 0
+  assert (
+    prepare_data.main(
+      [*flags, f"--output={tmp_path}/beam", "--engine=beam", "--runner=FnApiRunner"]
+    )
+    == 0
+  )
   for file in (tmp_path / "here").rglob("*"):
     if file.is_file():
-      assert file.read_bytes() == (tmp_path / "beam" / file.relative_to(tmp_path / "here")).read_bytes(), file
+      assert (
+        file.read_bytes() == (tmp_path / "beam" / file.relative_to(tmp_path / "here")).read_bytes()
+      ), file
 
 
 def test_minhash_estimates_the_similarity_of_shingles():
@@ -151,6 +172,10 @@ def test_minhash_estimates_the_similarity_of_shingles():
 
 def test_of_repeated_three_sentences_the_first_stays():
   common = "One common thing was said. Then came another. And so it ended."
-  texts = [f"First of all this. {common}", f"{common} Something new came after it.", f"{common} {common}"]
+  texts = [
+    f"First of all this. {common}",
+    f"{common} Something new came after it.",
+    f"{common} {common}",
+  ]
   left, _, removed = by_hand(texts, ("spans",), 1)
   assert left[:2] == [texts[0], "Something new came after it."] and removed == {"span: repeated": 3}

@@ -13,13 +13,20 @@ LINE = "One sentence stands here. " * 200 + "And the last one."
 
 def prepare(folder, *flags, name="*.txt"):
   return prepare_data.main(
-    [f"--source=text:{folder}/{name}", "--vocabulary=bytes", f"--output={folder}/out", "--workers=1", *flags]
+    [
+      f"--source=text:{folder}/{name}",
+      "--vocabulary=bytes",
+      f"--output={folder}/out",
+      "--workers=1",
+      *flags,
+    ]
   )
 
 
 def texts(folder, split):
   store = TokenStore.open(folder / "out" / split)
-  stream, ends = store.windows([0], store.num_tokens)[0], store.document_ends().tolist()
+  stream = store.windows([0], store.num_tokens)[0]
+  ends = store.document_ends().tolist()
   return [store.vocabulary.decode(stream[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
 
@@ -34,15 +41,22 @@ def texts(folder, split):
     ("\U0001f600\u00e9", "a character", "\U0001f600"),
   ],
 )
-def test_one_document_is_cut_near_the_fraction_where_something_ends(text, end, last, tmp_path, capsys):
+def test_one_document_is_cut_near_the_fraction_where_something_ends(
+  text, end, last, tmp_path, capsys
+):
   (tmp_path / "a.txt").write_text(text)
   assert prepare(tmp_path, "--validation_fraction=0.02") == 0
   said = capsys.readouterr().out
   (train,), (validation,) = texts(tmp_path, "train"), texts(tmp_path, "validation")
   assert train + validation == text and train.endswith(last)
   assert len(text) < 9 or 0.01 <= len(validation) / len(text) <= 0.03
-  assert f"it gets the last {len(validation):,} of {len(text):,} characters, cut after {end}" in said
-  assert prepare(tmp_path, "--validation_fraction=0.02") == 0 and capsys.readouterr().out.count("exists already") == 2
+  assert (
+    f"it gets the last {len(validation):,} of {len(text):,} characters, cut after {end}" in said
+  )
+  assert (
+    prepare(tmp_path, "--validation_fraction=0.02") == 0
+    and capsys.readouterr().out.count("exists already") == 2
+  )
 
 
 def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp_path):
@@ -54,12 +68,16 @@ def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp
     for number, name in enumerate(order):
       (folder / f"{number}.txt").write_text(names[name])
     assert prepare(folder, "--validation_fraction=0.01") == 0
-  (first, second) = ({split: texts(tmp_path / x, split) for split in ("train", "validation")} for x in "ad")
+  (first, second) = (
+    {split: texts(tmp_path / x, split) for split in ("train", "validation")} for x in "ad"
+  )
   assert {split: sorted(found) for split, found in first.items()} == {
     split: sorted(found) for split, found in second.items()
   }
   held = sum(map(len, first["validation"]))
-  assert 0.005 * len(BOOK) < held and sum(map(len, first["train"])) + held == sum(map(len, names.values()))
+  assert 0.005 * len(BOOK) < held and sum(map(len, first["train"])) + held == sum(
+    map(len, names.values())
+  )
   assert not set(first["validation"]) & set(first["train"])
 
 
@@ -77,7 +95,8 @@ def test_one_character_cannot_be_shared(tmp_path, capsys):
 
 
 def test_a_failure_stands_in_nobodys_way(tmp_path, capsys, monkeypatch):
-  """Of a preparation that fails at its second split the first is not there; the next one resumes, or starts anew."""
+  """Of a preparation that fails at its second split the first is not there; the next one resumes,
+  or starts anew."""
   (tmp_path / "a.txt").write_text(BOOK)
   described = building.described
 
@@ -106,26 +125,43 @@ def test_a_loss_is_told_when_preparing(tmp_path, capsys):
   from tools import train_vocabulary
 
   (tmp_path / "a.txt").write_text(BOOK)
-  flags = [f"--source=text:{tmp_path}/a.txt", "--size=60", "--extra_ids=0", "--kind=bpe", f"--output={tmp_path}/v"]
+  flags = [
+    f"--source=text:{tmp_path}/a.txt",
+    "--size=60",
+    "--extra_ids=0",
+    "--kind=bpe",
+    f"--output={tmp_path}/v",
+  ]
   assert train_vocabulary.main(flags) == 0
   capsys.readouterr()
   assert prepare(tmp_path, f"--vocabulary={tmp_path}/v") == 0
   share = 100 * BOOK.count("\n") / len(BOOK)
-  assert f"loses {share:.2g} % of the characters (400 x '\\n' of the first {len(BOOK):,})" in capsys.readouterr().out
+  assert (
+    f"loses {share:.2g} % of the characters (400 x '\\n' of the first {len(BOOK):,})"
+    in capsys.readouterr().out
+  )
 
 
 def test_a_file_in_two_splits_is_refused(tmp_path, capsys):
   for name in ("a", "valid"):
     (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
-  flags = [f"--source=text:train={tmp_path}/*.txt,validation={tmp_path}/valid.txt", "--vocabulary=bytes", "--workers=1"]
+  flags = [
+    f"--source=text:train={tmp_path}/*.txt,validation={tmp_path}/valid.txt",
+    "--vocabulary=bytes",
+    "--workers=1",
+  ]
   assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 2
   assert f"found {tmp_path}/valid.txt in two splits" in capsys.readouterr().err
-  assert prepare_data.main([*flags, f"--output={tmp_path}/out", "--split=train"]) == 0  # one of them alone
+  # one of them alone
+  assert prepare_data.main([*flags, f"--output={tmp_path}/out", "--split=train"]) == 0
 
 
 def test_a_split_called_valid_is_the_validation_split(tmp_path):
   for name in ("a", "b"):
     (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
   source = f"--source=text:train={tmp_path}/a.txt,valid={tmp_path}/b.txt"
-  assert prepare_data.main([source, "--vocabulary=bytes", "--workers=1", f"--output={tmp_path}/out"]) == 0
+  assert (
+    prepare_data.main([source, "--vocabulary=bytes", "--workers=1", f"--output={tmp_path}/out"])
+    == 0
+  )
   assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train", "valid"]

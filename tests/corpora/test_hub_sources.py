@@ -1,4 +1,5 @@
-"""Sources `arrow:`, `webdataset:` and `hf:`: the same records as the files hold, and hostile files refused."""
+"""Sources `arrow:`, `webdataset:` and `hf:`: the same records as the files hold, and hostile files
+refused."""
 
 import io
 import json
@@ -15,7 +16,10 @@ from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
 ROWS = [{"text": f"document number {n}", "label": n % 2} for n in range(40)]
-FEATURES = {"text": {"dtype": "string", "_type": "Value"}, "label": {"names": ["bad", "good"], "_type": "ClassLabel"}}
+FEATURES = {
+  "text": {"dtype": "string", "_type": "Value"},
+  "label": {"names": ["bad", "good"], "_type": "ClassLabel"},
+}
 
 
 def records(source: str, split: str = "train", **options) -> list:
@@ -33,9 +37,14 @@ def stream(path, rows, features=None) -> pathlib.Path:
   """Write an Arrow file as `datasets` does."""
   table = pyarrow.Table.from_pylist(rows)
   if features:
-    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    table = table.replace_schema_metadata(
+      {"huggingface": json.dumps({"info": {"features": features}})}
+    )
   path.parent.mkdir(parents=True, exist_ok=True)
-  with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+  with (
+    pyarrow.OSFile(str(path), "wb") as file,
+    pyarrow.ipc.new_stream(file, table.schema) as writer,
+  ):
     writer.write_table(table, max_chunksize=7)
   return path
 
@@ -52,9 +61,13 @@ def tar(path, files, format=tarfile.USTAR_FORMAT, mode="w") -> pathlib.Path:
 def test_arrow_streams_and_feather_files_give_their_rows(tmp_path):
   stream(tmp_path / "a/1.arrow", ROWS[:25])
   stream(tmp_path / "a/2.arrow", ROWS[25:])
-  pyarrow.feather.write_feather(pyarrow.Table.from_pylist(ROWS), tmp_path / "all.feather", compression="zstd")
+  pyarrow.feather.write_feather(
+    pyarrow.Table.from_pylist(ROWS), tmp_path / "all.feather", compression="zstd"
+  )
   assert records(f"arrow:{tmp_path}/a/*.arrow") == ROWS == records(f"arrow:{tmp_path}/all.feather")
-  assert records(f"arrow:{tmp_path}/all.feather", fields=("text",)) == [{"text": row["text"]} for row in ROWS]
+  assert records(f"arrow:{tmp_path}/all.feather", fields=("text",)) == [
+    {"text": row["text"]} for row in ROWS
+  ]
   assert "found no field 'txt'" in refusal(f"arrow:{tmp_path}/all.feather", fields=("txt",))
 
 
@@ -62,7 +75,10 @@ def test_class_labels_and_images_of_datasets_become_names_and_bytes(tmp_path):
   rows = [{"label": 1, "image": {"bytes": b"\x89PNG", "path": None}}, {"label": -1, "image": None}]
   features = {"label": FEATURES["label"], "image": {"_type": "Image"}}
   path = stream(tmp_path / "1.arrow", rows, features)
-  assert records(f"arrow:{path}") == [{"label": "good", "image": b"\x89PNG"}, {"label": -1, "image": None}]
+  assert records(f"arrow:{path}") == [
+    {"label": "good", "image": b"\x89PNG"},
+    {"label": -1, "image": None},
+  ]
   assert open_source(f"arrow:{path}").classes("label") == ("bad", "good")
 
 
@@ -97,16 +113,26 @@ def test_samples_of_shards(tmp_path):
   files = []
   for n in range(6):
     part = [("txt", f"text {n}".encode()), ("cls", str(n % 2).encode()), ("seg.png", b"\x89PNG")]
-    files += [(f"./d{n % 2}/{n:04d}.{end}", data) for end, data in [*part, ("json", b'{"caption": {"en": "a"}}')]]
+    files += [
+      (f"./d{n % 2}/{n:04d}.{end}", data)
+      for end, data in [*part, ("json", b'{"caption": {"en": "a"}}')]
+    ]
   tar(tmp_path / "s-000.tar", files[:12])
   tar(tmp_path / "s-001.tar", [("README", b"no sample"), *files[12:]], tarfile.PAX_FORMAT, "w:gz")
   found = records(f"webdataset:{tmp_path}/s-{{000..001}}.tar")
   assert [record["txt"] for record in found] == [f"text {n}" for n in range(6)]
-  assert found[3] == {"txt": "text 3", "cls": 1, "seg.png": b"\x89PNG", "json": {"caption": {"en": "a"}}}
+  assert found[3] == {
+    "txt": "text 3",
+    "cls": 1,
+    "seg.png": b"\x89PNG",
+    "json": {"caption": {"en": "a"}},
+  }
   captions = open_source(f"webdataset:{tmp_path}/s-000.tar", fields=("json.caption.en",))
   assert list(captions.documents("train", "json.caption.en")) == ["a"] * 3
   assert [set(record) for _, record in captions.records("train")] == [{"json"}] * 3
-  assert records(f"webdataset:{tmp_path}/s-000.tar", fields=("jpg",)) == [Skip("sample without jpg")] * 3
+  assert (
+    records(f"webdataset:{tmp_path}/s-000.tar", fields=("jpg",)) == [Skip("sample without jpg")] * 3
+  )
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "a.b/", "./a.b/"])
@@ -117,7 +143,10 @@ def test_hidden_files_are_no_parts_of_samples(tmp_path, prefix):
     for end, data in (("cls", b"%d" % n), ("txt", b"a")):
       files += [(f"{prefix}._{n}.{end}", b"\0\5\x16\7 not text \xff"), (f"{prefix}{n}.{end}", data)]
   files += [(f"{prefix}.DS_Store", b"\0"), (f"{prefix}.hidden.txt", b"x")]
-  assert records(f"webdataset:{tar(tmp_path / 's.tar', files)}") == [{"cls": 0, "txt": "a"}, {"cls": 1, "txt": "a"}]
+  assert records(f"webdataset:{tar(tmp_path / 's.tar', files)}") == [
+    {"cls": 0, "txt": "a"},
+    {"cls": 1, "txt": "a"},
+  ]
 
 
 @pytest.mark.parametrize("size", ["octal", "binary", "pax"])
@@ -135,8 +164,14 @@ def test_shards_are_labelled_images(tmp_path):
   from t5x_like.data import task
 
   end = ("jpg", "png", "jpg")
-  files = [(f"{n}.{e}", d) for n in range(3) for e, d in ((end[n], encoded(NOISE, "JPEG")), ("cls", b"%d" % (2 * n)))]
-  path = tar(tmp_path / "s.tar", [*files, ("3.json", b'{"kind": "cat"}'), ("3.cls", b"0"), ("3.jpg", b"?")])
+  files = [
+    (f"{n}.{e}", d)
+    for n in range(3)
+    for e, d in ((end[n], encoded(NOISE, "JPEG")), ("cls", b"%d" % (2 * n)))
+  ]
+  path = tar(
+    tmp_path / "s.tar", [*files, ("3.json", b'{"kind": "cat"}'), ("3.cls", b"0"), ("3.jpg", b"?")]
+  )
   given = {"source": f"webdataset:{path}", "cache": str(tmp_path / "cache"), "resolution": 8}
   for _ in range(2):  # the second time without reading the shards for their classes
     made = task.build("image_classification", "train", **given)
@@ -146,14 +181,22 @@ def test_shards_are_labelled_images(tmp_path):
   with pytest.raises(UserError, match="classes-.* expected class names; delete it"):
     task.build("image_classification", "train", **given)
   source = open_source(f"webdataset:{tar(tmp_path / 'n.tar', [('1.cls', b'123456789')])}")
-  with pytest.raises(UserError, match="found classes 123456789 to 123456789 in field 'cls', expected 0 to at most"):
+  with pytest.raises(
+    UserError, match="found classes 123456789 to 123456789 in field 'cls', expected 0 to at most"
+  ):
     source.classes("cls")
-  named = tar(tmp_path / "j.tar", [(f"{n}.json", b'{"kind": "%s"}' % kind) for n, kind in enumerate((b"dog", b"cat"))])
+  named = tar(
+    tmp_path / "j.tar",
+    [(f"{n}.json", b'{"kind": "%s"}' % kind) for n, kind in enumerate((b"dog", b"cat"))],
+  )
   assert open_source(f"webdataset:{named}").classes("json.kind") == ("cat", "dog")
   mixed = tar(
-    tmp_path / "m.tar", [(f"{n}.json", b'{"kind": %s}' % kind) for n, kind in enumerate((b"10", b'"x"', b"2"))]
+    tmp_path / "m.tar",
+    [(f"{n}.json", b'{"kind": %s}' % kind) for n, kind in enumerate((b"10", b'"x"', b"2"))],
   )
-  with pytest.raises(UserError, match="found numbers and texts in field 'json.kind', such as (10|2) and 'x'"):
+  with pytest.raises(
+    UserError, match="found numbers and texts in field 'json.kind', such as (10|2) and 'x'"
+  ):
     open_source(f"webdataset:{mixed}").classes("json.kind")
 
 
@@ -162,7 +205,8 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
 
   (tmp_path / "in").mkdir()
   link = tarfile.TarInfo("0.txt")
-  link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+  link.type = tarfile.SYMTYPE
+  link.linkname = "/etc/passwd"
   with tarfile.open(tmp_path / "in/a.tar", "w") as shard:
     shard.addfile(link)
     for name in ("../../1.txt", "/2.txt"):
@@ -170,7 +214,8 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
       member.size = 2
       shard.addfile(member, io.BytesIO(b"hi"))
   before = sorted(tmp_path.rglob("*"))
-  assert records(f"webdataset:{tmp_path}/in/a.tar") == [{"txt": "hi"}] * 2  # links are no parts of samples
+  # links are no parts of samples
+  assert records(f"webdataset:{tmp_path}/in/a.tar") == [{"txt": "hi"}] * 2
   assert sorted(tmp_path.rglob("*")) == before
   whole = (tmp_path / "in/a.tar").read_bytes()
   (tmp_path / "cut.tar").write_bytes(whole[:1_100])
@@ -182,11 +227,15 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
     ("behind", whole + b"?" * 512),
   ):
     (tmp_path / f"{name}.tar").write_bytes(damaged)
-    assert f"{name}.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/{name}.tar")
+    assert f"{name}.tar: found a truncated or damaged shard" in refusal(
+      f"webdataset:{tmp_path}/{name}.tar"
+    )
   (tmp_path / "joined.tar").write_bytes(whole + whole)
   assert len(records(f"webdataset:{tmp_path}/joined.tar")) == 4
   (tmp_path / "text.tar").write_bytes(b"no tar file" * 200)
-  assert "text.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/text.tar")
+  assert "text.tar: found a truncated or damaged shard" in refusal(
+    f"webdataset:{tmp_path}/text.tar"
+  )
   path = tar(tmp_path / "bad.tar", [("1.cls", b"one")])
   assert "1.cls: found b'one', expected a whole number" in refusal(f"webdataset:{path}")
   path = tar(tmp_path / "twice.tar", [("1.txt", b"a"), ("1.txt", b"b")])
@@ -207,8 +256,15 @@ def test_prepare_data_reads_shards_and_arrow_files_into_the_same_store(tmp_path)
   tar(tmp_path / "1.tar", [(f"{n:03d}.txt", row["text"].encode()) for n, row in enumerate(ROWS)])
   for source, field in (("arrow:1.arrow", "text"), ("webdataset:1.tar", "txt")):
     name, _, file = source.partition(":")
-    flags = [f"--source={name}:{tmp_path / file}", f"--text_field={field}", f"--output={tmp_path / name}"]
-    assert prepare_data.main([*flags, "--vocabulary=bytes", "--workers=1", "--validation_fraction=0.2"]) == 0
+    flags = [
+      f"--source={name}:{tmp_path / file}",
+      f"--text_field={field}",
+      f"--output={tmp_path / name}",
+    ]
+    assert (
+      prepare_data.main([*flags, "--vocabulary=bytes", "--workers=1", "--validation_fraction=0.2"])
+      == 0
+    )
   stores = [TokenStore.open(tmp_path / name / "train") for name in ("arrow", "webdataset")]
   assert stores[0].num_tokens == stores[1].num_tokens > 0
 
@@ -238,4 +294,6 @@ def test_a_data_set_of_the_hub_and_a_directory_of_its_kind(tmp_path, monkeypatch
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch):
   monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-  assert refusal("hf:owner/name") == "source hf:owner/name: needs the package datasets; pip install 't5x-like[hf]'"
+  assert refusal("hf:owner/name") == (
+    "source hf:owner/name: needs the package datasets; pip install 't5x-like[hf]'"
+  )

@@ -1,4 +1,5 @@
-"""Preparations that are killed and repeated, with all steps of cleaning and several shards a part, on both engines."""
+"""Preparations that are killed and repeated, with all steps of cleaning and several shards a part,
+on both engines."""
 
 import json
 import os
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.runs
 
 
 def files_of(root):
-  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+  return {
+    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
+  }
 
 
 def shards_of(record):
@@ -31,16 +34,21 @@ def shards_of(record):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-  """Two files of pages that C4 keeps but for one line of each; some are copies or near copies, some share a passage."""
+  """Two files of pages that C4 keeps but for one line of each; some are copies or near copies, some
+  share a passage."""
   folder = tmp_path_factory.mktemp("pages")
   texts = []
   for i in range(1_500):
-    texts.append(f"A menu of page {i}\n" + " ".join(f"Page {i} says {n} in words." for n in range(10 + i % 40)))
+    texts.append(
+      f"A menu of page {i}\n" + " ".join(f"Page {i} says {n} in words." for n in range(10 + i % 40))
+    )
     if i % 7 == 0:
       texts[-1] += " All of them say so. Nobody is sure of it. It goes on and on."
   texts += texts[::10] + [text.replace(" 5 ", " five ") for text in texts[35::40]]
   for part in range(2):
-    (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[part::2]))
+    (folder / f"{part}.jsonl").write_text(
+      "".join(json.dumps({"text": text}) + "\n" for text in texts[part::2])
+    )
   return folder
 
 
@@ -50,11 +58,14 @@ CLEANING = "c4,exact,near,spans"
 
 @pytest.mark.parametrize(
   "engine, cleaning",
-  more.beyond(2, [(["--workers=2"], ""), (BEAM, CLEANING), (["--workers=2"], CLEANING), (BEAM, "")]),
+  more.beyond(
+    2, [(["--workers=2"], ""), (BEAM, CLEANING), (["--workers=2"], CLEANING), (BEAM, "")]
+  ),
   ids=["processes", "beam, cleaned", "processes, cleaned", "beam"],
 )
 def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, tmp_path):
-  """Killed when some shards are written, one of them then damaged: the rest is kept and the end is the same."""
+  """Killed when some shards are written, one of them then damaged: the rest is kept and the end is
+  the same."""
   if "--engine=beam" in engine:
     pytest.importorskip("apache_beam")
   command = [
@@ -65,10 +76,13 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
     "--part_bytes=1",
     f"--clean={cleaning}",
   ]
-  whole, again = tmp_path / "whole", tmp_path / "again"
+  whole = tmp_path / "whole"
+  again = tmp_path / "again"
   assert prepare_data.main([*command, f"--output={whole}", "--workers=1"]) == 0
   command += [f"--output={again}", *engine]
-  run = subprocess.Popen([sys.executable, "-m", "tools.prepare_data", *command], stdout=subprocess.DEVNULL)
+  run = subprocess.Popen(
+    [sys.executable, "-m", "tools.prepare_data", *command], stdout=subprocess.DEVNULL
+  )
   shards = again / ".train.incomplete" / "tokens"
   record = again / ".train.progress" / "parts" / "000000"
   while run.poll() is None and len(shards_of(record)) < 5:
@@ -88,12 +102,16 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   if cleaning:
     counts = manifest.source["counts"]
     assert manifest.skipped == {"exact duplicate": 150, "near duplicate": 37}
-    assert counts["removed_within_documents"] == {"line: no terminal punctuation": 1_687, "span: repeated": 214}
+    assert counts["removed_within_documents"] == {
+      "line: no terminal punctuation": 1_687,
+      "span: repeated": 214,
+    }
     assert manifest.num_items == 1_500
 
 
 def killed_while_it_sends() -> None:
-  """Ends this process of a pool when it has sent the first bytes of a result, and holds the lock of the pipe."""
+  """Ends this process of a pool when it has sent the first bytes of a result, and holds the lock of
+  the pipe."""
   frame = sys._getframe()
   while "result_queue" not in frame.f_locals:
     frame = frame.f_back
@@ -105,22 +123,46 @@ def killed_while_it_sends() -> None:
 
 def test_a_process_killed_while_it_sends_does_not_stop_the_others_for_ever():
   began = time.monotonic()
-  with pytest.raises(UserError, match="a tokenising process was killed"), processes._pool(2) as pool:
+  with (
+    pytest.raises(UserError, match="a tokenising process was killed"),
+    processes._pool(2) as pool,
+  ):
     others = [pool.submit(time.sleep, 0.1) for _ in range(20)]
     pool.submit(killed_while_it_sends).result()
   assert time.monotonic() - began < 60 and all(other.done() for other in others)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]])
+@pytest.mark.parametrize(
+  "engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]]
+)
 def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
   """Killed again and again: while signing, in each comparison, while parts are made."""
-  flags = [f"--source=jsonl:{pages}/*.jsonl", "--vocabulary=bytes", "--split=train", "--part_bytes=1"]
+  flags = [
+    f"--source=jsonl:{pages}/*.jsonl",
+    "--vocabulary=bytes",
+    "--split=train",
+    "--part_bytes=1",
+  ]
   flags += ["--shard_tokens=50000", "--clean=c4,exact,near,spans"]
   assert prepare_data.main([*flags, f"--output={tmp_path}/whole", "--workers=1"]) == 0
   progress = tmp_path / "again" / ".train.progress"
-  command = [sys.executable, "-m", "tools.prepare_data", *flags, f"--output={tmp_path}/again", *engine]
-  moments = ["signatures/000000", "signatures/000001", "exact/000001", "bands/done", "near/000000", "spans/000000"]
+  command = [
+    sys.executable,
+    "-m",
+    "tools.prepare_data",
+    *flags,
+    f"--output={tmp_path}/again",
+    *engine,
+  ]
+  moments = [
+    "signatures/000000",
+    "signatures/000001",
+    "exact/000001",
+    "bands/done",
+    "near/000000",
+    "spans/000000",
+  ]
   for moment in [*moments, "spans/done", "parts/000000", "parts/000001"]:
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while run.poll() is None and not (progress / moment).exists():

@@ -1,4 +1,5 @@
-"""Official files of benchmarks: the records that TFDS makes of the same files, the readers, and bad input."""
+"""Official files of benchmarks: the records that TFDS makes of the same files, the readers, and bad
+input."""
 
 import gzip
 import json
@@ -13,11 +14,16 @@ from t5x_like.data.quiet_tensorflow import tfds
 from t5x_like.errors import UserError
 
 SST2 = 'sentence\tlabel\na fine "film\t1\ndull \t0\n'
-STSB = "index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tA man.\tA boy.\t3.250\n1\tnews\tx\ty\t0\n"
+STSB = (
+  "index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tA man.\tA boy.\t3.250\n1\tnews\tx\ty\t0\n"
+)
 COLA = "gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tHim sees.\n"
 MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb\n"
 MNLI = "index\tpromptID\tsentence1\tsentence2\tgold_label\n0\t1\tp\th\tneutral\n"
-COPA = [{"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": n, "idx": n} for n in (0, 1)]
+COPA = [
+  {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": n, "idx": n}
+  for n in (0, 1)
+]
 WIC = [{"word": "w", "sentence1": "a w", "sentence2": "b w", "label": True, "idx": 4}]
 WIC[0] |= {f"{side}{n}": n for side in ("start", "end") for n in (1, 2)}
 WSC = [
@@ -33,13 +39,24 @@ MULTIRC = {
   "idx": 3,
   "passage": {
     "text": "t",
-    "questions": [{"question": "q", "idx": 0, "answers": [{"text": str(n), "idx": n, "label": n} for n in (0, 1)]}],
+    "questions": [
+      {
+        "question": "q",
+        "idx": 0,
+        "answers": [{"text": str(n), "idx": n, "label": n} for n in (0, 1)],
+      }
+    ],
   },
 }
 RECORD = {
   "idx": 1,
-  "passage": {"text": "Ann met Bob.", "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
-  "qas": [{"idx": 7, "query": "@placeholder met Bob", "answers": [{"start": 0, "end": 2, "text": "Ann"}]}],
+  "passage": {
+    "text": "Ann met Bob.",
+    "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}],
+  },
+  "qas": [
+    {"idx": 7, "query": "@placeholder met Bob", "answers": [{"start": 0, "end": 2, "text": "Ann"}]}
+  ],
 }
 SQUAD = {
   "data": [
@@ -49,7 +66,12 @@ SQUAD = {
         {
           "context": "red or blue",
           "qas": [
-            {"id": "a", "question": "q?", "is_impossible": False, "answers": [{"text": "red", "answer_start": 0}]},
+            {
+              "id": "a",
+              "question": "q?",
+              "is_impossible": False,
+              "answers": [{"text": "red", "answer_start": 0}],
+            },
             {"id": "b", "question": "r?", "is_impossible": True, "answers": []},
           ],
         }
@@ -63,20 +85,34 @@ TABLES = {
   "glue/stsb": (
     "glue/stsb",
     "sentence1 sentence2 label",
-    {"train": ("STS-B/train.tsv", STSB), "test": ("STS-B/test.tsv", STSB.replace("\tscore", "\tnone"))},
+    {
+      "train": ("STS-B/train.tsv", STSB),
+      "test": ("STS-B/test.tsv", STSB.replace("\tscore", "\tnone")),
+    },
   ),
   "glue/cola": (
     "glue/cola",
     "sentence label",
-    {"train": ("CoLA/train.tsv", COLA), "test": ("CoLA/test.tsv", "index\tsentence\n0\tBill left.\n")},
+    {
+      "train": ("CoLA/train.tsv", COLA),
+      "test": ("CoLA/test.tsv", "index\tsentence\n0\tBill left.\n"),
+    },
   ),
-  "glue/mnli": ("glue/mnli", "premise hypothesis label", {"validation_matched": ("MNLI/dev_matched.tsv", MNLI)}),
+  "glue/mnli": (
+    "glue/mnli",
+    "premise hypothesis label",
+    {"validation_matched": ("MNLI/dev_matched.tsv", MNLI)},
+  ),
   "superglue/copa": (
     "super_glue/copa",
     "premise choice1 choice2 question label",
     {"train": ("COPA/train.jsonl", COPA), "test": ("COPA/test.jsonl", [COPA[0] | {"label": None}])},
   ),
-  "superglue/wic": ("super_glue/wic", "word sentence1 sentence2 label", {"validation": ("WiC/val.jsonl", WIC)}),
+  "superglue/wic": (
+    "super_glue/wic",
+    "word sentence1 sentence2 label",
+    {"validation": ("WiC/val.jsonl", WIC)},
+  ),
   "superglue/wsc": (
     "super_glue/wsc.fixed",
     "text span1_text span2_text span2_index label",
@@ -145,7 +181,11 @@ def comparable(rows: list[dict]) -> list[dict]:
   rows = [{name: same(value) for name, value in row.items()} for row in rows]
   for row in rows:
     if "label" in row and not isinstance(row["label"], dict):
-      row["label"] = float(row["label"]) if str(row["label"]).replace(".", "").strip("-").isdigit() else row["label"]
+      row["label"] = (
+        float(row["label"])
+        if str(row["label"]).replace(".", "").strip("-").isdigit()
+        else row["label"]
+      )
   return rows
 
 
@@ -156,20 +196,32 @@ def test_the_records_are_what_tfds_makes_of_the_same_files(task, tmp_path):
     write(tmp_path / file, content)
   assert source(task, tmp_path).splits == tuple(files)
   for split, (file, _) in files.items():
-    ours = [{field: row[field] for field in fields.split()} for row in records(task, split, tmp_path, fields)]
+    ours = [
+      {field: row[field] for field in fields.split()}
+      for row in records(task, split, tmp_path, fields)
+    ]
     assert comparable(ours) == comparable(theirs(name, tmp_path / file, split, fields.split()))
 
 
 def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(tmp_path):
-  lines = ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "1\t1\t2\ta?\tb?\t0", "2\t3\t4\tc?", "and?\td?\t1"]
+  lines = [
+    "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+    "1\t1\t2\ta?\tb?\t0",
+    "2\t3\t4\tc?",
+    "and?\td?\t1",
+  ]
   write(tmp_path / "QQP" / "train.tsv", "\n".join([*lines, "3\t5\t6\te?\tf?\t1"]) + "\n")
   fields = ["question1", "question2", "label"]
   found = [record for _, record in source("glue/qqp", tmp_path, " ".join(fields)).records("train")]
   assert [one.reason for one in found if isinstance(one, Skip)] == ["line of too few columns"] * 2
   ours = [{field: one[field] for field in fields} for one in found if not isinstance(one, Skip)]
-  assert ours == theirs("glue/qqp", tmp_path / "QQP" / "train.tsv", "train", fields) and len(ours) == 2
+  assert (
+    ours == theirs("glue/qqp", tmp_path / "QQP" / "train.tsv", "train", fields) and len(ours) == 2
+  )
   write(tmp_path / "SST-2" / "train.tsv", SST2 + "short\n")
-  with pytest.raises(UserError, match="train.tsv:4: found 1 tab-separated columns, expected 2: sentence, label"):
+  with pytest.raises(
+    UserError, match="train.tsv:4: found 1 tab-separated columns, expected 2: sentence, label"
+  ):
     records("glue/sst2", "train", tmp_path, "sentence label")
 
 
@@ -177,7 +229,9 @@ def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(t
 def test_a_file_is_found_in_the_folder_of_its_task_or_alone(file, tmp_path):
   write(tmp_path / file, COLA)
   found = records("glue/cola", "train", tmp_path, "sentence label")
-  assert [row["label"] for row in found] == ["acceptable", "unacceptable"] and [row["idx"] for row in found] == [0, 1]
+  assert [row["label"] for row in found] == ["acceptable", "unacceptable"] and [
+    row["idx"] for row in found
+  ] == [0, 1]
 
 
 def test_a_directory_may_be_at_an_address():
@@ -190,7 +244,8 @@ def test_other_names_columns_and_answers(tmp_path):
   write(tmp_path / "a" / "msr_paraphrase_train.txt", MRPC)
   (row,) = records("glue/mrpc", "train", tmp_path / "a", "sentence1 sentence2 label")
   assert (row["sentence1"], row["sentence2"], row["label"]) == ("a", "b", "equivalent")
-  write(tmp_path / "b" / "MRPC" / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n5\tc\td\t0\n")  # the fields' own
+  # the fields' own
+  write(tmp_path / "b" / "MRPC" / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n5\tc\td\t0\n")
   (row,) = records("glue/mrpc", "validation", tmp_path / "b", "sentence1 sentence2 label")
   assert (row["sentence1"], row["label"]) == ("c", "not_equivalent")
   write(tmp_path / "dev-v2.0.json", SQUAD)
@@ -206,12 +261,21 @@ CONLLU = "# sent_id = s1\n# text = It's\n1-2\tIt's\t_\t_\t_\t_\t_\t_\t_\t_\n" + 
 def test_sentences_summaries_translations_and_questions(tmp_path):
   write(tmp_path / "wnut17train.conll", "New\tB-location\nYork\tI-location\n\t\nhi\tO\n")
   write(tmp_path / "en_ewt-ud-dev.conllu.gz", CONLLU + "\n")
-  write(tmp_path / "train.jsonl", [{"source": ["a", "b"], "target": ["c"], "paper_id": "1", "title": "t"}])
+  write(
+    tmp_path / "train.jsonl",
+    [{"source": ["a", "b"], "target": ["c"], "paper_id": "1", "title": "t"}],
+  )
   for language in ("en", "de"):
     write(tmp_path / f"val.{language}.gz", f"{language} one\n{language} two\n")
   for part in ("trainmodel", "val", "devtest"):
-    write(tmp_path / f"{part}.json", json.dumps([{"qId": part, "qText": f"{part}?", "answers": ["x", "y"]}]))
-  assert [(row["tokens"], row["ner_tags"]) for row in records("tags/ner", "train", tmp_path, "tokens ner_tags")] == [
+    write(
+      tmp_path / f"{part}.json",
+      json.dumps([{"qId": part, "qText": f"{part}?", "answers": ["x", "y"]}]),
+    )
+  assert [
+    (row["tokens"], row["ner_tags"])
+    for row in records("tags/ner", "train", tmp_path, "tokens ner_tags")
+  ] == [
     (["New", "York"], ["B-location", "I-location"]),
     (["hi"], ["O"]),
   ]
@@ -219,10 +283,18 @@ def test_sentences_summaries_translations_and_questions(tmp_path):
   assert (sentence["tokens"], sentence["upos"]) == (["It", "'s"], ["PRON", "AUX"])
   (summary,) = records("text/scitldr", "train", tmp_path)
   assert (summary["source"], summary["target"]) == (["a", "b"], ["c"])
-  assert [row["de"] for row in records("text/multi30k", "validation", tmp_path)] == ["de one", "de two"]
+  assert [row["de"] for row in records("text/multi30k", "validation", tmp_path)] == [
+    "de one",
+    "de two",
+  ]
   questions = records("text/web_questions", "train", tmp_path, "question answers")
   assert [row["question"] for row in questions] == ["trainmodel?", "val?", "devtest?"]
-  official = [{"utterance": "who?", "targetValue": '(list (description "Ann \\"A\\" Lee") (description Rome))'}]
+  official = [
+    {
+      "utterance": "who?",
+      "targetValue": '(list (description "Ann \\"A\\" Lee") (description Rome))',
+    }
+  ]
   write(tmp_path / "stanford" / "webquestions.examples.train.json", json.dumps(official))
   (row,) = records("text/web_questions", "train", tmp_path / "stanford")
   assert (row["question"], row["answers"]) == ("who?", ['Ann "A" Lee', "Rome"])
@@ -231,20 +303,34 @@ def test_sentences_summaries_translations_and_questions(tmp_path):
 def test_multiple_choice_of_three_benchmarks(tmp_path):
   """A folder of articles, a CSV table with quotes, a table without header."""
   for n in range(2):
-    article = {"id": f"high{n}.txt", "article": f"a{n}", "questions": ["q1", "q2"], "answers": ["B", "A"]}
+    article = {
+      "id": f"high{n}.txt",
+      "article": f"a{n}",
+      "questions": ["q1", "q2"],
+      "answers": ["B", "A"],
+    }
     article["options"] = [["x", "y"], ["z", "w"]]
     write(tmp_path / "RACE" / "train" / "high" / f"{n}.txt", article)
   header = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
-  write(tmp_path / "val.csv", f'{header},label\nv,1,s,"He said, ""no""\nand left.",He,gold,a,b,c,d,2\n')
+  write(
+    tmp_path / "val.csv", f'{header},label\nv,1,s,"He said, ""no""\nand left.",He,gold,a,b,c,d,2\n'
+  )
   write(tmp_path / "test.csv", f"{header}\nv,2,s,One.,He,gold,a,b,c,d\n")
   write(tmp_path / "full_data.tsv", "i\tA man\ta\tb\tc\td\t3\n")
   questions = records("choices/race_high", "train", tmp_path, "article question options answer")
-  assert [(row["article"], row["question"], row["answer"], row["options"]) for row in questions] == [
-    (f"a{n}", *rest) for n in range(2) for rest in (("q1", "B", ["x", "y"]), ("q2", "A", ["z", "w"]))
+  assert [
+    (row["article"], row["question"], row["answer"], row["options"]) for row in questions
+  ] == [
+    (f"a{n}", *rest)
+    for n in range(2)
+    for rest in (("q1", "B", ["x", "y"]), ("q2", "A", ["z", "w"]))
   ]
   (validation,) = records("choices/swag", "validation", tmp_path, "sent1 label")
   (test,) = records("choices/swag", "test", tmp_path, "sent1 label")
-  assert validation["sent1"] == 'He said, "no"\nand left.' and (validation["label"], test["label"]) == ("2", "-1")
+  assert validation["sent1"] == 'He said, "no"\nand left.' and (
+    validation["label"],
+    test["label"],
+  ) == ("2", "-1")
   (one,) = records("choices/codah", "train", tmp_path, "prompt answer3 label")
   assert (one["prompt"], one["answer3"], one["label"]) == ("A man", "d", "3")
 
@@ -253,7 +339,8 @@ def test_shares_of_one_file_are_splits_without_overlap(tmp_path):
   write(tmp_path / "all.tsv", "sentence\tlabel\n" + "".join(f"s{n}\t{n % 2}\n" for n in range(10)))
   place = f"train={tmp_path}/all.tsv[:80%],validation={tmp_path}/all.tsv[80%:]"
   train, validation = (
-    {row["sentence"] for row in records("glue/sst2", split, place)} for split in ("train", "validation")
+    {row["sentence"] for row in records("glue/sst2", split, place)}
+    for split in ("train", "validation")
   )
   assert (len(train), validation) == (8, {"s8", "s9"}) and not train & validation
 
@@ -267,9 +354,17 @@ def test_shares_of_one_file_are_splits_without_overlap(tmp_path):
     ("glue/sst2", "train={}/a.tsv[90%:10%]", "expected a share"),
     ("glue/rte", "train={}/a.tsv", "found no field 'sentence1'"),
     ("glue/sst2", "train={}/nolabel.tsv", "nolabel.tsv:2: found no field 'label'"),
-    ("glue/sst2", "train={}/blank.tsv", "blank.tsv:2: found nothing in 'label', expected one of negative, positive"),
+    (
+      "glue/sst2",
+      "train={}/blank.tsv",
+      "blank.tsv:2: found nothing in 'label', expected one of negative, positive",
+    ),
     ("glue/cola", "train={}/a.tsv", "found no field"),
-    ("glue/cola", "{}/twice", "train.tsv, expected one CoLA/train.tsv; give the folder of one of them"),
+    (
+      "glue/cola",
+      "{}/twice",
+      "train.tsv, expected one CoLA/train.tsv; give the folder of one of them",
+    ),
     ("superglue/multirc", "train={}/flat.jsonl", "flat.jsonl:1: found an object in another form"),
     ("text/web_questions", "test={}/flat.json", "element 0: found idx, expected qText and answers"),
   ],
@@ -282,7 +377,13 @@ def test_bad_input_is_one_line(task, place, words, tmp_path):
   write(tmp_path / "flat.json", json.dumps([{"idx": 0}]))
   for folder in ("one", "two"):
     write(tmp_path / "twice" / folder / "CoLA" / "train.tsv", COLA)
-  fields = {"glue/sst2": "sentence label", "glue/rte": "sentence1 sentence2 label", "glue/cola": "sentence label"}
+  fields = {
+    "glue/sst2": "sentence label",
+    "glue/rte": "sentence1 sentence2 label",
+    "glue/cola": "sentence label",
+  }
   with pytest.raises(UserError) as error:
-    records(task, "test" if "test=" in place else "train", place.format(tmp_path), fields.get(task, ""))
+    records(
+      task, "test" if "test=" in place else "train", place.format(tmp_path), fields.get(task, "")
+    )
   assert words in str(error.value) and "\n" not in str(error.value)

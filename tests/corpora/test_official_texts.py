@@ -1,4 +1,5 @@
-"""Official files of translations, summaries and entities: the records of TFDS, T5's texts, and bad input."""
+"""Official files of translations, summaries and entities: the records of TFDS, T5's texts, and bad
+input."""
 
 import gzip
 import hashlib
@@ -24,7 +25,9 @@ def write(path, text: str) -> None:
 
 
 def segments(*texts: str) -> str:
-  return SGM.format("".join(f'<seg id="{number}">{text}</seg>\n' for number, text in enumerate(texts, 1)))
+  return SGM.format(
+    "".join(f'<seg id="{number}">{text}</seg>\n' for number, text in enumerate(texts, 1))
+  )
 
 
 def source(task: str, place):
@@ -41,8 +44,13 @@ def texts(task: str, record: dict) -> list[str]:
 
 
 def test_translations_are_what_tfds_reads_and_t5_writes(tmp_path):
-  """A training set of three corpora, one of them compressed; a test set in WMT's SGML, sides of other names."""
-  for corpus, end in (("training/europarl-v7", ""), ("commoncrawl", ""), ("nc/news-commentary-v13", ".gz")):
+  """A training set of three corpora, one of them compressed; a test set in WMT's SGML, sides of
+  other names."""
+  for corpus, end in (
+    ("training/europarl-v7", ""),
+    ("commoncrawl", ""),
+    ("nc/news-commentary-v13", ".gz"),
+  ):
     for code in ("en", "de"):
       write(tmp_path / f"{corpus}.de-en.{code}{end}", f"{corpus} {code} 1\n{corpus} {code} 2\n")
   for side, code in (("src", "en"), ("ref", "de")):
@@ -50,12 +58,19 @@ def test_translations_are_what_tfds_reads_and_t5_writes(tmp_path):
     write(path, segments(f"{code} &amp; one.", f"{code} <b>two</b>."))
   train = records("wmt/en_de", "train", tmp_path)
   assert [row["de"] for row in train] == [
-    f"{corpus} de {n}" for corpus in ("training/europarl-v7", "commoncrawl", "nc/news-commentary-v13") for n in (1, 2)
+    f"{corpus} de {n}"
+    for corpus in ("training/europarl-v7", "commoncrawl", "nc/news-commentary-v13")
+    for n in (1, 2)
   ]
   pair = [str(tmp_path / "dev" / f"newstest2014-deen-{end}.sgm") for end in ("src.en", "ref.de")]
-  found = [{code: row[code] for code in ("en", "de")} for row in records("wmt/en_de", "test", tmp_path)]
+  found = [
+    {code: row[code] for code in ("en", "de")} for row in records("wmt/en_de", "test", tmp_path)
+  ]
   assert found == [row for _, row in wmt._parse_parallel_sentences(*pair)]
-  assert texts("wmt/en_de", found[0]) == ["translate English to German: en &amp; one.", "de &amp; one."]
+  assert texts("wmt/en_de", found[0]) == [
+    "translate English to German: en &amp; one.",
+    "de &amp; one.",
+  ]
   assert texts("wmt/en_ro", {"en": "a", "ro": "b"}) == ["translate English to Romanian: a", "b"]
   assert texts("wmt/en_fr", {"en": "a", "fr": "b"}) == ["translate English to French: a", "b"]
   assert source("wmt/en_de", tmp_path).splits == ("train", "test")
@@ -80,7 +95,9 @@ def test_stories_are_what_tfds_reads_and_t5_writes(folder, tmp_path):
   paths = []
   for address, story in zip(ADDRESSES, STORIES):
     publisher = "dailymail" if "dailymail" in address else "cnn"
-    paths.append(tmp_path / publisher / "stories" / f"{hashlib.sha1(address.encode()).hexdigest()}.story")
+    paths.append(
+      tmp_path / publisher / "stories" / f"{hashlib.sha1(address.encode()).hexdigest()}.story"
+    )
     write(paths[-1], story)
   first, second, empty = records("cnn_dailymail/cnn_dailymail", "validation", tmp_path)
   assert [(row["article"], row["highlights"]) for row in (first, second)] == [
@@ -94,7 +111,8 @@ def test_stories_are_what_tfds_reads_and_t5_writes(folder, tmp_path):
 
 
 IOB1 = (
-  "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nGerman JJ I-NP I-MISC\nDutch JJ I-NP B-MISC\ncall NN I-NP O\n\n"
+  "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nGerman JJ I-NP I-MISC\nDutch JJ I-NP B-MISC\ncall NN "
+  "I-NP O\n\n"
   "Jo NNP I-NP I-PER\nDu NNP I-NP I-PER\n"
 )
 
@@ -109,18 +127,23 @@ def test_entities_of_conll_are_bio(tmp_path):
 
 
 def test_every_scheme_keeps_its_entities():
-  """seqeval finds the same entities in the tags and in their BIO form, and the BIO form is its own."""
+  """seqeval finds the same entities in the tags and in their BIO form, and the BIO form is its
+  own."""
   generator = np.random.default_rng(0)
   for marks in ("BI", "I", "BIES"):
     for _ in range(200):
-      tags = [f"{mark}-{kind}" if mark != "O" else "O" for mark, kind in generator.choice([*marks, "O"], (6, 2))]
+      tags = [
+        f"{mark}-{kind}" if mark != "O" else "O"
+        for mark, kind in generator.choice([*marks, "O"], (6, 2))
+      ]
       tags = [tag if tag == "O" else f"{tag[0]}-{generator.choice(['X', 'Y'])}" for tag in tags]
       made = bio(tags, "here")
       assert get_entities(made) == get_entities(tags) and bio(made, "here") == made
       assert all(a[1:] == b[1:] for a, b in zip(made, tags))
 
 
-RO_EN, RO_RO = "newsdev2016-enro-src.en.sgm", "newsdev2016-enro-ref.ro.sgm"
+RO_EN = "newsdev2016-enro-src.en.sgm"
+RO_RO = "newsdev2016-enro-ref.ro.sgm"
 LIST = {"all_val.txt": "http://www.cnn.com/a\n"}
 
 
@@ -129,7 +152,11 @@ LIST = {"all_val.txt": "http://www.cnn.com/a\n"}
   [
     ("wmt/en_ro", {RO_EN: "text\n", RO_RO: segments("b")}, "found no segment"),
     ("wmt/en_ro", {RO_EN: segments("a")}, "no file of that name"),
-    ("wmt/en_ro", {RO_EN: segments("a"), RO_RO: segments("a", "b")}, "found 1 lines, expected as many as in the other"),
+    (
+      "wmt/en_ro",
+      {RO_EN: segments("a"), RO_RO: segments("a", "b")},
+      "found 1 lines, expected as many as in the other",
+    ),
     ("cnn_dailymail/cnn_dailymail", LIST, "found no folder cnn/stories beside it"),
     ("cnn_dailymail/cnn_dailymail", LIST | {"cnn/stories/x": "y"}, "found no story of http"),
     ("tags/conll", {"eng.testa": "EU NNP ORG\n"}, "found the tag 'ORG', expected O, or B-"),

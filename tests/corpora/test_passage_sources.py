@@ -13,10 +13,16 @@ def records(spelled: str, split: str = "train") -> list[dict]:
 
 
 def test_a_sentence_is_the_query_of_the_rest_of_its_text(tmp_path):
-  texts = [f"One is {n}. Two is {n + 1}. Three is {n + 2}." for n in range(50)] + ["One sentence alone."]
-  (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+  texts = [f"One is {n}. Two is {n + 1}. Three is {n + 2}." for n in range(50)] + [
+    "One sentence alone."
+  ]
+  (tmp_path / "texts.jsonl").write_text(
+    "".join(json.dumps({"text": text}) + "\n" for text in texts)
+  )
   found = records(f"cloze:jsonl:{tmp_path}/texts.jsonl")
-  assert found[1] == {"inputs": "Two is 1.", "passage": "One is 0. Three is 2."} and len(found) == 150
+  assert (
+    found[1] == {"inputs": "Two is 1.", "passage": "One is 0. Three is 2."} and len(found) == 150
+  )
   kept = sum(row["inputs"] in row["passage"] for row in found)
   assert 5 <= kept <= 25, "about a tenth of the sentences stay in their passages"
   (tmp_path / "other.jsonl").write_text('{"words": "x"}\n')

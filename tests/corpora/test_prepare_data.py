@@ -58,16 +58,22 @@ def texts_of(store):
 
 
 def test_special_pieces_in_a_text_can_stay_text(tmp_path):
-  tokenizer, text = published.write(tmp_path / "gpt2", "gpt2"), "the quick<|endoftext|>fox"
+  tokenizer = published.write(tmp_path / "gpt2", "gpt2")
+  text = "the quick<|endoftext|>fox"
   (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}) + "\n")
-  flags = [f"--source=jsonl:{tmp_path}/text.jsonl", f"--vocabulary={tokenizer}", "--validation_fraction=0"]
+  flags = [
+    f"--source=jsonl:{tmp_path}/text.jsonl",
+    f"--vocabulary={tokenizer}",
+    "--validation_fraction=0",
+  ]
   for output, more, special in (("usual", [], True), ("split", ["--split_special_tokens"], False)):
     assert prepare_data.main([*flags, *more, f"--output={tmp_path}/{output}"]) == 0
     store = TokenStore.open(f"{tmp_path}/{output}/train")
     (ids,) = store.windows([0], store.num_tokens)
     assert (store.vocabulary.eos_id in ids) is special
     assert special or store.vocabulary.decode(ids) == text
-    assert prepare_data.main([*flags, *more, f"--output={tmp_path}/{output}"]) == 0  # made from the same
+    # made from the same
+    assert prepare_data.main([*flags, *more, f"--output={tmp_path}/{output}"]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +110,9 @@ def test_workers_make_the_same_bytes(corpus, prepared, tmp_path):
     files = [file for file in (prepared / split).rglob("*") if file.is_file()]
     assert len(files) >= 6
     for file in files:
-      assert file.read_bytes() == (tmp_path / split / file.relative_to(prepared / split)).read_bytes(), file
+      assert (
+        file.read_bytes() == (tmp_path / split / file.relative_to(prepared / split)).read_bytes()
+      ), file
 
 
 def test_again_is_kept_and_other_inputs_are_refused(corpus, prepared, capsys):
@@ -124,45 +132,71 @@ def test_again_is_kept_and_other_inputs_are_refused(corpus, prepared, capsys):
 
 def test_changed_source_is_noticed(tmp_path, capsys):
   file = tmp_path / "a.jsonl"
-  flags = ["--source", f"jsonl:{file}", "--vocabulary=bytes", f"--output={tmp_path / 'out'}", "--split=train"]
+  flags = [
+    "--source",
+    f"jsonl:{file}",
+    "--vocabulary=bytes",
+    f"--output={tmp_path / 'out'}",
+    "--split=train",
+  ]
   file.write_text('{"text": "one"}\n')
   assert prepare_data.main(flags) == 0
   assert prepare_data.main(flags) == 0 and "warning" not in capsys.readouterr().out
   file.write_text('{"text": "two"}\n')
-  assert prepare_data.main(flags) == 0 and "1 of the source's files were written to since" in capsys.readouterr().out
+  assert (
+    prepare_data.main(flags) == 0
+    and "1 of the source's files were written to since" in capsys.readouterr().out
+  )
   file.write_text('{"text": "one"}\n{"text": "two"}\n')
   assert prepare_data.main(flags) == 2
   assert "was made with documents" in capsys.readouterr().err
 
 
 def test_parts_of_a_file_changed_since_are_made_again(tmp_path, monkeypatch, capsys):
-  file, flags = tmp_path / "a.jsonl", ["--vocabulary=bytes", f"--output={tmp_path / 'out'}", "--split=train"]
+  file = tmp_path / "a.jsonl"
+  flags = ["--vocabulary=bytes", f"--output={tmp_path / 'out'}", "--split=train"]
   flags.append(f"--source=jsonl:{file}")
   file.write_text('{"text": "one"}\n')
   with monkeypatch.context() as patched:
-    patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+    patched.setattr(
+      building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here"))
+    )
     assert prepare_data.main(flags) == 2
   file.write_text('{"text": "two"}\n')
-  assert prepare_data.main(flags) == 0 and "000000: of files that changed since; made anew" in capsys.readouterr().out
+  assert (
+    prepare_data.main(flags) == 0
+    and "000000: of files that changed since; made anew" in capsys.readouterr().out
+  )
   assert texts_of(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
 
 
 @pytest.mark.parametrize("clean, made", [("", 4), ("exact", 8)])
 def test_only_the_parts_of_changed_files_are_made_again(clean, made, tmp_path, monkeypatch):
   """With duplicates to remove, a part depends on all files."""
-  flags = ["--vocabulary=bytes", "--split=train", "--workers=1", "--part_bytes=1", "--shard_tokens=5"]
+  flags = [
+    "--vocabulary=bytes",
+    "--split=train",
+    "--workers=1",
+    "--part_bytes=1",
+    "--shard_tokens=5",
+  ]
   flags += [f"--source=lines:{tmp_path}/*.txt", f"--clean={clean}"]
   for number in range(5):
     (tmp_path / f"{number}.txt").write_text(f"{number} and more\n{number} and less\n")
   with monkeypatch.context() as patched:
-    patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+    patched.setattr(
+      building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here"))
+    )
     assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 2
   (tmp_path / "1.txt").write_text("1 only\n")  # one shard fewer
   (tmp_path / "3.txt").write_text("3 and more\n3 and less\n3 and last\n")
   (tmp_path / "4.txt").unlink()
   with monkeypatch.context() as patched:
-    names, write = [], building.writer.write_shard
-    patched.setattr(building.writer, "write_shard", lambda *given: names.append(given[1]) or write(*given))
+    names = []
+    write = building.writer.write_shard
+    patched.setattr(
+      building.writer, "write_shard", lambda *given: names.append(given[1]) or write(*given)
+    )
     assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 0
   assert len(names) == made
   assert prepare_data.main([*flags, f"--output={tmp_path}/whole"]) == 0
@@ -170,7 +204,12 @@ def test_only_the_parts_of_changed_files_are_made_again(clean, made, tmp_path, m
 
 
 def test_append_eos_and_chosen_splits(corpus, tmp_path):
-  assert prepare(corpus, tmp_path, "--append_eos", "--split=everything=train", "--name=letters", "--workers=1") == 0
+  assert (
+    prepare(
+      corpus, tmp_path, "--append_eos", "--split=everything=train", "--name=letters", "--workers=1"
+    )
+    == 0
+  )
   store = TokenStore.open(tmp_path / "everything")
   assert [child.name for child in tmp_path.iterdir()] == ["everything"]
   assert store.append_eos and store.name == "letters" and store.num_documents == len(corpus[1])
@@ -199,7 +238,9 @@ def test_bad_flags_are_one_line(corpus, tmp_path, flags, message, capsys):
 
 
 def files_of(root):
-  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+  return {
+    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
+  }
 
 
 def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatch):
@@ -214,7 +255,9 @@ def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatc
   ]
   assert prepare_data.main([*flags, f"--output={tmp_path}/whole"]) == 0
   with monkeypatch.context() as patched:
-    patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+    patched.setattr(
+      building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here"))
+    )
     assert prepare_data.main([*flags, f"--output={tmp_path}/again"]) == 2
   progress = tmp_path / "again" / ".train.progress"
   (progress / "signatures" / "000000").write_bytes(b"")
@@ -232,30 +275,52 @@ def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, mon
   progress.mkdir()
   with progress_files.writing(place(progress)):
     assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 2
-  assert f"{progress}: a process of an interrupted run still writes this store" in capsys.readouterr().err
+  assert (
+    f"{progress}: a process of an interrupted run still writes this store"
+    in capsys.readouterr().err
+  )
   assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 0
   assert prepare(corpus, "nosuch://place", "--workers=1") == 2
-  assert "--output=nosuch://place/: cannot be opened (Protocol not known: nosuch)" in capsys.readouterr().err
+  assert (
+    "--output=nosuch://place/: cannot be opened (Protocol not known: nosuch)"
+    in capsys.readouterr().err
+  )
 
 
 def test_progress_is_lines_where_there_is_no_terminal(corpus, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 0)
-  assert prepare(corpus, tmp_path, "--workers=1", "--split=train", "--part_bytes=1", "--clean=exact") == 0
+  assert (
+    prepare(corpus, tmp_path, "--workers=1", "--split=train", "--part_bytes=1", "--clean=exact")
+    == 0
+  )
   lines = capsys.readouterr().err.splitlines()
   size = sum(file.stat().st_size for file in corpus[0].iterdir())
   assert any(
-    re.fullmatch(r"train, signatures: 100% of \S+B, 2\.00k documents, \S+/s, about 00:00 left", one) for one in lines
+    re.fullmatch(r"train, signatures: 100% of \S+B, 2\.00k documents, \S+/s, about 00:00 left", one)
+    for one in lines
   )
-  assert re.fullmatch(rf"train: 100% of {size / 1e6:.2f}MB, 1\.\d+M tokens, \S+/s, about 00:00 left", lines[-1])
+  assert re.fullmatch(
+    rf"train: 100% of {size / 1e6:.2f}MB, 1\.\d+M tokens, \S+/s, about 00:00 "
+    r"left",
+    lines[-1],
+  )
 
 
 def test_what_was_skipped_and_how_long_documents_are_is_in_the_manifest(tmp_path):
   (tmp_path / "a.txt").write_text("one\n\nt\0wo\nthree three\n")
-  flags = [f"--source=lines:{tmp_path}/a.txt", "--vocabulary=bytes", f"--output={tmp_path}/out", "--split=train"]
+  flags = [
+    f"--source=lines:{tmp_path}/a.txt",
+    "--vocabulary=bytes",
+    f"--output={tmp_path}/out",
+    "--split=train",
+  ]
   assert prepare_data.main([*flags, "--workers=1"]) == 0
   manifest = TokenStore.open(tmp_path / "out" / "train").manifest
   assert manifest.skipped == {"NUL character": 1, "empty": 1}
-  assert manifest.source["counts"] == {"removed_within_documents": {}, "document_lengths": {"2-3": 1, "8-15": 1}}
+  assert manifest.source["counts"] == {
+    "removed_within_documents": {},
+    "document_lengths": {"2-3": 1, "8-15": 1},
+  }
 
 
 def web_pages(folder):
@@ -271,7 +336,9 @@ def web_pages(folder):
     "Click here\nPlease enable javascript to see this page.\n" + pages[7].replace("w1", "v1"),
   ]
   for part in range(3):
-    (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in pages[part::3]))
+    (folder / f"{part}.jsonl").write_text(
+      "".join(json.dumps({"text": t}) + "\n" for t in pages[part::3])
+    )
   return pages
 
 
@@ -285,11 +352,14 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
     "--clean=c4,exact,near,spans",
   ]
   for workers in (1, 2):
-    assert prepare_data.main([*flags, f"--output={tmp_path}/{workers}", f"--workers={workers}"]) == 0
+    assert (
+      prepare_data.main([*flags, f"--output={tmp_path}/{workers}", f"--workers={workers}"]) == 0
+    )
   assert "exact duplicate" in capsys.readouterr().out
   assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
   store = TokenStore.open(tmp_path / "1" / "train")
-  counts, skipped = store.manifest.source["counts"], store.manifest.skipped
+  counts = store.manifest.source["counts"]
+  skipped = store.manifest.skipped
   assert skipped["exact duplicate"] == 1 and skipped["under 3 sentences"] == 1
   assert counts["removed_within_documents"]["line: no terminal punctuation"] == 1
   assert store.num_documents + sum(skipped.values()) == len(pages)
@@ -302,7 +372,13 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
   monkeypatch.setitem(sys.modules, "dask", None)  # as if it were not installed
   bad = tmp_path / "bad.jsonl"
   bad.write_text('{"text": "one"}\n{"text": \n')
-  flags = [f"--source=jsonl:{bad}", "--vocabulary=bytes", f"--output={tmp_path}/x", "--split=train", "--engine=beam"]
+  flags = [
+    f"--source=jsonl:{bad}",
+    "--vocabulary=bytes",
+    f"--output={tmp_path}/x",
+    "--split=train",
+    "--engine=beam",
+  ]
   for more, said in (
     ([], f"error: {bad}:2: found invalid JSON"),
     (["--clean=exact"], f"error: {bad}:2: found invalid"),
@@ -313,7 +389,9 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
     caplog.clear()
     assert prepare_data.main([*flags, "--runner=FnApiRunner", *more]) == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert said in error[-1] and not any("Traceback" in record.getMessage() for record in caplog.records)
+    assert said in error[-1] and not any(
+      "Traceback" in record.getMessage() for record in caplog.records
+    )
   bad.write_text('{"text": "one"}\n{"text": "two"}\n')
   assert prepare_data.main([*flags, "--runner=FnApiRunner"]) == 0
 
@@ -332,7 +410,10 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/*.txt", "--split=train"]) == 0
   assert TokenStore.open(tmp_path / "out" / "train").num_documents == 1
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/a.txt", "--split=none=train"]) == 2
-  assert "split 'none': found 0 documents, 2 records skipped (empty), expected at least one" in capsys.readouterr().err
+  assert (
+    "split 'none': found 0 documents, 2 records skipped (empty), expected at least one"
+    in capsys.readouterr().err
+  )
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/b.txt", "--clean=c5"]) == 2
   assert "found 'c5', expected some of c4" in capsys.readouterr().err
 

@@ -1,4 +1,5 @@
-"""How a preparation ends: what the writers recorded is published, and nothing is read again for it."""
+"""How a preparation ends: what the writers recorded is published, and nothing is read again for
+it."""
 
 import errno
 import fcntl
@@ -76,13 +77,18 @@ def test_a_run_killed_before_publishing_checks_what_it_kept(flags, tmp_path, mon
 
 
 @pytest.mark.parametrize("change", ["append", "rewrite", "delete"])
-def test_files_that_change_while_they_are_read_make_no_store(change, flags, tmp_path, monkeypatch, capsys):
-  make, last = building.make_part, tmp_path / "2.jsonl"
+def test_files_that_change_while_they_are_read_make_no_store(
+  change, flags, tmp_path, monkeypatch, capsys
+):
+  make = building.make_part
+  last = tmp_path / "2.jsonl"
 
   def changing(job, number, *spread):
     make(job, number, *spread)
     if number == 2:  # the others are read
-      last.unlink() if change == "delete" else last.write_text(last.read_text() * (2 if change == "append" else 1))
+      last.unlink() if change == "delete" else last.write_text(
+        last.read_text() * (2 if change == "append" else 1)
+      )
 
   with monkeypatch.context() as patched:
     patched.setattr(building, "make_part", changing)
@@ -98,7 +104,12 @@ def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsy
   (tmp_path / "in").mkdir()
   for i in range(300):
     (tmp_path / "in" / f"{i:04d}.txt").write_text("words\n")
-  flags = [f"--source=lines:{tmp_path}/in/*.txt", "--vocabulary=bytes", f"--output={tmp_path}/out", "--split=train"]
+  flags = [
+    f"--source=lines:{tmp_path}/in/*.txt",
+    "--vocabulary=bytes",
+    f"--output={tmp_path}/out",
+    "--split=train",
+  ]
   assert prepare_data.main([*flags, "--workers=1"]) == 0
   assert (tmp_path / "out" / "train" / "manifest.json").stat().st_size < 3_000
   assert prepare_data.main(flags) == 0 and "exists already" in capsys.readouterr().out
@@ -111,7 +122,10 @@ def test_files_of_others_where_the_store_would_be_stay_there(flags, capsys):
   raw.write_text("{}")
   flags = [flag for flag in flags if not flag.startswith("--output")]
   assert prepare_data.main([*flags, "--output=memory://publishing/corpus"]) == 2
-  assert "corpus/train: found 1 files that no preparation has left there, such as raw.jsonl" in capsys.readouterr().err
+  assert (
+    "corpus/train: found 1 files that no preparation has left there, such as raw.jsonl"
+    in capsys.readouterr().err
+  )
   assert raw.read_text() == "{}"
   assert prepare_data.main([*flags, "--output=memory://publishing/store"]) == 0
 
@@ -128,7 +142,9 @@ def test_a_file_system_without_locks_gets_a_lease(flags, tmp_path, monkeypatch):
 @pytest.mark.more
 def test_a_script_without_a_main_guard_prepares_in_several_processes(flags, tmp_path):
   given = [flag for flag in flags if not flag.startswith("--workers")] + ["--workers=2"]
-  (tmp_path / "script.py").write_text(f"from tools import prepare_data\nassert prepare_data.main({given}) == 0\n")
+  (tmp_path / "script.py").write_text(
+    f"from tools import prepare_data\nassert prepare_data.main({given}) == 0\n"
+  )
   environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2])}
   subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, check=True, timeout=300)
   assert TokenStore.open(tmp_path / "out" / "train").num_documents == 150

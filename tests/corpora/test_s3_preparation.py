@@ -1,7 +1,8 @@
-"""A store in S3: prepared, killed, finished; then trained from, killed, resumed. The server is moto's, on this machine.
+"""A store in S3: prepared, killed, finished; then trained from, killed, resumed. The server is
+moto's, on this machine.
 
-A proxy in front of it answers some requests with 503 and dawdles over others. moto comes from the extra `services`
-(`make test-services`).
+A proxy in front of it answers some requests with 503 and dawdles over others. moto comes from the
+extra `services` (`make test-services`).
 """
 
 import contextlib
@@ -28,17 +29,27 @@ pytestmark = pytest.mark.services
 
 
 class Proxy(http.server.ThreadingHTTPServer):
-  """Forwards requests to a port of this machine; `unavailable` of them get 503, and every 20th waits for `delay` s."""
+  """Forwards requests to a port of this machine; `unavailable` of them get 503, and every 20th
+  waits for `delay` s."""
 
-  daemon_threads, request_queue_size = True, 1_024
+  daemon_threads = True
+  request_queue_size = 1_024
 
   def __init__(self, port: int):
-    self.port, self.unavailable, self.delay, self.written, self.random = port, 0.0, 0.0, [], random.Random(0)
+    self.port, self.unavailable, self.delay, self.written, self.random = (
+      port,
+      0.0,
+      0.0,
+      [],
+      random.Random(0),
+    )
     super().__init__(("127.0.0.1", 0), _Forward)
 
 
 class _Forward(http.server.BaseHTTPRequestHandler):
-  protocol_version, disable_nagle_algorithm, wbufsize = "HTTP/1.1", True, -1
+  protocol_version = "HTTP/1.1"
+  disable_nagle_algorithm = True
+  wbufsize = -1
 
   def log_message(self, *_):
     pass
@@ -53,13 +64,20 @@ class _Forward(http.server.BaseHTTPRequestHandler):
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
     if self.server.random.random() < 0.05:
       time.sleep(self.server.delay)
-    status, headers, data = 503, [("Content-Length", "0")], b""
+    status = 503
+    headers = [("Content-Length", "0")]
+    data = b""
     if self.server.random.random() >= self.server.unavailable:
       there = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
       there.request(self.command, self.path, body, dict(self.headers))
       answer = there.getresponse()
-      status, data = answer.status, answer.read()
-      headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in ("transfer-encoding", "connection")]
+      status = answer.status
+      data = answer.read()
+      headers = [
+        (k, v)
+        for k, v in answer.getheaders()
+        if k.lower() not in ("transfer-encoding", "connection")
+      ]
       there.close()
       if self.command == "PUT":
         self.server.written.append(self.path)
@@ -107,16 +125,27 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   generator = random.Random(0)
   for part in range(3):
     texts = (" ".join(f"w{generator.randrange(2_000)}" for _ in range(300)) for _ in range(400))
-    (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-  flags = [f"--source=jsonl:{tmp_path}/*.jsonl", "--vocabulary=bytes", "--part_bytes=1", "--shard_tokens=50000"]
+    (tmp_path / f"{part}.jsonl").write_text(
+      "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
+  flags = [
+    f"--source=jsonl:{tmp_path}/*.jsonl",
+    "--vocabulary=bytes",
+    "--part_bytes=1",
+    "--shard_tokens=50000",
+  ]
   flags += ["--clean=exact,near", "--workers=2"]
-  local, bucket = tmp_path / "stores", "s3://bucket/stores"
+  local = tmp_path / "stores"
+  bucket = "s3://bucket/stores"
   assert prepare_data.main([*flags, f"--output={local}"]) == 0
 
-  proxy.unavailable, proxy.delay = 0.1, 0.5
+  proxy.unavailable = 0.1
+  proxy.delay = 0.5
   command = [sys.executable, "-m", "tools.prepare_data", *flags, f"--output={bucket}"]
   with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL) as preparing:
-    while preparing.poll() is None and len([path for path in proxy.written if "/tokens/" in path]) < 5:
+    while (
+      preparing.poll() is None and len([path for path in proxy.written if "/tokens/" in path]) < 5
+    ):
       time.sleep(0.01)
     preparing.kill()
   assert preparing.returncode == -9
@@ -129,7 +158,8 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   code, output = run(train(tmp_path / "whole", f"--config.task.store={local}", *settings))
   assert code == 0, output
   proxy.unavailable = 0.05
-  workdir, settings = tmp_path / "killed", [f"--config.task.store={bucket}", *settings]
+  workdir = tmp_path / "killed"
+  settings = [f"--config.task.store={bucket}", *settings]
   with Process(train(workdir, *settings)) as process:
     assert process.until(lambda: saved(workdir), seconds=500), process.end()
     process.send(signal.SIGKILL)
@@ -147,7 +177,8 @@ def test_a_hot_store_is_read_at_over_ten_million_tokens_a_second(proxy, tmp_path
   assert prepare_data.main([*flags, "--output=s3://bucket/hot"]) == 0
   store = TokenStore.open("s3://bucket/hot/train", verify="full")
   store.windows([0], store.num_tokens)
-  starts, begin = np.random.default_rng(0).integers(0, store.num_tokens - 568, (100, 128)), time.process_time()
+  starts = np.random.default_rng(0).integers(0, store.num_tokens - 568, (100, 128))
+  begin = time.process_time()
   for starts_B in starts:
     store.windows(starts_B, 568)
   assert starts.size * 568 / (time.process_time() - begin) > 10e6

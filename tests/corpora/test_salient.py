@@ -12,7 +12,10 @@ from t5x_like.errors import UserError
 
 
 def records(spelled: str, split: str = "train") -> list[dict]:
-  return [{key: record[key] for key in ("inputs", "targets")} for _, record in open_source(spelled).records(split)]
+  return [
+    {key: record[key] for key in ("inputs", "targets")}
+    for _, record in open_source(spelled).records(split)
+  ]
 
 
 def write(path, rows: list[dict]) -> str:
@@ -21,7 +24,10 @@ def write(path, rows: list[dict]) -> str:
 
 
 TAGGED = [
-  {"text": "Fred was sent to Bedlam in 1889.", "spans": [{"start": 17, "end": 23}, {"start": 27, "end": 31}]},
+  {
+    "text": "Fred was sent to Bedlam in 1889.",
+    "spans": [{"start": 17, "end": 23}, {"start": 27, "end": 31}],
+  },
   {"text": "Nobody. Really nobody.", "spans": []},
   {"text": "Ada. Or Bob.", "entities": [[0, 3]]},
 ]
@@ -60,9 +66,13 @@ def test_texts_are_cut_into_sentences_with_the_spans_of_the_expression(tmp_path)
 
 
 def test_a_function_or_a_file_of_names_finds_the_spans(tmp_path, monkeypatch):
-  texts = f"jsonl:{write(tmp_path / 'texts.jsonl', [{'text': 'They asked who. Ada of York knew who.'}])}"
+  texts = (
+    f"jsonl:{write(tmp_path / 'texts.jsonl', [{'text': 'They asked who. Ada of York knew who.'}])}"
+  )
   names = write(tmp_path / "names.jsonl", [{"text": "Ada of York", "spans": [[0, 11]]}])
-  assert records(f"salient:{names}@{texts}") == [{"inputs": "nem: _X_ knew who.", "targets": "Ada of York"}]
+  assert records(f"salient:{names}@{texts}") == [
+    {"inputs": "nem: _X_ knew who.", "targets": "Ada of York"}
+  ]
   (tmp_path / "salient_finder.py").write_text(
     "def find(text):\n  return [(text.index('who'), text.index('who') + 3)]\n"
   )
@@ -79,9 +89,20 @@ def test_a_function_or_a_file_of_names_finds_the_spans(tmp_path, monkeypatch):
 
 def test_spans_are_the_records_of_a_text_to_text_task(tmp_path):
   rows = f"salient:jsonl:train={write(tmp_path / 'tagged.jsonl', TAGGED)}"
-  templates = {"inputs": "{inputs}", "targets": "{targets}", "inputs_length": 64, "targets_length": 16}
-  made = task.build("text_to_text", "train", source=rows, cache=str(tmp_path / "cache"), packed=False, **templates)
-  assert made.num_examples == 3 and [one["targets"] for one in made.examples(())] == ["Bedlam", "1889", "Ada"]
+  templates = {
+    "inputs": "{inputs}",
+    "targets": "{targets}",
+    "inputs_length": 64,
+    "targets_length": 16,
+  }
+  made = task.build(
+    "text_to_text", "train", source=rows, cache=str(tmp_path / "cache"), packed=False, **templates
+  )
+  assert made.num_examples == 3 and [one["targets"] for one in made.examples(())] == [
+    "Bedlam",
+    "1889",
+    "Ada",
+  ]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +110,10 @@ def test_spans_are_the_records_of_a_text_to_text_task(tmp_path):
   [
     ("salient:", "expected salient:SOURCE or salient:FINDER@SOURCE"),
     ("salient:jsonl:{}/odd.jsonl", "odd.jsonl:1: found keys words, expected 'text'"),
-    ("salient:jsonl:{}/past.jsonl", "found the span [0, 9], expected a start and an end in a text of 1 characters"),
+    (
+      "salient:jsonl:{}/past.jsonl",
+      "found the span [0, 9], expected a start and an end in a text of 1 characters",
+    ),
     ("salient:{}/none.jsonl@jsonl:{}/odd.jsonl", "none.jsonl"),
   ],
 )
@@ -102,24 +126,33 @@ def test_what_has_no_spans_is_one_line(source, words, tmp_path):
 
 
 def test_dates_numbers_and_names():
-  text = "In Paris the tower of Gustave Eiffel rose by May 6, 1889. It is 330.5 m tall, say the U.S. since 2020-01-02."
+  text = (
+    "In Paris the tower of Gustave Eiffel rose by May 6, 1889. It is 330.5 m tall, say the "
+    "U.S. since 2020-01-02."
+  )
   found = [text[a:b] for a, b in dates_numbers_and_names(text)]
   assert found == ["Paris", "Gustave Eiffel", "May 6, 1889", "330.5", "U.S.", "2020-01-02"]
 
 
 def test_capitals_of_all_alphabets_begin_names_and_small_letters_none():
   text = "They met Élodie Dupont and Ωmega in an école near ñandú, then 中村."
-  assert [text[begin:end] for begin, end in dates_numbers_and_names(text)] == ["Élodie Dupont", "Ωmega"]
+  assert [text[begin:end] for begin, end in dates_numbers_and_names(text)] == [
+    "Élodie Dupont",
+    "Ωmega",
+  ]
 
 
 def test_titles_and_spaces_before_punctuation():
-  text = "Then Mr. Darcy met Mrs . Bennet . Tea at 4 on May 6 , 1889 was I think for Lady Anne I met."
+  text = (
+    "Then Mr. Darcy met Mrs . Bennet . Tea at 4 on May 6 , 1889 was I think for Lady Anne I met."
+  )
   found = [text[a:b] for a, b in dates_numbers_and_names(text)]
   assert found == ["Mr. Darcy", "Mrs . Bennet", "4", "May 6 , 1889", "Lady Anne"]
 
 
 def test_a_finder_from_a_file_of_names(tmp_path):
-  """Spans as pairs and as objects; whole words only, the longest name first, as WordPiece spaces them."""
+  """Spans as pairs and as objects; whole words only, the longest name first, as WordPiece spaces
+  them."""
   file = tmp_path / "names.jsonl"
   lines = [
     {"text": "J. R. Hartley of York", "spans": [[0, 13], [17, 21]]},
@@ -137,8 +170,15 @@ def test_a_finder_from_a_file_of_names(tmp_path):
   file.write_text(json.dumps(lines[0]) + "\n")
   assert before == before | {"form": "salient"} and opened() != before
   for line, message in (
-    ('{"text": "a"}', "names.jsonl:1: found keys text, expected 'text' and a list under spans or entities or ents"),
-    ('{"text": "a", "spans": [[0, 2]]}', r"names.jsonl:1: found the span \[0, 2\], .* in a text of 1 characters"),
+    (
+      '{"text": "a"}',
+      "names.jsonl:1: found keys text, expected 'text' and a list under spans or entities or ents",
+    ),
+    (
+      '{"text": "a", "spans": [[0, 2]]}',
+      r"names.jsonl:1: found the span \[0, 2\], .* in a text "
+      r"of 1 characters",
+    ),
     ('{"text": "a", "spans": []}', "found no spans"),
   ):
     file.write_text(line + "\n")

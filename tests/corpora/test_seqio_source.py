@@ -1,4 +1,5 @@
-"""Preprocessors of SeqIO tasks run as a source, once and before training; only a task that the command names."""
+"""Preprocessors of SeqIO tasks run as a source, once and before training; only a task that the
+command names."""
 
 import json
 
@@ -12,7 +13,9 @@ from t5x_like.runtime import process
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
-PAIRS = [{"en": f"sentence {n}", "de": "Satz" * n} for n in range(1, 7)] + [{"en": "no translation", "de": None}]
+PAIRS = [{"en": f"sentence {n}", "de": "Satz" * n} for n in range(1, 7)] + [
+  {"en": "no translation", "de": None}
+]
 
 
 @pytest.fixture
@@ -62,18 +65,36 @@ def test_a_task_with_records_of_its_own_a_list_and_a_function(pairs):
 
 def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
   source = f"seqio:seqio_tasks:translation@jsonl:{pairs}"
-  flags = [f"--source={source}", "--vocabulary=bytes", f"--output={tmp_path / 'store'}", "--split=train=train"]
+  flags = [
+    f"--source={source}",
+    "--vocabulary=bytes",
+    f"--output={tmp_path / 'store'}",
+    "--split=train=train",
+  ]
   assert prepare_data.main([*flags, "--text_field=inputs", "--workers=2"]) == 0
   store = TokenStore.open(tmp_path / "store" / "train")
   assert store.num_tokens == sum(len(record["inputs"].encode()) for record in expected())
   assert store.manifest.skipped == {"null": 1}
   trust.begin([source])
-  arguments = {"source": source, "vocabulary": "bytes", "inputs": "{inputs}", "targets": "{targets}"}
-  arguments |= {"inputs_length": 64, "targets_length": 64, "packed": False, "cache": str(tmp_path / "cache")}
+  arguments = {
+    "source": source,
+    "vocabulary": "bytes",
+    "inputs": "{inputs}",
+    "targets": "{targets}",
+  }
+  arguments |= {
+    "inputs_length": 64,
+    "targets_length": 64,
+    "packed": False,
+    "cache": str(tmp_path / "cache"),
+  }
   task = process.build_task("task", "text_to_text", "train", arguments)
   assert task.num_examples == len(expected())
   batch = task.batch(np.arange(2), np.zeros(2, np.int64), 0)
-  read = [task.vocabulary.decode([int(i) for i in row if i > 1]) for row in np.asarray(batch["encoder_input_tokens"])]
+  read = [
+    task.vocabulary.decode([int(i) for i in row if i > 1])
+    for row in np.asarray(batch["encoder_input_tokens"])
+  ]
   assert read == [record["inputs"] for record in expected()[:2]]
 
 
@@ -82,22 +103,30 @@ def test_only_a_name_that_the_command_gives_is_imported(pairs):
   with pytest.raises(UserError, match="'seqio_tasks:steps', which this command does not name"):
     open_source(f"seqio:seqio_tasks:steps@jsonl:{pairs}")
   trust.was_read("theirs/config.json", {"task": {"source": "seqio:subprocess:getoutput"}})
-  with pytest.raises(UserError, match="theirs/config.json: source: found 'seqio:subprocess:getoutput'"):
+  with pytest.raises(
+    UserError, match="theirs/config.json: source: found 'seqio:subprocess:getoutput'"
+  ):
     open_source("seqio:subprocess:getoutput")
 
 
 def test_refusals(pairs, tmp_path):
   jsonl = f"jsonl:{pairs}"
-  assert "return other records when they are called again" in refusal(f"seqio:seqio_tasks:unsteady@{jsonl}")
+  assert "return other records when they are called again" in refusal(
+    f"seqio:seqio_tasks:unsteady@{jsonl}"
+  )
   assert "trimmed needs sequence_length" in refusal(f"seqio:seqio_tasks:by_length@{jsonl}")
-  assert "a preprocessor failed (InvalidArgumentError" in refusal(f"seqio:seqio_tasks:broken@{jsonl}")
+  assert "a preprocessor failed (InvalidArgumentError" in refusal(
+    f"seqio:seqio_tasks:broken@{jsonl}"
+  )
   assert "found no records, expected a source after @" in refusal("seqio:seqio_tasks:steps")
   assert "cannot be used: AttributeError" in refusal(f"seqio:seqio_tasks:absent@{jsonl}")
   assert "expected seqio:module:TASK" in refusal("seqio:seqio_tasks")
   assert "expected a SeqIO task or a list" in refusal(f"seqio:seqio_tasks:Own@{jsonl}")
   other = tmp_path / "other.jsonl"
   other.write_text('{"en": "a", "de": "b"}\n{"en": "a"}\n')
-  assert "found other fields than in the first record ('de')" in refusal(f"seqio:seqio_tasks:steps@jsonl:{other}")
+  assert "found other fields than in the first record ('de')" in refusal(
+    f"seqio:seqio_tasks:steps@jsonl:{other}"
+  )
 
 
 def test_a_registered_task_of_seqio_itself(tmp_path, monkeypatch):
@@ -112,9 +141,12 @@ def test_a_registered_task_of_seqio_itself(tmp_path, monkeypatch):
     "feature = seqio.Feature(seqio.ByteVocabulary())\n"
     "seqio.TaskRegistry.add('a_task', source=seqio.FunctionDataSource(rows, splits=['train']),\n"
     "  preprocessors=[draw, seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(),\n"
-    "    seqio.preprocessors.append_eos], output_features={'inputs': feature, 'targets': feature}, metric_fns=[])\n"
+    "    seqio.preprocessors.append_eos], output_features={'inputs': feature, 'targets': "
+    "feature}, metric_fns=[])\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
   found = records("seqio:registered:a_task")
-  assert [record["inputs"] for record in found] == ["a", "b"] and found[0]["draw"] != found[1]["draw"]
+  assert [record["inputs"] for record in found] == ["a", "b"] and found[0]["draw"] != found[1][
+    "draw"
+  ]
   assert "a_task" in seqio.TaskRegistry.names()

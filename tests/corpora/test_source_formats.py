@@ -1,4 +1,5 @@
-"""Sources: JSON arrays, Parquet, CoNLL; compression, remote places, numbered files and input of any badness."""
+"""Sources: JSON arrays, Parquet, CoNLL; compression, remote places, numbered files and input of any
+badness."""
 
 import bz2
 import gzip
@@ -83,11 +84,18 @@ def test_parquet(tmp_path, monkeypatch):
 
 
 def test_nulls_are_skipped_and_counted_in_every_format(tmp_path):
-  rows = [{"text": "one", "meta": {"body": "1"}}, {"text": None, "meta": None}, {"text": "", "meta": {"body": None}}]
+  rows = [
+    {"text": "one", "meta": {"body": "1"}},
+    {"text": None, "meta": None},
+    {"text": "", "meta": {"body": None}},
+  ]
   (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
   for name in ("jsonl", "parquet"):
-    for field, texts, skipped in (("text", ["one"], {"null": 1, "empty": 1}), ("meta.body", ["1"], {"null": 2})):
+    for field, texts, skipped in (
+      ("text", ["one"], {"null": 1, "empty": 1}),
+      ("meta.body", ["1"], {"null": 2}),
+    ):
       source = Documents(f"{name}:{tmp_path}/a.{name}", text_field=field)
       assert (list(source.wanted("train")), source.skipped["train"]) == (texts, skipped)
 
@@ -101,7 +109,9 @@ def test_conll_and_conllu(tmp_path):
   assert "b:1: found 2 columns, expected 4" in refusal(f"conll:{tmp_path}/b", text_field="3")
   (tmp_path / "c").write_text(CONLLU)
   assert read(f"conllu:{tmp_path}/c") == ["It's fine.\nYes!", "New"]
-  (tmp_path / "d").write_text("\n".join(line for line in CONLLU.splitlines() if not line.startswith("#")))
+  (tmp_path / "d").write_text(
+    "\n".join(line for line in CONLLU.splitlines() if not line.startswith("#"))
+  )
   assert read(f"conllu:{tmp_path}/d") == ["It's fine.", "Yes!", "New"]
   assert [len(rows) for _, rows in conllu.sentences(f"{tmp_path}/c")] == [5, 2, 1]
   (tmp_path / "d").write_text("1\tNew\n")
@@ -109,7 +119,8 @@ def test_conll_and_conllu(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)]
+  "kind, compress",
+  [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)],
 )
 def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, compress, tmp_path):
   lines = [f"line {i * i * i}" for i in range(3000)]
@@ -125,7 +136,8 @@ def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, co
 
 
 @pytest.mark.parametrize(
-  "kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)]
+  "kind, compress",
+  [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)],
 )
 def test_several_streams_are_one_text_and_what_is_no_stream_is_refused(kind, compress, tmp_path):
   one, two = (compress(f"{name} {'x' * 300_000}\n".encode()) for name in ("one", "two"))
@@ -149,7 +161,9 @@ def test_links_in_circles_are_walked_once(tmp_path):
     (tmp_path / name).write_text(name)
   for number in range(6):  # 6 ** 40 paths, were they all walked
     (tmp_path / "sub" / f"up{number}").symlink_to("..")
-  assert read(f"lines:{tmp_path}/**/*.txt") == read(f"lines:{tmp_path}/**") == ["a.txt", "sub/b.txt"]
+  assert (
+    read(f"lines:{tmp_path}/**/*.txt") == read(f"lines:{tmp_path}/**") == ["a.txt", "sub/b.txt"]
+  )
   assert read(f"lines:{tmp_path}/*/?.txt") == ["sub/b.txt"]
   assert read(f"lines:{tmp_path}/.hid*/*") == [".hidden/c.txt"]
 
@@ -159,7 +173,9 @@ def test_what_is_no_file_is_refused_by_what_it_is(tmp_path):
   (tmp_path / "a.txt").write_text("a document")
   (tmp_path / "b.txt").symlink_to("nowhere")
   for pattern in ("b.txt", "*.txt"):
-    assert f"source lines:{tmp_path}/b.txt: found a link to nothing" in refusal(f"lines:{tmp_path}/{pattern}")
+    assert f"source lines:{tmp_path}/b.txt: found a link to nothing" in refusal(
+      f"lines:{tmp_path}/{pattern}"
+    )
   os.mkfifo(tmp_path / "pipe")
   assert "found a pipe, expected a file" in refusal(f"lines:{tmp_path}/pipe")
   assert "found a device, expected a file" in refusal("lines:/dev/zero")
@@ -185,7 +201,9 @@ def test_columns_of_one_name_are_refused(tmp_path):
   (tmp_path / "a.tsv").write_text("text\ttext\na\tb\n")
   assert "a.tsv:1: found 2 columns 'text', expected one" in refusal(f"tsv:{tmp_path}/a.tsv")
   assert read(f"tsv:{tmp_path}/a.tsv", text_field="1") == ["text", "b"]
-  table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+  table = pyarrow.Table.from_arrays(
+    [pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"]
+  )
   pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
   assert "found 2 columns 'text', expected one" in refusal(f"parquet:{tmp_path}/a.parquet")
 
@@ -214,7 +232,8 @@ def test_words_of_conll_may_be_odd(tmp_path):
   assert read(f"conll:{tmp_path}/a") == ["# a\u00a0b c\u2028", "# x", "#"]
   (tmp_path / "a").write_text("# note\nx\tO\n\n# O\n")
   assert read(f"conll:{tmp_path}/a") == ["x"]
-  (tmp_path / "a").write_text("# id 7c15\tdomain=en\nx _ _ O\n\n# id 8\tdomain=en\n# _ _ O\n")  # MultiCoNER's
+  # MultiCoNER's
+  (tmp_path / "a").write_text("# id 7c15\tdomain=en\nx _ _ O\n\n# id 8\tdomain=en\n# _ _ O\n")
   assert read(f"conll:{tmp_path}/a") == ["x", "#"]
 
 
@@ -241,7 +260,9 @@ def test_remote_places(scheme, tmp_path):
   source = Documents(f"lines:{root}/*.txt")
   assert list(source.wanted("train")) == ["one", "two"]
   facts = source.facts()["splits"]["train"]
-  assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(tmp_path) not in json.dumps(facts)
+  assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(
+    tmp_path
+  ) not in json.dumps(facts)
   assert "found no file" in refusal(f"lines:{root}/*.none")
   trust.begin(())
   assert "found 'nosuch://x/y', which this command does not name" in refusal("lines:nosuch://x/y")

@@ -1,4 +1,5 @@
-"""Sources: what each form yields, in which order, and what is said of files that are missing, damaged or odd."""
+"""Sources: what each form yields, in which order, and what is said of files that are missing,
+damaged or odd."""
 
 import codecs
 import datetime
@@ -19,7 +20,9 @@ from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.sources import formats
 from t5x_like.errors import UserError
 
-DOCUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(lambda s: s.strip())
+DOCUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(
+  lambda s: s.strip()
+)
 
 
 def write(path, data: str | bytes):
@@ -53,10 +56,16 @@ def test_every_form_of_files_yields_its_documents(tmp_path):
 
 
 @settings(max_examples=25)
-@given(documents=st.lists(DOCUMENT, min_size=1, max_size=6), zipped=st.booleans(), ascii_only=st.booleans())
+@given(
+  documents=st.lists(DOCUMENT, min_size=1, max_size=6),
+  zipped=st.booleans(),
+  ascii_only=st.booleans(),
+)
 def test_jsonl_gives_back_every_document(tmp_path_factory, documents, zipped, ascii_only):
   path = tmp_path_factory.mktemp("jsonl") / ("a.jsonl.gz" if zipped else "a.jsonl")
-  write(path, "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in documents))
+  write(
+    path, "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in documents)
+  )
   source = Documents(f"jsonl:{path}")
   assert list(source.wanted("train")) == documents
   assert not source.skipped["train"]
@@ -85,7 +94,10 @@ def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
     write(tmp_path / place / "my corpus" / "train.txt", "one")
     write(tmp_path / place / "my corpus" / "validation.txt", "two")
   here, there = (
-    Documents(f"text:train={tmp_path}/{place}/my corpus/train.txt,validation={tmp_path}/{place}/my corpus/v*")
+    Documents(
+      f"text:train={tmp_path}/{place}/my "
+      f"corpus/train.txt,validation={tmp_path}/{place}/my corpus/v*"
+    )
     for place in ("here", "there")
   )
   assert here.source.name == there.source.name == "my_corpus"
@@ -111,9 +123,10 @@ def test_missing_files_are_refused(tmp_path):
   (tmp_path / "folder").mkdir()
   assert f"jsonl:{tmp_path}/x.jsonl: found no file" in refusal(f"jsonl:{tmp_path}/x.jsonl")
   assert "found no file" in refusal(f"jsonl:{tmp_path}/*.jsonl")
-  assert f"found a directory, expected at least one file; name its files by a pattern such as {tmp_path}/folder/*" in (
-    refusal(f"text:{tmp_path}/folder")
-  )
+  assert (
+    "found a directory, expected at least one file; name its files by a pattern such as "
+    f"{tmp_path}/folder/*"
+  ) in (refusal(f"text:{tmp_path}/folder"))
   assert "found no files" in refusal("text:")
   assert "found no files for split 'train'" in refusal("text:train=,validation=x")
 
@@ -122,7 +135,9 @@ def test_empty_files_and_files_without_documents_are_refused(tmp_path):
   write(tmp_path / "empty", "")
   assert f"{tmp_path}/empty: found an empty file" in refusal(f"lines:{tmp_path}/empty")
   write(tmp_path / "blank", "\n \n")
-  assert "blank: found 0 documents in split 'train' (2 skipped: empty)" in refusal(f"lines:{tmp_path}/blank")
+  assert "blank: found 0 documents in split 'train' (2 skipped: empty)" in refusal(
+    f"lines:{tmp_path}/blank"
+  )
   write(tmp_path / "header.tsv", "text\n")
   assert "found 0 documents" in refusal(f"tsv:{tmp_path}/header.tsv")
   write(tmp_path / "empty.gz", "")
@@ -131,8 +146,14 @@ def test_empty_files_and_files_without_documents_are_refused(tmp_path):
 
 @pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
 def test_damaged_gzip_is_refused(form, tmp_path):
-  whole = gzip.compress("".join(json.dumps({"text": f"document {i * i}"}) + "\n" for i in range(500)).encode())
-  damaged = {"truncated": whole[: len(whole) // 2], "flipped": whole[:-6] + b"\0" + whole[-5:], "other": b"not gzip"}
+  whole = gzip.compress(
+    "".join(json.dumps({"text": f"document {i * i}"}) + "\n" for i in range(500)).encode()
+  )
+  damaged = {
+    "truncated": whole[: len(whole) // 2],
+    "flipped": whole[:-6] + b"\0" + whole[-5:],
+    "other": b"not gzip",
+  }
   for name, data in damaged.items():
     path = tmp_path / f"{name}.jsonl.gz"
     path.write_bytes(data)
@@ -155,7 +176,10 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
     ("9" * 10_000, "found invalid JSON"),
     ('["a"]', "found a JSON array, expected one whole JSON object"),
     ("null", "found a JSON null"),
-    ('{"texts": "a"}', "found no field 'text' among texts, expected 'text' (did you mean 'texts'?)"),
+    (
+      '{"texts": "a"}',
+      "found no field 'text' among texts, expected 'text' (did you mean 'texts'?)",
+    ),
     ("{}", "found no field 'text' among none"),
     ('{"text": 3}', "found number in field 'text', expected text"),
     ('{"text": true}', "found boolean in field 'text'"),
@@ -170,13 +194,30 @@ def test_tables_of_another_shape_are_refused(tmp_path):
   path = write(tmp_path / "a.tsv", "sentence\tlabel\nok\t1\n\tx\nodd\n")
   assert f"{path}:1: found no field 'sentense'" in refusal(f"tsv:{path}", text_field="sentense")
   assert "(did you mean 'sentence'?)" in refusal(f"tsv:{path}", text_field="sentense")
-  assert f"{path}:4: found 1 tab-separated columns, expected 2" in refusal(f"tsv:{path}", text_field="sentence")
-  assert f"{path}:1: found 2 tab-separated columns, expected 8" in refusal(f"tsv:{path}", text_field="7")
+  assert f"{path}:4: found 1 tab-separated columns, expected 2" in refusal(
+    f"tsv:{path}", text_field="sentence"
+  )
+  assert f"{path}:1: found 2 tab-separated columns, expected 8" in refusal(
+    f"tsv:{path}", text_field="7"
+  )
 
 
 def test_unknown_forms_and_splits_are_refused(tmp_path):
-  assert set(formats()) >= {"conll", "conllu", "docstrings", "json", "jsonl", "lines", "parquet", "text", "tfds", "tsv"}
-  assert "found format 'jsnl'" in refusal("jsnl:x") and "(did you mean 'jsonl'?)" in refusal("jsnl:x")
+  assert set(formats()) >= {
+    "conll",
+    "conllu",
+    "docstrings",
+    "json",
+    "jsonl",
+    "lines",
+    "parquet",
+    "text",
+    "tfds",
+    "tsv",
+  }
+  assert "found format 'jsnl'" in refusal("jsnl:x") and "(did you mean 'jsonl'?)" in refusal(
+    "jsnl:x"
+  )
   assert "found format ''" in refusal(":x")
   write(tmp_path / "a", "one")
   said = refusal(f"lines:{tmp_path}/a", "trian")
@@ -195,7 +236,8 @@ def test_files_are_read_without_tensorflow(tmp_path):
 
 @pytest.fixture(scope="module", params=["tfrecord", "array_record"])
 def dataset(request, tmp_path_factory):
-  """The directory of a prepared TFDS dataset of 600 documents, whose builder's code TFDS does not know."""
+  """The directory of a prepared TFDS dataset of 600 documents, whose builder's code TFDS does not
+  know."""
   from etils import epath
 
   from t5x_like.data.quiet_tensorflow import tfds
@@ -207,7 +249,9 @@ def dataset(request, tmp_path_factory):
       code_path = epath.Path(__file__)
 
       def _info(self):
-        features = tfds.features.FeaturesDict({"body": tfds.features.Text(), "number": tfds.features.Scalar(np.int64)})
+        features = tfds.features.FeaturesDict(
+          {"body": tfds.features.Text(), "number": tfds.features.Scalar(np.int64)}
+        )
         return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
 
       def _split_generators(self, dl_manager):
@@ -239,14 +283,20 @@ def test_shards_of_a_dataset_are_parts_that_make_up_the_split(dataset):
   source = Documents("tfds:my_texts", data_dir=str(dataset), text_field="body")
   parts = source.source.parts("train", 1)
   assert len(parts) == 3 and source.source.parts("train", 2**40) == [(0, 600)]
-  assert [text for part in parts for text in source.read("train", part)] == list(source.read("train"))
-  assert list(source.read("train", parts[1]))[0] == f"document {parts[1][0]} é" or parts[1][0] % 100 == 0
+  assert [text for part in parts for text in source.read("train", part)] == list(
+    source.read("train")
+  )
+  assert (
+    list(source.read("train", parts[1]))[0] == f"document {parts[1][0]} é" or parts[1][0] % 100 == 0
+  )
 
 
 def test_features_and_datasets_that_are_not_there_are_refused(dataset):
   options = {"data_dir": str(dataset)}
   assert "found no feature 'text' among body, number" in refusal("tfds:my_texts", **options)
-  assert "found number in field 'number', expected text" in refusal("tfds:my_texts", text_field="number", **options)
+  assert "found number in field 'number', expected text" in refusal(
+    "tfds:my_texts", text_field="number", **options
+  )
   assert "tfds:my_text: found no such dataset" in refusal("tfds:my_text", **options)
   assert "tfds:my_texts:9.0.0: found no such dataset" in refusal("tfds:my_texts:9.0.0", **options)
   assert "found no dataset name" in refusal("tfds:", **options)
@@ -274,7 +324,9 @@ def test_damaged_records_are_refused(dataset, tmp_path):
     )
 
 
-@pytest.mark.parametrize("form", ["lines", "jsonl", "folders", "coco", "arrow", "record", "t5:stsb:jsonl"])
+@pytest.mark.parametrize(
+  "form", ["lines", "jsonl", "folders", "coco", "arrow", "record", "t5:stsb:jsonl"]
+)
 def test_a_path_too_long_for_a_name_is_one_line(form):
   assert "too long for a file's name" in refusal(f"{form}:{'x' * 300}")
 

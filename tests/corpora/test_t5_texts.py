@@ -15,17 +15,43 @@ from t5x_like.metrics.texts import METRICS, texts_of
 def made(form: str, rows: list[dict], folder, split: str = "validation") -> list[dict]:
   """Rewrite records through the source, as a task reads them."""
   (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  return [row for _, row in open_source(f"t5:{form}:jsonl:{split}={folder}/rows.jsonl").records(split)]
+  return [
+    row for _, row in open_source(f"t5:{form}:jsonl:{split}={folder}/rows.jsonl").records(split)
+  ]
 
 
 @pytest.mark.parametrize(
   ("label", "expected"),
-  [(2.8, "2.8"), (1.66, "1.6"), (3.799999952316284, "3.8"), ("3.800", "3.8"), (0.0, "0.0"), ("0", "0.0"), (5, "5.0")]
-  + [(0.1, "0.0"), (0.3, "0.4"), (0.5, "0.4"), (4.75, "4.8"), ("3.25", "3.2"), ("-1", "-1"), (-1.0, "-1")],
+  [
+    (2.8, "2.8"),
+    (1.66, "1.6"),
+    (3.799999952316284, "3.8"),
+    ("3.800", "3.8"),
+    (0.0, "0.0"),
+    ("0", "0.0"),
+    (5, "5.0"),
+  ]
+  + [
+    (0.1, "0.0"),
+    (0.3, "0.4"),
+    (0.5, "0.4"),
+    (4.75, "4.8"),
+    ("3.25", "3.2"),
+    ("-1", "-1"),
+    (-1.0, "-1"),
+  ],
 )
 def test_similarity_is_rounded_to_the_nearest_fifth(label, expected, tmp_path):
-  (row,) = made("stsb", [{"sentence1": "Big news.", "sentence2": "No idea.", "label": label, "idx": 4}], tmp_path)
-  assert row == {"inputs": "stsb sentence1: Big news. sentence2: No idea.", "targets": expected, "idx": 4}
+  (row,) = made(
+    "stsb",
+    [{"sentence1": "Big news.", "sentence2": "No idea.", "label": label, "idx": 4}],
+    tmp_path,
+  )
+  assert row == {
+    "inputs": "stsb sentence1: Big news. sentence2: No idea.",
+    "targets": expected,
+    "idx": 4,
+  }
 
 
 def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
@@ -37,28 +63,35 @@ def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
     "idx": idx,
   }
   text = (
-    "multirc question: Why was Joey surprised? answer: There was only pie to eat paragraph: Sent 1: Once upon a time,"
+    "multirc question: Why was Joey surprised? answer: There was only pie to eat paragraph: Sent "
+    "1: Once upon a time,"
     " Joey woke. Sent 2: He loved pie."
   )
   rows = made("multirc", [row | {"label": label} for label in (1, "False", -1)], tmp_path)
-  assert rows == [{"inputs": text, "targets": target, "idx": idx} for target in ("True", "False", "-1")]
+  assert rows == [
+    {"inputs": text, "targets": target, "idx": idx} for target in ("True", "False", "-1")
+  ]
 
 
 ANSWERED = {
   "query": "It was @placeholder.",
   "entities": ["A", "B", "C"],
-  "passage": 'This is the passage\n@highlight\nAnother sentence.\n@highlight\nThird "one"\n@highlight\nEnd',
+  "passage": "This is the passage\n@highlight\nAnother sentence.\n@highlight\nThird "
+  '"one"\n@highlight\nEnd',
   "answers": ["A", "C"],
   "idx": {"passage": 1, "query": 2},
 }
 CLOZE = (
-  'record query: It was @placeholder. entities: A, B, C passage: This is the passage. Another sentence. Third "one" End'
+  "record query: It was @placeholder. entities: A, B, C passage: This is the passage. Another "
+  'sentence. Third "one" End'
 )
 
 
 def test_a_cloze_is_an_example_for_each_answer_in_training_and_one_otherwise(tmp_path):
   rest = {"inputs": CLOZE, "answers": ["A", "C"], "idx": ANSWERED["idx"]}
-  assert made("record", [ANSWERED], tmp_path, "train") == [rest | {"targets": one} for one in ("A", "C")]
+  assert made("record", [ANSWERED], tmp_path, "train") == [
+    rest | {"targets": one} for one in ("A", "C")
+  ]
   assert made("record", [ANSWERED], tmp_path) == [rest | {"targets": "A"}]
   (unlabelled,) = made("record", [ANSWERED | {"answers": []}], tmp_path, "test")
   assert (unlabelled["targets"], unlabelled["answers"]) == ("-1", [])
@@ -69,30 +102,48 @@ def test_punctuation_of_squad_stands_alone(tmp_path):
   answers = {"text": ["The answer.", "$5"], "answer_start": [0, 0]}
   (found,) = made("squad", [row | {"answers": answers}], tmp_path)
   assert found["inputs"] == 'question: A vídeo ? context: " This is a string ( 1845 - 1986 ) " . '
-  assert (found["targets"], found["answers"], found["id"]) == ("The answer . ", ["The answer . ", " $ 5"], "i")
+  assert (found["targets"], found["answers"], found["id"]) == (
+    "The answer . ",
+    ["The answer . ", " $ 5"],
+    "i",
+  )
   listed = [{"text": one, "answer_start": 0} for one in answers["text"]]  # as in the official files
   assert made("squad", [row | {"answers": listed}], tmp_path) == [found]
   (alone,) = made("squad_context_free", [row | {"answers": answers}], tmp_path)
   assert alone["inputs"] == "squad trivia question: A vídeo ? "
 
 
-LENT = {"text": "Mitchell asked Tom if he could lend some money.", "span2_text": "he", "span2_index": 4}
+LENT = {
+  "text": "Mitchell asked Tom if he could lend some money.",
+  "span2_text": "he",
+  "span2_index": 4,
+}
 WHIPPED = (
-  "The boy continued to whip the pony , and eventually the pony threw him over. John laughed out quite loud. "
+  "The boy continued to whip the pony , and eventually the pony threw him over. John laughed out "
+  "quite loud. "
   '"Good for him," he said. '
 )
 CALMED = (
-  "When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe ."
+  "When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic "
+  "pebble in an iron safe ."
   " Some day they might want to use it , but really for now, what more could they wish for?"
 )
 
 
 def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
-  rows = [LENT | {"span1_text": name, "label": name == "Tom", "idx": n} for n, name in enumerate(["Tom", "Mitchell"])]
+  rows = [
+    LENT | {"span1_text": name, "label": name == "Tom", "idx": n}
+    for n, name in enumerate(["Tom", "Mitchell"])
+  ]
   text = "wsc: Mitchell asked Tom if *he* could lend some money."
   first, second = made("wsc", rows, tmp_path)
   assert first == {"inputs": text, "targets": "Tom", "judged": ["Tom", "True"], "idx": 0}
-  assert second == {"inputs": text, "targets": "Mitchell", "judged": ["Mitchell", "False"], "idx": 1}
+  assert second == {
+    "inputs": text,
+    "targets": "Mitchell",
+    "judged": ["Mitchell", "False"],
+    "idx": 1,
+  }
   assert made("wsc", rows, tmp_path, "train") == [first]
   (test,) = made("wsc", [rows[0] | {"label": None}], tmp_path, "test")
   assert test["judged"] == ["Tom", "-1"]
@@ -105,18 +156,39 @@ def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
     (CALMED, "it", 34, CALMED.replace("use it ,", "use *it* ,")),
   ],
 )
-def test_the_two_sentences_that_number_their_pronoun_wrongly(text, pronoun, index, expected, tmp_path):
+def test_the_two_sentences_that_number_their_pronoun_wrongly(
+  text, pronoun, index, expected, tmp_path
+):
   assert text.split(" ")[index] != pronoun
-  row = {"text": text, "span1_text": "x", "span2_text": pronoun, "span2_index": index, "label": 1, "idx": 0}
+  row = {
+    "text": text,
+    "span1_text": "x",
+    "span2_text": pronoun,
+    "span2_index": index,
+    "label": 1,
+    "idx": 0,
+  }
   assert made("wsc", [row], tmp_path)[0]["inputs"] == f"wsc: {expected}"
 
 
 @pytest.mark.parametrize(
   ("sentence", "pronoun", "expected"),
   [
-    ("Mitchell asked Tom if he could lend some money.", "he", "Mitchell asked Tom if *he* could lend some money."),
-    ("Bill beat Tom because that newbie had luck.", "that newbie", "Bill beat Tom because *that newbie* had luck."),
-    ("Carl thought the book unreadable to him.", "him", "Carl thought the book unreadable to *him*."),
+    (
+      "Mitchell asked Tom if he could lend some money.",
+      "he",
+      "Mitchell asked Tom if *he* could lend some money.",
+    ),
+    (
+      "Bill beat Tom because that newbie had luck.",
+      "that newbie",
+      "Bill beat Tom because *that newbie* had luck.",
+    ),
+    (
+      "Carl thought the book unreadable to him.",
+      "him",
+      "Carl thought the book unreadable to *him*.",
+    ),
   ],
 )
 def test_definite_pronouns_are_marked_as_in_wsc(sentence, pronoun, expected, tmp_path):
@@ -140,10 +212,12 @@ def test_definite_pronouns_are_marked_as_in_wsc(sentence, pronoun, expected, tmp
       "The worm",
     ),
     (
-      "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some of the glue was stuck"
+      "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some "
+      "of the glue was stuck"
       " on it.",
       "Some of the glue was stuck on the window sill.",
-      "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some of the glue was stuck"
+      "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some "
+      "of the glue was stuck"
       " on *it* .",
       "the window sill",
     ),
@@ -166,12 +240,24 @@ def test_a_hypothesis_becomes_the_referent_of_the_pronoun_that_it_replaces(
 
 
 def test_a_hypothesis_that_repeats_nothing_has_an_empty_referent(tmp_path):
-  row = {"sentence1": "You can see it there.", "sentence2": "Gaps are visible.", "label": "entailment", "idx": 2}
+  row = {
+    "sentence1": "You can see it there.",
+    "sentence2": "Gaps are visible.",
+    "label": "entailment",
+    "idx": 2,
+  }
   (found,) = made("wnli", [row], tmp_path)
-  expected = {"inputs": "wsc: You can see *it* there.", "targets": "-1", "judged": ["", "True"], "idx": 2}
+  expected = {
+    "inputs": "wsc: You can see *it* there.",
+    "targets": "-1",
+    "judged": ["", "True"],
+    "idx": 2,
+  }
   assert found == expected
   judge = METRICS["referent"]()
-  assert judge.metric([judge.reference(found["judged"])], [judge.prediction("the gap")])["accuracy"] == 0
+  assert (
+    judge.metric([judge.reference(found["judged"])], [judge.prediction("the gap")])["accuracy"] == 0
+  )
 
 
 # Templates of the tasks that need no form: the text of a record, and the names of the labels.
@@ -190,8 +276,22 @@ TEMPLATES = {
   "superglue/rte": ("rte hypothesis: H premise: P", ("entailment", "not_entailment")),
   "superglue/wic": ("wic sentence1: S1 sentence2: S2 word: W", ("False", "True")),
 }
-FIELDS = {"sentence": "S", "sentence1": "S1", "sentence2": "S2", "question": "Q", "question1": "Q1", "question2": "Q2"}
-FIELDS |= {"premise": "P", "hypothesis": "H", "passage": "G", "choice1": "C1", "choice2": "C2", "word": "W"}
+FIELDS = {
+  "sentence": "S",
+  "sentence1": "S1",
+  "sentence2": "S2",
+  "question": "Q",
+  "question1": "Q1",
+  "question2": "Q2",
+}
+FIELDS |= {
+  "premise": "P",
+  "hypothesis": "H",
+  "passage": "G",
+  "choice1": "C1",
+  "choice2": "C2",
+  "word": "W",
+}
 
 
 def tasks():
@@ -225,12 +325,21 @@ def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, 
 def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
   found = dict(tasks())
   forms = {name: benchmark.text.rewritten for name, benchmark in found.items() if benchmark.text}
-  rewritten = ["glue/stsb", *(f"superglue/{one}" for one in ("multirc", "record", "wsc")), "squad/squad"]
-  assert {name: form for name, form in forms.items() if form} == {name: name.split("/")[1] for name in rewritten}
+  rewritten = [
+    "glue/stsb",
+    *(f"superglue/{one}" for one in ("multirc", "record", "wsc")),
+    "squad/squad",
+  ]
+  assert {name: form for name, form in forms.items() if form} == {
+    name: name.split("/")[1] for name in rewritten
+  }
   assert forms.keys() == TEMPLATES.keys() | {*rewritten} == found.keys() - {"squad/squad_v2"}
   for name, (text, labels) in TEMPLATES.items():
     form = found[name].text
-    assert Template(form.task["inputs"], "inputs")(FIELDS, "") == text and form.task["targets"] == "{label}", name
+    assert (
+      Template(form.task["inputs"], "inputs")(FIELDS, "") == text
+      and form.task["targets"] == "{label}"
+    ), name
     (metric,) = form.evaluator["metrics"]
     assert metric["classes"] == list(labels), name
 
@@ -241,13 +350,23 @@ def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
     ("t5:stbs:builtin", "found the form 'stbs', expected t5:FORM:SOURCE with one of stsb, "),
     ("t5:stsb", "expected t5:FORM:SOURCE"),
     ("t5:stsb:jsonl:train={}/a.jsonl", "found the score 'high', expected a number"),
-    ("t5:wsc:jsonl:train={}/w.jsonl", "found no word 'she' in 'He slept.', expected the pronoun of span2_text"),
+    (
+      "t5:wsc:jsonl:train={}/w.jsonl",
+      "found no word 'she' in 'He slept.', expected the pronoun of span2_text",
+    ),
     ("t5:dpr:jsonl:train={}/d.jsonl", "found the label 7, expected the number of a candidate"),
   ],
 )
 def test_what_cannot_be_rewritten_is_one_line(source, words, tmp_path):
   rows = {"a": {"sentence1": "x", "sentence2": "y", "label": "high", "idx": 0}}
-  rows["w"] = {"text": "He slept.", "span1_text": "Al", "span2_text": "she", "span2_index": 0, "label": 1, "idx": 0}
+  rows["w"] = {
+    "text": "He slept.",
+    "span1_text": "Al",
+    "span2_text": "she",
+    "span2_index": 0,
+    "label": 1,
+    "idx": 0,
+  }
   rows["d"] = {"sentence": "x", "pronoun": "he", "candidates": ["a", "b"], "label": 7}
   for name, row in rows.items():
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
@@ -259,11 +378,29 @@ def test_what_cannot_be_rewritten_is_one_line(source, words, tmp_path):
 FULL = {
   "stsb": {"sentence1": "a", "sentence2": "b", "label": 1.0, "idx": 0},
   "multirc": {"question": "a", "answer": "b", "paragraph": "c", "label": 1, "idx": {"answer": 0}},
-  "record": {"passage": "a", "query": "b", "entities": ["c"], "answers": ["c"], "idx": {"query": 0}},
+  "record": {
+    "passage": "a",
+    "query": "b",
+    "entities": ["c"],
+    "answers": ["c"],
+    "idx": {"query": 0},
+  },
   "squad": {"id": "a", "question": "b", "context": "c", "answers": {"text": ["c"]}},
   "squad_context_free": {"id": "a", "question": "b", "context": "c", "answers": {"text": ["c"]}},
-  "wsc": {"text": "he is", "span1_text": "a", "span2_text": "he", "span2_index": 0, "label": 1, "idx": 0},
-  "wnli": {"sentence1": "Ann said it fell.", "sentence2": "Ann said the cup fell.", "label": 1, "idx": 0},
+  "wsc": {
+    "text": "he is",
+    "span1_text": "a",
+    "span2_text": "he",
+    "span2_index": 0,
+    "label": 1,
+    "idx": 0,
+  },
+  "wnli": {
+    "sentence1": "Ann said it fell.",
+    "sentence2": "Ann said the cup fell.",
+    "label": 1,
+    "idx": 0,
+  },
   "dpr": {"sentence": "So he is.", "pronoun": "he", "candidates": ["a", "b"], "label": 0},
 }
 
@@ -274,7 +411,9 @@ def test_records_without_a_field_or_with_other_values_are_one_line(form, tmp_pat
   for field in FULL[form]:
     if field == "idx":
       continue
-    with pytest.raises(UserError, match=f"rows.jsonl:1: found no field '{field}' among .*; t5:{form} needs"):
+    with pytest.raises(
+      UserError, match=f"rows.jsonl:1: found no field '{field}' among .*; t5:{form} needs"
+    ):
       made(form, [{key: value for key, value in FULL[form].items() if key != field}], tmp_path)
     for bad in (None, 7, [1], {"x": 1}):
       try:
@@ -287,7 +426,12 @@ def test_words_of_wnli_are_no_patterns(tmp_path):
   """They never ended; a word that is no pattern has no referent, as in the published code."""
   row = {"sentence1": "(x+x+)+y it end", "sentence2": "(x+x+)+y " + "x" * 40, "label": 1, "idx": 0}
   assert made("wnli", [row], tmp_path)[0]["targets"] == "x" * 40
-  row = {"sentence1": "Ann (2 said it fell.", "sentence2": "Ann (2 said the cup fell.", "label": 1, "idx": 0}
+  row = {
+    "sentence1": "Ann (2 said it fell.",
+    "sentence2": "Ann (2 said the cup fell.",
+    "label": 1,
+    "idx": 0,
+  }
   assert made("wnli", [row], tmp_path)[0]["judged"] == ["", "True"]
 
 

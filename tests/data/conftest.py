@@ -1,4 +1,5 @@
-"""Small calls of the loader: tests read a few steps, of which it would otherwise make 64 at once, several times."""
+"""Small calls of the loader: tests read a few steps, of which it would otherwise make 64 at once,
+several times."""
 
 import pytest
 

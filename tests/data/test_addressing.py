@@ -1,4 +1,5 @@
-"""Every task there is: a batch is a function of its step, whoever asks for it and for whichever of its rows."""
+"""Every task there is: a batch is a function of its step, whoever asks for it and for whichever of
+its rows."""
 
 import itertools
 import json
@@ -13,11 +14,17 @@ from t5x_like.data import loader, task, tasks
 
 pytestmark = pytest.mark.runs
 
-B, STEP = 8, 5
+B = 8
+STEP = 5
 ROWS = ((0, 2, 4, 5, 6), (1, 3, 7))  # what two hosts might make; more of them are in test_loader.py
 BUILTIN = {"store": "builtin"}
 WORDS = "one two three four five six seven eight nine ten".split()
-TSV = "\n".join(["a\tb\tlabel", *(f"{x} {y}\t{y} {x} {x}\t{'yes' if x < y else 'no'}" for x in WORDS for y in WORDS)])
+TSV = "\n".join(
+  [
+    "a\tb\tlabel",
+    *(f"{x} {y}\t{y} {x} {x}\t{'yes' if x < y else 'no'}" for x in WORDS for y in WORDS),
+  ]
+)
 CONLL = "\n\n".join("\n".join(f"{word}\tO" for word in WORDS[i % 7 :]) for i in range(60)) + "\n"
 SQUAD = json.dumps(
   {
@@ -55,7 +62,13 @@ SAID = "\n".join(
   for n, (x, y) in enumerate(itertools.product(WORDS, WORDS))
 )
 FILES = {"tsv": TSV, "conll": CONLL, "squad": SQUAD, "jsonl": SAID}
-TEXTS = {"file": "tsv", "inputs": "{a}", "targets": "{b}", "inputs_length": 64, "targets_length": 64}
+TEXTS = {
+  "file": "tsv",
+  "inputs": "{a}",
+  "targets": "{b}",
+  "inputs_length": 64,
+  "targets_length": 64,
+}
 ALL_OF_IT = {
   "augmentations": ("random_resized_crop", {"name": "randaugment", "ops": 1}, "erase"),
   "mixing": {"mixup": 0.8, "cutmix": 1.0, "probability": 0.9},
@@ -83,7 +96,10 @@ CASES = {
   ],
   "mixture": [
     {
-      "parts": {"x": {"name": "span_corruption"}, "y": {"name": "denoising", "style": "replace_spans"}},
+      "parts": {
+        "x": {"name": "span_corruption"},
+        "y": {"name": "denoising", "style": "replace_spans"},
+      },
       "shared": {"store": "builtin", "inputs_length": 64},
       "period": 20,
     },
@@ -93,19 +109,35 @@ CASES = {
       "shared": {"name": "mlm", "store": "builtin", "length": 64},
     },
   ],
-  "text_to_text": [TEXTS, TEXTS | {"packed": False}, TEXTS | {"architecture": "decoder", "targets_length": None}],
-  "classification": [{"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48}],
+  "text_to_text": [
+    TEXTS,
+    TEXTS | {"packed": False},
+    TEXTS | {"architecture": "decoder", "targets_length": None},
+  ],
+  "classification": [
+    {"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48}
+  ],
   "translation_lm": [{"file": "tsv", "text": "{a}", "pair": "{b}", "length": 64}],
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
   "chat": [{"file": "jsonl", "length": 64}],
   "preferences": [{"file": "jsonl", "length": 64}],
-  "prompts": [{"file": "jsonl", "prompt": "{prompt}", "fields": ["chosen"], "prompt_length": 64, "new_tokens": 8}],
+  "prompts": [
+    {
+      "file": "jsonl",
+      "prompt": "{prompt}",
+      "fields": ["chosen"],
+      "prompt_length": 64,
+      "new_tokens": 8,
+    }
+  ],
   "open_qa": [
     {"file": "jsonl", "inputs": "{prompt}", "targets": "{chosen}", "retrieved": 2}
     | {"passages": "facts:30", "passages_split": "passages"}
   ],
   "passage_pairs": [{"file": "jsonl", "inputs": "{prompt}", "passage": "{chosen}"}],
-  "multiple_choice": [{"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}],
+  "multiple_choice": [
+    {"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}
+  ],
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
   "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],
   "masked_images": [{"images": "digits", "resolution": 12, "patch": 3}],
@@ -116,7 +148,11 @@ CASES = {
 
 
 # A task that is not listed is tried with its defaults on the built-in corpus.
-EVERY = [case for name in slots.names(tasks) for case in more.beyond(1, [(name, a) for a in CASES.get(name, [{}])])]
+EVERY = [
+  case
+  for name in slots.names(tasks)
+  for case in more.beyond(1, [(name, a) for a in CASES.get(name, [{}])])
+]
 
 
 @pytest.mark.parametrize(("name", "arguments"), EVERY, ids=str)
@@ -135,18 +171,26 @@ def test_addressing(name, arguments, tmp_path):
   assert_same({n: np.concatenate([part[n] for part in parts])[order] for n in reached}, reached)
   whole = next(loader.eval_batches(built, batch_size=B, max_examples=B - 1))
   assert whole.pop("example_index").tolist() == [*range(B - 1), -1]
-  assert {n: x.shape for n, x in whole.items()} == {n: (B, *feature.shape) for n, feature in built.features.items()}
+  assert {n: x.shape for n, x in whole.items()} == {
+    n: (B, *feature.shape) for n, feature in built.features.items()
+  }
   assert not any(x[-1].any() for x in whole.values())
 
 
 def build(name, arguments, tmp_path):
   if "images" in arguments:
     arguments = dict(arguments)
-    return task.build(name, "train", source=arguments.pop("images"), cache=str(tmp_path), **arguments)
+    return task.build(
+      name, "train", source=arguments.pop("images"), cache=str(tmp_path), **arguments
+    )
   if "file" not in arguments:
     return task.build(name, "train", **({} if name == "mixture" else BUILTIN) | arguments)
   arguments = dict(arguments)
   form = arguments.pop("file")
   (tmp_path / "rows").write_text(FILES[form])
-  source = {"source": f"{form}:{tmp_path}/rows", "vocabulary": "bytes", "cache": str(tmp_path / "cache")}
+  source = {
+    "source": f"{form}:{tmp_path}/rows",
+    "vocabulary": "bytes",
+    "cache": str(tmp_path / "cache"),
+  }
   return task.build(name, "train", **source | arguments)

@@ -1,4 +1,5 @@
-"""Phases, replayed over epochs on changing hosts: no example comes twice in an epoch, and none is left out."""
+"""Phases, replayed over epochs on changing hosts: no example comes twice in an epoch, and none is
+left out."""
 
 import collections
 import itertools
@@ -26,7 +27,9 @@ def numbers(name: str, size: int, objective: str = "") -> task.Task:
 
   features = {"corpus": "int32", "example": "int32", "epoch": "int64"}
   features = {name: task.Feature((), dtype) for name, dtype in features.items()}
-  return task.Task(name, ByteVocabulary(), f"{name}{size}{objective}", size, features, batch, numbering=name)
+  return task.Task(
+    name, ByteVocabulary(), f"{name}{size}{objective}", size, features, batch, numbering=name
+  )
 
 
 SIZES = {"a": 53, "b": 30, "c": 11, "d": 26}
@@ -40,7 +43,10 @@ def mix(period=20, **rates):
 
 SCENARIOS = {
   "a ramp of one task": [Phase(A, 8, 5), Phase(A, 16, 3), Phase(A, 32, 3)],
-  "another objective on the same windows": [Phase(A, 16, 5), Phase(numbers("a", 53, "later"), 16, 6)],
+  "another objective on the same windows": [
+    Phase(A, 16, 5),
+    Phase(numbers("a", 53, "later"), 16, 6),
+  ],
   "another length, and back": [Phase(A, 16, 3), Phase(CORPORA["d"], 8, 12), Phase(A, 16, 8)],
   "a ramp of a mixture": [Phase(mix(a=5, b=3, c=2), 8, 6), Phase(mix(a=5, b=3, c=2), 24, 15)],
   "other rates": [
@@ -59,10 +65,13 @@ SCENARIOS = {
 
 
 def replay(phases, start=0, stop=None, hosts=1):
-  """(corpus, epoch, example) of every row of the steps start..stop-1 in their order, each host's from its loader."""
-  rows, first = [], 0
+  """(corpus, epoch, example) of every row of the steps start..stop-1 in their order, each host's
+  from its loader."""
+  rows = []
+  first = 0
   for number, phase in enumerate(phases):
-    begin, end = max(start, first), min(first + phase.steps, first + phase.steps if stop is None else stop)
+    begin = max(start, first)
+    end = min(first + phase.steps, first + phase.steps if stop is None else stop)
     first += phase.steps
     if begin >= end:
       continue
@@ -82,7 +91,11 @@ def replay(phases, start=0, stop=None, hosts=1):
       for host in range(hosts)
     ]
     for batches in zip(*parts, strict=True):
-      rows += [row for one in batches for row in zip(*(one[n].tolist() for n in ("corpus", "epoch", "example")))]
+      rows += [
+        row
+        for one in batches
+        for row in zip(*(one[n].tolist() for n in ("corpus", "epoch", "example")))
+      ]
   return rows
 
 
@@ -102,7 +115,8 @@ def test_every_example_once_an_epoch(name):
   periods = [phase.task.num_examples for phase in phases if isinstance(phase.task, mixture.Mixture)]
   unsettled = max(periods, default=0)  # what the last period passed over is still to come
   for number in {row[0] for row in rows}:
-    size, mine = SIZES[NAMES[number]], [row for row in rows if row[0] == number]
+    size = SIZES[NAMES[number]]
+    mine = [row for row in rows if row[0] == number]
     epochs = collections.Counter(row[1] for row in mine)
     assert all(epochs[epoch] == size for epoch in range((len(mine) - unsettled) // size))
     assert max(epochs) <= (len(mine) + unsettled) // size
@@ -119,15 +133,19 @@ def test_a_ramp_changes_nothing_but_where_batches_end(name):
 
 def test_what_a_period_passed_over_comes_first():
   """Of other rates, the first draws are the least that no place of the earlier schedule held."""
-  one, other = mix(a=2, b=1, period=3), mix(a=1, b=1, period=2)
+  one = mix(a=2, b=1, period=3)
+  other = mix(a=1, b=1, period=2)
   schedule = one.schedule
   for examples in range(12):
     drawn = collections.defaultdict(list)
-    for part, draw in zip(*(x.numpy() for x in schedule.draws(tf.range(examples, dtype=tf.int64), SEED))):
+    for part, draw in zip(
+      *(x.numpy() for x in schedule.draws(tf.range(examples, dtype=tf.int64), SEED))
+    ):
       drawn[part].append(draw)
     start = consumption.start(other, SEED, [Phase(one, examples, 1)] if examples else [])
     for part, stream in enumerate(start.streams):
-      size, seed = SIZES["ab"[part]], mixture.part_seed(SEED, "ab"[part])
+      size = SIZES["ab"[part]]
+      seed = mixture.part_seed(SEED, "ab"[part])
       left = tf.constant([place for place in range(60) if place not in drawn[part]][:20], tf.int64)
       example, epoch = stream.at(tf.range(20, dtype=tf.int64))
       np.testing.assert_array_equal(epoch, left // size)
@@ -136,14 +154,19 @@ def test_what_a_period_passed_over_comes_first():
 
 def test_far_phases_cost_what_near_ones_do():
   """Counts of 10^15 examples, and the step that follows them."""
-  mixed, other = mix(a=5, b=3, c=2), mix(a=1, b=1)
+  mixed = mix(a=5, b=3, c=2)
+  other = mix(a=1, b=1)
   phases = [Phase(mixed, 10**6 + 1, 10**9), Phase(other, 3, 10**9), Phase(mixed, 10**6, 10**8)]
   start = consumption.start(A, SEED, phases)
   assert start.streams[0].next == 0  # a single task is no part of a mixture
   start = consumption.start(other, SEED, phases)
   total = 10**9 * (10**6 + 1) // 2 + 3 * 10**9 // 2 + 10**14 // 2
   assert abs(start.streams[0].next - total) <= 30 and start.streams[0].passed.size <= 30
-  before = next(loader.train_batches(other, batch_size=4, seed=SEED, start_step=2 * 10**9 + 10**8, earlier=phases))
+  before = next(
+    loader.train_batches(
+      other, batch_size=4, seed=SEED, start_step=2 * 10**9 + 10**8, earlier=phases
+    )
+  )
   assert abs(int(before["epoch"][before["corpus"] == 0][0]) - total // 53) <= 1
 
 

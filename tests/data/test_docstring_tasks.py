@@ -41,7 +41,8 @@ def documents(number: int = 60) -> list[dict[str, str]]:
   packages = ("scipy", "jax", "stdlib", "other")
   return [
     {
-      "text": f"The mean number {n} of numpy arrays{', as mean_of_6 is' * (n == 6)}.\n\n{(GOOGLE, NUMPY)[n % 2]}",
+      "text": f"The mean number {n} of numpy "
+      f"arrays{', as mean_of_6 is' * (n == 6)}.\n\n{(GOOGLE, NUMPY)[n % 2]}",
       "package": packages[n % 7 % 4],
       "module": f"module_{n}",
       "qualname": ("mean", f"mean_of_{n}", "Mean", "Mean.__init__", "Mean._fastMean")[n % 5],
@@ -55,14 +56,18 @@ def test_the_records_follow_from_the_documents_alone(task):
   made = benchmark.records(task, documents())
   shuffled = random.Random(0).sample(documents(), 60)
   assert made == benchmark.records(task, shuffled) != []
-  assert len({record["id"] for record in made}) == len(made) and all(all(record.values()) for record in made)
+  assert len({record["id"] for record in made}) == len(made) and all(
+    all(record.values()) for record in made
+  )
 
 
 def test_classes_are_balanced_and_packages_unnamed():
   made = benchmark.records("package", documents())
   counts = collections.Counter(record["label"] for record in made)
   assert set(counts) == {"scipy", "jax", "stdlib"} and len(set(counts.values())) == 1
-  assert all("numpy" not in record["text"] and "package arrays" in record["text"] for record in made)
+  assert all(
+    "numpy" not in record["text"] and "package arrays" in record["text"] for record in made
+  )
   labels = SUITE.tasks["package"].encoder.task["labels"]
   assert tuple(labels) == benchmark.PACKAGES
 
@@ -71,27 +76,35 @@ def test_halves_belong_together_exactly_where_the_label_says_so():
   texts = [" ".join(document["text"].split()) for document in documents(61)]
   made = benchmark.records("halves", documents(61))
   counts = collections.Counter(record["label"] for record in made)
-  assert counts["together"] == counts["apart"] == 30 and tuple(SUITE.tasks["halves"].encoder.task["labels"]) == (
+  assert counts["together"] == counts["apart"] == 30 and tuple(
+    SUITE.tasks["halves"].encoder.task["labels"]
+  ) == (
     "apart",
     "together",
   )
   for record in made:
     joined = any(text.startswith(f"{record['first']} {record['second']}") for text in texts)
     assert joined == (record["label"] == "together") or record["second"] in " ".join(texts)
-    assert any(record["first"] in text for text in texts) and any(record["second"] in text for text in texts)
+    assert any(record["first"] in text for text in texts) and any(
+      record["second"] in text for text in texts
+    )
 
 
 def test_functions_are_named_by_their_words_which_the_summary_does_not_give():
   made = benchmark.records("name", documents())
   names = [record["name"] for record in made]
-  assert "mean" in names and "mean of 1" in names and "fast mean" in names and "mean of 6" not in names
+  assert (
+    "mean" in names and "mean of 1" in names and "fast mean" in names and "mean of 6" not in names
+  )
   assert not any("init" in name for name in names) and len(made) == 3 * 60 // 5 - 1
 
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY])
 def test_parameters_are_read_in_both_forms(text):
   found = benchmark.parameters(text)
-  assert [name for name, _ in found][:2] == ["values", "axis"] and ("rest" in dict(found)) == (text is GOOGLE)
+  assert [name for name, _ in found][:2] == ["values", "axis"] and ("rest" in dict(found)) == (
+    text is GOOGLE
+  )
   assert dict(found)["axis"] == "Along which axis the mean is taken."
   assert dict(found)["values"].startswith("The numbers to take the mean of.")
   assert benchmark.parameters("Nothing.\n\nReturns:\n  x: nothing") == []
@@ -102,7 +115,10 @@ def test_an_answer_is_the_description_of_its_parameter():
   assert {record["question"] for record in made} >= {"values", "axis"}
   for record in made:
     ((text, start),) = [(one["text"], one["answer_start"]) for one in record["answers"]]
-    assert record["context"][start:].startswith(text) and f"{record['question']}: {text}" in record["context"]
+    assert (
+      record["context"][start:].startswith(text)
+      and f"{record['question']}: {text}" in record["context"]
+    )
 
 
 def test_no_text_of_the_test_split_is_in_the_corpus_that_pretraining_reads(tmp_path):
@@ -124,6 +140,8 @@ def test_no_text_of_the_test_split_is_in_the_corpus_that_pretraining_reads(tmp_p
 
 def test_an_unknown_task_is_refused(tmp_path):
   with pytest.raises(
-    UserError, match=r"found 'nmae', expected one of .* \(did you mean 'name'\?\)|did you mean 'name'"
+    UserError,
+    match=r"found 'nmae', expected one of .* \(did you mean 'name'\?\)|did you mean "
+    r"'name'",
   ):
     open_source("docstring_tasks:nmae", data_dir=str(tmp_path))

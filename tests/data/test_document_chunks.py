@@ -1,4 +1,5 @@
-"""Chunks of documents: each once an epoch, however long documents are; stretches of others, of any number."""
+"""Chunks of documents: each once an epoch, however long documents are; stretches of others, of any
+number."""
 
 import itertools
 
@@ -22,7 +23,8 @@ class Uniform:
   """A store of equal documents, in which the token at place i is i // SIZE modulo 2^31."""
 
   def __init__(self, num_documents: int):
-    self.num_documents, self.num_tokens = num_documents, num_documents * SIZE
+    self.num_documents = num_documents
+    self.num_tokens = num_documents * SIZE
     self.append_eos = False
 
   def padded(self, array, starts_B, sizes_B, length):
@@ -37,7 +39,8 @@ class Uniform:
 @pytest.mark.parametrize("num_documents", [3, 2**31 + 5, 3 * 2**31, 2**32, 2**35 + 7])
 def test_other_documents_are_drawn_from_all(num_documents):
   """Also from more than 2^31, and from more than there are 32-bit words."""
-  drawn, store = [], Uniform(num_documents)
+  drawn = []
+  store = Uniform(num_documents)
   document_spans = store.document_spans
   store.document_spans = lambda documents: drawn.append(documents) or document_spans(documents)
   index = np.random.default_rng(0).integers(0, num_documents, 4_000)
@@ -68,11 +71,18 @@ def cut(size, length, least):
 @pytest.mark.parametrize("length", [7, 64])
 def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, least, length):
   generator = np.random.default_rng(length)
-  sizes = [*generator.integers(1, 40, 1_500), 5 * length, 5 * length + 1, *generator.integers(1, 300, 90)]
+  sizes = [
+    *generator.integers(1, 40, 1_500),
+    5 * length,
+    5 * length + 1,
+    *generator.integers(1, 300, 90),
+  ]
   documents = [np.full(size, 5) for size in sizes]
-  store = stores.write(tmp_path / "train", documents, append_eos=append_eos, shard_tokens=13_000)  # 2 blocks in one
+  # 2 blocks in one
+  store = stores.write(tmp_path / "train", documents, append_eos=append_eos, shard_tokens=13_000)
   chunks = Chunks(store, length, least)
-  expected, start = [], 0
+  expected = []
+  start = 0
   for number, size in enumerate(sizes):
     place = start
     for taken in cut(int(size), length, least):
@@ -112,7 +122,9 @@ def corpus(request, tmp_path_factory):
 
 
 def build(corpus, input_format, **arguments):
-  return task.build("mlm", "train", store=corpus[0], length=LENGTH, input_format=input_format, **arguments)
+  return task.build(
+    "mlm", "train", store=corpus[0], length=LENGTH, input_format=input_format, **arguments
+  )
 
 
 def rows(batch):
@@ -122,8 +134,10 @@ def rows(batch):
 
 
 def visits(made, epochs):
-  """How often every token of the stream is seen in each epoch of training, in all rows: [epochs, tokens]."""
-  N, batches = made.num_examples, loader.train_batches(made, batch_size=32, seed=3)
+  """How often every token of the stream is seen in each epoch of training, in all rows: [epochs,
+  tokens]."""
+  N = made.num_examples
+  batches = loader.train_batches(made, batch_size=32, seed=3)
   tokens = np.concatenate([rows(next(batches)) for _ in range(-(-epochs * N // 32))])[: epochs * N]
   text = tokens.reshape(epochs, -1)
   return [np.bincount(row[(row >= 300) & (row < 60_000)] - 300, minlength=1) for row in text]
@@ -131,24 +145,32 @@ def visits(made, epochs):
 
 @pytest.mark.parametrize("packed", [True, more.later(False)])
 def test_every_chunk_is_seen_once_an_epoch_and_evaluated_once(corpus, packed):
-  made, total = build(corpus, "doc_sentences", packed=packed), corpus[1].sum()
+  made = build(corpus, "doc_sentences", packed=packed)
+  total = corpus[1].sum()
   for seen in visits(made, 2):
     assert seen.tolist() == [1] * total
   evaluated = np.concatenate([rows(batch) for batch in loader.eval_batches(made, batch_size=50)])
-  assert np.sort(evaluated[(evaluated >= 300) & (evaluated < 60_000)]).tolist() == list(range(300, 300 + total))
-  pairs = build(corpus, "segment_pair", random_next=0.0, short_pairs=0.3 if packed else 0.0, packed=packed)
+  assert np.sort(evaluated[(evaluated >= 300) & (evaluated < 60_000)]).tolist() == list(
+    range(300, 300 + total)
+  )
+  pairs = build(
+    corpus, "segment_pair", random_next=0.0, short_pairs=0.3 if packed else 0.0, packed=packed
+  )
   for seen in visits(pairs, 2):
     assert seen.tolist() == [1] * total
 
 
 @pytest.mark.parametrize("packed", [True, more.later(False)])
 def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(corpus, packed):
-  made, document = build(corpus, "segment_pair", packed=packed), np.repeat(np.arange(len(corpus[1])), corpus[1])
-  labels, batches = [], loader.train_batches(made, batch_size=made.num_examples, seed=0)
+  made = build(corpus, "segment_pair", packed=packed)
+  document = np.repeat(np.arange(len(corpus[1])), corpus[1])
+  labels = []
+  batches = loader.train_batches(made, batch_size=made.num_examples, seed=0)
   for _ in range(2):
     batch = next(batches)
     for row, tokens in enumerate(rows(batch)):
-      segments, types = batch["encoder_segment_ids"][row], batch["encoder_token_types"][row]
+      segments = batch["encoder_segment_ids"][row]
+      types = batch["encoder_token_types"][row]
       row_labels = np.atleast_1d(batch["next_sentence_label"][row])
       for number in range(1, segments.max() + 1):
         text = (segments == number) & (tokens >= 300) & (tokens < 60_000)
@@ -164,17 +186,31 @@ def test_pairs_of_a_row_are_sequences_of_their_own(corpus):
   cls_id, sep_id = (special(made.vocabulary, name) for name in ("cls", "sep"))
   pairs = 0
   for row, tokens in enumerate(rows(batch)):
-    segments, positions = batch["encoder_segment_ids"][row], batch["encoder_positions"][row]
-    count, used = int(segments.max()), int((segments > 0).sum())
-    assert (np.diff(segments[:used]) >= 0).all() and not segments[used:].any() and not tokens[used:].any()
+    segments = batch["encoder_segment_ids"][row]
+    positions = batch["encoder_positions"][row]
+    count = int(segments.max())
+    used = int((segments > 0).sum())
+    assert (
+      (np.diff(segments[:used]) >= 0).all()
+      and not segments[used:].any()
+      and not tokens[used:].any()
+    )
     begins = batch["encoder_cls_positions"][row]
     assert not begins[count:].any() and not batch["next_sentence_label"][row][count:].any()
     for number, begin in enumerate(begins[:count].tolist(), start=1):
       places = np.flatnonzero(segments == number)
-      size, types = places.size, batch["encoder_token_types"][row][places]
-      assert begin == places[0] and (np.diff(places) == 1).all() and positions[places].tolist() == list(range(size))
+      size = places.size
+      types = batch["encoder_token_types"][row][places]
+      assert (
+        begin == places[0]
+        and (np.diff(places) == 1).all()
+        and positions[places].tolist() == list(range(size))
+      )
       cut = int(np.argmax(tokens[places] == sep_id))
-      assert tokens[begin] == cls_id and np.flatnonzero(tokens[places] == sep_id).tolist() == [cut, size - 1]
+      assert tokens[begin] == cls_id and np.flatnonzero(tokens[places] == sep_id).tolist() == [
+        cut,
+        size - 1,
+      ]
       assert types.tolist() == [0] * (cut + 1) + [1] * (size - cut - 1) and 0 < cut < size - 2
     pairs += count
   assert pairs > 100
@@ -182,14 +218,20 @@ def test_pairs_of_a_row_are_sequences_of_their_own(corpus):
 
 def fill(made):
   used = [
-    batch["encoder_segment_ids"][batch["example_index"] >= 0] > 0 for batch in loader.eval_batches(made, batch_size=9)
+    batch["encoder_segment_ids"][batch["example_index"] >= 0] > 0
+    for batch in loader.eval_batches(made, batch_size=9)
   ]
   return float(np.concatenate(used).mean())
 
 
 def test_how_full_rows_are(corpus):
-  """Rows that may hold several chunks are full; those of one have the lengths that the documents have."""
-  for input_format, length in (("full_sentences", 256), ("doc_sentences", 128), ("segment_pair", 256)):
+  """Rows that may hold several chunks are full; those of one have the lengths that the documents
+  have."""
+  for input_format, length in (
+    ("full_sentences", 256),
+    ("doc_sentences", 128),
+    ("segment_pair", 256),
+  ):
     made = task.build("mlm", "train", store=corpus[0], length=length, input_format=input_format)
     assert fill(made) > 0.95, input_format
   made = build(corpus, "doc_sentences", packed=False)
@@ -197,25 +239,35 @@ def test_how_full_rows_are(corpus):
   assert fill(made) == pytest.approx((corpus[1].sum() / made.num_examples + 2) / LENGTH, abs=1e-6)
 
 
-@pytest.mark.parametrize("append_eos, room, beside, spare, most, least", [(0, 64, 3, 3, 7, 2), (1, 40, 2, 0, 99, 1)])
-def test_rows_are_those_of_best_fit_decreasing(tmp_path, append_eos, room, beside, spare, most, least):
+@pytest.mark.parametrize(
+  "append_eos, room, beside, spare, most, least", [(0, 64, 3, 3, 7, 2), (1, 40, 2, 0, 99, 1)]
+)
+def test_rows_are_those_of_best_fit_decreasing(
+  tmp_path, append_eos, room, beside, spare, most, least
+):
   """Against packing every block of documents with lists."""
   generator = np.random.default_rng(room)
   sizes = [*generator.integers(1, 30, 700), 3 * room, 3 * room + 1, *generator.integers(1, 200, 90)]
   store = stores.write(
-    tmp_path / "train", [np.full(n, 5) for n in sizes], append_eos=bool(append_eos), shard_tokens=9_000
+    tmp_path / "train",
+    [np.full(n, 5) for n in sizes],
+    append_eos=bool(append_eos),
+    shard_tokens=9_000,
   )
   made = chunk_rows.ChunkRows(store, room, beside, spare=spare, most=most, least=least)
-  length, expected = room - beside - spare, []
+  length = room - beside - spare
+  expected = []
   starts = np.cumsum([0, *(size + append_eos for size in sizes)])
   for first, end in itertools.pairwise(store.first_items.tolist()):
     for block in range(first, end, 256):
-      last, alone = [], []
+      last = []
+      alone = []
       for number in range(block, min(block + 256, end)):
         chunks = cut(int(sizes[number]), length, least)
         places = starts[number] + np.cumsum([0, *chunks])[:-1]
         chunks = [(number, int(place), size) for place, size in zip(places, chunks, strict=True)]
-        last, alone = last + chunks[-1:], alone + [[chunk] for chunk in chunks[:-1]]
+        last = last + chunks[-1:]
+        alone = alone + [[chunk] for chunk in chunks[:-1]]
       need = {chunk: chunk[2] + beside + spare * (chunk[2] >= length // 2) for chunk in last}
       packed = []
       for chunk in sorted(last, key=lambda chunk: -need[chunk]):
@@ -233,7 +285,9 @@ def test_rows_are_those_of_best_fit_decreasing(tmp_path, append_eos, room, besid
 def test_counts_are_kept_and_only_used_for_what_they_count(tmp_path, monkeypatch):
   store = stores.write(tmp_path / "train", stores.many_documents(), shard_tokens=8_000)
   other = stores.write(tmp_path / "other", stores.many_documents()[1:], shard_tokens=8_000)
-  expected, calls, count_all = Chunks(store, 50), [], Chunks._count_all
+  expected = Chunks(store, 50)
+  calls = []
+  count_all = Chunks._count_all
   monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "cache"))
   monkeypatch.setattr("t5x_like.data.document_chunks._KEPT", 1)
   monkeypatch.setattr(Chunks, "_count_all", lambda chunks: calls.append(1) or count_all(chunks))

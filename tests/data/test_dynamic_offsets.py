@@ -1,4 +1,5 @@
-"""Windows that begin elsewhere in every epoch: replayed token by token, on changing hosts and from any step."""
+"""Windows that begin elsewhere in every epoch: replayed token by token, on changing hosts and from
+any step."""
 
 import collections
 import itertools
@@ -12,7 +13,9 @@ from t5x_like.data import loader, task, windows
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.windows import Windows
 
-TOKENS, LENGTH, SEED = 1_003, 50, 3
+TOKENS = 1_003
+LENGTH = 50
+SEED = 3
 EXAMPLES = TOKENS // LENGTH
 DOCUMENTS = [1, 13, 50, 7, 0, 0, 111, 2, 30]
 
@@ -48,7 +51,11 @@ def places(rows):
 def test_every_token_at_most_once_an_epoch(lm, hosts):
   def read(start, steps):
     parts = [
-      list(itertools.islice(loader.train_batches(lm, batch_size=8, seed=SEED, start_step=start, rows=rows), steps))
+      list(
+        itertools.islice(
+          loader.train_batches(lm, batch_size=8, seed=SEED, start_step=start, rows=rows), steps
+        )
+      )
       for rows in np.split(np.arange(8), hosts)
     ]
     return places([part[step] for step in range(steps) for part in parts])
@@ -62,7 +69,8 @@ def test_every_token_at_most_once_an_epoch(lm, hosts):
     assert (np.diff(mine, axis=1) % TOKENS == 1).all()
     counts = np.bincount(mine.ravel(), minlength=TOKENS)
     assert counts.max() == 1 and counts.sum() == EXAMPLES * LENGTH
-    left = np.flatnonzero(counts == 0)  # one stretch, around the end, which ends where the epoch begins
+    # one stretch, around the end, which ends where the epoch begins
+    left = np.flatnonzero(counts == 0)
     assert left.size == TOKENS % LENGTH
     begin = next(place for place in mine[:, 0].tolist() if counts[place - 1] == 0)
     assert sorted(mine[:, 0]) == sorted((begin + LENGTH * np.arange(EXAMPLES)) % TOKENS)
@@ -86,13 +94,19 @@ def test_offsets_are_uniform():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_on_windows(root, name, monkeypatch):
-  moving, fixed = (task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=on) for on in (True, False))
+  moving, fixed = (
+    task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=on) for on in (True, False)
+  )
   assert moving.fingerprint != fixed.fingerprint and moving.numbering != fixed.numbering
   assert task.build(name, "train", store=root, **TASKS[name]).fingerprint == moving.fingerprint
-  asked, around = [], windows.around
-  monkeypatch.setattr(windows, "around", lambda read, *window: asked.append(window) or around(read, *window))
+  asked = []
+  around = windows.around
+  monkeypatch.setattr(
+    windows, "around", lambda read, *window: asked.append(window) or around(read, *window)
+  )
   n = moving.num_examples
-  index_B, epoch_B = tf.range(n, dtype=tf.int64), tf.fill([n], tf.constant(2, tf.int64))
+  index_B = tf.range(n, dtype=tf.int64)
+  epoch_B = tf.fill([n], tf.constant(2, tf.int64))
   for one, offset in ((moving, int(windows.offsets(epoch_B, SEED, TOKENS)[0])), (fixed, 0)):
     one.batch(index_B, epoch_B, SEED)
     ((starts_B, length, tokens),) = asked
@@ -116,8 +130,11 @@ def test_documents_around_the_end(root):
 
 
 def test_full_sentences(root):
-  """Rows of an epoch hold every token at most once, all but a row's length of them, and begin elsewhere each time."""
-  mlm = task.build("mlm", "train", store=root, length=32, rate=0.05, mask_share=0.0, random_share=0.0)
+  """Rows of an epoch hold every token at most once, all but a row's length of them, and begin
+  elsewhere each time."""
+  mlm = task.build(
+    "mlm", "train", store=root, length=32, rate=0.05, mask_share=0.0, random_share=0.0
+  )
   first = []
   for epoch in range(3):
     n = mlm.num_examples
@@ -128,7 +145,9 @@ def test_full_sentences(root):
     first.append(int(ids[0, 1]))
   assert first[0] == corpora.FIRST and len(set(first)) == 3
   pairs = {
-    on: task.build("mlm", "train", store=root, input_format="doc_sentences", length=32, dynamic_offsets=on)
+    on: task.build(
+      "mlm", "train", store=root, input_format="doc_sentences", length=32, dynamic_offsets=on
+    )
     for on in (True, False)
   }
   assert pairs[True].fingerprint == pairs[False].fingerprint

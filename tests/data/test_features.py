@@ -19,7 +19,13 @@ BUILT_IN = {"store": "builtin", "split": "train"}
     {"name": "denoising", "style": "replace_spans", "inputs_length": 64, "noise_density": 0.3},
     {"name": "denoising", "style": "bert_style"},
     {"name": "mlm", "length": 64},
-    {"name": "mlm", "length": 64, "input_format": "segment_pair", "masking": "spans", "segment_ids": False},
+    {
+      "name": "mlm",
+      "length": 64,
+      "input_format": "segment_pair",
+      "masking": "spans",
+      "segment_ids": False,
+    },
     {"name": "permutation_lm", "length": 64, "input_format": "segment_pair", "masking": "spans"},
     {"name": "prefix_lm", "length": 64},
     {"name": "prefix_lm", "architecture": "encoder_decoder"},
@@ -38,7 +44,10 @@ def test_features_of_tasks_on_stores(arguments):
 
 
 def test_features_of_mixtures():
-  parts = {"a": {"name": "span_corruption", "targets_length": 40}, "b": {"name": "ul2", "length": 64}}
+  parts = {
+    "a": {"name": "span_corruption", "targets_length": 40},
+    "b": {"name": "ul2", "length": 64},
+  }
   arguments = {"name": "mixture", "parts": parts, "shared": {"store": "builtin"}}
   parts["a"]["inputs_length"] = 100
   assert features.of(arguments) == build(split="train", **arguments).features
@@ -55,7 +64,12 @@ def test_features_of_mixtures():
   ids=str,
 )
 def test_features_of_examples(more, tmp_path):
-  arguments = {"name": "text_to_text", "source": "builtin", "inputs": "reverse: {text}", "targets": "{reversed}"}
+  arguments = {
+    "name": "text_to_text",
+    "source": "builtin",
+    "inputs": "reverse: {text}",
+    "targets": "{reversed}",
+  }
   arguments |= {"inputs_length": 1024, "too_long": "skip", "cache": str(tmp_path), **more}
   assert features.of(arguments) == build(split="validation", **arguments).features
 
@@ -63,11 +77,15 @@ def test_features_of_examples(more, tmp_path):
 @pytest.mark.parametrize(
   "contents, arguments",
   [
-    ("text\tlabel\na\tx\nb\ty\n", {"name": "classification", "text": "{text}", "labels": ["x", "y"], "length": 32}),
+    (
+      "text\tlabel\na\tx\nb\ty\n",
+      {"name": "classification", "text": "{text}", "labels": ["x", "y"], "length": 32},
+    ),
     ("text\tlabel\na\t1\nb\t2\n", {"name": "classification", "text": "{text}", "length": 32}),
     ('{"tokens": ["a", "b"], "tags": ["O", "B"]}\n', {"name": "tagging", "tags": ["O", "B"]}),
     (
-      '{"id": "1", "question": "who", "context": "it is Ada", "answers": [{"text": "Ada", "answer_start": 6}]}\n',
+      '{"id": "1", "question": "who", "context": "it is Ada", "answers": [{"text": "Ada", '
+      '"answer_start": 6}]}\n',
       {"name": "span_qa", "length": 64, "stride": 16, "question_length": 16},
     ),
   ],
@@ -82,7 +100,12 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
 
 
 def test_features_of_images_with_boxes(tmp_path):
-  arguments = {"name": "object_detection", "source": "digit_scenes", "cache": str(tmp_path), "boxes": 5}
+  arguments = {
+    "name": "object_detection",
+    "source": "digit_scenes",
+    "cache": str(tmp_path),
+    "boxes": 5,
+  }
   arguments |= {"resolution": 48, "channels": 1, "mean": (0.5,), "std": (0.5,)}
   assert features.of(arguments) == build(split="validation", **arguments).features
 

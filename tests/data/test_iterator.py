@@ -1,4 +1,5 @@
-"""Pipelines that call back into Python may be dropped at any moment, on any thread, and outlive the program.
+"""Pipelines that call back into Python may be dropped at any moment, on any thread, and outlive the
+program.
 
 What would go wrong is a hang, so each of these is a program of its own, with a time it must end in.
 """
@@ -63,7 +64,8 @@ def drop(times):
 
 DROPS = {
   "one after another": "ready(); drop(160)",
-  "beside one in use": "ready(); kept = elements(); take(kept, 3); drop(40); assert int(next(kept)['a'][0]) == 3",
+  "beside one in use": "ready(); kept = elements(); take(kept, 3); drop(40); assert "
+  "int(next(kept)['a'][0]) == 3",
   "on three threads": """
 ready()
 failed = []
@@ -96,7 +98,8 @@ ENDS = {
   "sys.exit within a loop": ("for e in first: sys.exit(4)", 4, ""),
   "an exception within a loop": ("for e in first: raise ValueError('mine')", 1, "ValueError: mine"),
   "a daemon thread that iterates": (
-    "threading.Thread(target=lambda: [e for e in itertools.chain(second)], daemon=True).start(); time.sleep(0.02)",
+    "threading.Thread(target=lambda: [e for e in itertools.chain(second)], daemon=True).start(); "
+    "time.sleep(0.02)",
     0,
     "",
   ),
@@ -108,7 +111,10 @@ def start(program):
   # A shell that starts the tests in the background has its children ignore ^C.
   heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
   process = subprocess.Popen(
-    [sys.executable, "-c", heeding + PIPELINE + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    [sys.executable, "-c", heeding + PIPELINE + program],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
   )
   assert process.stdout.readline() == "ready\n", process.communicate()[1]
   return process
@@ -148,7 +154,8 @@ def test_interrupted(signals):
   for _ in range(signals):
     process.send_signal(signal.SIGINT)
     time.sleep(0.01)
-  for _ in range(5):  # Python drops a ^C that falls into a deletion, and TensorFlow deletes an executor an element
+  # Python drops a ^C that falls into a deletion, and TensorFlow deletes an executor an element
+  for _ in range(5):
     try:
       process.wait(30)
     except subprocess.TimeoutExpired:
@@ -160,7 +167,9 @@ def test_interrupted(signals):
 def numbers(steps, function=lambda step: step, **kwargs):
   return dataset_iterator.iterate(
     tf.data.Dataset.range(steps),
-    lambda steps: steps.map(lambda step: {"a": tf.numpy_function(function, [step], tf.int64)}, **kwargs).prefetch(2),
+    lambda steps: steps.map(
+      lambda step: {"a": tf.numpy_function(function, [step], tf.int64)}, **kwargs
+    ).prefetch(2),
   )
 
 
@@ -173,7 +182,9 @@ def test_elements_in_order_and_their_end():
 
 def test_on_another_thread():
   found = []
-  thread = threading.Thread(target=lambda: found.extend(int(element["a"]) for element in numbers(50)))
+  thread = threading.Thread(
+    target=lambda: found.extend(int(element["a"]) for element in numbers(50))
+  )
   thread.start()
   thread.join(300)
   assert found == list(range(50))
@@ -197,7 +208,8 @@ def test_errors_are_raised_as_themselves(parallel):
       raise UserError("store/x: found 3, expected 4: do it")
     return step
 
-  iterator, found = numbers(9, refuse, num_parallel_calls=parallel), []
+  iterator = numbers(9, refuse, num_parallel_calls=parallel)
+  found = []
   with pytest.raises(UserError, match="^store/x: found 3, expected 4: do it$"):
     for element in iterator:
       found.append(int(element["a"]))
@@ -211,7 +223,8 @@ def test_errors_are_raised_as_themselves(parallel):
 
 
 def test_a_dropped_pipeline_stops_and_lets_go():
-  calls, big = [], np.zeros(1000)
+  calls = []
+  big = np.zeros(1000)
   others = set(dataset_iterator._open)  # of tests before this one
 
   def count(step):

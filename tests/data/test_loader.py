@@ -1,4 +1,5 @@
-"""Batches as a pure function of the step: any step, any host, any epoch; and every eval example exactly once."""
+"""Batches as a pure function of the step: any step, any host, any epoch; and every eval example
+exactly once."""
 
 import itertools
 import shutil
@@ -24,8 +25,14 @@ def root(tmp_path_factory):
   """A corpus whose token at place i tells i modulo 30,000, in shards that no window respects."""
   root = tmp_path_factory.mktemp("corpus")
   vocabulary = ByteVocabulary(extra_ids=40_000)
-  for split, tokens in (("train", EXAMPLES * WINDOW + 11), ("validation", 10 * WINDOW), ("tiny", WINDOW - 1)):
-    with TokenStoreWriter(root / split, name="corpus", split=split, vocabulary=vocabulary, shard_tokens=97) as writer:
+  for split, tokens in (
+    ("train", EXAMPLES * WINDOW + 11),
+    ("validation", 10 * WINDOW),
+    ("tiny", WINDOW - 1),
+  ):
+    with TokenStoreWriter(
+      root / split, name="corpus", split=split, vocabulary=vocabulary, shard_tokens=97
+    ) as writer:
       ids = np.arange(tokens) % 30_000 + 2
       writer.add(ids, [13] * (tokens // 13) + [tokens % 13])
   return str(root)
@@ -38,7 +45,9 @@ def train(root):
 
 @pytest.fixture(scope="module")
 def validation(root):
-  return task.build("span_corruption", "validation", store=root, inputs_length=64, dynamic_offsets=False)
+  return task.build(
+    "span_corruption", "validation", store=root, inputs_length=64, dynamic_offsets=False
+  )
 
 
 def take(batches, n):
@@ -67,7 +76,9 @@ def test_features_are_as_declared(train):
   targets = batch["decoder_target_tokens"]
   assert (targets[:, 0] == train.vocabulary.size - 1).all() and (targets[:, -1] == 1).all()
   np.testing.assert_array_equal(batch["decoder_input_tokens"][:, 1:], targets[:, :-1])
-  assert not batch["decoder_input_tokens"][:, 0].any() and (batch["decoder_loss_weights"] == 1).all()
+  assert (
+    not batch["decoder_input_tokens"][:, 0].any() and (batch["decoder_loss_weights"] == 1).all()
+  )
 
 
 def test_inputs_and_targets_hold_the_window(train):
@@ -83,7 +94,9 @@ def test_inputs_and_targets_hold_the_window(train):
 def test_reached_by_iterating_or_opened_there(train):
   reached = take(loader.train_batches(train, batch_size=7, seed=5), 20)
   for step in (0, 1, 13):
-    for offset, batch in enumerate(take(loader.train_batches(train, batch_size=7, seed=5, start_step=step), 3)):
+    for offset, batch in enumerate(
+      take(loader.train_batches(train, batch_size=7, seed=5, start_step=step), 3)
+    ):
       assert_same(batch, reached[step + offset])
 
 
@@ -98,7 +111,9 @@ def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
     parts = [take(make(rows=rows), data) for rows in slices]
     assert len(whole) == data
     for step, batch in enumerate(whole):
-      assert_same({name: np.concatenate([part[step][name] for part in parts]) for name in batch}, batch)
+      assert_same(
+        {name: np.concatenate([part[step][name] for part in parts]) for name in batch}, batch
+      )
 
 
 def test_a_host_makes_any_set_of_rows(train):
@@ -129,7 +144,9 @@ def test_each_epoch_is_another_permutation_with_other_noise(train):
   for order in orders:
     assert sorted(order) == list(range(EXAMPLES))
   assert len(set(map(tuple, orders))) == 4 and list(range(EXAMPLES)) not in orders
-  by_example = [batch["encoder_input_tokens"][np.argsort(order)] for batch, order in zip(rows, orders)]
+  by_example = [
+    batch["encoder_input_tokens"][np.argsort(order)] for batch, order in zip(rows, orders)
+  ]
   assert (by_example[0] != by_example[1]).any(axis=1).mean() > 0.9
   other_seed = next(loader.train_batches(train, batch_size=EXAMPLES, seed=3))
   assert examples_of(other_seed).tolist() != orders[0]
@@ -180,7 +197,8 @@ def test_eval_of_the_first_examples(validation):
 
 @pytest.mark.more
 def test_dropped_and_unfinished_iterators_end(root):
-  """In a program of its own: iterators dropped with batches under way, and two alive when the program ends.
+  """In a program of its own: iterators dropped with batches under way, and two alive when the
+  program ends.
 
   tests/data/test_iterator.py goes through the ways to drop an iterator and to end a program.
   """
@@ -197,7 +215,9 @@ for i in range(12):
   next(beside)
   time.sleep(random.random() * 0.004)
 """
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True
+  )
   assert done.stderr == ""
 
 
@@ -208,9 +228,16 @@ for i in range(12):
       lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=range(2, 5)),
       r"rows: found \[2, 3, 4\], expected ascending",
     ),
-    (lambda t: loader.eval_batches(t, batch_size=4, rows=[2, 1]), r"rows: found \[2, 1\], expected ascending"),
+    (
+      lambda t: loader.eval_batches(t, batch_size=4, rows=[2, 1]),
+      r"rows: found \[2, 1\], "
+      r"expected ascending",
+    ),
     (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
-    (lambda t: loader.train_batches(t, batch_size=4, seed=0, start_step=-1), "start_step: found -1"),
+    (
+      lambda t: loader.train_batches(t, batch_size=4, seed=0, start_step=-1),
+      "start_step: found -1",
+    ),
     (lambda t: loader.eval_batches(t, batch_size=4, max_examples=0), "max_examples: found 0"),
   ],
 )
@@ -234,13 +261,25 @@ def test_loader_refuses(train, call, message):
       dict(inputs_length=True),
       "task.inputs_length: found True of type bool, expected a whole number",
     ),
-    ("span_corruption", dict(targets_length=2.5), "task.targets_length: .*expected a whole number from 1 .* or None"),
+    (
+      "span_corruption",
+      dict(targets_length=2.5),
+      "task.targets_length: .*expected a whole number from 1 .* or None",
+    ),
     ("span_corruption", dict(noise_density="0.15"), "task.noise_density: .*expected float"),
     ("span_corruption", dict(verify="never"), "task.verify: .*expected 'auto' or 'full' or 'size'"),
     ("span_corruption", dict(store=None), "task.store: found None"),
     ("span_corruption", dict(split="test"), "no such split; there are tiny, train, validation"),
-    ("span_corruption", dict(split="tiny", inputs_length=64), "found 69 tokens.*window of 70 tokens"),
-    ("span_corruption", dict(targets_length=7, inputs_length=64), "targets_length: found 7.*at least 14"),
+    (
+      "span_corruption",
+      dict(split="tiny", inputs_length=64),
+      "found 69 tokens.*window of 70 tokens",
+    ),
+    (
+      "span_corruption",
+      dict(targets_length=7, inputs_length=64),
+      "targets_length: found 7.*at least 14",
+    ),
   ],
 )
 def test_task_arguments_are_checked(root, name, arguments, message):
@@ -252,7 +291,9 @@ def test_task_arguments_are_checked(root, name, arguments, message):
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_shard_lost_after_opening_is_named(root, tmp_path, address):
   shutil.copytree(root, tmp_path / "corpus")
-  lost = task.build("span_corruption", "train", store=address.format(tmp_path / "corpus"), inputs_length=64)
+  lost = task.build(
+    "span_corruption", "train", store=address.format(tmp_path / "corpus"), inputs_length=64
+  )
   (tmp_path / "corpus" / "train" / "tokens" / "00000003").unlink()
   with pytest.raises(UserError, match="tokens/00000003: cannot be read .No such file") as error:
     take(loader.train_batches(lost, batch_size=EXAMPLES, seed=0), 1)
@@ -270,7 +311,10 @@ def test_fingerprint_follows_everything_but_the_label(root, train):
   def fingerprint(split="train", **kwargs):
     return task.build("span_corruption", split, store=root, **fixed | kwargs).fingerprint
 
-  assert fingerprint(label="x", verify="size", noise_density=0.15, targets_length=14) == train.fingerprint
+  assert (
+    fingerprint(label="x", verify="size", noise_density=0.15, targets_length=14)
+    == train.fingerprint
+  )
   others = [
     fingerprint("validation"),
     fingerprint(inputs_length=65),
@@ -280,4 +324,7 @@ def test_fingerprint_follows_everything_but_the_label(root, train):
     fingerprint(mean_noise_span_length=4),
   ]
   assert len({train.fingerprint, *others}) == 7
-  assert task.build("span_corruption", "train", store=root, inputs_length=64, label="mine").name == "mine"
+  assert (
+    task.build("span_corruption", "train", store=root, inputs_length=64, label="mine").name
+    == "mine"
+  )

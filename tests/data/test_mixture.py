@@ -1,4 +1,5 @@
-"""Mixtures: rates exact in every period, draws without gaps, rows as the parts make them, the same from any step."""
+"""Mixtures: rates exact in every period, draws without gaps, rows as the parts make them, the same
+from any step."""
 
 import collections
 import itertools
@@ -22,18 +23,26 @@ def root(tmp_path_factory):
   folder = tmp_path_factory.mktemp("corpora")
   for i, (name, tokens) in enumerate(SIZES.items()):
     corpora.write(folder / name / "train", tokens, [17 + i], name=name)
-  with TokenStoreWriter(folder / "bytes" / "train", name="bytes", split="train", vocabulary=ByteVocabulary()) as writer:
+  with TokenStoreWriter(
+    folder / "bytes" / "train", name="bytes", split="train", vocabulary=ByteVocabulary()
+  ) as writer:
     writer.add(np.full(900, 50), [900])
   return folder
 
 
 def causal(root, name, **arguments):
-  fixed = {"documents_end": "nothing", "dynamic_offsets": False}  # so that the first token tells the window
+  # so that the first token tells the window
+  fixed = {"documents_end": "nothing", "dynamic_offsets": False}
   return {"name": "causal_lm", "store": str(root / name), "length": 32} | fixed | arguments
 
 
 def denoising(root, name, style, **arguments):
-  return {"name": "denoising", "store": str(root / name), "style": style, "inputs_length": 32} | arguments
+  return {
+    "name": "denoising",
+    "store": str(root / name),
+    "style": style,
+    "inputs_length": 32,
+  } | arguments
 
 
 def build(parts, **arguments):
@@ -60,9 +69,16 @@ def test_unimax_is_equal_up_to_its_epochs():
   for epochs in (1, 5):
     sizes = generator.integers(1, 10**6, 100)
     found = np.array(mixture.unimax(sizes.tolist(), int(sizes.sum() * epochs) // 3, epochs))
-    assert found.sum() == pytest.approx(int(sizes.sum() * epochs) // 3) and (found <= epochs * sizes).all()
+    assert (
+      found.sum() == pytest.approx(int(sizes.sum() * epochs) // 3)
+      and (found <= epochs * sizes).all()
+    )
     free = found < epochs * sizes
-    assert free.any() and np.ptp(found[free]) < 1e-3 * found.max() and found[free].min() >= found[~free].max()
+    assert (
+      free.any()
+      and np.ptp(found[free]) < 1e-3 * found.max()
+      and found[free].min() >= found[~free].max()
+    )
 
 
 def test_counts_are_the_rounded_rates():
@@ -70,7 +86,8 @@ def test_counts_are_the_rounded_rates():
   assert mixture.counts({"a": 1, "b": 1, "c": 1}, 10) == [4, 3, 3]
   generator = np.random.default_rng(0)
   for _ in range(200):
-    rates, period = generator.random(5) + 0.05, int(generator.integers(60, 5_000))
+    rates = generator.random(5) + 0.05
+    period = int(generator.integers(60, 5_000))
     found = mixture.counts(dict(zip("abcde", rates)), period)
     assert sum(found) == period and (abs(np.array(found) - rates / rates.sum() * period) < 1).all()
 
@@ -82,7 +99,11 @@ def test_counts_are_the_rounded_rates():
     ({"a": 1, "b": -1.0}, 10, "rate of b: found -1.0"),
     ({"a": float("nan")}, 10, "rate of a: found nan"),
     ({"a": 1}, 0, "period: found 0"),
-    ({"a": 1, "b": 1e-3}, 100, "rate of b: 0.000999 of a period of 100 is no example: set period to at least 1001"),
+    (
+      {"a": 1, "b": 1e-3},
+      100,
+      "rate of b: 0.000999 of a period of 100 is no example: set period to at least 1001",
+    ),
   ],
 )
 def test_impossible_rates_are_refused(rates, period, message):
@@ -97,8 +118,11 @@ def test_the_schedule_counts_draws_without_gaps():
   for period, expected in ((0, [(0, 0), (1, 0), (0, 1)]), (5, [(0, 10), (1, 5), (0, 11)])):
     found = schedule.at(tf.range(3, dtype=tf.int64), tf.fill([3], tf.constant(period, tf.int64)))
     assert list(zip(*(part.numpy().tolist() for part in found))) == expected
-  schedule, periods = mixture.Schedule([50, 30, 7]), 20
-  tasks, draws = (part.numpy() for part in schedule.draws(tf.range(87 * periods, dtype=tf.int64), seed=3))
+  schedule = mixture.Schedule([50, 30, 7])
+  periods = 20
+  tasks, draws = (
+    part.numpy() for part in schedule.draws(tf.range(87 * periods, dtype=tf.int64), seed=3)
+  )
   for number, count in enumerate(schedule.counts):
     assert ((tasks.reshape(periods, 87) == number).sum(axis=1) == count).all()
     of_period = draws[tasks == number].reshape(periods, count)
@@ -114,7 +138,8 @@ def test_the_schedule_counts_draws_without_gaps():
 
 
 def test_rows_are_the_parts_own_and_their_epochs_are_whole(root, three):
-  """Every part's draws, collected over many batches, are epochs of its windows, each window once."""
+  """Every part's draws, collected over many batches, are epochs of its windows, each window
+  once."""
   assert three.num_examples == 20 and three.name == "mixture"
   assert three.features["decoder_target_tokens"].shape == (32,)
   seen = collections.defaultdict(list)
@@ -123,7 +148,10 @@ def test_rows_are_the_parts_own_and_their_epochs_are_whole(root, three):
     for name, value in batch.items():
       rows[name].append(value)
   rows = {name: np.concatenate(value) for name, value in rows.items()}
-  tasks, draws = (part.numpy() for part in mixture.Schedule([10, 6, 4]).draws(tf.range(800, dtype=tf.int64), seed=1))
+  tasks, draws = (
+    part.numpy()
+    for part in mixture.Schedule([10, 6, 4]).draws(tf.range(800, dtype=tf.int64), seed=1)
+  )
   for row in range(800):
     targets = rows["decoder_target_tokens"][row]
     length = 20 if tasks[row] == 1 else 32
@@ -131,7 +159,8 @@ def test_rows_are_the_parts_own_and_their_epochs_are_whole(root, three):
     assert not targets[length:].any() and rows["decoder_loss_weights"][row].sum() == length
     seen[tasks[row]].append((draws[row], (targets[0] - corpora.FIRST) // length))
   for number, (size, length) in enumerate(zip(SIZES.values(), (32, 20, 32))):
-    examples, count = size // length, 400 * (10, 6, 4)[number] // 10 // 1
+    examples = size // length
+    count = 400 * (10, 6, 4)[number] // 10 // 1
     order = [example for _, example in sorted(seen[number])]
     assert len(order) == count and len(order) > 3 * examples
     epochs = [tuple(order[i : i + examples]) for i in range(0, len(order) - examples + 1, examples)]
@@ -141,7 +170,9 @@ def test_rows_are_the_parts_own_and_their_epochs_are_whole(root, three):
 
 def test_a_part_draws_as_it_would_alone(root):
   """The noise of a part depends on its own draw, seed and epoch only."""
-  parts = {style: denoising(root, "a", style) for style in ("drop_tokens", "replace_spans", "bert_style")}
+  parts = {
+    style: denoising(root, "a", style) for style in ("drop_tokens", "replace_spans", "bert_style")
+  }
   built = build(parts, period=30)
   styles = sorted(parts)
   alone = {
@@ -152,8 +183,10 @@ def test_a_part_draws_as_it_would_alone(root):
   tasks, draws = mixture.Schedule([10, 10, 10]).draws(tf.range(60, dtype=tf.int64) + 6_000, seed=9)
   for row in range(60):
     label = styles[tasks[row]]
-    part, seed = alone[label], mixture.part_seed(9, label)
-    epoch, place = draws[row : row + 1] // part.num_examples, draws[row : row + 1] % part.num_examples
+    part = alone[label]
+    seed = mixture.part_seed(9, label)
+    epoch = draws[row : row + 1] // part.num_examples
+    place = draws[row : row + 1] % part.num_examples
     example = random.shuffled(place, epoch, seed, part.num_examples)
     for name, value in part.batch(example, epoch, seed).items():
       found = batch[name][row]
@@ -165,7 +198,9 @@ def test_more_rows_than_parts_and_fewer(three):
   for size in (1, 2, 40):
     whole = [next(loader.train_batches(three, batch_size=40, seed=2))]
     cut = list(itertools.islice(loader.train_batches(three, batch_size=size, seed=2), 40 // size))
-    corpora.assert_same({name: np.concatenate([part[name] for part in cut]) for name in cut[0]}, whole[0])
+    corpora.assert_same(
+      {name: np.concatenate([part[name] for part in cut]) for name in cut[0]}, whole[0]
+    )
 
 
 def test_evaluation_is_one_period(three):
@@ -177,7 +212,10 @@ def test_rates_of_a_recipe(root):
   parts = {"a": causal(root, "a"), "b": causal(root, "b")}  # 21 and 10 windows
   shared = {key: value for key, value in parts["a"].items() if key != "store"}
   short = {name: {"store": str(root / name)} for name in "ab"}
-  alike = [build(parts, rates="proportional", period=31), build(short, rates="proportional", period=31, shared=shared)]
+  alike = [
+    build(parts, rates="proportional", period=31),
+    build(short, rates="proportional", period=31, shared=shared),
+  ]
   assert alike[0].fingerprint == alike[1].fingerprint
   others = [
     build(parts, rates="equal", period=31),
@@ -198,13 +236,29 @@ def test_rates_of_a_recipe(root):
   [
     ({}, {}, "task.parts: found none"),
     ({"a": 3}, {}, "config.task.parts.a: found 3"),
-    ({"a": dict(name="causal_ln")}, {}, "config.task.parts.a.name: found 'causal_ln'.*did you mean 'causal_lm'"),
+    (
+      {"a": dict(name="causal_ln")},
+      {},
+      "config.task.parts.a.name: found 'causal_ln'.*did you mean 'causal_lm'",
+    ),
     ({"a": dict(store="x")}, {}, "config.task.parts.a.name: found no name"),
     ({"a": dict(name="causal_lm")}, {}, "config.task.parts.a.store: missing"),
-    ({"a": dict(name="causal_lm", store="x", lenth=3)}, {}, "config.task.parts.a.lenth: .*did you mean 'length'"),
+    (
+      {"a": dict(name="causal_lm", store="x", lenth=3)},
+      {},
+      "config.task.parts.a.lenth: .*did you mean 'length'",
+    ),
     ({"a": dict(name="causal_lm", store="x", rate=2)}, {}, "config.task.parts.a.rate: unknown key"),
-    ({"a": dict(name="causal_lm", store="x")}, dict(rates={"a": "2"}), "config.task.rates.a: found '2'"),
-    ({"news": dict(name="causal_lm", store="x")}, dict(rates={"new": 2}), "rates.new: no such part.*mean 'news'"),
+    (
+      {"a": dict(name="causal_lm", store="x")},
+      dict(rates={"a": "2"}),
+      "config.task.rates.a: found '2'",
+    ),
+    (
+      {"news": dict(name="causal_lm", store="x")},
+      dict(rates={"new": 2}),
+      "rates.new: no such part.*mean 'news'",
+    ),
     ({"a": dict(name="mixture", parts={})}, {}, "config.task.parts.a.parts: found none"),
     (
       {"a": dict(name="mixture", parts={"b": dict(name="causal_lm", store="x", lenth=3)})},
@@ -212,8 +266,16 @@ def test_rates_of_a_recipe(root):
       "config.task.parts.a.parts.b.lenth: .*did you mean 'length'",
     ),
     ({}, dict(rates="sizes"), "task.rates: found 'sizes'"),
-    ({"a": dict(name="causal_lm", store="x")}, dict(rates="unimax"), "task.draws: found None, expected the examples"),
-    ({"a": dict(name="causal_lm", store="x")}, dict(draws=9), "task.draws: found 9, .* for rates=unimax alone"),
+    (
+      {"a": dict(name="causal_lm", store="x")},
+      dict(rates="unimax"),
+      "task.draws: found None, expected the examples",
+    ),
+    (
+      {"a": dict(name="causal_lm", store="x")},
+      dict(draws=9),
+      "task.draws: found 9, .* for rates=unimax alone",
+    ),
   ],
 )
 def test_recipes_that_do_not_fit_are_refused(parts, arguments, message):
@@ -236,7 +298,12 @@ def test_parts_that_do_not_go_together_are_refused(root):
 def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_path):
   """As in T5's multi-task pretraining: of 28 windows 20 count, as many as there are records."""
   (tmp_path / "pairs.tsv").write_text("q\ta\n" + "".join(f"{i}\tyes\n" for i in range(20)))
-  pairs = {"source": f"tsv:{tmp_path}/pairs.tsv", "inputs": "{q}", "targets": "{a}", "vocabulary": "bytes"}
+  pairs = {
+    "source": f"tsv:{tmp_path}/pairs.tsv",
+    "inputs": "{q}",
+    "targets": "{a}",
+    "vocabulary": "bytes",
+  }
   pairs |= {"packed": False, "targets_length": 16, "cache": str(tmp_path)}
   parts = {"unlabelled": denoising(root, "bytes", "replace_spans"), "pairs": pairs}
   shared = {"name": "text_to_text", "inputs_length": 32}
@@ -248,30 +315,49 @@ def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_
 
 
 def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_parts(root):
-  a, b, c = causal(root, "a"), causal(root, "b"), causal(root, "c")  # 21, 10 and 6 windows
+  # 21, 10 and 6 windows
+  a = causal(root, "a")
+  b = causal(root, "b")
+  c = causal(root, "c")
   inner = {"name": "mixture", "parts": {"b": b, "c": c}, "rates": {"b": 3, "c": 1}, "period": 8}
   built = build({"a": a, "few": inner}, rates={"a": 1, "few": 2}, period=60)
   assert dict(zip(built.parts, built.schedule.counts)) == {"a": 20, "few/b": 30, "few/c": 10}
-  alone = {name: task.build(split="train", **part) for name, part in {"a": a, "few/b": b, "few/c": c}.items()}
+  alone = {
+    name: task.build(split="train", **part)
+    for name, part in {"a": a, "few/b": b, "few/c": c}.items()
+  }
   flat = mixture.mix(alone, {"a": 2, "few/b": 3, "few/c": 1}, period=60, name="mixture")
   assert built.fingerprint == flat.fingerprint
-  corpora.assert_same(*(next(loader.train_batches(one, batch_size=90, seed=4)) for one in (built, flat)))
+  corpora.assert_same(
+    *(next(loader.train_batches(one, batch_size=90, seed=4)) for one in (built, flat))
+  )
   sizes = build({"a": a, "few": inner}, rates="proportional", period=37)
   assert dict(zip(sizes.parts, sizes.schedule.counts)) == {"a": 21, "few/b": 12, "few/c": 4}
   shared = {key: value for key, value in a.items() if key != "store"}
-  short = {"a": {"store": a["store"]}, "few": inner | {"parts": {n: {"store": str(root / n)} for n in "bc"}}}
-  assert build(short, rates="proportional", period=37, shared=shared).fingerprint == sizes.fingerprint
+  short = {
+    "a": {"store": a["store"]},
+    "few": inner | {"parts": {n: {"store": str(root / n)} for n in "bc"}},
+  }
+  assert (
+    build(short, rates="proportional", period=37, shared=shared).fingerprint == sizes.fingerprint
+  )
   with pytest.raises(UserError, match="found the name 'few/b'"):
     build({"few/b": a, "few": inner})
 
 
 def test_ul2_is_one_task_over_one_order_of_windows(root):
-  built = task.build("ul2", "train", store=str(root / "a"), length=32, mode_tokens=True, dynamic_offsets=False)
+  built = task.build(
+    "ul2", "train", store=str(root / "a"), length=32, mode_tokens=True, dynamic_offsets=False
+  )
   assert built.num_examples == SIZES["a"] // 32
   modes = {tuple(ByteVocabulary().encode(text)): name for name, text in ul2.MODES.items()}
   rows = next(loader.train_batches(built, batch_size=140 * 21, seed=0))
-  text = np.concatenate([rows["encoder_input_tokens"][:, 5:], rows["decoder_target_tokens"]], axis=1)
-  text = np.where((text >= corpora.FIRST) & (text < corpora.FIRST + SIZES["a"]), text, 10**6).min(axis=1)
+  text = np.concatenate(
+    [rows["encoder_input_tokens"][:, 5:], rows["decoder_target_tokens"]], axis=1
+  )
+  text = np.where((text >= corpora.FIRST) & (text < corpora.FIRST + SIZES["a"]), text, 10**6).min(
+    axis=1
+  )
   windows, odd = np.divmod(text - corpora.FIRST, 32)
   assert not odd.any()  # a row holds a whole window: its first token is the least
   for epoch in windows.reshape(140, 21):
@@ -283,7 +369,10 @@ def test_ul2_is_one_task_over_one_order_of_windows(root):
   assert len(met) == 21 * 3  # every window meets every mode
   mixed = build({"a": causal(root, "c"), "b": causal(root, "b")}, rates="proportional", period=16)
   assert mixed.schedule.counts == (6, 10)
-  sizes = {"ul2": {"name": "ul2", "length": 32}, "t5": {"name": "span_corruption", "inputs_length": 29}}
+  sizes = {
+    "ul2": {"name": "ul2", "length": 32},
+    "t5": {"name": "span_corruption", "inputs_length": 29},
+  }
   shared = {"store": str(root / "a")}
   mixed = build(sizes, rates="proportional", period=420, shared=shared)
   expected = mixture.counts({label: mixed.parts[label].num_examples for label in mixed.parts}, 420)
@@ -298,16 +387,26 @@ def test_ul2_has_its_seven_denoisers(root):
   for inputs, targets in zip(batch["encoder_input_tokens"], batch["decoder_target_tokens"]):
     if tuple(inputs[:5]) == modes["s"]:  # three quarters, then the last one behind a sentinel
       start = inputs[5]
-      assert inputs[5:31].tolist() == [*range(start, start + 24), corpora.SIZE - 1, 1] and not inputs[31:].any()
-      assert targets[:10].tolist() == [corpora.SIZE - 1, *range(start + 24, start + 32), 1] and not targets[10:].any()
+      assert (
+        inputs[5:31].tolist() == [*range(start, start + 24), corpora.SIZE - 1, 1]
+        and not inputs[31:].any()
+      )
+      assert (
+        targets[:10].tolist() == [corpora.SIZE - 1, *range(start + 24, start + 32), 1]
+        and not targets[10:].any()
+      )
   half = next(loader.train_batches(built, batch_size=10, seed=0, start_step=3, rows=range(5, 10)))
   corpora.assert_same(half, {name: value[35:40] for name, value in batch.items()})
   rates = {name: 0 for name in ul2.DENOISERS} | {"s": 1}
   only = task.build("ul2", "train", store=str(root / "a"), length=32, rates=rates)
-  assert only.features["decoder_target_tokens"].shape == (10,) and only.fingerprint != built.fingerprint
+  assert (
+    only.features["decoder_target_tokens"].shape == (10,) and only.fingerprint != built.fingerprint
+  )
   with pytest.raises(UserError, match="config.task.rates.r_4: no such denoiser"):
     task.build("ul2", "train", store=str(root / "a"), rates={"r_4": 1})
   with pytest.raises(UserError, match="config.task.rates.s: found 'often', expected a number"):
     task.build("ul2", "train", store=str(root / "a"), rates={"s": "often"})
   with pytest.raises(UserError, match="0 for every denoiser"):
-    task.build("ul2", "train", store=str(root / "a"), length=32, rates=dict.fromkeys(ul2.DENOISERS, 0))
+    task.build(
+      "ul2", "train", store=str(root / "a"), length=32, rates=dict.fromkeys(ul2.DENOISERS, 0)
+    )

@@ -1,4 +1,5 @@
-"""The values that a recipe takes from a table of texts and labels, and what is said of tables that cannot be used."""
+"""The values that a recipe takes from a table of texts and labels, and what is said of tables that
+cannot be used."""
 
 import json
 
@@ -19,7 +20,9 @@ def table(rows, header=("text", "label"), separator=",", end="\n") -> str:
 
 
 def json_lines(labels, key="label") -> str:
-  return "".join(json.dumps({"text": f"text {number}", key: label}) + "\n" for number, label in enumerate(labels))
+  return "".join(
+    json.dumps({"text": f"text {number}", key: label}) + "\n" for number, label in enumerate(labels)
+  )
 
 
 @pytest.fixture
@@ -57,9 +60,15 @@ def refused(read):
     ("blank_lines.csv", "\n\n" + table(ROWS)),
     ("tabs.csv", table(ROWS, separator="\t")),
     ("tabs.tsv", table(ROWS, separator="\t")),
-    ("quoted.csv", table([(f'"a ""quoted"", text;\nof two lines {text}"', label) for text, label in ROWS])),
+    (
+      "quoted.csv",
+      table([(f'"a ""quoted"", text;\nof two lines {text}"', label) for text, label in ROWS]),
+    ),
     ("names.csv", table(ROWS, header=("Review", "Sentiment"))),
-    ("more_columns.csv", table([(n, *row, "x") for n, row in enumerate(ROWS)], header=("id", "text", "label", "note"))),
+    (
+      "more_columns.csv",
+      table([(n, *row, "x") for n, row in enumerate(ROWS)], header=("id", "text", "label", "note")),
+    ),
     ("one_known.csv", table(ROWS, header=("blurb", "label"))),
     ("lines.jsonl", json_lines([label for _, label in ROWS], "class")),
     ("lines.json", json_lines([label for _, label in ROWS])),
@@ -70,7 +79,10 @@ def test_usual_tables_need_nothing_but_their_path(name, content, read):
   config, notes = read(name, content)
   assert list(config.task.labels) == ["a", "b"] and config.task.source.startswith("held_out:")
   examples = int(notes[2].split()[0])
-  assert config.total_steps == -(-3 * examples // 32) and config.eval_every == config.checkpoint.every == 1
+  assert (
+    config.total_steps == -(-3 * examples // 32)
+    and config.eval_every == config.checkpoint.every == 1
+  )
   assert "no split 'validation'" in notes[1] and "held out of train" in notes[1]
 
 
@@ -92,7 +104,10 @@ def test_the_same_rows_are_held_out_each_time_and_few_rows_lose_more(read):
     (["плохо", "好"] * 9, ["плохо", "好"]),
     (["b", None, "a", ""] * 9, ["a", "b"]),
     ([-1, 0, 1] * 9, ["-1", "0", "1"]),
-    ([f"class {number}" for number in range(1000)] * 2, sorted(f"class {number}" for number in range(1000))),
+    (
+      [f"class {number}" for number in range(1000)] * 2,
+      sorted(f"class {number}" for number in range(1000)),
+    ),
   ],
 )
 def test_labels_are_those_of_the_table_in_order(labels, expected, read):
@@ -107,7 +122,10 @@ def test_labels_are_those_of_the_table_in_order(labels, expected, read):
 
 
 def test_pairs_and_columns_without_names(read):
-  pairs = table([(text, f"{text} too", label) for text, label in ROWS], header=("premise", "hypothesis", "label"))
+  pairs = table(
+    [(text, f"{text} too", label) for text, label in ROWS],
+    header=("premise", "hypothesis", "label"),
+  )
   config, _ = read("pairs.csv", pairs)
   assert (config.task.text, config.task.pair) == ("{premise}", "{hypothesis}")
   for name, separator in (("bare.csv", ","), ("bare.tsv", "\t")):
@@ -135,7 +153,9 @@ def test_all_problems_come_at_once(refused, tmp_path):
   (tmp_path / "dev.csv").write_text(table([("x", "c"), ("y", "a"), ("z", "B")]))
   train = tmp_path / "train.csv"
   message = refused(
-    "train.csv", table([*ROWS, ("x", "a ")]) + "1,2,3\n", f"task.source=train={train},validation={tmp_path}/dev.csv"
+    "train.csv",
+    table([*ROWS, ("x", "a ")]) + "1,2,3\n",
+    f"task.source=train={train},validation={tmp_path}/dev.csv",
   )
   assert "4 problems" in message
   for part in (
@@ -170,7 +190,11 @@ def test_all_problems_come_at_once(refused, tmp_path):
       table([(f"t{n}", ("1", "1.0", "2")[n % 3]) for n in range(30)]),
       "spellings, '1' (10 rows) and '1.0'",
     ),
-    ("lists.jsonl", json_lines([["a", "b"]] * 20, "labels"), "in column 'labels', expected one label for each text"),
+    (
+      "lists.jsonl",
+      json_lines([["a", "b"]] * 20, "labels"),
+      "in column 'labels', expected one label for each text",
+    ),
     (
       "latin.csv",
       b"text,label\n" + "caf\xe9,a\n".encode("latin-1") * 9,
@@ -195,13 +219,16 @@ def test_no_table_and_no_file(tmp_path):
 
 
 def test_given_values_stay_and_a_plan_needs_no_table(read):
-  config, _ = read("plain.csv", table(ROWS), 'task.labels=["b","a","c"]', "total_steps=50", "checkpoint.every=7")
+  config, _ = read(
+    "plain.csv", table(ROWS), 'task.labels=["b","a","c"]', "total_steps=50", "checkpoint.every=7"
+  )
   assert list(config.task.labels) == ["b", "a", "c"]
   assert (config.total_steps, config.eval_every, config.checkpoint.every) == (50, 5, 7)
   config, notes = read("plain.csv", table(ROWS), "epochs=32")
   assert config.total_steps == int(notes[2].split()[0])
   with pytest.raises(
-    UserError, match="config.total_steps: found None, .* config.epochs=2, .* not for 'span_corruption'"
+    UserError,
+    match="config.total_steps: found None, .* config.epochs=2, .* not for 'span_corruption'",
   ):
     open_values.complete(recipes.load("configs/t5/base.py", ["epochs=2"]))
   plan = resolve(recipes.load(RECIPE))

@@ -1,4 +1,5 @@
-"""A task in a file of a user's own, named `module:function`: inspected, trained on, and refused with its reasons."""
+"""A task in a file of a user's own, named `module:function`: inspected, trained on, and refused
+with its reasons."""
 
 import pathlib
 import sys
@@ -53,17 +54,23 @@ def test_it_is_inspected_and_trained_on(here, compiled, one_device, capsys):
   assert inspect_data.main([*flags, "--ids"]) == 0
   shown = capsys.readouterr().out
   assert "task echo" in shown and "encoder_input_tokens int32[8]" in shown
-  flags += [f"--workdir={here}/run", "--config.model.variant=t5-v1_1-micro", "--config.peak_flops=1e11"]
+  flags += [
+    f"--workdir={here}/run",
+    "--config.model.variant=t5-v1_1-micro",
+    "--config.peak_flops=1e11",
+  ]
   assert train.main([*flags, "--config.evals={}"]) == 0, capsys.readouterr().err
   assert '"step": 2' in (here / "run" / "metrics.jsonl").read_text()
 
 
 def test_its_arguments_are_checked_and_it_may_be_part_of_a_mixture(here):
   trust.begin(["echo_tasks:echo", "echo_tasks:eco"])
-  assert task.build("echo_tasks:echo", "train", store="builtin", length=16).features["encoder_input_tokens"].shape == (
-    16,
-  )
-  with pytest.raises(UserError, match=r"config.task.lenth: unknown key \(did you mean 'length'\?\)"):
+  assert task.build("echo_tasks:echo", "train", store="builtin", length=16).features[
+    "encoder_input_tokens"
+  ].shape == (16,)
+  with pytest.raises(
+    UserError, match=r"config.task.lenth: unknown key \(did you mean 'length'\?\)"
+  ):
     task.build("echo_tasks:echo", "train", store="builtin", lenth=16)
   with pytest.raises(UserError, match="config.task.name: 'echo_tasks:eco' cannot be used"):
     task.build("echo_tasks:eco", "train", store="builtin")

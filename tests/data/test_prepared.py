@@ -19,7 +19,11 @@ from t5x_like.store.manifest import FORMAT
 class Rows(prepared.Records):
   """A number for each record."""
 
-  items, advice, unit, shard_values, made = "rows", "write some", "x", 3, []
+  items = "rows"
+  advice = "write some"
+  unit = "x"
+  shard_values = 3
+  made = []
 
   def characters(self, item):
     return BATCH_CHARACTERS // 2
@@ -27,7 +31,11 @@ class Rows(prepared.Records):
   def make(self, batch):
     self.made.append(self.path)
     count = len(batch.items)
-    return Made({"x": (np.arange(count, dtype=np.int32), np.ones(count, np.int64))}, [None] * count, [None] * count)
+    return Made(
+      {"x": (np.arange(count, dtype=np.int32), np.ones(count, np.int64))},
+      [None] * count,
+      [None] * count,
+    )
 
 
 @pytest.fixture
@@ -60,13 +68,19 @@ def test_another_request_and_damage_are_refused_with_the_remedy(rows_of):
   opened(rows)
   for key, change in (("source", {"split": "x"}), ("facts", {"classes": ["other"]})):
     text = (rows.path / "manifest.json").read_text()
-    stores.edit(rows.path, lambda manifest, key=key, change=change: manifest[key].update(change), checked=True)
-    with pytest.raises(UserError, match=f"manifest.json: {key}: not as the task asks.*delete .* is made again"):
+    stores.edit(
+      rows.path, lambda manifest, key=key, change=change: manifest[key].update(change), checked=True
+    )
+    with pytest.raises(
+      UserError, match=f"manifest.json: {key}: not as the task asks.*delete .* is made again"
+    ):
       opened(rows, "size")
     (rows.path / "manifest.json").write_text(text)
   file = rows.path / "x" / "000000000000"
   file.write_bytes(bytes(file.stat().st_size))
-  with pytest.raises(DamageError, match="x/000000000000: found SHA-256 .* or delete .* and it is made again"):
+  with pytest.raises(
+    DamageError, match="x/000000000000: found SHA-256 .* or delete .* and it is made again"
+  ):
     opened(rows)
 
 
@@ -76,12 +90,15 @@ def test_a_store_of_another_version_is_prepared_again(rows_of):
   assert json.loads(json.dumps(rows.content))["format"] == FORMAT
   opened(rows)
   stores.edit(rows.path, lambda manifest: manifest.update(format="t5x_like.store.v2"))
-  with pytest.raises(UserError, match="format: found 't5x_like.store.v2', expected .* or delete .* is made again"):
+  with pytest.raises(
+    UserError, match="format: found 't5x_like.store.v2', expected .* or delete .* is made again"
+  ):
     opened(rows)
 
 
 def test_a_failure_leaves_no_store_and_the_next_preparation_goes_on(rows_of, tmp_path, monkeypatch):
-  write, written = writer.write_shard, []
+  write = writer.write_shard
+  written = []
 
   def failing(*arguments):
     if written:
@@ -94,12 +111,15 @@ def test_a_failure_leaves_no_store_and_the_next_preparation_goes_on(rows_of, tmp
     with pytest.raises(UserError, match="cannot be written .*No space left.*another output"):
       opened(rows_of())
   assert not rows_of().path.exists() and len(Rows.made) == 3
-  assert opened(rows_of()).num_items == 5 and len(Rows.made) == 4  # the first shard of two batches was kept
+  # the first shard of two batches was kept
+  assert opened(rows_of()).num_items == 5 and len(Rows.made) == 4
   (tmp_path / "file").write_text("")
   with pytest.raises(UserError, match="config.task.cache: .*file cannot be written"):
     opened(rows_of(cache="file"))
 
 
 def test_a_cache_at_an_address_is_refused():
-  with pytest.raises(UserError, match="config.task.cache: found gs://b/c, expected a local directory"):
+  with pytest.raises(
+    UserError, match="config.task.cache: found gs://b/c, expected a local directory"
+  ):
     Source(source="builtin", split="train", cache="gs://b/c")

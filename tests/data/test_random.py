@@ -1,4 +1,5 @@
-"""The order of an epoch: a permutation of every size, as docs/explanation/permutation.md defines it, and random."""
+"""The order of an epoch: a permutation of every size, as docs/explanation/permutation.md defines
+it, and random."""
 
 import collections
 import functools
@@ -12,7 +13,8 @@ from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 from tools.benchmark import randomness
 
-# Of some 6,000 scores, one of a perfectly random order is beyond this with a chance of 1e-6; seeds are fixed.
+# Of some 6,000 scores, one of a perfectly random order is beyond this with a chance of 1e-6; seeds
+# are fixed.
 MOST = 6.4
 WORD = 2**64
 LARGE = [10**6, 2**33 + 1, 976_562_500, 10**12, 2**62 - 1, 2**62]
@@ -93,7 +95,8 @@ def place_of(index, epoch, seed, size):
 
 def index_of(place, epoch, seed, size):
   """The inverse of `place_of` for sizes above 256."""
-  key, sides = key_of(seed, epoch, size), radices(size)
+  key = key_of(seed, epoch, size)
+  sides = radices(size)
   place = decrypt(place, key, *sides)
   while place >= size:
     place = decrypt(place, key, *sides)
@@ -103,11 +106,13 @@ def index_of(place, epoch, seed, size):
 @pytest.mark.parametrize("first", more.beyond(1, range(1, 2**12 + 1, 2**9)))
 def test_every_small_size_is_permuted_as_defined(first):
   for size in range(first, first + 2**9):
-    epoch, seed = size % 5, size % 7
+    epoch = size % 5
+    seed = size % 7
     found = order(size, epoch=epoch, seed=seed)
     assert (np.bincount(found, minlength=size) == 1).all(), size
     if size % 64 == 0:
-      places, keys = tf.constant(found), random.row_keys(seed, tf.fill(size, np.int64(epoch)))
+      places = tf.constant(found)
+      keys = random.row_keys(seed, tf.fill(size, np.int64(epoch)))
       assert random.permuted(places, keys, size, back=True).numpy().tolist() == list(range(size))
     for index in {0, size // 3, size - 1}:
       assert found[index] == place_of(index, epoch, seed, size), (size, index)
@@ -128,19 +133,23 @@ def test_a_million_examples_are_different(size):
 @pytest.mark.parametrize("size", [257, 4097, 65537, *LARGE])
 def test_equals_the_definition_and_goes_back(size):
   generator = np.random.default_rng(size % 2**32)
-  index, epoch = generator.integers(0, size, 50), generator.integers(-(2**63), 2**63 - 1, 50)
+  index = generator.integers(0, size, 50)
+  epoch = generator.integers(-(2**63), 2**63 - 1, 50)
   index[:2] = 0, size - 1
   for seed in (0, 2**64 - 1, -3):
     found = random.shuffled(tf.constant(index), tf.constant(epoch), seed, size).numpy().tolist()
     expected = [place_of(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
     assert found == expected
     assert [index_of(*pair, seed, size) for pair in zip(found, epoch.tolist())] == index.tolist()
-    back = random.permuted(tf.constant(found), random.row_keys(seed, tf.constant(epoch)), size, back=True)
+    back = random.permuted(
+      tf.constant(found), random.row_keys(seed, tf.constant(epoch)), size, back=True
+    )
     assert back.numpy().tolist() == index.tolist()
 
 
 def test_a_walk_takes_few_steps():
-  """The network permutes at most two in a hundred numbers too many, and far fewer for corpora that are not tiny."""
+  """The network permutes at most two in a hundred numbers too many, and far fewer for corpora that
+  are not tiny."""
   for size in randomness.sizes():
     if size > 256:
       high, low = random._radices(size)
@@ -153,13 +162,19 @@ def test_a_walk_takes_few_steps():
 def test_rows_depend_on_their_own_index_and_epoch_alone(size):
   """Row by row, eagerly, in a function of unknown length and in tf.data: the same places."""
   generator = np.random.default_rng(0)
-  index, epoch = generator.integers(0, size, 40), generator.integers(0, 9, 40)
+  index = generator.integers(0, size, 40)
+  epoch = generator.integers(0, 9, 40)
   one_by_one = [
-    random.shuffled(tf.constant(index[[i]]), tf.constant(epoch[[i]]), 5, size).numpy()[0] for i in range(40)
+    random.shuffled(tf.constant(index[[i]]), tf.constant(epoch[[i]]), 5, size).numpy()[0]
+    for i in range(40)
   ]
-  assert random.shuffled(tf.constant(index), tf.constant(epoch), 5, size).numpy().tolist() == one_by_one
+  assert (
+    random.shuffled(tf.constant(index), tf.constant(epoch), 5, size).numpy().tolist() == one_by_one
+  )
   vector = tf.TensorSpec([None], tf.int64)
-  function = tf.function(lambda index, epoch: random.shuffled(index, epoch, 5, size), input_signature=[vector, vector])
+  function = tf.function(
+    lambda index, epoch: random.shuffled(index, epoch, 5, size), input_signature=[vector, vector]
+  )
   assert function(tf.constant(index), tf.constant(epoch)).numpy().tolist() == one_by_one
   dataset = tf.data.Dataset.from_tensor_slices((index, epoch)).batch(16).map(function)
   assert np.concatenate(list(dataset.as_numpy_iterator())).tolist() == one_by_one
@@ -169,13 +184,20 @@ def test_rows_depend_on_their_own_index_and_epoch_alone(size):
 @pytest.mark.parametrize("size", [10, 1000])
 @pytest.mark.parametrize("outside", [-1, 0, 2**62])
 def test_an_index_outside_is_refused(size, outside):
-  index, epoch = tf.constant([0, outside or size], tf.int64), tf.zeros([2], tf.int64)
-  with pytest.raises(tf.errors.InvalidArgumentError, match=rf"index: expected each in \[0, {size}\)"):
+  index = tf.constant([0, outside or size], tf.int64)
+  epoch = tf.zeros([2], tf.int64)
+  with pytest.raises(
+    tf.errors.InvalidArgumentError,
+    match=r"index: expected each in \[0, "
+    rf"{size}\)",
+  ):
     random.shuffled(index, epoch, 1, size)
   with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
     tf.function(lambda index: random.shuffled(index, epoch, 1, size))(index)
   with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
-    list(tf.data.Dataset.from_tensors(index).map(lambda index: random.shuffled(index, epoch, 1, size)))
+    list(
+      tf.data.Dataset.from_tensors(index).map(lambda index: random.shuffled(index, epoch, 1, size))
+    )
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
@@ -189,7 +211,8 @@ def test_round_constants_are_the_stream_of_seed_0():
 
 
 def test_orders_are_frozen():
-  """Runs go on with the same data only while these stay as they are: a change of them is a new edition of the data."""
+  """Runs go on with the same data only while these stay as they are: a change of them is a new
+  edition of the data."""
   found = {size: order(size, min(size, 6), epoch=2, seed=42).tolist() for size in GOLDEN}
   assert found == GOLDEN
 
@@ -210,8 +233,22 @@ GOLDEN = {
   2147483648: [774894481, 1532659475, 1016310922, 362933378, 702785573, 1371902434],
   976562500: [235225471, 318633064, 399333149, 630932948, 711438052, 677558614],
   17000000000: [15306151800, 5260575295, 3818589803, 14844044751, 965740771, 4002196785],
-  1000000000000: [989395401790, 741245336509, 714259408036, 495611492599, 404944634989, 388911408785],
-  1099511627777: [998129801517, 421138517881, 300420814672, 924641882073, 999847488985, 504325148008],
+  1000000000000: [
+    989395401790,
+    741245336509,
+    714259408036,
+    495611492599,
+    404944634989,
+    388911408785,
+  ],
+  1099511627777: [
+    998129801517,
+    421138517881,
+    300420814672,
+    924641882073,
+    999847488985,
+    504325148008,
+  ],
   1125899906842624: [
     303193477964470,
     282493821190150,
@@ -239,10 +276,14 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("size", [n if i % 2 else more.later(n) for i, n in enumerate(randomness.sizes())])
+@pytest.mark.parametrize(
+  "size", [n if i % 2 else more.later(n) for i, n in enumerate(randomness.sizes())]
+)
 def test_orders_are_random(size):
   scores = randomness.study(random.permuted, size, seed=0)
-  far = {name: found.round(1).tolist() for name, found in scores.items() if np.abs(found).max() > MOST}
+  far = {
+    name: found.round(1).tolist() for name, found in scores.items() if np.abs(found).max() > MOST
+  }
   assert not far
 
 
@@ -250,10 +291,14 @@ def test_orders_are_random(size):
 def test_every_order_of_a_tiny_corpus_is_as_likely(size):
   assert abs(randomness.permutation_score(random.permuted, size, seed=7, epochs=40_000)) < MOST
   over_seeds = random.permuted(
-    tf.tile(tf.range(size, dtype=tf.int64), [4096]), tf.repeat(randomness.seed_keys(0, 4096), size), size
+    tf.tile(tf.range(size, dtype=tf.int64), [4096]),
+    tf.repeat(randomness.seed_keys(0, 4096), size),
+    size,
   )
   if size < 6:
-    found = collections.Counter(map(tuple, over_seeds.numpy().reshape(4096, size).tolist())).values()
+    found = collections.Counter(
+      map(tuple, over_seeds.numpy().reshape(4096, size).tolist())
+    ).values()
     cells = math.factorial(size)
     assert len(found) == cells
     chi_square = sum((count - 4096 / cells) ** 2 for count in found) * cells / 4096
@@ -261,7 +306,9 @@ def test_every_order_of_a_tiny_corpus_is_as_likely(size):
 
 
 def _failed(permute, size):
-  return {name for name, found in randomness.study(permute, size, 0).items() if np.abs(found).max() > MOST}
+  return {
+    name for name, found in randomness.study(permute, size, 0).items() if np.abs(found).max() > MOST
+  }
 
 
 @pytest.mark.parametrize("size", [257, 1000])
@@ -271,8 +318,10 @@ def test_the_tests_find_a_network_of_four_rounds(monkeypatch, size):
 
 
 def test_the_tests_find_orders_that_are_not_random():
-  """An order without a key, one that only starts at random, a stride, and one key for all epochs and seeds."""
-  size, everything = 10_007, set(randomness.study(random.permuted, 10_007, 0))
+  """An order without a key, one that only starts at random, a stride, and one key for all epochs
+  and seeds."""
+  size = 10_007
+  everything = set(randomness.study(random.permuted, 10_007, 0))
 
   def start(key_B):
     return tf.cast(key_B % np.uint64(size), tf.int64)
@@ -281,7 +330,12 @@ def test_the_tests_find_orders_that_are_not_random():
     return random.permuted(index_B, tf.zeros_like(key_B), size)
 
   assert _failed(lambda index_B, key_B, size: index_B, size) == everything
-  assert _failed(keyless, size) >= {"epochs", "neighbouring seeds", "first place over seeds", "last place over seeds"}
+  assert _failed(keyless, size) >= {
+    "epochs",
+    "neighbouring seeds",
+    "first place over seeds",
+    "last place over seeds",
+  }
   started = _failed(lambda index_B, key_B, size: (index_B + start(key_B)) % size, size)
   assert started >= {"lags 1 to 64", "runs", "batches over regions", "first two over seeds"}
   strided = _failed(lambda index_B, key_B, size: (index_B * 3_847 + start(key_B)) % size, size)

@@ -26,7 +26,11 @@ task.build("span_corruption", "train", store="builtin")
 def test_a_prepared_store_is_read_without_what_prepares_stores(tmp_path):
   corpora.write(tmp_path / "train", 2_000, [50])
   done = subprocess.run(
-    [sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=REPO, capture_output=True, text=True, timeout=300
+    [sys.executable, "-c", PROGRAM, str(tmp_path)],
+    cwd=REPO,
+    capture_output=True,
+    text=True,
+    timeout=300,
   )
   assert done.stdout.splitlines()[-1:] == ["(4, 32)"], done.stderr[-1500:]
   assert "blocked: t5x_like.corpora" in done.stderr  # what `builtin` needs

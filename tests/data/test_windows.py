@@ -11,7 +11,8 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.windows import Windows, open_tokens
 from t5x_like.errors import UserError
 
-TOKENS, LENGTH = 1_003, 50
+TOKENS = 1_003
+LENGTH = 50
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,20 @@ def test_windows_and_documents(root, lengths, address):
   assert windows.num_examples == TOKENS // LENGTH == 20 and windows.vocabulary.size == corpora.SIZE
   index = np.random.default_rng(0).permutation(20)
   document = corpora.document_of(lengths)
-  tokens, documents = (f(tf.constant(index, tf.int64)).numpy() for f in (windows.read, windows.documents))
+  tokens, documents = (
+    f(tf.constant(index, tf.int64)).numpy() for f in (windows.read, windows.documents)
+  )
   assert tokens.dtype == documents.dtype == np.int32
   for row, i in enumerate(index):
     places = np.arange(i * LENGTH, (i + 1) * LENGTH)
     assert tokens[row].tolist() == (places + corpora.FIRST).tolist()
     _, numbers = np.unique(document[places], return_inverse=True)
     assert documents[row].tolist() == (numbers + 1).tolist()
-  assert windows.read(tf.zeros([0], tf.int64)).shape == windows.documents(tf.zeros([0], tf.int64)).shape == (0, LENGTH)
+  assert (
+    windows.read(tf.zeros([0], tf.int64)).shape
+    == windows.documents(tf.zeros([0], tf.int64)).shape
+    == (0, LENGTH)
+  )
 
 
 def test_where_documents_begin(root, lengths):
@@ -50,7 +57,9 @@ def test_where_documents_begin(root, lengths):
 
 
 def test_refusals(root, lengths):
-  with pytest.raises(UserError, match="found 1003 tokens, expected at least one window of 1004 tokens"):
+  with pytest.raises(
+    UserError, match="found 1003 tokens, expected at least one window of 1004 tokens"
+  ):
     Windows(str(root), "train", TOKENS + 1)
   with pytest.raises(UserError, match="length: found 0"):
     Windows(str(root), "train", 0)

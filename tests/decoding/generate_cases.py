@@ -1,4 +1,5 @@
-"""What the tests of generation share: random models, inputs and prompts, and the model run again at every step."""
+"""What the tests of generation share: random models, inputs and prompts, and the model run again at
+every step."""
 
 import functools
 
@@ -15,16 +16,24 @@ from t5x_like.models import t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
-V, S, P, L, EOS = 12, 6, 5, 7, 1
+V = 12
+S = 6
+P = 5
+L = 7
+EOS = 1
 
 
 @functools.cache
 def model(kind, position, vocab=V, eos=EOS, **design):
   """A random encoder-decoder or decoder whose rows end at different steps."""
-  dims = Dims(embed=16, heads=4, kv_heads=4 if kind is EncoderDecoder else 2, head_dim=4, mlp=32, layers=2)
+  dims = Dims(
+    embed=16, heads=4, kv_heads=4 if kind is EncoderDecoder else 2, head_dim=4, mlp=32, layers=2
+  )
   variant = Variant(dims, t5.V1_1, vocab, tokens=Tokens(eos=eos))
   design = {"position": dict(position) if isinstance(position, tuple) else position, **design}
-  made = jax.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design=design))(jax.random.key(5))
+  made = jax.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design=design))(
+    jax.random.key(5)
+  )
   made = tiny.noised(made)
   arrays = params.arrays(made)
   # More of the context and less of the last token in what comes next, and far from uniform.
@@ -52,7 +61,9 @@ def prompts(rows=4, side="right", seed=0, vocab=V):
   tokens = np.zeros((rows, P), np.int32)
   for row in range(rows):
     n = P - row % (P - 1)
-    tokens[row, slice(0, n) if side == "right" else slice(P - n, P)] = generator.integers(2, vocab, n)
+    tokens[row, slice(0, n) if side == "right" else slice(P - n, P)] = generator.integers(
+      2, vocab, n
+    )
   return {"decoder_input_tokens": tokens}
 
 
@@ -77,7 +88,8 @@ def draw(m, batch, seed=3, **options):
 def rerun_greedily(m, batch, length, prompt_BP, prefix_BP=None, eos=(EOS,)):
   """The whole model on prompt and tokens so far, at every step, row by row padded right."""
   rows = [[id for id in row if id >= 0] for row in prompt_BP]
-  starts, ends = [len(row) for row in rows], [not row for row in rows]
+  starts = [len(row) for row in rows]
+  ends = [not row for row in rows]
   if "encoder_input_tokens" in batch:
     ends = (batch["encoder_input_tokens"] == 0).all(1).tolist()
   out = np.zeros((len(rows), length), np.int32)

@@ -22,11 +22,15 @@ def test_layers_held_for_decoding_compute_the_same(dtype):
   held = prepared(made, jnp.dtype(dtype))
   alone = dict(linears(held))
   assert alone.keys() == ({"wo"} if dtype == "float32" else {"wi", "gate", "wo"})
-  assert all(type(linear) is KernelFirst and linear.kernel[...].dtype == dtype for linear in alone.values())
+  assert all(
+    type(linear) is KernelFirst and linear.kernel[...].dtype == dtype for linear in alone.values()
+  )
   assert isinstance(held.wi, Joined) == (dtype == "float32")
   (got, *_), (expected, *_) = held(x, None, None, None), made(x, None, None, None)
   tolerance = 1e-6 if dtype == "float32" else 1e-2
-  np.testing.assert_allclose(got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance)
+  np.testing.assert_allclose(
+    got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
+  )
   assert got.dtype == dtype
   with target("tpu"):
     elsewhere = [linear for _, linear in linears(prepared(made, jnp.dtype(dtype)))]

@@ -6,13 +6,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from generate_cases import EOS, L, P, V, decoder, draw, encoder_decoder, inputs, logits, prompts, rerun_greedily, run
+from generate_cases import (
+  EOS,
+  L,
+  P,
+  V,
+  decoder,
+  draw,
+  encoder_decoder,
+  inputs,
+  logits,
+  prompts,
+  rerun_greedily,
+  run,
+)
 
 import more
 from t5x_like.decoding.beam_search import beam_search
 from t5x_like.decoding.generate import greedy, sample
 from t5x_like.decoding.penalties import NoRepeatNgrams, RepetitionPenalty
-from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, MinP, Step, Temperature, TopK, TopP
+from t5x_like.decoding.sampling import (
+  ForcedBos,
+  ForcedEos,
+  MinLength,
+  MinP,
+  Step,
+  Temperature,
+  TopK,
+  TopP,
+)
 from t5x_like.decoding.stops import StopStrings
 from t5x_like.decoding.unrolled import for_decoding
 from t5x_like.errors import UserError
@@ -22,22 +44,35 @@ from t5x_like.parallel.rules import Rules
 
 # Greedy
 
-POSITIONS = [(("name", "learned"), ("length", 64)), "rope", "alibi", "relative_bias", "shaw", "sinusoidal"]
+POSITIONS = [
+  (("name", "learned"), ("length", 64)),
+  "rope",
+  "alibi",
+  "relative_bias",
+  "shaw",
+  "sinusoidal",
+]
 
 
 @pytest.mark.parametrize("position", more.beyond(2, POSITIONS), ids=str)
 def test_greedy_of_an_encoder_decoder_is_the_argmax_of_the_full_model(position):
-  m, batch = encoder_decoder(position), inputs()
+  m = encoder_decoder(position)
+  batch = inputs()
   ends = (EOS, int(run(greedy, m, batch, max_length=L)[0, 3]))  # one that does come
   got = run(greedy, m, batch, max_length=L, eos=ends)
-  np.testing.assert_array_equal(got, rerun_greedily(m, batch, L, np.zeros((5, 1), np.int32), eos=ends))
+  np.testing.assert_array_equal(
+    got, rerun_greedily(m, batch, L, np.zeros((5, 1), np.int32), eos=ends)
+  )
   assert np.isin(got, ends).any() and (got[-1] == 0).all() and len({tuple(row) for row in got}) > 1
 
 
-@pytest.mark.parametrize("position", more.beyond(2, [POSITIONS[0], "windowed", *POSITIONS[1:3]]), ids=str)
+@pytest.mark.parametrize(
+  "position", more.beyond(2, [POSITIONS[0], "windowed", *POSITIONS[1:3]]), ids=str
+)
 def test_prompts_padded_left_or_right_are_those_alone(position):
   m = decoder("rope", windows=(3,)) if position == "windowed" else decoder(position)
-  right, left = prompts(side="right"), prompts(side="left")
+  right = prompts(side="right")
+  left = prompts(side="left")
   got = run(greedy, m, right, max_length=L)
   tokens = right["decoder_input_tokens"]
   np.testing.assert_array_equal(got, rerun_greedily(m, {}, L, np.where(tokens == 0, -1, tokens)))
@@ -48,18 +83,22 @@ def test_prompts_padded_left_or_right_are_those_alone(position):
 
 
 def test_a_prefix_sees_itself_whole():
-  m, batch = decoder(), prompts(side="right")
+  m = decoder()
+  batch = prompts(side="right")
   tokens = batch["decoder_input_tokens"]
   prefix = (tokens != 0).astype(np.int32)
   prefix[2] = 0  # a row without
   got = run(greedy, m, {**batch, "decoder_causal_attention": prefix}, max_length=L)
-  np.testing.assert_array_equal(got, rerun_greedily(m, {}, L, np.where(tokens == 0, -1, tokens), prefix))
+  np.testing.assert_array_equal(
+    got, rerun_greedily(m, {}, L, np.where(tokens == 0, -1, tokens), prefix)
+  )
   causal = run(greedy, m, batch, max_length=L)
   assert (got[2] == causal[2]).all() and (got != causal).any()
 
 
 def test_forced_prefixes_of_unequal_length():
-  m, batch = encoder_decoder(), inputs()
+  m = encoder_decoder()
+  batch = inputs()
   prefix = prompts(5)["decoder_input_tokens"][:, :3]
   got = run(greedy, m, {**batch, "decoder_prefix_tokens": prefix}, max_length=L)
   prompt = np.concatenate([np.zeros((5, 1), np.int32), np.where(prefix == 0, -1, prefix)], axis=1)
@@ -68,7 +107,8 @@ def test_forced_prefixes_of_unequal_length():
 
 
 def test_a_row_may_end_with_one_of_several_ids():
-  m, batch = decoder(), prompts()
+  m = decoder()
+  batch = prompts()
   got = run(greedy, m, batch, max_length=L, eos=())
   other = next(id for id in got[0] if id != EOS)
   stopped = run(greedy, m, batch, max_length=L, eos=(EOS, int(other)))
@@ -88,16 +128,23 @@ def test_a_model_made_for_decoding_gives_the_same_and_its_kernels_are_ready(make
       getattr(made, name).layers = "loop"
   ready = for_decoding(made)
   assert for_decoding(ready) is ready
-  np.testing.assert_array_equal(run(greedy, ready, batch(), max_length=L), run(greedy, made, batch(), max_length=L))
+  np.testing.assert_array_equal(
+    run(greedy, ready, batch(), max_length=L), run(greedy, made, batch(), max_length=L)
+  )
   kernels = {name: x for name, x in params.arrays(ready).items() if name.endswith("kernel")}
   assert len(kernels) > 8 and {x.dtype for x in kernels.values()} == {made.dtype}
   made = jax.make_jaxpr(lambda model: greedy(model, batch(), max_length=L))(ready)
   (loop,) = [str(eqn.params["body_jaxpr"]) for eqn in made.eqns if eqn.primitive.name == "while"]
-  assert loop.count("dot_general") > 8 and not re.search(r"bf16\[(16,16|16,32|32,16|12,16)\] = convert_element", loop)
+  assert loop.count("dot_general") > 8 and not re.search(
+    r"bf16\[(16,16|16,32|32,16|12,16)\] = "
+    r"convert_element",
+    loop,
+  )
 
 
 def test_generation_stops_when_all_rows_have_ended():
-  """Seen in the steps a transform of one's own is asked for: as many as the longest row has tokens."""
+  """Seen in the steps a transform of one's own is asked for: as many as the longest row has
+  tokens."""
   asked = []
 
   def end_third(scores_BV, step):
@@ -106,12 +153,17 @@ def test_generation_stops_when_all_rows_have_ended():
 
   got = run(greedy, encoder_decoder(), inputs(), max_length=L, transforms=(end_third,))
   jax.effects_barrier()
-  assert sorted(asked) == [0, 1, 2] and (got[:, 3:] == 0).all() and (got[:-1, :3] == EOS).any(1).all()
+  assert (
+    sorted(asked) == [0, 1, 2] and (got[:, 3:] == 0).all() and (got[:-1, :3] == EOS).any(1).all()
+  )
 
 
 def test_forced_tokens_and_the_least_length():
-  m, batch = encoder_decoder(), inputs()
-  got = run(greedy, m, batch, max_length=L, transforms=(ForcedBos(7), ForcedEos(EOS), MinLength(4)))[:-1]
+  m = encoder_decoder()
+  batch = inputs()
+  got = run(
+    greedy, m, batch, max_length=L, transforms=(ForcedBos(7), ForcedEos(EOS), MinLength(4))
+  )[:-1]
   assert (got[:, 0] == 7).all() and (got[:, :4] != EOS).all() and ((got == EOS).sum(1) == 1).all()
 
 
@@ -155,8 +207,10 @@ def test_filters_keep_what_their_definitions_say(transforms, tokens):
 
 
 def test_samples_have_the_frequencies_of_the_model():
-  """Chi-square of the first token of 4,000 equal rows, plain and at another temperature, with tokens cut off."""
-  m, rows = decoder(), 4_000
+  """Chi-square of the first token of 4,000 equal rows, plain and at another temperature, with
+  tokens cut off."""
+  m = decoder()
+  rows = 4_000
   one = prompts(1)["decoder_input_tokens"]
   batch = {"decoder_input_tokens": np.repeat(one, rows, axis=0)}
   scores = np.asarray(logits(m, {"decoder_input_tokens": one}))[0, -1].astype(np.float64)
@@ -174,24 +228,32 @@ def test_samples_have_the_frequencies_of_the_model():
 
 
 def test_a_sampled_row_does_not_depend_on_the_others():
-  m, batch = decoder(), prompts(4)
+  m = decoder()
+  batch = prompts(4)
   whole = run(draw, m, batch)
-  np.testing.assert_array_equal(whole[:2], run(draw, m, {"decoder_input_tokens": batch["decoder_input_tokens"][:2]}))
+  np.testing.assert_array_equal(
+    whole[:2], run(draw, m, {"decoder_input_tokens": batch["decoder_input_tokens"][:2]})
+  )
   np.testing.assert_array_equal(whole, run(draw, m, prompts(4, side="left")))
   assert (whole != run(draw, m, batch, seed=4)).any()
-  np.testing.assert_array_equal(run(draw, m, batch, transforms=(TopK(1),)), run(greedy, m, batch, max_length=L))
+  np.testing.assert_array_equal(
+    run(draw, m, batch, transforms=(TopK(1),)), run(greedy, m, batch, max_length=L)
+  )
 
 
 # Layouts and refusals
 
 
 @pytest.mark.parametrize(
-  "make, mesh", more.beyond(1, [(encoder_decoder, {"data": 4, "tensor": 2}), (decoder, {"data": 8})])
+  "make, mesh",
+  more.beyond(1, [(encoder_decoder, {"data": 4, "tensor": 2}), (decoder, {"data": 8})]),
 )
 def test_sharded_is_single(make, mesh):
-  """Data and tensor parallelism: the same tokens. Rows stay where they are: data parallelism moves no array."""
+  """Data and tensor parallelism: the same tokens. Rows stay where they are: data parallelism moves
+  no array."""
   rules = Rules.make(make_mesh(mesh))
-  m, batch = make(), inputs(8) if make is encoder_decoder else prompts(8)
+  m = make()
+  batch = inputs(8) if make is encoder_decoder else prompts(8)
   arrays = params.arrays(m)
   placed = jax.device_put(arrays, rules.of_params(params.named_params(m)))
   rows = jax.device_put(batch, rules.batch())
@@ -201,7 +263,9 @@ def test_sharded_is_single(make, mesh):
     m = params.with_arrays(make(), arrays)
     return (
       greedy(m, batch, max_length=L),
-      sample(m, batch, jax.random.key(0), max_length=L, transforms=(RepetitionPenalty(1.2), TopP(0.9))),
+      sample(
+        m, batch, jax.random.key(0), max_length=L, transforms=(RepetitionPenalty(1.2), TopP(0.9))
+      ),
       *beam_search(m, batch, max_length=L, beams=3, transforms=(NoRepeatNgrams(2),), stop=stop),
     )
 
@@ -210,7 +274,8 @@ def test_sharded_is_single(make, mesh):
       return all_ways(arrays, batch)
 
   program = jax.jit(sharded).lower(placed, rows).compile()
-  expected, got = jax.jit(all_ways)(arrays, batch), program(placed, rows)
+  expected = jax.jit(all_ways)(arrays, batch)
+  got = program(placed, rows)
   for a, b in zip(expected[:3], got[:3]):
     np.testing.assert_array_equal(a, b)
     assert b.sharding.shard_shape(b.shape)[0] == 8 // mesh["data"]

@@ -1,4 +1,5 @@
-"""Transforms that read the tokens so far, and ends at strings, against plain lists and in every kind of generation."""
+"""Transforms that read the tokens so far, and ends at strings, against plain lists and in every
+kind of generation."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from t5x_like.decoding.sampling import Step, Typical
 from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 
-ROWS, HEAD, MADE = 40, 4, 5
+ROWS = 40
+HEAD = 4
+MADE = 5
 WORDS = ((3,), (1, 2), (2, 2, 0), (EOS,), (0, 3))
 
 
@@ -24,7 +27,8 @@ def step_and_lists():
   tokens = generator.integers(0, 4, (ROWS, HEAD + MADE)).astype(np.int32)
   heads = generator.integers(1, HEAD + 1, ROWS)
   prompt = np.where(np.arange(HEAD) < HEAD - heads[:, None], -1, tokens[:, :HEAD])
-  made = np.concatenate([tokens[:, HEAD:], np.full((ROWS, 2), 1, np.int32)], axis=1)  # the last places are not made yet
+  # the last places are not made yet
+  made = np.concatenate([tokens[:, HEAD:], np.full((ROWS, 2), 1, np.int32)], axis=1)
   lists = [row[HEAD - head :].tolist() for row, head in zip(tokens, heads)]
   return Step(jnp.int32(MADE), MADE + 2, (EOS,), jnp.asarray(prompt), jnp.asarray(made)), lists
 
@@ -42,7 +46,9 @@ def banned_by(transform, history):
   return found
 
 
-@pytest.mark.parametrize("transform", [*map(NoRepeatNgrams, (1, 2, 3, 20)), BannedWords(WORDS)], ids=str)
+@pytest.mark.parametrize(
+  "transform", [*map(NoRepeatNgrams, (1, 2, 3, 20)), BannedWords(WORDS)], ids=str
+)
 def test_bans_are_those_of_plain_lists(transform):
   step, lists = step_and_lists()
   scores = jax.random.normal(jax.random.key(0), (ROWS, 6))
@@ -80,11 +86,16 @@ def repeats(head, tokens):
   return any(pairs[i] in pairs[:i] for i in range(len(head) - 1, len(pairs)))
 
 
-@pytest.mark.parametrize("make, side", more.beyond(2, [(encoder_decoder, None), (decoder, "left"), (decoder, "right")]))
+@pytest.mark.parametrize(
+  "make, side", more.beyond(2, [(encoder_decoder, None), (decoder, "left"), (decoder, "right")])
+)
 def test_no_hypothesis_repeats_what_it_or_its_prompt_has(make, side):
   """Greedy, drawn and every beam: hypotheses take their histories along when they are reordered."""
-  m, batch = make(), inputs() if side is None else prompts(side=side)
-  heads = [[0]] * 5 if side is None else [row[row != 0].tolist() for row in batch["decoder_input_tokens"]]
+  m = make()
+  batch = inputs() if side is None else prompts(side=side)
+  heads = (
+    [[0]] * 5 if side is None else [row[row != 0].tolist() for row in batch["decoder_input_tokens"]]
+  )
   options = dict(max_length=L, eos=(), transforms=(NoRepeatNgrams(2),))
   found = [run(greedy, m, batch, **options)[:, None]]
   found += [run(draw, m, batch, transforms=(NoRepeatNgrams(2),), eos=())[:, None]]
@@ -103,7 +114,9 @@ def test_steps_without_such_transforms_have_no_history(monkeypatch):
   """The loop carries the same with and without them, and reads the prompt only with them."""
 
   def loop(function, **options):
-    made = jax.make_jaxpr(lambda model, batch: function(model, batch, max_length=L, **options))(decoder(), prompts())
+    made = jax.make_jaxpr(lambda model, batch: function(model, batch, max_length=L, **options))(
+      decoder(), prompts()
+    )
     (eqn,) = [eqn for eqn in made.eqns if eqn.primitive.name == "while"]
     constants = eqn.params["body_nconsts"]
     return constants, eqn.params["body_jaxpr"].in_avals[constants:]
@@ -123,7 +136,9 @@ KINDS = [("greedy", greedy, {}), ("beams", beam_search, {"beams": 2})]
 TEXTS = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"bb", b"c", b"abc", b"ca", b"", b"bca"]
 
 
-@pytest.mark.parametrize("strings", [(b"b",), (b"abc",), (b"aab", b"ca"), (b"bb", b"abba", b"cc")], ids=str)
+@pytest.mark.parametrize(
+  "strings", [(b"b",), (b"abc",), (b"aab", b"ca"), (b"bb", b"abba", b"cc")], ids=str
+)
 def test_strings_are_found_at_the_token_that_completes_them(strings):
   generator = np.random.default_rng(1)
   tokens = generator.integers(1, 14, (60, 8)).astype(np.int32)  # two ids are beyond the vocabulary
@@ -132,7 +147,8 @@ def test_strings_are_found_at_the_token_that_completes_them(strings):
   for row, parts in zip(tokens, texts):
     ends = [n for n in range(1, 9) if any(one in b"".join(parts[:n]) for one in strings)]
     assert len(stop.before_end(row)) == (ends[0] if ends else 8)
-  whole = np.where((tokens == 10) | (tokens > 11), 1, tokens)  # ids without text would hide a string from the device
+  # ids without text would hide a string from the device
+  whole = np.where((tokens == 10) | (tokens > 11), 1, tokens)
   found = np.stack([np.asarray(jax.jit(stop)(whole, jnp.int32(n))) for n in range(8)], axis=1)
   for row, ids in zip(found, whole):
     end = len(stop.before_end([*ids, 0, 0])) - 1
@@ -140,7 +156,8 @@ def test_strings_are_found_at_the_token_that_completes_them(strings):
 
 
 def test_rows_end_at_strings_in_every_kind_of_generation():
-  m, batch = decoder(), prompts()
+  m = decoder()
+  batch = prompts()
   texts = [bytes([65 + i]) for i in range(V)]
   free = run(greedy, m, batch, max_length=L, eos=())
   wanted = bytes(65 + i for i in free[0, 2:4])  # two tokens that do come
@@ -150,7 +167,9 @@ def test_rows_end_at_strings_in_every_kind_of_generation():
     kept = stop.before_end(before)
     assert row.tolist() == [*kept, *[0] * (L - len(kept))] and (scores[len(kept) :] == 0).all()
   assert (got[0, 4:] == 0).all()
-  tokens, scores = run(beam_search, m, batch, max_length=L, beams=3, eos=(), stop=stop, length_penalty=None)
+  tokens, scores = run(
+    beam_search, m, batch, max_length=L, beams=3, eos=(), stop=stop, length_penalty=None
+  )
   for row in tokens.reshape(-1, L).tolist():
     text = b"".join(texts[i] for i in row).rstrip(b"A")
     assert text.find(wanted) in (-1, len(text) - 2)

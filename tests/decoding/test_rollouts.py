@@ -17,7 +17,10 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.training.rollouts import answering, compiled
 from tests.models.families import Case, model, shrunk
 
-B, K, N, EOS = 4, 3, 6, 1
+B = 4
+K = 3
+N = 6
+EOS = 1
 
 
 def case(architecture):
@@ -30,7 +33,13 @@ def case(architecture):
 
 def prompts(architecture, vocab):
   """Prompts of unequal lengths in the rows of the task, with ids of the model."""
-  arguments = {"name": "prompts", "prompt_length": 5, "new_tokens": N, "completions": K, "architecture": architecture}
+  arguments = {
+    "name": "prompts",
+    "prompt_length": 5,
+    "new_tokens": N,
+    "completions": K,
+    "architecture": architecture,
+  }
   described = features.of(arguments)
   batch = {name: np.zeros((B, *one.shape), one.dtype) for name, one in described.items()}
   generator = np.random.default_rng(0)
@@ -42,7 +51,9 @@ def prompts(architecture, vocab):
   if side == "encoder":
     batch["decoder_segment_ids"][..., :1] = 1
   else:
-    batch["decoder_positions"][..., places] = np.maximum(batch["decoder_segment_ids"][..., places].cumsum(-1) - 1, 0)
+    batch["decoder_positions"][..., places] = np.maximum(
+      batch["decoder_segment_ids"][..., places].cumsum(-1) - 1, 0
+    )
   return batch
 
 
@@ -61,26 +72,36 @@ def test_log_probabilities_are_those_of_the_forward_and_of_every_layout(architec
     answers.append(jax.device_get(answering(made, rules, seed=7, ends=(EOS,))(split, placed, 3)))
   one, sharded = answers
   np.testing.assert_array_equal(one["decoder_target_tokens"], sharded["decoder_target_tokens"])
-  np.testing.assert_allclose(one["decoder_log_probabilities"], sharded["decoder_log_probabilities"], atol=1e-4)
+  np.testing.assert_allclose(
+    one["decoder_log_probabilities"], sharded["decoder_log_probabilities"], atol=1e-4
+  )
 
-  rows, weights = flat(one), one["decoder_loss_weights"][..., -N:]
-  forward = jax.jit(lambda rows: log_probabilities(made.outputs(rows)["logits"], rows, (B, K, N)))(rows)
+  rows = flat(one)
+  weights = one["decoder_loss_weights"][..., -N:]
+  forward = jax.jit(lambda rows: log_probabilities(made.outputs(rows)["logits"], rows, (B, K, N)))(
+    rows
+  )
   np.testing.assert_allclose(one["decoder_log_probabilities"], forward * weights, atol=1e-4)
   tokens = one["decoder_target_tokens"][..., -N:]
   assert len(np.unique(tokens[0, :, 0])) > 1, "the same completion for every row"
   ended = (tokens * weights == EOS).any(-1)
   assert (weights.sum(-1)[~ended] == N).all() and ((tokens == EOS) * weights).sum(-1).max() <= 1
   later = answering(made, rules, seed=7, ends=(EOS,))(split, placed, 4)
-  assert (np.asarray(later["decoder_target_tokens"]) != one["decoder_target_tokens"]).any(), "the step is in the key"
+  assert (np.asarray(later["decoder_target_tokens"]) != one["decoder_target_tokens"]).any(), (
+    "the step is in the key"
+  )
 
 
 @pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
 def test_rows_of_prompts(architecture, tmp_path):
-  given = dict(source="sums:9", cache=str(tmp_path), prompt="{a}+{b}=", fields=["sum"], fields_length=32)
+  given = dict(
+    source="sums:9", cache=str(tmp_path), prompt="{a}+{b}=", fields=["sum"], fields_length=32
+  )
   sizes = dict(prompt_length=8, new_tokens=3, completions=2, architecture=architecture)
   built = tasks.build("prompts", "train", **given, **sizes)
   assert built.features == features.of({"name": "prompts", **sizes, "fields_length": 32})
-  batch, vocabulary = next(loader.eval_batches(built, batch_size=4)), built.vocabulary
+  batch = next(loader.eval_batches(built, batch_size=4))
+  vocabulary = built.vocabulary
   side = architecture.split("_")[0]
   for row, example in enumerate(built.examples([])[:4]):
     real = batch[f"{side}_segment_ids"][row, 1] > 0
@@ -97,9 +118,19 @@ def test_rows_of_prompts(architecture, tmp_path):
 
 def test_prompts_mix_if_their_lengths_agree(tmp_path):
   def mixed(**changes):
-    shared = dict(name="prompts", source="sums:9", cache=str(tmp_path), prompt_length=8, new_tokens=3, completions=2)
+    shared = dict(
+      name="prompts",
+      source="sums:9",
+      cache=str(tmp_path),
+      prompt_length=8,
+      new_tokens=3,
+      completions=2,
+    )
     sums = dict(prompt="{a}+{b}=", fields=["sum"], fields_length=32)
-    parts = {"sums": sums, "copies": dict(prompt="{a}", fields=["a", "b"], fields_length=48) | changes}
+    parts = {
+      "sums": sums,
+      "copies": dict(prompt="{a}", fields=["a", "b"], fields_length=48) | changes,
+    }
     return tasks.build("mixture", "train", parts=parts, shared=shared, period=4)
 
   built = mixed()
@@ -109,5 +140,7 @@ def test_prompts_mix_if_their_lengths_agree(tmp_path):
   for row, fields in enumerate(found):
     asked = batch["decoder_input_tokens"][row, 1][batch["decoder_segment_ids"][row, 1] > 0]
     assert ("+" in built.vocabulary.decode(asked.tolist()[1:])) == (fields == ("sum",))
-  with pytest.raises(UserError, match="config.task.parts.sums: found another length of .* expected the same"):
+  with pytest.raises(
+    UserError, match="config.task.parts.sums: found another length of .* expected the same"
+  ):
     compiled(ConfigDict({"evals": {}}), None, mixed(new_tokens=4))

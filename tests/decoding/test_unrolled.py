@@ -1,4 +1,5 @@
-"""Generation with models whose heads and norms are their family's own, against the forward pass of all tokens."""
+"""Generation with models whose heads and norms are their family's own, against the forward pass of
+all tokens."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from t5x_like.interop import hf
 @pytest.mark.parametrize("name", ["opt-350m", "cohere-plus"])
 def test_greedy_tokens_are_the_likeliest_of_the_forward_pass(name, tmp_path):
   write(name, tmp_path / "model")
-  model, prompt = hf.load(str(tmp_path / "model")), np.array([[5, 9, 17, 4]], np.int32)
+  model = hf.load(str(tmp_path / "model"))
+  prompt = np.array([[5, 9, 17, 4]], np.int32)
   tokens = generate.greedy(model, {"decoder_input_tokens": prompt}, max_length=5, eos=(0,))
   whole = np.concatenate([prompt, tokens], axis=1)
   likeliest = np.asarray(model({"decoder_input_tokens": whole})["logits"]).argmax(-1)

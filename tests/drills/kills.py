@@ -1,4 +1,5 @@
-"""A run that is killed again and again, watched from outside, and compared with one that was not."""
+"""A run that is killed again and again, watched from outside, and compared with one that was
+not."""
 
 import collections
 import dataclasses
@@ -18,7 +19,9 @@ from t5x_like.report.writer import read_metrics
 from tests.runs import Process, lines, losses, saving
 
 MARK = "T5X_LIKE_DRILL"  # in the environment of all that a drill starts
-EVERY, EVALUATE = 5, 10  # steps between checkpoints, and between evaluations
+# steps between checkpoints, and between evaluations
+EVERY = 5
+EVALUATE = 10
 FLAGS = (
   f"--config.checkpoint.every={EVERY}",
   f"--config.eval_every={EVALUATE}",
@@ -65,7 +68,9 @@ class Drill:
     os.environ[MARK] = uuid.uuid4().hex
     try:
       for number in range(kills):
-        self._kill(MOMENTS[number % len(MOMENTS)] if number < len(MOMENTS) else self.random.choice(MOMENTS))
+        self._kill(
+          MOMENTS[number % len(MOMENTS)] if number < len(MOMENTS) else self.random.choice(MOMENTS)
+        )
       self.starts += 1
       with Process(self.command, **self.where) as process:
         code, said = process.end(1_800)
@@ -76,19 +81,26 @@ class Drill:
 
   def _kill(self, moment: str) -> None:
     self.starts += 1
-    before, under_way, since = lines(self.workdir), set(self.saving(self.workdir)), time.monotonic()
+    before = lines(self.workdir)
+    under_way = set(self.saving(self.workdir))
+    since = time.monotonic()
     with Process(self.command, **self.where) as process:
       if moment == "starting":
         wait = self.random.uniform(0, self.seconds)
         process.until(lambda: time.monotonic() - since > wait)
       elif moment == "time":
         wait = self.random.uniform(0, 1.5 * self.seconds)
-        process.until(lambda: time.monotonic() - since > wait or lines(self.workdir) > before + 2 * EVERY)
+        process.until(
+          lambda: time.monotonic() - since > wait or lines(self.workdir) > before + 2 * EVERY
+        )
       else:
-        steps, wait = self.random.randint(1, EVERY), self.random.uniform(0, 0.03)
-        process.until(lambda: lines(self.workdir) not in (0, before))  # of this start: later lines are dropped by now
+        steps = self.random.randint(1, EVERY)
+        wait = self.random.uniform(0, 0.03)
+        # of this start: later lines are dropped by now
+        process.until(lambda: lines(self.workdir) not in (0, before))
         self.seconds = min(self.seconds, time.monotonic() - since)
-        start, more = lines(self.workdir), {"step": steps}.get(moment, 4 * EVALUATE)
+        start = lines(self.workdir)
+        more = {"step": steps}.get(moment, 4 * EVALUATE)
         reached = {
           "step": lambda: False,
           "saving": lambda: set(self.saving(self.workdir)) - under_way,
@@ -103,8 +115,11 @@ class Drill:
       else:
         process.send(signal.SIGKILL)
       code, said = process.end()
-    assert code != 0, f"it ended before it could be killed in {len(self.table)} kills: {said[-2000:]}"
-    lost = self.launcher and "transient error: " in said  # a process whose peer is gone shows where it waited for it
+    assert code != 0, (
+      f"it ended before it could be killed in {len(self.table)} kills: {said[-2000:]}"
+    )
+    # a process whose peer is gone shows where it waited for it
+    lost = self.launcher and "transient error: " in said
     assert "Traceback" not in said or lost, said
     self.table.append((moment, phase))
     self._no_orphans()
@@ -144,7 +159,10 @@ class Drill:
     rows = [f"{name}: {len(self.table)} kills, {self.starts} starts, {self.total} steps: same bits"]
     for phase, count in collections.Counter(phase for _, phase in self.table).most_common():
       drawn = collections.Counter(moment for moment, found in self.table if found == phase)
-      rows.append(f"  killed while {phase:<24}{count:>4}  (drawn: {', '.join(f'{m} {n}' for m, n in drawn.items())})")
+      rows.append(
+        f"  killed while {phase:<24}{count:>4}  (drawn: "
+        f"{', '.join(f'{m} {n}' for m, n in drawn.items())})"
+      )
     return "\n".join(rows)
 
 
@@ -162,14 +180,18 @@ def marked(value: str) -> list[str]:
 
 def assert_same_record(workdir, whole, total: int) -> None:
   """Losses, evaluations and fingerprints of data are the same, and every step is there once."""
-  ours, theirs = read_metrics(workdir), read_metrics(whole)
+  ours = read_metrics(workdir)
+  theirs = read_metrics(whole)
   assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
   assert losses(workdir) == losses(whole)
-  evaluations = [[_evaluation(row) for row in rows if "train/loss" not in row] for rows in (ours, theirs)]
+  evaluations = [
+    [_evaluation(row) for row in rows if "train/loss" not in row] for rows in (ours, theirs)
+  ]
   assert evaluations[0] == evaluations[1] and len(evaluations[0]) == -(-total // EVALUATE)
-  assert [json.loads((pathlib.Path(one) / "config.json").read_text())["fingerprints"] for one in (workdir, whole)] == [
-    json.loads((pathlib.Path(whole) / "config.json").read_text())["fingerprints"]
-  ] * 2
+  assert [
+    json.loads((pathlib.Path(one) / "config.json").read_text())["fingerprints"]
+    for one in (workdir, whole)
+  ] == [json.loads((pathlib.Path(whole) / "config.json").read_text())["fingerprints"]] * 2
 
 
 def _evaluation(row: dict) -> dict:

@@ -1,6 +1,7 @@
 """Seeds of drills, and programs that are killed at an exact moment of their own.
 
-`T5X_LIKE_SEED` repeats what a drill drew; `T5X_LIKE_KILLS` and `T5X_LIKE_STEPS` make drills as long as wanted.
+`T5X_LIKE_SEED` repeats what a drill drew; `T5X_LIKE_KILLS` and `T5X_LIKE_STEPS` make drills as long
+as wanted.
 """
 
 import os
@@ -42,7 +43,8 @@ def seeded(name: str) -> random.Random:
 
 
 def kills(few: int, share: int = 1) -> int:
-  """How often a drill kills: few times, or so large a share of `T5X_LIKE_KILLS`, if that is more."""
+  """How often a drill kills: few times, or so large a share of `T5X_LIKE_KILLS`, if that is
+  more."""
   return max(few, int(os.environ.get("T5X_LIKE_KILLS") or 0) // share)
 
 
@@ -51,8 +53,11 @@ def steps(few: int) -> int:
   return int(os.environ.get("T5X_LIKE_STEPS") or few)
 
 
-def killed_at(command: list[str], event: str, name: str, *, half: bool = False, also: str = "") -> list[str]:
-  """The command of a door (`python -m MODULE …`), killed at an event of Python's audit about a file.
+def killed_at(
+  command: list[str], event: str, name: str, *, half: bool = False, also: str = ""
+) -> list[str]:
+  """The command of a door (`python -m MODULE …`), killed at an event of Python's audit about a
+  file.
 
   Args:
     event: `open` (for writing) or `os.rename`.
@@ -60,5 +65,7 @@ def killed_at(command: list[str], event: str, name: str, *, half: bool = False, 
     half: whether it is killed a little later, when it has written twenty bytes of the file.
     also: code that comes first.
   """
-  program = _PROGRAM.format(repo=str(REPO), event=event, name=name, half=half, also=also, door=command[2])
+  program = _PROGRAM.format(
+    repo=str(REPO), event=event, name=name, half=half, also=also, door=command[2]
+  )
   return [sys.executable, "-c", program, *command[3:]]

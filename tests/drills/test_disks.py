@@ -1,4 +1,5 @@
-"""Files that a run is killed in the middle of, a disk that turns read-only, and a damaged cache of programs."""
+"""Files that a run is killed in the middle of, a disk that turns read-only, and a damaged cache of
+programs."""
 
 import contextlib
 import json
@@ -17,7 +18,15 @@ pytestmark = pytest.mark.drill
 SHORT = ("--config.total_steps=6", "--config.checkpoint.every=3", "--config.eval_every=3")
 LONG = ("--config.total_steps=60", "--config.checkpoint.every=5", "--config.eval_every=60")
 IMAGES = "tests/recipes/nano_image.py"
-HALF = ("config.json", "environment.json", "history.jsonl", "vocabulary/", "metrics.jsonl", "samples/", "report.html")
+HALF = (
+  "config.json",
+  "environment.json",
+  "history.jsonl",
+  "vocabulary/",
+  "metrics.jsonl",
+  "samples/",
+  "report.html",
+)
 RENAMED = ("samples/", "report.html")
 
 
@@ -29,7 +38,9 @@ def where(tmp_path_factory):
 def assert_whole(workdir) -> list[str]:
   """Every file that is written at once is whole under its name; returns their names."""
   found = []
-  for file in (file for file in workdir.rglob("*") if file.is_file() and "checkpoints" not in file.parts):
+  for file in (
+    file for file in workdir.rglob("*") if file.is_file() and "checkpoints" not in file.parts
+  ):
     name = file.relative_to(workdir).as_posix()
     if file.suffix == ".json":
       json.loads(file.read_text())
@@ -37,8 +48,11 @@ def assert_whole(workdir) -> list[str]:
       assert file.read_text().rstrip().endswith("</html>"), name
     elif file.suffix == ".png":
       Image.open(file).load()
-    elif file.suffix == ".jsonl" and name not in ("history.jsonl", "metrics.jsonl"):  # these two are appended to
-      assert [json.loads(line) for line in file.read_text().splitlines()] and file.read_bytes().endswith(b"\n"), name
+    # these two are appended to
+    elif file.suffix == ".jsonl" and name not in ("history.jsonl", "metrics.jsonl"):
+      assert [
+        json.loads(line) for line in file.read_text().splitlines()
+      ] and file.read_bytes().endswith(b"\n"), name
     else:
       continue
     found.append(name)
@@ -51,7 +65,11 @@ def killed(command, event: str, name: str, where, *, half: bool) -> None:
 
 
 def test_killed_while_any_small_file_is_written(where, tmp_path):
-  workdir, command = tmp_path / "killed", lambda w: train(w, *SHORT, "--config.evals.span_infilling.max_examples=8")
+  workdir = tmp_path / "killed"
+
+  def command(w):
+    return train(w, *SHORT, "--config.evals.span_infilling.max_examples=8")
+
   code, said = run(command(tmp_path / "whole"), **where)
   assert code == 0, said
   for name in HALF:
@@ -62,7 +80,9 @@ def test_killed_while_any_small_file_is_written(where, tmp_path):
       assert_whole(workdir)
   code, said = run(command(workdir), **where)
   assert code == 0, said
-  assert {"report.html", "config.json"} < {*assert_whole(workdir)} == {*assert_whole(tmp_path / "whole")}
+  assert (
+    {"report.html", "config.json"} < {*assert_whole(workdir)} == {*assert_whole(tmp_path / "whole")}
+  )
   assert losses(workdir) == losses(tmp_path / "whole")
   for file in (tmp_path / "whole" / "samples").iterdir():
     assert (workdir / "samples" / file.name).read_bytes() == file.read_bytes()
@@ -81,18 +101,23 @@ def test_killed_while_pictures_and_evaluations_are_written(where, tmp_path):
   assert code == 0, said
   evaluate = [command[0], "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
   for name, half in (("evaluations/", True), ("evaluations/", False), ("no such name", False)):
-    event, also = "open" if half else "os.rename", f"import {IMAGES.removesuffix('.py').replace('/', '.')}"
+    event = "open" if half else "os.rename"
+    also = f"import {IMAGES.removesuffix('.py').replace('/', '.')}"
     code, said = run(killed_at(evaluate, event, name, half=half, also=also), **where)
-    assert code == (0 if name == "no such name" else -signal.SIGXFSZ if half else -signal.SIGKILL), said
+    assert code == (
+      0 if name == "no such name" else -signal.SIGXFSZ if half else -signal.SIGKILL
+    ), said
     assert_whole(workdir)
   found = assert_whole(workdir)
-  assert any(name.startswith("evaluations/") for name in found) and any(name.endswith(".png") for name in found)
+  assert any(name.startswith("evaluations/") for name in found) and any(
+    name.endswith(".png") for name in found
+  )
 
 
 @contextlib.contextmanager
 def read_only(folder):
-  """Makes a directory read-only under a running process: mounted over itself where that is permitted; a user who is
-  not root loses the permission instead."""
+  """Makes a directory read-only under a running process: mounted over itself where that is
+  permitted; a user who is not root loses the permission instead."""
   mounted = os.geteuid() == 0
   if mounted:
     subprocess.run(["mount", "--bind", folder, folder], check=True)
@@ -124,7 +149,9 @@ def test_a_disk_that_turns_read_only(where, tmp_path):
       process.send(signal.SIGCONT)
       code, said = process.end()
       told = [line for line in said.splitlines() if "error" in line]
-      assert code == 2 and len(told) == 1 and str(workdir) in told[0] and "Traceback" not in said, said
+      assert code == 2 and len(told) == 1 and str(workdir) in told[0] and "Traceback" not in said, (
+        said
+      )
       assert "Read-only file system" in told[0] or "Permission denied" in told[0], told
       print(told[0])
       code, said = run(command, **where)
@@ -143,8 +170,10 @@ def flipped(data: bytes, draw: random.Random) -> bytes:
 
 
 def test_a_damaged_cache_of_programs_costs_time_alone(tmp_path):
-  """Each start finds every entry damaged in one way; the last finds a file where the directory should be."""
-  cache, draw = tmp_path / "compiled", seeded("cache")
+  """Each start finds every entry damaged in one way; the last finds a file where the directory
+  should be."""
+  cache = tmp_path / "compiled"
+  draw = seeded("cache")
   damages = {
     "none": lambda data: data,
     "truncated": lambda data: data[: draw.randrange(1, len(data))],

@@ -1,7 +1,9 @@
-"""Runs that are killed at seeded random moments end with the bits of one that is not (`make test-drills`).
+"""Runs that are killed at seeded random moments end with the bits of one that is not (`make
+test-drills`).
 
-Small as they stand; `T5X_LIKE_KILLS=100` kills 100 times in one process, and 25 times in two and on an object store.
-Every start is a process of its own that comes through the door and reads its programs from a cache.
+Small as they stand; `T5X_LIKE_KILLS=100` kills 100 times in one process, and 25 times in two and on
+an object store. Every start is a process of its own that comes through the door and reads its
+programs from a cache.
 """
 
 import pytest
@@ -28,13 +30,16 @@ def where(tmp_path_factory):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_on_a_disk(processes, where, tmp_path, capsys):
   count = kills(5) if processes == 1 else kills(3, share=4)
-  total, launcher = steps(count), [] if processes == 1 else [train("")[0], *PAIR]
+  total = steps(count)
+  launcher = [] if processes == 1 else [train("")[0], *PAIR]
   command = lambda workdir: [*launcher, *train(workdir, *FLAGS, f"--config.total_steps={total}")]  # noqa: E731
   code, said = run(command(tmp_path / "whole"), **where)
   assert code == 0, said
   name = f"{processes} on a disk"
   with capsys.disabled():
-    drill = Drill(command(tmp_path / "killed"), tmp_path / "killed", total, seeded(name), where, processes > 1)
+    drill = Drill(
+      command(tmp_path / "killed"), tmp_path / "killed", total, seeded(name), where, processes > 1
+    )
     drill.run(count)
   assert_same_record(tmp_path / "killed", tmp_path / "whole", total)
   assert_same_bits(tmp_path / "killed", tmp_path / "whole", total)
@@ -45,7 +50,8 @@ def test_killed_on_a_disk(processes, where, tmp_path, capsys):
 def test_killed_on_an_object_store_that_fails(where, tmp_path, monkeypatch, capsys):
   pytest.importorskip("gcsfs")
   count = kills(3, share=4)
-  total, server = steps(count), object_server.Server(tmp_path / "bucket")
+  total = steps(count)
+  server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   for name, value in object_server.environment(server).items():
     monkeypatch.setenv(name, value)
@@ -53,14 +59,21 @@ def test_killed_on_an_object_store_that_fails(where, tmp_path, monkeypatch, caps
   with server.running():
     code, said = run(command("whole"), **where)
     assert code == 0, said
-    server.unavailable, server.throttled, server.failing, server.broken = 0.15, 0.10, 0.05, 0.05
-    workdir, name = server.root / "killed", "on an object store"
+    server.unavailable = 0.15
+    server.throttled = 0.10
+    server.failing = 0.05
+    server.broken = 0.05
+    workdir = server.root / "killed"
+    name = "on an object store"
     with capsys.disabled():
       drill = Drill(command("killed"), workdir, total, seeded(name), where, saving=saving_objects)
       drill.run(count)
   assert_same_record(workdir, server.root / "whole", total)
   tensors = [
-    {file.name: file.read_bytes() for file in sorted((server.root / one).glob(f"checkpoints/{total}-*/tensors-*.bin"))}
+    {
+      file.name: file.read_bytes()
+      for file in sorted((server.root / one).glob(f"checkpoints/{total}-*/tensors-*.bin"))
+    }
     for one in ("killed", "whole")
   ]
   assert tensors[0] == tensors[1] and tensors[0]

@@ -1,5 +1,6 @@
-"""Meshes and numbers of processes that change at restarts, with kills between: the same batches, and the same bits as
-the same layouts without kills. Against one layout throughout, sums are taken in another order: close, not equal."""
+"""Meshes and numbers of processes that change at restarts, with kills between: the same batches,
+and the same bits as the same layouts without kills. Against one layout throughout, sums are taken
+in another order: close, not equal."""
 
 import signal
 import sys
@@ -28,16 +29,26 @@ def command(workdir, leg: int) -> tuple[list[str], dict]:
   argv = train(workdir, *flags(leg), f"--config.mesh.{mesh}")
   if processes == 1:
     return argv, {"devices": devices}
-  launcher = [sys.executable, "launch/local.py", f"--processes={processes}", f"--devices_per_process={devices}"]
+  launcher = [
+    sys.executable,
+    "launch/local.py",
+    f"--processes={processes}",
+    f"--devices_per_process={devices}",
+  ]
   return [*launcher, "--grace_seconds=5", "--", *argv], {}
 
 
 def flags(leg: int) -> tuple[str, ...]:
-  return f"--config.total_steps={LEG * (leg + 1)}", "--config.checkpoint.every=3", "--config.eval_every=1000"
+  return (
+    f"--config.total_steps={LEG * (leg + 1)}",
+    "--config.checkpoint.every=3",
+    "--config.eval_every=1000",
+  )
 
 
 def test_layouts_change_between_kills(tmp_path):
-  legs, draw = kills(3, share=8), seeded("layouts")
+  legs = kills(3, share=8)
+  draw = seeded("layouts")
   for leg in range(legs):
     argv, where = command(tmp_path / "whole", leg)
     code, said = run(argv, **where)
@@ -47,7 +58,7 @@ def test_layouts_change_between_kills(tmp_path):
     argv, where = command(workdir, leg)
     with Process(argv, **where) as process:
       last = LEG * leg + draw.randint(1, LEG - 2)
-      if process.until(lambda: lines(workdir) > last):  # noqa: B023 -- called at once
+      if process.until(lambda: lines(workdir) > last):
         time.sleep(draw.uniform(0, 0.05))
         process.send(signal.SIGKILL)
       code, said = process.end()

@@ -1,4 +1,5 @@
-"""Memory and descriptors of a run over many steps, with saves, evaluations and logging; 3,000 with STEPS=3000."""
+"""Memory and descriptors of a run over many steps, with saves, evaluations and logging; 3,000 with
+STEPS=3000."""
 
 import time
 
@@ -9,17 +10,24 @@ from tests.drills.moments import steps
 from tests.runs import Process, lines, losses, train
 
 pytestmark = pytest.mark.drill
-MOST_MEGABYTES, MOST_DESCRIPTORS = 64, 8  # threads that save and evaluate open and close some
+# threads that save and evaluate open and close some
+MOST_MEGABYTES = 64
+MOST_DESCRIPTORS = 8
 
 
 def test_memory_and_descriptors_stay(tmp_path, capsys):
   total = steps(400)
-  flags = (f"--config.total_steps={total}", "--config.checkpoint.every=20", "--config.eval_every=40")
+  flags = (
+    f"--config.total_steps={total}",
+    "--config.checkpoint.every=20",
+    "--config.eval_every=40",
+  )
   flags += ("--config.evals.loss.max_examples=16", "--config.log_every=1")
-  workdir, table = tmp_path / "run", []
+  workdir = tmp_path / "run"
+  table = []
   with Process(train(workdir, *flags), cache=tmp_path / "compiled") as process:
     for share in (0.25, 0.4, 0.55, 0.7, 0.8, 0.9):
-      assert process.until(lambda: lines(workdir) >= share * total, 3_600), process.end()  # noqa: B023 -- called at once
+      assert process.until(lambda: lines(workdir) >= share * total, 3_600), process.end()
       about = psutil.Process(process.pid)
       seen = []
       while len(seen) < 30 and about.is_running():  # the least of them: saves under way come and go
@@ -31,9 +39,13 @@ def test_memory_and_descriptors_stay(tmp_path, capsys):
   assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
   with capsys.disabled():
     print(
-      "\n".join(f"  line {n:>5}: {rss:8.1f} MB, {fds} descriptors, {threads} threads" for n, rss, fds, threads in table)
+      "\n".join(
+        f"  line {n:>5}: {rss:8.1f} MB, {fds} descriptors, {threads} threads"
+        for n, rss, fds, threads in table
+      )
     )
-  first, last = table[0], table[-1]
+  first = table[0]
+  last = table[-1]
   assert last[1] - first[1] < MOST_MEGABYTES and last[2] - first[2] <= MOST_DESCRIPTORS
   assert last[3] - first[3] <= MOST_DESCRIPTORS
   assert (workdir / "report.html").exists()

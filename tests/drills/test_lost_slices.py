@@ -1,7 +1,8 @@
 """A slice of two is killed with its disks: the job goes on from the emergency copies of the other.
 
-Either the slice comes back with empty disks, and the run ends with the bits of one that was not killed; or the job goes
-on without it, with the same batches, and sums in another order. There is no checkpoint to fall back to.
+Either the slice comes back with empty disks, and the run ends with the bits of one that was not
+killed; or the job goes on without it, with the same batches, and sums in another order. There is no
+checkpoint to fall back to.
 """
 
 import json
@@ -17,8 +18,15 @@ import pytest
 from tests.runs import Process, assert_same_bits, lines, losses, run, train
 
 pytestmark = pytest.mark.drill
-STEPS, EVERY = 14, 3
-JOB = ("--processes=4", "--slices=2", "--devices_per_process=1", "--grace_seconds=5", "--restarts=2")
+STEPS = 14
+EVERY = 3
+JOB = (
+  "--processes=4",
+  "--slices=2",
+  "--devices_per_process=1",
+  "--grace_seconds=5",
+  "--restarts=2",
+)
 MESH = ("--config.mesh.replica=-1", "--config.mesh.data=1", "--config.mesh.fsdp=2")
 
 
@@ -26,7 +34,11 @@ def command(where, *job) -> list[str]:
   """The command of a run in `where`, whose hosts have their disks there too."""
   keys = {"directory": f"{where}/$T5X_LIKE_HOST", "every": EVERY}
   copies = (f"--config.checkpoint.emergency.{key}={value}" for key, value in keys.items())
-  ends = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=1000", "--config.eval_every=1000")
+  ends = (
+    f"--config.total_steps={STEPS}",
+    "--config.checkpoint.every=1000",
+    "--config.eval_every=1000",
+  )
   flags = (*MESH, *copies, *ends, "--config.trackers.goodput={}")
   return [sys.executable, "launch/local.py", *JOB, *job, "--", *train(where / "run", *flags)]
 
@@ -46,7 +58,8 @@ def whole(tmp_path_factory, quick):
 
 
 def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
-  """Kills a slice once eight steps are done and removes its disks; the step gone on from, and what the run said."""
+  """Kills a slice once eight steps are done and removes its disks; the step gone on from, and what
+  the run said."""
   with Process(command(where, *job), **quick) as process:
     assert process.until(lambda: lines(where / "run") >= 8), process.end()
     hosts = [2 * slice_, 2 * slice_ + 1]
@@ -59,7 +72,8 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
     code, said = process.end(1_800)
   assert code == 0, said
   step = int(re.findall(rf"from step (\d+) of {STEPS}", said)[-1])
-  assert last - EVERY - 1 <= step <= last and step % EVERY == 0, (last, step)  # a copy may have been under way
+  # a copy may have been under way
+  assert last - EVERY - 1 <= step <= last and step % EVERY == 0, (last, step)
   spent = json.loads((where / "run" / "goodput.json").read_text())
   assert spent["disruption_count"] == 1 and spent["max_productive_step"] == STEPS
   print(f"step {last} was the last, step {step} the first; {spent}")
@@ -68,7 +82,9 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
 
 def test_a_slice_that_comes_back_with_empty_disks(whole, quick, tmp_path):
   _, said = killed(tmp_path, 1, quick)
-  assert "2 of 4 processes read their emergency copies; the others receive their shards over the mesh" in said
+  assert (
+    "2 of 4 processes read their emergency copies; the others receive their shards over the mesh"
+  ) in said
   assert losses(tmp_path / "run") == losses(whole)
   assert_same_bits(tmp_path / "run", whole, STEPS)
 
@@ -77,6 +93,7 @@ def test_the_slice_that_is_left_goes_on_without_the_first(whole, quick, tmp_path
   step, said = killed(tmp_path, 0, quick, "--least_slices=1")
   assert "slice 0 is lost; 1 of 2 slices go on" in said and "all 2 processes ended well" in said
   assert "2 of 2 processes read their emergency copies" in said
-  ours, theirs = losses(tmp_path / "run"), losses(whole)
+  ours = losses(tmp_path / "run")
+  theirs = losses(whole)
   assert ours[:step] == theirs[:step] and len(ours) == STEPS
   assert np.abs(np.subtract(ours, theirs)).max() < 1e-5, (ours, theirs)

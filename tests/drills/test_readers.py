@@ -1,4 +1,5 @@
-"""Processes around a store: eight that read it at once, and one that is killed while it helps to write it."""
+"""Processes around a store: eight that read it at once, and one that is killed while it helps to
+write it."""
 
 import random
 import signal
@@ -13,7 +14,8 @@ from tests.runs import REPO
 from tools import prepare_data
 
 pytestmark = pytest.mark.drill
-READERS, BATCHES = 8, 300
+READERS = 8
+BATCHES = 300
 READER = f"""
 import hashlib, sys
 sys.path[:0] = [{str(REPO)!r}]
@@ -32,7 +34,8 @@ print(digest.hexdigest(), flush=True)
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-  path, draw = tmp_path_factory.mktemp("text") / "lines.txt", random.Random(0)
+  path = tmp_path_factory.mktemp("text") / "lines.txt"
+  draw = random.Random(0)
   words = [f"word{i}" for i in range(500)]
   path.write_text("".join(" ".join(draw.choices(words, k=60)) + "\n" for _ in range(20_000)))
   return path
@@ -40,7 +43,13 @@ def lines(tmp_path_factory):
 
 def flags(lines, output, workers: int) -> list[str]:
   sizes = ("--shard_tokens=100000", "--part_bytes=200000", f"--workers={workers}")
-  return [f"--source=lines:{lines}", "--vocabulary=bytes", "--split=train", f"--output={output}", *sizes]
+  return [
+    f"--source=lines:{lines}",
+    "--vocabulary=bytes",
+    "--split=train",
+    f"--output={output}",
+    *sizes,
+  ]
 
 
 @pytest.fixture(scope="module")
@@ -51,38 +60,63 @@ def store(lines, tmp_path_factory):
 
 
 def files_of(root):
-  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+  return {
+    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
+  }
 
 
 def test_eight_readers_of_one_store_of_which_one_is_killed(store):
-  before, draw = files_of(store), seeded("readers")
+  before = files_of(store)
+  draw = seeded("readers")
   command = [sys.executable, "-c", READER, str(store)]
   readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(READERS)]
   killed = draw.choice(readers)
   assert "reading\n" in iter(killed.stdout.readline, "")
   killed.kill()
-  digests = {reader.communicate(timeout=600)[0].splitlines()[-1] for reader in readers if reader is not killed}
-  assert killed.wait() == -signal.SIGKILL and all(reader.returncode == 0 for reader in readers if reader is not killed)
+  digests = {
+    reader.communicate(timeout=600)[0].splitlines()[-1]
+    for reader in readers
+    if reader is not killed
+  }
+  assert killed.wait() == -signal.SIGKILL and all(
+    reader.returncode == 0 for reader in readers if reader is not killed
+  )
   again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
   assert digests == {again.stdout.splitlines()[-1]}
   assert files_of(store) == before
 
 
-@pytest.mark.parametrize("part_bytes", [20_000, 2_000_000], ids=["a part a worker", "a part for all workers"])
-def test_a_killed_preparation_worker_is_told_and_the_same_command_goes_on(part_bytes, lines, tmp_path):
-  draw, output = seeded("preparation"), tmp_path / "again"
+@pytest.mark.parametrize(
+  "part_bytes", [20_000, 2_000_000], ids=["a part a worker", "a part for all workers"]
+)
+def test_a_killed_preparation_worker_is_told_and_the_same_command_goes_on(
+  part_bytes, lines, tmp_path
+):
+  draw = seeded("preparation")
+  output = tmp_path / "again"
   size = f"--part_bytes={part_bytes}"
   assert prepare_data.main([*flags(lines, tmp_path / "whole", 1), size]) == 0
   command = [sys.executable, "-m", "tools.prepare_data", *flags(lines, output, 2), size]
-  preparation = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-  begun, helpers = output / ".train.incomplete" / "tokens", []
-  enough = draw.randint(1, max(1, len(list((tmp_path / "whole" / "train" / "tokens").iterdir())) // 3))
-  while preparation.poll() is None and not (begun.is_dir() and len(list(begun.iterdir())) >= enough):
+  preparation = subprocess.Popen(
+    command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
+  begun = output / ".train.incomplete" / "tokens"
+  helpers = []
+  enough = draw.randint(
+    1, max(1, len(list((tmp_path / "whole" / "train" / "tokens").iterdir())) // 3)
+  )
+  while preparation.poll() is None and not (
+    begun.is_dir() and len(list(begun.iterdir())) >= enough
+  ):
     helpers = psutil.Process(preparation.pid).children(recursive=True)
   workers = [one for one in helpers if one.is_running() and "spawn_main" in " ".join(one.cmdline())]
   draw.choice(workers).kill()
   _, said = preparation.communicate(timeout=600)
-  assert preparation.returncode == 2 and "a tokenising process was killed" in said and "Traceback" not in said, said
+  assert (
+    preparation.returncode == 2
+    and "a tokenising process was killed" in said
+    and "Traceback" not in said
+  ), said
   assert not psutil.wait_procs(helpers, timeout=60)[1], "its other processes went on without it"
   assert not (output / "train").exists()
   assert prepare_data.main(command[3:]) == 0

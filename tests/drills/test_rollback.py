@@ -29,7 +29,8 @@ phases.batches = poisoned
 
 
 def poisoned(workdir, name: str = "no such name") -> list[str]:
-  """The run on data of which batch 14 (step 15) is not a number; killed when a file of that name is renamed."""
+  """The run on data of which batch 14 (step 15) is not a number; killed when a file of that name is
+  renamed."""
   return killed_at(train(workdir, *FLAGS), "os.rename", name, also=POISON)
 
 
@@ -38,17 +39,27 @@ def test_it_goes_back_and_ends_the_same_however_often_it_is_killed(tmp_path):
   for name in ("whole", "again"):
     code, said = run(poisoned(tmp_path / name), **where)
     assert code == 0 and "back to step 9, and on with the batches of step 16" in said, said
-  for number, name in enumerate(("12.rolled_back", "metrics.jsonl", "12.rolled_back", "report.html")):
+  for number, name in enumerate(
+    ("12.rolled_back", "metrics.jsonl", "12.rolled_back", "report.html")
+  ):
     code, said = run(poisoned(tmp_path / "killed", name), **where)
     assert code in (-signal.SIGKILL, 0), said
     assert code or number == 2, f"not killed at {name}: {said}"
   code, said = run(poisoned(tmp_path / "killed"), **where)
   assert code == 0, said
   whole = losses(tmp_path / "whole")
-  assert [step for step, _ in whole] == list(range(1, STEPS + 1)) and all(loss is not None for _, loss in whole)
-  rows = [json.loads(line) for line in (tmp_path / "whole" / "history.jsonl").read_text().splitlines()]
-  assert [(row["from"], row["step"], row["batches_passed"]) for row in rows if "rollback" in row] == [(15, 9, 6)]
+  assert [step for step, _ in whole] == list(range(1, STEPS + 1)) and all(
+    loss is not None for _, loss in whole
+  )
+  rows = [
+    json.loads(line) for line in (tmp_path / "whole" / "history.jsonl").read_text().splitlines()
+  ]
+  assert [
+    (row["from"], row["step"], row["batches_passed"]) for row in rows if "rollback" in row
+  ] == [(15, 9, 6)]
   for name in ("again", "killed"):
     assert losses(tmp_path / name) == whole
-    assert [row["step"] for row in read_metrics(tmp_path / name) if "train/loss" in row] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in read_metrics(tmp_path / name) if "train/loss" in row] == list(
+      range(1, STEPS + 1)
+    )
     assert_same_bits(tmp_path / name, tmp_path / "whole", STEPS)

@@ -1,4 +1,5 @@
-"""A store that answers slowly: training goes on while a step is saved, and no save lasts longer than it may."""
+"""A store that answers slowly: training goes on while a step is saved, and no save lasts longer
+than it may."""
 
 import time
 
@@ -9,7 +10,11 @@ from tests.runs import Process, losses, run, train
 
 pytestmark = pytest.mark.drill
 STEPS = 80
-FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=40", "--config.step_timeout_seconds=60")
+FLAGS = (
+  f"--config.total_steps={STEPS}",
+  "--config.checkpoint.every=40",
+  "--config.step_timeout_seconds=60",
+)
 
 
 @pytest.fixture
@@ -33,7 +38,12 @@ def times_of_steps(folder) -> dict[int, float]:
   from tensorflow.compat.v1.train import summary_iterator
 
   files = folder.glob("events.*")
-  return {event.step: event.wall_time for file in files for event in summary_iterator(str(file)) if event.step}
+  return {
+    event.step: event.wall_time
+    for file in files
+    for event in summary_iterator(str(file))
+    if event.step
+  }
 
 
 def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):
@@ -44,9 +54,12 @@ def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):
   assert code == 0 and "nothing has ended" not in said, said
   assert losses(server.root / "run") == losses(tmp_path / "whole")
   (manifest,) = (server.root / "run").glob("checkpoints/40-*/manifest.json")
-  begun, committed = times_of_steps(server.root / "run"), manifest.stat().st_mtime
+  begun = times_of_steps(server.root / "run")
+  committed = manifest.stat().st_mtime
   during = [step for step, at in begun.items() if begun[40] < at < committed]
-  print(f"saving step 40 took {committed - begun[40]:.1f} s; meanwhile {len(during)} steps were taken")
+  print(
+    f"saving step 40 took {committed - begun[40]:.1f} s; meanwhile {len(during)} steps were taken"
+  )
   assert len(during) > 5
 
 
@@ -57,7 +70,9 @@ def test_a_save_that_takes_too_long_ends_the_run_in_time(server, where):
     assert process.until(lambda: "new run in" in process.said()), process.end()
     server.upload_delay, began = 8.0, time.monotonic()
     code, said = process.end()
-  assert code == 69 and "checkpoint was not written within 5 s" in said and "Traceback" not in said, said
+  assert (
+    code == 69 and "checkpoint was not written within 5 s" in said and "Traceback" not in said
+  ), said
   print(f"ended {time.monotonic() - began:.1f} s after the store became slow")
   server.upload_delay = 0.0
   code, said = run(command, **where)

@@ -1,4 +1,5 @@
-"""A suite that is killed in every phase of a run, one after the other, ends with the files of one that is not."""
+"""A suite that is killed in every phase of a run, one after the other, ends with the files of one
+that is not."""
 
 import pathlib
 import sys
@@ -27,10 +28,12 @@ PHASES = {
 
 def test_killed_in_every_phase(tmp_path):
   where = {"cache": tmp_path / "compiled"}
-  data, pretrained = tmp_path / "data", tmp_path / "bert"
+  data = tmp_path / "data"
+  pretrained = tmp_path / "bert"
   (data / "CoLA").mkdir(parents=True)
   rows = "".join(
-    f"x\t{n % 2}\t\t{'a good' if n % 2 else 'bad'} sentence of {'many ' * (n % 5)}words\n" for n in range(24)
+    f"x\t{n % 2}\t\t{'a good' if n % 2 else 'bad'} sentence of {'many ' * (n % 5)}words\n"
+    for n in range(24)
   )
   for split in ("train", "dev"):
     (data / "CoLA" / f"{split}.tsv").write_text(rows)
@@ -41,9 +44,27 @@ def test_killed_in_every_phase(tmp_path):
   assert code == 0, said
 
   def command(name: str) -> list[str]:
-    flags = ("total_steps=4", "eval_every=2", "checkpoint.every=2", "batch_size=8", "task.length=64")
-    door = [sys.executable, "-m", "t5x_like.evaluate", f"--workdir={pretrained}", "--suite=glue", "--tasks=cola"]
-    return [*door, f"--data={data}", f"--output={tmp_path / name}", *(f"--config.{flag}" for flag in flags)]
+    flags = (
+      "total_steps=4",
+      "eval_every=2",
+      "checkpoint.every=2",
+      "batch_size=8",
+      "task.length=64",
+    )
+    door = [
+      sys.executable,
+      "-m",
+      "t5x_like.evaluate",
+      f"--workdir={pretrained}",
+      "--suite=glue",
+      "--tasks=cola",
+    ]
+    return [
+      *door,
+      f"--data={data}",
+      f"--output={tmp_path / name}",
+      *(f"--config.{flag}" for flag in flags),
+    ]
 
   code, said = run(killed_at(command("whole"), "never", "", also=NANO), **where)
   assert code == 0, said
@@ -59,7 +80,9 @@ def test_killed_in_every_phase(tmp_path):
   folders = [tmp_path / name / "cola" / "recipe-0" for name in ("whole", "parts")]
   assert losses(folders[0]) == losses(folders[1]) and len(losses(folders[0])) == 4
   assert prints(folders[0], 4) == prints(folders[1], 4)
-  evaluated = [[without_times(row) for row in read_metrics(one) if "train/loss" not in row] for one in folders]
+  evaluated = [
+    [without_times(row) for row in read_metrics(one) if "train/loss" not in row] for one in folders
+  ]
   assert evaluated[0] == evaluated[1] and len(evaluated[0]) == 2
 
 
@@ -68,11 +91,17 @@ def contents(output: pathlib.Path) -> dict[str, object]:
   found = {}
   for file in sorted(output.rglob("*")):
     name = str(file.relative_to(output))
-    if file.suffix in (".json", ".jsonl", ".tsv", ".md") and "checkpoints" not in name and "best" not in name:
+    if (
+      file.suffix in (".json", ".jsonl", ".tsv", ".md")
+      and "checkpoints" not in name
+      and "best" not in name
+    ):
       if file.name not in ("metrics.jsonl", "history.jsonl", "environment.json"):
         text = file.read_text().replace(str(output), "")
         if file.name in ("results.json", "results.md"):
-          text = "\n".join(line for line in text.splitlines() if "seconds" not in line and "| cola |" not in line)
+          text = "\n".join(
+            line for line in text.splitlines() if "seconds" not in line and "| cola |" not in line
+          )
         found[name] = text
   return found
 

@@ -1,4 +1,5 @@
-"""Two programs at one workdir: a second run after the lock was deleted, and questions asked while a run trains."""
+"""Two programs at one workdir: a second run after the lock was deleted, and questions asked while a
+run trains."""
 
 import json
 import signal
@@ -18,8 +19,10 @@ FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=5", "--conf
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, monkeypatch):
-  """The first is halted while the second starts, so that it wakes in the middle of the other's work."""
-  cache, server = {"cache": tmp_path / "compiled"}, object_server.Server(tmp_path / "bucket")
+  """The first is halted while the second starts, so that it wakes in the middle of the other's
+  work."""
+  cache = {"cache": tmp_path / "compiled"}
+  server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   for name, value in object_server.environment(server).items():
     monkeypatch.setenv(name, value)
@@ -40,7 +43,9 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
         assert second.until(lambda: "resuming" in second.said()), second.end()
         first.send(signal.SIGCONT)
         code, said = first.end()
-        assert code == 69 and said.count("another process has taken") == 1 and "Traceback" not in said, said
+        assert (
+          code == 69 and said.count("another process has taken") == 1 and "Traceback" not in said
+        ), said
         code, said = second.end()
         assert code == 0, said
   assert losses(folder) == losses(tmp_path / "whole")
@@ -49,9 +54,13 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone(scheme, tmp_path, monkeypatch):
-  """A second run takes the lease over after its time; the first wakes while the second writes its own first step."""
-  cache, server = {"cache": tmp_path / "compiled"}, object_server.Server(tmp_path / "bucket")
+def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone(
+  scheme, tmp_path, monkeypatch
+):
+  """A second run takes the lease over after its time; the first wakes while the second writes its
+  own first step."""
+  cache = {"cache": tmp_path / "compiled"}
+  server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   for name, value in object_server.environment(server).items():
     monkeypatch.setenv(name, value)
@@ -70,10 +79,14 @@ def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone
       halted = attempts()
       committed = (folder / "checkpoints" / halted[0] / "manifest.json").exists()
       with Process(command, **cache) as second:
-        assert second.until(lambda: committed or len(attempts()) > 1 or lines(folder) > 10), second.end()
+        assert second.until(lambda: committed or len(attempts()) > 1 or lines(folder) > 10), (
+          second.end()
+        )
         first.send(signal.SIGCONT)
         code, said = first.end()
-        assert code == 69 and said.count("another process has taken") == 1 and "Traceback" not in said, said
+        assert (
+          code == 69 and said.count("another process has taken") == 1 and "Traceback" not in said
+        ), said
         code, said = second.end()
         assert code == 0 and "damaged" not in said, said
     code, said = run(command, **cache)
@@ -86,11 +99,17 @@ def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone
 @pytest.mark.usefixtures("compiled")
 def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_path, capsys):
   """Each gives the answer of one step, or one line; the run does not notice."""
-  workdir, times = tmp_path / "run", 4
-  flags = ("--config.total_steps=100000", "--config.checkpoint.every=2", "--config.checkpoint.keep_last=1")
+  workdir = tmp_path / "run"
+  times = 4
+  flags = (
+    "--config.total_steps=100000",
+    "--config.checkpoint.every=2",
+    "--config.checkpoint.keep_last=1",
+  )
   flags += ("--config.eval_every=1", "--config.evals.loss.max_examples=8")
   (tmp_path / "lines.txt").write_text("def add(a, b):\nReturns the sum\n")
-  codes, found = [], {}
+  codes = []
+  found = {}
   with Process(train(workdir, *flags, recipe="tests/recipes/nano_decoder.py")) as trains:
     assert trains.until(lambda: lines(workdir) >= 4), trains.end()
     for number in range(times):
@@ -110,6 +129,8 @@ def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_p
     found |= {row["step"]: row} if "eval/builtin_causal_lm/loss" in row else {}
   for file in (workdir / "evaluations").glob("*.json"):
     result = json.loads(file.read_text())
-    assert result["metrics"]["loss"] == pytest.approx(found[result["step"]]["eval/builtin_causal_lm/loss"], rel=1e-4)
+    assert result["metrics"]["loss"] == pytest.approx(
+      found[result["step"]]["eval/builtin_causal_lm/loss"], rel=1e-4
+    )
   print(f"codes {codes}")
   assert codes.count(0) >= times

@@ -1,4 +1,5 @@
-"""Detection's evaluator: pycocotools' own numbers on given detections, and every image once on any mesh."""
+"""Detection's evaluator: pycocotools' own numbers on given detections, and every image once on any
+mesh."""
 
 import contextlib
 import dataclasses
@@ -25,7 +26,8 @@ CLASSES = ("cat", "dog", "bat")
 
 
 def scenes(generator, N=12):
-  """Images of their own sizes with boxes, some of them crowds, and detections of which many are near."""
+  """Images of their own sizes with boxes, some of them crowds, and detections of which many are
+  near."""
   counts = generator.integers(0, 7, N)
   K = counts.sum()
   pixels = generator.integers(60, 400, (N, 2)).astype(np.int32)
@@ -33,7 +35,8 @@ def scenes(generator, N=12):
   boxes = np.concatenate([low, low + generator.uniform(0.02, 0.3, (K, 2))], 1).astype(np.float32)
   sizes = np.repeat(pixels, counts, axis=0)
   areas = (np.prod(boxes[:, 2:] - boxes[:, :2], 1) * sizes.prod(1)).astype(np.float32)
-  labels, crowds = generator.integers(0, 3, K).astype(np.int32), generator.random(K) < 0.1
+  labels = generator.integers(0, 3, K).astype(np.int32)
+  crowds = generator.random(K) < 0.1
   truth = Boxes(np.cumsum(counts), pixels, boxes, labels, areas, crowds, np.zeros(K, bool), {})
   found = []
   for n in range(N):
@@ -54,15 +57,28 @@ def from_files(truth: Boxes, found, folder) -> np.ndarray:
   image_K = np.searchsorted(truth.ends, np.arange(len(truth.labels)), side="right")
   annotations = []
   for k, n in enumerate(image_K):
-    y0, x0, y1, x1 = (float(edge) * float(side) for edge, side in zip(truth.boxes[k], np.tile(truth.pixels[n], 2)))
-    about = {"area": float(truth.areas[k]), "iscrowd": int(truth.crowds[k]), "bbox": [x0, y0, x1 - x0, y1 - y0]}
-    annotations.append(about | {"id": k + 1, "image_id": int(n), "category_id": int(truth.labels[k])})
+    y0, x0, y1, x1 = (
+      float(edge) * float(side) for edge, side in zip(truth.boxes[k], np.tile(truth.pixels[n], 2))
+    )
+    about = {
+      "area": float(truth.areas[k]),
+      "iscrowd": int(truth.crowds[k]),
+      "bbox": [x0, y0, x1 - x0, y1 - y0],
+    }
+    annotations.append(
+      about | {"id": k + 1, "image_id": int(n), "category_id": int(truth.labels[k])}
+    )
   images = [{"id": n, "height": int(y), "width": int(x)} for n, (y, x) in enumerate(truth.pixels)]
   categories = [{"id": i, "name": name} for i, name in enumerate(CLASSES)]
   content = {"images": images, "annotations": annotations, "categories": categories}
   (folder / "truth.json").write_text(json.dumps(content))
   results = [
-    {"image_id": n, "category_id": int(c), "score": float(s), "bbox": [b[1], b[0], b[3] - b[1], b[2] - b[0]]}
+    {
+      "image_id": n,
+      "category_id": int(c),
+      "score": float(s),
+      "bbox": [b[1], b[0], b[3] - b[1], b[2] - b[0]],
+    }
     for n, boxes, names, scores in found
     for b, c, s in zip(boxes.tolist(), names, scores)
   ]
@@ -80,7 +96,8 @@ def test_the_numbers_are_those_of_pycocotools(tmp_path):
   generator = np.random.default_rng(0)
   for _ in range(3):
     truth, found = scenes(generator)
-    ours, theirs = detection.average_precision(truth, found, CLASSES), from_files(truth, found, tmp_path)
+    ours = detection.average_precision(truth, found, CLASSES)
+    theirs = from_files(truth, found, tmp_path)
     assert 5 < ours["AP"] < 95
     for name, value in zip((*detection.METRICS, *detection.recalls(100)), theirs, strict=True):
       assert ours.get(name, -100) == pytest.approx(100 * value, abs=1e-9), name
@@ -93,7 +110,13 @@ def test_a_class_by_itself_has_the_precision_of_its_own_objects_alone():
   for number, name in enumerate(CLASSES):
     own = truth.labels == number
     ends = np.cumsum(own)[truth.ends - 1] * (truth.ends > 0)
-    of_class = (truth.boxes[own], truth.labels[own], truth.areas[own], truth.crowds[own], truth.difficult[own])
+    of_class = (
+      truth.boxes[own],
+      truth.labels[own],
+      truth.areas[own],
+      truth.crowds[own],
+      truth.difficult[own],
+    )
     alone = Boxes(ends, truth.pixels, *of_class, {})
     of_class = [(n, boxes[c == number], c[c == number], s[c == number]) for n, boxes, c, s in found]
     each.append(detection.average_precision(alone, of_class, CLASSES)["AP"])
@@ -106,11 +129,20 @@ def test_a_class_by_itself_has_the_precision_of_its_own_objects_alone():
 def test_detections_of_another_image_tell_whether_boxes_depend_on_the_image():
   truth, found = scenes(np.random.default_rng(3), 30)
   names = np.array([0, 1, 2, 0])
-  boxes = np.array([[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.9], [0.1, 0.5, 0.4, 0.9], [0.3, 0.3, 0.7, 0.7]])
-  blind = [(n, boxes * np.tile(truth.pixels[n], 2), names, np.array([0.9, 0.8, 0.7, 0.6])) for n, *_ in found]
-  same, other = (detection.average_precision(truth, x, CLASSES) for x in (blind, detection.swapped(truth, blind)))
+  boxes = np.array(
+    [[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.9], [0.1, 0.5, 0.4, 0.9], [0.3, 0.3, 0.7, 0.7]]
+  )
+  blind = [
+    (n, boxes * np.tile(truth.pixels[n], 2), names, np.array([0.9, 0.8, 0.7, 0.6]))
+    for n, *_ in found
+  ]
+  same, other = (
+    detection.average_precision(truth, x, CLASSES) for x in (blind, detection.swapped(truth, blind))
+  )
   assert same["AP"] == pytest.approx(other["AP"])
-  sees, swapped = (detection.average_precision(truth, x, CLASSES) for x in (found, detection.swapped(truth, found)))
+  sees, swapped = (
+    detection.average_precision(truth, x, CLASSES) for x in (found, detection.swapped(truth, found))
+  )
   assert swapped["AP"] < 0.2 * sees["AP"]
 
 
@@ -125,12 +157,18 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see
     objects = [truth.boxes[truth.of(n)][truth.labels[truth.of(n)] == label] for n, *_ in found]
 
     def worse(box_4):
-      return -np.mean([_best_boxes.iou(box_4[None], boxes).max() for boxes in objects if len(boxes)])  # noqa: B023
+      return -np.mean(
+        [_best_boxes.iou(box_4[None], boxes).max() for boxes in objects if len(boxes)]
+      )
 
-    by_class.append(-differential_evolution(worse, [(0, 1)] * 4, seed=0, maxiter=30, popsize=10).fun)
+    by_class.append(
+      -differential_evolution(worse, [(0, 1)] * 4, seed=0, maxiter=30, popsize=10).fun
+    )
   assert scores["IoU_constant"] >= 100 * np.mean(by_class) - 0.5
-  assert scores["IoU_constant"] <= 100 * np.mean(by_class) + 3  # the other search need not end at the best either
-  sure = [(n, boxes, names, np.arange(len(names), 0.0, -1)) for n, boxes, names, _ in found]  # the near ones first
+  # the other search need not end at the best either
+  assert scores["IoU_constant"] <= 100 * np.mean(by_class) + 3
+  # the near ones first
+  sure = [(n, boxes, names, np.arange(len(names), 0.0, -1)) for n, boxes, names, _ in found]
   assert _best_boxes.overlaps(truth, sure, CLASSES)["IoU_best"] > scores["IoU_constant"] + 10
   for box in np.random.default_rng(6).uniform(0, 1, (20, 2, 2)):
     still = np.sort(box, axis=0).reshape(1, 4).repeat(3, axis=0)
@@ -141,28 +179,45 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see
 
 def test_the_likeliest_box_is_of_its_class_and_near_one_object():
   boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0], [0.0, 0.5, 0.5, 1.0]], np.float32)
-  none, sizes = np.zeros(3, bool), np.array([[40, 80], [10, 10]])
+  none = np.zeros(3, bool)
+  sizes = np.array([[40, 80], [10, 10]])
   truth = Boxes(np.array([2, 3]), sizes, boxes, np.array([0, 0, 1]), boxes[:, 0], none, none, {})
-  first = (0, np.array([[20.0, 40, 40, 80], [0, 0, 40, 40]]), np.array([0, 0]), np.array([0.4, 0.3]))
+  first = (
+    0,
+    np.array([[20.0, 40, 40, 80], [0, 0, 40, 40]]),
+    np.array([0, 0]),
+    np.array([0.4, 0.3]),
+  )
   other = (1, np.array([[0.0, 5, 5, 10], [0, 5, 10, 10]]), np.array([0, 1]), np.array([0.9, 0.1]))
-  # Class 0: exact, though another is half as near. Class 1: its own box, twice the object, not the likelier one.
-  assert _best_boxes.overlaps(truth, [first, other], CLASSES)["IoU_best"] == pytest.approx(100 * (1 + 0.5) / 2)
+  # Class 0: exact, though another is half as near. Class 1: its own box, twice the object, not the
+  # likelier one.
+  assert _best_boxes.overlaps(truth, [first, other], CLASSES)["IoU_best"] == pytest.approx(
+    100 * (1 + 0.5) / 2
+  )
   none = [(n, np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for n in range(2)]
-  assert _best_boxes.overlaps(truth, none, CLASSES) == {"IoU_best": 0.0, "IoU_constant": pytest.approx(100)}
+  assert _best_boxes.overlaps(truth, none, CLASSES) == {
+    "IoU_best": 0.0,
+    "IoU_constant": pytest.approx(100),
+  }
   assert not _best_boxes.overlaps(truth, [], CLASSES)
 
 
 def test_a_part_of_a_difficult_object_is_a_mistake_and_the_whole_of_it_is_neither_right_nor_wrong():
   boxes = np.array([[0.0, 0.0, 0.2, 0.2], [0.3, 0.3, 1.0, 1.0]], np.float32)
-  areas, none, second = np.array([400.0, 4900.0]), np.zeros(2, bool), np.array([False, True])
-  truth = Boxes(np.array([2]), np.array([[100, 100]]), boxes, np.zeros(2, np.int32), areas, none, second, {})
+  areas = np.array([400.0, 4900.0])
+  none = np.zeros(2, bool)
+  second = np.array([False, True])
+  truth = Boxes(
+    np.array([2]), np.array([[100, 100]]), boxes, np.zeros(2, np.int32), areas, none, second, {}
+  )
 
   def found(*more, truth=truth):
     corners = np.array([*more, [0, 0, 20, 20]], np.float64)
     detections = [(0, corners, np.zeros(len(corners), int), np.linspace(0.9, 0.5, len(corners)))]
     return detection.average_precision(truth, detections, CLASSES)["AP50"]
 
-  whole, part = [30, 30, 100, 99], [40, 40, 70, 70]
+  whole = [30, 30, 100, 99]
+  part = [40, 40, 70, 70]
   assert found(whole, whole) == pytest.approx(100) and found(part) == pytest.approx(50)
   group = dataclasses.replace(truth, crowds=second, difficult=none)
   assert found(part, truth=group) == pytest.approx(100)
@@ -172,7 +227,12 @@ def test_a_part_of_a_difficult_object_is_a_mistake_and_the_whole_of_it_is_neithe
 def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
   truth, _ = scenes(np.random.default_rng(1))
   exact = [
-    (n, truth.boxes[truth.of(n)] * np.tile(truth.pixels[n], 2), truth.labels[truth.of(n)], np.ones(100))
+    (
+      n,
+      truth.boxes[truth.of(n)] * np.tile(truth.pixels[n], 2),
+      truth.labels[truth.of(n)],
+      np.ones(100),
+    )
     for n in range(len(truth.ends))
   ]
   exact = [(n, boxes, names, scores[: len(names)]) for n, boxes, names, scores in exact]
@@ -187,10 +247,14 @@ def test_boxes_beyond_the_image_are_scored_as_they_are_and_shown_within_it():
   corners_Q4 = detection.corners(np.array([[0.0, 0.25, 1.0, 0.5]])) * 100
   np.testing.assert_array_equal(corners_Q4, [[0, -50, 50, 50]])
   none = np.zeros(1, bool)
-  boxes, labels = np.array([[0.0, 0.0, 0.5, 0.5]], np.float32), np.zeros(1, np.int32)
-  truth = Boxes(np.array([1]), np.full((1, 2), 100), boxes, labels, np.array([2500.0]), none, none, {})
+  boxes = np.array([[0.0, 0.0, 0.5, 0.5]], np.float32)
+  labels = np.zeros(1, np.int32)
+  truth = Boxes(
+    np.array([1]), np.full((1, 2), 100), boxes, labels, np.array([2500.0]), none, none, {}
+  )
   detections = [(0, corners_Q4, labels, np.ones(1))]
-  assert detection.average_precision(truth, detections, CLASSES)["AP"] == pytest.approx(10)  # an IoU of exactly 0.5
+  # an IoU of exactly 0.5
+  assert detection.average_precision(truth, detections, CLASSES)["AP"] == pytest.approx(10)
   row = detection.Evaluator._row(SimpleNamespace(_classes=CLASSES), *detections[0], truth)
   assert row["detections"][0]["box"] == row["objects"][0]["box"] == [0, 0, 50, 50]
 
@@ -201,7 +265,9 @@ def made(folder, devices: int, batch_size: int):
   config = resolve(recipes.load("configs/detr/base.py:debug", overrides))
   parts = build(config, jax.devices()[:devices])
   arrays = params.arrays(parts.make_model(jax.random.key(1)))
-  placed = {n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()}
+  placed = {
+    n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()
+  }
   task = tasks.build(split="validation", **config.task.to_dict())
   batches = lambda most: loader.eval_batches(task, batch_size=batch_size, max_examples=most)  # noqa: E731
   setting = Setting(parts.model, parts.objective, task, batches, batch_size, parts.rules)
@@ -212,13 +278,20 @@ def made(folder, devices: int, batch_size: int):
 def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path):
   one, alone = made(tmp_path, 1, 7)
   eight, sharded = made(tmp_path, 8, 16)
-  first, second = one(alone), eight(sharded)
+  first = one(alone)
+  second = eight(sharded)
   assert first.metrics["images"] == second.metrics["images"] == 21
-  assert [row["image"] for row in first.predictions] == [row["image"] for row in second.predictions] == list(range(21))
+  assert (
+    [row["image"] for row in first.predictions]
+    == [row["image"] for row in second.predictions]
+    == list(range(21))
+  )
   expected = {"AP", "AP50", "AP75", "AR_100", "AP_of_3", "AP_swapped", "IoU_best", "IoU_constant"}
   assert first.metrics.keys() == second.metrics.keys() >= expected
   for name, value in first.metrics.items():
     assert second.metrics[name] == pytest.approx(value, abs=0.05)
   for row, other in zip(first.predictions, second.predictions):
     assert row["objects"] == other["objects"] and len(row["detections"]) == 100
-    np.testing.assert_allclose(row["detections"][0]["score"], other["detections"][0]["score"], atol=2e-4)
+    np.testing.assert_allclose(
+      row["detections"][0]["score"], other["detections"][0]["score"], atol=2e-4
+    )

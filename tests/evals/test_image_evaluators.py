@@ -24,8 +24,12 @@ def made(name: str, folder, devices: int, batch_size: int, extra=(), **arguments
   config = resolve(recipes.load(RECIPE, overrides))
   parts = build(config, jax.devices()[:devices])
   arrays = params.arrays(parts.make_model(jax.random.key(1)))
-  arrays["head/out/kernel"] = np.random.default_rng(0).standard_normal(arrays["head/out/kernel"].shape, np.float32)
-  placed = {n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()}
+  arrays["head/out/kernel"] = np.random.default_rng(0).standard_normal(
+    arrays["head/out/kernel"].shape, np.float32
+  )
+  placed = {
+    n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()
+  }
 
   def on(split: str) -> Setting:
     task = tasks.build(split=split, **config.task.to_dict())
@@ -33,7 +37,9 @@ def made(name: str, folder, devices: int, batch_size: int, extra=(), **arguments
     return Setting(parts.model, parts.objective, task, batches, batch_size, parts.rules, on)
 
   setting = on("validation")
-  evaluator = slots.make("config.evals.x", {"name": name, **arguments}, evals, "Evaluator", setting=setting)
+  evaluator = slots.make(
+    "config.evals.x", {"name": name, **arguments}, evals, "Evaluator", setting=setting
+  )
   return evaluator, placed, setting.task, parts
 
 
@@ -42,7 +48,8 @@ def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(name, tmp
   most = {"max_examples": 21} | ({"shots": 2} if name == "few_shot" else {})
   one, alone, *_ = made(name, tmp_path, 1, 5, **most)
   eight, sharded, *_ = made(name, tmp_path, 8, 16, **most)
-  first, second = one(alone), eight(sharded)
+  first = one(alone)
+  second = eight(sharded)
   assert first.metrics == second.metrics and first.predictions == second.predictions
   assert first.metrics.get("images", 21) == 21
 
@@ -67,9 +74,14 @@ def test_ridge_is_scikit_learns():
   from sklearn.linear_model import Ridge
 
   generator = np.random.default_rng(0)
-  few, labels, test = generator.standard_normal((12, 30)), np.arange(12) % 3, generator.standard_normal((40, 30))
-  mean, std = few.mean(0), few.std(0) + 1e-5
-  reference = Ridge(alpha=7.0).fit((few - mean) / std, np.where(labels[:, None] == np.arange(3), 1.0, -1.0))
+  few = generator.standard_normal((12, 30))
+  labels = np.arange(12) % 3
+  test = generator.standard_normal((40, 30))
+  mean = few.mean(0)
+  std = few.std(0) + 1e-5
+  reference = Ridge(alpha=7.0).fit(
+    (few - mean) / std, np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
+  )
   expected = reference.predict((test - mean) / std).argmax(1)
   np.testing.assert_array_equal(few_shot.ridge(few, labels, test, 3, 7.0), expected)
 
@@ -87,7 +99,9 @@ def test_few_shots_are_as_many_of_each_class_and_tell_digits_apart_by_their_pixe
     each.append(alone(arrays).metrics["10_shot_top1"])
   assert len(set(each)) > 1 and found["10_shot_top1"] == pytest.approx(np.mean(each), abs=1e-9)
   assert found["10_shot_spread"] == pytest.approx(np.std(each), abs=1e-9)
-  with pytest.raises(UserError, match="class '8' has 145 images|has 1.. images in .*, expected 400"):
+  with pytest.raises(
+    UserError, match="class '8' has 145 images|has 1.. images in .*, expected 400"
+  ):
     made("few_shot", tmp_path, 1, 64, shots=400)
 
 
@@ -95,14 +109,19 @@ def test_neighbours_vote_as_scikit_learns():
   from sklearn.neighbors import KNeighborsClassifier
 
   generator = np.random.default_rng(0)
-  known, labels, test = generator.standard_normal((70, 8)), np.arange(70) % 4, generator.standard_normal((300, 8))
+  known = generator.standard_normal((70, 8))
+  labels = np.arange(70) % 4
+  test = generator.standard_normal((300, 8))
   weigh = lambda distances: np.exp((1 - distances) / 0.5)  # noqa: E731
-  reference = KNeighborsClassifier(9, metric="cosine", weights=weigh, algorithm="brute").fit(known, labels)
+  reference = KNeighborsClassifier(9, metric="cosine", weights=weigh, algorithm="brute").fit(
+    known, labels
+  )
   np.testing.assert_array_equal(knn.voted(known, labels, test, 4, 9, 0.5), reference.predict(test))
   likely = (test / np.linalg.norm(test, axis=1, keepdims=True)) @ (
     known / np.linalg.norm(known, axis=1, keepdims=True)
   ).T
-  nearest = knn.voted(known.astype(np.float32), labels, test.astype(np.float32), 4, 9, 0.001)  # whose weights vanish
+  # whose weights vanish
+  nearest = knn.voted(known.astype(np.float32), labels, test.astype(np.float32), 4, 9, 0.001)
   np.testing.assert_array_equal(nearest, labels[likely.argmax(1)])
   everyone = knn.voted(known[:3], np.array([2, 2, 1]), test, 4, 9, 100.0)
   assert set(everyone) == {2}
@@ -113,7 +132,8 @@ def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
   parts = build(config, jax.devices()[:1])
   task = tasks.build(split="train", **config.task.to_dict())
   with pytest.raises(
-    UserError, match="config.model.head.labels: found 9, but task image_classification has 10 classes"
+    UserError,
+    match="config.model.head.labels: found 9, but task image_classification has 10 classes",
   ):
     assembly.check_task(config, parts, task)
 
@@ -122,4 +142,7 @@ def test_a_head_with_more_classes_than_the_data_is_told(tmp_path, capsys):
   config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=12"]))
   task = tasks.build(split="train", **config.task.to_dict())
   assembly.check_task(config, build(config, jax.devices()[:1]), task)
-  assert "config.model.head.labels: found 12, but task image_classification has 10 classes" in capsys.readouterr().out
+  assert (
+    "config.model.head.labels: found 12, but task image_classification has 10 classes"
+    in capsys.readouterr().out
+  )

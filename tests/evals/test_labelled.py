@@ -1,4 +1,5 @@
-"""Evaluators of labelled tasks: against independent replays of the same outputs, on every kind of mesh and batch."""
+"""Evaluators of labelled tasks: against independent replays of the same outputs, on every kind of
+mesh and batch."""
 
 import json
 
@@ -25,7 +26,8 @@ from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies import load
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
-ENCODER, T5 = "tests/recipes/nano_encoder.py", "tests/recipes/nano.py"
+ENCODER = "tests/recipes/nano_encoder.py"
+T5 = "tests/recipes/nano.py"
 TEXT = {
   "name": "text_to_text",
   "inputs": "reverse: {text}",
@@ -46,7 +48,9 @@ def made(name: str, folder, devices: int = 8, batch_size: int = 8, extra=(), **a
   parts = build(config, jax.devices()[:devices])
   task = tasks.build(split="validation", **config.task.to_dict())
   arrays = params.arrays(jax.jit(parts.make_model)(jax.random.key(1)))
-  placed = {n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()}
+  placed = {
+    n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()
+  }
   setting = Setting(parts.model, parts.objective, task, None, batch_size, parts.rules)
   return (
     slots.make("config.evals.x", {"name": name, **arguments}, evals, "Evaluator", setting=setting),
@@ -57,14 +61,19 @@ def made(name: str, folder, devices: int = 8, batch_size: int = 8, extra=(), **a
 
 
 @pytest.mark.parametrize("name", more.beyond(2, ["generation", *FINE_TUNING]))
-def test_scores_and_predictions_are_the_same_on_eight_devices_and_one_and_in_any_batch(name, tmp_path):
+def test_scores_and_predictions_are_the_same_on_eight_devices_and_one_and_in_any_batch(
+  name, tmp_path
+):
   most = {"max_examples": 21}
   one, alone, *_ = made(name, tmp_path, devices=1, batch_size=5, **most)
   eight, sharded, *_ = made(name, tmp_path, devices=8, batch_size=16, **most)
-  first, second = one(alone), eight(sharded)
+  first = one(alone)
+  second = eight(sharded)
   assert first.metrics == pytest.approx(second.metrics, rel=1e-6) and first.metrics["examples"] > 0
   assert len(first.predictions) == first.metrics["examples"]
-  assert [row["prediction"] for row in first.predictions] == [row["prediction"] for row in second.predictions]
+  assert [row["prediction"] for row in first.predictions] == [
+    row["prediction"] for row in second.predictions
+  ]
   assert first.samples and all(row["input"] for row in first.predictions)
 
 
@@ -81,7 +90,11 @@ def test_labels_are_those_of_a_forward_pass_over_whole_rows(name, tmp_path):
       found.append([task.classes[i] for i in (best[held] if name == "tagging" else [best])])
   result = evaluator(arrays)
   assert [row["prediction"].split() for row in result.predictions] == found
-  right = [g == p for row in result.predictions for g, p in zip(row["target"].split(), row["prediction"].split())]
+  right = [
+    g == p
+    for row in result.predictions
+    for g, p in zip(row["target"].split(), row["prediction"].split())
+  ]
   assert result.metrics["accuracy"] == pytest.approx(100 * np.mean(right))
 
 
@@ -115,27 +128,40 @@ def test_generated_texts_are_those_of_greedy_decoding_of_whole_rows(marked, tmp_
   evaluator, arrays, task, parts = made("generation", tmp_path, extra=extra, **given)
   (batch,) = loader.eval_batches(task, batch_size=16, max_examples=16)
   options = {"max_length": 24, "transforms": () if marked else (NoRepeatNgrams(1), MinLength(3))}
-  decode = jax.jit(lambda tokens: greedy(params.with_arrays(parts.model, arrays), tokens, **options))
+  decode = jax.jit(
+    lambda tokens: greedy(params.with_arrays(parts.model, arrays), tokens, **options)
+  )
   tokens = np.asarray(decode({"encoder_input_tokens": batch["encoder_input_tokens"]}))
   eos = task.vocabulary.eos_id
-  texts = [task.vocabulary.decode(row[: row.index(eos)] if eos in row else row).strip() for row in tokens.tolist()]
+  texts = [
+    task.vocabulary.decode(row[: row.index(eos)] if eos in row else row).strip()
+    for row in tokens.tolist()
+  ]
   result = evaluator(arrays)
   assert [row["prediction"] for row in result.predictions] == texts
-  assert {"exact_match", "accuracy" if marked else "bleu", "empty", "truncated"} <= result.metrics.keys()
+  assert {
+    "exact_match",
+    "accuracy" if marked else "bleu",
+    "empty",
+    "truncated",
+  } <= result.metrics.keys()
 
 
 class _Fixed:
-  """Stands in for the rows of an evaluator: the logits of a model that knows the answers, or that knows nothing."""
+  """Stands in for the rows of an evaluator: the logits of a model that knows the answers, or that
+  knows nothing."""
 
   def __init__(self, rows, outputs):
-    self.tokens, self._outputs = rows.tokens, outputs
+    self.tokens = rows.tokens
+    self._outputs = outputs
 
   def __call__(self, arrays):
     return self._outputs
 
 
 def test_a_model_that_points_at_the_answers_gets_them_right_from_any_window(tmp_path):
-  """The labels of the rows as logits: every answer is found again as text, with windows that overlap."""
+  """The labels of the rows as logits: every answer is found again as text, with windows that
+  overlap."""
   evaluator, arrays, task, _ = made("span_qa", tmp_path, extra=("task.length=34", "task.stride=8"))
   batches = list(loader.eval_batches(task, batch_size=1))
   assert len(batches) > 144, "no context has several windows"
@@ -153,7 +179,8 @@ def test_a_model_that_points_at_the_answers_gets_them_right_from_any_window(tmp_
 
 def test_a_span_counts_only_in_the_window_with_most_context_around_its_first_token(tmp_path):
   evaluator, arrays, task, _ = made("span_qa", tmp_path, extra=("task.length=34", "task.stride=8"))
-  outputs, expected = [], {}
+  outputs = []
+  expected = {}
   for window in evaluator._windows:
     start, end = np.zeros((2, 34), np.float32)
     for place, (span, most) in enumerate(zip(window["spans"], window["most_context"])):
@@ -163,7 +190,9 @@ def test_a_span_counts_only_in_the_window_with_most_context_around_its_first_tok
         start[window["first"] + place] = end[window["first"] + place] = 2.0
         expected[window["question"]] = ","
     outputs.append((start, end))
-  assert any(not window["most_context"].all() for window in evaluator._windows) and len(expected) == 144
+  assert (
+    any(not window["most_context"].all() for window in evaluator._windows) and len(expected) == 144
+  )
   evaluator._rows = _Fixed(evaluator._rows, outputs)
   starts = [row["prediction"][0] for row in evaluator(arrays).predictions]
   assert starts == list(expected.values())
@@ -177,13 +206,17 @@ def test_no_answer_is_predicted_above_the_threshold_and_the_best_one_is_found(tm
   path = tmp_path / "q.jsonl"
   path.write_text("\n".join(map(json.dumps, rows)))
   evaluator, arrays, task, _ = made(
-    "span_qa", tmp_path, extra=(f"task.source=jsonl:train={path},validation={path}",), unanswerable=True
+    "span_qa",
+    tmp_path,
+    extra=(f"task.source=jsonl:train={path},validation={path}",),
+    unanswerable=True,
   )
   outputs = []
   for n, window in enumerate(evaluator._windows):
     start, end = np.zeros((2, 64), np.float32)
     start[window["first"]], end[window["first"] + 2] = 2.0, 2.0
-    start[0] = 3.0 if n % 2 else 1.0  # surer of no answer where there is none, but never sure enough
+    # surer of no answer where there is none, but never sure enough
+    start[0] = 3.0 if n % 2 else 1.0
     outputs.append((start, end))
   evaluator._rows = _Fixed(evaluator._rows, outputs)
   found = evaluator(arrays).metrics
@@ -212,27 +245,39 @@ def refusal(name, tmp_path, *extra, **arguments) -> str:
 
 
 def test_what_cannot_be_scored_is_refused_before_training(tmp_path):
-  assert "set --config.model.head" in refusal("classification", tmp_path, 'model.head={"name": "mlm"}')
+  assert "set --config.model.head" in refusal(
+    "classification", tmp_path, 'model.head={"name": "mlm"}'
+  )
   three = refusal("classification", tmp_path, 'model.head={"name": "classification", "labels": 3}')
   assert "model.head.labels: found 3" in three and "labels=2" in three
   assert "expected some of accuracy" in refusal("classification", tmp_path, scores=("acuracy",))
   assert "'idx'" in refusal("classification", tmp_path, ids=("idx",))
   assert "one of ar, de" in refusal("span_qa", tmp_path, language="xx")
   assert "did you mean 'rouge'" in refusal("generation", tmp_path, metrics=["rogue"])
-  assert "penalties.min_tokens: unknown" in refusal("generation", tmp_path, penalties={"min_tokens": 3})
-  assert "found '3', expected a number" in refusal("generation", tmp_path, penalties={"no_repeat_ngram_size": "3"})
+  assert "penalties.min_tokens: unknown" in refusal(
+    "generation", tmp_path, penalties={"min_tokens": 3}
+  )
+  assert "found '3', expected a number" in refusal(
+    "generation", tmp_path, penalties={"no_repeat_ngram_size": "3"}
+  )
   with pytest.raises(UserError, match="max_examples"):
     made("tagging", tmp_path, max_examples=0)
 
 
 def test_unlabelled_examples_are_predicted_and_not_scored(tmp_path):
-  (tmp_path / "test.tsv").write_text("text\tlabel\n" + "one two\t-1\nthree three\tsame\nfour four\t-1\n")
+  (tmp_path / "test.tsv").write_text(
+    "text\tlabel\n" + "one two\t-1\nthree three\tsame\nfour four\t-1\n"
+  )
   evaluator, arrays, task, _ = made(
-    "classification", tmp_path, extra=(f"task.source=tsv:train={tmp_path}/test.tsv,validation={tmp_path}/test.tsv",)
+    "classification",
+    tmp_path,
+    extra=(f"task.source=tsv:train={tmp_path}/test.tsv,validation={tmp_path}/test.tsv",),
   )
   result = evaluator(arrays)
   assert result.metrics["examples"] == 3 and result.metrics["unlabelled"] == 2
-  assert result.metrics["accuracy"] in (0.0, 100.0) and [r["target"] for r in result.predictions] == [
+  assert result.metrics["accuracy"] in (0.0, 100.0) and [
+    r["target"] for r in result.predictions
+  ] == [
     None,
     "same",
     None,
@@ -243,25 +288,49 @@ def test_unlabelled_examples_are_predicted_and_not_scored(tmp_path):
 
 def test_an_option_with_the_text_of_the_right_one_is_wrong():
   evaluator = object.__new__(multiple_choice.Evaluator)
-  evaluator._scores, evaluator._ids, evaluator._names = ("accuracy",), (), ("0", "1", "2")
-  example = {"text": "q", "options": ["a", "b", "a"], "label": "0", "right": [0], "answers": ["a"], "record": {}}
+  evaluator._scores = ("accuracy",)
+  evaluator._ids = ()
+  evaluator._names = ("0", "1", "2")
+  example = {
+    "text": "q",
+    "options": ["a", "b", "a"],
+    "label": "0",
+    "right": [0],
+    "answers": ["a"],
+    "record": {},
+  }
   evaluator._examples = [example, example]
   evaluator._rows = lambda arrays: [(np.array([0.0, 1.0, 2.0]),), (np.array([2.0, 1.0, 0.0]),)]
   assert evaluator({}).metrics == {"accuracy": 50.0, "examples": 2}
   assert evaluator.names() == ("accuracy", "examples", "unlabelled")
-  evaluator._examples = [example | {"answers": []}]  # as a selection's metric, the score is then refused at the start
+  # as a selection's metric, the score is then refused at the start
+  evaluator._examples = [example | {"answers": []}]
   assert evaluator.names() == ("examples", "unlabelled")
 
 
 def test_minus_one_is_a_class_where_it_is_named(tmp_path):
-  (tmp_path / "signs.tsv").write_text("text\tlabel\n" + "one two\t-1\nthree three\t1\nfour four\t-1\n")
+  (tmp_path / "signs.tsv").write_text(
+    "text\tlabel\n" + "one two\t-1\nthree three\t1\nfour four\t-1\n"
+  )
   where = f"task.source=tsv:train={tmp_path}/signs.tsv,validation={tmp_path}/signs.tsv"
-  evaluator, arrays, task, _ = made("classification", tmp_path, extra=(where, 'task.labels=["1", "-1"]'))
+  evaluator, arrays, task, _ = made(
+    "classification", tmp_path, extra=(where, 'task.labels=["1", "-1"]')
+  )
   result = evaluator(arrays)
-  assert "unlabelled" not in result.metrics and [row["target"] for row in result.predictions] == ["-1", "1", "-1"]
+  assert "unlabelled" not in result.metrics and [row["target"] for row in result.predictions] == [
+    "-1",
+    "1",
+    "-1",
+  ]
   (batch,) = loader.eval_batches(task, batch_size=4)
-  assert batch["label"].tolist()[:3] == [1, 0, 1] and batch["example_weights"].tolist() == [1, 1, 1, 0]
-  extra, metric = (where, "task.inputs={text}", "task.targets={label}"), {"name": "labels", "classes": ["1", "-1"]}
+  assert batch["label"].tolist()[:3] == [1, 0, 1] and batch["example_weights"].tolist() == [
+    1,
+    1,
+    1,
+    0,
+  ]
+  extra = (where, "task.inputs={text}", "task.targets={label}")
+  metric = {"name": "labels", "classes": ["1", "-1"]}
   assert len(made("generation", tmp_path, extra=extra, metrics=[metric])[0]._scored) == 3
 
 

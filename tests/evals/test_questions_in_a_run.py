@@ -20,19 +20,36 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 @pytest.fixture
 def files(tmp_path):
   for name, row in FILES.items():
-    (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row).replace("{}", str(n)) + "\n" for n in range(3)))
+    (tmp_path / f"{name}.jsonl").write_text(
+      "".join(json.dumps(row).replace("{}", str(n)) + "\n" for n in range(3))
+    )
   return tmp_path
 
 
 def test_scores_in_a_run_are_those_of_evaluate(files, capsys):
   run = f"--workdir={files / 'run'}"
-  asked = {"name": "questions", "files": [f"{files}/*.jsonl"], "shots": 1, "max_new_tokens": 4, "max_examples": 2}
+  asked = {
+    "name": "questions",
+    "files": [f"{files}/*.jsonl"],
+    "shots": 1,
+    "max_new_tokens": 4,
+    "max_examples": 2,
+  }
   steps = ("--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint.every=4")
-  assert train.main([f"--config={RECIPE}", run, f"--config.evals.asked={json.dumps(asked)}", *steps]) == 0
+  assert (
+    train.main([f"--config={RECIPE}", run, f"--config.evals.asked={json.dumps(asked)}", *steps])
+    == 0
+  )
   rows = [row for row in read_metrics(str(files / "run")) if "eval/asked/choices/accuracy" in row]
   assert [row["step"] for row in rows] == [2, 4]
-  assert rows[0]["eval/asked/texts/bits_per_byte"] != rows[1]["eval/asked/texts/bits_per_byte"]  # of two steps
-  flags = [f"--questions={files}/*.jsonl", "--shots=1", "--max_examples=2", f"--output={files / 'asked'}"]
+  # of two steps
+  assert rows[0]["eval/asked/texts/bits_per_byte"] != rows[1]["eval/asked/texts/bits_per_byte"]
+  flags = [
+    f"--questions={files}/*.jsonl",
+    "--shots=1",
+    "--max_examples=2",
+    f"--output={files / 'asked'}",
+  ]
   assert evaluate.main([run, *flags]) == 0
   found = json.loads((files / "asked" / "results.json").read_text())["tasks"]
   assert {task.split("/")[-1] for task in found} == {"answers", "choices", "texts"}
@@ -47,5 +64,10 @@ def test_scores_in_a_run_are_those_of_evaluate(files, capsys):
 
 def test_a_file_that_is_not_there_is_refused_before_the_first_step(tmp_path, capsys):
   asked = json.dumps({"name": "questions", "files": ["nowhere.jsonl"]})
-  assert train.main([f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.evals.asked={asked}"]) == 2
+  assert (
+    train.main(
+      [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.evals.asked={asked}"]
+    )
+    == 2
+  )
   assert "nowhere.jsonl: no such file of questions" in capsys.readouterr().err

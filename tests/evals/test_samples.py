@@ -1,4 +1,5 @@
-"""Samples for the report: a decoder's continuations and an encoder's filled blanks, in whole words."""
+"""Samples for the report: a decoder's continuations and an encoder's filled blanks, in whole
+words."""
 
 import json
 import re
@@ -10,14 +11,24 @@ import tests.recipes.nano_encoder  # noqa: F401 -- the variants that the runs ar
 from t5x_like import train
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
-SHORT = ["--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals.samples={}"]
+SHORT = [
+  "--config.total_steps=2",
+  "--config.eval_every=2",
+  "--config.checkpoint.every=2",
+  "--config.evals.samples={}",
+]
 
 
 def samples(kind: str, workdir, *flags: str) -> tuple[list[dict], str]:
   """Train for two steps; return the samples and the text of the page."""
-  assert train.main([f"--config=tests/recipes/nano_{kind}.py", f"--workdir={workdir}", *SHORT, *flags]) == 0
+  assert (
+    train.main([f"--config=tests/recipes/nano_{kind}.py", f"--workdir={workdir}", *SHORT, *flags])
+    == 0
+  )
   (file,) = (workdir / "samples").glob("*.jsonl")
-  return [json.loads(line) for line in file.read_text().splitlines()], (workdir / "report.html").read_text()
+  return [json.loads(line) for line in file.read_text().splitlines()], (
+    workdir / "report.html"
+  ).read_text()
 
 
 def test_a_decoder_goes_on_where_a_word_begins(tmp_path):
@@ -38,4 +49,7 @@ def test_an_encoder_fills_blanks(tmp_path):
     assert blank.search(one["input"]) and not blank.search(one["original"] + one["filled"])
     kept = [part for part in blank.split(one["input"]) if len(part) > 2]
     assert kept and all(part in one["original"] and part in one["filled"] for part in kept)
-  assert "[MASK]" not in page and "extra_id" not in page.split("Samples of its text")[1].split("Config")[0]
+  assert (
+    "[MASK]" not in page
+    and "extra_id" not in page.split("Samples of its text")[1].split("Config")[0]
+  )

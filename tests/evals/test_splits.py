@@ -1,8 +1,8 @@
 """Every evaluator scores the split that its instance names, asked through the command.
 
-The splits differ in size and in how their labels are shared out, and their inputs hardly differ, if at all: a model
-that has learned nothing says the same of the same input. So a score is one of a few fractions of the size of its split,
-which are known beforehand, and are those of no other split.
+The splits differ in size and in how their labels are shared out, and their inputs hardly differ, if
+at all: a model that has learned nothing says the same of the same input. So a score is one of a few
+fractions of the size of its split, which are known beforehand, and are those of no other split.
 """
 
 import collections
@@ -34,16 +34,22 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training import trained
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
-ENCODER, T5, VIT, CLIP = (f"tests/recipes/{name}.py" for name in ("nano_encoder", "nano", "nano_image", "nano_clip"))
-DETR, DECODER = "configs/detr/base.py:debug", "tests/recipes/nano_decoder.py"
+ENCODER, T5, VIT, CLIP = (
+  f"tests/recipes/{name}.py" for name in ("nano_encoder", "nano", "nano_image", "nano_clip")
+)
+DETR = "configs/detr/base.py:debug"
+DECODER = "tests/recipes/nano_decoder.py"
 ALL = slots.names(evals)
-# (looks, label) of the examples of each split: what is dark is "a" and what is bright is "b", but not always.
+# (looks, label) of the examples of each split: what is dark is "a" and what is bright is "b", but
+# not always.
 SPLITS = {
   "train": [("dark", "a")] * 9 + [("bright", "b")] * 8,
-  "validation": [("dark", "a")] * 3 + [("dark", "b"), ("bright", "b"), ("bright", "a"), ("bright", "a")],
+  "validation": [("dark", "a")] * 3
+  + [("dark", "b"), ("bright", "b"), ("bright", "a"), ("bright", "a")],
   "held": [("dark", "a")] * 2 + [("dark", "b"), ("bright", "b"), ("bright", "a")],
 }
-OTHERS = ("samples", "questions", "open_qa")  # show texts, ask files, answer from passages (tests/test_retrieval.py)
+# show texts, ask files, answer from passages (tests/test_retrieval.py)
+OTHERS = ("samples", "questions", "open_qa")
 SIZES = {split: len(rows) for split, rows in SPLITS.items()}
 SCORED = ("validation", "held")  # by the instances <evaluator>_own and <evaluator>_held
 
@@ -83,12 +89,20 @@ def folder(tmp_path_factory):
     choices = [{"text": "x", "options": ["p", "q"], "label": int(label == "b")} for label in labels]
     write("choices.jsonl", map(json.dumps, choices))
     answers = [[{"text": "y", "answer_start": 0}] if label == "a" else [] for label in labels]
-    write("spans.jsonl", (json.dumps({"id": "1", "question": "x", "context": "y", "answers": a}) for a in answers))
+    write(
+      "spans.jsonl",
+      (json.dumps({"id": "1", "question": "x", "context": "y", "answers": a}) for a in answers),
+    )
     write(
       "scores.tsv",
-      ["a\tb\tscore", *(f"{split} {n}\t{looks} {label}\t{n % 3}.5" for n, (looks, label) in enumerate(rows))],
+      [
+        "a\tb\tscore",
+        *(f"{split} {n}\t{looks} {label}\t{n % 3}.5" for n, (looks, label) in enumerate(rows)),
+      ],
     )
-    pairs = [{"text": "x", "target": "z" if split == "train" or label == "a" else "w"} for label in labels]
+    pairs = [
+      {"text": "x", "target": "z" if split == "train" or label == "a" else "w"} for label in labels
+    ]
     write("pairs.jsonl", map(json.dumps, pairs))
     write("texts.jsonl", (json.dumps({"text": f"{split} {n} " * 3}) for n in range(SIZES[split])))
     _images(folder, split, rows)
@@ -100,19 +114,29 @@ def _lines(folder, split: str, ending: str, lines) -> None:
 
 
 def _images(folder, split: str, rows) -> None:
-  """Images by class, the same with captions, and the same with a box in the middle of what is "a"."""
-  captions, names = [], []
+  """Images by class, the same with captions, and the same with a box in the middle of what is
+  "a"."""
+  captions = []
+  names = []
   shade = list(SPLITS).index(split)  # so that no image is a copy of another split's
   colours = {"dark": (60, 20, 20 + shade), "bright": (200, 220, 240 + shade)}
   for n, (looks, label) in enumerate(rows):
-    image, name = Image.new("RGB", (16, 16), colours[looks]), f"{split}{n}"
+    image = Image.new("RGB", (16, 16), colours[looks])
+    name = f"{split}{n}"
     for place in (f"{split}/{label}", f"voc_{split}/JPEGImages"):
       (folder / place).mkdir(parents=True, exist_ok=True)
       image.save(folder / place / f"{name}.png")
-    captions.append(json.dumps({"image": f"{split}/{label}/{name}.png", "caption": [f"{label} {n}"]}))
+    captions.append(
+      json.dumps({"image": f"{split}/{label}/{name}.png", "caption": [f"{label} {n}"]})
+    )
     corner = 4 if label == "a" else 0
-    box = "".join(f"<{edge}>{corner + 8 * edge.endswith('max')}</{edge}>" for edge in ("xmin", "ymin", "xmax", "ymax"))
-    names.append((name, f"<annotation><object><name>thing</name><bndbox>{box}</bndbox></object></annotation>"))
+    box = "".join(
+      f"<{edge}>{corner + 8 * edge.endswith('max')}</{edge}>"
+      for edge in ("xmin", "ymin", "xmax", "ymax")
+    )
+    names.append(
+      (name, f"<annotation><object><name>thing</name><bndbox>{box}</bndbox></object></annotation>")
+    )
   _lines(folder, split, "captions.jsonl", captions)
   (folder / f"voc_{split}" / "Annotations").mkdir()
   for name, annotation in names:
@@ -138,12 +162,21 @@ def encoder(name: str, form: str, ending: str, head: dict, **arguments):
 
 
 def images(folder) -> list[str]:
-  values = {"name": "image_classification", "source": source(folder, "folders", "{}"), "resolution": 16, "crop": 1.0}
+  values = {
+    "name": "image_classification",
+    "source": source(folder, "folders", "{}"),
+    "resolution": 16,
+    "crop": 1.0,
+  }
   return [task(folder, **values), "model.channels=3", "model.head.labels=2"]
 
 
 def captions(folder) -> list[str]:
-  values = {"source": source(folder, "jsonl", "{}.captions.jsonl"), "folder": str(folder), "cache": f"{folder}/cache"}
+  values = {
+    "source": source(folder, "jsonl", "{}.captions.jsonl"),
+    "folder": str(folder),
+    "cache": f"{folder}/cache",
+  }
   return [f"task.{key}={value}" for key, value in values.items()] + ["task.caption_field=caption"]
 
 
@@ -162,9 +195,18 @@ def boxes(folder) -> list[str]:
 
 
 def generated(folder) -> list[str]:
-  values = {"source": source(folder, "jsonl", "{}.pairs.jsonl"), "inputs": "{text}", "targets": "{target}"}
+  values = {
+    "source": source(folder, "jsonl", "{}.pairs.jsonl"),
+    "inputs": "{text}",
+    "targets": "{target}",
+  }
   values |= {"inputs_length": 8, "targets_length": 4, "packed": False}
-  return [task(folder, name="text_to_text", **values), "total_steps=60", "schedule.warmup_steps=1", "model.dropout=0.0"]
+  return [
+    task(folder, name="text_to_text", **values),
+    "total_steps=60",
+    "schedule.warmup_steps=1",
+    "model.dropout=0.0",
+  ]
 
 
 def label_is_a(texts: list[str], examples: list[dict]) -> list[float]:
@@ -173,21 +215,37 @@ def label_is_a(texts: list[str], examples: list[dict]) -> list[float]:
 
 def rewarded(folder) -> list[str]:
   lengths = {"prompt_length": 8, "new_tokens": 4, "fields_length": 32, "completions": 2}
-  values = {"source": source(folder, "tsv", "{}.tsv"), "prompt": "{text}", "fields": ["label"], "vocabulary": "bytes"}
+  values = {
+    "source": source(folder, "tsv", "{}.tsv"),
+    "prompt": "{text}",
+    "fields": ["label"],
+    "vocabulary": "bytes",
+  }
   reward = {"name": "grpo", "reward": f"{__name__}:label_is_a", "beta": 0.0}
   return [task(folder, name="prompts", **values, **lengths), f"objective={json.dumps(reward)}"]
 
 
 def infilled(folder) -> list[str]:
-  values = {"source": source(folder, "jsonl", "{}.texts.jsonl"), "inputs_length": 32, "targets_length": 16}
+  values = {
+    "source": source(folder, "jsonl", "{}.texts.jsonl"),
+    "inputs_length": 32,
+    "targets_length": 16,
+  }
   return [task(folder, name="span_corruption", vocabulary="bytes", **values)]
 
 
 RUNS = {  # recipe, and the flags that it needs
   "classification": encoder(
-    "classification", "tsv", "{}.tsv", {"name": "classification", "labels": 2}, text="{text}", labels=["a", "b"]
+    "classification",
+    "tsv",
+    "{}.tsv",
+    {"name": "classification", "labels": 2},
+    text="{text}",
+    labels=["a", "b"],
   ),
-  "tagging": encoder("tagging", "conll", "{}.conll", {"name": "tokens", "labels": 2}, tags_field="1", tags=["a", "b"]),
+  "tagging": encoder(
+    "tagging", "conll", "{}.conll", {"name": "tokens", "labels": 2}, tags_field="1", tags=["a", "b"]
+  ),
   "choices": encoder(
     "multiple_choice",
     "jsonl",
@@ -197,7 +255,9 @@ RUNS = {  # recipe, and the flags that it needs
     options="options",
     choices=2,
   ),
-  "spans": encoder("span_qa", "jsonl", "{}.spans.jsonl", {"name": "spans"}, stride=4, question_length=4),
+  "spans": encoder(
+    "span_qa", "jsonl", "{}.spans.jsonl", {"name": "spans"}, stride=4, question_length=4
+  ),
   "scores": encoder(
     "classification",
     "tsv",
@@ -217,16 +277,33 @@ RUNS = {  # recipe, and the flags that it needs
 
 
 class Run:
-  """A finished run with two instances of each of its evaluators, one with the usual split and one with another."""
+  """A finished run with two instances of each of its evaluators, one with the usual split and one
+  with another."""
 
   def __init__(self, name: str, folder):
     recipe, flags = RUNS[name]
-    self.workdir, self._folder = folder / "runs" / name, folder
-    values = {evaluator: case.arguments(folder) for evaluator, case in CASES.items() if case.run == name}
+    self.workdir = folder / "runs" / name
+    self._folder = folder
+    values = {
+      evaluator: case.arguments(folder) for evaluator, case in CASES.items() if case.run == name
+    }
     instances = {f"{evaluator}_own": {"name": evaluator} | own for evaluator, own in values.items()}
-    instances |= {f"{evaluator}_held": {"name": evaluator, "split": "held"} | own for evaluator, own in values.items()}
-    given = ["total_steps=2", *flags(folder), "batch_size=8", "eval_every=1000", f"evals={json.dumps(instances)}"]
-    command = [f"--config={recipe}", f"--workdir={self.workdir}", *(f"--config.{flag}" for flag in given)]
+    instances |= {
+      f"{evaluator}_held": {"name": evaluator, "split": "held"} | own
+      for evaluator, own in values.items()
+    }
+    given = [
+      "total_steps=2",
+      *flags(folder),
+      "batch_size=8",
+      "eval_every=1000",
+      f"evals={json.dumps(instances)}",
+    ]
+    command = [
+      f"--config={recipe}",
+      f"--workdir={self.workdir}",
+      *(f"--config.{flag}" for flag in given),
+    ]
     assert train.main(command) == 0
     self.metrics = collections.defaultdict(dict)
     for name, value in read_metrics(self.workdir)[-1].items():
@@ -236,14 +313,17 @@ class Run:
 
   @functools.cached_property
   def _model(self):
-    run = trained.open_saved(str(self.workdir), Rules.make(make_mesh({"data": 1}, jax.devices()[:1])))
+    run = trained.open_saved(
+      str(self.workdir), Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
+    )
     return run.config, params.with_arrays(run.model, run.restore()[1])
 
   def opened(self, split: str):
     """(model with its parameters, all examples of a split of its task in one batch, the task)."""
     config, model = self._model
     made = tasks.build(split=split, **config.task.to_dict())
-    (batch,) = loader.eval_batches(made, batch_size=max(made.num_examples, *SIZES.values()))  # one shape for all splits
+    # one shape for all splits
+    (batch,) = loader.eval_batches(made, batch_size=max(made.num_examples, *SIZES.values()))
     return model, batch, made
 
 
@@ -258,7 +338,8 @@ class Case(NamedTuple):
   Attributes:
     run: of `RUNS`.
     count, metric: the metrics compared: the number of what was scored, and a score.
-    right: `(split) -> the scores that are possible` or, of those that need the model, `(run, split) -> the score`.
+    right: `(split) -> the scores that are possible` or, of those that need the model, `(run, split)
+      -> the score`.
     arguments: `(folder) -> the arguments of its instances`.
   """
 
@@ -270,7 +351,9 @@ class Case(NamedTuple):
 
 
 def entropy(run: Run, split: str) -> float:
-  shares = [collections.Counter(label for _, label in SPLITS[split])[label] / SIZES[split] for label in "ab"]
+  shares = [
+    collections.Counter(label for _, label in SPLITS[split])[label] / SIZES[split] for label in "ab"
+  ]
   return -sum(p * math.log(p) for p in shares)
 
 
@@ -316,7 +399,8 @@ def precision(run: Run, split: str) -> float:
 
 def commonest(run: Run, split: str) -> float:
   _, batch, made = run.opened(split)
-  sentinels, spans = set(made.vocabulary.sentinels), collections.Counter()
+  sentinels = set(made.vocabulary.sentinels)
+  spans = collections.Counter()
   for row in batch["decoder_target_tokens"][: made.num_examples].tolist():
     row = row[: row.index(made.vocabulary.eos_id)]
     starts = [place for place, token in enumerate(row) if token in sentinels]
@@ -325,7 +409,12 @@ def commonest(run: Run, split: str) -> float:
 
 
 def classes(folder) -> dict:
-  values = {"source": source(folder, "folders", "{}"), "resolution": 16, "crop": 1.0, "cache": str(folder / "cache")}
+  values = {
+    "source": source(folder, "folders", "{}"),
+    "resolution": 16,
+    "crop": 1.0,
+    "cache": str(folder / "cache"),
+  }
   return {"templates": ["{}"], "length": 24, "task": {"name": "image_classification"} | values}
 
 
@@ -335,13 +424,17 @@ CASES = {
   "detection": Case("boxes", "images", "AP", precision),
   "embedding": Case("scores", "examples", "pearson", correlation),
   "few_shot": Case("images", "8_shot_images", "8_shot_top1", by_kind, lambda folder: {"shots": 8}),
-  "generation": Case("generated", "examples", "exact_match", lambda split: {share(split, lambda _: "a")}),
+  "generation": Case(
+    "generated", "examples", "exact_match", lambda split: {share(split, lambda _: "a")}
+  ),
   "image_classification": Case("images", "images", "top1", of_two_inputs),
   "knn": Case("images", "knn_images", "knn_top1", by_kind, lambda folder: {"neighbours": 3}),
   "loss": Case("classification", "examples", "unigram_entropy", entropy),
   "multiple_choice": Case("choices", "examples", "accuracy", of_one_input),
   "retrieval": Case("captions", "images", "image_to_text_r1", recall, lambda folder: {"at": [1]}),
-  "reward": Case("rewarded", "examples", "reward", lambda split: {share(split, lambda _: "a") / 100}),
+  "reward": Case(
+    "rewarded", "examples", "reward", lambda split: {share(split, lambda _: "a") / 100}
+  ),
   "span_infilling": Case("infilled", "sequences", "commonest_span", commonest),
   "span_qa": Case(
     "spans",
@@ -373,7 +466,10 @@ def test_the_split_of_its_instance_is_scored(name, runs):
     right_of = case.right
   for split, label in zip(SCORED, (f"{name}_own", f"{name}_held")):
     found = run.metrics[label]
-    assert any(found[case.metric] == pytest.approx(right, abs=1e-3) for right in right_of(split)), (split, found)
+    assert any(found[case.metric] == pytest.approx(right, abs=1e-3) for right in right_of(split)), (
+      split,
+      found,
+    )
     size = SIZES[split] if name != "span_infilling" else run.opened(split)[2].num_examples
     assert found[case.count] == size, (split, found)
 
@@ -403,6 +499,8 @@ class Shadowing:
 def test_an_evaluator_that_shadows_a_key_is_refused(runs, capsys):
   given = json.dumps({"mine": {"name": f"{__name__}:Shadowing"}})
   assert evaluate.main([f"--workdir={runs('images').workdir}", f"--config.evals={given}"]) == 2
-  assert re.search(r"config.evals.mine: .*Shadowing declares the argument 'split'", capsys.readouterr().err)
+  assert re.search(
+    r"config.evals.mine: .*Shadowing declares the argument 'split'", capsys.readouterr().err
+  )
   with pytest.raises(UserError, match="declares the argument 'split'"):
     slots.fill("x", {}, Shadowing, given=("setting",), also=(Instance,))

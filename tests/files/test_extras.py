@@ -1,4 +1,5 @@
-"""A workdir in a bucket, with what the extra of its scheme installs and nothing else: `make test-services`.
+"""A workdir in a bucket, with what the extra of its scheme installs and nothing else: `make
+test-services`.
 
 The server is this process's, on this machine, and speaks as Google's and as Amazon's storage.
 """
@@ -17,22 +18,37 @@ from tests import object_server
 pytestmark = pytest.mark.services
 REPO = pathlib.Path(__file__).resolve().parents[2]
 ADDRESSES = {"gcs": "gs://bucket/run", "s3": "s3://bucket/run"}
-STEPS, HALF = 20, 10
+STEPS = 20
+HALF = 10
 RECIPE = "--config=configs/gpt/gpt2_124m.py:debug"
-FLAGS = [f"--config.total_steps={STEPS}", f"--config.eval_every={STEPS}", "--config.checkpoint.every=5"]
+FLAGS = [
+  f"--config.total_steps={STEPS}",
+  f"--config.eval_every={STEPS}",
+  "--config.checkpoint.every=5",
+]
 FLAGS += ['--config.evals={"loss": {"max_examples": 16}}']
 
 
 @pytest.fixture(scope="module", params=ADDRESSES)
 def installed(request, tmp_path_factory):
-  """(address, python of an environment with the extra). T5X_LIKE_EXTRAS names a directory of those that exist."""
+  """(address, python of an environment with the extra). T5X_LIKE_EXTRAS names a directory of those
+  that exist."""
   made = os.environ.get("T5X_LIKE_EXTRAS")
   folder = pathlib.Path(made or tmp_path_factory.mktemp("extras")) / request.param
   python = folder / "bin" / "python"
   if not python.exists():
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pinned = ["-c", "constraints.txt"] if sys.version_info[:2] == (3, 11) else []
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pinned, "-e"]
+    install = [
+      python,
+      "-m",
+      "pip",
+      "install",
+      "--quiet",
+      "--disable-pip-version-check",
+      *pinned,
+      "-e",
+    ]
     subprocess.run([*install, f".[{request.param}]"], cwd=REPO, check=True)
   return ADDRESSES[request.param], str(python)
 
@@ -44,7 +60,9 @@ def test_train_kill_resume_evaluate_predict(installed, tmp_path):
   workdir = server.root / "run"
   (tmp_path / "lines.txt").write_text("def add(a, b):\n")
   with server.running():
-    env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "XLA_FLAGS")}
+    env = {
+      key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "XLA_FLAGS")
+    }
     env |= object_server.environment(server) | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
 
     def begun(module: str, *flags: str) -> subprocess.Popen:
@@ -71,7 +89,12 @@ def test_train_kill_resume_evaluate_predict(installed, tmp_path):
     assert committed(workdir, STEPS)
     assert f"step {STEPS}" in done("t5x_like.evaluate", "--config.evals.loss.max_examples=8")
     assert list(workdir.glob("evaluations/*.json"))
-    done("t5x_like.predict", "--max_new_tokens=4", f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out.jsonl")
+    done(
+      "t5x_like.predict",
+      "--max_new_tokens=4",
+      f"--input={tmp_path}/lines.txt",
+      f"--output={tmp_path}/out.jsonl",
+    )
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
 
 

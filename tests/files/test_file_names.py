@@ -1,4 +1,5 @@
-"""Names that are read build no paths out of their directory: hostile stores, manifests, indices and configs."""
+"""Names that are read build no paths out of their directory: hostile stores, manifests, indices and
+configs."""
 
 import contextlib
 import io
@@ -50,25 +51,40 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 def test_these_are_no_names(name):
   assert not file_names.is_name(name)
-  with pytest.raises(UserError, match=r"store: name: found .*, expected a name of 1 to 200 bytes") as told:
+  with pytest.raises(
+    UserError, match=r"store: name: found .*, expected a name of 1 to 200 bytes"
+  ) as told:
     file_names.check("store: name", name)
   assert str(told.value).isascii() and "\n" not in str(told.value) and len(str(told.value)) < 320
 
 
 def test_these_are():
-  for name in ("corpus", "c4_en-1.0", "validation[:200]", "日本", "n" * 200, "...", "-x", "a b", "$HOME"):
+  for name in (
+    "corpus",
+    "c4_en-1.0",
+    "validation[:200]",
+    "日本",
+    "n" * 200,
+    "...",
+    "-x",
+    "a b",
+    "$HOME",
+  ):
     assert file_names.check("x", name) == name
   assert not any(map(file_names.is_name, (None, 3, ["a"], b"a")))
 
 
 def test_paths_that_stay_inside():
   assert all(map(file_names.is_inside, ("a", "a/b.jpg", "./a", "a//b")))
-  assert not any(map(file_names.is_inside, ("/a", "../a", "a/../../b", "a/..", "", ".", "a/\0", None)))
+  assert not any(
+    map(file_names.is_inside, ("/a", "../a", "a/../../b", "a/..", "", ".", "a/\0", None))
+  )
 
 
 @contextlib.contextmanager
 def nothing_else_written(root: pathlib.Path, *own: pathlib.Path):
-  """Checks that no file under a directory comes or changes, but in the directories that may be written."""
+  """Checks that no file under a directory comes or changes, but in the directories that may be
+  written."""
 
   def found():
     files = (path for path in root.rglob("*") if path.is_file())
@@ -124,7 +140,9 @@ def test_a_foreign_vocabulary_writes_nothing_beside_an_export(copied, tmp_path, 
   tokenizer.mkdir()
   made: Tokenizer = published.byte_level(published.BART)
   made.save(str(tokenizer / "tokenizer.json"))
-  (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "pad_token": "<pad>"}))
+  (tokenizer / "tokenizer_config.json").write_text(
+    json.dumps({"eos_token": "</s>", "pad_token": "<pad>"})
+  )
   shutil.rmtree(copied / "vocabulary")
   vocabularies.load(str(tokenizer)).save(copied / "vocabulary")
   target = tmp_path / "PWNED"
@@ -142,7 +160,12 @@ def test_a_foreign_vocabulary_writes_nothing_beside_an_export(copied, tmp_path, 
 def test_a_store_is_not_made_under_a_name_that_cannot_be_read(tmp_path, capsys):
   (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 20)
   done = prepare_data.main(
-    [f"--source=jsonl:{tmp_path}/a.jsonl", "--vocabulary=bytes", f"--output={tmp_path}/out", "--name=../x"]
+    [
+      f"--source=jsonl:{tmp_path}/a.jsonl",
+      "--vocabulary=bytes",
+      f"--output={tmp_path}/out",
+      "--name=../x",
+    ]
   )
   one_line(capsys, done, "--name: found '../x'")
   assert not (tmp_path / "out").exists()
@@ -150,7 +173,9 @@ def test_a_store_is_not_made_under_a_name_that_cannot_be_read(tmp_path, capsys):
 
 def test_examples_of_a_foreign_cache_stay_inside(tmp_path):
   (tmp_path / "a.tsv").write_text("a\tb\nx\ty\n")
-  arguments = dict(source=f"tsv:{tmp_path}/a.tsv", inputs="{a}", targets="{b}", cache=str(tmp_path / "cache"))
+  arguments = dict(
+    source=f"tsv:{tmp_path}/a.tsv", inputs="{a}", targets="{b}", cache=str(tmp_path / "cache")
+  )
   task.build("text_to_text", "train", **arguments)
   (store,) = (tmp_path / "cache").glob("a-*")
   stores.edit(store, lambda manifest: manifest["arrays"][0].update(name="../x"), checked=True)
@@ -172,7 +197,9 @@ def test_a_checkpoint_names_no_tensor_elsewhere(copied, tmp_path, capsys):
     {**saved["tensors"], "params/../../../elsewhere": saved["tensors"][some]},
     {**saved["tensors"], "/etc/passwd": saved["tensors"][some]},
   ):
-    manifest = {key: value for key, value in saved.items() if key != "digest"} | {"tensors": tensors}
+    manifest = {key: value for key, value in saved.items() if key != "digest"} | {
+      "tensors": tensors
+    }
     manifest["digest"] = checkpoint_manifest.digest(manifest)
     manifest_file.write_text(json.dumps(manifest))
     with pytest.raises(DamageError, match="which no checkpoint has"):
@@ -182,14 +209,18 @@ def test_a_checkpoint_names_no_tensor_elsewhere(copied, tmp_path, capsys):
   assert done == 4 and len(lines) == 1 and "which no checkpoint has" in lines[0], lines
 
 
-@pytest.mark.parametrize("file", ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors", 3, None])
+@pytest.mark.parametrize(
+  "file", ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors", 3, None]
+)
 def test_an_index_of_tensors_names_files_of_its_directory(tmp_path, file):
   directory = tmp_path / "model"
   directory.mkdir()
   save_file({"x": np.zeros(2, np.float32)}, tmp_path / "outside.safetensors")
   (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
   with pytest.raises(
-    UserError, match=r"model\.safetensors\.index\.json: (weight_map: found .*, expected a|found no 'weight_map')"
+    UserError,
+    match=r"model\.safetensors\.index\.json: (weight_map: found .*, expected a|found "
+    r"no 'weight_map')",
   ):
     Files(directory, lambda name: name)
 
@@ -207,13 +238,21 @@ def test_annotations_name_images_of_their_directory(tmp_path):
   image = {"id": 1, "height": 8, "width": 8}
 
   def coco(name):
-    content = {"images": [image | {"file_name": name}], "annotations": [], "categories": [{"id": 1, "name": "c"}]}
+    content = {
+      "images": [image | {"file_name": name}],
+      "annotations": [],
+      "categories": [{"id": 1, "name": "c"}],
+    }
     (tmp_path / "boxes.json").write_text(json.dumps(content))
     return list(open_source(f"coco:train={tmp_path}/boxes.json@{tmp_path}/images").records("train"))
 
   assert coco("sub/a.png")[0][1]["image"]
   for name in ("../secret.png", f"/{tmp_path}/secret.png", "sub/../../secret.png", 3):
-    with pytest.raises(UserError, match=r"boxes.json, image 0: found file_name .*, expected a path below"):
+    with pytest.raises(
+      UserError,
+      match=r"boxes.json, image 0: found file_name .*, expected a "
+      r"path below",
+    ):
       coco(name)
   (tmp_path / "voc" / "ImageSets" / "Main").mkdir(parents=True)
   (tmp_path / "voc" / "ImageSets" / "Main" / "train.txt").write_text("../../secret\n")
@@ -227,13 +266,19 @@ def test_records_name_images_of_the_folder_that_is_given(tmp_path):
 
   def opened(name, folder):
     (tmp_path / "records.jsonl").write_text(json.dumps({"image": name, "caption": "a"}) + "\n")
-    arguments = dict(image_field="image", label_field=None, cache=str(tmp_path / "cache"), folder=folder)
+    arguments = dict(
+      image_field="image", label_field=None, cache=str(tmp_path / "cache"), folder=folder
+    )
     return image_store.open_store(f"jsonl:{tmp_path}/records.jsonl", "train", **arguments)
 
   assert opened("a.png", str(tmp_path / "images")).num_images == 1
   assert opened(str(tmp_path / "secret.png"), "").num_images == 1
   for name in ("../secret.png", str(tmp_path / "secret.png")):
-    with pytest.raises(UserError, match=r"records.jsonl:1: found .* in field 'image', expected a path below"):
+    with pytest.raises(
+      UserError,
+      match=r"records.jsonl:1: found .* in field 'image', expected a "
+      r"path below",
+    ):
       opened(name, str(tmp_path / "images"))
 
 

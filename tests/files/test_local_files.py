@@ -1,4 +1,5 @@
-"""A pipe or a device in place of a file is told at once: no command waits for it, or reads it without end."""
+"""A pipe or a device in place of a file is told at once: no command waits for it, or reads it
+without end."""
 
 import contextlib
 import io
@@ -28,7 +29,8 @@ def device(path: pathlib.Path) -> None:
 
 
 def bound(path: pathlib.Path) -> None:
-  with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(path.parent):  # a socket's path must be short
+  # a socket's path must be short
+  with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(path.parent):
     one.bind(path.name)
 
 
@@ -93,7 +95,9 @@ READERS = [
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link to itself"])
 @pytest.mark.parametrize("command, file, expected", READERS)
-def test_in_a_workdir_it_is_told_at_once(command, file, expected, kind, trained, compiled, tmp_path):
+def test_in_a_workdir_it_is_told_at_once(
+  command, file, expected, kind, trained, compiled, tmp_path
+):
   said = io.StringIO()
 
   def use(inside: pathlib.Path) -> int:

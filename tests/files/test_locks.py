@@ -1,4 +1,5 @@
-"""A lease is taken at once only from a process that is known to be gone, never from one that gives signs of life."""
+"""A lease is taken at once only from a process that is known to be gone, never from one that gives
+signs of life."""
 
 import contextlib
 import errno
@@ -25,7 +26,8 @@ def lease_on(directory, seconds: float) -> leases.Lease:
 
 
 def forged(directory, **content) -> leases.Lease:
-  """A lease with another holder's content, as a process elsewhere would write it; not yet entered."""
+  """A lease with another holder's content, as a process elsewhere would write it; not yet
+  entered."""
   lease = lease_on(directory, SECONDS)
   lease.content |= content
   return lease
@@ -48,10 +50,15 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("content", ELSEWHERE[:5], ids=["boot", "process namespace", "host", "time namespace", "none"])
+@pytest.mark.parametrize(
+  "content", ELSEWHERE[:5], ids=["boot", "process namespace", "host", "time namespace", "none"]
+)
 def test_a_living_holder_that_cannot_be_seen_keeps_its_lease(content, tmp_path):
   with forged(tmp_path, **content) as held:
-    with pytest.raises(Held, match=r"another process is training in it \(process"), lease_on(tmp_path, 2):
+    with (
+      pytest.raises(Held, match=r"another process is training in it \(process"),
+      lease_on(tmp_path, 2),
+    ):
       pass
     held.check()
 
@@ -73,7 +80,9 @@ def test_no_lease_is_taken_at_once_where_the_system_does_not_say_what_runs(tmp_p
     assert time.monotonic() - began >= SECONDS
 
 
-@pytest.mark.parametrize("content", [{"process": GONE}, {"process": os.getpid(), "started": 1}], ids=["gone", "reused"])
+@pytest.mark.parametrize(
+  "content", [{"process": GONE}, {"process": os.getpid(), "started": 1}], ids=["gone", "reused"]
+)
 def test_a_lease_of_a_process_that_is_gone_is_taken_at_once(content, tmp_path):
   (tmp_path / "lease").write_bytes(forged(tmp_path, **content)._data())
   began = time.monotonic()
@@ -146,14 +155,22 @@ MOUNTS = """\
     ("ext4", "rw", True),
   ],
 )
-def test_a_lease_stands_in_where_locks_are_of_one_host(kind, options, shared, tmp_path, monkeypatch):
+def test_a_lease_stands_in_where_locks_are_of_one_host(
+  kind, options, shared, tmp_path, monkeypatch
+):
   directory = tmp_path / "a disk" / "run"
   directory.mkdir(parents=True)
-  (tmp_path / "mounts").write_text(MOUNTS.format(str(directory.parent).replace(" ", "\\040"), kind, options))
+  (tmp_path / "mounts").write_text(
+    MOUNTS.format(str(directory.parent).replace(" ", "\\040"), kind, options)
+  )
   monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "mounts")
-  with contextlib.closing(locks.hold(place(directory), "lock", "is writing ({}); wait", "lease")) as lock:
+  with contextlib.closing(
+    locks.hold(place(directory), "lock", "is writing ({}); wait", "lease")
+  ) as lock:
     assert isinstance(lock, locks.Lock) == shared
-  with contextlib.closing(locks.hold(place(tmp_path), "lock", "is writing ({}); wait", "lease")) as lock:
+  with contextlib.closing(
+    locks.hold(place(tmp_path), "lock", "is writing ({}); wait", "lease")
+  ) as lock:
     assert isinstance(lock, locks.Lock)
 
 

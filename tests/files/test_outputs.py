@@ -22,7 +22,9 @@ def source(tmp_path):
   return path
 
 
-@pytest.mark.parametrize("spelling", ["same", "relative", "symlink", "hardlink", "through a linked folder"])
+@pytest.mark.parametrize(
+  "spelling", ["same", "relative", "symlink", "hardlink", "through a linked folder"]
+)
 def test_an_input_is_never_an_output(source, spelling, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "folder").mkdir()
@@ -36,7 +38,9 @@ def test_an_input_is_never_an_output(source, spelling, tmp_path, monkeypatch):
     "hardlink": "hard",
     "through a linked folder": "link/lines.txt",
   }[spelling]
-  with pytest.raises(UserError, match=f"^--output={path}: would overwrite the input {source}; name another file$"):
+  with pytest.raises(
+    UserError, match=f"^--output={path}: would overwrite the input {source}; name another file$"
+  ):
     Output(path, inputs=["elsewhere", str(source)])
   assert source.read_text() == "mine\n"
 
@@ -51,7 +55,9 @@ def test_a_file_of_an_input_folder_is_not_replaced_and_a_new_one_may_be_made(sou
 def test_standard_input_from_the_output_file(source):
   code = f"from t5x_like.files.outputs import Output; Output({str(source)!r}, inputs=['-'])"
   with source.open() as file:
-    done = subprocess.run([sys.executable, "-c", code], stdin=file, cwd=REPO, capture_output=True, text=True)
+    done = subprocess.run(
+      [sys.executable, "-c", code], stdin=file, cwd=REPO, capture_output=True, text=True
+    )
   assert "would overwrite the input -" in done.stderr
 
 
@@ -69,7 +75,9 @@ def test_standard_input_from_the_output_file(source):
     ("/dev/fd/987", "cannot be written: Bad file descriptor"),
   ],
 )
-def test_a_place_that_cannot_be_written_is_known_at_once(path, words, source, tmp_path, monkeypatch):
+def test_a_place_that_cannot_be_written_is_known_at_once(
+  path, words, source, tmp_path, monkeypatch
+):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=words):
     Output(path)
@@ -81,7 +89,9 @@ def test_a_read_only_file_system_is_known_at_once():
     Output("/proc/out")
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints/2/x", "vocabulary/vocabulary.json"])
+@pytest.mark.parametrize(
+  "name", ["config.json", "metrics.jsonl", "checkpoints/2/x", "vocabulary/vocabulary.json"]
+)
 def test_a_workdir_keeps_its_files(name, tmp_path):
   (tmp_path / "config.json").write_text("{}")
   (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +140,8 @@ def test_a_device_stays_a_device(tmp_path):
 
 
 def test_a_pipe_is_written_to(tmp_path):
-  pipe, got = tmp_path / "pipe", []
+  pipe = tmp_path / "pipe"
+  got = []
   os.mkfifo(pipe)
   with pytest.raises(UserError, match="would overwrite the input"):
     Output(str(pipe), inputs=[str(pipe)])
@@ -171,7 +182,9 @@ def test_standard_output(path, tmp_path):
 def test_a_reader_that_leaves_is_one_line():
   code = "from t5x_like.files.outputs import Output; Output('-').write(['x' * 70 + '\\n'] * 100000)"
   command = f"{sys.executable} -c {code!r}"
-  done = subprocess.run(["bash", "-c", f"{command} | head -1 >/dev/null"], cwd=REPO, capture_output=True, text=True)
+  done = subprocess.run(
+    ["bash", "-c", f"{command} | head -1 >/dev/null"], cwd=REPO, capture_output=True, text=True
+  )
   assert "--output=-: the reader closed it before everything was written" in done.stderr
 
 

@@ -1,4 +1,5 @@
-"""Addresses that cannot be meant are refused by every program, and what is written outlasts a loss of power."""
+"""Addresses that cannot be meant are refused by every program, and what is written outlasts a loss
+of power."""
 
 import os
 import pathlib
@@ -51,7 +52,16 @@ def test_the_home_directory_is_refused_unless_a_run_is_there(tmp_path, monkeypat
 
 def test_other_addresses_are_taken(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  for address in ("runs/a", ".", "..", f"{tmp_path}/x:1", "run:1", "gs://bucket", "gs://bucket/run", "memory:///run"):
+  for address in (
+    "runs/a",
+    ".",
+    "..",
+    f"{tmp_path}/x:1",
+    "run:1",
+    "gs://bucket",
+    "gs://bucket/run",
+    "memory:///run",
+  ):
     assert directory(address) == address
   assert directory("gs://bucket/run//") == "gs://bucket/run" and directory("runs/a/") == "runs/a"
   assert directory(f"file://{tmp_path}/new/") == f"{tmp_path}/new"
@@ -65,14 +75,22 @@ COMMANDS = {
   "suite's output": (evaluate.main, ["--workdir=run", "--suite=glue", "--output={}"]),
   "predict": (predict.main, ["--workdir={}", "--input=in.txt", "--output=out.jsonl"]),
   "convert_hf": (convert_hf.main, ["--input=model", RECIPE, "--output={}"]),
-  "prepare_data": (prepare_data.main, ["--source=text:in.txt", "--vocabulary=bytes", "--output={}"]),
-  "train_vocabulary": (train_vocabulary.main, ["--source=text:in.txt", "--kind=unigram", "--size=300", "--output={}"]),
+  "prepare_data": (
+    prepare_data.main,
+    ["--source=text:in.txt", "--vocabulary=bytes", "--output={}"],
+  ),
+  "train_vocabulary": (
+    train_vocabulary.main,
+    ["--source=text:in.txt", "--kind=unigram", "--size=300", "--output={}"],
+  ),
   "few_shot": (few_shot.main, ["--workdir={}", "--input=in.jsonl"]),
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_program_refuses_them_in_one_line_and_writes_nothing(command, tmp_path, monkeypatch, capsys):
+def test_every_program_refuses_them_in_one_line_and_writes_nothing(
+  command, tmp_path, monkeypatch, capsys
+):
   main, argv = COMMANDS[command]
   monkeypatch.chdir(tmp_path)
   (tmp_path / "in.txt").write_text("a line\n")
@@ -84,12 +102,20 @@ def test_every_program_refuses_them_in_one_line_and_writes_nothing(command, tmp_
 
 
 def test_a_file_and_its_name_are_put_on_disk(tmp_path, monkeypatch):
-  synced, fsync, replace = [], os.fsync, os.replace
-  monkeypatch.setattr(os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n)))
+  synced = []
+  fsync = os.fsync
+  replace = os.replace
+  monkeypatch.setattr(
+    os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n))
+  )
   monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("renamed"), replace(a, b)))
   (place(tmp_path) / "new" / "config.json").write_bytes(b"{}")
   file, *rest = synced
-  assert file.startswith(f"{tmp_path}/new/config.json.") and rest == ["renamed", f"{tmp_path}/new", str(tmp_path)]
+  assert file.startswith(f"{tmp_path}/new/config.json.") and rest == [
+    "renamed",
+    f"{tmp_path}/new",
+    str(tmp_path),
+  ]
   assert (tmp_path / "new" / "config.json").read_bytes() == b"{}"
 
 
@@ -123,7 +149,12 @@ def test_a_place_is_read_and_written_alike_wherever_it_is(root):
   assert [path.name for path in root.iterdir()] == ["a"] and (root / "a" / "x").parent.name == "a"
   assert set(root.sizes()) == {"a/b", "a/c", "a/empty"} and set((root / "a").sizes("b")) == {"b"}
   assert root.sizes()["a/b"] in (6, None)
-  assert (root / "a").is_dir() and not file.is_dir() and file.is_file() and (root / "a" / "empty").is_file()
+  assert (
+    (root / "a").is_dir()
+    and not file.is_dir()
+    and file.is_file()
+    and (root / "a" / "empty").is_file()
+  )
   file.unlink()
   assert not file.exists() and root.exists()
   root.rmtree(missing_ok=True)
@@ -140,7 +171,9 @@ def test_a_version_is_replaced_and_deleted_only_while_it_is_the_current_one(root
   assert file.replace_version(b"two", first.version)
   second = file.read_version()
   assert second.content == b"two" and second.version != first.version
-  assert not file.replace_version(b"three", first.version) and not file.renew(b"three", first.version)
+  assert not file.replace_version(b"three", first.version) and not file.renew(
+    b"three", first.version
+  )
   assert file.read() == b"two"
   assert file.renew(b"four", second.version)
   third = file.read_version()
@@ -154,8 +187,11 @@ def test_a_version_is_replaced_and_deleted_only_while_it_is_the_current_one(root
 
 
 def test_a_holder_that_was_paused_in_a_sign_of_life_leaves_the_next_lease_alone(root):
-  """Paused between its look at the lease and its write, while another process takes the lease over."""
-  seconds, paused, go = 0.6, threading.Event(), threading.Event()
+  """Paused between its look at the lease and its write, while another process takes the lease
+  over."""
+  seconds = 0.6
+  paused = threading.Event()
+  go = threading.Event()
   first = leases.Lease(root, "lease", "is here ({})", seconds)
   write = first._file.renew
 
@@ -234,4 +270,6 @@ def test_a_file_inside_a_file_has_an_address_too(tmp_path):
     f"zip://{name}::{tmp_path}/pages.zip" for name in ("a/0.txt", "a/1.txt")
   ]
   file = place(f"zip://a::{tmp_path}/pages.zip") / "1.txt"
-  assert file.read_text() == "a/1.txt" and file.size() == 7 and file.parent.names() == ["0.txt", "1.txt"]
+  assert (
+    file.read_text() == "a/1.txt" and file.size() == 7 and file.parent.names() == ["0.txt", "1.txt"]
+  )

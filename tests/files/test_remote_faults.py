@@ -1,4 +1,5 @@
-"""Runs and stores in a bucket that refuses, vanishes or returns less than was written: one line, and the right code."""
+"""Runs and stores in a bucket that refuses, vanishes or returns less than was written: one line,
+and the right code."""
 
 import json
 import shutil
@@ -17,7 +18,8 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 pytest.importorskip("gcsfs")
 RUN = ("--config=tests/recipes/nano_decoder.py", "--config.checkpoint.every=2")
 GONE = "://bucket does not exist; create it, or correct the address"
-DENIED, EXPIRED = "permission denied", "the credentials have expired"
+DENIED = "permission denied"
+EXPIRED = "the credentials have expired"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,9 @@ def cut(pattern, keep):
 
 def unsatisfied(directory, server):
   there = f"{directory.name}/checkpoints/4-"
-  server.fault = lambda at, name: "range" if name.startswith(there) and name.endswith(".bin") else None
+  server.fault = lambda at, name: (
+    "range" if name.startswith(there) and name.endswith(".bin") else None
+  )
 
 
 # tests.checkpoints.test_checkpoint_objects.py has more of them.
@@ -85,8 +89,14 @@ def test_a_damaged_newest_step_is_passed_over(damage, workdir, server, caplog, c
   address, directory = workdir
   damage(directory, server)
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=3"]) == 0
-  told = [record.message for record in caplog.records if "is damaged and is skipped" in record.message]
-  assert len(told) == 1 and told[0].startswith("checkpoint step 4 is") and f"{address}/checkpoints" in told[0]
+  told = [
+    record.message for record in caplog.records if "is damaged and is skipped" in record.message
+  ]
+  assert (
+    len(told) == 1
+    and told[0].startswith("checkpoint step 4 is")
+    and f"{address}/checkpoints" in told[0]
+  )
   assert "from step 2 of 3" in capfd.readouterr().out
 
 
@@ -95,7 +105,9 @@ def test_evaluation_and_prediction_pass_over_it_too(damage, workdir, server, tmp
   address, directory = workdir
   DAMAGES[damage](directory, server)
   assert evaluate.main([f"--workdir={address}", "--config.evals.loss.max_examples=16"]) == 0
-  assert [json.loads(file.read_text())["step"] for file in directory.glob("evaluations/*.json")] == [2]
+  assert [
+    json.loads(file.read_text())["step"] for file in directory.glob("evaluations/*.json")
+  ] == [2]
   (tmp_path / "lines.txt").write_text("def f():\n")
   files = (f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out.jsonl")
   assert predict.main([f"--workdir={address}", "--max_new_tokens=2", *files]) == 0
@@ -116,7 +128,10 @@ LOST = {
   "may do nothing": ("forbidden", None, DENIED),
   "token expired": ("expired", None, EXPIRED),
 }
-MORE = [pytest.param(*case, id=name, marks=[pytest.mark.more] * (i > 1)) for i, (name, case) in enumerate(LOST.items())]
+MORE = [
+  pytest.param(*case, id=name, marks=[pytest.mark.more] * (i > 1))
+  for i, (name, case) in enumerate(LOST.items())
+]
 
 
 @pytest.mark.parametrize("answer, operations, said", MORE)
@@ -126,7 +141,11 @@ def test_lost_in_mid_run(answer, operations, said, workdir, server, capfd):
   lost = []
 
   def fault(operation, at):
-    if at.startswith(f"{name}/checkpoints/6-") and at.endswith("manifest.json") and operation == "create":
+    if (
+      at.startswith(f"{name}/checkpoints/6-")
+      and at.endswith("manifest.json")
+      and operation == "create"
+    ):
       lost.append(at)  # this one is still written
       return None
     return answer if lost and (operations is None or operation in operations) else None
@@ -146,7 +165,9 @@ def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
 
   server.fault = fault
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 69
-  assert f"{address}/lease: is gone, removed by another process or by hand" in told(capfd, "transient error")
+  assert f"{address}/lease: is gone, removed by another process or by hand" in told(
+    capfd, "transient error"
+  )
 
 
 def test_a_lease_in_a_bucket_that_is_gone(workdir, server, monkeypatch):
@@ -169,10 +190,14 @@ def test_lost_before_the_start(door, answer, operations, said, workdir, server, 
   files = (f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out.jsonl")
   if operations and door == "predict":
     return  # it writes nothing there
-  server.fault = lambda operation, name: answer if operations is None or operation in operations else None
+  server.fault = lambda operation, name: (
+    answer if operations is None or operation in operations else None
+  )
   call = {
     "train": lambda: train.main([*RUN, f"--workdir={address}", "--config.total_steps=6"]),
-    "evaluate": lambda: evaluate.main([f"--workdir={address}", "--config.evals.loss.max_examples=16"]),
+    "evaluate": lambda: evaluate.main(
+      [f"--workdir={address}", "--config.evals.loss.max_examples=16"]
+    ),
     "predict": lambda: predict.main([f"--workdir={address}", "--max_new_tokens=2", *files]),
   }[door]
   assert call() == 2
@@ -205,7 +230,11 @@ def test_a_token_store(scheme, answer, store, server, tmp_path, capfd):
   everywhere = asked == "no bucket"
   server.fault = lambda operation, name: asked if everywhere or "/tokens/" in name else None
   try:
-    flags = (f"--workdir={tmp_path}/run", f"--config.task.store={address}", "--config.total_steps=2")
+    flags = (
+      f"--workdir={tmp_path}/run",
+      f"--config.task.store={address}",
+      "--config.total_steps=2",
+    )
     assert train.main([*RUN, *flags]) == code
   finally:
     server.fault = lambda operation, name: None
@@ -217,7 +246,11 @@ def test_a_token_store(scheme, answer, store, server, tmp_path, capfd):
 def test_a_token_store_in_mid_run(answer, store, server, tmp_path, capfd):
   """Its reads are those of tf.data's threads."""
   _, code, word, said = ANSWERS[answer]
-  flags = (f"--workdir={tmp_path}/run", "--config.task.store=gs://bucket/store", "--config.task.verify=size")
+  flags = (
+    f"--workdir={tmp_path}/run",
+    "--config.task.store=gs://bucket/store",
+    "--config.task.verify=size",
+  )
   flags += ("--config.task.documents_end=nothing",)
   server.fault = lambda operation, name: answer if "/tokens/" in name else None
   try:
@@ -228,7 +261,9 @@ def test_a_token_store_in_mid_run(answer, store, server, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
-@pytest.mark.parametrize("answer, said", [("forbidden", DENIED), ("expired", EXPIRED), ("no bucket", "does not exist")])
+@pytest.mark.parametrize(
+  "answer, said", [("forbidden", DENIED), ("expired", EXPIRED), ("no bucket", "does not exist")]
+)
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_preparing_into_a_bucket(scheme, answer, said, late, server, tmp_path, capfd):
   (tmp_path / "a.txt").write_text("many words of a text\n" * 2_000)

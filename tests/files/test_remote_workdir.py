@@ -27,7 +27,10 @@ def server(tmp_path, monkeypatch):
 def test_evaluation_and_prediction_equal_those_of_a_local_workdir(server, tmp_path, capsys):
   (tmp_path / "lines.txt").write_text("def add(a, b):\nReturns the sum\n")
   made = {}
-  for address, folder in (("gs://bucket/run", server.root / "run"), (str(tmp_path / "run"), tmp_path / "run")):
+  for address, folder in (
+    ("gs://bucket/run", server.root / "run"),
+    (str(tmp_path / "run"), tmp_path / "run"),
+  ):
     flags = ("--config.total_steps=2", "--config.checkpoint.every=2")
     assert train.main([RECIPE, f"--workdir={address}", *flags]) == 0
     server.unavailable = 0.05

@@ -1,4 +1,5 @@
-"""Every scheme works everywhere: what reads or writes a path does the same at an address, through the programs."""
+"""Every scheme works everywhere: what reads or writes a path does the same at an address, through
+the programs."""
 
 import functools
 import hashlib
@@ -26,7 +27,8 @@ SIZES = ("source", "questions", "published")  # they ask for sizes, which only s
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory):
   """The same files at a path and at an address of every scheme."""
-  local, server = tmp_path_factory.mktemp("local"), object_server.Server(tmp_path_factory.mktemp("bucket"))
+  local = tmp_path_factory.mktemp("local")
+  server = object_server.Server(tmp_path_factory.mktemp("bucket"))
   (local / "pages").mkdir()
   for part in "ab":
     rows = [{"text": f"Page {number} of {part}."} for number in range(40)]
@@ -39,7 +41,11 @@ def roots(tmp_path_factory):
     for name, value in object_server.environment(server).items():
       monkeypatch.setenv(name, value)
     remote.reset()
-    found = {"path": str(local), "file": f"file://{tmp_path_factory.mktemp('file')}", "gs": "gs://bucket/gs"}
+    found = {
+      "path": str(local),
+      "file": f"file://{tmp_path_factory.mktemp('file')}",
+      "gs": "gs://bucket/gs",
+    }
     found |= {"s3": "s3://bucket/s3", "memory": "memory://bucket/memory"}
     for root in list(found.values())[1:]:
       for name in place(local).sizes():
@@ -65,7 +71,8 @@ def output(root, aside):
 @functools.cache
 def run_in(root: str) -> str:
   """The workdir of a run on a store, stopped and resumed."""
-  workdir, flags = f"{root}/run", (RECIPE, *STORE, f"--config.task.store={root}/store", "--config.checkpoint.every=2")
+  workdir = f"{root}/run"
+  flags = (RECIPE, *STORE, f"--config.task.store={root}/store", "--config.checkpoint.every=2")
   for steps in (2, 4):
     assert train.main([*flags, f"--workdir={workdir}", f"--config.total_steps={steps}"]) == 0
   return workdir
@@ -102,7 +109,9 @@ def init(root, aside):
     "--config.total_steps=2",
   )
   assert train.main([RECIPE, f"--workdir={aside}/begun", *flags]) == 0
-  return [json.loads((aside / "begun" / "init.json").read_text())[key] for key in ("step", "loaded")]
+  return [
+    json.loads((aside / "begun" / "init.json").read_text())[key] for key in ("step", "loaded")
+  ]
 
 
 def published(root, aside):
@@ -110,7 +119,9 @@ def published(root, aside):
   assert convert_hf.main([f"--input={run_in(root)}", f"--output={root}/published"]) == 0
   assert convert_hf.main([f"--input={root}/published", RECIPE, f"--output={root}/imported"]) == 0
   tensors = (place(root) / "published" / "model.safetensors").read_bytes()
-  step = next(name for name in (place(root) / "imported" / "checkpoints").names() if name.startswith("0"))
+  step = next(
+    name for name in (place(root) / "imported" / "checkpoints").names() if name.startswith("0")
+  )
   return hashlib.sha256(tensors).hexdigest(), step[:1]
 
 
@@ -125,7 +136,9 @@ def expected(roots, tmp_path_factory):
   return functools.cache(lambda consumer: consumer(roots["path"], aside))
 
 
-@pytest.mark.parametrize("scheme", [name if name in ("memory", "s3") else more.later(name) for name in SCHEMES])
+@pytest.mark.parametrize(
+  "scheme", [name if name in ("memory", "s3") else more.later(name) for name in SCHEMES]
+)
 @pytest.mark.parametrize("consumer", CONSUMERS, ids=lambda consumer: consumer.__name__)
 def test_an_address_does_as_a_path(consumer, scheme, roots, expected, tmp_path):
   if scheme == "s3" and consumer.__name__ in SIZES:

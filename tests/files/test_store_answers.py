@@ -1,4 +1,5 @@
-"""Every answer of an object store, at every operation, through every client: one class and one line."""
+"""Every answer of an object store, at every operation, through every client: one class and one
+line."""
 
 import asyncio
 import errno
@@ -16,15 +17,19 @@ from tests import object_server
 from tests.object_answers import ANSWERS
 
 pytest.importorskip("gcsfs")
-DENIED, EXPIRED = (UserError, "permission denied"), (UserError, "the credentials have expired")
+DENIED = (UserError, "permission denied")
+EXPIRED = (UserError, "the credentials have expired")
 GONE = (UserError, ": bucket {} does not exist; create it")
-DAMAGED, LATER = (DamageError, "damaged"), (TransientError, "")  # the time for retries differs
+# the time for retries differs
+DAMAGED = (DamageError, "damaged")
+LATER = (TransientError, "")
 CONTENT = bytes(range(64))
 QUICK = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "2ms"}
 
 
 def expected(answer: str, operation: str, client: str):
-  """The class of error and its words, or the value that is returned; `...` for an answer that an operation has not."""
+  """The class of error and its words, or the value that is returned; `...` for an answer that an
+  operation has not."""
   if answer == "no object":
     return {"read": None, "range": None, "exists": False, "delete": None}.get(operation, ...)
   if answer in ("exists", "conflict"):
@@ -38,8 +43,11 @@ def expected(answer: str, operation: str, client: str):
   return {
     "forbidden": DENIED,
     "unauthenticated": DENIED,
-    "expired": DENIED if client == "fsspec on http" else EXPIRED,  # it does not pass the server's words on
-    **dict.fromkeys(("timeout", "too early", "throttled", "internal", "unavailable", "gateway"), LATER),
+    # it does not pass the server's words on
+    "expired": DENIED if client == "fsspec on http" else EXPIRED,
+    **dict.fromkeys(
+      ("timeout", "too early", "throttled", "internal", "unavailable", "gateway"), LATER
+    ),
     **{
       name: (UserError, "the store refuses" if "http" in client else ANSWERS[name].told)
       for name in ("bad request", "bad method", "unimplemented")
@@ -51,7 +59,9 @@ def expected(answer: str, operation: str, client: str):
 def server(tmp_path_factory):
   server = object_server.Server(tmp_path_factory.mktemp("bucket"))
   with pytest.MonkeyPatch.context() as monkeypatch, server.running():
-    monkeypatch.setattr(clients, "_CONTEXT", {f"{d}_request_retries": QUICK for d in clients._DRIVERS})
+    monkeypatch.setattr(
+      clients, "_CONTEXT", {f"{d}_request_retries": QUICK for d in clients._DRIVERS}
+    )
     monkeypatch.setattr(remote, "_LOOK_SECONDS", 0)
     quick = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 10_000))
     monkeypatch.setattr("gcsfs.retry.asyncio", quick)  # its waits between attempts
@@ -62,7 +72,8 @@ def server(tmp_path_factory):
 
 
 def calls(url):
-  file, new = place(url) / "file", place(url) / "new"
+  file = place(url) / "file"
+  new = place(url) / "new"
   return {
     "read": file.read,
     "range": lambda: file.read(slice(8, 40)),
@@ -83,12 +94,15 @@ CLIENTS = {
   "fsspec on S3": ("s3://bucket/run", None),
   "fsspec on http": ("{}/run", READING),
 }
-INSTALLED = [pytest.param(name, marks=[pytest.mark.services] * (name == "fsspec on S3")) for name in CLIENTS]
+INSTALLED = [
+  pytest.param(name, marks=[pytest.mark.services] * (name == "fsspec on S3")) for name in CLIENTS
+]
 
 
 @pytest.fixture
 def served(client, monkeypatch):
-  """Lets fsspec serve all schemes where it is to stand for the ones that it serves, all of whose clients are alike."""
+  """Lets fsspec serve all schemes where it is to stand for the ones that it serves, all of whose
+  clients are alike."""
   if "fsspec" in client:
     monkeypatch.setattr(clients, "TENSORSTORE", ())
   remote.reset()
@@ -111,11 +125,14 @@ def outcome(call):
 
 
 @pytest.mark.usefixtures("served")
-@pytest.mark.parametrize("answer", sorted(ANSWERS.keys() - {"cut short", "empty", "expired in 400"}))
+@pytest.mark.parametrize(
+  "answer", sorted(ANSWERS.keys() - {"cut short", "empty", "expired in 400"})
+)
 @pytest.mark.parametrize("client", INSTALLED)
 def test_class_and_line(client, answer, server):
   url, able = CLIENTS[client]
-  url, wrong = url.format(server.url), []
+  url = url.format(server.url)
+  wrong = []
   for operation, call in calls(url).items():
     want = expected(answer, operation, client)
     if want is ... or able and operation not in able:
@@ -123,11 +140,18 @@ def test_class_and_line(client, answer, server):
     asked = {"exists": "range"}.get(operation, operation)
     reset(server)
     # Where there is no bucket, no request finds one.
-    server.fault = lambda at, _, asked=asked: answer if at == asked or answer == "no bucket" else None
+    server.fault = lambda at, _, asked=asked: (
+      answer if at == asked or answer == "no bucket" else None
+    )
     found = outcome(call)
     if isinstance(want, tuple):
       kind, said = want
-      good = type(found) is kind and str(found).startswith(url) and "\n" not in str(found) and len(str(found)) < 500
+      good = (
+        type(found) is kind
+        and str(found).startswith(url)
+        and "\n" not in str(found)
+        and len(str(found)) < 500
+      )
       good = good and said.format(url[:11]) in str(found)
     else:
       good = found == want
@@ -143,7 +167,8 @@ def test_an_object_that_is_cut_short_is_damaged(client, answer, server):
   asked = calls(CLIENTS[client][0].format(server.url))
   reset(server)
   server.fault = lambda at, _: answer
-  assert outcome(asked["read"]) == CONTENT[: ANSWERS[answer].bytes]  # whole, as far as anyone can say
+  # whole, as far as anyone can say
+  assert outcome(asked["read"]) == CONTENT[: ANSWERS[answer].bytes]
   assert asked["exists"]() is True
   found = outcome(asked["range"])
   assert type(found) is DamageError and "/run/file: " in str(found) and "damaged" in str(found)
@@ -151,28 +176,35 @@ def test_an_object_that_is_cut_short_is_damaged(client, answer, server):
 
 def test_a_token_that_expired_is_told_though_s3_says_400(server):
   server.fault = lambda at, _: "expired in 400"
-  with pytest.raises(UserError, match="s3://bucket/run/file: cannot be read: the credentials have expired"):
+  with pytest.raises(
+    UserError, match="s3://bucket/run/file: cannot be read: the credentials have expired"
+  ):
     place("s3://bucket/run/file").read()
 
 
 def s3(code, status, told="told by the server"):
   """What botocore raises, as s3fs passes it on: around it an error whose number can be any."""
   error = ClientError(f"An error occurred ({code}) when calling the operation: {told}")
-  error.response = {"Error": {"Code": code, "Message": told}, "ResponseMetadata": {"HTTPStatusCode": status}}
+  error.response = {
+    "Error": {"Code": code, "Message": told},
+    "ResponseMetadata": {"HTTPStatusCode": status},
+  }
   outer = OSError(errno.EIO, told)
   outer.__cause__ = error
   return outer
 
 
 def cut():
-  """What aiohttp raises for an answer that the connection lost: its parser's number looks like a status."""
+  """What aiohttp raises for an answer that the connection lost: its parser's number looks like a
+  status."""
   error = aiohttp.ClientPayloadError("Response payload is not completed")
   error.__cause__ = aiohttp.http_exceptions.ContentLengthError("Not enough data (70 of 141 bytes).")
   return error
 
 
 class ClientError(Exception):
-  """Stands for botocore's, which is not installed here; `make test-services` has the real one, in s3fs."""
+  """Stands for botocore's, which is not installed here; `make test-services` has the real one, in
+  s3fs."""
 
 
 class RefreshError(Exception):
@@ -233,6 +265,9 @@ def test_a_bucket_that_may_not_be_listed_counts_as_there(server):
 
 
 def test_what_was_being_handled_counts_only_where_nothing_else_does():
-  for error, kind in ((FileNotFoundError("none"), Kind.ABSENT), (RuntimeError("a client's own"), Kind.TRANSIENT)):
+  for error, kind in (
+    (FileNotFoundError("none"), Kind.ABSENT),
+    (RuntimeError("a client's own"), Kind.TRANSIENT),
+  ):
     error.__context__ = ConnectionResetError()
     assert answers.kind(error) is kind

@@ -1,4 +1,5 @@
-"""A program ends as its work ends, whoever reads its output: a full disk, `| head -1`, a closed descriptor."""
+"""A program ends as its work ends, whoever reads its output: a full disk, `| head -1`, a closed
+descriptor."""
 
 import errno
 import os

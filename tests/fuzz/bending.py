@@ -1,6 +1,7 @@
 """Valid files changed in one place or a few: other values, types, keys and sizes, or other bytes.
 
-Each function takes the generator of a case and returns what was changed beside it, for the message of a failure.
+Each function takes the generator of a case and returns what was changed beside it, for the message
+of a failure.
 """
 
 import contextlib
@@ -17,7 +18,14 @@ from tests.fuzz.harness import Ground, generator
 
 SECONDS = 20
 MEMORY = 2**30  # bytes by which a file may grow the process
-_FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "os.fork")
+_FORBIDDEN = (
+  "os.system",
+  "os.exec",
+  "os.posix_spawn",
+  "subprocess.Popen",
+  "pickle.find_class",
+  "os.fork",
+)
 
 # Values that stand where others are expected.
 SCALARS = [
@@ -52,7 +60,18 @@ SCALARS = [
   "🦊é\u202e",
   "x" * 5000,
 ]
-VALUES = [*SCALARS, [], {}, [[]], [None], {"a": {}}, [0, -1], ["x", "y"], {"": 1}, [{"x": [1, {"y": None}]}]]
+VALUES = [
+  *SCALARS,
+  [],
+  {},
+  [[]],
+  [None],
+  {"a": {}},
+  [0, -1],
+  ["x", "y"],
+  {"": 1},
+  [{"x": [1, {"y": None}]}],
+]
 
 
 def paths_of(tree: Any, path: tuple = ()) -> Iterable[tuple]:
@@ -65,7 +84,8 @@ def paths_of(tree: Any, path: tuple = ()) -> Iterable[tuple]:
 
 def mutated(tree: Any, rng: random.Random, times: int = 1) -> tuple[Any, str]:
   """(a copy of a parsed file with other values, types, keys or sizes; what was changed)."""
-  tree, told = copy.deepcopy(tree), []
+  tree = copy.deepcopy(tree)
+  told = []
   for _ in range(times):
     tree, what = _mutated(tree, rng)
     told.append(what)
@@ -77,7 +97,9 @@ def _mutated(tree: Any, rng: random.Random) -> tuple[Any, str]:
   # Deep leaves are many, and the top of a file decides more: half of all mutations are there.
   shallow = [path for path in paths if len(path) <= 1]
   path = rng.choice(shallow if rng.random() < 0.5 else paths)
-  kind = rng.choice(("replace", "replace", "replace", "remove", "add", "grow", "scale", "nest", "swap"))
+  kind = rng.choice(
+    ("replace", "replace", "replace", "remove", "add", "grow", "scale", "nest", "swap")
+  )
   parent = _at(tree, path[:-1]) if path else None
   node = _at(tree, path)
   where = ".".join(map(str, path)) or "the root"
@@ -87,7 +109,9 @@ def _mutated(tree: Any, rng: random.Random) -> tuple[Any, str]:
   if kind == "add" and isinstance(node, dict | list):
     value = copy.deepcopy(rng.choice(VALUES))
     key = rng.choice(["extra", "", "__class__", "name", "size", *map(str, list(node)[:3])])
-    node.update({key: value}) if isinstance(node, dict) else node.insert(rng.randint(0, len(node)), value)
+    node.update({key: value}) if isinstance(node, dict) else node.insert(
+      rng.randint(0, len(node)), value
+    )
     return tree, f"{key!r}: {_short(value)} added to {where}"
   if kind == "grow" and isinstance(node, list) and node:
     node.extend(copy.deepcopy(node[: rng.randint(1, 20)]))
@@ -98,7 +122,9 @@ def _mutated(tree: Any, rng: random.Random) -> tuple[Any, str]:
     parent[path[-1]] = value
     return tree, f"{where} = the value of {'.'.join(map(str, other))}"
   if kind == "scale" and isinstance(node, int | float) and not isinstance(node, bool) and path:
-    parent[path[-1]] = value = rng.choice([node * 2, node + 1, node - 1, -node, node * 10**9, float(node), str(node)])
+    parent[path[-1]] = value = rng.choice(
+      [node * 2, node + 1, node - 1, -node, node * 10**9, float(node), str(node)]
+    )
     return tree, f"{where} = {_short(value)}"
   if kind == "nest" and path:
     parent[path[-1]] = rng.choice([[node], {"a": node}, [node, node]])
@@ -126,11 +152,14 @@ def json_text(tree: Any) -> bytes:
 
 
 def bent(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-  """(a file's bytes truncated, flipped, doubled, overwritten, or with others in between; what was changed)."""
+  """(a file's bytes truncated, flipped, doubled, overwritten, or with others in between; what was
+  changed)."""
   n = len(data)
   at = rng.randint(0, max(n - 1, 0))
   length = rng.choice((1, 2, 8, 64, 1000))
-  kind = rng.choice(("cut", "cut", "flip", "flip", "flip", "double", "insert", "drop", "huge", "empty", "shift"))
+  kind = rng.choice(
+    ("cut", "cut", "flip", "flip", "flip", "double", "insert", "drop", "huge", "empty", "shift")
+  )
   if kind == "cut":
     return data[:at], f"cut at byte {at} of {n}"
   if kind == "flip" and n:
@@ -140,9 +169,13 @@ def bent(data: bytes, rng: random.Random) -> tuple[bytes, str]:
       made[place] ^= 1 << rng.randint(0, 7)
     return bytes(made), f"bits flipped at {places[:4]}"
   if kind == "double":
-    return data[:at] + data[at : at + length] * 2 + data[at + length :], f"{length} bytes doubled at {at}"
+    return data[:at] + data[at : at + length] * 2 + data[at + length :], (
+      f"{length} bytes doubled at {at}"
+    )
   if kind == "insert":
-    what = rng.choice((b"\0" * length, b"\xff" * length, rng.randbytes(length), b"\xed\xa0\x80", b"\xef\xbb\xbf"))
+    what = rng.choice(
+      (b"\0" * length, b"\xff" * length, rng.randbytes(length), b"\xed\xa0\x80", b"\xef\xbb\xbf")
+    )
     return data[:at] + what + data[at:], f"{what[:8]!r}… inserted at {at}"
   if kind == "drop":
     return data[:at] + data[at + length :], f"{length} bytes dropped at {at}"
@@ -168,7 +201,8 @@ def _audit(event: str, arguments: tuple) -> None:
 
 @contextlib.contextmanager
 def _executing() -> Iterator[list[str]]:
-  """Collects the programs that are started, and the classes that are unpickled; a hook stays for good."""
+  """Collects the programs that are started, and the classes that are unpickled; a hook stays for
+  good."""
   if not _hooked:
     sys.addaudithook(_audit)
     _hooked.append(True)
@@ -187,15 +221,16 @@ def run(
   """Runs the cases of some seeds.
 
   Args:
-    case: makes the files of a case in a directory, and returns (what it is, what to call with the only
-      directory where it may write).
+    case: makes the files of a case in a directory, and returns (what it is, what to call with the
+      only directory where it may write).
     folder: an empty directory.
     seeds: of the cases.
   Raises:
     AssertionError: naming every case that ended as none may, or that ran anything.
   """
   seeds = list(seeds)
-  ground, ran = Ground(folder / "ground", seconds=SECONDS, memory=MEMORY), []
+  ground = Ground(folder / "ground", seconds=SECONDS, memory=MEMORY)
+  ran = []
   for seed in seeds:
     made = folder / "files" / str(seed)
     made.mkdir(parents=True)
@@ -204,7 +239,7 @@ def run(
     def called(inside: pathlib.Path, call=call) -> int | None:
       with _executing() as executed:
         code = door(lambda: call(inside))()
-      ran.extend(f"{what}: {one}" for one in executed)  # noqa: B023 -- called at once
+      ran.extend(f"{what}: {one}" for one in executed)
       return code
 
     ground.run(f"seed {seed}: {what}", called)

@@ -1,14 +1,16 @@
-"""Hostile cases, run one after the other in this process. Each may end in success, or in one line of a known class.
+"""Hostile cases, run one after the other in this process. Each may end in success, or in one line
+of a known class.
 
     ground = Ground(tmp_path)
     for number in range(500):
       random = generator(SEED, number)
-      ground.run(f"seed {SEED}, case {number}: …", lambda workdir: train.main([…, f"--workdir={workdir}"]))
+      ground.run(f"seed {SEED}, case {number}: …", lambda workdir: train.main([…,
+      f"--workdir={workdir}"]))
     ground.check(least=500)
 
-Anything else is a failure: a traceback, a call of `sys.exit`, no line or several, a hang, a file written outside the
-case's own directory, or memory that grows beyond a bound. Functions that raise instead of printing are wrapped:
-`lambda workdir: door(function)(…)`.
+Anything else is a failure: a traceback, a call of `sys.exit`, no line or several, a hang, a file
+written outside the case's own directory, or memory that grows beyond a bound. Functions that raise
+instead of printing are wrapped: `lambda workdir: door(function)(…)`.
 """
 
 import collections
@@ -34,7 +36,8 @@ from tests.runs import run
 _LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
 _CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Events of the audit hook: the places of the paths among their arguments, each with that of its directory's descriptor.
+# Events of the audit hook: the places of the paths among their arguments, each with that of its
+# directory's descriptor.
 _CHANGES = {
   "os.mkdir": ((0, 2),),
   "os.rename": ((0, 2), (1, 3)),
@@ -62,7 +65,8 @@ class Outcome(NamedTuple):
 
 
 class Hang(BaseException):
-  """Raised into a case that takes too long; not an Exception, so that no handler of the program takes it."""
+  """Raised into a case that takes too long; not an Exception, so that no handler of the program
+  takes it."""
 
 
 def generator(seed: int, case: int) -> random.Random:
@@ -83,13 +87,19 @@ class Ground:
     outcomes: of the cases so far.
   """
 
-  def __init__(self, folder, *, seconds: float = 20, memory: int = 2 * 2**30, kept: pathlib.Path | None = None):
+  def __init__(
+    self, folder, *, seconds: float = 20, memory: int = 2 * 2**30, kept: pathlib.Path | None = None
+  ):
     self.outcomes: list[Outcome] = []
     self._kept = (kept.resolve(),) if kept else ()
-    self._folder, self._seconds, self._memory = pathlib.Path(folder).resolve(), seconds, memory
+    self._folder = pathlib.Path(folder).resolve()
+    self._seconds = seconds
+    self._memory = memory
     gc.collect()  # or copies of addresses that earlier tests left would be removed during a case
 
-  def run(self, case: str, call: Callable[[pathlib.Path], int | None], seconds: float | None = None) -> Outcome:
+  def run(
+    self, case: str, call: Callable[[pathlib.Path], int | None], seconds: float | None = None
+  ) -> Outcome:
     """Run `call(directory of the case)`, which returns an exit code, and remember how it ended.
 
     Args:
@@ -101,26 +111,39 @@ class Ground:
     shared = self._folder / "tmp"  # where a program may keep what it makes once
     shared.mkdir(exist_ok=True)
     beside = _listing(inside.parent)
-    before, said = _resident(), io.StringIO()
+    before = _resident()
+    said = io.StringIO()
     try:
-      with _timed(seconds), _bounded(self._memory), _watched(inside, shared, *self._kept) as outside:
+      with (
+        _timed(seconds),
+        _bounded(self._memory),
+        _watched(inside, shared, *self._kept) as outside,
+      ):
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
           code = call(inside)
       end, told = _judged(code, said.getvalue())
     except Hang:
-      end, told = "hang", f"more than {seconds} s; {_place()}"
+      end = "hang"
+      told = f"more than {seconds} s; {_place()}"
     except MemoryError:
-      end, told = "memory", _place()
+      end = "memory"
+      told = _place()
     except SystemExit as stop:
-      end, told = "exit", f"sys.exit({stop.code!r})"
+      end = "exit"
+      told = f"sys.exit({stop.code!r})"
     except Exception:
-      end, told = "traceback", _place()
+      end = "traceback"
+      told = _place()
     grown = _peak() - before
     if grown > self._memory:
-      end, told = "memory", f"grew by {grown / 2**30:.1f} GiB; {told}"
-    outside += [str(path) for path in _listing(inside.parent) - beside if not path.is_relative_to(inside)]
+      end = "memory"
+      told = f"grew by {grown / 2**30:.1f} GiB; {told}"
+    outside += [
+      str(path) for path in _listing(inside.parent) - beside if not path.is_relative_to(inside)
+    ]
     if outside:
-      end, told = "outside", f"{', '.join(dict.fromkeys(outside))}; {told}"
+      end = "outside"
+      told = f"{', '.join(dict.fromkeys(outside))}; {told}"
     shutil.rmtree(inside.parent, ignore_errors=True)
     self.outcomes.append(Outcome(case, end, told))
     return self.outcomes[-1]
@@ -132,20 +155,28 @@ class Ground:
     return f"{len(self.outcomes)} cases: " + ", ".join(f"{end} {count[end]}" for end in ends)
 
   def check(self, least: int = 1) -> None:
-    """Print the figures, and fail with every case that ended as none may, or if there were fewer than `least`."""
+    """Print the figures, and fail with every case that ended as none may, or if there were fewer
+    than `least`."""
     print(self.figures())
     bad = [outcome for outcome in self.outcomes if outcome.end not in SOUND]
-    assert not bad, "\n".join([self.figures(), *(f"{one.end}: {one.case}: {one.told}" for one in bad)])
+    assert not bad, "\n".join(
+      [self.figures(), *(f"{one.end}: {one.case}: {one.told}" for one in bad)]
+    )
     assert len(self.outcomes) >= least, self.figures()
 
 
 def alone(function: Callable[..., None], *arguments, cache: pathlib.Path) -> None:
-  """Call `function(*arguments)` of a test module in a process that has one device, and fail if it fails.
+  """Call `function(*arguments)` of a test module in a process that has one device, and fail if it
+  fails.
 
-  Programs of one device run no collectives, so they may be read from a cache (see `uncached`): each is compiled once
-  for all cases and processes. A case that crashes or never comes back ends this process and not a worker of pytest.
+  Programs of one device run no collectives, so they may be read from a cache (see `uncached`): each
+  is compiled once for all cases and processes. A case that crashes or never comes back ends this
+  process and not a worker of pytest.
   """
-  program = f"import sys; sys.path.append('tests'); from {function.__module__} import {function.__name__} as function"
+  program = (
+    f"import sys; sys.path.append('tests'); from {function.__module__} import "
+    f"{function.__name__} as function"
+  )
   program += f"; function(*{arguments!r})"
   code, said = run([sys.executable, "-c", program], cache=cache)
   print(said[-2_000:])
@@ -172,7 +203,8 @@ def _place() -> str:
 
 @contextlib.contextmanager
 def _timed(seconds: float) -> Iterator[None]:
-  """Raise Hang after some seconds; a call into compiled code that never returns ends the process with its stacks."""
+  """Raise Hang after some seconds; a call into compiled code that never returns ends the process
+  with its stacks."""
 
   def late(*_):
     raise Hang
@@ -190,7 +222,8 @@ def _timed(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bounded(memory: int) -> Iterator[None]:
-  """Let the address space grow by no more than a few times the bound, so that a bomb fails and the machine lives."""
+  """Let the address space grow by no more than a few times the bound, so that a bomb fails and the
+  machine lives."""
   soft, hard = resource.getrlimit(resource.RLIMIT_AS)
   with contextlib.suppress(OSError):
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -205,9 +238,13 @@ _watching: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
 
 
 @contextlib.contextmanager
-def _watched(inside: pathlib.Path, shared: pathlib.Path, *kept: pathlib.Path) -> Iterator[list[str]]:
-  """Collect the paths that Python writes, makes or removes outside of these; `shared` has temporary files."""
-  temporary, found = tempfile.tempdir, []
+def _watched(
+  inside: pathlib.Path, shared: pathlib.Path, *kept: pathlib.Path
+) -> Iterator[list[str]]:
+  """Collect the paths that Python writes, makes or removes outside of these; `shared` has temporary
+  files."""
+  temporary = tempfile.tempdir
+  found = []
   if _audit not in _hooked:
     sys.addaudithook(_audit)
     _hooked.append(_audit)
@@ -235,21 +272,29 @@ def _audit(event: str, arguments: tuple) -> None:
   allowed, found = _watching[-1]
   for path, folder in paths:
     if isinstance(path, (str, bytes, os.PathLike)):
-      below = os.readlink(f"/proc/self/fd/{folder}") if isinstance(folder, int) and folder >= 0 else "."
+      below = (
+        os.readlink(f"/proc/self/fd/{folder}") if isinstance(folder, int) and folder >= 0 else "."
+      )
       absolute = os.path.abspath(os.path.join(below, os.fsdecode(path)))
-      kept = absolute.startswith((*(f"{one}/" for one in allowed), *_HARMLESS)) or "__pycache__" in absolute
+      kept = (
+        absolute.startswith((*(f"{one}/" for one in allowed), *_HARMLESS))
+        or "__pycache__" in absolute
+      )
       there = event == "os.mkdir" and os.path.isdir(absolute)
       if not kept and not there and absolute not in map(str, allowed):
         found.append(absolute)
 
 
 def _listing(folder: pathlib.Path) -> set[pathlib.Path]:
-  """Return every path below a directory: what compiled code writes is seen beside the case at least."""
+  """Return every path below a directory: what compiled code writes is seen beside the case at
+  least."""
   return set(folder.rglob("*"))
 
 
 def _status(key: str) -> int:
-  found = re.search(rf"^{key}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE)
+  found = re.search(
+    rf"^{key}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE
+  )
   return int(found[1]) * 1024
 
 

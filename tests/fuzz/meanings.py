@@ -1,4 +1,5 @@
-"""Values of another meaning for saved files: locations, sources, functions and numbers of a hostile maker."""
+"""Values of another meaning for saved files: locations, sources, functions and numbers of a hostile
+maker."""
 
 import json
 import random
@@ -7,14 +8,24 @@ from typing import Any
 from tests.fuzz.sentinels import MODULE
 
 SCHEMES = (
-  "gs s3 s3a http https ftp sftp ssh file local memory reference zip tar simplecache filecache blockcache dir git"
+  "gs s3 s3a http https ftp sftp ssh file local memory reference zip tar simplecache filecache "
+  "blockcache dir git"
   " github hdfs webhdfs smb jlab dask libarchive data az hf FILE GS Reference"
 ).split()
 FORMATS = (
-  "jsonl json parquet arrow webdataset hf tsv csv text lines parallel squad conll folders idx voc coco boxes tfds"
+  "jsonl json parquet arrow webdataset hf tsv csv text lines parallel squad conll folders idx voc "
+  "coco boxes tfds"
   " multirc sgm stories builtin digits facts docstrings official"
 ).split()
-WRAPPERS = ("held_out:2@", "cloze:", "objects:", "salient:", "t5:stsb:", f"salient:{MODULE}:function@", "seqio:")
+WRAPPERS = (
+  "held_out:2@",
+  "cloze:",
+  "objects:",
+  "salient:",
+  "t5:stsb:",
+  f"salient:{MODULE}:function@",
+  "seqio:",
+)
 FUNCTIONS = (
   f"{MODULE}:function",
   "subprocess:getoutput",
@@ -26,10 +37,27 @@ FUNCTIONS = (
   "tests.tiny:model",
 )
 KEYS = (
-  "store source cache data_dir vocabulary folder passages workdir directory name preprocessors sentence_rule files"
+  "store source cache data_dir vocabulary folder passages workdir directory name preprocessors "
+  "sentence_rule files"
   " names template core head backbone split train_split verify"
 ).split()
-NUMBERS = (0, -1, 1, 3, 2**31, 2**63, 10**12, 10**30, -(10**9), 0.5, 1e308, float("nan"), float("inf"), True, None)
+NUMBERS = (
+  0,
+  -1,
+  1,
+  3,
+  2**31,
+  2**63,
+  10**12,
+  10**30,
+  -(10**9),
+  0.5,
+  1e308,
+  float("nan"),
+  float("inf"),
+  True,
+  None,
+)
 
 
 def location(choice: random.Random, elsewhere: str, inside: str) -> str:
@@ -39,16 +67,48 @@ def location(choice: random.Random, elsewhere: str, inside: str) -> str:
     elsewhere: a directory that must not be reached.
     inside: the directory of the file that will have it.
   """
-  names = ("secret.txt", "rows.jsonl", "tokens", "vocabulary", "references.json", "none", "*.txt", "")
-  base = choice.choice((elsewhere, f"{inside}/../elsewhere", "../elsewhere", f"{inside}/link", "/proc/self", "/etc"))
+  names = (
+    "secret.txt",
+    "rows.jsonl",
+    "tokens",
+    "vocabulary",
+    "references.json",
+    "none",
+    "*.txt",
+    "",
+  )
+  base = choice.choice(
+    (elsewhere, f"{inside}/../elsewhere", "../elsewhere", f"{inside}/link", "/proc/self", "/etc")
+  )
   path = f"{base}/{choice.choice(names)}"
   path = choice.choice(
-    (path, path, path, "/dev/zero", "/etc/passwd", "~/x", "$HOME/x", "//host/x", "", ".", "..", "\0")
+    (
+      path,
+      path,
+      path,
+      "/dev/zero",
+      "/etc/passwd",
+      "~/x",
+      "$HOME/x",
+      "//host/x",
+      "",
+      ".",
+      "..",
+      "\0",
+    )
   )
   for _ in range(choice.choice((0, 0, 1, 1, 2))):
     scheme = choice.choice(SCHEMES)
     form = choice.choice(
-      ("{0}://{1}", "{0}://{1}", "{0}:///{1}", "{0}://x::{1}", "{0}::{1}", "{0}:{1}", "{0}://bucket/{1}")
+      (
+        "{0}://{1}",
+        "{0}://{1}",
+        "{0}:///{1}",
+        "{0}://x::{1}",
+        "{0}::{1}",
+        "{0}:{1}",
+        "{0}://bucket/{1}",
+      )
     )
     path = form.format(scheme, path)
   return path
@@ -84,7 +144,8 @@ def mutation(choice: random.Random, tree: Any, elsewhere: str, inside: str) -> t
       key = choice.choice(sorted(node))
     else:
       key = choice.choice(KEYS)
-    old, new = node.get(key), value(choice, elsewhere, inside)
+    old = node.get(key)
+    new = value(choice, elsewhere, inside)
     if key in ("source", "passages"):
       new = source(choice, elsewhere, inside)
     elif isinstance(old, dict) and choice.random() < 0.8:

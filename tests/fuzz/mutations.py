@@ -57,10 +57,13 @@ def nested(depth: int = 400) -> Any:
 
 def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
   """Return the value with one or two places damaged, and a description."""
-  value, told = json.loads(json.dumps(value)), []
+  value = json.loads(json.dumps(value))
+  told = []
   for _ in range(choice.choice((1, 1, 1, 2))):
     places = list(_places(value))
-    kind = choice.choice(("replace", "replace", "replace", "delete", "add", "rename", "number", "top"))
+    kind = choice.choice(
+      ("replace", "replace", "replace", "delete", "add", "rename", "number", "top")
+    )
     if kind == "top" or not places:
       value = nested() if choice.random() < 0.2 else choice.choice(HOSTILE)
       told.append(f"the whole is {value!r:.40}")
@@ -74,7 +77,9 @@ def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
     elif kind == "rename" and isinstance(holder, dict):
       holder[choice.choice(("..", "../x", "", "a/b", "0", key + "x"))] = holder.pop(key)
     elif kind == "number" and isinstance(holder[key], int):
-      holder[key] = choice.choice((holder[key] + 1, holder[key] - 1, -holder[key], holder[key] * 1000, 10**15))
+      holder[key] = choice.choice(
+        (holder[key] + 1, holder[key] - 1, -holder[key], holder[key] * 1000, 10**15)
+      )
     else:
       found = nested() if choice.random() < 0.05 else choice.choice(HOSTILE)
       holder[key] = found
@@ -83,20 +88,26 @@ def json_mutation(choice: random.Random, value: Any) -> tuple[Any, str]:
 
 
 def _places(value: Any) -> Iterable[tuple[Any, Any]]:
-  for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+  for key in (
+    value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+  ):
     yield value, key
     yield from _places(value[key])
 
 
 def bytes_mutation(choice: random.Random, data: bytes) -> tuple[bytes, str]:
   """Return the data cut, flipped, lengthened or replaced, and a description."""
-  kind = choice.choice(("cut", "empty", "flip", "flip", "append", "zeros", "noise", "double", "remove"))
+  kind = choice.choice(
+    ("cut", "empty", "flip", "flip", "append", "zeros", "noise", "double", "remove")
+  )
   place = choice.randrange(len(data) + 1)
   if kind == "cut":
     return data[:place], f"cut at {place}"
   if kind == "flip" and data:
     place = min(place, len(data) - 1)
-    return data[:place] + bytes([data[place] ^ (1 << choice.randrange(8))]) + data[place + 1 :], f"flip at {place}"
+    return data[:place] + bytes([data[place] ^ (1 << choice.randrange(8))]) + data[
+      place + 1 :
+    ], f"flip at {place}"
   if kind == "remove":
     return data[:place] + data[place + 8 :], f"8 bytes removed at {place}"
   made = {
@@ -109,12 +120,17 @@ def bytes_mutation(choice: random.Random, data: bytes) -> tuple[bytes, str]:
 
 
 def folder_mutation(
-  choice: random.Random, folder: pathlib.Path, files: list[str], sign: Callable[[pathlib.Path], None] | None = None
+  choice: random.Random,
+  folder: pathlib.Path,
+  files: list[str],
+  sign: Callable[[pathlib.Path], None] | None = None,
 ) -> str:
-  """Damage one of the files, given relative to a folder; return a description that begins with the file's name.
+  """Damage one of the files, given relative to a folder; return a description that begins with the
+  file's name.
 
   Args:
-    sign: makes the checksums of a changed JSON file right again, so that what is behind them is reached; for half.
+    sign: makes the checksums of a changed JSON file right again, so that what is behind them is
+      reached; for half.
   """
   file = folder / (name := choice.choice(files))
   try:
@@ -133,10 +149,13 @@ def folder_mutation(
     data, told = bytes_mutation(choice, file.read_bytes())
     file.write_bytes(data)
     return f"{name}: {told}"
-  kind = choice.choice(("missing", "directory", "pipe", "loop", "zero", "swapped", "unreadable name"))
+  kind = choice.choice(
+    ("missing", "directory", "pipe", "loop", "zero", "swapped", "unreadable name")
+  )
   other = folder / choice.choice(files)
   if kind == "swapped":
-    first, second = file.read_bytes(), other.read_bytes()
+    first = file.read_bytes()
+    second = other.read_bytes()
     file.write_bytes(second), other.write_bytes(first)
     return f"{name}: swapped with {other.relative_to(folder)}"
   file.unlink()
@@ -155,12 +174,18 @@ def folder_mutation(
 
 def files_of(folder: pathlib.Path) -> list[str]:
   """Return the files below a folder, sorted, relative to it."""
-  return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+  return sorted(
+    str(path.relative_to(folder))
+    for path in folder.rglob("*")
+    if path.is_file() and not path.is_symlink()
+  )
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
   """Return the SHA-256 of every regular file below a folder."""
-  return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files_of(folder)}
+  return {
+    name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files_of(folder)
+  }
 
 
 def copied(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:

@@ -1,4 +1,5 @@
-"""Sentinels: files, programs and addresses that no file from elsewhere may reach, and what reached them."""
+"""Sentinels: files, programs and addresses that no file from elsewhere may reach, and what reached
+them."""
 
 import contextlib
 import os
@@ -11,7 +12,15 @@ from collections.abc import Iterator
 from t5x_like.errors import UserError
 from t5x_like.files import clients, remote
 
-_PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "os.fork", "os.spawn", "pty.spawn")
+_PROGRAMS = (
+  "os.system",
+  "os.exec",
+  "os.posix_spawn",
+  "subprocess.Popen",
+  "os.fork",
+  "os.spawn",
+  "pty.spawn",
+)
 _OPENS = ("open", "os.listdir", "os.scandir")
 _REQUESTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 MODULE = "module_from_elsewhere"  # importing it is an event
@@ -28,7 +37,8 @@ class Sentinels:
     folder: an empty directory.
 
   Attributes:
-    folder: holds `secret.txt`, `rows.jsonl`, `tokens/` with files of a store's names, and a Python module.
+    folder: holds `secret.txt`, `rows.jsonl`, `tokens/` with files of a store's names, and a Python
+      module.
     events: what happened while `watching`, such as "opened …", "program …", "request …".
   """
 
@@ -42,7 +52,9 @@ class Sentinels:
     (folder / "tokens" / "validation" / "manifest.json").write_text("{}")
     (folder / "vocabulary").mkdir()
     (folder / "vocabulary" / "vocabulary.json").write_text("{}")
-    (folder / f"{MODULE}.py").write_text("def function(*arguments, **options):\n  raise AssertionError\n")
+    (folder / f"{MODULE}.py").write_text(
+      "def function(*arguments, **options):\n  raise AssertionError\n"
+    )
     (folder / "references.json").write_text('{"version": 1, "refs": {}}')
 
   @contextlib.contextmanager
@@ -52,7 +64,8 @@ class Sentinels:
       sys.addaudithook(_audit)
       _hooks.append("audit")
     self.events = []
-    connect, opened = socket.socket.connect, clients._opened
+    connect = socket.socket.connect
+    opened = clients._opened
     socket.socket.connect = self._connect
     clients._opened = self._client
     remote.reset()

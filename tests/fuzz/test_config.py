@@ -1,4 +1,5 @@
-"""Hostile values at every key of many recipes, by flag and by recipe file: one line, or a run that is ready to step."""
+"""Hostile values at every key of many recipes, by flag and by recipe file: one line, or a run that
+is ready to step."""
 
 import json
 import math
@@ -15,7 +16,8 @@ from tests.fuzz.harness import Ground, generator
 pytestmark = pytest.mark.runs
 
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", 30))
-CASES, SAMPLE = int(os.environ.get("T5X_LIKE_FUZZ_CASES", 520)), 25
+CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", 520))
+SAMPLE = 25
 REPO = pathlib.Path(__file__).resolve().parents[2]
 _RECIPES = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "configs").glob("*/*.py"))
 BASES = [f"{REPO}/{path}:debug" for path in _RECIPES]
@@ -43,7 +45,11 @@ def deep(levels: int):
 def mixture(config) -> None:
   """Makes a config's task a mixture of two of itself."""
   one = config.task.to_dict()
-  config.task = {"name": "mixture", "parts": {"first": one, "second": one}, "rates": {"first": 1, "second": 2}}
+  config.task = {
+    "name": "mixture",
+    "parts": {"first": one, "second": one},
+    "rates": {"first": 1, "second": 2},
+  }
 
 
 @pytest.fixture(scope="module")
@@ -63,32 +69,41 @@ def known(tmp_path_factory):
 
 
 def _keys(tree: dict, prefix: str = "") -> tuple[dict[str, object], list[str]]:
-  leaves, nodes = {}, []
+  leaves = {}
+  nodes = []
   for key, value in tree.items():
     if isinstance(value, dict):
       inner = _keys(value, f"{prefix}{key}.")
-      leaves, nodes = leaves | inner[0], [*nodes, f"{prefix}{key}", *inner[1]]
+      leaves = leaves | inner[0]
+      nodes = [*nodes, f"{prefix}{key}", *inner[1]]
     elif key not in _PLACES:
       leaves[f"{prefix}{key}"] = value
   return leaves, nodes
 
 
 def mutations(random, leaves: dict[str, object], nodes: list[str]) -> list[tuple[str, object]]:
-  """One or two keys with their new values: mostly values, of the key's own type or another, sometimes whole dicts, and
-  names of new keys."""
+  """One or two keys with their new values: mostly values, of the key's own type or another,
+  sometimes whole dicts, and names of new keys."""
   made = []
   for _ in range(random.choice((1, 1, 2))):
     value = deep(random.choice((40, 3000))) if random.random() < 0.02 else random.choice(HOSTILE)
     kind = random.random()
     if kind < 0.85:
       key = random.choice(list(leaves))
-      alike = [one for one in HOSTILE if type(one) is type(leaves[key])] if random.random() < 0.7 else []
+      alike = (
+        [one for one in HOSTILE if type(one) is type(leaves[key])] if random.random() < 0.7 else []
+      )
       made.append((key, random.choice(alike) if alike else value))
     elif kind < 0.92:
       made.append((random.choice(nodes), value))
     else:
       name = random.choice([one for one in HOSTILE if isinstance(one, str)])
-      made.append((f"{random.choice(nodes)}.{name}", random.choice([{}, {"name": "loss"}, {"until": 1}, value])))
+      made.append(
+        (
+          f"{random.choice(nodes)}.{name}",
+          random.choice([{}, {"name": "loss"}, {"until": 1}, value]),
+        )
+      )
   return made
 
 
@@ -134,13 +149,17 @@ def run(ground: Ground, base: str, changes, by_file: bool, case: str, seconds: f
   told = f"{case}, {base.removeprefix(f'{REPO}/')}{' (file)' if by_file else ''}: {said}"
 
   def call(workdir):
-    recipe, more = base.removesuffix(_MIXTURE), flags(changes)
+    recipe = base.removesuffix(_MIXTURE)
+    more = flags(changes)
     if by_file or base.endswith(_MIXTURE):
       values = "[" + ", ".join(f"({key!r}, {_written(value)})" for key, value in changes) + "]"
       depth = max(key.count(".") for key, _ in changes) if changes else 0
-      text = _RECIPE.format(base=recipe, mixed=base.endswith(_MIXTURE), changes=values, depth=depth or -1)
+      text = _RECIPE.format(
+        base=recipe, mixed=base.endswith(_MIXTURE), changes=values, depth=depth or -1
+      )
       (workdir / "recipe.py").write_text(text)
-      recipe, more = str(workdir / "recipe.py"), []
+      recipe = str(workdir / "recipe.py")
+      more = []
     try:
       return train.main([f"--config={recipe}", f"--workdir={workdir / 'run'}", *more])
     except Ready:
@@ -188,8 +207,11 @@ def test_a_sample(ground, known):
 def test_every_recipe(part, ground, known):
   bases = [*BASES, *(f"{base}{_MIXTURE}" for base in SMALL[:1]), *SMALL]
   size = CASES // 4
-  for path in ("deit", "detr", "deit/deit3", "finetune/encoder"):  # whose data take longer to prepare than a case may
+  # whose data take longer to prepare than a case may
+  for path in ("deit", "detr", "deit/deit3", "finetune/encoder"):
     base = f"{REPO}/configs/{path if '/' in path else f'{path}/base'}.py:debug"
-    assert run(ground, base, [], False, "prepares data", seconds=300).end == "success", ground.outcomes
+    assert run(ground, base, [], False, "prepares data", seconds=300).end == "success", (
+      ground.outcomes
+    )
   fuzz(ground, known, bases, range(part * size, (part + 1) * size))
   ground.check(least=size + 4)

@@ -1,4 +1,5 @@
-"""Corpora of every format, whole, compressed, damaged or of other types: one line, or records and counts."""
+"""Corpora of every format, whole, compressed, damaged or of other types: one line, or records and
+counts."""
 
 import bz2
 import gzip
@@ -11,7 +12,15 @@ import pyarrow.parquet
 import pytest
 
 from t5x_like.corpora.sources import open_source
-from t5x_like.data.tasks import chat, classification, multiple_choice, preferences, span_qa, tagging, text_to_text
+from t5x_like.data.tasks import (
+  chat,
+  classification,
+  multiple_choice,
+  preferences,
+  span_qa,
+  tagging,
+  text_to_text,
+)
 from tests.fuzz import bending
 from tools import prepare_data
 
@@ -40,7 +49,11 @@ SQUAD = {
         {
           "context": line,
           "qas": [
-            {"id": f"q{n}", "question": "Which?", "answers": [{"text": "the", "answer_start": line.index("the")}]}
+            {
+              "id": f"q{n}",
+              "question": "Which?",
+              "answers": [{"text": "the", "answer_start": line.index("the")}],
+            }
           ],
         }
         for n, line in enumerate(LINES[:9])
@@ -49,19 +62,27 @@ SQUAD = {
     }
   ]
 }
-CONLL = "\n\n".join("\n".join(f"{word} X {len(word)}" for word in line.split()) for line in LINES) + "\n"
+CONLL = (
+  "\n\n".join("\n".join(f"{word} X {len(word)}" for word in line.split()) for line in LINES) + "\n"
+)
 CONLLU = "".join(
   f"# text = {line}\n"
-  + "".join(f"{n}\t{word}\t{word}\tX\t_\t_\t0\troot\t_\t_\n" for n, word in enumerate(line.split(), 1))
+  + "".join(
+    f"{n}\t{word}\t{word}\tX\t_\t_\t0\troot\t_\t_\n" for n, word in enumerate(line.split(), 1)
+  )
   + "\n"
   for line in LINES
 )
 TABLE = [["text", "label"], *([line, "long"] for line in LINES)]
 TASKS = {
   "text_to_text": lambda **o: text_to_text.task(inputs="{text}", targets="{label}", **o),
-  "classification": lambda **o: classification.task(text="{text}", labels=("long", "short"), length=64, **o),
+  "classification": lambda **o: classification.task(
+    text="{text}", labels=("long", "short"), length=64, **o
+  ),
   "tagging": lambda **o: tagging.task(tags=tuple("123456789"), length=64, **o),
-  "conll_tagging": lambda **o: tagging.task(tags=tuple("123456789"), tags_field="2", length=64, **o),
+  "conll_tagging": lambda **o: tagging.task(
+    tags=tuple("123456789"), tags_field="2", length=64, **o
+  ),
   "conllu_tagging": lambda **o: tagging.task(tags=("X",), tags_field="upos", length=64, **o),
   "multiple_choice": lambda **o: multiple_choice.task(
     text="{text}", options="options", label_field="answer", choices=2, length=64, **o
@@ -83,11 +104,24 @@ def zstd(data: bytes) -> bytes:
 
 
 PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
-FORMATS = ("text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "conll", "conllu", "squad", "parallel")
+FORMATS = (
+  "text",
+  "lines",
+  "jsonl",
+  "json",
+  "csv",
+  "tsv",
+  "parquet",
+  "conll",
+  "conllu",
+  "squad",
+  "parallel",
+)
 _PAIR = ("text_to_text", "classification")
 READERS = {  # the tasks that can read a format; None is the preparation of its texts
   **dict.fromkeys(
-    ("json", "jsonl", "parquet"), (None, *(name for name in TASKS if not name.startswith(("span", "conll"))))
+    ("json", "jsonl", "parquet"),
+    (None, *(name for name in TASKS if not name.startswith(("span", "conll")))),
   ),
   **dict.fromkeys(("text", "lines"), (None,)),
   **dict.fromkeys(("csv", "tsv"), (None, *_PAIR)),
@@ -119,7 +153,8 @@ HOSTILE = {
 def content_of(kind: str, rng: random.Random) -> tuple[bytes, str]:
   """A file of a format, its records changed or not."""
   if kind in ("json", "jsonl", "parquet"):
-    tree, what = RECORDS, "as it is"
+    tree = RECORDS
+    what = "as it is"
     if rng.random() < 0.8:
       tree, what = bending.mutated(tree, rng, rng.choice((1, 1, 4)))
     if kind == "json":
@@ -139,15 +174,27 @@ def content_of(kind: str, rng: random.Random) -> tuple[bytes, str]:
     rows = [list(row) for row in TABLE]
     what = "as it is"
     if rng.random() < 0.7:
-      row, cell = rng.choice(rows), rng.choice(["", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text"])
+      row = rng.choice(rows)
+      cell = rng.choice(["", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text"])
       row.insert(rng.randint(0, 2), cell)
       what = f"a cell {cell!r}"
     return "\n".join(map(between.join, rows)).encode(), what
   text = {"conll": CONLL, "conllu": CONLLU}.get(kind, "\n".join(LINES) + "\n")
-  rows, what = text.split("\n"), "as it is"
+  rows = text.split("\n")
+  what = "as it is"
   if rng.random() < 0.7:
     row = rng.choice(
-      ["", "# ", "-DOCSTART-", "\t", "1-2\tx", "a b", "9" * 5000 + "\tx" * 9, "1\t" * 9, "-1" + "\tx" * 9]
+      [
+        "",
+        "# ",
+        "-DOCSTART-",
+        "\t",
+        "1-2\tx",
+        "a b",
+        "9" * 5000 + "\tx" * 9,
+        "1\t" * 9,
+        "-1" + "\tx" * 9,
+      ]
     )
     rows[rng.randint(0, len(rows) - 1)] = row
     what = f"a line {row[:20]!r}"
@@ -167,7 +214,8 @@ def case(rng: random.Random, root):
   if kind != "parquet" and rng.random() < 0.35:
     packed = rng.choice(sorted(PACKED))
     if rng.random() < 0.1:
-      content, what = PACKED[packed](b"a" * (4 << 20)) * 75, "300 MiB of one letter"
+      content = PACKED[packed](b"a" * (4 << 20)) * 75
+      what = "300 MiB of one letter"
     else:
       content = PACKED[packed](content)
     name = f"{name}.{packed}"
@@ -209,12 +257,19 @@ def test_whole_files_are_read(kind, tmp_path):
     "parquet": parquet(RECORDS),
   }
   content |= {"squad": bending.json_text(SQUAD), "conll": CONLL.encode(), "conllu": CONLLU.encode()}
-  content |= {"csv": "\n".join(map(",".join, TABLE)).encode(), "tsv": "\n".join(map("\t".join, TABLE)).encode()}
+  content |= {
+    "csv": "\n".join(map(",".join, TABLE)).encode(),
+    "tsv": "\n".join(map("\t".join, TABLE)).encode(),
+  }
   name = "train.text" if kind == "parallel" else f"corpus.{kind}"
   (tmp_path / "in" / name).write_bytes(content.get(kind, "\n".join(LINES).encode()))
   if kind == "parallel":
     (tmp_path / "in" / "train.label").write_text("long\n" * len(LINES))
-  source = f"parallel:{tmp_path}/in/{{split}}.{{field}}" if kind == "parallel" else f"{kind}:{tmp_path}/in/{name}"
+  source = (
+    f"parallel:{tmp_path}/in/{{split}}.{{field}}"
+    if kind == "parallel"
+    else f"{kind}:{tmp_path}/in/{name}"
+  )
   for number, task in enumerate(READERS[kind]):
     assert reader(task, kind, source)(tmp_path / str(number)) in (None, 0), task
 

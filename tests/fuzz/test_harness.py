@@ -64,7 +64,9 @@ def another_code(workdir):
   ],
 )
 def test_a_case_ends_as(end, call, tmp_path):
-  ground = Ground(tmp_path, seconds=0.3 if end == "hang" else 20, memory=2**25 if end == "memory" else 2**31)
+  ground = Ground(
+    tmp_path, seconds=0.3 if end == "hang" else 20, memory=2**25 if end == "memory" else 2**31
+  )
   assert ground.run("the case", call).end == end, ground.outcomes
   if end in ("success", "refusal"):
     ground.check()

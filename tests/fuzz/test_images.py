@@ -1,4 +1,5 @@
-"""Images and boxes of every layout, damaged, lying or hostile: one line, or a store that counts what it skipped."""
+"""Images and boxes of every layout, damaged, lying or hostile: one line, or a store that counts
+what it skipped."""
 
 import gzip
 import io
@@ -23,12 +24,16 @@ VOC = (
   "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>8</xmax><ymax>9</ymax></bndbox></object></annotation>"
 )
 BOMB = (
-  '<!DOCTYPE a [<!ENTITY a0 "cat">' + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10)) + "]>"
+  '<!DOCTYPE a [<!ENTITY a0 "cat">'
+  + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
+  + "]>"
 )
 HOSTILE_XML = {
   "an entity bomb": BOMB + VOC.replace("cat", "&a9;"),
-  "an external entity": '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + VOC.replace("cat", "&x;"),
-  "a quadratic bomb": f'<!DOCTYPE a [<!ENTITY a "{"x" * 100_000}">]>' + VOC.replace("cat", "&a;" * 20_000),
+  "an external entity": '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
+  + VOC.replace("cat", "&x;"),
+  "a quadratic bomb": f'<!DOCTYPE a [<!ENTITY a "{"x" * 100_000}">]>'
+  + VOC.replace("cat", "&a;" * 20_000),
   "an external DTD": '<!DOCTYPE a SYSTEM "file:///etc/passwd">' + VOC,
   "deep": "<a>" * 200_000 + "</a>" * 200_000,
   "NaN": VOC.replace("<xmin>1", "<xmin>nan"),
@@ -55,7 +60,8 @@ def sixteen_bits() -> bytes:
 
 
 def animated(kind: str) -> bytes:
-  file, frames = io.BytesIO(), [Image.fromarray(np.roll(PIXELS[..., :3], n, 0)) for n in range(4)]
+  file = io.BytesIO()
+  frames = [Image.fromarray(np.roll(PIXELS[..., :3], n, 0)) for n in range(4)]
   frames[0].save(file, kind, save_all=True, append_images=frames[1:])
   return file.getvalue()
 
@@ -64,7 +70,12 @@ def png(width: int, height: int, data: bytes, colour: int = 2, depth: int = 8) -
   """A PNG whose header says what it likes."""
 
   def chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return (
+      struct.pack(">I", len(content))
+      + name
+      + content
+      + struct.pack(">I", zlib.crc32(name + content))
+    )
 
   header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
   return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
@@ -105,23 +116,41 @@ def picture(rng: random.Random) -> tuple[bytes, str]:
     data, what = bending.bent(data, rng)
     kind += f", {what}"
   if data.startswith(b"BM") and rng.random() < 0.5:
-    data, kind = data[:18] + struct.pack("<ii", 60_000, rng.choice((1000, 60_000, -1))) + data[26:], "a lying BMP"
+    data = data[:18] + struct.pack("<ii", 60_000, rng.choice((1000, 60_000, -1))) + data[26:]
+    kind = "a lying BMP"
   return data, kind
 
 
 def idx(array: np.ndarray, shape: tuple | None = None, kind: int = 8) -> bytes:
   shape = array.shape if shape is None else shape
-  return bytes([0, 0, kind, len(shape)]) + b"".join(struct.pack(">I", n) for n in shape) + array.tobytes()
+  return (
+    bytes([0, 0, kind, len(shape)])
+    + b"".join(struct.pack(">I", n) for n in shape)
+    + array.tobytes()
+  )
 
 
 def write_idx(rng: random.Random, folder) -> str:
-  images, labels = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8), np.arange(3, dtype=np.uint8)
-  which, what = rng.choice((0, 1)), "as it is"
+  images = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8)
+  labels = np.arange(3, dtype=np.uint8)
+  which = rng.choice((0, 1))
+  what = "as it is"
   files = [idx(images), idx(labels)]
   if rng.random() < 0.5:
-    shapes = [(2**32 - 1,) * 3, (0, 8, 8), (3, 0, 64), (2**31, 2**31, 2**31), (65_536,) * 4, (3, 2**30, 2**30), (192,)]
+    shapes = [
+      (2**32 - 1,) * 3,
+      (0, 8, 8),
+      (3, 0, 64),
+      (2**31, 2**31, 2**31),
+      (65_536,) * 4,
+      (3, 2**30, 2**30),
+      (192,),
+    ]
     shape = rng.choice(shapes)
-    files[which], what = idx((images, labels)[which], shape, rng.choice((8, 8, 9, 13))), f"shape {shape}"
+    files[which], what = (
+      idx((images, labels)[which], shape, rng.choice((8, 8, 9, 13))),
+      (f"shape {shape}"),
+    )
   elif rng.random() < 0.8:
     files[which], what = bending.bent(files[which], rng)
   if rng.random() < 0.2:
@@ -129,7 +158,10 @@ def write_idx(rng: random.Random, folder) -> str:
     files[which], more = bending.bent(files[which], rng)
     what += f", packed, {more}"
   elif rng.random() < 0.1:
-    files[which], what = gzip.compress(files[which]) + gzip.compress(b"\0" * 2**26) * 32, "2 GiB of zeros, packed"
+    files[which], what = (
+      gzip.compress(files[which]) + gzip.compress(b"\0" * 2**26) * 32,
+      ("2 GiB of zeros, packed"),
+    )
   for name, data in zip(("a-images-idx3-ubyte", "a-labels-idx1-ubyte"), files):
     (folder / name).write_bytes(data)
   return f"{('images', 'labels')[which]} {what}"
@@ -149,7 +181,9 @@ def write_voc(rng: random.Random, folder) -> str:
   for name in ("Annotations", "JPEGImages"):
     (folder / name).mkdir()
   kind = rng.choice(("hostile", "hostile", "bent", "picture"))
-  text, data, what = VOC.encode(), encoded("JPEG"), ""
+  text = VOC.encode()
+  data = encoded("JPEG")
+  what = ""
   if kind == "hostile":
     what = rng.choice(sorted(HOSTILE_XML))
     text = HOSTILE_XML[what].encode("utf-16" if what == "UTF-16" else "utf-8")
@@ -168,11 +202,14 @@ def write_coco(rng: random.Random, folder) -> str:
   tree = {
     "images": [{"id": n, "file_name": f"{n}.jpg", "height": 12, "width": 10} for n in (1, 2)],
     "annotations": [
-      {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 5, 6], "area": 30, "iscrowd": 0} for n in (1, 2)
+      {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 5, 6], "area": 30, "iscrowd": 0}
+      for n in (1, 2)
     ],
     "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
   }
-  content, data, what = bending.json_text(tree), encoded("JPEG"), ""
+  content = bending.json_text(tree)
+  data = encoded("JPEG")
+  what = ""
   kind = rng.choice(("tree", "tree", "tree", "bent", "deep", "picture"))
   if kind == "tree":
     changed, what = bending.mutated(tree, rng, rng.choice((1, 1, 2, 3)))
@@ -180,7 +217,8 @@ def write_coco(rng: random.Random, folder) -> str:
   elif kind == "bent":
     content, what = bending.bent(content, rng)
   elif kind == "deep":
-    content, what = bending.DEEP, "deep"
+    content = bending.DEEP
+    what = "deep"
   else:
     data, what = picture(rng)
   (folder / "boxes.json").write_bytes(content)
@@ -219,13 +257,16 @@ def test_whole_layouts_are_read(layout, tmp_path, monkeypatch):
   """Without this, a mistake in how the cases call would look like refusals of what is mutated."""
 
   class Never(random.Random):
-    """Chooses no mutation where there is a choice, and the picture that is whole where there is none."""
+    """Chooses no mutation where there is a choice, and the picture that is whole where there is
+    none."""
 
     def random(self):
       return 0.99
 
     def choice(self, options):
-      return next((option for option in ("picture", "PNG", "x.png") if option in options), options[0])
+      return next(
+        (option for option in ("picture", "PNG", "x.png") if option in options), options[0]
+      )
 
   (tmp_path / "in").mkdir()
   WRITERS[layout](Never(0), tmp_path / "in")

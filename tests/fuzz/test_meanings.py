@@ -1,7 +1,9 @@
-"""Saved files of a hostile maker, well-formed and with other meanings: one line or success, and nothing is reached.
+"""Saved files of a hostile maker, well-formed and with other meanings: one line or success, and
+nothing is reached.
 
-The files of runs, suites, vocabularies, stores, models and records get addresses, paths, sources, functions and numbers
-that lead elsewhere (`meanings`). No case opens a file elsewhere, sends a request, starts a program or imports a module.
+The files of runs, suites, vocabularies, stores, models and records get addresses, paths, sources,
+functions and numbers that lead elsewhere (`meanings`). No case opens a file elsewhere, sends a
+request, starts a program or imports a module.
 """
 
 import json
@@ -33,7 +35,10 @@ from tests.fuzz.sentinels import Sentinels
 from tests.fuzz.test_stores import signed
 from tests.recipes import nano
 
-SEED, SAMPLE, ALL, PARTS = 23, 24, 520, 4
+SEED = 23
+SAMPLE = 24
+ALL = 520
+PARTS = 4
 SECONDS = 60
 
 
@@ -91,7 +96,9 @@ class Maker:
     content = {"model": self.identity["model"], "vocabulary": "0"}
     content, told = self.mutate(choice, content, inside)
     (inside / "imported.json").write_text(json.dumps(content))
-    return told, lambda: other_runs.with_model(self.config, workdirs.imported(inside)["model"], str(inside))
+    return told, lambda: other_runs.with_model(
+      self.config, workdirs.imported(inside)["model"], str(inside)
+    )
 
   def suite(self, choice: random.Random, inside: pathlib.Path):
     table = {"form": "labelled", "source": "builtin", "text": "{text}", "length": 8}
@@ -109,7 +116,11 @@ class Maker:
   def tokenizer(self, choice: random.Random, inside: pathlib.Path):
     model = json.loads(published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str())
     content = "".join(choice.choice("ab") for _ in range(choice.choice((1, 90, 2000))))
-    step = {"type": "Replace", "pattern": {choice.choice(("String", "Regex")): choice.choice("ab")}, "content": content}
+    step = {
+      "type": "Replace",
+      "pattern": {choice.choice(("String", "Regex")): choice.choice("ab")},
+      "content": content,
+    }
     key, parts = choice.choice((("normalizer", "normalizers"), ("decoder", "decoders")))
     if choice.random() < 0.7:
       model[key] = {"type": "Sequence", parts: [step] * choice.choice((1, 2, 4, 12))}
@@ -155,7 +166,8 @@ class Maker:
       content, told = self.mutate(choice, json.loads(file.read_text()), directory)
     else:
       (directory / "model.safetensors").rename(directory / "a.safetensors")
-      file, told = directory / "model.safetensors.index.json", "index"
+      file = directory / "model.safetensors.index.json"
+      told = "index"
       name = meanings.location(choice, str(self.sentinels.folder), str(directory))
       content = {"weight_map": {"shared.weight": choice.choice((name, "a.safetensors"))}}
     file.write_text(json.dumps(content))
@@ -171,10 +183,14 @@ class Maker:
     if choice.random() < 0.5:
       rows = {"images": [{"file_name": name, "height": 1, "width": 1, "id": 1}], "annotations": []}
       (inside / "rows.json").write_text(json.dumps(rows | {"categories": [{"id": 1, "name": "a"}]}))
-      return f"coco {name!r}", lambda: list(open_source(f"coco:{inside}/rows.json").records("train"))
+      return f"coco {name!r}", lambda: list(
+        open_source(f"coco:{inside}/rows.json").records("train")
+      )
     (inside / "rows.jsonl").write_text(json.dumps({"image": name, "label": "a"}) + "\n")
     given = {"label_field": "label", "classes": ("a",), "cache": str(inside / "cache")}
-    return f"jsonl {name!r}", lambda: image_store.open_store(f"jsonl:{inside}/rows.jsonl", "train", **given)
+    return f"jsonl {name!r}", lambda: image_store.open_store(
+      f"jsonl:{inside}/rows.jsonl", "train", **given
+    )
 
 
 KINDS = (
@@ -195,7 +211,9 @@ KINDS = (
 def _toml(value) -> str:
   """Write a value in TOML, whose inline tables differ from JSON's objects."""
   if isinstance(value, dict):
-    return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    return (
+      "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    )
   return json.dumps(value) if not isinstance(value, float) else repr(value)
 
 
@@ -218,11 +236,13 @@ def tried(maker: Maker, folder: pathlib.Path, cases: range) -> None:
       changes.append(told)
       with maker.sentinels.watching() as events:
         code = door(_without_result)(call)
-      reached.extend(f"seed {SEED}, case {number}, {kind}: {told}: {event}" for event in events)  # noqa: B023
+      reached.extend(f"seed {SEED}, case {number}, {kind}: {told}: {event}" for event in events)
       return code
 
     outcome = ground.run(str(number), case)
-    ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}, {kind}: {' '.join(changes)}")
+    ground.outcomes[-1] = outcome._replace(
+      case=f"seed {SEED}, case {number}, {kind}: {' '.join(changes)}"
+    )
   ground.check(least=len(cases))
   assert not reached, "\n".join(reached)
 

@@ -1,4 +1,5 @@
-"""Model directories whose config, index, header or bytes were mutated, of every family: one line, or a model."""
+"""Model directories whose config, index, header or bytes were mutated, of every family: one line,
+or a model."""
 
 import json
 import random
@@ -23,7 +24,9 @@ def files_of(name: str) -> tuple[dict, bytes]:
   """The config and the weights of a tiny model."""
   golden = np.load(GOLDEN / f"{name}.npz", allow_pickle=False)
   shapes = json.loads(str(golden["shapes"]))
-  return json.loads(str(golden["config"])), save({n: cases.tensor(n, tuple(shape)) for n, shape in shapes.items()})
+  return json.loads(str(golden["config"])), save(
+    {n: cases.tensor(n, tuple(shape)) for n, shape in shapes.items()}
+  )
 
 
 def split(weights: bytes) -> tuple[dict, bytes]:
@@ -43,9 +46,21 @@ def case(rng: random.Random, root):
   directory = root / "model"
   directory.mkdir()
   kind = rng.choice(
-    ("config", "config", "config", "config", "config text", "header", "header", "weights", "index", "index")
+    (
+      "config",
+      "config",
+      "config",
+      "config",
+      "config text",
+      "header",
+      "header",
+      "weights",
+      "index",
+      "index",
+    )
   )
-  text, what = json.dumps(config).encode(), ""
+  text = json.dumps(config).encode()
+  what = ""
   if kind == "config":
     tree, what = bending.mutated(config, rng, rng.choice((1, 1, 1, 2, 3)))
     text = bending.json_text(tree)

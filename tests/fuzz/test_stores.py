@@ -21,7 +21,10 @@ from tests.fuzz.harness import Ground, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tools import inspect_data
 
-SEED, SAMPLE, ALL = 7, 6, 90  # cases of each kind of store
+# cases of each kind of store
+SEED = 7
+SAMPLE = 6
+ALL = 90
 
 
 def signed(file: pathlib.Path) -> None:
@@ -45,7 +48,10 @@ class Tokens:
     self._shown = choice.random() < 0.1
     files = files_of(folder)
     heads = [file for file in files if file.endswith((".json", ".table"))]
-    return f"{self._verify}: {folder_mutation(choice, folder, heads if choice.random() < 0.7 else files, signed)}"
+    return (
+      f"{self._verify}: "
+      f"{folder_mutation(choice, folder, heads if choice.random() < 0.7 else files, signed)}"
+    )
 
   def use(self, folder: pathlib.Path) -> None:
     store = TokenStore.open(folder / "train", self._verify)
@@ -57,17 +63,21 @@ class Tokens:
   def door(self, folder: pathlib.Path) -> int:
     if not self._shown:
       return door(self.use)(folder)
-    return inspect_data.main(["--config=tests/recipes/nano.py", f"--config.task.store={folder}", "--split=train"])
+    return inspect_data.main(
+      ["--config=tests/recipes/nano.py", f"--config.task.store={folder}", "--split=train"]
+    )
 
   def _content(self, store: TokenStore) -> tuple:
-    N, last = store.num_documents, store.num_tokens - 8
+    N = store.num_documents
+    last = store.num_tokens - 8
     places = np.arange(0, max(last, 1), 5)
     spans = store.document_spans(np.arange(N))
     return store.windows(places, 8), store.document_ends(), *spans, *store.documents_at(places)
 
 
 class Examples:
-  """Prepared examples of a task of texts, opened by the task, and the first batch of an evaluation."""
+  """Prepared examples of a task of texts, opened by the task, and the first batch of an
+  evaluation."""
 
   def __init__(self, folder: pathlib.Path):
     rows = "".join(f"a {'word ' * (n % 5)}{n}\tb{n}\n" for n in range(30))
@@ -111,20 +121,26 @@ class Images:
       file = folder.parent / "pictures" / "ab"[n % 2] / f"{n}.png"
       file.parent.mkdir(parents=True, exist_ok=True)
       Image.fromarray(pixels).save(file)
-    self._source, self.folder = f"folders:{folder.parent / 'pictures'}", folder
+    self._source = f"folders:{folder.parent / 'pictures'}"
+    self.folder = folder
     self.expected = self._content(folder)
 
   def damage(self, choice, folder: pathlib.Path) -> str:
     files = [file for file in files_of(folder) if not file.endswith(".lock")]
     top = [file for file in files if file.endswith((".json", ".table"))]
     self._verify = choice.choice(("auto", "auto", "size"))
-    return f"{self._verify}: {folder_mutation(choice, folder, top if choice.random() < 0.6 else files, signed)}"
+    return (
+      f"{self._verify}: "
+      f"{folder_mutation(choice, folder, top if choice.random() < 0.6 else files, signed)}"
+    )
 
   def door(self, folder: pathlib.Path) -> int:
     return door(self.use)(folder)
 
   def use(self, folder: pathlib.Path) -> None:
-    assert self._content(folder, self._verify) == self.expected or self._verify == "size", "wrong bits"
+    assert self._content(folder, self._verify) == self.expected or self._verify == "size", (
+      "wrong bits"
+    )
 
   def _content(self, folder: pathlib.Path, verify: str = "auto"):
     store = image_store.open_store(self._source, "train", cache=str(folder), verify=verify)
@@ -141,7 +157,8 @@ def tried(kind: str, tmp_path: pathlib.Path, cases: range) -> None:
   ground = Ground(tmp_path / "ground", memory=2**30)
   for number in cases:
     told: list[str] = []
-    name, choice = f"seed {SEED}, {kind} {number}", generator(SEED, f"{kind}/{number}")
+    name = f"seed {SEED}, {kind} {number}"
+    choice = generator(SEED, f"{kind}/{number}")
     outcome = ground.run(name, functools.partial(harmed_and_used, subject, choice, told))
     ground.outcomes[-1] = outcome._replace(case=f"{name}: {''.join(told)}")
   ground.check(least=len(cases))

@@ -1,4 +1,5 @@
-"""Damaged token stores given to the commands that train and evaluate: right bits, or one line. See `harness`."""
+"""Damaged token stores given to the commands that train and evaluate: right bits, or one line. See
+`harness`."""
 
 import functools
 import json
@@ -16,7 +17,9 @@ from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tests.fuzz.test_stores import signed
 from tests.runs import losses
 
-SEED, ALL, PARTS = 13, 80, 2
+SEED = 13
+ALL = 80
+PARTS = 2
 FLAGS = ("--config=tests/recipes/nano.py", "--config.total_steps=2", "--config.eval_every=2")
 FLAGS += ('--config.evals.loss={"max_examples": 16}',)
 
@@ -25,25 +28,35 @@ class Stores:
   """A store of two splits, a run on it, and what the commands find."""
 
   def __init__(self, folder: pathlib.Path):
-    self.folder, self._run = folder / "store", folder / "run"
+    self.folder = folder / "store"
+    self._run = folder / "run"
     for split in ("train", "validation"):
       stores.write(self.folder / split, stores.random_documents(60, 200), shard_tokens=1_500)
     assert train.main([*FLAGS, f"--workdir={self._run}", f"--config.task.store={self.folder}"]) == 0
-    self._right = {name: self._made(name, self.folder, folder / name) for name in ("train", "evaluate")}
+    self._right = {
+      name: self._made(name, self.folder, folder / name) for name in ("train", "evaluate")
+    }
     assert all(code == 0 for code, _ in self._right.values())
 
   def use(self, choice: random.Random, told: list[str], inside: pathlib.Path) -> int:
     """Damage a copy of the store and call a command on it; what was not damaged stays as it is."""
-    store, name = copied(self.folder, inside / "store"), choice.choice(("train", "evaluate"))
-    before, verify = digests(store), choice.choice(("auto", "auto", "size"))
+    store = copied(self.folder, inside / "store")
+    name = choice.choice(("train", "evaluate"))
+    before = digests(store)
+    verify = choice.choice(("auto", "auto", "size"))
     split = "validation" if name == "evaluate" else choice.choice(("train", "train", "validation"))
     files = [file for file in files_of(store) if file.startswith(split)]
     heads = [file for file in files if file.endswith((".json", ".npy"))]
-    told += [name, verify, folder_mutation(choice, store, heads if choice.random() < 0.7 else files, signed)]
+    told += [
+      name,
+      verify,
+      folder_mutation(choice, store, heads if choice.random() < 0.7 else files, signed),
+    ]
     sound = digests(store).items() & before.items()
     code, made = self._made(name, store, inside / "made", f"--config.task.verify={verify}")
     assert sound <= digests(store).items(), "a sound file was changed"
-    if not code and verify == "auto" and "manifest.json" not in told[-1]:  # another manifest may tell another order
+    # another manifest may tell another order
+    if not code and verify == "auto" and "manifest.json" not in told[-1]:
       assert made == self._right[name][1], "wrong bits"
     return code
 
@@ -54,7 +67,9 @@ class Stores:
       code = train.main([*FLAGS, f"--workdir={inside}", *flags])
       return code, losses(inside) if not code else None
     code = evaluate.main([f"--workdir={copied(self._run, inside)}", *flags])
-    found = [json.loads(file.read_text())["metrics"] for file in sorted(inside.glob("evaluations/*.json"))]
+    found = [
+      json.loads(file.read_text())["metrics"] for file in sorted(inside.glob("evaluations/*.json"))
+    ]
     return code, [one["loss"] for one in found]
 
 

@@ -1,4 +1,5 @@
-"""Vocabularies and tokenizers whose files were mutated, of every kind: one line, or ids that go there and back."""
+"""Vocabularies and tokenizers whose files were mutated, of every kind: one line, or ids that go
+there and back."""
 
 import functools
 import json
@@ -40,20 +41,31 @@ def files_of(kind: str) -> dict[str, bytes]:
       vocabularies.load(str(published.write(pathlib.Path(root) / "from", "bert"))).save(path)
     elif kind == "whole":
       path.mkdir()
-      published.byte_level(["<|begin_of_text|>", "<|end_of_text|>"]).save(str(path / "tokenizer.json"))
+      published.byte_level(["<|begin_of_text|>", "<|end_of_text|>"]).save(
+        str(path / "tokenizer.json")
+      )
       tokens = {
         "bos_token": "<|begin_of_text|>",
         "eos_token": "<|end_of_text|>",
         "tokenizer_class": "PreTrainedTokenizer",
       }
-      more = {"added_tokens_decoder": {"0": {"content": "<|begin_of_text|>", "special": True, "normalized": False}}}
+      more = {
+        "added_tokens_decoder": {
+          "0": {"content": "<|begin_of_text|>", "special": True, "normalized": False}
+        }
+      }
       (path / "tokenizer_config.json").write_text(json.dumps(tokens | more))
-      (path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": [1, 2], "vocab_size": 400}))
+      (path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "eos_token_id": [1, 2], "vocab_size": 400})
+      )
     else:
       published.write(path, kind)
       config = {"model_max_length": 512, "extra_ids": 100, "add_prefix_space": True}
       (path / "tokenizer_config.json").write_text(json.dumps(config))
-      special = {"eos_token": {"content": "</s>", "lstrip": False}, "additional_special_tokens": ["<a>", "<b>"]}
+      special = {
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "additional_special_tokens": ["<a>", "<b>"],
+      }
       (path / "special_tokens_map.json").write_text(json.dumps(special))
       (path / "added_tokens.json").write_text(json.dumps({"<a>": 500, "<b>": 501}))
     return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
@@ -62,7 +74,8 @@ def files_of(kind: str) -> dict[str, bytes]:
 def mutated_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
   """A SentencePiece model with other pieces, scores, types or normaliser."""
   proto = _model_proto().FromString(data)
-  piece, kind = rng.choice(proto.pieces), rng.randint(0, 7)
+  piece = rng.choice(proto.pieces)
+  kind = rng.randint(0, 7)
   if kind == 0:
     piece.piece = what = rng.choice(["", "\0", "<extra_id_0>", "x" * 3000, proto.pieces[0].piece])
   elif kind == 1:
@@ -76,7 +89,9 @@ def mutated_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     what = "the same pieces again"
     proto.pieces.extend([*proto.pieces])
   elif kind == 5:
-    proto.normalizer_spec.precompiled_charsmap, what = bending.bent(proto.normalizer_spec.precompiled_charsmap, rng)
+    proto.normalizer_spec.precompiled_charsmap, what = bending.bent(
+      proto.normalizer_spec.precompiled_charsmap, rng
+    )
   elif kind == 6:
     proto.trainer_spec.model_type = what = rng.choice([0, 1, 2, 3, 4, 9, -1])
   else:

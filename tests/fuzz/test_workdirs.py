@@ -1,4 +1,5 @@
-"""Damaged workdirs, resumed, evaluated, used, exported and reported: right bits, or one line. See `harness`."""
+"""Damaged workdirs, resumed, evaluated, used, exported and reported: right bits, or one line. See
+`harness`."""
 
 import contextlib
 import functools
@@ -22,13 +23,26 @@ from tools import convert_hf
 
 pytestmark = pytest.mark.runs
 
-SEED, SAMPLE, ALL, PARTS = 11, 15, 220, 4
+SEED = 11
+SAMPLE = 15
+ALL = 220
+PARTS = 4
 FLAGS = ("--config=tests/recipes/nano.py", "--config.eval_every=2", "--config.checkpoint.every=2")
 FLAGS += ('--config.evals.loss={"max_examples": 16}',)
-STEPS, LAST = (2, 4), 6  # a finished run has checkpoints of the steps; the train command goes on to the last
+# a finished run has checkpoints of the steps; the train command goes on to the last
+STEPS = (2, 4)
+LAST = 6
 # Files that a run of each command may write; all others stay as they are.
 WRITES = {
-  "train": ("history.jsonl", "metrics.jsonl", "environment.json", "report.html", "lock", "events.", "config.json"),
+  "train": (
+    "history.jsonl",
+    "metrics.jsonl",
+    "environment.json",
+    "report.html",
+    "lock",
+    "events.",
+    "config.json",
+  ),
   "evaluate": ("evaluations/",),
   "predict": (),
   "export": (),
@@ -48,10 +62,13 @@ class Workdir:
   """
 
   def __init__(self, trained: pathlib.Path, folder: pathlib.Path, doors: tuple[str, ...] = QUICK):
-    self.folder, self._input = copied(trained, folder / "run"), folder / "lines.txt"
+    self.folder = copied(trained, folder / "run")
+    self._input = folder / "lines.txt"
     self._input.write_text("Returns the <extra_id_0>.\n")
     (self.folder / "evaluations").mkdir(exist_ok=True)
-    (self.folder / "evaluations" / "4_loss_test.json").write_text('{"step": 4, "metrics": {"loss": 6.5}}')
+    (self.folder / "evaluations" / "4_loss_test.json").write_text(
+      '{"step": 4, "metrics": {"loss": 6.5}}'
+    )
     (self.folder / "evaluations" / "4_loss_test.jsonl").write_text('{"input": "a"}\n')
     self._right: dict[str, list] = {name: [] for name in {*doors}}
     for name in {*doors} - {"report"}:
@@ -61,7 +78,11 @@ class Workdir:
         self._right[name].append(self._made(name, used.parent, used))
 
   def damage(self, choice: random.Random, folder: pathlib.Path) -> str:
-    files = [file for file in files_of(folder) if not file.startswith(("events.", "report.html", "compiled/"))]
+    files = [
+      file
+      for file in files_of(folder)
+      if not file.startswith(("events.", "report.html", "compiled/"))
+    ]
     parts = [
       ["config.json"],
       ["history.jsonl", "metrics.jsonl"],
@@ -100,8 +121,13 @@ class Workdir:
     if name == "train":
       return prints(folder, LAST), [row for row in losses(folder) if row[0] > STEPS[-1]]
     if name == "evaluate":
-      found = [json.loads(file.read_text()) for file in (folder / "evaluations").glob("*_loss_validation.json")]
-      return [(one["step"], {k: v for k, v in one["metrics"].items() if k != "seconds"}) for one in found]
+      found = [
+        json.loads(file.read_text())
+        for file in (folder / "evaluations").glob("*_loss_validation.json")
+      ]
+      return [
+        (one["step"], {k: v for k, v in one["metrics"].items() if k != "seconds"}) for one in found
+      ]
     if name == "predict":
       return (inside / "out.jsonl").read_text()
     tensors = load_file(inside / "exported" / "model.safetensors")
@@ -117,20 +143,28 @@ def workdir(trained, tmp_path_factory) -> Workdir:
   return Workdir(trained, tmp_path_factory.mktemp("sound"))
 
 
-def tried(workdir: Workdir, folder: pathlib.Path, cases: range, doors: tuple[str, ...], kept=None) -> None:
+def tried(
+  workdir: Workdir, folder: pathlib.Path, cases: range, doors: tuple[str, ...], kept=None
+) -> None:
   ground = Ground(folder / "ground", seconds=300, memory=2**30, kept=kept)
   for number in cases:
     told: list[str] = []
     choice = generator(SEED, number)
-    outcome = ground.run(str(number), functools.partial(harmed_and_used, workdir, choice, doors, told))
+    outcome = ground.run(
+      str(number), functools.partial(harmed_and_used, workdir, choice, doors, told)
+    )
     ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(told)}")
     print(*ground.outcomes[-1], flush=True)
   ground.check(least=len(cases))
 
 
-def harmed_and_used(workdir: Workdir, choice: random.Random, doors, told: list[str], inside: pathlib.Path) -> int:
-  """Damage a copy of a workdir and call a command on it; files that were not damaged stay as they are."""
-  folder, name = copied(workdir.folder, inside / "run"), choice.choice(doors)
+def harmed_and_used(
+  workdir: Workdir, choice: random.Random, doors, told: list[str], inside: pathlib.Path
+) -> int:
+  """Damage a copy of a workdir and call a command on it; files that were not damaged stay as they
+  are."""
+  folder = copied(workdir.folder, inside / "run")
+  name = choice.choice(doors)
   before = digests(folder)
   told += [name, workdir.damage(choice, folder)]
   sound = {file: digest for file, digest in digests(folder).items() if before.get(file) == digest}
@@ -139,8 +173,14 @@ def harmed_and_used(workdir: Workdir, choice: random.Random, doors, told: list[s
   code = workdir.use(name, inside, folder, whole)
   after = digests(folder)
   steps = ("checkpoints/", "best/")  # a damaged step is set aside
-  written = WRITES[name] + (steps if name == "train" and any(file.startswith(steps) for file in harmed) else ())
-  changed = [file for file, digest in sound.items() if after.get(file) != digest and not file.startswith(written)]
+  written = WRITES[name] + (
+    steps if name == "train" and any(file.startswith(steps) for file in harmed) else ()
+  )
+  changed = [
+    file
+    for file, digest in sound.items()
+    if after.get(file) != digest and not file.startswith(written)
+  ]
   assert not changed, f"sound files changed: {changed[:5]}"
   return code
 
@@ -151,7 +191,10 @@ def part(first: int, last: int, cache: str) -> None:
     jax.config.update(f"jax_persistent_cache_{name}", value)
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
-    assert train.main([*FLAGS, f"--config.total_steps={STEPS[-1]}", f"--workdir={root / 'trained'}"]) == 0
+    assert (
+      train.main([*FLAGS, f"--config.total_steps={STEPS[-1]}", f"--workdir={root / 'trained'}"])
+      == 0
+    )
     workdir = Workdir(root / "trained", root / "sound", DOORS)
     tried(workdir, root, range(first, last), DOORS, pathlib.Path(cache))
 

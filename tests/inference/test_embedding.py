@@ -1,4 +1,5 @@
-"""Sentence embeddings through the doors: a headless Hugging Face encoder converted, embedded and scored."""
+"""Sentence embeddings through the doors: a headless Hugging Face encoder converted, embedded and
+scored."""
 
 import dataclasses
 import json
@@ -30,7 +31,12 @@ def converted(tmp_path_factory):
   like = bert.VARIANTS["bert-tiny"]
   design = dataclasses.replace(like.design, position={"name": "learned", "length": 48})
   variant = dataclasses.replace(
-    like, dims=Dims(32, 2, 2, 16, 64, 1), vocab_size=384, design=design, tokens=bert.TOKENS, head="pooled"
+    like,
+    dims=Dims(32, 2, 2, 16, 64, 1),
+    vocab_size=384,
+    design=design,
+    tokens=bert.TOKENS,
+    head="pooled",
   )
   hf.save(bert.Model(nnx.Rngs(params=jax.random.key(0)), variant=variant), str(path / "hf"))
   published.write(path / "hf", "bert")
@@ -40,7 +46,9 @@ def converted(tmp_path_factory):
 
 
 def expected(directory, pooling):
-  model, vocabulary, found = hf.load(str(directory)), load(str(directory)), []
+  model = hf.load(str(directory))
+  vocabulary = load(str(directory))
+  found = []
   for text in TEXTS:
     ids = [special(vocabulary, "cls"), *vocabulary.encode(text), special(vocabulary, "sep")]
     x_TD = np.asarray(model({"encoder_input_tokens": np.array([ids], np.int32)})["logits"][0])
@@ -55,28 +63,45 @@ def test_an_embedding_is_of_the_text_alone(converted, pooling, tmp_path):
   (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
   out = tmp_path / "out.jsonl"
   assert (
-    predict.main([f"--workdir={workdir}", f"--embed={pooling}", f"--input={tmp_path}/texts.txt", f"--output={out}"])
+    predict.main(
+      [
+        f"--workdir={workdir}",
+        f"--embed={pooling}",
+        f"--input={tmp_path}/texts.txt",
+        f"--output={out}",
+      ]
+    )
     == 0
   )
   rows = [json.loads(line) for line in out.read_text().splitlines()]
   assert [row["input"] for row in rows] == TEXTS
-  np.testing.assert_allclose([row["embedding"] for row in rows], expected(directory, pooling), atol=1e-5)
+  np.testing.assert_allclose(
+    [row["embedding"] for row in rows], expected(directory, pooling), atol=1e-5
+  )
 
 
 def test_a_directory_that_pools_otherwise_is_told(converted, tmp_path, capsys):
   directory = shutil.copytree(converted[0], tmp_path / "hf")
-  modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in MODULES.items()]
+  modules = [
+    {"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in MODULES.items()
+  ]
   (directory / "modules.json").write_text(json.dumps(modules))
   (directory / "1_Pooling").mkdir()
   pools = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
   (directory / "1_Pooling" / "config.json").write_text(json.dumps(pools))
   (tmp_path / "texts.txt").write_text(TEXTS[0])
-  flags = [f"--workdir={directory}", f"--input={tmp_path}/texts.txt", f"--output={tmp_path}/out.jsonl"]
+  flags = [
+    f"--workdir={directory}",
+    f"--input={tmp_path}/texts.txt",
+    f"--output={tmp_path}/out.jsonl",
+  ]
   assert predict.main([*flags, "--embed"]) == 0
   assert "pooled by cls, not by mean; add --embed=cls" in capsys.readouterr().out
   assert sentences.told(str(directory), "cls") is None
   (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
-  assert sentences.told(str(directory), "mean").endswith("pooled by max, not by mean; which --embed cannot do")
+  assert sentences.told(str(directory), "mean").endswith(
+    "pooled by max, not by mean; which --embed cannot do"
+  )
   dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
   (directory / "modules.json").write_text(json.dumps([*modules, dense]))
   assert "its embeddings pass Dense after the model" in sentences.told(str(directory), "cls")
@@ -99,7 +124,10 @@ def test_cosines_are_held_against_numbers(converted, tmp_path):
   flags = [f"--config.{key}={json.dumps(value)}" for key, value in changes.items()]
   assert evaluate.main([f"--workdir={workdir}", "--config=configs/bert/base.py", *flags]) == 0
   found = json.loads((workdir / "evaluations" / "0_cosine_validation.json").read_text())["metrics"]
-  rows = [json.loads(x) for x in (workdir / "evaluations" / "0_cosine_validation.jsonl").read_text().splitlines()]
+  rows = [
+    json.loads(x)
+    for x in (workdir / "evaluations" / "0_cosine_validation.jsonl").read_text().splitlines()
+  ]
   both = expected(directory, "mean")
   assert found["examples"] == len(pairs) and rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
   assert rows[5]["prediction"] == pytest.approx(float(both[0] @ both[1]), abs=1e-5)

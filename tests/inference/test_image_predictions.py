@@ -1,4 +1,5 @@
-"""Classes of images by the door: those of the evaluation, whatever file they come in, and what is no image is told."""
+"""Classes of images by the door: those of the evaluation, whatever file they come in, and what is
+no image is told."""
 
 import json
 import shutil
@@ -18,14 +19,21 @@ NANO = "tests/recipes/nano_image.py"
 @pytest.fixture(scope="module")
 def trained_on_digits(tmp_path_factory, compiled):
   folder = tmp_path_factory.mktemp("digits")
-  flags = (f"--config.task.cache={folder}/cache", "--config.total_steps=4", "--config.schedule.learning_rate=0.01")
+  flags = (
+    f"--config.task.cache={folder}/cache",
+    "--config.total_steps=4",
+    "--config.schedule.learning_rate=0.01",
+  )
   assert train.main([f"--config={NANO}", f"--workdir={folder}/run", *flags]) == 0
   return folder
 
 
 def ask(folder, source, *flags) -> list[dict]:
   output = folder / "out.jsonl"
-  assert predict.main([f"--workdir={folder}/run", f"--input={source}", f"--output={output}", *flags]) == 0
+  assert (
+    predict.main([f"--workdir={folder}/run", f"--input={source}", f"--output={output}", *flags])
+    == 0
+  )
   return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -33,7 +41,10 @@ def ask(folder, source, *flags) -> list[dict]:
 def test_predictions_are_those_of_the_evaluation(trained_on_digits, capsys):
   folder = trained_on_digits
   assert (
-    evaluate.main([f"--workdir={folder}/run", '--config.evals={"image_classification": {"max_examples": 20}}']) == 0
+    evaluate.main(
+      [f"--workdir={folder}/run", '--config.evals={"image_classification": {"max_examples": 20}}']
+    )
+    == 0
   )
   expected = next((folder / "run" / "evaluations").glob("*.jsonl")).read_text().splitlines()
   images = store.open_store("digits", "validation", cache=str(folder / "cache")).read(np.arange(20))
@@ -41,21 +52,33 @@ def test_predictions_are_those_of_the_evaluation(trained_on_digits, capsys):
     (folder / "files" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
     (folder / "files" / f"{number % 2}" / f"{number:02}.png").write_bytes(data)
   rows = ask(folder, folder / "files", "--batch_size=8", "--top_k=10")
-  assert [row["input"] for row in rows] == sorted(str(path) for path in (folder / "files").rglob("*.png"))
+  assert [row["input"] for row in rows] == sorted(
+    str(path) for path in (folder / "files").rglob("*.png")
+  )
   found = {int(row["input"][-6:-4]): row for row in rows}
-  assert [found[n]["prediction"] for n in range(20)] == [json.loads(line)["prediction"] for line in expected]
+  assert [found[n]["prediction"] for n in range(20)] == [
+    json.loads(line)["prediction"] for line in expected
+  ]
   for row in rows:
     p = [each["probability"] for each in row["predictions"]]
-    assert sum(p) == pytest.approx(1, abs=1e-4) and p == sorted(p, reverse=True) and row["probability"] == p[0]
+    assert (
+      sum(p) == pytest.approx(1, abs=1e-4)
+      and p == sorted(p, reverse=True)
+      and row["probability"] == p[0]
+    )
     assert {each["label"] for each in row["predictions"]} == set("0123456789")
   one = ask(folder, f"{folder}/files/*/0[01].png")
-  assert [len(row["predictions"]) for row in one] == [5, 5] and one[0]["prediction"] == found[0]["prediction"]
+  assert [len(row["predictions"]) for row in one] == [5, 5] and one[0]["prediction"] == found[0][
+    "prediction"
+  ]
   assert ask(folder, folder / "files" / "1" / "01.png")[0]["predictions"] == one[1]["predictions"]
 
 
 def test_odd_files_are_classified_or_told_and_counted(trained_on_digits, tmp_path, capsys):
   folders(tmp_path / "odd", ODD)
-  rows = {row["input"].rpartition("odd/")[2]: row for row in ask(trained_on_digits, tmp_path / "odd")}
+  rows = {
+    row["input"].rpartition("odd/")[2]: row for row in ask(trained_on_digits, tmp_path / "odd")
+  }
   errors = {name: row["error"] for name, row in rows.items() if "error" in row}
   bad = {name: "not a readable image" for name in ("b/broken.jpg", "b/notes.txt", "b/empty.png")}
   assert errors == bad | {"b/huge.png": "more than 67,108,864 pixels"} and rows.keys() == ODD.keys()
@@ -75,7 +98,12 @@ def test_odd_files_are_classified_or_told_and_counted(trained_on_digits, tmp_pat
 )
 def test_what_cannot_be_is_one_line(source, flags, words, trained_on_digits, tmp_path, capsys):
   folders(tmp_path / "bad", {"x.jpg": b"?", "y.jpg": b""})
-  given = [f"--workdir={trained_on_digits}/run", f"--input={source.format(tmp=tmp_path)}", "--output=-", *flags]
+  given = [
+    f"--workdir={trained_on_digits}/run",
+    f"--input={source.format(tmp=tmp_path)}",
+    "--output=-",
+    *flags,
+  ]
   assert predict.main(given) == 2
   error = capsys.readouterr().err.strip().splitlines()
   assert words in error[-1] and not any("Traceback" in line for line in error)

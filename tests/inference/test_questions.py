@@ -19,10 +19,34 @@ from tools import few_shot
 
 SUBJECT = "abstract_algebra"
 ROWS = [
-  {"subject": SUBJECT, "split": "test", "question": " Find it. ", "choices": ["0", "4", "2", "6"], "answer": "B"},
-  {"subject": SUBJECT, "split": "dev", "question": "Is it?", "choices": ["yes", "no"], "answer": "A"},
-  {"subject": SUBJECT, "split": "dev", "question": "Was it?", "choices": ["yes", "no"], "answer": "B"},
-  {"subject": "law", "split": "dev", "question": "Another subject's.", "choices": ["x", "y"], "answer": "A"},
+  {
+    "subject": SUBJECT,
+    "split": "test",
+    "question": " Find it. ",
+    "choices": ["0", "4", "2", "6"],
+    "answer": "B",
+  },
+  {
+    "subject": SUBJECT,
+    "split": "dev",
+    "question": "Is it?",
+    "choices": ["yes", "no"],
+    "answer": "A",
+  },
+  {
+    "subject": SUBJECT,
+    "split": "dev",
+    "question": "Was it?",
+    "choices": ["yes", "no"],
+    "answer": "B",
+  },
+  {
+    "subject": "law",
+    "split": "dev",
+    "question": "Another subject's.",
+    "choices": ["x", "y"],
+    "answer": "A",
+  },
 ]
 HEADER = "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
 ASKED = "Find it.\nA. 0\nB. 4\nC. 2\nD. 6\nAnswer:"
@@ -45,7 +69,9 @@ def test_mmlu_names_the_subject_and_shows_its_first_examples(shots, before, tmp_
 
 
 def test_a_question_without_a_subject_has_no_header(tmp_path):
-  ((_, pairs, _),) = asked(tmp_path, [{key: value for key, value in ROWS[0].items() if key != "subject"}])
+  ((_, pairs, _),) = asked(
+    tmp_path, [{key: value for key, value in ROWS[0].items() if key != "subject"}]
+  )
   assert pairs[0][0] == ASKED
   with pytest.raises(UserError, match="all rows are of the split dev"):
     asked(tmp_path, ROWS[1:])
@@ -58,20 +84,29 @@ def read(folder, name: str, rows: list[dict]):
 
 def test_examples_that_are_not_there_are_missed(tmp_path):
   rows = [{key: value for key, value in row.items() if key != "split"} for row in ROWS]
-  with pytest.raises(UserError, match="mmlu.jsonl:1: found no examples of the split dev and the subject 'abstract_alg"):
+  with pytest.raises(
+    UserError,
+    match="mmlu.jsonl:1: found no examples of the split dev and the subject 'abstract_alg",
+  ):
     asked(tmp_path, rows, 1)
-  test, dev = read(tmp_path, "test", rows[:1]), read(tmp_path, "dev", rows[1:])
+  test = read(tmp_path, "test", rows[:1])
+  dev = read(tmp_path, "dev", rows[1:])
   ((_, pairs, _),) = questions.lettered(test, dev, questions.Options(shots=1))
   assert pairs[0][0] == f"{HEADER}Is it?\nA. yes\nB. no\nAnswer: A\n\n{ASKED}"
 
 
 class Model:
-  """A stand-in for `Prompts` and its likelihood: every continuation has a score, and every context an answer."""
+  """A stand-in for `Prompts` and its likelihood: every continuation has a score, and every context
+  an answer."""
 
-  both, longest_answer = False, None
+  both = False
+  longest_answer = None
 
   def __init__(self, answer: str = "", score=len):
-    self.likelihood, self.given, self._answer, self._score = self, [], answer, score
+    self.likelihood = self
+    self.given = []
+    self._answer = answer
+    self._score = score
 
   def encode(self, text, special=True):
     return list(text)
@@ -98,7 +133,9 @@ class Model:
 
 def ask(model, file, examples=None, **options):
   asker = object.__new__(questions.Asker)
-  asker._options, asker._examples, asker._prompts = questions.Options(**options), examples, model
+  asker._options = questions.Options(**options)
+  asker._examples = examples
+  asker._prompts = model
   return asker(file)
 
 
@@ -106,7 +143,9 @@ def test_a_question_is_not_among_its_examples_in_another_file(tmp_path):
   rows = [{"query": f"Q{n}", "choices": ["yes", "no"], "gold": 0} for n in range(3)]
   model = Model()
   ask(model, read(tmp_path, "test", rows), read(tmp_path, "same", rows), shots=2)
-  assert all(context.count(context[-2:]) == 1 and context.count("yes") == 2 for context, _ in model.given)
+  assert all(
+    context.count(context[-2:]) == 1 and context.count("yes") == 2 for context, _ in model.given
+  )
 
 
 def test_normalised_accuracy_is_by_the_characters_of_the_choice(tmp_path):
@@ -124,7 +163,9 @@ def test_numbers_are_equal_however_they_are_written(answer, tmp_path):
 
 
 def test_an_answer_in_words_is_not_judged_by_its_number(tmp_path):
-  file = read(tmp_path, "q", [{"context": "Is it?", "answer": "yes", "chain_of_thought": "It may."}])
+  file = read(
+    tmp_path, "q", [{"context": "Is it?", "answer": "yes", "chain_of_thought": "It may."}]
+  )
   assert [ask(Model(text), file)["exact_match"] for text in ("Yes.", "no number")] == [100, 0]
 
 
@@ -147,7 +188,9 @@ def test_answers_of_several_forms(answer, text, tmp_path):
   assert [ask(Model(given), file)["exact_match"] for given in (text, "5 none", "")] == [100, 0, 0]
 
 
-@pytest.mark.parametrize("answer", [None, True, [], [None], "", {"id": 1}, ["a", {"x": 1}], [False]])
+@pytest.mark.parametrize(
+  "answer", [None, True, [], [None], "", {"id": 1}, ["a", {"x": 1}], [False]]
+)
 def test_answers_that_are_none_are_refused_by_row(answer, tmp_path):
   with pytest.raises(UserError, match="q.jsonl:2: answer: "):
     read(tmp_path, "q", [{"context": "Q", "answer": "a"}, {"context": "Q", "answer": answer}])
@@ -159,15 +202,20 @@ def test_a_text_of_aliases_is_one_alias(tmp_path):
 
 
 def test_a_row_is_judged_by_its_own_answer(tmp_path):
-  rows = [{"context": f"Q{n}", "answer": n} for n in range(3)] + [{"context": "Q", "answer": "18 apples"}]
+  rows = [{"context": f"Q{n}", "answer": n} for n in range(3)] + [
+    {"context": "Q", "answer": "18 apples"}
+  ]
   found = ask(Model(["it is 0.0", "so 1.00", "$2", "19 apples"]), read(tmp_path, "q", rows))
   assert found["exact_match"] == 75
 
 
 def test_answers_that_reach_the_limit_are_counted(tmp_path):
-  file = read(tmp_path, "q", [{"context": f"Q{n}", "answer": text} for n, text in enumerate(("ten", 10, 10))])
+  file = read(
+    tmp_path, "q", [{"context": f"Q{n}", "answer": text} for n, text in enumerate(("ten", 10, 10))]
+  )
   model = Model(["tenth\nQ", "1\n2\n3", "1\n\nQ: 2"])
-  assert ask(model, file, max_new_tokens=5)["unfinished"] == 1  # the first line, and the last's paragraph, have ended
+  # the first line, and the last's paragraph, have ended
+  assert ask(model, file, max_new_tokens=5)["unfinished"] == 1
   assert ask(model, file)["unfinished"] == 0 and model.new == 64
   worked = read(tmp_path, "w", [{"context": "Q", "answer": "5 + 5 #### 10"}])
   ask(model, worked)
@@ -192,9 +240,13 @@ def test_more_options_than_five(number, tmp_path):
 
 def test_fewer_rows_than_shots_are_refused(tmp_path):
   rows = [{"context": f"Q{n}", "answer": "a"} for n in range(2)]
-  with pytest.raises(UserError, match="q.jsonl:1: found 1 other questions in .*q.jsonl, expected 5"):
+  with pytest.raises(
+    UserError, match="q.jsonl:1: found 1 other questions in .*q.jsonl, expected 5"
+  ):
     ask(Model(), read(tmp_path, "q", rows), shots=5)
-  with pytest.raises(UserError, match="found 2 examples of the split dev and the subject .* expected 3"):
+  with pytest.raises(
+    UserError, match="found 2 examples of the split dev and the subject .* expected 3"
+  ):
     asked(tmp_path, ROWS, 3)
 
 
@@ -220,13 +272,26 @@ def test_texts_without_words_have_no_perplexity(texts, tmp_path):
 
 
 def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch):
-  """More pretraining, or another file of the same name, asks again; else `evaluate --questions` reads what it has."""
-  times, steps = [], [1]
+  """More pretraining, or another file of the same name, asks again; else `evaluate --questions`
+  reads what it has."""
+  times = []
+  steps = [1]
   monkeypatch.setattr(suite, "kind", lambda workdir: "decoder")
   monkeypatch.setattr(facts, "newest", lambda workdir: steps)
-  monkeypatch.setattr(library, "load", lambda *_, **__: types.SimpleNamespace(chat_template=lambda: None))
-  monkeypatch.setattr(questions, "Asker", lambda *_: lambda file: times.append(file) or scores(len(times)))
-  named = {"from_scratch": False, "workdir": "run", "step": None, "shots": None, "max_examples": None, "template": None}
+  monkeypatch.setattr(
+    library, "load", lambda *_, **__: types.SimpleNamespace(chat_template=lambda: None)
+  )
+  monkeypatch.setattr(
+    questions, "Asker", lambda *_: lambda file: times.append(file) or scores(len(times))
+  )
+  named = {
+    "from_scratch": False,
+    "workdir": "run",
+    "step": None,
+    "shots": None,
+    "max_examples": None,
+    "template": None,
+  }
   args = types.SimpleNamespace(questions=f"{tmp_path}/test.jsonl", **named)
 
   def scores(value: int) -> dict[str, float]:
@@ -237,7 +302,8 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
     return evaluate._asked(args, tmp_path / "out", ["run"])()[0]["test"]["score"]
 
   rows = [{"query": "Q", "choices": ["yes", "no"], "gold": 0}]
-  first, again = found(), found()
+  first = found()
+  again = found()
   steps = [2]
   later = found()
   rows = [rows[0] | {"gold": 1}]
@@ -248,7 +314,9 @@ def test_shares_have_intervals_and_long_files_progress(capsys, monkeypatch):
   scores = {"accuracy": 50.0, "perplexity": 3.0, "examples": 100, "truncated": 0}
   ((low, high),) = (interval.values() for interval in questions.intervals(scores).values())
   assert (round(low, 2), round(high, 2)) == (40.38, 59.62)  # Wilson 1927
-  assert questions.line(scores) == "accuracy 50 (40.4 to 59.6), perplexity 3, examples 100, truncated 0"
+  assert questions.line(scores) == (
+    "accuracy 50 (40.4 to 59.6), perplexity 3, examples 100, truncated 0"
+  )
   monkeypatch.setattr(questions.Progress, "SECONDS", 0.0)
   with rows.reporting(questions.Progress("arc")):
     rows.in_batches(
@@ -264,13 +332,17 @@ def test_shares_have_intervals_and_long_files_progress(capsys, monkeypatch):
 def test_a_chat_template_surrounds_the_context_and_not_the_answer():
   opened = types.SimpleNamespace(
     features={"decoder_target_tokens": [16]},
-    run=types.SimpleNamespace(model=types.SimpleNamespace(inputs=types.SimpleNamespace(position=None))),
+    run=types.SimpleNamespace(
+      model=types.SimpleNamespace(inputs=types.SimpleNamespace(position=None))
+    ),
     vocabulary=vocabularies.load("bytes"),
     forced=(None, None),
   )
   context, answer = prompts.Prompts(opened, template="plain").pair("Where?", " Here")
   vocabulary = opened.vocabulary
-  assert vocabulary.decode(context) == "User: Where?\n\nAssistant:" and context[0] == vocabularies.start_id(vocabulary)
+  assert vocabulary.decode(context) == "User: Where?\n\nAssistant:" and context[
+    0
+  ] == vocabularies.start_id(vocabulary)
   assert answer == vocabulary.encode("Here")
 
 
@@ -279,7 +351,9 @@ def test_examples_need_shots(capsys):
   assert "--examples: only with --shots" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--epochs=nan", "--epochs=inf", "--rates=1e-5,nan", "--seeds=0", "--shots=-1"])
+@pytest.mark.parametrize(
+  "flag", ["--epochs=nan", "--epochs=inf", "--rates=1e-5,nan", "--seeds=0", "--shots=-1"]
+)
 def test_numbers_of_a_suite_are_finite(flag, capsys):
   assert evaluate.main(["--workdir=run", "--suite=glue", "--questions=test.jsonl", flag]) == 2
   assert "expected finite numbers above 0" in capsys.readouterr().err

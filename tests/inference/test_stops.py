@@ -1,4 +1,5 @@
-"""Strings that end a text: where it is cut, what can be shown of a growing one, and the bytes of ids."""
+"""Strings that end a text: where it is cut, what can be shown of a growing one, and the bytes of
+ids."""
 
 import pytest
 
@@ -23,7 +24,8 @@ def test_a_text_is_cut_before_the_string_that_is_complete_first(strings, text, k
   stops = Stops(strings)
   assert stops.cut(text) == kept
   for size in (1, 2, 3):  # however it grows, what is shown stays
-    grown, shown = "", ""
+    grown = ""
+    shown = ""
     for start in range(0, len(text), size):
       grown += text[start : start + size]
       if stops.cut(grown) != grown:
@@ -34,7 +36,8 @@ def test_a_text_is_cut_before_the_string_that_is_complete_first(strings, text, k
 
 
 def test_bytes_of_ids_join_to_the_text():
-  vocabulary, text = ByteVocabulary(extra_ids=2), "é €\n"
+  vocabulary = ByteVocabulary(extra_ids=2)
+  text = "é €\n"
   found = token_bytes(vocabulary)
   assert b"".join(found[i] for i in vocabulary.encode(text)) == text.encode()
   assert found[:2] == [b"", b""] and found[-1] == b"<extra_id_0>"

@@ -19,11 +19,17 @@ from t5x_like.inference import strategies
     ({"samples": 0}, "--samples=0: expected at least 1"),
     ({"min_new_tokens": -1}, "--min_new_tokens=-1: found -1, expected at least 0"),
     ({"repetition_penalty": 0.0}, "--repetition_penalty=0.0: found 0.0, expected a number above 0"),
-    ({"no_repeat_ngram_size": 0}, "--no_repeat_ngram_size=0: found 0, expected a whole number from 1"),
+    (
+      {"no_repeat_ngram_size": 0},
+      "--no_repeat_ngram_size=0: found 0, expected a whole number from 1",
+    ),
     ({"typical_p": 0.0}, "--typical_p=0.0: found 0.0"),
     ({"beams": 4, "typical_p": 0.5}, "--beams=4 --typical_p: a beam search draws nothing"),
     ({"length_power": 1.0}, "--length_power=1.0: .*--beams=4"),
-    ({"beams": 2, "length_power": 1.0, "length_penalty": 1.0}, "--length_penalty=1.0 --length_power=1.0: leave out"),
+    (
+      {"beams": 2, "length_power": 1.0, "length_penalty": 1.0},
+      "--length_penalty=1.0 --length_power=1.0: leave out",
+    ),
     ({"length_penalty": 1.0}, "--length_penalty=1.0: .*--beams=4"),
     ({"beams": 2, "length_penalty": float("nan")}, "--length_penalty=nan: expected -10 to 10"),
     ({"top_p": 1.5}, "--top_p=1.5: found 1.5, expected a number above 0 and at most 1"),
@@ -44,7 +50,9 @@ def test_flags_that_exclude_each_other(flags, words):
 def test_what_flags_choose():
   assert strategies.choose(min_new_tokens=2) == strategies.Greedy((MinLength(2),))
   assert strategies.choose(samples=2) == strategies.Sampling(0, 2)
-  assert strategies.choose(top_p=0.5, seed=2**32 - 1) == strategies.Sampling(2**32 - 1, 1, (TopP(0.5),))
+  assert strategies.choose(top_p=0.5, seed=2**32 - 1) == strategies.Sampling(
+    2**32 - 1, 1, (TopP(0.5),)
+  )
   assert strategies.choose(beams=4, samples=2) == strategies.Beams(4, 2, GnmtPenalty(0.6))
   summary = strategies.choose(beams=4, length_power=2.0, min_new_tokens=55, no_repeat_ngram_size=3)
   assert summary == strategies.Beams(4, 1, PowerPenalty(2.0), (NoRepeatNgrams(3), MinLength(55)))

@@ -20,8 +20,17 @@ from t5x_like.training import trained as saved
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 KINDS = {"decoder": "tests/recipes/nano_decoder.py", "encoder": "tests/recipes/nano_encoder.py"}
-FLAGS = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals.loss={}")
-TEXT = {"t5": "Returns the <extra_id_0> of the array.", "decoder": "Returns the sum", "encoder": "Returns the [MASK]."}
+FLAGS = (
+  "--config.total_steps=2",
+  "--config.eval_every=2",
+  "--config.checkpoint.every=2",
+  "--config.evals.loss={}",
+)
+TEXT = {
+  "t5": "Returns the <extra_id_0> of the array.",
+  "decoder": "Returns the sum",
+  "encoder": "Returns the [MASK].",
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +73,19 @@ def test_without_temperature_it_says_what_predict_says(kind, talks, workdirs, tm
 
 
 def test_penalties_and_strings_that_end_an_answer_are_those_of_predict(workdirs, tmp_path):
-  model, text = saved_model.load(str(workdirs["decoder"])), TEXT["decoder"]
+  model = saved_model.load(str(workdirs["decoder"]))
+  text = TEXT["decoder"]
   options = {"max_new_tokens": 12, "no_repeat_ngram_size": 1, "repetition_penalty": 1.3}
   whole = model.generate(text, **options)
-  first, stop = whole[0], re.findall("[!-~]", whole)[2]
+  first = whole[0]
+  stop = re.findall("[!-~]", whole)[2]
   assert first not in model.generate(text, **options, banned_words=[first, "?"])
   (tmp_path / "in.txt").write_text(text + "\n")
-  flags = [*(f"--{name}={value}" for name, value in options.items()), "--stop=?never?", f"--stop={stop}"]
+  flags = [
+    *(f"--{name}={value}" for name, value in options.items()),
+    "--stop=?never?",
+    f"--stop={stop}",
+  ]
   files = [f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
   assert predict.main([f"--workdir={workdirs['decoder']}", *files, *flags]) == 0
   ended = json.loads((tmp_path / "out.jsonl").read_text())["prediction"]
@@ -80,7 +95,9 @@ def test_penalties_and_strings_that_end_an_answer_are_those_of_predict(workdirs,
 
 @pytest.mark.parametrize("kind", ["t5", "decoder"])
 def test_a_second_prompt_compiles_nothing_and_draws_anew(kind, talks, caplog):
-  talk, short, long = talks[kind], [Message("user", "The")], [Message("user", "The array of sums")]
+  talk = talks[kind]
+  short = [Message("user", "The")]
+  long = [Message("user", "The array of sums")]
   list(talk(short, 1.0))
   with jax.log_compiles():
     answers = {"".join(talk(messages, 3.0)) for messages in (short, short, short, long)}
@@ -115,7 +132,9 @@ def test_bad_flags_get_one_line(flags, words, workdirs, capsys):
 def instruct(tmp_path_factory):
   """A published decoder with a chat template."""
   folder = published_models.write(tmp_path_factory.mktemp("talk") / "instruct", "gpt2")
-  template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}assistant:"
+  template = (
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}assistant:"
+  )
   config = {"chat_template": template, "eos_token": "<|endoftext|>"}
   (folder / "tokenizer_config.json").write_text(json.dumps(config))
   return folder
@@ -129,13 +148,17 @@ def test_a_published_model_talks_by_its_own_template(instruct, capsys):
   assert talk.told == "It answers you by the model's own chat template."
   named = model.talk(template="plain", context=32, seed=0, max_new_tokens=2)
   assert named.told == "It answers you by the chat template 'plain'."
-  assert model.talk(template="none", context=32, seed=0, max_new_tokens=2).told == "It continues your text."
+  assert model.talk(template="none", context=32, seed=0, max_new_tokens=2).told == (
+    "It continues your text."
+  )
   terminal.run(talk, 0.0, None, io.StringIO("/quit\n"), io.StringIO())
   assert capsys.readouterr().err == f"{talk.told}\n"
 
 
 def test_predict_answers_conversations_and_continues_texts(instruct, tmp_path, capsys):
-  (tmp_path / "in.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
+  (tmp_path / "in.jsonl").write_text(
+    json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n"
+  )
   flags = [f"--workdir={instruct}", f"--input={tmp_path}/in.jsonl", "--max_new_tokens=2"]
   assert predict.main([*flags, f"--output={tmp_path}/out.jsonl"]) == 0
   assert "answers by the model's own chat template" in capsys.readouterr().out
@@ -168,13 +191,19 @@ class Echo:
 
 
 def test_a_terminal_keeps_the_conversation():
-  echo, out = Echo(), io.StringIO()
+  echo = Echo()
+  out = io.StringIO()
   lines = (
-    "one\n/temperature 0.5\ntwo\nlong\n/temperature hot\n/reset\nthree\n/system Be kind.\nfour\n/no\n\n/quit\nnever\n"
+    "one\n/temperature 0.5\ntwo\nlong\n/temperature hot\n/reset\nthree\n/system Be "
+    "kind.\nfour\n/no\n\n/quit\nnever\n"
   )
   terminal.run(echo, 0.0, None, io.StringIO(lines), out)
   said = out.getvalue().splitlines()
-  assert said[:3] == ["one", "two", "error: too long"] and said[-2] == "four" and "/no: no such command" in said[-1]
+  assert (
+    said[:3] == ["one", "two", "error: too long"]
+    and said[-2] == "four"
+    and ("/no: no such command") in said[-1]
+  )
   assert [(len(messages), temperature) for messages, temperature in echo.heard] == [
     (1, 0.0),
     (3, 0.5),
@@ -187,7 +216,9 @@ def test_a_terminal_keeps_the_conversation():
 
 @pytest.fixture
 def server():
-  made = web.Server(Echo(), 0, {"name": "<b>runs</b>", "told": "It repeats.", "temperature": 0.7, "system": None})
+  made = web.Server(
+    Echo(), 0, {"name": "<b>runs</b>", "told": "It repeats.", "temperature": 0.7, "system": None}
+  )
   thread = threading.Thread(target=made.serve_forever, daemon=True)
   thread.start()
   yield made
@@ -203,35 +234,63 @@ def asked(server, method, path, body=None, **headers):
 
 
 def test_a_page_streams_answers_on_this_machine_alone(server):
-  assert asked(server, "GET", "/")[0] == 200 and json.loads(asked(server, "GET", "/about")[1])["told"] == "It repeats."
+  assert (
+    asked(server, "GET", "/")[0] == 200
+    and json.loads(asked(server, "GET", "/about")[1])["told"] == "It repeats."
+  )
   body = json.dumps({"messages": [{"role": "user", "content": "héllo"}], "temperature": 0.3})
   assert asked(server, "POST", "/say", body) == (200, "héllo")
   assert server.talk.heard == [([Message("user", "héllo")], 0.3)]
   assert (
-    asked(server, "POST", "/say", json.dumps({"messages": [{"role": "user", "content": "long"}]}))[1] == "[too long]"
+    asked(server, "POST", "/say", json.dumps({"messages": [{"role": "user", "content": "long"}]}))[
+      1
+    ]
+    == "[too long]"
   )
   assert asked(server, "POST", "/say", body, Origin="http://elsewhere.example")[0] == 403
   assert asked(server, "GET", "/", Host="elsewhere.example")[0] == 403
   assert asked(server, "POST", "/say", body, **{"Content-Type": "text/plain"})[0] == 404
-  for bad in ("", "[]", "{}", '{"messages": []}', '{"messages": [{"role": "root", "content": ""}]}', "[" * 9999):
+  for bad in (
+    "",
+    "[]",
+    "{}",
+    '{"messages": []}',
+    '{"messages": [{"role": "root", "content": ""}]}',
+    "[" * 9999,
+  ):
     assert asked(server, "POST", "/say", bad)[0] == 400, bad
   assert len(server.talk.heard) == 2
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+  filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; on Debian: apt-get install chromium")
 def test_a_browser_shows_an_answer(server, tmp_path):
-  """The page itself, in a browser: a message is sent and its answer shown as text, never as HTML."""
+  """The page itself, in a browser: a message is sent and its answer shown as text, never as
+  HTML."""
   driver = f"http://localhost:{server.server_port}/"
-  script = "document.getElementById('text').value='<i>hi</i>';document.getElementById('send').click()"
-  page = web.PAGE.read_text().replace("    reset();\n  });", "    reset();\n    " + script + ";\n  });")
+  script = (
+    "document.getElementById('text').value='<i>hi</i>';document.getElementById('send').click()"
+  )
+  page = web.PAGE.read_text().replace(
+    "    reset();\n  });", "    reset();\n    " + script + ";\n  });"
+  )
   shown = tmp_path / "chat.html"
   shown.write_text(page)
-  before, web.PAGE = web.PAGE, shown
+  before = web.PAGE
+  web.PAGE = shown
   try:
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom"]
+    command = [
+      CHROMIUM,
+      "--headless",
+      "--no-sandbox",
+      "--disable-gpu",
+      "--virtual-time-budget=8000",
+      "--dump-dom",
+    ]
     done = subprocess.run([*command, driver], capture_output=True, text=True, timeout=120)
   finally:
     web.PAGE = before

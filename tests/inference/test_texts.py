@@ -13,6 +13,7 @@ def test_texts_of_a_file(tmp_path):
 
 
 def test_a_blank_line_has_an_answer_of_its_own():
-  inputs, answers = [None, "", "a", None], [{"input": ""}, {"input": "a"}]
+  inputs = [None, "", "a", None]
+  answers = [{"input": ""}, {"input": "a"}]
   blank = {"input": "", "error": "blank line"}
   assert texts.answered(inputs, answers) == [blank, *answers, blank]

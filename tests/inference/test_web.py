@@ -79,7 +79,9 @@ def test_lengths_that_cannot_be_are_refused(length, server, capsys):
 def test_slow_clients_are_ended_and_do_not_keep_others_waiting(server, monkeypatch, capsys):
   monkeypatch.setattr(web, "_READ_SECONDS", 0.3)
   before = threading.active_count()
-  slow = [send(server, f"{POST}1000\r\n\r\nabc") for _ in range(5)] + [send(server, "GET / HT") for _ in range(5)]
+  slow = [send(server, f"{POST}1000\r\n\r\nabc") for _ in range(5)] + [
+    send(server, "GET / HT") for _ in range(5)
+  ]
   assert say(server, body("hi")) == (200, "answer")
   deadline = time.monotonic() + 20
   while threading.active_count() > before and time.monotonic() < deadline:
@@ -99,7 +101,9 @@ def test_a_reader_that_stops_reading_loses_its_answer(server, monkeypatch):
 def test_an_error_of_the_model_is_one_line(server, capsys):
   with pytest.raises((http.client.HTTPException, OSError, AssertionError)):
     assert say(server, body("bug"))[1] != ""
-  assert capsys.readouterr().err == "warning: a request failed: ZeroDivisionError: ZeroDivisionError\n"
+  assert capsys.readouterr().err == (
+    "warning: a request failed: ZeroDivisionError: ZeroDivisionError\n"
+  )
 
 
 SCRIPT = """
@@ -148,4 +152,8 @@ def test_reset_during_an_answer_begins_an_empty_conversation(tmp_path):
   script = re.search(r"<script>(.*)</script>", web.PAGE.read_text(), re.DOTALL)[1]
   (tmp_path / "page.js").write_text(SCRIPT.replace("PAGE", script))
   done = subprocess.run(["node", tmp_path / "page.js"], capture_output=True, text=True, timeout=60)
-  assert done.stderr == "" and json.loads(done.stdout) == [["user"], ["user"], ["user", "assistant", "user"]]
+  assert done.stderr == "" and json.loads(done.stdout) == [
+    ["user"],
+    ["user"],
+    ["user", "assistant", "user"],
+  ]

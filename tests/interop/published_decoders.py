@@ -1,8 +1,14 @@
-"""The config.json of published decoders, without what has no effect, by the family and size that they are."""
+"""The config.json of published decoders, without what has no effect, by the family and size that
+they are."""
 
 from interop.published_experts import EXPERTS
 
-SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+SCALED = {
+  "factor": 8.0,
+  "low_freq_factor": 1.0,
+  "high_freq_factor": 4.0,
+  "original_max_position_embeddings": 8192,
+}
 
 PUBLISHED = {
   "qwen:qwen3-4b": dict(
@@ -119,7 +125,9 @@ PUBLISHED = {
       rope_scaling={"factor": 8.0, "rope_type": "linear"},
       sliding_window=1024,
     ),
-    vision_config=dict(hidden_size=1152, image_size=896, model_type="siglip_vision_model", num_hidden_layers=27),
+    vision_config=dict(
+      hidden_size=1152, image_size=896, model_type="siglip_vision_model", num_hidden_layers=27
+    ),
   ),
   "gemma3:1b": dict(
     model_type="gemma3_text",

@@ -1,4 +1,5 @@
-"""Workdir -> Hugging Face directory -> workdir: the same weights, and training goes on from them."""
+"""Workdir -> Hugging Face directory -> workdir: the same weights, and training goes on from
+them."""
 
 import json
 
@@ -30,7 +31,8 @@ def exported(trained, tmp_path_factory):
 
 
 def test_a_workdir_becomes_a_directory_with_its_weights(trained, exported):
-  mine, loaded = arrays(trained, 4), params.arrays(hf.load(str(exported)))
+  mine = arrays(trained, 4)
+  loaded = params.arrays(hf.load(str(exported)))
   assert mine.keys() == loaded.keys()
   assert all(np.array_equal(mine[n], loaded[n]) for n in mine)
   assert json.loads((exported / "config.json").read_text())["model_type"] == "t5"
@@ -39,7 +41,8 @@ def test_a_workdir_becomes_a_directory_with_its_weights(trained, exported):
 def test_a_directory_becomes_a_workdir_that_trains(exported, tmp_path):
   workdir = tmp_path / "run"
   assert convert_hf.main([f"--input={exported}", f"--output={workdir}", f"--config={NANO}"]) == 0
-  start, loaded = arrays(workdir, 0), params.arrays(hf.load(str(exported)))
+  start = arrays(workdir, 0)
+  loaded = params.arrays(hf.load(str(exported)))
   assert all(np.array_equal(start[n], loaded[n]) for n in start)
   flags = ["--config.total_steps=1", "--config.eval_every=1"]
   assert train.main([f"--config={NANO}", f"--workdir={workdir}", *flags]) == 0
@@ -57,30 +60,41 @@ def refusal(capsys, *flags) -> str:
 def test_refusals(exported, trained, tmp_path, capsys):
   out = f"--output={tmp_path / 'new'}"
   assert "--config: missing" in refusal(capsys, f"--input={exported}", out)
-  assert "not empty" in refusal(capsys, f"--input={exported}", f"--output={trained}", f"--config={NANO}")
+  assert "not empty" in refusal(
+    capsys, f"--input={exported}", f"--output={trained}", f"--config={NANO}"
+  )
   assert "config.json is not there" in refusal(capsys, f"--input={tmp_path}", out)
   flags = ("--config=configs/bart/base.py:debug",)
-  assert f"found 'bart', but {exported} holds 't5'; use a recipe" in refusal(capsys, f"--input={exported}", out, *flags)
+  assert f"found 'bart', but {exported} holds 't5'; use a recipe" in refusal(
+    capsys, f"--input={exported}", out, *flags
+  )
   flags = (f"--config={NANO}", "--sentinels=<unused{}>")
   assert "has no tokenizer to take them from" in refusal(capsys, f"--input={exported}", out, *flags)
 
 
 def test_damaged_directories_are_refused_by_name(exported, tmp_path, capsys):
-  out, config = f"--output={tmp_path / 'new'}", json.loads((exported / "config.json").read_text())
+  out = f"--output={tmp_path / 'new'}"
+  config = json.loads((exported / "config.json").read_text())
   tensors = load_file(exported / "model.safetensors")
 
   def damaged(name, tensors=tensors, **changes) -> str:
     path = tmp_path / name
     path.mkdir()
     save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps({k: v for k, v in (config | changes).items() if v is not ...}))
+    (path / "config.json").write_text(
+      json.dumps({k: v for k, v in (config | changes).items() if v is not ...})
+    )
     return refusal(capsys, f"--input={path}", out, f"--config={NANO}")
 
   name = "encoder.block.1.layer.0.SelfAttention.q.weight"
   without = {n: x for n, x in tensors.items() if n != name}
   assert f"tensor {name!r} is missing" in damaged("missing", without)
-  assert "tensor 'extra' is unknown" in damaged("unknown", tensors | {"extra": np.zeros(3, np.float32)})
-  assert f"tensor {name!r} has shape [3, 32]" in damaged("shape", tensors | {name: np.zeros((3, 32), np.float32)})
+  assert "tensor 'extra' is unknown" in damaged(
+    "unknown", tensors | {"extra": np.zeros(3, np.float32)}
+  )
+  assert f"tensor {name!r} has shape [3, 32]" in damaged(
+    "shape", tensors | {name: np.zeros((3, 32), np.float32)}
+  )
   assert "field 'novelty' is 3" in damaged("field", novelty=3)
   assert "field 'is_decoder' is True" in damaged("decoder", is_decoder=True)
   assert "field 'd_model' is missing" in damaged("incomplete", d_model=...)

@@ -1,5 +1,5 @@
-"""Configs of decoder-only families: published ones mean our sizes, old spellings mean the new ones, and what no part
-here computes, or no model type can say, is refused by name."""
+"""Configs of decoder-only families: published ones mean our sizes, old spellings mean the new ones,
+and what no part here computes, or no model type can say, is refused by name."""
 
 import dataclasses
 import importlib
@@ -28,7 +28,9 @@ from t5x_like.nn.dims import Dims
 
 def built(values: dict):
   """The variant of a config."""
-  family = importlib.import_module(f"t5x_like.interop.families.{hf.model_types()[values['model_type']]}")
+  family = importlib.import_module(
+    f"t5x_like.interop.families.{hf.model_types()[values['model_type']]}"
+  )
   fields = Fields(values, "config.json")
   variant = family.build(fields, set())[1]["variant"]
   fields.finish()
@@ -38,7 +40,8 @@ def built(values: dict):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_our_sizes(name):
   family, size = name.split(":")
-  ours, theirs = importlib.import_module(f"t5x_like.models.{family}").VARIANTS[size], built(PUBLISHED[name])
+  ours = importlib.import_module(f"t5x_like.models.{family}").VARIANTS[size]
+  theirs = built(PUBLISHED[name])
   assert (theirs.dims, theirs.vocab_size) == (ours.dims, ours.vocab_size)
   plain = dict(init_stddev=None, residual_init=False)  # a file does not say how its weights started
   assert dataclasses.replace(theirs.design, **plain) == dataclasses.replace(ours.design, **plain)
@@ -62,7 +65,10 @@ MSCALES = YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 @pytest.mark.parametrize(
   "old, new",
   [
-    (LLAMA, WITHOUT | dict(rope_parameters={**SCALED, "rope_type": "llama3", "rope_theta": 500000.0})),
+    (
+      LLAMA,
+      WITHOUT | dict(rope_parameters={**SCALED, "rope_type": "llama3", "rope_theta": 500000.0}),
+    ),
     (
       WITHOUT | dict(rope_theta=2e4, rope_scaling={"type": "linear", "factor": 4}),
       WITHOUT | dict(rope_parameters={"rope_type": "linear", "rope_theta": 2e4, "factor": 4.0}),
@@ -76,7 +82,9 @@ MSCALES = YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
     (
       PUBLISHED["neox:pythia-1b"],
       {k: v for k, v in PUBLISHED["neox:pythia-1b"].items() if "rotary" not in k}
-      | dict(rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25}),
+      | dict(
+        rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25}
+      ),
     ),
   ],
 )
@@ -84,7 +92,10 @@ def test_old_and_new_spellings_are_the_same(old, new):
   assert built(old) == built(new)
 
 
-NAMED = "llama:llama3.1-8b mixtral:8x7b qwen:qwen3-8b qwen:qwen3-30b-a3b olmo:olmo3-7b gemma3:4b gpt_oss:20b"
+NAMED = (
+  "llama:llama3.1-8b mixtral:8x7b qwen:qwen3-8b qwen:qwen3-30b-a3b olmo:olmo3-7b gemma3:4b "
+  "gpt_oss:20b"
+)
 
 
 @pytest.mark.parametrize("name", [*NAMED.split(), "deepseek:v3", "neox:pythia-1b", "falcon:7b"])
@@ -97,10 +108,15 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     variant = dataclasses.replace(variant, design=design)
   values = hf._config_of(abstract(family, variant), None)[1]
   older = {key: value for key, value in values.items() if key != "rope_parameters"}
-  assert built(older) == built(values) == built({k: v for k, v in values.items() if k not in SPELLED})
+  assert (
+    built(older) == built(values) == built({k: v for k, v in values.items() if k not in SPELLED})
+  )
   if "yarn" in str(variant.design.position):  # the factor before version 5
     scaling = older["rope_scaling"]
-    assert older["max_position_embeddings"] == scaling["factor"] * scaling["original_max_position_embeddings"]
+    assert (
+      older["max_position_embeddings"]
+      == scaling["factor"] * scaling["original_max_position_embeddings"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +127,16 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     ("gpt:gpt1", "afn", "tanh"),
     ("llama:llama3.1-8b", "rope_scaling", YARN | {"beta_middle": 2.0}),
     ("llama:llama3.1-8b", "rope_scaling", {"rope_type": "dynamic"}),
-    ("llama:llama3.1-8b", "rope_scaling", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}),
-    ("llama:llama3.1-8b", "rope_scaling", {**SCALED, "rope_type": "llama3", "attention_factor": 2.0}),
+    (
+      "llama:llama3.1-8b",
+      "rope_scaling",
+      {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+    ),
+    (
+      "llama:llama3.1-8b",
+      "rope_scaling",
+      {**SCALED, "rope_type": "llama3", "attention_factor": 2.0},
+    ),
     ("llama:llama3.1-8b", "partial_rotary_factor", 0.5),
     ("llama:llama3.1-8b", "hidden_act", "gelu_fastest"),
     ("llama:llama3.1-8b", "qk_layernorm", True),
@@ -124,7 +148,11 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     ("gemma2:27b", "layer_types", ["sliding_attention", "chunked_attention"] * 23),
     ("gemma2:27b", "use_bidirectional_attention", True),
     ("gemma3:1b", "attn_logit_softcapping", 30.0),
-    ("gemma3:4b", "text_config", {"hidden_size": 8, "num_hidden_layers": 1, "final_logit_softcapping": 30.0}),
+    (
+      "gemma3:4b",
+      "text_config",
+      {"hidden_size": 8, "num_hidden_layers": 1, "final_logit_softcapping": 30.0},
+    ),
     ("bloom:560m", "apply_residual_connection_post_layernorm", True),
     ("opt:350m", "enable_bias", False),
     ("opt:350m", "layer_norm_elementwise_affine", False),
@@ -138,7 +166,9 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
 def test_what_no_part_computes_is_refused_by_name(name, field, value):
   with pytest.raises(UserError) as error:
     built(PUBLISHED[name] | {field: value})
-  assert (field if field not in ("attn_config", "text_config") else [*value][-1]) in str(error.value)
+  assert (field if field not in ("attn_config", "text_config") else [*value][-1]) in str(
+    error.value
+  )
   assert "\n" not in str(error.value)
 
 
@@ -146,7 +176,9 @@ def test_the_first_files_of_gpt2_lack_the_prefix_and_hold_masks(tmp_path):
   write("gpt2", tmp_path / "new")
   (tmp_path / "old").mkdir()
   (tmp_path / "old" / "config.json").write_text((tmp_path / "new" / "config.json").read_text())
-  tensors = {n.removeprefix("transformer."): x for n, x in load_file(tmp_path / "new" / hf.WEIGHTS).items()}
+  tensors = {
+    n.removeprefix("transformer."): x for n, x in load_file(tmp_path / "new" / hf.WEIGHTS).items()
+  }
   tensors |= {f"h.{layer}.attn.bias": np.ones((1, 1, 32, 32), np.float32) for layer in range(2)}
   save_file(tensors, tmp_path / "old" / hf.WEIGHTS)
   old, new = (params.arrays(hf.load(str(tmp_path / side))) for side in ("old", "new"))
@@ -182,9 +214,12 @@ def test_a_fused_tensor_of_another_shape_is_refused_by_name(name, tensor, tmp_pa
 
 
 def small(family, name, **changes):
-  variant = dataclasses.replace(family.VARIANTS[name], dims=Dims(16, 4, 4, 4, 64, 2), vocab_size=tiny.VOCAB)
+  variant = dataclasses.replace(
+    family.VARIANTS[name], dims=Dims(16, 4, 4, 4, 64, 2), vocab_size=tiny.VOCAB
+  )
   return family.Model(
-    nnx.Rngs(params=0), variant=dataclasses.replace(variant, design=dataclasses.replace(variant.design, **changes))
+    nnx.Rngs(params=0),
+    variant=dataclasses.replace(variant, design=dataclasses.replace(variant.design, **changes)),
   )
 
 
@@ -220,7 +255,9 @@ def test_generation_finds_the_positions_behind_a_projection(tmp_path):
 
 def test_a_parameter_without_a_tensor_is_refused_by_name(tmp_path):
   variant = small(llama, "tiny").variant
-  scoring = jax.eval_shape(lambda key: llama.Model(nnx.Rngs(params=key), variant=variant, scores=1), jax.random.key(0))
+  scoring = jax.eval_shape(
+    lambda key: llama.Model(nnx.Rngs(params=key), variant=variant, scores=1), jax.random.key(0)
+  )
   with pytest.raises(UserError, match="llama has no tensor for the parameter 'scores/out/bias'"):
     hf.save(scoring, str(tmp_path / "model"))
 
@@ -236,7 +273,8 @@ def test_a_family_without_a_type_is_refused(tmp_path):
     hf.save(small(palm, "tiny"), str(tmp_path / "model"))
 
 
-@pytest.mark.parametrize("form", ["language_model.model.", "model.language_model."])  # of the Hub, of transformers 5
+# of the Hub, of transformers 5
+@pytest.mark.parametrize("form", ["language_model.model.", "model.language_model."])
 def test_the_text_model_is_taken_from_one_that_sees_images(form, tmp_path):
   hf.save(small(gemma3, "tiny"), str(tmp_path / "text"))
   values = json.loads((tmp_path / "text" / "config.json").read_text())
@@ -246,8 +284,14 @@ def test_the_text_model_is_taken_from_one_that_sees_images(form, tmp_path):
   (tmp_path / "both").mkdir()
   save_file(both, tmp_path / "both" / hf.WEIGHTS)
   text = {key: value for key, value in values.items() if key not in ("architectures", "model_type")}
-  around = {"model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152}}
-  (tmp_path / "both" / "config.json").write_text(json.dumps(around | {"text_config": text, "image_token_index": 9}))
+  around = {
+    "model_type": "gemma3",
+    "eos_token_id": [1, 106],
+    "vision_config": {"hidden_size": 1152},
+  }
+  (tmp_path / "both" / "config.json").write_text(
+    json.dumps(around | {"text_config": text, "image_token_index": 9})
+  )
   found, expected = (hf.load(str(tmp_path / name)) for name in ("both", "text"))
   assert found.variant == expected.variant
   arrays = params.arrays(expected)

@@ -24,19 +24,27 @@ def test_names_of_timm():
     "layer4.0.downsample.1.running_mean": "encoder.stages.3.layers.0.shortcut.normalization.running_mean",
   }
   for theirs, own in names.items():
-    assert detr.renamed(PREFIX + theirs) == PREFIX + own and detr.of_timm(PREFIX + own) == PREFIX + theirs
+    assert (
+      detr.renamed(PREFIX + theirs) == PREFIX + own
+      and detr.of_timm(PREFIX + own) == PREFIX + theirs
+    )
     assert detr.renamed(theirs) == theirs and detr.renamed(PREFIX + own) == PREFIX + own
 
 
 def test_a_file_with_timms_names_is_the_same_model_and_is_written_with_them(tmp_path, monkeypatch):
   golden = write("detr", tmp_path / "own")
-  values, backbone = json.loads(str(golden["config"])), cases.RESNET
+  values = json.loads(str(golden["config"]))
+  backbone = cases.RESNET
   sizes = dict(
-    stem=backbone["embedding_size"], widths=tuple(backbone["hidden_sizes"]), depths=tuple(backbone["depths"])
+    stem=backbone["embedding_size"],
+    widths=tuple(backbone["hidden_sizes"]),
+    depths=tuple(backbone["depths"]),
   )
   monkeypatch.setitem(resnet.TIMM, "resnet50", sizes)
   values |= {"backbone_config": None, "backbone": "resnet50", "use_timm_backbone": True}
-  tensors = {detr.of_timm(name): x for name, x in load_file(tmp_path / "own" / "model.safetensors").items()}
+  tensors = {
+    detr.of_timm(name): x for name, x in load_file(tmp_path / "own" / "model.safetensors").items()
+  }
   assert sum(name not in tensors for name in load_file(tmp_path / "own" / "model.safetensors")) > 30
   (tmp_path / "timm").mkdir()
   save_file(tensors, tmp_path / "timm" / "model.safetensors")

@@ -17,7 +17,8 @@ from tools import train_tokenizer
 
 LENGTH = [16]
 DECODER = {"decoder_input_tokens": LENGTH, "decoder_target_tokens": LENGTH}
-MODELS = {  # features, ids before and after a text in a vocabulary with [CLS] and [SEP], and in one without
+# features, ids before and after a text in a vocabulary with [CLS] and [SEP], and in one without
+MODELS = {
   "encoder": ({"encoder_input_tokens": LENGTH}, ([3], [4]), ([183], [182])),
   "captions": ({"text_input_tokens": LENGTH}, ([], [1]), ([], [1])),
   "encoder-decoder": ({"encoder_input_tokens": LENGTH} | DECODER, ([], [1]), ([], [1])),
@@ -53,7 +54,8 @@ def test_a_tokenizer_made_here_encloses_texts(kind, vocabulary, tmp_path):
 
 @pytest.mark.parametrize("kind", hostile_texts.KINDS)
 def test_an_exported_tokenizer_gives_the_ids_of_training(kind, tmp_path):
-  """Texts of twenty scripts, in the tokenizers library and read here again; `make parity` has more of them."""
+  """Texts of twenty scripts, in the tokenizers library and read here again; `make parity` has more
+  of them."""
   vocabulary = hostile_texts.vocabulary(kind)
   files = enclosing.files(vocabulary, DECODER)
   for name, data in files.items():
@@ -81,7 +83,9 @@ def test_bytes_of_rare_letters_are_exported():
 def test_a_model_of_words_has_no_form_and_is_refused():
   ids = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
   model = published.sentence_piece(model_type="word", vocab_size=25, **ids)
-  with pytest.raises(UserError, match="words or characters as pieces, which has no equal tokenizer.json"):
+  with pytest.raises(
+    UserError, match="words or characters as pieces, which has no equal tokenizer.json"
+  ):
     enclosing.files(SentencePieceVocabulary(model), DECODER)
 
 

@@ -13,22 +13,37 @@ from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.inference.fill_mask import MaskFilling
 from t5x_like.interop import hf
-from t5x_like.models import albert, bert, bigbird, deberta, electra, linformer, modernbert, roberta, xlm, xlnet
+from t5x_like.models import (
+  albert,
+  bert,
+  bigbird,
+  deberta,
+  electra,
+  linformer,
+  modernbert,
+  roberta,
+  xlm,
+  xlnet,
+)
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
 
 def rewrite(directory, tensors=None, **config):
-  """Changes to the directory of a case: tensors -> tensors, and fields of config.json (None removes)."""
+  """Changes to the directory of a case: tensors -> tensors, and fields of config.json (None
+  removes)."""
   path = directory / "model.safetensors"
   if tensors:
     save_file(tensors(load_file(path)), path)
   values = json.loads((directory / "config.json").read_text()) | config
-  (directory / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+  (directory / "config.json").write_text(
+    json.dumps({k: v for k, v in values.items() if v is not None})
+  )
 
 
 def test_bert_as_on_the_hub(tmp_path):
-  """Names of norms from TensorFlow, tied tensors and a buffer once more, both heads under the class of one."""
+  """Names of norms from TensorFlow, tied tensors and a buffer once more, both heads under the class
+  of one."""
   test_golden.write("bert", tmp_path / "plain")
   test_golden.write("bert", tmp_path / "hub")
 
@@ -92,7 +107,11 @@ def test_a_body_alone_may_have_its_prefix(classes, tmp_path):
   """As MiniLM's and other files that were cut from a pretrained model."""
   test_golden.write("bert-body", tmp_path / "plain")
   test_golden.write("bert-body", tmp_path / "long")
-  rewrite(tmp_path / "long", lambda tensors: {f"bert.{n}": x for n, x in tensors.items()}, architectures=classes)
+  rewrite(
+    tmp_path / "long",
+    lambda tensors: {f"bert.{n}": x for n, x in tensors.items()},
+    architectures=classes,
+  )
   plain, long = (hf.load(str(tmp_path / name)) for name in ("plain", "long"))
   assert long.variant == plain.variant and long.variant.head == "pooled"
   for name, array in params.arrays(plain).items():
@@ -117,7 +136,11 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
 @pytest.mark.parametrize(
   "case, change, message",
   [
-    ("bert", dict(position_embedding_type="relative_key"), "'position_embedding_type' is 'relative_key'"),
+    (
+      "bert",
+      dict(position_embedding_type="relative_key"),
+      "'position_embedding_type' is 'relative_key'",
+    ),
     ("bert", dict(architectures=["BertLMHeadModel"]), "'architectures' is 'BertLMHeadModel'"),
     ("bart", dict(encoder_attention_heads=3), "'encoder_attention_heads' is 3"),
     ("bart-heads", dict(decoder_attention_heads=3), "'decoder_attention_heads' is 3"),
@@ -136,8 +159,16 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
     ("xlm", dict(sinusoidal_embeddings=True), "'sinusoidal_embeddings' is True"),
     ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
     ("modernbert", dict(mlp_bias=True), "'mlp_bias' is True"),
-    ("modernbert", dict(layer_types=["full_attention", "chunked_attention"]), "'layer_types' is 'chunked_attention'"),
-    ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "rope_parameters.full_attention"),
+    (
+      "modernbert",
+      dict(layer_types=["full_attention", "chunked_attention"]),
+      "'layer_types' is 'chunked_attention'",
+    ),
+    (
+      "modernbert",
+      dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}),
+      "rope_parameters.full_attention",
+    ),
   ],
   ids=lambda x: str(x) if isinstance(x, dict) else None,
 )
@@ -153,7 +184,8 @@ def shrunk(variant):
   return dataclasses.replace(variant, dims=dims, vocab_size=64, embed=8 if variant.embed else None)
 
 
-BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VARIANTS["modernbert-base"])
+BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
+MODERN = shrunk(modernbert.VARIANTS["modernbert-base"])
 
 
 @pytest.mark.parametrize(
@@ -165,9 +197,19 @@ BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VAR
     (bert, BERT, dict(design={"position": {"name": "learned", "offset": 2}}), "design.position is"),
     (bert, BERT, dict(design={"core": "local"}), "design.core is 'local'"),
     (bert, BERT, dict(head="discriminator"), "head 'discriminator'"),
-    (bert, BERT, dict(head={"name": "classification", "activation": "gelu"}), "head {'name': 'classification'"),
+    (
+      bert,
+      BERT,
+      dict(head={"name": "classification", "activation": "gelu"}),
+      "head {'name': 'classification'",
+    ),
     (bert, dataclasses.replace(BERT, types=0), {}, "types=0"),
-    (roberta, shrunk(roberta.VARIANTS["roberta-base"]), dict(design={"position": "learned"}), "design.position is"),
+    (
+      roberta,
+      shrunk(roberta.VARIANTS["roberta-base"]),
+      dict(design={"position": "learned"}),
+      "design.position is",
+    ),
     (
       bigbird,
       shrunk(bigbird.VARIANTS["bigbird-roberta-base"]),
@@ -177,9 +219,19 @@ BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VAR
     (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows has"),
     (modernbert, MODERN, dict(design={"position": "none"}), "design.position has"),
     (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
-    (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no Hugging Face family matches"),
+    (
+      linformer,
+      shrunk(linformer.VARIANTS["linformer-base-256"]),
+      {},
+      "no Hugging Face family matches",
+    ),
     (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no Hugging Face family matches"),
-    (albert, dataclasses.replace(shrunk(albert.VARIANTS["albert-base"]), embed=None), {}, "table of another width"),
+    (
+      albert,
+      dataclasses.replace(shrunk(albert.VARIANTS["albert-base"]), embed=None),
+      {},
+      "table of another width",
+    ),
     (deberta, shrunk(deberta.VARIANTS["deberta-v3-base"]), {}, "design.attention_scale is"),
     (xlm, shrunk(xlm.VARIANTS["xlm-ende"]), {}, "an MLP four times as wide"),
     (xlnet, shrunk(xlnet.VARIANTS["xlnet-base"]), dict(head="pooled"), "head 'pooled'"),
@@ -193,8 +245,12 @@ def test_what_a_type_cannot_say_is_not_written(family, variant, arguments, messa
 
 def test_electra_networks_are_written_each_by_itself(tmp_path):
   model = tiny.model(shrunk(electra.VARIANTS["electra-small"]), family=electra)
-  for network, task in zip(model.networks(), ("ElectraForMaskedLM", "ElectraForPreTraining"), strict=True):
+  for network, task in zip(
+    model.networks(), ("ElectraForMaskedLM", "ElectraForPreTraining"), strict=True
+  ):
     hf.save(network, str(tmp_path / task))
     again = hf.load(str(tmp_path / task))
     assert json.loads((tmp_path / task / "config.json").read_text())["architectures"] == [task]
-    assert all(np.array_equal(x, params.arrays(again)[n]) for n, x in params.arrays(network).items())
+    assert all(
+      np.array_equal(x, params.arrays(again)[n]) for n, x in params.arrays(network).items()
+    )

@@ -1,4 +1,5 @@
-"""Directories: several files, 16-bit tensors, sharded arrays, tokenizers, refusals, and nothing overwritten."""
+"""Directories: several files, 16-bit tensors, sharded arrays, tokenizers, refusals, and nothing
+overwritten."""
 
 import json
 
@@ -39,7 +40,9 @@ def test_several_files_with_an_index(directory, tmp_path, monkeypatch):
   assert len(files) > 3 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
   index = json.loads((tmp_path / "many" / hf.INDEX).read_text())
   assert set(index["weight_map"].values()) == set(files)
-  assert index["metadata"]["total_size"] == sum(x.nbytes for x in load_file(directory / hf.WEIGHTS).values())
+  assert index["metadata"]["total_size"] == sum(
+    x.nbytes for x in load_file(directory / hf.WEIGHTS).values()
+  )
   assert same(values(tmp_path / "many"), values(directory))
   assert (tmp_path / "many" / "spiece.model").read_bytes() == b"a tokenizer"
   (tmp_path / "many" / files[1]).unlink()
@@ -50,7 +53,9 @@ def test_several_files_with_an_index(directory, tmp_path, monkeypatch):
 def test_one_file_counts_before_an_index(directory, tmp_path):
   for file in directory.iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())
-  (tmp_path / hf.INDEX).write_text(json.dumps({"weight_map": {"shared.weight": "gone.safetensors"}}))
+  (tmp_path / hf.INDEX).write_text(
+    json.dumps({"weight_map": {"shared.weight": "gone.safetensors"}})
+  )
   assert same(values(tmp_path), values(directory))
 
 
@@ -71,7 +76,9 @@ def test_straight_to_sharded_arrays(directory):
   rules = Rules.make(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
   model = hf.load(str(directory), rules=rules)
   for name, holder in params.named_params(model).items():
-    assert holder.get_value().sharding.is_equivalent_to(rules.sharding(holder.axes), holder.ndim), name
+    assert holder.get_value().sharding.is_equivalent_to(rules.sharding(holder.axes), holder.ndim), (
+      name
+    )
   assert same(params.arrays(model), values(directory))
 
 
@@ -84,17 +91,24 @@ def test_what_is_there_is_not_overwritten(directory):
 
 def test_a_tied_tensor_that_differs_is_refused(directory, tmp_path):
   tensors = load_file(directory / hf.WEIGHTS)
-  save_file(tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"]}, tmp_path / hf.WEIGHTS)
+  save_file(
+    tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"]}, tmp_path / hf.WEIGHTS
+  )
   (tmp_path / "config.json").write_text((directory / "config.json").read_text())
   assert same(values(tmp_path), values(directory))
-  save_file(tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"] + 1}, tmp_path / hf.WEIGHTS)
+  save_file(
+    tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"] + 1}, tmp_path / hf.WEIGHTS
+  )
   with pytest.raises(UserError, match="'encoder.embed_tokens.weight' differs from 'shared.weight'"):
     hf.load(str(tmp_path))
 
 
 def test_a_copy_of_a_tied_tensor_may_stand_alone(directory, tmp_path):
   tensors = load_file(directory / hf.WEIGHTS)
-  save_file({n.replace("shared", "decoder.embed_tokens"): x for n, x in tensors.items()}, tmp_path / hf.WEIGHTS)
+  save_file(
+    {n.replace("shared", "decoder.embed_tokens"): x for n, x in tensors.items()},
+    tmp_path / hf.WEIGHTS,
+  )
   (tmp_path / "config.json").write_text((directory / "config.json").read_text())
   assert same(values(tmp_path), values(directory))
 

@@ -1,4 +1,5 @@
-"""Settings of generation: read as options, written for `transformers`, and replaced by what a call asks for."""
+"""Settings of generation: read as options, written for `transformers`, and replaced by what a call
+asks for."""
 
 import json
 
@@ -29,14 +30,32 @@ OWN = {
 def test_published_settings_are_options():
   assert options(BART_CNN, True, "file") == OWN
   assert options(BART_CNN, False, "file") == {k: OWN[k] for k in OWN if "new" not in k}
-  drawn = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "min_new_tokens": None}
+  drawn = {
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "repetition_penalty": 1.05,
+    "min_new_tokens": None,
+  }
   assert options(drawn, False, "file") == {"repetition_penalty": 1.05}
-  assert options({"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0}, True, "file") == {}
-  assert banned({"bad_words_ids": [[7], [8, 99]], "suppress_tokens": [3]}, 50) == [[7], [3]] and banned({}, 50) == []
+  assert (
+    options({"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0}, True, "file")
+    == {}
+  )
+  assert (
+    banned({"bad_words_ids": [[7], [8, 99]], "suppress_tokens": [3]}, 50) == [[7], [3]]
+    and banned({}, 50) == []
+  )
 
 
 @pytest.mark.parametrize(
-  "settings", [{"num_beams": "4"}, {"no_repeat_ngram_size": -1}, {"bad_words_ids": [7]}, {"repetition_penalty": 0}]
+  "settings",
+  [
+    {"num_beams": "4"},
+    {"no_repeat_ngram_size": -1},
+    {"bad_words_ids": [7]},
+    {"repetition_penalty": 0},
+  ],
 )
 def test_a_setting_of_the_wrong_type_is_named(settings):
   with pytest.raises(UserError, match=f"file: field '{next(iter(settings))}' is .*; correct it"):
@@ -50,7 +69,9 @@ def test_what_is_asked_for_replaces_settings():
     "min_new_tokens": 20,
   }
   kept = {name: OWN[name] for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")}
-  assert merged(OWN, {"top_p": 0.9}) == kept | {"top_p": 0.9} and merged(OWN, {"beams": 1}) == kept | {"beams": 1}
+  assert merged(OWN, {"top_p": 0.9}) == kept | {"top_p": 0.9} and merged(
+    OWN, {"beams": 1}
+  ) == kept | {"beams": 1}
   assert merged(OWN, {"length_penalty": 1.0}) == kept | {"beams": 4, "length_penalty": 1.0}
   assert merged({}, {"top_k": 4}) == {"top_k": 4}
 
@@ -60,7 +81,14 @@ def test_a_run_exports_the_search_of_its_evaluator():
   evaluator = {"name": "generation", "penalties": penalties}
   evaluator |= {name: OWN[name] for name in ("beams", "length_power", "max_new_tokens")}
   ids = {"eos_token_id": 2, "pad_token_id": 1}
-  found = json.loads(exported({"loss": {}, "dev": evaluator}, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}'))
+  found = json.loads(
+    exported({"loss": {}, "dev": evaluator}, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}')
+  )
   assert found["eos_token_id"] == [2, 5] and found["pad_token_id"] == 1 and "d_model" not in found
-  assert options(found, True, "file") == OWN | {"early_stopping": "never"}  # T5X's rule is the nearest to it
-  assert exported({"loss": {}}, ids) is exported({"dev": {"name": "generation", "max_new_tokens": 9}}, ids) is None
+  # T5X's rule is the nearest to it
+  assert options(found, True, "file") == OWN | {"early_stopping": "never"}
+  assert (
+    exported({"loss": {}}, ids)
+    is exported({"dev": {"name": "generation", "max_new_tokens": 9}}, ids)
+    is None
+  )

@@ -1,4 +1,5 @@
-"""Every family against logits that `transformers` gave once (`tests/golden`, written by parity/write_golden.py)."""
+"""Every family against logits that `transformers` gave once (`tests/golden`, written by
+parity/write_golden.py)."""
 
 import json
 import pathlib
@@ -12,7 +13,14 @@ from parity import cases
 from t5x_like.interop import hf
 
 # Fields that transformers 4 reads in place of `rope_parameters`, and version 5 does not write.
-OLDER = ("rope_theta", "rope_local_base_freq", "rope_scaling", "rotary_emb_base", "rotary_pct", "num_experts")
+OLDER = (
+  "rope_theta",
+  "rope_local_base_freq",
+  "rope_scaling",
+  "rotary_emb_base",
+  "rotary_pct",
+  "num_experts",
+)
 OLDER += ("max_position_embeddings",)
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 
@@ -22,7 +30,9 @@ def write(name, directory) -> dict:
   golden = dict(np.load(GOLDEN / f"{name}.npz", allow_pickle=False))
   directory.mkdir()
   (directory / "config.json").write_text(str(golden["config"]))
-  tensors = {n: cases.tensor(n, tuple(shape)) for n, shape in json.loads(str(golden["shapes"])).items()}
+  tensors = {
+    n: cases.tensor(n, tuple(shape)) for n, shape in json.loads(str(golden["shapes"])).items()
+  }
   save_file(tensors, directory / "model.safetensors")
   return golden
 
@@ -33,7 +43,8 @@ def test_every_case_has_its_file():
 
 @pytest.mark.parametrize("name", cases.CASES)
 def test_same_logits_and_the_same_files_back(name, tmp_path):
-  golden, case = write(name, tmp_path / "theirs"), cases.CASES[name]
+  golden = write(name, tmp_path / "theirs")
+  case = cases.CASES[name]
   batch = {n.removeprefix("batch/"): x for n, x in golden.items() if n.startswith("batch/")}
   mask = cases.valid(case, batch, int(golden["pad"]))
   model = hf.load(str(tmp_path / "theirs"))
@@ -44,7 +55,8 @@ def test_same_logits_and_the_same_files_back(name, tmp_path):
       assert np.abs(cases.compared(found, mask) - cases.compared(values, mask)).max() <= 1e-4
   hf.save(model, str(tmp_path / "back"))
   before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
-  before = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}  # which nothing reads
+  # which nothing reads
+  before = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}
   assert before.keys() == after.keys() and all(np.array_equal(before[n], after[n]) for n in before)
   config = json.loads((tmp_path / "back" / "config.json").read_text())
   theirs = json.loads(str(golden["config"])) | {"dtype": "float32"}
@@ -52,7 +64,9 @@ def test_same_logits_and_the_same_files_back(name, tmp_path):
   assert jax.tree.map(str, config) == jax.tree.map(str, theirs)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1", "qwen3-yarn", "gemma3", "neox", "falcon", "cohere", "deepseek-v3-yarn"])
+@pytest.mark.parametrize(
+  "name", ["llama-3.1", "qwen3-yarn", "gemma3", "neox", "falcon", "cohere", "deepseek-v3-yarn"]
+)
 def test_the_older_fields_alone_tell_the_same_positions(name, tmp_path):
   write(name, tmp_path / "theirs")
   hf.save(hf.load(str(tmp_path / "theirs")), str(tmp_path / "back"))

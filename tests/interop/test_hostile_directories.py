@@ -1,4 +1,5 @@
-"""Sizes and types that a directory states falsely: one line through the command, before anything is allocated."""
+"""Sizes and types that a directory states falsely: one line through the command, before anything is
+allocated."""
 
 import json
 
@@ -19,12 +20,32 @@ pytestmark = pytest.mark.runs
 CONFIGS = {
   "a list": ("t5", lambda config: [], "found a JSON array, expected"),
   "null": ("t5", lambda config: None, "found a JSON null, expected"),
-  "nested": ("bert-mlm", lambda config: config | {"hidden_size": {"a": 1}}, "'hidden_size' is {'a': 1}, expected"),
-  "a list for a type": ("t5", lambda config: config | {"model_type": ["t5"]}, "model_type is ['t5'], expected one of"),
-  "no heads": ("gpt2", lambda config: config | {"n_head": 0}, "'n_head' is 0, expected a whole number from 1"),
-  "a negative size": ("t5", lambda config: config | {"vocab_size": -1}, "'vocab_size' is -1, expected"),
+  "nested": (
+    "bert-mlm",
+    lambda config: config | {"hidden_size": {"a": 1}},
+    "'hidden_size' is {'a': 1}, expected",
+  ),
+  "a list for a type": (
+    "t5",
+    lambda config: config | {"model_type": ["t5"]},
+    "model_type is ['t5'], expected one of",
+  ),
+  "no heads": (
+    "gpt2",
+    lambda config: config | {"n_head": 0},
+    "'n_head' is 0, expected a whole number from 1",
+  ),
+  "a negative size": (
+    "t5",
+    lambda config: config | {"vocab_size": -1},
+    "'vocab_size' is -1, expected",
+  ),
   "half a size": ("t5", lambda config: config | {"d_ff": 32.5}, "'d_ff' is 32.5, expected"),
-  "no number": ("llama", lambda config: config | {"rms_norm_eps": float("nan")}, "'rms_norm_eps' is nan, expected"),
+  "no number": (
+    "llama",
+    lambda config: config | {"rms_norm_eps": float("nan")},
+    "'rms_norm_eps' is nan, expected",
+  ),
   "layers": ("llama", lambda config: config | {"num_hidden_layers": 10**9}, "no more than the"),
   "a width": ("mixtral", lambda config: config | {"intermediate_size": 10**9}, "no more than the"),
   "experts": ("mixtral", lambda config: config | {"num_local_experts": 10**8}, "no more than the"),
@@ -57,14 +78,18 @@ def test_a_config_of_other_types_or_sizes_is_refused(case, tmp_path):
 def test_an_index_that_maps_nothing_to_files_is_refused(weight_map, tmp_path):
   write("t5", tmp_path / "model")
   (tmp_path / "model" / "model.safetensors").unlink()
-  (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+  (tmp_path / "model" / "model.safetensors.index.json").write_text(
+    json.dumps({"weight_map": weight_map})
+  )
   convert(tmp_path, tmp_path / "model", "found no 'weight_map' from tensors to files")
 
 
 def test_extra_ids_of_a_billion_are_refused_at_once(tmp_path):
   ByteVocabulary().save(tmp_path / "vocabulary")
   file = tmp_path / "vocabulary" / "vocabulary.json"
-  file.write_text(json.dumps(json.loads(file.read_text()) | {"extra_ids": 10**9, "size": 10**9 + 259}))
+  file.write_text(
+    json.dumps(json.loads(file.read_text()) | {"extra_ids": 10**9, "size": 10**9 + 259})
+  )
   refused(tmp_path, "found extra_ids 1000000000, expected a whole number of sentinels")
 
 

@@ -1,4 +1,5 @@
-"""Paths and names of the Hub at the doors: a mistyped path is told as one, and only a name is asked of the Hub."""
+"""Paths and names of the Hub at the doors: a mistyped path is told as one, and only a name is asked
+of the Hub."""
 
 import sys
 import types
@@ -29,14 +30,19 @@ class LocalEntryNotFoundError(Exception):
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-  """The names that a Hub out of reach was asked for; the working directory has `runs/gpt` and files to read."""
+  """The names that a Hub out of reach was asked for; the working directory has `runs/gpt` and files
+  to read."""
   names = []
 
   def snapshot_download(name, allow_patterns):
     names.append(name)
-    raise LocalEntryNotFoundError("Got: ConnectError: [Errno -2] Name or service not known\nAn error happened")
+    raise LocalEntryNotFoundError(
+      "Got: ConnectError: [Errno -2] Name or service not known\nAn error happened"
+    )
 
-  monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+  monkeypatch.setitem(
+    sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download)
+  )
   monkeypatch.chdir(tmp_path)
   (tmp_path / "runs" / "gpt").mkdir(parents=True)
   (tmp_path / "in.txt").write_text("the\n")
@@ -60,7 +66,10 @@ def test_a_mistyped_path_is_not_asked_of_the_hub(door, asked, tmp_path, capsys):
   before = sorted(tmp_path.rglob("*"))
   assert "found no directory ./nosuch;" in told(capsys, door, "./nosuch")
   line = told(capsys, door, "runs/gtp")
-  assert "found no directory runs/gtp (did you mean 'runs/gpt'?)" in line and "hf download runs/gtp" in line
+  assert (
+    "found no directory runs/gtp (did you mean 'runs/gpt'?)" in line
+    and ("hf download runs/gtp") in line
+  )
   assert "config.json is not there" in told(capsys, door, "runs/gpt")
   assert asked == [] and sorted(tmp_path.rglob("*")) == before
 
@@ -69,7 +78,10 @@ def test_results_of_a_name_need_a_directory(asked, capsys):
   for more in ([RECIPE], ["--suite=glue", "--data=data"]):
     assert evaluate.main(["--workdir=someone/small", *more]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --workdir: found no directory someone/small") and "Hub's model of this name" in line
+    assert (
+      line.startswith("error: --workdir: found no directory someone/small")
+      and ("Hub's model of this name") in line
+    )
   assert asked == []
 
 
@@ -82,10 +94,16 @@ def test_a_name_that_is_neither_is_told_in_both_readings(door, asked, capsys):
 
 def test_without_the_client_the_extra_is_named(asked, monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  with pytest.raises(UserError, match=r"t5x.load: small is neither a directory here .* pip install 't5x-like\[hf\]'"):
+  with pytest.raises(
+    UserError,
+    match=r"t5x.load: small is neither a directory here .* pip "
+    r"install 't5x-like\[hf\]'",
+  ):
     t5x.load("small")
 
 
-@pytest.mark.parametrize("path", ["/runs/x", "./runs/x", "gs://bucket/run", "a/b/c", "-x/y", "runs", "runs/x"])
+@pytest.mark.parametrize(
+  "path", ["/runs/x", "./runs/x", "gs://bucket/run", "a/b/c", "-x/y", "runs", "runs/x"]
+)
 def test_what_is_no_name_of_the_hub(path, asked):
   assert not hub.named(path) and hub.directory(path, "--workdir") == path

@@ -1,4 +1,5 @@
-"""What a config.json leaves out has the library's default; `make parity` has every field of every type."""
+"""What a config.json leaves out has the library's default; `make parity` has every field of every
+type."""
 
 import math
 
@@ -9,21 +10,37 @@ from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
 
 T5 = dict(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
-BART = dict(vocab_size=64, d_model=16, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=32)
+BART = dict(
+  vocab_size=64, d_model=16, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=32
+)
 
 GPT2 = dict(model_type="gpt2", vocab_size=64, n_embd=16, n_head=4, n_layer=2)
 LLAMA = dict(
-  model_type="llama", vocab_size=64, hidden_size=16, intermediate_size=32, num_attention_heads=4, num_hidden_layers=2
+  model_type="llama",
+  vocab_size=64,
+  hidden_size=16,
+  intermediate_size=32,
+  num_attention_heads=4,
+  num_hidden_layers=2,
 )
 
 
 def test_defaults_of_relatives_differ():
-  activations = {kind: built(T5 | {"model_type": kind}).design.activation for kind in ("t5", "mt5", "umt5")}
+  activations = {
+    kind: built(T5 | {"model_type": kind}).design.activation for kind in ("t5", "mt5", "umt5")
+  }
   assert activations == {"t5": "relu", "mt5": "geglu_tanh", "umt5": "geglu_tanh"}
   bart, mbart, marian = (built(BART | {"model_type": kind}) for kind in ("bart", "mbart", "marian"))
   assert not (bart.design.embed_scale or mbart.design.embed_scale or marian.design.embed_scale)
   assert (mbart.tokens, marian.tokens) == (Tokens(1, 2, 2), Tokens(58_100, 58_100, 0))
-  siglip = built({"model_type": "siglip", "architectures": ["SiglipModel"], "text_config": {}, "vision_config": {}})
+  siglip = built(
+    {
+      "model_type": "siglip",
+      "architectures": ["SiglipModel"],
+      "text_config": {},
+      "vision_config": {},
+    }
+  )
   assert siglip.image.design.activation == siglip.text.design.activation == "gelu_tanh"
 
 
@@ -36,7 +53,10 @@ def test_the_first_of_several_ends_counts():
 def test_an_activation_that_overrides_the_layer_is_refused(change):
   """The library computes with these fields, which usually follow from `feed_forward_proj`."""
   values = T5 | {"model_type": "t5", "feed_forward_proj": "gated-gelu"}
-  assert built(values | {"dense_act_fn": "gelu_new", "is_gated_act": True}).design.activation == "geglu_tanh"
+  assert (
+    built(values | {"dense_act_fn": "gelu_new", "is_gated_act": True}).design.activation
+    == "geglu_tanh"
+  )
   with pytest.raises(UserError, match=next(iter(change))):
     built(values | change)
 
@@ -46,10 +66,20 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
   [  # of GPT-2 medium, DistilGPT-2, SmolLM2, BART CNN, OPUS-MT and umT5
     (GPT2, {"n_special": 0, "predict_special_tokens": True}),
     (GPT2, {"_num_labels": 1}),
-    (LLAMA, {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
+    (
+      LLAMA,
+      {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"dtype": "q4"},
+      },
+    ),
     (BART | {"model_type": "bart"}, {"extra_pos_embeddings": 0, "_num_labels": 3}),
     (BART | {"model_type": "marian"}, {"extra_pos_embeddings": 58_101}),
-    (T5 | {"model_type": "umt5"}, {"scalable_attention": True, "dense_act_fn": "gelu_pytorch_tanh"}),
+    (
+      T5 | {"model_type": "umt5"},
+      {"scalable_attention": True, "dense_act_fn": "gelu_pytorch_tanh"},
+    ),
   ],
 )
 def test_fields_that_nothing_reads_stand_in_published_configs(values, more):
@@ -63,14 +93,23 @@ def test_what_stands_for_other_models_is_refused():
 
 
 def test_fields_that_cannot_change_the_function_are_named_once(caplog):
-  """As conversions from GGUF, adapters and older readers write them; what may change the function is refused."""
-  more = {"_model_name_or_path": "x", "_private": 1, "save_step": 3, "adapters": {}, "resid_dropout": 0.1}
+  """As conversions from GGUF, adapters and older readers write them; what may change the function
+  is refused."""
+  more = {
+    "_model_name_or_path": "x",
+    "_private": 1,
+    "save_step": 3,
+    "adapters": {},
+    "resid_dropout": 0.1,
+  }
   more |= {"max_sequence_length": 8, "attn_implementation": "sdpa", "max_window_layers": 2}
   assert built(LLAMA | more) == built(LLAMA)
   built(LLAMA | more)
   (record,) = caplog.records
   assert all(f"'{name}'" in record.getMessage() for name in more)
-  with pytest.raises(UserError, match="field 'clip_qkv' is 8, which this model type is not known to have"):
+  with pytest.raises(
+    UserError, match="field 'clip_qkv' is 8, which this model type is not known to have"
+  ):
     built(LLAMA | more | {"clip_qkv": 8})
 
 
@@ -80,9 +119,14 @@ def test_yarn_takes_its_length_and_factor_from_the_config():
       LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn"} | values} | more
     ).design.position["yarn"]
 
-  assert yarn({"factor": 4.0, "attn_factor": 1.0, "finetuned": True}) == {"factor": 4.0, "original_length": 64}
+  assert yarn({"factor": 4.0, "attn_factor": 1.0, "finetuned": True}) == {
+    "factor": 4.0,
+    "original_length": 64,
+  }
   assert yarn({"original_max_position_embeddings": 16}) == {"factor": 4.0, "original_length": 16}
-  beside = yarn({"factor": 2.0, "original_max_position_embeddings": 32}, original_max_position_embeddings=16)
+  beside = yarn(
+    {"factor": 2.0, "original_max_position_embeddings": 32}, original_max_position_embeddings=16
+  )
   assert beside == {"factor": 2.0, "original_length": 16}
   weighted = yarn({"factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5})
   assert weighted["attention"] == pytest.approx((0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1))

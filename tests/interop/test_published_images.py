@@ -1,4 +1,5 @@
-"""The preparation of images that is written beside an exported model is the one of its training's evaluations."""
+"""The preparation of images that is written beside an exported model is the one of its training's
+evaluations."""
 
 import json
 from types import SimpleNamespace
@@ -17,13 +18,22 @@ MADE = {"mean": (0.4, 0.4, 0.4), "std": (0.1, 0.2, 0.3), "channels": 3}
 @pytest.mark.parametrize(
   "task, expected",
   [
-    ({"name": "image_classification", "resolution": 28, **PIXELS}, {"resolution": 28, "crop": 0.875, **MADE}),
-    ({"name": "masked_images", "fit": "squeezed", **PIXELS}, {"resolution": 224, "fit": "squeezed", **MADE}),
+    (
+      {"name": "image_classification", "resolution": 28, **PIXELS},
+      {"resolution": 28, "crop": 0.875, **MADE},
+    ),
+    (
+      {"name": "masked_images", "fit": "squeezed", **PIXELS},
+      {"resolution": 224, "fit": "squeezed", **MADE},
+    ),
     (
       {"name": "image_classification", "resolution": [28, 40], "fit": "squeezed", **PIXELS},
       {"fit": "squeezed", **MADE},
     ),
-    ({"name": "object_detection", "shortest": 64, "resolution": 99, **PIXELS}, {"shortest": 64, **MADE}),
+    (
+      {"name": "object_detection", "shortest": 64, "resolution": 99, **PIXELS},
+      {"shortest": 64, **MADE},
+    ),
     (
       {"name": "image_classification", "channels": 1, "crop": 1.0},
       {"mean": (0.5,), "std": (0.5,), "channels": 1, "crop": 1.0},
@@ -33,7 +43,9 @@ MADE = {"mean": (0.4, 0.4, 0.4), "std": (0.1, 0.2, 0.3), "channels": 3}
 def test_what_is_written_is_read_back(task, expected, tmp_path):
   task = {"source": "digits", "split": "train", **task}
   (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor(task)))
-  variant = SimpleNamespace(channels=task.get("channels", 3), resolution=task.get("resolution", 224))
+  variant = SimpleNamespace(
+    channels=task.get("channels", 3), resolution=task.get("resolution", 224)
+  )
   if task["name"] == "object_detection":
     variant.queries = 5
   found = published_images.task_of(variant, {}, str(tmp_path), "--workdir")
@@ -55,11 +67,23 @@ def test_what_is_written_is_read_back(task, expected, tmp_path):
       {"size": 224, "do_rescale": False, "image_mean": [51.0] * 3, "image_std": [25.5] * 3},
       {"mean": (0.2,) * 3, "std": (0.1,) * 3, "method": "bilinear"},
     ),
-    ("ViTImageProcessor", {"size": 224, "resample": 3, "rescale_factor": 2 / 255}, {"mean": (0.25,) * 3}),
+    (
+      "ViTImageProcessor",
+      {"size": 224, "resample": 3, "rescale_factor": 2 / 255},
+      {"mean": (0.25,) * 3},
+    ),
     ("ConvNextFeatureExtractor", {"size": 224, "crop_pct": 0.875}, {"crop": 0.875}),
     ("ConvNextImageProcessor", {"size": {"shortest_edge": 224}}, {"crop": 0.875}),
-    ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}, "crop_pct": 0.875}, {"fit": "squeezed"}),
-    ("CLIPFeatureExtractor", {"size": 224, "do_center_crop": True, "crop_size": 224}, {"crop": 1.0}),
+    (
+      "ConvNextImageProcessor",
+      {"size": {"shortest_edge": 384}, "crop_pct": 0.875},
+      {"fit": "squeezed"},
+    ),
+    (
+      "CLIPFeatureExtractor",
+      {"size": 224, "do_center_crop": True, "crop_size": 224},
+      {"crop": 1.0},
+    ),
     ("DetrFeatureExtractor", {"size": 512, "max_size": 640}, {"shortest": 512, "resolution": 640}),
   ],
 )
@@ -67,12 +91,16 @@ def test_older_files_and_each_processor_are_followed(kind, own, expected, tmp_pa
   content = {"feature_extractor_type": kind, "image_mean": [0.5] * 3, "image_std": [0.5] * 3} | own
   (tmp_path / published_images.FILE).write_text(json.dumps(content))
   variant = (
-    SimpleNamespace(channels=3, resolution=224) if "Detr" not in kind else SimpleNamespace(channels=3, queries=5)
+    SimpleNamespace(channels=3, resolution=224)
+    if "Detr" not in kind
+    else SimpleNamespace(channels=3, queries=5)
   )
   found = published_images.task_of(variant, {}, str(tmp_path), "--workdir")
   assert found | expected == found
   if "Detr" not in kind:
-    assert found["method"] == ("bilinear" if kind.startswith("ViT") and "resample" not in own else "bicubic")
+    assert found["method"] == (
+      "bilinear" if kind.startswith("ViT") and "resample" not in own else "bicubic"
+    )
 
 
 def test_images_that_the_library_prepares_otherwise_have_no_file():
@@ -80,34 +108,45 @@ def test_images_that_the_library_prepares_otherwise_have_no_file():
   assert published_images.processor(task) is None and published_images.pretrained(task) == {}
   assert published_images.processor({"name": "image_classification", "fit": "padded"}) is None
   timms = published_images.pretrained({"name": "image_classification", "resolution": 28, **PIXELS})
-  assert timms["crop_pct"] == 0.875 and timms["mean"] == [0.4] * 3 and timms["crop_mode"] == "center"
+  assert (
+    timms["crop_pct"] == 0.875 and timms["mean"] == [0.4] * 3 and timms["crop_mode"] == "center"
+  )
 
 
 def test_predictions_have_the_defaults_of_the_task_of_training():
   """Images with captions are not cut out of larger ones, and have CLIP's mean."""
   reader = SimpleNamespace()
-  TextChoice.read_options(reader, SimpleNamespace(resolution=8, channels=3), {"name": "image_text"}, {})
+  TextChoice.read_options(
+    reader, SimpleNamespace(resolution=8, channels=3), {"name": "image_text"}, {}
+  )
   usual = described.arguments({"name": "image_text"})
   assert reader._way == {name: usual[name] for name in ("crop", "fit", "mean", "method")}
   assert (usual["crop"], usual["mean"][0]) == (1.0, 0.48145466)
 
 
-def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its_interpolation(tmp_path):
+def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its_interpolation(
+  tmp_path,
+):
   content = {"image_mean": 0.5, "image_std": 0.5, "size": {"shortest_edge": 256}, "resample": 4}
-  path, variant = tmp_path / published_images.FILE, SimpleNamespace(channels=3, resolution=518)
+  path = tmp_path / published_images.FILE
+  variant = SimpleNamespace(channels=3, resolution=518)
   path.write_text(json.dumps(content | {"crop_size": {"height": 224, "width": 224}}))
-  with pytest.raises(UserError, match="found resample 4, expected nearest, lanczos, bilinear, bicubic"):
+  with pytest.raises(
+    UserError, match="found resample 4, expected nearest, lanczos, bilinear, bicubic"
+  ):
     published_images.task_of(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
   path.write_text(json.dumps(content | {"resample": 1}))
   found = published_images.task_of(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
   assert found | {"resolution": 224, "crop": 0.875, "method": "lanczos", "mean": (0.5,)} == found
 
 
-@pytest.mark.parametrize("side, crop, whole", [(256, 0.875, 292), (384, 0.875, 438), (224, 0.9, 248)])
+@pytest.mark.parametrize(
+  "side, crop, whole", [(256, 0.875, 292), (384, 0.875, 438), (224, 0.9, 248)]
+)
 def test_evaluations_resize_to_a_size_rounded_down_as_the_authors_do(side, crop, whole):
-  assert published_images.processor({"name": "image_classification", "resolution": side, "crop": crop})["size"] == {
-    "shortest_edge": whole
-  }
+  assert published_images.processor(
+    {"name": "image_classification", "resolution": side, "crop": crop}
+  )["size"] == {"shortest_edge": whole}
   assert all(pictures.covered(side, side / n) == n for n in range(side, 2 * side))
 
 
@@ -119,8 +158,12 @@ def test_timms_share_is_of_a_whole_number_of_pixels_rounded_down_both_ways(tmp_p
     ({"crop_pct": 0.95, "crop_mode": "squash"}, {"crop": 224 / 235, "fit": "squeezed_cut"}),
     ({"crop_pct": 1.0, "crop_mode": "squash"}, {"fit": "squeezed"}),
   ):
-    found = published_images.task_of(variant, {"pretrained_cfg": about | way}, str(tmp_path), "--workdir")
+    found = published_images.task_of(
+      variant, {"pretrained_cfg": about | way}, str(tmp_path), "--workdir"
+    )
     assert found | expected | {"method": "bilinear"} == found
     back = published_images.pretrained(found)
-    assert int(224 / back["crop_pct"]) == round(224 / found.get("crop", 1.0)) and back | about == back
+    assert (
+      int(224 / back["crop_pct"]) == round(224 / found.get("crop", 1.0)) and back | about == back
+    )
     assert back["crop_mode"] == way["crop_mode"]

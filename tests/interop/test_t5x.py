@@ -1,4 +1,5 @@
-"""Checkpoints of T5X become workdirs that go on training: same weights, same loss, same next update."""
+"""Checkpoints of T5X become workdirs that go on training: same weights, same loss, same next
+update."""
 
 import json
 import shutil
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.runs
 
 NANO = "tests/recipes/nano.py"
 STEP = 1_200
-# A store of bytes, so that the vocabulary fits the small table; no dropout, and a rate that the step decides.
+# A store of bytes, so that the vocabulary fits the small table; no dropout, and a rate that the
+# step decides.
 FLAGS = (
   "--config.model.dropout=0.0",
   "--config.model.layers=scan",
@@ -44,15 +46,28 @@ def flags(tmp_path_factory):
 
   folder = tmp_path_factory.mktemp("corpus")
   text = " ".join(f"the {n} quick brown foxes jump over {n * n} lazy dogs" for n in range(2_000))
-  (folder / "text.txt").write_text("\n".join(text[i : i + 5_000] for i in range(0, len(text), 5_000)))
+  (folder / "text.txt").write_text(
+    "\n".join(text[i : i + 5_000] for i in range(0, len(text), 5_000))
+  )
   argv = [f"--source=lines:{folder}/text.txt", "--vocabulary=bytes", f"--output={folder}/store"]
   assert prepare_data.main(argv) == 0
   return [flag.format(store=folder / "store") for flag in FLAGS]
 
 
 def converted(directory, workdir, flags, *more) -> dict[str, np.ndarray]:
-  argv = [f"--input={directory}", f"--output={workdir}", f"--config={NANO}", "--vocabulary=bytes", *flags, *more]
-  argv += [] if any("factor" in flag for flag in more) else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
+  argv = [
+    f"--input={directory}",
+    f"--output={workdir}",
+    f"--config={NANO}",
+    "--vocabulary=bytes",
+    *flags,
+    *more,
+  ]
+  argv += (
+    []
+    if any("factor" in flag for flag in more)
+    else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
+  )
   assert convert_t5x.main(argv) == 0
   return trained_run.open_saved(str(workdir)).restore()[1]
 
@@ -62,7 +77,9 @@ def batch_of(workdir, step: int) -> dict[str, np.ndarray]:
   config = json.loads((workdir / "config.json").read_text())
   arguments = dict(config["task"])
   task = process.build_task("task", arguments.pop("name"), "train", arguments)
-  batches = loader.train_batches(task, batch_size=config["batch_size"], seed=config["seed"], start_step=step)
+  batches = loader.train_batches(
+    task, batch_size=config["batch_size"], seed=config["seed"], start_step=step
+  )
   return {name: np.asarray(x) for name, x in next(batches).items()}
 
 
@@ -94,7 +111,11 @@ def in_hugging_face(form, params) -> dict[str, np.ndarray]:
       for part in ("wi_0", "wi_1", "wo") if form.gated else ("wi", "wo"):
         made[f"{prefix}.DenseReluDense.{part}.weight"] = p[f"mlp/{part}/kernel"].T
       if form.per_layer or i == 0:
-        table = p["relpos_bias/rel_embedding"] if form.per_layer else params[f"{side}/relpos_bias/rel_embedding"]
+        table = (
+          p["relpos_bias/rel_embedding"]
+          if form.per_layer
+          else params[f"{side}/relpos_bias/rel_embedding"]
+        )
         made[f"{side}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"] = table.T
   return made
 
@@ -102,8 +123,12 @@ def in_hugging_face(form, params) -> dict[str, np.ndarray]:
 MORE = {name: pytest.mark.more for name in t5x.FORMS if name != "umt5"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MORE.get(name, [])) for name in t5x.FORMS])
-def test_weights_loss_and_the_next_update_are_those_of_t5x(name, flags, tmp_path, compiled, one_device):
+@pytest.mark.parametrize(
+  "name", [pytest.param(name, marks=MORE.get(name, [])) for name in t5x.FORMS]
+)
+def test_weights_loss_and_the_next_update_are_those_of_t5x(
+  name, flags, tmp_path, compiled, one_device
+):
   form = t5x.FORMS[name]
   params = t5x.tree(form)
   state = t5x.moments(form, params)
@@ -112,18 +137,22 @@ def test_weights_loss_and_the_next_update_are_those_of_t5x(name, flags, tmp_path
   converted(directory, run, flags)
 
   assert convert_hf.main([f"--input={run}", f"--output={tmp_path / 'hf'}"]) == 0
-  exported, expected = load_file(tmp_path / "hf/model.safetensors"), in_hugging_face(form, params)
+  exported = load_file(tmp_path / "hf/model.safetensors")
+  expected = in_hugging_face(form, params)
   assert exported.keys() == expected.keys()
   assert all(np.array_equal(exported[key], expected[key]) for key in expected)
 
   batch = batch_of(run, STEP)
   grads = jax.jit(jax.grad(lambda p: t5x.loss(form, p, batch, 1e-4)))(params)
   assert train.main([f"--config={NANO}", f"--workdir={run}", *flags]) == 0
-  assert read_metrics(run)[-1]["train/loss"] == pytest.approx(float(t5x.loss(form, params, batch)), abs=1e-4)
+  assert read_metrics(run)[-1]["train/loss"] == pytest.approx(
+    float(t5x.loss(form, params, batch)), abs=1e-4
+  )
 
   after, _ = t5x.adafactor(form, params, state, grads, STEP, max(STEP, 1_000) ** -0.5)
   assert convert_hf.main([f"--input={run}", f"--output={tmp_path / 'after'}"]) == 0
-  mine, theirs = load_file(tmp_path / "after/model.safetensors"), in_hugging_face(form, after)
+  mine = load_file(tmp_path / "after/model.safetensors")
+  theirs = in_hugging_face(form, after)
   for key in theirs:
     moved = np.abs(theirs[key] - expected[key]).max()
     assert moved > 1e-5
@@ -136,7 +165,9 @@ def orbax_state(params, state, step):
     "target": t5x.nested(params),
     "state": {
       "step": np.int32(step),
-      "param_states": t5x.nested({f"{path}/{kind}": x for path, kinds in state.items() for kind, x in kinds.items()}),
+      "param_states": t5x.nested(
+        {f"{path}/{kind}": x for path, kinds in state.items() for kind, x in kinds.items()}
+      ),
     },
   }
 
@@ -151,7 +182,8 @@ def test_checkpoints_saved_through_orbax_are_the_same(ocdbt, tmp_path, compiled)
   handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(
-      tmp_path / "checkpoint_7" / "state", jax.tree.map(jax.numpy.asarray, orbax_state(params, state, 7))
+      tmp_path / "checkpoint_7" / "state",
+      jax.tree.map(jax.numpy.asarray, orbax_state(params, state, 7)),
     )
   own = Checkpoint(str(t5x.write(tmp_path / "own", params, state, 7)))
   read = Checkpoint(str(tmp_path))  # the newest of the checkpoints there
@@ -171,12 +203,25 @@ def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, co
 
 
 def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeypatch, one_device):
-  form, trees = t5x.FORMS["t5-1.1"], []
+  form = t5x.FORMS["t5-1.1"]
+  trees = []
   params = t5x.tree(form)
   directory = t5x.write(tmp_path / "there", params, t5x.moments(form, params))
-  monkeypatch.setattr(importing, "write", lambda *arguments: trees.append(manifest.flatten(arguments[-1])))
-  argv = [f"--input={directory}", f"--output={tmp_path / 'run'}", f"--config={NANO}", "--vocabulary=bytes", *flags]
-  for more in (["NUM_REAL_TARGET_TOKENS"], ["None", "--target_tokens=4"], ["12.0", "--target_tokens=4"]):
+  monkeypatch.setattr(
+    importing, "write", lambda *arguments: trees.append(manifest.flatten(arguments[-1]))
+  )
+  argv = [
+    f"--input={directory}",
+    f"--output={tmp_path / 'run'}",
+    f"--config={NANO}",
+    "--vocabulary=bytes",
+    *flags,
+  ]
+  for more in (
+    ["NUM_REAL_TARGET_TOKENS"],
+    ["None", "--target_tokens=4"],
+    ["12.0", "--target_tokens=4"],
+  ):
     assert convert_t5x.main([*argv, f"--loss_normalizing_factor={more[0]}", *more[1:]]) == 0
   own, summed, divided = trees
   moments = [name for name in own if name.startswith("adafactor/v")]
@@ -188,15 +233,28 @@ def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeyp
 
 def refusal(capsys, flags, directory, output, *more) -> str:
   capsys.readouterr()
-  argv = [f"--input={directory}", f"--output={output}", f"--config={NANO}", "--vocabulary=bytes", *flags, *more]
-  argv += [] if any("factor" in flag for flag in more) else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
+  argv = [
+    f"--input={directory}",
+    f"--output={output}",
+    f"--config={NANO}",
+    "--vocabulary=bytes",
+    *flags,
+    *more,
+  ]
+  argv += (
+    []
+    if any("factor" in flag for flag in more)
+    else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
+  )
   assert convert_t5x.main(argv) == 2
   (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
   assert not output.exists()
   return line
 
 
-def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(flags, tmp_path, capsys, one_device):
+def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(
+  flags, tmp_path, capsys, one_device
+):
   form = t5x.FORMS["t5-1.1"]
   params = t5x.tree(form)
   state = t5x.moments(form, params)
@@ -222,9 +280,13 @@ def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(flags, tmp_path
     return spec(tree, "target", "encoder", "layers_1", "mlp", "wo", "kernel")
 
   assert index["version"] == 3
-  gone = refused("missing", lambda tree: spec(tree, "target", "encoder", "layers_1", "mlp").pop("wo"))
+  gone = refused(
+    "missing", lambda tree: spec(tree, "target", "encoder", "layers_1", "mlp").pop("wo")
+  )
   assert "array 'target/encoder/layers_1/mlp/wo/kernel' is missing" in gone
-  assert "array 'target/head' is unknown" in refused("unknown", lambda t: t["target"].update(head=np.zeros(3, "f4")))
+  assert "array 'target/head' is unknown" in refused(
+    "unknown", lambda t: t["target"].update(head=np.zeros(3, "f4"))
+  )
   said = refused("outside", lambda tree: at(tree)["kvstore"].update(path="../sound/target.x"))
   assert "target/encoder/layers_1/mlp/wo/kernel: found '../sound/target.x', expected a name" in said
   said = refused("elsewhere", lambda tree: at(tree)["kvstore"].update(path="/etc/passwd"))
@@ -236,12 +298,16 @@ def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(flags, tmp_path
   said = refused("negative", lambda tree: at(tree)["metadata"].update(shape=[-1, 160]))
   assert "found the shape [-1, 160], expected positive sizes" in said
   said = refused(
-    "moments", lambda t: spec(t, "state", "param_states", "token_embedder", "embedding").update(v_row=np.ones(5, "f4"))
+    "moments",
+    lambda t: spec(t, "state", "param_states", "token_embedder", "embedding").update(
+      v_row=np.ones(5, "f4")
+    ),
   )
   assert "the factors 'state/param_states/token_embedder/embedding' have shape [1, 5]" in said
   momentum = np.ones((384, 128), "f4")
   said = refused(
-    "momentum", lambda t: spec(t, "state", "param_states", "token_embedder", "embedding").update(m=momentum)
+    "momentum",
+    lambda t: spec(t, "state", "param_states", "token_embedder", "embedding").update(m=momentum),
   )
   assert "found momentum in 'state/param_states/token_embedder/embedding/m'" in said
   said = refused("step", lambda tree: tree["state"].update(step=np.int32(-3)))
@@ -256,19 +322,29 @@ def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(flags, tmp_path
     huge.write_text(json.dumps(found | {"shape": [2**39, 128]}))
 
   assert "claims shape [549755813888, 128]" in refused("absurd", grow, grown)
-  assert "cannot be read" in refused("chunk", files=lambda folder: (folder / kernel / "0.0").unlink())
+  assert "cannot be read" in refused(
+    "chunk", files=lambda folder: (folder / kernel / "0.0").unlink()
+  )
   assert "cannot be read" in refused(
     "torn", files=lambda folder: (folder / kernel / "0.0").write_bytes(b"\x1f\x8b\x08")
   )
-  assert "cannot be opened" in refused("zarray", files=lambda folder: (folder / kernel / ".zarray").write_text("{"))
+  assert "cannot be opened" in refused(
+    "zarray", files=lambda folder: (folder / kernel / ".zarray").write_text("{")
+  )
   assert "found no index of T5X" in refused(
     "index", files=lambda f: (f / "checkpoint").write_bytes(b"\xdf\xff\xff\xff\xff")
   )
   deep = b"\x81\xa1a" * 5_000
-  assert "found no index of T5X" in refused("deep", files=lambda folder: (folder / "checkpoint").write_bytes(deep))
-  said = refused("tensorflow", files=lambda f: (f / "checkpoint").write_bytes(b'model_checkpoint_path: "model"'))
+  assert "found no index of T5X" in refused(
+    "deep", files=lambda folder: (folder / "checkpoint").write_bytes(deep)
+  )
+  said = refused(
+    "tensorflow", files=lambda f: (f / "checkpoint").write_bytes(b'model_checkpoint_path: "model"')
+  )
   assert "found a checkpoint of TensorFlow" in said
-  assert "found neither checkpoint nor _METADATA" in refusal(capsys, flags, tmp_path / "nowhere", tmp_path / "out")
+  assert "found neither checkpoint nor _METADATA" in refusal(
+    capsys, flags, tmp_path / "nowhere", tmp_path / "out"
+  )
   said = refused("optimizer", more=("--config.optimizer.name=adamw",))
   assert "config.optimizer: found 'adam'" in said and "--fresh" in said
   said = refused("unit", more=("--loss_normalizing_factor=None",))

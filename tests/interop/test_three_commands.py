@@ -1,4 +1,5 @@
-"""From a Hugging Face directory to continued pretraining in three commands, and back with the same tokenizer."""
+"""From a Hugging Face directory to continued pretraining in three commands, and back with the same
+tokenizer."""
 
 import dataclasses
 import json
@@ -24,9 +25,18 @@ pytestmark = pytest.mark.runs
 
 DIMS = Dims(embed=32, heads=2, kv_heads=2, head_dim=16, mlp=128, layers=1)
 LEARNED = {"name": "learned", "length": 64}
-# kind -> (family, a variant like it, its table, what its design differs in, ids, recipe, other flags)
+# kind -> (family, a variant like it, its table, what its design differs in, ids, recipe, other
+# flags)
 FAMILIES = {
-  "gpt2": (gpt, "gpt2", 360, {"position": LEARNED}, Tokens(None, 0, 0), "gpt/gpt2_124m", ["task.length=32"]),
+  "gpt2": (
+    gpt,
+    "gpt2",
+    360,
+    {"position": LEARNED},
+    Tokens(None, 0, 0),
+    "gpt/gpt2_124m",
+    ["task.length=32"],
+  ),
   "roberta": (
     roberta,
     "roberta-base",
@@ -46,8 +56,24 @@ FAMILIES = {
     ["task.length=32"],
   ),
   "llama": (llama, "llama2-7b", 360, {}, Tokens(None, 1, 2), "llama/8b", ["task.length=32"]),
-  "gemma2": (gemma2, "tiny", 420, {"attention_scale": 16**-0.5}, Tokens(0, 2, 1), "gemma2/2b", ["task.length=32"]),
-  "t5": (t5, "t5-v1_1-small", 256, {}, Tokens(0, 0, 1), "t5/base", ["task.inputs_length=24", "task.targets_length=16"]),
+  "gemma2": (
+    gemma2,
+    "tiny",
+    420,
+    {"attention_scale": 16**-0.5},
+    Tokens(0, 2, 1),
+    "gemma2/2b",
+    ["task.length=32"],
+  ),
+  "t5": (
+    t5,
+    "t5-v1_1-small",
+    256,
+    {},
+    Tokens(0, 0, 1),
+    "t5/base",
+    ["task.inputs_length=24", "task.targets_length=16"],
+  ),
 }
 SHORT = {
   "total_steps": 2,
@@ -66,13 +92,16 @@ MARKS |= {kind: pytest.mark.heavy for kind in ("llama", "gemma2", "t5")}
 
 
 def directory(path: pathlib.Path, kind: str) -> pathlib.Path:
-  """A Hugging Face directory of a small model with random weights and a tokenizer trained on the spot."""
+  """A Hugging Face directory of a small model with random weights and a tokenizer trained on the
+  spot."""
   family, name, table, design, tokens, *_ = FAMILIES[kind]
   like = family.VARIANTS[name]
   design = dataclasses.replace(like.design, **design)
   dims = dataclasses.replace(DIMS, layers=len(design.windows))
   variant = dataclasses.replace(like, dims=dims, vocab_size=table, design=design, tokens=tokens)
-  model = jax.jit(lambda key: family.Model(nnx.Rngs(params=key), variant=variant))(jax.random.key(0))
+  model = jax.jit(lambda key: family.Model(nnx.Rngs(params=key), variant=variant))(
+    jax.random.key(0)
+  )
   hf.save(model, str(path))
   return published.write(path, kind)
 
@@ -80,20 +109,36 @@ def directory(path: pathlib.Path, kind: str) -> pathlib.Path:
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=MARKS.get(k, [])) for k in FAMILIES])
 def test_three_commands(kind, tmp_path, compiled):
   *_, recipe, extra = FAMILIES[kind]
-  source, workdir, corpus = directory(tmp_path / kind, kind), tmp_path / "run", tmp_path / "corpus.jsonl"
-  texts = [f"{line} {published.HOSTILE[i % len(published.HOSTILE)]}".strip() for i, line in enumerate(published.LINES)]
+  source = directory(tmp_path / kind, kind)
+  workdir = tmp_path / "run"
+  corpus = tmp_path / "corpus.jsonl"
+  texts = [
+    f"{line} {published.HOSTILE[i % len(published.HOSTILE)]}".strip()
+    for i, line in enumerate(published.LINES)
+  ]
   corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-  flags = [f"--config=configs/{recipe}.py", '--config.mesh={"data": -1}', *(f"--config.{one}" for one in extra)]
+  flags = [
+    f"--config=configs/{recipe}.py",
+    '--config.mesh={"data": -1}',
+    *(f"--config.{one}" for one in extra),
+  ]
   flags += [
-    f"--config.{key}={value if isinstance(value, (int, str)) else json.dumps(value)}" for key, value in SHORT.items()
+    f"--config.{key}={value if isinstance(value, (int, str)) else json.dumps(value)}"
+    for key, value in SHORT.items()
   ]
 
   assert convert_hf.main([f"--input={source}", f"--output={workdir}", *flags]) == 0
   ends = ["--append_eos"] if kind in ("gpt2", "llama", "gemma2") else []
-  prepared = [f"--source=jsonl:{corpus}", f"--vocabulary={workdir}/vocabulary", f"--output={tmp_path / 'store'}"]
+  prepared = [
+    f"--source=jsonl:{corpus}",
+    f"--vocabulary={workdir}/vocabulary",
+    f"--output={tmp_path / 'store'}",
+  ]
   assert prepare_data.main([*prepared, "--workers=1", "--validation_fraction=0.1", *ends]) == 0
   store = TokenStore.open(tmp_path / "store" / "train")
-  assert train.main([*flags, f"--workdir={workdir}", f"--config.task.store={tmp_path / 'store'}"]) == 0
+  assert (
+    train.main([*flags, f"--workdir={workdir}", f"--config.task.store={tmp_path / 'store'}"]) == 0
+  )
 
   saved = json.loads((workdir / "config.json").read_text())
   assert saved["model"]["vocab_size"] == FAMILIES[kind][2] and saved["fingerprints"]["data"]
@@ -109,16 +154,26 @@ def test_three_commands(kind, tmp_path, compiled):
     if file.name not in ("config.json", "model.safetensors"):
       assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
   before, after = (params.arrays(hf.load(str(path))) for path in (source, tmp_path / "back"))
-  assert before.keys() == after.keys() and any(not np.array_equal(before[n], after[n]) for n in before)
-  ours, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "back", source))
+  assert before.keys() == after.keys() and any(
+    not np.array_equal(before[n], after[n]) for n in before
+  )
+  ours, theirs = (
+    json.loads((path / "config.json").read_text()) for path in (tmp_path / "back", source)
+  )
   assert {key: ours[key] for key in theirs if key.endswith("token_id")} == {
     key: value for key, value in theirs.items() if key.endswith("token_id")
   }
 
 
 def test_data_of_another_vocabulary_and_recipes_of_another_family_are_refused(tmp_path, capsys):
-  source, workdir = directory(tmp_path / "gpt2", "gpt2"), tmp_path / "run"
-  flags = ["--config=configs/gpt/gpt2_124m.py", "--config.task.length=32", "--config.batch_size=8", "--config.evals={}"]
+  source = directory(tmp_path / "gpt2", "gpt2")
+  workdir = tmp_path / "run"
+  flags = [
+    "--config=configs/gpt/gpt2_124m.py",
+    "--config.task.length=32",
+    "--config.batch_size=8",
+    "--config.evals={}",
+  ]
   assert convert_hf.main([f"--input={source}", f"--output={workdir}", *flags]) == 0
   assert train.main([*flags, f"--workdir={workdir}", "--config.task.store=builtin"]) == 2
   assert f"prepare them with --vocabulary={workdir / 'vocabulary'}" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""`gcloud compute tpus …` for tests: hosts are folders of this machine, in which what is sent by ssh really runs.
+"""`gcloud compute tpus …` for tests: hosts are folders of this machine, in which what is sent by
+ssh really runs.
 
 The folder FAKE_CLOUD holds `plan.json` (what goes wrong, and when), `state.json` and `calls.jsonl`.
 """
@@ -84,7 +85,8 @@ def scp(words):
   programs = home / folder / "venv" / "bin"
   programs.mkdir(parents=True, exist_ok=True)
   (programs / "python").write_text(
-    f'#!/bin/bash\n[ "$2" = launch.preflight ] && exit 0\n[ "$2" = pip ] && exec echo "$@" > {home}/installed\n'
+    '#!/bin/bash\n[ "$2" = launch.preflight ] && exit 0\n[ "$2" = pip ] && exec echo "$@" > '
+    f"{home}/installed\n"
     f'exec {sys.executable} -S "$@"\n'
   )
   (programs / "python").chmod(0o755)
@@ -96,7 +98,9 @@ def main(words):
     state, plan = (json.loads((CLOUD / name).read_text()) for name in ("state.json", "plan.json"))
     with (CLOUD / "calls.jsonl").open("a") as calls:
       calls.write(json.dumps(words) + "\n")
-    assert words[:2] == ["compute", "tpus"] and "--project=p" in words and "--zone=z" in words, words
+    assert words[:2] == ["compute", "tpus"] and "--project=p" in words and "--zone=z" in words, (
+      words
+    )
     kind, action, name, *rest = words[2:]
     then = None
     try:

@@ -57,7 +57,9 @@ def cluster(folder: pathlib.Path):
   config.write_text(CONFIG.format(host=host, user=getpass.getuser(), folder=folder, **ports))
   environment = {**os.environ, "SLURM_CONF": str(config), "PATH": PATH}
   daemons = [
-    subprocess.Popen([program, "-D", "-f", str(config), *more], env=environment, stdout=out, stderr=out)
+    subprocess.Popen(
+      [program, "-D", "-f", str(config), *more], env=environment, stdout=out, stderr=out
+    )
     for program, more in (("slurmctld", ["-c"]), ("slurmd", ["-N", host]))
     for out in [(folder / f"{program}.out").open("wb")]
   ]
@@ -69,7 +71,9 @@ def cluster(folder: pathlib.Path):
         ["sinfo", "--noheader", "--format=%t"], env=environment, capture_output=True, text=True
       ).stdout
     ):
-      assert time.monotonic() < deadline, [path.read_text()[-2000:] for path in folder.glob("*.log")]
+      assert time.monotonic() < deadline, [
+        path.read_text()[-2000:] for path in folder.glob("*.log")
+      ]
       time.sleep(0.2)
     yield environment
   finally:

@@ -1,4 +1,5 @@
-"""The launcher runs real processes, stops and restarts them together, and passes on how they ended."""
+"""The launcher runs real processes, stops and restarts them together, and passes on how they
+ended."""
 
 import os
 import pathlib
@@ -13,7 +14,12 @@ import pytest
 pytestmark = pytest.mark.runs
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-LAUNCHER = [sys.executable, str(REPO / "launch" / "local.py"), "--devices_per_process=2", "--grace_seconds=2"]
+LAUNCHER = [
+  sys.executable,
+  str(REPO / "launch" / "local.py"),
+  "--devices_per_process=2",
+  "--grace_seconds=2",
+]
 
 
 def command(*options, program):
@@ -23,13 +29,22 @@ def command(*options, program):
 def launch(*options, program, seconds=600, **environment):
   env = {**os.environ, **environment}
   return subprocess.run(
-    command(*options, program=program), capture_output=True, text=True, timeout=seconds, env=env, cwd="/"
+    command(*options, program=program),
+    capture_output=True,
+    text=True,
+    timeout=seconds,
+    env=env,
+    cwd="/",
   )
 
 
 def start(*options, program):
   return subprocess.Popen(
-    command(*options, program=program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
+    command(*options, program=program),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd="/",
   )
 
 
@@ -44,7 +59,10 @@ def test_a_real_job_of_two_processes_with_their_own_devices():
     "print(jax.process_index(), jax.local_device_count(), jax.device_count())\n"
     "print('sum', multihost_utils.process_allgather(jnp.int32(jax.process_index() + 1)).sum())\n"
   )
-  done = launch(program=program, XLA_FLAGS="--xla_force_host_platform_device_count=7 --xla_cpu_enable_fast_math=false")
+  done = launch(
+    program=program,
+    XLA_FLAGS="--xla_force_host_platform_device_count=7 --xla_cpu_enable_fast_math=false",
+  )
   assert done.returncode == 0, done.stderr
   assert {"[p0] 0 2 4", "[p0] sum 3", "[p1] 1 2 4", "[p1] sum 3"} <= set(done.stdout.splitlines())
 
@@ -58,7 +76,10 @@ def test_when_one_dies_the_others_are_stopped_even_if_they_do_not_listen():
   started = time.time()
   done = launch("--processes=3", program=program)
   assert done.returncode == 128 + signal.SIGKILL and time.time() - started < 20
-  assert "process 1 failed: killed by SIGKILL" in done.stderr and "(1 failures, 0 preemptions)" in done.stderr
+  assert (
+    "process 1 failed: killed by SIGKILL" in done.stderr
+    and "(1 failures, 0 preemptions)" in done.stderr
+  )
   assert "[p0] deaf" in done.stdout and "[p2] deaf" in done.stdout
 
 
@@ -91,7 +112,9 @@ def test_a_slice_that_is_killed_is_left_out_while_enough_are_left():
   )
   done = launch("--processes=4", "--slices=2", "--least_slices=1", "--restarts=1", program=program)
   assert "slice 0 is lost; 1 of 2 slices go on" in done.stderr
-  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(done.stdout.splitlines()) and done.returncode == 137
+  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(
+    done.stdout.splitlines()
+  ) and done.returncode == 137
 
 
 def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
@@ -112,13 +135,18 @@ def test_the_cause_is_reported_before_its_consequence():
     "while True: time.sleep(0.1)\n"
   )
   done = launch("--restarts=5", program=program)
-  assert done.returncode == 3 and "process 1 failed: exit code 3" in done.stderr and "restart 1" not in done.stderr
+  assert (
+    done.returncode == 3
+    and "process 1 failed: exit code 3" in done.stderr
+    and "restart 1" not in done.stderr
+  )
 
 
 def test_signals_are_passed_on_and_waited_for():
   for number in (signal.SIGTERM, signal.SIGINT):
     program = ME + (
-      f"def stop(*_): time.sleep(0.3); print('saved', flush=True); sys.exit(75)\nsignal.signal({int(number)}, stop)\n"
+      "def stop(*_): time.sleep(0.3); print('saved', flush=True); "
+      f"sys.exit(75)\nsignal.signal({int(number)}, stop)\n"
       "print('up', flush=True)\nwhile True: time.sleep(0.1)\n"
     )
     process = start("--restarts=3", "--grace_seconds=60", program=program)
@@ -152,13 +180,21 @@ def test_mistakes_are_one_line():
     port = taken.getsockname()[1]
     done = launch(f"--port={port}", program="")
     assert done.returncode == 2
-    expected = f"error: --port={port}: Address already in use; end the job that uses it, or leave --port away\n"
+    expected = (
+      f"error: --port={port}: Address already in use; end the job that uses it, or leave "
+      "--port away\n"
+    )
   assert done.stderr == expected
   done = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=600)
   assert done.returncode == 2 and done.stderr.startswith("error: no command; give it after --")
   assert launch("--processes=0", program="").stderr == "error: --processes=0: expected at least 1\n"
-  assert "found 3 processes, expected a multiple of 2" in launch("--processes=3", "--slices=2", program="").stderr
-  done = subprocess.run([*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=600)
+  assert (
+    "found 3 processes, expected a multiple of 2"
+    in launch("--processes=3", "--slices=2", program="").stderr
+  )
+  done = subprocess.run(
+    [*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=600
+  )
   assert done.returncode == 2 and "error: no-such-program: No such file or directory" in done.stdout
 
 
@@ -166,5 +202,12 @@ def test_a_dry_run_prints_what_would_run():
   words = ("--processes=2", "--port=8476", "--dry_run")
   done = launch(*words, program="print('no')  # --api_key=hush")
   lines = done.stdout.splitlines()
-  assert done.returncode == 0 and len(lines) == 2 and "no\n" not in done.stdout and "hush" not in done.stdout
-  assert all(f"JAX_PROCESS_ID={i}" in line and "127.0.0.1:8476" in line for i, line in enumerate(lines))
+  assert (
+    done.returncode == 0
+    and len(lines) == 2
+    and "no\n" not in done.stdout
+    and "hush" not in done.stdout
+  )
+  assert all(
+    f"JAX_PROCESS_ID={i}" in line and "127.0.0.1:8476" in line for i, line in enumerate(lines)
+  )

@@ -1,4 +1,5 @@
-"""Values in scripts, directives and manifests stay values: hostile ones on every route, run with programs of ours."""
+"""Values in scripts, directives and manifests stay values: hostile ones on every route, run with
+programs of ours."""
 
 import json
 import os
@@ -41,22 +42,35 @@ def job(workdir: str, *words: str, **environment: str):
 
 @pytest.fixture
 def run(tmp_path):
-  """Runs a script with `python`, `srun` and `scontrol` that only write down their words; returns those of `python`."""
+  """Runs a script with `python`, `srun` and `scontrol` that only write down their words; returns
+  those of `python`."""
   programs = tmp_path / "bin"
   programs.mkdir()
   record = f'printf "%s\\0" "$@" "${{VALUE-}}" END >> {tmp_path}/words'
-  for name, text in {"python": record, "srun": 'shift; "$@"', "scontrol": "false", "sleep": "true"}.items():
+  for name, text in {
+    "python": record,
+    "srun": 'shift; "$@"',
+    "scontrol": "false",
+    "sleep": "true",
+  }.items():
     (programs / name).write_text(f"#!/bin/bash\n{text}\n")
     (programs / name).chmod(0o755)
   (tmp_path / "here").mkdir()
 
   def run(script: str, shell: str = "bash") -> list[list[str]]:
-    env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SKYPILOT_NUM_NODES": "1", "HOME": "/home/other"}
+    env = {
+      "PATH": f"{programs}:/usr/bin:/bin",
+      "SLURM_JOB_ID": "7",
+      "SKYPILOT_NUM_NODES": "1",
+      "HOME": "/home/other",
+    }
     (tmp_path / "words").unlink(missing_ok=True)
     file = tmp_path / "here" / "script.sh"
     file.write_text(script)
     assert subprocess.run([shell, "-n", str(file)], capture_output=True, text=True).stderr == ""
-    subprocess.run([shell, str(file)], cwd=tmp_path / "here", env=env, capture_output=True, timeout=60)
+    subprocess.run(
+      [shell, str(file)], cwd=tmp_path / "here", env=env, capture_output=True, timeout=60
+    )
     assert not list(tmp_path.rglob("PWNED")) and not pathlib.Path("PWNED").exists()
     told = (tmp_path / "words").read_text().split("\0END\0")[:-1]
     return [one.split("\0") for one in told]
@@ -66,9 +80,27 @@ def run(tmp_path):
 
 def flags(**changes):
   """The flags of all routes."""
-  usual = dict(nodes=1, tasks_per_node=None, gpus_per_node=0, partition="", account="", time="", grace_seconds=5)
-  usual |= dict(restarts=0, directory="", sbatch=[], topology="4x4", chips_per_host=4, image="i", accelerator="a")
-  usual |= dict(secret="", spot=False, service_account="", host_directory="", slices=1, max_hours=1.0)
+  usual = dict(
+    nodes=1,
+    tasks_per_node=None,
+    gpus_per_node=0,
+    partition="",
+    account="",
+    time="",
+    grace_seconds=5,
+  )
+  usual |= dict(
+    restarts=0,
+    directory="",
+    sbatch=[],
+    topology="4x4",
+    chips_per_host=4,
+    image="i",
+    accelerator="a",
+  )
+  usual |= dict(
+    secret="", spot=False, service_account="", host_directory="", slices=1, max_hours=1.0
+  )
   usual |= dict(accelerators="H100:8", runtime_version="")
   return types.SimpleNamespace(**usual | changes)
 
@@ -76,10 +108,13 @@ def flags(**changes):
 @pytest.mark.parametrize("value", HOSTILE)
 def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
   given = job(value, value, f"--x={value}", VALUE=value)
-  check, train = ["-m", "launch.preflight", f"--workdir={value}"], [*COMMAND[1:], f"--workdir={value}", value]
+  check = ["-m", "launch.preflight", f"--workdir={value}"]
+  train = [*COMMAND[1:], f"--workdir={value}", value]
   expected = [[*check, value], [*train, f"--x={value}", value]]
   jobset = gke.manifest(given, flags())
-  container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+  container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+    "containers"
+  ][0]
   env = {one["name"]: expanded(one["value"]) for one in container["env"]}
   script = expanded(container["command"][2])
   assert env == {"VALUE": value}
@@ -95,12 +130,14 @@ def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
 
 def expanded(text: str) -> str:
   """A text as Kubernetes reads it: `$(NAME)` is a variable, `$$` a dollar."""
-  out, rest = "", text
+  out = ""
+  rest = text
   while "$" in rest:
     before, _, rest = rest.partition("$")
     out += before
     if rest[:1] == "$":
-      out, rest = f"{out}$", rest[1:]
+      out = f"{out}$"
+      rest = rest[1:]
     elif rest[:1] == "(":
       raise AssertionError(f"a variable: {rest[:20]}")
     else:
@@ -145,7 +182,11 @@ ROUTES = {
     ["start", "--dry_run", "--image=i"],
     ("--image", "--accelerator", "--secret", "--service_account", "--env=A", "--topology"),
   ),
-  "sky": (sky.main, ["start", "--dry_run"], ("--accelerators", "--runtime_version", "--env=A", "--secret")),
+  "sky": (
+    sky.main,
+    ["start", "--dry_run"],
+    ("--accelerators", "--runtime_version", "--env=A", "--secret"),
+  ),
   "tpu_vm": (
     tpu_vm.main,
     ["start", "--dry_run", "--project=p", "--zone=z"],
@@ -193,23 +234,35 @@ def test_nul_is_for_no_program(capsys):
 
 def test_a_workdir_is_no_flag_of_another_program(capsys):
   assert slurm.main(["logs", "--dry_run", "--", *COMMAND, "--workdir=--follow"]) == 2
-  assert "--workdir=--follow: found a flag, expected a directory; write it as ./--follow" in capsys.readouterr().err
+  assert (
+    "--workdir=--follow: found a flag, expected a directory; write it as ./--follow"
+    in capsys.readouterr().err
+  )
 
 
 def test_secrets_in_values_of_several_lines_are_not_printed(capsys, monkeypatch):
   monkeypatch.setenv("API_KEY", "s3cr3t\nvalue")
-  assert slurm.main(["start", "--dry_run", "--env=API_KEY", "--", *COMMAND, "--workdir=/runs/a"]) == 2
+  assert (
+    slurm.main(["start", "--dry_run", "--env=API_KEY", "--", *COMMAND, "--workdir=/runs/a"]) == 2
+  )
   assert "s3cr3t" not in "".join(capsys.readouterr())
   assert os.environ["API_KEY"]
 
 
-@pytest.mark.parametrize("value", ["abc's3cr3t", "tok en's3cr3t me", 'x"s3cr3t"y', "a\\'s3cr3t' b", "s3cr3t"])
+@pytest.mark.parametrize(
+  "value", ["abc's3cr3t", "tok en's3cr3t me", 'x"s3cr3t"y', "a\\'s3cr3t' b", "s3cr3t"]
+)
 @pytest.mark.parametrize(
   "name", ["WANDB_API_KEY", "PGPASS", "AUTH", "GITHUB_PAT", "SSH_KEY", "HFTOKEN", "DB_PASSWORD2"]
 )
 def test_secrets_with_quotes_are_not_printed(name, value, capsys, monkeypatch):
   monkeypatch.setenv(name, value)
-  words = [f"--{name.lower()}={value}", f"--{name.lower()}", value, f"--config.trackers.mlflow.uri=http://me:{value}@h"]
+  words = [
+    f"--{name.lower()}={value}",
+    f"--{name.lower()}",
+    value,
+    f"--config.trackers.mlflow.uri=http://me:{value}@h",
+  ]
   train = [*COMMAND, "--workdir=/runs/a", *words]
   assert slurm.main(["start", "--dry_run", f"--env={name}", "--", *train]) == 0
   assert local.main(["--dry_run", "--", *train]) == 0
@@ -227,7 +280,8 @@ def test_a_script_is_private_from_its_first_byte_and_follows_no_link(tmp_path, m
     return number
 
   monkeypatch.setattr(commands.os, "open", opened)
-  script, victim = tmp_path / "slurm.sh", tmp_path / "victim"
+  script = tmp_path / "slurm.sh"
+  victim = tmp_path / "victim"
   victim.write_text("precious")
   script.write_text("old")
   script.chmod(0o644)
@@ -236,5 +290,9 @@ def test_a_script_is_private_from_its_first_byte_and_follows_no_link(tmp_path, m
   script.unlink()
   script.symlink_to(victim)
   commands.Shell(False).write(script, "export TOKEN=1")
-  assert victim.read_text() == "precious" and script.read_text() == "export TOKEN=1" and not script.is_symlink()
+  assert (
+    victim.read_text() == "precious"
+    and script.read_text() == "export TOKEN=1"
+    and not script.is_symlink()
+  )
   assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.sh", "victim"]

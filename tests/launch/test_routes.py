@@ -1,4 +1,5 @@
-"""GKE, SkyPilot and the check before: manifests by their schemas, commands through programs that are ours."""
+"""GKE, SkyPilot and the check before: manifests by their schemas, commands through programs that
+are ours."""
 
 import json
 import os
@@ -15,12 +16,21 @@ from launch import commands, gke, preflight, sky
 REPO = pathlib.Path(__file__).resolve().parents[2]
 WORKDIR = "--workdir=gs://bucket/runs/T5 base"
 TRAIN = ("--", "python", "-m", "t5x_like.train", WORKDIR)
-COMMAND = ("--", "python", "-m", "my.train", "--config=configs/t5/base.py", WORKDIR, "--x=$(touch pwned)'")
+COMMAND = (
+  "--",
+  "python",
+  "-m",
+  "my.train",
+  "--config=configs/t5/base.py",
+  WORKDIR,
+  "--x=$(touch pwned)'",
+)
 
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-  """Returns `make(name, script)`; each call of the program adds its arguments and input to tmp_path/calls."""
+  """Returns `make(name, script)`; each call of the program adds its arguments and input to
+  tmp_path/calls."""
 
   def make(name, script="true"):
     path = tmp_path / name
@@ -32,12 +42,22 @@ def program(tmp_path, monkeypatch):
   return make
 
 
-GKE = ("--image=registry/project:1", "--topology=4x4", "--slices=2", "--spot", "--env=HF_HOME=/tmp/hf", "--secret=keys")
+GKE = (
+  "--image=registry/project:1",
+  "--topology=4x4",
+  "--slices=2",
+  "--spot",
+  "--env=HF_HOME=/tmp/hf",
+  "--secret=keys",
+)
 GKE += ("--host_directory=/dev/shm/t5x_like",)
 
 
 def applied(tmp_path, program, answer=""):
-  calls = program("kubectl", f"case \"$1\" in get) printf %s '{answer}' ;; apply) cat > {tmp_path}/manifest ;; esac")
+  calls = program(
+    "kubectl",
+    f"case \"$1\" in get) printf %s '{answer}' ;; apply) cat > {tmp_path}/manifest ;; esac",
+  )
   assert gke.main(["start", *GKE, *COMMAND]) == 0
   return calls(), (tmp_path / "manifest")
 
@@ -47,11 +67,13 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   calls, file = applied(tmp_path, program)
   manifest = json.loads(file.read_text())
   read = models.JobsetV1alpha2JobSet.from_dict(manifest)
-  assert read.to_dict() == manifest  # nothing that the schema does not know, and all of the right types
+  # nothing that the schema does not know, and all of the right types
+  assert read.to_dict() == manifest
   assert "delete" not in calls and "apply --filename=-" in calls
   (slice_,) = manifest["spec"]["replicatedJobs"]
   job = slice_["template"]["spec"]
-  assert slice_["replicas"] == 2 and job["parallelism"] == job["completions"] == 4  # 16 chips, 4 to a host
+  # 16 chips, 4 to a host
+  assert slice_["replicas"] == 2 and job["parallelism"] == job["completions"] == 4
   pod = job["template"]["spec"]
   (container,) = pod["containers"]
   assert container["resources"]["limits"] == {"google.com/tpu": 4}
@@ -59,10 +81,14 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   assert container["volumeMounts"] == [{"name": "host", "mountPath": "/dev/shm/t5x_like"}]
   assert pod["volumes"][0]["hostPath"]["path"] == "/dev/shm/t5x_like"
   (opens,) = pod["initContainers"]  # the image's user, not root, writes there
-  assert opens["command"][-1] == "/dev/shm/t5x_like" and opens["securityContext"] == {"runAsUser": 0}
+  assert opens["command"][-1] == "/dev/shm/t5x_like" and opens["securityContext"] == {
+    "runAsUser": 0
+  }
   bash, c, script = (word.replace("$$", "$") for word in container["command"])  # as Kubernetes does
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
-  said = subprocess.run([bash, c, echo], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
+  said = subprocess.run(
+    [bash, c, echo], capture_output=True, text=True, cwd=tmp_path
+  ).stdout.splitlines()
   assert said == [
     "-m",
     "launch.preflight",
@@ -75,15 +101,25 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   ]
   assert not (tmp_path / "pwned").exists()
   assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2, 3, 4]
-  assert job["activeDeadlineSeconds"] == 168 * 3600 and manifest["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+  assert (
+    job["activeDeadlineSeconds"] == 168 * 3600
+    and manifest["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+  )
   useless = manifest["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
-  assert useless == ["PodFailurePolicy", "DeadlineExceeded"]  # or the JobSet would start again after its lifetime
+  # or the JobSet would start again after its lifetime
+  assert useless == ["PodFailurePolicy", "DeadlineExceeded"]
 
 
 def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
   models = pytest.importorskip("kubeflow_trainer_api.models")
   program("kubectl", f'case "$1" in apply) cat > {tmp_path}/manifest ;; esac')
-  flags = ("--image=i", "--accelerator=nvidia-h100-80gb", "--nodes=2", "--gpus_per_node=8", "--name=run")
+  flags = (
+    "--image=i",
+    "--accelerator=nvidia-h100-80gb",
+    "--nodes=2",
+    "--gpus_per_node=8",
+    "--name=run",
+  )
   assert gke.main(["start", *flags, *COMMAND]) == 0
   manifest = json.loads((tmp_path / "manifest").read_text())
   assert models.JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
@@ -96,7 +132,9 @@ def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
   assert env == {"JAX_COORDINATOR_ADDRESS": "run-slice-0-0.run:8476", "JAX_NUM_PROCESSES": "2"}
   script = container["command"][2].replace("$$", "$").replace("exec ", "")
   echo = f'python() {{ echo "$JAX_PROCESS_ID $2"; }}; {script}'
-  said = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, env={"JOB_COMPLETION_INDEX": "1"}).stdout
+  said = subprocess.run(
+    ["bash", "-c", echo], capture_output=True, text=True, env={"JOB_COMPLETION_INDEX": "1"}
+  ).stdout
   assert said.splitlines() == ["1 launch.preflight", "1 my.train"]
 
 
@@ -120,7 +158,11 @@ def test_a_jobset_that_runs_is_left_alone(tmp_path, program, capsys):
 @pytest.mark.parametrize(
   "error, code",
   [
-    ('error: resource mapping not found: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"', 2),
+    (
+      'error: resource mapping not found: no matches for kind "JobSet" in version '
+      '"jobset.x-k8s.io/v1alpha2"',
+      2,
+    ),
     ("Error from server (Forbidden): jobsets is forbidden", 2),
     ("Unable to connect to the server: i/o timeout", 69),
   ],
@@ -132,7 +174,9 @@ def test_errors_of_kubectl_have_classes(error, code, program, capsys):
 
 
 @pytest.mark.parametrize("main, name", [(gke.main, "kubectl"), (sky.main, "sky")])
-def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(main, name, program, capsys, monkeypatch):
+def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(
+  main, name, program, capsys, monkeypatch
+):
   monkeypatch.setattr(commands, "ASK_SECONDS", 0.3)
   monkeypatch.setattr(commands, "_KILL_SECONDS", 0.1)
   program(name, "sleep 600 & wait")
@@ -163,7 +207,9 @@ def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(main, name, p
 def test_a_directory_of_the_system_is_not_opened_to_all(path, program, capsys):
   calls = program("kubectl")
   assert gke.main(["start", "--image=i", f"--host_directory={path}", *COMMAND]) == 2
-  assert f"--host_directory={path}: expected a directory of the job's own" in capsys.readouterr().err
+  assert (
+    f"--host_directory={path}: expected a directory of the job's own" in capsys.readouterr().err
+  )
   with pytest.raises(FileNotFoundError):
     calls()
 
@@ -176,20 +222,38 @@ def test_dry_runs_print_and_do_nothing(program, capsys, monkeypatch):
   assert "kubectl apply" in out and "JobSet" in out and "kubectl delete" not in out
   assert sky.main(["start", "--dry_run", "--secret=HF_TOKEN", *COMMAND]) == 0
   out = capsys.readouterr().out
-  assert "sky jobs launch" in out and "launch.preflight" in out and "s3cr3t" not in out and "--secret HF_TOKEN" in out
+  assert (
+    "sky jobs launch" in out
+    and "launch.preflight" in out
+    and "s3cr3t" not in out
+    and "--secret HF_TOKEN" in out
+  )
 
 
 def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   name = "t5-base-"
-  calls = program("sky", f'case "$2" in queue) cat {tmp_path}/queue ;; launch) cp "${{@: -1}}" {tmp_path}/task ;; esac')
+  calls = program(
+    "sky",
+    f'case "$2" in queue) cat {tmp_path}/queue ;; launch) cp "${{@: -1}}" {tmp_path}/task ;; esac',
+  )
   (tmp_path / "queue").write_text("[]")
   assert sky.main(["start", "--accelerators=H100:8", "--nodes=2", *COMMAND]) == 0
   task = json.loads((tmp_path / "task").read_text())
-  assert task["name"].startswith(name) and task["num_nodes"] == 2 and "[cuda12,gcs]" in task["setup"]
-  recovery = task["resources"]["job_recovery"]  # SkyPilot counts every other code, 2, 3 and 4 among them
-  assert recovery["recover_on_exit_codes"] == [69, 75, 130, 143] and recovery["max_restarts_on_errors"] == 0
-  script = 'exec() { "$@"; }; python() { printf \'%s\\n\' "$@"; }; SKYPILOT_NUM_NODES=1\n' + task["run"]
-  said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
+  assert (
+    task["name"].startswith(name) and task["num_nodes"] == 2 and "[cuda12,gcs]" in task["setup"]
+  )
+  # SkyPilot counts every other code, 2, 3 and 4 among them
+  recovery = task["resources"]["job_recovery"]
+  assert (
+    recovery["recover_on_exit_codes"] == [69, 75, 130, 143]
+    and recovery["max_restarts_on_errors"] == 0
+  )
+  script = (
+    'exec() { "$@"; }; python() { printf \'%s\\n\' "$@"; }; SKYPILOT_NUM_NODES=1\n' + task["run"]
+  )
+  said = subprocess.run(
+    ["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path
+  ).stdout.splitlines()
   assert said[3:] == list(COMMAND[2:]) and not (tmp_path / "pwned").exists()
   rows = [{"job_name": task["name"], "job_id": 3, "status": "RUNNING"}]
   (tmp_path / "queue").write_text(json.dumps(rows))
@@ -204,17 +268,37 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   [
     (gke.main, ["start", *COMMAND], "--image"),
     (gke.main, ["start", "--image=x", "--topology=big", *COMMAND], "--topology=big"),
-    (gke.main, ["start", "--image=x", "--accelerator=nvidia-l4", "--slices=2", *COMMAND], "--nodes=2"),
+    (
+      gke.main,
+      ["start", "--image=x", "--accelerator=nvidia-l4", "--slices=2", *COMMAND],
+      "--nodes=2",
+    ),
     (gke.main, ["start", "--image=x", "--chips_per_host=0", *COMMAND], "--chips_per_host"),
     (gke.main, ["start", *GKE, "--env=HF_TOKEN=1", *COMMAND], "HF_TOKEN: looks like a secret"),
     (sky.main, ["start", "--env=WANDB_API_KEY=1", *COMMAND], "WANDB_API_KEY: looks like a secret"),
     (gke.main, ["begin", *COMMAND], "begin"),
     (sky.main, ["start", "--secret=NO_SUCH_VARIABLE", *COMMAND], "NO_SUCH_VARIABLE"),
     (sky.main, ["start", "--", "python", "x.py", "--workdir=run"], "gs://"),
-    (gke.main, ["start", "--image=x", *TRAIN, "--config=configs/no.py"], "--config=configs/no.py: no such recipe"),
-    (sky.main, ["start", "--dry_run", *TRAIN, "--config=configs/no.py"], "--config=configs/no.py: no such recipe"),
-    (gke.main, ["start", "--image=x", *TRAIN, "--config=docs/recipe.py"], "the hosts get t5x_like/, configs/"),
-    (sky.main, ["start", *TRAIN, "--config=/tmp/recipe.py"], "the hosts get the files of this project only"),
+    (
+      gke.main,
+      ["start", "--image=x", *TRAIN, "--config=configs/no.py"],
+      "--config=configs/no.py: no such recipe",
+    ),
+    (
+      sky.main,
+      ["start", "--dry_run", *TRAIN, "--config=configs/no.py"],
+      "--config=configs/no.py: no such recipe",
+    ),
+    (
+      gke.main,
+      ["start", "--image=x", *TRAIN, "--config=docs/recipe.py"],
+      "the hosts get t5x_like/, configs/",
+    ),
+    (
+      sky.main,
+      ["start", *TRAIN, "--config=/tmp/recipe.py"],
+      "the hosts get the files of this project only",
+    ),
     (sky.main, ["start", "--env=GITHUB_PAT=1", *COMMAND], "GITHUB_PAT: looks like a secret"),
   ],
 )
@@ -226,7 +310,9 @@ def test_what_cannot_start_is_refused_in_one_line(main, argv, words, capsys):
 
 def test_the_workdir_is_the_one_that_the_command_takes():
   for words in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
-    parsed = commands.parse(commands.parser("", ("start",)), ["start", "--", "python", *words, "--config=x"])
+    parsed = commands.parse(
+      commands.parser("", ("start",)), ["start", "--", "python", *words, "--config=x"]
+    )
     assert commands.job(parsed).workdir == "gs://b/run"
 
 
@@ -252,7 +338,9 @@ def test_devices_links_and_disk(tmp_path):
   assert "free in" in preflight.check_disk(0.001)
   assert "written and read" in preflight.check_workdir(str(tmp_path / "run"))
   assert "written and read" in preflight.check_workdir("memory://preflight/run")
-  assert not list((tmp_path / "run").iterdir()) and not fsspec.filesystem("memory").find("/preflight")
+  assert not list((tmp_path / "run").iterdir()) and not fsspec.filesystem("memory").find(
+    "/preflight"
+  )
 
 
 def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
@@ -270,16 +358,32 @@ def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
 
 def test_a_check_that_hangs_ends():
   program = (
-    "import time; from launch import preflight; preflight.check_host = lambda args: time.sleep(600)\n"
+    "import time; from launch import preflight; preflight.check_host = lambda args: "
+    "time.sleep(600)\n"
     "preflight.main(['--workdir=/tmp/x', '--seconds=0.1'])"
   )
-  done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=300)
-  assert done.returncode == 69 and "not done within 0.1 s" in done.stderr and len(done.stderr.splitlines()) == 1
+  done = subprocess.run(
+    [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=300
+  )
+  assert (
+    done.returncode == 69
+    and "not done within 0.1 s" in done.stderr
+    and len(done.stderr.splitlines()) == 1
+  )
 
 
 def test_two_hosts_are_checked_together(tmp_path):
   command = [sys.executable, "-m", "launch.preflight", f"--workdir={tmp_path}/run", "--devices=4"]
-  launcher = [sys.executable, "launch/local.py", "--processes=2", "--devices_per_process=2", "--", *command]
-  done = subprocess.run(launcher, cwd=REPO, capture_output=True, text=True, timeout=600, env=os.environ)
+  launcher = [
+    sys.executable,
+    "launch/local.py",
+    "--processes=2",
+    "--devices_per_process=2",
+    "--",
+    *command,
+  ]
+  done = subprocess.run(
+    launcher, cwd=REPO, capture_output=True, text=True, timeout=600, env=os.environ
+  )
   assert done.returncode == 0, done.stderr
   assert done.stdout.count("4 devices of 2 hosts add up right") == 2

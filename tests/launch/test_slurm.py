@@ -1,4 +1,5 @@
-"""SLURM: the batch script by itself, and a real cluster of one node where Debian's packages are installed."""
+"""SLURM: the batch script by itself, and a real cluster of one node where Debian's packages are
+installed."""
 
 import json
 import os
@@ -26,9 +27,17 @@ def programs(tmp_path, monkeypatch):
   folder.mkdir()
   fake(folder, "squeue", f"cat {tmp_path}/queue 2>/dev/null || true")
   fake(folder, "srun", 'shift; exec "$@"')
-  fake(folder, "python", f'[ "$2" = launch.preflight ] && {{ echo "$@" >> {tmp_path}/checked; exit 0; }}; exit 9')
+  fake(
+    folder,
+    "python",
+    f'[ "$2" = launch.preflight ] && {{ echo "$@" >> {tmp_path}/checked; exit 0; }}; exit 9',
+  )
   fake(folder, "scontrol", f'echo "$@" >> {tmp_path}/scontrol; false')
-  fake(folder, "sbatch", f'echo 7; SLURM_JOB_ID=7 bash "${{@: -1}}" > {tmp_path}/out 2>&1; echo $? > {tmp_path}/code')
+  fake(
+    folder,
+    "sbatch",
+    f'echo 7; SLURM_JOB_ID=7 bash "${{@: -1}}" > {tmp_path}/out 2>&1; echo $? > {tmp_path}/code',
+  )
   monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
   return tmp_path
 
@@ -39,7 +48,8 @@ def start(folder, *words, flags=(), program="pass", action="start"):
 
 
 @pytest.mark.parametrize(
-  "code, requeued", [(0, False), (2, False), (3, False), (4, False), (69, True), (75, True), (1, True)]
+  "code, requeued",
+  [(0, False), (2, False), (3, False), (4, False), (69, True), (75, True), (1, True)],
 )
 def test_exit_codes_decide_about_the_queue(code, requeued, programs):
   assert start(programs, program=f"import sys; sys.exit({code})") == 0
@@ -59,10 +69,16 @@ def test_a_host_that_fails_the_check_trains_nothing(programs):
 
 def test_one_task_with_an_error_to_mend_ends_the_job(programs):
   """SLURM kills the other tasks, and srun passes on the highest code."""
-  fake(programs / "bin", "srun", 'shift; SLURM_PROCID=0 "$@"; SLURM_PROCID=1 "$@"; code=$?; exit $code')
-  assert start(programs, program="import os, sys; sys.exit((2, 137)[int(os.environ['SLURM_PROCID'])])") == 0
+  fake(
+    programs / "bin", "srun", 'shift; SLURM_PROCID=0 "$@"; SLURM_PROCID=1 "$@"; code=$?; exit $code'
+  )
+  assert (
+    start(programs, program="import os, sys; sys.exit((2, 137)[int(os.environ['SLURM_PROCID'])])")
+    == 0
+  )
   assert (programs / "code").read_text().strip() == "2" and not (programs / "scontrol").exists()
-  assert start(programs, program="import sys; sys.exit(137)") == 0  # the code of the start before counts no more
+  # the code of the start before counts no more
+  assert start(programs, program="import sys; sys.exit(137)") == 0
   assert (programs / "code").read_text().strip() == "137" and (programs / "scontrol").exists()
 
 
@@ -74,7 +90,9 @@ def test_a_task_saves_where_its_shell_alone_gets_term(programs):
   handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
   program = f"import signal, sys, time; {handler}; open({str(up)!r}, 'w'); time.sleep(60)"
   assert start(programs, program=program) == 0
-  assert (programs / "code").read_text().strip() == "75" and (programs / "scontrol").read_text() == "requeue 7\n"
+  assert (programs / "code").read_text().strip() == "75" and (
+    programs / "scontrol"
+  ).read_text() == "requeue 7\n"
 
 
 def test_restarts_have_an_end(programs, monkeypatch):
@@ -87,16 +105,25 @@ def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monk
   monkeypatch.setenv("HF_TOKEN", "s3cr3t'; touch pwned #")
   words = ["--x=$(touch pwned)", "'; touch pwned; '", "a  b", "`touch pwned`"]
   program = "import json, os, sys; print(json.dumps([sys.argv[2:], os.environ['HF_TOKEN']]))"
-  assert start(programs, *words, flags=["--env=HF_TOKEN", "--sbatch=--exclude=n[1-3]"], program=program) == 0
+  assert (
+    start(programs, *words, flags=["--env=HF_TOKEN", "--sbatch=--exclude=n[1-3]"], program=program)
+    == 0
+  )
   assert json.loads((programs / "out").read_text()) == [words, "s3cr3t'; touch pwned #"]
   assert not list(programs.rglob("pwned")) and not (REPO / "pwned").exists()
   script = programs / "a run" / "slurm.sh"
   assert script.stat().st_mode & 0o077 == 0
   script.unlink()
-  assert start(programs, *words, flags=["--env=HF_TOKEN", "--dry_run", "--gpus_per_node=8"], program=program) == 0
+  assert (
+    start(
+      programs, *words, flags=["--env=HF_TOKEN", "--dry_run", "--gpus_per_node=8"], program=program
+    )
+    == 0
+  )
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out and "HF_TOKEN=***" in out and "#SBATCH --signal=TERM@120" in out
-  assert "#SBATCH --ntasks-per-node=8\n" in out and "#SBATCH --gpus-per-node=8\n" in out  # a process for each GPU
+  # a process for each GPU
+  assert "#SBATCH --ntasks-per-node=8\n" in out and "#SBATCH --gpus-per-node=8\n" in out
   assert "sbatch --parsable" in out and not script.exists()
 
 
@@ -116,22 +143,34 @@ def test_stop_lets_a_running_job_save_and_not_come_back(programs):
   (programs / "queue").unlink()
   stop = programs / "a run" / "slurm.stop"
   assert stop.exists()
-  assert start(programs, program=f"import pathlib, sys; pathlib.Path({str(stop)!r}).touch(); sys.exit(75)") == 0
+  assert (
+    start(
+      programs, program=f"import pathlib, sys; pathlib.Path({str(stop)!r}).touch(); sys.exit(75)"
+    )
+    == 0
+  )
   assert (programs / "code").read_text().strip() == "75" and not (programs / "scontrol").exists()
 
 
 def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
   assert slurm.main(["start", "--", "python", "x.py", "--workdir=gs://bucket/run"]) == 2
-  assert slurm.main(["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"]) == 2
+  assert (
+    slurm.main(["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"])
+    == 2
+  )
   assert start(programs, flags=["--sbatch=rm -rf /"]) == 2
-  fake(programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+  fake(
+    programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"
+  )
   assert start(programs) == 2
   lines = capsys.readouterr().err.splitlines()
   assert "share" in lines[0] and "absolute path, as the job runs in /project" in lines[1]
   assert len(lines) == 4 and "--sbatch" in lines[2] and "invalid partition" in lines[3]
 
 
-real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason="no SLURM; on Debian: apt-get install slurm-wlm")
+real = pytest.mark.skipif(
+  bool(slurm_cluster.missing()), reason="no SLURM; on Debian: apt-get install slurm-wlm"
+)
 WAITS = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(75)))
@@ -143,14 +182,17 @@ time.sleep(1 if last.exists() else 120)
 
 @real
 def test_a_real_queue_stops_jobs_and_takes_them_back(tmp_path):
-  """Two tasks, in a workdir with a space: stopped for good, then given TERM as before the time is up."""
+  """Two tasks, in a workdir with a space: stopped for good, then given TERM as before the time is
+  up."""
   workdir = tmp_path / "a run"
   log = workdir / "slurm.log"
   flags = ["--tasks_per_node=2", "--", sys.executable, "-S", "-c", WAITS, f"--workdir={workdir}"]
   with slurm_cluster.cluster(_made(tmp_path / "cluster")) as slurms:
 
     def ask(*words):
-      return subprocess.run(words, env=slurms, cwd=REPO, capture_output=True, text=True, timeout=600).stdout
+      return subprocess.run(
+        words, env=slurms, cwd=REPO, capture_output=True, text=True, timeout=600
+      ).stdout
 
     def launcher(action):
       return ask(sys.executable, "launch/slurm.py", action, *flags)
@@ -181,9 +223,11 @@ def test_a_real_queue_stops_jobs_and_takes_them_back(tmp_path):
 @real
 @pytest.mark.heavy
 def test_submit_cancel_resubmit_resume(tmp_path):
-  """Two tasks of a real job: cancelled, which saves; submitted again; given TERM, which puts it back into the queue."""
+  """Two tasks of a real job: cancelled, which saves; submitted again; given TERM, which puts it
+  back into the queue."""
   flags = ("--config.total_steps=60", "--config.checkpoint.every=20", "--config.mesh.fsdp=4")
-  workdir, cache = tmp_path / "run", tmp_path / "compiled"
+  workdir = tmp_path / "run"
+  cache = tmp_path / "compiled"
   command = [
     "launch/slurm.py",
     "start",
@@ -193,7 +237,9 @@ def test_submit_cancel_resubmit_resume(tmp_path):
     *train(workdir, *flags, recipe=NANO),
   ]
   with slurm_cluster.cluster(_made(tmp_path / "cluster")) as slurms:
-    own = slurms | {name: environment(4, cache)[name] for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
+    own = slurms | {
+      name: environment(4, cache)[name] for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
+    }
 
     def ask(*words):
       done = subprocess.run(words, env=own, cwd=REPO, capture_output=True, text=True, timeout=600)
@@ -210,7 +256,11 @@ def test_submit_cancel_resubmit_resume(tmp_path):
         time.sleep(0.2)
 
     def trained():
-      return max((step for step, _ in losses(workdir)), default=0) if (workdir / "metrics.jsonl").exists() else 0
+      return (
+        max((step for step, _ in losses(workdir)), default=0)
+        if (workdir / "metrics.jsonl").exists()
+        else 0
+      )
 
     def said(words):
       return (workdir / "slurm.log").exists() and words in (workdir / "slurm.log").read_text()
@@ -233,7 +283,8 @@ def test_submit_cancel_resubmit_resume(tmp_path):
   assert trained() == 60
   code, output = run(train(tmp_path / "whole", *flags), devices=8, cache=cache)
   assert code == 0, output
-  ours, theirs = losses(workdir), losses(tmp_path / "whole")
+  ours = losses(workdir)
+  theirs = losses(tmp_path / "whole")
   assert [step for step, _ in ours] == list(range(1, 61))
   assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs)) < 1e-5
 

@@ -1,4 +1,5 @@
-"""Cloud TPU VMs through a gcloud that is ours: hosts are folders in which what is sent to them runs."""
+"""Cloud TPU VMs through a gcloud that is ours: hosts are folders in which what is sent to them
+runs."""
 
 import fcntl
 import json
@@ -19,12 +20,15 @@ TRAIN = ("--", "python", "-m", "t5x_like.train")
 FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
 
 
-SAVES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(60)"
+SAVES = (
+  "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(60)"
+)
 
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-  """Returns `prepare(**what goes wrong)`, which returns `calls()`: the words of each call so far."""
+  """Returns `prepare(**what goes wrong)`, which returns `calls()`: the words of each call so
+  far."""
   folder = tmp_path / "cloud"
   folder.mkdir()
   fake = tmp_path / "bin" / "gcloud"
@@ -40,12 +44,21 @@ def cloud(tmp_path, monkeypatch):
   monkeypatch.setattr(tpu_vm, "_LOGS", tmp_path / "logs")
 
   def prepare(states=(("ACTIVE",),), hosts=2, **changes):
-    plan = {"states": states, "hosts": hosts, "unreachable": {}, "hangs": {}, "reason": None, "created": None}
+    plan = {
+      "states": states,
+      "hosts": hosts,
+      "unreachable": {},
+      "hangs": {},
+      "reason": None,
+      "created": None,
+    }
     plan |= {"create_errors": [], "describe_errors": [], "delete_errors": []} | changes
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "state.json").write_text(json.dumps({"queued": {}}))
     return lambda *kind: [
-      words for words in map(json.loads, (folder / "calls.jsonl").read_text().splitlines()) if words[2:4] == [*kind]
+      words
+      for words in map(json.loads, (folder / "calls.jsonl").read_text().splitlines())
+      if words[2:4] == [*kind]
     ]
 
   prepare.folder = folder
@@ -67,7 +80,9 @@ EMPTY_TAR = empty_tar()
 def start(*flags, program="pass", words=(), action="start", keep=True):
   """Runs the launcher; with `keep`, the hosts and their files outlast the job."""
   kept = ("--keep",) if keep else ()
-  return tpu_vm.main([action, *FLAGS, *kept, *flags, "--", "python", "-c", program, WORKDIR, *words])
+  return tpu_vm.main(
+    [action, *FLAGS, *kept, *flags, "--", "python", "-c", program, WORKDIR, *words]
+  )
 
 
 def host_files(cloud, name):
@@ -78,8 +93,12 @@ def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
   calls = cloud(states=[["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]])
   assert start(program="import os; print('trained', os.getcwd())") == 0
   logs = host_files(cloud, "log")
-  assert len(logs) == 2 and all("trained" in log and log.rstrip().endswith("/project") for log in logs)
-  assert all(file.read_text().endswith("-e project[tpu]\n") for file in cloud.folder.glob("host-*/installed"))
+  assert len(logs) == 2 and all(
+    "trained" in log and log.rstrip().endswith("/project") for log in logs
+  )
+  assert all(
+    file.read_text().endswith("-e project[tpu]\n") for file in cloud.folder.glob("host-*/installed")
+  )
   (created,) = calls("queued-resources", "create")
   assert "--spot" in created and "--node-id=t5-base-506d7fdd" in created, created
   err = capsys.readouterr().err
@@ -90,7 +109,8 @@ def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
   assert all("more" in log for log in host_files(cloud, "log")), host_files(cloud, "log")
   assert start(action="status") == 0 and capsys.readouterr().out.count(": exit 0") == 2
   assert start(action="logs") == 0 and "trained" in capsys.readouterr().out
-  assert start(action="stop", keep=False) == 0 and not queued(cloud)  # without a launcher that watches
+  # without a launcher that watches
+  assert start(action="stop", keep=False) == 0 and not queued(cloud)
   assert len(calls("queued-resources", "delete")) == 1
   assert start(action="delete") == 0 and start(action="status") == 0
   assert "no such slice" in capsys.readouterr().out
@@ -100,10 +120,13 @@ def test_a_slice_taken_away_is_asked_for_again(cloud, capsys):
   calls = cloud(states=[["ACTIVE", "ACTIVE", "ACTIVE", "SUSPENDED"], ["ACTIVE"]])
   once = cloud.folder / "once"
   program = (
-    f"import os, time; first = not os.path.exists({str(once)!r}); open({str(once)!r}, 'w'); first and time.sleep(20)"
+    f"import os, time; first = not os.path.exists({str(once)!r}); open({str(once)!r}, 'w'); first "
+    "and time.sleep(20)"
   )
   assert start("--restarts=0", program=program) == 0
-  assert len(calls("queued-resources", "create")) == 2 and len(calls("queued-resources", "delete")) == 1
+  assert (
+    len(calls("queued-resources", "create")) == 2 and len(calls("queued-resources", "delete")) == 1
+  )
   err = capsys.readouterr().err
   assert "preempted" in err and "has finished (0 failures, 1 preemptions before)" in err
 
@@ -119,7 +142,11 @@ def test_no_capacity_is_waited_for(cloud, capsys):
 @pytest.mark.parametrize(
   "error, code, words",
   [
-    ("RESOURCE_EXHAUSTED: Quota limit 'TPUV5sPreemptiblePerZone' has been exceeded. Limit: 0", 2, "quota"),
+    (
+      "RESOURCE_EXHAUSTED: Quota limit 'TPUV5sPreemptiblePerZone' has been exceeded. Limit: 0",
+      2,
+      "quota",
+    ),
     ("PERMISSION_DENIED: the caller does not have permission", 2, "gcloud auth login"),
     ("INVALID_ARGUMENT: unknown accelerator type", 2, "--accelerator_type"),
     ("INTERNAL: 503 try again", 69, "503"),
@@ -129,14 +156,21 @@ def test_errors_of_the_cloud_have_classes(error, code, words, cloud, capsys):
   calls = cloud(create_errors=[error])
   assert start() == code
   err = capsys.readouterr().err.strip()
-  assert words in err and len(err.splitlines()) == 1 and len(calls("queued-resources", "create")) == 1
+  assert (
+    words in err and len(err.splitlines()) == 1 and len(calls("queued-resources", "create")) == 1
+  )
 
 
 def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsys):
   calls = cloud(hosts=3, unreachable={"1": 2})
   assert start() == 0
-  first = [next(w for w in words if w.startswith("--worker=")) for words in calls("tpu-vm", "ssh")][:5]
-  assert sorted(first[:3]) == ["--worker=0", "--worker=1", "--worker=2"] and first[3:] == ["--worker=1"] * 2
+  first = [next(w for w in words if w.startswith("--worker=")) for words in calls("tpu-vm", "ssh")][
+    :5
+  ]
+  assert (
+    sorted(first[:3]) == ["--worker=0", "--worker=1", "--worker=2"]
+    and first[3:] == ["--worker=1"] * 2
+  )
   assert "1 of 3 hosts cannot be reached" in capsys.readouterr().err
 
 
@@ -150,7 +184,10 @@ def test_a_slice_taken_away_while_it_is_set_up_is_asked_for_again(cloud, capsys)
   calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], unreachable={"1": 4})
   assert start("--restarts=0") == 0
   assert len(calls("queued-resources", "create")) == 2
-  assert "worker 1 of t5-base" in (err := capsys.readouterr().err) and "(0 failures, 1 preemptions before)" in err
+  assert (
+    "worker 1 of t5-base" in (err := capsys.readouterr().err)
+    and ("(0 failures, 1 preemptions before)") in err
+  )
 
 
 def test_a_state_that_cannot_be_asked_for_is_asked_again(cloud):
@@ -181,7 +218,10 @@ def test_a_slice_that_cannot_be_deleted_is_no_success(cloud, capsys, monkeypatch
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
   cloud(delete_errors=["INTERNAL: 503 try again"] * 9)
   assert start(keep=False) == 69
-  assert "cannot be deleted" in (err := capsys.readouterr().err) and "is billed until it is deleted" in err
+  assert (
+    "cannot be deleted" in (err := capsys.readouterr().err)
+    and ("is billed until it is deleted") in err
+  )
 
 
 def test_a_slice_that_another_command_deletes_is_not_asked_for_again(cloud, capsys):
@@ -209,12 +249,14 @@ def test_a_run_saves_and_its_slice_goes_at_the_end_of_its_lifetime(cloud, capsys
 
 @pytest.mark.parametrize("hours, program", [(168, "pass"), (1e-5, SAVES)])
 def test_the_first_host_deletes_a_slice_that_nobody_watches(hours, program, cloud, monkeypatch):
-  """After the job, and at the end of its lifetime with a save before; the launcher is gone as soon as the job runs."""
+  """After the job, and at the end of its lifetime with a save before; the launcher is gone as soon
+  as the job runs."""
   monkeypatch.setattr(tpu_vm, "_GUARD_POLL_SECONDS", 0.1)
   monkeypatch.setattr(tpu_vm, "_GUARD_WAIT_SECONDS", 1)
   monkeypatch.setattr(tpu_vm, "_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
   calls = cloud()
-  assert start(f"--max_hours={hours}", keep=False, program=program) in (130, 75)  # the host may be faster
+  # the host may be faster
+  assert start(f"--max_hours={hours}", keep=False, program=program) in (130, 75)
   deadline = time.monotonic() + 30
   while queued(cloud) and time.monotonic() < deadline:
     time.sleep(0.1)
@@ -229,7 +271,10 @@ def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch)
   assert start("--requests=3") == 2
   assert len(calls("queued-resources", "create")) == len(calls("queued-resources", "delete")) == 3
   err = capsys.readouterr().err
-  assert err.count("runtime version x is not supported") == 3 and "request 2 of 3: failed: runtime" in err
+  assert (
+    err.count("runtime version x is not supported") == 3
+    and "request 2 of 3: failed: runtime" in err
+  )
   longest = sorted(waits)[-2:]
   assert longest[1] == pytest.approx(2 * longest[0])
 
@@ -296,17 +341,38 @@ def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkey
   assert said == [[words, "s3cr3t'; touch pwned #"]] * 2
   assert not list(tmp_path.rglob("pwned"))
   out = "".join(capsys.readouterr())
-  assert "s3cr3t" not in out and all("s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh"))
-  assert tpu_vm.main(["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", "--", "python", "x.py", WORKDIR, *words]) == 0
+  assert "s3cr3t" not in out and all(
+    "s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh")
+  )
+  assert (
+    tpu_vm.main(
+      ["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", "--", "python", "x.py", WORKDIR, *words]
+    )
+    == 0
+  )
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out and "hush" not in out and "HF_TOKEN=***" in out
-  for command in ("queued-resources create", "tpu-vm scp", "tpu-vm ssh", "control.sh start", "launch.preflight"):
+  for command in (
+    "queued-resources create",
+    "tpu-vm scp",
+    "tpu-vm ssh",
+    "control.sh start",
+    "launch.preflight",
+  ):
     assert command in out, command
 
 
 @pytest.mark.parametrize(
   "kind, hosts",
-  [("v5litepod-8", 1), ("v5litepod-64", 16), ("v6e-256", 64), ("v4-8", 1), ("v4-64", 8), ("v5p-128", 16), ("v3-32", 4)],
+  [
+    ("v5litepod-8", 1),
+    ("v5litepod-64", 16),
+    ("v6e-256", 64),
+    ("v4-8", 1),
+    ("v4-64", 8),
+    ("v5p-128", 16),
+    ("v3-32", 4),
+  ],
 )
 def test_a_dry_run_prints_the_commands_of_every_host(kind, hosts, capsys):
   flags = ["--project=p", "--zone=z", f"--accelerator_type={kind}", "--dry_run"]
@@ -321,14 +387,18 @@ def test_a_dry_run_prints_the_commands_of_every_host(kind, hosts, capsys):
 def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
   """The script of the installation, with programs that only say what they are asked for."""
   new = version != "3.10"
-  programs, venv = tmp_path / "bin", tmp_path / "venv"
+  programs = tmp_path / "bin"
+  venv = tmp_path / "venv"
   programs.mkdir()
-  made = f'mkdir -p {venv}/bin; cp {programs}/inside {venv}/bin/python; echo "$*" >> {tmp_path}/made'
+  made = (
+    f'mkdir -p {venv}/bin; cp {programs}/inside {venv}/bin/python; echo "$*" >> {tmp_path}/made'
+  )
   (programs / "inside").write_text(
     f'#!/bin/bash\n[ "$1" = -c ] && exec echo -c pins.txt\necho "$*" >> {tmp_path}/installed\n'
   )
   (programs / "python3").write_text(
-    f'#!/bin/bash\ncase "$*" in -c*) exit {int(not new)} ;; *venv*) {made} ;; *) echo "$*" >> {tmp_path}/made ;; esac\n'
+    f'#!/bin/bash\ncase "$*" in -c*) exit {int(not new)} ;; *venv*) {made} ;; *) echo "$*" >> '
+    f"{tmp_path}/made ;; esac\n"
   )
   for name in ("python3.11", "python3.12"):  # not this machine's
     (programs / name).write_text("#!/bin/bash\nexit 1\n")
@@ -337,7 +407,9 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
   script = commands.installation("tpu,gcs", "project", str(venv))
   for _ in range(2):  # the second time the environment is there
     env = {"PATH": f"{programs}:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+      ["/bin/bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
   asked = (tmp_path / "made").read_text().splitlines()
   assert len(asked) == (1 if new else 2) and (source in asked[-1] and ("uv" in asked[-1]) != new)
@@ -351,7 +423,10 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
   assert start("--slices=2") == 0
   (created,) = calls("queued-resources", "create")
   assert {"--node-count=2", "--node-prefix=t5-base-506d7fdd"} <= set(created)
-  assert {words[4] for words in calls("tpu-vm", "ssh")} == {"t5-base-506d7fdd-0", "t5-base-506d7fdd-1"}
+  assert {words[4] for words in calls("tpu-vm", "ssh")} == {
+    "t5-base-506d7fdd-0",
+    "t5-base-506d7fdd-1",
+  }
 
 
 @pytest.mark.parametrize(
@@ -359,18 +434,43 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
   [
     (["start", *FLAGS], "--workdir"),
     (["start", *FLAGS, "--", "python", "x.py", "--workdir=/tmp/run"], "gs://"),
-    (["start", *FLAGS, "--accelerator_type=v5e", "--", "python", "x.py", WORKDIR], "--accelerator_type=v5e"),
+    (
+      ["start", *FLAGS, "--accelerator_type=v5e", "--", "python", "x.py", WORKDIR],
+      "--accelerator_type=v5e",
+    ),
     (["start", *FLAGS, "--slices=0", "--", "python", "x.py", WORKDIR], "--slices=0"),
     (["start", *FLAGS, "--name=Bad_Name", "--", "python", "x.py", WORKDIR], "--name=Bad_Name"),
-    (["start", *FLAGS, "--env=NO_SUCH_VARIABLE", "--", "python", "x.py", WORKDIR], "NO_SUCH_VARIABLE"),
+    (
+      ["start", *FLAGS, "--env=NO_SUCH_VARIABLE", "--", "python", "x.py", WORKDIR],
+      "NO_SUCH_VARIABLE",
+    ),
     (["start", *FLAGS, "--requests=0", "--", "python", "x.py", WORKDIR], "--requests=0"),
     (["start", *FLAGS, "--max_hours=soon", "--", "python", "x.py", WORKDIR], "--max_hours"),
     (["start", *FLAGS, "--max_hours=nan", "--", "python", "x.py", WORKDIR], "--max_hours"),
-    (["start", *FLAGS, *TRAIN, "--config=configs/llama/8bb.py", WORKDIR], "did you mean 'configs/llama/8b.py'"),
-    (["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--config.total_stepz=3"], "total_steps"),
-    (["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--config.optimizer.name=adamx"], "adamw"),
+    (
+      ["start", *FLAGS, *TRAIN, "--config=configs/llama/8bb.py", WORKDIR],
+      "did you mean 'configs/llama/8b.py'",
+    ),
+    (
+      ["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--config.total_stepz=3"],
+      "total_steps",
+    ),
+    (
+      [
+        "start",
+        *FLAGS,
+        *TRAIN,
+        "--config=configs/t5/base.py",
+        WORKDIR,
+        "--config.optimizer.name=adamx",
+      ],
+      "adamw",
+    ),
     (["start", *FLAGS, *TRAIN, "--config=/tmp/recipe.py", WORKDIR], "put the recipe into configs/"),
-    (["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--steps=3"], "--steps=3: unknown argument"),
+    (
+      ["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--steps=3"],
+      "--steps=3: unknown argument",
+    ),
   ],
 )
 def test_what_cannot_start_is_refused_in_one_line(argv, words, capsys):

@@ -1,4 +1,5 @@
-"""Any model through one function: a Hugging Face directory, a name of the Hub, an imported and a trained workdir."""
+"""Any model through one function: a Hugging Face directory, a name of the Hub, an imported and a
+trained workdir."""
 
 import io
 import json
@@ -24,9 +25,26 @@ from tests.runs import REPO
 from tools import convert_hf
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
-TEXTS = {"gpt2": "the quick brown", "t5": "the quick <extra_id_0> fox", "bert": "the quick [MASK] fox"}
-SHORT = ["total_steps=2", "batch_size=8", "eval_every=2", "evals={}", "checkpoint.every=2", "schedule.warmup_steps=1"]
-SHORT += ['mesh={"data": -1}', "model.remat=none", "model.dropout=0.0", "peak_flops=1e11", "task.length=16"]
+TEXTS = {
+  "gpt2": "the quick brown",
+  "t5": "the quick <extra_id_0> fox",
+  "bert": "the quick [MASK] fox",
+}
+SHORT = [
+  "total_steps=2",
+  "batch_size=8",
+  "eval_every=2",
+  "evals={}",
+  "checkpoint.every=2",
+  "schedule.warmup_steps=1",
+]
+SHORT += [
+  'mesh={"data": -1}',
+  "model.remat=none",
+  "model.dropout=0.0",
+  "peak_flops=1e11",
+  "task.length=16",
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +60,9 @@ def directories(tmp_path_factory):
 def store(directories, tmp_path_factory):
   """A corpus of several documents."""
   path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-  path.write_text("".join(json.dumps({"text": f"{line} {line}"}) + "\n" for line in published.LINES[:60]))
+  path.write_text(
+    "".join(json.dumps({"text": f"{line} {line}"}) + "\n" for line in published.LINES[:60])
+  )
   return f"jsonl:{path}"
 
 
@@ -54,8 +74,11 @@ def predicted(workdir, text, folder, *flags):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_published_model_answers_alike_in_python_and_at_the_doors(kind, directories, tmp_path, monkeypatch, capsys):
-  path, text = str(directories / kind), TEXTS[kind]
+def test_a_published_model_answers_alike_in_python_and_at_the_doors(
+  kind, directories, tmp_path, monkeypatch, capsys
+):
+  path = str(directories / kind)
+  text = TEXTS[kind]
   new = {} if kind == "bert" else {"max_new_tokens": 4}
   flags = [f"--{name}={value}" for name, value in new.items()]
   answer = predicted(path, text, tmp_path, *flags)
@@ -72,7 +95,8 @@ def test_a_published_model_answers_alike_in_python_and_at_the_doors(kind, direct
 
 
 def test_scores_and_vectors_are_the_models_own(directories, tmp_path):
-  opened, model = t5x.load(str(directories / "gpt2")), hf.load(str(directories / "gpt2"))
+  opened = t5x.load(str(directories / "gpt2"))
+  model = hf.load(str(directories / "gpt2"))
   ids = [0, *opened.vocabulary.encode("the quick fox")]
   logits = np.asarray(model({"decoder_input_tokens": np.array([ids])})["logits"][0], np.float64)
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -80,7 +104,8 @@ def test_scores_and_vectors_are_the_models_own(directories, tmp_path):
   assert opened.score("the quick fox") == pytest.approx(by_hand, rel=1e-5)
   parts = opened.score(["the quick"], [" fox"])[0] + opened.score("the quick")
   assert parts == pytest.approx(by_hand, rel=1e-5)
-  opened, model = t5x.load(str(directories / "bert")), hf.load(str(directories / "bert"))
+  opened = t5x.load(str(directories / "bert"))
+  model = hf.load(str(directories / "bert"))
   ids = [2, *opened.vocabulary.encode("the quick fox"), 3]
   mean = np.mean(model.encode({"encoder_input_tokens": np.array([ids])})[0][0], 0)
   found = opened.encode(["fox", "the quick fox"])[1]
@@ -92,32 +117,46 @@ def test_scores_and_vectors_are_the_models_own(directories, tmp_path):
 
 
 def test_a_published_model_generates_as_its_files_say(directories, tmp_path):
-  """Nothing but what its tokenizer adds stands before a text; ends and a forced first token are told by a file."""
+  """Nothing but what its tokenizer adds stands before a text; ends and a forced first token are
+  told by a file."""
   shutil.copytree(directories / "gpt2", tmp_path / "gpt2")
   ids = vocabularies.load(str(tmp_path / "gpt2")).encode(TEXTS["gpt2"])
-  logits = np.asarray(hf.load(str(tmp_path / "gpt2"))({"decoder_input_tokens": np.array([ids])})["logits"][0, -1])
-  log_p, best = logits - np.log(np.exp(logits).sum()), int(np.argmax(logits))
+  logits = np.asarray(
+    hf.load(str(tmp_path / "gpt2"))({"decoder_input_tokens": np.array([ids])})["logits"][0, -1]
+  )
+  log_p = logits - np.log(np.exp(logits).sum())
+  best = int(np.argmax(logits))
   (tmp_path / "gpt2" / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, best]}))
   found = t5x.load(str(tmp_path / "gpt2")).predict([TEXTS["gpt2"]], max_new_tokens=4)[0]
   assert found["prediction"] == "" and found["score"] == pytest.approx(log_p[best], abs=1e-3)
   (tmp_path / "gpt2" / "generation_config.json").write_text(json.dumps({"forced_bos_token_id": 70}))
   model = t5x.load(str(tmp_path / "gpt2"))
   found = model.predict([TEXTS["gpt2"]], max_new_tokens=1)[0]
-  assert found["prediction"] == model.vocabulary.decode([70]) and found["score"] == pytest.approx(log_p[70], abs=1e-3)
+  assert found["prediction"] == model.vocabulary.decode([70]) and found["score"] == pytest.approx(
+    log_p[70], abs=1e-3
+  )
 
 
 def test_training_starts_from_a_directory_and_comes_back(directories, store, tmp_path):
-  """Without a conversion; every tensor is loaded, and a table of questions is asked of the directory itself."""
-  source, workdir = directories / "gpt2", tmp_path / "run"
+  """Without a conversion; every tensor is loaded, and a table of questions is asked of the
+  directory itself."""
+  source = directories / "gpt2"
+  workdir = tmp_path / "run"
   flags = [f"--config.{one}" for one in SHORT] + [f"--config.task.source={store}"]
-  flags += [f"--config.init.workdir={source}", "--config=configs/gpt/gpt2_124m.py", f"--workdir={workdir}"]
+  flags += [
+    f"--config.init.workdir={source}",
+    "--config=configs/gpt/gpt2_124m.py",
+    f"--workdir={workdir}",
+  ]
   assert train.main(flags) == 0
   assert train.main([*flags, "--config.total_steps=3"]) == 0
   report = json.loads((workdir / "init.json").read_text())
   before = params.arrays(hf.load(str(source)))
   assert sorted(report["loaded"]) == sorted(before) and not report["initialised"]
   model = t5x.load(str(workdir))
-  assert model.step == 3 and model.vocabulary.fingerprint == t5x.load(str(source)).vocabulary.fingerprint
+  assert (
+    model.step == 3 and model.vocabulary.fingerprint == t5x.load(str(source)).vocabulary.fingerprint
+  )
   model.save_hf(str(tmp_path / "exported"))
   after = params.arrays(hf.load(str(tmp_path / "exported")))
   assert all(np.array_equal(after[name], model.run.arrays[name]) for name in before)
@@ -129,24 +168,39 @@ def test_training_starts_from_a_directory_and_comes_back(directories, store, tmp
 def test_imported_weights_are_used_before_a_step_is_trained(directories, tmp_path):
   flags = ["--config=configs/gpt/gpt2_124m.py", *(f"--config.{one}" for one in SHORT)]
   assert convert_hf.main([f"--input={directories}/gpt2", f"--output={tmp_path}/run", *flags]) == 0
-  made = predicted(tmp_path / "run", TEXTS["gpt2"], tmp_path, "--max_new_tokens=4")  # of a document's beginning
-  given = predicted(directories / "gpt2", "<|endoftext|>" + TEXTS["gpt2"], tmp_path, "--max_new_tokens=4")
-  assert made["prediction"] == given["prediction"] and made["score"] == pytest.approx(given["score"], abs=1e-3)
+  # of a document's beginning
+  made = predicted(tmp_path / "run", TEXTS["gpt2"], tmp_path, "--max_new_tokens=4")
+  given = predicted(
+    directories / "gpt2", "<|endoftext|>" + TEXTS["gpt2"], tmp_path, "--max_new_tokens=4"
+  )
+  assert made["prediction"] == given["prediction"] and made["score"] == pytest.approx(
+    given["score"], abs=1e-3
+  )
 
 
 def test_questions_need_no_suite(directories, tmp_path, capsys):
-  (tmp_path / "asked.jsonl").write_text(json.dumps({"query": "the quick", "choices": ["fox", "dog"], "gold": 0}) + "\n")
-  flags = [f"--workdir={directories}/gpt2", f"--questions={tmp_path}/asked.jsonl", f"--output={tmp_path}/found"]
+  (tmp_path / "asked.jsonl").write_text(
+    json.dumps({"query": "the quick", "choices": ["fox", "dog"], "gold": 0}) + "\n"
+  )
+  flags = [
+    f"--workdir={directories}/gpt2",
+    f"--questions={tmp_path}/asked.jsonl",
+    f"--output={tmp_path}/found",
+  ]
   assert evaluate.main(flags) == 0
   found = json.loads((tmp_path / "found" / "results.json").read_text())
-  assert "0-shot/accuracy" in found["tasks"]["asked"]["metrics"] and "| asked |" in capsys.readouterr().out
+  assert (
+    "0-shot/accuracy" in found["tasks"]["asked"]["metrics"]
+    and "| asked |" in capsys.readouterr().out
+  )
   assert evaluate.main([f"--workdir={directories}/gpt2"]) == 2
   assert "published model, without a config or data" in capsys.readouterr().err
 
 
 @pytest.fixture
 def fake_hub(directories, monkeypatch):
-  """A stand-in for huggingface_hub with one model; returns the patterns of files that were asked for."""
+  """A stand-in for huggingface_hub with one model; returns the patterns of files that were asked
+  for."""
   asked = []
 
   def snapshot_download(name, allow_patterns):
@@ -155,7 +209,9 @@ def fake_hub(directories, monkeypatch):
       raise OSError("no network\nat all")
     return str(directories / "gpt2")
 
-  monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+  monkeypatch.setitem(
+    sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download)
+  )
   hub.directory.cache_clear()
   yield asked
   hub.directory.cache_clear()
@@ -179,7 +235,11 @@ def test_a_published_model_is_opened_once(directories, monkeypatch):
   made = []
   for module, name in ((hf, "abstract"), (hf, "read_text"), (vocabularies, "load")):
     old = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *args, old=old, name=name, **more: made.append(name) or old(*args, **more))
+    monkeypatch.setattr(
+      module,
+      name,
+      lambda *args, old=old, name=name, **more: made.append(name) or old(*args, **more),
+    )
   model = t5x.load(str(directories / "gpt2"))
   assert model.predict([TEXTS["gpt2"]], max_new_tokens=1)
   assert sorted(made) == ["abstract", "load", "read_text"]
@@ -203,6 +263,11 @@ def test_a_directory_without_its_tokenizer_and_options_that_are_not_there(direct
 
 
 def test_importing_the_package_is_cheap():
-  program = "import sys, t5x_like as t5x; assert {'load', 'Run', 'Task', 'Model'} <= {*dir(t5x)}; print(*sys.modules)"
-  done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True)
+  program = (
+    "import sys, t5x_like as t5x; assert {'load', 'Run', 'Task', 'Model'} <= {*dir(t5x)}; "
+    "print(*sys.modules)"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True
+  )
   assert not {"jax", "numpy", "tensorflow", "flax"} & {*done.stdout.split()}

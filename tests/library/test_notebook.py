@@ -35,9 +35,12 @@ def test_a_task_gives_the_batches_of_a_run():
   task = t5x.Task.of(NANO)
   config = recipes.load(NANO)
   batches = task.batches(config.batch_size, seed=config.seed)
-  first, second = next(batches), next(batches)
+  first = next(batches)
+  second = next(batches)
   later = next(task.batches(config.batch_size, seed=config.seed, start=1))
-  assert {name: x.shape[1:] for name, x in first.items()} == {n: f.shape for n, f in task.features.items()}
+  assert {name: x.shape[1:] for name, x in first.items()} == {
+    n: f.shape for n, f in task.features.items()
+  }
   for name, x in later.items():
     np.testing.assert_array_equal(x, second[name])
   assert task[3].keys() == first.keys() and sum(1 for _ in task.examples(8, 20)) == 3
@@ -51,7 +54,11 @@ def test_the_notebook_runs(tmp_path, compiled):
   cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
   assert not any(cell.get("outputs") for cell in content["cells"])
   (tmp_path / "cells.py").write_text("\n\n".join(cells))
-  env = environment(1, compiled) | {"PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])}
-  done = subprocess.run([sys.executable, "cells.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+  env = environment(1, compiled) | {
+    "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+  }
+  done = subprocess.run(
+    [sys.executable, "cells.py"], cwd=tmp_path, env=env, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stderr[-2000:]
   assert (tmp_path / "exported" / "model.safetensors").is_file() and "nats" in done.stdout

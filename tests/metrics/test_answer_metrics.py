@@ -24,7 +24,8 @@ from t5x_like.metrics.texts import METRICS
     ("U.S. Army", "us army", "u s army"),
     ("under_score", "underscore", "under score"),
     ("‘quoted’ `this´", "‘quoted’ this´", "quoted this"),
-    ("Été\u00a0—\u2003ÄÖ", "été — äö", "été — äö"),  # dashes of Unicode are no ASCII punctuation, its spaces are spaces
+    # dashes of Unicode are no ASCII punctuation, its spaces are spaces
+    ("Été\u00a0—\u2003ÄÖ", "été — äö", "été — äö"),
     ("the", "", ""),
     ("...", "", ""),
     ("$1,000.50", "100050", "1 000 50"),
@@ -67,7 +68,8 @@ def test_squad_takes_the_best_answer_for_each_score():
 
 def test_unanswered_and_empty_score_nothing():
   assert Answers()([["x"], ["x"]], [None, ""]) == {"exact_match": 0.0, "f1": 0.0}
-  # as in evaluate-v1.1.py, nothing equals an answer that normalises to nothing, but shares no word with it
+  # as in evaluate-v1.1.py, nothing equals an answer that normalises to nothing, but shares no word
+  # with it
   assert Answers()([["The"]], [""]) == {"exact_match": 100.0, "f1": 0.0}
   assert Answers()([["The"]], [None]) == {"exact_match": 0.0, "f1": 0.0}
 
@@ -98,7 +100,8 @@ def test_squad_2_threshold():
   assert found["NoAns_exact"] == 100.0  # Berlin too
   metric = AnswersOrNone()
   details = metric.details(metric.rows(GOLDS, given), GOLDS, given)
-  # from 2 (nothing answered): +1 paris, 0 x, -1 Berlin, 0 (empty), +1 rome: the first best is 3, at 0.1
+  # from 2 (nothing answered): +1 paris, 0 x, -1 Berlin, 0 (empty), +1 rome: the first best is 3, at
+  # 0.1
   assert details["best_exact"] == pytest.approx(60.0) and details["best_exact_thresh"] == 0.1
   assert (details["total"], details["HasAns_total"], details["NoAns_total"]) == (5, 3, 2)
 
@@ -168,7 +171,9 @@ def test_final_number(text, number):
 
 def test_a_text_that_is_a_number():
   numbers = ("18", "$18.0", "1 000", "50 %", "−5", "2/5", "18.")
-  assert all(map(is_number, numbers)) and not any(map(is_number, ("18 apples", "", "x", "1 2", "####")))
+  assert all(map(is_number, numbers)) and not any(
+    map(is_number, ("18 apples", "", "x", "1 2", "####"))
+  )
 
 
 def test_long_texts_of_digits_take_no_time():
@@ -194,11 +199,21 @@ def test_long_texts_of_digits_take_no_time():
 def test_a_referent_is_named_as_t5_judges(text, referent, named):
   """An empty text is wrong whether the referent is right or not."""
   made = METRICS["referent"]()
-  score = lambda label: made.metric([made.reference([referent, label])], [made.prediction(text)])["accuracy"]  # noqa: E731
+
+  def score(label):
+    return made.metric([made.reference([referent, label])], [made.prediction(text)])["accuracy"]
+
   assert (score("True"), score("False")) == {True: (100, 0), False: (0, 100), None: (0, 0)}[named]
   assert made.reference([referent, "-1"]) is None
 
 
 def test_similarity_that_is_no_number_counts_as_minus_one():
   read = METRICS["number"]().prediction
-  assert [read(text) for text in ("10", "10.", "asdf", "", "nan", "inf")] == [10.0, 10.0, -1.0, -1.0, -1.0, -1.0]
+  assert [read(text) for text in ("10", "10.", "asdf", "", "nan", "inf")] == [
+    10.0,
+    10.0,
+    -1.0,
+    -1.0,
+    -1.0,
+    -1.0,
+  ]

@@ -1,4 +1,5 @@
-"""Intervals and paired tests: seeded, of the right size against theory, and alike for every metric."""
+"""Intervals and paired tests: seeded, of the right size against theory, and alike for every
+metric."""
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def test_interval_of_a_share_is_the_binomials():
 
 
 def test_p_value_is_the_sign_tests():
-  """Systems that differ on 12 examples, 10 for one and 2 for the other: the two-sided sign test's p is 0.0386."""
+  """Systems that differ on 12 examples, 10 for one and 2 for the other: the two-sided sign test's p
+  is 0.0386."""
   first = np.array([[True]] * 2 + [[False]] * 10 + [[True]] * 50)
   second = np.array([[False]] * 2 + [[True]] * 10 + [[True]] * 50)
   found = paired_test(Matches(), first, second, samples=4000, seed=0)["differences"]["accuracy"]
@@ -57,11 +59,15 @@ def test_every_metric_can_be_resampled(metric, gold, given):
   intervals = bootstrap(metric, rows_NC, samples=50, seed=0)["intervals"]
   for name, score in scores.items():
     assert intervals[name]["low"] <= score + 1e-9 and score - 1e-9 <= intervals[name]["high"]
-  better_NC = metric.rows(gold, [g[0] if isinstance(g, list) and not isinstance(given[0], list) else g for g in gold])
+  better_NC = metric.rows(
+    gold, [g[0] if isinstance(g, list) and not isinstance(given[0], list) else g for g in gold]
+  )
   found = paired_test(metric, rows_NC, better_NC, samples=50, seed=0)["differences"]
   assert all(found[name]["difference"] > 0 for name in scores)
 
 
 def test_samples_without_the_score_are_counted():
   found = bootstrap(Correlation(), np.array([[0.0, 1.0], [1.0, 0.0]]), samples=200, seed=0)
-  assert 50 < found["undefined"]["pearson"] < 150 and found["intervals"]["pearson"]["high"] == pytest.approx(-100)
+  assert 50 < found["undefined"]["pearson"] < 150 and found["intervals"]["pearson"][
+    "high"
+  ] == pytest.approx(-100)

@@ -36,7 +36,9 @@ def test_bleu_equals_sacrebleu(options):
 
 def test_chrf_plus_plus_equals_sacrebleu():
   metric = Chrf(word_order=2)
-  assert metric(REFERENCES, SYSTEM)["chrf"] == pytest.approx(CHRF(word_order=2).corpus_score(SYSTEM, STREAMS).score)
+  assert metric(REFERENCES, SYSTEM)["chrf"] == pytest.approx(
+    CHRF(word_order=2).corpus_score(SYSTEM, STREAMS).score
+  )
   assert "nw:2" in metric.details(metric.rows(REFERENCES, SYSTEM), REFERENCES, SYSTEM)["signature"]
 
 
@@ -48,8 +50,12 @@ def test_sentences_may_have_different_numbers_of_references():
 
 
 def test_documented_rouge():
-  found = Rouge()([["The quick brown fox jumps over the lazy dog"]], ["The quick brown dog jumps on the log."])
-  assert found["rouge1"] == pytest.approx(70.588, abs=1e-3) and found["rougeL"] == pytest.approx(58.823, abs=1e-3)
+  found = Rouge()(
+    [["The quick brown fox jumps over the lazy dog"]], ["The quick brown dog jumps on the log."]
+  )
+  assert found["rouge1"] == pytest.approx(70.588, abs=1e-3) and found["rougeL"] == pytest.approx(
+    58.823, abs=1e-3
+  )
 
 
 def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
@@ -65,27 +71,37 @@ def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
 
 
 def test_one_reference_is_that_of_the_highest_rouge_1():
-  references, prediction = ["c a b x", "x b d e f g"], "x b a c"  # one has the words, the other a pair of them
+  # one has the words, the other a pair of them
+  references = ["c a b x", "x b d e f g"]
+  prediction = "x b a c"
   scores = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"]).score(references[0], prediction)
-  one, each = (Rouge(use_stemmer=False, one_reference=flag)([references], [prediction]) for flag in (True, False))
+  one, each = (
+    Rouge(use_stemmer=False, one_reference=flag)([references], [prediction])
+    for flag in (True, False)
+  )
   assert one == {name: pytest.approx(100 * score.fmeasure) for name, score in scores.items()}
   assert one["rouge1"] == each["rouge1"] == 100 and one["rouge2"] < each["rouge2"]
 
 
 def test_stemming_and_sentences():
   assert Rouge()([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100.0)
-  assert Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100 / 3)
+  assert Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])[
+    "rouge1"
+  ] == pytest.approx(100 / 3)
   assert split_sentences("One . Two . ") == "One .\nTwo .\n"
 
 
 @pytest.mark.parametrize(
-  "name, expected", [("tags", {"accuracy": 60.0}), ("entities", {"precision": 50.0, "recall": 50.0, "f1": 50.0})]
+  "name, expected",
+  [("tags", {"accuracy": 60.0}), ("entities", {"precision": 50.0, "recall": 50.0, "f1": 50.0})],
 )
 def test_tags_in_a_text_are_those_of_its_words(name, expected):
   """A word without a tag is wrong; a tag without a word is one that was found."""
   scored = METRICS[name]()
   gold = [scored.reference([text]) for text in ("B-x I-x O", "O B-y")]
-  assert scored.metric(gold, [scored.prediction(text) for text in (" B-x  I-x O B-y", "")]) == expected
+  assert (
+    scored.metric(gold, [scored.prediction(text) for text in (" B-x  I-x O B-y", "")]) == expected
+  )
 
 
 def test_a_tag_behind_a_sentinel_is_that_of_its_word():
@@ -104,7 +120,14 @@ def test_a_tag_behind_a_sentinel_is_that_of_its_word():
 
 
 RUSSIAN = "Быстрая лиса прыгает через ленивую собаку"
-SCRIPTS = [RUSSIAN, "η γρήγορη αλεπού πηδά", "敏捷的狐狸跳过懒狗。", "สุนัขจิ้งจอก", "तेज़ लोमड़ी कूदती है", "الثعلب السريع"]
+SCRIPTS = [
+  RUSSIAN,
+  "η γρήγορη αλεπού πηδά",
+  "敏捷的狐狸跳过懒狗。",
+  "สุนัขจิ้งจอก",
+  "तेज़ लोमड़ी कूदती है",
+  "الثعلب السريع",
+]
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
@@ -117,7 +140,8 @@ def test_rouge_of_other_scripts(text):
 
 
 def test_rouge_of_one_row_in_another_script():
-  gold, given = [["a small dog"], ["über große Hunde"], [RUSSIAN]], ["a small dog", "über große Hunde", RUSSIAN]
+  gold = [["a small dog"], ["über große Hunde"], [RUSSIAN]]
+  given = ["a small dog", "über große Hunde", RUSSIAN]
   rows_NC = Rouge().checked_rows(gold, given)
   assert Rouge().details(rows_NC, gold, given) == {"other_scripts": 1}
   assert Rouge().scores(rows_NC)["rouge1"] == pytest.approx(200 / 3)

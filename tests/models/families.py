@@ -1,7 +1,8 @@
-"""Every family of `models/` shrunk to a size that compiles at once, and what its outputs are under each property.
+"""Every family of `models/` shrunk to a size that compiles at once, and what its outputs are under
+each property.
 
-Families are found by the registry: whatever module has `VARIANTS` and `Model` is tested; those on images are apart, in
-test_image_families.py.
+Families are found by the registry: whatever module has `VARIANTS` and `Model` is tested; those on
+images are apart, in test_image_families.py.
 """
 
 import dataclasses
@@ -28,7 +29,10 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.resolution import sides
 
-VOCAB, S, T = 64, 10, 8  # S and T differ: a nudge of the embeddings finds its side by its length
+# S and T differ: a nudge of the embeddings finds its side by its length
+VOCAB = 64
+S = 10
+T = 8
 REPRESENTATIVES = 2  # of a family
 
 SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
@@ -38,7 +42,8 @@ SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
   "local": {"window": 3},
 }
 
-# What a core cannot do by its definition. BigBird's last block, which all tokens see, is that of the padded length.
+# What a core cannot do by its definition. BigBird's last block, which all tokens see, is that of
+# the padded length.
 EXCEPTIONS = {"bigbird": {"packing", "length"}, "memory_compressed": {"packing"}}
 
 
@@ -78,7 +83,9 @@ class Case:
 def families() -> list[str]:
   names = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
   modules = {name: importlib.import_module(f"t5x_like.models.{name}") for name in names}
-  return [n for n, m in modules.items() if hasattr(m, "VARIANTS") and issubclass(m.Model, Architecture)]
+  return [
+    n for n, m in modules.items() if hasattr(m, "VARIANTS") and issubclass(m.Model, Architecture)
+  ]
 
 
 def representatives() -> list[Case]:
@@ -94,7 +101,8 @@ def representatives() -> list[Case]:
 
 
 def covering(cases: list[Case]) -> list[Case]:
-  """Choose cases, each with the most traits that those before it lack, until every trait is in one of them."""
+  """Choose cases, each with the most traits that those before it lack, until every trait is in one
+  of them."""
   uncovered = set().union(*(_traits(case) for case in cases))
   chosen = []
   while uncovered:
@@ -105,11 +113,24 @@ def covering(cases: list[Case]) -> list[Case]:
 
 
 # The fields of a design that the sight, padding, packing and decoding of a model depend on.
-_TRAIT_FIELDS = ("norm_position", "parallel", "position", "qk_norm", "attention_scale", "windows", "latent", "experts")
+_TRAIT_FIELDS = (
+  "norm_position",
+  "parallel",
+  "position",
+  "qk_norm",
+  "attention_scale",
+  "windows",
+  "latent",
+  "experts",
+)
 
 
 def _traits(case: Case) -> set[tuple[str, str]]:
-  traits = {("sides", str(case.sides)), ("core", case.core), ("embed", str(bool(case.variant.embed)))}
+  traits = {
+    ("sides", str(case.sides)),
+    ("core", case.core),
+    ("embed", str(bool(case.variant.embed))),
+  }
   for field in _TRAIT_FIELDS:
     value = getattr(case.variant.design, field)
     if field in ("latent", "experts", "attention_scale"):
@@ -117,43 +138,63 @@ def _traits(case: Case) -> set[tuple[str, str]]:
     if field == "windows":
       value = len(value)
     if field == "position":
-      value = [position if isinstance(position, str) else position["name"] for position in _turns(value)]
+      value = [
+        position if isinstance(position, str) else position["name"] for position in _turns(value)
+      ]
     traits.add((field, str(value)))
   return traits
 
 
 def shrunk(variant: Variant, **changes) -> Variant:
   """The variant at width 16, two layers or one turn of its layers, with `changes` to its design."""
-  design, dims = dataclasses.replace(variant.design, **changes), variant.dims
+  design = dataclasses.replace(variant.design, **changes)
+  dims = variant.dims
   positions = _turns(design.position)
   partial = any(isinstance(p, dict) and p.get("fraction", 1.0) < 1 for p in positions)
   kv_heads = {dims.heads: 4, 1: 1}.get(dims.kv_heads, 2)
   period = math.lcm(
-    len(design.windows), design.experts_every if design.experts else 1, len(positions), len(_turns(design.core))
+    len(design.windows),
+    design.experts_every if design.experts else 1,
+    len(positions),
+    len(_turns(design.core)),
   )
   layers = 2 if period == 1 else min(period, dims.layers)
   cores = [{"name": one} if isinstance(one, str) else one for one in _turns(design.core)]
   own = [one | SMALL_CORES.get(one["name"], {}) for one in cores]
   experts = design.experts
   if experts:
-    groups, mlp = min(experts.groups, 2), experts.mlp and 24
-    sizes = dict(experts=4, top_k=min(experts.top_k, 3 if groups == 1 else 2), groups=groups, top_groups=1, mlp=mlp)
+    groups = min(experts.groups, 2)
+    mlp = experts.mlp and 24
+    sizes = dict(
+      experts=4,
+      top_k=min(experts.top_k, 3 if groups == 1 else 2),
+      groups=groups,
+      top_groups=1,
+      mlp=mlp,
+    )
     experts = dataclasses.replace(experts, **sizes, capacity_factor=4.0)  # nothing is dropped
-  position = [{**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions]
+  position = [
+    {**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions
+  ]
   design = dataclasses.replace(
     design,
     windows=tuple(None if w is None else 3 for w in design.windows),
     core=own[0] if len(own) == 1 else tuple(own),
     experts=experts,
     dense_layers=min(design.dense_layers, 1),
-    latent=design.latent and dict(rank=6, query_rank=5 if design.latent.get("query_rank") else None, rope=2, value=3),
+    latent=design.latent
+    and dict(rank=6, query_rank=5 if design.latent.get("query_rank") else None, rope=2, value=3),
     position=tuple(position) if isinstance(design.position, tuple) else position[0],
   )
   return dataclasses.replace(
     variant,
-    dims=Dims(embed=16, heads=4, kv_heads=kv_heads, head_dim=8 if partial else 4, mlp=32, layers=layers),
+    dims=Dims(
+      embed=16, heads=4, kv_heads=kv_heads, head_dim=8 if partial else 4, mlp=32, layers=layers
+    ),
     design=design,
-    tokens=dataclasses.replace(variant.tokens, pad=0) if variant.tokens.pad in range(3, VOCAB) else variant.tokens,
+    tokens=dataclasses.replace(variant.tokens, pad=0)
+    if variant.tokens.pad in range(3, VOCAB)
+    else variant.tokens,
     vocab_size=VOCAB,
     embed=8 if variant.embed else None,
     decoder_layers=layers if variant.decoder_layers else None,
@@ -166,8 +207,12 @@ def _turns(spec) -> tuple:
 
 @functools.cache
 def arrays(case: Case) -> dict[str, jax.Array]:
-  """Weights drawn with numpy: nothing is zero or one, whatever the initialisation; no compilation."""
-  return {name: jnp.asarray(drawn(name, p.shape)) for name, p in params.named_params(abstract(case)).items()}
+  """Weights drawn with numpy: nothing is zero or one, whatever the initialisation; no
+  compilation."""
+  return {
+    name: jnp.asarray(drawn(name, p.shape))
+    for name, p in params.named_params(abstract(case)).items()
+  }
 
 
 def drawn(name: str, shape) -> np.ndarray:
@@ -176,7 +221,9 @@ def drawn(name: str, shape) -> np.ndarray:
   if name.endswith("scale"):
     return 1 + 0.1 * noise
   return (
-    0.1 * noise if name.endswith("bias") else noise / math.sqrt(1 if "embed" in name or len(shape) < 2 else shape[-2])
+    0.1 * noise
+    if name.endswith("bias")
+    else noise / math.sqrt(1 if "embed" in name or len(shape) < 2 else shape[-2])
   )
 
 
@@ -197,7 +244,8 @@ def tokens(length: int, seed: int) -> np.ndarray:
   return np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
 
 
-LENGTHS = {"encoder": (S, (4, 5)), "decoder": (T, (3, 4))}  # of a row, and of the two sequences in it
+# of a row, and of the two sequences in it
+LENGTHS = {"encoder": (S, (4, 5)), "decoder": (T, (3, 4))}
 
 
 def apart(case: Case) -> dict[str, np.ndarray]:
@@ -226,7 +274,9 @@ def packed(case: Case) -> dict[str, np.ndarray]:
     row = np.concatenate([tokens(a, 0), tokens(b, 1), tokens(garbage, 9)])[None]
     batch |= features(case, side, row)
     batch[f"{side}_segment_ids"] = np.repeat([1, 2, 0], (a, b, garbage)).astype(np.int32)[None]
-    batch[f"{side}_positions"] = np.concatenate([np.arange(n, dtype=np.int32) for n in (a, b, garbage)])[None]
+    batch[f"{side}_positions"] = np.concatenate(
+      [np.arange(n, dtype=np.int32) for n in (a, b, garbage)]
+    )[None]
     if f"{side}_token_types" in batch:
       types = features(case, side, row[:, :1].repeat(length, 1))[f"{side}_token_types"][0]
       batch[f"{side}_token_types"] = np.concatenate([types[:a], types[:b], types[:garbage]])[None]
@@ -239,7 +289,9 @@ def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
     shape = (rows, *sides(case.variant.resolution), case.variant.channels)
     batch = {"image": np.random.default_rng(5).standard_normal(shape).astype(np.float32)}
     if "reconstruction" in str(case.variant.head):
-      order = np.stack([np.random.default_rng(row).permutation(9) for row in range(rows)]).astype(np.int32)
+      order = np.stack([np.random.default_rng(row).permutation(9) for row in range(rows)]).astype(
+        np.int32
+      )
       batch |= {"visible_patches": order[:, :3], "masked_patches": order[:, 3:]}
     if "patch_colours" in str(case.variant.head):
       batch["patch_sources"] = np.tile(np.array([0, -1, 2, 5, 4, -1, 6, 0, 8], np.int32), (rows, 1))
@@ -254,7 +306,9 @@ def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
 def features(case: Case, side: str, rows: np.ndarray) -> dict[str, np.ndarray]:
   made = {f"{side}_input_tokens": rows}
   if case.variant.types and side == "encoder":
-    made["encoder_token_types"] = np.broadcast_to(np.arange(rows.shape[1]) % 2, rows.shape).astype(np.int32)
+    made["encoder_token_types"] = np.broadcast_to(np.arange(rows.shape[1]) % 2, rows.shape).astype(
+      np.int32
+    )
   return made
 
 
@@ -279,7 +333,8 @@ class Nudged(nnx.Module):
 
 @functools.cache
 def forward(case: Case) -> dict[str, np.ndarray]:
-  """Logits of `apart`, `short`, `packed` and `whole`, of `whole` in bfloat16 and from a cache, and `reach`.
+  """Logits of `apart`, `short`, `packed` and `whole`, of `whole` in bfloat16 and from a cache, and
+  `reach`.
 
   `reach` [T, T] is how strongly the output at t depends on the input vector at s of the last stack.
   """
@@ -300,7 +355,10 @@ def forward(case: Case) -> dict[str, np.ndarray]:
       nudged = model(case, arrays)
       nudged.embed = Nudged(nudged.embed, nudge_TD)
       logits = nudged(one)["logits"][0]
-      return logits.reshape(length, -1) @ jnp.asarray(drawn("way", (logits.size // length,)[:1] + (1,)))[:, 0]
+      return (
+        logits.reshape(length, -1)
+        @ jnp.asarray(drawn("way", (logits.size // length,)[:1] + (1,)))[:, 0]
+      )
 
     zero = jnp.zeros((length, case.variant.embed or case.variant.dims.embed))
     _, pull = jax.vjp(project, zero)
@@ -356,7 +414,9 @@ def plain(case: Case):
 def rules(case: Case) -> Rules:
   """Data, FSDP and tensor parallelism; data, experts and tensor where there are experts."""
   mesh = {"data": 2, "expert" if case.variant.design.experts else "fsdp": 2, "tensor": 2}
-  changes = {"kv_heads": None, "activation_kv_heads": None} if case.variant.dims.kv_heads % 2 else None
+  changes = (
+    {"kv_heads": None, "activation_kv_heads": None} if case.variant.dims.kv_heads % 2 else None
+  )
   return Rules.make(make_mesh(mesh), changes)
 
 

@@ -1,4 +1,5 @@
-"""T5 again, in plain numpy and float64, one query at a time: slow, and independent of everything in the package."""
+"""T5 again, in plain numpy and float64, one query at a time: slow, and independent of everything in
+the package."""
 
 import math
 
@@ -19,7 +20,9 @@ def bucket(relative: int, bidirectional: bool, buckets: int = 32, max_distance: 
   if distance < exact:
     return first + distance
   # The tiny push keeps exact powers (16, 32, 64 …) on their own side of the edge.
-  far = exact + int(math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact) + 1e-9)
+  far = exact + int(
+    math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact) + 1e-9
+  )
   return first + min(far, buckets - 1)
 
 
@@ -35,12 +38,14 @@ class T5:
   """Reads the weights of a model by name; `logits` answers for one example."""
 
   def __init__(self, size, weights):
-    self.dims, self.design = size.dims, size.design
+    self.dims = size.dims
+    self.design = size.design
     self.w = {name: np.asarray(a, np.float64) for name, a in weights.items()}
 
   def attention(self, name, layer, x, memory, table, bidirectional, see):
     """`see(query, key)` says whether a key is visible; `table` is None in cross-attention."""
-    N, H = self.dims.heads, self.dims.head_dim
+    N = self.dims.heads
+    H = self.dims.head_dim
     q, k, v = (
       (y @ self.w[f"{name}/{p}/kernel"][layer]).reshape(len(y), N, H)
       for p, y in (("query", x), ("key", memory), ("value", memory))
@@ -66,13 +71,18 @@ class T5:
 
   def stack(self, stack, tokens, see, memory=None, see_memory=None):
     x = self.w["embed/table"][tokens]
-    table, blocks = self.w[f"{stack}/position/table"], f"{stack}/blocks"
+    table = self.w[f"{stack}/position/table"]
+    blocks = f"{stack}/blocks"
     for layer in range(self.dims.layers):
       y = rms_norm(x, self.w[f"{blocks}/self_attention/in_norm/scale"][layer])
-      x = x + self.attention(f"{blocks}/self_attention/layer", layer, y, y, table, stack == "encoder", see)
+      x = x + self.attention(
+        f"{blocks}/self_attention/layer", layer, y, y, table, stack == "encoder", see
+      )
       if memory is not None:
         y = rms_norm(x, self.w[f"{blocks}/cross_attention/in_norm/scale"][layer])
-        x = x + self.attention(f"{blocks}/cross_attention/layer", layer, y, memory, None, False, see_memory)
+        x = x + self.attention(
+          f"{blocks}/cross_attention/layer", layer, y, memory, None, False, see_memory
+        )
       y = rms_norm(x, self.w[f"{blocks}/mlp/in_norm/scale"][layer])
       x = x + self.mlp(f"{blocks}/mlp/layer", layer, y)
     return rms_norm(x, self.w[f"{stack}/final_norm/scale"])

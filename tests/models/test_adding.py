@@ -1,4 +1,5 @@
-"""What adding a part costs: one file in its folder, and `config.model` names it. Nothing else is touched."""
+"""What adding a part costs: one file in its folder, and `config.model` names it. Nothing else is
+touched."""
 
 import importlib
 import inspect
@@ -120,7 +121,9 @@ def toys(tmp_path, monkeypatch):
 def made(**config):
   """`config.model` as a recipe has it, made as a run makes it."""
   config = {"name": "toy", "variant": "small", "layers": "loop", **config}
-  return slots.make("config.model", config, t5x_like.models, "Model", rngs=nnx.Rngs(params=jax.random.key(0)))
+  return slots.make(
+    "config.model", config, t5x_like.models, "Model", rngs=nnx.Rngs(params=jax.random.key(0))
+  )
 
 
 def run(model):
@@ -132,9 +135,15 @@ def test_a_family_is_one_file(toys):
   assert "toy" in slots.names(t5x_like.models)
   assert run(made())["logits"].shape == (2, 7, 32)
   assert made(tokens={"pad": 3}).variant.tokens.pad == 3
-  with pytest.raises(UserError, match=r"config\.model\.variant: found 'smal'.*did you mean 'small'"):
+  with pytest.raises(
+    UserError, match=r"config\.model\.variant: found 'smal'.*did you mean 'small'"
+  ):
     made(variant="smal")
-  with pytest.raises(UserError, match=r"config\.model\.haed: unknown key \(did you mean 'head'\?\); it takes"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.haed: unknown key \(did you mean "
+    r"'head'\?\); it takes",
+  ):
     made(haed="none")
 
 
@@ -143,35 +152,68 @@ def test_a_core_is_one_file(toys):
   attention = model.encoder.blocks.self_attention.layer
   assert (attention.core.name, attention.core.power) == ("toy", 2)
   value = np.asarray(run(model)["logits"])
-  assert np.isfinite(value).all() and not np.allclose(value, run(made(design={"core": "toy"}))["logits"])
-  with pytest.raises(UserError, match=r"config\.model\.design\.core\.power: found 0 .*expected a whole number above 0"):
+  assert np.isfinite(value).all() and not np.allclose(
+    value, run(made(design={"core": "toy"}))["logits"]
+  )
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.design\.core\.power: found 0 .*expected a "
+    r"whole number above 0",
+  ):
     made(design={"core": {"name": "toy", "power": 0}})
-  with pytest.raises(UserError, match=r"config\.model\.design\.core\.dims: unknown key; it takes power"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.design\.core\.dims: unknown key; it takes "
+    r"power",
+  ):
     made(design={"core": {"name": "toy", "dims": 3}})
-  with pytest.raises(UserError, match="attention core 'toy' cannot do a position bias on the logits"):
+  with pytest.raises(
+    UserError, match="attention core 'toy' cannot do a position bias on the logits"
+  ):
     run(made(design={"core": "toy", "position": "alibi"}))
   both = made(design={"core": {"encoder": "toy"}}).encoder.blocks.self_attention.layer.core
   assert both.name == "toy"
-  with pytest.raises(UserError, match=r"config\.model\.design\.core\.encoder\.powr: .*did you mean 'power'"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.design\.core\.encoder\.powr: .*did you "
+    r"mean 'power'",
+  ):
     made(design={"core": {"encoder": {"name": "toy", "powr": 1}}})
 
 
 def test_a_position_is_one_file(toys):
   model = made(design={"position": {"name": "toy", "step": 0.5}})
   assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/way"]
-  plain, moved = run(made()), run(model)
+  plain = run(made())
+  moved = run(model)
   assert not np.allclose(plain["logits"], moved["logits"])
-  with pytest.raises(UserError, match=r"config\.model\.design\.position\.stepp: .*did you mean 'step'"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.design\.position\.stepp: .*did you mean "
+    r"'step'",
+  ):
     made(design={"position": {"name": "toy", "stepp": 0.5}})
-  with pytest.raises(UserError, match=r"config\.model\.design\.position: found 'toy' mixed with others"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.design\.position: found 'toy' mixed with "
+    r"others",
+  ):
     made(design={"position": ["toy", "rope"]})
 
 
 def test_a_head_is_one_file(toys):
   assert run(made(head={"name": "toy", "parts": 4}))["logits"].shape == (2, 4, 4)
-  with pytest.raises(UserError, match=r"config\.model\.head\.part: unknown key \(did you mean 'parts'\?\)"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.head\.part: unknown key \(did you mean "
+    r"'parts'\?\)",
+  ):
     made(head={"name": "toy", "part": 4})
-  with pytest.raises(UserError, match=r"config\.model\.head: found 'tou', expected one of .*did you mean 'toy'"):
+  with pytest.raises(
+    UserError,
+    match=r"config\.model\.head: found 'tou', expected one of .*did "
+    r"you mean 'toy'",
+  ):
     made(head="tou")
 
 
@@ -184,9 +226,15 @@ def test_every_part_is_found_by_its_file(package):
 @pytest.mark.parametrize("name", slots.names(t5x_like.models))
 def test_every_family_takes_what_all_architectures_take(name):
   model = slots.find("config.model.name", name, t5x_like.models, "Model")
-  values = {"variant": next(iter(model.VARIANTS)), "design": {"norm_epsilon": 1e-3}, "remat": "dots"}
+  values = {
+    "variant": next(iter(model.VARIANTS)),
+    "design": {"norm_epsilon": 1e-3},
+    "remat": "dots",
+  }
   reads = "tokens" in inspect.signature(model).parameters  # all but encoders of images
   values |= {"tokens": {"pad": 3}} if reads else {}
   filled = slots.fill("config.model", values, model, given=("rngs",))
-  made = jax.eval_shape(lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"}))
+  made = jax.eval_shape(
+    lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"})
+  )
   assert made.variant.design.norm_epsilon == 1e-3 and (not reads or made.variant.tokens.pad == 3)

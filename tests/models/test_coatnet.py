@@ -18,7 +18,9 @@ from t5x_like.models import coatnet
 from t5x_like.nn import params
 
 HEAD = {"name": "image_classification", "labels": 5, "hidden": True}
-SMALL = HybridVariant(4, (8, 12, 16, 24), (1, 2, 3, 1), coatnet.DESIGN, 4, resolution=45, channels=2, head=HEAD)
+SMALL = HybridVariant(
+  4, (8, 12, 16, 24), (1, 2, 3, 1), coatnet.DESIGN, 4, resolution=45, channels=2, head=HEAD
+)
 MIDDLE = dataclasses.replace(SMALL, middle=(20, 2))
 CASE = families.Case("coatnet", "coatnet", SMALL)
 
@@ -41,7 +43,9 @@ def convolution(p, name, x, stride=1):
   x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
   apply = (lambda part, k: part * k) if kernel.ndim == 3 else (lambda part, k: part @ k)
   parts = (
-    apply(x[:, dy : dy + Y : stride, dx : dx + X : stride], kernel[dy, dx]) for dy in range(3) for dx in range(3)
+    apply(x[:, dy : dy + Y : stride, dx : dx + X : stride], kernel[dy, dx])
+    for dy in range(3)
+    for dx in range(3)
   )
   return sum(parts) + p.get(f"{name}/bias", 0.0)
 
@@ -55,7 +59,8 @@ def pool(x):
 def mbconv(p, name, x, first):
   y = norm(p, f"{name}/in_norm", x)
   if first:
-    y, x = y[:, ::2, ::2], linear(p, f"{name}/project", pool(x))
+    y = y[:, ::2, ::2]
+    x = linear(p, f"{name}/project", pool(x))
   y = gelu(norm(p, f"{name}/expand_norm", linear(p, f"{name}/expand", y)))
   y = gelu(norm(p, f"{name}/depthwise_norm", convolution(p, f"{name}/depthwise", y)))
   gate = linear(p, f"{name}/gate/up", gelu(linear(p, f"{name}/gate/down", y.mean((1, 2)))))
@@ -64,11 +69,15 @@ def mbconv(p, name, x, first):
 
 def attention(p, name, x, side):
   B, T, _ = x.shape
-  q, k, v = (linear(p, f"{name}/{part}", x).reshape(B, T, -1, 4) for part in ("query", "key", "value"))
-  table, bias = p[f"{name}/position/table"], np.zeros((q.shape[2], T, T))
+  q, k, v = (
+    linear(p, f"{name}/{part}", x).reshape(B, T, -1, 4) for part in ("query", "key", "value")
+  )
+  table = p[f"{name}/position/table"]
+  bias = np.zeros((q.shape[2], T, T))
   for t in range(T):
     for s in range(T):
-      down, right = t // side - s // side, t % side - s % side
+      down = t // side - s // side
+      right = t % side - s % side
       bias[:, t, s] = table[(down + side - 1) * (2 * side - 1) + right + side - 1]
   logits = np.einsum("BTNH,BSNH->BNTS", q, k) / 2 + bias
   probabilities = np.exp(logits - logits.max(-1, keepdims=True))
@@ -82,9 +91,12 @@ def feed_forward(p, name, x):
 
 
 def stage(p, name, x, layers, pool=pool):
-  entering, x = pool(norm(p, f"{name}/norm", x)), linear(p, f"{name}/project", pool(x))
+  entering = pool(norm(p, f"{name}/norm", x))
+  x = linear(p, f"{name}/project", pool(x))
   B, side, _, D = x.shape
-  x = x.reshape(B, -1, D) + attention(p, f"{name}/attention", entering.reshape(B, side * side, -1), side)
+  x = x.reshape(B, -1, D) + attention(
+    p, f"{name}/attention", entering.reshape(B, side * side, -1), side
+  )
   x = feed_forward(p, f"{name}/mlp", x)
   for layer in range(layers - 1):
     start = f"{name}/stack/blocks/"
@@ -132,29 +144,43 @@ def test_scan_loop_and_remat_are_the_same_function(form):
 
 @pytest.mark.more
 def test_dropped_paths_and_another_number_of_channels():
-  batch, model = families.whole(CASE, 4), families.model(CASE, drop_path=0.5)
+  batch = families.whole(CASE, 4)
+  model = families.model(CASE, drop_path=0.5)
   plain = np.asarray(families.model(CASE)(batch)["logits"])
   close(np.asarray(model(batch)["logits"]), plain)
   assert np.abs(np.asarray(model(batch, jax.random.key(0))["logits"]) - plain).max() > 1e-3
   with pytest.raises(
-    UserError, match="config.model.channels: the model is for images of .45, 45, 2., found .45, 45, 3."
+    UserError,
+    match="config.model.channels: the model is for images of .45, 45, 2., found .45, 45, 3.",
   ):
-    jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct((1, 45, 45, 3), jnp.float32))
+    jax.eval_shape(
+      lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct((1, 45, 45, 3), jnp.float32)
+    )
 
 
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ({"design": {"position": "learned_1d"}}, "config.model.design.position: found 'learned_1d', expected one between"),
-    ({"head": {"name": "image_classification", "pooling": "token"}}, "found 'token', but the model has no such token"),
+    (
+      {"design": {"position": "learned_1d"}},
+      "config.model.design.position: found 'learned_1d', expected one between",
+    ),
+    (
+      {"head": {"name": "image_classification", "pooling": "token"}},
+      "found 'token', but the model has no such token",
+    ),
   ],
 )
 def test_what_does_not_fit_is_refused(changes, words):
   with pytest.raises(UserError, match=words):
-    jax.eval_shape(lambda key: coatnet.Model(nnx.Rngs(params=key), variant=SMALL, **changes), jax.random.key(0))
+    jax.eval_shape(
+      lambda key: coatnet.Model(nnx.Rngs(params=key), variant=SMALL, **changes), jax.random.key(0)
+    )
 
 
 def test_positions_may_be_none():
   none = dataclasses.replace(SMALL, design=dataclasses.replace(coatnet.DESIGN, position="none"))
-  model = jax.eval_shape(lambda key: coatnet.Model(nnx.Rngs(params=key), variant=none), jax.random.key(0))
+  model = jax.eval_shape(
+    lambda key: coatnet.Model(nnx.Rngs(params=key), variant=none), jax.random.key(0)
+  )
   assert not [name for name in params.named_params(model) if "position" in name]

@@ -37,7 +37,9 @@ BALANCE = "decoder/rest/blocks/moe/layer/router/balance"
 
 @functools.cache
 def made(depth=0, **changes):
-  variant = dataclasses.replace(SMALL, design=dataclasses.replace(SMALL.design, init_stddev=0.3, **changes))
+  variant = dataclasses.replace(
+    SMALL, design=dataclasses.replace(SMALL.design, init_stddev=0.3, **changes)
+  )
   make = lambda key: deepseek.Model(nnx.Rngs(params=key), variant=variant, mtp_depth=depth)  # noqa: E731
   return jax.jit(make)(jax.random.key(0))
 
@@ -59,12 +61,15 @@ def test_the_cache_holds_the_latent_and_one_key():
 
 def stepped(rules=None, parts=1):
   """The model's parameters before and after a step of plain descent, and its metrics."""
-  model, schedule = made(), SCHEDULES["constant"](learning_rate=0.0)
+  model = made()
+  schedule = SCHEDULES["constant"](learning_rate=0.0)
   named = params.named_params(model)
   clipped = optax.with_extra_args_support(optax.clip_by_global_norm(1.0))
   optimizer = signed.moved(clipped, {n: p.step for n, p in named.items() if hasattr(p, "step")})
   rules = rules or Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
-  step = make_step(model, decoder.Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=parts)
+  step = make_step(
+    model, decoder.Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=parts
+  )
   arrays = params.arrays(model)
   if rules.mesh.size > 1:
     arrays = jax.device_put(arrays, rules.of_params(named))
@@ -75,7 +80,8 @@ def stepped(rules=None, parts=1):
 
 def loads():
   """The choices of each expert of the two layers with experts, counted one by one."""
-  model, counted = params.with_arrays(made(), params.arrays(made())), []
+  model = params.with_arrays(made(), params.arrays(made()))
+  counted = []
   original = Moe.__call__
 
   def spied(self, x_BTD, context, cache, key):
@@ -97,7 +103,9 @@ def test_a_step_moves_biases_against_the_load(way):
   before, after, metrics = stepped(rules, parts=2 if way == "accumulated" else 1)
   found = loads()
   assert found.sum() == 2 * 4 * 9 * 2 and len(np.unique(found)) > 3
-  np.testing.assert_array_equal(after[BALANCE], -0.125 * np.sign(found - found.mean(1, keepdims=True)))
+  np.testing.assert_array_equal(
+    after[BALANCE], -0.125 * np.sign(found - found.mean(1, keepdims=True))
+  )
   assert not before[BALANCE].any() and float(metrics["gradient_norm"]) < 100
 
 
@@ -133,23 +141,34 @@ def test_a_token_stays_in_its_groups():
     scores = 1 / (1 + np.exp(-np.asarray(logits[place])))
     biased = (scores + np.linspace(-0.2, 0.2, 8)).reshape(4, 2)
     groups = np.argsort(-biased.sum(1))[:2]
-    allowed = sorted((e for g in groups for e in (2 * g, 2 * g + 1)), key=lambda e: -biased.ravel()[e])[:2]  # noqa: B023
+    allowed = sorted(
+      (e for g in groups for e in (2 * g, 2 * g + 1)), key=lambda e: -biased.ravel()[e]
+    )[:2]
     assert list(routing.experts_BTk[place]) == allowed
-    np.testing.assert_allclose(routing.gates_BTk[place], 2.5 * scores[allowed] / scores[allowed].sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+      routing.gates_BTk[place], 2.5 * scores[allowed] / scores[allowed].sum(), rtol=1e-5
+    )
 
 
 def test_the_token_after_the_next():
-  """The loss is that of targets two ahead; the block sees the next token and none after; table and head are shared."""
-  model, here = made(depth=1), batch()
-  assert not [n for n in params.named_params(model) if n.startswith("mtp") and ("table" in n or "head" in n)]
+  """The loss is that of targets two ahead; the block sees the next token and none after; table and
+  head are shared."""
+  model = made(depth=1)
+  here = batch()
+  assert not [
+    n for n in params.named_params(model) if n.startswith("mtp") and ("table" in n or "head" in n)
+  ]
   loss, sums = jax.jit(lambda m, b: Objective(next_weight=0.3)(m, b))(model, here)
   run = jax.jit(lambda m, b: m(b)["next_logits"])
   logits = np.asarray(jax.nn.log_softmax(run(model, here)))
-  targets, weights = here["decoder_target_tokens"][:, 1:], here["decoder_loss_weights"][:, 1:]
+  targets = here["decoder_target_tokens"][:, 1:]
+  weights = here["decoder_loss_weights"][:, 1:]
   expected = -np.sum(np.take_along_axis(logits[:, :-1], targets[..., None], -1)[..., 0] * weights)
   np.testing.assert_allclose(sums["next_loss"], expected, rtol=1e-5)
   assert float(sums["next_weights"]) == weights.sum()
-  np.testing.assert_allclose(loss, sums["loss"] + 0.3 * expected + sums["moe_balance_loss"], rtol=1e-5)
+  np.testing.assert_allclose(
+    loss, sums["loss"] + 0.3 * expected + sums["moe_balance_loss"], rtol=1e-5
+  )
   nudged = here | {"decoder_input_tokens": here["decoder_input_tokens"].copy()}
   nudged["decoder_input_tokens"][:, 5] = 63
   changed = np.abs(run(model, nudged) - run(model, here)).max((0, 2)) > 1e-6
@@ -159,7 +178,8 @@ def test_the_token_after_the_next():
 
 
 def test_packed_rows_predict_within_their_sequence():
-  model, here = made(depth=1), batch(rows=1)
+  model = made(depth=1)
+  here = batch(rows=1)
   segments = np.array([[1] * 4 + [2] * 5], np.int32)
   places = np.concatenate([np.arange(4), np.arange(5)])[None].astype(np.int32)
   packed = here | {"decoder_segment_ids": segments, "decoder_positions": places}

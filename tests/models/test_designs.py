@@ -1,6 +1,8 @@
-"""Every cell of a design, in an encoder, a decoder and an encoder-decoder: the properties that hold for families hold.
+"""Every cell of a design, in an encoder, a decoder and an encoder-decoder: the properties that hold
+for families hold.
 
-A dozen designs cover the cells: each choice is in at least one of them, in company that it does not usually keep.
+A dozen designs cover the cells: each choice is in at least one of them, in company that it does not
+usually keep.
 """
 
 import dataclasses
@@ -26,7 +28,13 @@ LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}
 
 DESIGNS = {  # design, and the heads that share keys and values
   "pre_relative_shared": (
-    Design(norm="rmsnorm", position="relative_bias", mlp_dropout=True, shared_dropout=True, logits_scale=True),
+    Design(
+      norm="rmsnorm",
+      position="relative_bias",
+      mlp_dropout=True,
+      shared_dropout=True,
+      logits_scale=True,
+    ),
     4,
   ),
   "post_sinusoidal": (
@@ -66,13 +74,20 @@ DESIGNS = {  # design, and the heads that share keys and values
   ),
   "parallel_one_norm_rope_interleaved": (
     Design(
-      norm="layernorm_no_bias", parallel="one_norm", activation="swiglu", position={"name": "rope", "interleaved": True}
+      norm="layernorm_no_bias",
+      parallel="one_norm",
+      activation="swiglu",
+      position={"name": "rope", "interleaved": True},
     ),
     1,
   ),
   "parallel_two_norms_rope_partial": (
     Design(
-      norm="layernorm", parallel="two_norms", activation="silu", position={"name": "rope", "fraction": 0.25}, tied=False
+      norm="layernorm",
+      parallel="two_norms",
+      activation="silu",
+      position={"name": "rope", "fraction": 0.25},
+      tied=False,
     ),
     4,
   ),
@@ -87,15 +102,32 @@ DESIGNS = {  # design, and the heads that share keys and values
     2,
   ),
   "rope_linear_windows": (
-    Design(position={"name": "rope", "linear": {"factor": 2.0}}, windows=(3,), activation="geglu", layer_scale=0.5),
+    Design(
+      position={"name": "rope", "linear": {"factor": 2.0}},
+      windows=(3,),
+      activation="geglu",
+      layer_scale=0.5,
+    ),
     1,
   ),
   "alibi_embed_norm": (
-    Design(position="alibi", embed_norm=True, activation="tanh", init_stddev=0.02, embed_init=0.05, residual_init=True),
+    Design(
+      position="alibi",
+      embed_norm=True,
+      activation="tanh",
+      init_stddev=0.02,
+      embed_init=0.05,
+      residual_init=True,
+    ),
     4,
   ),
   "alibi_mpt_turns_of_experts": (
-    Design(position={"name": "alibi", "mpt": True}, experts=Experts(top_k=2), experts_every=2, activation="swiglu"),
+    Design(
+      position={"name": "alibi", "mpt": True},
+      experts=Experts(top_k=2),
+      experts_every=2,
+      activation="swiglu",
+    ),
     2,
   ),
   "latent_dense_first_sigmoid": (
@@ -119,30 +151,42 @@ DESIGNS = {  # design, and the heads that share keys and values
     ),
     2,
   ),
-  "shaw_keys_softcap": (Design(position={"name": "shaw", "clip": 2, "values": False}, softcap=4.0, qk_norm=True), 4),
+  "shaw_keys_softcap": (
+    Design(position={"name": "shaw", "clip": 2, "values": False}, softcap=4.0, qk_norm=True),
+    4,
+  ),
   "relative_own_sandwich": (
     Design(
-      norm_position="sandwich", position={"name": "relative_bias", "shared": False, "buckets": 8, "max_distance": 6}
+      norm_position="sandwich",
+      position={"name": "relative_bias", "shared": False, "buckets": 8, "max_distance": 6},
     ),
     1,
   ),
   "positions_in_turn": (Design(position=("none", {"name": "rope"}), activation="quick_gelu"), 4),
   "chunked_alibi": (Design(position="alibi", core="chunked", softcap=6.0), 2),
-  "local_relative": (Design(position={"name": "relative_bias", "bidirectional": True}, core="local", windows=(3,)), 4),
+  "local_relative": (
+    Design(position={"name": "relative_bias", "bidirectional": True}, core="local", windows=(3,)),
+    4,
+  ),
 }
 
 
 def schemes(designs):
   """The positions of designs, one after another."""
-  return [p for d in designs for p in (d.position if isinstance(d.position, tuple) else (d.position,))]
+  return [
+    p for d in designs for p in (d.position if isinstance(d.position, tuple) else (d.position,))
+  ]
 
 
 # A scheme that no design above has is tried with its defaults.
-LISTED = {p if isinstance(p, str) else p["name"] for p in schemes(design for design, _ in DESIGNS.values())}
+LISTED = {
+  p if isinstance(p, str) else p["name"] for p in schemes(design for design, _ in DESIGNS.values())
+}
 NEW = sorted(set(slots.names(positions)) - LISTED)
 DESIGNS |= {f"new_{name}": (Design(position=name), 2) for name in NEW}
 
-# An encoder-decoder is an encoder and a decoder: it gets those designs that its two stacks take differently.
+# An encoder-decoder is an encoder and a decoder: it gets those designs that its two stacks take
+# differently.
 BOTH = (
   "pre_relative_shared",
   "post_sinusoidal",
@@ -151,13 +195,18 @@ BOTH = (
   "relative_own_sandwich",
   "alibi_mpt_turns_of_experts",
 )
-TURNS = ("sandwich_rope_softcap_windows", "relative_own_sandwich", "positions_in_turn", "alibi_mpt_turns_of_experts")
+TURNS = (
+  "sandwich_rope_softcap_windows",
+  "relative_own_sandwich",
+  "positions_in_turn",
+  "alibi_mpt_turns_of_experts",
+)
 KINDS = {"bert": tuple(DESIGNS), "mixtral": tuple(DESIGNS), "t5": BOTH}
 
 
 def cases(chosen=KINDS, more=()):
-  """Designs by family. Those that two families share alternate between them; `make test-more` has the other pairs,
-  and those of `more`."""
+  """Designs by family. Those that two families share alternate between them; `make test-more` has
+  the other pairs, and those of `more`."""
   made = []
   for family, names in chosen.items():
     for place, name in enumerate(names):
@@ -165,7 +214,9 @@ def cases(chosen=KINDS, more=()):
       case = families.design_case(family, name, design)
       dims = dataclasses.replace(case.variant.dims, kv_heads=kv_heads)
       case = dataclasses.replace(case, variant=dataclasses.replace(case.variant, dims=dims))
-      shown = name not in more and place % 2 == 0 if family == "t5" else place % 2 == (family == "bert")
+      shown = (
+        name not in more and place % 2 == 0 if family == "t5" else place % 2 == (family == "bert")
+      )
       shown = shown or name in NEW
       made.append(pytest.param(case, id=case.name, marks=[] if shown else pytest.mark.more))
   return pytest.mark.parametrize("case", made)
@@ -173,16 +224,25 @@ def cases(chosen=KINDS, more=()):
 
 def test_every_choice_is_in_some_design():
   designs = [design for design, _ in DESIGNS.values()]
-  chosen = {field.name: {repr(getattr(d, field.name)) for d in designs} for field in dataclasses.fields(Design)}
+  chosen = {
+    field.name: {repr(getattr(d, field.name)) for d in designs}
+    for field in dataclasses.fields(Design)
+  }
   del chosen["quantization"]  # rounds: test_quantized_families.py
-  assert all(len(values) > 1 for values in chosen.values()), [n for n, v in chosen.items() if len(v) < 2]
-  assert {d.norm for d in designs} == set(NORMS) and {d.activation for d in designs} == set(ACTIVATIONS)
+  assert all(len(values) > 1 for values in chosen.values()), [
+    n for n, v in chosen.items() if len(v) < 2
+  ]
+  assert {d.norm for d in designs} == set(NORMS) and {d.activation for d in designs} == set(
+    ACTIVATIONS
+  )
   assert {d.norm_position for d in designs} == {"pre", "post", "sandwich", "deepnorm"}
   specs = schemes(designs)
   for name in LISTED:
     used = {key for p in specs if isinstance(p, dict) and p["name"] == name for key in p}
     make = slots.find("position", name, positions, "make")
-    keys = {key for key, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    keys = {
+      key for key, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY
+    }
     assert keys <= used | {"interleaved"}, (name, keys - used)
 
 
@@ -205,7 +265,9 @@ def abstract_block(design, **options):
 
 def test_kernels_start_with_the_scales_of_their_variance():
   _, block = abstract_block(Design(kernel_scales=(0.1, 0.2, 0.3, 0.4)))
-  found = {name: p.stddev**2 for name, p in params.named_params(block).items() if name.endswith("kernel")}
+  found = {
+    name: p.stddev**2 for name, p in params.named_params(block).items() if name.endswith("kernel")
+  }
   attention = dict.fromkeys(("query", "key", "value"), 0.1 / 64) | {"out": 0.2 / 64}
   expected = {f"self_attention/layer/{n}/kernel": v for n, v in attention.items()}
   expected |= {"mlp/layer/wi/kernel": 0.3 / 64, "mlp/layer/wo/kernel": 0.4 / 256}
@@ -215,11 +277,13 @@ def test_kernels_start_with_the_scales_of_their_variance():
 
 
 def test_kernels_of_mpt_start_as_in_llm_foundry():
-  """`kaiming_normal_` with the gain of ReLU and `init_div_is_residual`, the defaults of its `MPTConfig`."""
+  """`kaiming_normal_` with the gain of ReLU and `init_div_is_residual`, the defaults of its
+  `MPTConfig`."""
   make = lambda key: mpt.Model(nnx.Rngs(params=key), variant="7b")  # noqa: E731
   named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
   found = {n.removeprefix("decoder/blocks/"): p.stddev for n, p in named.items() if p.stddev}
-  kernel, wo = (2 / 4096) ** 0.5, (2 / 16_384) ** 0.5
+  kernel = (2 / 4096) ** 0.5
+  wo = (2 / 16_384) ** 0.5
   expected = {f"self_attention/layer/{n}/kernel": kernel for n in ("query", "key", "value")}
   expected |= {
     "self_attention/layer/out/kernel": kernel / 8,
@@ -231,10 +295,12 @@ def test_kernels_of_mpt_start_as_in_llm_foundry():
 
 @pytest.mark.parametrize("variant", ["transformer-base", "transformer-big"])
 def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
-  """`uniform_unit_scaling` in `transformer_base_v1`, of fan_avg, and N(0, 1/D) for the shared table."""
+  """`uniform_unit_scaling` in `transformer_base_v1`, of fan_avg, and N(0, 1/D) for the shared
+  table."""
   make = lambda key: transformer.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
   named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
-  D, rest = transformer.VARIANTS[variant].dims.embed, {n: p for n, p in named.items() if "kernel" in n}
+  D = transformer.VARIANTS[variant].dims.embed
+  rest = {n: p for n, p in named.items() if "kernel" in n}
   for name, kernel in rest.items():
     fans = (D, 4 * D) if "/mlp/" in name else (D, D)
     assert kernel.stddev == pytest.approx((2 / sum(fans)) ** 0.5), name
@@ -242,9 +308,10 @@ def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
 
 
 def test_tables_of_gpt_start_as_in_the_authors_code():
-  """`wpe` and `wte` in model.py of openai/gpt-2; one table for both in train.py of openai/finetune-transformer-lm."""
+  """`wpe` and `wte` in model.py of openai/gpt-2; one table for both in train.py of
+  openai/finetune-transformer-lm."""
   for variant, deviation in {"gpt1": 0.02, "gpt2": 0.01, "gpt3-small": 0.01}.items():
-    make = lambda key: gpt.Model(nnx.Rngs(params=key), variant=variant)  # noqa: B023, E731
+    make = lambda key: gpt.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
     named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
     assert (named["inputs/position/table"].stddev, named["embed/table"].stddev) == (deviation, 0.02)
 

@@ -65,7 +65,9 @@ def loss_and_gradients(made, data, rules=None):
 def same(found, expected):
   assert found[0] == pytest.approx(expected[0], rel=1e-4)
   for name, gradient in expected[1].items():
-    np.testing.assert_allclose(found[1][name], gradient, atol=2e-3 * max(np.abs(gradient).max(), 1e-3), err_msg=name)
+    np.testing.assert_allclose(
+      found[1][name], gradient, atol=2e-3 * max(np.abs(gradient).max(), 1e-3), err_msg=name
+    )
 
 
 @pytest.mark.more
@@ -86,20 +88,27 @@ def test_published_sizes():
   sizes = {name: math.prod(p.shape) for name, p in params.named_params(parts.model).items()}
   buffers = {name for name in sizes if name.startswith("backbone/") and "/norm/" in name}
   assert sum(size for name, size in sizes.items() if name not in buffers) == 41_524_768
-  # As the authors count: without the stem, the first stage and all batch norms, which no decay may touch either.
+  # As the authors count: without the stem, the first stage and all batch norms, which no decay may
+  # touch either.
   assert sum(sizes[name] for name in parts.trained) == 41_302_368
 
 
 def test_the_flops_of_a_detector_that_is_frozen_in_part_are_counted():
   made = jax.eval_shape(lambda: model(backbone=RESNET))
   count = lambda trained: compilation.step_flops(made, detection.Objective(), batch(), trained)  # noqa: E731
-  names, stem = set(params.arrays(made)), 2 * 8 * 20 * 28 * 7 * 7 * 3 * 8
+  names = set(params.arrays(made))
+  stem = 2 * 8 * 20 * 28 * 7 * 7 * 3 * 8
   assert count(names) == count(None) - stem  # no gradient goes to the image
-  assert count({"queries"}) < count({name for name in names if not name.startswith("backbone/")}) < count(names)
+  assert (
+    count({"queries"})
+    < count({name for name in names if not name.startswith("backbone/")})
+    < count(names)
+  )
 
 
 def test_padding_is_not_attended_to_and_the_rest_is():
-  data, made = batch(2, 88, 96), model(backbone=RESNET)
+  data = batch(2, 88, 96)
+  made = model(backbone=RESNET)
   data["image_size"] = np.array([[24, 32], [88, 96]], np.int32)
   outputs = lambda image: sum(jnp.sum(x[:1] ** 2) for x in made(data | {"image": image}).values())  # noqa: E731
   gradient = jax.jit(jax.grad(outputs))(data["image"])
@@ -128,42 +137,65 @@ TABLE_3 = [
 
 
 def test_each_row_of_table_3_adds_positions_where_it_says():
-  """Row by row, the cells that the encoder and the decoder tell apart on an image of one colour without borders."""
+  """Row by row, the cells that the encoder and the decoder tell apart on an image of one colour
+  without borders."""
   made = [model(places=Places(**row), backbone=RESNET) for row in TABLE_3]
   valid = jnp.ones((1, 3, 4), bool)
-  assert [len([n for n in params.arrays(m) if n.startswith("position/")]) for m in made] == [0, 0, 2, 0, 0]
+  assert [len([n for n in params.arrays(m) if n.startswith("position/")]) for m in made] == [
+    0,
+    0,
+    2,
+    0,
+    0,
+  ]
   table = made[2].position(valid).reshape(3, 4, -1)
   assert np.ptp(table[:, :, :32], axis=0).max() == 0 and np.ptp(table[:, :, 32:], axis=1).max() == 0
   assert len(np.unique(np.asarray(table).reshape(12, -1), axis=0)) == 12
-  with pytest.raises(UserError, match="config.model.places.kind: .* up to 50 rows and columns, found 3 x 51"):
+  with pytest.raises(
+    UserError, match="config.model.places.kind: .* up to 50 rows and columns, found 3 x 51"
+  ):
     made[2].position(jnp.ones((1, 3, 51), bool))
   x = {"cells": 1, "memory": 2, "queries": 3}
-  seen = [[{n for n, v in Places(**row).at(at, x).items() if v} for at in ("input", "attention")] for row in TABLE_3]
+  seen = [
+    [{n for n, v in Places(**row).at(at, x).items() if v} for at in ("input", "attention")]
+    for row in TABLE_3
+  ]
   every = {"cells", "memory", "queries"}
   inputs = [{"queries"}, {"cells", "queries"}, set(), set(), set()]
-  assert seen == [list(pair) for pair in zip(inputs, [set(), set(), every, every - {"cells"}, every], strict=True)]
+  assert seen == [
+    list(pair) for pair in zip(inputs, [set(), set(), every, every - {"cells"}, every], strict=True)
+  ]
 
 
 @pytest.mark.parametrize("row", more.beyond(1, TABLE_3), ids=str)
 def test_without_positions_where_a_cell_lies_means_nothing(row):
   """Cells in another order change a detector's answers, unless only the queries have vectors."""
-  made, data = model(places=Places(**row)), batch(2, 32, 32)
+  made = model(places=Places(**row))
+  data = batch(2, 32, 32)
   data["image_size"][:] = 32
   order = np.random.default_rng(1).permutation(16)
 
   def boxes(model, order):
-    model.backbone = lambda image, key: jax.random.normal(jax.random.key(0), (2, 16, 64))[:, order].reshape(2, 4, 4, 64)
+    model.backbone = lambda image, key: jax.random.normal(jax.random.key(0), (2, 16, 64))[
+      :, order
+    ].reshape(2, 4, 4, 64)
     return np.asarray(jax.jit(lambda data: model(data)["boxes"])(data))
 
   apart = np.abs(boxes(made, np.arange(16)) - boxes(made, order)).max()
   assert (apart > 1e-5) == (row != TABLE_3[0]), apart
 
 
-@pytest.mark.parametrize("places, told", [(Places(), False), (Places(cells="both", queries="both"), True)], ids=str)
+@pytest.mark.parametrize(
+  "places, told", [(Places(), False), (Places(cells="both", queries="both"), True)], ids=str
+)
 def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, told):
-  """Attention that looks nowhere in particular: what is found does not change as a thing moves, or it does."""
+  """Attention that looks nowhere in particular: what is found does not change as a thing moves, or
+  it does."""
   made = model(places=places)
-  blind = {name: 0 * x if "query" in name or "/key/" in name else x for name, x in params.arrays(made).items()}
+  blind = {
+    name: 0 * x if "query" in name or "/key/" in name else x
+    for name, x in params.arrays(made).items()
+  }
   thing = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)
   image = np.zeros((2, 96, 96, 3), np.float32)
   image[0, 32:40, 32:40] = image[1, 48:56, 40:48] = thing
@@ -173,7 +205,8 @@ def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, t
 
 
 def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
-  data, made = batch(2), model(dropout=0.3)
+  data = batch(2)
+  made = model(dropout=0.3)
   boxes = jax.jit(lambda model, data, key: model(data, key)["boxes"])
   np.testing.assert_array_equal(boxes(made, data, None), boxes(model(), data, None))
   one, other, again = (boxes(made, data, jax.random.key(n)) for n in (0, 1, 0))
@@ -182,15 +215,19 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
   for changes, words in (
     ({"channels": 1}, "config.model.channels: the model is for images of 1 channels, found 3"),
     ({"backbone": "resnt"}, "config.model.backbone: found 'resnt'.*did you mean 'resnet'"),
-    ({"design": {"position": "alibi"}}, "config.model.design.position: found 'alibi', expected 'none'"),
+    (
+      {"design": {"position": "alibi"}},
+      "config.model.design.position: found 'alibi', expected 'none'",
+    ),
   ):
     with pytest.raises(UserError, match=words):
-      jax.eval_shape(lambda: model(**changes)(data))  # noqa: B023
+      jax.eval_shape(lambda: model(**changes)(data))
 
 
 def test_cells_enter_the_encoder_whole():
   """Dropout is in the layers alone, as in the authors' code."""
-  data, made = batch(2), model(dropout=0.5)
+  data = batch(2)
+  made = model(dropout=0.5)
   made.encoder = lambda x_BSD, context, key: (x_BSD, {}, None)
   made._every = lambda x_BQD, context, key: context.memory[None, :, :6]
   boxes = jax.jit(lambda data, key: made(data, key)["boxes"])
@@ -199,21 +236,35 @@ def test_cells_enter_the_encoder_whole():
 
 @pytest.mark.more
 def test_parts_at_rates_of_their_own():
-  overrides = ["tuning.name=by_part", "clip_norm=0.0", "schedule.learning_rate=0.1", "optimizer.weight_decay=0.0"]
+  overrides = [
+    "tuning.name=by_part",
+    "clip_norm=0.0",
+    "schedule.learning_rate=0.1",
+    "optimizer.weight_decay=0.0",
+  ]
   rates = '{"backbone/*": 0.1, "backbone/stem/*": 0.0}'
   config = resolve(recipes.load("configs/detr/base.py:tiny", [*overrides, f"tuning.rates={rates}"]))
   parts = build(config, jax.devices()[:1])
   arrays = params.arrays(parts.make_model(jax.random.key(0)))
   trained = {name: x for name, x in arrays.items() if name in parts.trained}
-  assert {name for name in arrays if name not in trained} == {n for n in arrays if n.startswith("backbone/stem/")}
+  assert {name for name in arrays if name not in trained} == {
+    n for n in arrays if n.startswith("backbone/stem/")
+  }
   extra = {"step": jnp.int32(200), "accepted": jnp.bool_(True)}
   updates, _ = parts.optimizer.update(
-    {name: jnp.ones_like(x) for name, x in trained.items()}, parts.optimizer.init(arrays), arrays, **extra
+    {name: jnp.ones_like(x) for name, x in trained.items()},
+    parts.optimizer.init(arrays),
+    arrays,
+    **extra,
   )
   sizes = {name: float(np.abs(u).max()) for name, u in updates.items()}
   assert sizes["project/kernel"] == pytest.approx(0.1, rel=1e-3)
   assert sizes["backbone/blocks/0/units/0/conv/kernel"] == pytest.approx(0.01, rel=1e-3)
   with pytest.raises(UserError, match="no parameter is called 'backbon/.'"):
     build(
-      resolve(recipes.load("configs/detr/base.py:tiny", ["tuning.name=by_part", 'tuning.rates={"backbon/*": 0.1}']))
+      resolve(
+        recipes.load(
+          "configs/detr/base.py:tiny", ["tuning.name=by_part", 'tuning.rates={"backbon/*": 0.1}']
+        )
+      )
     )

@@ -1,4 +1,5 @@
-"""Pairs of encoders: what the text is read from, every way of computing the same, and the losses on their outputs."""
+"""Pairs of encoders: what the text is read from, every way of computing the same, and the losses on
+their outputs."""
 
 import dataclasses
 
@@ -28,7 +29,8 @@ SMALL = DualVariant(
   Variant(DIMS, clip.TEXT, 64, Tokens(pad=0, start=2, eos=1)),
   width=12,
 )
-B, T = 16, 7
+B = 16
+T = 7
 OBJECTIVES = {"contrastive": contrastive.Objective, "pairwise_sigmoid": pairwise_sigmoid.Objective}
 
 
@@ -36,7 +38,9 @@ def model(arrays=None, **arguments):
   make = lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, bias=-3.0, **arguments)  # noqa: E731
   abstract = jax.eval_shape(make, jax.random.key(0))
   if arrays is None:
-    arrays = {name: jnp.asarray(drawn(name, p.shape)) for name, p in params.named_params(abstract).items()}
+    arrays = {
+      name: jnp.asarray(drawn(name, p.shape)) for name, p in params.named_params(abstract).items()
+    }
     arrays |= {"scale": jnp.float32(1.5), "bias": jnp.float32(-2.0)}
   return params.with_arrays(abstract, arrays)
 
@@ -83,9 +87,13 @@ def plain(request):
 def test_losses_are_those_of_the_papers_code(plain):
   objective, (value, gradients, sums) = plain
   found = {name: np.asarray(x, np.float64) for name, x in run(model(), batch()).items()}
-  logits, z = found["logits"], 2 * np.eye(B) - 1
+  logits = found["logits"]
+  z = 2 * np.eye(B) - 1
   if objective is contrastive.Objective:
-    rows, columns = (-np.log(np.diag(np.exp(x) / np.exp(x).sum(1, keepdims=True))).mean() for x in (logits, logits.T))
+    rows, columns = (
+      -np.log(np.diag(np.exp(x) / np.exp(x).sum(1, keepdims=True))).mean()
+      for x in (logits, logits.T)
+    )
     expected = (rows + columns) / 2
   else:
     expected = np.log1p(np.exp(-z * logits)).sum() / B
@@ -116,25 +124,34 @@ def test_rows_without_weight_are_not_compared(plain):
 
 
 def test_a_text_is_what_comes_before_its_end():
-  given, made = batch(), model()
+  given = batch()
+  made = model()
   expected = run(made, given)
   other = given["text_input_tokens"].copy()
   for row in other:
     row[list(row).index(1) + 1 :] = 9
-  np.testing.assert_allclose(run(made, given | {"text_input_tokens": other})["logits"], expected["logits"], atol=1e-5)
+  np.testing.assert_allclose(
+    run(made, given | {"text_input_tokens": other})["logits"], expected["logits"], atol=1e-5
+  )
   other = given["text_input_tokens"].copy()
   other[:, 0] = 9
   moved = np.abs(
-    np.asarray(run(made, given | {"text_input_tokens": other})["text_embeddings"] - expected["text_embeddings"])
+    np.asarray(
+      run(made, given | {"text_input_tokens": other})["text_embeddings"]
+      - expected["text_embeddings"]
+    )
   )
   assert (moved.max(axis=1) > 1e-3).all()
   np.testing.assert_allclose(np.linalg.norm(expected["image_embeddings"], axis=1), 1, rtol=1e-5)
 
 
 def test_a_text_read_both_ways_is_the_mean_of_its_tokens_alone():
-  given, variant = batch(), dataclasses.replace(SMALL, reading="mean")
+  given = batch()
+  variant = dataclasses.replace(SMALL, reading="mean")
   made = model()
-  other = jax.eval_shape(lambda key: clip.Model(nnx.Rngs(params=key), variant=variant, bias=-3.0), jax.random.key(0))
+  other = jax.eval_shape(
+    lambda key: clip.Model(nnx.Rngs(params=key), variant=variant, bias=-3.0), jax.random.key(0)
+  )
   both = params.with_arrays(other, params.arrays(made))
   expected = np.asarray(run(both, given)["text_embeddings"])
   assert np.abs(expected - np.asarray(run(made, given)["text_embeddings"])).max() > 1e-2
@@ -159,22 +176,37 @@ def test_a_coatnet_reads_the_images_of_basic():
 def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
   design = {"activation": "gelu", "position": {"image": "sinusoidal_2d", "text": "rope"}}
   made = jax.eval_shape(
-    lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, design=design, vocab_size=32), jax.random.key(0)
+    lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, design=design, vocab_size=32),
+    jax.random.key(0),
   )
   designs = made.variant.image.design, made.variant.text.design
-  assert [d.activation for d in designs] == ["gelu"] * 2 and [d.position for d in designs] == ["sinusoidal_2d", "rope"]
+  assert [d.activation for d in designs] == ["gelu"] * 2 and [d.position for d in designs] == [
+    "sinusoidal_2d",
+    "rope",
+  ]
   assert made.text.embed.table.shape == (32, 16)
-  with pytest.raises(UserError, match="config.model.design.position: found 'rope', expected one for each encoder"):
+  with pytest.raises(
+    UserError, match="config.model.design.position: found 'rope', expected one for each encoder"
+  ):
     clip.Model(nnx.Rngs(0), variant=SMALL, design={"position": "rope"})
-  with pytest.raises(UserError, match="config.objective.chunks: found 3, expected a divisor of the batch size 16"):
+  with pytest.raises(
+    UserError, match="config.objective.chunks: found 3, expected a divisor of the batch size 16"
+  ):
     contrastive.Objective(chunks=3)(model(), batch())
 
 
 def test_kernels_of_clip_start_with_the_deviations_of_its_code():
-  """`initialize_parameters` of openai/CLIP for texts; PyTorch's own for images, as in its `VisionTransformer`."""
+  """`initialize_parameters` of openai/CLIP for texts; PyTorch's own for images, as in its
+  `VisionTransformer`."""
   make = lambda key: clip.Model(nnx.Rngs(params=key), variant="clip-b32")  # noqa: E731
-  found = {name: p.stddev for name, p in params.named_params(jax.eval_shape(make, jax.random.key(0))).items()}
-  text, out, image = 512, 24**-0.5, 768  # twelve layers of two sublayers
+  found = {
+    name: p.stddev
+    for name, p in params.named_params(jax.eval_shape(make, jax.random.key(0))).items()
+  }
+  # twelve layers of two sublayers
+  text = 512
+  out = 24**-0.5
+  image = 768
   expected = {"query": text**-0.5, "value": text**-0.5, "out": text**-0.5 * out}
   expected |= {"wi": (2 * text) ** -0.5, "wo": text**-0.5 * out}
   assert found["image/patches/kernel"] == pytest.approx((3 * 32 * 32 * 3) ** -0.5)
@@ -183,6 +215,8 @@ def test_kernels_of_clip_start_with_the_deviations_of_its_code():
   for encoder, deviations in (("text", expected), ("image", images)):
     for name, deviation in deviations.items():
       part = "mlp" if name in ("wi", "wo") else "self_attention"
-      assert found[f"{encoder}/encoder/blocks/{part}/layer/{name}/kernel"] == pytest.approx(deviation), name
+      assert found[f"{encoder}/encoder/blocks/{part}/layer/{name}/kernel"] == pytest.approx(
+        deviation
+      ), name
   assert found["image/tokens"] == pytest.approx(image**-0.5) and found["text/embed/table"] == 0.02
   assert found["text/inputs/position/table"] == 0.01

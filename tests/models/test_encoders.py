@@ -18,7 +18,8 @@ from t5x_like.nn import params
 from t5x_like.nn.vocabulary_logits import dense
 from t5x_like.objectives import electra as electra_objective
 
-B, T = 4, 10
+B = 4
+T = 10
 BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
 ELECTRA = shrunk(electra.VARIANTS["electra-small"])
 
@@ -37,7 +38,13 @@ HEADS = [  # head, shapes, whether it drops out
   ({"name": "multiple_choice", "choices": 2}, {"logits": (B // 2, 2)}, True),
   ({"name": "tokens", "labels": 5}, {"logits": (B, T, 5)}, True),
   (
-    {"name": "bilstm", "states": [0, -1], "combine": "weighted_sum", "dropout": 0.5, "head": "spans"},
+    {
+      "name": "bilstm",
+      "states": [0, -1],
+      "combine": "weighted_sum",
+      "dropout": 0.5,
+      "head": "spans",
+    },
     {"logits": (B, T, 2), "start_logits": (B, T), "end_logits": (B, T)},
     True,
   ),
@@ -49,7 +56,9 @@ HEADS = [  # head, shapes, whether it drops out
 
 
 @pytest.mark.parametrize(
-  "head, shapes, drops", HEADS, ids=[h if isinstance(h, str) else "-".join(map(str, h.values())) for h, *_ in HEADS]
+  "head, shapes, drops",
+  HEADS,
+  ids=[h if isinstance(h, str) else "-".join(map(str, h.values())) for h, *_ in HEADS],
 )
 def test_heads(head, shapes, drops):
   """Shapes are as said, the variant remembers the head, and only a key makes it drop out."""
@@ -67,7 +76,9 @@ def test_heads(head, shapes, drops):
   assert all(x.dtype == jnp.float32 for x in whole.values())
   for name in shapes:
     assert (one[name] == same[name]).all()
-    assert (one[name] != dropped[name]).any() == drops and (other[name] != dropped[name]).any() == drops
+    assert (one[name] != dropped[name]).any() == drops and (
+      other[name] != dropped[name]
+    ).any() == drops
     np.testing.assert_allclose(one[name], whole[name], atol=1e-6)
 
 
@@ -76,7 +87,10 @@ def test_heads(head, shapes, drops):
   [
     ("mlmm", "config.model.head: found 'mlmm'.*did you mean 'mlm'"),
     ({"name": "tokens", "choices": 3}, "config.model.head.choices: unknown key; it takes labels"),
-    ({"name": "tokens", "labels": 0}, "config.model.head.labels: found 0 .*, expected a whole number above 0"),
+    (
+      {"name": "tokens", "labels": 0},
+      "config.model.head.labels: found 0 .*, expected a whole number above 0",
+    ),
     ({"name": "classification", "activation": "tan"}, "config.model.head.activation: found 'tan'"),
   ],
 )
@@ -92,20 +106,26 @@ def test_a_hidden_state_is_the_output_of_the_layers_up_to_it(family):
   one = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=1))
 
   def states(variant, *numbers):
-    model = tiny.abstract(variant, family=family, head={"name": "bilstm", "states": numbers, "hidden": 4})
+    model = tiny.abstract(
+      variant, family=family, head={"name": "bilstm", "states": numbers, "hidden": 4}
+    )
     drawn = {name: noise(name, x.shape) for name, x in params.named_params(model).items()}
     return jax.jit(lambda model: model.encode(batch())[0])(params.with_arrays(model, drawn))
 
   def noise(name, shape):  # the first layer is the same in both
     whole = (2, *shape[1:]) if "/blocks/" in name else shape
-    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(whole).astype(np.float32) / 4
+    drawn = (
+      np.random.default_rng(zlib.crc32(name.encode())).standard_normal(whole).astype(np.float32) / 4
+    )
     return jnp.asarray(drawn[: shape[0]])
 
   found = states(variant, 0, 1, -1)
   assert found.shape == (B, T, 48) and len({float(found[..., i].sum()) for i in (0, 16, 32)}) == 3
   np.testing.assert_allclose(found[..., 16:32], states(one, -1), atol=1e-5)
   np.testing.assert_allclose(found[..., 32:], states(variant, -1), atol=1e-5)
-  with pytest.raises(UserError, match="config.model.head.states: found .0, 3., expected numbers from -3 to 2"):
+  with pytest.raises(
+    UserError, match="config.model.head.states: found .0, 3., expected numbers from -3 to 2"
+  ):
     states(variant, 0, 3)
 
 
@@ -116,7 +136,8 @@ def test_a_reader_sees_no_later_token_but_through_a_bilstm():
   for head, sees in (("none", False), ({"name": "bilstm", "hidden": 4}, True)):
     model = tiny.model(variant, family=types.SimpleNamespace(Model=gpt.Reader), head=head)
     run = jax.jit(lambda model, x: model({"encoder_input_tokens": x})["logits"][0])
-    one, other = run(model, tokens), run(model, changed)
+    one = run(model, tokens)
+    other = run(model, changed)
     assert (one[4:] != other[4:]).any(axis=-1).all() and bool((one[:4] != other[:4]).any()) == sees
 
 
@@ -127,34 +148,52 @@ def test_roberta_keeps_two_rows_of_positions():
   assert table.shape == (18, 16) and (first[0, 0] == table[...][2]).all()
 
 
-@pytest.mark.parametrize("variant", [ELECTRA, shrunk(electra.VARIANTS["electra-base"])], ids=["narrow table", "base"])
+@pytest.mark.parametrize(
+  "variant", [ELECTRA, shrunk(electra.VARIANTS["electra-base"])], ids=["narrow table", "base"]
+)
 def test_electra_networks_share_what_comes_before_the_stacks(variant):
   """Alone, each network computes what it does in the joint model; the tables are counted once."""
   model = tiny.model(variant, family=electra)
   generator, discriminator = model.networks()
   assert generator.variant.dims.embed == 8 and generator.variant.head == "mlm"
-  joint, alone = jax.jit(lambda m, g, d, b: (m(b), (g(b), d(b))))(model, generator, discriminator, batch())
+  joint, alone = jax.jit(lambda m, g, d, b: (m(b), (g(b), d(b))))(
+    model, generator, discriminator, batch()
+  )
   np.testing.assert_allclose(joint["generator_logits"], alone[0]["logits"], atol=1e-6)
   np.testing.assert_allclose(joint["logits"], alone[1]["logits"], atol=1e-6)
   assert joint["generator_logits"].shape == (B, T, 64) and joint["logits"].shape == (B, T)
-  shared = {n for n in params.named_params(generator) if n.split("/")[0] in ("embed", "inputs") and "project" not in n}
-  assert {"embed/table", "inputs/position/table", "inputs/types/table", "inputs/norm/scale"} <= shared
+  shared = {
+    n
+    for n in params.named_params(generator)
+    if n.split("/")[0] in ("embed", "inputs") and "project" not in n
+  }
+  assert {
+    "embed/table",
+    "inputs/position/table",
+    "inputs/types/table",
+    "inputs/norm/scale",
+  } <= shared
   both = params.count(generator) + params.count(discriminator)
   assert params.count(model) == both - sum(params.named_params(generator)[n].size for n in shared)
 
 
 def test_the_generator_of_the_paper():
-  assert electra.GENERATORS["electra-small"].dims.embed == 64 and electra.GENERATORS["electra-small"].embed == 128
+  assert (
+    electra.GENERATORS["electra-small"].dims.embed == 64
+    and electra.GENERATORS["electra-small"].embed == 128
+  )
   for name in ("electra-base", "electra-large"):
     dims = electra.GENERATORS[name].dims
     assert (dims.embed, dims.mlp, dims.heads) == (256, 1024, 4)
 
 
 def test_gradients_of_deberta_tell_the_generators_table_from_the_discriminators():
-  """The discriminator begins with the generator's table; each loss moves its own part of the sum, and only that."""
+  """The discriminator begins with the generator's table; each loss moves its own part of the sum,
+  and only that."""
   variant = shrunk(deberta_rtd.VARIANTS["deberta-v3-base"])
   assert not np.any(tiny.model(variant, family=deberta_rtd, noisy=False).embed.table[...])
-  model, data = tiny.model(variant, family=deberta_rtd), batch()
+  model = tiny.model(variant, family=deberta_rtd)
+  data = batch()
   weights = jnp.zeros((B, T)).at[:, 2:4].set(1.0)
   data |= {"encoder_target_tokens": data["encoder_input_tokens"], "encoder_loss_weights": weights}
 
@@ -185,8 +224,16 @@ def test_layers_of_modernbert_come_in_turns_that_need_not_come_out_even():
   variant = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=5))
   model = tiny.model(variant, family=modernbert, noisy=False)
   assert model.variant.design.windows == (None, 3, 3, None, 3)
-  assert [p["theta"] for p in model.variant.design.position] == [160_000.0, 10_000.0, 10_000.0, 160_000.0, 10_000.0]
-  norms = [n.split("/")[2] for n in params.named_params(model) if "in_norm" in n and "self_attention" in n]
+  assert [p["theta"] for p in model.variant.design.position] == [
+    160_000.0,
+    10_000.0,
+    10_000.0,
+    160_000.0,
+    10_000.0,
+  ]
+  norms = [
+    n.split("/")[2] for n in params.named_params(model) if "in_norm" in n and "self_attention" in n
+  ]
   assert norms == [f"self_attention_{layer}" for layer in range(1, 5)]
 
 
@@ -196,5 +243,7 @@ def test_a_position_of_all_layers_may_be_spelled_out_for_each():
   learned = {"name": "learned", "length": 16}
   model = tiny.model(variant, family=modernbert, noisy=False, design={"position": learned})
   assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/table"]
-  with pytest.raises(UserError, match="config.model.design.position: found .*'learned'.* mixed with others"):
+  with pytest.raises(
+    UserError, match="config.model.design.position: found .*'learned'.* mixed with others"
+  ):
     tiny.model(variant, family=modernbert, noisy=False, design={"position": [learned, "rope"]})

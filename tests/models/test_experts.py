@@ -1,4 +1,5 @@
-"""Switch Transformers and Mixtral: published sizes, and what experts mean for training and decoding."""
+"""Switch Transformers and Mixtral: published sizes, and what experts mean for training and
+decoding."""
 
 import dataclasses
 import functools
@@ -24,7 +25,9 @@ from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState
 from t5x_like.training.step import make_step
 
-COUNTS = {  # the paper's for 1.1B (16 experts) to 14.7B, large, xxl and c, to about its digits; the rest by the formula
+# the paper's for 1.1B (16 experts) to 14.7B, large, xxl and c, to about its digits; the rest by the
+# formula
+COUNTS = {
   (switch, "switch-base-8"): (619.3e6, 0.1e6),
   (switch, "switch-base-16"): (1.07e9, 0.01e9),
   (switch, "switch-base-32"): (1.98e9, 0.01e9),
@@ -40,7 +43,9 @@ COUNTS = {  # the paper's for 1.1B (16 experts) to 14.7B, large, xxl and c, to a
 
 
 def abstract(family, variant, **arguments):
-  return jax.eval_shape(lambda key: family.Model(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0))
+  return jax.eval_shape(
+    lambda key: family.Model(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0)
+  )
 
 
 @pytest.mark.parametrize("family, name", COUNTS, ids=[name for _, name in COUNTS])
@@ -49,7 +54,9 @@ def test_published_sizes(family, name):
   assert abs(params.count(abstract(family, name)) - count) < digits
 
 
-@pytest.mark.parametrize("family, name, active", [(mixtral, "8x7b", 12.9e9), (mixtral, "8x22b", 39.1e9)])
+@pytest.mark.parametrize(
+  "family, name, active", [(mixtral, "8x7b", 12.9e9), (mixtral, "8x22b", 39.1e9)]
+)
 def test_published_active_sizes(family, name, active):
   """What one token meets: all but the experts it is not sent to."""
   named = params.named_params(abstract(family, name))
@@ -76,12 +83,17 @@ EXPERTS = {**dataclasses.asdict(switch.ROUTING), "experts": 4}
 
 @functools.cache
 def tiny_switch(**arguments):
-  make = tiny.maker(SWITCH, family=switch, design={"experts": {**EXPERTS, "z_loss": 0.01}}, **arguments)
+  make = tiny.maker(
+    SWITCH, family=switch, design={"experts": {**EXPERTS, "z_loss": 0.01}}, **arguments
+  )
   return make, jax.jit(make)(jax.random.key(1))
 
 
 def mixtral_with(**experts):
-  changes = {"experts": {**dataclasses.asdict(mixtral.DESIGN.experts), "experts": 4, **experts}, "init_stddev": 0.3}
+  changes = {
+    "experts": {**dataclasses.asdict(mixtral.DESIGN.experts), "experts": 4, **experts},
+    "init_stddev": 0.3,
+  }
   return jax.jit(tiny.maker(MIXTRAL, family=mixtral, design=changes))(jax.random.key(2))
 
 
@@ -89,9 +101,12 @@ def mixtral_with(**experts):
   "experts", [{}, {"dispatch": "capacity", "capacity_factor": 0.5}], ids=["dropless", "capacity"]
 )
 def test_decoding_a_mixtral_is_its_forward_pass(experts):
-  """Prefill of five, then one at a time; capacities must not bind while decoding, so both equal the dropless pass."""
+  """Prefill of five, then one at a time; capacities must not bind while decoding, so both equal the
+  dropless pass."""
   tokens = jnp.asarray(np.random.default_rng(0).integers(3, tiny.VOCAB, (3, 9)), jnp.int32)
-  expected = jax.jit(lambda model: model({"decoder_input_tokens": tokens})["logits"])(mixtral_with())
+  expected = jax.jit(lambda model: model({"decoder_input_tokens": tokens})["logits"])(
+    mixtral_with()
+  )
   model = mixtral_with(**experts)
   decode = jax.jit(lambda model, tokens, state: model.decode(tokens, state))
   state = model.start_decoding({"decoder_input_tokens": tokens}, 9)
@@ -99,7 +114,9 @@ def test_decoding_a_mixtral_is_its_forward_pass(experts):
   for start, end in [(0, 5), *((t, t + 1) for t in range(5, 9))]:
     logits, state = decode(model, tokens[:, start:end], state)
     pieces.append(logits)
-  np.testing.assert_allclose(np.concatenate(pieces, axis=1), expected, atol=1e-5 * np.abs(expected).max())
+  np.testing.assert_allclose(
+    np.concatenate(pieces, axis=1), expected, atol=1e-5 * np.abs(expected).max()
+  )
   assert np.abs(expected).max() > 1
 
 
@@ -117,7 +134,9 @@ def test_scan_and_remat_change_nothing():
   (first, sums), gradients = results[0]
   for (value, others), other_gradients in results[1:]:
     np.testing.assert_allclose(value, first, rtol=1e-5)
-    np.testing.assert_allclose([others[n] for n in sums], [sums[n] for n in sums], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+      [others[n] for n in sums], [sums[n] for n in sums], rtol=1e-5, atol=1e-6
+    )
     assert tiny.relative_error(other_gradients, gradients) < 1e-4
 
 
@@ -127,7 +146,8 @@ def test_padding_and_neighbours_do_not_matter():
   batch = {n: x for n, x in tiny.batch(3, 8, 6).items() if "input" in n}
   longer = {n: np.pad(x, ((0, 0), (0, 4))) for n, x in batch.items()}
   run = jax.jit(lambda model, batch: model(batch))
-  short, long = run(model, batch), run(model, longer)
+  short = run(model, batch)
+  long = run(model, longer)
   valid = (batch["decoder_input_tokens"] != 0) | (np.arange(6) == 0)
   np.testing.assert_allclose(long["logits"][:, :6][valid], short["logits"][valid], atol=1e-5)
   for name in ("moe_balance_loss", "moe_z_loss"):
@@ -139,7 +159,8 @@ def test_a_switch_on_a_mesh_is_one_on_one_device():
   rules = Rules.make(make_mesh({"expert": 2, "data": 2, "tensor": 2}))
   experts = {**EXPERTS, "dispatch": "capacity", "z_loss": 0.01}
   model = jax.jit(tiny.maker(SWITCH, family=switch, design={"experts": experts}))(jax.random.key(1))
-  arrays, batch = params.arrays(model), tiny.batch(8, 8, 6)
+  arrays = params.arrays(model)
+  batch = tiny.batch(8, 8, 6)
 
   def loss(arrays, batch):
     return Objective()(params.with_arrays(model, arrays), batch)
@@ -151,7 +172,9 @@ def test_a_switch_on_a_mesh_is_one_on_one_device():
   (expected, sums), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays, batch)
   shardings = rules.of_params(params.named_params(model))
   step = jax.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=(None, shardings))
-  (value, others), sharded = step(jax.device_put(arrays, shardings), jax.device_put(batch, rules.batch()))
+  (value, others), sharded = step(
+    jax.device_put(arrays, shardings), jax.device_put(batch, rules.batch())
+  )
   np.testing.assert_allclose(value, expected, rtol=1e-5)
   np.testing.assert_allclose([others[n] for n in sums], list(sums.values()), rtol=1e-5)
   assert tiny.relative_error(sharded, gradients) < 1e-5 and float(sums["moe_dropped"]) > 0
@@ -166,17 +189,24 @@ def test_the_objective_adds_the_losses_of_the_routers():
   for name in ("moe_balance_loss", "moe_z_loss", "moe_dropped"):
     np.testing.assert_allclose(sums[name], outputs[name] * weights, rtol=1e-6)
   for name in ("moe_dropped", "moe_violation"):  # means over both layers
-    assert float(sums[denominator(name, sums)]) == 2 * weights and denominator("moe_z_loss", sums) == "weights"
-  assert float(outputs["moe_balance_loss"]) >= 2 * 0.01 * 0.99  # one layer with experts in each of two stacks
+    assert (
+      float(sums[denominator(name, sums)]) == 2 * weights
+      and denominator("moe_z_loss", sums) == "weights"
+    )
+  # one layer with experts in each of two stacks
+  assert float(outputs["moe_balance_loss"]) >= 2 * 0.01 * 0.99
   added = sums["loss"] + sums["z_loss"] + sums["moe_balance_loss"] + sums["moe_z_loss"]
   np.testing.assert_allclose(loss, added, rtol=1e-6)
 
 
 @pytest.mark.more
 def test_accumulated_steps_show_and_lower_the_losses():
-  """Each part of the batch is balanced by itself, and counts by its target tokens; every parameter moves."""
+  """Each part of the batch is balanced by itself, and counts by its target tokens; every parameter
+  moves."""
   rules = Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
-  make = tiny.maker(SWITCH, family=switch, design={"experts": {**EXPERTS, "z_loss": 0.01, "jitter": 0.0}})
+  make = tiny.maker(
+    SWITCH, family=switch, design={"experts": {**EXPERTS, "z_loss": 0.01, "jitter": 0.0}}
+  )
   model = jax.jit(make)(jax.random.key(1))
   schedule = SCHEDULES["constant"](learning_rate=0.01)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
@@ -185,28 +215,42 @@ def test_accumulated_steps_show_and_lower_the_losses():
   evaluate = jax.jit(lambda model, batch: Objective()(model, batch)[1])
   halves = [evaluate(model, {n: x[i::2] for n, x in batch.items()}) for i in (0, 1)]
   abstract_model = jax.eval_shape(make, jax.random.key(0))
-  step = jax.jit(make_step(abstract_model, Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=2))
+  step = jax.jit(
+    make_step(abstract_model, Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=2)
+  )
   arrays = params.arrays(model)
-  state, history = TrainState(jnp.int32(0), arrays, optimizer.init(arrays)), []
+  state = TrainState(jnp.int32(0), arrays, optimizer.init(arrays))
+  history = []
   for _ in range(8):
     state, metrics = step(state, batch)
     history.append({name: float(value) for name, value in metrics.items()})
   for name in ("loss", "z_loss", "moe_balance_loss", "moe_z_loss", "moe_dropped"):
     whole = sum(h[denominator(name, h)] for h in halves)
-    np.testing.assert_allclose(history[0][name], sum(h[name] for h in halves) / whole, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(
+      history[0][name], sum(h[name] for h in halves) / whole, rtol=1e-5, err_msg=name
+    )
   assert history[-1]["loss"] < history[0]["loss"] - 0.5
   for name, before in arrays.items():
     assert float(jnp.abs(state.params[name] - before).max()) > 1e-3, name
 
 
 def test_flops_of_mixtral_are_those_of_two_experts():
-  B, T = 2, 128
+  B = 2
+  T = 128
   model = abstract(mixtral, "8x7b")
   batch = {"decoder_input_tokens": jax.ShapeDtypeStruct((B, T), jnp.int32)}
   count = compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
-  D, F, L = 4096, 14336, 32
+  D = 4096
+  F = 14336
+  L = 32
   layer = 2 * (2 * D * D + 2 * D * 1024) + 2 * 2 * 3 * D * F + 2 * D * 8 + 4 * T * D // 2  # causal
   assert count == B * T * (L * layer + 2 * D * 32000)
-  experts = dataclasses.replace(mixtral.VARIANTS["8x7b"].design.experts, dispatch="capacity", capacity_factor=1.5)
-  model = compilation.dense(abstract(mixtral, "8x7b", design={"experts": dataclasses.asdict(experts)}))
-  assert count == compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
+  experts = dataclasses.replace(
+    mixtral.VARIANTS["8x7b"].design.experts, dispatch="capacity", capacity_factor=1.5
+  )
+  model = compilation.dense(
+    abstract(mixtral, "8x7b", design={"experts": dataclasses.asdict(experts)})
+  )
+  assert count == compilation.forward_flops(
+    lambda model, batch: model(batch)["logits"], model, batch
+  )

@@ -1,4 +1,5 @@
-"""What holds for every family: what may see what, and that every way of computing a model gives the same model."""
+"""What holds for every family: what may see what, and that every way of computing a model gives the
+same model."""
 
 import families
 import numpy as np
@@ -8,8 +9,8 @@ import more
 
 CASES = families.representatives()
 FIRST = list({case.family: case for case in reversed(CASES)}.values())[::-1]
-# `make test` shows the properties on these, which have every trait of the first variants between them; test_designs.py
-# has every cell of a design, and test_golden.py the outputs of every family.
+# `make test` shows the properties on these, which have every trait of the first variants between
+# them; test_designs.py has every cell of a design, and test_golden.py the outputs of every family.
 COVERING = families.covering(FIRST)
 
 
@@ -25,12 +26,21 @@ def close(got, expected, rtol=1e-5, atol=1e-5, name=""):
 
 def check_sight(case):
   """Decoders see themselves and what came before, by gradient; encoders see everything."""
-  reach, length = families.forward(case)["reach"], families.LENGTHS[case.sides[-1]][0]
+  reach = families.forward(case)["reach"]
+  length = families.LENGTHS[case.sides[-1]][0]
   near = np.eye(length, dtype=bool) | np.eye(length, k=-1, dtype=bool)
-  seen = np.tri(length, dtype=bool) if case.sides[-1] == "decoder" else np.ones((length, length), bool)
+  seen = (
+    np.tri(length, dtype=bool) if case.sides[-1] == "decoder" else np.ones((length, length), bool)
+  )
   assert (reach[~seen] == 0).all(), "an output depends on a token it may not see"
-  bounded = any(case.variant.design.windows) or case.core in ("local", "bigbird", "memory_compressed")
-  assert (reach[near if bounded else seen] > 0).all(), "an output does not depend on a token it may see"
+  bounded = any(case.variant.design.windows) or case.core in (
+    "local",
+    "bigbird",
+    "memory_compressed",
+  )
+  assert (reach[near if bounded else seen] > 0).all(), (
+    "an output does not depend on a token it may see"
+  )
 
 
 def check_padding(case):
@@ -43,7 +53,8 @@ def check_padding(case):
 
 
 def check_packing(case):
-  """Two sequences in one row, with garbage behind them, are the two sequences in rows of their own."""
+  """Two sequences in one row, with garbage behind them, are the two sequences in rows of their
+  own."""
   if case.lacks("packing"):
     return
   logits, (a, b) = families.forward(case), families.LENGTHS[case.sides[-1]][1]
@@ -57,9 +68,10 @@ def check_decoding(case):
 
 
 def check_bfloat16(case):
-  """bfloat16 has steps of 2**-8: half of the tokens stay within 4% of the spread of the logits, and all but those
-  that a router sends elsewhere within 12%."""
-  low, full = families.forward(case)["bfloat16"], families.forward(case)["whole"]
+  """bfloat16 has steps of 2**-8: half of the tokens stay within 4% of the spread of the logits, and
+  all but those that a router sends elsewhere within 12%."""
+  low = families.forward(case)["bfloat16"]
+  full = families.forward(case)["whole"]
   assert low.dtype == np.float32 and (low != full).any()
   errors = np.sqrt(np.mean((low - full).reshape(*full.shape[:2], -1) ** 2, axis=-1)) / full.std()
   assert np.median(errors) < 0.04, np.median(errors)
@@ -93,10 +105,13 @@ SHOWN = [pair if (str(pair[0]), pair[1]) in USUAL_WAYS else more.later(pair) for
 
 
 @pytest.mark.parametrize(
-  "way, case", SHOWN, ids=[f"{way if way == 'sharded' else '-'.join(way.values())}-{case.name}" for way, case in PAIRS]
+  "way, case",
+  SHOWN,
+  ids=[f"{way if way == 'sharded' else '-'.join(way.values())}-{case.name}" for way, case in PAIRS],
 )
 def test_every_way_of_computing_is_the_same_function(way, case):
-  """The covering families in one way each; `make test-more` has the others. test_designs.py covers their parts."""
+  """The covering families in one way each; `make test-more` has the others. test_designs.py covers
+  their parts."""
   form = {"rules": families.rules(case)} if way == "sharded" else way
   same(families.value_and_gradients(case, **form), families.plain(case))
 

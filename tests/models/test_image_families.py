@@ -1,4 +1,5 @@
-"""Families on images: what patches and positions mean, and that every way of computing gives the same model."""
+"""Families on images: what patches and positions mean, and that every way of computing gives the
+same model."""
 
 import dataclasses
 import importlib
@@ -29,29 +30,44 @@ from t5x_like.training import other_runs
 
 SMALL = dict(dims=Dims(16, 4, 4, 4, 32, 2), patch=2, resolution=6)
 STAGED = dict(embed=8, depths=(2, 1), heads=(2, 4), mlp_ratio=2.0, patch=2, resolution=11)
-OWN = {"mvit_v1": {"depths": (1, 2)}}  # a class token reads nothing of the queries that the last block pools
+# a class token reads nothing of the queries that the last block pools
+OWN = {"mvit_v1": {"depths": (1, 2)}}
 FOUND = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
-FAMILIES = [n for n in FOUND if issubclass(importlib.import_module(f"t5x_like.models.{n}").Model, ImageEncoder)]
+FAMILIES = [
+  n
+  for n in FOUND
+  if issubclass(importlib.import_module(f"t5x_like.models.{n}").Model, ImageEncoder)
+]
 POSITIONS = slots.names(image_positions)
 
 
 def case(family="vit", position=None, **changes) -> families.Case:
   """The first variant of a family, shrunk."""
   first = next(iter(importlib.import_module(f"t5x_like.models.{family}").VARIANTS.values()))
-  design = first.design if position is None else dataclasses.replace(first.design, position=position)
+  design = (
+    first.design if position is None else dataclasses.replace(first.design, position=position)
+  )
   kind = importlib.import_module(f"t5x_like.models.{family}").Model
   small = (
-    STAGED | ({"window": 3} if issubclass(kind, WindowEncoder) else {}) if issubclass(kind, StagedEncoder) else SMALL
+    STAGED | ({"window": 3} if issubclass(kind, WindowEncoder) else {})
+    if issubclass(kind, StagedEncoder)
+    else SMALL
   )
   small = small | OWN.get(family, {})
   changes = small | {"head": {"name": first.head, "labels": 5}} | changes
   variant = dataclasses.replace(first, design=design, **changes)
-  return families.Case(f"{family}:{position}:{variant.head['name']}:{variant.class_tokens}", family, variant)
+  return families.Case(
+    f"{family}:{position}:{variant.head['name']}:{variant.class_tokens}", family, variant
+  )
 
 
-CASES = [case(family) for family in FAMILIES] + [case(position=name) for name in POSITIONS if name != "learned_1d"]
+CASES = [case(family) for family in FAMILIES] + [
+  case(position=name) for name in POSITIONS if name != "learned_1d"
+]
 CASES += [case(position={"name": "relative_2d", "shared": True}, class_tokens=0)]
-EVERYWHERE = [{"name": f"learned_{n}d", "at": at} for n, at in ((1, "every_layer"), (2, "every_layer_shared"))]
+EVERYWHERE = [
+  {"name": f"learned_{n}d", "at": at} for n, at in ((1, "every_layer"), (2, "every_layer_shared"))
+]
 CASES += [case(position=one) for one in EVERYWHERE]
 AUTOENCODER = {"name": "reconstruction", "depth": 2, "embed": 8, "heads": 4, "mlp": 16}
 CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "patch_colours"})]
@@ -59,7 +75,10 @@ BIT = {"name": "bit", "stem": 4, "widths": (16,), "depths": (1,), "groups": 2}
 HYBRID = case(backbone=BIT, patch=8, resolution=24)
 CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
 OBLONG = {"vit": (6, 10), "swin": (11, 15), "swin_v2": (16, 11), "mvit": (9, 14)}  # height, width
-CASES += [dataclasses.replace(case(family, resolution=of), name=f"{family}:oblong") for family, of in OBLONG.items()]
+CASES += [
+  dataclasses.replace(case(family, resolution=of), name=f"{family}:oblong")
+  for family, of in OBLONG.items()
+]
 LATER = (
   "vit:oblong",
   "swin:oblong",
@@ -81,7 +100,8 @@ EVERY = pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
 @EVERY
 @pytest.mark.parametrize("turn", more.beyond(1, range(2)))
 def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trained(chosen, turn):
-  plain, place = families.plain(chosen), CASES.index(chosen)
+  plain = families.plain(chosen)
+  place = CASES.index(chosen)
   for name, gradient in plain[1].items():
     assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, name
   if (place + turn) % 2:
@@ -90,7 +110,11 @@ def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trai
     same(families.value_and_gradients(chosen, **FORMS[place // 2 % 2]), plain)
 
 
-SPLIT = [case(), case(position="relative_2d", class_tokens=2), case(position="sinusoidal_2d", head=AUTOENCODER)]
+SPLIT = [
+  case(),
+  case(position="relative_2d", class_tokens=2),
+  case(position="sinusoidal_2d", head=AUTOENCODER),
+]
 
 
 @pytest.mark.parametrize("chosen", more.beyond(2, SPLIT), ids=lambda case: case.name)
@@ -103,21 +127,27 @@ def test_a_sequence_that_does_not_divide_among_devices_is_split_all_the_same(cho
 @pytest.mark.parametrize("name", [*POSITIONS, *EVERYWHERE], ids=str)
 def test_without_positions_the_order_of_patches_means_nothing(name):
   chosen = case(position=name)
-  model, image = families.model(chosen), families.whole(chosen, 2)["image"]
+  model = families.model(chosen)
+  image = families.whole(chosen, 2)["image"]
   order = np.random.default_rng(0).permutation(9)
   tiles = image.reshape(2, 3, 2, 3, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 9, 2, 2, 3)
-  shuffled = tiles[:, order].reshape(2, 3, 3, 2, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(image.shape)
+  shuffled = (
+    tiles[:, order].reshape(2, 3, 3, 2, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(image.shape)
+  )
   np.testing.assert_array_equal(
-    patchified(jnp.asarray(shuffled), chosen.variant), patchified(jnp.asarray(image), chosen.variant)[:, order]
+    patchified(jnp.asarray(shuffled), chosen.variant),
+    patchified(jnp.asarray(image), chosen.variant)[:, order],
   )
   one, other = (np.asarray(model({"image": x})["logits"]) for x in (image, shuffled))
   if name == "none":
     close(other, one)
   else:
     assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
-  # Positions are explicit: patches given in another order, with their numbers, are the same patches.
+  # Positions are explicit: patches given in another order, with their numbers, are the same
+  # patches.
   kept = np.tile(order, (2, 1))
-  whole, some = model.encode(image)[0], model.encode(image, kept_BK=jnp.asarray(kept))[0]
+  whole = model.encode(image)[0]
+  some = model.encode(image, kept_BK=jnp.asarray(kept))[0]
   close(np.asarray(some[:, 1:]), np.asarray(whole[:, 1:][:, order]))
   close(np.asarray(some[:, 0]), np.asarray(whole[:, 0]))
 
@@ -126,16 +156,27 @@ HEADS = {swin: "swin-tiny", mvit: "mvit-tiny", convnext: "convnext-tiny"}
 
 
 def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_norm():
-  """As in the code of ViT's authors; only a head that asks for it drops out before its classifier."""
+  """As in the code of ViT's authors; only a head that asks for it drops out before its
+  classifier."""
 
   def made(**head):
     options = dict(variant="vit-tiny", dropout=0.5, head={"name": "image_classification", **head})
     return jax.eval_shape(lambda: vit.Model(nnx.Rngs(params=jax.random.key(0)), **options))
 
-  plain, block = made(), made().encoder.blocks
-  within = plain.inputs.dropout, block.self_attention.dropout, block.mlp.dropout, block.mlp.layer.dropout
+  plain = made()
+  block = made().encoder.blocks
+  within = (
+    plain.inputs.dropout,
+    block.self_attention.dropout,
+    block.mlp.dropout,
+    block.mlp.layer.dropout,
+  )
   assert {one.rate for one in within} == {0.5}
-  assert (plain.encoder.dropout.rate, plain.head.dropout.rate, made(dropout=0.3).head.dropout.rate) == (0.0, 0.0, 0.3)
+  assert (
+    plain.encoder.dropout.rate,
+    plain.head.dropout.rate,
+    made(dropout=0.3).head.dropout.rate,
+  ) == (0.0, 0.0, 0.3)
   network = jax.eval_shape(
     lambda: convnext.Model(nnx.Rngs(params=jax.random.key(0)), variant="convnext-tiny", dropout=0.5)
   )
@@ -143,8 +184,8 @@ def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_n
 
 
 def test_patches_and_heads_start_as_in_each_authors_code():
-  """Google's convolutions have the variance 1 / fan in, PyTorch's a third; DeiT's recipes say 0.02 of all kernels.
-  Google's heads start at 0, the others with the deviation of the other kernels."""
+  """Google's convolutions have the variance 1 / fan in, PyTorch's a third; DeiT's recipes say 0.02
+  of all kernels. Google's heads start at 0, the others with the deviation of the other kernels."""
 
   def deviation(family, variant, name="patches/kernel", **options):
     make = lambda key: family.Model(nnx.Rngs(params=key), variant=variant, **options)  # noqa: E731
@@ -157,35 +198,51 @@ def test_patches_and_heads_start_as_in_each_authors_code():
   pool = "stage_2/stack/blocks/self_attention/layer/pool_key/kernel"
   assert deviation(mvit, "mvit-tiny", pool) == pytest.approx(27**-0.5)
   distilled = dict(design={"init_stddev": 0.02}, name="head/distilled/kernel")
-  assert deviation(vit, "vit-tiny", "head/out/kernel") is None and deviation(deit, "deit-tiny", **distilled) == 0.02
+  assert (
+    deviation(vit, "vit-tiny", "head/out/kernel") is None
+    and deviation(deit, "deit-tiny", **distilled) == 0.02
+  )
   others = {family: deviation(family, name, "head/out/kernel") for family, name in HEADS.items()}
   assert set(others.values()) == {0.02}
 
 
 def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
   chosen = case(position="sinusoidal_2d", head=AUTOENCODER)
-  model, batch = families.model(chosen), families.whole(chosen, 2)
+  model = families.model(chosen)
+  batch = families.whole(chosen, 2)
   gradient = jax.grad(lambda x: jnp.sum(model(batch | {"image": x})["logits"] ** 2))(batch["image"])
   seen = np.abs(np.asarray(patchified(gradient, chosen.variant))).max(-1) > 0
-  assert np.array_equal(seen, np.stack([np.isin(np.arange(9), row) for row in batch["visible_patches"]]))
+  assert np.array_equal(
+    seen, np.stack([np.isin(np.arange(9), row) for row in batch["visible_patches"]])
+  )
   plain = np.asarray(model(batch)["logits"])
   assert plain.shape == (2, 6, 12)
-  close(np.asarray(model(batch | {"visible_patches": batch["visible_patches"][:, ::-1]})["logits"]), plain)
-  close(np.asarray(model(batch | {"masked_patches": batch["masked_patches"][:, ::-1]})["logits"]), plain[:, ::-1])
+  close(
+    np.asarray(model(batch | {"visible_patches": batch["visible_patches"][:, ::-1]})["logits"]),
+    plain,
+  )
+  close(
+    np.asarray(model(batch | {"masked_patches": batch["masked_patches"][:, ::-1]})["logits"]),
+    plain[:, ::-1],
+  )
 
 
 def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
   """A model with it equals one without it whose output kernels and biases are multiplied by it."""
   plain = case()
   design = dataclasses.replace(plain.variant.design, layer_scale=1e-4)
-  scaled = families.Case("vit:layer_scale", "vit", dataclasses.replace(plain.variant, design=design))
-  model, batch = families.model(scaled), families.whole(plain, 2)
+  scaled = families.Case(
+    "vit:layer_scale", "vit", dataclasses.replace(plain.variant, design=design)
+  )
+  model = families.model(scaled)
+  batch = families.whole(plain, 2)
   fresh = params.arrays(scaled.model_class(nnx.Rngs(0), variant=scaled.variant))
   scales = [name for name in fresh if name.endswith("res_norm/scale")]
   assert len(scales) == 2 and all((fresh[name] == np.float32(1e-4)).all() for name in scales)
   arrays = params.arrays(model)
   for name in scales:
-    scale, where = arrays.pop(name), name.removesuffix("res_norm/scale") + "layer/"
+    scale = arrays.pop(name)
+    where = name.removesuffix("res_norm/scale") + "layer/"
     out = where + ("out" if "attention" in name else "wo")
     arrays[f"{out}/kernel"] = arrays[f"{out}/kernel"] * scale[:, None]
     arrays[f"{out}/bias"] = arrays[f"{out}/bias"] * scale
@@ -197,10 +254,14 @@ def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
 
 
 @pytest.mark.parametrize("name", more.beyond(1, ["learned_1d", "learned_2d"]))
-def test_positions_of_every_layer_are_the_shared_ones_repeated_and_the_inputs_ones_followed_by_zeros(name):
+def test_positions_of_every_layer_are_the_shared_ones_repeated_and_the_inputs_ones_followed_by_zeros(
+  name,
+):
   def logits(at, arrays):
     chosen = case(position={"name": name, "at": at})
-    return np.asarray(params.with_arrays(families.abstract(chosen), arrays)(families.whole(chosen, 2))["logits"])
+    return np.asarray(
+      params.with_arrays(families.abstract(chosen), arrays)(families.whole(chosen, 2))["logits"]
+    )
 
   arrays = families.arrays(case(position={"name": name, "at": "every_layer"}))
   start = "encoder/blocks/position/scheme/"
@@ -211,7 +272,10 @@ def test_positions_of_every_layer_are_the_shared_ones_repeated_and_the_inputs_on
   at_inputs = logits("inputs", others | {f"inputs/position/{n}": x[0] for n, x in tables.items()})
   close(logits("every_layer", others | {start + n: x for n, x in once.items()}), at_inputs)
   shared = logits("every_layer_shared", others | {f"position/{n}": x[0] for n, x in tables.items()})
-  close(logits("every_layer", others | {start + n: x[:1].repeat(2, 0) for n, x in tables.items()}), shared)
+  close(
+    logits("every_layer", others | {start + n: x[:1].repeat(2, 0) for n, x in tables.items()}),
+    shared,
+  )
   assert np.abs(shared - at_inputs).max() > 1e-2
 
 
@@ -253,10 +317,14 @@ def test_a_table_is_interpolated_for_another_grid():
   np.testing.assert_array_equal(learned_1d.cubic(8, 16)[7, 2:6], weights)
 
 
-@pytest.mark.parametrize("name", ["learned_1d", "learned_2d", "relative_1d", "relative_2d", EVERYWHERE[0]], ids=str)
+@pytest.mark.parametrize(
+  "name", ["learned_1d", "learned_2d", "relative_1d", "relative_2d", EVERYWHERE[0]], ids=str
+)
 def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
-  """Tables that grow linearly from cell to cell still do, away from the border, at the same places of the image."""
-  position, name = name, name if isinstance(name, str) else name["name"]
+  """Tables that grow linearly from cell to cell still do, away from the border, at the same places
+  of the image."""
+  position = name
+  name = name if isinstance(name, str) else name["name"]
   models = [families.abstract(case(position=position, resolution=side)) for side in (12, 24)]
   small, large = (params.named_params(model) for model in models)
   changed = [n for n in small if small[n].shape != large[n].shape]
@@ -264,11 +332,16 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
   for n in changed:
     rows = small[n].shape[-2]
     extra = {"learned_1d": 1, "relative_2d": 3}.get(name, 0)
-    first = extra if name == "learned_1d" else 0  # the class token's comes first, its relations last
+    # the class token's comes first, its relations last
+    first = extra if name == "learned_1d" else 0
     table = np.zeros(small[n].shape, np.float32)
     side = {"learned_1d": 6, "relative_2d": 11}.get(name)
-    table[..., first : first + rows - extra, :] = (np.arange(rows - extra) // (side or 1))[:, None] / (side or rows)
-    made = np.asarray(other_runs._resized(n, jnp.asarray(table), large[n], models[::-1], "runs/other"))
+    table[..., first : first + rows - extra, :] = (np.arange(rows - extra) // (side or 1))[
+      :, None
+    ] / (side or rows)
+    made = np.asarray(
+      other_runs._resized(n, jnp.asarray(table), large[n], models[::-1], "runs/other")
+    )
     assert made.shape == large[n].shape
     wide = {"learned_1d": 12, "relative_2d": 23}.get(name)
     between = made[..., first : first + made.shape[-2] - extra, :].reshape(
@@ -276,14 +349,23 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     )
     steps = np.diff(between, axis=-3)
     inner = slice(3 + steps.shape[-3] // 20, -3 - steps.shape[-3] // 20)
-    np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)  # cubic of a = -0.75
-    same = other_runs._resized(n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other")
+    # cubic of a = -0.75
+    np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)
+    same = other_runs._resized(
+      n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other"
+    )
     np.testing.assert_allclose(same, table, atol=1e-6)
-  other = families.abstract(case(position=position, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2)))
+  other = families.abstract(
+    case(position=position, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2))
+  )
   if name == "learned_1d":
     with pytest.raises(UserError, match="cannot be resized: 1 extra tokens, expected 2"):
       other_runs._resized(
-        changed[0], jnp.asarray(table), params.named_params(other)[changed[0]], (other, models[0]), "x"
+        changed[0],
+        jnp.asarray(table),
+        params.named_params(other)[changed[0]],
+        (other, models[0]),
+        "x",
       )
 
 
@@ -303,7 +385,8 @@ def test_sinusoidal_positions_tell_rows_and_columns():
   table = sinusoidal_2d.table_of(16, Grid(3, 4, 1))
   patches = table[1:].reshape(3, 4, 16)
   assert not table[0].any() and len(np.unique(table, axis=0)) == 13
-  np.testing.assert_array_equal(patches[0, :, :8], patches[2, :, :8])  # half of the channels: the column
+  # half of the channels: the column
+  np.testing.assert_array_equal(patches[0, :, :8], patches[2, :, :8])
   np.testing.assert_array_equal(patches[:, 0, 8:], patches[:, 3, 8:])
   np.testing.assert_allclose(patches[2, 3, 0], np.sin(3), atol=1e-6)
   np.testing.assert_allclose(patches[2, 3, 12], np.cos(2), atol=1e-6)
@@ -312,11 +395,31 @@ def test_sinusoidal_positions_tell_rows_and_columns():
 @pytest.mark.parametrize(
   "changes, shape, words",
   [
-    ({"resolution": 7}, None, "config.model.resolution: found 7 with patches of 2, expected a multiple of the patch"),
-    ({}, (1, 8, 8, 3), "config.model.resolution: the model is for images of .6, 6, 3., found .8, 8, 3."),
-    ({}, (1, 6, 6, 1), "config.model.channels: the model is for images of .6, 6, 3., found .6, 6, 1."),
-    ({"class_tokens": 0, "head": {"name": "image_classification", "pooling": "token"}}, None, "found 'token'"),
-    ({"backbone": BIT | {"groups": 3}, "patch": 4, "resolution": 12}, None, "config.model.backbone.groups: found 3"),
+    (
+      {"resolution": 7},
+      None,
+      "config.model.resolution: found 7 with patches of 2, expected a multiple of the patch",
+    ),
+    (
+      {},
+      (1, 8, 8, 3),
+      "config.model.resolution: the model is for images of .6, 6, 3., found .8, 8, 3.",
+    ),
+    (
+      {},
+      (1, 6, 6, 1),
+      "config.model.channels: the model is for images of .6, 6, 3., found .6, 6, 1.",
+    ),
+    (
+      {"class_tokens": 0, "head": {"name": "image_classification", "pooling": "token"}},
+      None,
+      "found 'token'",
+    ),
+    (
+      {"backbone": BIT | {"groups": 3}, "patch": 4, "resolution": 12},
+      None,
+      "config.model.backbone.groups: found 3",
+    ),
     (
       {"backbone": BIT, "patch": 6},
       None,
@@ -327,7 +430,11 @@ def test_sinusoidal_positions_tell_rows_and_columns():
       None,
       "config.model.head: found .*through a backbone patches see their neighbours",
     ),
-    ({"family": "swin", "position": EVERYWHERE[0]}, None, "config.model.design.position: found .*'every_layer'.*'at'"),
+    (
+      {"family": "swin", "position": EVERYWHERE[0]},
+      None,
+      "config.model.design.position: found .*'every_layer'.*'at'",
+    ),
   ],
 )
 def test_what_does_not_fit_is_refused(changes, shape, words):
@@ -337,17 +444,21 @@ def test_what_does_not_fit_is_refused(changes, shape, words):
 
 
 def test_the_last_norm_stands_before_pooling_after_it_or_both():
-  chosen, generator = case(dims=Dims(16, 4, 4, 4, 32, 1)), np.random.default_rng(0)
+  chosen = case(dims=Dims(16, 4, 4, 4, 32, 1))
+  generator = np.random.default_rng(0)
   x_BTD = generator.standard_normal((2, 10, 16), np.float32)
 
   def normed(x, arrays, name):
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     return x * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
 
-  before, after = "encoder/final_norm", "head/norm"
+  before = "encoder/final_norm"
+  after = "head/norm"
   for norm, norms in (("before", [before]), ("after", [after]), ("both", [before, after])):
     head = {"name": "image_classification", "labels": 3, "pooling": "mean", "norm": norm}
-    model = families.model(dataclasses.replace(chosen, variant=dataclasses.replace(chosen.variant, head=head)))
+    model = families.model(
+      dataclasses.replace(chosen, variant=dataclasses.replace(chosen.variant, head=head))
+    )
     arrays = params.arrays(model)
     assert {name for name in (before, after) if f"{name}/scale" in arrays} == set(norms)
     expected = (normed(x_BTD, arrays, before) if before in norms else x_BTD)[:, 1:].mean(1)

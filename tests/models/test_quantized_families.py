@@ -24,7 +24,9 @@ from t5x_like.objectives import decoder, encoder_decoder
 def multiplied(model) -> dict[str, bool]:
   """Whether each part of a model with a product of its own has an 8-bit one."""
   found = [(path, part) for path, part in nnx.iter_modules(model) if isinstance(part, Linear | Moe)]
-  return {"/".join(map(str, path)): part.multiply not in (matmul, Moe.multiply) for path, part in found}
+  return {
+    "/".join(map(str, path)): part.multiply not in (matmul, Moe.multiply) for path, part in found
+  }
 
 
 SAMPLE = ("t5", "llama", "bert", "switch", "deepseek")
@@ -33,13 +35,16 @@ FAMILIES = [name for name in families.families() if name not in WITHOUT]
 
 
 @pytest.mark.parametrize(
-  "family", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.more) for name in FAMILIES]
+  "family",
+  [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.more) for name in FAMILIES],
 )
 def test_every_family_has_them_with_the_same_parameters(family):
   case = next(c for c in families.representatives() if c.family == family)
   design = dataclasses.replace(case.variant.design, quantization="fp8")
   if design.experts:
-    design = dataclasses.replace(design, experts=dataclasses.replace(design.experts, dispatch="capacity"))
+    design = dataclasses.replace(
+      design, experts=dataclasses.replace(design.experts, dispatch="capacity")
+    )
   plain, made = (
     jax.eval_shape(lambda v=v: case.model_class(nnx.Rngs(params=0), variant=v))
     for v in (case.variant, dataclasses.replace(case.variant, design=design))
@@ -55,8 +60,15 @@ def test_every_family_has_them_with_the_same_parameters(family):
 @pytest.mark.parametrize("family", WITHOUT)
 def test_families_without_such_products_refuse_them(family):
   module = importlib.import_module(f"t5x_like.models.{family}")
-  make = lambda: module.Model(nnx.Rngs(0), variant=next(iter(module.VARIANTS)), design={"quantization": "int8"})  # noqa: E731
-  with pytest.raises(UserError, match="config.model.design.quantization: found 'int8', expected 'none' for"):
+
+  def make():
+    return module.Model(
+      nnx.Rngs(0), variant=next(iter(module.VARIANTS)), design={"quantization": "int8"}
+    )
+
+  with pytest.raises(
+    UserError, match="config.model.design.quantization: found 'int8', expected 'none' for"
+  ):
     jax.eval_shape(make)
 
 
@@ -68,25 +80,37 @@ TASKS = {
 
 
 def batches(name: str, seed: int, rows: int = 8, length: int = 64):
-  """Bytes of this project's documentation: to be continued, or with a gap of a quarter to be filled."""
+  """Bytes of this project's documentation: to be continued, or with a gap of a quarter to be
+  filled."""
   text = b"".join(path.read_bytes() for path in sorted(pathlib.Path("docs").rglob("*.md")))
-  ids, generator = np.frombuffer(text, np.uint8).astype(np.int32) + 1, np.random.default_rng(seed)
+  ids = np.frombuffer(text, np.uint8).astype(np.int32) + 1
+  generator = np.random.default_rng(seed)
   while True:
     x = ids[generator.integers(0, len(ids) - length, (rows, 1)) + np.arange(length)]
     gap = slice(0, length) if name == "decoder" else slice(length // 2, length * 3 // 4)
     targets = x[:, gap]
-    batch = {"decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))), "decoder_target_tokens": targets}
-    rest = np.concatenate([x[:, : gap.start], np.full((rows, 1), 257, np.int32), x[:, gap.stop :]], axis=1)
-    yield batch | {"decoder_loss_weights": np.ones(targets.shape, np.float32), "encoder_input_tokens": rest}
+    batch = {
+      "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+      "decoder_target_tokens": targets,
+    }
+    rest = np.concatenate(
+      [x[:, : gap.start], np.full((rows, 1), 257, np.int32), x[:, gap.stop :]], axis=1
+    )
+    yield batch | {
+      "decoder_loss_weights": np.ones(targets.shape, np.float32),
+      "encoder_input_tokens": rest,
+    }
 
 
 def losses(name: str, quantization: str, seed: int, steps: int) -> np.ndarray:
   """The losses of a run in bfloat16, in nats a target token."""
   family, variant, objective = TASKS[name]
-  variant = dataclasses.replace(variant, design=dataclasses.replace(variant.design, quantization=quantization))
-  model = jax.jit(lambda key: family.Model(nnx.Rngs(params=key), variant=variant, dtype="bfloat16"))(
-    jax.random.key(seed)
+  variant = dataclasses.replace(
+    variant, design=dataclasses.replace(variant.design, quantization=quantization)
   )
+  model = jax.jit(
+    lambda key: family.Model(nnx.Rngs(params=key), variant=variant, dtype="bfloat16")
+  )(jax.random.key(seed))
   optimizer = optax.adam(optax.linear_schedule(3e-3, 3e-4, steps))
 
   @jax.jit
@@ -99,7 +123,8 @@ def losses(name: str, quantization: str, seed: int, steps: int) -> np.ndarray:
     updates, state = optimizer.update(gradients, state)
     return optax.apply_updates(arrays, updates), state, value
 
-  arrays, found = params.arrays(model), []
+  arrays = params.arrays(model)
+  found = []
   state = optimizer.init(arrays)
   for _, batch in zip(range(steps), batches(name, seed)):
     arrays, state, value = step(arrays, state, batch)
@@ -110,6 +135,9 @@ def losses(name: str, quantization: str, seed: int, steps: int) -> np.ndarray:
 @pytest.mark.more
 @pytest.mark.parametrize("name", TASKS)
 def test_they_learn_as_bfloat16_does(name):
-  """Means over three seeds of 300 steps differ by at most 0.6 %, single runs by 2.3: any rounding changes a course."""
-  exact, int8, fp8 = (losses(name, kind, seed=0, steps=100)[-20:].mean() for kind in ("none", "int8", "fp8"))
+  """Means over three seeds of 300 steps differ by at most 0.6 %, single runs by 2.3: any rounding
+  changes a course."""
+  exact, int8, fp8 = (
+    losses(name, kind, seed=0, steps=100)[-20:].mean() for kind in ("none", "int8", "fp8")
+  )
   assert exact < 4 and max(int8, fp8) < 1.03 * exact

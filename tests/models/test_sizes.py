@@ -1,7 +1,8 @@
-"""Parameter counts of all published sizes, by abstract evaluation: (family, variant, count, how far it may be off).
+"""Parameter counts of all published sizes, by abstract evaluation: (family, variant, count, how far
+it may be off).
 
-A tolerance of 0 is a count published to the last digit, or that of the published checkpoint; otherwise it is half of
-the last digit stated, as a fraction.
+A tolerance of 0 is a count published to the last digit, or that of the published checkpoint;
+otherwise it is half of the last digit stated, as a fraction.
 """
 
 import importlib
@@ -14,7 +15,8 @@ from flax import nnx
 import more
 from t5x_like.nn import params
 
-M, B = 10**6, 10**9
+M = 10**6
+B = 10**9
 
 SIZES = [
   ("gpt", "gpt1", 117 * M, 0.005),  # Radford et al. 2018 as cited in Radford et al. 2019, table 2
@@ -66,7 +68,8 @@ SIZES = [
   ("qwen", "qwen3-32b", 32_762_123_264, 0),
   ("qwen", "qwen3-30b-a3b", 30_532_122_624, 0),
   ("qwen", "qwen3-235b-a22b", 235_093_634_560, 0),
-  ("deepseek", "v3", 671_026_419_200, 0),  # the published checkpoint, without its block of the second token
+  # the published checkpoint, without its block of the second token
+  ("deepseek", "v3", 671_026_419_200, 0),
   ("gpt_oss", "20b", 20_914_757_184, 0),  # the published checkpoints
   ("gpt_oss", "120b", 116_829_156_672, 0),
   ("olmo", "olmo2-1b", 1_484_916_736, 0),
@@ -111,12 +114,15 @@ SIZES = [
   ("command_r", "command-r", 34_980_831_232, 0),
   ("command_r", "command-r-08-2024", 32_296_476_672, 0),
   ("command_r", "command-r-plus", 103_810_674_688, 0),
-  ("transformer", "transformer-base", 65 * M, 0.031),  # Vaswani et al. 2017, table 3, whose 37,000 pieces are rounded
+  # Vaswani et al. 2017, table 3, whose 37,000 pieces are rounded
+  ("transformer", "transformer-base", 65 * M, 0.031),
   ("transformer", "transformer-big", 213 * M, 0.006),
-  ("bart", "bart-base", 139_420_416 + 50_265, 0),  # the checkpoints keep the bias of the output as a buffer
+  # the checkpoints keep the bias of the output as a buffer
+  ("bart", "bart-base", 139_420_416 + 50_265, 0),
   ("bart", "bart-large", 406_291_456 + 50_265, 0),
   ("bart", "mbart-large-cc25", 610_851_840 + 250_027, 0),
-  ("vit", "vit-ti16", 5_717_416, 0),  # Touvron et al. 2021, table 1, to the last digit by their code
+  # Touvron et al. 2021, table 1, to the last digit by their code
+  ("vit", "vit-ti16", 5_717_416, 0),
   ("vit", "vit-s16", 22_050_664, 0),
   ("vit", "vit-b16", 86_567_656, 0),
   ("vit", "vit-b32", 88_224_232, 0),
@@ -129,7 +135,8 @@ SIZES = [
   ("clip", "clip-b16", 149_620_737, 0),
   ("clip", "clip-l14", 427_616_513, 0),
   ("clip", "clip-l14-336", 427_944_193, 0),
-  ("dinov2", "dinov2-s14", 22_056_576 - 384 + 769_000, 0),  # Dinov2Model less its mask token; and a classifier of both
+  # Dinov2Model less its mask token; and a classifier of both
+  ("dinov2", "dinov2-s14", 22_056_576 - 384 + 769_000, 0),
   ("dinov2", "dinov2-b14", 86_580_480 - 768 + 1_537_000, 0),
   ("dinov2", "dinov2-l14", 304_368_640 - 1_024 + 2_049_000, 0),
   ("dinov2", "dinov2-g14", 1_136_480_768 - 1_536 + 3_073_000, 0),
@@ -137,9 +144,11 @@ SIZES = [
   ("siglip", "siglip-b16", 203_155_970, 0),  # the published checkpoints
   ("siglip", "siglip-l16-256", 652_150_786, 0),
   ("siglip", "siglip-so400m", 877_960_498, 0),
-  ("resnet", "resnet-18", 11_689_512 + 2 * 4_800, 0),  # as torchvision counts them; and the statistics of batch norm
+  # as torchvision counts them; and the statistics of batch norm
+  ("resnet", "resnet-18", 11_689_512 + 2 * 4_800, 0),
   ("resnet", "resnet-50", 25_557_032 + 2 * 26_560, 0),
-  ("convnext", "convnext-t", 28_589_128, 0),  # Liu et al. 2022, table 1, to the last digit by `transformers`
+  # Liu et al. 2022, table 1, to the last digit by `transformers`
+  ("convnext", "convnext-t", 28_589_128, 0),
   ("convnext", "convnext-s", 50_223_688, 0),
   ("convnext", "convnext-b", 88_591_464, 0),
   ("convnext", "convnext-l", 197_767_336, 0),
@@ -164,7 +173,8 @@ SIZES = [
   ("swin_v2", "swin-v2-s", 49_728_418, 0),
   ("swin_v2", "swin-v2-b", 87_918_816, 0),
   ("mvit_v1", "mvit-b16", 37.0 * M, 0.0014),  # Fan et al. 2021, table 9
-  ("mvit", "mvit-v2-t", 24_173_320, 0),  # 24, 35 and 52 M in Li et al. 2022, table 1; to the last digit by their code
+  # 24, 35 and 52 M in Li et al. 2022, table 1; to the last digit by their code
+  ("mvit", "mvit-v2-t", 24_173_320, 0),
   ("mvit", "mvit-v2-s", 34_870_216, 0),
   ("mvit", "mvit-v2-b", 51_472_744, 0),
 ]
@@ -177,28 +187,47 @@ def first_of_each(rows):
 
 
 @pytest.mark.parametrize(
-  "family, variant, expected, tolerance", first_of_each(SIZES), ids=[f"{s[0]}:{s[1]}" for s in SIZES]
+  "family, variant, expected, tolerance",
+  first_of_each(SIZES),
+  ids=[f"{s[0]}:{s[1]}" for s in SIZES],
 )
 def test_published_count(family, variant, expected, tolerance):
   model_class = importlib.import_module(f"t5x_like.models.{family}").Model
-  model = jax.eval_shape(lambda key: model_class(nnx.Rngs(params=key), variant=variant), jax.random.key(0))
+  model = jax.eval_shape(
+    lambda key: model_class(nnx.Rngs(params=key), variant=variant), jax.random.key(0)
+  )
   count = sum(math.prod(p.shape) for p in params.named_params(model).values())
-  assert abs(count - expected) <= tolerance * expected, f"{count:,} parameters, expected {expected:,}"
+  assert abs(count - expected) <= tolerance * expected, (
+    f"{count:,} parameters, expected {expected:,}"
+  )
 
 
-# family, variant, count, how it is stated; and arguments, where the count is that of another head or network
+# family, variant, count, how it is stated; and arguments, where the count is that of another head
+# or network
 ENCODERS = [
   ("bert", "bert-tiny", 4_433_468, "4.4M, Turc et al. 2019, table 1"),
   ("bert", "bert-mini", 11_267_900, "11.3M, Turc et al. 2019, table 1"),
   ("bert", "bert-small", 29_058_876, "29.1M, Turc et al. 2019, table 1"),
   ("bert", "bert-medium", 41_668_412, "41.7M, Turc et al. 2019, table 1"),
-  ("bert", "bert-base-uncased", 109_482_240, "110M, Devlin et al. 2019, section 3; BertModel", dict(head="pooled")),
+  (
+    "bert",
+    "bert-base-uncased",
+    109_482_240,
+    "110M, Devlin et al. 2019, section 3; BertModel",
+    dict(head="pooled"),
+  ),
   ("bert", "bert-base-uncased", 110_106_428, "BertForPreTraining"),
   ("bert", "bert-base-cased", 108_310_272, "BertModel", dict(head="pooled")),
   ("bert", "bert-base-cased", 108_932_934, "BertForPreTraining"),
   ("bert", "bert-base-multilingual-cased", 177_853_440, "BertModel", dict(head="pooled")),
   ("bert", "bert-base-multilingual-cased", 178_566_653, "179M, its model card; BertForPreTraining"),
-  ("bert", "bert-large-uncased", 335_141_888, "340M, Devlin et al. 2019, section 3; BertModel", dict(head="pooled")),
+  (
+    "bert",
+    "bert-large-uncased",
+    335_141_888,
+    "340M, Devlin et al. 2019, section 3; BertModel",
+    dict(head="pooled"),
+  ),
   ("bert", "bert-large-uncased", 336_226_108, "BertForPreTraining"),
   ("bert", "bert-large-cased", 334_661_958, "BertForPreTraining"),
   ("roberta", "roberta-base", 124_645_632, "125M, its release; RobertaModel", dict(head="pooled")),
@@ -207,43 +236,174 @@ ENCODERS = [
   ("roberta", "roberta-large", 355_412_057, "RobertaForMaskedLM"),
   ("roberta", "xlm-roberta-base", 278_295_186, "XLMRobertaForMaskedLM"),
   ("roberta", "xlm-roberta-large", 560_142_482, "XLMRobertaForMaskedLM"),
-  ("electra", "electra-small", 13_549_057, "14M, Clark et al. 2020, table 1", dict(network="Discriminator")),
-  ("electra", "electra-base", 109_483_009, "110M, Clark et al. 2020, table 1", dict(network="Discriminator")),
-  ("electra", "electra-large", 335_142_913, "335M, Clark et al. 2020, table 2", dict(network="Discriminator")),
-  ("electra", "electra-small", 4_620_026, "ElectraForMaskedLM of table 6's sizes", dict(network="Generator")),
+  (
+    "electra",
+    "electra-small",
+    13_549_057,
+    "14M, Clark et al. 2020, table 1",
+    dict(network="Discriminator"),
+  ),
+  (
+    "electra",
+    "electra-base",
+    109_483_009,
+    "110M, Clark et al. 2020, table 1",
+    dict(network="Discriminator"),
+  ),
+  (
+    "electra",
+    "electra-large",
+    335_142_913,
+    "335M, Clark et al. 2020, table 2",
+    dict(network="Discriminator"),
+  ),
+  (
+    "electra",
+    "electra-small",
+    4_620_026,
+    "ElectraForMaskedLM of table 6's sizes",
+    dict(network="Generator"),
+  ),
   ("electra", "electra-base", 33_740_602, "ElectraForMaskedLM", dict(network="Generator")),
   ("electra", "electra-large", 51_295_290, "ElectraForMaskedLM", dict(network="Generator")),
-  ("electra", "electra-small-released", 13_546_682, "ElectraForMaskedLM", dict(network="Generator")),
-  ("electra", "electra-small", 13_549_057 + 4_620_026 - 3_972_864, "both, less the tables they share"),
-  ("albert", "albert-base", 11_683_584, "12M, Lan et al. 2020, table 1; AlbertModel", dict(head="pooled")),
-  ("albert", "albert-large", 17_683_968, "18M, Lan et al. 2020, table 1; AlbertModel", dict(head="pooled")),
-  ("albert", "albert-xlarge", 58_724_864, "60M, Lan et al. 2020, table 1; AlbertModel", dict(head="pooled")),
-  ("albert", "albert-xxlarge", 222_595_584, "235M, Lan et al. 2020, table 1; AlbertModel", dict(head="pooled")),
-  ("deberta", "deberta-v3-xsmall", 70_682_112, "22M and 48M of the table; DebertaV2Model", dict(head="none")),
+  (
+    "electra",
+    "electra-small-released",
+    13_546_682,
+    "ElectraForMaskedLM",
+    dict(network="Generator"),
+  ),
+  (
+    "electra",
+    "electra-small",
+    13_549_057 + 4_620_026 - 3_972_864,
+    "both, less the tables they share",
+  ),
+  (
+    "albert",
+    "albert-base",
+    11_683_584,
+    "12M, Lan et al. 2020, table 1; AlbertModel",
+    dict(head="pooled"),
+  ),
+  (
+    "albert",
+    "albert-large",
+    17_683_968,
+    "18M, Lan et al. 2020, table 1; AlbertModel",
+    dict(head="pooled"),
+  ),
+  (
+    "albert",
+    "albert-xlarge",
+    58_724_864,
+    "60M, Lan et al. 2020, table 1; AlbertModel",
+    dict(head="pooled"),
+  ),
+  (
+    "albert",
+    "albert-xxlarge",
+    222_595_584,
+    "235M, Lan et al. 2020, table 1; AlbertModel",
+    dict(head="pooled"),
+  ),
+  (
+    "deberta",
+    "deberta-v3-xsmall",
+    70_682_112,
+    "22M and 48M of the table; DebertaV2Model",
+    dict(head="none"),
+  ),
   ("deberta", "deberta-v3-small", 141_304_320, "44M and 98M; DebertaV2Model", dict(head="none")),
-  ("deberta", "deberta-v3-base", 183_831_552, "86M and 98M, He et al. 2021; DebertaV2Model", dict(head="none")),
-  ("deberta", "deberta-v3-large", 434_012_160, "304M and 131M, He et al. 2021; DebertaV2Model", dict(head="none")),
-  ("deberta_rtd", "deberta-v3-base", 184_422_913 + 142_024_548, "6 layers with an MLM head, and 12 with a head"),
+  (
+    "deberta",
+    "deberta-v3-base",
+    183_831_552,
+    "86M and 98M, He et al. 2021; DebertaV2Model",
+    dict(head="none"),
+  ),
+  (
+    "deberta",
+    "deberta-v3-large",
+    434_012_160,
+    "304M and 131M, He et al. 2021; DebertaV2Model",
+    dict(head="none"),
+  ),
+  (
+    "deberta_rtd",
+    "deberta-v3-base",
+    184_422_913 + 142_024_548,
+    "6 layers with an MLM head, and 12 with a head",
+  ),
   ("xlnet", "xlnet-base", 116_718_336, "117M; XLNetModel", dict(head="none")),
   ("xlnet", "xlnet-large", 360_268_800, "360M; XLNetModel", dict(head="none")),
   ("xlm", "xlm-ende", 142_422_203, "XLMWithLMHeadModel"),
-  ("xlm", "xlm-xnli15", 249_071_384, "249M, Lample and Conneau 2019, their release; XLMWithLMHeadModel"),
+  (
+    "xlm",
+    "xlm-xnli15",
+    249_071_384,
+    "249M, Lample and Conneau 2019, their release; XLMWithLMHeadModel",
+  ),
   ("xlm", "xlm-17", 571_696_960, "570M, their release; XLMWithLMHeadModel"),
-  ("bigbird", "bigbird-roberta-base", 128_111_286 - 590_592, "BigBirdForMaskedLM less the pooler it does not read"),
-  ("bigbird", "bigbird-roberta-large", 360_225_974 - 1_049_600, "BigBirdForMaskedLM less the pooler it does not read"),
-  ("modernbert", "modernbert-base", 149_655_232, "149M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),
-  ("modernbert", "modernbert-large", 395_881_664, "395M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),
-  ("linformer", "linformer-base-256", 124_697_433 + 12 * 2 * 256 * 512, "RoBERTa and two projections in each layer"),
-  ("linformer", "linformer-base-256-kv", 124_697_433 + 12 * 256 * 512, "RoBERTa and a projection in each layer"),
-  ("linformer", "linformer-base-256-layerwise", 124_697_433 + 256 * 512, "RoBERTa and one projection"),
+  (
+    "bigbird",
+    "bigbird-roberta-base",
+    128_111_286 - 590_592,
+    "BigBirdForMaskedLM less the pooler it does not read",
+  ),
+  (
+    "bigbird",
+    "bigbird-roberta-large",
+    360_225_974 - 1_049_600,
+    "BigBirdForMaskedLM less the pooler it does not read",
+  ),
+  (
+    "modernbert",
+    "modernbert-base",
+    149_655_232,
+    "149M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM",
+  ),
+  (
+    "modernbert",
+    "modernbert-large",
+    395_881_664,
+    "395M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM",
+  ),
+  (
+    "linformer",
+    "linformer-base-256",
+    124_697_433 + 12 * 2 * 256 * 512,
+    "RoBERTa and two projections in each layer",
+  ),
+  (
+    "linformer",
+    "linformer-base-256-kv",
+    124_697_433 + 12 * 256 * 512,
+    "RoBERTa and a projection in each layer",
+  ),
+  (
+    "linformer",
+    "linformer-base-256-layerwise",
+    124_697_433 + 256 * 512,
+    "RoBERTa and one projection",
+  ),
 ]
-IDS = [":".join([*row[:2], *(value for arguments in row[4:] for value in arguments.values())]) for row in ENCODERS]
+IDS = [
+  ":".join([*row[:2], *(value for arguments in row[4:] for value in arguments.values())])
+  for row in ENCODERS
+]
 
 
-@pytest.mark.parametrize("row", [more.later((row,)) if i % 3 else row for i, row in enumerate(ENCODERS)], ids=IDS)
+@pytest.mark.parametrize(
+  "row", [more.later((row,)) if i % 3 else row for i, row in enumerate(ENCODERS)], ids=IDS
+)
 def test_published_count_of_an_encoder(row):
   family, variant, expected, _, *rest = row
   arguments = dict(*rest)
-  network = getattr(importlib.import_module(f"t5x_like.models.{family}"), arguments.pop("network", "Model"))
-  made = jax.eval_shape(lambda key: network(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0))
+  network = getattr(
+    importlib.import_module(f"t5x_like.models.{family}"), arguments.pop("network", "Model")
+  )
+  made = jax.eval_shape(
+    lambda key: network(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0)
+  )
   assert params.count(made) == expected, f"{params.count(made):,} parameters, expected {expected:,}"

@@ -1,4 +1,5 @@
-"""Families in stages: what a window sees, plain numpy's MViT v2, another window, and what cannot be."""
+"""Families in stages: what a window sees, plain numpy's MViT v2, another window, and what cannot
+be."""
 
 import families
 import jax
@@ -30,31 +31,41 @@ def test_a_window_sees_itself_alone_and_nothing_across_the_border(side, window, 
   dims = Dims(4, 1, 1, 4, 8, 1)
 
   def make(key):
-    return WindowAttention(dims, nnx.Rngs(params=key), scale=1.0, grid=Grid(side, side), side=window, shift=shift)
+    return WindowAttention(
+      dims, nnx.Rngs(params=key), scale=1.0, grid=Grid(side, side), side=window, shift=shift
+    )
 
-  layer, pos = jax.jit(make)(jax.random.key(0)), positions(window**2)
+  layer = jax.jit(make)(jax.random.key(0))
+  pos = positions(window**2)
   x_BTD = jax.random.normal(jax.random.key(1), (2, side**2, 4))
 
   def run(x_BTD):
     return layer(x_BTD, Context(mask=Mask(pos, pos)), None, None)[0]
 
   reach = np.abs(np.asarray(jax.jit(jax.jacobian(run))(x_BTD))).max((2, 5))  # [B, T, B, T]
-  # A shifted grid begins with the `shift` rows (and columns) that are left over, then come whole windows.
+  # A shifted grid begins with the `shift` rows (and columns) that are left over, then come whole
+  # windows.
   group = (np.arange(side) - shift) // window
-  together = (group[:, None, None, None] == group[None, None, :, None]) & (group[:, None, None] == group)
+  together = (group[:, None, None, None] == group[None, None, :, None]) & (
+    group[:, None, None] == group
+  )
   allowed = np.eye(2, dtype=bool)[:, None, :, None] & together.reshape(side**2, -1)[:, None]
   assert np.array_equal(reach > 0, allowed)
 
 
 @pytest.mark.parametrize("rows, columns, shift", [(10, 7, 2), (8, 8, 0)])
 def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns, shift):
-  """Output and gradients of x and of the parameters, the bias among them, also where windows are padded."""
-  dims, grid = Dims(64, 4, 4, 16, 8, 1), Grid(4, 4)
+  """Output and gradients of x and of the parameters, the bias among them, also where windows are
+  padded."""
+  dims = Dims(64, 4, 4, 16, 8, 1)
+  grid = Grid(4, 4)
 
   def make(core):
     rngs = nnx.Rngs(params=jax.random.key(0))
     position = relative_2d.make(rngs, dims, grid)
-    kind = dict(scale=0.25, grid=Grid(rows, columns), side=4, shift=shift, position=position, core=core)
+    kind = dict(
+      scale=0.25, grid=Grid(rows, columns), side=4, shift=shift, position=position, core=core
+    )
     return nnx.split(WindowAttention(dims, rngs, **kind))
 
   x_BTD = jax.random.normal(jax.random.key(1), (3, rows * columns, 64))
@@ -74,7 +85,9 @@ def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns
 
 def test_merging_puts_squares_side_by_side():
   layer = jax.eval_shape(
-    lambda key: Merging(Grid(3, 3), 2, 8, nnx.Rngs(key), init=params.zeros, norm=lambda x: x, norm_first=True),
+    lambda key: Merging(
+      Grid(3, 3), 2, 8, nnx.Rngs(key), init=params.zeros, norm=lambda x: x, norm_first=True
+    ),
     jax.random.key(0),
   )
   layer = params.with_arrays(layer, {"linear/kernel": jnp.eye(8)})
@@ -92,14 +105,17 @@ def test_rates_of_dropped_paths_grow_from_layer_to_layer():
   chosen = case("swin", depths=(1, 1))
   places = [path_depths("linear", (2, 4), n) for n in range(2)]
   np.testing.assert_allclose(sum(places, ()), np.linspace(0, 1, 6))
-  model, batch = families.model(chosen, drop_path=0.9), families.whole(chosen, 8)
+  model = families.model(chosen, drop_path=0.9)
+  batch = families.whole(chosen, 8)
 
   @jax.jit
   def stages(key):
     x, _ = model.stage_1(model.inputs(model.patches(jnp.asarray(batch["image"])), None), key)
     return x, model.stage_2(x, key)[0]
 
-  (first, last), *runs = (jax.tree.map(np.asarray, stages(key)) for key in (None, jax.random.key(0), jax.random.key(1)))
+  (first, last), *runs = (
+    jax.tree.map(np.asarray, stages(key)) for key in (None, jax.random.key(0), jax.random.key(1))
+  )
   for other, after in runs:
     np.testing.assert_array_equal(other, first)  # its rate is 0
     assert np.abs(after - last).max() > 0.1
@@ -114,14 +130,18 @@ OTHER = {"resolution": 14, "kv_stride": 2, "patch": 4, "patch_size": 5}
 @pytest.mark.parametrize("changes", more.beyond(1, [{}, OTHER]), ids=str)
 def test_mvit_is_plain_numpys(changes):
   chosen = case("mvit", depths=(1, 2), **changes)
-  batch, arrays = families.whole(chosen, 2), {n: np.asarray(a) for n, a in families.arrays(chosen).items()}
+  batch = families.whole(chosen, 2)
+  arrays = {n: np.asarray(a) for n, a in families.arrays(chosen).items()}
   found = np.asarray(jax.jit(lambda m, b: m(b)["logits"])(families.model(chosen), batch))
-  close(found, np.stack([mvit(arrays, chosen.variant, image) for image in batch["image"]]), rtol=1e-4)
+  close(
+    found, np.stack([mvit(arrays, chosen.variant, image) for image in batch["image"]]), rtol=1e-4
+  )
 
 
 def mvit(p: dict, variant, image: np.ndarray) -> np.ndarray:
   """Li et al. 2022, section 4.1, in loops. [labels] from [Y, X, C]."""
-  size, step = variant.patch_size, variant.patch
+  size = variant.patch_size
+  step = variant.patch
   side = -(-len(image) // step)
   padded = np.pad(image, ((size // 2, size), (size // 2, size), (0, 0)))
   x = np.zeros((side, side, variant.embed))
@@ -134,7 +154,7 @@ def mvit(p: dict, variant, image: np.ndarray) -> np.ndarray:
       entry = stage > 0 and layer == 0
       name = f"stage_{stage + 1}/" + ("entry/" if entry else "stack/blocks/")
       at = () if entry else (layer - (stage > 0),)
-      get = lambda part: p[name + part][at]  # noqa: B023, E731
+      get = lambda part: p[name + part][at]  # noqa: E731
       normed = norm(x, get, "self_attention/in_norm/")
       y = pooling_attention(normed, get, variant.heads[stage], 2 if entry else 1, stride)
       x = (max_pool(linear(normed, get, "self_attention/shortcut/")) if entry else x) + y
@@ -157,14 +177,18 @@ def max_pool(x):
   padded = np.pad(x, ((1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
   side = -(-len(x) // 2)
   return np.array(
-    [[padded[2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((0, 1)) for j in range(side)] for i in range(side)]
+    [
+      [padded[2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((0, 1)) for j in range(side)]
+      for i in range(side)
+    ]
   )
 
 
 def pooling_attention(x, get, heads, q_stride, kv_stride):
   def pooled(name, stride):
     y = linear(x, get, f"self_attention/layer/{name}/")
-    kernel, side = get(f"self_attention/layer/pool_{name}/kernel"), -(-len(y) // stride)
+    kernel = get(f"self_attention/layer/pool_{name}/kernel")
+    side = -(-len(y) // stride)
     found = np.zeros((side, side, heads, kernel.shape[-1]))
     padded = np.pad(y.reshape(*y.shape[:2], heads, -1), ((1, 1), (1, 1), (0, 0), (0, 0)))
     for i, j in np.ndindex(side, side):
@@ -172,15 +196,21 @@ def pooling_attention(x, get, heads, q_stride, kv_stride):
         found[i, j] += padded[i * stride + a, j * stride + b] * kernel[a, b]
     return norm(found, get, f"self_attention/layer/pool_{name}/norm/")
 
-  q, k, v = pooled("query", q_stride), pooled("key", kv_stride), pooled("value", kv_stride)
-  Q, K, H = len(q), len(k), q.shape[-1]
+  q = pooled("query", q_stride)
+  k = pooled("key", kv_stride)
+  v = pooled("value", kv_stride)
+  Q = len(q)
+  K = len(k)
+  H = q.shape[-1]
   rows, columns = (get(f"self_attention/layer/position/{name}") for name in ("rows", "columns"))
   place = lambda i, j: int(i * max(K / Q, 1) + (K - 1 - j) * max(Q / K, 1))  # noqa: E731
   out = np.zeros_like(q)
   for i, j, n in np.ndindex(Q, Q, heads):
     logits = np.zeros((K, K))
     for a, b in np.ndindex(K, K):
-      logits[a, b] = q[i, j, n] @ (k[a, b, n] / np.sqrt(H) + rows[place(i, a)] + columns[place(j, b)])
+      logits[a, b] = q[i, j, n] @ (
+        k[a, b, n] / np.sqrt(H) + rows[place(i, a)] + columns[place(j, b)]
+      )
     weights = np.exp(logits - logits.max())
     out[i, j, n] = np.tensordot(weights / weights.sum(), v[:, :, n], 2) + q[i, j, n]
   return linear(out.reshape(Q, Q, -1), get, "self_attention/layer/out/")
@@ -193,22 +223,27 @@ def test_another_window_starts_from_the_interpolated_table():
   table = jnp.asarray(np.random.default_rng(0).standard_normal(old.shape), jnp.float32)
   resized = np.asarray(other_runs._resized(name, table, fresh, (here, there), "elsewhere"))
   assert resized.shape == fresh.shape == (1, 25, 2) and old.shape == (1, 9, 2)
-  np.testing.assert_allclose(resized[0, 12], table[0, 4], atol=1e-6)  # no offset stays in the middle
+  # no offset stays in the middle
+  np.testing.assert_allclose(resized[0, 12], table[0, 4], atol=1e-6)
   module = here.stage_1.stack.blocks.self_attention_1.layer.position
   np.testing.assert_allclose(
-    module.resized(jnp.ones((1, 9, 2)), there.stage_1.stack.blocks.self_attention_1.layer.position), 1, rtol=1e-6
+    module.resized(jnp.ones((1, 9, 2)), there.stage_1.stack.blocks.self_attention_1.layer.position),
+    1,
+    rtol=1e-6,
   )
   np.testing.assert_allclose(module.resized(jnp.asarray(resized), module), resized, atol=1e-6)
 
 
 def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
-  small, large = log_cpb.log_offsets(Grid(8, 8)), log_cpb.log_offsets(Grid(16, 16), 8)
+  small = log_cpb.log_offsets(Grid(8, 8))
+  large = log_cpb.log_offsets(Grid(16, 16), 8)
   for offsets, side in ((small, 8), (large, 16)):
     assert offsets.shape == ((2 * side - 1) ** 2, 2)
   np.testing.assert_allclose(np.unique(small), np.unique(large)[8:-8], atol=1e-6)
   np.testing.assert_allclose(small.max(), np.log2(9) / 3)
   order = relative_2d.offsets(Grid(8, 8))
-  down, right = small[order[9, 0]], small[order[0, 9]]
+  down = small[order[9, 0]]
+  right = small[order[0, 9]]
   np.testing.assert_allclose(down, -right)
   np.testing.assert_allclose(down, np.log2(1 + 8 / 7) / 3)
 
@@ -216,7 +251,11 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
 @pytest.mark.parametrize(
   "family, changes, words",
   [
-    ("swin", {"window": 7}, "config.model.window: images of 11 pixels have 6 patches of 2 in a row, expected at least"),
+    (
+      "swin",
+      {"window": 7},
+      "config.model.window: images of 11 pixels have 6 patches of 2 in a row, expected at least",
+    ),
     ("swin", {"heads": (2,)}, "heads: found 1 for 2 stages"),
     ("mvit", {"class_tokens": 1}, "config.model.class_tokens: found 1, models in stages have none"),
     ("swin_v2", {"pretrained_windows": (2,)}, "pretrained_windows: found 1 for 2 stages"),
@@ -235,7 +274,10 @@ def test_what_does_not_fit_is_refused(family, changes, words):
       {"patch_position": "learned_2d"},
       "config.model.patch_position: found 'learned_2d'; .* only 'none' or 'learned_1d'",
     ),
-    ({"patch_position": "learned_1d"}, "config.model.resolution: found 11, no multiple of the patch's 2"),
+    (
+      {"patch_position": "learned_1d"},
+      "config.model.resolution: found 11, no multiple of the patch's 2",
+    ),
   ],
 )
 def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, words):
@@ -245,15 +287,20 @@ def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, words
 
 @pytest.mark.parametrize("family", ["swin", "mvit"])
 @pytest.mark.parametrize(
-  "shape, words", [((1, 11, 11, 1), "config.model.channels"), ((1, 8, 8, 3), "config.model.resolution")]
+  "shape, words",
+  [((1, 11, 11, 1), "config.model.channels"), ((1, 8, 8, 3), "config.model.resolution")],
 )
 def test_images_of_another_kind_are_refused(family, shape, words):
   with pytest.raises(UserError, match=words):
     jax.eval_shape(
-      lambda m, x: m({"image": x}), families.abstract(case(family)), jax.ShapeDtypeStruct(shape, jnp.float32)
+      lambda m, x: m({"image": x}),
+      families.abstract(case(family)),
+      jax.ShapeDtypeStruct(shape, jnp.float32),
     )
 
 
 def test_registers_are_refused_where_there_are_stages():
-  with pytest.raises(UserError, match="config.model.registers: found 4, but this family in stages has none"):
+  with pytest.raises(
+    UserError, match="config.model.registers: found 4, but this family in stages has none"
+  ):
     swin.Model(nnx.Rngs(0), variant="swin-t", registers=4)

@@ -1,4 +1,5 @@
-"""Properties of T5: what may see what, and that every way of computing the same thing gives the same thing."""
+"""Properties of T5: what may see what, and that every way of computing the same thing gives the
+same thing."""
 
 import functools
 from unittest import mock
@@ -18,7 +19,9 @@ from t5x_like.nn.mask import Mask, positions
 from t5x_like.objectives._losses import token_losses
 from t5x_like.objectives.encoder_decoder import Objective
 
-S, T = 11, 20  # T reaches the logarithmic buckets of the decoder
+# T reaches the logarithmic buckets of the decoder
+S = 11
+T = 20
 SIZES = {"1.0": tiny.sizes("1.0"), "1.1": tiny.sizes("1.1")}
 
 
@@ -49,24 +52,29 @@ def tokens(length, seed):
 
 
 def random_batch(rows=3, **arguments):
-  return {n: x for n, x in tiny.batch(rows, S, T, **arguments).items() if n.endswith("input_tokens")}
+  return {
+    n: x for n, x in tiny.batch(rows, S, T, **arguments).items() if n.endswith("input_tokens")
+  }
 
 
 # What may see what
 
 
 def test_causality():
-  """Changing decoder token t changes the logits from t on, every one of them, and not a bit of those before."""
+  """Changing decoder token t changes the logits from t on, every one of them, and not a bit of
+  those before."""
   batch = {n: np.repeat(x, T, axis=0) for n, x in random_batch(1, padded=False).items()}
   changed = {n: x.copy() for n, x in batch.items()}
   np.fill_diagonal(changed["decoder_input_tokens"], 1)
-  moved = np.abs(logits(model(), changed) - logits(model(), batch)).max(-1)  # [changed position, position]
+  # [changed position, position]
+  moved = np.abs(logits(model(), changed) - logits(model(), batch)).max(-1)
   from_then_on = np.triu(np.ones((T, T), bool))
   assert (moved[from_then_on] > 1e-5).all() and (moved[~from_then_on] == 0).all()
 
 
 def test_causality_by_gradient():
-  m, batch = model(), random_batch(1, padded=False)
+  m = model()
+  batch = random_batch(1, padded=False)
   memory, k_pos, _, k_valid, _ = m.encode(batch)
 
   @jax.jit
@@ -75,7 +83,11 @@ def test_causality_by_gradient():
 
     def run(x_TD):
       pos = positions(T)
-      context = Context(mask=Mask(pos, pos, causal=True), memory=memory, memory_mask=Mask(pos, k_pos, k_valid=k_valid))
+      context = Context(
+        mask=Mask(pos, pos, causal=True),
+        memory=memory,
+        memory_mask=Mask(pos, k_pos, k_valid=k_valid),
+      )
       return m.head(m.decoder(x_TD[None], context)[0], m.embed)["logits"].dense()[0]
 
     return jnp.abs(jax.jacrev(lambda x: run(x).sum(-1))(x_TD)).max(-1)
@@ -85,7 +97,8 @@ def test_causality_by_gradient():
 
 
 def test_encoder_padding_is_invisible():
-  short, decoder = tokens(6, 1), tokens(T, 2)
+  short = tokens(6, 1)
+  decoder = tokens(T, 2)
   padded = logits(model(), features((short, decoder)))
   bare = {"encoder_input_tokens": short[None], "decoder_input_tokens": decoder[None]}
   np.testing.assert_allclose(padded, logits(model(), bare), rtol=1e-5, atol=1e-5)
@@ -113,7 +126,9 @@ def test_packed_sequences_are_those_unpacked(version):
   together = np.asarray(logits(model(version), packed))[0]
   start = 0
   for i, (_, decoder) in enumerate(pairs):
-    np.testing.assert_allclose(together[start : start + len(decoder)], apart[i, : len(decoder)], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+      together[start : start + len(decoder)], apart[i, : len(decoder)], rtol=1e-5, atol=1e-5
+    )
     start += len(decoder)
   assert np.isfinite(together).all()
 
@@ -124,7 +139,8 @@ def test_packed_sequences_are_those_unpacked(version):
 @functools.cache
 def loss_and_gradients(version, dropout, **form):
   """The value and gradients of the objective; the weights are the same whatever the form."""
-  m, batch = tiny.abstract(SIZES[version], dropout=dropout, **form), tiny.batch(2, 9, 7)
+  m = tiny.abstract(SIZES[version], dropout=dropout, **form)
+  batch = tiny.batch(2, 9, 7)
   arrays = params.arrays(model(version))
   key = jax.random.key(1) if dropout else None
 
@@ -144,35 +160,47 @@ def loss_and_gradients(version, dropout, **form):
       ("1.1", 0.1, dict(layers="loop")),
       ("1.1", 0.1, dict(remat="full")),
       ("1.1", 0.1, dict(remat="minimal")),
-      ("1.1", 0.1, dict(remat={"name": "offload", "names": ["query", "mlp_hidden"], "save": ["context"]})),
+      (
+        "1.1",
+        0.1,
+        dict(remat={"name": "offload", "names": ["query", "mlp_hidden"], "save": ["context"]}),
+      ),
       ("1.1", 0.1, dict(remat="dots")),
       ("1.0", 0.0, dict(remat="full", layers="loop")),
     ],
   ),
 )
 def test_scan_loop_and_remat_are_the_same_function(version, dropout, form):
-  value, gradients = loss_and_gradients.__wrapped__(version, dropout, **form)  # a form may hold a dict
+  # a form may hold a dict
+  value, gradients = loss_and_gradients.__wrapped__(version, dropout, **form)
   expected, expected_gradients = loss_and_gradients(version, dropout)
   np.testing.assert_allclose(value, expected, rtol=1e-6)
   for name, g in expected_gradients.items():
-    np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=1e-5 * np.abs(g).max(), err_msg=name)
+    np.testing.assert_allclose(
+      gradients[name], g, rtol=1e-4, atol=1e-5 * np.abs(g).max(), err_msg=name
+    )
 
 
 def test_remat_keeps_less():
-  """`full` recomputes the products of the forward pass, `dots` does not: seen in the number of products."""
+  """`full` recomputes the products of the forward pass, `dots` does not: seen in the number of
+  products."""
 
   def products(**form):
-    m, batch = tiny.abstract(SIZES["1.1"], **form), tiny.batch(2, 9, 7)
+    m = tiny.abstract(SIZES["1.1"], **form)
+    batch = tiny.batch(2, 9, 7)
     gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
     return str(jax.make_jaxpr(gradient)(m)).count("dot_general[")
 
-  full, some, minimal = (products(remat=r) for r in ("full", {"name": "save", "names": ["mlp_hidden"]}, "minimal"))
+  full, some, minimal = (
+    products(remat=r) for r in ("full", {"name": "save", "names": ["mlp_hidden"]}, "minimal")
+  )
   assert full > some > minimal > products(remat="none")  # logits are products too
   assert full > products(remat="dots") >= products(remat="none")
 
 
 def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
-  m, batch = tiny.abstract(SIZES["1.1"], remat={"name": "offload", "names": ["key"]}), tiny.batch(2, 9, 7)
+  m = tiny.abstract(SIZES["1.1"], remat={"name": "offload", "names": ["key"]})
+  batch = tiny.batch(2, 9, 7)
   gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
   program = str(jax.make_jaxpr(gradient)(m))
   assert "<host>" in program or "pinned_host" in program
@@ -183,7 +211,10 @@ def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
   [
     ("ful", "config.model.remat: found 'ful', expected one of .*full.*did you mean 'full'"),
     ({"name": "save", "names": ["querry"]}, "config.model.remat.names: found .*'querry'"),
-    ({"name": "offload", "names": ["key"], "save": ["key"]}, "found 'key' in both 'names' and 'save'"),
+    (
+      {"name": "offload", "names": ["key"], "save": ["key"]},
+      "found 'key' in both 'names' and 'save'",
+    ),
   ],
 )
 def test_bad_remat(remat, words):
@@ -192,7 +223,8 @@ def test_bad_remat(remat, words):
 
 
 def test_gradients_equal_finite_differences():
-  m, batch = model("1.1"), tiny.batch(2, 9, 7)
+  m = model("1.1")
+  batch = tiny.batch(2, 9, 7)
   arrays = params.arrays(m)
   generator = np.random.default_rng(0)
   way = {n: generator.standard_normal(a.shape).astype(np.float32) for n, a in arrays.items()}
@@ -211,9 +243,13 @@ def test_gradients_equal_finite_differences():
 @pytest.mark.parametrize("version", SIZES)
 @pytest.mark.parametrize("chunks", [[1] * T, [3, 1, 8, T - 12]], ids=["one_by_one", "chunks"])
 def test_decoding_through_the_cache_equals_the_forward_pass(version, chunks):
-  m, batch = model(version), random_batch(2)
-  start, decode = jax.jit(m.start_decoding, static_argnums=1), jax.jit(m.decode)
-  state, parts, at = start(batch, T), [], 0
+  m = model(version)
+  batch = random_batch(2)
+  start = jax.jit(m.start_decoding, static_argnums=1)
+  decode = jax.jit(m.decode)
+  state = start(batch, T)
+  parts = []
+  at = 0
   for length in chunks:
     part, state = decode(batch["decoder_input_tokens"][:, at : at + length], state)
     parts.append(part)
@@ -228,8 +264,11 @@ def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
   # Make the end of sequence likely enough that rows end at different steps.
   arrays = params.arrays(m)
   arrays["head/kernel"] = arrays["head/kernel"].at[:, eos].multiply(1.6)
-  m, length = params.with_arrays(m, arrays), 12
-  encoder = np.concatenate([random_batch(5, seed=3)["encoder_input_tokens"], np.zeros((1, S), np.int32)])
+  m = params.with_arrays(m, arrays)
+  length = 12
+  encoder = np.concatenate(
+    [random_batch(5, seed=3)["encoder_input_tokens"], np.zeros((1, S), np.int32)]
+  )
   batch = {"encoder_input_tokens": encoder}
   got = np.asarray(jax.jit(functools.partial(greedy, max_length=length))(m, batch))
   fed, expected = np.zeros((2, 6, length), np.int32)
@@ -250,7 +289,8 @@ def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
 
 @pytest.mark.parametrize("version", SIZES)
 def test_bfloat16_is_close_to_float32(version):
-  """bfloat16 keeps 8 bits, relative steps of 2**-8: logits stay within 3% of their spread, the mean loss within 1%."""
+  """bfloat16 keeps 8 bits, relative steps of 2**-8: logits stay within 3% of their spread, the mean
+  loss within 1%."""
   full = model(version)
   low = params.with_arrays(tiny.abstract(SIZES[version], dtype="bfloat16"), params.arrays(full))
   assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(low))
@@ -271,18 +311,23 @@ def test_bfloat16_gradients_point_where_those_of_float32_do():
   for name, g in full.items():
     assert low[name].dtype == np.float32
     cosine = (low[name] * g).sum() / np.linalg.norm(low[name]) / np.linalg.norm(g)
-    assert cosine > 0.99 and abs(np.linalg.norm(low[name]) / np.linalg.norm(g) - 1) < 0.05, (name, cosine)
+    assert cosine > 0.99 and abs(np.linalg.norm(low[name]) / np.linalg.norm(g) - 1) < 0.05, (
+      name,
+      cosine,
+    )
 
 
 # Dropout
 
 
 def test_dropout():
-  m, batch = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.1), params.arrays(model("1.1"))), random_batch(2)
+  m = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.1), params.arrays(model("1.1")))
+  batch = random_batch(2)
   run = jax.jit(lambda m, b, key: m(b, key)["logits"])
   plain = np.asarray(run(m, batch, None))
   np.testing.assert_array_equal(plain, run(m, batch, None))
-  np.testing.assert_allclose(plain, logits(model("1.1"), batch), rtol=1e-6, atol=1e-6)  # no key: no dropout
+  # no key: no dropout
+  np.testing.assert_allclose(plain, logits(model("1.1"), batch), rtol=1e-6, atol=1e-6)
   one, again, two = (np.asarray(run(m, batch, jax.random.key(k))) for k in (0, 0, 1))
   np.testing.assert_array_equal(one, again)
   assert np.abs(one - two).max() > 1e-2 and np.abs(one - plain).max() > 1e-2
@@ -290,8 +335,11 @@ def test_dropout():
 
 def test_every_dropout_has_a_key_of_its_own():
   """2 stacks x (input, output, 2 layers x (attention, MLP and residuals)): no two share a key."""
-  m = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.5, layers="loop"), params.arrays(model("1.1")))
-  batch, original = random_batch(1), dims.kept
+  m = params.with_arrays(
+    tiny.abstract(SIZES["1.1"], dropout=0.5, layers="loop"), params.arrays(model("1.1"))
+  )
+  batch = random_batch(1)
+  original = dims.kept
 
   @jax.jit
   def keys():

@@ -36,7 +36,9 @@ def test_a_prefix_lm_of_inputs_alone_is_t5s_encoder():
   m = model("prefix-tiny")
   arrays = {n.replace("decoder/", "encoder/"): x for n, x in params.arrays(m).items()}
   variant = dataclasses.replace(m.variant, design=t5.V1_0, head="none")
-  encoder = params.with_arrays(jax.eval_shape(lambda: Encoder(nnx.Rngs(params=0), variant=variant)), arrays)
+  encoder = params.with_arrays(
+    jax.eval_shape(lambda: Encoder(nnx.Rngs(params=0), variant=variant)), arrays
+  )
   inputs = batch(T)
   x_BTD = jax.jit(lambda m, tokens_BT: m.encode({"encoder_input_tokens": tokens_BT})[0])(
     encoder, inputs["decoder_input_tokens"]
@@ -54,7 +56,8 @@ def test_buckets_after_the_query_are_the_prefix_lms(name, used):
 
 @pytest.mark.parametrize("name", ["tiny", "prefix-tiny"])
 def test_only_the_prefix_sees_ahead(name):
-  m, inputs = model(name), batch(10)
+  m = model(name)
+  inputs = batch(10)
   changed = {**inputs, "decoder_input_tokens": inputs["decoder_input_tokens"].copy()}
   changed["decoder_input_tokens"][:, 9] = 2
   differs = (logits(m, inputs) != logits(m, changed)).any(-1)

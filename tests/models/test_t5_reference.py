@@ -23,7 +23,8 @@ MILLIONS = {
   "byt5-small": 299.64,
   "byt5-base": 581.65,
   "t5-base-6": 123.79,  # t5-base without six layers of 7,079,424 and six of 9,439,488
-  "t5-base-shared": 137.95,  # t5-base without the 12 x 7,079,424 of its encoder, its final norm and its table
+  # t5-base without the 12 x 7,079,424 of its encoder, its final norm and its table
+  "t5-base-shared": 137.95,
 }
 BILLIONS = {
   "t5-3b": 2.852,
@@ -40,7 +41,9 @@ BILLIONS = {
 
 
 def abstract(variant, **arguments):
-  return jax.eval_shape(lambda key: t5.Model(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0))
+  return jax.eval_shape(
+    lambda key: t5.Model(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0)
+  )
 
 
 @pytest.mark.parametrize("layers", ["scan", "loop"])
@@ -64,12 +67,17 @@ def test_umt5_is_mt5_with_more_tokens_and_a_position_table_in_every_layer(size):
   dims = t5.VARIANTS[f"mt5-{size}"].dims
   tokens = 2 * (256_384 - 250_112) * dims.embed
   tables = 2 * (dims.layers - 1) * 32 * dims.heads
-  assert params.count(abstract(f"umt5-{size}")) == params.count(abstract(f"mt5-{size}")) + tokens + tables
+  assert (
+    params.count(abstract(f"umt5-{size}"))
+    == params.count(abstract(f"mt5-{size}")) + tokens + tables
+  )
 
 
 def test_every_variant_is_counted_or_ours():
   ours = {"t5-tiny", "t5-mini", "t5-v1_1-micro", "t5-v1_1-tiny", "t5-v1_1-mini"}
-  assert set(t5.VARIANTS) - {"nano", "odd"} == ours | set(MILLIONS) | set(BILLIONS) | {f"umt5-{size}" for size in UMT5}
+  assert set(t5.VARIANTS) - {"nano", "odd"} == ours | set(MILLIONS) | set(BILLIONS) | {
+    f"umt5-{size}" for size in UMT5
+  }
 
 
 @pytest.mark.parametrize(
@@ -90,14 +98,17 @@ def test_logits_equal_the_numpy_reference(size):
   assert logits.dtype == np.float32 and logits.shape == (2, 23, tiny.VOCAB)
   reference = t5_reference.T5(size, params.arrays(model))
   for row in range(2):
-    expected = reference.logits(batch["encoder_input_tokens"][row], batch["decoder_input_tokens"][row])
+    expected = reference.logits(
+      batch["encoder_input_tokens"][row], batch["decoder_input_tokens"][row]
+    )
     assert expected.std() > 0.3  # the comparison below means something
     np.testing.assert_allclose(logits[row], expected, rtol=2e-5, atol=1e-5 * np.abs(expected).max())
 
 
 def test_every_parameter_of_every_layer_is_used():
   size = tiny.sizes("1.1")
-  model, batch = tiny.model(size), tiny.batch(2, 27, 23)
+  model = tiny.model(size)
+  batch = tiny.batch(2, 27, 23)
   names = params.named_params(model)
 
   @jax.jit

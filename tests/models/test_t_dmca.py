@@ -1,4 +1,5 @@
-"""Layers of several cores in turn, as in Liu et al. 2018; test_families.py has their other properties."""
+"""Layers of several cores in turn, as in Liu et al. 2018; test_families.py has their other
+properties."""
 
 import dataclasses
 
@@ -14,39 +15,65 @@ from t5x_like.models import llama, roberta, t_dmca
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
-LOCAL, COMPRESSED = {"name": "local", "window": 3}, {"name": "memory_compressed", "stride": 2}
+LOCAL = {"name": "local", "window": 3}
+COMPRESSED = {"name": "memory_compressed", "stride": 2}
 DIMS = Dims(16, 4, 2, 4, 32, 2)
 
 
 def case(name, core, dims=DIMS):
-  return Case(f"llama:{name}", "llama", Variant(dims, Design(position="rope", core=core), families.VOCAB, llama.TOKENS))
+  return Case(
+    f"llama:{name}",
+    "llama",
+    Variant(dims, Design(position="rope", core=core), families.VOCAB, llama.TOKENS),
+  )
 
 
 def test_what_compression_reaches():
-  """The first layer sees 3 tokens, the second all whole strides: together everything but the latest odd token."""
+  """The first layer sees 3 tokens, the second all whole strides: together everything but the latest
+  odd token."""
   reach = families.forward(case("reach", (LOCAL, COMPRESSED)))["reach"]
   assert np.array_equal(reach > 0, np.tri(families.T, dtype=bool))
 
 
 @pytest.mark.parametrize("experts", [128, 256])
 def test_the_layers_of_the_paper(experts):
-  names = params.named_params(families.abstract(Case("moe", "t_dmca", t_dmca.VARIANTS[f"t-dmca-moe-{experts}"])))
-  assert {name.split("/")[2] for name in names if "/core/" in name} == {"self_attention_1", "self_attention_3"}
+  names = params.named_params(
+    families.abstract(Case("moe", "t_dmca", t_dmca.VARIANTS[f"t-dmca-moe-{experts}"]))
+  )
+  assert {name.split("/")[2] for name in names if "/core/" in name} == {
+    "self_attention_1",
+    "self_attention_3",
+  }
   kernel = names["decoder/blocks/moe_2/layer/wi"]
-  assert kernel.shape == (1, experts, 512, 2048) and not any("moe" in name for name in names if "moe_2" not in name)
+  assert kernel.shape == (1, experts, 512, 2048) and not any(
+    "moe" in name for name in names if "moe_2" not in name
+  )
 
 
 def test_an_encoder_may_have_cores_in_turn_and_what_does_not_fit_is_refused():
   first = next(iter(roberta.VARIANTS.values()))
-  design = dataclasses.replace(first.design, core=(LOCAL, {"name": "linformer", "k": 4, "length": 16}))
-  encoder = Case("roberta:turns", "roberta", families.shrunk(dataclasses.replace(first, design=design)))
+  design = dataclasses.replace(
+    first.design, core=(LOCAL, {"name": "linformer", "k": 4, "length": 16})
+  )
+  encoder = Case(
+    "roberta:turns", "roberta", families.shrunk(dataclasses.replace(first, design=design))
+  )
   assert [
-    type(getattr(families.abstract(encoder).encoder.blocks, f"self_attention_{n}").layer.core).__name__ for n in (0, 1)
+    type(
+      getattr(families.abstract(encoder).encoder.blocks, f"self_attention_{n}").layer.core
+    ).__name__
+    for n in (0, 1)
   ] == ["Local", "Linformer"]
   for core, layers, words in (
     ((LOCAL, "memory"), 2, "config.model.design.core: found 'memory', expected one of auto"),
-    ({"decoder": (LOCAL, {"name": "local", "windw": 3})}, 2, "config.model.design.core.decoder.windw: unknown key"),
+    (
+      {"decoder": (LOCAL, {"name": "local", "windw": 3})},
+      2,
+      "config.model.design.core.decoder.windw: unknown key",
+    ),
     ((LOCAL, COMPRESSED), 5, "repeats every 2 layers, found 5 layers"),
   ):
     with pytest.raises(UserError, match=words):
-      jax.eval_shape(lambda: families.abstract(case(str(core), core, dataclasses.replace(DIMS, layers=layers))))  # noqa: B023
+      jax.eval_shape(
+        lambda: families.abstract(case(str(core), core, dataclasses.replace(DIMS, layers=layers)))
+      )

@@ -1,4 +1,5 @@
-"""XLNet's query stream: what a prediction depends on, and the same in packed rows and at fewer places."""
+"""XLNet's query stream: what a prediction depends on, and the same in packed rows and at fewer
+places."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,8 @@ def model():
 
 
 def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(model):
-  """By gradient; not on itself, though its content stands in the row, and not on what is predicted later."""
+  """By gradient; not on itself, though its content stands in the row, and not on what is predicted
+  later."""
   one = {name: x[:1] for name, x in BATCH.items()}
 
   @jax.jit
@@ -45,11 +47,14 @@ def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(m
 
 
 def test_places_packing_and_padding_change_nothing(model):
-  """All logits, those at masked places alone, and those of two sequences in one row with garbage behind them."""
+  """All logits, those at masked places alone, and those of two sequences in one row with garbage
+  behind them."""
   places = np.array([[3, 4, 1, 6], [2, 5, 0, 0]], np.int32)
   packed = {name: np.concatenate([x[0], x[1], x[0, :2]])[None] for name, x in BATCH.items()}
   packed["encoder_segment_ids"] = np.repeat([1, 2, 0], (7, 7, 2)).astype(np.int32)[None]
-  packed["encoder_positions"] = np.concatenate([np.arange(n) for n in (7, 7, 2)]).astype(np.int32)[None]
+  packed["encoder_positions"] = np.concatenate([np.arange(n) for n in (7, 7, 2)]).astype(np.int32)[
+    None
+  ]
   run = jax.jit(lambda model, batch: model(batch)["permutation_logits"])
   everywhere = run(model, BATCH)
   some = run(model, BATCH | {"encoder_masked_positions": places})
@@ -59,7 +64,8 @@ def test_places_packing_and_padding_change_nothing(model):
     np.testing.assert_allclose(np.asarray(some[row])[: len(predicted)], expected, atol=1e-5)
     np.testing.assert_allclose(together[7 * row + predicted], expected, atol=1e-5)
   filled = model.generate(BATCH | {"encoder_masked_positions": places})["logits"].dense()
-  assert filled.shape == (2, 4, 64) and not np.allclose(filled[0, 2], some[0, 2])  # from fewer tokens
+  # from fewer tokens
+  assert filled.shape == (2, 4, 64) and not np.allclose(filled[0, 2], some[0, 2])
 
 
 def test_states_are_those_of_the_published_order(model):
@@ -67,8 +73,13 @@ def test_states_are_those_of_the_published_order(model):
   ours = {name: BATCH[f"encoder_{name}"] for name in ("input_tokens", "token_types")}
   theirs = {name: np.roll(x, -1, axis=1) for name, x in ours.items()}
   theirs["token_types"][:, -1] = 2
-  padded = {name: np.pad(x, ((0, 0), (0, 2)), constant_values=VARIANT.tokens.pad) for name, x in ours.items()}
-  run = jax.jit(lambda model, batch: model.encode({f"encoder_{name}": x for name, x in batch.items()})[0])
+  padded = {
+    name: np.pad(x, ((0, 0), (0, 2)), constant_values=VARIANT.tokens.pad)
+    for name, x in ours.items()
+  }
+  run = jax.jit(
+    lambda model, batch: model.encode({f"encoder_{name}": x for name, x in batch.items()})[0]
+  )
   expected = np.roll(run(model, theirs), 1, axis=1)
   for batch in (ours, padded):
     np.testing.assert_allclose(run(model, batch)[:, :7], expected, atol=1e-5)
@@ -76,5 +87,7 @@ def test_states_are_those_of_the_published_order(model):
 
 def test_designs_without_its_attention_are_refused():
   for change in ({"position": "rope"}, {"core": "auto"}, {"qk_norm": True}):
-    with pytest.raises(UserError, match="config.model.design: found .*XLNet's attention has its own positions"):
+    with pytest.raises(
+      UserError, match="config.model.design: found .*XLNet's attention has its own positions"
+    ):
       tiny.abstract(VARIANT, family=xlnet, design=change)

@@ -16,7 +16,11 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 
-D, N, H, BUCKETS, MOST = 8, 2, 4, 6, 11
+D = 8
+N = 2
+H = 4
+BUCKETS = 6
+MOST = 11
 DESIGN = dataclasses.replace(deberta.DESIGN, attention_scale=(3 * H) ** -0.5)
 DIMS = Dims(D, N, N, H, 16, 1)
 
@@ -29,14 +33,19 @@ def model(buckets=BUCKETS, most=MOST):
 
 def row(distance):
   """The row of He et al. 2021's table for a distance, from the released code."""
-  middle, size = BUCKETS // 2, abs(distance)
+  middle = BUCKETS // 2
+  size = abs(distance)
   if size > middle:
-    size = math.ceil(math.log(size / middle) / math.log((MOST - 1) / middle) * (middle - 1)) + middle
+    size = (
+      math.ceil(math.log(size / middle) / math.log((MOST - 1) / middle) * (middle - 1)) + middle
+    )
   return min(max(int(math.copysign(size, distance)) + BUCKETS, 0), 2 * BUCKETS - 1)
 
 
 def test_the_formula():
-  made, T = jax.jit(model)(), 14  # longer than the largest distance
+  # longer than the largest distance
+  made = jax.jit(model)()
+  T = 14
   arrays = {n: np.asarray(0.5 * np.random.default_rng(len(n)).standard_normal(x.shape), np.float32)
             for n, x in params.arrays(made).items()}  # fmt: skip
   made = params.with_arrays(made, arrays)
@@ -44,7 +53,9 @@ def test_the_formula():
   x_TD = np.random.default_rng(0).standard_normal((T, D)).astype(np.float32)
   mask = Mask(positions(T), positions(T))
   vectors = np.asarray(made.encoder.bias(mask, 1))
-  found = jax.jit(lambda layer, x: layer(x, Context(mask=mask, bias=vectors), None, None)[0])(layer, x_TD[None])[0]
+  found = jax.jit(lambda layer, x: layer(x, Context(mask=mask, bias=vectors), None, None)[0])(
+    layer, x_TD[None]
+  )[0]
 
   kernels = {n: (np.asarray(getattr(layer, n).kernel[...]), np.asarray(getattr(layer, n).bias[...]))
              for n in ("query", "key", "value", "out")}  # fmt: skip
@@ -54,10 +65,15 @@ def test_the_formula():
   expected = np.zeros((T, N, H))
   for n in range(N):
     for i in range(T):
-      sums = [q[i, n] @ k[j, n] + q[i, n] @ r_k[row(i - j), n] + k[j, n] @ r_q[row(i - j), n] for j in range(T)]
+      sums = [
+        q[i, n] @ k[j, n] + q[i, n] @ r_k[row(i - j), n] + k[j, n] @ r_q[row(i - j), n]
+        for j in range(T)
+      ]
       weights = np.exp(np.array(sums) / math.sqrt(3 * H))
       expected[i, n] = weights @ v[:, n] / weights.sum()
-  np.testing.assert_allclose(found, expected.reshape(T, -1) @ kernels["out"][0] + kernels["out"][1], atol=1e-4)
+  np.testing.assert_allclose(
+    found, expected.reshape(T, -1) @ kernels["out"][0] + kernels["out"][1], atol=1e-4
+  )
 
 
 @pytest.mark.parametrize("sizes", [(2, 512), (256, 129)])

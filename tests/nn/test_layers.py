@@ -44,7 +44,8 @@ def test_rms_norm():
 
 def test_rms_norm_statistics_are_float32():
   norm = RMSNorm(4096, rngs())
-  out = norm(jnp.full((1, 1, 4096), 300.0, jnp.bfloat16))  # the sum of squares in bfloat16 would be far off
+  # the sum of squares in bfloat16 would be far off
+  out = norm(jnp.full((1, 1, 4096), 300.0, jnp.bfloat16))
   assert out.dtype == jnp.bfloat16 and float(jnp.abs(out - 1).max()) < 4e-3
 
 
@@ -59,7 +60,9 @@ def test_dropout_without_a_key_or_rate_is_the_identity():
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("width", [512, 511])
-def test_dropout_keeps_the_expectation_in_every_place_or_shares_its_mask_along_the_length(shared, width):
+def test_dropout_keeps_the_expectation_in_every_place_or_shares_its_mask_along_the_length(
+  shared, width
+):
   x = jnp.ones((64, 7, width))
   y = np.asarray(Dropout(0.1, (-2,) if shared else ())(x, jax.random.key(3)))
   values = np.unique(y)
@@ -77,7 +80,8 @@ def test_dropout_keeps_the_expectation_in_every_place_or_shares_its_mask_along_t
 
 
 def test_dropout_gradient_is_its_own_mask():
-  x, key = jnp.asarray(normal(4, 5, 6)), jax.random.key(1)
+  x = jnp.asarray(normal(4, 5, 6))
+  key = jax.random.key(1)
   y = Dropout(0.5)(x, key)
   g = jax.grad(lambda x: Dropout(0.5)(x, key).sum())(x)
   np.testing.assert_allclose(y, g * x, rtol=1e-6)
@@ -97,15 +101,22 @@ def test_subkeys_differ():
 
 
 def test_masks_combine():
-  q, k = np.array([[0, 1, 0]], np.int32), np.array([[0, 1, 0, 1]], np.int32)
-  q_seg, k_seg = np.array([[1, 1, 2]], np.int32), np.array([[1, 1, 2, 2]], np.int32)
+  q = np.array([[0, 1, 0]], np.int32)
+  k = np.array([[0, 1, 0, 1]], np.int32)
+  q_seg = np.array([[1, 1, 2]], np.int32)
+  k_seg = np.array([[1, 1, 2, 2]], np.int32)
   valid = np.array([[True, True, False, True]])
   mask = Mask(*map(jnp.asarray, (q, k, q_seg, k_seg, valid)), causal=True).dense()
   assert mask.shape == (1, 1, 3, 4)
   for t, s in np.ndindex(3, 4):
-    assert bool(mask[0, 0, t, s]) == (k[0, s] <= q[0, t] and q_seg[0, t] == k_seg[0, s] and valid[0, s]), (t, s)
+    assert bool(mask[0, 0, t, s]) == (
+      k[0, s] <= q[0, t] and q_seg[0, t] == k_seg[0, s] and valid[0, s]
+    ), (t, s)
   assert Mask(positions(3), positions(3)).dense() is None
-  assert Mask(positions(3), positions(3), causal=True).dense()[0, 0].tolist() == np.tri(3, dtype=bool).tolist()
+  assert (
+    Mask(positions(3), positions(3), causal=True).dense()[0, 0].tolist()
+    == np.tri(3, dtype=bool).tolist()
+  )
 
 
 # Dense core
@@ -115,7 +126,9 @@ def attention_reference(q, k, v, allowed, bias, scale):
   B, T, N, H = q.shape
   repeat = N // k.shape[2]
   k, v = (np.repeat(a.astype(np.float64), repeat, axis=2) for a in (k, v))
-  logits = np.einsum("btnh,bsnh->bnts", q.astype(np.float64) * scale, k) + (0 if bias is None else bias)
+  logits = np.einsum("btnh,bsnh->bnts", q.astype(np.float64) * scale, k) + (
+    0 if bias is None else bias
+  )
   logits = np.where(allowed, logits, -np.inf)
   p = np.exp(logits - logits.max(-1, keepdims=True))
   return np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), v)
@@ -124,14 +137,23 @@ def attention_reference(q, k, v, allowed, bias, scale):
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("biased", [False, True])
 def test_dense_core(kv_heads, biased):
-  q, k, v = normal(2, 5, 6, 8), normal(2, 7, kv_heads, 8, seed=1), normal(2, 7, kv_heads, 8, seed=2)
+  q = normal(2, 5, 6, 8)
+  k = normal(2, 7, kv_heads, 8, seed=1)
+  v = normal(2, 7, kv_heads, 8, seed=2)
   bias = normal(1, 6, 5, 7, seed=3) if biased else None
   valid = np.arange(7)[None] < np.array([[7], [4]])
-  q_pos, k_pos = positions(5) + 2, positions(7)
-  allowed = valid[:, None, None] & (np.asarray(k_pos)[:, None, None] <= np.asarray(q_pos)[:, None, :, None])
+  q_pos = positions(5) + 2
+  k_pos = positions(7)
+  allowed = valid[:, None, None] & (
+    np.asarray(k_pos)[:, None, None] <= np.asarray(q_pos)[:, None, :, None]
+  )
   mask = Mask(q_pos, k_pos, k_valid=jnp.asarray(valid), causal=True)
-  out = dense(*map(jnp.asarray, (q, k, v)), mask, bias if bias is None else jnp.asarray(bias), scale=0.5)
-  np.testing.assert_allclose(out, attention_reference(q, k, v, allowed, bias, 0.5), rtol=2e-5, atol=2e-5)
+  out = dense(
+    *map(jnp.asarray, (q, k, v)), mask, bias if bias is None else jnp.asarray(bias), scale=0.5
+  )
+  np.testing.assert_allclose(
+    out, attention_reference(q, k, v, allowed, bias, 0.5), rtol=2e-5, atol=2e-5
+  )
 
 
 def test_dense_core_is_finite_without_any_visible_key():
@@ -169,7 +191,9 @@ class Add(nnx.Module):
 def test_residual_places_norms_where_its_equation_says():
   x = jnp.asarray(normal(1, 2, 3))
   full = Residual(Double(), in_norm=Add(1.0), res_norm=Add(10.0), out_norm=Add(100.0), alpha=3.0)
-  np.testing.assert_allclose(full(x, None, None, None)[0], 100 + 3 * x + (10 + 2 * (x + 1)), rtol=1e-6)
+  np.testing.assert_allclose(
+    full(x, None, None, None)[0], 100 + 3 * x + (10 + 2 * (x + 1)), rtol=1e-6
+  )
   np.testing.assert_allclose(Residual(Double())(x, None, None, None)[0], 3 * x)
 
 
@@ -212,12 +236,17 @@ def test_parameters_are_named_replaced_and_counted():
   other = {n: jnp.full(p.shape, i, jnp.float32) for i, (n, p) in enumerate(named.items())}
   replaced = params.with_arrays(jax.eval_shape(lambda: mlp), other)
   assert all((params.arrays(replaced)[n] == a).all() for n, a in other.items())
-  assert {n: p.axes for n, p in params.named_params(replaced).items()} == {n: p.axes for n, p in named.items()}
+  assert {n: p.axes for n, p in params.named_params(replaced).items()} == {
+    n: p.axes for n, p in named.items()
+  }
 
 
 def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
   source = rngs()
-  a, b = (params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...] for _ in range(2))
+  a, b = (
+    params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...]
+    for _ in range(2)
+  )
   assert abs(float(a.std()) - 0.5 / 8) < 1e-3 and abs(float((a * b).mean())) < 1e-4
 
 
@@ -230,10 +259,16 @@ def test_sizes_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("shape", [(4, 6, 8), (4, 1, 8), (3, 5), (7,), (2, 1, 1), (200, 300)])
 def test_dropout_draws_no_array_of_pairs(shape):
-  """Every array of the drawing but its two seeds has the shape's axes: a TPU pads a last axis of two to 128 lanes."""
+  """Every array of the drawing but its two seeds has the shape's axes: a TPU pads a last axis of
+  two to 128 lanes."""
   draw = lambda key: kept(key, 0.25, shape)[0]  # noqa: E731
   made = jax.make_jaxpr(draw)(jax.random.key(0))
-  arrays = [v.aval for equation in made.eqns for v in equation.outvars if v.aval.shape not in ((), (1,), (2,))]
+  arrays = [
+    v.aval
+    for equation in made.eqns
+    for v in equation.outvars
+    if v.aval.shape not in ((), (1,), (2,))
+  ]
   assert {one.ndim for one in arrays} == {len(shape)}
   keep = draw(jax.random.key(0))
   assert keep.shape == shape and keep.dtype == bool
@@ -243,14 +278,19 @@ def test_dropout_draws_no_array_of_pairs(shape):
     assert abs(float((halves[0] == halves[1]).mean()) - (0.75**2 + 0.25**2)) < 0.02
 
 
-@pytest.mark.parametrize("make", [RMSNorm, LayerNorm, GroupNorm, None], ids=["rms", "layer", "group", "gelu"])
+@pytest.mark.parametrize(
+  "make", [RMSNorm, LayerNorm, GroupNorm, None], ids=["rms", "layer", "group", "gelu"]
+)
 def test_the_backward_pass_keeps_the_input_alone(make):
-  """Exactly the gradient of the plain function, from a bfloat16 array where JAX would keep several float32 ones."""
+  """Exactly the gradient of the plain function, from a bfloat16 array where JAX would keep several
+  float32 ones."""
   arguments = () if make is None else (make(32, nnx.Rngs(params=jax.random.key(0))),)
   function = gelu if make is None else make.__call__
   x = jax.random.normal(jax.random.key(1), (4, *(2, 4)[make != GroupNorm :], 8, 32), jnp.bfloat16)
   left = jax.eval_shape(lambda x: jax.vjp(partial(function, *arguments), x)[1], x)
-  assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(left)) <= x.nbytes + 2 * 4 * 32
+  assert (
+    sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(left)) <= x.nbytes + 2 * 4 * 32
+  )
 
   def gradient(function):
     return jax.jit(jax.grad(lambda x: (function(*arguments, x).astype(jnp.float32) ** 2).sum()))(x)

@@ -23,13 +23,18 @@ def test_equals_jax_in_value_gradient_and_dtype(leading, dtype):
 
   # In bfloat16 both round the same sums once, added in another order.
   tolerance = 1e-5 if dtype == "float32" else 2e-2
-  for got, expected in zip(outcome(lambda x, w: matmul(x, w, dtype, AXES)), outcome(lambda x, w: x @ w), strict=True):
+  for got, expected in zip(
+    outcome(lambda x, w: matmul(x, w, dtype, AXES)), outcome(lambda x, w: x @ w), strict=True
+  ):
     assert got.dtype == expected.dtype and got.shape == expected.shape
-    np.testing.assert_allclose(got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+      got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
+    )
 
 
 def test_returns_and_accumulates_in_the_asked_dtype():
-  x, kernel = jnp.full((1, 4096), 1 / 64, "bfloat16"), jnp.full((4096, 1), 1 + 1 / 128, "bfloat16")
+  x = jnp.full((1, 4096), 1 / 64, "bfloat16")
+  kernel = jnp.full((4096, 1), 1 + 1 / 128, "bfloat16")
   assert matmul(x, kernel, jnp.float32, AXES).tolist() == [[64.5]]
 
 
@@ -43,14 +48,21 @@ def test_gradient_of_the_kernel_is_one_product_without_transposes():
 @pytest.mark.parametrize("platform, dtype", [("cpu", "float32"), ("tpu", "bfloat16")])
 def test_bfloat16_is_multiplied_in_the_type_that_the_platform_is_fast_in(platform, dtype):
   with target(platform):
-    products = str(jax.make_jaxpr(lambda x, w: matmul(x, w, jnp.bfloat16, AXES))(*[jnp.ones((2, 2), "bfloat16")] * 2))
+    products = str(
+      jax.make_jaxpr(lambda x, w: matmul(x, w, jnp.bfloat16, AXES))(
+        *[jnp.ones((2, 2), "bfloat16")] * 2
+      )
+    )
   assert f"preferred_element_type={dtype}" in products
 
 
 @pytest.mark.parametrize("several_x", [False, True])
 def test_bfloat16_has_gradients_under_vmap(several_x):
   """As in a pipeline, whose stages are computed at once."""
-  x, kernels = jnp.ones((2, 16, 8), "bfloat16"), jnp.full((2, 8, 4), 2.0)
-  of_all = jax.vmap(lambda x, w: matmul(x, w, jnp.bfloat16, AXES), in_axes=(0 if several_x else None, 0))
+  x = jnp.ones((2, 16, 8), "bfloat16")
+  kernels = jnp.full((2, 8, 4), 2.0)
+  of_all = jax.vmap(
+    lambda x, w: matmul(x, w, jnp.bfloat16, AXES), in_axes=(0 if several_x else None, 0)
+  )
   gradient = jax.jit(jax.grad(lambda w: of_all(x if several_x else x[0], w).sum()))(kernels)
   assert gradient.shape == kernels.shape and (gradient == 16).all()

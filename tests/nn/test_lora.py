@@ -1,4 +1,5 @@
-"""Adapters: none at first, the same as merged into the kernels, and the only parameters with a gradient."""
+"""Adapters: none at first, the same as merged into the kernels, and the only parameters with a
+gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,11 @@ CASES = {
   "decoder": Family("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"])),
   "encoder_decoder": Family("t5", "t5", shrunk(t5.VARIANTS["t5-v1_1-base"])),
 }
-TARGETS = {"encoder": ("query", "value"), "decoder": ("*",), "encoder_decoder": ("decoder/*/query", "mlp/layer/*")}
+TARGETS = {
+  "encoder": ("query", "value"),
+  "decoder": ("*",),
+  "encoder_decoder": ("decoder/*/query", "mlp/layer/*"),
+}
 
 
 def plain(case, layers):
@@ -35,12 +40,16 @@ def adapted(kind, layers="scan"):
 
 def noised(model):
   """With adapters that do something: B is drawn, too."""
-  draw = lambda n, x: jax.random.normal(jax.random.key(len(n)), x.shape) if n.endswith("lora_b") else x  # noqa: E731
+
+  def draw(n, x):
+    return jax.random.normal(jax.random.key(len(n)), x.shape) if n.endswith("lora_b") else x
+
   return params.with_arrays(model, {n: draw(n, x) for n, x in params.arrays(model).items()})
 
 
 @pytest.mark.parametrize(
-  ("kind", "layers"), beyond(1, [("encoder_decoder", "scan"), ("encoder", "scan"), ("decoder", "loop")])
+  ("kind", "layers"),
+  beyond(1, [("encoder_decoder", "scan"), ("encoder", "scan"), ("decoder", "loop")]),
 )
 def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
   @jax.jit
@@ -65,10 +74,16 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
 @pytest.mark.parametrize("kind", CASES)
 def test_the_defaults_adapt_queries_and_values(kind):
   tuning = tunings_lora.make()
-  made = params.named_params(jax.eval_shape(lambda: tuning.adapt(plain(CASES[kind], "scan"), jax.random.key(2), {})))
+  made = params.named_params(
+    jax.eval_shape(lambda: tuning.adapt(plain(CASES[kind], "scan"), jax.random.key(2), {}))
+  )
   adapters = [name.split("/")[-2] for name in made if name.endswith(ADAPTERS)]
-  assert set(adapters) == {"query", "value"} and len(adapters) == 4 * (3 if kind == "encoder_decoder" else 1)
-  assert {name for name in tuning.trained(made) if "blocks" in name} == {n for n in made if n.endswith(ADAPTERS)}
+  assert set(adapters) == {"query", "value"} and len(adapters) == 4 * (
+    3 if kind == "encoder_decoder" else 1
+  )
+  assert {name for name in tuning.trained(made) if "blocks" in name} == {
+    n for n in made if n.endswith(ADAPTERS)
+  }
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -81,10 +96,14 @@ def test_names_axes_and_sizes(kind):
   new = after.keys() - before.keys()
   assert new and {name.rpartition("/")[2] for name in new} == set(ADAPTERS)
   for name in new:
-    kernel, p = before[name.rpartition("/")[0] + "/kernel"], after[name]
+    kernel = before[name.rpartition("/")[0] + "/kernel"]
+    p = after[name]
     *layers, rows, columns = zip(kernel.shape, kernel.axes, kernel.unit)
     rank = (2, None, 1)
-    assert list(zip(p.shape, p.axes, p.unit)) == [*layers, *([rows, rank] if name.endswith("a") else [rank, columns])]
+    assert list(zip(p.shape, p.axes, p.unit)) == [
+      *layers,
+      *([rows, rank] if name.endswith("a") else [rank, columns]),
+    ]
   merged = params.named_params(jax.eval_shape(lambda: without_adapters(adapted(kind), merged=True)))
   assert {n: (p.shape, p.axes, p.unit) for n, p in merged.items()} == {
     n: (p.shape, p.axes, p.unit) for n, p in before.items()
@@ -96,7 +115,9 @@ def test_the_adapter_of_the_paper_by_hand():
   linear = Linear((3, 4), ("embed", "mlp"), params.fan_in_normal(3), rngs, bias=True)
   made = noised(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
   x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
-  W, b, A, B = (np.asarray(p[...], np.float64) for p in (made.kernel, made.bias, made.lora_a, made.lora_b))
+  W, b, A, B = (
+    np.asarray(p[...], np.float64) for p in (made.kernel, made.bias, made.lora_a, made.lora_b)
+  )
   np.testing.assert_allclose(made(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
 
 
@@ -107,14 +128,19 @@ def test_split_over_devices_they_compute_the_same(mesh):
   batch = {name: np.concatenate([x] * 8) for name, x in apart(CASES["decoder"]).items()}
   rules = Rules.make(make_mesh(mesh))
   model = jax.jit(lambda: noised(adapted("decoder")))()
-  abstract, arrays = jax.eval_shape(lambda: model), params.arrays(model)
+  abstract = jax.eval_shape(lambda: model)
+  arrays = params.arrays(model)
   sharded = jax.device_put(arrays, rules.of_params(params.named_params(abstract)))
-  adapters = [x for name, x in sharded.items() if name.endswith("lora_a") and "mlp/layer/wi" in name]
+  adapters = [
+    x for name, x in sharded.items() if name.endswith("lora_a") and "mlp/layer/wi" in name
+  ]
   assert adapters and all(len({str(s.index) for s in x.addressable_shards}) > 1 for x in adapters)
 
   def gradients(arrays, batch):
     own = {name: x for name, x in arrays.items() if name.endswith(ADAPTERS)}
-    return jax.grad(lambda own: (params.with_arrays(abstract, arrays | own)(batch)["logits"] ** 2).mean())(own)
+    return jax.grad(
+      lambda own: (params.with_arrays(abstract, arrays | own)(batch)["logits"] ** 2).mean()
+    )(own)
 
   @jax.jit
   def split(arrays, batch):
@@ -123,10 +149,14 @@ def test_split_over_devices_they_compute_the_same(mesh):
 
   found = split(sharded, jax.device_put(batch, rules.batch()))
   for name, expected in jax.jit(gradients)(arrays, batch).items():
-    np.testing.assert_allclose(found[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name)
+    np.testing.assert_allclose(
+      found[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name
+    )
 
 
 def test_a_target_that_names_no_kernel_is_one_line():
-  with pytest.raises(UserError, match="'qurey' names no kernel .* key, out, query, value, wi, wo") as error:
+  with pytest.raises(
+    UserError, match="'qurey' names no kernel .* key, out, query, value, wi, wo"
+  ) as error:
     lora.adapted(plain(CASES["decoder"], "scan"), ("value", "qurey"), 2, 1.0, jax.random.key(0))
   assert "\n" not in str(error.value)

@@ -8,7 +8,10 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.lstm import BiLstm, Lstm
 
-B, T, D, H = 2, 6, 5, 4
+B = 2
+T = 6
+D = 5
+H = 4
 
 
 def drawn(*shape: int) -> jnp.ndarray:
@@ -22,7 +25,8 @@ def test_padding_changes_nothing_in_either_direction():
   padded = jnp.concatenate([drawn(B, 3, D), x_BTD, drawn(B, 2, D)], axis=1)
   valid = jnp.broadcast_to((jnp.arange(T + 5) >= 3) & (jnp.arange(T + 5) < T + 3), (B, T + 5))
   run = jax.jit(lambda x, valid: lstm(x, valid))
-  found, alone = run(padded, valid), lstm(x_BTD, None)
+  found = run(padded, valid)
+  alone = lstm(x_BTD, None)
   np.testing.assert_allclose(found[:, 3 : T + 3], alone, atol=1e-6)
   assert alone.shape == (B, T, 2 * H) and (np.where(valid[..., None], 0, found) == 0).all()
   gradient = jax.grad(lambda x: jnp.sum(lstm(x, valid) ** 2))(padded)
@@ -38,7 +42,9 @@ def test_a_state_is_carried_on_and_reset_where_a_sequence_starts():
   np.testing.assert_allclose(jnp.concatenate([first, rest], axis=1), whole, atol=1e-6)
   np.testing.assert_allclose(end[1], last[1], atol=1e-6)
   starts = jnp.broadcast_to(jnp.arange(T) == 2, (B, T))
-  np.testing.assert_allclose(lstm(x_BTD, starts_BT=starts)[0][:, 2:], lstm(x_BTD[:, 2:])[0], atol=1e-6)
+  np.testing.assert_allclose(
+    lstm(x_BTD, starts_BT=starts)[0][:, 2:], lstm(x_BTD[:, 2:])[0], atol=1e-6
+  )
 
 
 def test_in_bfloat16_the_cell_stays_float32():
@@ -46,6 +52,8 @@ def test_in_bfloat16_the_cell_stays_float32():
   h_BTH, (h, c) = lstm(drawn(B, T, D).astype(jnp.bfloat16))
   assert (h_BTH.dtype, h.dtype, c.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
   assert all(x.dtype == jnp.float32 for x in params.arrays(lstm).values())
-  back = jax.eval_shape(lambda x: jax.vjp(lambda x: lstm(x)[0], x)[1], drawn(B, T, D).astype(jnp.bfloat16))
+  back = jax.eval_shape(
+    lambda x: jax.vjp(lambda x: lstm(x)[0], x)[1], drawn(B, T, D).astype(jnp.bfloat16)
+  )
   wide = [x.shape for x in jax.tree.leaves(back) if x.dtype == jnp.float32 and x.ndim > 2]
   assert wide == [(T, B, H)]  # the cells alone, no gates

@@ -21,10 +21,12 @@ from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
-ROWS, LENGTH = 8, 12
+ROWS = 8
+LENGTH = 12
 DIMS = Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=4)
 MIXTRAL = next(iter(mixtral.VARIANTS.values())).design
-MESH, FSDP = {"data": 2, "stage": 2, "tensor": 2}, {"fsdp": 4, "stage": 2}
+MESH = {"data": 2, "stage": 2, "tensor": 2}
+FSDP = {"fsdp": 4, "stage": 2}
 
 
 def packed(side):
@@ -40,14 +42,30 @@ def packed(side):
 
 
 LINFORMER = {"name": "linformer", "k": 4, "length": LENGTH, "share": "layerwise", "sequences": 2}
-LAYERWISE = replace(next(iter(bert.VARIANTS.values())).design, core=LINFORMER)  # the stack's matrix is on every stage
+# the stack's matrix is on every stage
+LAYERWISE = replace(next(iter(bert.VARIANTS.values())).design, core=LINFORMER)
 
 CASES = {  # family, design, features, arguments
   "decoder": (llama, llama.LLAMA2, packed("decoder"), {}),
-  "encoder": (bert, next(iter(bert.VARIANTS.values())).design, packed("encoder"), {"remat": "full"}),
+  "encoder": (
+    bert,
+    next(iter(bert.VARIANTS.values())).design,
+    packed("encoder"),
+    {"remat": "full"},
+  ),
   "layerwise": (bert, LAYERWISE, packed("encoder"), {}),
-  "encoder_decoder": (t5_family, t5_family.V1_1, packed("encoder") | packed("decoder"), {"layers": "loop"}),
-  "experts": (mixtral, replace(MIXTRAL, experts=replace(MIXTRAL.experts, balance_loss=0.5)), packed("decoder"), {}),
+  "encoder_decoder": (
+    t5_family,
+    t5_family.V1_1,
+    packed("encoder") | packed("decoder"),
+    {"layers": "loop"},
+  ),
+  "experts": (
+    mixtral,
+    replace(MIXTRAL, experts=replace(MIXTRAL.experts, balance_loss=0.5)),
+    packed("decoder"),
+    {},
+  ),
   "two_rounds": (
     llama,
     llama.LLAMA2,
@@ -62,18 +80,23 @@ def rules_of(mesh):
 
 
 def run(case, mesh, **changes):
-  """((logits of real tokens, auxiliary losses), gradients of all parameters, the compiled program)"""
+  """((logits of real tokens, auxiliary losses), gradients of all parameters, the compiled
+  program)"""
   family, design, batch, arguments = CASES[case]
-  model, rules = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes)), rules_of(mesh)
+  model = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes))
+  rules = rules_of(mesh)
   shardings = rules.of_params(params.named_params(model))
   arrays = {name: jax.device_put(x, shardings[name]) for name, x in params.arrays(model).items()}
   batch = {name: jax.device_put(x, rules.batch()) for name, x in batch.items()}
   weights = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, LENGTH, 1)), jnp.float32)
-  weights *= batch[next(name for name in reversed(batch) if name.endswith("segment_ids"))][..., None] > 0
+  weights *= (
+    batch[next(name for name in reversed(batch) if name.endswith("segment_ids"))][..., None] > 0
+  )
 
   def loss(arrays, batch):
     out = params.with_arrays(model, arrays)(batch)
-    logits, more = out["logits"], sum(x for name, x in out.items() if name.endswith("_loss"))
+    logits = out["logits"]
+    more = sum(x for name, x in out.items() if name.endswith("_loss"))
     return jnp.sum(jnp.sin(logits) * weights) + more, (jnp.where(weights != 0, logits, 0.0), more)
 
   def gradients_of(arrays, batch):
@@ -85,7 +108,9 @@ def run(case, mesh, **changes):
   return *jax.tree.map(np.asarray, (out, gradients)), step.as_text()
 
 
-@pytest.mark.parametrize("case, mesh", [("decoder", FSDP), *beyond(1, [(case, MESH) for case in reversed(CASES)])])
+@pytest.mark.parametrize(
+  "case, mesh", [("decoder", FSDP), *beyond(1, [(case, MESH) for case in reversed(CASES)])]
+)
 def test_stages_equal_one_device(case, mesh):
   out, gradients, program = run(case, mesh)
   assert ("reduce-scatter" in program) == (mesh is FSDP)
@@ -93,30 +118,44 @@ def test_stages_equal_one_device(case, mesh):
   for one, other in zip(out, expected, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
   for name, g in expected_gradients.items():
-    np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=1e-6 + 2e-5 * np.abs(g).max(), err_msg=name)
+    np.testing.assert_allclose(
+      gradients[name], g, rtol=1e-4, atol=1e-6 + 2e-5 * np.abs(g).max(), err_msg=name
+    )
 
 
 def test_only_arrays_with_a_row_per_example_are_cut():
   """The vectors of 512 distances in DeBERTa are as many as the rows of some batches."""
-  rows, vectors = jnp.zeros((ROWS, 1, 2, 2)), jnp.zeros((ROWS, 16))
+  rows = jnp.zeros((ROWS, 1, 2, 2))
+  vectors = jnp.zeros((ROWS, 16))
   mask = Mask(positions(LENGTH), positions(LENGTH))
   for bias, cut in ((rows, True), (vectors, False), (rows[:1], False)):
     context = Context(mask=mask, bias=bias, places=jnp.zeros((ROWS, LENGTH, 16)))
     piece = pipelines._Rows.of(context, ROWS, 4).context(context, 1)
-    assert piece.bias.shape[0] == (ROWS // 4 if cut else bias.shape[0]) and piece.places.shape[0] == ROWS // 4
+    assert (
+      piece.bias.shape[0] == (ROWS // 4 if cut else bias.shape[0])
+      and piece.places.shape[0] == ROWS // 4
+    )
 
 
 @pytest.mark.parametrize(
   "pipeline, words",
   [
-    ({"microbatches": 3}, "config.model.pipeline.microbatches: found 3, expected a divisor of the 8 rows"),
+    (
+      {"microbatches": 3},
+      "config.model.pipeline.microbatches: found 3, expected a divisor of the 8 rows",
+    ),
     ({"rounds": 4}, "found 4 layers .*, expected a multiple of 8 for 2 stages and 4 rounds"),
-    ({"rounds": 2, "microbatches": 1}, "microbatches: found 1, expected at least the 2 stages for 2 rounds"),
+    (
+      {"rounds": 2, "microbatches": 1},
+      "microbatches: found 1, expected at least the 2 stages for 2 rounds",
+    ),
     ({"round": 2}, "config.model.pipeline.round: unknown key"),
   ],
 )
 def test_what_does_not_divide(pipeline, words):
   family, design, batch, _ = CASES["decoder"]
   with pytest.raises(UserError, match=words), rules_of(MESH).activate():
-    model = jax.eval_shape(tiny.maker(Variant(DIMS, design, 64), family=family, pipeline=pipeline), jax.random.key(0))
+    model = jax.eval_shape(
+      tiny.maker(Variant(DIMS, design, 64), family=family, pipeline=pipeline), jax.random.key(0)
+    )
     jax.eval_shape(lambda model: model(batch), model)

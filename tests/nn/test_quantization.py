@@ -1,4 +1,5 @@
-"""Products of 8-bit factors: their error, their rows, their programs, their layouts, and the runs that use them."""
+"""Products of 8-bit factors: their error, their rows, their programs, their layouts, and the runs
+that use them."""
 
 import dataclasses
 import re
@@ -35,7 +36,8 @@ HALF_STEPS = {
 
 
 def factors(dtype=jnp.float32):
-  """`x` [3, 5, 64] with rows of very different sizes, a kernel [64, 24] and a gradient [3, 5, 24]."""
+  """`x` [3, 5, 64] with rows of very different sizes, a kernel [64, 24] and a gradient [3, 5,
+  24]."""
   generator = np.random.default_rng(0)
   sizes = 10.0 ** generator.integers(-3, 3, (3, 5, 1))
   x, kernel, g = (generator.standard_normal(shape) for shape in [(3, 5, 64), (64, 24), (3, 5, 24)])
@@ -48,15 +50,27 @@ def outcome(multiply, x, kernel, g):
 
 
 def bound(a, b, axis_a, axis_b, dtype_a, dtype_b):
-  """The largest error that rounding two matrices of float64 can make in the sum of their products."""
+  """The largest error that rounding two matrices of float64 can make in the sum of their
+  products."""
 
   def error(x, axis, dtype):
     of_scale, of_value = HALF_STEPS[dtype]
-    return np.maximum(of_scale * np.asarray(rounded(jnp.asarray(x), (axis,), dtype)[1]), of_value * np.abs(x)) * 1.001
+    return (
+      np.maximum(
+        of_scale * np.asarray(rounded(jnp.asarray(x), (axis,), dtype)[1]), of_value * np.abs(x)
+      )
+      * 1.001
+    )
 
-  a, b = (np.moveaxis(np.asarray(x, np.float64), axis, last) for x, axis, last in ((a, axis_a, 1), (b, axis_b, 0)))
-  error_a, error_b = error(a, 1, dtype_a), error(b, 0, dtype_b)
-  return np.abs(a) @ error_b + error_a @ np.abs(b) + error_a @ error_b + 1e-5 * (np.abs(a) @ np.abs(b))
+  a, b = (
+    np.moveaxis(np.asarray(x, np.float64), axis, last)
+    for x, axis, last in ((a, axis_a, 1), (b, axis_b, 0))
+  )
+  error_a = error(a, 1, dtype_a)
+  error_b = error(b, 0, dtype_b)
+  return (
+    np.abs(a) @ error_b + error_a @ np.abs(b) + error_a @ error_b + 1e-5 * (np.abs(a) @ np.abs(b))
+  )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +78,8 @@ def test_products_are_within_the_bound_of_rounding(kind):
   x, kernel, g = factors()
   product = PRODUCTS[kind]
   got, exact = jax.jit(lambda *f: (outcome(product, *f), outcome(matmul, *f)))(x, kernel, g)
-  flat_x, flat_g = x.reshape(15, 64), g.reshape(15, 24)
+  flat_x = x.reshape(15, 64)
+  flat_g = g.reshape(15, 24)
   bounds = [
     bound(flat_x, kernel, 1, 0, product.factors, product.factors),
     bound(flat_g, kernel, 1, 1, product.gradients, product.factors),
@@ -73,8 +88,14 @@ def test_products_are_within_the_bound_of_rounding(kind):
     else 1e-5 * (np.abs(flat_x).T @ np.abs(flat_g)),
   ]
   for ours, theirs, most in zip(got, exact, bounds, strict=True):
-    error = np.abs(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)).reshape(np.shape(most) or ours.shape)
-    assert (error <= most).all() and (error.max() > 0 or not product.summed) and ours.dtype == theirs.dtype
+    error = np.abs(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)).reshape(
+      np.shape(most) or ours.shape
+    )
+    assert (
+      (error <= most).all()
+      and (error.max() > 0 or not product.summed)
+      and ours.dtype == theirs.dtype
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +116,9 @@ def test_what_is_not_finite_stays_so():
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-@pytest.mark.parametrize("kind, operands", [("int8", {"i8xi8": 2}), ("fp8", {"E4xE4": 1, "E5xE4": 1, "E4xE5": 1})])
+@pytest.mark.parametrize(
+  "kind, operands", [("int8", {"i8xi8": 2}), ("fp8", {"E4xE4": 1, "E5xE4": 1, "E4xE5": 1})]
+)
 def test_programs_multiply_8_bit_factors(kind, operands, platform):
   x, kernel, g = factors(jnp.bfloat16)
   step = jax.jit(lambda *factors: outcome(PRODUCTS[kind], *factors))
@@ -108,14 +131,17 @@ def test_programs_multiply_8_bit_factors(kind, operands, platform):
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_multiply_as_alone(kind):
   rows, kernels, g = (
-    jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(2, 3, 4, 16), (2, 16, 8), (2, 3, 4, 8)])
+    jax.random.normal(jax.random.key(i), s)
+    for i, s in enumerate([(2, 3, 4, 16), (2, 16, 8), (2, 3, 4, 8)])
   )
 
   def experts(rows, kernels):
     return PRODUCTS[kind].experts(rows, kernels, ("expert", "embed", "mlp"))
 
   def alone(rows, kernels):
-    return jnp.stack([PRODUCTS[kind](r, k, r.dtype, AXES) for r, k in zip(rows, kernels, strict=True)])
+    return jnp.stack(
+      [PRODUCTS[kind](r, k, r.dtype, AXES) for r, k in zip(rows, kernels, strict=True)]
+    )
 
   def both(rows, kernels, g):
     return [(f(rows, kernels), *jax.vjp(f, rows, kernels)[1](g)) for f in (experts, alone)]
@@ -127,26 +153,37 @@ def test_experts_multiply_as_alone(kind):
 def test_sorted_experts_are_refused():
   design = Design(quantization="int8", experts=Experts(dispatch="dropless"))
   size = dataclasses.replace(tiny.sizes(), design=design)
-  with pytest.raises(UserError, match="design.quantization: found int8 factors with experts dispatched as 'dropless'"):
+  with pytest.raises(
+    UserError, match="design.quantization: found int8 factors with experts dispatched as 'dropless'"
+  ):
     tiny.abstract(size)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [{"fsdp": 4}, pytest.param({"fsdp": 2, "tensor": 2}, marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+  "shape", [{"fsdp": 4}, pytest.param({"fsdp": 2, "tensor": 2}, marks=pytest.mark.more)]
+)
 def test_equal_on_a_mesh(kind, shape):
-  """Kernels are gathered in 8 bits; fp8 rounds gradients of kernels by the scales of a device's own tokens."""
+  """Kernels are gathered in 8 bits; fp8 rounds gradients of kernels by the scales of a device's own
+  tokens."""
   rules = Rules.make(make_mesh(shape, jax.devices()[:4]))
-  x, g = (jax.random.normal(jax.random.key(i), (8, 4, n), jnp.bfloat16) for i, n in ((0, 16), (1, 32)))
+  x, g = (
+    jax.random.normal(jax.random.key(i), (8, 4, n), jnp.bfloat16) for i, n in ((0, 16), (1, 32))
+  )
   kernel = jax.random.normal(jax.random.key(2), (16, 32))
 
   def run(x, kernel, g):
     with rules.activate():
       return outcome(PRODUCTS[kind], x, kernel, g)
 
-  placed = [jax.device_put(a, rules.sharding(n)) for a, n in ((x, ("batch",)), (kernel, AXES), (g, ("batch",)))]
+  placed = [
+    jax.device_put(a, rules.sharding(n))
+    for a, n in ((x, ("batch",)), (kernel, AXES), (g, ("batch",)))
+  ]
   program = jax.jit(run).lower(*placed).compile()
   gathers = re.findall(r"= (\w+)\[[\d,]+\]\S* all-gather\(", program.as_text())
-  assert {"int8": "s8", "fp8": "f16"}[kind] in gathers and "bf16" not in gathers  # XLA on CPU widens floats of 8 bits
+  # XLA on CPU widens floats of 8 bits
+  assert {"int8": "s8", "fp8": "f16"}[kind] in gathers and "bf16" not in gathers
   for got, expected, most in zip(
     program(*placed), outcome(PRODUCTS[kind], x, kernel, g), (1e-2, 1e-2, 0.1), strict=True
   ):
@@ -158,7 +195,11 @@ def test_decoding_keeps_them():
   linear = Linear((8, 4), AXES, params.normal(1.0), nnx.Rngs(0))
   linear.multiply = PRODUCTS["int8"]
   kept = prepared(nnx.List([linear]), jnp.bfloat16)
-  assert isinstance(PRODUCTS["int8"], Scaled) and type(kept[0]) is Linear and kept[0].multiply is linear.multiply
+  assert (
+    isinstance(PRODUCTS["int8"], Scaled)
+    and type(kept[0]) is Linear
+    and kept[0].multiply is linear.multiply
+  )
 
 
 @pytest.mark.more
@@ -166,6 +207,8 @@ def test_a_resumed_run_may_switch(tmp_path, capsys):
   flags = ["--config=tests/recipes/nano.py", f"--workdir={tmp_path}"]
   with alone():
     assert train.main([*flags, "--config.total_steps=2"]) == 0
-    assert train.main([*flags, "--config.total_steps=4", "--config.model.design.quantization=int8"]) == 0
+    assert (
+      train.main([*flags, "--config.total_steps=4", "--config.model.design.quantization=int8"]) == 0
+    )
   assert "resuming with a changed config: model.design" in capsys.readouterr().out
   assert [row["step"] for row in read_metrics(tmp_path) if "train/loss" in row] == [1, 2, 3, 4]

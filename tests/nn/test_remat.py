@@ -1,4 +1,5 @@
-"""Layers that differ are recomputed one at a time: a block that holds several would keep all of their activations."""
+"""Layers that differ are recomputed one at a time: a block that holds several would keep all of
+their activations."""
 
 import dataclasses
 
@@ -20,7 +21,8 @@ def test_each_layer_of_a_period_is_a_region_of_its_own(layers, joined):
   traced = jax.make_jaxpr(lambda model: model.outputs(dict.fromkeys(names, ids_BT)))(model)
   (scan,) = (equation for equation in traced.jaxpr.eqns if equation.primitive.name == "scan")
   regions = [one for one in scan.params["jaxpr"].jaxpr.eqns if one.primitive.name == "remat2"]
-  # A scan of one block is no loop once it is compiled: recomputing would be joined with the forward pass.
+  # A scan of one block is no loop once it is compiled: recomputing would be joined with the forward
+  # pass.
   assert [not one.params["prevent_cse"] for one in regions] == [joined] * 6
 
 
@@ -38,13 +40,19 @@ def test_a_scan_of_one_shared_layer_is_guarded_too(layers, joined):
 
 def _products(jaxpr) -> int:
   """Count the grouped products of a program, its inner ones included."""
-  inner = sum(_products(inner) for equation in jaxpr.eqns for inner in jax.core.jaxprs_in_params(equation.params))
+  inner = sum(
+    _products(inner)
+    for equation in jaxpr.eqns
+    for inner in jax.core.jaxprs_in_params(equation.params)
+  )
   return inner + sum(equation.primitive.name.startswith("ragged_dot") for equation in jaxpr.eqns)
 
 
 @pytest.mark.parametrize("remat, again", [("none", 0), ("minimal", 0), ("full", 3)])
 def test_experts_whose_activations_are_kept_are_not_applied_again(remat, again):
-  model = jax.eval_shape(lambda: mixtral.Model(nnx.Rngs(0), variant=mixtral.VARIANTS["tiny"], remat=remat))
+  model = jax.eval_shape(
+    lambda: mixtral.Model(nnx.Rngs(0), variant=mixtral.VARIANTS["tiny"], remat=remat)
+  )
   ids_BT = jnp.zeros((2, 8), jnp.int32)
   names = ("decoder_input_tokens", "decoder_positions", "decoder_segment_ids")
   graph, state = nnx.split(model)

@@ -28,7 +28,11 @@ VARIANT = dataclasses.replace(
 def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
   shared = jax.jit(lambda: albert.Model(nnx.Rngs(params=0), variant=VARIANT, **form))()
   separate = jax.eval_shape(lambda: Encoder(nnx.Rngs(params=0), variant=VARIANT, **form))
-  batch = {"encoder_input_tokens": np.random.default_rng(0).integers(4, tiny.VOCAB, (2, 7)).astype(np.int32)}
+  batch = {
+    "encoder_input_tokens": np.random.default_rng(0)
+    .integers(4, tiny.VOCAB, (2, 7))
+    .astype(np.int32)
+  }
   one = params.arrays(shared)
   many = {n: jnp.repeat(x, LAYERS, axis=0) if "blocks" in n else x for n, x in one.items()}
   assert params.count(separate) > params.count(shared)
@@ -37,7 +41,9 @@ def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
     out = params.with_arrays(model, arrays)(batch)
     return jnp.sum(jnp.sin(out["logits"])) + jnp.sum(out["next_sentence_logits"])
 
-  found, expected = (jax.jit(jax.value_and_grad(value))(x, m) for x, m in ((one, shared), (many, separate)))
+  found, expected = (
+    jax.jit(jax.value_and_grad(value))(x, m) for x, m in ((one, shared), (many, separate))
+  )
   np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
   largest = max(np.abs(g).max() for g in expected[1].values())
   for name, gradient in found[1].items():
@@ -54,10 +60,13 @@ def test_groups_are_not_split_over_stages():
 
 
 @pytest.mark.parametrize(
-  "layers, groups, times", [(12, 1, (12,)), (5, 2, (3, 2)), (12, 5, (3, 2, 3, 2, 2)), (2, 3, (1, 1, 0))]
+  "layers, groups, times",
+  [(12, 1, (12,)), (5, 2, (3, 2)), (12, 5, (3, 2, 3, 2, 2)), (2, 3, (1, 1, 0))],
 )
 def test_groups_run_as_often_as_in_the_released_code(layers, groups, times):
-  variant = dataclasses.replace(VARIANT, dims=dataclasses.replace(VARIANT.dims, layers=layers), groups=groups)
+  variant = dataclasses.replace(
+    VARIANT, dims=dataclasses.replace(VARIANT.dims, layers=layers), groups=groups
+  )
   assert variant.times == times
 
 

@@ -1,4 +1,5 @@
-"""Accuracy where several classes are likeliest: the first is the prediction, as in the evaluator's top-1."""
+"""Accuracy where several classes are likeliest: the first is the prediction, as in the evaluator's
+top-1."""
 
 import jax.numpy as jnp
 
@@ -9,5 +10,9 @@ def test_equal_logits_are_no_right_answer_to_everything():
   batch = {"label": jnp.arange(4), "example_weights": jnp.array([1.0, 1.0, 1.0, 0.0])}
   _, sums = label_losses(jnp.zeros((4, 4), jnp.bfloat16), batch)
   assert (sums["correct"], sums["weights"]) == (1, 3)
-  mixed = batch | {"other_label": jnp.array([1, 0, 2, 0]), "label_share": jnp.array([0.75, 0.75, 0.75, 0.5])}
-  assert label_losses(jnp.zeros((4, 4)), mixed)[1]["correct"] == 1.0  # 0.75 of the first, 0.25 of the second
+  mixed = batch | {
+    "other_label": jnp.array([1, 0, 2, 0]),
+    "label_share": jnp.array([0.75, 0.75, 0.75, 0.5]),
+  }
+  # 0.75 of the first, 0.25 of the second
+  assert label_losses(jnp.zeros((4, 4)), mixed)[1]["correct"] == 1.0

@@ -1,4 +1,5 @@
-"""Cross-entropy in chunks: equal to that of all logits at once, on one device and on many, and never holding them."""
+"""Cross-entropy in chunks: equal to that of all logits at once, on one device and on many, and
+never holding them."""
 
 import dataclasses
 import math
@@ -20,7 +21,9 @@ from t5x_like.objectives._losses import token_losses
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
-B, T, D = 4, 12, 16
+B = 4
+T = 12
+D = 16
 RNG = np.random.default_rng(0)
 TARGETS = RNG.integers(0, 900, (B, T)).astype(np.int32)
 WEIGHTS = RNG.choice([0.0, 0.5, 1.0], (B, T)).astype(np.float32)
@@ -71,13 +74,16 @@ def assert_equal(found, expected, tolerance=1e-6):
 )
 def test_chunks_change_nothing(case, smoothing, small_chunks):
   logits = logits_of(**case)
-  assert _cross_entropy.Chunks.of(logits).columns == 128 and _cross_entropy.Chunks.of(logits).rows == 2
+  assert (
+    _cross_entropy.Chunks.of(logits).columns == 128 and _cross_entropy.Chunks.of(logits).rows == 2
+  )
   found = jax.jit(loss_and_gradients, static_argnums=1)(logits, smoothing)
   assert_equal(found, jax.jit(dense_loss_and_gradients, static_argnums=1)(logits, smoothing))
 
 
 def test_logits_that_fit_are_computed_once():
-  """A wide vocabulary is one chunk if its logits are few, unless its kernel is split and gathered by chunks."""
+  """A wide vocabulary is one chunk if its logits are few, unless its kernel is split and gathered
+  by chunks."""
   logits = logits_of(vocab=10_000)
   assert not _cross_entropy.Chunks.of(logits).several
   traced = str(jax.make_jaxpr(loss_and_gradients)(logits))
@@ -86,14 +92,18 @@ def test_logits_that_fit_are_computed_once():
     assert _cross_entropy.Chunks.of(logits).several
 
 
-@pytest.mark.parametrize("mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str)
+@pytest.mark.parametrize(
+  "mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_meshes_change_nothing(mesh, tied, small_chunks, capfd):
   rules = Rules.make(make_mesh(mesh))
   axes = ("vocab", "embed") if tied else ("embed", "vocab")
   logits = logits_of(vocab=1024, tied=tied, bias=True)
   shardings = VocabularyLogits(
-    *(rules.sharding(a) for a in (("batch", "length", None), axes, ("vocab",))), tied, logits.softcap
+    *(rules.sharding(a) for a in (("batch", "length", None), axes, ("vocab",))),
+    tied,
+    logits.softcap,
   )
 
   def run(logits):
@@ -117,31 +127,42 @@ def largest(program: str) -> int:
 
 
 @pytest.mark.parametrize(
-  "vocab, tokens, family", [(32_128, 1024, "gpt2-tiny"), (128_256, 256, "bert-tiny"), (250_112, 128, "gpt2-tiny")]
+  "vocab, tokens, family",
+  [(32_128, 1024, "gpt2-tiny"), (128_256, 256, "bert-tiny"), (250_112, 128, "gpt2-tiny")],
 )
 def test_no_array_of_all_logits_in_the_compiled_program(vocab, tokens, family):
-  module, objective = (gpt, decoder.Objective(z_loss=1e-4)) if family == "gpt2-tiny" else (bert, mlm.Objective())
+  module, objective = (
+    (gpt, decoder.Objective(z_loss=1e-4)) if family == "gpt2-tiny" else (bert, mlm.Objective())
+  )
   size = dataclasses.replace(module.VARIANTS[family], dims=SIZES, vocab_size=vocab)
   make = tiny.maker(size, family=module, **({"head": "mlm"} if module is bert else {}))
   model = jax.eval_shape(make, jax.random.key(0))
   side = "encoder" if module is bert else "decoder"
   shape = (tokens // 64, 64)
-  batch = {f"{side}_{name}_tokens": jax.ShapeDtypeStruct(shape, jnp.int32) for name in ("input", "target")}
+  batch = {
+    f"{side}_{name}_tokens": jax.ShapeDtypeStruct(shape, jnp.int32) for name in ("input", "target")
+  }
   batch[f"{side}_loss_weights"] = jax.ShapeDtypeStruct(shape, jnp.float32)
 
   def compiled(objective):
     def loss(arrays, batch):
       return objective(params.with_arrays(model, arrays), batch)
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params.arrays(model), batch).compile()
+    return (
+      jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params.arrays(model), batch).compile()
+    )
 
   def dense(model, batch):
     logits = model(batch)["logits"]
-    return token_losses(logits, batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"], 0.0, 0.0)
+    return token_losses(
+      logits, batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"], 0.0, 0.0
+    )
 
   whole = tokens * vocab
   chunked = compiled(objective)
-  assert largest(chunked.as_text()) <= max(tokens * _cross_entropy.MOST, vocab * SIZES.embed) < whole / 3
+  assert (
+    largest(chunked.as_text()) <= max(tokens * _cross_entropy.MOST, vocab * SIZES.embed) < whole / 3
+  )
   if vocab == 32_128:  # the control: the scan would find them
     control = compiled(dense)
     assert largest(control.as_text()) >= whole
@@ -157,4 +178,6 @@ def test_samples_in_chunks_have_the_distribution(small_chunks):
     found = _cross_entropy.sample(logits, jax.random.key(1), temperature)
     weights = shares ** (1 / temperature)
     groups = np.searchsorted([4, 131, 501, 1000], np.arange(1000), side="right")
-    assert_fits(np.bincount(groups[np.asarray(found).ravel()], minlength=4), np.bincount(groups, weights))
+    assert_fits(
+      np.bincount(groups[np.asarray(found).ravel()], minlength=4), np.bincount(groups, weights)
+    )

@@ -14,8 +14,23 @@ from t5x_like.report.page import loss_unit, metrics
 OLDER = ("eval/a/loss", "eval/a/unigram_entropy", "eval/a/perplexity")
 BUILT_IN = slots.names(objectives)
 # The metric `loss` is -log p of the targets, and nothing else.
-LIKELIHOODS = {"decoder", "encoder_decoder", "mlm", "permutation_lm", "tagging", "multiple_choice", "patch_colours"}
-LIKELIHOODS |= {"electra", "multi_token", "span_boundary", "token_distillation", "cached_distillation", "gpt1"}
+LIKELIHOODS = {
+  "decoder",
+  "encoder_decoder",
+  "mlm",
+  "permutation_lm",
+  "tagging",
+  "multiple_choice",
+  "patch_colours",
+}
+LIKELIHOODS |= {
+  "electra",
+  "multi_token",
+  "span_boundary",
+  "token_distillation",
+  "cached_distillation",
+  "gpt1",
+}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -37,14 +52,21 @@ def test_an_objective_of_ones_own_has_no_unit_of_ours():
   assert loss_unit({"objective.name": "my.module:Objective"}) == "" and loss_unit({}) == ""
 
 
-@pytest.mark.parametrize("name, names", [("dpo", {"step", "eval/a/loss"}), ("decoder", {"step", *OLDER})])
+@pytest.mark.parametrize(
+  "name, names", [("dpo", {"step", "eval/a/loss"}), ("decoder", {"step", *OLDER})]
+)
 def test_pages_of_older_runs_show_no_entropy_of_other_losses(name, names, tmp_path):
-  (tmp_path / "metrics.jsonl").write_text(json.dumps(dict.fromkeys(OLDER, 1.0) | {"step": 1}) + "\n")
+  (tmp_path / "metrics.jsonl").write_text(
+    json.dumps(dict.fromkeys(OLDER, 1.0) | {"step": 1}) + "\n"
+  )
   assert set(metrics(tmp_path, {"objective.name": name})[0]) == names
 
 
 def test_the_chart_of_the_loss_has_its_unit():
-  rows = [{"step": step, "train/loss": 1.0, "train/margin": 0.1, "train/accuracy": 0.5} for step in range(1, 5)]
+  rows = [
+    {"step": step, "train/loss": 1.0, "train/margin": 0.1, "train/accuracy": 0.5}
+    for step in range(1, 5)
+  ]
   drawn = charts(rows, "nats per pair of answers")
   assert [chart["title"] for chart in drawn] == ["Loss", "Accuracy", "Margin of preferred answers"]
   assert "nats per pair of answers" in drawn[0]["svg"]
@@ -60,10 +82,14 @@ def test_a_sum_or_declaration_that_is_missing_is_one_line():
     check_declarations("my:Hinge", Hinge())
   with pytest.raises(UserError, match="expected a subclass of t5x_like.objectives.Base"):
     check_declarations("my:Hinge", types.SimpleNamespace())
-  with pytest.raises(UserError, match="returned the sums loss, correct, expected `weights` among them"):
+  with pytest.raises(
+    UserError, match="returned the sums loss, correct, expected `weights` among them"
+  ):
     evaluate(lambda model, batch, key: (1.0, {"loss": 1.0, "correct": 2.0}), None, {})
   batch = {"decoder_target_tokens": 0}
-  with pytest.raises(UserError, match="looked for 'segments', found the features decoder_target_tokens; declare in"):
+  with pytest.raises(
+    UserError, match="looked for 'segments', found the features decoder_target_tokens; declare in"
+  ):
     evaluate(lambda model, batch, key: batch["segments"], None, batch)
   with pytest.raises(KeyError):  # of another dict: a bug
     evaluate(lambda model, batch, key: {}["decoder_target_tokens"], None, batch)

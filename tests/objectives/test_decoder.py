@@ -33,14 +33,18 @@ def features(targets, *arguments, **named):
 
 
 TARGETS = np.random.default_rng(0).integers(2, tiny.VOCAB, (3, 12))
-evaluated = jax.jit(lambda model, batch: decoder.Objective(z_loss=1e-3, label_smoothing=0.1)(model, batch))
+evaluated = jax.jit(
+  lambda model, batch: decoder.Objective(z_loss=1e-3, label_smoothing=0.1)(model, batch)
+)
 
 
 def test_sums_are_those_of_the_shared_arithmetic(model):
   batch = features(TARGETS, prefix_B=tf.constant([1, 6, 11]))
   loss, sums = evaluated(model, batch)
   logits = jax.jit(lambda model, batch: model(batch))(model, batch)["logits"]
-  expected = token_losses(logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3)
+  expected = token_losses(
+    logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3
+  )
   np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
   assert set(sums) == set(expected[1]) and sums["weights"] == 11 + 6 + 1
   for name, value in expected[1].items():
@@ -56,7 +60,9 @@ def test_packed_documents_cost_what_they_cost_alone(model):
       targets = TARGETS[row][documents[row] == number]
       padded = np.pad(targets, (0, 12 - len(targets)))
       batch = features(padded[None])
-      batch["decoder_loss_weights"] = batch["decoder_loss_weights"] * (jnp.arange(12) < len(targets))
+      batch["decoder_loss_weights"] = batch["decoder_loss_weights"] * (
+        jnp.arange(12) < len(targets)
+      )
       alone += evaluated(model, batch)[0]
   np.testing.assert_allclose(packed, alone, rtol=1e-5)
   unmasked, _ = evaluated(model, features(TARGETS))
@@ -64,7 +70,8 @@ def test_packed_documents_cost_what_they_cost_alone(model):
 
 
 def test_nothing_predicted_is_seen(model):
-  """A target of the rest moves only the logits behind it; a token of the prefix moves those of the prefix too."""
+  """A target of the rest moves only the logits behind it; a token of the prefix moves those of the
+  prefix too."""
   logits = jax.jit(lambda model, batch: model(batch)["logits"])
   cut = tf.constant([5] * 3)
   before = logits(model, features(TARGETS, prefix_B=cut))
@@ -78,4 +85,6 @@ def test_nothing_predicted_is_seen(model):
 def test_targets_of_the_prefix_cost_nothing(model):
   batch = features(TARGETS, prefix_B=tf.constant([5] * 3))
   other = dict(batch, decoder_target_tokens=batch["decoder_target_tokens"].at[:, :5].set(3))
-  np.testing.assert_array_equal(*(jax.device_get(evaluated(model, each)[0]) for each in (batch, other)))
+  np.testing.assert_array_equal(
+    *(jax.device_get(evaluated(model, each)[0]) for each in (batch, other))
+  )

@@ -1,4 +1,5 @@
-"""Detection against numpy and scipy: matching, losses, and what padding and the division of a batch may not change."""
+"""Detection against numpy and scipy: matching, losses, and what padding and the division of a batch
+may not change."""
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +28,18 @@ def giou(a, b) -> float:
 
 def reference(outputs, batch, no_object=0.1, l1=5.0, giou_weight=2.0) -> dict[str, float]:
   """DETR's losses as the paper writes them, by loops; sums over the layers, each of them a mean."""
-  logits = np.concatenate([outputs["earlier_logits"], outputs["logits"][:, None]], 1).astype(np.float64)
-  boxes = np.concatenate([outputs["earlier_boxes"], outputs["boxes"][:, None]], 1).astype(np.float64)
+  logits = np.concatenate([outputs["earlier_logits"], outputs["logits"][:, None]], 1).astype(
+    np.float64
+  )
+  boxes = np.concatenate([outputs["earlier_boxes"], outputs["boxes"][:, None]], 1).astype(
+    np.float64
+  )
   B, L, Q, V = logits.shape
   p = np.exp(logits - logits.max(-1, keepdims=True))
   p /= p.sum(-1, keepdims=True)
   number = int((batch["box_labels"] >= 0).sum())
-  total, last = 0.0, {}
+  total = 0.0
+  last = {}
   for layer in range(L):
     weighted = weights = far = wide = 0.0
     for row in range(B):
@@ -42,9 +48,13 @@ def reference(outputs, batch, no_object=0.1, l1=5.0, giou_weight=2.0) -> dict[st
       y0, x0, y1, x1 = batch["boxes"][row, real].astype(np.float64).T
       targets = np.stack([(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], 1)
       found = boxes[row, layer]
-      apart = np.array([[np.abs(f - t).sum() for t in targets] for f in found]).reshape(Q, len(real))
+      apart = np.array([[np.abs(f - t).sum() for t in targets] for f in found]).reshape(
+        Q, len(real)
+      )
       overlap = np.array([[giou(f, t) for t in targets] for f in found]).reshape(Q, len(real))
-      queries, chosen = linear_sum_assignment(l1 * apart - p[row, layer][:, labels] - giou_weight * overlap)
+      queries, chosen = linear_sum_assignment(
+        l1 * apart - p[row, layer][:, labels] - giou_weight * overlap
+      )
       classes = np.full(Q, V - 1)
       classes[queries] = labels[chosen]
       weight = np.where(classes == V - 1, no_object, 1.0)
@@ -78,7 +88,9 @@ def case(B=3, L=3, Q=9, M=6, V=5):
   outputs = {"logits": 2 * f32(B, Q, V), "boxes": boxes(B, Q, 4)}
   outputs |= {"earlier_logits": 2 * f32(B, L - 1, Q, V), "earlier_boxes": boxes(B, L - 1, Q, 4)}
   low = generator.uniform(0, 0.6, (B, M, 2))
-  corners = np.concatenate([low, low + generator.uniform(0.05, 0.4, (B, M, 2))], -1).astype(np.float32)
+  corners = np.concatenate([low, low + generator.uniform(0.05, 0.4, (B, M, 2))], -1).astype(
+    np.float32
+  )
   labels = generator.integers(0, V - 1, (B, M)).astype(np.int32)
   labels[0, 4:] = -1
   labels[1] = -1  # an image without boxes
@@ -93,7 +105,9 @@ def test_losses_are_those_of_scipys_matching():
     loss, sums = losses(outputs, batch)
     assert sums["weights"] == 10
     assert float(loss / sums["weights"]) == pytest.approx(expected["loss"], rel=1e-5)
-    assert float(sums["class_loss"] / sums["class_weights"]) == pytest.approx(expected["class_loss"], rel=1e-5)
+    assert float(sums["class_loss"] / sums["class_weights"]) == pytest.approx(
+      expected["class_loss"], rel=1e-5
+    )
     for name in ("l1_loss", "giou_loss"):
       assert float(sums[name] / sums["weights"]) == pytest.approx(expected[name], rel=1e-5)
 
@@ -116,7 +130,10 @@ def test_padding_and_images_that_do_not_count_change_nothing():
     "box_labels": np.pad(batch["box_labels"], ((0, 0), (0, 3)), constant_values=-1),
   }
   graded = jax.jit(jax.value_and_grad(lambda outputs, batch: losses(outputs, batch)[0]))
-  for wide in (batch | more, batch | {"boxes": np.where(batch["box_labels"][..., None] < 0, np.nan, batch["boxes"])}):
+  for wide in (
+    batch | more,
+    batch | {"boxes": np.where(batch["box_labels"][..., None] < 0, np.nan, batch["boxes"])},
+  ):
     value, gradient = graded(outputs, wide)
     assert value == pytest.approx(float(loss), rel=1e-6)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
@@ -130,7 +147,7 @@ def test_padding_and_images_that_do_not_count_change_nothing():
 def test_parts_of_a_batch_add_up_to_it():
   outputs, batch = case(B=4)
   whole = detection.Objective().prepare(batch, None)
-  parts = [jax.tree.map(lambda x: x[n : n + 2], (outputs, whole)) for n in (0, 2)]  # noqa: B023
+  parts = [jax.tree.map(lambda x: x[n : n + 2], (outputs, whole)) for n in (0, 2)]
   found = [losses(*part)[0] for part in parts]
   assert float(sum(found)) == pytest.approx(float(losses(outputs, batch)[0]), rel=1e-6)
 
@@ -145,5 +162,7 @@ def test_more_boxes_than_queries_are_refused():
   model = jax.eval_shape(
     lambda key: detr.Model(nnx.Rngs(params=key), variant="detr-tiny", queries=20), jax.random.key(0)
   )
-  with pytest.raises(UserError, match="config.model.queries: found 20, but images have up to 30 boxes"):
+  with pytest.raises(
+    UserError, match="config.model.queries: found 20, but images have up to 30 boxes"
+  ):
     detection.Objective.check(model, {"boxes": jax.ShapeDtypeStruct((30, 4), jnp.float32)})

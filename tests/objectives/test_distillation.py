@@ -1,4 +1,5 @@
-"""Distillation against its formulas in numpy, and in runs: the teacher stays, whatever family it is of."""
+"""Distillation against its formulas in numpy, and in runs: the teacher stays, whatever family it is
+of."""
 
 import dataclasses
 import json
@@ -29,12 +30,15 @@ from tools import convert_hf
 pytestmark = pytest.mark.runs
 
 NANO = "tests/recipes/nano_image.py"
-B, V = 5, 7
+B = 5
+V = 7
 
 
 def small(family, head, dims=Dims(16, 4, 4, 4, 32, 2), resolution=8, labels=V):  # noqa: B008 (frozen)
   first = next(iter(family.VARIANTS.values()))
-  changed = dict(dims=dims, patch=4, resolution=resolution, channels=1, head={"name": head, "labels": labels})
+  changed = dict(
+    dims=dims, patch=4, resolution=resolution, channels=1, head={"name": head, "labels": labels}
+  )
   name = family.__name__.rpartition(".")[2]
   return model(Case(name, name, dataclasses.replace(first, **changed)))
 
@@ -52,46 +56,65 @@ def batch():
 
 def log_softmax(x):
   x = np.asarray(x, np.float64)
-  return x - x.max(-1, keepdims=True) - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+  return (
+    x
+    - x.max(-1, keepdims=True)
+    - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+  )
 
 
 @pytest.mark.parametrize("student", [deit, vit])
 def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(student):
   head = "distillation" if student is deit else "image_classification"
-  made, data = small(student, head), batch()
+  made = small(student, head)
+  data = batch()
   made.reference = small(vit, "image_classification", Dims(24, 3, 3, 8, 32, 1))
   outputs = {n: np.asarray(x) for n, x in made(data).items()}
   taught = np.asarray(made.reference(data)["logits"], np.float64)
-  own, to_teacher = (outputs.get(f"{n}_logits", outputs["logits"]) for n in ("class", "distillation"))
+  own, to_teacher = (
+    outputs.get(f"{n}_logits", outputs["logits"]) for n in ("class", "distillation")
+  )
   if student is deit:
     np.testing.assert_allclose(outputs["logits"], (own + to_teacher) / 2, rtol=1e-6)
   even = 0.1 / V  # spread over all classes, as torch's and timm's
   target = 0.9 * np.eye(V)[[data["label"], data["other_label"]]] + even
   target = data["label_share"][:, None] * target[0] + (1 - data["label_share"][:, None]) * target[1]
   best = 0.9 + even
-  free = best * np.log(best) + (V - 1) * even * np.log(even)  # of a perfect prediction, as everywhere here
+  # of a perfect prediction, as everywhere here
+  free = best * np.log(best) + (V - 1) * even * np.log(even)
   labels = -(target * log_softmax(own)).sum(-1) + free
   hard = -log_softmax(to_teacher)[np.arange(B), taught.argmax(-1)]
-  p, q = log_softmax(taught / 3), log_softmax(np.asarray(to_teacher, np.float64) / 3)
+  p = log_softmax(taught / 3)
+  q = log_softmax(np.asarray(to_teacher, np.float64) / 3)
   soft = 9 * (np.exp(p) * (p - q)).sum(-1)
   arrays = params.arrays(made)
   for kind, share, distilled in (("hard", 0.5, hard), ("soft", 0.1, soft)):
     objective = Objective(kind=kind, share=share, temperature=3.0, label_smoothing=0.1)
-    run = jax.value_and_grad(lambda a, o=objective: o(params.with_arrays(made, a), data), has_aux=True)
+    run = jax.value_and_grad(
+      lambda a, o=objective: o(params.with_arrays(made, a), data), has_aux=True
+    )
     (loss, sums), gradients = jax.jit(run)(arrays)
     weights = data["example_weights"]
-    assert float(loss) == pytest.approx((weights * ((1 - share) * labels + share * distilled)).sum(), rel=1e-4)
+    assert float(loss) == pytest.approx(
+      (weights * ((1 - share) * labels + share * distilled)).sum(), rel=1e-4
+    )
     assert float(sums["distillation_loss"]) == pytest.approx((weights * distilled).sum(), rel=1e-4)
     same = outputs["logits"].argmax(-1) == taught.argmax(-1)
-    assert float(sums["agreement"]) == (weights * same).sum() and set(sums) == {*Objective.gives, "weights"}
+    assert float(sums["agreement"]) == (weights * same).sum() and set(sums) == {
+      *Objective.gives,
+      "weights",
+    }
     assert all((np.abs(g).max() > 0) != n.startswith("reference/") for n, g in gradients.items())
 
 
 def test_the_loss_of_every_class_is_the_mean_of_binary_cross_entropies_and_both_classes_of_a_mixture_are_right():
-  made, data = small(vit, "image_classification"), batch()
-  data["label_share"] = np.linspace(0, 1, len(data["label"])).astype(np.float32)  # the first is all the other's
+  made = small(vit, "image_classification")
+  data = batch()
+  # the first is all the other's
+  data["label_share"] = np.linspace(0, 1, len(data["label"])).astype(np.float32)
   data["other_label"][1] = data["label"][1]
-  p, share = special.expit(np.asarray(made(data)["logits"], np.float64)), data["label_share"][:, None]
+  p = special.expit(np.asarray(made(data)["logits"], np.float64))
+  share = data["label_share"][:, None]
   one, other = (np.eye(V)[data[name]] for name in ("label", "other_label"))
   for smoothing in (0.0, 0.2):
     target = np.maximum((share > 0) * one, (share < 1) * other)
@@ -122,7 +145,11 @@ def test_a_teacher_of_another_form_is_one_line(teacher, words):
 
 
 def run(workdir, cache, *flags) -> int:
-  usual = (f"--config.task.cache={cache}", "--config.schedule.total_steps=4", "--config.checkpoint.every=2")
+  usual = (
+    f"--config.task.cache={cache}",
+    "--config.schedule.total_steps=4",
+    "--config.checkpoint.every=2",
+  )
   steps = ("--config.total_steps=4", "--config.eval_every=4")
   return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *steps, *flags])
 
@@ -143,7 +170,9 @@ STUDENT = (
 def school(tmp_path_factory, compiled):
   """A folder with a teacher of two steps."""
   folder = tmp_path_factory.mktemp("distillation")
-  assert run(folder / "teacher", folder / "cache", "--config.total_steps=2", "--config.evals={}") == 0
+  assert (
+    run(folder / "teacher", folder / "cache", "--config.total_steps=2", "--config.evals={}") == 0
+  )
   return folder
 
 
@@ -157,12 +186,22 @@ def taught(school):
 
 @pytest.mark.more
 def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, tmp_path, capsys):
-  teacher, early, late = (restored(taught / n, step) for n, step in (("teacher", 2), ("student", 2), ("student", 4)))
+  teacher, early, late = (
+    restored(taught / n, step) for n, step in (("teacher", 2), ("student", 2), ("student", 4))
+  )
   copies = [name for name in late if name.startswith("params/reference/")]
   assert len(copies) == sum(name.startswith("params/") for name in teacher)
   for name in copies:
-    assert early[name].tobytes() == late[name].tobytes() == teacher[name.replace("reference/", "")].tobytes()
-  assert any(early[name].tobytes() != late[name].tobytes() for name in late if name.startswith("params/encoder"))
+    assert (
+      early[name].tobytes()
+      == late[name].tobytes()
+      == teacher[name.replace("reference/", "")].tobytes()
+    )
+  assert any(
+    early[name].tobytes() != late[name].tobytes()
+    for name in late
+    if name.startswith("params/encoder")
+  )
   assert not any("reference" in name for name in late if not name.startswith("params/"))
   flags = (*STUDENT, f"--config.teacher.workdir={taught}/teacher")
   assert run(tmp_path, taught / "cache", *flags, "--config.total_steps=2") == 0
@@ -181,7 +220,10 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
   found = load(str(taught / "student"), batch_size=8)
   assert convert_hf.main([f"--input={taught}/student", f"--output={tmp_path}/hf"]) == 0
   config = json.loads((tmp_path / "hf" / "config.json").read_text())
-  assert config["architectures"] == ["DeiTForImageClassificationWithTeacher"] and found.vocabulary.size == 10
+  assert (
+    config["architectures"] == ["DeiTForImageClassificationWithTeacher"]
+    and found.vocabulary.size == 10
+  )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +232,11 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
     (STUDENT, "config.teacher.workdir: found None, expected the workdir of a run"),
     (("--config.teacher.workdir=x",), "config.teacher: the objective 'classification' has none"),
     (
-      (*STUDENT, "--config.teacher.workdir={folder}/teacher", "--config.task.source=folders:train={folder}/classes"),
+      (
+        *STUDENT,
+        "--config.teacher.workdir={folder}/teacher",
+        "--config.task.source=folders:train={folder}/classes",
+      ),
       "was trained with 10 classes, 0, 1, 2, 3, …, expected the 2 of the data, a, b",
     ),
     (
@@ -200,7 +246,8 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
     (
       (
         *STUDENT,
-        '--config.teacher={{"workdir": "{folder}/none", "model": {{"name": "vit", "variant": "nano"}}}}',
+        '--config.teacher={{"workdir": "{folder}/none", "model": {{"name": "vit", "variant": '
+        '"nano"}}}}',
         "--config.model.head.labels=1000",
       ),
       "config.teacher.workdir: found no directory {folder}/none",
@@ -226,7 +273,15 @@ def test_teachers_of_other_origins(source, taught, tmp_path, capsys):
   if source == "hugging_face":
     cache = f"--config.task.cache={taught}/cache"
     assert convert_hf.main([f"--input={taught}/teacher", f"--output={tmp_path}/hf"]) == 0
-    given = ["--input", f"{tmp_path}/hf", "--output", f"{tmp_path}/teacher", "--config", NANO, cache]
+    given = [
+      "--input",
+      f"{tmp_path}/hf",
+      "--output",
+      f"{tmp_path}/teacher",
+      "--config",
+      NANO,
+      cache,
+    ]
     assert convert_hf.main(given) == 0
     flags = (*STUDENT, f"--config.teacher.workdir={tmp_path}/teacher")
     assert run(tmp_path / "student", taught / "cache", *flags) == 0, capsys.readouterr().err
@@ -239,5 +294,7 @@ def test_teachers_of_other_origins(source, taught, tmp_path, capsys):
     "--config.objective=" + json.dumps({"name": "distillation"}),
     f"--config.teacher.workdir={tmp_path}/teacher",
   ]
-  assert train.main([*usual, *distilled, f"--workdir={tmp_path}/student"]) == 0, capsys.readouterr().err
+  assert train.main([*usual, *distilled, f"--workdir={tmp_path}/student"]) == 0, (
+    capsys.readouterr().err
+  )
   assert any("train/distillation_loss" in row for row in read_metrics(tmp_path / "student"))

@@ -1,4 +1,5 @@
-"""DPO against its formula on whole logits, and on a preference set made here: the margin rises, the reference stays."""
+"""DPO against its formula on whole logits, and on a preference set made here: the margin rises, the
+reference stays."""
 
 import json
 
@@ -47,16 +48,23 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
     {"prompt": "Hi!", "chosen": "Hello.", "rejected": "No"},
     {"prompt": more, "chosen": "Good.", "rejected": "No"},
     {"prompt": None, "chosen": [*more, answer], "rejected": talk},
-    {"prompt": more, "chosen": [answer], "rejected": [answer | {"content": "No"}]},  # as TRL's data sets have it
+    # as TRL's data sets have it
+    {"prompt": more, "chosen": [answer], "rejected": [answer | {"content": "No"}]},
   ]
   built = build(tmp_path, records, length=96)
   assert built.features == features.of({"name": "preferences", "length": 96})
   batch = next(loader.eval_batches(built, batch_size=4))
   texts = [[BYTES.decode(ids) for ids in row] for row in batch["decoder_target_tokens"]]
-  first, asked = "User: Hi!\n\nAssistant: Hello.", "User: Hi!\n\nAssistant: Hello.\n\nUser: So?\n\nAssistant:"
+  first = "User: Hi!\n\nAssistant: Hello."
+  asked = "User: Hi!\n\nAssistant: Hello.\n\nUser: So?\n\nAssistant:"
   assert texts[0] == [first, "User: Hi!\n\nAssistant: No"]
-  assert texts[1] == texts[3] == [asked + " Good.", asked + " No"] and texts[2] == [asked + " Good.", first]
-  for row, answers in enumerate([(" Hello.", " No"), (" Good.", " No"), (" Good.", " Hello."), (" Good.", " No")]):
+  assert texts[1] == texts[3] == [asked + " Good.", asked + " No"] and texts[2] == [
+    asked + " Good.",
+    first,
+  ]
+  for row, answers in enumerate(
+    [(" Hello.", " No"), (" Good.", " No"), (" Good.", " Hello."), (" Good.", " No")]
+  ):
     for side, text in enumerate(answers):
       learned = batch["decoder_loss_weights"][row, side] > 0
       found = batch["decoder_target_tokens"][row, side][learned]
@@ -65,7 +73,9 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
 
 
 def test_a_margin_goes_with_its_pair(tmp_path):
-  records = [{"prompt": "a", "chosen": "b", "rejected": "c" * n, "better_by": n / 2} for n in (1, 2)]
+  records = [
+    {"prompt": "a", "chosen": "b", "rejected": "c" * n, "better_by": n / 2} for n in (1, 2)
+  ]
   built = build(tmp_path, records, margin="better_by")
   assert built.features == features.of({"name": "preferences", "length": 64, "margin": "better_by"})
   batch = next(loader.eval_batches(built, batch_size=2))
@@ -75,10 +85,22 @@ def test_a_margin_goes_with_its_pair(tmp_path):
 @pytest.mark.parametrize(
   ("record", "arguments", "words"),
   [
-    ({"prompt": "a", "chosen": "b", "rejected": "c", "m": "2"}, {"margin": "m"}, "found '2' in field 'm', expected a"),
+    (
+      {"prompt": "a", "chosen": "b", "rejected": "c", "m": "2"},
+      {"margin": "m"},
+      "found '2' in field 'm', expected a",
+    ),
     ({"prompt": "a", "chosen": "b"}, {}, "found no field 'rejected' among prompt, chosen"),
-    ({"prompt": "a", "chosen": [{"role": "user"}], "rejected": "b"}, {}, "found no 'content' among role"),
-    ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "1 records skipped .the same answer twice."),
+    (
+      {"prompt": "a", "chosen": [{"role": "user"}], "rejected": "b"},
+      {},
+      "found no 'content' among role",
+    ),
+    (
+      {"prompt": "a", "chosen": "b", "rejected": "b"},
+      {},
+      "1 records skipped .the same answer twice.",
+    ),
     (
       {
         side: [{"role": "user", "content": side}, {"role": "assistant", "content": side}]
@@ -95,7 +117,11 @@ def test_a_margin_goes_with_its_pair(tmp_path):
       "found text in field 'chosen', expected a conv",
     ),
     ({"prompt": "a", "chosen": "b" * 64, "rejected": "c"}, {}, "chosen: 1 over 64, the longest"),
-    ({"prompt": "a" * 64, "chosen": "b", "rejected": "c"}, {"too_long": "truncate"}, "found 64, expected more"),
+    (
+      {"prompt": "a" * 64, "chosen": "b", "rejected": "c"},
+      {"too_long": "truncate"},
+      "found 64, expected more",
+    ),
   ],
 )
 def test_bad_pairs_are_one_line(record, arguments, words, tmp_path):
@@ -112,24 +138,30 @@ def test_bad_options_are_one_line():
 def drawn_batch(case, B=3, T=8):
   generator = np.random.default_rng(5)
   tokens = generator.integers(3, case.variant.vocab_size, (B, 2, T + 1)).astype(np.int32)
-  first, last = np.array([[2, 5], [1, 3], [6, 2]]), np.array([[7, 8], [4, 8], [8, 6]])
+  first = np.array([[2, 5], [1, 3], [6, 2]])
+  last = np.array([[7, 8], [4, 8], [8, 6]])
   places = np.arange(T)
   return {
     "decoder_input_tokens": tokens[..., :-1],
     "decoder_target_tokens": tokens[..., 1:],
     "decoder_segment_ids": (places < last[..., None]).astype(np.int32),
-    "decoder_loss_weights": ((places >= first[..., None]) & (places < last[..., None])).astype(np.float32),
+    "decoder_loss_weights": ((places >= first[..., None]) & (places < last[..., None])).astype(
+      np.float32
+    ),
   }
 
 
 @pytest.mark.parametrize("adapters", more.beyond(1, [True, False]))
 def test_loss_and_gradients_are_those_of_the_formula(adapters):
-  """Equation 7 on log-softmax of all logits, row by row, and its gradient by differentiating that."""
+  """Equation 7 on log-softmax of all logits, row by row, and its gradient by differentiating
+  that."""
   from t5x_like.models import gpt
 
   case = Case("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"]))
-  base, batch = model(case), drawn_batch(case)
-  beta, smoothing = 0.3, 0.1
+  base = model(case)
+  batch = drawn_batch(case)
+  beta = 0.3
+  smoothing = 0.1
   if adapters:
     policy = lora.adapted(base, ("query", "wi"), 2, 4.0, jax.random.key(0))
     moved = {n: x + 0.3 * n.endswith("lora_b") for n, x in params.arrays(policy).items()}
@@ -143,22 +175,34 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
     policy.reference = base
 
   def log_probability(m, row, side):
-    one = {name: x[row, side][None] for name, x in batch.items() if name in ("decoder_input_tokens",)}
+    one = {
+      name: x[row, side][None] for name, x in batch.items() if name in ("decoder_input_tokens",)
+    }
     one["decoder_segment_ids"] = batch["decoder_segment_ids"][row, side][None]
     log_p_TV = jax.nn.log_softmax(m(one)["logits"][0])
-    each = [log_p_TV[t, batch["decoder_target_tokens"][row, side, t]] for t in range(log_p_TV.shape[0])]
+    each = [
+      log_p_TV[t, batch["decoder_target_tokens"][row, side, t]] for t in range(log_p_TV.shape[0])
+    ]
     return sum(w * p for w, p in zip(batch["decoder_loss_weights"][row, side], each))
 
   @jax.jit
   def expected(arrays):
     def loss(arrays):
-      m = params.with_arrays(policy, merged | arrays) if adapters else params.with_arrays(base, arrays)
+      m = (
+        params.with_arrays(policy, merged | arrays)
+        if adapters
+        else params.with_arrays(base, arrays)
+      )
       m = without_adapters(m, merged=True)
-      total, margins = 0.0, []
+      total = 0.0
+      margins = []
       for row in range(3):
-        ratio = [log_probability(m, row, side) - log_probability(base, row, side) for side in (0, 1)]
+        ratio = [
+          log_probability(m, row, side) - log_probability(base, row, side) for side in (0, 1)
+        ]
         margins.append(beta * (ratio[0] - ratio[1]))
-        right, wrong = jax.nn.sigmoid(margins[-1]), jax.nn.sigmoid(-margins[-1])
+        right = jax.nn.sigmoid(margins[-1])
+        wrong = jax.nn.sigmoid(-margins[-1])
         total -= (1 - smoothing) * jnp.log(right) + smoothing * jnp.log(wrong)
       return total, jnp.stack(margins)
 
@@ -167,16 +211,19 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
 
   @jax.jit
   def found(arrays):
-    objective, everything = Objective(beta=beta, label_smoothing=smoothing), params.arrays(policy)
-    return jax.value_and_grad(lambda a: objective(params.with_arrays(policy, everything | a), batch), has_aux=True)(
-      arrays
-    )
+    objective = Objective(beta=beta, label_smoothing=smoothing)
+    everything = params.arrays(policy)
+    return jax.value_and_grad(
+      lambda a: objective(params.with_arrays(policy, everything | a), batch), has_aux=True
+    )(arrays)
 
   arrays = {name: moved[name] for name in learned}
   (loss, margins), gradients = expected(arrays)
   (total, sums), ours = found(arrays)
   assert sums["weights"] == 3 and np.abs(margins).min() > 1e-3
-  np.testing.assert_allclose([total, sums["loss"], sums["margin"]], [loss, loss, margins.sum()], rtol=1e-5)
+  np.testing.assert_allclose(
+    [total, sums["loss"], sums["margin"]], [loss, loss, margins.sum()], rtol=1e-5
+  )
   assert sums["correct"] == (margins > 0).sum()
   for name, g in gradients.items():
     np.testing.assert_allclose(ours[name], g, atol=1e-5 * max(1.0, np.abs(g).max()), err_msg=name)
@@ -184,37 +231,60 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
 
 def flags(folder, *more):
   values = {
-    "task": {"name": "preferences", "source": pairs(folder), "cache": f"{folder}/cache", "length": 64},
+    "task": {
+      "name": "preferences",
+      "source": pairs(folder),
+      "cache": f"{folder}/cache",
+      "length": 64,
+    },
     "objective": {"name": "dpo", "beta": 0.5},
     "evals": {"loss": {}},
     "schedule": {"name": "constant", "learning_rate": 1e-3},
   }
   words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
   steps = ("--config.total_steps=6", "--config.eval_every=3", "--config.checkpoint.every=3")
-  return ["--config=tests/recipes/nano_decoder.py", "--config.model.dropout=0.0", *words, *steps, *more]
+  return [
+    "--config=tests/recipes/nano_decoder.py",
+    "--config.model.dropout=0.0",
+    *words,
+    *steps,
+    *more,
+  ]
 
 
-@pytest.mark.parametrize(("also", "copied"), [(["scores/*", "head/*/*"], False), (["decoder/*norm*"], True)])
+@pytest.mark.parametrize(
+  ("also", "copied"), [(["scores/*", "head/*/*"], False), (["decoder/*norm*"], True)]
+)
 def test_the_reference_has_weights_of_its_own_where_more_than_adapters_is_trained(also, copied):
-  """Without its adapters, a model whose norms are trained is no longer the one that the run began with."""
+  """Without its adapters, a model whose norms are trained is no longer the one that the run began
+  with."""
   config = nano_decoder.get_config()
   config.model = config.model.to_dict() | {"vocab_size": 384}
-  config.objective, config.tuning = {"name": "dpo"}, {"name": "lora", "also": also}
+  config.objective = {"name": "dpo"}
+  config.tuning = {"name": "lora", "also": also}
   named = params.named_params(build_lib.model_of(config)[0])
   assert any(name.startswith("reference/") for name in named) == copied
 
 
 @pytest.mark.more
 def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
-  run, parted = tmp_path / "run", tmp_path / "parted"
+  run = tmp_path / "run"
+  parted = tmp_path / "parted"
   assert train.main([*flags(tmp_path), f"--workdir={run}"]) == 0, capsys.readouterr().err
   rows = read_metrics(run)
   margins = [row["train/margin"] for row in rows if "train/margin" in row]
   assert abs(margins[0]) < 1e-5 and margins[-1] > 0.5 and margins[-1] == max(margins)
   evaluated = [row for row in rows if "eval/pairs_preferences/margin" in row]
-  same = {round(row["eval/pairs_preferences/reference_chosen_log_probability"], 3) for row in evaluated}
-  assert len(evaluated) == 2 and len(same) == 1 and evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
-  early, late = restored(run, 3), restored(run, 6)
+  same = {
+    round(row["eval/pairs_preferences/reference_chosen_log_probability"], 3) for row in evaluated
+  }
+  assert (
+    len(evaluated) == 2
+    and len(same) == 1
+    and evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
+  )
+  early = restored(run, 3)
+  late = restored(run, 6)
   copies = [name for name in late if name.startswith("params/reference/")]
   assert copies and all(early[name].tobytes() == late[name].tobytes() for name in copies)
   own = [name.replace("reference/", "") for name in copies]
@@ -227,7 +297,9 @@ def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
 
 
 @pytest.mark.more
-def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(tmp_path, compiled, capsys):
+def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(
+  tmp_path, compiled, capsys
+):
   """As they are, and merged of adapters; where adapters are trained there is no copy."""
   run = tmp_path / "run"
   assert train.main([*flags(tmp_path, "--config.total_steps=3"), f"--workdir={run}"]) == 0
@@ -236,7 +308,9 @@ def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(tmp_pat
   own = [name.replace("reference/", "") for name in copies]
   begin = (f"--config.init.workdir={run}", "--config.total_steps=1", "--config.evals={}")
   still = ("--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0")
-  assert train.main([*flags(tmp_path, *begin, *still), f"--workdir={tmp_path}/next"]) == 0, capsys.readouterr().err
+  assert train.main([*flags(tmp_path, *begin, *still), f"--workdir={tmp_path}/next"]) == 0, (
+    capsys.readouterr().err
+  )
   after = restored(tmp_path / "next", 1)
   for copy, name in zip(copies, own):
     assert after[copy].tobytes() == after[name].tobytes() == late[name].tobytes(), name

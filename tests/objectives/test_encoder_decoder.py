@@ -10,7 +10,9 @@ import tiny
 from t5x_like.objectives._losses import token_losses
 from t5x_like.objectives.encoder_decoder import Objective
 
-B, T, V = 3, 5, 11
+B = 3
+T = 5
+V = 11
 RNG = np.random.default_rng(0)
 LOGITS = (3 * RNG.standard_normal((B, T, V))).astype(np.float32)
 TARGETS = RNG.integers(0, V, (B, T)).astype(np.int32)
@@ -32,13 +34,15 @@ def test_sums_against_scipy(smoothing, z_loss):
     wanted = np.full(V, smoothing / (V - 1))
     wanted[TARGETS[b, t]] = 1 - smoothing
     w = float(WEIGHTS[b, t])
-    # Cross-entropy with the smoothed target less that target's own entropy: their Kullback-Leibler divergence.
+    # Cross-entropy with the smoothed target less that target's own entropy: their Kullback-Leibler
+    # divergence.
     total += w * stats.entropy(wanted, np.exp(log_p[b, t]))
     entropy -= w * log_p[b, t, TARGETS[b, t]]
     z += w * z_loss * log_z[b, t] ** 2
     correct += w * (LOGITS[b, t].argmax() == TARGETS[b, t])
   np.testing.assert_allclose(loss, total + z, rtol=1e-5)
-  np.testing.assert_allclose(sums["loss"], entropy, rtol=1e-5)  # plain cross-entropy, whatever is optimised
+  # plain cross-entropy, whatever is optimised
+  np.testing.assert_allclose(sums["loss"], entropy, rtol=1e-5)
   np.testing.assert_allclose(sums["z_loss"], z, rtol=1e-5)
   np.testing.assert_allclose([sums["correct"], sums["weights"]], [correct, WEIGHTS.sum()])
 
@@ -47,36 +51,54 @@ def test_sums_against_scipy(smoothing, z_loss):
 def test_a_perfect_prediction_costs_nothing_and_is_the_best(smoothing):
   p = np.full((1, 1, V), smoothing / (V - 1), np.float32)
   p[0, 0, 4] = 1 - smoothing
-  arguments = dict(targets=np.full((1, 1), 4, np.int32), weights=np.ones((1, 1), np.float32), smoothing=smoothing)
+  arguments = dict(
+    targets=np.full((1, 1), 4, np.int32), weights=np.ones((1, 1), np.float32), smoothing=smoothing
+  )
   assert abs(losses(logits=np.log(p), **arguments)[0]) < 1e-6
   assert losses(logits=np.log(p) + 0.3 * LOGITS[:1, :1], **arguments)[0] > 1e-3
-  gradient = jax.grad(lambda x: token_losses(x, arguments["targets"], arguments["weights"], smoothing, 0.0)[0])
+  gradient = jax.grad(
+    lambda x: token_losses(x, arguments["targets"], arguments["weights"], smoothing, 0.0)[0]
+  )
   assert np.abs(gradient(jnp.log(p))).max() < 1e-6
 
 
 def test_gradients_are_the_textbook_ones():
-  smoothing, z_loss = 0.1, 1e-2
-  gradient = jax.grad(lambda x: token_losses(x, TARGETS, WEIGHTS, smoothing, z_loss)[0])(jnp.asarray(LOGITS))
+  smoothing = 0.1
+  z_loss = 1e-2
+  gradient = jax.grad(lambda x: token_losses(x, TARGETS, WEIGHTS, smoothing, z_loss)[0])(
+    jnp.asarray(LOGITS)
+  )
   logits = LOGITS.astype(np.float64)
-  p, log_z = special.softmax(logits, axis=-1), special.logsumexp(logits, axis=-1, keepdims=True)
+  p = special.softmax(logits, axis=-1)
+  log_z = special.logsumexp(logits, axis=-1, keepdims=True)
   wanted = np.where(np.arange(V) == TARGETS[..., None], 1 - smoothing, smoothing / (V - 1))
   expected = WEIGHTS[..., None] * (p - wanted + 2 * z_loss * log_z * p)
   np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_tokens_without_weight_are_ignored():
-  loud, other = LOGITS.copy(), TARGETS.copy()
+  loud = LOGITS.copy()
+  other = TARGETS.copy()
   loud[WEIGHTS == 0], other[WEIGHTS == 0] = 1e4, 0
-  np.testing.assert_allclose(losses(loud, other, smoothing=0.1, z_loss=1e-3)[0], losses(smoothing=0.1, z_loss=1e-3)[0])
-  assert losses(weights=np.zeros((B, T), np.float32)) == (0.0, dict(loss=0.0, z_loss=0.0, correct=0.0, weights=0.0))
+  np.testing.assert_allclose(
+    losses(loud, other, smoothing=0.1, z_loss=1e-3)[0], losses(smoothing=0.1, z_loss=1e-3)[0]
+  )
+  assert losses(weights=np.zeros((B, T), np.float32)) == (
+    0.0,
+    dict(loss=0.0, z_loss=0.0, correct=0.0, weights=0.0),
+  )
 
 
 def test_sums_add_up_over_any_cut_of_the_batch():
   whole, whole_sums = losses(smoothing=0.1, z_loss=1e-3)
-  rows = [losses(LOGITS[b : b + 1], TARGETS[b : b + 1], WEIGHTS[b : b + 1], 0.1, 1e-3) for b in range(B)]
+  rows = [
+    losses(LOGITS[b : b + 1], TARGETS[b : b + 1], WEIGHTS[b : b + 1], 0.1, 1e-3) for b in range(B)
+  ]
   np.testing.assert_allclose(sum(loss for loss, _ in rows), whole, rtol=1e-5)
   for name in whole_sums:
-    np.testing.assert_allclose(sum(sums[name] for _, sums in rows), whole_sums[name], rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(
+      sum(sums[name] for _, sums in rows), whole_sums[name], rtol=1e-5, err_msg=name
+    )
 
 
 def test_large_logits_and_low_precision():
@@ -88,12 +110,17 @@ def test_large_logits_and_low_precision():
 
 
 def test_objective_runs_the_model_on_the_batch():
-  model, batch = tiny.model(tiny.sizes("1.1"), dropout=0.2), tiny.batch(2, 6, 5)
+  model = tiny.model(tiny.sizes("1.1"), dropout=0.2)
+  batch = tiny.batch(2, 6, 5)
   objective = Objective(label_smoothing=0.1, z_loss=1e-3)
   evaluate = jax.jit(lambda m, b: (objective(m, b), m(b)["logits"]))
   (loss, sums), logits = evaluate(model, batch)
-  expected, expected_sums = losses(logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3)
+  expected, expected_sums = losses(
+    logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3
+  )
   np.testing.assert_allclose(loss, expected, rtol=1e-6)
-  np.testing.assert_allclose([sums[n] for n in expected_sums], list(expected_sums.values()), rtol=1e-6)
+  np.testing.assert_allclose(
+    [sums[n] for n in expected_sums], list(expected_sums.values()), rtol=1e-6
+  )
   dropped, _ = jax.jit(objective)(model, batch, jax.random.key(0))
   assert abs(float(dropped) - float(loss)) > 1e-3

@@ -1,4 +1,5 @@
-"""Objectives of encoders against plain numpy, and the same from whole batches and from parts of them."""
+"""Objectives of encoders against plain numpy, and the same from whole batches and from parts of
+them."""
 
 import dataclasses
 import math
@@ -24,7 +25,9 @@ from t5x_like.training.state import abstract_state, init_state
 from t5x_like.training.step import make_step
 from tests import tiny
 
-V, B, S = 64, 8, 12
+V = 64
+B = 8
+S = 12
 DIMS = Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=32, layers=2)
 SIZE = dataclasses.replace(bert.VARIANTS["bert-tiny"], dims=DIMS, vocab_size=V)
 DEBERTA = dataclasses.replace(deberta_rtd.VARIANTS["deberta-v3-tiny"], dims=DIMS, vocab_size=V)
@@ -32,12 +35,14 @@ XLNET = dataclasses.replace(xlnet.VARIANTS["xlnet-tiny"], dims=DIMS, vocab_size=
 
 
 def batch(seed=0):
-  """Rows of different lengths with different numbers of predicted tokens, in spans of one or two."""
+  """Rows of different lengths with different numbers of predicted tokens, in spans of one or
+  two."""
   generator = np.random.default_rng(seed)
   tokens = generator.integers(3, V, (B, S)).astype(np.int32)
   real = np.arange(S) < generator.integers(8, S + 1, (B, 1))
   weights = np.zeros((B, S), np.float32)
-  starts, ends = np.zeros((B, S), np.int32), np.zeros((B, S), np.int32)
+  starts = np.zeros((B, S), np.int32)
+  ends = np.zeros((B, S), np.int32)
   for row in range(B):
     for a in (1, 4)[: 1 + row % 2]:
       b = a + 1 + row % 2
@@ -57,7 +62,11 @@ def batch(seed=0):
 
 def log_softmax(x):
   x = np.asarray(x, np.float64)
-  return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+  return (
+    x
+    - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+    - x.max(-1, keepdims=True)
+  )
 
 
 def token_mean(logits, targets, weights):
@@ -68,31 +77,43 @@ def token_mean(logits, targets, weights):
 
 
 def test_mlm_with_next_sentences():
-  model, data = tiny.model(SIZE, family=bert), batch()
+  model = tiny.model(SIZE, family=bert)
+  data = batch()
   loss, sums = jax.jit(mlm.Objective())(model, data)
   assert set(sums) == {*mlm.Objective.gives, "weights", "next_sentence_weights"}
-  outputs, count = jax.jit(model.__class__.__call__)(model, data), data["encoder_loss_weights"].sum()
-  masked, accuracy = token_mean(outputs["logits"], data["encoder_target_tokens"], data["encoder_loss_weights"])
+  outputs = jax.jit(model.__class__.__call__)(model, data)
+  count = data["encoder_loss_weights"].sum()
+  masked, accuracy = token_mean(
+    outputs["logits"], data["encoder_target_tokens"], data["encoder_loss_weights"]
+  )
   log_p = log_softmax(outputs["next_sentence_logits"])
   label = data["next_sentence_label"]
   following = -log_p[np.arange(B), label].mean()
   assert float(loss / count) == pytest.approx(masked + following, rel=1e-5)
   found = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
-  assert found["loss"] == pytest.approx(masked, rel=1e-5) and found["correct"] == pytest.approx(accuracy)
+  assert found["loss"] == pytest.approx(masked, rel=1e-5) and found["correct"] == pytest.approx(
+    accuracy
+  )
   assert found["next_sentence_loss"] == pytest.approx(following, rel=1e-5)
   assert found["next_sentence_accuracy"] == pytest.approx((log_p.argmax(-1) == label).mean())
   assert float(sums["weights"]) == count
 
 
-ALIKE = electra_objective.Objective(temperature=1e-4)  # near zero it samples alike in any order of rows
-OBJECTIVES = [(mlm.Objective(), bert, SIZE), (ALIKE, deberta_rtd, DEBERTA), (permutation_lm.Objective(), xlnet, XLNET)]
+# near zero it samples alike in any order of rows
+ALIKE = electra_objective.Objective(temperature=1e-4)
+OBJECTIVES = [
+  (mlm.Objective(), bert, SIZE),
+  (ALIKE, deberta_rtd, DEBERTA),
+  (permutation_lm.Objective(), xlnet, XLNET),
+]
 NAMES = ["mlm", "replaced_tokens", "permutation"]
 
 
 @pytest.mark.parametrize(("objective", "family", "size"), more.beyond(1, OBJECTIVES), ids=NAMES)
 def test_pairs_in_one_row_are_as_each_in_its_own(objective, family, size):
   """Pairs of rows packed into one, with their own [CLS], segment and positions."""
-  model, data = tiny.model(size, family=family), batch()
+  model = tiny.model(size, family=family)
+  data = batch()
   names = [name for name, x in data.items() if x.ndim == 2]
   packed = {name: np.zeros((B // 2, 2 * S), data[name].dtype) for name in names}
   packed["encoder_positions"] = np.zeros((B // 2, 2 * S), np.int32)
@@ -102,7 +123,10 @@ def test_pairs_in_one_row_are_as_each_in_its_own(objective, family, size):
     for number in range(2):
       one = {name: data[name][2 * row + number] for name in names}
       size = int(one["encoder_segment_ids"].sum())
-      one |= {"encoder_segment_ids": np.full(size, number + 1), "encoder_positions": np.arange(size)}
+      one |= {
+        "encoder_segment_ids": np.full(size, number + 1),
+        "encoder_positions": np.arange(size),
+      }
       for name, x in one.items():
         packed[name][row, begin : begin + size] = x[:size]
       firsts[row, number], begin = begin, begin + size
@@ -118,11 +142,14 @@ def test_pairs_in_one_row_are_as_each_in_its_own(objective, family, size):
 
 
 def test_span_boundary():
-  model, data = tiny.model(SIZE, family=bert, head="span_boundary"), batch()
+  model = tiny.model(SIZE, family=bert, head="span_boundary")
+  data = batch()
   loss, sums = jax.jit(span_boundary.Objective())(model, data)
   assert set(sums) == {*span_boundary.Objective.gives, "weights"}
-  targets, weights = data["encoder_target_tokens"], data["encoder_loss_weights"]
-  x, head = np.asarray(model.encode(data)[0], np.float64), model.head
+  targets = data["encoder_target_tokens"]
+  weights = data["encoder_loss_weights"]
+  x = np.asarray(model.encode(data)[0], np.float64)
+  head = model.head
   gelu = lambda h: 0.5 * h * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))  # noqa: E731
   named = {name: np.asarray(value, np.float64) for name, value in params.arrays(head).items()}
 
@@ -132,13 +159,17 @@ def test_span_boundary():
     h = (h - h.mean()) / np.sqrt(h.var() + 1e-12)
     return h * named[f"{norm}/scale"] + named[f"{norm}/bias"]
 
-  losses, table = [], np.asarray(model.embed.table[...], np.float64)
+  losses = []
+  table = np.asarray(model.embed.table[...], np.float64)
   for row, place in zip(*np.nonzero(weights)):
-    start, end = data["encoder_span_starts"][row, place], data["encoder_span_ends"][row, place]
+    start = data["encoder_span_starts"][row, place]
+    end = data["encoder_span_ends"][row, place]
     h = np.concatenate([x[row, start], x[row, end], named["places"][place - start - 1]])
     h = layer(layer(h, "dense", "norm"), "dense_2", "norm_2")
     losses.append(-log_softmax(table @ h + named["lm/bias"])[targets[row, place]])
-  masked, _ = token_mean(head(jnp.asarray(x, jnp.float32), model.embed)["logits"].dense(), targets, weights)
+  masked, _ = token_mean(
+    head(jnp.asarray(x, jnp.float32), model.embed)["logits"].dense(), targets, weights
+  )
   count = weights.sum()
   assert float(sums["span_boundary_loss"] / count) == pytest.approx(np.mean(losses), rel=1e-4)
   assert float(loss / count) == pytest.approx(masked + np.mean(losses), rel=1e-4)
@@ -150,23 +181,30 @@ ELECTRA = dataclasses.replace(SIZE, head="discriminator", embed=8)
 
 
 def test_electra():
-  model, data = tiny.model(ELECTRA, family=electra), batch()
+  model = tiny.model(ELECTRA, family=electra)
+  data = batch()
   loss, sums = jax.jit(electra_objective.Objective())(model, data)
   weights_of = {"weights", "discriminator_weights", "replaced_weights"}
   assert set(sums) == {*electra_objective.Objective.gives, *weights_of}
-  targets, weights, real = (data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids"))
+  targets, weights, real = (
+    data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids")
+  )
   generated = model.generate(data)["logits"].dense()
   masked, _ = token_mean(generated, targets, weights)
   sampled = np.asarray(electra_objective.sample(generated, jax.random.key(0), 1.0))
   corrupted = np.where(weights > 0, sampled, data["encoder_input_tokens"])
-  judged = np.asarray(model.discriminate(data | {"encoder_input_tokens": corrupted})["logits"], np.float64)
+  judged = np.asarray(
+    model.discriminate(data | {"encoder_input_tokens": corrupted})["logits"], np.float64
+  )
   replaced = (weights > 0) & (sampled != targets)
   each = np.log1p(np.exp(np.where(replaced, -judged, judged)))[real > 0]
   assert float(loss / weights.sum()) == pytest.approx(masked + 50 * each.mean(), rel=1e-4)
   found = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
   assert found["loss"] == pytest.approx(masked, rel=1e-4)
   assert found["discriminator_loss"] == pytest.approx(each.mean(), rel=1e-4)
-  assert found["discriminator_accuracy"] == pytest.approx(((judged > 0) == replaced)[real > 0].mean())
+  assert found["discriminator_accuracy"] == pytest.approx(
+    ((judged > 0) == replaced)[real > 0].mean()
+  )
   assert found["replaced"] == pytest.approx(replaced.sum() / real.sum())
 
 
@@ -180,7 +218,9 @@ def test_electra_tells_padding_by_segments_or_by_the_models_own_id(pad):
   whole = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
   np.testing.assert_array_equal(whole > 0, real)
   del data["encoder_segment_ids"]
-  data["encoder_input_tokens"] = np.where(real, data["encoder_input_tokens"], 5 if pad is None else pad)
+  data["encoder_input_tokens"] = np.where(
+    real, data["encoder_input_tokens"], 5 if pad is None else pad
+  )
   data["encoder_input_tokens"][:, 0] = 0 if pad == 1 else 3  # a token like any other
   found = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
   np.testing.assert_array_equal(found > 0, np.ones_like(real) if pad is None else real)
@@ -192,7 +232,8 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
   for temperature in (1.0, 2.0):
     found = electra_objective.sample(logits, jax.random.key(1), temperature)
     assert_fits(np.bincount(np.asarray(found)[0], minlength=4), shares ** (1 / temperature))
-  model, data = tiny.model(ELECTRA, family=electra), batch()
+  model = tiny.model(ELECTRA, family=electra)
+  data = batch()
   arrays = params.arrays(model)
 
   def judged(arrays):
@@ -235,25 +276,36 @@ def test_logits_at_masked_positions_alone_change_nothing(objective, family, size
   assert float(loss_2) == pytest.approx(float(loss), rel=1e-5)
   assert jax.tree.map(float, sums_2) == pytest.approx(jax.tree.map(float, sums), rel=1e-5)
   largest = max(float(jnp.max(jnp.abs(g))) for g in gradients.values())
-  assert all(np.allclose(gradients_2[name], g, rtol=1e-4, atol=1e-6 * largest) for name, g in gradients.items())
+  assert all(
+    np.allclose(gradients_2[name], g, rtol=1e-4, atol=1e-6 * largest)
+    for name, g in gradients.items()
+  )
 
 
 @pytest.mark.parametrize(
-  ("objective", "family", "size"), more.beyond(1, [*OBJECTIVES, (ALIKE, electra, ELECTRA)]), ids=[*NAMES, "electra"]
+  ("objective", "family", "size"),
+  more.beyond(1, [*OBJECTIVES, (ALIKE, electra, ELECTRA)]),
+  ids=[*NAMES, "electra"],
 )
 def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
   make = tiny.maker(size, family=family)
   losses = []
   for devices, parts in ((1, 1), (4, 2)):
     rules = Rules.make(make_mesh({"data": -1}, jax.devices()[:devices]), {})
-    model, schedule = jax.eval_shape(make, jax.random.key(0)), SCHEDULES["constant"](learning_rate=1.0)
+    model = jax.eval_shape(make, jax.random.key(0))
+    schedule = SCHEDULES["constant"](learning_rate=1.0)
     optimizer = OPTIMIZERS["sgd"](schedule)
     abstract = abstract_state(model, optimizer, rules)
     state = init_state(make, optimizer, abstract, 0)
     step = make_step(model, objective, optimizer, schedule, rules, seed=0, accumulation_steps=parts)
     data = {name: jax.device_put(x, rules.batch()) for name, x in batch().items()}
     state, metrics = jax.jit(step)(state, data)
-    losses.append(({n: np.asarray(x) for n, x in state.params.items()}, {n: float(x) for n, x in metrics.items()}))
+    losses.append(
+      (
+        {n: np.asarray(x) for n, x in state.params.items()},
+        {n: float(x) for n, x in metrics.items()},
+      )
+    )
   for arrays, metrics in losses[1:]:
     assert metrics == pytest.approx(losses[0][1], rel=2e-4, abs=1e-5)
     for name, x in arrays.items():
@@ -261,17 +313,24 @@ def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
 
 
 @pytest.mark.parametrize(
-  ("objective", "family", "size"), [(mlm.Objective(), bert, SIZE), (ALIKE, electra, ELECTRA)], ids=["mlm", "electra"]
+  ("objective", "family", "size"),
+  [(mlm.Objective(), bert, SIZE), (ALIKE, electra, ELECTRA)],
+  ids=["mlm", "electra"],
 )
 def test_means_over_an_evaluation_set_do_not_depend_on_the_batch_size(objective, family, size):
-  """The rows of a set differ in length and in predicted tokens; means of batches would depend on how they are cut."""
-  model, data = tiny.model(size, family=family), batch()
+  """The rows of a set differ in length and in predicted tokens; means of batches would depend on
+  how they are cut."""
+  model = tiny.model(size, family=family)
+  data = batch()
   run = jax.jit(objective)
-  means, shares = [], []
+  means = []
+  shares = []
   for cuts in ([0, 8], [0, 4, 8], [0, 1, 8]):
     parts = [run(model, {n: x[a:b] for n, x in data.items()})[1] for a, b in zip(cuts, cuts[1:])]
     sums = {name: sum(float(part[name]) for part in parts) for name in parts[0]}
     means.append({name: total / sums[denominator(name, sums)] for name, total in sums.items()})
     shares += [float(part["weights"]) / (b - a) for part, a, b in zip(parts, cuts, cuts[1:])]
   assert max(shares) > 1.2 * min(shares)
-  assert means[1] == pytest.approx(means[0], rel=1e-5) and means[2] == pytest.approx(means[0], rel=1e-5)
+  assert means[1] == pytest.approx(means[0], rel=1e-5) and means[2] == pytest.approx(
+    means[0], rel=1e-5
+  )

@@ -1,4 +1,5 @@
-"""What holds for every objective, on the model and the data of a recipe: new ones are found by themselves."""
+"""What holds for every objective, on the model and the data of a recipe: new ones are found by
+themselves."""
 
 import pathlib
 
@@ -17,8 +18,13 @@ from tests.fine_tuning import FINE_TUNING, fine_tuning
 pytestmark = pytest.mark.runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.py") if path.stem != "__init__")
-USUAL = {  # for an objective without a recipe of its own, by the tokens that its outputs stand beside
+RECIPES = sorted(
+  str(path.relative_to(ROOT))
+  for path in (ROOT / "configs").rglob("*.py")
+  if path.stem != "__init__"
+)
+# for an objective without a recipe of its own, by the tokens that its outputs stand beside
+USUAL = {
   "decoder_input_tokens": "configs/gpt/gpt2_124m.py",
   "encoder_input_tokens": "configs/roberta/base.py",
 }
@@ -31,12 +37,15 @@ BY_ARGUMENT["inverse_cloze"] = "configs/realm/base.py:cloze,debug"
 
 def answered(batch):
   """Random completions and rewards, or passages, in the places that a step of their kind fills."""
-  generator, made = np.random.default_rng(0), {name: x.copy() for name, x in batch.items()}
+  generator = np.random.default_rng(0)
+  made = {name: x.copy() for name, x in batch.items()}
   if "passage_tokens" in batch:
     made["passage_tokens"][:, 1:] = generator.integers(3, 250, made["passage_tokens"][:, 1:].shape)
     return made
   N = batch["decoder_log_probabilities"].shape[-1]
-  made["decoder_target_tokens"][..., -N:] = generator.integers(3, 250, made["decoder_target_tokens"][..., -N:].shape)
+  made["decoder_target_tokens"][..., -N:] = generator.integers(
+    3, 250, made["decoder_target_tokens"][..., -N:].shape
+  )
   for name in ("decoder_loss_weights", "decoder_segment_ids"):
     made[name][..., -N:] = 1
   made["decoder_log_probabilities"] -= 6.0
@@ -59,15 +68,19 @@ def config_for(name, folder):
 @pytest.mark.parametrize("name", slots.names(objectives))
 def test_objective(name, tmp_path):
   config = config_for(name, tmp_path)
-  config.model.layers, config.mesh = "scan", {"data": 1}
+  config.model.layers = "scan"
+  config.mesh = {"data": 1}
   parts = build(resolve(config), jax.devices()[:1])
   task = tasks.build(split="train", **config.task.to_dict())
   batch = next(loader.train_batches(task, batch_size=4, seed=1))
-  objective, arrays = parts.objective, params.arrays(jax.jit(parts.make_model)(jax.random.key(0)))
+  objective = parts.objective
+  arrays = params.arrays(jax.jit(parts.make_model)(jax.random.key(0)))
   assert not objective.missing(task.features), "it needs features that its own recipe does not have"
   batch = answered(batch) if objective.steps else objective.prepare(batch, parts.model)
   if hasattr(objective, "judged"):
-    batch = jax.jit(lambda arrays, b: objective.judged(params.with_arrays(parts.model, arrays), b))(arrays, batch)
+    batch = jax.jit(lambda arrays, b: objective.judged(params.with_arrays(parts.model, arrays), b))(
+      arrays, batch
+    )
 
   @jax.jit
   def sums_and_gradients(arrays, batch):
@@ -85,12 +98,18 @@ def test_objective(name, tmp_path):
   assert np.isfinite(norms).all() and max(norms) > 0
 
   weights = {key: x for key, x in batch.items() if key.endswith("_weights")}
-  empty, no_gradients = sums_and_gradients(arrays, batch | {key: np.zeros_like(x) for key, x in weights.items()})
+  empty, no_gradients = sums_and_gradients(
+    arrays, batch | {key: np.zeros_like(x) for key, x in weights.items()}
+  )
   assert empty["weights"] == 0 and empty["loss"] == 0, "what has no weight counts all the same"
   assert max(float(np.abs(g).max()) for g in jax.tree.leaves(no_gradients)) == 0
 
   half = {key: np.concatenate([x[:2], np.zeros_like(x[2:])]) for key, x in weights.items()}
   half, _ = sums_and_gradients(arrays, batch | half)
-  repeated, _ = sums_and_gradients(arrays, {key: np.concatenate([x[:2], x[:2]]) for key, x in batch.items()})
+  repeated, _ = sums_and_gradients(
+    arrays, {key: np.concatenate([x[:2], x[:2]]) for key, x in batch.items()}
+  )
   for key in {"weights"} if getattr(objective, "among_rows", False) else {"weights", "loss"}:
-    np.testing.assert_allclose(repeated[key], 2 * half[key], rtol=1e-4, err_msg=f"{key}: a mean and no sum")
+    np.testing.assert_allclose(
+      repeated[key], 2 * half[key], rtol=1e-4, err_msg=f"{key}: a mean and no sum"
+    )

@@ -1,4 +1,5 @@
-"""GPT-1's fine-tuning: rows spelled by hand, the loss by hand, both orders, options, and scores after training."""
+"""GPT-1's fine-tuning: rows spelled by hand, the loss by hand, both orders, options, and scores
+after training."""
 
 import json
 
@@ -27,7 +28,9 @@ def build(folder, name, records, **arguments):
 
 
 def pairs(folder, **more):
-  return build(folder, "classification", PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **more)
+  return build(
+    folder, "classification", PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **more
+  )
 
 
 def row(*parts):
@@ -36,7 +39,8 @@ def row(*parts):
 
 
 def held(batch, example, number):
-  """The row of an example without its padding; its targets are the next tokens, with weight up to the extract token."""
+  """The row of an example without its padding; its targets are the next tokens, with weight up to
+  the extract token."""
   inputs, targets, weights, segments = (
     batch[f"decoder_{name}"][example, number]
     for name in ("input_tokens", "target_tokens", "loss_weights", "segment_ids")
@@ -48,16 +52,26 @@ def held(batch, example, number):
 
 
 def test_rows_of_pairs_in_both_orders_and_of_options(tmp_path):
-  one, both = pairs(tmp_path), pairs(tmp_path, both_orders=True)
-  about = {"name": "classification", "length": 32, "labels": ["no", "yes"], "architecture": "decoder"}
-  assert one.features == features.of(about) and both.features == features.of(about | {"both_orders": True})
+  one = pairs(tmp_path)
+  both = pairs(tmp_path, both_orders=True)
+  about = {
+    "name": "classification",
+    "length": 32,
+    "labels": ["no", "yes"],
+    "architecture": "decoder",
+  }
+  assert one.features == features.of(about) and both.features == features.of(
+    about | {"both_orders": True}
+  )
   batch = next(loader.eval_batches(both, batch_size=2))
   assert held(batch, 0, 0) == row(START, "one", DELIMITER, "two", EXTRACT)
   assert held(batch, 0, 1) == row(START, "two", DELIMITER, "one", EXTRACT)
   assert held(batch, 1, 0) == held(next(loader.eval_batches(one, batch_size=2)), 1, 0)
   chosen = build(tmp_path, "multiple_choice", [CHOICE], text="{text}", options="options", choices=2)
   batch = next(loader.eval_batches(chosen, batch_size=1))
-  assert [held(batch, 0, n) for n in (0, 1)] == [row(START, "one", DELIMITER, t, EXTRACT) for t in CHOICE["options"]]
+  assert [held(batch, 0, n) for n in (0, 1)] == [
+    row(START, "one", DELIMITER, t, EXTRACT) for t in CHOICE["options"]
+  ]
   assert batch["option_labels"].tolist() == [[1, 2]]
 
 
@@ -75,8 +89,14 @@ class _Fixed:
 def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind):
   """Equations 4 and 5, example by example, from a batch of which one example has no weight."""
   generator = np.random.default_rng(0)
-  B, R, S, C, V = 3, 2, 5, {"classes": 3}.get(kind, 1), 7
-  scores, logits = (generator.standard_normal((B * R, *n)).astype(np.float32) for n in ((C,), (S, V)))
+  B = 3
+  R = 2
+  S = 5
+  C = {"classes": 3}.get(kind, 1)
+  V = 7
+  scores, logits = (
+    generator.standard_normal((B * R, *n)).astype(np.float32) for n in ((C,), (S, V))
+  )
   batch = {
     "decoder_input_tokens": np.zeros((B, R, S), np.int32),
     "decoder_target_tokens": generator.integers(0, V, (B, R, S)).astype(np.int32),
@@ -96,7 +116,9 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
       x = per_row[example].sum(0) if kind == "classes" else per_row[example, :, 0]
       labels.append(np.log(np.exp(x).sum()) - x[label])
   log_p = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
-  log_p = np.take_along_axis(log_p.reshape(B, R, S, V), batch["decoder_target_tokens"][..., None], -1)[..., 0]
+  log_p = np.take_along_axis(
+    log_p.reshape(B, R, S, V), batch["decoder_target_tokens"][..., None], -1
+  )[..., 0]
   real = batch["decoder_loss_weights"][:2]
   expected = np.mean(labels) - 0.3 * (log_p[:2] * real).sum() / real.sum()
   loss, sums = Objective(language_model=0.3)(_Fixed(scores, logits), batch)
@@ -107,13 +129,28 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
 
 @pytest.mark.more
 def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsys):
-  """From the weights of a language model, and with the language model beside; the dev set is scored."""
-  short = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals={}")
+  """From the weights of a language model, and with the language model beside; the dev set is
+  scored."""
+  short = (
+    "--config.total_steps=2",
+    "--config.eval_every=2",
+    "--config.checkpoint.every=2",
+    "--config.evals={}",
+  )
   command = ["--config=tests/recipes/nano_decoder.py", *short]
   assert train.main([*command, f"--workdir={tmp_path}/base"]) == 0, capsys.readouterr().err
   pairs(tmp_path)
-  given = {"name": "classification", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "architecture": "decoder"}
-  given |= {"source": f"jsonl:train={tmp_path}/rows.jsonl,validation={tmp_path}/rows.jsonl", "both_orders": True}
+  given = {
+    "name": "classification",
+    "text": "{a}",
+    "pair": "{b}",
+    "labels": ["no", "yes"],
+    "architecture": "decoder",
+  }
+  given |= {
+    "source": f"jsonl:train={tmp_path}/rows.jsonl,validation={tmp_path}/rows.jsonl",
+    "both_orders": True,
+  }
   values = {
     "task": given | {"length": 32, "cache": f"{tmp_path}/cache"},
     "objective": {"name": "gpt1"},
@@ -122,7 +159,13 @@ def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsy
     "init": {"workdir": f"{tmp_path}/base"},
   }
   words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
-  tuned = [*command, "--config.model.scores=2", "--config.model.dropout=0.0", "--config.total_steps=20", *words]
+  tuned = [
+    *command,
+    "--config.model.scores=2",
+    "--config.model.dropout=0.0",
+    "--config.total_steps=20",
+    *words,
+  ]
   assert train.main([*tuned, f"--workdir={tmp_path}/tuned"]) == 0, capsys.readouterr().err
   report = json.loads((tmp_path / "tuned" / "init.json").read_text())
   assert report["initialised"] == ["scores/out/bias", "scores/out/kernel"] and not report["ignored"]
@@ -135,12 +178,26 @@ def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsy
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    ({"both_orders": True, "pair": None}, "config.task.both_orders: found True, expected a pair of texts"),
-    ({"both_orders": True, "architecture": "encoder"}, "expected a pair of texts and architecture='decoder'"),
+    (
+      {"both_orders": True, "pair": None},
+      "config.task.both_orders: found True, expected a pair of texts",
+    ),
+    (
+      {"both_orders": True, "architecture": "encoder"},
+      "expected a pair of texts and architecture='decoder'",
+    ),
   ],
 )
 def test_bad_input_is_one_line(arguments, words, tmp_path):
   with pytest.raises(UserError, match=words):
-    given = {"text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "architecture": "decoder", **arguments}
+    given = {
+      "text": "{a}",
+      "pair": "{b}",
+      "labels": ["no", "yes"],
+      "architecture": "decoder",
+      **arguments,
+    }
     (tmp_path / "rows.jsonl").write_text(json.dumps(PAIRS[0]))
-    task.build("classification", "train", source=f"jsonl:{tmp_path}/rows.jsonl", cache=str(tmp_path), **given)
+    task.build(
+      "classification", "train", source=f"jsonl:{tmp_path}/rows.jsonl", cache=str(tmp_path), **given
+    )

@@ -1,4 +1,5 @@
-"""GRPO, Dr. GRPO, DAPO, GSPO and RLOO against their formulas in numpy, and their mean gradients against a bandit's."""
+"""GRPO, Dr. GRPO, DAPO, GSPO and RLOO against their formulas in numpy, and their mean gradients
+against a bandit's."""
 
 import itertools
 import types
@@ -14,14 +15,19 @@ from t5x_like.errors import UserError
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.objectives import denominator, grpo, rloo
 
-B, K, N, V, PROMPT = 2, 4, 3, 5, 2
+B = 2
+K = 4
+N = 3
+V = 5
+PROMPT = 2
 
 
 class Table:
   """A model whose logits are its only parameter."""
 
   def __init__(self, logits_RTV, reference=None):
-    self.logits_RTV, self.reference = logits_RTV, reference
+    self.logits_RTV = logits_RTV
+    self.reference = reference
 
   def outputs(self, rows, key=None):
     return {"logits": self.logits_RTV}
@@ -54,11 +60,17 @@ def log_p(logits, targets):
 
 
 def by_hand(objective, own, base, batch):
-  """(loss sum, sum of KL, sum of the clipped shares), completion by completion and token by token."""
-  p, r = log_p(own, batch["decoder_target_tokens"]), log_p(base, batch["decoder_target_tokens"])
-  old, loss, kl, clipped = batch["decoder_log_probabilities"], 0.0, 0.0, 0.0
+  """(loss sum, sum of KL, sum of the clipped shares), completion by completion and token by
+  token."""
+  p = log_p(own, batch["decoder_target_tokens"])
+  r = log_p(base, batch["decoder_target_tokens"])
+  old = batch["decoder_log_probabilities"]
+  loss = 0.0
+  kl = 0.0
+  clipped = 0.0
   for b, k in itertools.product(range(B), range(K)):
-    group, places = batch["rewards"][b], range(int(batch["decoder_loss_weights"][b, k].sum()))
+    group = batch["rewards"][b]
+    places = range(int(batch["decoder_loss_weights"][b, k].sum()))
     if isinstance(objective, rloo.Objective):
       lowered = [group[j] - objective.beta * sum((old - r)[b, j][batch["decoder_loss_weights"][b, j][PROMPT:] > 0])
                  for j in range(K)]  # fmt: skip
@@ -70,10 +82,15 @@ def by_hand(objective, own, base, batch):
       ratios = [np.exp(p[b, k, n] - old[b, k, n]) for n in places]
       if objective.form == "gspo":
         ratios = [np.prod(ratios) ** (1 / len(ratios))] * len(ratios)
-      bound = [np.clip(ratio, 1 - objective.clip, 1 + (objective.clip_high or objective.clip)) for ratio in ratios]
+      bound = [
+        np.clip(ratio, 1 - objective.clip, 1 + (objective.clip_high or objective.clip))
+        for ratio in ratios
+      ]
       k3 = [np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places]
       each = [-min(a * A, c * A) + objective.beta * x for a, c, x in zip(ratios, bound, k3)]
-      loss += sum(each) / {"grpo": len(each), "gspo": len(each), "dr_grpo": N, "dapo": 1}[objective.form]
+      loss += (
+        sum(each) / {"grpo": len(each), "gspo": len(each), "dr_grpo": N, "dapo": 1}[objective.form]
+      )
       clipped += np.mean([c * A < a * A for a, c in zip(ratios, bound)])
     kl += np.mean([np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places])
   return loss, kl, clipped
@@ -98,7 +115,13 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
   by_token = getattr(objective, "form", None) == "dapo"
   assert sums["weights"] == (17 if by_token else B * K) and sums["completion_length"] == 17
   assert sums["reward"] == 5.5 and sums["groups_with_signal"] == K
-  for name in ("reward", "kl", "groups_with_signal", "completion_length", *{"clip_fraction"} & set(objective.gives)):
+  for name in (
+    "reward",
+    "kl",
+    "groups_with_signal",
+    "completion_length",
+    *{"clip_fraction"} & set(objective.gives),
+  ):
     assert sums[denominator(name, sums)] == B * K, name
   if "clip_fraction" in objective.gives:
     np.testing.assert_allclose(sums["clip_fraction"], clipped, rtol=1e-5)
@@ -112,7 +135,8 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
 
 @pytest.mark.parametrize("objective", [grpo.Objective("exact"), rloo.Objective("exact")])
 def test_what_lies_behind_the_end_of_a_completion_is_finite(objective, drawn):
-  """A reference may find the padding behind the end impossible, and the model not; their ratio is no number."""
+  """A reference may find the padding behind the end impossible, and the model not; their ratio is
+  no number."""
   own, base, batch = drawn
   behind = batch["decoder_loss_weights"].reshape(B * K, -1) == 0
   sure = np.where(np.eye(V)[batch["decoder_target_tokens"].reshape(B * K, -1)] > 0, 200.0, 0.0)
@@ -122,23 +146,37 @@ def test_what_lies_behind_the_end_of_a_completion_is_finite(objective, drawn):
     return objective(Table(logits, Table(jnp.asarray(base))), batch)
 
   gradient, sums = jax.grad(loss, has_aux=True)(jnp.asarray(own))
-  assert np.isfinite(gradient).all() and not gradient[behind].any() and np.isfinite(list(sums.values())).all()
+  assert (
+    np.isfinite(gradient).all()
+    and not gradient[behind].any()
+    and np.isfinite(list(sums.values())).all()
+  )
 
 
 @pytest.mark.parametrize(
   ("objective", "share"),
-  [(rloo.Objective("exact", beta=0.0), 1.0), (grpo.Objective("exact", form="dr_grpo", beta=0.0), 1 / 2)],
+  [
+    (rloo.Objective("exact", beta=0.0), 1.0),
+    (grpo.Objective("exact", form="dr_grpo", beta=0.0), 1 / 2),
+  ],
   ids=["rloo", "dr_grpo"],
 )
 def test_the_mean_gradient_is_that_of_the_expected_reward(objective, share):
-  """A bandit of three arms: the mean over every pair of draws is exact. Dr. GRPO's is 1 - 1/K of it, as is known."""
-  reward_V, theta_V = np.array([0.3, 1.0, -0.5]), jnp.asarray([0.2, -0.4, 0.5])
+  """A bandit of three arms: the mean over every pair of draws is exact. Dr. GRPO's is 1 - 1/K of
+  it, as is known."""
+  reward_V = np.array([0.3, 1.0, -0.5])
+  theta_V = jnp.asarray([0.2, -0.4, 0.5])
   pairs = np.array(list(itertools.product(range(3), repeat=2)), np.int32)
 
   def loss(theta_V, pair):
     logp_2 = jax.lax.stop_gradient(jax.nn.log_softmax(theta_V))[pair]
-    batch = {name: pair[None, :, None] for name in ("decoder_input_tokens", "decoder_target_tokens")}
-    batch |= {"decoder_loss_weights": jnp.ones((1, 2, 1)), "decoder_log_probabilities": logp_2[None, :, None]}
+    batch = {
+      name: pair[None, :, None] for name in ("decoder_input_tokens", "decoder_target_tokens")
+    }
+    batch |= {
+      "decoder_loss_weights": jnp.ones((1, 2, 1)),
+      "decoder_log_probabilities": logp_2[None, :, None],
+    }
     batch |= {"rewards": jnp.asarray(reward_V, jnp.float32)[pair][None]}
     total, sums = objective(Table(jnp.broadcast_to(theta_V, (2, 1, 3))), batch)
     return total / sums["weights"]
@@ -162,7 +200,9 @@ def test_without_beta_there_is_no_reference():
 
 def of_experts(factor: float):
   """A model of 8 experts, 2 for each token, with so many slots per choice."""
-  design = Design(experts=Experts(experts=8, top_k=2, dispatch="capacity", eval_capacity_factor=factor))
+  design = Design(
+    experts=Experts(experts=8, top_k=2, dispatch="capacity", eval_capacity_factor=factor)
+  )
   return types.SimpleNamespace(variant=types.SimpleNamespace(design=design))
 
 
@@ -176,11 +216,23 @@ def test_experts_that_drop_no_token_learn_from_rewards():
 @pytest.mark.parametrize(
   ("make", "words"),
   [
-    (lambda: grpo.Objective("exact", clip=1.0), "found clip 1.0 and beta 0.04, expected clip between 0 and 1"),
+    (
+      lambda: grpo.Objective("exact", clip=1.0),
+      "found clip 1.0 and beta 0.04, expected clip between 0 and 1",
+    ),
     (lambda: rloo.Objective("exact", beta=-1.0), "config.objective.beta: found -1.0"),
-    (lambda: grpo.Objective("exakt"), "config.objective.reward: found 'exakt', expected one of exact, model, number"),
-    (lambda: grpo.Objective("exact").check(None, {"rewards": np.zeros(1)}), "config.task.completions: found 1, exp"),
-    (lambda: grpo.Objective("exact").check(of_experts(1.25), REWARDS), "eval_capacity_factor to 4 or more"),
+    (
+      lambda: grpo.Objective("exakt"),
+      "config.objective.reward: found 'exakt', expected one of exact, model, number",
+    ),
+    (
+      lambda: grpo.Objective("exact").check(None, {"rewards": np.zeros(1)}),
+      "config.task.completions: found 1, exp",
+    ),
+    (
+      lambda: grpo.Objective("exact").check(of_experts(1.25), REWARDS),
+      "eval_capacity_factor to 4 or more",
+    ),
   ],
 )
 def test_bad_options_are_one_line(make, words):

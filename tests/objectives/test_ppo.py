@@ -10,14 +10,22 @@ from t5x_like.errors import UserError
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.objectives.ppo import Objective
 
-B, K, N, V, D, PROMPT = 3, 2, 4, 5, 3, 2
+B = 3
+K = 2
+N = 4
+V = 5
+D = 3
+PROMPT = 2
 
 
 class Small:
   """A model whose hidden states, token table and value head are its parameters."""
 
   def __init__(self, x_RTD, table_VD, head_D, reference=None):
-    self.x_RTD, self.table_VD, self.head_D, self.reference = x_RTD, table_VD, head_D, reference
+    self.x_RTD = x_RTD
+    self.table_VD = table_VD
+    self.head_D = head_D
+    self.reference = reference
 
   def outputs(self, rows, key=None):
     return {"logits": VocabularyLogits(self.x_RTD, self.table_VD, tied=True)}
@@ -27,10 +35,12 @@ class Small:
 
 
 def case(seed=3):
-  """(parameters of a model, of the rollout's and of the reference, a batch): completions of 1 to N tokens."""
+  """(parameters of a model, of the rollout's and of the reference, a batch): completions of 1 to N
+  tokens."""
   draw = np.random.default_rng(seed)
   x, other = (draw.normal(size=(B * K, PROMPT + N, D)).astype(np.float32) for _ in range(2))
-  table, head = draw.normal(size=(V, D)).astype(np.float32), draw.normal(size=D).astype(np.float32)
+  table = draw.normal(size=(V, D)).astype(np.float32)
+  head = draw.normal(size=D).astype(np.float32)
   models = (x, table, head), (x + 0.1 * other, table, head), (other, table, head)
   targets = draw.integers(0, V, (B, K, PROMPT + N)).astype(np.int32)
   weights = np.zeros((B, K, PROMPT + N), np.float32)
@@ -39,7 +49,9 @@ def case(seed=3):
     "decoder_input_tokens": targets,
     "decoder_target_tokens": targets,
     "decoder_loss_weights": weights,
-    "decoder_log_probabilities": (log_p(models[1], targets) * weights[..., PROMPT:]).astype(np.float32),
+    "decoder_log_probabilities": (log_p(models[1], targets) * weights[..., PROMPT:]).astype(
+      np.float32
+    ),
     "rewards": draw.normal(size=(B, K)).astype(np.float32),
   }
   return models, batch
@@ -48,7 +60,9 @@ def case(seed=3):
 def log_p(model, targets):
   """The log-probabilities [B, K, N] of the last N targets."""
   x, table, _ = model
-  every = log_softmax(np.asarray(x @ table.T, np.float64), axis=-1).reshape(B, K, PROMPT + N, V)[..., PROMPT:, :]
+  every = log_softmax(np.asarray(x @ table.T, np.float64), axis=-1).reshape(B, K, PROMPT + N, V)[
+    ..., PROMPT:, :
+  ]
   return np.take_along_axis(every, targets[..., PROMPT:, None], -1)[..., 0]
 
 
@@ -61,19 +75,29 @@ def by_hand(o, models, batch):
   """(loss, policy loss, value loss, clipped tokens): sums over tokens."""
   own, rollout, reference = models
   lengths = batch["decoder_loss_weights"].sum(-1).astype(int)
-  p, r, v = (log_p(m, batch["decoder_target_tokens"]) for m in (own, reference)), None, value(rollout)
+  p = (log_p(m, batch["decoder_target_tokens"]) for m in (own, reference))
+  r = None
+  v = value(rollout)
   (p, r), old, A = p, batch["decoder_log_probabilities"], {}
   for b, k in np.ndindex(B, K):
     n = lengths[b, k]
-    rewards = [-o.beta * (old[b, k, t] - r[b, k, t]) + (t == n - 1) * batch["rewards"][b, k] for t in range(n)]
-    deltas = [rewards[t] + o.gamma * (v[b, k, t + 1] if t + 1 < n else 0) - v[b, k, t] for t in range(n)]
+    rewards = [
+      -o.beta * (old[b, k, t] - r[b, k, t]) + (t == n - 1) * batch["rewards"][b, k]
+      for t in range(n)
+    ]
+    deltas = [
+      rewards[t] + o.gamma * (v[b, k, t + 1] if t + 1 < n else 0) - v[b, k, t] for t in range(n)
+    ]
     for t in range(n):  # equation 11 as it is printed
       A[b, k, t] = sum((o.gamma * o.gae_lambda) ** (i - t) * deltas[i] for i in range(t, n))
   every = np.array([*A.values()])
   policy = squares = clipped = 0.0
   for (b, k, t), a in A.items():
-    white, returned, ratio = (a - every.mean()) / every.std(ddof=1), a + v[b, k, t], np.exp(p[b, k, t] - old[b, k, t])
-    bound, now = np.clip(ratio, 1 - o.clip, 1 + o.clip), value(own)[b, k, t]
+    white = (a - every.mean()) / every.std(ddof=1)
+    returned = a + v[b, k, t]
+    ratio = np.exp(p[b, k, t] - old[b, k, t])
+    bound = np.clip(ratio, 1 - o.clip, 1 + o.clip)
+    now = value(own)[b, k, t]
     near = np.clip(now, v[b, k, t] - o.value_clip, v[b, k, t] + o.value_clip)
     policy += -min(ratio * white, bound * white)
     squares += max((now - returned) ** 2, (near - returned) ** 2) / 2
@@ -83,7 +107,9 @@ def by_hand(o, models, batch):
 
 def test_loss_and_figures_are_those_of_the_papers():
   models, batch = case()
-  o = Objective("exact", clip=0.1, value_clip=0.05, value_weight=0.3, gamma=0.9, gae_lambda=0.8, beta=0.2)
+  o = Objective(
+    "exact", clip=0.1, value_clip=0.05, value_weight=0.3, gamma=0.9, gae_lambda=0.8, beta=0.2
+  )
   own, rollout = (Small(*m, Small(*models[2])) for m in models[:2])
   judged = o.judged(rollout, batch)
   loss, sums = o(own, judged)
@@ -91,9 +117,14 @@ def test_loss_and_figures_are_those_of_the_papers():
   np.testing.assert_allclose([sums[name] for name in names], by_hand(o, models, batch), rtol=1e-4)
   assert loss == sums["loss"] and sums["weights"] == sums["completion_length"] == 18
   assert 0 < sums["clip_fraction"] < 18 and sums["reward_weights"] == B * K and sums["kl"] > 0
-  assert np.abs(np.asarray(judged["advantages"])[batch["decoder_loss_weights"][..., PROMPT:] == 0]).max() == 0
+  assert (
+    np.abs(np.asarray(judged["advantages"])[batch["decoder_loss_weights"][..., PROMPT:] == 0]).max()
+    == 0
+  )
   parts = [{name: x[i : i + 1] for name, x in judged.items()} for i in range(B)]
-  each = [o(Small(own.x_RTD[K * i : K * i + K], *models[0][1:]), part)[0] for i, part in enumerate(parts)]
+  each = [
+    o(Small(own.x_RTD[K * i : K * i + K], *models[0][1:]), part)[0] for i, part in enumerate(parts)
+  ]
   np.testing.assert_allclose(sum(each), loss, rtol=1e-5)
 
 
@@ -104,7 +135,9 @@ def test_a_first_update_is_the_policy_gradient_and_a_clipped_token_has_none():
   judged = o.judged(Small(x, table, head), batch)
 
   def loss(x, clip):
-    return Objective("exact", beta=0.0, value_weight=1e-9, clip=clip)(Small(x, table, head), judged)[0]
+    return Objective("exact", beta=0.0, value_weight=1e-9, clip=clip)(
+      Small(x, table, head), judged
+    )[0]
 
   def policy(x):  # -A log p
     every = jax.nn.log_softmax(x @ table.T).reshape(B, K, PROMPT + N, V)[..., PROMPT:, :]
@@ -116,7 +149,12 @@ def test_a_first_update_is_the_policy_gradient_and_a_clipped_token_has_none():
   assert np.abs(jax.grad(loss)(moved, 1e-6)).max() < 1e-6 < np.abs(jax.grad(loss)(moved, 0.9)).max()
 
 
-@pytest.mark.parametrize("options", [{"clip": 1.0}, {"gae_lambda": 1.1}, {"beta": -0.1}, {"value_weight": 0.0}])
+@pytest.mark.parametrize(
+  "options", [{"clip": 1.0}, {"gae_lambda": 1.1}, {"beta": -0.1}, {"value_weight": 0.0}]
+)
 def test_bad_options_are_one_line(options):
-  with pytest.raises(UserError, match=f"{next(iter(options))} {next(iter(options.values()))}.*, expected clip between"):
+  with pytest.raises(
+    UserError,
+    match=f"{next(iter(options))} {next(iter(options.values()))}.*, expected clip between",
+  ):
     Objective("exact", **options)

@@ -30,16 +30,27 @@ def scoring():
 
 
 def one(batch, row, side):
-  return {name: batch[name][row, side][None] for name in ("decoder_input_tokens", "decoder_segment_ids")}
+  return {
+    name: batch[name][row, side][None] for name in ("decoder_input_tokens", "decoder_segment_ids")
+  }
 
 
 def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
-  centre, gap, own = 0.1, 0.2, np.array([0.0, 1.0, -0.5], np.float32)
+  centre = 0.1
+  gap = 0.2
+  own = np.array([0.0, 1.0, -0.5], np.float32)
   loss, sums = reward.Objective(centre=centre, gap=gap)(scoring, batch | {"margin": own})
-  rewards = np.array([[float(scoring.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)] for row in range(3)])
+  rewards = np.array(
+    [
+      [float(scoring.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)]
+      for row in range(3)
+    ]
+  )
   margins = rewards[:, 0] - rewards[:, 1]
   expected = (-np.log(expit(margins - gap - own)) + centre * rewards.sum(1) ** 2).sum()
-  np.testing.assert_allclose([loss, sums["loss"], sums["margin"]], [expected, expected, margins.sum()], rtol=1e-5)
+  np.testing.assert_allclose(
+    [loss, sums["loss"], sums["margin"]], [expected, expected, margins.sum()], rtol=1e-5
+  )
   np.testing.assert_allclose(sums["chosen_reward"], rewards[:, 0].sum(), rtol=1e-5)
   assert sums["weights"] == 3 and sums["correct"] == (margins > 0).sum()
 
@@ -49,7 +60,9 @@ def test_orpo_is_the_loss_of_its_paper(batch, scoring):
   means = np.empty((3, 2))
   for row in range(3):
     for side in (0, 1):
-      log_p = log_softmax(np.asarray(scoring(one(batch, row, side))["logits"][0], np.float64), axis=-1)
+      log_p = log_softmax(
+        np.asarray(scoring(one(batch, row, side))["logits"][0], np.float64), axis=-1
+      )
       weights = batch["decoder_loss_weights"][row, side]
       own = np.take_along_axis(log_p, batch["decoder_target_tokens"][row, side][:, None], 1)[:, 0]
       means[row, side] = (own * weights).sum() / weights.sum()
@@ -63,16 +76,20 @@ def test_orpo_is_the_loss_of_its_paper(batch, scoring):
 def test_padding_pairs_count_for_nothing(objective, batch, scoring):
   padded = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
   for got, expected in zip(
-    objective.Objective()(scoring, padded)[1].values(), objective.Objective()(scoring, batch)[1].values()
+    objective.Objective()(scoring, padded)[1].values(),
+    objective.Objective()(scoring, batch)[1].values(),
   ):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("values, scores", [({"name": "reward"}, 1), ({"name": "orpo"}, 0)])
-def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(values, scores, tmp_path, compiled, capsys):
+def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(
+  values, scores, tmp_path, compiled, capsys
+):
   more = (f"--config.objective={json.dumps(values)}", f"--config.model.scores={scores}")
-  run, parted = tmp_path / "run", tmp_path / "parted"
+  run = tmp_path / "run"
+  parted = tmp_path / "parted"
   assert train.main([*flags(tmp_path, *more), f"--workdir={run}"]) == 0, capsys.readouterr().err
   evaluated = [row for row in read_metrics(run) if "eval/pairs_preferences/accuracy" in row]
   assert evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
@@ -83,19 +100,28 @@ def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(values, scores
   given = [pair["chosen"] for pair in pairs], [{"prompt": pair["prompt"]} for pair in pairs]
   if scores:  # the reward model as a reward says what the evaluation said
     found = rewards.of_texts({"name": "model", "workdir": str(run)}, *given)
-    assert found.mean() == pytest.approx(evaluated[-1]["eval/pairs_preferences/chosen_reward"], rel=1e-4)
+    assert found.mean() == pytest.approx(
+      evaluated[-1]["eval/pairs_preferences/chosen_reward"], rel=1e-4
+    )
   else:
     with pytest.raises(UserError, match="model failed: UserError: .*: found no reward model"):
       rewards.of_texts({"name": "model", "workdir": str(run)}, *given)
 
 
 def test_a_reward_model_needs_a_score(tmp_path, capsys):
-  assert train.main([*flags(tmp_path, '--config.objective={"name": "reward"}'), f"--workdir={tmp_path}/run"]) == 2
+  assert (
+    train.main(
+      [*flags(tmp_path, '--config.objective={"name": "reward"}'), f"--workdir={tmp_path}/run"]
+    )
+    == 2
+  )
   assert "scores" in capsys.readouterr().err
 
 
 def test_bad_options_are_one_line():
   with pytest.raises(UserError, match="found centre -1.0 and gap 0.0, expected neither below 0"):
     reward.Objective(centre=-1.0)
-  with pytest.raises(UserError, match="config.objective.beta: found 0.0, expected a number above 0"):
+  with pytest.raises(
+    UserError, match="config.objective.beta: found 0.0, expected a number above 0"
+  ):
     orpo.Objective(beta=0.0)

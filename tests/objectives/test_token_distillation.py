@@ -1,4 +1,5 @@
-"""Distillation of language models: the formulas in numpy, chunks of tokens, and a teacher's stored tokens."""
+"""Distillation of language models: the formulas in numpy, chunks of tokens, and a teacher's stored
+tokens."""
 
 import json
 
@@ -19,12 +20,16 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
 from tools import cache_teacher
 
-B, T, V, D = 2, 6, 7, 4
+B = 2
+T = 6
+V = 7
+D = 4
 
 
 class Small:
   def __init__(self, x_BTD, table_VD, reference=None):
-    self.logits, self.reference = VocabularyLogits(x_BTD, table_VD, tied=True), reference
+    self.logits = VocabularyLogits(x_BTD, table_VD, tied=True)
+    self.reference = reference
 
   def outputs(self, batch, key=None):
     return {"logits": self.logits}
@@ -36,7 +41,10 @@ def case():
   draw = np.random.default_rng(4)
   pairs = [[draw.normal(size=s).astype(np.float32) for s in ((B, T, D), (V, D))] for _ in range(2)]
   targets = draw.integers(0, V, (B, T)).astype(np.int32)
-  return *pairs, {"decoder_target_tokens": targets, "decoder_loss_weights": draw.uniform(size=(B, T)).astype("f")}
+  return *pairs, {
+    "decoder_target_tokens": targets,
+    "decoder_loss_weights": draw.uniform(size=(B, T)).astype("f"),
+  }
 
 
 def cached(teacher, k):
@@ -47,32 +55,45 @@ def cached(teacher, k):
 @pytest.mark.parametrize("k", [V, 3])
 def test_the_loss_is_that_of_the_formula(k, case):
   student, teacher, batch = case
-  log_q, log_p = (log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in (student, teacher))
-  kl, rest = np.zeros((B, T)), np.zeros((B, T))
+  log_q, log_p = (
+    log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in (student, teacher)
+  )
+  kl = np.zeros((B, T))
+  rest = np.zeros((B, T))
   for place in np.ndindex(B, T):
-    q, p = np.exp(log_q[place]), np.exp(log_p[place])
+    q = np.exp(log_q[place])
+    p = np.exp(log_p[place])
     top = np.argsort(-p)[:k]
     others = [i for i in range(V) if i not in top]
     kl[place] = sum(p[i] * np.log(p[i] / q[i]) for i in top)
     if others:
       rest[place] = p[others].sum()
       kl[place] += rest[place] * np.log(rest[place] / q[others].sum())
-  w, target = batch["decoder_loss_weights"], batch["decoder_target_tokens"]
+  w = batch["decoder_loss_weights"]
+  target = batch["decoder_target_tokens"]
   ce = -np.take_along_axis(log_q, target[..., None], -1)[..., 0]
   loss, sums = cached_distillation.Objective(share=0.7)(Small(*student), batch | cached(teacher, k))
   np.testing.assert_allclose(loss, (w * (0.3 * ce + 0.7 * kl)).sum(), rtol=1e-5)
   np.testing.assert_allclose(
-    [sums["loss"], sums["distillation_loss"], sums["remainder"]], [(w * x).sum() for x in (ce, kl, rest)], rtol=1e-5
+    [sums["loss"], sums["distillation_loss"], sums["remainder"]],
+    [(w * x).sum() for x in (ce, kl, rest)],
+    rtol=1e-5,
   )
-  assert sums["agreement"] == pytest.approx((w * (log_q.argmax(-1) == log_p.argmax(-1))).sum(), rel=1e-5)
+  assert sums["agreement"] == pytest.approx(
+    (w * (log_q.argmax(-1) == log_p.argmax(-1))).sum(), rel=1e-5
+  )
   if k < V:
-    whole = token_distillation.Objective()(Small(*student, Small(*teacher)), batch)[1]["distillation_loss"]
+    whole = token_distillation.Objective()(Small(*student, Small(*teacher)), batch)[1][
+      "distillation_loss"
+    ]
     assert sums["distillation_loss"] < whole
 
 
 def test_a_temperature_divides_the_logits_of_both(case):
   student, teacher, batch = case
-  log_q, log_p = (log_softmax(np.asarray(x @ table.T, np.float64) / 3, axis=-1) for x, table in (student, teacher))
+  log_q, log_p = (
+    log_softmax(np.asarray(x @ table.T, np.float64) / 3, axis=-1) for x, table in (student, teacher)
+  )
   objective = token_distillation.Objective(share=1.0, temperature=3.0)
   loss, sums = objective(Small(*student, Small(*teacher)), batch)
   expected = (batch["decoder_loss_weights"] * 9 * (np.exp(log_p) * (log_p - log_q)).sum(-1)).sum()
@@ -91,22 +112,32 @@ def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, m
     monkeypatch.setattr(_token_distillation, "LOGITS", B * tokens * V)
     assert "scan" in str(jax.make_jaxpr(online)(student))
   stored = batch | cached(teacher, V)
-  found = jax.value_and_grad(lambda s: cached_distillation.Objective()(Small(*s), stored)[0])(student)
-  for both in zip(jax.tree.leaves((found, jax.value_and_grad(online)(student))), jax.tree.leaves((expected,) * 2)):
+  found = jax.value_and_grad(lambda s: cached_distillation.Objective()(Small(*s), stored)[0])(
+    student
+  )
+  for both in zip(
+    jax.tree.leaves((found, jax.value_and_grad(online)(student))), jax.tree.leaves((expected,) * 2)
+  ):
     np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
-  to_teacher = jax.grad(lambda t: token_distillation.Objective()(Small(*student, Small(*t)), batch)[0])(teacher)
+  to_teacher = jax.grad(
+    lambda t: token_distillation.Objective()(Small(*student, Small(*t)), batch)[0]
+  )(teacher)
   assert all(not np.any(g) for g in to_teacher)
 
 
 @pytest.mark.parametrize("wider", ["teacher", "student"])
 def test_a_padded_vocabulary_is_the_same_vocabulary(wider, case):
-  """The published sizes of a family may share a tokenizer, and not the number of rows of their tables."""
+  """The published sizes of a family may share a tokenizer, and not the number of rows of their
+  tables."""
   student, teacher, batch = case
   both = {"student": student, "teacher": teacher}
   x, table = both[wider]
   both[wider] = x, np.concatenate([table, table[:3] + 9])
-  log_q, log_p = (log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in both.values())
-  log_q, log_p = log_q[..., :V], log_p[..., :V] - np.log(np.exp(log_p[..., :V]).sum(-1, keepdims=True))
+  log_q, log_p = (
+    log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in both.values()
+  )
+  log_q = log_q[..., :V]
+  log_p = log_p[..., :V] - np.log(np.exp(log_p[..., :V]).sum(-1, keepdims=True))
   kl = (np.exp(log_p) * (log_p - log_q)).sum(-1)
   sums = token_distillation.Objective()(Small(*both["student"], Small(*both["teacher"])), batch)[1]
   expected = (kl * batch["decoder_loss_weights"]).sum()
@@ -114,9 +145,13 @@ def test_a_padded_vocabulary_is_the_same_vocabulary(wider, case):
 
 
 def test_bad_options_are_one_line(tmp_path):
-  with pytest.raises(UserError, match="config.objective.share: found 1.5, expected a number from 0 to 1"):
+  with pytest.raises(
+    UserError, match="config.objective.share: found 1.5, expected a number from 0 to 1"
+  ):
     cached_distillation.Objective(share=1.5)
-  with pytest.raises(UserError, match="found no store .*/train; make it with python -m tools.cache_teacher"):
+  with pytest.raises(
+    UserError, match="found no store .*/train; make it with python -m tools.cache_teacher"
+  ):
     task.build("taught", "train", store=str(tmp_path))
   store = builtin.directory()  # tokens alone
   with pytest.raises(UserError, match="expected a store that tools.cache_teacher made"):
@@ -126,10 +161,18 @@ def test_bad_options_are_one_line(tmp_path):
 @pytest.mark.more
 @pytest.mark.runs
 def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys):
-  recipe, k = ["--config=tests/recipes/nano_decoder.py"], 5
+  recipe = ["--config=tests/recipes/nano_decoder.py"]
+  k = 5
   steps = ["--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2"]
-  assert train.main([*recipe, *steps, f"--workdir={tmp_path}/teacher"]) == 0, capsys.readouterr().err
-  made = [f"--workdir={tmp_path}/teacher", f"--k={k}", "--examples=20", f"--output={tmp_path}/taught"]
+  assert train.main([*recipe, *steps, f"--workdir={tmp_path}/teacher"]) == 0, (
+    capsys.readouterr().err
+  )
+  made = [
+    f"--workdir={tmp_path}/teacher",
+    f"--k={k}",
+    "--examples=20",
+    f"--output={tmp_path}/taught",
+  ]
   assert cache_teacher.main([*recipe, *made]) == 0, capsys.readouterr().err
   assert f"the {k} likeliest tokens leave a remainder of 0." in capsys.readouterr().out
   built = task.build("taught", "validation", store=f"{tmp_path}/taught")
@@ -138,9 +181,14 @@ def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys)
   np.testing.assert_array_equal(batch["teacher_tokens"], run(batch)[0])
   np.testing.assert_allclose(batch["teacher_log_probabilities"], run(batch)[1], atol=1e-5)
   assert (np.diff(batch["teacher_log_probabilities"], axis=-1) <= 0).all()
-  values = {"task": {"name": "taught", "store": f"{tmp_path}/taught"}, "objective": {"name": "cached_distillation"}}
+  values = {
+    "task": {"name": "taught", "store": f"{tmp_path}/taught"},
+    "objective": {"name": "cached_distillation"},
+  }
   words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
-  assert train.main([*recipe, *steps, *words, f"--workdir={tmp_path}/student"]) == 0, capsys.readouterr().err
+  assert train.main([*recipe, *steps, *words, f"--workdir={tmp_path}/student"]) == 0, (
+    capsys.readouterr().err
+  )
   rows = read_metrics(tmp_path / "student")
   assert 0 < rows[0]["train/remainder"] < 1 and rows[0]["train/distillation_loss"] > 0
   words = ['--config.objective={"name": "cached_distillation"}', f"--workdir={tmp_path}/other"]
@@ -149,7 +197,9 @@ def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str)
+@pytest.mark.parametrize(
+  "mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str
+)
 def test_meshes_change_nothing(mesh, monkeypatch):
   draw = np.random.default_rng(8)
   sizes = (4, 12, 16), (64, 16)
@@ -164,13 +214,19 @@ def test_meshes_change_nothing(mesh, monkeypatch):
 
   expected = jax.value_and_grad(both)(student, teacher, batch)
   rules = Rules.make(make_mesh(mesh))
-  x, table = rules.sharding(("batch", "length", None)), rules.sharding(("vocab", "embed"))
+  x = rules.sharding(("batch", "length", None))
+  table = rules.sharding(("vocab", "embed"))
 
   def within(*arguments):
     with rules.activate():
       return jax.value_and_grad(both)(*arguments)
 
   placed = [[jax.device_put(a, s) for a, s in zip(pair, (x, table))] for pair in (student, teacher)]
-  rows = {n: jax.device_put(a, rules.sharding(("batch", "length", None)[: a.ndim])) for n, a in batch.items()}
-  for found, one in zip(jax.tree.leaves(jax.jit(within)(*placed, rows)), jax.tree.leaves(expected), strict=True):
+  rows = {
+    n: jax.device_put(a, rules.sharding(("batch", "length", None)[: a.ndim]))
+    for n, a in batch.items()
+  }
+  for found, one in zip(
+    jax.tree.leaves(jax.jit(within)(*placed, rows)), jax.tree.leaves(expected), strict=True
+  ):
     np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-5)

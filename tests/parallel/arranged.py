@@ -1,6 +1,8 @@
-"""Trains on CPU devices that lie as those of a TPU slice do: python -m tests.parallel.arranged v5e:4x4 <train's flags>
+"""Trains on CPU devices that lie as those of a TPU slice do: python -m tests.parallel.arranged
+v5e:4x4 <train's flags>
 
-Device i of process p stands for the i-th device of host p: meshes, rows and groups of devices are those of the slice.
+Device i of process p stands for the i-th device of host p: meshes, rows and groups of devices are
+those of the slice.
 """
 
 import sys
@@ -20,7 +22,9 @@ def main(argv: list[str]) -> int:
     ours = {}
     for process in {device.process_index for device in devices}:
       mine = [device for device in devices if device.process_index == process]
-      ours |= dict(zip([device for device in slice_ if device.process_index == process], mine, strict=True))
+      ours |= dict(
+        zip([device for device in slice_ if device.process_index == process], mine, strict=True)
+      )
     arranged = place(shape, slice_)
     assert len(ours) == arranged.size
     found = arranged.copy()

@@ -1,4 +1,5 @@
-"""Where the devices of TPU slices are and which host has them, as the TPU compiler says, kept in layouts.json.
+"""Where the devices of TPU slices are and which host has them, as the TPU compiler says, kept in
+layouts.json.
 
 python -m tests.parallel.layouts     # writes layouts.json anew; needs libtpu (the extra `plan`)
 """
@@ -10,7 +11,10 @@ import pathlib
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 TOPOLOGIES = [
-  *((name, 1) for name in ("v4:2x4x4", "v5e:8x8", "v5e:16x16", "v5p:4x4x4", "v6e:8x8", "tpu7x:4x4x4")),
+  *(
+    (name, 1)
+    for name in ("v4:2x4x4", "v5e:8x8", "v5e:16x16", "v5p:4x4x4", "v6e:8x8", "tpu7x:4x4x4")
+  ),
   *((name, 1) for name in ("v5e:1x1", "v5e:4x4", "v5e:4x8")),
   *(("v4:2x2x4", slices) for slices in (2, 4)),
   *(("v5e:4x4", slices) for slices in (2, 4)),
@@ -50,12 +54,16 @@ def described(name: str, slices: int) -> dict:
   topology = hardware.parse(name, slices)
   os.environ.update(hardware.environment(topology))
   devices = hardware.devices(topology)
-  places = [[d.process_index, getattr(d, "slice_index", None) or 0, d.core_on_chip, *d.coords] for d in devices]
+  places = [
+    [d.process_index, getattr(d, "slice_index", None) or 0, d.core_on_chip, *d.coords]
+    for d in devices
+  ]
   return {"kind": devices[0].device_kind, "devices": places}
 
 
 if __name__ == "__main__":
   lines = [
-    f'"{name} x {slices}": {json.dumps(described(name, slices), separators=(",", ":"))}' for name, slices in TOPOLOGIES
+    f'"{name} x {slices}": {json.dumps(described(name, slices), separators=(",", ":"))}'
+    for name, slices in TOPOLOGIES
   ]
   FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

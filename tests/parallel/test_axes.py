@@ -1,4 +1,5 @@
-"""Every mesh axis alone, and several together: ten steps of each architecture are those of one device."""
+"""Every mesh axis alone, and several together: ten steps of each architecture are those of one
+device."""
 
 import dataclasses
 import functools
@@ -22,7 +23,10 @@ from t5x_like.training.state import abstract_state, init_state, shardings
 from t5x_like.training.step import make_step
 
 pytestmark = pytest.mark.usefixtures("uncached")
-STEPS, ROWS, LENGTH, VOCAB = 10, 8, 16, 256
+STEPS = 10
+ROWS = 8
+LENGTH = 16
+VOCAB = 256
 DIMS = Dims(embed=32, heads=8, kv_heads=8, head_dim=4, mlp=64, layers=2)
 SPARSE = {"experts": {"experts": 8, "top_k": 2, "dispatch": "capacity", "capacity_factor": 8.0}}
 MODELS = {  # family, design, objective, options
@@ -68,27 +72,37 @@ def train(kind, mesh):
   """(metrics by name, each [10]; the final parameters)."""
   family, design, objective, options = MODELS[kind]
   sizes, changes = MESHES.get(mesh, ({}, {}))
-  rules = Rules.make(make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values()), initial=1))]), changes)
+  rules = Rules.make(
+    make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values()), initial=1))]), changes
+  )
   make = tiny.maker(Variant(DIMS, design, VOCAB), family=family, **options)
-  model, schedule = jax.eval_shape(make, jax.random.key(0)), SCHEDULES["constant"](learning_rate=1e-3)
-  optimizer = layerwise(OPTIMIZERS["adamw"](schedule), {n: p.axes for n, p in params.named_params(model).items()})
+  model = jax.eval_shape(make, jax.random.key(0))
+  schedule = SCHEDULES["constant"](learning_rate=1e-3)
+  optimizer = layerwise(
+    OPTIMIZERS["adamw"](schedule), {n: p.axes for n, p in params.named_params(model).items()}
+  )
   abstract = abstract_state(model, optimizer, rules)
   step = jax.jit(
     make_step(model, objective, optimizer, schedule, rules, seed=1),
     donate_argnums=0,
     out_shardings=(shardings(abstract), rules.replicated),
   )
-  state, history = init_state(make, optimizer, abstract, seed=5), []
+  state = init_state(make, optimizer, abstract, seed=5)
+  history = []
   for n in range(STEPS):
     needed = {name: x for name, x in batch(n % 3).items() if name.startswith(FEATURES[kind])}
-    state, metrics = step(state, {name: jax.device_put(x, rules.batch()) for name, x in needed.items()})
+    state, metrics = step(
+      state, {name: jax.device_put(x, rules.batch()) for name, x in needed.items()}
+    )
     history.append(metrics)
   metrics = {name: np.array([float(m[name]) for m in history]) for name in history[0]}
   return metrics, jax.tree.map(np.asarray, state.params)
 
 
 USUAL = [("encoder", "fsdp_tensor_sequence"), ("decoder", "zero_1"), ("experts", "data_expert")]
-CASES = [(kind, mesh) for kind in MODELS for mesh in MESHES if "expert" not in mesh or kind == "experts"]
+CASES = [
+  (kind, mesh) for kind in MODELS for mesh in MESHES if "expert" not in mesh or kind == "experts"
+]
 CASES = [case for case in CASES if case[0] != "ring" or "sequence" in case[1]]
 CASES = USUAL + [case for case in CASES if case not in USUAL]
 
@@ -96,13 +110,17 @@ CASES = USUAL + [case for case in CASES if case not in USUAL]
 @pytest.mark.parametrize("kind, mesh", beyond(len(USUAL), CASES))
 def test_ten_steps_on_a_mesh(kind, mesh, capfd):
   metrics, final = train(kind, mesh)
-  assert "rematerialization" not in capfd.readouterr().err  # the partitioner's word for replicating an activation
+  # the partitioner's word for replicating an activation
+  assert "rematerialization" not in capfd.readouterr().err
   expected_metrics, expected = train(kind, "one")
   assert expected_metrics["loss"][-1] < expected_metrics["loss"][0] - 0.02
   for name in expected_metrics:
-    np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, atol=1e-8, err_msg=name)
+    np.testing.assert_allclose(
+      metrics[name], expected_metrics[name], rtol=1e-5, atol=1e-8, err_msg=name
+    )
   for name in expected:
-    if name.endswith("key/bias"):  # adds as much to all logits of a query: its gradient is rounding error
+    # adds as much to all logits of a query: its gradient is rounding error
+    if name.endswith("key/bias"):
       continue
     apart = np.linalg.norm(final[name] - expected[name]) / np.linalg.norm(expected[name])
     assert apart < 1e-5, (name, apart)

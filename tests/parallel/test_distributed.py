@@ -45,13 +45,19 @@ def free_port():
 def start(environment, timeout=60, body="pass"):
   env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **environment}
   command = [sys.executable, "-c", PROGRAM.format(repo=str(REPO), timeout=timeout, body=body)]
-  return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  return subprocess.Popen(
+    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
 
 
 def start_job(port, indices, count, **options):
   return [
     start(
-      {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(i)},
+      {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(i),
+      },
       **options,
     )
     for i in indices
@@ -79,20 +85,29 @@ def test_processes_whose_rows_interleave_make_the_global_batch():
   flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
   port = free_port()
   address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
-  jobs = [start(address | flags | {"JAX_PROCESS_ID": str(i)}, body=INTERLEAVED.strip()) for i in range(2)]
+  jobs = [
+    start(address | flags | {"JAX_PROCESS_ID": str(i)}, body=INTERLEAVED.strip()) for i in range(2)
+  ]
   for code, out, err in finish(jobs):
     assert code == 0, err
-    assert [line for line in out.splitlines() if line.startswith("rows")] == ["rows 16 False", "rows 32 True"]
+    assert [line for line in out.splitlines() if line.startswith("rows")] == [
+      "rows 16 False",
+      "rows 32 True",
+    ]
 
 
 def finish(processes, seconds=600):
   done = [process.communicate(timeout=seconds) for process in processes]
-  return [(process.returncode, out.strip(), err.strip()) for process, (out, err) in zip(processes, done)]
+  return [
+    (process.returncode, out.strip(), err.strip()) for process, (out, err) in zip(processes, done)
+  ]
 
 
 def assert_refused(result, *words, expected=(2, "error: ")):
   code, out, err = result
-  assert code == expected[0] and out == "" and err.startswith(expected[1]) and "\n" not in err, result
+  assert code == expected[0] and out == "" and err.startswith(expected[1]) and "\n" not in err, (
+    result
+  )
   assert all(word in err for word in words), err
 
 
@@ -100,33 +115,44 @@ TRANSIENT = (69, "transient error: ")  # launchers start again
 
 
 def test_processes_meet_and_agree():
-  facts = "distributed.agree({'config': 'a', 'code': distributed.code_version()}, timeout_seconds=30)"
+  facts = (
+    "distributed.agree({'config': 'a', 'code': distributed.code_version()}, timeout_seconds=30)"
+  )
   results = finish(start_job(free_port(), range(3), 3, body=f"{facts}; {facts}"))
   assert [(code, out) for code, out, _ in results] == [(0, f"met {i} 3") for i in range(3)], results
 
 
 def test_a_difference_names_process_and_fact():
-  body = "distributed.agree({'config hash': 'ab'[jax.process_index()], 'code': 'x'}, timeout_seconds=30)"
+  body = (
+    "distributed.agree({'config hash': 'ab'[jax.process_index()], 'code': 'x'}, timeout_seconds=30)"
+  )
   for result in finish(start_job(free_port(), range(2), 2, body=body)):
     assert_refused(result, "process 1 has config hash b, process 0 has a")
 
 
 def test_a_process_that_does_not_report_is_named():
-  body = "distributed.agree({}, timeout_seconds=1) if jax.process_index() == 0 else __import__('time').sleep(4)"
+  body = (
+    "distributed.agree({}, timeout_seconds=1) if jax.process_index() == 0 else "
+    "__import__('time').sleep(4)"
+  )
   results = finish(start_job(free_port(), range(2), 2, body=body))
   assert_refused(results[0], "process 1 of 2 did not report within 1 s", expected=TRANSIENT)
 
 
-@pytest.mark.parametrize("waits", ["time.sleep(60)", "any(map(lambda _: False, iter(int, 1)))"], ids=["asleep", "busy"])
+@pytest.mark.parametrize(
+  "waits", ["time.sleep(60)", "any(map(lambda _: False, iter(int, 1)))"], ids=["asleep", "busy"]
+)
 def test_who_loses_the_first_process_ends_as_transient(waits):
   body = f"import os, time; time.sleep(1) or os._exit(9) if jax.process_index() == 0 else {waits}"
   first, second = finish(start_job(free_port(), range(2), 2, body=body))
   assert first[0] == 9
   code, _, err = second
   line = err.splitlines()[-1]
-  assert code == 69 and line.startswith("transient error: jax has ended this process") and "Traceback" not in err, (
-    second
-  )
+  assert (
+    code == 69
+    and line.startswith("transient error: jax has ended this process")
+    and "Traceback" not in err
+  ), second
 
 
 COUNTED = """
@@ -146,7 +172,11 @@ COUNTED = """
 
 def test_only_the_first_process_reads_the_facts_of_all():
   results = finish(start_job(free_port(), range(3), 3, body=COUNTED.strip()))
-  assert [(code, out.split()[:1]) for code, out, _ in results] == [(0, ["2"]), (0, ["1"]), (0, ["1"])], results
+  assert [(code, out.split()[:1]) for code, out, _ in results] == [
+    (0, ["2"]),
+    (0, ["1"]),
+    (0, ["1"]),
+  ], results
 
 
 FIRST_ALONE = """
@@ -169,14 +199,20 @@ def test_the_first_process_is_waited_for_and_its_refusal_passed_on(tmp_path):
   body = FIRST_ALONE.format(path=str(tmp_path / "made")).strip()
   first, second = finish(start_job(free_port(), range(2), 2, body=body))
   assert first == (2, "made", "error: no such source")
-  assert second[0] == 2 and second[2].endswith("error: process 0 could not prepare the data: no such source")
-  assert second[1].startswith("waiting for process 0 to prepare the data (0 s") and second[1].endswith("made")
+  assert second[0] == 2 and second[2].endswith(
+    "error: process 0 could not prepare the data: no such source"
+  )
+  assert second[1].startswith("waiting for process 0 to prepare the data (0 s") and second[
+    1
+  ].endswith("made")
 
 
 def test_a_missing_process_is_named_by_all():
   started = time.time()
   for result in finish(start_job(free_port(), (0, 2), 3, timeout=10)):
-    assert_refused(result, "only 2 of 3 processes came within 10 s", "missing: process 1", expected=TRANSIENT)
+    assert_refused(
+      result, "only 2 of 3 processes came within 10 s", "missing: process 1", expected=TRANSIENT
+    )
   assert time.time() - started < 200
 
 
@@ -189,16 +225,27 @@ def test_an_unreachable_coordinator():
 def test_a_port_in_use():
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
-    assert_refused(finish(start_job(port, [0], 2))[0], f"coordinator port {port}", "Address already in use")
+    assert_refused(
+      finish(start_job(port, [0], 2))[0], f"coordinator port {port}", "Address already in use"
+    )
 
 
 @pytest.mark.parametrize(
   "environment, words",
   [
     ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, "JAX_NUM_PROCESSES, JAX_PROCESS_ID missing"),
-    ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}, "is 'two'"),
-    ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID is 2"),
-    ({"JAX_COORDINATOR_ADDRESS": "nowhere", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, "expected host:port"),
+    (
+      {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"},
+      "is 'two'",
+    ),
+    (
+      {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},
+      "JAX_PROCESS_ID is 2",
+    ),
+    (
+      {"JAX_COORDINATOR_ADDRESS": "nowhere", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"},
+      "expected host:port",
+    ),
   ],
 )
 def test_wrong_variables(environment, words, monkeypatch):
@@ -248,7 +295,9 @@ def test_a_first_process_that_does_not_answer_is_transient(answer, kind, said):
     raise RuntimeError(answer)
 
   with pytest.raises(kind, match=said):
-    distributed._read(types.SimpleNamespace(blocking_key_value_get=get), "key", 1, "process 1 is late")
+    distributed._read(
+      types.SimpleNamespace(blocking_key_value_get=get), "key", 1, "process 1 is late"
+    )
 
 
 KEYED = {"greeting": distributed._GREETING, "key": distributed._key(), "process": 1, "processes": 2}
@@ -275,7 +324,9 @@ def test_a_stranger_does_not_end_a_job(message):
   assert gathered([json.dumps(KEYED | message).encode(), json.dumps(KEYED).encode()]) is None
 
 
-@pytest.mark.parametrize("content", [b"GET / HTTP/1.1\r\n\r\n", b"", b"[" * 5000, b"\xff\xfe", b"x" * 10_000])
+@pytest.mark.parametrize(
+  "content", [b"GET / HTTP/1.1\r\n\r\n", b"", b"[" * 5000, b"\xff\xfe", b"x" * 10_000]
+)
 def test_nonsense_at_the_port_does_not_end_a_job(content):
   assert gathered([content, json.dumps(KEYED).encode()]) is None
 
@@ -287,12 +338,16 @@ def test_a_slow_talker_has_a_few_seconds(monkeypatch):
 
 def test_a_process_that_is_counted_otherwise_is_named_when_another_is_missing():
   error = gathered([json.dumps(KEYED | {"processes": 3}).encode()], seconds=1.0)
-  assert isinstance(error, distributed.UserError) and "missing: process 1; process 1 of 3 came" in str(error)
+  assert isinstance(
+    error, distributed.UserError
+  ) and "missing: process 1; process 1 of 3 came" in str(error)
 
 
 def gathered(contents, seconds=20.0, end=b"\n"):
-  """Send lines to process 0 of a job of two, each by a connection of its own; return its error, if any."""
-  port, errors = free_port(), []
+  """Send lines to process 0 of a job of two, each by a connection of its own; return its error, if
+  any."""
+  port = free_port()
+  errors = []
 
   def gather():
     try:

@@ -21,7 +21,9 @@ from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows
 
 
 def rules(changes=None, **mesh):
-  return Rules.make(make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]), changes)
+  return Rules.make(
+    make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]), changes
+  )
 
 
 def named(**sizes):
@@ -75,8 +77,11 @@ def test_specs():
   assert r.spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
   assert r.spec((None,)) == PartitionSpec(None)
   assert r.batch().spec == PartitionSpec(("data", "fsdp"))
-  assert r.spec(("batch", "length", "activation_mlp")) == PartitionSpec(("data", "fsdp"), None, "tensor")
-  assert r.spec(("mlp", "heads")) == PartitionSpec("tensor", None)  # a mesh axis cuts one array once
+  assert r.spec(("batch", "length", "activation_mlp")) == PartitionSpec(
+    ("data", "fsdp"), None, "tensor"
+  )
+  # a mesh axis cuts one array once
+  assert r.spec(("mlp", "heads")) == PartitionSpec("tensor", None)
   assert (r.ways("batch"), r.ways("mlp"), r.ways("layers")) == (4, 2, 1)
 
 
@@ -96,18 +101,38 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 def test_tensor_must_divide_whole_heads():
   """6 heads of 64 are 384 numbers, which 4 divides; but a head may not be cut."""
-  message = refusal(rules(data=2, tensor=4).of_params, named(heads=6, head_dim=64, embed=64, mlp=64))
-  for word in ("attention/layer/", "/kernel", "heads", "6 ", "width 64", "tensor", "into 4", "rules."):
+  message = refusal(
+    rules(data=2, tensor=4).of_params, named(heads=6, head_dim=64, embed=64, mlp=64)
+  )
+  for word in (
+    "attention/layer/",
+    "/kernel",
+    "heads",
+    "6 ",
+    "width 64",
+    "tensor",
+    "into 4",
+    "rules.",
+  ):
     assert word in message, (word, message)
   split = rules(tensor=2).of_params(named(heads=6, head_dim=64, embed=64, mlp=64))
-  assert split["encoder/blocks/self_attention/layer/query/kernel"].spec == PartitionSpec(None, None, "tensor")
-  assert split["encoder/blocks/self_attention/layer/out/kernel"].spec == PartitionSpec(None, "tensor", None)
+  assert split["encoder/blocks/self_attention/layer/query/kernel"].spec == PartitionSpec(
+    None, None, "tensor"
+  )
+  assert split["encoder/blocks/self_attention/layer/out/kernel"].spec == PartitionSpec(
+    None, "tensor", None
+  )
   assert split["encoder/position/table"].spec == PartitionSpec(None, "tensor")
 
 
 def test_other_axes_that_do_not_divide_are_refused_by_name():
   message = refusal(rules(fsdp=8).of_params, named(embed=20))
-  assert "embed" in message and "20 embed" in message and "embed->fsdp" in message and "into 8" in message
+  assert (
+    "embed" in message
+    and "20 embed" in message
+    and "embed->fsdp" in message
+    and "into 8" in message
+  )
   assert "rules.embed=None" in message
   message = refusal(rules({"embed": None}, tensor=8).of_params, named(heads=8, mlp=36))
   assert "mlp" in message and "36 mlp" in message and "into 8" in message
@@ -134,11 +159,14 @@ def test_constrain_does_nothing_outside_and_pins_inside():
   @jax.jit
   def run(x):
     with r.activate():
-      return constrain(x, "batch", "length", "activation_mlp"), constrain(x[:3], "batch", None, "activation_mlp")
+      return constrain(x, "batch", "length", "activation_mlp"), constrain(
+        x[:3], "batch", None, "activation_mlp"
+      )
 
   whole, odd = run(jax.device_put(x, r.replicated))
   assert whole.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
-  assert odd.sharding.shard_shape(odd.shape) == (3, 4, 8)  # three rows cannot be cut into four: left whole
+  # three rows cannot be cut into four: left whole
+  assert odd.sharding.shard_shape(odd.shape) == (3, 4, 8)
   assert constrain(x, "batch", "length", "activation_mlp") is x
 
 
@@ -153,7 +181,8 @@ class Elsewhere:
   """A sharding as another process sees it: only some of the devices are its own."""
 
   def __init__(self, sharding, devices):
-    self.sharding, self.devices = sharding, devices
+    self.sharding = sharding
+    self.devices = devices
 
   def addressable_devices_indices_map(self, shape):
     cuts = self.sharding.devices_indices_map(shape)
@@ -164,15 +193,24 @@ class Elsewhere:
 def test_local_rows_of_two_processes(process, rows):
   mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
   sharding = NamedSharding(mesh, PartitionSpec("data"))
-  assert local_rows(Elsewhere(sharding, mesh.devices[2 * process : 2 * process + 2].ravel()), 32).tolist() == rows
+  assert (
+    local_rows(
+      Elsewhere(sharding, mesh.devices[2 * process : 2 * process + 2].ravel()), 32
+    ).tolist()
+    == rows
+  )
   whole = NamedSharding(mesh, PartitionSpec())
   assert local_rows(Elsewhere(whole, mesh.devices[:2].ravel()), 32).tolist() == [*range(32)]
 
 
-@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 4}, {"fsdp": 8}])
+@pytest.mark.parametrize(
+  "axes", [{"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 4}, {"fsdp": 8}]
+)
 def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
   devices = np.array(jax.devices())
-  mesh = Mesh(devices[np.random.default_rng(0).permutation(8)].reshape(tuple(axes.values())), tuple(axes))
+  mesh = Mesh(
+    devices[np.random.default_rng(0).permutation(8)].reshape(tuple(axes.values())), tuple(axes)
+  )
   sharding = NamedSharding(mesh, PartitionSpec(tuple(a for a in axes if a != "tensor")))
   shards = sharding.devices_indices_map((32,))
   seen = {}
@@ -186,7 +224,9 @@ def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
   assert set().union(*seen.values()) == set(range(32))
 
 
-@pytest.mark.parametrize("spec", [PartitionSpec("data"), PartitionSpec("data", "tensor"), PartitionSpec()])
+@pytest.mark.parametrize(
+  "spec", [PartitionSpec("data"), PartitionSpec("data", "tensor"), PartitionSpec()]
+)
 def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
   devices = np.array(jax.devices())[[5, 0, 3, 6, 1, 7, 2, 4]]
   sharding = NamedSharding(Mesh(devices.reshape(4, 2), ("data", "tensor")), spec)
@@ -200,12 +240,17 @@ def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
 # Kernels
 
 
-@pytest.mark.parametrize("mesh", [dict(fsdp=8), dict(data=2, fsdp=2, tensor=2), dict(fsdp=4, sequence=2)], ids=str)
+@pytest.mark.parametrize(
+  "mesh", [dict(fsdp=8), dict(data=2, fsdp=2, tensor=2), dict(fsdp=4, sequence=2)], ids=str
+)
 def test_gathered_and_scattered(mesh):
-  """`matmul` on a mesh: its value and gradients are those of one device, and the gradient is split as the kernel is."""
+  """`matmul` on a mesh: its value and gradients are those of one device, and the gradient is split
+  as the kernel is."""
   r = rules(**mesh)
   generator = np.random.default_rng(0)
-  x, kernel, g = (generator.standard_normal(s).astype(np.float32) for s in ((8, 4, 16), (16, 32), (8, 4, 32)))
+  x, kernel, g = (
+    generator.standard_normal(s).astype(np.float32) for s in ((8, 4, 16), (16, 32), (8, 4, 32))
+  )
   axes = ("embed", "mlp")
 
   def gradients(x, kernel, g):
@@ -225,15 +270,18 @@ def test_gathered_and_scattered(mesh):
   assert found[2].sharding.is_equivalent_to(r.sharding(axes), 2)
   program = run.lower(*args).compile().as_text()
   assert "reduce-scatter" in program and "all-gather" in program
-  # Of the kernel, gathers are along `embed` alone: neither it nor its gradient is ever whole along `tensor`.
+  # Of the kernel, gathers are along `embed` alone: neither it nor its gradient is ever whole along
+  # `tensor`.
   assert (mesh.get("tensor", 1) == 1) == bool(re.search(r"f32\[16,32\]\S* all-gather", program))
-  low = run(args[0].astype(jnp.bfloat16), args[1], args[2])  # which XLA's CPU compiler does not survive by itself
+  # which XLA's CPU compiler does not survive by itself
+  low = run(args[0].astype(jnp.bfloat16), args[1], args[2])
   np.testing.assert_allclose(low[2], found[2], rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("mesh, gathers", [(dict(fsdp=8), 1), (dict(fsdp=4, tensor=2), 3)], ids=str)
 def test_kernels_together(mesh, gathers):
-  """Layers of one input give what each gives by itself; kernels split by FSDP alone are gathered as one."""
+  """Layers of one input give what each gives by itself; kernels split by FSDP alone are gathered as
+  one."""
   r = rules(**mesh)
   layers = [
     Linear((16, width), ("embed", axis), params.fan_in_normal(16), nnx.Rngs(seed), bias=seed == 1)
@@ -247,7 +295,9 @@ def test_kernels_together(mesh, gathers):
       return together(layers, x)
 
   def gradients(run):
-    return jax.grad(lambda layers, x: sum(jnp.sum(jnp.sin(y)) for y in run(layers, x)), argnums=(0, 1))
+    return jax.grad(
+      lambda layers, x: sum(jnp.sum(jnp.sin(y)) for y in run(layers, x)), argnums=(0, 1)
+    )
 
   arguments = jax.device_put((layers, x), (shardings, r.sharding(("batch", "length", None))))
   found = jax.jit(gradients(outputs))(*arguments)
@@ -258,8 +308,10 @@ def test_kernels_together(mesh, gathers):
 
 
 def test_a_token_table_is_gathered_in_the_dtype_of_its_vectors_and_its_gradient_summed_in_float32():
-  """512 tokens a device of a table of 8 rows: gathering the table moves less than exchanging vectors."""
-  r, embed = rules(fsdp=8), Embed(8, 16, nnx.Rngs(0), init=params.normal(1.0))
+  """512 tokens a device of a table of 8 rows: gathering the table moves less than exchanging
+  vectors."""
+  r = rules(fsdp=8)
+  embed = Embed(8, 16, nnx.Rngs(0), init=params.normal(1.0))
   ids = np.random.default_rng(0).integers(0, 8, (64, 64), np.int32)
 
   def run(table, ids):
@@ -271,15 +323,20 @@ def test_a_token_table_is_gathered_in_the_dtype_of_its_vectors_and_its_gradient_
 
   table = embed.table[...]
   arguments = jax.device_put((table, ids), (r.sharding(("vocab", "embed")), r.batch()))
-  np.testing.assert_array_equal(jax.jit(run)(*arguments), np.asarray(table.astype(jnp.bfloat16))[ids])
+  np.testing.assert_array_equal(
+    jax.jit(run)(*arguments), np.asarray(table.astype(jnp.bfloat16))[ids]
+  )
   counts = np.bincount(ids.ravel(), minlength=8)[:, None] * np.ones(16)
   np.testing.assert_allclose(jax.jit(gradient)(*arguments), counts, rtol=2**-8)
   assert re.search(r"sharding_constraint.*<8x16xbf16>", jax.jit(run).lower(*arguments).as_text())
 
 
-@pytest.mark.parametrize("mesh, lengths", [(dict(fsdp=8), (2, 4)), (dict(data=2, fsdp=4), (2, 2))], ids=str)
+@pytest.mark.parametrize(
+  "mesh, lengths", [(dict(fsdp=8), (2, 4)), (dict(data=2, fsdp=4), (2, 2))], ids=str
+)
 def test_exchanged_in_stages(mesh, lengths, monkeypatch):
-  """An all-to-all along one dimension of a torus after the other moves everything to where one all-to-all would."""
+  """An all-to-all along one dimension of a torus after the other moves everything to where one
+  all-to-all would."""
   r = rules(**mesh)
   places = np.arange(np.prod(lengths)).reshape(lengths)
   groups = [np.moveaxis(places, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lengths)]
@@ -289,7 +346,9 @@ def test_exchanged_in_stages(mesh, lengths, monkeypatch):
   @jax.jit
   def run(x, g):
     with r.activate():
-      y, pull = jax.vjp(lambda x: exchanged(x, ("batch", "length", "embed"), ("batch", "length", None)), x)
+      y, pull = jax.vjp(
+        lambda x: exchanged(x, ("batch", "length", "embed"), ("batch", "length", None)), x
+      )
       return y, *pull(g)
 
   arguments = jax.device_put((x, g), r.sharding(("batch",)))
@@ -306,15 +365,22 @@ class OnTorus:
 
 
 def test_stages_of_a_torus():
-  """Each stage scatters along one dimension of the torus; together they leave every device the part it would have."""
+  """Each stage scatters along one dimension of the torus; together they leave every device the part
+  it would have."""
   mesh = lambda devices: Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])  # noqa: E731
   torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
   assert stages(mesh(jax.devices()), "data") == [None] and stages(mesh(torus[:4]), "data") == [None]
   found = stages(mesh(torus), "data")
   assert found == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
-  assert len(stages(mesh([OnTorus(x, y, z) for x in range(2) for y in range(2) for z in range(2)]), "data")) == 3
+  assert (
+    len(
+      stages(mesh([OnTorus(x, y, z) for x in range(2) for y in range(2) for z in range(2)]), "data")
+    )
+    == 3
+  )
   assert stages(mesh(np.array(torus).reshape(2, 4)), "fsdp") == [None]
-  threes = [OnTorus(x, y, z) for x in range(3) for y in range(4) for z in range(2)]  # no sums over 3: joined to the 4
+  # no sums over 3: joined to the 4
+  threes = [OnTorus(x, y, z) for x in range(3) for y in range(4) for z in range(2)]
   assert [len(groups[0]) for groups in stages(mesh(threes), "data")] == [12, 2]
 
   def scatter(x, groups):
@@ -322,7 +388,8 @@ def test_stages_of_a_torus():
       x = jax.lax.psum_scatter(x, "data", tiled=True, axis_index_groups=group)
     return x
 
-  real, spec = Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data")
+  real = Mesh(np.array(jax.devices()), ("data",))
+  spec = PartitionSpec("data")
   x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
   run = lambda groups: jax.shard_map(  # noqa: E731
     lambda x: scatter(x, groups), mesh=real, in_specs=spec, out_specs=spec, check_vma=False

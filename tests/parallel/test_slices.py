@@ -1,4 +1,5 @@
-"""Meshes over TPU slices: all start, whatever the hosts, and every row is read where it is needed and nowhere else."""
+"""Meshes over TPU slices: all start, whatever the hosts, and every row is read where it is needed
+and nowhere else."""
 
 import json
 
@@ -29,13 +30,16 @@ def every_row_is_read(devices, sizes, rows=2):
   readers = np.zeros(batch, int)
   mesh = rules.mesh
   for place, device in np.ndenumerate(mesh.devices):
-    number = 0  # of its part of the batch: its place along the batch axes, the first most significant
+    # of its part of the batch: its place along the batch axes, the first most significant
+    number = 0
     for axis in rules.table["batch"]:
       number = number * mesh.shape[axis] + place[mesh.axis_names.index(axis)]
     mine = range(number * rows, (number + 1) * rows)
     expected[device.process_index].update(mine)
     readers[list(mine)] += 1
-  assert {process: sorted(mine) for process, mine in expected.items()} == {p: r.tolist() for p, r in held.items()}
+  assert {process: sorted(mine) for process, mine in expected.items()} == {
+    p: r.tolist() for p, r in held.items()
+  }
   assert (readers == len(devices) // rules.ways("batch")).all()
   if rules.ways("batch") == len(devices):
     assert sum(map(len, held.values())) == batch  # each row exactly once
@@ -50,7 +54,8 @@ def test_the_twenty_meshes(topology, sizes):
 
 @pytest.mark.parametrize("topology", [key for key in SLICES if key not in TWENTY], ids=str)
 def test_meshes_of_other_slices(topology):
-  devices, slices = SLICES[topology], topology[1]
+  devices = SLICES[topology]
+  slices = topology[1]
   for sizes in SEVERAL if len(devices) >= 16 else [{"data": -1}]:
     mesh = every_row_is_read(devices, sizes | ({"replica": slices} if slices > 1 else {}))
     if slices > 1:  # replicas are slices: no other axis leaves one
@@ -63,15 +68,24 @@ def test_meshes_of_other_slices(topology):
 
 def test_nodes_of_gpus_are_slices_if_asked():
   kinds = {"core_on_chip": 0, "coords": (), "device_kind": "NVIDIA H200", "platform": "gpu"}
-  devices = [layouts.Device(i, process_index=i // 8, slice_index=i // 8, **kinds) for i in range(32)]
-  for sizes in ({"data": -1}, {"replica": 4, "fsdp": -1}, {"data": 4, "tensor": 8}, {"fsdp": 16, "tensor": 2}):
+  devices = [
+    layouts.Device(i, process_index=i // 8, slice_index=i // 8, **kinds) for i in range(32)
+  ]
+  for sizes in (
+    {"data": -1},
+    {"replica": 4, "fsdp": -1},
+    {"data": 4, "tensor": 8},
+    {"fsdp": 16, "tensor": 2},
+  ):
     mesh = every_row_is_read(devices, sizes)
     if "fsdp" not in sizes or "replica" in sizes:
       assert [d.slice_index for d in mesh.devices.flat] == [i // 8 for i in range(32)]
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("topology, sizes", [("v5e:4x4", {"data": -1}), ("v5e:4x8", {"data": 8, "fsdp": 4})], ids=str)
+@pytest.mark.parametrize(
+  "topology, sizes", [("v5e:4x4", {"data": -1}), ("v5e:4x8", {"data": 8, "fsdp": 4})], ids=str
+)
 def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_cache):
   """4 and 8 real processes whose CPU devices lie as the slice's do."""
   devices = SLICES[topology, 1]
@@ -84,12 +98,22 @@ def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_c
   ]
   code, output = run(train(tmp_path / "one", *flags), cache=quick_cache)
   assert code == 0, output
-  arranged = [*train(tmp_path / "slice", *flags, *(f"--config.mesh.{axis}={size}" for axis, size in sizes.items()))]
+  arranged = [
+    *train(
+      tmp_path / "slice", *flags, *(f"--config.mesh.{axis}={size}" for axis, size in sizes.items())
+    )
+  ]
   arranged[1:3] = ["-m", "tests.parallel.arranged", topology]
-  launcher = [arranged[0], "launch/local.py", f"--processes={hosts}", f"--devices_per_process={len(devices) // hosts}"]
+  launcher = [
+    arranged[0],
+    "launch/local.py",
+    f"--processes={hosts}",
+    f"--devices_per_process={len(devices) // hosts}",
+  ]
   code, output = run([*launcher, "--", *arranged], cache=quick_cache)
   assert code == 0 and f"of {hosts} processes" in output, output
-  ours, theirs = losses(tmp_path / "slice"), losses(tmp_path / "one")
+  ours = losses(tmp_path / "slice")
+  theirs = losses(tmp_path / "one")
   assert len(ours) == 4 and np.abs(np.subtract(ours, theirs)).max() < 1e-5, (ours, theirs)
 
 
@@ -113,13 +137,16 @@ def test_layouts_are_those_of_the_compiler():
     "from tests.parallel.test_slices import every_row_is_read\n"
     "from t5x_like.planning import hardware\n"
     "saved = json.loads(FILE.read_text())\n"
-    "assert all(saved[f'{name} x {slices}'] == described(name, slices) for name, slices in TOPOLOGIES)\n"
+    "assert all(saved[f'{name} x {slices}'] == described(name, slices) for name, slices in "
+    "TOPOLOGIES)\n"
     "devices = hardware.devices(hardware.parse('v5p:16x16x48'))\n"
     "assert len({d.process_index for d in devices}) == 3072\n"
     "every_row_is_read(devices, {'fsdp': -1})\n"
     "every_row_is_read(devices, {'data': -1, 'fsdp': 64, 'tensor': 8})\n"
   )
-  done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600)
+  done = subprocess.run(
+    [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600
+  )
   assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,6 +1,8 @@
-"""Tiny random models of `transformers`, one for each thing a family can be: names, configs and inputs, no torch here.
+"""Tiny random models of `transformers`, one for each thing a family can be: names, configs and
+inputs, no torch here.
 
-Every tensor's values follow from its name and shape, so a golden file needs to keep only names, shapes and logits.
+Every tensor's values follow from its name and shape, so a golden file needs to keep only names,
+shapes and logits.
 """
 
 import dataclasses
@@ -20,8 +22,10 @@ class Case:
   Attributes:
     model, config: classes of `transformers`.
     values: arguments of the config.
-    kind: "encoder_decoder", "decoder", "encoder", "image", "image_text" or "detection", which decides the inputs.
-    untied: the output has a matrix of its own although the library ties it unless a file says otherwise.
+    kind: "encoder_decoder", "decoder", "encoder", "image", "image_text" or "detection", which
+      decides the inputs.
+    untied: the output has a matrix of its own although the library ties it unless a file says
+      otherwise.
     length: of the inputs.
     rows: of the inputs.
     outputs: theirs -> ours, besides logits.
@@ -43,7 +47,9 @@ class Case:
   predicted: int = 0
 
 
-T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0)
+T5 = dict(
+  vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0
+)
 GATED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
 BART = dict(
@@ -69,7 +75,11 @@ BERT = dict(
 )
 ELECTRA = BERT | dict(embedding_size=8)
 ALBERT = BERT | dict(
-  hidden_size=20, num_hidden_layers=3, num_attention_heads=5, intermediate_size=28, embedding_size=12
+  hidden_size=20,
+  num_hidden_layers=3,
+  num_attention_heads=5,
+  intermediate_size=28,
+  embedding_size=12,
 )
 DEBERTA = ALBERT | dict(
   embedding_size=20,
@@ -105,12 +115,15 @@ POOLED = dict(logits="last_hidden_state", outputs={"pooler_output": "pooled"})
 
 
 def _encoder(task: str, prefix: str = "Bert", values: dict = BERT, **options) -> Case:
-  values, config = dict(values), f"{prefix}Config"
+  values = dict(values)
+  config = f"{prefix}Config"
   if "Roberta" in prefix:
     values |= dict(type_vocab_size=1, layer_norm_eps=1e-5)
   if "Classification" in task:
     values |= dict(num_labels=3)
-  return Case(f"{prefix}{task}", config, values, "encoder", rows=4 if "Choice" in task else 3, **options)
+  return Case(
+    f"{prefix}{task}", config, values, "encoder", rows=4 if "Choice" in task else 3, **options
+  )
 
 
 CASES = {
@@ -122,7 +135,9 @@ CASES = {
     "encoder_decoder",
     untied=True,
   ),
-  "t5-v1_1": Case("T5ForConditionalGeneration", "T5Config", T5 | GATED, "encoder_decoder", untied=True),
+  "t5-v1_1": Case(
+    "T5ForConditionalGeneration", "T5Config", T5 | GATED, "encoder_decoder", untied=True
+  ),
   "byt5": Case(
     "T5ForConditionalGeneration",
     "T5Config",
@@ -136,7 +151,13 @@ CASES = {
     "SwitchTransformersForConditionalGeneration",
     "SwitchTransformersConfig",
     T5
-    | dict(num_layers=4, num_decoder_layers=4, num_sparse_encoder_layers=2, num_sparse_decoder_layers=2, num_experts=4),
+    | dict(
+      num_layers=4,
+      num_decoder_layers=4,
+      num_sparse_encoder_layers=2,
+      num_sparse_decoder_layers=2,
+      num_experts=4,
+    ),
     "encoder_decoder",
   ),
   "bart": Case("BartForConditionalGeneration", "BartConfig", BART, "encoder_decoder"),
@@ -178,12 +199,20 @@ CASES = {
   "electra-spans": _encoder("ForQuestionAnswering", "Electra", ELECTRA, **SPANS),
   "electra-body": _encoder("Model", "Electra", ELECTRA, logits="last_hidden_state"),
   "albert": _encoder(
-    "ForPreTraining", "Albert", ALBERT, logits="prediction_logits", outputs={"sop_logits": "next_sentence_logits"}
+    "ForPreTraining",
+    "Albert",
+    ALBERT,
+    logits="prediction_logits",
+    outputs={"sop_logits": "next_sentence_logits"},
   ),
   "albert-mlm": _encoder("ForMaskedLM", "Albert", ALBERT | dict(hidden_act="gelu")),
-  "albert-groups": _encoder("ForMaskedLM", "Albert", ALBERT | dict(num_hidden_layers=5, num_hidden_groups=2)),
+  "albert-groups": _encoder(
+    "ForMaskedLM", "Albert", ALBERT | dict(num_hidden_layers=5, num_hidden_groups=2)
+  ),
   "albert-inner": _encoder(
-    "ForMaskedLM", "Albert", ALBERT | dict(num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2)
+    "ForMaskedLM",
+    "Albert",
+    ALBERT | dict(num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2),
   ),
   "albert-classification": _encoder("ForSequenceClassification", "Albert", ALBERT),
   "albert-multiple-choice": _encoder("ForMultipleChoice", "Albert", ALBERT),
@@ -192,14 +221,18 @@ CASES = {
   "albert-body": _encoder("Model", "Albert", ALBERT, **POOLED),
   "deberta-v3": _encoder("ForMaskedLM", "DebertaV2", DEBERTA),
   "deberta-v3-classification": _encoder("ForSequenceClassification", "DebertaV2", DEBERTA),
-  "deberta-v3-tokens": _encoder("ForTokenClassification", "DebertaV2", DEBERTA | dict(position_buckets=4)),
+  "deberta-v3-tokens": _encoder(
+    "ForTokenClassification", "DebertaV2", DEBERTA | dict(position_buckets=4)
+  ),
   "deberta-v3-spans": _encoder("ForQuestionAnswering", "DebertaV2", DEBERTA, **SPANS),
   "deberta-v3-body": _encoder("Model", "DebertaV2", DEBERTA, logits="last_hidden_state"),
   "xlnet": _encoder("LMHeadModel", "XLNet", XLNET),
   "xlnet-permuted": _encoder(
     "LMHeadModel", "XLNet", XLNET, predicted=4, logits="", outputs={"logits": "permutation_logits"}
   ),
-  "xlnet-tokens": _encoder("ForTokenClassification", "XLNet", XLNET | dict(ff_activation="relu", d_model=24, n_head=4)),
+  "xlnet-tokens": _encoder(
+    "ForTokenClassification", "XLNet", XLNET | dict(ff_activation="relu", d_model=24, n_head=4)
+  ),
   "xlnet-spans": _encoder("ForQuestionAnsweringSimple", "XLNet", XLNET, **SPANS),
   "xlnet-body": _encoder("Model", "XLNet", XLNET, logits="last_hidden_state"),
   "xlm": _encoder("WithLMHeadModel", "XLM", XLM | dict(n_langs=3)),
@@ -207,14 +240,19 @@ CASES = {
   "xlm-spans": _encoder("ForQuestionAnsweringSimple", "XLM", XLM, **SPANS),
   "xlm-body": _encoder("Model", "XLM", XLM | dict(n_langs=2), logits="last_hidden_state"),
   "bigbird": _encoder("ForPreTraining", "BigBird", SPARSE, length=42, **NEXT),
-  "bigbird-mlm": _encoder("ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44),
+  "bigbird-mlm": _encoder(
+    "ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44
+  ),
   "bigbird-full": _encoder("ForMaskedLM", "BigBird", BERT | dict(attention_type="original_full")),
   "bigbird-classification": _encoder("ForSequenceClassification", "BigBird", SPARSE, length=40),
   "bigbird-multiple-choice": _encoder("ForMultipleChoice", "BigBird", SPARSE, length=40),
   "bigbird-tokens": _encoder("ForTokenClassification", "BigBird", SPARSE, length=40),
   "modernbert": Case("ModernBertForMaskedLM", "ModernBertConfig", MODERN, "encoder"),
   "modernbert-short": Case(
-    "ModernBertForMaskedLM", "ModernBertConfig", MODERN | dict(num_hidden_layers=1, norm_bias=True), "encoder"
+    "ModernBertForMaskedLM",
+    "ModernBertConfig",
+    MODERN | dict(num_hidden_layers=1, norm_bias=True),
+    "encoder",
   ),
   "bigbird-body": _encoder("Model", "BigBird", SPARSE, length=40, **POOLED),
 }
@@ -240,7 +278,9 @@ TEACHER = dict(cls_logits="class_logits", distillation_logits="distillation_logi
 CASES |= {
   "vit": Case("ViTForImageClassification", "ViTConfig", VIT, "image"),
   "vit-grey": Case("ViTForImageClassification", "ViTConfig", VIT | GREY, "image"),
-  "deit": Case("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, "image", outputs=TEACHER),
+  "deit": Case(
+    "DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, "image", outputs=TEACHER
+  ),
   "deit-plain": Case("DeiTForImageClassification", "DeiTConfig", VIT | dict(num_labels=3), "image"),
   "vit-body": Case("ViTModel", "ViTConfig", VIT, "image", **POOLED),
   "vit-mae": Case("ViTMAEForPreTraining", "ViTMAEConfig", VIT | MAE, "image"),
@@ -267,8 +307,12 @@ CLIP_TEXT = dict(
   pad_token_id=0,
 )
 CLIP_IMAGE = {key: VIT[key] for key in VIT if key != "num_labels"}
-PUBLISHED = dict(eos_token_id=2, hidden_act="gelu")  # EOS as published configs have it, where it is the highest id
-EMBEDDED = dict(logits="logits_per_image", outputs=dict(image_embeds="image_embeddings", text_embeds="text_embeddings"))
+# EOS as published configs have it, where it is the highest id
+PUBLISHED = dict(eos_token_id=2, hidden_act="gelu")
+EMBEDDED = dict(
+  logits="logits_per_image",
+  outputs=dict(image_embeds="image_embeddings", text_embeds="text_embeddings"),
+)
 
 
 def _clip(text: dict, image: dict, **options) -> Case:
@@ -278,21 +322,41 @@ def _clip(text: dict, image: dict, **options) -> Case:
 
 CASES |= {
   "clip": _clip({}, {}),
-  "clip-published": _clip(PUBLISHED, dict(image_size=14, patch_size=7, num_channels=1), rows=5, length=9),
+  "clip-published": _clip(
+    PUBLISHED, dict(image_size=14, patch_size=7, num_channels=1), rows=5, length=9
+  ),
 }
 SIGNED = dict(
-  text_config=CLIP_TEXT | dict(hidden_size=16, num_attention_heads=4), vision_config=CLIP_IMAGE | dict(image_size=16)
+  text_config=CLIP_TEXT | dict(hidden_size=16, num_attention_heads=4),
+  vision_config=CLIP_IMAGE | dict(image_size=16),
 )
-CASES |= {"siglip": Case("SiglipModel", "SiglipConfig", SIGNED, "image_text", length=13, **EMBEDDED)}
+CASES |= {
+  "siglip": Case("SiglipModel", "SiglipConfig", SIGNED, "image_text", length=13, **EMBEDDED)
+}
 MAPS = dict(logits="", outputs=dict(pooler_output="pooled"))
-RESNET = dict(model_type="resnet", embedding_size=8, hidden_sizes=[16, 24, 24, 32], depths=[1, 2, 1, 1])
-BASIC = dict(model_type="resnet", embedding_size=4, hidden_sizes=[8, 12], depths=[2, 1], layer_type="basic")
-IN_RESNET = {key: value for key, value in RESNET.items() if key != "model_type"} | dict(image_size=45, num_labels=5)
+RESNET = dict(
+  model_type="resnet", embedding_size=8, hidden_sizes=[16, 24, 24, 32], depths=[1, 2, 1, 1]
+)
+BASIC = dict(
+  model_type="resnet", embedding_size=4, hidden_sizes=[8, 12], depths=[2, 1], layer_type="basic"
+)
+IN_RESNET = {key: value for key, value in RESNET.items() if key != "model_type"} | dict(
+  image_size=45, num_labels=5
+)
 CASES |= {"resnet": Case("ResNetForImageClassification", "ResNetConfig", IN_RESNET, "image")}
-CONVNEXT = dict(num_stages=3, hidden_sizes=[8, 16, 12], depths=[1, 2, 1], patch_size=3, image_size=41, num_labels=5)
+CONVNEXT = dict(
+  num_stages=3,
+  hidden_sizes=[8, 16, 12],
+  depths=[1, 2, 1],
+  patch_size=3,
+  image_size=41,
+  num_labels=5,
+)
 CASES |= {
   "convnext": Case("ConvNextForImageClassification", "ConvNextConfig", CONVNEXT, "image"),
-  "convnext-body": Case("ConvNextModel", "ConvNextConfig", CONVNEXT | dict(num_channels=1), "image", **MAPS),
+  "convnext-body": Case(
+    "ConvNextModel", "ConvNextConfig", CONVNEXT | dict(num_channels=1), "image", **MAPS
+  ),
 }
 DETR = dict(
   use_timm_backbone=False,
@@ -307,21 +371,49 @@ DETR = dict(
   num_queries=7,
   num_labels=5,
 )
-GREY_DETR = dict(backbone_config=BASIC | dict(out_features=["stage2"], num_channels=1), num_channels=1, d_model=24)
+GREY_DETR = dict(
+  backbone_config=BASIC | dict(out_features=["stage2"], num_channels=1), num_channels=1, d_model=24
+)
 BOXES = dict(pred_boxes="boxes")
 CASES |= {
-  "detr": Case("DetrForObjectDetection", "DetrConfig", DETR, "detection", outputs=BOXES, size=(97, 131)),
+  "detr": Case(
+    "DetrForObjectDetection", "DetrConfig", DETR, "detection", outputs=BOXES, size=(97, 131)
+  ),
   "detr-grey": Case(
-    "DetrForObjectDetection", "DetrConfig", DETR | GREY_DETR, "detection", outputs=BOXES, size=(35, 29)
+    "DetrForObjectDetection",
+    "DetrConfig",
+    DETR | GREY_DETR,
+    "detection",
+    outputs=BOXES,
+    size=(35, 29),
   ),
 }
-SWIN = dict(embed_dim=12, depths=[2, 3], num_heads=[2, 4], window_size=3, image_size=15, patch_size=2, num_labels=5)
-DEEP = dict(depths=[4, 2, 1], num_heads=[2, 3, 4], mlp_ratio=2.0, patch_size=4, image_size=46, num_channels=1)
-WIDE = dict(depths=[2, 2], window_size=4, patch_size=4, image_size=24, pretrained_window_sizes=[2, 3], qkv_bias=False)
+SWIN = dict(
+  embed_dim=12,
+  depths=[2, 3],
+  num_heads=[2, 4],
+  window_size=3,
+  image_size=15,
+  patch_size=2,
+  num_labels=5,
+)
+DEEP = dict(
+  depths=[4, 2, 1], num_heads=[2, 3, 4], mlp_ratio=2.0, patch_size=4, image_size=46, num_channels=1
+)
+WIDE = dict(
+  depths=[2, 2],
+  window_size=4,
+  patch_size=4,
+  image_size=24,
+  pretrained_window_sizes=[2, 3],
+  qkv_bias=False,
+)
 ABSOLUTE = dict(use_absolute_embeddings=True, image_size=16)
 CASES |= {
   "swin": Case("SwinForImageClassification", "SwinConfig", SWIN, "image"),
-  "swin-grey": Case("SwinForImageClassification", "SwinConfig", SWIN | DEEP | dict(qkv_bias=False), "image"),
+  "swin-grey": Case(
+    "SwinForImageClassification", "SwinConfig", SWIN | DEEP | dict(qkv_bias=False), "image"
+  ),
   "swin-absolute": Case("SwinForImageClassification", "SwinConfig", SWIN | ABSOLUTE, "image"),
   "swinv2": Case("Swinv2ForImageClassification", "Swinv2Config", SWIN, "image"),
   "swinv2-window": Case("Swinv2ForImageClassification", "Swinv2Config", SWIN | WIDE, "image"),
@@ -336,16 +428,24 @@ def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
   words = name.lower()
   if name.endswith("running_var"):
     return 1 + np.abs(noise)
-  if len(shape) == 4 and (name.startswith("model.input_projection") or "convolution.weight" in name):  # of a ResNet
+  # of a ResNet
+  if len(shape) == 4 and (
+    name.startswith("model.input_projection") or "convolution.weight" in name
+  ):
     return np.float32((2 / np.prod(shape[1:])) ** 0.5) * noise
-  norm = len(shape) == 1 and name.endswith("weight") or ("norm" in words and name.endswith("weight"))
-  return np.asarray(1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise, np.float32)
+  norm = (
+    len(shape) == 1 and name.endswith("weight") or ("norm" in words and name.endswith("weight"))
+  )
+  return np.asarray(
+    1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise, np.float32
+  )
 
 
 def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
   """Batch features: int32, three rows or more, two of them padded at the end; or float32 images."""
   generator = np.random.default_rng(7)
-  B, T = case.rows, case.length
+  B = case.rows
+  T = case.length
   if case.kind == "detection":  # the second and third image are padded, each on another side
     (Y, X), channels = case.size, case.values.get("num_channels", 3)
     size_B2 = np.array([[Y, X], [Y * 2 // 3, X], [Y // 2 + 1, X * 3 // 4]], np.int32)
@@ -355,7 +455,8 @@ def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
     return {"image": image, "image_size": size_B2}
   if case.kind in ("image", "image_text"):
     values = case.values.get("vision_config", case.values)
-    side, channels = values["image_size"], values.get("num_channels", 3)
+    side = values["image_size"]
+    channels = values.get("num_channels", 3)
     batch = {"image": generator.standard_normal((B, side, side, channels)).astype(np.float32)}
     if "mask_ratio" in case.values:
       patches = (side // case.values["patch_size"]) ** 2
@@ -383,13 +484,18 @@ def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
     decoder = generator.integers(3, VOCAB, (B, T - 2)).astype(np.int32)
     decoder[:, 0] = start
     return batch | {"decoder_input_tokens": decoder}
-  types = dict(ModernBertConfig=0, XLMConfig=case.values.get("n_langs", 0))  # XLM's languages are types
+  # XLM's languages are types
+  types = dict(ModernBertConfig=0, XLMConfig=case.values.get("n_langs", 0))
   if types.get(case.config, case.values.get("type_vocab_size", 2)) > 1:
-    batch["encoder_token_types"] = np.broadcast_to(np.arange(T) > T // 3, (B, T)).astype(np.int32).copy()
+    batch["encoder_token_types"] = (
+      np.broadcast_to(np.arange(T) > T // 3, (B, T)).astype(np.int32).copy()
+    )
   if case.predicted:
     order = np.zeros((B, T), np.int32)
     for row, real in enumerate(batch["encoder_input_tokens"] != pad):
-      order[row, generator.permutation(np.flatnonzero(real))[: case.predicted]] = 1 + np.arange(case.predicted)
+      order[row, generator.permutation(np.flatnonzero(real))[: case.predicted]] = 1 + np.arange(
+        case.predicted
+      )
     places = np.stack([np.flatnonzero(row) for row in order]).astype(np.int32)
     batch |= {"encoder_order": order, "encoder_masked_positions": places}
   return batch

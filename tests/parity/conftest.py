@@ -2,4 +2,6 @@
 
 import importlib.util
 
-collect_ignore_glob = [] if all(map(importlib.util.find_spec, ("torch", "transformers"))) else ["test_*.py"]
+collect_ignore_glob = (
+  [] if all(map(importlib.util.find_spec, ("torch", "transformers"))) else ["test_*.py"]
+)

@@ -1,8 +1,14 @@
-"""The cases of decoder-only families: name -> (model class, config class, arguments of the config)."""
+"""The cases of decoder-only families: name -> (model class, config class, arguments of the
+config)."""
 
 GPT = dict(vocab_size=64, n_embd=16, n_layer=2, n_head=4, n_positions=32)
 LLAMA = dict(
-  vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40
+  vocab_size=64,
+  hidden_size=16,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  intermediate_size=40,
 )
 LLAMA3 = dict(
   rope_type="llama3",
@@ -15,12 +21,28 @@ LLAMA3 = dict(
 GEMMA2 = LLAMA | dict(head_dim=8, query_pre_attn_scalar=16, sliding_window=4)
 BLOOM = dict(vocab_size=64, hidden_size=16, n_layer=2, n_head=4)
 MPT = dict(vocab_size=64, d_model=16, n_layers=2, n_heads=4)
-NEOX = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
-OPT = dict(
-  vocab_size=64, hidden_size=20, num_hidden_layers=3, num_attention_heads=5, ffn_dim=28, max_position_embeddings=32
+NEOX = dict(
+  vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
 )
-XGLM = dict(vocab_size=64, d_model=20, num_layers=3, attention_heads=5, ffn_dim=28, max_position_embeddings=32)
-FALCON = dict(vocab_size=64, hidden_size=24, num_hidden_layers=3, num_attention_heads=6, bos_token_id=1, eos_token_id=2)
+OPT = dict(
+  vocab_size=64,
+  hidden_size=20,
+  num_hidden_layers=3,
+  num_attention_heads=5,
+  ffn_dim=28,
+  max_position_embeddings=32,
+)
+XGLM = dict(
+  vocab_size=64, d_model=20, num_layers=3, attention_heads=5, ffn_dim=28, max_position_embeddings=32
+)
+FALCON = dict(
+  vocab_size=64,
+  hidden_size=24,
+  num_hidden_layers=3,
+  num_attention_heads=6,
+  bos_token_id=1,
+  eos_token_id=2,
+)
 COHERE = dict(
   vocab_size=64,
   hidden_size=24,
@@ -32,8 +54,12 @@ COHERE = dict(
   eos_token_id=2,
 )
 QWEN = LLAMA | dict(head_dim=6)
-YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8, beta_fast=2.0)
-OLMO = LLAMA | dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=3, pad_token_id=0, eos_token_id=1)
+YARN = dict(
+  rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8, beta_fast=2.0
+)
+OLMO = LLAMA | dict(
+  hidden_size=24, num_attention_heads=6, num_key_value_heads=3, pad_token_id=0, eos_token_id=1
+)
 GPT_OSS = LLAMA | dict(head_dim=6, num_local_experts=5, num_experts_per_tok=3, sliding_window=4)
 DEEPSEEK = dict(
   vocab_size=64,
@@ -60,7 +86,11 @@ MODELS = {
   "llama-dynamic": (
     "LlamaForCausalLM",
     "LlamaConfig",
-    LLAMA | dict(max_position_embeddings=8, rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=3.0)),
+    LLAMA
+    | dict(
+      max_position_embeddings=8,
+      rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=3.0),
+    ),
   ),
   "llama-longrope": (
     "LlamaForCausalLM",
@@ -84,7 +114,12 @@ MODELS = {
     | dict(
       max_position_embeddings=8,
       rope_parameters=dict(
-        rope_type="yarn", rope_theta=1e4, factor=4.0, mscale=0.7, mscale_all_dim=0.3, attn_factor=1.0
+        rope_type="yarn",
+        rope_theta=1e4,
+        factor=4.0,
+        mscale=0.7,
+        mscale_all_dim=0.3,
+        attn_factor=1.0,
       ),
     ),
   ),
@@ -127,7 +162,11 @@ MODELS = {
     GPT | dict(n_inner=24, activation_function="relu", pad_token_id=0, tie_word_embeddings=False),
   ),
   "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA),
-  "llama-3.1": ("LlamaForCausalLM", "LlamaConfig", LLAMA | dict(rope_parameters=LLAMA3, eos_token_id=[2, 3])),
+  "llama-3.1": (
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    LLAMA | dict(rope_parameters=LLAMA3, eos_token_id=[2, 3]),
+  ),
   "llama-biases": (
     "LlamaForCausalLM",
     "LlamaConfig",
@@ -146,22 +185,35 @@ MODELS = {
   "mistral-v0.3": (
     "MistralForCausalLM",
     "MistralConfig",
-    LLAMA | dict(sliding_window=None, head_dim=6, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+    LLAMA
+    | dict(
+      sliding_window=None, head_dim=6, rope_parameters=dict(rope_type="default", rope_theta=1e6)
+    ),
   ),
   "mixtral": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL),
-  "mixtral-window": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL | dict(num_experts_per_tok=3, sliding_window=4)),
+  "mixtral-window": (
+    "MixtralForCausalLM",
+    "MixtralConfig",
+    MIXTRAL | dict(num_experts_per_tok=3, sliding_window=4),
+  ),
   "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", LLAMA),
   "qwen2-windows": (
     "Qwen2ForCausalLM",
     "Qwen2Config",
-    LLAMA | dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    LLAMA
+    | dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=4, max_window_layers=1),
   ),
   "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", QWEN | dict(tie_word_embeddings=True)),
-  "qwen3-yarn": ("Qwen3ForCausalLM", "Qwen3Config", QWEN | dict(rope_parameters=YARN, attention_bias=True)),
+  "qwen3-yarn": (
+    "Qwen3ForCausalLM",
+    "Qwen3Config",
+    QWEN | dict(rope_parameters=YARN, attention_bias=True),
+  ),
   "qwen3-moe": (
     "Qwen3MoeForCausalLM",
     "Qwen3MoeConfig",
-    LLAMA | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True),
+    LLAMA
+    | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True),
   ),
   "qwen3-moe-step": (
     "Qwen3MoeForCausalLM",
@@ -194,7 +246,8 @@ MODELS = {
     GEMMA2
     | dict(
       num_hidden_layers=5,
-      layer_types=["sliding_attention", "sliding_attention", "full_attention"] + 2 * ["sliding_attention"],
+      layer_types=["sliding_attention", "sliding_attention", "full_attention"]
+      + 2 * ["sliding_attention"],
       rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0)),
     ),
   ),
@@ -236,7 +289,10 @@ MODELS = {
   "opt-350m": (
     "OPTForCausalLM",
     "OPTConfig",
-    OPT | dict(do_layer_norm_before=False, word_embed_proj_dim=12, activation_function="gelu", pad_token_id=0),
+    OPT
+    | dict(
+      do_layer_norm_before=False, word_embed_proj_dim=12, activation_function="gelu", pad_token_id=0
+    ),
   ),
   "xglm": ("XGLMForCausalLM", "XGLMConfig", XGLM),
   "xglm-unscaled": (
@@ -253,7 +309,13 @@ MODELS = {
   "falcon-one-norm": (
     "FalconForCausalLM",
     "FalconConfig",
-    FALCON | dict(new_decoder_architecture=True, num_kv_heads=3, num_ln_in_parallel_attn=1, tie_word_embeddings=False),
+    FALCON
+    | dict(
+      new_decoder_architecture=True,
+      num_kv_heads=3,
+      num_ln_in_parallel_attn=1,
+      tie_word_embeddings=False,
+    ),
   ),
   "falcon-rw": (
     "FalconForCausalLM",

@@ -28,8 +28,12 @@ def make(case: cases.Case, directory: pathlib.Path):
   model.save_pretrained(directory)
   path = directory / "model.safetensors"
   # Some versions write the decoder of ViTMAE under names that no published file has.
-  saved = {n.replace("decoder_encoder.layer.", "decoder_layers."): x for n, x in load_file(path).items()}
-  save_file({n: cases.tensor(n, x.shape) for n, x in saved.items()}, path, metadata={"format": "pt"})
+  saved = {
+    n.replace("decoder_encoder.layer.", "decoder_layers."): x for n, x in load_file(path).items()
+  }
+  save_file(
+    {n: cases.tensor(n, x.shape) for n, x in saved.items()}, path, metadata={"format": "pt"}
+  )
   return read(case, directory)
 
 
@@ -43,7 +47,9 @@ def read(case: cases.Case, directory: pathlib.Path):
 def ids(model) -> tuple[int, int]:
   """(padding, decoder start) of a model; padding is 0 where it has none."""
   config = model.config
-  return getattr(config, "pad_token_id", None) or 0, getattr(config, "decoder_start_token_id", None) or 0
+  return getattr(config, "pad_token_id", None) or 0, getattr(
+    config, "decoder_start_token_id", None
+  ) or 0
 
 
 def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -66,7 +72,9 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
     with torch.no_grad():
       out = model(torch.tensor(batch["image"]).permute(0, 3, 1, 2), **noise)
     if noise:
-      return {"logits": np.take_along_axis(out.logits.numpy(), batch["masked_patches"][..., None], axis=1)}
+      return {
+        "logits": np.take_along_axis(out.logits.numpy(), batch["masked_patches"][..., None], axis=1)
+      }
     return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}
   if case.kind == "image_text":
     tokens = torch.tensor(np.asarray(batch["text_input_tokens"], np.int64))
@@ -79,14 +87,19 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
   if case.kind == "encoder_decoder":
     arguments["decoder_input_ids"] = batch["decoder_input_tokens"]
   if "encoder_token_types" in batch:
-    arguments["langs" if case.config == "XLMConfig" else "token_type_ids"] = batch["encoder_token_types"]
+    arguments["langs" if case.config == "XLMConfig" else "token_type_ids"] = batch[
+      "encoder_token_types"
+    ]
   if case.predicted:  # a token that is predicted hides from those that are not predicted after it
-    order, places = batch["encoder_order"], batch["encoder_masked_positions"]
+    order = batch["encoder_order"]
+    places = batch["encoder_masked_positions"]
     arguments["perm_mask"] = order[:, None] >= np.maximum(order, 1)[:, :, None]
     arguments["target_mapping"] = places[..., None] == np.arange(tokens.shape[1])
   if "MultipleChoice" in case.model:  # one example, whose choices are the rows
     arguments = {n: x[None] for n, x in arguments.items()}
   with torch.no_grad():
     kinds = {"perm_mask": np.float32, "target_mapping": np.float32}
-    out = model(**{n: torch.tensor(np.asarray(x, kinds.get(n, np.int64))) for n, x in arguments.items()})
+    out = model(
+      **{n: torch.tensor(np.asarray(x, kinds.get(n, np.int64))) for n, x in arguments.items()}
+    )
   return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}

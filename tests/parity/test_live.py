@@ -25,13 +25,16 @@ def test_same_logits_and_the_same_files_back(name, tmp_path):
   assert expected.keys() <= got.keys()
   for output, values in expected.items():
     assert got[output].shape == values.shape
-    distance = np.abs(cases.compared(np.asarray(got[output]), mask) - cases.compared(values, mask)).max()
+    distance = np.abs(
+      cases.compared(np.asarray(got[output]), mask) - cases.compared(values, mask)
+    ).max()
     print(f"{name} {output}: {distance:.2e} of {np.abs(values).max():.3g}")
     assert distance <= 1e-4
 
   hf.save(model, str(tmp_path / "back"))
   before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
-  before = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}  # which nothing reads
+  # which nothing reads
+  before = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}
   assert before.keys() == after.keys()
   assert all(np.array_equal(before[n], after[n]) for n in before)
   again = reference.run(case, reference.read(case, tmp_path / "back"), batch)
@@ -41,7 +44,8 @@ def test_same_logits_and_the_same_files_back(name, tmp_path):
 
 @pytest.mark.parametrize("name", cases.CASES)
 def test_a_model_of_ours_without_a_past_is_read_by_transformers(name, tmp_path):
-  """What is written from the design alone, without the config of a file, makes the same model there."""
+  """What is written from the design alone, without the config of a file, makes the same model
+  there."""
   case = cases.CASES[name]
   pad, start = reference.ids(reference.make(case, tmp_path / "theirs"))
   model = hf.load(str(tmp_path / "theirs"))
@@ -49,6 +53,10 @@ def test_a_model_of_ours_without_a_past_is_read_by_transformers(name, tmp_path):
   hf.save(model, str(tmp_path / "ours"))
   batch = cases.inputs(case, pad, start)
   mask = cases.valid(case, batch, pad)
-  got, expected = model(batch), reference.run(case, reference.read(case, tmp_path / "ours"), batch)
+  got = model(batch)
+  expected = reference.run(case, reference.read(case, tmp_path / "ours"), batch)
   for output, values in expected.items():
-    assert np.abs(cases.compared(np.asarray(got[output]), mask) - cases.compared(values, mask)).max() <= 1e-4
+    assert (
+      np.abs(cases.compared(np.asarray(got[output]), mask) - cases.compared(values, mask)).max()
+      <= 1e-4
+    )

@@ -1,4 +1,5 @@
-"""DPO against PyTorch on the same model: loss, margins and the gradient of every tensor (`make parity`)."""
+"""DPO against PyTorch on the same model: loss, margins and the gradient of every tensor (`make
+parity`)."""
 
 import jax
 import numpy as np
@@ -11,7 +12,10 @@ from t5x_like.nn import params
 from t5x_like.objectives.dpo import Objective
 
 pytestmark = pytest.mark.parity
-B, T, BETA, SMOOTHING = 4, 11, 0.2, 0.1
+B = 4
+T = 11
+BETA = 0.2
+SMOOTHING = 0.1
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -27,7 +31,8 @@ def test_loss_and_gradients_are_those_of_pytorch(name, tmp_path):
 
   generator = np.random.default_rng(0)
   tokens = generator.integers(3, cases.VOCAB, (B, 2, T + 1))
-  first, last = generator.integers(1, 5, (B, 2, 1)), generator.integers(6, T, (B, 2, 1))
+  first = generator.integers(1, 5, (B, 2, 1))
+  last = generator.integers(6, T, (B, 2, 1))
   weights = ((np.arange(T) >= first) & (np.arange(T) < last)).astype(np.float32)
   batch = {
     "decoder_input_tokens": tokens[..., :-1].astype(np.int32),

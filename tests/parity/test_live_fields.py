@@ -27,7 +27,9 @@ NEEDED = {  # of types whose classes have no default that we read
   "switch_transformers": dict(num_sparse_encoder_layers=6, num_sparse_decoder_layers=6),
   "vit_mae": dict(architectures=["ViTMAEForPreTraining"]),
 }
-TYPES = [name for name in sorted(hf.model_types()) if not name.startswith("timm/") and name != "detr"]
+TYPES = [
+  name for name in sorted(hf.model_types()) if not name.startswith("timm/") and name != "detr"
+]
 
 
 def variant(values):

@@ -1,4 +1,5 @@
-"""Models fine-tuned here and exported generate in `transformers` what they generate here (`make parity`)."""
+"""Models fine-tuned here and exported generate in `transformers` what they generate here (`make
+parity`)."""
 
 import json
 import sys
@@ -19,20 +20,26 @@ from tools import convert_hf
 pytestmark = pytest.mark.parity
 
 RECIPES = {"nano": "AutoModelForSeq2SeqLM", "nano_decoder": "AutoModelForCausalLM"}
-STEPS = ("--config.checkpoint.every=30", '--config.schedule={"name": "constant", "learning_rate": 0.01}')
+STEPS = (
+  "--config.checkpoint.every=30",
+  '--config.schedule={"name": "constant", "learning_rate": 0.01}',
+)
 TEXTS = ["one two", "seven eight nine", "three", "eleven four two one"]
 
 
 def train(*flags: str) -> None:
-  """A process of its own: TensorFlow, which training imports, and torch do not always load together."""
+  """A process of its own: TensorFlow, which training imports, and torch do not always load
+  together."""
   code, said = run([sys.executable, "-m", "t5x_like.train", *flags], devices=8)
   assert code == 0, said
 
 
 @pytest.fixture(scope="module", params=RECIPES)
 def both(request, tmp_path_factory):
-  """(their model of what was exported, ours of the checkpoint, the inputs of generate, our batch)."""
-  folder, recipe = tmp_path_factory.mktemp(request.param), f"--config=tests/recipes/{request.param}.py"
+  """(their model of what was exported, ours of the checkpoint, the inputs of generate, our
+  batch)."""
+  folder = tmp_path_factory.mktemp(request.param)
+  recipe = f"--config=tests/recipes/{request.param}.py"
   decoder = request.param == "nano_decoder"
   train(recipe, f"--workdir={folder}/base", *STEPS, "--config.total_steps=2")
   words = "one two three four five six seven eight nine ten eleven twelve".split()
@@ -48,15 +55,24 @@ def both(request, tmp_path_factory):
     "cache": f"{folder}/cache",
     "architecture": "decoder" if decoder else "encoder_decoder",
   }
-  tuned = [recipe, *STEPS, f"--config.task={json.dumps(task)}", f"--config.init.workdir={folder}/base"]
+  tuned = [
+    recipe,
+    *STEPS,
+    f"--config.task={json.dumps(task)}",
+    f"--config.init.workdir={folder}/base",
+  ]
   train(*tuned, f"--workdir={folder}/tuned", "--config.total_steps=30")
   assert convert_hf.main([f"--input={folder}/tuned", f"--output={folder}/exported"]) == 0
 
   opened = library.load(f"{folder}/tuned", batch_size=ROWS)
   ours = params.with_arrays(opened.model, opened.run.arrays)
   before = library.load(f"{folder}/base", batch_size=ROWS).run.arrays
-  assert all(np.abs(x - before[name]).max() > 0 for name, x in opened.run.arrays.items() if "kernel" in name)
-  theirs = getattr(transformers, RECIPES[request.param]).from_pretrained(f"{folder}/exported").eval()
+  assert all(
+    np.abs(x - before[name]).max() > 0 for name, x in opened.run.arrays.items() if "kernel" in name
+  )
+  theirs = (
+    getattr(transformers, RECIPES[request.param]).from_pretrained(f"{folder}/exported").eval()
+  )
   ids = [opened.vocabulary.encode(text) for text in TEXTS]
   length = max(map(len, ids)) + 1
   tokens, mask = np.zeros((2, ROWS, length), np.int32)
@@ -64,7 +80,10 @@ def both(request, tmp_path_factory):
     one = one if decoder else [*one, opened.vocabulary.eos_id]
     at = slice(length - len(one), length) if decoder else slice(0, len(one))
     tokens[row, at], mask[row, at] = one, 1
-  inputs = {name: torch.tensor(x, dtype=torch.long) for name, x in (("input_ids", tokens), ("attention_mask", mask))}
+  inputs = {
+    name: torch.tensor(x, dtype=torch.long)
+    for name, x in (("input_ids", tokens), ("attention_mask", mask))
+  }
   if decoder:
     return theirs, ours, inputs, {"decoder_input_tokens": tokens, "decoder_segment_ids": mask}
   return theirs, ours, inputs, {"encoder_input_tokens": tokens}
@@ -75,4 +94,5 @@ def both(request, tmp_path_factory):
 )
 def test_greedy_and_beam_search_are_those_of_transformers(both, options):
   found = compare(both, (1,), options)
-  assert len({tuple(row) for row in found[:, 0].tolist()}) > 1  # an answer to each text, not one for all
+  # an answer to each text, not one for all
+  assert len({tuple(row) for row in found[:, 0].tolist()}) > 1

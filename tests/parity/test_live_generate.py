@@ -16,15 +16,35 @@ from t5x_like import vocabularies
 from t5x_like.decoding.beam_search import PowerPenalty, Transformers, beam_search
 from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.penalties import BannedWords, NoRepeatNgrams, RepetitionPenalty
-from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, MinP, Step, Temperature, TopK, TopP, Typical
+from t5x_like.decoding.sampling import (
+  ForcedBos,
+  ForcedEos,
+  MinLength,
+  MinP,
+  Step,
+  Temperature,
+  TopK,
+  TopP,
+  Typical,
+)
 from t5x_like.decoding.stops import StopStrings
 from t5x_like.inference.stops import token_bytes
 from t5x_like.interop import hf
 
 pytestmark = pytest.mark.parity
 
-NEW, ROWS, LENGTH = 10, 4, 9
-GPT2 = dict(vocab_size=cases.VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0)
+NEW = 10
+ROWS = 4
+LENGTH = 9
+GPT2 = dict(
+  vocab_size=cases.VOCAB,
+  n_embd=16,
+  n_layer=2,
+  n_head=4,
+  n_positions=32,
+  bos_token_id=0,
+  eos_token_id=0,
+)
 LLAMA = dict(
   vocab_size=cases.VOCAB,
   hidden_size=16,
@@ -61,20 +81,25 @@ def pair(name, directory):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def both(request, tmp_path_factory):
-  """(their model, ours, the inputs of generate, our batch): prompts of unequal length, padded left for decoders."""
+  """(their model, ours, the inputs of generate, our batch): prompts of unequal length, padded left
+  for decoders."""
   name = request.param
   if name not in hf.model_types() and name != "t5-v1_1":
     pytest.skip(f"{name} is not read from Hugging Face directories")
   theirs, ours = pair(name, tmp_path_factory.mktemp(name))
   pad = reference.ids(theirs)[0]
   generator = np.random.default_rng(1)
-  tokens, mask = np.full((ROWS, LENGTH), pad, np.int32), np.zeros((ROWS, LENGTH), np.int32)
+  tokens = np.full((ROWS, LENGTH), pad, np.int32)
+  mask = np.zeros((ROWS, LENGTH), np.int32)
   decoder = FAMILIES[name].kind == "decoder"
   for row in range(ROWS):
     n = LENGTH - 2 * row
     at = slice(LENGTH - n, LENGTH) if decoder else slice(0, n)
     tokens[row, at], mask[row, at] = generator.integers(3, cases.VOCAB, n), 1
-  inputs = {"input_ids": torch.tensor(tokens, dtype=torch.long), "attention_mask": torch.tensor(mask, dtype=torch.long)}
+  inputs = {
+    "input_ids": torch.tensor(tokens, dtype=torch.long),
+    "attention_mask": torch.tensor(mask, dtype=torch.long),
+  }
   if decoder:
     return theirs, ours, inputs, {"decoder_input_tokens": tokens, "decoder_segment_ids": mask}
   return theirs, ours, inputs, {"encoder_input_tokens": tokens}
@@ -83,7 +108,8 @@ def both(request, tmp_path_factory):
 def compare(both, eos, options, transforms=(), **forced):
   """Both generate; tokens must be equal and scores close. Returns the tokens, [B, beams, NEW]."""
   theirs, ours, inputs, batch = both
-  K, fill = options["num_beams"], 0 if ours.variant.tokens.pad is None else ours.variant.tokens.pad
+  K = options["num_beams"]
+  fill = 0 if ours.variant.tokens.pad is None else ours.variant.tokens.pad
   out = theirs.generate(
     **inputs,
     **options,
@@ -98,17 +124,22 @@ def compare(both, eos, options, transforms=(), **forced):
   )
   prompt = inputs["input_ids"].shape[1] if "decoder_input_tokens" in batch else 1
   expected = out.sequences[:, prompt:].numpy()
-  expected = np.pad(expected, ((0, 0), (0, NEW - expected.shape[1])), constant_values=fill).reshape(ROWS, K, NEW)
+  expected = np.pad(expected, ((0, 0), (0, NEW - expected.shape[1])), constant_values=fill).reshape(
+    ROWS, K, NEW
+  )
   after = np.cumsum(np.isin(expected, eos), axis=-1) - np.isin(expected, eos) > 0
   expected[after] = fill  # theirs fills with the end of sequence where padding is 0
   common = dict(max_length=NEW, transforms=transforms, eos=eos)
   if K == 1:
     got = jax.jit(functools.partial(greedy, **common))(ours, batch)[:, None]
   else:
-    penalty, rule = PowerPenalty(options["length_penalty"]), Transformers(options["early_stopping"])
+    penalty = PowerPenalty(options["length_penalty"])
+    rule = Transformers(options["early_stopping"])
     search = functools.partial(beam_search, **common, beams=K, length_penalty=penalty, rule=rule)
     got, scores = jax.jit(search)(ours, batch)
-    np.testing.assert_allclose(scores.reshape(-1), out.sequences_scores.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+      scores.reshape(-1), out.sequences_scores.numpy(), rtol=1e-4, atol=1e-4
+    )
   np.testing.assert_array_equal(got, expected)
   return expected
 
@@ -117,7 +148,8 @@ def compare(both, eos, options, transforms=(), **forced):
 def test_tokens_are_those_of_transformers(both, options):
   """With ids that end rows early, and with one that hardly comes."""
   free = compare(both, (2,), options)
-  often = [int(id) for id in free[:, 0, 2] if id > 2][:2] or [5]  # ids that do come, in the third place of some row
+  # ids that do come, in the third place of some row
+  often = [int(id) for id in free[:, 0, 2] if id > 2][:2] or [5]
   ended = compare(both, tuple(often), options)
   assert np.isin(ended, often).any()
 
@@ -131,9 +163,12 @@ def test_forced_tokens_and_the_least_length(both, options):
     assert (got[:, :, 0] == 9).all()
 
 
-@pytest.mark.parametrize("options", [SEARCHES[0], SEARCHES[1], SEARCHES[5]], ids=["greedy", "beams", "early"])
+@pytest.mark.parametrize(
+  "options", [SEARCHES[0], SEARCHES[1], SEARCHES[5]], ids=["greedy", "beams", "early"]
+)
 def test_penalties_of_repetitions_and_banned_words(both, options):
-  """The history is the prompt and the new tokens, of a T5 and a BART the start token and the new tokens."""
+  """The history is the prompt and the new tokens, of a T5 and a BART the start token and the new
+  tokens."""
   pad = reference.ids(both[0])[0]
   free = compare(both, (2,), options)[:, 0]
   words = [[pad], free[0, :1].tolist(), free[1, :2].tolist(), [2]]
@@ -146,7 +181,10 @@ def test_penalties_of_repetitions_and_banned_words(both, options):
       (2,),
       options,
       (*transforms[number : number + 1], BannedWords(((pad,),))),
-      **{"bad_words_ids": [[pad]], name: [*value, [pad]] if name == "bad_words_ids" and [pad] not in value else value},
+      **{
+        "bad_words_ids": [[pad]],
+        name: [*value, [pad]] if name == "bad_words_ids" and [pad] not in value else value,
+      },
     )
   got = compare(both, (2,), options, transforms, **theirs)
   assert (got[:, 0] != free).any()
@@ -165,7 +203,10 @@ PROCESSORS = [
   *((TopP(p), logits_process.TopPLogitsWarper(p)) for p in (0.3, 0.9)),
   (TopK(3), logits_process.TopKLogitsWarper(3)),
   (Temperature(0.6), logits_process.TemperatureLogitsWarper(0.6)),
-  *((MinLength(n), logits_process.MinNewTokensLengthLogitsProcessor(4, n, 2, device="cpu")) for n in (6, 7)),
+  *(
+    (MinLength(n), logits_process.MinNewTokensLengthLogitsProcessor(4, n, 2, device="cpu"))
+    for n in (6, 7)
+  ),
 ]
 
 
@@ -174,7 +215,13 @@ def test_a_transform_is_a_processor(ours, theirs):
   generator = np.random.default_rng(2)
   tokens = generator.integers(0, 7, (50, 10)).astype(np.int32)  # 4 of the prompt, 6 new
   scores = (3 * generator.normal(size=(50, 9))).astype(np.float32)
-  step = Step(jnp.int32(6), 8, (2,), jnp.asarray(tokens[:, :4]), jnp.asarray(np.pad(tokens[:, 4:], ((0, 0), (0, 2)))))
+  step = Step(
+    jnp.int32(6),
+    8,
+    (2,),
+    jnp.asarray(tokens[:, :4]),
+    jnp.asarray(np.pad(tokens[:, 4:], ((0, 0), (0, 2)))),
+  )
   expected = theirs(torch.tensor(tokens, dtype=torch.long), torch.tensor(scores)).numpy()
   np.testing.assert_allclose(ours(jnp.asarray(scores), step), expected, rtol=1e-6)
 
@@ -193,11 +240,11 @@ def test_strings_end_rows_where_the_criterion_of_transformers_does(tmp_path):
   tokens = generator.choice(near, (200, 9)).astype(np.int32)
   tokens[0, : len(whole[:9])] = whole[:9]
   for some in (strings[:1], strings[2:4], strings):
-    criterion, stop = (
-      stopping_criteria.StopStringCriteria(tokenizer, some),
-      jax.jit(StopStrings([*map(str.encode, some)], texts)),
-    )
-    found = [criterion(torch.tensor(tokens[:, : n + 1], dtype=torch.long), None).numpy() for n in range(9)]
+    criterion = stopping_criteria.StopStringCriteria(tokenizer, some)
+    stop = jax.jit(StopStrings([*map(str.encode, some)], texts))
+    found = [
+      criterion(torch.tensor(tokens[:, : n + 1], dtype=torch.long), None).numpy() for n in range(9)
+    ]
     ours = [np.asarray(stop(tokens, jnp.int32(n))) for n in range(9)]
     first = [np.argmax(np.vstack([one, np.ones((1, 200), bool)]), axis=0) for one in (found, ours)]
     np.testing.assert_array_equal(*first)

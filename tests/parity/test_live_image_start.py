@@ -1,4 +1,5 @@
-"""Models of images that `transformers` made, through the doors without a conversion: predicted with, and fine-tuned."""
+"""Models of images that `transformers` made, through the doors without a conversion: predicted
+with, and fine-tuned."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +29,9 @@ def published(tmp_path):
   torch.manual_seed(0)
   sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
   names = {n: f"digit {n}" for n in range(10)}
-  config = transformers.ViTConfig(**sizes, image_size=SIDE, patch_size=4, num_channels=1, id2label=names)
+  config = transformers.ViTConfig(
+    **sizes, image_size=SIDE, patch_size=4, num_channels=1, id2label=names
+  )
   model = transformers.ViTForImageClassification(config).eval()
   torch.nn.init.normal_(model.classifier.weight)
   model.save_pretrained(tmp_path / "theirs")
@@ -39,7 +42,11 @@ def published(tmp_path):
 
 def logits(model, image_YX: np.ndarray) -> np.ndarray:
   with torch.no_grad():
-    return model(torch.tensor((image_YX / 255 - 0.4) / 0.3, dtype=torch.float32)[None, None]).logits[0].numpy()
+    return (
+      model(torch.tensor((image_YX / 255 - 0.4) / 0.3, dtype=torch.float32)[None, None])
+      .logits[0]
+      .numpy()
+    )
 
 
 def test_predictions_of_a_directory_are_those_of_the_library(published, tmp_path):
@@ -47,7 +54,12 @@ def test_predictions_of_a_directory_are_those_of_the_library(published, tmp_path
   image = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE)).astype(np.uint8)
   Image.fromarray(image).save(tmp_path / "one.png")
   out = tmp_path / "out.jsonl"
-  assert predict.main([f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=10"]) == 0
+  assert (
+    predict.main(
+      [f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=10"]
+    )
+    == 0
+  )
   found = {one["label"]: one["probability"] for one in json.loads(out.read_text())["predictions"]}
   expected = torch.softmax(torch.tensor(logits(model, image)), 0).numpy()
   np.testing.assert_allclose([found[f"digit {n}"] for n in range(10)], expected, atol=1e-4)
@@ -56,9 +68,20 @@ def test_predictions_of_a_directory_are_those_of_the_library(published, tmp_path
 def test_a_run_starts_from_a_directory_and_goes_back(published, tmp_path):
   """After a step too small to move a weight, the library finds the same logits."""
   directory, model = published
-  flags = [f"--config.init.workdir={directory}", f"--config.task.cache={tmp_path}", "--config.total_steps=1"]
-  flags += ['--config.model.head={"name": "image_classification"}', "--config.schedule.learning_rate=1e-12"]
-  run = ["--config=tests/recipes/nano_image.py", f"--workdir={tmp_path}/run", "--config.schedule.warmup_steps=0"]
+  flags = [
+    f"--config.init.workdir={directory}",
+    f"--config.task.cache={tmp_path}",
+    "--config.total_steps=1",
+  ]
+  flags += [
+    '--config.model.head={"name": "image_classification"}',
+    "--config.schedule.learning_rate=1e-12",
+  ]
+  run = [
+    "--config=tests/recipes/nano_image.py",
+    f"--workdir={tmp_path}/run",
+    "--config.schedule.warmup_steps=0",
+  ]
   assert train.main([*run, *flags, "--config.task.mixing.probability=0.0"]) == 0
   report = json.loads((tmp_path / "run" / "init.json").read_text())
   assert not report["initialised"] and not report["ignored"]
@@ -72,12 +95,18 @@ def test_a_run_starts_from_a_directory_and_goes_back(published, tmp_path):
 def detector(tmp_path):
   """Return (the directory of a DETR of ten classes with its processor, the model)."""
   torch.manual_seed(0)
-  backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
-  layers = dict(encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+  backbone = transformers.ResNetConfig(
+    embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"]
+  )
+  layers = dict(
+    encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4
+  )
   widths = dict(d_model=16, encoder_ffn_dim=24, decoder_ffn_dim=24, num_queries=7)
   own = dict(use_timm_backbone=False, use_pretrained_backbone=False, backbone_config=backbone)
   names = {n: f"digit {n}" for n in range(10)}
-  model = transformers.DetrForObjectDetection(transformers.DetrConfig(**own, **layers, **widths, id2label=names)).eval()
+  model = transformers.DetrForObjectDetection(
+    transformers.DetrConfig(**own, **layers, **widths, id2label=names)
+  ).eval()
   for parameter in model.parameters():
     if parameter.ndim == 2:  # so that queries differ
       torch.nn.init.normal_(parameter, std=2.0)
@@ -89,9 +118,11 @@ def detector(tmp_path):
 
 
 def found_by(model, image_YXC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Return (probabilities [Q, classes], boxes [Q, 4] as (ymin, xmin, ymax, xmax) in pixels) of the library."""
+  """Return (probabilities [Q, classes], boxes [Q, 4] as (ymin, xmin, ymax, xmax) in pixels) of the
+  library."""
   (Y, X, _), side = image_YXC.shape, SIDES[1]
-  whole, mask = np.zeros((side, side, 3), np.float32), np.zeros((1, side, side), np.int64)
+  whole = np.zeros((side, side, 3), np.float32)
+  mask = np.zeros((1, side, side), np.int64)
   whole[:Y, :X] = (image_YXC / 255 - [0.4, 0.5, 0.6]) / [0.3, 0.2, 0.3]
   mask[:, :Y, :X] = 1
   with torch.no_grad():
@@ -101,12 +132,19 @@ def found_by(model, image_YXC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return torch.softmax(out.logits[0], -1)[:, :-1].numpy(), boxes
 
 
-def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_goes_back(detector, tmp_path):
+def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_goes_back(
+  detector, tmp_path
+):
   directory, model = detector
   image = np.random.default_rng(0).integers(0, 256, (*SIDES, 3)).astype(np.uint8)
   Image.fromarray(image).save(tmp_path / "one.png")
   out = tmp_path / "out.jsonl"
-  assert predict.main([f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=7"]) == 0
+  assert (
+    predict.main(
+      [f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=7"]
+    )
+    == 0
+  )
   found = json.loads(out.read_text())["detections"]
   p_QV, boxes_Q4 = found_by(model, image)
   order = np.argsort(-p_QV.max(-1))
@@ -115,9 +153,22 @@ def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_go
   np.testing.assert_allclose([one["score"] for one in found], p_QV.max(-1)[order], atol=1e-4)
   np.testing.assert_allclose([one["box"] for one in found], boxes_Q4[order], atol=2e-2)
 
-  flags = ("--config.total_steps=1", "--config.batch_size=8", "--config.tuning.name=all", "--config.task.boxes=6")
-  flags += ("--config.schedule.learning_rate=1e-12", "--config.optimizer.weight_decay=0.0", "--config.eval_every=1")
-  start = [f"--config.init.workdir={directory}", f"--config.task.cache={tmp_path}", f"--workdir={tmp_path}/run"]
+  flags = (
+    "--config.total_steps=1",
+    "--config.batch_size=8",
+    "--config.tuning.name=all",
+    "--config.task.boxes=6",
+  )
+  flags += (
+    "--config.schedule.learning_rate=1e-12",
+    "--config.optimizer.weight_decay=0.0",
+    "--config.eval_every=1",
+  )
+  start = [
+    f"--config.init.workdir={directory}",
+    f"--config.task.cache={tmp_path}",
+    f"--workdir={tmp_path}/run",
+  ]
   assert train.main(["--config=configs/detr/base.py:debug", *start, *flags]) == 0
   report = json.loads((tmp_path / "run" / "init.json").read_text())
   assert not report["initialised"] and not report["ignored"]
@@ -127,11 +178,17 @@ def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_go
     np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def seen(model_type: str, directory, task: dict, image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
-  """Return an image as the library's processor in a directory prepares it and as a task does, [Y, X, C]."""
+def seen(
+  model_type: str, directory, task: dict, image: Image.Image
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return an image as the library's processor in a directory prepares it and as a task does, [Y,
+  X, C]."""
   (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
-  theirs = transformers.AutoImageProcessor.from_pretrained(directory)(image, return_tensors="np")["pixel_values"][0]
-  pixels, asked = np.asarray(image, np.float32), described.arguments(task)
+  theirs = transformers.AutoImageProcessor.from_pretrained(directory)(image, return_tensors="np")[
+    "pixel_values"
+  ][0]
+  pixels = np.asarray(image, np.float32)
+  asked = described.arguments(task)
   if "shortest" in asked:
     ours = pictures.within(pixels, asked["shortest"], asked["resolution"])
   else:
@@ -176,7 +233,10 @@ CUT = {"do_center_crop": True, "crop_size": {"height": 28, "width": 28}}
   [
     ("vit", {"size": 28}),  # bilinear, as of old
     ("vit", {"size": {"height": 28, "width": 28}, "do_normalize": False}),
-    ("vit", {"size": {"height": 28, "width": 28}, "do_rescale": False, "image_mean": [101.0, 99.0, 90.0]}),
+    (
+      "vit",
+      {"size": {"height": 28, "width": 28}, "do_rescale": False, "image_mean": [101.0, 99.0, 90.0]},
+    ),
     ("swin", {"size": 28, "resample": 3, "rescale_factor": 1 / 127.5}),
     ("vit", {"size": 28, "image_mean": 0.4, "image_std": 0.3, "resample": 0}),
     ("deit", {"size": 33, "resample": 3, "do_center_crop": True, "crop_size": 28}),
@@ -191,7 +251,9 @@ CUT = {"do_center_crop": True, "crop_size": {"height": 28, "width": 28}}
 )
 def test_images_are_prepared_as_the_library_does_by_a_file(model_type, own, tmp_path):
   (tmp_path / published_images.FILE).write_text(json.dumps(MEAN | own))
-  size = {"queries": 3} if model_type == "detr" else {"resolution": 28 if model_type != "dinov2" else 70}
+  size = (
+    {"queries": 3} if model_type == "detr" else {"resolution": 28 if model_type != "dinov2" else 70}
+  )
   task = published_images.task_of(
     SimpleNamespace(channels=3, **size), {"model_type": model_type}, str(tmp_path), "--workdir"
   )
@@ -203,18 +265,34 @@ def test_images_are_prepared_as_the_library_does_by_a_file(model_type, own, tmp_
 def test_a_dinov2_sees_images_of_its_processors_size(tmp_path):
   """Published classifiers have positions for larger images than their processors make."""
   torch.manual_seed(0)
-  sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, patch_size=4, image_size=40)
+  sizes = dict(
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    mlp_ratio=2,
+    patch_size=4,
+    image_size=40,
+  )
   config = transformers.Dinov2Config(**sizes, id2label={n: f"kind {n}" for n in range(6)})
   model = transformers.Dinov2ForImageClassification(config).eval()
   for parameter in model.parameters():
     torch.nn.init.normal_(parameter, std=0.5)
   model.save_pretrained(tmp_path / "theirs")
-  size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 24, "width": 24}, "do_center_crop": True}
+  size = {
+    "size": {"shortest_edge": 32},
+    "crop_size": {"height": 24, "width": 24},
+    "do_center_crop": True,
+  }
   processor = transformers.BitImageProcessor(**size, image_mean=[0.4] * 3, image_std=[0.3] * 3)
   processor.save_pretrained(tmp_path / "theirs")
   smooth(32, 32).save(tmp_path / "one.png")
   out = tmp_path / "out.jsonl"
-  flags = [f"--workdir={tmp_path}/theirs", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=6"]
+  flags = [
+    f"--workdir={tmp_path}/theirs",
+    f"--input={tmp_path}/one.png",
+    f"--output={out}",
+    "--top_k=6",
+  ]
   assert predict.main(flags) == 0
   found = {one["label"]: one["probability"] for one in json.loads(out.read_text())["predictions"]}
   with torch.no_grad():

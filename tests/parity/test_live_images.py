@@ -41,7 +41,11 @@ def made(architecture: str, arguments: dict, directory):
 
   save_for_hf(timm.create_model(architecture, **arguments), directory, safe_serialization=True)
   path = directory / "model.safetensors"
-  save_file({n: cases.tensor(n, x.shape) for n, x in load_file(path).items()}, path, metadata={"format": "pt"})
+  save_file(
+    {n: cases.tensor(n, x.shape) for n, x in load_file(path).items()},
+    path,
+    metadata={"format": "pt"},
+  )
   return read(directory)
 
 
@@ -62,7 +66,8 @@ def test_timm_has_the_same_logits_and_gets_the_same_files_back(name, tmp_path):
   theirs = made(architecture, arguments, tmp_path / "theirs")
   shape = (3, side, side, arguments.get("in_chans", 3))
   image = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
-  model, expected = hf.load(str(tmp_path / "theirs")), run(theirs, image)
+  model = hf.load(str(tmp_path / "theirs"))
+  expected = run(theirs, image)
   output = "logits" if arguments["num_classes"] else "pooled"
   got = np.asarray(jax.jit(lambda model, image: model({"image": image}))(model, image)[output])
   distance = np.abs(got - expected).max()
@@ -70,26 +75,39 @@ def test_timm_has_the_same_logits_and_gets_the_same_files_back(name, tmp_path):
   assert got.shape == expected.shape and distance <= 1e-4 * max(1, np.abs(expected).max())
 
   hf.save(model, str(tmp_path / "back"))
-  before, after = (load_file(tmp_path / place / "model.safetensors") for place in ("theirs", "back"))
+  before, after = (
+    load_file(tmp_path / place / "model.safetensors") for place in ("theirs", "back")
+  )
   same = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}
   assert same.keys() == after.keys() and all(np.array_equal(same[n], after[n]) for n in after)
   assert np.array_equal(run(read(tmp_path / "back"), image), expected)
-  model.origin = dataclasses.replace(model.origin, config=json.dumps({"architecture": architecture}))
+  model.origin = dataclasses.replace(
+    model.origin, config=json.dumps({"architecture": architecture})
+  )
   hf.save(model, str(tmp_path / "anew"))  # from the design alone
   assert np.array_equal(run(read(tmp_path / "anew"), image), expected)
 
 
 def test_a_detector_with_a_dilated_backbone(tmp_path):
   own = dict(use_timm_backbone=True, backbone_config=None, backbone="resnet18", dilation=True)
-  case = dataclasses.replace(cases.CASES["detr"], values=cases.DETR | own | dict(use_pretrained_backbone=False))
+  case = dataclasses.replace(
+    cases.CASES["detr"], values=cases.DETR | own | dict(use_pretrained_backbone=False)
+  )
   theirs = reference.make(case, tmp_path / "theirs")
-  batch, model = cases.inputs(case, 0, 0), hf.load(str(tmp_path / "theirs"))
+  batch = cases.inputs(case, 0, 0)
+  model = hf.load(str(tmp_path / "theirs"))
   assert model.backbone.stages[-1][1].units[0].conv.dilation == 2
   expected = reference.run(case, theirs, batch)
   with torch.no_grad():
-    features = theirs.model.backbone.model(torch.tensor(batch["image"]).permute(0, 3, 1, 2))[-1].permute(0, 2, 3, 1)
-  # Of the backbone alone: its values are so large here that attention makes much of their last digits.
-  assert np.abs(model.backbone(batch["image"]) - features.numpy()).max() <= 1e-5 * np.abs(features.numpy()).max()
+    features = theirs.model.backbone.model(torch.tensor(batch["image"]).permute(0, 3, 1, 2))[
+      -1
+    ].permute(0, 2, 3, 1)
+  # Of the backbone alone: its values are so large here that attention makes much of their last
+  # digits.
+  assert (
+    np.abs(model.backbone(batch["image"]) - features.numpy()).max()
+    <= 1e-5 * np.abs(features.numpy()).max()
+  )
   hf.save(model, str(tmp_path / "back"))
   del model.origin
   hf.save(model, str(tmp_path / "anew"))
@@ -102,28 +120,47 @@ def test_a_detector_with_a_dilated_backbone(tmp_path):
 @pytest.mark.parametrize("sides", [(9, 9), (21, 21), (12, 27)])
 def test_dinov2_at_another_resolution(name, sides, tmp_path):
   case = cases.CASES[name]
-  theirs, model = reference.make(case, tmp_path / "theirs"), hf.load(str(tmp_path / "theirs"))
+  theirs = reference.make(case, tmp_path / "theirs")
+  model = hf.load(str(tmp_path / "theirs"))
   image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
   expected = reference.run(case, theirs, {"image": image})["logits"]
-  other = type(model)(nnx.Rngs(params=0), variant=dataclasses.replace(model.variant, resolution=sides))
-  arrays, name = params.arrays(model), "inputs/position/table"
+  other = type(model)(
+    nnx.Rngs(params=0), variant=dataclasses.replace(model.variant, resolution=sides)
+  )
+  arrays = params.arrays(model)
+  name = "inputs/position/table"
   arrays[name] = other.inputs.position.resized(arrays[name], model.inputs.position)
-  assert np.abs(params.with_arrays(other, arrays)({"image": image})["logits"] - expected).max() <= 1e-4
+  assert (
+    np.abs(params.with_arrays(other, arrays)({"image": image})["logits"] - expected).max() <= 1e-4
+  )
 
 
-OBLONG = {"vit": (15, 24), "swin": (15, 26), "swinv2": (26, 18), "convnext": (41, 25), "resnet": (45, 70)}
+OBLONG = {
+  "vit": (15, 24),
+  "swin": (15, 26),
+  "swinv2": (26, 18),
+  "convnext": (41, 25),
+  "resnet": (45, 70),
+}
 
 
 @pytest.mark.parametrize("name", OBLONG)
 def test_images_that_are_not_square(name, tmp_path):
-  case, sides = cases.CASES[name], OBLONG[name]
-  takes = {"image_size": list(sides)} if name not in ("convnext", "resnet") else {}  # the networks take any
-  theirs = reference.make(dataclasses.replace(case, values=case.values | takes), tmp_path / "theirs")
+  case = cases.CASES[name]
+  sides = OBLONG[name]
+  # the networks take any
+  takes = {"image_size": list(sides)} if name not in ("convnext", "resnet") else {}
+  theirs = reference.make(
+    dataclasses.replace(case, values=case.values | takes), tmp_path / "theirs"
+  )
   path = tmp_path / "theirs" / "config.json"
   path.write_text(json.dumps(json.loads(path.read_text()) | {"image_size": list(sides)}))
   image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
-  model, expected = hf.load(str(tmp_path / "theirs")), reference.run(case, theirs, {"image": image})["logits"]
-  assert np.abs(model({"image": image})["logits"] - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+  model = hf.load(str(tmp_path / "theirs"))
+  expected = reference.run(case, theirs, {"image": image})["logits"]
+  assert np.abs(model({"image": image})["logits"] - expected).max() <= 1e-4 * max(
+    1, np.abs(expected).max()
+  )
   del model.origin
   hf.save(model, str(tmp_path / "anew"))
   assert json.loads((tmp_path / "anew" / "config.json").read_text())["image_size"] == list(sides)

@@ -1,4 +1,5 @@
-"""EleutherAI's lm_eval through our adapter and through its own Hugging Face backend, answer by answer."""
+"""EleutherAI's lm_eval through our adapter and through its own Hugging Face backend, answer by
+answer."""
 
 import json
 
@@ -11,24 +12,48 @@ from tools import lm_eval as adapter
 pytestmark = pytest.mark.parity
 harness = pytest.importorskip("lm_eval")
 
-TABLE, LENGTH, LONG = 384, 48, " ".join(published.WORDS[:18] * 3)
-GPT2 = dict(vocab_size=TABLE, n_embd=16, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=0, eos_token_id=0)
+TABLE = 384
+LENGTH = 48
+LONG = " ".join(published.WORDS[:18] * 3)
+GPT2 = dict(
+  vocab_size=TABLE,
+  n_embd=16,
+  n_layer=2,
+  n_head=4,
+  n_positions=LENGTH,
+  bos_token_id=0,
+  eos_token_id=0,
+)
 LLAMA = cases.decoders.LLAMA | dict(
-  vocab_size=TABLE, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=1, pad_token_id=None
+  vocab_size=TABLE,
+  max_position_embeddings=LENGTH,
+  bos_token_id=0,
+  eos_token_id=1,
+  pad_token_id=None,
 )
 FAMILIES = {  # the model, its special pieces, and how its tokenizer encloses a text
   "gpt2": (cases.Case("GPT2LMHeadModel", "GPT2Config", GPT2, "decoder"), ["<|endoftext|>"], None),
-  "llama": (cases.Case("LlamaForCausalLM", "LlamaConfig", LLAMA, "decoder"), ["<s>", "</s>"], "<s> $A"),
+  "llama": (
+    cases.Case("LlamaForCausalLM", "LlamaConfig", LLAMA, "decoder"),
+    ["<s>", "</s>"],
+    "<s> $A",
+  ),
   # Of T5 1.0: the backend ties the output of every T5 to its embeddings.
   "t5": (
-    cases.Case("T5ForConditionalGeneration", "T5Config", cases.T5 | dict(vocab_size=TABLE), "encoder_decoder"),
+    cases.Case(
+      "T5ForConditionalGeneration", "T5Config", cases.T5 | dict(vocab_size=TABLE), "encoder_decoder"
+    ),
     ["<pad>", "</s>", "<unk>"],
     "$A </s>",
   ),
 }
 DOCUMENTS = {
   "choose": [
-    {"question": "the quick brown", "options": ["fox jumps", "dog", "seven wizards with jugs"], "answer": 0},
+    {
+      "question": "the quick brown",
+      "options": ["fox jumps", "dog", "seven wizards with jugs"],
+      "answer": 0,
+    },
     {"question": "a lazy ", "options": ["dog", "box"], "answer": 1},
     {"question": LONG, "options": ["fox", "of liquid quartz"], "answer": 1},
   ],
@@ -38,7 +63,9 @@ DOCUMENTS = {
     {"text": "", "last": "the fox"},
   ],
   "read": [{"text": line} for line in (*published.LINES[:2], LONG, "fox")],
-  "write": [{"text": text} for text in ("the quick", "seven wizards box with jugs of", LONG, "naïve 世")],
+  "write": [
+    {"text": text} for text in ("the quick", "seven wizards box with jugs of", LONG, "naïve 世")
+  ],
 }
 TASKS = {
   "choose": """
@@ -81,9 +108,15 @@ def model(name, directory):
   if template is not None:
     ids = [(piece, tokenizer.token_to_id(piece)) for piece in special]
     tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
-  named = {"bos_token": special[0]} if name != "t5" else {"pad_token": special[0], "unk_token": special[2]}
+  named = (
+    {"bos_token": special[0]}
+    if name != "t5"
+    else {"pad_token": special[0], "unk_token": special[2]}
+  )
   named["eos_token"] = special[0 if name == "gpt2" else 1]
-  transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(str(directory))
+  transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(
+    str(directory)
+  )
   return str(directory)
 
 
@@ -112,7 +145,11 @@ def answers(driven, manager):
 
 
 def flat(values):
-  return [one for value in values for one in flat(value)] if isinstance(values, list | tuple) else [values]
+  return (
+    [one for value in values for one in flat(value)]
+    if isinstance(values, list | tuple)
+    else [values]
+  )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -125,9 +162,12 @@ def test_likelihoods_and_generations_are_those_of_its_hugging_face_backend(name,
   backend = HFLM(pretrained=path, device="cpu", dtype="float32", batch_size=1)
   theirs, their_scores = answers(backend, manager)
   for task in TASKS:
-    got, expected = flat(ours[task]), flat(theirs[task])
+    got = flat(ours[task])
+    expected = flat(theirs[task])
     assert len(got) == len(expected) >= len(DOCUMENTS[task])
-    assert got == [pytest.approx(one, abs=1e-3) if isinstance(one, float) else one for one in expected], task
+    assert got == [
+      pytest.approx(one, abs=1e-3) if isinstance(one, float) else one for one in expected
+    ], task
     for metric, value in their_scores[task].items():
       if isinstance(value, float):
         assert our_scores[task][metric] == pytest.approx(value, rel=1e-3), (task, metric)

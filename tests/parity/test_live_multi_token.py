@@ -9,21 +9,34 @@ from parity import cases, reference
 from t5x_like.interop import hf
 
 pytestmark = pytest.mark.parity
-LAYERS, EXPERTS = 3, 6
+LAYERS = 3
+EXPERTS = 6
 
 
 def extended(path):
-  """Adds the tensors of the block to a file, as published ones have them; returns them by their last names."""
+  """Adds the tensors of the block to a file, as published ones have them; returns them by their
+  last names."""
   tensors = load_file(path)
-  shapes = {n.split(".", 3)[3]: x.shape for n, x in tensors.items() if n.startswith(f"model.layers.{LAYERS - 1}.")}
+  shapes = {
+    n.split(".", 3)[3]: x.shape
+    for n, x in tensors.items()
+    if n.startswith(f"model.layers.{LAYERS - 1}.")
+  }
   D = tensors["model.norm.weight"].size
   shapes |= dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), (D,)) | {
     "eh_proj.weight": (D, 2 * D)
   }
   block = {n: cases.tensor(f"model.layers.{LAYERS}.{n}", shape) for n, shape in shapes.items()}
-  shared = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+  shared = {
+    "embed_tokens.weight": "model.embed_tokens.weight",
+    "shared_head.head.weight": "lm_head.weight",
+  }
   more = block | {n: tensors[of] for n, of in shared.items()}
-  save_file(tensors | {f"model.layers.{LAYERS}.{n}": x for n, x in more.items()}, path, metadata={"format": "pt"})
+  save_file(
+    tensors | {f"model.layers.{LAYERS}.{n}": x for n, x in more.items()},
+    path,
+    metadata={"format": "pt"},
+  )
   return block
 
 
@@ -35,12 +48,19 @@ def theirs_of(block, config):
 
   made = MtpLayer(config, v3.DeepseekV3DecoderLayer, v3.DeepseekV3RMSNorm, LAYERS - 1).eval()
   own = ("enorm", "hnorm", "eh_proj")
-  state = {n if n.split(".")[0] in own else f"mtp_block.{n}": x for n, x in block.items() if ".experts." not in n}
+  state = {
+    n if n.split(".")[0] in own else f"mtp_block.{n}": x
+    for n, x in block.items()
+    if ".experts." not in n
+  }
   state["post_norm.weight"] = state.pop("mtp_block.shared_head.norm.weight")
   gate, up, down = (
-    [block[f"mlp.experts.{e}.{name}_proj.weight"] for e in range(EXPERTS)] for name in ("gate", "up", "down")
+    [block[f"mlp.experts.{e}.{name}_proj.weight"] for e in range(EXPERTS)]
+    for name in ("gate", "up", "down")
   )
-  state["mtp_block.mlp.experts.gate_up_proj"] = np.stack([np.concatenate(both) for both in zip(gate, up, strict=True)])
+  state["mtp_block.mlp.experts.gate_up_proj"] = np.stack(
+    [np.concatenate(both) for both in zip(gate, up, strict=True)]
+  )
   state["mtp_block.mlp.experts.down_proj"] = np.stack(down)
   made.load_state_dict({n: torch.tensor(x) for n, x in state.items()})
   return made
@@ -71,5 +91,9 @@ def test_same_logits_of_the_second_token_and_the_same_file_back(tmp_path):
 
   hf.save(ours, str(tmp_path / "back"))
   before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
-  copies = {f"model.layers.{LAYERS}.{name}" for name in ("embed_tokens.weight", "shared_head.head.weight")}
-  assert before.keys() - copies == after.keys() and all(np.array_equal(before[n], after[n]) for n in after)
+  copies = {
+    f"model.layers.{LAYERS}.{name}" for name in ("embed_tokens.weight", "shared_head.head.weight")
+  }
+  assert before.keys() - copies == after.keys() and all(
+    np.array_equal(before[n], after[n]) for n in after
+  )

@@ -1,4 +1,5 @@
-"""muP against the authors' package: initial deviations, factors of logits, rates and decay (`make parity`).
+"""muP against the authors' package: initial deviations, factors of logits, rates and decay (`make
+parity`).
 
 The package is not among this project's: `pip install --no-deps mup`.
 """
@@ -16,7 +17,14 @@ from t5x_like.training.optimizer import adamw
 from t5x_like.training.resolve import resolve
 
 pytestmark = pytest.mark.parity
-BASE, WIDTH, HEAD, VOCAB, LENGTH, DEVIATION, RATE, DECAY = 64, 256, 16, 384, 32, 0.02, 0.01, 0.3
+BASE = 64
+WIDTH = 256
+HEAD = 16
+VOCAB = 384
+LENGTH = 32
+DEVIATION = 0.02
+RATE = 0.01
+DECAY = 0.3
 BLOCK = "decoder/blocks"
 NAMES = {  # the package's model -> ours
   "tokens": "embed/table",
@@ -43,7 +51,9 @@ def theirs(width, tied):
       self.out, self.wi = nn.Linear(width, width), nn.Linear(width, 4 * width, bias=False)
       self.wo = nn.Linear(4 * width, width, bias=False)
       self.head = (
-        mup.MuSharedReadout(self.tokens.weight, bias=False) if tied else mup.MuReadout(width, VOCAB, bias=False)
+        mup.MuSharedReadout(self.tokens.weight, bias=False)
+        if tied
+        else mup.MuReadout(width, VOCAB, bias=False)
       )
 
   return Parts()
@@ -57,11 +67,21 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   torch.manual_seed(0)
   model = theirs(WIDTH, tied)
   mup.set_base_shapes(model, theirs(BASE, tied), delta=theirs(2 * BASE, tied))
-  for one in (model.tokens, model.positions, model.query, model.out, model.wi, model.wo, model.head):
+  for one in (
+    model.tokens,
+    model.positions,
+    model.query,
+    model.out,
+    model.wi,
+    model.wo,
+    model.head,
+  ):
     mup.init.normal_(one.weight, std=DEVIATION)
   own = dict(model.named_parameters())
   found = {f"{name}.weight": own.get(f"{name}.weight") for name in NAMES if name != "out_bias"}
-  found = {NAMES[name.removesuffix(".weight")]: x for name, x in found.items()} | {NAMES["out_bias"]: own["out.bias"]}
+  found = {NAMES[name.removesuffix(".weight")]: x for name, x in found.items()} | {
+    NAMES["out_bias"]: own["out.bias"]
+  }
   if not tied:
     found["head/kernel"] = model.head.weight
   deviations = {name: float(x.detach().std()) for name, x in found.items() if x.ndim == 2}
@@ -90,7 +110,9 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
   ours = tune.rates(adamw(lambda step: RATE, weight_decay=DECAY), named)
   arrays = {name: jnp.ones((2, 2)) for name in found}
-  updates, _ = ours.update({n: jnp.full((2, 2), 0.5) for n in found}, ours.init(arrays), arrays, step=0)
+  updates, _ = ours.update(
+    {n: jnp.full((2, 2), 0.5) for n in found}, ours.init(arrays), arrays, step=0
+  )
   for name, update in updates.items():
     undecayed = RATE * DECAY * name.endswith("bias")  # ours leaves biases out
     np.testing.assert_allclose(update, moved[name] + undecayed, rtol=2e-4, err_msg=name)

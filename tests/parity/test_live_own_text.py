@@ -1,4 +1,5 @@
-"""The recipe for a text of one's own, exported: `transformers` opens the directory with the same logits."""
+"""The recipe for a text of one's own, exported: `transformers` opens the directory with the same
+logits."""
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ SHORT = (
 
 
 def test_the_recipe_of_the_tutorial_exports(tmp_path):
-  recipe, workdir, exported = "--config=configs/gpt/my_text.py", tmp_path / "text", tmp_path / "exported"
+  recipe = "--config=configs/gpt/my_text.py"
+  workdir = tmp_path / "text"
+  exported = tmp_path / "exported"
   train(recipe, f"--workdir={workdir}", *(f"--config.{value}" for value in SHORT))
   assert convert_hf.main([f"--input={workdir}", f"--output={exported}"]) == 0
   opened = library.load(str(workdir))

@@ -13,17 +13,36 @@ from parity import cases, reference
 
 pytestmark = pytest.mark.parity
 
-TABLE, TEXTS, NEW = 384, ["the quick brown", "fox", "seven wizards box with jugs of liquid quartz"], 7
-GPT2 = dict(vocab_size=TABLE, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0)
-LLAMA = cases.decoders.LLAMA | dict(vocab_size=TABLE, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+TABLE = 384
+TEXTS = ["the quick brown", "fox", "seven wizards box with jugs of liquid quartz"]
+NEW = 7
+GPT2 = dict(
+  vocab_size=TABLE, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0
+)
+LLAMA = cases.decoders.LLAMA | dict(
+  vocab_size=TABLE, bos_token_id=0, eos_token_id=1, pad_token_id=None
+)
 BART = cases.BART | dict(vocab_size=TABLE, max_position_embeddings=64, forced_eos_token_id=None)
 REPEATS = dict(repetition_penalty=1.3, no_repeat_ngram_size=2, suppress_tokens=[11, 12])
 MASKED = ["<s>", "<pad>", "</s>", "<unk>"]
-FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, and settings of generation
-  "gpt2": (cases.Case("GPT2LMHeadModel", "GPT2Config", GPT2, "decoder"), ["<|endoftext|>"], "$A", REPEATS),
-  "llama": (cases.Case("LlamaForCausalLM", "LlamaConfig", LLAMA, "decoder"), ["<s>", "</s>"], "<s> $A", {}),
+# the model, special pieces, how its tokenizer encloses a text, and settings of generation
+FAMILIES = {
+  "gpt2": (
+    cases.Case("GPT2LMHeadModel", "GPT2Config", GPT2, "decoder"),
+    ["<|endoftext|>"],
+    "$A",
+    REPEATS,
+  ),
+  "llama": (
+    cases.Case("LlamaForCausalLM", "LlamaConfig", LLAMA, "decoder"),
+    ["<s>", "</s>"],
+    "<s> $A",
+    {},
+  ),
   "t5": (
-    cases.Case("T5ForConditionalGeneration", "T5Config", cases.T5 | dict(vocab_size=TABLE), "encoder_decoder"),
+    cases.Case(
+      "T5ForConditionalGeneration", "T5Config", cases.T5 | dict(vocab_size=TABLE), "encoder_decoder"
+    ),
     ["<pad>", "</s>", "<unk>"],
     "$A </s>",
     dict(num_beams=3, length_penalty=2.0, early_stopping=True, max_length=9),
@@ -33,12 +52,19 @@ FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, an
     MASKED,
     "<s> $A </s>",
     dict(
-      forced_bos_token_id=0, forced_eos_token_id=2, min_length=6, no_repeat_ngram_size=2, bad_words_ids=[[7], [8, 9]]
+      forced_bos_token_id=0,
+      forced_eos_token_id=2,
+      min_length=6,
+      no_repeat_ngram_size=2,
+      bad_words_ids=[[7], [8, 9]],
     ),
   ),
   "mbart": (
     cases.Case(
-      "MBartForConditionalGeneration", "MBartConfig", BART | dict(decoder_start_token_id=2), "encoder_decoder"
+      "MBartForConditionalGeneration",
+      "MBartConfig",
+      BART | dict(decoder_start_token_id=2),
+      "encoder_decoder",
     ),
     [*MASKED, "<de>"],
     "<de> $A </s>",
@@ -49,21 +75,30 @@ FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, an
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_are_those_of_transformers(name, tmp_path):
-  """With what its tokenizer puts around a text, and the ends, forced tokens, penalties and beams of its settings."""
+  """With what its tokenizer puts around a text, and the ends, forced tokens, penalties and beams of
+  its settings."""
   case, special, template, settings = FAMILIES[name]
   theirs = reference.make(case, tmp_path)
   tokenizer = published.byte_level(special)
   ids = [(piece, tokenizer.token_to_id(piece)) for piece in special]
   tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
   named = {"eos_token": "</s>" if "</s>" in special else special[0]}
-  named |= {f"{kind}_token": f"<{short}>" for kind, short in (("bos", "s"), ("pad", "pad")) if f"<{short}>" in special}
+  named |= {
+    f"{kind}_token": f"<{short}>"
+    for kind, short in (("bos", "s"), ("pad", "pad"))
+    if f"<{short}>" in special
+  }
   tokenizer = transformers.PreTrainedTokenizerFast(
     tokenizer_object=tokenizer, additional_special_tokens=special[4:], **named
   )
   tokenizer.save_pretrained(tmp_path)
 
   def generated(text):
-    given = {k: v for k, v in tokenizer(text, return_tensors="pt").items() if k in ("input_ids", "attention_mask")}
+    given = {
+      k: v
+      for k, v in tokenizer(text, return_tensors="pt").items()
+      if k in ("input_ids", "attention_mask")
+    }
     with torch.no_grad():
       out = theirs.generate(**given, max_new_tokens=NEW, do_sample=False)[0]
     return out if case.kind == "encoder_decoder" else out[given["input_ids"].shape[1] :]
@@ -93,13 +128,18 @@ def test_strings_end_texts_where_they_do_in_transformers(beams, tmp_path):
     tokenizer_object=published.byte_level(special), eos_token=special[0], pad_token=special[0]
   )
   tokenizer.save_pretrained(tmp_path)
-  ours, search = t5x.load(str(tmp_path)), {} if beams == 1 else {"beams": beams, "length_power": 1.0}
+  ours = t5x.load(str(tmp_path))
+  search = {} if beams == 1 else {"beams": beams, "length_power": 1.0}
   for text in TEXTS:
     (whole,) = ours.generate([text], max_new_tokens=NEW, **search)
     stop = whole[2:5]
     given = tokenizer(text, return_tensors="pt")
-    options = dict(num_beams=beams, early_stopping="never", do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    options = dict(
+      num_beams=beams, early_stopping="never", do_sample=False, max_new_tokens=NEW, pad_token_id=0
+    )
     with torch.no_grad():
       out = theirs.generate(**given, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
     expected = tokenizer.decode(out[given["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert ours.generate(text, max_new_tokens=NEW, stop=stop, **search) == expected.partition(stop)[0]
+    assert (
+      ours.generate(text, max_new_tokens=NEW, stop=stop, **search) == expected.partition(stop)[0]
+    )

@@ -9,7 +9,8 @@ from PIL import Image
 
 from parity import timm_groups
 
-auto = pytest.importorskip("timm.data.auto_augment")  # before tensorflow, after which triton cannot be loaded
+# before tensorflow, after which triton cannot be loaded
+auto = pytest.importorskip("timm.data.auto_augment")
 
 import torch  # noqa: E402
 from timm.data.mixup import mixup_target  # noqa: E402
@@ -23,33 +24,47 @@ pytestmark = pytest.mark.parity
 
 
 def test_the_groups_of_parameters_are_timms():
-  assert json.loads(timm_groups.GOLDEN.read_text()) == json.loads(timm_groups.text(timm_groups.golden()))
+  assert json.loads(timm_groups.GOLDEN.read_text()) == json.loads(
+    timm_groups.text(timm_groups.golden())
+  )
 
 
 def test_each_change_of_randaugment_is_timms(monkeypatch):
-  """On a smooth photograph, at two magnitudes and both signs; the interpolation of edges differs."""
+  """On a smooth photograph, at two magnitudes and both signs; the interpolation of edges
+  differs."""
   rows, columns = np.mgrid[:64, :48]
   waves = (np.sin(rows / 9), np.cos(columns / 7), np.sin((rows + columns) / 11))
   photo = np.clip(127 + 90 * np.stack(waves, -1), 0, 255).astype(np.uint8)
   names = [op.name for op in auto.rand_augment_transform("rand-m9-mstd0.5-inc1").ops]
-  plain = lambda name: "".join(c for c in name.lower() if c.isalpha()).replace("increasing", "").replace("rel", "")  # noqa: E731
+
+  def plain(name):
+    return (
+      "".join(c for c in name.lower() if c.isalpha()).replace("increasing", "").replace("rel", "")
+    )
+
   assert [plain(name) for name in names] == [plain(name) for name in randaugment.NAMES]
   given = {"interpolation": Image.BILINEAR, "img_mean": (124, 116, 104)}
   for level in (4.3, 9.0):
     for sign in (1.0, -1.0):
       monkeypatch.setattr(auto.random, "random", lambda sign=sign: 0.4 if sign > 0 else 0.6)
-      ours = randaugment.changes(tf.constant(photo, tf.float32), tf.constant(level), tf.constant(sign), (124, 116, 104))
+      ours = randaugment.changes(
+        tf.constant(photo, tf.float32), tf.constant(level), tf.constant(sign), (124, 116, 104)
+      )
       for name, change in zip(names, ours, strict=True):
         op = auto.AugmentOp(name, prob=1.0, magnitude=level, hparams=given)
         apart = np.abs(change().numpy() - np.asarray(op(Image.fromarray(photo))).astype(np.float32))
         assert np.quantile(apart, 0.95) <= 3, (name, level, sign, np.quantile(apart, 0.95))
 
 
-@pytest.mark.parametrize(("kind", "smoothing"), [("softmax", 0.0), ("softmax", 0.1), ("sigmoid", 0.0)])
+@pytest.mark.parametrize(
+  ("kind", "smoothing"), [("softmax", 0.0), ("softmax", 0.1), ("sigmoid", 0.0)]
+)
 def test_the_gradients_of_mixed_batches_are_timms(kind, smoothing):
-  """timm mixes an image with the one at the other end of the batch; binary targets are DeiT III's."""
+  """timm mixes an image with the one at the other end of the batch; binary targets are DeiT
+  III's."""
   (B, V), share, generator = (6, 9), 0.3, np.random.default_rng(0)
-  logits, label = generator.standard_normal((B, V)).astype(np.float32), generator.integers(0, V, B).astype(np.int32)
+  logits = generator.standard_normal((B, V)).astype(np.float32)
+  label = generator.integers(0, V, B).astype(np.int32)
   x = torch.tensor(logits, requires_grad=True)
   target = mixup_target(torch.tensor(label).long(), V, lam=share, smoothing=smoothing)
   losses = {
@@ -57,7 +72,11 @@ def test_the_gradients_of_mixed_batches_are_timms(kind, smoothing):
     "sigmoid": lambda: torch.nn.BCEWithLogitsLoss()(x, target.gt(0.0).float()),
   }
   losses[kind]().backward()
-  batch = {"label": label, "other_label": label[::-1].copy(), "example_weights": np.ones(B, np.float32)}
+  batch = {
+    "label": label,
+    "other_label": label[::-1].copy(),
+    "example_weights": np.ones(B, np.float32),
+  }
   batch["label_share"] = np.full(B, share, np.float32)
   found = jax.grad(lambda x: label_losses(x, batch, smoothing, kind)[0] / B)(logits)
   np.testing.assert_allclose(found, x.grad.numpy(), atol=1e-6)

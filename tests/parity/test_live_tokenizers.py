@@ -1,4 +1,5 @@
-"""Ids of published tokenizers against `transformers`, on hostile text, from every form of their files."""
+"""Ids of published tokenizers against `transformers`, on hostile text, from every form of their
+files."""
 
 import json
 import random
@@ -26,7 +27,16 @@ CLASSES = {
   "bert": "BertTokenizer",
 }
 LETTERS = [*"ab the fox\n\t  .,'\u2581<>/s[]|", "\u0301", "\u200d", "世", "é", "\U0001f44d", "\0"]
-LETTERS += ["</s>", "<s>", "<mask>", "<|endoftext|>", "<extra_id_1>", "<pad>", "[MASK]", "<unused1>"]
+LETTERS += [
+  "</s>",
+  "<s>",
+  "<mask>",
+  "<|endoftext|>",
+  "<extra_id_1>",
+  "<pad>",
+  "[MASK]",
+  "<unused1>",
+]
 
 
 def texts() -> list[str]:
@@ -36,7 +46,8 @@ def texts() -> list[str]:
 
 
 def check(path) -> None:
-  theirs, ours = AutoTokenizer.from_pretrained(str(path)), vocabularies.load(str(path))
+  theirs = AutoTokenizer.from_pretrained(str(path))
+  ours = vocabularies.load(str(path))
   for text in texts():
     assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, repr(text)
   for name in NAMES:
@@ -62,22 +73,35 @@ def test_the_files_of_the_first_models(tmp_path, kind):
 
 
 def check_marian(path) -> None:
-  theirs, ours = AutoTokenizer.from_pretrained(str(path)), vocabularies.load(str(path))
-  for text in [*texts(), *(f">>fra<<{text}" for text in texts()), ">>xyz<< fox", "a >>deu<< fox", ">> fox"]:
+  theirs = AutoTokenizer.from_pretrained(str(path))
+  ours = vocabularies.load(str(path))
+  for text in [
+    *texts(),
+    *(f">>fra<<{text}" for text in texts()),
+    ">>xyz<< fox",
+    "a >>deu<< fox",
+    ">> fox",
+  ]:
     assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, repr(text)
     ids = theirs(text_target=text, add_special_tokens=False).input_ids
     assert ours.for_targets().encode(text) == ids, repr(text)
     ids = [i for i in ids if i not in (ours.pad_id, ours.eos_id)]
     assert ours.decode(ids) == theirs.decode(ids), repr(text)
   assert ours.around() == ([], theirs("").input_ids)
-  assert (ours.pad_id, ours.eos_id, ours.unk_id) == (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id)
+  assert (ours.pad_id, ours.eos_id, ours.unk_id) == (
+    theirs.pad_token_id,
+    theirs.eos_token_id,
+    theirs.unk_token_id,
+  )
 
 
 @pytest.mark.parametrize("options", [{}, {"split_special_tokens": True}])
 def test_marian_with_its_two_models(tmp_path, options):
   check_marian(published.marian(tmp_path / "files", **options))
   AutoTokenizer.from_pretrained(str(tmp_path / "files")).save_pretrained(str(tmp_path / "saved"))
-  (tmp_path / "saved" / "config.json").write_bytes((tmp_path / "files" / "config.json").read_bytes())
+  (tmp_path / "saved" / "config.json").write_bytes(
+    (tmp_path / "files" / "config.json").read_bytes()
+  )
   check_marian(tmp_path / "saved")
 
 
@@ -106,8 +130,14 @@ def test_options_of_the_classes(tmp_path, kind, options):
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_a_tokenizer_of_the_users_own(tmp_path, kind):
   made = published.byte_level(["<|endoftext|>"]) if kind == "gpt2" else published.word_piece()
-  named = {"eos_token": "<|endoftext|>"} if kind == "gpt2" else {"sep_token": "[SEP]", "mask_token": "[MASK]"}
-  transformers.PreTrainedTokenizerFast(tokenizer_object=made, **named).save_pretrained(str(tmp_path))
+  named = (
+    {"eos_token": "<|endoftext|>"}
+    if kind == "gpt2"
+    else {"sep_token": "[SEP]", "mask_token": "[MASK]"}
+  )
+  transformers.PreTrainedTokenizerFast(tokenizer_object=made, **named).save_pretrained(
+    str(tmp_path)
+  )
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
   check(tmp_path)
 
@@ -151,7 +181,9 @@ def test_ten_thousand_texts_of_twenty_scripts(tmp_path, kind, model_type):
   names = features.get(model_type, ["encoder_input_tokens", "decoder_target_tokens"])
   for name, data in enclosing.files(vocabulary, dict.fromkeys(names, [8])).items():
     (tmp_path / name).write_bytes(data)
-  (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": vocabulary.size}))
+  (tmp_path / "config.json").write_text(
+    json.dumps({"model_type": model_type, "vocab_size": vocabulary.size})
+  )
   theirs = AutoTokenizer.from_pretrained(str(tmp_path))
   texts = hostile_texts.texts(10_000)
   expected = [ids.tolist() for ids in vocabulary.encode_batch(texts)]
@@ -162,29 +194,44 @@ def test_ten_thousand_texts_of_twenty_scripts(tmp_path, kind, model_type):
 def test_conversations_are_written_as_in_training(tmp_path, template):
   pieces = ["<|endoftext|>", *(piece for piece in TEMPLATES[template].pieces if piece != EOS)]
   published.byte_level(pieces).save(str(tmp_path / "tokenizer.json"))
-  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>", "chat_template": "another"}')
+  (tmp_path / "tokenizer_config.json").write_text(
+    '{"eos_token": "<|endoftext|>", "chat_template": "another"}'
+  )
   vocabulary = vocabularies.load(str(tmp_path))
   for name, data in enclosing.conversation(vocabulary, template).items():
     (tmp_path / name).write_bytes(data)
-  messages = [Message("user", "the quick fox? "), Message("assistant", "jumps."), Message("user", "over")]
+  messages = [
+    Message("user", "the quick fox? "),
+    Message("assistant", "jumps."),
+    Message("user", "over"),
+  ]
   theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-  found = theirs.apply_chat_template([one._asdict() for one in messages], add_generation_prompt=True, return_dict=False)
+  found = theirs.apply_chat_template(
+    [one._asdict() for one in messages], add_generation_prompt=True, return_dict=False
+  )
   assert found == [0, *Chat(template, vocabulary).prompt(messages)]
 
 
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "PreTrainedTokenizerFast", None])
 @pytest.mark.parametrize(
-  "model_type", ["gpt2", "opt", "llama", "mistral", "olmo2", "olmo3", "qwen2", "falcon", "modernbert"]
+  "model_type",
+  ["gpt2", "opt", "llama", "mistral", "olmo2", "olmo3", "qwen2", "falcon", "modernbert"],
 )
 def test_a_class_that_the_library_overrides_or_not(tmp_path, model_type, name):
   """A file that cuts numbers into digits, which GPT-2's class does not."""
   described = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
   digits = {"type": "Digits", "individual_digits": True}
-  described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, described["pre_tokenizer"]]}
+  described["pre_tokenizer"] = {
+    "type": "Sequence",
+    "pretokenizers": [digits, described["pre_tokenizer"]],
+  }
   (tmp_path / "tokenizer.json").write_text(json.dumps(described))
   named = {"tokenizer_class": name} if name else {}
-  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"} | named))
+  (tmp_path / "tokenizer_config.json").write_text(
+    json.dumps({"eos_token": "<|endoftext|>"} | named)
+  )
   (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-  theirs, ours = AutoTokenizer.from_pretrained(str(tmp_path)), vocabularies.load(str(tmp_path))
+  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+  ours = vocabularies.load(str(tmp_path))
   text = "the 17 foxes of 123"
   assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids

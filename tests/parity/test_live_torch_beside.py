@@ -1,4 +1,5 @@
-"""`tools.torch_beside` sees a run's batches, in order, and scores as the run does (`make parity`)."""
+"""`tools.torch_beside` sees a run's batches, in order, and scores as the run does (`make
+parity`)."""
 
 import json
 import sys
@@ -41,17 +42,24 @@ def test_without_dropout_and_at_no_rate_the_losses_and_scores_are_the_runs(tmp_p
     "log_every": 1,
   }
   recipe = ["--config=tests/recipes/nano_encoder.py", f"--workdir={tmp_path}/run"]
-  given = [f"--config.{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in flags.items()]
+  given = [
+    f"--config.{key}={value if isinstance(value, str) else json.dumps(value)}"
+    for key, value in flags.items()
+  ]
   code, said = run([sys.executable, "-m", "t5x_like.train", *recipe, *given], devices=8)
   assert code == 0, said
   assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/exported"]) == 0
   assert not torch_beside.main([f"--workdir={tmp_path}/run", f"--model={tmp_path}/exported"])
 
   found = json.loads((tmp_path / "run" / torch_beside.RESULT).read_text())["scores"]
-  lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+  lines = [
+    json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+  ]
   losses = [line["train/loss"] for line in lines if "train/loss" in line]
   assert [one["step"] for one in found] == [4, 7]
-  np.testing.assert_allclose([one["loss"] for one in found], [np.mean(losses[:4]), np.mean(losses[4:])], rtol=1e-5)
+  np.testing.assert_allclose(
+    [one["loss"] for one in found], [np.mean(losses[:4]), np.mean(losses[4:])], rtol=1e-5
+  )
   assert found[-1]["accuracy"] == pytest.approx(lines[-1]["eval/dev/accuracy"])
 
 

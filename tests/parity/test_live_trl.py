@@ -1,9 +1,10 @@
-"""Learning from feedback against TRL on fixed rollouts and pairs: the loss and the gradient of every tensor.
+"""Learning from feedback against TRL on fixed rollouts and pairs: the loss and the gradient of
+every tensor.
 
-Where TRL has the loss as a method, the method itself is run, on a stand-in for its trainer. PPO's is a part of
-`PPOTrainer.train` (TRL 0.24, `trainer/ppo_trainer.py`; later versions have none) and written here after it. There, a
-completion that ends early is rewarded one place behind its end, and this place has a value too; so the completions of
-PPO fill all of theirs here.
+Where TRL has the loss as a method, the method itself is run, on a stand-in for its trainer. PPO's
+is a part of `PPOTrainer.train` (TRL 0.24, `trainer/ppo_trainer.py`; later versions have none) and
+written here after it. There, a completion that ends early is rewarded one place behind its end, and
+this place has a value too; so the completions of PPO fill all of theirs here.
 """
 
 import collections
@@ -26,7 +27,10 @@ pytestmark = [
   pytest.mark.parity,
   pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed"),
 ]
-B, K, M, N = 2, 3, 4, 5
+B = 2
+K = 3
+M = 4
+N = 5
 R = B * K
 
 
@@ -34,7 +38,8 @@ class Both:
   """A small Llama, a policy that departs from it, and both in PyTorch."""
 
   def __init__(self, folder):
-    self.case, self.folder = cases.CASES["llama"], folder
+    self.case = cases.CASES["llama"]
+    self.folder = folder
     self.theirs = reference.make(self.case, folder / "theirs").eval()
     self.model = hf.load(str(folder / "theirs"))
     self.arrays = {n: x * 1.2 for n, x in params.arrays(self.model).items()}
@@ -73,7 +78,8 @@ def rollout(both, lengths):
     "decoder_positions": np.maximum(np.cumsum(mask[:, :-1], axis=1) - 1, 0),
     "decoder_loss_weights": np.concatenate([0 * prompts[:, 1:], ended], axis=1).astype(np.float32),
   }
-  ids, torch_mask = torch.tensor(tokens * mask), torch.tensor(mask)
+  ids = torch.tensor(tokens * mask)
+  torch_mask = torch.tensor(mask)
   inputs = {"prompt_ids": ids[:, :M], "prompt_mask": torch_mask[:, :M]}
   inputs |= {"completion_ids": ids[:, M:], "completion_mask": torch_mask[:, M:]}
   noise = torch.tensor(draw.normal(0, 0.3, (R, N)), dtype=torch.float32) * inputs["completion_mask"]
@@ -88,7 +94,10 @@ def rollout(both, lengths):
 def log_p(model, inputs):
   import torch
 
-  ids, mask = (torch.cat([inputs[f"{side}_{n}"] for side in ("prompt", "completion")], 1) for n in ("ids", "mask"))
+  ids, mask = (
+    torch.cat([inputs[f"{side}_{n}"] for side in ("prompt", "completion")], 1)
+    for n in ("ids", "mask")
+  )
   logits = model(input_ids=ids, attention_mask=mask).logits[:, M - 1 : -1]
   return logits.log_softmax(-1).gather(-1, inputs["completion_ids"][..., None])[..., 0]
 
@@ -99,13 +108,33 @@ def trainer(**values):
 
   same = lambda x, reduction="sum": x  # noqa: E731
   accelerator = types.SimpleNamespace(
-    gather=same, gather_for_metrics=same, reduce=same, autocast=contextlib.nullcontext, num_processes=1
+    gather=same,
+    gather_for_metrics=same,
+    reduce=same,
+    autocast=contextlib.nullcontext,
+    num_processes=1,
   )
-  off = dict(top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False, aux_loss_enabled=False)
-  args = types.SimpleNamespace(use_bias_correction_kl=False, delta=None, center_rewards_coefficient=0.1)
-  off |= dict(_entropy_bonus_enabled=False, importance_sampling_level="token", args=args, accelerator=accelerator)
-  off |= dict(_metrics=collections.defaultdict(lambda: collections.defaultdict(list)), _total_train_tokens=0)
-  off |= dict(model=types.SimpleNamespace(training=False), max_completion_length=N, epsilon_low=0.1, epsilon_high=0.1)
+  off = dict(
+    top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False, aux_loss_enabled=False
+  )
+  args = types.SimpleNamespace(
+    use_bias_correction_kl=False, delta=None, center_rewards_coefficient=0.1
+  )
+  off |= dict(
+    _entropy_bonus_enabled=False,
+    importance_sampling_level="token",
+    args=args,
+    accelerator=accelerator,
+  )
+  off |= dict(
+    _metrics=collections.defaultdict(lambda: collections.defaultdict(list)), _total_train_tokens=0
+  )
+  off |= dict(
+    model=types.SimpleNamespace(training=False),
+    max_completion_length=N,
+    epsilon_low=0.1,
+    epsilon_high=0.1,
+  )
 
   def log_probabilities(model, input_ids, attention_mask, kept, **_):
     sides = {"prompt_ids": input_ids[:, :M], "prompt_mask": attention_mask[:, :M]}
@@ -140,24 +169,34 @@ def test_grpo(form, both):
   stand_in = trainer(loss_type=form, beta=0.3, epsilon_high=0.2)
   if form == "gspo":
     vars(stand_in).update(loss_type="grpo", importance_sampling_level="sequence")
-  given = inputs | {"advantages": A.reshape(-1), "num_items_in_batch": inputs["completion_mask"].sum()}
+  given = inputs | {
+    "advantages": A.reshape(-1),
+    "num_items_in_batch": inputs["completion_mask"].sum(),
+  }
   expected = GRPOTrainer._compute_loss(stand_in, both.policy, given)
   expected.backward()
-  found, gradients = ours(both, grpo.Objective("exact", form=form, clip=0.1, clip_high=0.2, beta=0.3), batch)
+  found, gradients = ours(
+    both, grpo.Objective("exact", form=form, clip=0.1, clip_high=0.2, beta=0.3), batch
+  )
   np.testing.assert_allclose(found, expected.item(), rtol=1e-5, atol=1e-6)
   both.check(gradients)
 
 
 def test_the_gradient_of_rloo(both):
-  """TRL's loss is a clipped ratio of sequences, whose gradient in the first update is that of -A log p."""
+  """TRL's loss is a clipped ratio of sequences, whose gradient in the first update is that of -A
+  log p."""
   import torch
   from trl.trainer.rloo_trainer import RLOOTrainer
 
   batch, inputs = rollout(both, [5, 2, 3, 1, 5, 4])
-  batch["decoder_log_probabilities"] = (log_p(both.policy, inputs) * inputs["completion_mask"]).detach().numpy()
+  batch["decoder_log_probabilities"] = (
+    (log_p(both.policy, inputs) * inputs["completion_mask"]).detach().numpy()
+  )
   batch["decoder_log_probabilities"] = batch["decoder_log_probabilities"].reshape(B, K, N)
   old = torch.tensor(batch["decoder_log_probabilities"]).reshape(R, N)
-  cost = 0.2 * ((old - inputs["ref_per_token_logps"]) * inputs["completion_mask"]).sum(1).reshape(B, K)
+  cost = 0.2 * ((old - inputs["ref_per_token_logps"]) * inputs["completion_mask"]).sum(1).reshape(
+    B, K
+  )
   lowered = torch.tensor(batch["rewards"]) - cost
   A = lowered - (lowered.sum(1, keepdim=True) - lowered) / (K - 1)
   given = inputs | {"advantages": A.reshape(-1), "old_logps": old.sum(1)}
@@ -169,39 +208,58 @@ def test_ppo(both):
   import torch
 
   batch, inputs = rollout(both, [N] * R)
-  objective = ppo.Objective("exact", clip=0.1, value_clip=0.1, value_weight=0.3, gamma=0.98, gae_lambda=0.9, beta=0.2)
+  objective = ppo.Objective(
+    "exact", clip=0.1, value_clip=0.1, value_weight=0.3, gamma=0.98, gae_lambda=0.9, beta=0.2
+  )
   head = np.random.default_rng(1).normal(size=(both.model.variant.dims.embed, 1)).astype(np.float32)
   old_head = head * 0.8
 
   def values(head):
-    ids, mask = (torch.cat([inputs[f"{side}_{n}"] for side in ("prompt", "completion")], 1) for n in ("ids", "mask"))
-    return (both.policy.model(input_ids=ids, attention_mask=mask).last_hidden_state @ head)[:, M - 1 : -1, 0]
+    ids, mask = (
+      torch.cat([inputs[f"{side}_{n}"] for side in ("prompt", "completion")], 1)
+      for n in ("ids", "mask")
+    )
+    return (both.policy.model(input_ids=ids, attention_mask=mask).last_hidden_state @ head)[
+      :, M - 1 : -1, 0
+    ]
 
   def masked_whiten(x):
     return (x - x.mean()) * torch.rsqrt(x.var() + 1e-8)
 
   weight = torch.tensor(head, requires_grad=True)
   with torch.no_grad():
-    old_values, old = values(torch.tensor(old_head)), inputs["old_per_token_logps"]
+    old_values = values(torch.tensor(old_head))
+    old = inputs["old_per_token_logps"]
     rewards = -objective.beta * (old - inputs["ref_per_token_logps"])
     rewards[:, -1] += torch.tensor(batch["rewards"]).reshape(-1)
-    last, made = 0, []
+    last = 0
+    made = []
     for t in reversed(range(N)):
       after = old_values[:, t + 1] if t < N - 1 else 0.0
-      last = rewards[:, t] + objective.gamma * after - old_values[:, t] + objective.gamma * objective.gae_lambda * last
+      last = (
+        rewards[:, t]
+        + objective.gamma * after
+        - old_values[:, t]
+        + objective.gamma * objective.gae_lambda * last
+      )
       made.append(last)
     A = torch.stack(made[::-1], 1)
-    returns, A = A + old_values, masked_whiten(A)
+    returns = A + old_values
+    A = masked_whiten(A)
   now = values(weight)
   near = torch.clamp(now, old_values - objective.value_clip, old_values + objective.value_clip)
   value_loss = 0.5 * torch.max((now - returns) ** 2, (near - returns) ** 2).mean()
   ratio = torch.exp(log_p(both.policy, inputs) - old)
-  policy_loss = torch.max(-A * ratio, -A * torch.clamp(ratio, 1 - objective.clip, 1 + objective.clip)).mean()
+  policy_loss = torch.max(
+    -A * ratio, -A * torch.clamp(ratio, 1 - objective.clip, 1 + objective.clip)
+  ).mean()
   expected = policy_loss + objective.value_weight * value_loss
   expected.backward()
 
   def with_head(arrays):
-    model = params.with_arrays(objective.extended(hf.load(str(both.folder / "theirs")), jax.random.key(0)), arrays)
+    model = params.with_arrays(
+      objective.extended(hf.load(str(both.folder / "theirs")), jax.random.key(0)), arrays
+    )
     model.reference = both.model
     return model
 
@@ -224,7 +282,8 @@ def test_the_reward_model(both):
   from trl.trainer.reward_trainer import RewardTrainer
 
   draw = np.random.default_rng(2)
-  last, T = draw.integers(3, 9, (R, 2)), 9
+  last = draw.integers(3, 9, (R, 2))
+  T = 9
   tokens = draw.integers(3, cases.VOCAB, (R, 2, T))
   mask = (np.arange(T) < last[..., None]).astype(np.int32)
   kind = type(both.model)
@@ -234,15 +293,24 @@ def test_the_reward_model(both):
 
   def rewarded(input_ids, attention_mask, **_):
     x = both.policy.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-    return types.SimpleNamespace(logits=(x @ weight)[torch.arange(2 * R), attention_mask.sum(1) - 1])
+    return types.SimpleNamespace(
+      logits=(x @ weight)[torch.arange(2 * R), attention_mask.sum(1) - 1]
+    )
 
   sides = [torch.tensor(x.swapaxes(0, 1).reshape(2 * R, T)) for x in (tokens, mask)]
   margin = np.array([0.5, 0.0, 1.0, -0.2, 0.3, 2.0], np.float32)
   given = dict(zip(("input_ids", "attention_mask"), sides)) | {"margin": torch.tensor(margin)}
   expected = RewardTrainer.compute_loss(trainer(), rewarded, given)
   expected.backward()
-  batch = {"decoder_input_tokens": tokens.astype(np.int32), "decoder_target_tokens": tokens.astype(np.int32)}
-  batch |= {"decoder_segment_ids": mask, "decoder_loss_weights": mask.astype(np.float32), "margin": margin}
+  batch = {
+    "decoder_input_tokens": tokens.astype(np.int32),
+    "decoder_target_tokens": tokens.astype(np.int32),
+  }
+  batch |= {
+    "decoder_segment_ids": mask,
+    "decoder_loss_weights": mask.astype(np.float32),
+    "margin": margin,
+  }
 
   def loss(arrays):
     total, sums = reward.Objective(centre=0.1)(params.with_arrays(scoring, arrays), batch)

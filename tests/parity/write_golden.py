@@ -1,7 +1,8 @@
-"""Writes `tests/golden/*.npz` from `transformers`: PYTHONPATH=tests:. python -m parity.write_golden [CASE …]
+"""Writes `tests/golden/*.npz` from `transformers`: PYTHONPATH=tests:. python -m parity.write_golden
+[CASE …]
 
-A file holds config.json, the names and shapes of the tensors, the inputs and the logits; values of tensors follow from
-their names (`cases.tensor`).
+A file holds config.json, the names and shapes of the tensors, the inputs and the logits; values of
+tensors follow from their names (`cases.tensor`).
 """
 
 import json
@@ -28,9 +29,15 @@ def main(names: list[str]) -> None:
       outputs = reference.run(case, model, batch)
       shapes = {n: x.shape for n, x in load_file(directory / "model.safetensors").items()}
       config = (directory / "config.json").read_text()
-    arrays = {f"batch/{n}": x for n, x in batch.items()} | {f"outputs/{n}": x for n, x in outputs.items()}
+    arrays = {f"batch/{n}": x for n, x in batch.items()} | {
+      f"outputs/{n}": x for n, x in outputs.items()
+    }
     np.savez_compressed(
-      GOLDEN / f"{name}.npz", config=config, shapes=json.dumps(shapes), pad=reference.ids(model)[0], **arrays
+      GOLDEN / f"{name}.npz",
+      config=config,
+      shapes=json.dumps(shapes),
+      pad=reference.ids(model)[0],
+      **arrays,
     )
     print(name, {n: x.shape for n, x in outputs.items()})
 

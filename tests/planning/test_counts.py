@@ -1,4 +1,5 @@
-"""The work that programs do is counted right, and flagship recipes do no more of it than is stored."""
+"""The work that programs do is counted right, and flagship recipes do no more of it than is
+stored."""
 
 import json
 import pathlib
@@ -44,7 +45,9 @@ def test_counts_of_a_program():
     "largest": 4 * 48,
     "waited": 4 * 48,
   }
-  assert {name: found[name] for name in exact} == pytest.approx({name: n / 1e9 for name, n in exact.items()}, rel=1e-3)
+  assert {name: found[name] for name in exact} == pytest.approx(
+    {name: n / 1e9 for name, n in exact.items()}, rel=1e-3
+  )
   (one,) = counts.dearest(program, clock=1000.0)
   assert one == {"seconds": 0.5, "times": 1, "name": "dear", "type": "f32[4,6]"}
 
@@ -61,10 +64,17 @@ def test_what_has_grown():
 @pytest.mark.parametrize("recipe", json.loads(STORED.read_text()))
 def test_flagship_recipes_do_no_more_work_than_is_stored(recipe):
   """The programs as they are before compilation; `make plans` compares the compiled ones."""
-  options = ("model.dtype=bfloat16", "model.layers=scan", "model.remat=minimal", "mesh.fsdp=8", "mesh.data=1")
+  options = (
+    "model.dtype=bfloat16",
+    "model.layers=scan",
+    "model.remat=minimal",
+    "mesh.fsdp=8",
+    "mesh.data=1",
+  )
   config, task = steps.resolve(recipes.load(f"{recipe}:debug", options), "cpu", None)
   lowered = steps.make("train", config, build(config), task).lower()
   program = Program(lowered.compiler_ir("hlo").get_hlo_module().to_string())
-  found = {name: 1e3 * value for name, value in counts.counts(program, []).items()}  # MFLOP and MB: they are small
+  # MFLOP and MB: they are small
+  found = {name: 1e3 * value for name, value in counts.counts(program, []).items()}
   stored = json.loads(STORED.read_text())[recipe]
   assert not counts.grown(stored, found), f"if that is wanted, store {found} in {STORED}"

@@ -1,4 +1,5 @@
-"""Compiled programs are read right: iterations of loops, devices of collectives, what is printed more than once."""
+"""Compiled programs are read right: iterations of loops, devices of collectives, what is printed
+more than once."""
 
 import pathlib
 
@@ -46,7 +47,14 @@ ENTRY %main (x.1: f32[8]) -> f32[8] {
 
 def looping(start=0, bound=10, step=1, direction="LT", sides="%i, %bound", trips=""):
   text = "HloModule jit_f, is_scheduled=true\n" + CONDITION + BODY + ENTRY
-  values = {"START": start, "BOUND": bound, "STEP": step, "DIRECTION": direction, "SIDES": sides, "TRIPS": trips}
+  values = {
+    "START": start,
+    "BOUND": bound,
+    "STEP": step,
+    "DIRECTION": direction,
+    "SIDES": sides,
+    "TRIPS": trips,
+  }
   for name, value in values.items():
     text = text.replace(name, str(value))
   return text
@@ -71,7 +79,9 @@ def test_loops_are_multiplied_by_their_iterations(changes, trips):
   program = Program(looping(**changes))
   assert program.executions["body"] == trips and not program.unknown
   found = collectives(program, {"data": 4})
-  assert [(row.count, row.bytes, row.ring_bytes) for row in found] == [(trips, trips * 32, trips * 48)] * bool(trips)
+  assert [(row.count, row.bytes, row.ring_bytes) for row in found] == [
+    (trips, trips * 32, trips * 48)
+  ] * bool(trips)
 
 
 def test_a_loop_whose_bound_is_data_counts_once_and_is_told():
@@ -124,7 +134,9 @@ ENTRY %main (x.5: f32[8]) -> (s32[], f32[8]) {
 
 
 def entry(*lines):
-  return "HloModule m\n\nENTRY %main (x: bf16[16,4]) -> bf16[16,4] {\n  " + "\n  ".join(lines) + "\n}\n"
+  return (
+    "HloModule m\n\nENTRY %main (x: bf16[16,4]) -> bf16[16,4] {\n  " + "\n  ".join(lines) + "\n}\n"
+  )
 
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 2}
@@ -167,11 +179,15 @@ def test_ring_bytes_of_every_kind():
     f"%c = bf16[4,4]{{1,0}} reduce-scatter(%x), {groups}dimensions={{0}}, to_apply=%add",
     f"%d = bf16[16,4]{{1,0}} all-to-all(%x), {groups}dimensions={{0}}",
     "%e = bf16[16,4]{1,0} collective-permute(%x), source_target_pairs={{0,3},{1,0},{2,1},{3,2}}",
-    f"%g = (bf16[16,4]{{1,0}}, bf16[64,4]{{1,0}}, u32[]) all-gather-start(%x), {groups}dimensions={{0}}",
+    f"%g = (bf16[16,4]{{1,0}}, bf16[64,4]{{1,0}}, u32[]) all-gather-start(%x), "
+    f"{groups}dimensions={{0}}",
     "%h = bf16[64,4]{1,0} all-gather-done(%g)",
     "%f = f32[8]{0} parameter(1)",
   )
-  rows = {(row.kind, row.asynchronous): row for row in collectives(Program(text), {"fsdp": 4, "tensor": 4})}
+  rows = {
+    (row.kind, row.asynchronous): row
+    for row in collectives(Program(text), {"fsdp": 4, "tensor": 4})
+  }
   sent = {key: row.ring_bytes for key, row in rows.items()}
   assert sent == {
     ("all-gather", False): 512 * 3 / 4,
@@ -186,13 +202,17 @@ def test_ring_bytes_of_every_kind():
 
 
 def test_a_tpu_program_counts_what_is_sent_once():
-  """Lines of a program for v5e: an asynchronous gather, printed twice, and a fused reduce-scatter."""
+  """Lines of a program for v5e: an asynchronous gather, printed twice, and a fused
+  reduce-scatter."""
   text = pathlib.Path(__file__).with_name("asynchronous.hlo").read_text()
   rows = {row.kind: row for row in collectives(Program(text), {"fsdp": 16})}
   assert rows["all-gather"].asynchronous and rows["all-gather"].count == 1
   assert rows["all-gather"].ring_bytes == 256 * 64 * 2 * 15 / 16
   assert rows["reduce-scatter"].ring_bytes == 64 * 4 * 4 * 15 / 16
-  assert rows["all-reduce"].ring_bytes == 2 * 64 * 4 * 4 * 15 / 16 and rows["all-reduce"].where == "jit(step)/sum"
+  assert (
+    rows["all-reduce"].ring_bytes == 2 * 64 * 4 * 4 * 15 / 16
+    and rows["all-reduce"].where == "jit(step)/sum"
+  )
 
 
 def test_a_collective_on_the_sparse_cores_counts_in_every_iteration():
@@ -214,7 +234,9 @@ def test_a_collective_on_the_sparse_cores_counts_in_every_iteration():
   %next = s32[] add"""
   text = looping(bound=8).replace("\n%body", sparse + "\n%body").replace("%next = s32[] add", start)
   gathers = [row for row in collectives(Program(text), {"fsdp": 16}) if row.kind == "all-gather"]
-  assert [(row.asynchronous, row.count, row.ring_bytes) for row in gathers] == [(True, 8, 8 * 4096 * 64 * 2 * 15 / 16)]
+  assert [(row.asynchronous, row.count, row.ring_bytes) for row in gathers] == [
+    (True, 8, 8 * 4096 * 64 * 2 * 15 / 16)
+  ]
 
 
 def test_types():
@@ -234,7 +256,9 @@ def test_types():
 )
 def test_flops_of_products(line, flops):
   text = entry(
-    "%a = f32[8,4]{1,0} parameter(0)", "%b = f32[4,6]{1,0} parameter(1)", f"ROOT %y = f32[8,6]{{1,0}} {line}"
+    "%a = f32[8,4]{1,0} parameter(0)",
+    "%b = f32[4,6]{1,0} parameter(1)",
+    f"ROOT %y = f32[8,6]{{1,0}} {line}",
   )
   assert products.flops(Program(text)) == flops
 
@@ -247,8 +271,13 @@ def test_products_of_a_fast_dtype_take_half_the_time():
     "%y = s32[8,6]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
     "ROOT %z = f32[8,6]{1,0} convolution(%a, %c), dim_labels=bf_io->bf",
   ]
-  program, one = Program(entry(*lines)), 2 * 8 * 6 * 4
-  assert [products.flops(program, fast) for fast in ("", "f8", "s8")] == [2 * one, 2 * one, 1.5 * one]
+  program = Program(entry(*lines))
+  one = 2 * 8 * 6 * 4
+  assert [products.flops(program, fast) for fast in ("", "f8", "s8")] == [
+    2 * one,
+    2 * one,
+    1.5 * one,
+  ]
   assert roofline.seconds(program, 1.0, 1e12, "s8") == 1.5 * one
 
 
@@ -256,32 +285,48 @@ def test_flops_leave_out_padding_and_dilation():
   text = entry(
     "%a = f32[1,5,3]{2,1,0} parameter(0)",
     "%b = f32[3,3,7]{2,1,0} parameter(1)",
-    "%same = f32[1,5,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f",
-    "%up = f32[1,9,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1 lhs_dilate=2}, dim_labels=b0f_0io->b0f",
+    "%same = f32[1,5,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1}, "
+    "dim_labels=b0f_0io->b0f",
+    "%up = f32[1,9,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1 lhs_dilate=2}, "
+    "dim_labels=b0f_0io->b0f",
   )
-  assert products.flops(Program(text)) == 2 * 3 * 7 * (13 + 13)  # 13 pairs of a position and a tap in both
+  # 13 pairs of a position and a tap in both
+  assert products.flops(Program(text)) == 2 * 3 * 7 * (13 + 13)
 
 
 def test_kernels_count_with_the_flops_that_they_or_their_scopes_tell():
   kernel = (
-    'custom-call(%x), custom_call_target="tpu_custom_call", TOLDbackend_config={"custom_call_config":{"body":"TUz"}}'
+    'custom-call(%x), custom_call_target="tpu_custom_call", '
+    'TOLDbackend_config={"custom_call_config":{"body":"TUz"}}'
   )
-  text = looping(bound=7).replace("%next = s32[] add", f"%kernel = f32[8]{{0}} {kernel}\n  %next = s32[] add")
+  text = looping(bound=7).replace(
+    "%next = s32[] add", f"%kernel = f32[8]{{0}} {kernel}\n  %next = s32[] add"
+  )
   assert products.kernels(Program(text)) == (0, 7) and products.flops(Program(text)) == 0
   told = text.replace('{"body"', '{"cost_estimate":{"flops":"30"},"body"')
   assert products.kernels(Program(told)) == (210, 0)
   # As the TPU compiler prints it: JSON over several lines before the name.
   scope = (
-    'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{}"\n}}, metadata={op_name="f/kernel_flops_30/NAME"}, '
+    'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{}"\n}}, '
+    'metadata={op_name="f/kernel_flops_30/NAME"}, '
   )
-  for name, flops in (("jit(s)/splash_mha_fwd_residuals/call", 210), ("splash_mha_dq", 315), ("splash_mha_dkv", 420)):
-    assert products.kernels(Program(text.replace("TOLD", scope.replace("NAME", name)))) == (flops, 0)
+  for name, flops in (
+    ("jit(s)/splash_mha_fwd_residuals/call", 210),
+    ("splash_mha_dq", 315),
+    ("splash_mha_dkv", 420),
+  ):
+    assert products.kernels(Program(text.replace("TOLD", scope.replace("NAME", name)))) == (
+      flops,
+      0,
+    )
 
 
 def test_ragged_products_cost_one_product_a_row_and_no_cycles():
-  """The TPU compiler prints a product of every row with every group's matrix, and its cycles may be 2^63 - 1."""
+  """The TPU compiler prints a product of every row with every group's matrix, and its cycles may be
+  2^63 - 1."""
   name = 'metadata={op_name="jit(f)/ragged_dot_general"}'
-  window, config = "size=4 stride=3 lhs_dilate=4", '{"is_ragged_dot":true,"estimated_cycles":"9223372036854775807"}'
+  window = "size=4 stride=3 lhs_dilate=4"
+  config = '{"is_ragged_dot":true,"estimated_cycles":"9223372036854775807"}'
   text = f"""HloModule m
 
 %fused (a: bf16[4,64,16], b: bf16[4,16,32]) -> bf16[4,64,32] {{
@@ -305,7 +350,8 @@ ENTRY %main (x: bf16[4,64,16], w: bf16[4,16,32]) -> bf16[4,64,32] {{
 
 
 def test_the_roofline_counts_what_crosses_the_memory():
-  """A slice costs its size, an update in place its update, and arrays in the core's memory nothing."""
+  """A slice costs its size, an update in place its update, and arrays in the core's memory
+  nothing."""
   text = """HloModule m
 
 %sliced (p: f32[100,64], i: s32[]) -> f32[1,64] {
@@ -360,13 +406,24 @@ def test_what_is_sent_between_slices_counts(kind, ring):
   told = entry(
     "%x = bf16[16,4]{1,0} parameter(0)",
     "%t = token[] after-all()",
-    "%s = (bf16[16,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) send(%x, %t), channel_id=4, is_host_transfer=true,"
+    "%s = (bf16[16,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) send(%x, %t), channel_id=4, "
+    "is_host_transfer=true,"
     f' frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",{attributes}}}',
     "ROOT %w = bf16[16,4] copy(%x)",
   )
   (row,) = collectives(Program(told), {"replica": 4, "fsdp": 2, "tensor": 2})
-  assert (row.axes, row.devices, row.asynchronous, row.ring_bytes) == ("replica", 4, True, ring * 128)
-  assert row.kind in ("collective-permute", kind.lower().replace("_", "-")) and row.group == [0, 4, 8, 12]
+  assert (row.axes, row.devices, row.asynchronous, row.ring_bytes) == (
+    "replica",
+    4,
+    True,
+    ring * 128,
+  )
+  assert row.kind in ("collective-permute", kind.lower().replace("_", "-")) and row.group == [
+    0,
+    4,
+    8,
+    12,
+  ]
 
 
 @pytest.mark.parametrize("sent, into", [(100, 125), (125, 100)], ids=["there", "back"])

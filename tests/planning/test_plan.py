@@ -47,28 +47,48 @@ def test_a_plan_for_cpus(no_tensorflow, tmp_path, capsys):
   found = json.loads(file.read_text())
   assert found["fits"] and all(found[field] > 0 for field in FIELDS)
   assert found["mesh"] == {"data": 2, "fsdp": 4} and found["rows"]["read"] == found["batch_size"]
-  # Two float32 gathers and a reduce-scatter over 4, an all-reduce of the fourth over 2; biases and gains are not split.
+  # Two float32 gathers and a reduce-scatter over 4, an all-reduce of the fourth over 2; biases and
+  # gains are not split.
   least = 4 * found["parameters"] * (3 * 3 / 4 + 2 / 4 * 1 / 2) / 1e9
   assert found["minimum_ring_gigabytes"] == pytest.approx(least, rel=0.1)
   assert found["ring_gigabytes"] > 0.4 * least
-  assert sum(row["ring_bytes"] for row in found["collectives"]) == pytest.approx(1e9 * found["ring_gigabytes"])
-  assert {axis for row in found["collectives"] for axis in row["axes"].split("+")} <= {"data", "fsdp"}
-  model, program = found["model_flops"] / 8, found["hlo_flops"]
+  assert sum(row["ring_bytes"] for row in found["collectives"]) == pytest.approx(
+    1e9 * found["ring_gigabytes"]
+  )
+  assert {axis for row in found["collectives"] for axis in row["axes"].split("+")} <= {
+    "data",
+    "fsdp",
+  }
+  model = found["model_flops"] / 8
+  program = found["hlo_flops"]
   assert 0.9 * model < program < 2 * model
   memory = found["memory"]
   assert memory["params"] == pytest.approx(4 * found["parameters"] / 4, rel=0.1)
-  assert memory["arguments"] == pytest.approx(memory["params"] + memory["optimizer"] + memory["batch"], rel=0.1)
+  assert memory["arguments"] == pytest.approx(
+    memory["params"] + memory["optimizer"] + memory["batch"], rel=0.1
+  )
   printed = capsys.readouterr().out
-  assert all(words in printed for words in ("all-reduce", "data=2 fsdp=4", "attention core: dense", "rows per host"))
+  assert all(
+    words in printed
+    for words in ("all-reduce", "data=2 fsdp=4", "attention core: dense", "rows per host")
+  )
   unread = table.text({name: value for name, value in found.items() if name != "collectives"})
-  assert "temporaries" in unread and "all-reduce" not in unread and unread.endswith(found["verdict"])
+  assert (
+    "temporaries" in unread and "all-reduce" not in unread and unread.endswith(found["verdict"])
+  )
 
 
 @pytest.mark.parametrize(
   "program, words",
   [
-    ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV (exit code 139)"),
-    ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, as when memory runs out (exit code 137)"),
+    (
+      "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+      "crashed with SIGSEGV (exit code 139)",
+    ),
+    (
+      "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+      "SIGKILL, as when memory runs out (exit code 137)",
+    ),
     ("import sys; print('1/0\\nValueError: no'); sys.exit(3)", "failed (exit code 3)"),
     ("import time; time.sleep(60)", "was not done after"),
   ],
@@ -77,9 +97,14 @@ def test_a_compiler_that_fails_is_a_finding(program, words, monkeypatch, capsys,
   monkeypatch.setattr(child, "COMMAND", (sys.executable, "-c", program))
   monkeypatch.setattr(child, "PROGRESS_SECONDS", 0.4)
   file = tmp_path / "plan.json"
-  assert plan.main([NANO, "--topology=cpu:8", "--timeout_seconds=1.5", f"--json={file}"]) == plan.EXIT_NO_ANSWER
+  assert (
+    plan.main([NANO, "--topology=cpu:8", "--timeout_seconds=1.5", f"--json={file}"])
+    == plan.EXIT_NO_ANSWER
+  )
   printed = capsys.readouterr()
-  assert words in printed.out and "Traceback" not in printed.out and len(printed.out.splitlines()) == 2
+  assert (
+    words in printed.out and "Traceback" not in printed.out and len(printed.out.splitlines()) == 2
+  )
   assert "compiling for" in printed.err or "sleep" not in program
   written = json.loads(file.read_text())
   assert words in written["verdict"] and written["fits"] is None
@@ -93,7 +118,10 @@ def test_a_compiler_that_fails_is_a_finding(program, words, monkeypatch, capsys,
     (["--topology=v5e:4x4x4"], "found the shape '4x4x4', expected two sides of at most 16 chips"),
     (["--topology=v6e:32x16"], "two sides of at most 16"),
     (["--topology=cpu:8", "--slices=2"], "--slices=2"),
-    (["--topology=cpu:8", "--json=/no/such/directory/plan.json"], "no directory /no/such/directory"),
+    (
+      ["--topology=cpu:8", "--json=/no/such/directory/plan.json"],
+      "no directory /no/such/directory",
+    ),
     (["--topology=cpu:8", "--step=fly"], "--step"),
     (["--topology=cpu:8", "--timeout_seconds=nan"], "--timeout_seconds=nan: expected more than 0"),
     (["--topology=cpu:8", "--search=2", "--hlo=program.txt"], "--search compiles several programs"),
@@ -117,12 +145,16 @@ def test_a_library_that_is_not_there(monkeypatch, tmp_path):
 
 def chips(*lengths):
   """Return stand-ins for the devices of a slice, by place."""
-  return {place: types.SimpleNamespace(coords=place) for place in itertools.product(*map(range, lengths))}
+  return {
+    place: types.SimpleNamespace(coords=place) for place in itertools.product(*map(range, lengths))
+  }
 
 
 def test_groups_on_one_chip_share_its_links():
-  """Of TPU7x, whose chips are two devices each: one group has both devices of each chip, or two groups have one."""
-  topology, placed = hardware.parse("tpu7x:4x4x4"), list(chips(4, 4, 4).values())
+  """Of TPU7x, whose chips are two devices each: one group has both devices of each chip, or two
+  groups have one."""
+  topology = hardware.parse("tpu7x:4x4x4")
+  placed = list(chips(4, 4, 4).values())
   assert (hardware.links(placed * 2, topology), hardware.links(placed, topology)) == (6, 3)
 
 
@@ -149,7 +181,9 @@ def test_links_close_to_rings_only_where_a_slice_has_them(name, along, links):
     group = [placed[i, 0, 0] for i in ((0, 2, 4, 6) if "second" in along else range(4))]
   else:
     group = [
-      chip for place, chip in placed.items() if all(n == 0 or "xyz"[axis] in along for axis, n in enumerate(place))
+      chip
+      for place, chip in placed.items()
+      if all(n == 0 or "xyz"[axis] in along for axis, n in enumerate(place))
     ]
   assert hardware.links(group, topology) == links
   assert hardware.seconds(topology.chip.link, group, topology) == 1 / links
@@ -160,11 +194,13 @@ def test_links_close_to_rings_only_where_a_slice_has_them(name, along, links):
   "said, words",
   [
     (
-      "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.0G of 15.75G hbm. Exceeded by 1G",
+      "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.0G of 15.75G hbm. "
+      "Exceeded by 1G",
       "17.0G of 15.75G",
     ),
     (
-      "RESOURCE_EXHAUSTED: E1000: Ran out of memory on HBM, the total memory required for HLO temporaries (34.05G) "
+      "RESOURCE_EXHAUSTED: E1000: Ran out of memory on HBM, the total memory required for HLO "
+      "temporaries (34.05G) "
       "exceeds available HBM (15.75G). HLO module: jit_step.",
       "34.05G of 15.75G",
     ),
@@ -178,19 +214,27 @@ def test_what_the_compiler_says_of_memory(said, words):
 
 
 def test_steps_are_those_of_evaluation_and_prediction():
-  """What is lowered takes parameters and a batch of rows split over the mesh, and is compiled only when asked."""
-  for recipe, more in ((NANO.partition("=")[2], ()), ("configs/llama/8b.py:debug", ("task.length=1024",))):
+  """What is lowered takes parameters and a batch of rows split over the mesh, and is compiled only
+  when asked."""
+  for recipe, more in (
+    (NANO.partition("=")[2], ()),
+    ("configs/llama/8b.py:debug", ("task.length=1024",)),
+  ):
     config, task = steps.resolve(recipes.load(recipe, ("mesh.fsdp=2", *more)), "cpu", None)
     parts = build(config)
     costs = {kind: steps.make(kind, config, parts, task) for kind in ("train", "eval", "decode")}
-    assert costs["train"].model_flops == pytest.approx(3 * costs["eval"].model_flops)  # beyond SHORT logits too
+    # beyond SHORT logits too
+    assert costs["train"].model_flops == pytest.approx(3 * costs["eval"].model_flops)
     for kind in ("eval", "decode"):
       batch = costs[kind].batch
       assert {x.shape[0] for x in batch.values()} == {config.batch_size}
-      assert {x.sharding.shard_shape(x.shape)[0] for x in batch.values()} == {config.batch_size // 8}
+      assert {x.sharding.shard_shape(x.shape)[0] for x in batch.values()} == {
+        config.batch_size // 8
+      }
       text = costs[kind].lower().as_text()
       assert ("stablehlo.while" in text) >= (kind == "decode")
-    # A prompt and its continuation, or inputs and targets, are as long as in training; a prompt has no logits.
+    # A prompt and its continuation, or inputs and targets, are as long as in training; a prompt has
+    # no logits.
     assert costs["decode"].model_flops == pytest.approx(costs["eval"].model_flops, rel=0.03)
     assert costs["eval"].batch.keys() - costs["train"].batch.keys() == {"example_index"}
 
@@ -211,7 +255,9 @@ def test_steps_of_decoding_that_there_are_not(recipe, words):
 def test_a_phase_is_planned_by_name():
   config = recipes.load("configs/bert/base.py:debug")
   whole, short = (steps.resolve(config, "cpu", phase)[1].features for phase in (None, "short"))
-  assert whole["encoder_input_tokens"].shape == (64,) and short["encoder_input_tokens"].shape == (32,)
+  assert whole["encoder_input_tokens"].shape == (64,) and short["encoder_input_tokens"].shape == (
+    32,
+  )
   with pytest.raises(UserError, match="did you mean 'short'"):
     steps.resolve(config, "cpu", "shrt")
 
@@ -253,7 +299,11 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
   "recipe, flags, mesh",
   [
     ("configs/vit/base.py:debug", (), '{"fsdp":8}'),
-    ("configs/t5/base.py:debug", ("model.name=switch", "model.variant=switch-tiny-8"), '{"fsdp":4,"expert":2}'),
+    (
+      "configs/t5/base.py:debug",
+      ("model.name=switch", "model.variant=switch-tiny-8"),
+      '{"fsdp":4,"expert":2}',
+    ),
   ],
 )
 def test_candidates_for_images_and_experts(recipe, flags, mesh, monkeypatch):
@@ -261,7 +311,9 @@ def test_candidates_for_images_and_experts(recipe, flags, mesh, monkeypatch):
   monkeypatch.setattr(hardware, "devices", lambda topology: jax.devices())
   monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
   found = search.candidates(dataclasses.asdict(child.Request(recipe, "v5e:2x4", overrides=flags)))
-  assert all(one["bound"] > 0 for one in found) and f"mesh={mesh}" in {one["overrides"][0] for one in found}
+  assert all(one["bound"] > 0 for one in found) and f"mesh={mesh}" in {
+    one["overrides"][0] for one in found
+  }
 
 
 def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
@@ -290,14 +342,17 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
   printed = capsys.readouterr()
   assert printed.err.splitlines()[0] == "searched in place of what is given: batch_size=64"
   _, *rows = printed.out.splitlines()
-  assert [names[number] in row for number, row in zip((1, 0, 2), rows)] == [True] * 3 and "told" in rows[-1]
+  assert [names[number] in row for number, row in zip((1, 0, 2), rows)] == [
+    True
+  ] * 3 and "told" in rows[-1]
   assert "'--config.mesh={\"fsdp\":8}'" in rows[0]
 
 
 def test_search_tries_fewer_rows_of_what_does_not_fit_but_not_of_what_is_refused(monkeypatch):
   sizes = [(f"mesh={mesh}", rows) for rows in (4, 2, 1) for mesh in ("a", "b", "c")]
   listed = [
-    {"overrides": [mesh, f"batch_size={rows}"], "bound": 1.0, "memory": 0, "rows": rows} for mesh, rows in sizes
+    {"overrides": [mesh, f"batch_size={rows}"], "bound": 1.0, "memory": 0, "rows": rows}
+    for mesh, rows in sizes
   ]
   asked = []
 
@@ -307,14 +362,20 @@ def test_search_tries_fewer_rows_of_what_does_not_fit_but_not_of_what_is_refused
     asked.append(request.overrides[:2])
     if "mesh=c" in request.overrides:
       raise UserError("no")
-    return {"fits": "mesh=b" in request.overrides or "batch_size=2" in request.overrides, "verdict": ""} | {
+    return {
+      "fits": "mesh=b" in request.overrides or "batch_size=2" in request.overrides,
+      "verdict": "",
+    } | {
       "model_flops": 1.0,
       "total_gigabytes": 1.0,
     }
 
   monkeypatch.setattr(search.child, "plan", answer)
   search.search(child.Request("recipe", "cpu:8"), 6, 1.0, lambda line: None)
-  assert asked == [(f"mesh={mesh}", f"batch_size={rows}") for mesh, rows in (("a", 4), ("a", 2), ("b", 4), ("c", 4))]
+  assert asked == [
+    (f"mesh={mesh}", f"batch_size={rows}")
+    for mesh, rows in (("a", 4), ("a", 2), ("b", 4), ("c", 4))
+  ]
 
 
 def test_the_kept_activations_of_a_row_have_attention_logits_and_fall_with_remat():
@@ -323,8 +384,11 @@ def test_the_kept_activations_of_a_row_have_attention_logits_and_fall_with_remat
     flags = (f"task.inputs_length={length}", "model.remat=none", 'mesh={"data":1}')
     config, task = steps.resolve(recipes.load(NANO.partition("=")[2], flags), "cpu", None)
     made[length] = search._residual_bytes(config, task, jax.devices()[:1], 2)
-  heads, layers, rows = 4, 2, 2
-  assert made[128] - made[64] > rows * layers * heads * (128**2 - 64**2) * 4  # float32 weights of the encoder alone
+  heads = 4
+  layers = 2
+  rows = 2
+  # float32 weights of the encoder alone
+  assert made[128] - made[64] > rows * layers * heads * (128**2 - 64**2) * 4
   kept = search._activation_bytes(config, task, jax.devices()[:1])
   assert 0 < kept["full"] < kept["minimal"] < kept["none"]
 
@@ -336,8 +400,12 @@ def test_an_installed_compiler_is_left_alone_by_other_programs(tmp_path):
     "from t5x_like.runtime import process\nprocess.prepare()\n"
     "import jax, libtpu\nprint(jax.config.jax_platforms, len(jax.devices()))"
   )
-  env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {"PYTHONPATH": str(tmp_path)}
-  done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600)
+  env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {
+    "PYTHONPATH": str(tmp_path)
+  }
+  done = subprocess.run(
+    [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600
+  )
   assert done.stdout == "cpu 8\n" and not done.stderr, done
 
 
@@ -350,16 +418,25 @@ def test_arrays_in_the_hosts_memory_take_none_of_the_devices():
 
 def test_what_is_frozen_sends_no_gradient():
   rules = Rules.make(make_mesh({"fsdp": 4, "data": 2}, jax.devices()[:8]))
-  named = {name: types.SimpleNamespace(shape=(64, 32), axes=("embed", "mlp")) for name in ("adapter", "kernel")}
-  whole, one, none = (minimum.ring_bytes(named, rules, 2, True, 1, trained) for trained in (None, {"adapter"}, ()))
+  named = {
+    name: types.SimpleNamespace(shape=(64, 32), axes=("embed", "mlp"))
+    for name in ("adapter", "kernel")
+  }
+  whole, one, none = (
+    minimum.ring_bytes(named, rules, 2, True, 1, trained) for trained in (None, {"adapter"}, ())
+  )
   assert whole["gathers"] == one["gathers"] == none["gathers"] == 2 * 2 * 64 * 32 * 2 * 3 / 4
   assert whole["reductions"] == 2 * one["reductions"] == 2 * 64 * 32 * 2 * (3 / 4 + 2 / 4 * 1 / 2)
   assert none["reductions"] == 0
-  taught = minimum.ring_bytes(named | {"reference/kernel": named["kernel"]}, rules, 2, True, 1, {"adapter"})
+  taught = minimum.ring_bytes(
+    named | {"reference/kernel": named["kernel"]}, rules, 2, True, 1, {"adapter"}
+  )
   assert taught["gathers"] == 1.25 * whole["gathers"] and taught["reductions"] == one["reductions"]
 
 
-@pytest.mark.parametrize("step, sent, said", [("decode", 90.0, True), ("decode", 20.0, False), ("eval", 90.0, False)])
+@pytest.mark.parametrize(
+  "step, sent, said", [("decode", 90.0, True), ("decode", 20.0, False), ("eval", 90.0, False)]
+)
 def test_the_verdict_says_when_decoding_gathers_parameters_for_every_token(step, sent, said):
   told = {"step": step, "fits": True, "total_gigabytes": 5.0, "memory": {"hbm": 16e9}}
   told |= {"ring_gigabytes": sent, "minimum_ring_gigabytes": 15.0}

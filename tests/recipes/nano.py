@@ -1,6 +1,7 @@
 """The smallest run there can be: a T5 of two narrow layers on the built-in corpus, with dropout on.
 
-It compiles in a second or two, which is most of what a run of it costs; tests override what they need.
+It compiles in a second or two, which is most of what a run of it costs; tests override what they
+need.
 """
 
 from configs.t5 import base
@@ -9,7 +10,9 @@ from t5x_like.architectures.design import Variant
 from t5x_like.models import t5
 from t5x_like.nn.dims import Dims
 
-t5.VARIANTS["nano"] = Variant(Dims(embed=32, heads=4, kv_heads=4, head_dim=8, mlp=64, layers=2), t5.V1_1, 32128)
+t5.VARIANTS["nano"] = Variant(
+  Dims(embed=32, heads=4, kv_heads=4, head_dim=8, mlp=64, layers=2), t5.V1_1, 32128
+)
 
 
 def get_config(arg: str = ""):
@@ -18,7 +21,8 @@ def get_config(arg: str = ""):
   config.model.variant = "nano"
   config.model.dropout = 0.1
   config.model.layers = "scan"
-  config.task.inputs_length, config.task.targets_length = 32, 8
+  config.task.inputs_length = 32
+  config.task.targets_length = 8
   config.total_steps = 60
   config.eval_every = 60
   config.evals = {}

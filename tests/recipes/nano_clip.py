@@ -19,9 +19,13 @@ clip.VARIANTS["nano"] = DualVariant(
 def get_config(arg: str = ""):
   config = base.get_config()
   laptop.shrink(config, "debug")
-  config.model.variant, config.model.resolution, config.task.resolution = "nano", 16, 16
-  config.task.length, config.task.augmentations = 24, ()
-  config.task.mean, config.task.std = (0.5,), (0.5,)
+  config.model.variant = "nano"
+  config.model.resolution = 16
+  config.task.resolution = 16
+  config.task.length = 24
+  config.task.augmentations = ()
+  config.task.mean = (0.5,)
+  config.task.std = (0.5,)
   config.evals = {}
   config.peak_flops = 1e11
   return config

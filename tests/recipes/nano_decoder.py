@@ -6,7 +6,9 @@ from t5x_like.architectures.design import Variant
 from t5x_like.models import gpt
 from t5x_like.nn.dims import Dims
 
-gpt.VARIANTS["nano"] = Variant(Dims(embed=32, heads=4, kv_heads=4, head_dim=8, mlp=64, layers=2), gpt.GPT2, 50257)
+gpt.VARIANTS["nano"] = Variant(
+  Dims(embed=32, heads=4, kv_heads=4, head_dim=8, mlp=64, layers=2), gpt.GPT2, 50257
+)
 
 
 def get_config(arg: str = ""):

@@ -15,7 +15,8 @@ def get_config(arg: str = ""):
   config.model.variant = "nano"
   config.model.design = {"init_stddev": 0.3}
   config.phases = {}
-  config.schedule.decay = "after_warmup"  # the second step's rate is that of a longer run, which tests go on with
+  # the second step's rate is that of a longer run, which tests go on with
+  config.schedule.decay = "after_warmup"
   config.evals = {}
   config.peak_flops = 1e11
   return config

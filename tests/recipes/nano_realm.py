@@ -16,7 +16,9 @@ def get_config(arg: str = ""):
   config = facts.get_config()
   data = config.task.to_dict() | {"source": "facts:30", "passages": "facts:30", "retrieved": 2}
   laptop.shrink(config, "debug", facts.LAPTOP)
-  config.task, config.train_split, config.eval_split = data, "train", "validation"
+  config.task = data
+  config.train_split = "train"
+  config.eval_split = "validation"
   config.model.variant = "nano"
   config.objective.refresh_every = 3
   config.schedule = {"name": "constant", "learning_rate": 1e-2}

@@ -35,11 +35,29 @@ ATTRIBUTES = {
   "d",
   "role",
 }
-ATTRIBUTES |= {"aria-label", "viewbox", "xmlns", "xmlns:xlink", "version", "xlink:href", "clip-path", "x", "y", "width"}
+ATTRIBUTES |= {
+  "aria-label",
+  "viewbox",
+  "xmlns",
+  "xmlns:xlink",
+  "version",
+  "xlink:href",
+  "clip-path",
+  "x",
+  "y",
+  "width",
+}
 ATTRIBUTES |= {"height", "title", "clippathunits", "rel", "type"}
-ELEMENTS = set("html head meta title style body main header h1 h2 h3 small p section div figure figcaption".split())
+ELEMENTS = set(
+  (
+    "html head meta title style body main header h1 h2 h3 small p section div figure figcaption"
+  ).split()
+)
 ELEMENTS |= set(
-  "table thead tbody tr th td code article span dl dt dd img svg defs g path text use clippath rect b".split()
+  (
+    "table thead tbody tr th td code article span dl dt dd img svg defs g path text use clippath "
+    "rect b"
+  ).split()
 )
 
 
@@ -69,13 +87,27 @@ def test_in_the_report_of_a_run(tmp_path, value):
   run = tmp_path / value.replace("/", "_")
   (run / "samples").mkdir(parents=True)
   name = value.replace("/", "_")
-  rows = [{"step": s, "train/loss": 1.0 / s, f"eval/{name}/loss": 2.0, f"eval/{name}/accuracy": 0.5} for s in (1, 2)]
+  rows = [
+    {"step": s, "train/loss": 1.0 / s, f"eval/{name}/loss": 2.0, f"eval/{name}/accuracy": 0.5}
+    for s in (1, 2)
+  ]
   (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   for file in ("config.json", "environment.json"):
-    (run / file).write_text(json.dumps({"model": {"name": value}, "task": {"name": value, value: value}}))
-  sample = {"step": 2, "task": value, "input": f"<extra_id_0>{value}", "target": value, "prediction": value}
+    (run / file).write_text(
+      json.dumps({"model": {"name": value}, "task": {"name": value, value: value}})
+    )
+  sample = {
+    "step": 2,
+    "task": value,
+    "input": f"<extra_id_0>{value}",
+    "target": value,
+    "prediction": value,
+  }
   (run / "samples" / "000000002.jsonl").write_text(json.dumps(sample) + "\n")
-  compared = {"names": [value, value], "rows": [{"task": value, "metric": value, "first": 1.0, "second": 2.0}]}
+  compared = {
+    "names": [value, value],
+    "rows": [{"task": value, "metric": value, "first": 1.0, "second": 2.0}],
+  }
   compared["rows"][0] |= {"difference": 1.0, "low": 0.5, "high": 1.5}
   (run / "suites" / "glue").mkdir(parents=True)
   (run / "suites" / "glue" / "results.json").write_text(json.dumps({"compared": compared}))
@@ -85,20 +117,46 @@ def test_in_the_report_of_a_run(tmp_path, value):
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_in_the_results_of_a_suite(tmp_path, value):
-  rows = [{"input": "a " * n, "target": value if n % 2 else "b", "prediction": "b"} for n in range(1, 25)]
-  task, runs = value, []
+  rows = [
+    {"input": "a " * n, "target": value if n % 2 else "b", "prediction": "b"} for n in range(1, 25)
+  ]
+  task = value
+  runs = []
   label = value.replace("/", "_")
   for seed in range(2):
     run = tmp_path / str(seed)
     workdirs.write_lines(run / "predictions", f"{label}.jsonl", rows)
-    saved = {"evals": {label: {"name": "classification", "scores": ["accuracy"]}}, "task": {"labels": [value, "b"]}}
+    saved = {
+      "evals": {label: {"name": "classification", "scores": ["accuracy"]}},
+      "task": {"labels": [value, "b"]},
+    }
     workdirs.write(run, workdirs.FILE, saved)
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"eval/{label}/accuracy": 50.0}) + "\n")
-    runs.append({"workdir": str(run), "rate": None, "score": 50.0, "metrics": {f"{label}/accuracy": 50.0}})
-  result = {"counted": [f"{label}/accuracy"], "runs": runs, "metrics": runs[0]["metrics"], "rate": None}
+    (run / "metrics.jsonl").write_text(
+      json.dumps({"step": 1, f"eval/{label}/accuracy": 50.0}) + "\n"
+    )
+    runs.append(
+      {"workdir": str(run), "rate": None, "score": 50.0, "metrics": {f"{label}/accuracy": 50.0}}
+    )
+  result = {
+    "counted": [f"{label}/accuracy"],
+    "runs": runs,
+    "metrics": runs[0]["metrics"],
+    "rate": None,
+  }
   result |= {"score": 50.0, "best": 50.0, "spread": 0.0}
-  found = {"suite": value, "workdir": value, "from_scratch": False, "seeds": 2, "tasks": {task: result}}
-  found |= {"missing": {value + "2": value}, "mean": 50.0, "average": None, "versions": {value: value}}
+  found = {
+    "suite": value,
+    "workdir": value,
+    "from_scratch": False,
+    "seeds": 2,
+    "tasks": {task: result},
+  }
+  found |= {
+    "missing": {value + "2": value},
+    "mean": 50.0,
+    "average": None,
+    "versions": {value: value},
+  }
   tables.write(tmp_path / "out", found)
   page = Page((tmp_path / "out" / "results.html").read_text())
   assert value in page.texts and f"{value}: targets and predictions" in page.labels
@@ -110,6 +168,8 @@ def test_in_a_chart_and_a_page_of_data(value):
   drawn = charts.bars({value: 1.0, "b": 2.0}, value)
   assert Page(f"<figure>{drawn}</figure>").labels == [value]
   assert not re.search(r"<script|<img", drawn)
-  shown = inspect_data.Shown(value, value, [inspect_data.Cell(1, value, False, False, None, None)], 0, value)
+  shown = inspect_data.Shown(
+    value, value, [inspect_data.Cell(1, value, False, False, None, None)], 0, value
+  )
   page = Page(inspect_data.to_html([[shown]], value, value))
   assert value in page.texts and "script" not in page.elements

@@ -1,4 +1,5 @@
-"""Goodput: the seconds of steps, saves, evaluations and disruptions, over kills, add up to the time since the start."""
+"""Goodput: the seconds of steps, saves, evaluations and disruptions, over kills, add up to the time
+since the start."""
 
 import json
 
@@ -21,7 +22,8 @@ def line(seconds, waited=0.0):
 
 
 def test_every_second_has_a_name(tmp_path):
-  clock, file = Clock(), Local(tmp_path / "goodput.json")
+  clock = Clock()
+  file = Local(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, 990.0, clock)  # 10 s until the state was there
   clock.now += 22
   run.write(1, line(2.0))  # 20 s of compiling
@@ -40,17 +42,26 @@ def test_every_second_has_a_name(tmp_path):
   run.close("paused")
   found = json.loads(file.read())
   badput = found["badput_time"]
-  assert badput["custom_badput_events.evaluation"] == 3 and badput["unproductive_checkpoint_save_time"] == 4
+  assert (
+    badput["custom_badput_events.evaluation"] == 3
+    and badput["unproductive_checkpoint_save_time"] == 4
+  )
   assert badput["data_loading_sync"] == 4.5 and badput["program_startup"] == 20
   assert badput["infrastructure_recovery_from_disruption"] == pytest.approx(31)
   assert badput["wasted_progress_from_disruption"] == pytest.approx(17.5 * 3 / 11, abs=1e-3)
-  assert found["goodput_time"] == pytest.approx(17.5 * 8 / 11, abs=1e-3) and found["disruption_count"] == 1
+  assert (
+    found["goodput_time"] == pytest.approx(17.5 * 8 / 11, abs=1e-3)
+    and found["disruption_count"] == 1
+  )
   assert found["max_productive_step"] == 9
-  assert sum(badput.values()) + found["goodput_time"] == pytest.approx(found["total_elapsed_time"], abs=0.01)
+  assert sum(badput.values()) + found["goodput_time"] == pytest.approx(
+    found["total_elapsed_time"], abs=0.01
+  )
 
 
 def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(tmp_path, caplog):
-  clock, file = Clock(), Local(tmp_path / "goodput.json")
+  clock = Clock()
+  file = Local(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, clock.now, clock)
   run.write(1, line(1.0))
   run.close("paused")
@@ -68,7 +79,8 @@ def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(
 
 
 def test_a_clock_that_was_put_back_takes_no_time_away(tmp_path):
-  clock, file = Clock(), Local(tmp_path / "goodput.json")
+  clock = Clock()
+  file = Local(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, clock.now, clock)
   clock.now += 30
   run.write(1, line(20.0))

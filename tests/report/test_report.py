@@ -1,4 +1,5 @@
-"""The report is one self-contained page, a pure function of the workdir, and shows what is in it."""
+"""The report is one self-contained page, a pure function of the workdir, and shows what is in
+it."""
 
 import json
 import re
@@ -33,9 +34,20 @@ def fill(workdir):
     for s in range(1, 101)
   ]
   rows[40]["train/loss"] = None
-  rows.append({"step": 100, "eval/books/loss": 4.25, "eval/books/unigram_entropy": 6.5, "eval/books/accuracy": 0.4})
+  rows.append(
+    {
+      "step": 100,
+      "eval/books/loss": 4.25,
+      "eval/books/unigram_entropy": 6.5,
+      "eval/books/accuracy": 0.4,
+    }
+  )
   (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  config = {"model": {"name": "t5"}, "task": {"name": "<script>alert(1)</script>"}, "total_steps": 200}
+  config = {
+    "model": {"name": "t5"},
+    "task": {"name": "<script>alert(1)</script>"},
+    "total_steps": 200,
+  }
   (workdir / "config.json").write_text(json.dumps(config))
   (workdir / "environment.json").write_text(json.dumps(environment()))
   samples = [
@@ -49,9 +61,17 @@ def fill(workdir):
       "original": "the encoding name of OpenType & co",
       "filled": "the encoding name of theType & <extra_id_2>",
     },
-    {"step": 100, "task": "books", "input": "Thank <extra_id_0> & me <b>", "target": "you", "prediction": "you"},
+    {
+      "step": 100,
+      "task": "books",
+      "input": "Thank <extra_id_0> & me <b>",
+      "target": "you",
+      "prediction": "you",
+    },
   ]
-  (workdir / "samples" / "books.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+  (workdir / "samples" / "books.jsonl").write_text(
+    "".join(json.dumps(sample) + "\n" for sample in samples)
+  )
 
 
 def test_shows_everything_in_one_self_contained_page(tmp_path):
@@ -59,11 +79,20 @@ def test_shows_everything_in_one_self_contained_page(tmp_path):
   path = write_report(tmp_path / "run")
   page = path.read_text()
   assert path == tmp_path / "run" / "report.html"
-  for text in ("of 200", "4.250", "unigram entropy 6.500", "45.0%", "20,000", "1 values were not finite"):
+  for text in (
+    "of 200",
+    "4.250",
+    "unigram entropy 6.500",
+    "45.0%",
+    "20,000",
+    "1 values were not finite",
+  ):
     assert text in page, text
   assert 'Thank <span class="sentinel">&lt;extra_id_0&gt;</span> &amp; me &lt;b&gt;' in page
   assert "an old one" not in page and "exact match" in page
-  assert "<script" not in page and environment()["code_version"] in page and environment()["jax"] in page
+  assert (
+    "<script" not in page and environment()["code_version"] in page and environment()["jax"] in page
+  )
   outside = re.search(r"""(src|href)=["'](?!#)|url\((?!["']?#)|@import|<link""", page)
   assert not outside, "nothing is loaded from elsewhere"
   pictures = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
@@ -77,17 +106,31 @@ def test_filled_text_is_readable_and_its_words_are_judged(tmp_path):
   page = write_report(tmp_path / "run").read_text()
   gap = '<span class="sentinel">____</span>'
   assert f"the {gap} name of {gap} &amp; {gap}</dd>" in page
-  found = 'the <span class="good">encoding</span> name of <span class="bad">theType</span> &amp; <span class="bad">____'
+  found = (
+    'the <span class="good">encoding</span> name of <span class="bad">theType</span> &amp; '
+    '<span class="bad">____'
+  )
   assert found in page
-  assert 'name of <span class="sentinel">OpenType</span> &amp; <span class="sentinel">co</span></dd>' in page
+  assert (
+    'name of <span class="sentinel">OpenType</span> &amp; <span class="sentinel">co</span></dd>'
+  ) in page
   assert "1 of 3 words as in the original" in page and "enco&lt;extra_id" not in page
 
 
 def test_masks_are_gaps_and_continuations_are_not_judged():
-  texts = {"target": "", "prediction": "", "input": "the [MASK] name of <mask>ing", "original": "the old name of going"}
+  texts = {
+    "target": "",
+    "prediction": "",
+    "input": "the [MASK] name of <mask>ing",
+    "original": "the old name of going",
+  }
   found = sample(texts | {"filled": "the old name of being"})
-  assert dict(found["rows"])["with gaps"][2] == ("____", "sentinel") and found["status"].startswith("1 of 2 words")
-  found = sample({"input": "He went", "target": " home.", "prediction": " away,\nand", "shows": "more"})
+  assert dict(found["rows"])["with gaps"][2] == ("____", "sentinel") and found["status"].startswith(
+    "1 of 2 words"
+  )
+  found = sample(
+    {"input": "He went", "target": " home.", "prediction": " away,\nand", "shows": "more"}
+  )
   assert found["good"] is None and found["status"] == "goes on after 2 words"
   assert dict(found["rows"])["model"] == [("He went", "sentinel"), (" away,\nand", "")]
 
@@ -98,10 +141,20 @@ def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
   again = {"time": "2026-03-02T11:30:00+00:00", "step": 50, "environment": {}}
   rows = "".join(json.dumps(row) + "\n" for row in (start, again))
   (tmp_path / "run" / "history.jsonl").write_text(rows)
-  (tmp_path / "run" / "sharding.txt").write_text("…\nmesh: one device; 74,368 parameters, 0.3 MiB of them\n")
+  (tmp_path / "run" / "sharding.txt").write_text(
+    "…\nmesh: one device; 74,368 parameters, 0.3 MiB of them\n"
+  )
   page = write_report(tmp_path / "run").read_text()
-  verdict = "At step 100 of 200. The validation loss is 4.250, 2.250 below the unigram entropy (6.500)"
-  for words in (verdict, "1 March 2026, 10:00 UTC", "2, the last on 2 March 2026, 11:30 UTC", "74.4 k", "1 x cpu"):
+  verdict = (
+    "At step 100 of 200. The validation loss is 4.250, 2.250 below the unigram entropy (6.500)"
+  )
+  for words in (
+    verdict,
+    "1 March 2026, 10:00 UTC",
+    "2, the last on 2 March 2026, 11:30 UTC",
+    "74.4 k",
+    "1 x cpu",
+  ):
     assert words in page.replace("8 x cpu", "1 x cpu"), words
 
 
@@ -110,12 +163,20 @@ def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
   [
     ([5.0, 4.0, 3.0], "It was still falling."),
     ([5.0, 3.0, 4.0], "It was lowest at step 200 (3.000) and has risen since."),
-    ([5.0, 5.0, 5.0], "1.000 above the unigram entropy (4.000): the model has learned nothing from its input yet."),
+    (
+      [5.0, 5.0, 5.0],
+      "1.000 above the unigram entropy (4.000): the model has learned nothing from its input yet.",
+    ),
   ],
 )
 def test_verdicts(losses, words):
-  rows = [{"step": 100 * n, "eval/a/loss": x, "eval/a/unigram_entropy": 4.0} for n, x in enumerate(losses, 1)]
-  assert verdict(rows, 300).startswith("Finished all 300 steps.") and verdict(rows, 300).endswith(words)
+  rows = [
+    {"step": 100 * n, "eval/a/loss": x, "eval/a/unigram_entropy": 4.0}
+    for n, x in enumerate(losses, 1)
+  ]
+  assert verdict(rows, 300).startswith("Finished all 300 steps.") and verdict(rows, 300).endswith(
+    words
+  )
   assert verdict([], 300) == "" and "went from 2.000 to 1.000" in verdict(
     [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0}], None
   )
@@ -124,12 +185,25 @@ def test_verdicts(losses, words):
 def test_runs_are_compared_on_one_page(tmp_path, capsys):
   for name in ("a", "b"):
     fill(tmp_path / name)
-  config = {"model": {"name": "t5"}, "task": {"name": "<script>alert(1)</script>"}, "total_steps": 400}
+  config = {
+    "model": {"name": "t5"},
+    "task": {"name": "<script>alert(1)</script>"},
+    "total_steps": 400,
+  }
   (tmp_path / "b" / "config.json").write_text(json.dumps(config))
   output = tmp_path / "both.html"
   assert main([str(tmp_path / "a"), str(tmp_path / "b"), f"--output={output}"]) == 0
   page = output.read_text()
-  for words in ("books/loss", "4.25", "total_steps", ">200<", ">400<", "<b>a</b>", "<b>b</b>", "train/loss"):
+  for words in (
+    "books/loss",
+    "4.25",
+    "total_steps",
+    ">200<",
+    ">400<",
+    "<b>a</b>",
+    "<b>b</b>",
+    "train/loss",
+  ):
     assert words in page, words
   assert "<script" not in page and "model.name" not in page
   assert main([str(tmp_path / "a")]) == 0 and (tmp_path / "a" / "report.html").is_file()
@@ -138,7 +212,11 @@ def test_runs_are_compared_on_one_page(tmp_path, capsys):
 
 
 def test_an_index_of_metrics_changes_no_series():
-  rows = [{"step": 2, "a": 1.0}, {"step": 1, "a": 2, "b": None}, {"step": 2, "a": 3.0, "c": float("inf")}]
+  rows = [
+    {"step": 2, "a": 1.0},
+    {"step": 1, "a": 2, "b": None},
+    {"step": 2, "a": 3.0, "c": float("inf")},
+  ]
   rows += [{"step": 3, "a": "text"}]
   indexed = Metrics(rows)
   assert names(indexed) == names(rows) == ["step", "a", "b", "c"]
@@ -157,7 +235,11 @@ def test_is_a_pure_function_of_the_files(tmp_path):
 
 def test_an_empty_workdir_has_a_report_too(tmp_path):
   page = write_report(tmp_path).read_text()
-  assert "metrics.jsonl is missing or empty" in page and "config.json is missing" in page and "<svg" not in page
+  assert (
+    "metrics.jsonl is missing or empty" in page
+    and "config.json is missing" in page
+    and "<svg" not in page
+  )
 
 
 def test_long_texts_take_no_time_and_are_cut():
@@ -172,7 +254,13 @@ def test_long_texts_take_no_time_and_are_cut():
 
 
 def test_words_are_marked_by_a_longest_common_subsequence():
-  texts = {"input": "a <extra_id_0> d", "target": "", "prediction": "", "original": "a b c d", "filled": "a c b d"}
+  texts = {
+    "input": "a <extra_id_0> d",
+    "target": "",
+    "prediction": "",
+    "original": "a b c d",
+    "filled": "a c b d",
+  }
   shown = sample(texts)
   assert shown["status"] == "1 of 2 words as in the original" and not shown["good"]
 
@@ -181,7 +269,9 @@ def test_a_page_that_fails_or_is_late_is_a_warning(tmp_path, capsys, monkeypatch
   (tmp_path / "config.json").write_text("{")
   assert report.write_page(tmp_path) is None
   out = capsys.readouterr().out
-  assert out.startswith(f"warning: {tmp_path}/report.html: not written: UserError: {tmp_path}/config.json: not a JSON")
+  assert out.startswith(
+    f"warning: {tmp_path}/report.html: not written: UserError: {tmp_path}/config.json: not a JSON"
+  )
   monkeypatch.setattr(report, "PAGE_SECONDS", 1)
   monkeypatch.setattr(report_page, "write_report", lambda workdir: time.sleep(60))
   beats = []
@@ -198,13 +288,19 @@ def test_no_page_shows_secrets(tmp_path, capsys):
     config["task"]["length"] = name
     (tmp_path / name / "config.json").write_text(json.dumps(config))
   page = write_report(tmp_path / "a").read_text()
-  assert "LEAK" not in page and "http://***@host" in page and ">image<" in page.replace(" ", "").replace("\n", "")
+  assert (
+    "LEAK" not in page
+    and "http://***@host" in page
+    and ">image<" in page.replace(" ", "").replace("\n", "")
+  )
   assert main([str(tmp_path / "a"), str(tmp_path / "b"), f"--output={tmp_path / 'both.html'}"]) == 0
   assert "LEAK" not in (tmp_path / "both.html").read_text()
 
 
 def test_a_long_run_makes_a_small_page(tmp_path):
-  lines = (f'{{"step": {s}, "train/loss": {2 + (s * 7919 % 1000) / 1000}}}\n' for s in range(1, 100_001))
+  lines = (
+    f'{{"step": {s}, "train/loss": {2 + (s * 7919 % 1000) / 1000}}}\n' for s in range(1, 100_001)
+  )
   (tmp_path / "metrics.jsonl").write_text("".join(lines))
   assert write_report(tmp_path).stat().st_size < 400_000
 
@@ -214,7 +310,11 @@ def test_a_long_run_makes_a_small_page(tmp_path):
   [
     ("config.json", b"{", "config.json: not a JSON object"),
     ("environment.json", b"[1]", "environment.json: not a JSON object: found list"),
-    ("samples/books.jsonl", b'{"step": 1, "input": "x"}\n', "books.jsonl:1: expected an object with input, target"),
+    (
+      "samples/books.jsonl",
+      b'{"step": 1, "input": "x"}\n',
+      "books.jsonl:1: expected an object with input, target",
+    ),
   ],
 )
 def test_corrupt_files_are_named(tmp_path, name, content, message):
@@ -228,9 +328,13 @@ def test_corrupt_files_are_named(tmp_path, name, content, message):
 def test_runs_at_addresses_are_compared_as_they_are_now(tmp_path, capsys):
   there = [f"memory://{tmp_path}/{name}" for name in "ab"]
   run = t5x.Run("tests/recipes/nano.py", there[0])
-  assert run.metrics() == [] and main([*there]) == 2 and "/a: holds no run" in capsys.readouterr().err
+  assert (
+    run.metrics() == [] and main([*there]) == 2 and "/a: holds no run" in capsys.readouterr().err
+  )
   for address, loss in zip(there, (2.0, 3.0)):
     (place(address) / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {loss}}}\n')
   assert run.metrics() == [{"step": 1, "train/loss": 2.0}]
-  assert main([*there, f"--output={tmp_path / 'both.html'}"]) == 0 and (tmp_path / "both.html").is_file()
+  assert (
+    main([*there, f"--output={tmp_path / 'both.html'}"]) == 0 and (tmp_path / "both.html").is_file()
+  )
   assert main(there[:1]) == 2 and "a local copy" in capsys.readouterr().err

@@ -17,7 +17,9 @@ from t5x_like.training.compilation import Cost
 
 
 def rules(**mesh):
-  return Rules.make(make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]), {})
+  return Rules.make(
+    make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]), {}
+  )
 
 
 def named():
@@ -26,14 +28,22 @@ def named():
 
 
 def test_sharding_table():
-  r, parameters = rules(data=2, fsdp=2, tensor=2), named()
+  r = rules(data=2, fsdp=2, tensor=2)
+  parameters = named()
   header, *rows, total = sharding_table(parameters, r).splitlines()
   assert header.split() == ["parameter", "shape", "logical", "axes", "mesh", "axes", "MiB/device"]
   assert [row.split()[0] for row in rows] == list(parameters)
   row = next(row for row in rows if row.startswith("encoder/blocks/mlp/layer/wo/kernel")).split()
-  assert row[1:] == ["2x32x16", "layers,mlp,embed", "-,tensor,fsdp", f"{2 * 32 * 16 / 4 * 4 / 2**20:.2f}"]
+  assert row[1:] == [
+    "2x32x16",
+    "layers,mlp,embed",
+    "-,tensor,fsdp",
+    f"{2 * 32 * 16 / 4 * 4 / 2**20:.2f}",
+  ]
   count = sum(int(np.prod(p.shape)) for p in parameters.values())
-  local = sum(np.prod(s.shard_shape(parameters[n].shape)) for n, s in r.of_params(parameters).items())
+  local = sum(
+    np.prod(s.shard_shape(parameters[n].shape)) for n, s in r.of_params(parameters).items()
+  )
   assert "data=2 fsdp=2 tensor=2" in total and f"{count:,} parameters" in total
   assert f"{4 * local / 2**20:.1f} MiB" in total
   assert "one device" in sharding_table(parameters, rules())
@@ -79,6 +89,13 @@ def test_one_screen_tells_model_data_mesh_steps_and_duration(tmp_path):
 
 
 def test_numbers_in_words():
-  seconds = {0.2: "0 s", 99: "99 s", 150: "2 min", 5940: "99 min", 6000: "1 h 40 min", 200_000: "2 d 7 h"}
+  seconds = {
+    0.2: "0 s",
+    99: "99 s",
+    150: "2 min",
+    5940: "99 min",
+    6000: "1 h 40 min",
+    200_000: "2 d 7 h",
+  }
   assert {value: duration(value) for value in seconds} == seconds
   assert [short(n) for n in (12, 74_368, 1.24e9)] == ["12", "74.4 k", "1.24 B"]

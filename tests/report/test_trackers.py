@@ -1,4 +1,5 @@
-"""Trackers: each step once in the real libraries after kills, and no failure of theirs ends a run."""
+"""Trackers: each step once in the real libraries after kills, and no failure of theirs ends a
+run."""
 
 import collections
 import json
@@ -22,7 +23,10 @@ class Service:
   """A remote run in memory, which can be down and refuses a step that it has."""
 
   def __init__(self):
-    self.rows, self.down, self.calls, self.closed = [], False, 0, None
+    self.rows = []
+    self.down = False
+    self.calls = 0
+    self.closed = None
 
   def connect(self):
     return self
@@ -39,7 +43,9 @@ class Service:
 
 def following(tmp_path, service):
   return MetricsWriter(
-    tmp_path, resume_step=0, trackers=lambda: [_following.Following("here", tmp_path, service.connect)]
+    tmp_path,
+    resume_step=0,
+    trackers=lambda: [_following.Following("here", tmp_path, service.connect)],
   )
 
 
@@ -49,11 +55,15 @@ def test_every_line_is_sent_in_order_without_what_is_not_finite(tmp_path):
     for step in range(1, 6):
       writer.write(step, {"train/loss": 1 / step, "train/gradient_norm": math.inf})
     writer.write(5, {"eval/loss": 2.0})
-  assert service.rows == [(step, {"train/loss": 1 / step}) for step in range(1, 6)] + [(5, {"eval/loss": 2.0})]
+  assert service.rows == [(step, {"train/loss": 1 / step}) for step in range(1, 6)] + [
+    (5, {"eval/loss": 2.0})
+  ]
   assert service.closed == "finished"
 
 
-def test_a_failure_is_told_once_and_the_lines_are_sent_when_it_is_over(tmp_path, caplog, monkeypatch):
+def test_a_failure_is_told_once_and_the_lines_are_sent_when_it_is_over(
+  tmp_path, caplog, monkeypatch
+):
   monkeypatch.setattr(_following, "_RETRY_SECONDS", 0.01)
   service = Service()
   service.down = True
@@ -64,7 +74,10 @@ def test_a_failure_is_told_once_and_the_lines_are_sent_when_it_is_over(tmp_path,
       pass
     service.down = False
   assert [step for step, _ in service.rows] == [1, 2, 3]
-  assert caplog.text.count("config.trackers.here: ConnectionError: no route to host; the run goes on") == 1
+  assert (
+    caplog.text.count("config.trackers.here: ConnectionError: no route to host; the run goes on")
+    == 1
+  )
 
 
 def test_a_tracker_that_stays_away_ends_no_run(tmp_path):
@@ -78,7 +91,11 @@ def test_a_tracker_that_stays_away_ends_no_run(tmp_path):
 def test_a_library_that_is_not_installed_is_one_line(monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   for name in PROJECT:
-    with pytest.raises(UserError, match=rf"{name} is not installed; install it with pip install 't5x-like\[{name}\]'"):
+    with pytest.raises(
+      UserError,
+      match=rf"{name} is not installed; install it with pip install "
+      rf"'t5x-like\[{name}\]'",
+    ):
       slots.make(f"config.trackers.{name}", name, TRACKERS, "Tracker")
 
 
@@ -86,15 +103,25 @@ def test_an_unknown_tracker_and_argument_are_refused():
   with pytest.raises(UserError, match="config.trackers.wand: .*did you mean 'wandb'"):
     slots.make("config.trackers.wand", "wand", TRACKERS, "Tracker")
   with pytest.raises(UserError, match="config.trackers.tensorboard.folder: unknown key"):
-    slots.make("config.trackers.tensorboard", {"name": "tensorboard", "folder": "x"}, TRACKERS, "Tracker")
+    slots.make(
+      "config.trackers.tensorboard", {"name": "tensorboard", "folder": "x"}, TRACKERS, "Tracker"
+    )
 
 
 def killed_and_resumed(workdir, *flags):
-  """Kill a run in the midst of its steps, twice, and finish it; return the steps of its metrics by name."""
-  flags = [*flags, "--config.eval_every=10", '--config.evals={"loss":{"max_examples":64}}', "--config.total_steps=40"]
+  """Kill a run in the midst of its steps, twice, and finish it; return the steps of its metrics by
+  name."""
+  flags = [
+    *flags,
+    "--config.eval_every=10",
+    '--config.evals={"loss":{"max_examples":64}}',
+    "--config.total_steps=40",
+  ]
   for last in (12, 25):
     with runs.Process(runs.train(workdir, *flags)) as run:
-      assert run.until(lambda last=last: any(row["step"] >= last for row in read_metrics(workdir))), run.said()
+      assert run.until(
+        lambda last=last: any(row["step"] >= last for row in read_metrics(workdir))
+      ), run.said()
       run.send(signal.SIGKILL)
       run.end()
   with runs.Process(runs.train(workdir, *flags)) as run:
@@ -115,8 +142,11 @@ def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
 
   from t5x_like.report.trackers.wandb import records
 
-  expected = killed_and_resumed(tmp_path, '--config.trackers={"wandb":{"mode":"offline","project":"p"}}')
-  found, ids = collections.defaultdict(list), set()
+  expected = killed_and_resumed(
+    tmp_path, '--config.trackers={"wandb":{"mode":"offline","project":"p"}}'
+  )
+  found = collections.defaultdict(list)
+  ids = set()
   files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
   assert len(files) == 3
   for path in sorted(files, key=lambda path: path.stat().st_ctime_ns):
@@ -133,7 +163,8 @@ def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
 def test_mlflow_files_have_every_step_once_after_kills(tmp_path, monkeypatch):
   mlflow = pytest.importorskip("mlflow")
   monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-  uri, workdir = (tmp_path / "store").as_uri(), tmp_path / "run"
+  uri = (tmp_path / "store").as_uri()
+  workdir = tmp_path / "run"
   trackers = {"mlflow": {"uri": uri, "experiment": "e"}, "tensorboard": {}}
   expected = killed_and_resumed(workdir, f"--config.trackers={json.dumps(trackers)}")
   client = mlflow.MlflowClient(tracking_uri=uri)
@@ -151,7 +182,11 @@ def test_a_profile_opens_in_xprof(tmp_path):
     code, said = run.end()
   assert code == 0, said
   traces = [str(path) for path in tmp_path.glob("profile/plugins/profile/*/*.xplane.pb")]
-  assert len(traces) == 1 and any(name.startswith("trace_viewer") for name in convert.xspace_to_tool_names(traces))
+  assert len(traces) == 1 and any(
+    name.startswith("trace_viewer") for name in convert.xspace_to_tool_names(traces)
+  )
   content, _ = convert.xspace_to_tool_data(traces, "trace_viewer", {})
   events = json.loads(content)["traceEvents"]
-  assert any("PjitFunction" in str(event.get("name")) or "step" in str(event.get("name")) for event in events)
+  assert any(
+    "PjitFunction" in str(event.get("name")) or "step" in str(event.get("name")) for event in events
+  )

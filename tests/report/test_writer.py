@@ -41,7 +41,8 @@ with MetricsWriter(workdir, resume_step=start, trackers=events) as writer:
 
 
 def tensorboard_steps(workdir):
-  """The steps TensorBoard would show: a session that starts at a step makes it forget what came from there on."""
+  """The steps TensorBoard would show: a session that starts at a step makes it forget what came
+  from there on."""
   steps = []
   for path in sorted(workdir.glob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime_ns):
     content = path.read_bytes()
@@ -65,7 +66,9 @@ def write(workdir, steps, resume_step=0, **extra):
 def test_lines_are_flat_json_with_the_step_first(tmp_path):
   write(tmp_path, [1, 2], **{"train/gradient_norm": math.inf, "train/mfu": math.nan})
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-  assert lines[1] == '{"step": 2, "train/loss": 0.5, "train/gradient_norm": null, "train/mfu": null}'
+  assert lines[1] == (
+    '{"step": 2, "train/loss": 0.5, "train/gradient_norm": null, "train/mfu": null}'
+  )
   assert read_metrics(tmp_path) == [json.loads(line) for line in lines]
   assert read_metrics(tmp_path / "nothing") == []
 
@@ -78,12 +81,16 @@ def test_killed_and_resumed_the_sequence_is_gapless(tmp_path):
       timeout=600,
     )
     assert done.returncode == (0 if kill == 99 else -signal.SIGKILL), done.stderr
-  assert [(row["step"], row["train/loss"]) for row in read_metrics(tmp_path)] == [(s, 1 / s) for s in range(1, 31)]
+  assert [(row["step"], row["train/loss"]) for row in read_metrics(tmp_path)] == [
+    (s, 1 / s) for s in range(1, 31)
+  ]
   assert tensorboard_steps(tmp_path) == list(range(1, 31))
 
 
 @pytest.mark.parametrize(
-  "bad", [b'{"step": 2, "tr', b"\xff\xfe", b"[2]", b'{"train/loss": 1}', b'{"step": 2.5}', b"[" * 100_000], ids=range(6)
+  "bad",
+  [b'{"step": 2, "tr', b"\xff\xfe", b"[2]", b'{"train/loss": 1}', b'{"step": 2.5}', b"[" * 100_000],
+  ids=range(6),
 )
 def test_a_torn_or_foreign_line_is_told_once_and_kept_aside(bad, tmp_path, caplog):
   write(tmp_path, [1, 2, 3])
@@ -91,7 +98,11 @@ def test_a_torn_or_foreign_line_is_told_once_and_kept_aside(bad, tmp_path, caplo
   lines = path.read_bytes().splitlines()
   path.write_bytes(b"\n".join([lines[0], bad, lines[2]]) + b"\n")
   content = path.read_bytes()
-  assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3] == [row["step"] for row in read_metrics(tmp_path)]
+  assert (
+    [row["step"] for row in read_metrics(tmp_path)]
+    == [1, 3]
+    == [row["step"] for row in read_metrics(tmp_path)]
+  )
   assert caplog.text.count("metrics.jsonl:2: torn or foreign line is skipped") == 1
   assert path.read_bytes() == content, "reading changes nothing"
   write(tmp_path, [4], resume_step=3)
@@ -146,7 +157,9 @@ def replace_with_an_equal_file(path):
     (replace_with_an_equal_file, "replaced", [1, 2, 3]),
   ],
 )
-def test_a_file_that_changes_under_the_run_is_told_and_gone_on_with(change, word, present, tmp_path, caplog):
+def test_a_file_that_changes_under_the_run_is_told_and_gone_on_with(
+  change, word, present, tmp_path, caplog
+):
   workdir = tmp_path / "run"
   with MetricsWriter(workdir, resume_step=0) as writer:
     for step in (1, 2, 3):
@@ -216,7 +229,9 @@ def test_a_refusing_disk_is_one_line(tmp_path):
   writer = MetricsWriter(tmp_path, resume_step=0)
   resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))
   try:
-    with pytest.raises(UserError, match="metrics.jsonl: metrics could not be written: File too large"):
+    with pytest.raises(
+      UserError, match="metrics.jsonl: metrics could not be written: File too large"
+    ):
       for step in range(1, 1000):
         writer.write(step, {"train/loss": 1.0})
   finally:

@@ -16,7 +16,12 @@ def test_built_in_rewards():
   examples = [{"sum": "42", "other": "x"}] * 3
   assert exact.reward([" 42\n", "042", "x"], examples) == [1.0, 0.0, 1.0]
   texts = ["so it is 1,042.", "#### 42 apples, not 41", "none", "-42"]
-  assert number.reward(texts, [{"answer": "2 + 1040 = 1042"}, *[{"answer": 42}] * 3]) == [1.0, 1.0, 0.0, 0.0]
+  assert number.reward(texts, [{"answer": "2 + 1040 = 1042"}, *[{"answer": 42}] * 3]) == [
+    1.0,
+    1.0,
+    0.0,
+    0.0,
+  ]
   texts = ["it is 45-3", "a loss: -$1,003.50", "a loss of 3"]  # a minus between numbers is no sign
   assert number.reward(texts, [{"answer": one} for one in (3, -1003.5, -3)]) == [1.0, 1.0, 0.0]
 
@@ -25,7 +30,9 @@ def test_a_record_travels_as_bytes():
   record = {"answer": "vierzig — 40", "tags": ["ü", None]}
   row = rewards.packed(record, 64, "here")
   assert rewards.unpacked(np.stack([row, np.zeros_like(row)])) == [record, {}]
-  with pytest.raises(UserError, match="here: found .* bytes in its fields answer, tags, expected at most 8; raise"):
+  with pytest.raises(
+    UserError, match="here: found .* bytes in its fields answer, tags, expected at most 8; raise"
+  ):
     rewards.packed(record, 8, "here")
 
 
@@ -37,7 +44,9 @@ def test_texts_end_before_their_ends():
 
 def test_a_function_elsewhere_must_be_named_in_the_command():
   trust.begin(())
-  with pytest.raises(UserError, match="config.objective.reward: found 'os:getcwd', which this command does not name"):
+  with pytest.raises(
+    UserError, match="config.objective.reward: found 'os:getcwd', which this command does not name"
+  ):
     rewards.find("os:getcwd")
 
 
@@ -45,7 +54,10 @@ def test_a_function_elsewhere_must_be_named_in_the_command():
   ("value", "words"),
   [
     ("model", "config.objective.reward.workdir: missing; it takes workdir, step, prompt"),
-    ({"name": "exact", "answer": "sum"}, "config.objective.reward.answer: unknown key; it takes no arguments"),
+    (
+      {"name": "exact", "answer": "sum"},
+      "config.objective.reward.answer: unknown key; it takes no arguments",
+    ),
   ],
 )
 def test_arguments_of_a_reward_are_checked(value, words):
@@ -54,7 +66,9 @@ def test_arguments_of_a_reward_are_checked(value, words):
 
 
 def test_processes_score_together_by_a_reward_model_alone():
-  assert rewards.together({"name": "model", "workdir": "runs/reward"}) and not rewards.together("exact")
+  assert rewards.together({"name": "model", "workdir": "runs/reward"}) and not rewards.together(
+    "exact"
+  )
 
 
 @pytest.mark.parametrize(("example", "names"), [({"sum": "1"}, "sum"), ({}, "none")])
@@ -66,9 +80,13 @@ def test_a_reward_model_needs_the_prompt(example, names):
 
 @pytest.fixture
 def judge(monkeypatch):
-  """A reward model of all texts alike, `judge.asked` by its name, which notes its rows in `judge.seen`."""
-  judge, seen = object.__new__(Judge), []
-  vars(judge).update(_workdir="runs/reward", _chat=Chat("plain", vocabularies.load("bytes")), _start=0, _longest=99)
+  """A reward model of all texts alike, `judge.asked` by its name, which notes its rows in
+  `judge.seen`."""
+  judge = object.__new__(Judge)
+  seen = []
+  vars(judge).update(
+    _workdir="runs/reward", _chat=Chat("plain", vocabularies.load("bytes")), _start=0, _longest=99
+  )
   vars(judge).update(_run=lambda function, rows, *_: seen.extend(rows) or [(1.0,)] * len(rows))
   vars(judge).update(seen=seen, asked={"name": "model", "workdir": "runs/reward"})
   monkeypatch.setattr(model, "_judge", lambda workdir, step: judge)
@@ -77,27 +95,38 @@ def judge(monkeypatch):
 
 def test_a_reward_model_reads_a_prompt_that_is_a_conversation(judge):
   prompts = ["Hi!", [{"role": "user", "content": "Hi!"}], [{"role": "usr", "content": "Hi!"}]]
-  assert rewards.of_texts(judge.asked, ["a"] * 2, [{"prompt": one} for one in prompts[:2]]).tolist() == [1.0, 1.0]
+  assert rewards.of_texts(
+    judge.asked, ["a"] * 2, [{"prompt": one} for one in prompts[:2]]
+  ).tolist() == [1.0, 1.0]
   assert judge.seen[0] == judge.seen[1]
   with pytest.raises(UserError, match="found role 'usr' in message 0"):
     rewards.of_texts(judge.asked, ["a"], [{"prompt": prompts[2]}])
 
 
 def test_a_row_longer_than_a_reward_model_reads_loses_its_beginning(judge, capsys):
-  assert rewards.of_texts(judge.asked, ["a" * 9] * 2, [{"prompt": "Hi!"}] * 2).tolist() == [1.0, 1.0]
+  assert rewards.of_texts(judge.asked, ["a" * 9] * 2, [{"prompt": "Hi!"}] * 2).tolist() == [
+    1.0,
+    1.0,
+  ]
   whole = list(judge.seen)
   judge._longest = 5
   rewards.of_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
   assert judge.seen[2:] == [[0, *whole[0][-4:]]]
   rewards.of_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
-  assert capsys.readouterr().out.count("runs/reward reads 5 tokens; longer rows lose their beginning") == 1
+  assert (
+    capsys.readouterr().out.count("runs/reward reads 5 tokens; longer rows lose their beginning")
+    == 1
+  )
 
 
 @pytest.mark.parametrize(
-  ("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed"), ("exit", "failed")]
+  ("found", "words"),
+  [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed"), ("exit", "failed")],
 )
 def test_a_bad_reward_is_one_line(found, words, monkeypatch):
-  monkeypatch.setattr(exact, "reward", lambda *_: sys.exit(0) if found == "exit" else found if found else 1 / 0)
+  monkeypatch.setattr(
+    exact, "reward", lambda *_: sys.exit(0) if found == "exit" else found if found else 1 / 0
+  )
   with pytest.raises(UserError, match=f"config.objective.reward: exact.*{words}"):
     rewards.of_texts("exact", ["a", "b"], [{}, {}])
 
@@ -113,13 +142,21 @@ def test_rewards_of_answers_that_are_no_text():
     (18.0, "18.0"),
     (True, "true"),
   ):
-    assert exact.reward([text, str(answer) + "!", ""], [{"answer": answer, "input": ""}] * 3) == [1.0, 0.0, 0.0]
+    assert exact.reward([text, str(answer) + "!", ""], [{"answer": answer, "input": ""}] * 3) == [
+      1.0,
+      0.0,
+      0.0,
+    ]
   assert exact.reward(["None", ""], [{"answer": None, "id": "x"}] * 2) == [0.0, 0.0]
-  assert number.reward(["18", "2"], [{"answer": ["18", "19"]}, {"answer": {"value": "two", "aliases": ["2"]}}]) == [
+  assert number.reward(
+    ["18", "2"], [{"answer": ["18", "19"]}, {"answer": {"value": "two", "aliases": ["2"]}}]
+  ) == [
     1,
     1,
   ]
-  with pytest.raises(UserError, match="exact failed: .*found no text or number in the fields answer"):
+  with pytest.raises(
+    UserError, match="exact failed: .*found no text or number in the fields answer"
+  ):
     rewards.of_texts("exact", ["None"], [{"answer": None}])
   assert rewards.of_texts("exact", [""], [{}]).tolist() == [0.0]  # a row that only fills a batch
 

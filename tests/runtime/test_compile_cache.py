@@ -1,4 +1,5 @@
-"""Compiled programs are kept between starts, give the same bits, and one that is damaged is compiled again."""
+"""Compiled programs are kept between starts, give the same bits, and one that is damaged is
+compiled again."""
 
 import os
 import random
@@ -29,9 +30,17 @@ print(hash(y.tobytes()))
 
 def start(workdir, devices=1, home="home"):
   command = [sys.executable, "-c", PROGRAM.format(repo=str(REPO), workdir=str(workdir))]
-  env = {k: v for k, v in environment(devices).items() if k not in ("JAX_COMPILATION_CACHE_DIR", "T5X_LIKE_CACHE")}
+  env = {
+    k: v
+    for k, v in environment(devices).items()
+    if k not in ("JAX_COMPILATION_CACHE_DIR", "T5X_LIKE_CACHE")
+  }
   done = subprocess.run(
-    command, env=env | {"PYTHONHASHSEED": "0", "HOME": f"{workdir}/{home}"}, capture_output=True, text=True, timeout=600
+    command,
+    env=env | {"PYTHONHASHSEED": "0", "HOME": f"{workdir}/{home}"},
+    capture_output=True,
+    text=True,
+    timeout=600,
   )
   assert done.returncode == 0 and not done.stderr, done.stderr
   said, hits, bits = done.stdout.splitlines()
@@ -79,7 +88,9 @@ def test_without_a_home_none_are_kept(tmp_path):
 def test_every_flipped_bit_is_found(monkeypatch):
   """Even where an entry is as good as random, which compression leaves as it is."""
   generator = random.Random(1)
-  monkeypatch.setattr(compilation_cache, "compress_executable", compilation_cache.compress_executable)
+  monkeypatch.setattr(
+    compilation_cache, "compress_executable", compilation_cache.compress_executable
+  )
   compile_cache._write_checksums()
   entry = compilation_cache.compress_executable(generator.randbytes(5_000) + b"code" * 5_000)
   for _ in range(300):
@@ -90,7 +101,9 @@ def test_every_flipped_bit_is_found(monkeypatch):
 def test_several_simulated_devices_keep_none(tmp_path):
   """Read again, their collectives may deadlock."""
   said, hits, bits = start(tmp_path, devices=2)
-  assert "are not kept: on several simulated CPU devices" in said and start(tmp_path, devices=2) == (said, 0, bits)
+  assert "are not kept: on several simulated CPU devices" in said and start(
+    tmp_path, devices=2
+  ) == (said, 0, bits)
   assert not (tmp_path / "compiled").exists()
 
 

@@ -9,7 +9,10 @@ from t5x_like.runtime import huge_pages
 
 
 def test_tunables_are_extended_once():
-  assert huge_pages.with_huge_pages({"A": "b"}) == {"A": "b", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+  assert huge_pages.with_huge_pages({"A": "b"}) == {
+    "A": "b",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+  }
   more = huge_pages.with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
   assert more == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"}
   assert huge_pages.with_huge_pages(more) is None
@@ -17,14 +20,16 @@ def test_tunables_are_extended_once():
 
 
 def test_a_module_run_keeps_its_process_arguments_and_input(tmp_path):
-  """Started as `python -m`, it comes back once with the same id, flags, arguments and standard input."""
+  """Started as `python -m`, it comes back once with the same id, flags, arguments and standard
+  input."""
   (tmp_path / "program.py").write_text(
     "import json, os, sys\n"
     "from t5x_like.runtime import huge_pages\n"
     "huge_pages._on_request = lambda: True\n"
     "print('start', os.getpid(), flush=True)\n"
     "huge_pages.use_huge_pages()\n"
-    "print(json.dumps([os.getpid(), sys.argv[1:], sys.flags.dev_mode, sys.stdin.read(), os.environ['GLIBC_TUNABLES'],\n"
+    "print(json.dumps([os.getpid(), sys.argv[1:], sys.flags.dev_mode, sys.stdin.read(), "
+    "os.environ['GLIBC_TUNABLES'],\n"
     "                  'jax' in sys.modules]))\n"
   )
   environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
@@ -35,4 +40,11 @@ def test_a_module_run_keeps_its_process_arguments_and_input(tmp_path):
   ).stdout.splitlines()
   assert len(out) == 3 and out[0] == out[1], "started twice, in the same process"
   pid = int(out[0].split()[1])
-  assert json.loads(out[2]) == [pid, ["--a=b c", "--", "*"], True, "typed", "glibc.malloc.hugetlb=1", False]
+  assert json.loads(out[2]) == [
+    pid,
+    ["--a=b c", "--", "*"],
+    True,
+    "typed",
+    "glibc.malloc.hugetlb=1",
+    False,
+  ]

@@ -29,14 +29,22 @@ for _ in range(8):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="acts on glibc's allocator")
 def test_steps_use_the_same_pages_again():
   """Without it, every step has a page fault for each 4 KB of its temporaries."""
-  environment = os.environ | {"GLIBC_TUNABLES": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+  environment = os.environ | {
+    "GLIBC_TUNABLES": "",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": os.getcwd(),
+  }
   command = [sys.executable, "-c", _PROGRAM]
-  out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True).stdout
+  out = subprocess.run(
+    command, env=environment, capture_output=True, text=True, timeout=600, check=True
+  ).stdout
   faults = sorted(map(int, out.split()[3:]))
   assert faults[len(faults) // 2] < 2**26 // 4096 // 4
 
 
-@pytest.mark.parametrize("tunable", ["glibc.malloc.trim_threshold=1", "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=9"])
+@pytest.mark.parametrize(
+  "tunable", ["glibc.malloc.trim_threshold=1", "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=9"]
+)
 def test_tunables_of_the_user_stand(tunable, monkeypatch):
   monkeypatch.setenv("GLIBC_TUNABLES", tunable)
   assert not kept_memory.keep(0)

@@ -1,4 +1,5 @@
-"""A process in which nothing ends for too long says where it stands and exits with the code that launchers restart."""
+"""A process in which nothing ends for too long says where it stands and exits with the code that
+launchers restart."""
 
 import subprocess
 import sys
@@ -30,12 +31,18 @@ with Watchdog({seconds}, pathlib.Path({logs!r}), 3) as dog:
 """
 
 
-@pytest.mark.parametrize("hang", ["time.sleep(900)", "threading.Lock().acquire() and threading.Event().wait()"])
+@pytest.mark.parametrize(
+  "hang", ["time.sleep(900)", "threading.Lock().acquire() and threading.Event().wait()"]
+)
 def test_a_hung_process_shows_its_stacks_and_exits(hang, tmp_path):
   program = PROGRAM.format(repo=str(REPO), hang=hang, seconds=1.0, logs=str(tmp_path / "logs"))
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, timeout=600
+  )
   assert done.returncode == 69, done.stderr
-  assert "transient error: process 3: nothing has ended for 1 s while computing step 3;" in done.stderr
+  assert (
+    "transient error: process 3: nothing has ended for 1 s while computing step 3;" in done.stderr
+  )
   for text in (done.stderr, (tmp_path / "logs" / "stacks-3.txt").read_text()):
     assert "in hangs_here" in text and "in _watch" in text
 
@@ -68,5 +75,9 @@ def test_a_step_that_comes_out_differently_when_computed_twice_is_noticed():
   state, _ = computed_twice(step, made, None)
   assert int(state.step) == 7 and (np.asarray(state.params["w"]) == 2).all()
   faults[:] = [True, False]
-  with pytest.raises(TransientError, match=r"step 8 was computed twice, and params/w \(1 of 5 tensors\) came out"):
+  with pytest.raises(
+    TransientError,
+    match=r"step 8 was computed twice, and params/w \(1 of 5 "
+    r"tensors\) came out",
+  ):
     computed_twice(step, state, None)

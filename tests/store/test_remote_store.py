@@ -1,4 +1,5 @@
-"""Token stores over the network: a web server and a bucket, both on this machine, that fail and dawdle."""
+"""Token stores over the network: a web server and a bucket, both on this machine, that fail and
+dawdle."""
 
 import concurrent.futures
 import contextlib
@@ -44,7 +45,9 @@ def address(request, server):
 
 @pytest.fixture(params=["cached", "larger than the cache"])
 def cache(request, monkeypatch):
-  monkeypatch.setattr(remote_ranges, "_budget", remote_ranges._Budget(10**9 if request.param == "cached" else 0))
+  monkeypatch.setattr(
+    remote_ranges, "_budget", remote_ranges._Budget(10**9 if request.param == "cached" else 0)
+  )
   monkeypatch.setattr(remote_ranges, "_BLOCK", 20_000)
   return request.param == "cached"
 
@@ -54,8 +57,12 @@ def tokens_of(server):
 
 
 def test_what_is_read_is_what_is_there(server, address, cache):
-  local, store = TokenStore.open(server.root / "train"), TokenStore.open(address, verify="full")
-  assert store.fingerprint == local.fingerprint and store.vocabulary.fingerprint == local.vocabulary.fingerprint
+  local = TokenStore.open(server.root / "train")
+  store = TokenStore.open(address, verify="full")
+  assert (
+    store.fingerprint == local.fingerprint
+    and store.vocabulary.fingerprint == local.vocabulary.fingerprint
+  )
   for length in (1, 568, 20_000):
     starts = np.random.default_rng(length).integers(0, store.num_tokens - length + 1, 40)
     np.testing.assert_array_equal(store.windows(starts, length), local.windows(starts, length))
@@ -66,7 +73,8 @@ def test_what_is_read_is_what_is_there(server, address, cache):
 
 def test_opening_takes_a_manifest_a_table_and_one_listing(server):
   store = TokenStore.open("gs://bucket/train", verify="size")
-  assert len(server.requests) == 4 and store.manifest.num_shards > 3  # the listing is of two directories
+  # the listing is of two directories
+  assert len(server.requests) == 4 and store.manifest.num_shards > 3
   assert "every file is there" in store.verification
   store = TokenStore.open(f"{server.url}/train", verify="size")
   assert len(server.requests) == 6 and "cannot be listed" in store.verification
@@ -84,7 +92,11 @@ def test_a_shard_that_is_overwritten_in_a_bucket_is_found(same, server, cache, m
     file.write_bytes(content if same else content[::-1])
     store.check_unchanged()
     store.windows(np.array([5_000]), 10)
-    with contextlib.nullcontext() if same else pytest.raises(DamageError, match="tokens/00000000: found SHA-256"):
+    with (
+      contextlib.nullcontext()
+      if same
+      else pytest.raises(DamageError, match="tokens/00000000: found SHA-256")
+    ):
       store.check_unchanged()
   finally:
     file.write_bytes(content)
@@ -100,7 +112,9 @@ def test_a_lost_file_is_named(server, tmp_path):
     with pytest.raises(UserError, match="http://.*/train/tokens/00000002: found no such file"):
       store.windows([0], store.num_tokens)
     lost.write_bytes((tmp_path / "lost").read_bytes()[:-40])
-    with pytest.raises(DamageError, match="http://.*/train/tokens/00000002: is damaged: .*copy it again"):
+    with pytest.raises(
+      DamageError, match="http://.*/train/tokens/00000002: is damaged: .*copy it again"
+    ):
       TokenStore.open(f"{server.url}/train", verify="full")
   finally:
     (tmp_path / "lost").replace(lost)
@@ -110,7 +124,9 @@ def test_a_cached_store_is_fetched_once_whoever_asks(server, address, monkeypatc
   monkeypatch.setattr(remote_ranges, "_BLOCK", 1_000)
   server.delay = 0.005
   store = TokenStore.open(address, verify="size")
-  starts = [np.random.default_rng(seed).integers(0, store.num_tokens - 300, 100) for seed in range(16)]
+  starts = [
+    np.random.default_rng(seed).integers(0, store.num_tokens - 300, 100) for seed in range(16)
+  ]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     list(pool.map(lambda starts_B: store.windows(starts_B, 300), starts))
   asked = tokens_of(server)
@@ -139,12 +155,16 @@ def test_windows_of_a_large_store_are_read_as_they_are_and_at_once(server, monke
   server.delay, begin = 0.2, time.monotonic()
   store.windows(np.arange(0, 8_000, 200), 100)
   assert time.monotonic() - begin < 0.2 * 40 / 4
-  assert {part for _, part in server.requests} >= {"bytes=0-199", "bytes=400-599"} and len(server.requests) >= 40
+  assert {part for _, part in server.requests} >= {"bytes=0-199", "bytes=400-599"} and len(
+    server.requests
+  ) >= 40
 
 
 def test_failures_and_slow_answers_change_nothing(server, address, cache):
   local = TokenStore.open(server.root / "train")
-  server.unavailable, server.broken, server.delay = 0.2, 0.05, 0.002
+  server.unavailable = 0.2
+  server.broken = 0.05
+  server.delay = 0.002
   store = TokenStore.open(address, verify="size")
   for seed in range(3):
     starts = np.random.default_rng(seed).integers(0, store.num_tokens - 568, 30)
@@ -155,11 +175,16 @@ def test_failures_and_slow_answers_change_nothing(server, address, cache):
 def test_training_batches_are_those_of_the_local_store_from_any_step(server):
   local = task.build("span_corruption", "train", store=str(server.root), inputs_length=64)
   expected = list(itertools.islice(loader.train_batches(local, batch_size=16, seed=0), 6))
-  server.unavailable, server.delay = 0.2, 0.002
-  remote = task.build("span_corruption", "train", store="gs://bucket", inputs_length=64, verify="size")
+  server.unavailable = 0.2
+  server.delay = 0.002
+  remote = task.build(
+    "span_corruption", "train", store="gs://bucket", inputs_length=64, verify="size"
+  )
   assert remote.fingerprint == local.fingerprint
   for start in (0, 3):  # from the beginning, and resumed
-    batches = itertools.islice(loader.train_batches(remote, batch_size=16, seed=0, start_step=start), 6 - start)
+    batches = itertools.islice(
+      loader.train_batches(remote, batch_size=16, seed=0, start_step=start), 6 - start
+    )
     for one, other in zip(expected[start:], batches, strict=True):
       for name in one:
         np.testing.assert_array_equal(one[name], other[name])

@@ -34,7 +34,9 @@ def damaged(intact, tmp_path):
 
 def test_files_are_plain_arrays(intact):
   """NumPy reads them, and any reader of Zarr with a description beside them."""
-  path, stream, ends = intact[0], np.concatenate(intact[1]), np.cumsum([len(document) for document in intact[1]])
+  path = intact[0]
+  stream = np.concatenate(intact[1])
+  ends = np.cumsum([len(document) for document in intact[1]])
   for directory, dtype, expected in (("tokens", "uint16", stream), ("tokens.ends", "int64", ends)):
     read = np.fromfile(path / directory / "00000000", dtype)
     np.testing.assert_array_equal(read, expected[: read.size])
@@ -53,17 +55,25 @@ def test_files_are_plain_arrays(intact):
 def test_the_fingerprint_is_of_the_content(tmp_path):
   """The number is of this edition of the format: checkpoints know their data by it."""
   with TokenStoreWriter(
-    tmp_path / "train", name="corpus", split="train", vocabulary=ByteVocabulary(), shard_tokens=20_000
+    tmp_path / "train",
+    name="corpus",
+    split="train",
+    vocabulary=ByteVocabulary(),
+    shard_tokens=20_000,
   ) as writer:
     writer.add(np.arange(60_000) % 250 + 1, np.full(120, 500))
   expected = "7088359929775cd1607c36abe1ceb7d923d8ba9eb19b9e1d83fef849d15ceba7"
   assert TokenStore.open(tmp_path / "train", verify="full").fingerprint == expected
 
 
-@pytest.mark.parametrize("kind", ["t5x_like.token_store.v1", "t5x_like.token_store.v2", "t5x_like.examples.v1"])
+@pytest.mark.parametrize(
+  "kind", ["t5x_like.token_store.v1", "t5x_like.token_store.v2", "t5x_like.examples.v1"]
+)
 def test_a_store_of_another_edition_is_refused(damaged, kind):
   edit(damaged, lambda manifest: manifest.update(format=kind))
-  with pytest.raises(UserError, match=f"manifest.json: format: found '{kind}', expected '.*': make the store again"):
+  with pytest.raises(
+    UserError, match=f"manifest.json: format: found '{kind}', expected '.*': make the store again"
+  ):
     TokenStore.open(damaged)
 
 
@@ -121,9 +131,15 @@ def test_damaged_tables_are_named(damaged, file):
   "change, message",
   [
     (lambda table: table[:-1], r"shards.table: found \d+ bytes, expected \d+ for"),
-    (lambda table: table * [[1, 0, 1]], "shards.table: found a count out of range, expected items from 1"),
+    (
+      lambda table: table * [[1, 0, 1]],
+      "shards.table: found a count out of range, expected items from 1",
+    ),
     (lambda table: table + [[0, 0, 2**41]], "shards.table: found a count out of range"),
-    (lambda table: table + [[0, 0, 1]], "shards.table: tokens: num_values: found .* in all, expected"),
+    (
+      lambda table: table + [[0, 0, 1]],
+      "shards.table: tokens: num_values: found .* in all, expected",
+    ),
   ],
 )
 def test_tables_that_contradict_the_manifest_are_refused(damaged, change, message):
@@ -153,12 +169,24 @@ def test_the_manifest_does_not_grow_with_shards(tmp_path):
     (lambda m: m.update(num_items="7"), "num_items: found str, expected int"),
     (lambda m: m["facts"].update(append_eos=0), "checksum: .*edited or damaged"),
     (lambda m: m.update(num_items=m["num_items"] + 1), "checksum: .*edited or damaged"),
-    (lambda m: m["arrays"][0].update(dtype="object"), "dtype: found 'object', expected one of bool, uint8"),
+    (
+      lambda m: m["arrays"][0].update(dtype="object"),
+      "dtype: found 'object', expected one of bool, uint8",
+    ),
     (lambda m: m["arrays"][0].update(width=0), "width: found 0, expected 1 to"),
     (lambda m: m["arrays"][0].update(name="../x"), "arrays: found '../x', expected a name"),
-    (lambda m: m["arrays"][0].update(name="x.ends"), "arrays: found .*, expected other names, without dots"),
-    (lambda m: m["arrays"].append(m["arrays"][0]), "arrays: found .*, expected other names, without dots"),
-    (lambda m: m["tables"].update({"shards.table": 7}), "tables.shards.table: found int, expected str"),
+    (
+      lambda m: m["arrays"][0].update(name="x.ends"),
+      "arrays: found .*, expected other names, without dots",
+    ),
+    (
+      lambda m: m["arrays"].append(m["arrays"][0]),
+      "arrays: found .*, expected other names, without dots",
+    ),
+    (
+      lambda m: m["tables"].update({"shards.table": 7}),
+      "tables.shards.table: found int, expected str",
+    ),
     (lambda m: m.update(num_shards=0), "num_shards: found 0"),
     (lambda m: m.update(name_digits=10**15), "name_digits: found 10+, expected 1 to 20"),
     (lambda m: m.update(fingerprint=None), "fingerprint: found NoneType, expected str"),
@@ -175,8 +203,14 @@ def test_wrong_manifests_are_refused(damaged, change, message):
   "change, message",
   [
     (lambda m: m["facts"].update(append_eos=0), "facts.append_eos: found 0, expected a bool"),
-    (lambda m: m["arrays"][0].update(name="x"), "arrays: found .*.x., .*, expected ids named .tokens"),
-    (lambda m: m["arrays"][0].update(dtype="uint8"), "arrays: found .*.tokens., .uint8., 1.*, expected ids"),
+    (
+      lambda m: m["arrays"][0].update(name="x"),
+      "arrays: found .*.x., .*, expected ids named .tokens",
+    ),
+    (
+      lambda m: m["arrays"][0].update(dtype="uint8"),
+      "arrays: found .*.tokens., .uint8., 1.*, expected ids",
+    ),
   ],
 )
 def test_other_stores_than_of_tokens_are_refused(damaged, change, message):
@@ -196,7 +230,9 @@ def test_documents_without_tokens_are_refused(tmp_path):
   about = dict(name="n", split="x", facts=ids.facts(vocabulary, False), vocabulary=vocabulary)
   items = {TOKENS: (np.array([5, 6], np.uint16), np.array([1, 0, 1]))}
   write_store(tmp_path / "x", items, [ids.array(vocabulary)], **about)
-  with pytest.raises(UserError, match="shards.table: row 0: found 3 documents, expected 1 to 2 .the shard's tokens."):
+  with pytest.raises(
+    UserError, match="shards.table: row 0: found 3 documents, expected 1 to 2 .the shard's tokens."
+  ):
     TokenStore.open(tmp_path / "x")
 
 
@@ -207,7 +243,9 @@ def test_manifest_that_is_not_json(damaged):
       TokenStore.open(damaged)
   (damaged / "manifest.json").unlink()
   os.mkfifo(damaged / "manifest.json")
-  with pytest.raises(UserError, match="manifest.json: cannot be read .*found a pipe, expected a file"):
+  with pytest.raises(
+    UserError, match="manifest.json: cannot be read .*found a pipe, expected a file"
+  ):
     TokenStore.open(damaged)
 
 
@@ -224,7 +262,9 @@ def test_manifest_text_round_trips(intact):
 
 def test_a_fingerprint_that_is_not_the_contents_is_found(damaged):
   edit(damaged, lambda m: m.update(fingerprint="0" * 64), checked=True)
-  with pytest.raises(UserError, match="manifest.json: fingerprint: found '000000000000', but the content gives"):
+  with pytest.raises(
+    UserError, match="manifest.json: fingerprint: found '000000000000', but the content gives"
+  ):
     TokenStore.open(damaged, verify="full")
 
 
@@ -279,7 +319,9 @@ PASSING = (
 def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkeypatch):
   """The file is opened again, as its descriptor may be stale for good."""
   path, documents = intact
-  store, read, stale = TokenStore.open(path, "size"), os.preadv, []
+  store = TokenStore.open(path, "size")
+  read = os.preadv
+  stale = []
   store.values(TOKENS)
 
   def preadv(file, *arguments):
@@ -297,7 +339,9 @@ def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkey
   assert stale
 
 
-@pytest.mark.parametrize("name, kind", [*((name, TransientError) for name in PASSING), ("EACCES", UserError)])
+@pytest.mark.parametrize(
+  "name, kind", [*((name, TransientError) for name in PASSING), ("EACCES", UserError)]
+)
 def test_a_fault_that_lasts_is_of_its_class(name, kind, intact, monkeypatch):
   store = TokenStore.open(intact[0], "size")
 
@@ -306,5 +350,7 @@ def test_a_fault_that_lasts_is_of_its_class(name, kind, intact, monkeypatch):
 
   monkeypatch.setattr(os, "preadv", preadv)
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
-  with pytest.raises(kind, match=f"tokens/0+.*{'tried once in 0 s' if kind is TransientError else 'copy it again'}"):
+  with pytest.raises(
+    kind, match=f"tokens/0+.*{'tried once in 0 s' if kind is TransientError else 'copy it again'}"
+  ):
     store.values(TOKENS)

@@ -1,4 +1,5 @@
-"""A store of many shards: nothing of its size is held open or in memory. It is simulated by sparse files."""
+"""A store of many shards: nothing of its size is held open or in memory. It is simulated by sparse
+files."""
 
 import json
 import pathlib
@@ -13,7 +14,9 @@ from t5x_like.store.tokens import TokenStore
 from tools.benchmark import __main__ as benchmark
 from tools.benchmark.store import simulate
 
-TOKENS, SHARDS, DOCUMENTS = 2 * 10**10, 2_000, 2 * 10**8
+TOKENS = 2 * 10**10
+SHARDS = 2_000
+DOCUMENTS = 2 * 10**8
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,8 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def few_files():
-  """A limit of open files that leaves 60 to the store, of which the pool may take a quarter of all."""
+  """A limit of open files that leaves 60 to the store, of which the pool may take a quarter of
+  all."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   opened = len(list(pathlib.Path("/proc/self/fd").iterdir()))
   resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 60, hard))
@@ -35,7 +39,9 @@ def few_files():
 
 def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(path, few_files):
   generator = np.random.default_rng(0)
-  starts = np.append(generator.integers(0, TOKENS - 568, 10_000), np.arange(1, SHARDS) * (TOKENS // SHARDS) - 300)
+  starts = np.append(
+    generator.integers(0, TOKENS - 568, 10_000), np.arange(1, SHARDS) * (TOKENS // SHARDS) - 300
+  )
   maps = len(pathlib.Path("/proc/self/maps").read_text().splitlines())
   tracemalloc.start()
   store = TokenStore.open(path)
@@ -47,7 +53,9 @@ def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(pa
     shards |= set((starts_B // (TOKENS // SHARDS)).tolist())
   for places_B in np.array_split(starts, 100):
     documents_B, starts_B, ends_B = store.documents_at(places_B)
-    np.testing.assert_array_equal(documents_B // (DOCUMENTS // SHARDS), places_B // (TOKENS // SHARDS))
+    np.testing.assert_array_equal(
+      documents_B // (DOCUMENTS // SHARDS), places_B // (TOKENS // SHARDS)
+    )
     assert ((starts_B <= places_B) & (places_B < ends_B)).all()
     np.testing.assert_array_equal(store.document_spans(documents_B), (starts_B, ends_B))
   reading = tracemalloc.get_traced_memory()[1]
@@ -59,7 +67,8 @@ def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(pa
 
 
 def test_documents_are_those_of_the_file(path):
-  store, per_shard = TokenStore.open(path), TOKENS // SHARDS
+  store = TokenStore.open(path)
+  per_shard = TOKENS // SHARDS
   ends = np.fromfile(path / "tokens.ends" / "00001234", "<i8", DOCUMENTS // SHARDS)
   inside = np.random.default_rng(1).integers(0, per_shard, 1_000)
   documents = np.searchsorted(ends, inside, side="right")
@@ -70,12 +79,21 @@ def test_documents_are_those_of_the_file(path):
 
 
 def test_the_benchmark_of_a_small_one(tmp_path, capfd):
-  flags = ["--tokens=1e8", "--shards=1e3", "--documents=1e6", "--steps=3", "--repeats=1", "--open_files=200"]
+  flags = [
+    "--tokens=1e8",
+    "--shards=1e3",
+    "--documents=1e6",
+    "--steps=3",
+    "--repeats=1",
+    "--open_files=200",
+  ]
   limits = resource.getrlimit(resource.RLIMIT_NOFILE)
   assert benchmark.main(["store", *flags, f"--directory={tmp_path}"]) == 0
   figures = json.loads(capfd.readouterr().out.splitlines()[-1])
   assert (figures["tokens"], figures["shards"], figures["documents"]) == (10**8, 10**3, 10**6)
   assert figures["open_files"] < 200 and figures["raw_tokens_per_second_again"] > 0
   assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits and not list(tmp_path.iterdir())
-  with pytest.raises(UserError, match="--documents=10: found 0 a shard, expected 1 to 100000, its tokens"):
+  with pytest.raises(
+    UserError, match="--documents=10: found 0 a shard, expected 1 to 100000, its tokens"
+  ):
     simulate(tmp_path / "train", 10**8, 10**3, 10)

@@ -20,8 +20,10 @@ ABOUT = dict(name="n", split="train", facts={"classes": ["a", "b"]}, source={"fr
 
 
 def items_of(lengths):
-  """The items of a store, some without values; lengths [N, 2] of ids and boxes, and one label for each."""
-  generator, lengths = np.random.default_rng(0), np.asarray(lengths).reshape(-1, 2)
+  """The items of a store, some without values; lengths [N, 2] of ids and boxes, and one label for
+  each."""
+  generator = np.random.default_rng(0)
+  lengths = np.asarray(lengths).reshape(-1, 2)
   ids, boxes = lengths.sum(axis=0)
   return {
     "ids": (generator.integers(0, 2**16, ids).astype(np.uint16), lengths[:, 0]),
@@ -68,12 +70,15 @@ def test_any_items_any_shards(tmp_path, lengths, shard_values, random):
     np.testing.assert_array_equal(store.ends(name), np.cumsum(counts))
     starts = np.array([random.randint(0, len(values)) for _ in range(8)])
     sizes = np.array([random.randint(0, len(values) - start) for start in starts.tolist()])
-    expected = np.concatenate([values[start : start + size] for start, size in zip(starts, sizes, strict=True)])
+    expected = np.concatenate(
+      [values[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    )
     np.testing.assert_array_equal(store.stretches(name, starts, sizes), expected, strict=True)
 
 
 def test_stretches_as_rows_and_outside(intact):
-  store, values = Store.open(intact[0]), intact[1]["ids"][0]
+  store = Store.open(intact[0])
+  values = intact[1]["ids"][0]
   rows = store.padded("ids", np.array([3, len(values) - 2]), np.array([4, 2]), 5)
   assert rows.dtype == np.int32 and rows.tolist() == [[*values[3:7], 0], [*values[-2:], 0, 0, 0]]
   for start, size in ((-1, 2), (len(values) - 1, 2), (5, -1)):
@@ -82,16 +87,23 @@ def test_stretches_as_rows_and_outside(intact):
 
 
 def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
-  store, items = Store.open(intact[0]), intact[1]
-  bounds, work = store.first_items.tolist(), place(tmp_path / "work")
+  store = Store.open(intact[0])
+  items = intact[1]
+  bounds = store.first_items.tolist()
+  work = place(tmp_path / "work")
   shards = {
-    number: write_shard(work, f"{number:06d}", ARRAYS, part_of(items, bounds[number], bounds[number + 1]))
+    number: write_shard(
+      work, f"{number:06d}", ARRAYS, part_of(items, bounds[number], bounds[number + 1])
+    )
     for number in reversed(range(len(bounds) - 1))
   }
-  joined = described([shards[number] for number in sorted(shards)], arrays=ARRAYS, skipped={}, **ABOUT)
+  joined = described(
+    [shards[number] for number in sorted(shards)], arrays=ARRAYS, skipped={}, **ABOUT
+  )
   publish(work, tmp_path / "train", joined, None)
   again = Store.open(tmp_path / "train", "full")
-  assert again.fingerprint == store.fingerprint  # names of shards and skipped records are no content
+  # names of shards and skipped records are no content
+  assert again.fingerprint == store.fingerprint
   np.testing.assert_array_equal(again.values("boxes"), items["boxes"][0])
 
 
@@ -121,7 +133,8 @@ def test_ends_that_do_not_ascend_are_refused(intact, tmp_path):
   path = pathlib.Path(shutil.copytree(intact[0], tmp_path / "train"))
   file = path / "boxes.ends" / "00000001"
   ends = np.fromfile(file, "<i8")
-  around = np.array([2**63 - 1, 5 - 2**63, -1, *ends[3:]])  # its differences overflow and are positive
+  # its differences overflow and are positive
+  around = np.array([2**63 - 1, 5 - 2**63, -1, *ends[3:]])
   for wrong in (ends[::-1], ends + 1, ends - 1, np.full_like(ends, 2**62), around):
     wrong.tofile(file)
     with pytest.raises(DamageError, match="boxes.ends: found ends that do not ascend"):
@@ -134,5 +147,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path):
     (Array("x", "complex64"), "dtype: found 'complex64', expected one of"),
   ):
     with pytest.raises(UserError, match=message):
-      write_shard(place(tmp_path / "a"), "0", [array], {array.name: (np.zeros(2, array.dtype), np.array([2]))})
+      write_shard(
+        place(tmp_path / "a"), "0", [array], {array.name: (np.zeros(2, array.dtype), np.array([2]))}
+      )
   assert not [file for file in tmp_path.rglob("*") if file.is_file()]

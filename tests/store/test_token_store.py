@@ -1,4 +1,5 @@
-"""The token store: what is written is what is read, wherever windows lie and however many shards there are."""
+"""The token store: what is written is what is read, wherever windows lie and however many shards
+there are."""
 
 import os
 import pathlib
@@ -29,7 +30,9 @@ def test_documents_come_back_in_order(intact):
   path, documents = intact
   store = TokenStore.open(path)
   assert (store.num_documents, store.num_tokens) == (len(documents), sum(map(len, documents)))
-  np.testing.assert_array_equal(store.document_ends(), np.cumsum([len(document) for document in documents]))
+  np.testing.assert_array_equal(
+    store.document_ends(), np.cumsum([len(document) for document in documents])
+  )
   np.testing.assert_array_equal(store.windows([0], store.num_tokens)[0], np.concatenate(documents))
   assert store.vocabulary.fingerprint == ByteVocabulary().fingerprint
 
@@ -37,7 +40,8 @@ def test_documents_come_back_in_order(intact):
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
   path, documents = intact
-  store, stream = TokenStore.open(address.format(path)), np.concatenate(documents)
+  store = TokenStore.open(address.format(path))
+  stream = np.concatenate(documents)
   for length in (1, 568, 20_000):  # the last spans several shards
     starts = np.random.default_rng(length).integers(0, stream.size - length + 1, 40)
     starts[:2] = 0, stream.size - length
@@ -52,9 +56,9 @@ def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-  st.lists(st.lists(st.integers(1, 70_000), min_size=0, max_size=40), min_size=1, max_size=12).filter(
-    lambda documents: any(documents)
-  ),
+  st.lists(
+    st.lists(st.integers(1, 70_000), min_size=0, max_size=40), min_size=1, max_size=12
+  ).filter(lambda documents: any(documents)),
   st.integers(1, 100),
   st.booleans(),
   st.sampled_from([70_100, 65_536]),
@@ -63,7 +67,11 @@ def test_any_documents_any_shards(tmp_path, documents, shard_tokens, append_eos,
   shutil.rmtree(tmp_path / "any", ignore_errors=True)
   documents = [[min(token, size - 1) for token in document] for document in documents]
   store = write(
-    tmp_path / "any", documents, ByteVocabulary(extra_ids=size - 259), shard_tokens=shard_tokens, append_eos=append_eos
+    tmp_path / "any",
+    documents,
+    ByteVocabulary(extra_ids=size - 259),
+    shard_tokens=shard_tokens,
+    append_eos=append_eos,
   )
   assert store.manifest.arrays[0].dtype == ("uint16" if size <= 65_536 else "int32")
   stream = [token for document in documents if document for token in [*document, *[1] * append_eos]]
@@ -83,7 +91,11 @@ def test_fingerprint_sees_content_vocabulary_and_eos(tmp_path):
 
 
 def open_descriptors():
-  return sum(1 for link in pathlib.Path("/proc/self/fd").iterdir() if "corpus_of_many" in os.path.realpath(link))
+  return sum(
+    1
+    for link in pathlib.Path("/proc/self/fd").iterdir()
+    if "corpus_of_many" in os.path.realpath(link)
+  )
 
 
 def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
@@ -106,7 +118,8 @@ def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
 def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
   store = write(tmp_path / "train", random_documents(8, 20), shard_tokens=1)
   stream = store.windows([0], store.num_tokens)
-  opened, failed = os.open, []
+  opened = os.open
+  failed = []
 
   def scarce(path, *args):
     if not failed:
@@ -123,24 +136,38 @@ def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
 @pytest.mark.parametrize("nowait", [True, False])
 @pytest.mark.parametrize("longest", [3, 3_000])
 def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
-  """As many as need several steps of the search; of even lengths, and with one that is as long as all others."""
+  """As many as need several steps of the search; of even lengths, and with one that is as long as
+  all others."""
   monkeypatch.setattr(ranges, "_NOWAIT", ranges._NOWAIT if nowait else None)
   generator = np.random.default_rng(longest)
-  lengths = np.concatenate([generator.integers(1, 4, 5_000), [longest * 10], generator.integers(1, longest, 3_000)])
+  lengths = np.concatenate(
+    [generator.integers(1, 4, 5_000), [longest * 10], generator.integers(1, longest, 3_000)]
+  )
   with TokenStoreWriter(
-    tmp_path / "train", name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=10**9 if nowait else 9_000
+    tmp_path / "train",
+    name="n",
+    split="train",
+    vocabulary=ByteVocabulary(),
+    shard_tokens=10**9 if nowait else 9_000,
   ) as writer:
     writer.add(np.full(lengths.sum(), 7), lengths)
-  store, ends = TokenStore.open(tmp_path / "train"), np.cumsum(lengths)
+  store = TokenStore.open(tmp_path / "train")
+  ends = np.cumsum(lengths)
   np.testing.assert_array_equal(store.document_ends(), ends)
-  places = np.concatenate([[0, ends[-1] - 1], generator.integers(0, ends[-1], 2_000), ends[:300] - 1, ends[:300]])
+  places = np.concatenate(
+    [[0, ends[-1] - 1], generator.integers(0, ends[-1], 2_000), ends[:300] - 1, ends[:300]]
+  )
   documents = np.searchsorted(ends, places, side="right")
   for found, expected in zip(
-    store.documents_at(places), (documents, ends[documents] - lengths[documents], ends[documents]), strict=True
+    store.documents_at(places),
+    (documents, ends[documents] - lengths[documents], ends[documents]),
+    strict=True,
   ):
     np.testing.assert_array_equal(found, expected)
   for found, expected in zip(
-    store.document_spans(documents), (ends[documents] - lengths[documents], ends[documents]), strict=True
+    store.document_spans(documents),
+    (ends[documents] - lengths[documents], ends[documents]),
+    strict=True,
   ):
     np.testing.assert_array_equal(found, expected)
 
@@ -150,10 +177,15 @@ def test_where_documents_begin_in_windows(tmp_path, shard_tokens):
   """In windows of more documents than are read at once, over shards of one document and of many."""
   lengths = np.random.default_rng(0).integers(1, 9, 60)
   with TokenStoreWriter(
-    tmp_path / "train", name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=shard_tokens
+    tmp_path / "train",
+    name="n",
+    split="train",
+    vocabulary=ByteVocabulary(),
+    shard_tokens=shard_tokens,
   ) as writer:
     writer.add(np.full(lengths.sum(), 7), lengths)
-  store, begins = TokenStore.open(tmp_path / "train"), np.zeros(lengths.sum(), bool)
+  store = TokenStore.open(tmp_path / "train")
+  begins = np.zeros(lengths.sum(), bool)
   begins[np.cumsum(lengths) - lengths] = True
   for length in (1, 7, 100, lengths.sum()):
     starts = np.arange(lengths.sum() - length + 1)

@@ -19,9 +19,15 @@ def test_the_new_workdir_has_the_mean_of_the_steps(trained, tmp_path, capsys):
   output = tmp_path / "mean"
   assert average.main([f"--workdir={trained}", f"--output={output}", "--last=2"]) == 0
   assert f"the mean of steps {steps[0]}, {steps[1]}" in capsys.readouterr().out
-  first, second, mean = arrays(trained, steps[0]), arrays(trained, steps[1]), arrays(output)
+  first = arrays(trained, steps[0])
+  second = arrays(trained, steps[1])
+  mean = arrays(output)
   assert mean.keys() == first.keys()
   for name, x in mean.items():
-    np.testing.assert_allclose(x, (np.asarray(first[name]) + np.asarray(second[name])) / 2, rtol=1e-5, atol=1e-7)
-  assert average.main([f"--workdir={trained}", f"--output={tmp_path / 'other'}", "--steps=999"]) == 2
+    np.testing.assert_allclose(
+      x, (np.asarray(first[name]) + np.asarray(second[name])) / 2, rtol=1e-5, atol=1e-7
+    )
+  assert (
+    average.main([f"--workdir={trained}", f"--output={tmp_path / 'other'}", "--steps=999"]) == 2
+  )
   assert "--steps: found 999, expected some of" in capsys.readouterr().err

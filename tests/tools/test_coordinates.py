@@ -1,4 +1,5 @@
-"""tools.coordinates: activations move as much at all widths under muP, and more in wide models without it."""
+"""tools.coordinates: activations move as much at all widths under muP, and more in wide models
+without it."""
 
 import json
 
@@ -7,7 +8,8 @@ import pytest
 from tools import coordinates
 
 SMALL = {
-  "model.variant": '{"dims": {"embed": 16, "heads": 1, "kv_heads": 1, "head_dim": 16, "mlp": 16, "layers": 1}, '
+  "model.variant": '{"dims": {"embed": 16, "heads": 1, "kv_heads": 1, "head_dim": 16, "mlp": 16, '
+  '"layers": 1}, '
   '"design": {"activation": "relu", "init_stddev": 0.1, "tied": false}, "vocab_size": 384}',
   "model.vocab_size": 384,
   "task.store": "builtin",
@@ -21,7 +23,13 @@ def test_changes_are_flat_under_mup_and_grow_without(tmp_path):
   def exponents(*flags):
     output = tmp_path / "found.json"
     settings = [f"--config.{key}={value}" for key, value in SMALL.items()]
-    call = ["--config=configs/gpt/my_text.py", "--widths=16,256", "--steps=3", "--rate=0.01", f"--output={output}"]
+    call = [
+      "--config=configs/gpt/my_text.py",
+      "--widths=16,256",
+      "--steps=3",
+      "--rate=0.01",
+      f"--output={output}",
+    ]
     assert coordinates.main([*call, *settings, *flags]) == 0
     found = json.loads(output.read_text())
     assert found["widths"] == [16, 256]

@@ -21,7 +21,10 @@ def place(tmp_path_factory, compiled):
   flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
   recipe = "--config=tests/recipes/nano_encoder.py"
   with alone():
-    assert train.main([recipe, f"--workdir={root}/out/model", *(f"--config.{one}" for one in flags)]) == 0
+    assert (
+      train.main([recipe, f"--workdir={root}/out/model", *(f"--config.{one}" for one in flags)])
+      == 0
+    )
   (root / "data" / "CoLA").mkdir(parents=True)
   for name in ("train", "dev"):
     lines = [f"gj04\t{n % 2}\t\tsentence number {n}" for n in range(40)]
@@ -34,7 +37,8 @@ def test_the_same_command_continues_to_the_same_table(place, capsys):
   flags = [f"--data={place}/data", f"--output={place}/out", f"--model={place}", "--max_steps=2"]
   assert encoder_table.main([*flags, "--only=cola,rte"]) == 0, capsys.readouterr().err
   folder = place / "out" / "trial-2"
-  table, found = (folder / "results.md").read_text(), json.loads((folder / "results.json").read_text())
+  table = (folder / "results.md").read_text()
+  found = json.loads((folder / "results.json").read_text())
   assert "| cola |" in table and "| rte | – |" in table and "47.5 MiniLM-L6xH384" in table
   assert "of 3 CPU hours used" in table and found["tasks"]["cola"]["facts"]["steps"] == 2
   used = json.loads((folder / "spent.json").read_text())["cpu_seconds"]
@@ -58,8 +62,14 @@ def test_all_parts_of_squad_are_read_or_else_the_whole_file(tmp_path):
   args = argparse.Namespace(data=str(tmp_path), max_steps=None, seeds=None)
   for name in ("train-v1.1.a.json", "train-v1.1.b.json.gz", "dev-v1.1.json", "dev-v1.1.a.json"):
     (tmp_path / name).touch()
-  data = lambda: [flag for flag in encoder_table._flags("squad", args, tmp_path, tmp_path) if "--data=" in flag]  # noqa: E731
-  parts, dev = f"{tmp_path}/train-v1.1.a.json+{tmp_path}/train-v1.1.b.json.gz", f"validation={tmp_path}/dev-v1.1.json"
+
+  def data():
+    return [
+      flag for flag in encoder_table._flags("squad", args, tmp_path, tmp_path) if "--data=" in flag
+    ]
+
+  parts = f"{tmp_path}/train-v1.1.a.json+{tmp_path}/train-v1.1.b.json.gz"
+  dev = f"validation={tmp_path}/dev-v1.1.json"
   assert data() == [f"--data=train={parts},{dev}"]
   (tmp_path / "train-v1.1.json.gz").touch()
   assert data() == [f"--data=train={tmp_path}/train-v1.1.json.gz,{dev}"]

@@ -8,7 +8,9 @@ from tools.benchmark import __main__ as benchmark
 from tools.benchmark import fine_tune
 
 
-@pytest.mark.parametrize("flag", ["--shapes=32", "--shapes=0x64", "--shapes=axb", "--steps=0", "--threads=0"])
+@pytest.mark.parametrize(
+  "flag", ["--shapes=32", "--shapes=0x64", "--shapes=axb", "--steps=0", "--threads=0"]
+)
 def test_what_cannot_be_timed_is_one_line(flag, capsys):
   assert benchmark.main(["fine_tune", flag]) == 2
   (line,) = capsys.readouterr().err.splitlines()

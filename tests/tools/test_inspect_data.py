@@ -1,4 +1,5 @@
-"""tools.inspect_data: what is shown is what the loader gives, and nothing in a text can act on the page."""
+"""tools.inspect_data: what is shown is what the loader gives, and nothing in a text can act on the
+page."""
 
 import io
 import re
@@ -18,10 +19,14 @@ pytestmark = pytest.mark.runs
 def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   page = tmp_path / "page.html"
   flags = ["--config=configs/t5/base.py:debug", "--step=3", "--examples=2"]
-  assert inspect_data.main([*flags, f"--html={page}"]) == 0 and "2 examples" in capsys.readouterr().out
+  assert (
+    inspect_data.main([*flags, f"--html={page}"]) == 0 and "2 examples" in capsys.readouterr().out
+  )
   config = recipes.load("configs/t5/base.py:debug")
   built = task.build(split="train", **config.task.to_dict())
-  batch = next(iter(loader.train_batches(built, batch_size=config.batch_size, seed=config.seed, start_step=3)))
+  batch = next(
+    iter(loader.train_batches(built, batch_size=config.batch_size, seed=config.seed, start_step=3))
+  )
   shown = [int(i) for i in re.findall(r'title="id (\d+)', page.read_text())]
   expected = []
   for row in range(2):
@@ -32,7 +37,8 @@ def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   assert inspect_data.main([*flags, "--ids", "--config.task.inputs_length=32"]) == 0
   said = capsys.readouterr().out
   assert "encoder_input_tokens" in said and "Example 1" in said and "<extra_id_0>:383" in said
-  assert "encoder_input_tokens int32[32]" in said and "\x1b" not in said  # no colour where there is no terminal
+  # no colour where there is no terminal
+  assert "encoder_input_tokens int32[32]" in said and "\x1b" not in said
 
 
 def test_texts_cannot_act_and_hidden_things_are_seen():
@@ -53,8 +59,15 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
   by_name = {one.name: one for one in shown}
   assert by_name["encoder_input_tokens"].padding == 2
   target = by_name["encoder_target_tokens"].cells
-  assert [(cell.piece, cell.off) for cell in target] == [("\u00b7", True), ("\u00b7", True), ("c", False)]
-  assert by_name["next_sentence_label"].values == "1" and "48 values, 0 of them" in by_name["image"].values
+  assert [(cell.piece, cell.off) for cell in target] == [
+    ("\u00b7", True),
+    ("\u00b7", True),
+    ("c", False),
+  ]
+  assert (
+    by_name["next_sentence_label"].values == "1"
+    and "48 values, 0 of them" in by_name["image"].values
+  )
   page = inspect_data.to_html([shown], "<b>", "&")
   assert "<script>" not in page and "<b>" not in page
   out = io.StringIO()

@@ -1,4 +1,5 @@
-"""tools.ladder: fits that find the law of the losses, rates, sizes in proportion, and a ladder that goes on."""
+"""tools.ladder: fits that find the law of the losses, rates, sizes in proportion, and a ladder that
+goes on."""
 
 import json
 
@@ -44,8 +45,17 @@ def test_a_size_keeps_proportions_and_refuses_part_of_a_head():
   config = recipes.load("configs/llama/8b.py:debug")  # 256 wide, 4 heads
   resized = resolve(sizes.at_size(config, "128x2", "--sizes"), "cpu")
   dims = resized.model.variant.dims
-  assert (dims.embed, dims.heads, dims.kv_heads, dims.head_dim, dims.mlp, dims.layers) == (128, 2, 1, 64, 352, 2)
-  assert sizes.parameters(resized) == 2 * (3 * 128 * 352 + 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128) + 128
+  assert (dims.embed, dims.heads, dims.kv_heads, dims.head_dim, dims.mlp, dims.layers) == (
+    128,
+    2,
+    1,
+    64,
+    352,
+    2,
+  )
+  assert (
+    sizes.parameters(resized) == 2 * (3 * 128 * 352 + 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128) + 128
+  )
   with pytest.raises(UserError, match="--sizes: found the width 100, expected a multiple of 64"):
     sizes.at_size(config, "100", "--sizes")
   with pytest.raises(UserError, match="--sizes=64,64: expected 3 or more different sizes"):
@@ -57,11 +67,15 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
   monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
   trials = [ladder.Trial("80", 80, 10, 0.0, 0.1, np.inf)]
   trials += [ladder.Trial(f"{n}", n, 10, 1.0, 0.1, 1.0 + 10 / n) for n in (10, 20, 40)]
-  made = ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials)
+  made = ladder.predicted(
+    type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials
+  )
   assert (made.rate, made.D) == (0.1, 1.0) and made.loss == pytest.approx(1.01, rel=1e-2)
   assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
   with pytest.raises(UserError, match="every size diverged"):
-    ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials[:1])
+    ladder.predicted(
+      type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials[:1]
+    )
 
 
 def test_a_run_that_was_not_evaluated_is_told(monkeypatch, tmp_path):
@@ -75,9 +89,15 @@ def test_a_run_that_was_not_evaluated_is_told(monkeypatch, tmp_path):
 
 def test_the_page_says_how_far_off_the_prediction_was():
   law = fitting.Law(2.0, 60.0, 0.35)
-  trials = [ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, law(N, 1.0) + rate) for N in SIZES for rate in (0.1, 0.2)]
+  trials = [
+    ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, law(N, 1.0) + rate)
+    for N in SIZES
+    for rate in (0.1, 0.2)
+  ]
   trials.append(ladder.Trial("big", 10**7, 100, 1e5, 0.4, float("inf")))
-  made = ladder.Prediction("big", 10**7, 100, 1e5, 0.1, 2.2, (2.1, 2.3), measured=2.0, best_rate=0.2)
+  made = ladder.Prediction(
+    "big", 10**7, 100, 1e5, 0.1, 2.2, (2.1, 2.3), measured=2.0, best_rate=0.2
+  )
   text = page.text(trials, law, made)
   assert "off by +10.00%" in text and "0.50 times as high" in text and "diverged" in text
   html = page.html("a recipe", trials, law, made)
@@ -87,9 +107,25 @@ def test_the_page_says_how_far_off_the_prediction_was():
 @pytest.mark.more
 @pytest.mark.runs
 def test_a_ladder_predicts_checks_and_trains_nothing_twice(tmp_path, capsys, monkeypatch):
-  flags = ["--config=configs/gpt/my_text.py", "--sizes=32x1,64x1,96x1", "--predict=128x1", "--steps=2", "--check=once"]
-  changes = {"task.store": "builtin", "task.length": 16, "model.vocab_size": "auto", "model.layers": "scan"}
-  changes |= {"optimizer.name": "adamw", "tuning.name": "mup", "tuning.base": 32, "schedule.warmup_steps": 1}
+  flags = [
+    "--config=configs/gpt/my_text.py",
+    "--sizes=32x1,64x1,96x1",
+    "--predict=128x1",
+    "--steps=2",
+    "--check=once",
+  ]
+  changes = {
+    "task.store": "builtin",
+    "task.length": 16,
+    "model.vocab_size": "auto",
+    "model.layers": "scan",
+  }
+  changes |= {
+    "optimizer.name": "adamw",
+    "tuning.name": "mup",
+    "tuning.base": 32,
+    "schedule.warmup_steps": 1,
+  }
   changes |= {"evals": '{"loss": {"max_examples": 16}}', "peak_flops": 1, "trackers": "{}"}
   flags += [f"--config.{key}={value}" for key, value in changes.items()] + [f"--workdir={tmp_path}"]
   assert ladder.main(flags) == 0

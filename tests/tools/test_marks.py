@@ -1,4 +1,5 @@
-"""`tools.benchmark marks`: every mark's small form runs on a machine with jax, flax, optax and numpy alone."""
+"""`tools.benchmark marks`: every mark's small form runs on a machine with jax, flax, optax and
+numpy alone."""
 
 import json
 import os
@@ -27,13 +28,24 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.parametrize(
-  "name", [n if n.startswith("T5") else pytest.param(n, marks=pytest.mark.more) for n in marks.MARKS]
+  "name",
+  [n if n.startswith("T5") else pytest.param(n, marks=pytest.mark.more) for n in marks.MARKS],
 )
 def test_a_mark_needs_no_packages_of_data_or_recipes(name, tmp_path):
   (tmp_path / "sitecustomize.py").write_text(BLOCK)
-  command = [sys.executable, "-m", "tools.benchmark", "marks", "--small", "--steps=1", f"--only={name}"]
+  command = [
+    sys.executable,
+    "-m",
+    "tools.benchmark",
+    "marks",
+    "--small",
+    "--steps=1",
+    f"--only={name}",
+  ]
   env = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPO}"}
-  done = subprocess.run([*command, f"--output={tmp_path}/out"], cwd=REPO, env=env, capture_output=True, text=True)
+  done = subprocess.run(
+    [*command, f"--output={tmp_path}/out"], cwd=REPO, env=env, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   (figures,) = json.loads(done.stdout.splitlines()[-1]).values()
   assert figures["milliseconds_by_kind"]["matrix products"] > 0 and figures["model_flops"] > 1e6
@@ -43,7 +55,9 @@ def test_a_mark_needs_no_packages_of_data_or_recipes(name, tmp_path):
 
 @pytest.mark.more
 def test_a_step_of_images_is_timed(compiled, one_device, capsys):
-  assert not benchmark.main(["step", "--config=configs/vit/base.py:debug", "--steps=1", "--warmup=0", "--batch=2"])
+  assert not benchmark.main(
+    ["step", "--config=configs/vit/base.py:debug", "--steps=1", "--warmup=0", "--batch=2"]
+  )
   out = capsys.readouterr().out
   assert "a fixed batch of 2 images." in out and json.loads(out.splitlines()[-1])["model_flops"] > 0
 
@@ -78,5 +92,8 @@ def test_a_mark_has_the_first_gpu_alone_unless_another_is_named(monkeypatch, cap
       monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     assert benchmark.main(["marks", "--only=T5"]) == 2
     told = capsys.readouterr()
-    assert "RESOURCE_EXHAUSTED: out of memory\nexit code 1" in told.out and "no step could be measured" in told.err
+    assert (
+      "RESOURCE_EXHAUSTED: out of memory\nexit code 1" in told.out
+      and ("no step could be measured") in told.err
+    )
   assert seen == ["0", "3"]

@@ -1,4 +1,5 @@
-"""Every tool is found and runs by its name where no directory called `tools` is on the path, as in the wheel."""
+"""Every tool is found and runs by its name where no directory called `tools` is on the path, as in
+the wheel."""
 
 import os
 import pathlib

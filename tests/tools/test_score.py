@@ -10,49 +10,89 @@ import pytest
 from scoring import jsonl, run, squad, submission, write
 from tools.score.benchmarks import BENCHMARKS
 
-SQUAD = squad({"q1": ["the Broncos"] * 2, "q2": ["gold", "a gold coin"], "q3": ["Été"], "q4": ["5"]})
+SQUAD = squad(
+  {"q1": ["the Broncos"] * 2, "q2": ["gold", "a gold coin"], "q3": ["Été"], "q4": ["5"]}
+)
 
 
 def test_squad_as_a_command(tmp_path):
   references = write(tmp_path / "dev.json.gz", SQUAD)
   # named as anything, told by its first bytes
-  predictions = write(tmp_path / "predictions.gz", {"q1": "Broncos!", "q2": "gold coins", "q3": "été", "other": "x"})
+  predictions = write(
+    tmp_path / "predictions.gz", {"q1": "Broncos!", "q2": "gold coins", "q3": "été", "other": "x"}
+  )
   predictions = predictions.rename(tmp_path / "predictions")
-  command = [sys.executable, "-m", "tools.score", "squad", f"--references={references}", f"--predictions={predictions}"]
+  command = [
+    sys.executable,
+    "-m",
+    "tools.score",
+    "squad",
+    f"--references={references}",
+    f"--predictions={predictions}",
+  ]
   root = pathlib.Path(__file__).resolve().parents[2]
   done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root)
   found = json.loads(done.stdout.splitlines()[-1])
   assert done.returncode == 0 and found.pop("f1") == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
-  assert found == {"benchmark": "squad", "exact_match": 50.0, "examples": 4, "missing": 1, "extra": 1}
+  assert found == {
+    "benchmark": "squad",
+    "exact_match": 50.0,
+    "examples": 4,
+    "missing": 1,
+    "extra": 1,
+  }
 
 
 def test_squad_v2(score, tmp_path):
   answers = {"r1": ["Rome"], "r2": [], "r3": []}
   references = ("dev.json", squad(answers))
   na = write(tmp_path / "na.json", {"r1": 0.2, "r2": 0.9, "r3": 0.5})
-  found = score("squad_v2", references, ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}), f"--na_probabilities={na}")
-  assert found["exact"] == pytest.approx(200 / 3) and found["NoAns_f1"] == 50.0 and found["HasAns_total"] == 1
+  found = score(
+    "squad_v2",
+    references,
+    ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}),
+    f"--na_probabilities={na}",
+  )
+  assert (
+    found["exact"] == pytest.approx(200 / 3)
+    and found["NoAns_f1"] == 50.0
+    and found["HasAns_total"] == 1
+  )
   assert found["best_exact"] == 100.0 and found["best_exact_thresh"] == 0.2
   flags = (f"--na_probabilities={na}", "--na_threshold=0.4")
-  assert score("squad_v2", references, ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}), *flags)["exact"] == 100.0
+  assert (
+    score("squad_v2", references, ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}), *flags)["exact"]
+    == 100.0
+  )
   only = score("squad_v2", references, ("p.json", {"r1": "Rome"}))
   assert (only["exact"], only["missing"], only["NoAns_exact"]) == (100.0, 2, None)
 
 
 def test_languages(score, tmp_path, capsys):
-  zh, de = squad({"1": ["北京大学"]}), squad({"1": ["der Hund"]})
+  zh = squad({"1": ["北京大学"]})
+  de = squad({"1": ["der Hund"]})
   found = score("mlqa", ("test-context-zh-question-zh.json", zh), ("p.json", {"1": "北京"}))
   assert found["f1"] == pytest.approx(200 / 3)
   by_flag = score("mlqa", ("answers.json", zh), ("p.json", {"1": "北京"}), "--language=zh")
   assert by_flag == found
-  assert score("xquad", ("xquad.zh.json", zh), ("p.json", {"1": "北京"}))["f1"] == 0  # as in XTREME's tables
-  assert score("xquad", ("xquad.zh.json", zh), ("p.json", {"1": "北京"}), "--normalization=mlqa") == found
+  # as in XTREME's tables
+  assert score("xquad", ("xquad.zh.json", zh), ("p.json", {"1": "北京"}))["f1"] == 0
+  assert (
+    score("xquad", ("xquad.zh.json", zh), ("p.json", {"1": "北京"}), "--normalization=mlqa")
+    == found
+  )
   pairs = [write(tmp_path / name, content) for name, content in (("de.json", de), ("zh.json", zh))]
   given = [write(tmp_path / f"{n}.json", {"1": text}) for n, text in enumerate(("Hund", "北京"))]
   flags = [f"--references={path}" for path in pairs] + [f"--predictions={path}" for path in given]
   code, both = run(capsys, "mlqa", *flags)
-  assert code == 0 and both["groups"]["de"]["exact_match"] == 100 and both["groups"]["zh"]["exact_match"] == 0
-  assert both["mean_of_groups"]["f1"] == pytest.approx(100 * (1 + 2 / 3) / 2) and both["examples"] == 2
+  assert (
+    code == 0
+    and both["groups"]["de"]["exact_match"] == 100
+    and both["groups"]["zh"]["exact_match"] == 0
+  )
+  assert (
+    both["mean_of_groups"]["f1"] == pytest.approx(100 * (1 + 2 / 3) / 2) and both["examples"] == 2
+  )
 
 
 def table(header, row, labels):
@@ -64,10 +104,13 @@ NLI = ["neutral", "entailment", "contradiction"]
 STS = ["5.00", "0", "3.2"]
 TWO = ["entailment", "not_entailment"]
 PAIR = "index\tsentence1\tsentence2\tlabel", "{i}\ta\tb\t{label}"
-MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '{label}\t7\t8\t"a\tb'  # quotes are text
+# quotes are text
+MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '{label}\t7\t8\t"a\tb'
 QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "{i}3\t1\t2\ta\tb\t{label}"
 MNLI = "index\tpromptID\tpairID\tlabel1\tgold_label", "{i}\t1\t{i}c\tneutral\t{label}"
-GLUE = {  # the dev file as in GLUE's archive, gold labels, a label that is wrong for the first one, its name there
+# the dev file as in GLUE's archive, gold labels, a label that is wrong for the first one, its name
+# there
+GLUE = {
   "cola": ([f"gj04\t{label}\t\tA sentence." for label in "1101"], "1101", "0", "CoLA/dev.tsv"),
   "sst2": (table("sentence\tlabel", "fine . \t{label}", "1101"), "1101", "0", "SST-2/dev.tsv"),
   "mrpc": (table(*MRPC, "1101"), "1101", "0", "MRPC/msr_paraphrase_test.txt"),
@@ -75,12 +118,23 @@ GLUE = {  # the dev file as in GLUE's archive, gold labels, a label that is wron
   "stsb": (table("index\tgenre\tscore", "{i}\tx\t{label}", STS), STS, "1", "STS-B/dev.tsv"),
   "mnli_matched": (table(*MNLI, NLI), NLI, "entailment", "MNLI/dev_matched.tsv"),
   "mnli_mismatched": (table(*MNLI, NLI), NLI, "entailment", "MNLI/dev_mismatched.tsv"),
-  "qnli": (table("index\tquestion\tsentence\tlabel", '{i}\t"q\ts\t{label}', TWO), TWO, TWO[1], "QNLI/dev.tsv"),
+  "qnli": (
+    table("index\tquestion\tsentence\tlabel", '{i}\t"q\ts\t{label}', TWO),
+    TWO,
+    TWO[1],
+    "QNLI/dev.tsv",
+  ),
   "rte": (table(*PAIR, TWO), TWO, TWO[1], "RTE/dev.tsv"),
   "wnli": (table(*PAIR, "10"), "10", "0", "WNLI/dev.tsv"),
 }
 MAIN = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
-SUBMITTED = {"cola": "CoLA", "sst2": "SST-2", "stsb": "STS-B", "mnli_matched": "MNLI-m", "mnli_mismatched": "MNLI-mm"}
+SUBMITTED = {
+  "cola": "CoLA",
+  "sst2": "SST-2",
+  "stsb": "STS-B",
+  "mnli_matched": "MNLI-m",
+  "mnli_mismatched": "MNLI-mm",
+}
 
 
 @pytest.mark.parametrize("task", GLUE)
@@ -89,8 +143,10 @@ def test_glue(score, task):
   right = score(f"glue/{task}", ("dev.tsv", references), ("p.tsv", submission(gold)))
   assert right[MAIN.get(task, "accuracy")] == pytest.approx(100) and right["examples"] == len(gold)
   backwards = [submission(gold)[0], *reversed(submission(gold)[1:])]
-  assert score(f"glue/{task}", ("dev.tsv.gz", references), ("p.tsv.gz", backwards)) == right  # by index
-  assert score(f"glue/{task}", ("dev.tsv", references), ("p.txt", list(gold))) == right  # a label a line
+  # by index
+  assert score(f"glue/{task}", ("dev.tsv.gz", references), ("p.tsv.gz", backwards)) == right
+  # a label a line
+  assert score(f"glue/{task}", ("dev.tsv", references), ("p.txt", list(gold))) == right
   rows = jsonl({"idx": i, "label": label} for i, label in enumerate(gold))
   assert score(f"glue/{task}", ("dev.tsv", references), ("p.jsonl", rows)) == right
   worse = score(f"glue/{task}", ("dev.tsv", references), ("p.tsv", submission([wrong, *gold[1:]])))
@@ -98,11 +154,18 @@ def test_glue(score, task):
 
 
 def test_glue_by_hand(score):
-  dev = ("dev.tsv", ["index\tsentence1\tsentence2\tlabel", *(f"{i}\ta\tb\t{label}" for i, label in enumerate("1110"))])
+  dev = (
+    "dev.tsv",
+    [
+      "index\tsentence1\tsentence2\tlabel",
+      *(f"{i}\ta\tb\t{label}" for i, label in enumerate("1110")),
+    ],
+  )
   assert score("glue/wnli", dev, ("p.tsv", submission("1011")))["accuracy"] == 50.0
   found = score("glue/mrpc", dev, ("p.tsv", submission("1011")))
   assert found == {"f1": pytest.approx(200 / 3), "accuracy": 50.0, "examples": 4}
-  words = ("p.txt", ["equivalent", "banana", "equivalent", "not_equivalent"])  # as T5 generates them
+  # as T5 generates them
+  words = ("p.txt", ["equivalent", "banana", "equivalent", "not_equivalent"])
   found = score("glue/mrpc", dev, words, "--invalid=wrong")
   assert found == {"f1": pytest.approx(80.0), "accuracy": 75.0, "examples": 4, "invalid": 1}
 
@@ -110,7 +173,10 @@ def test_glue_by_hand(score):
 def test_glue_ids_of_another_column(score):
   """Pairs 2 to 5 are called by their ids, of which two are numbers of rows too."""
   references = [QQP[0], *(f"{i + 2}\t1\t2\ta\tb\t{label}" for i, label in enumerate("1101"))]
-  by_id = ["id\tprediction", *(f"{i + 2}\t{label}" for i, label in reversed(list(enumerate("1101"))))]
+  by_id = [
+    "id\tprediction",
+    *(f"{i + 2}\t{label}" for i, label in reversed(list(enumerate("1101")))),
+  ]
   assert score("glue/qqp", ("dev.tsv", references), ("p.tsv", by_id))["accuracy"] == 100
 
 
@@ -121,7 +187,9 @@ def test_mnli_both(tmp_path, capsys):
     flags.append(f"--predictions={write(tmp_path / f'{half}.tsv', submission(labels))}")
   code, found = run(capsys, "glue/mnli", *flags)
   assert code == 0 and found["groups"]["matched"]["accuracy"] == pytest.approx(100 / 3)
-  assert found["groups"]["mismatched"]["accuracy"] == 100 and found["accuracy"] == pytest.approx(200 / 3)
+  assert found["groups"]["mismatched"]["accuracy"] == 100 and found["accuracy"] == pytest.approx(
+    200 / 3
+  )
 
 
 def test_glue_average(tmp_path, capsys):
@@ -131,7 +199,11 @@ def test_glue_average(tmp_path, capsys):
     write(tmp_path / "ours" / f"{SUBMITTED.get(task, task.upper())}.tsv", submission(labels))
   flags = (f"--references={tmp_path / 'glue'}", f"--predictions={tmp_path / 'ours'}")
   code, found = run(capsys, "glue", *flags)
-  assert code == 0 and found["average"] == pytest.approx((7 * 100 + 2 * 50) / 9) and "missing" not in found
+  assert (
+    code == 0
+    and found["average"] == pytest.approx((7 * 100 + 2 * 50) / 9)
+    and "missing" not in found
+  )
   assert found["tasks"]["glue/rte"]["accuracy"] == 50
   write(tmp_path / "ours" / "WNLI.tsv", submission(["banana", "0"]))
   code, said = run(capsys, "glue", *flags)
@@ -157,37 +229,70 @@ def multirc(labels):
   """A passage with two questions, of two answers and of one."""
   answers = [{"idx": 8 + i, "label": label} for i, label in enumerate(labels)]
   return [
-    {"idx": 3, "passage": {"questions": [{"idx": 5, "answers": answers[:2]}, {"idx": 6, "answers": answers[2:]}]}}
+    {
+      "idx": 3,
+      "passage": {
+        "questions": [{"idx": 5, "answers": answers[:2]}, {"idx": 6, "answers": answers[2:]}]
+      },
+    }
   ]
 
 
-MULTIRC, MULTIRC_GIVEN = multirc([1, 0, 1]), multirc([1, 1, 1])
-RECORD = [{"idx": 0, "qas": [{"idx": 4, "query": "@placeholder", "answers": [{"text": "Ann Lee"}, {"text": "Bo"}]}]}]
+MULTIRC = multirc([1, 0, 1])
+MULTIRC_GIVEN = multirc([1, 1, 1])
+RECORD = [
+  {
+    "idx": 0,
+    "qas": [{"idx": 4, "query": "@placeholder", "answers": [{"text": "Ann Lee"}, {"text": "Bo"}]}],
+  }
+]
 
 
 @pytest.mark.parametrize("task", SUPERGLUE)
 def test_superglue(score, task):
   reference, label, main = SUPERGLUE[task]
-  rows = ("val.jsonl", jsonl({"idx": i, "label": reference, "text": "a b", "target": WSC} for i in (0, 1)))
-  found = score(f"superglue/{task.lower()}", rows, ("p.jsonl", jsonl({"idx": i, "label": label} for i in (1, 0))))
+  rows = (
+    "val.jsonl",
+    jsonl({"idx": i, "label": reference, "text": "a b", "target": WSC} for i in (0, 1)),
+  )
+  found = score(
+    f"superglue/{task.lower()}",
+    rows,
+    ("p.jsonl", jsonl({"idx": i, "label": label} for i in (1, 0))),
+  )
   assert found[main] == 100 and found["examples"] == 2
 
 
 def test_cb_by_hand(score):
   gold = ["entailment", "contradiction", "neutral", "entailment"]
   given = ["entailment", "neutral", "neutral", "entailment"]
-  rows = [jsonl({"idx": i, "label": label} for i, label in enumerate(labels)) for labels in (gold, given)]
+  rows = [
+    jsonl({"idx": i, "label": label} for i, label in enumerate(labels)) for labels in (gold, given)
+  ]
   found = score("superglue/cb", ("val.jsonl", rows[0]), ("CB.jsonl", rows[1]))
-  assert found == {"accuracy": 75.0, "macro_f1": pytest.approx(100 * (1 + 0 + 2 / 3) / 3), "examples": 4}
+  assert found == {
+    "accuracy": 75.0,
+    "macro_f1": pytest.approx(100 * (1 + 0 + 2 / 3) / 3),
+    "examples": 4,
+  }
 
 
 def test_multirc_and_record(score):
-  found = score("superglue/multirc", ("val.jsonl", jsonl(MULTIRC)), ("p.jsonl", jsonl(MULTIRC_GIVEN)))
+  found = score(
+    "superglue/multirc", ("val.jsonl", jsonl(MULTIRC)), ("p.jsonl", jsonl(MULTIRC_GIVEN))
+  )
   assert found == {"f1a": 80.0, "exact_match": 50.0, "examples": 2}
   flat = [((5, 8), 1), ((5, 9), 1), ((6, 10), 1)]
-  rows = jsonl({"idx": {"paragraph": 3, "question": q, "answer": a}, "prediction": label} for (q, a), label in flat)
+  rows = jsonl(
+    {"idx": {"paragraph": 3, "question": q, "answer": a}, "prediction": label}
+    for (q, a), label in flat
+  )
   assert score("superglue/multirc", ("val.jsonl", jsonl(MULTIRC)), ("p.jsonl", rows)) == found
-  record = score("superglue/record", ("val.jsonl", jsonl(RECORD)), ("p.jsonl", jsonl([{"idx": 4, "label": "Ann"}])))
+  record = score(
+    "superglue/record",
+    ("val.jsonl", jsonl(RECORD)),
+    ("p.jsonl", jsonl([{"idx": 4, "label": "Ann"}])),
+  )
   assert record == {"exact_match": 0.0, "f1": pytest.approx(200 / 3), "examples": 1}
 
 
@@ -196,15 +301,26 @@ def test_superglue_average(tmp_path, capsys):
     row = {"idx": 0, "label": reference, "text": "a b", "target": WSC}
     write(tmp_path / "gold" / task / "val.jsonl.gz", jsonl([row]))
     write(tmp_path / "ours" / f"{task}.jsonl", jsonl([{"idx": 0, "label": label}]))
-  for task, gold, given in (("MultiRC", MULTIRC, MULTIRC_GIVEN), ("ReCoRD", RECORD, [{"idx": 4, "label": "Ann"}])):
+  for task, gold, given in (
+    ("MultiRC", MULTIRC, MULTIRC_GIVEN),
+    ("ReCoRD", RECORD, [{"idx": 4, "label": "Ann"}]),
+  ):
     write(tmp_path / "gold" / task / "val.jsonl", jsonl(gold))
     write(tmp_path / "ours" / f"{task}.jsonl", jsonl(given))
-  code, found = run(capsys, "superglue", f"--references={tmp_path / 'gold'}", f"--predictions={tmp_path / 'ours'}")
+  code, found = run(
+    capsys, "superglue", f"--references={tmp_path / 'gold'}", f"--predictions={tmp_path / 'ours'}"
+  )
   cb = (100 + 100 / 3) / 2  # one class of three occurs
   assert code == 0 and found["average"] == pytest.approx((5 * 100 + cb + 65 + 100 / 3) / 8)
 
 
 def test_every_name_is_documented():
-  text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "how-to" / "score-predictions.md").read_text()
-  missing = [name for name in BENCHMARKS if f"`{name.split('/')[-1]}`" not in text and f"`{name}`" not in text]
+  text = (
+    pathlib.Path(__file__).resolve().parents[2] / "docs" / "how-to" / "score-predictions.md"
+  ).read_text()
+  missing = [
+    name
+    for name in BENCHMARKS
+    if f"`{name.split('/')[-1]}`" not in text and f"`{name}`" not in text
+  ]
   assert not missing

@@ -8,8 +8,16 @@ CHOICES = {
   # name: reference rows, right predictions, wrong ones
   "arc": (
     [
-      {"id": "A1", "question": {"stem": "?", "choices": [{"label": c, "text": c} for c in "ABCD"]}, "answerKey": "B"},
-      {"id": "A2", "question": {"stem": "?", "choices": [{"label": c, "text": c} for c in "1234"]}, "answerKey": "4"},
+      {
+        "id": "A1",
+        "question": {"stem": "?", "choices": [{"label": c, "text": c} for c in "ABCD"]},
+        "answerKey": "B",
+      },
+      {
+        "id": "A2",
+        "question": {"stem": "?", "choices": [{"label": c, "text": c} for c in "1234"]},
+        "answerKey": "4",
+      },
     ],
     ["B", "4"],
     ["A", "1"],
@@ -17,13 +25,25 @@ CHOICES = {
   "piqa": ([{"goal": "?", "sol1": "a", "sol2": "b", "label": 1}] * 2, [1, 1], [1, 0]),
   "siqa": ([{"query": "?", "choices": ["A", "B", "C"], "gold": 2}], [2], [0]),
   "openbookqa": ([{"query": "?", "choices": ["a", "b"], "gold": 0}], ["A"], ["B"]),
-  "csqa": ([{"answerKey": "E", "question": {"choices": [{"label": c, "text": c} for c in "ABCDE"]}}], ["E"], ["A"]),
+  "csqa": (
+    [{"answerKey": "E", "question": {"choices": [{"label": c, "text": c} for c in "ABCDE"]}}],
+    ["E"],
+    ["A"],
+  ),
   "winogrande": ([{"sentence": "_", "option1": "a", "option2": "b", "answer": "2"}], ["2"], ["1"]),
   "winograd": ([{"context_options": ["a", "b"], "continuation": "c", "gold": 0}], [0], [1]),
   "hellaswag": ([{"ind": 24, "endings": ["a", "b", "c", "d"], "label": 3}], [3], [2]),
   "copa": ([{"premise": "?", "choice1": "a", "choice2": "b", "label": 1, "idx": 0}], [1], [0]),
-  "boolq": ([{"question": "?", "answer": True}, {"question": "!", "answer": False}], [True, "no"], ["true", 1]),
-  "mmlu": ([{"subject": "law", "question": "?", "choices": ["0", "1", "2", "3"], "answer": "C"}], ["C"], ["A"]),
+  "boolq": (
+    [{"question": "?", "answer": True}, {"question": "!", "answer": False}],
+    [True, "no"],
+    ["true", 1],
+  ),
+  "mmlu": (
+    [{"subject": "law", "question": "?", "choices": ["0", "1", "2", "3"], "answer": "C"}],
+    ["C"],
+    ["A"],
+  ),
   "swag": ([{"video-id": "v", "label": 2}], [2], [1]),
   "codah": ([{"id": 0, "label": 3}], [3], [1]),
 }
@@ -43,13 +63,16 @@ def test_choices(score, name):
 def test_scores_of_choices(score):
   rows, *_ = CHOICES["arc"]
   given = jsonl(
-    {"id": name, "prediction": scores} for name, scores in (("A1", [-3.0, -1, -2, -9]), ("A2", [0, 0, 0, -1]))
+    {"id": name, "prediction": scores}
+    for name, scores in (("A1", [-3.0, -1, -2, -9]), ("A2", [0, 0, 0, -1]))
   )
   assert score("arc", ("q.jsonl", jsonl(rows)), ("p.jsonl", given))["accuracy"] == 50
 
 
 def test_labels_in_a_file_of_their_own(score):
-  questions = jsonl([{"context": "c", "question": "?", "answerA": "a", "answerB": "b", "answerC": "c"}] * 2)
+  questions = jsonl(
+    [{"context": "c", "question": "?", "answerA": "a", "answerB": "b", "answerC": "c"}] * 2
+  )
   references = [("dev.jsonl", questions), ("dev-labels.lst", ["3", "1"])]
   assert score("siqa", references, ("p.txt", ["3", "2"]))["accuracy"] == 50
   assert score("siqa", ("dev-labels.lst", ["3", "1"]), ("p.txt", ["C", "1"]))["accuracy"] == 100
@@ -64,13 +87,21 @@ def test_mmlu_csv_and_subjects(score):
     for s, x in (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))
   ]
   found = score("mmlu", ("mmlu.jsonl", jsonl(rows)), ("p.txt", ["A", "B", "A"]), "--split=test")
-  assert found["accuracy"] == pytest.approx(200 / 3) and found["groups"]["law"] == {"accuracy": 50.0, "examples": 2}
+  assert found["accuracy"] == pytest.approx(200 / 3) and found["groups"]["law"] == {
+    "accuracy": 50.0,
+    "examples": 2,
+  }
   assert found["mean_of_groups"]["accuracy"] == 75
 
 
 def test_race(tmp_path, capsys, score):
   for level, answers in (("high", ["A", "C"]), ("middle", ["B"])):
-    text = {"id": f"{level}7.txt", "article": "…", "questions": ["?"] * len(answers), "answers": answers}
+    text = {
+      "id": f"{level}7.txt",
+      "article": "…",
+      "questions": ["?"] * len(answers),
+      "answers": answers,
+    }
     text["options"] = [["a", "b", "c", "d"]] * len(answers)
     write(tmp_path / "dev" / level / "7.txt", text)
   given = write(tmp_path / "p.json", {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"})
@@ -82,14 +113,30 @@ def test_race(tmp_path, capsys, score):
 
 
 def test_swag_and_codah_files(score):
-  header = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+  header = (
+    ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+  )
   csv = [header, '0,v,1,"a, b",s,t,gold,w,x,y,z,1', "1,v,1,a,s,t,gold,w,x,y,z,3"]
   assert score("swag", ("val.csv", csv), ("p.txt", ["1", "0"]))["accuracy"] == 50
   tsv = ["i\tPrompt\ta\tb\tc\td\t2", "o\tPrompt\ta\tb\tc\td\t0"]
-  assert score("codah", ("full_data.tsv", tsv), ("p.csv", ["index,prediction", "1,0", "0,2"]))["accuracy"] == 100
+  assert (
+    score("codah", ("full_data.tsv", tsv), ("p.csv", ["index,prediction", "1,0", "0,2"]))[
+      "accuracy"
+    ]
+    == 100
+  )
 
 
-CONLL = ["-DOCSTART- -X- O", "", "Ann\tNNP\tB-PER", "Lee\tNNP\tI-PER", "ran\tVBD\tO", "\t", "Rome\tNNP\tB-LOC", ""]
+CONLL = [
+  "-DOCSTART- -X- O",
+  "",
+  "Ann\tNNP\tB-PER",
+  "Lee\tNNP\tI-PER",
+  "ran\tVBD\tO",
+  "\t",
+  "Rome\tNNP\tB-LOC",
+  "",
+]
 CONLLU = [
   "# sent_id = 1",
   "1-2\tdon't\t_\t_\t_\t_\t_\t_\t_\t_",
@@ -108,7 +155,12 @@ def test_entities(score):
   assert found["f1"] == 50 and found["entities"] == 2 and found["types"]["LOC"]["f1"] == 100
   tags = [["B-PER", "O", "O"], ["B-LOC"]]
   assert (
-    score("ner", ("dev.conll", CONLL), ("p.jsonl", jsonl({"id": i, "tags": t} for i, t in enumerate(tags)))) == found
+    score(
+      "ner",
+      ("dev.conll", CONLL),
+      ("p.jsonl", jsonl({"id": i, "tags": t} for i, t in enumerate(tags))),
+    )
+    == found
   )
   assert score("ner", ("dev.conll", CONLL), ("p.txt", [" ".join(one) for one in tags])) == found
   assert score("ner", ("dev.conll", CONLL), ("p.json", tags)) == found
@@ -119,7 +171,9 @@ def test_parts_of_speech(score):
   given = [line.replace("\tPART\t", "\tADV\t") for line in CONLLU]
   found = score("pos", ("dev.conllu", CONLLU), ("p.conllu", given))
   assert found == {"accuracy": pytest.approx(200 / 3), "examples": 2, "tokens": 3}
-  assert score("pos", ("dev.conllu", CONLLU), ("p.conllu", given), "--column=xpos")["accuracy"] == 100
+  assert (
+    score("pos", ("dev.conllu", CONLLU), ("p.conllu", given), "--column=xpos")["accuracy"] == 100
+  )
   assert score("pos", ("dev.conll", CONLL), ("p.conll", CONLL), "--column=1")["tokens"] == 4
 
 
@@ -131,11 +185,15 @@ def test_translation(score):
   system = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
   references = [("ref0.en", streams[0]), ("ref1.en.gz", streams[1])]
   found = score("bleu", references, ("system.txt", system))
-  assert found["bleu"] == pytest.approx(48.530827009929865) and found["signature"].startswith("nrefs:2|")
+  assert found["bleu"] == pytest.approx(48.530827009929865) and found["signature"].startswith(
+    "nrefs:2|"
+  )
   rows = jsonl({"id": f"s{i}", "references": list(both)} for i, both in enumerate(zip(*streams)))
   given = {f"s{i}": text for i, text in reversed(list(enumerate(system)))}
   assert score("bleu", ("refs.jsonl", rows), ("p.json", given)) == found
-  assert score("chrf", references, ("system.txt", system))["chrf"] == pytest.approx(59.73, abs=0.005)
+  assert score("chrf", references, ("system.txt", system))["chrf"] == pytest.approx(
+    59.73, abs=0.005
+  )
   char = score("bleu", references, ("system.txt", system), "--tokenize=char", "--lowercase=true")
   assert "tok:char" in char["signature"] and "case:lc" in char["signature"]
 
@@ -147,9 +205,15 @@ def test_odd_lines_stay_what_they_are(score):
 
 
 def test_tables_of_long_and_quoted_texts(score):
-  """Without a header, and with a comma in the first text; a column without texts behind the others is nothing."""
-  rows = jsonl([{"question": "a, b?", "answer": ["x" * 200_000]}, {"question": "c?", "answer": ["y"]}])
-  assert score("nq", ("nq.jsonl", rows), ("p.csv", ['"a, b?",' + "x" * 200_000, "c?,y"]))["exact_match"] == 100
+  """Without a header, and with a comma in the first text; a column without texts behind the others
+  is nothing."""
+  rows = jsonl(
+    [{"question": "a, b?", "answer": ["x" * 200_000]}, {"question": "c?", "answer": ["y"]}]
+  )
+  assert (
+    score("nq", ("nq.jsonl", rows), ("p.csv", ['"a, b?",' + "x" * 200_000, "c?,y"]))["exact_match"]
+    == 100
+  )
   table = ["\ufeffquestion\tanswer\t\r", "c?\ty\t\r", f"a, b?\t{'x' * 200_000}\t\r"]
   assert score("nq", ("nq.jsonl", rows), ("p.tsv", table))["exact_match"] == 100
 
@@ -158,42 +222,78 @@ def test_summaries(score):
   rows = jsonl([{"paper_id": "p1", "target": ["the quick brown fox", "a dog"], "source": ["…"]}])
   found = score("rouge", ("test.jsonl", rows), ("p.txt", ["a dog"]))
   assert found == {"rouge1": 100, "rouge2": 100, "rougeL": 100, "rougeLsum": 100, "examples": 1}
-  stemmed = score("rouge", ("r.txt", ["dogs"]), ("p.jsonl", jsonl([{"id": "0", "prediction": "dog"}])))
+  stemmed = score(
+    "rouge", ("r.txt", ["dogs"]), ("p.jsonl", jsonl([{"id": "0", "prediction": "dog"}]))
+  )
   assert stemmed["rouge1"] == 100
-  assert score("rouge", ("r.txt", ["dogs"]), ("p.txt", ["dog"]), "--use_stemmer=false")["rouge1"] == 0
+  assert (
+    score("rouge", ("r.txt", ["dogs"]), ("p.txt", ["dog"]), "--use_stemmer=false")["rouge1"] == 0
+  )
 
 
 def test_open_questions(score):
-  nq = jsonl([{"question": "who?", "answer": ["Ann Lee", "Lee"]}, {"question": "where?", "answer": ["the U.S."]}])
-  given = jsonl([{"question": "where?", "prediction": "US"}, {"question": "who?", "prediction": "ann"}])
+  nq = jsonl(
+    [
+      {"question": "who?", "answer": ["Ann Lee", "Lee"]},
+      {"question": "where?", "answer": ["the U.S."]},
+    ]
+  )
+  given = jsonl(
+    [{"question": "where?", "prediction": "US"}, {"question": "who?", "prediction": "ann"}]
+  )
   assert score("nq", ("dev.jsonl", nq), ("p.jsonl", given))["exact_match"] == 50
   trivia = {
     "Data": [
-      {"QuestionId": "tc_1", "Question": "?", "Answer": {"NormalizedAliases": ["u s"], "HumanAnswers": ["America!"]}}
+      {
+        "QuestionId": "tc_1",
+        "Question": "?",
+        "Answer": {"NormalizedAliases": ["u s"], "HumanAnswers": ["America!"]},
+      }
     ]
   }
-  assert score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "the U.S."}))["exact_match"] == 100
-  assert score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "america"}))["exact_match"] == 100
+  assert (
+    score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "the U.S."}))["exact_match"] == 100
+  )
+  assert (
+    score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "america"}))["exact_match"] == 100
+  )
   rows = jsonl([{"context": "Question: ?", "answer": "Onion", "aliases": ["Allium cepa"]}])
-  assert score("triviaqa", ("sub.jsonl", rows), ("p.txt", ["the allium-cepa"]))["exact_match"] == 100
+  assert (
+    score("triviaqa", ("sub.jsonl", rows), ("p.txt", ["the allium-cepa"]))["exact_match"] == 100
+  )
   official = [
-    {"url": "u", "utterance": "who?", "targetValue": '(list (description "Ann \\"A\\" Lee") (description Rome))'}
+    {
+      "url": "u",
+      "utterance": "who?",
+      "targetValue": '(list (description "Ann \\"A\\" Lee") (description Rome))',
+    }
   ]
   for text in ('Ann "A" Lee', "rome"):
     assert score("webquestions", ("test.json", official), ("p.txt", [text]))["exact_match"] == 100
   questions = [{"qId": "w1", "qText": "who?", "answers": ["Ann"]}]
-  assert score("webquestions", ("test.json", questions), ("p.json", {"w1": "ann."}))["exact_match"] == 100
+  assert (
+    score("webquestions", ("test.json", questions), ("p.json", {"w1": "ann."}))["exact_match"]
+    == 100
+  )
 
 
 def test_last_words_and_sums(score):
   rows = jsonl([{"context": "a", "continuation": "signs"}, {"text": "and then Ann said hello"}])
   assert score("lambada", ("test.jsonl", rows), ("p.txt", ["signs", "goodbye"]))["accuracy"] == 50
-  rows = jsonl([{"question": "?", "answer": "1+1=2\n#### 2"}, {"question": "!", "answer": "#### 1,000"}])
+  rows = jsonl(
+    [{"question": "?", "answer": "1+1=2\n#### 2"}, {"question": "!", "answer": "#### 1,000"}]
+  )
   given = jsonl([{"id": 0, "prediction": "so 2."}, {"id": 1, "prediction": "no idea"}])
-  assert score("gsm8k", ("test.jsonl", rows), ("p.jsonl", given)) == {"exact_match": 50.0, "examples": 2, "invalid": 1}
+  assert score("gsm8k", ("test.jsonl", rows), ("p.jsonl", given)) == {
+    "exact_match": 50.0,
+    "examples": 2,
+    "invalid": 1,
+  }
 
 
-SUMS = [{"id": name, "question": f"q{name}", "answer": f"#### {i}"} for i, name in enumerate((2, 0, 1, 3))]
+SUMS = [
+  {"id": name, "question": f"q{name}", "answer": f"#### {i}"} for i, name in enumerate((2, 0, 1, 3))
+]
 KEYS = ["answer", "label", "text", "output", "response", "completion", "resps"]
 
 
@@ -201,7 +301,9 @@ KEYS = ["answer", "label", "text", "output", "response", "completion", "resps"]
   "key", ["pred", "predicted_answer", "generated_text", "modelOutput", "prediction", "model_answer"]
 )
 def test_the_gold_beside_a_prediction_is_not_scored(score, key):
-  rows = [{"id": row["id"], "answer": row["answer"], key: "#### 99", f"{key}_score": 1} for row in SUMS]
+  rows = [
+    {"id": row["id"], "answer": row["answer"], key: "#### 99", f"{key}_score": 1} for row in SUMS
+  ]
   assert score("gsm8k", ("test.jsonl", jsonl(SUMS)), ("p.jsonl", jsonl(rows)))["exact_match"] == 0
 
 
@@ -218,14 +320,25 @@ def test_two_keys_that_could_be_the_prediction(tmp_path, capsys, keys):
 
 @pytest.mark.parametrize("field", ["id", "idx", "index", "qid", "question_id"])
 def test_ids_that_are_numbers_in_another_order(score, field):
-  """Right predictions stand in the order of their ids, and beside another index in the order of the references."""
+  """Right predictions stand in the order of their ids, and beside another index in the order of the
+  references."""
   rows = [{field: row["id"], "answer": row["answer"]} for row in SUMS]
-  given = sorted(({field: row["id"], "prediction": row["answer"]} for row in SUMS), key=lambda row: row[field])
-  for several in (given, given[::-1], [{field: float(row[field]), "prediction": row["prediction"]} for row in given]):
-    assert score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(several)))["exact_match"] == 100
+  given = sorted(
+    ({field: row["id"], "prediction": row["answer"]} for row in SUMS), key=lambda row: row[field]
+  )
+  for several in (
+    given,
+    given[::-1],
+    [{field: float(row[field]), "prediction": row["prediction"]} for row in given],
+  ):
+    assert (
+      score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(several)))["exact_match"] == 100
+    )
   if field != "index":
     table = [{"index": number} | row for number, row in enumerate(given)]
-    assert score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(table)))["exact_match"] == 100
+    assert (
+      score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(table)))["exact_match"] == 100
+    )
 
 
 def test_an_index_that_could_be_an_id_or_a_number(tmp_path, capsys):
@@ -244,7 +357,13 @@ def test_texts_that_begin_with_brackets(score, tmp_path, capsys):
     texts = lines[first:] + lines[:first]
     assert score("bleu", ("test.de", texts), ("hyp.de", texts))["bleu"] == pytest.approx(100)
     assert score("chrf", ("test", texts[:1]), ("hyp.out", texts[:1]))["chrf"] == pytest.approx(100)
-  damaged = [*jsonl([{"id": 0, "prediction": "a"}, {"id": 1, "prediction": "b"}]), '{"id": 2, "predic']
-  flags = f"--references={write(tmp_path / 'r', lines)}", f"--predictions={write(tmp_path / 'p', damaged)}"
+  damaged = [
+    *jsonl([{"id": 0, "prediction": "a"}, {"id": 1, "prediction": "b"}]),
+    '{"id": 2, "predic',
+  ]
+  flags = (
+    f"--references={write(tmp_path / 'r', lines)}",
+    f"--predictions={write(tmp_path / 'p', damaged)}",
+  )
   code, said = run(capsys, "bleu", *flags)
   assert code == 2 and "p:3: broken JSON" in said

@@ -1,4 +1,5 @@
-"""tools.score on bad input: one line that names what is wrong, exit code 2, nothing on stdout; and the flags."""
+"""tools.score on bad input: one line that names what is wrong, exit code 2, nothing on stdout; and
+the flags."""
 
 import gzip
 import json
@@ -7,7 +8,10 @@ import pytest
 
 from scoring import jsonl, run, squad, submission, write
 
-DEV = ["index\tsentence1\tsentence2\tlabel", *(f"{i}\ta\tb\t{label}" for i, label in enumerate("110"))]
+DEV = [
+  "index\tsentence1\tsentence2\tlabel",
+  *(f"{i}\ta\tb\t{label}" for i, label in enumerate("110")),
+]
 
 
 @pytest.fixture
@@ -33,14 +37,20 @@ def test_names_and_flags(refused, tmp_path):
   files = (("dev.tsv", DEV), ("p.tsv", submission("110")))
   assert "did you mean 'glue/wnli'?" in refused("glue/wnl", *files)
   assert "did you mean 'squad'?" in refused("sqaud", *files)
-  assert "--bootstrp: unknown flag (did you mean 'bootstrap'?)" in refused("glue/wnli", *files, "--bootstrp=10")
-  assert "bleu.tokenise: unknown key (did you mean 'tokenize'?)" in refused("bleu", *files, "--tokenise=13a")
+  assert "--bootstrp: unknown flag (did you mean 'bootstrap'?)" in refused(
+    "glue/wnli", *files, "--bootstrp=10"
+  )
+  assert "bleu.tokenise: unknown key (did you mean 'tokenize'?)" in refused(
+    "bleu", *files, "--tokenise=13a"
+  )
   assert "expected one of" in refused("bleu", *files, "--tokenize=13b")
   assert "expected 'refuse' or 'wrong'" in refused("glue/wnli", *files, "--invalid=no")
   assert "--bootstrap=0: expected at least 1" in refused("glue/wnli", *files, "--bootstrap=0")
   assert "invalid int value" in refused("glue/wnli", *files, "--bootstrap=many")
   assert "unknown argument" in refused("glue/wnli", *files, "stray")
-  assert "found 2 files, expected one" in refused("glue/wnli", *files, f"--references={tmp_path / 'dev.tsv'}")
+  assert "found 2 files, expected one" in refused(
+    "glue/wnli", *files, f"--references={tmp_path / 'dev.tsv'}"
+  )
   assert "expected a directory" in refused("glue", *files)
 
 
@@ -61,9 +71,18 @@ def test_required_flags(capsys):
     (("p.tsv", [*submission("110"), "1\t1"]), "p.tsv:5: id 1 stands twice (first:"),
     (("p.tsv", ["index\tprediction"]), "p.tsv: holds no predictions"),
     (("p.tsv", ["index\tprediction", "0\t1", "1"]), "p.tsv:3: found 1 columns, expected 2"),
-    (("p.tsv", ["index\tprediction\n7\t1\n8\t1"]), "none of its ids (7, 8) is one of the references' (0, 1, 2)"),
-    (("p.tsv", ["index\tprediction", "0\t1\t0"]), "p.tsv:2: found 3 columns, expected 2: index, prediction"),
-    (("p.csv", ["index,prediction", "0,1,0"]), "p.csv:2: found 3 columns, expected 2: index, prediction"),
+    (
+      ("p.tsv", ["index\tprediction\n7\t1\n8\t1"]),
+      "none of its ids (7, 8) is one of the references' (0, 1, 2)",
+    ),
+    (
+      ("p.tsv", ["index\tprediction", "0\t1\t0"]),
+      "p.tsv:2: found 3 columns, expected 2: index, prediction",
+    ),
+    (
+      ("p.csv", ["index,prediction", "0,1,0"]),
+      "p.csv:2: found 3 columns, expected 2: index, prediction",
+    ),
     (("p.csv", ["index,prediction", '0,"1', "1,1"]), "p.csv: broken CSV: unexpected end of data"),
     (("p.txt", ["1", "1"]), "found 2 predictions without ids for 3 examples"),
     (("p.txt", ""), "p.txt: empty"),
@@ -74,8 +93,14 @@ def test_required_flags(capsys):
       ("p.jsonl", ['{"idx": 0, "label": 1}', '{"idx": 1, "label"']),
       "p.jsonl:2: broken JSON: Expecting ':' delimiter: line 1 column 19",
     ),
-    (("p.jsonl", jsonl([{"idx": 0, "value": 1}])), "p.jsonl:1: found the keys idx, value, expected one of prediction,"),
-    (("p.jsonl", jsonl([{"idx": 0, "label": 1}, {"label": 1}])), "p.jsonl:2: no id, but other rows have one"),
+    (
+      ("p.jsonl", jsonl([{"idx": 0, "value": 1}])),
+      "p.jsonl:1: found the keys idx, value, expected one of prediction,",
+    ),
+    (
+      ("p.jsonl", jsonl([{"idx": 0, "label": 1}, {"label": 1}])),
+      "p.jsonl:2: no id, but other rows have one",
+    ),
     (("p.jsonl", ['{"idx": 0, "idx": 1, "label": 1}']), "the key 'idx' stands twice"),
     (("p", '{\n "0": 1,\n "1": }\n'), "broken JSON: Expecting value: line 3 column 7"),
     (("p.tsv", None), "No such file or directory"),
@@ -91,9 +116,17 @@ def test_predictions(refused, predictions, expected):
 @pytest.mark.parametrize(
   "benchmark, references, expected",
   [
-    ("glue/wnli", ("test.tsv", ["index\tsentence", "0\ta"]), "test.tsv:2: found no field 'label' among"),
+    (
+      "glue/wnli",
+      ("test.tsv", ["index\tsentence", "0\ta"]),
+      "test.tsv:2: found no field 'label' among",
+    ),
     ("glue/wnli", ("dev.tsv", DEV[:1]), "dev.tsv: holds no examples: a score over zero examples"),
-    ("glue/wnli", ("dev.tsv", [*DEV, "3\ta"]), "dev.tsv:5: found 2 tab-separated columns, expected 4"),
+    (
+      "glue/wnli",
+      ("dev.tsv", [*DEV, "3\ta"]),
+      "dev.tsv:5: found 2 tab-separated columns, expected 4",
+    ),
     ("glue/wnli", ("dev.tsv", [*DEV, "3\ta\tb\tyes"]), "dev.tsv:5: found the label 'yes'"),
     ("glue/wnli", ("dev.tsv", [*DEV, "1\ta\tb\t1"]), "dev.tsv: id 1 stands 2 times, expected once"),
     ("glue/stsb", ("dev.tsv", ["sentence1\tscore", "a\tnan"]), "found 'nan', expected a number"),
@@ -120,12 +153,24 @@ def test_predictions(refused, predictions, expected):
       "expected id, article, and lists of as many questions, options and answers",
     ),
     ("arc", ("dev.jsonl", jsonl([{"question": "?"}])), "no gold choice"),
-    ("arc", ("dev.jsonl", jsonl([{"choices": ["a", "b"], "gold": 2}])), "found the label '2', expected one of 0, 1"),
+    (
+      "arc",
+      ("dev.jsonl", jsonl([{"choices": ["a", "b"], "gold": 2}])),
+      "found the label '2', expected one of 0, 1",
+    ),
     ("gsm8k", ("dev.jsonl", jsonl([{"answer": "none"}])), "expected an answer with a number"),
     ("lambada", ("dev.jsonl", jsonl([{"context": "a"}])), "expected one of references,"),
-    ("lambada", ("dev.txt", ["a b", ""]), "dev.txt:2: found a text without words, expected a last word"),
+    (
+      "lambada",
+      ("dev.txt", ["a b", ""]),
+      "dev.txt:2: found a text without words, expected a last word",
+    ),
     ("rouge", ("dev.jsonl", jsonl([{"target": []}])), "expected one of references,"),
-    ("superglue/multirc", ("val.jsonl", jsonl([{"idx": 0}])), "expected idx and passage with questions[]"),
+    (
+      "superglue/multirc",
+      ("val.jsonl", jsonl([{"idx": 0}])),
+      "expected idx and passage with questions[]",
+    ),
     ("ner", ("dev.conll", ["Ann\tPERSON", ""]), "sentence 1: found the tag 'PERSON'"),
     ("pos", ("dev.conllu", ["# nothing", ""]), "holds no examples"),
   ],
@@ -139,19 +184,29 @@ def test_values_of_other_benchmarks(refused, tmp_path):
   assert "id 1: found None, expected a text" in refused("squad", dev, ("p.json", {"1": None}))
   na = write(tmp_path / "na.json", {"2": 0.5})
   flag = f"--na_probabilities={na}"
-  assert "no probability for the question 1" in refused("squad_v2", dev, ("p.json", {"1": "a"}), flag)
+  assert "no probability for the question 1" in refused(
+    "squad_v2", dev, ("p.json", {"1": "a"}), flag
+  )
   write(na, {"1": "high"})
-  assert "found 'high', expected a probability" in refused("squad_v2", dev, ("p.json", {"1": "a"}), flag)
+  assert "found 'high', expected a probability" in refused(
+    "squad_v2", dev, ("p.json", {"1": "a"}), flag
+  )
   stsb = ("dev.tsv", ["sentence1\tscore", "a\t1", "b\t2"])
   assert "pearson and spearman are not defined" in refused("glue/stsb", stsb, ("p.txt", ["3", "3"]))
   assert "expected a number" in refused("glue/stsb", stsb, ("p.txt", ["3", "inf"]))
   conll = ("dev.conll", ["Ann\tB-PER", "ran\tO", ""])
   assert "found 1 tags, expected 2" in refused("ner", conll, ("p.conll", ["Ann\tB-PER", ""]))
-  assert "found the token 'Bob', expected 'Ann'" in refused("ner", conll, ("p.conll", ["Bob\tB-PER", "ran\tO", ""]))
+  assert "found the token 'Bob', expected 'Ann'" in refused(
+    "ner", conll, ("p.conll", ["Bob\tB-PER", "ran\tO", ""])
+  )
   assert "found the tag 'PER'" in refused("ner", conll, ("p.txt", ["PER O"]))
-  assert "1 predictions without ids for 2 examples" in refused("bleu", ("r.txt", ["a", "b"]), ("p.txt", ["a"]))
+  assert "1 predictions without ids for 2 examples" in refused(
+    "bleu", ("r.txt", ["a", "b"]), ("p.txt", ["a"])
+  )
   one_based = ("dev.jsonl", jsonl([{"option1": "a", "option2": "b", "answer": "1"}]))
-  assert "expected one of 1, 2, as a text, or a letter" in refused("winogrande", one_based, ("p.json", [1]))
+  assert "expected one of 1, 2, as a text, or a letter" in refused(
+    "winogrande", one_based, ("p.json", [1])
+  )
   assert "found 1 scores, expected 2" in refused("winogrande", one_based, ("p.json", [[0.5]]))
 
 
@@ -167,15 +222,28 @@ def test_bootstrap_and_comparison(tmp_path, capsys):
   ours = write(tmp_path / "ours.txt", ["0", "1"] * 40 + ["1", "0"] * 10)
   theirs = write(tmp_path / "theirs.txt", ["0", "1"] * 30 + ["1", "0"] * 20)
   out = tmp_path / "result.json"
-  flags = (f"--references={dev}", f"--predictions={ours}", f"--compare={theirs}", "--bootstrap=120", "--seed=3")
+  flags = (
+    f"--references={dev}",
+    f"--predictions={ours}",
+    f"--compare={theirs}",
+    "--bootstrap=120",
+    "--seed=3",
+  )
   code, found = run(capsys, "glue/sst2", *flags, f"--output={out}")
   assert code == 0 and json.loads(out.read_text()) == found
   interval = found["bootstrap"]["intervals"]["accuracy"]
-  assert interval["low"] < 80 < interval["high"] and (found["bootstrap"]["samples"], found["bootstrap"]["seed"]) == (
+  assert interval["low"] < 80 < interval["high"] and (
+    found["bootstrap"]["samples"],
+    found["bootstrap"]["seed"],
+  ) == (
     120,
     3,
   )
   compared = found["compare"]
   assert compared["accuracy"] == 60.0 and "approximate randomisation" in compared["method"]
   difference = compared["differences"]["accuracy"]
-  assert difference["difference"] == pytest.approx(-20) and difference["p_value"] < 0.01 and difference["high"] < 0
+  assert (
+    difference["difference"] == pytest.approx(-20)
+    and difference["p_value"] < 0.01
+    and difference["high"] < 0
+  )

@@ -1,4 +1,5 @@
-"""The generated pages of docs/reference are up to date, and the listing knows every key that a recipe takes."""
+"""The generated pages of docs/reference are up to date, and the listing knows every key that a
+recipe takes."""
 
 from t5x_like import listing, recipes
 from tools import write_reference
@@ -21,14 +22,19 @@ def test_a_stale_page_is_named_and_written_anew(tmp_path, monkeypatch, capsys):
 
 def groups():
   return {
-    (group.section, group.name): {key.name.removeprefix(f"{group.section}."): key for key in group.keys}
+    (group.section, group.name): {
+      key.name.removeprefix(f"{group.section}."): key for key in group.keys
+    }
     for group in listing.groups()
   }
 
 
 def test_the_keys_of_a_recipe_are_listed():
-  listed, config = groups(), recipes.load("configs/gpt/my_text.py")
-  assert set(config) == set(listed["", ""]) | {section.partition(".")[0] for section, _ in listed if section}
+  listed = groups()
+  config = recipes.load("configs/gpt/my_text.py")
+  assert set(config) == set(listed["", ""]) | {
+    section.partition(".")[0] for section, _ in listed if section
+  }
   for slot in ("model", "task", "objective", "optimizer", "schedule"):
     given = set(config[slot]) - {"name"}
     assert given <= set(listed[slot, config[slot].name]), slot

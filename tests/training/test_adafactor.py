@@ -23,7 +23,9 @@ SHAPES = {
 
 def draw(seed, scale=1.0):
   keys = jax.random.split(jax.random.key(seed), len(SHAPES))
-  return {n: scale * jax.random.normal(k, s) for (n, s), k in zip(SHAPES.items(), keys, strict=True)}
+  return {
+    n: scale * jax.random.normal(k, s) for (n, s), k in zip(SHAPES.items(), keys, strict=True)
+  }
 
 
 @pytest.mark.parametrize(
@@ -41,16 +43,21 @@ def draw(seed, scale=1.0):
 def test_equals_optax(settings):
   rate = schedule.rsqrt(warmup_steps=2)
   expected = {("weight_decay_rate" if k == "weight_decay" else k): v for k, v in settings.items()}
-  a, b = optimizer.adafactor(rate, **settings), optax.adafactor(rate, **expected)
+  a = optimizer.adafactor(rate, **settings)
+  b = optax.adafactor(rate, **expected)
   params = draw(0) | {"vector": jnp.zeros(40)}
-  state_a, state_b = a.init(params), b.init(params)
-  step_a, step_b = jax.jit(a.update), jax.jit(b.update)
+  state_a = a.init(params)
+  state_b = b.init(params)
+  step_a = jax.jit(a.update)
+  step_b = jax.jit(b.update)
   for seed in range(1, 4):
     grads = draw(seed, 10.0 ** (2 * seed - 5))
     updates_a, state_a = step_a(grads, state_a, params, step=seed - 1)
     updates_b, state_b = step_b(grads, state_b, params)
     for name in SHAPES:
-      np.testing.assert_allclose(updates_a[name], updates_b[name], rtol=3e-5, atol=1e-8, err_msg=f"{name} {seed}")
+      np.testing.assert_allclose(
+        updates_a[name], updates_b[name], rtol=3e-5, atol=1e-8, err_msg=f"{name} {seed}"
+      )
     params = optax.apply_updates(params, updates_b)
   found = next(s for s in jax.tree.leaves(state_a, is_leaf=is_factored) if is_factored(s))
   known = next(s for s in jax.tree.leaves(state_b, is_leaf=is_factored) if is_factored(s))

@@ -1,4 +1,5 @@
-"""Parts that do not fit each other are refused, and a run records the attention cores of its model."""
+"""Parts that do not fit each other are refused, and a run records the attention cores of its
+model."""
 
 import dataclasses
 import json
@@ -21,12 +22,17 @@ def test_the_attention_cores_in_use_are_named():
   def cores(length, *overrides):
     config = resolved(*overrides)
     task = tasks.build(split="train", **config.task.to_dict())
-    features = {name: dataclasses.replace(feature, shape=(length,)) for name, feature in task.features.items()}
+    features = {
+      name: dataclasses.replace(feature, shape=(length,)) for name, feature in task.features.items()
+    }
     return assembly.check_task(config, build(config), dataclasses.replace(task, features=features))
 
   assert cores(32) == {"attention_core": "dense", "cross_attention_core": "dense"}
   assert cores(1024) == {"attention_core": "chunked", "cross_attention_core": "chunked"}
-  assert cores(1024, "model.design.core=dense") == {"attention_core": "dense", "cross_attention_core": "dense"}
+  assert cores(1024, "model.design.core=dense") == {
+    "attention_core": "dense",
+    "cross_attention_core": "dense",
+  }
 
 
 def test_a_run_records_its_cores(trained):
@@ -46,7 +52,8 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
     (
       ["objective.name=mlm"],
       r"mlm needs the feature 'encoder_target_tokens', which task span_corruption does not make"
-      r" \(it makes encoder_input_tokens, .*\); choose another task or the objective decoder or encoder_decoder",
+      r" \(it makes encoder_input_tokens, .*\); choose another task or the objective decoder or "
+      r"encoder_decoder",
     ),
     (
       [f"model={DECODER}", f"task={CAUSAL}", "objective.name=mlm"],
@@ -64,7 +71,8 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
     ),
     (
       [f"model={DECODER}", f"task={CAUSAL}", "objective.name=dpo"],
-      r"dpo needs examples of several rows, but task causal_lm makes one row for each; choose .* objective decoder",
+      r"dpo needs examples of several rows, but task causal_lm makes one row for each; choose .* "
+      r"objective decoder",
     ),
     (
       [f"model={ENCODER}", f"task={MLM}", "objective.name=electra"],

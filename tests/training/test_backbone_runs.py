@@ -17,7 +17,12 @@ MODELS = {  # family, side of the images, whether the directory is converted fir
   "resnet": ("resnet", 45, False),
   "convnext": ("convnext", 41, True),
 }
-SHORT = ("--config.total_steps=2", "--config.eval_every=2", "--config.batch_size=8", "--config.tuning.name=all")
+SHORT = (
+  "--config.total_steps=2",
+  "--config.eval_every=2",
+  "--config.batch_size=8",
+  "--config.tuning.name=all",
+)
 
 
 def start_of(name, folder, cache):
@@ -53,11 +58,20 @@ def test_published_encoders_are_fine_tuned_and_lent_to_a_detector(name, cache, t
   assert evaluate.main([f"--workdir={tmp_path}/tuned", "--evals=image_classification"]) == 0
 
   detector = ("--config=configs/detr/base.py:debug", "--config.model.queries=12")
-  detector += ("--config.task.boxes=6", f"--config.task.cache={cache}", f"--config.init.workdir={start}", *SHORT)
+  detector += (
+    "--config.task.boxes=6",
+    f"--config.task.cache={cache}",
+    f"--config.init.workdir={start}",
+    *SHORT,
+  )
   evals = '--config.evals={"loss": {"max_examples": 4}, "detection": {"max_examples": 4}}'
   assert train.main([*detector, f"--workdir={tmp_path}/detector", evals]) == 0
   report = json.loads((tmp_path / "detector" / "init.json").read_text())
-  assert report["loaded"] and not any(tensor.startswith("backbone/") for tensor in report["initialised"])
+  assert report["loaded"] and not any(
+    tensor.startswith("backbone/") for tensor in report["initialised"]
+  )
   assert all(tensor.startswith("head/") for tensor in report["ignored"])
-  (last,) = [row for row in read_metrics(tmp_path / "detector") if any(key.endswith("/AP") for key in row)]
+  (last,) = [
+    row for row in read_metrics(tmp_path / "detector") if any(key.endswith("/AP") for key in row)
+  ]
   assert all(np.isfinite(value) for key, value in last.items() if key.endswith("/loss"))

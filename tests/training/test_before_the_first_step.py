@@ -1,4 +1,5 @@
-"""Whatever can be known before the first step is told before it, in one line, and nothing of a run is begun."""
+"""Whatever can be known before the first step is told before it, in one line, and nothing of a run
+is begun."""
 
 import json
 import pathlib
@@ -26,26 +27,38 @@ def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
 @pytest.mark.parametrize(
   "key, words",
   [
-    ("seed=1180591620717411303424", "config.seed: found 1180591620717411303424 .*expected int of at most 64 bits"),
-    ("batch_size=1e20", "config.batch_size: found 1e[+]?20 of type float, expected a whole number above 0"),
-    ("batch_size=1073741824", "config.batch_size: found 1073741824, but such a batch takes .* GiB of the .* GiB"),
+    ("seed=1180591620717411303424", "config.seed: found 1180591620717411303424 .*expected int of "
+                                    "at most 64 bits"),
+    ("batch_size=1e20", "config.batch_size: found 1e[+]?20 of type float, expected a whole number "
+                        "above 0"),
+    ("batch_size=1073741824", "config.batch_size: found 1073741824, but such a batch takes .* GiB "
+                              "of the .* GiB"),
     ("batch_size=0", "config.batch_size: found 0 .*above 0"),
     ("model.vocab_size=-1", "config.model.vocab_size: found -1 .*above 0"),
-    ("model.vocab_size=2000000000", "config.model: its parameters and their optimizer take .* GiB, and there are"),
+    ("model.vocab_size=2000000000", "config.model: its parameters and their optimizer take .* "
+                                    "GiB, and there are"),
     ("model.dropout=NaN", "config.model.dropout: found nan of type float, expected one finite"),
-    ("checkpoint.minutes=NaN", "config.checkpoint.minutes: found nan of type float, expected one finite"),
+    ("checkpoint.minutes=NaN", "config.checkpoint.minutes: found nan of type float, expected one "
+                               "finite"),
     ("step_timeout_seconds=NaN", "config.step_timeout_seconds: found nan"),
     ("step_timeout_seconds=1e300", "config.step_timeout_seconds: found 1e[+]300 .*from 1 to 1e9"),
-    ("step_timeout_seconds=1e-30", "config.step_timeout_seconds: found 1e-30 .*0, or a number of seconds from 1"),
+    ("step_timeout_seconds=1e-30", "config.step_timeout_seconds: found 1e-30 .*0, or a number of "
+                                   "seconds from 1"),
     ("checkpoint.save_timeout_seconds=0", "config.checkpoint.save_timeout_seconds: found 0"),
     ("checkpoint.keep_last=0", "config.checkpoint.keep_last: found 0"),
-    ("task.inputs_length=4611686018427387904", "config.task.inputs_length: found 4611686018427387904 .*16,777,216"),
-    ('schedule={"name": "linear", "learning_rate": 0.1, "warmup_steps": 60}', "warmup_steps: found 60 in a run"),
-    ('schedule={"name": "rsqrt", "warmup_steps": 0}', "config.schedule.warmup_steps: found 0 .*above 0"),
-    ('optimizer={"name": "adamw", "b1": 1.0}', "config.optimizer.b1: found 1.0 .*at least 0 and less than 1"),
-    ('optimizer={"name": "muon", "weight_decay": -1}', "config.optimizer.weight_decay: found -1.* at least 0"),
+    ("task.inputs_length=4611686018427387904", "config.task.inputs_length: found "
+                                               "4611686018427387904 .*16,777,216"),
+    ('schedule={"name": "linear", "learning_rate": 0.1, "warmup_steps": 60}', "warmup_steps: "
+                                                                              "found 60 in a run"),
+    ('schedule={"name": "rsqrt", "warmup_steps": 0}', "config.schedule.warmup_steps: found 0 "
+                                                      ".*above 0"),
+    ('optimizer={"name": "adamw", "b1": 1.0}', "config.optimizer.b1: found 1.0 .*at least 0 and "
+                                               "less than 1"),
+    ('optimizer={"name": "muon", "weight_decay": -1}', "config.optimizer.weight_decay: found -1.* "
+                                                       "at least 0"),
     ("optimizer.clipping_threshold=0", "config.optimizer.clipping_threshold: found 0.* above 0"),
-    ("evals.loss.max_examples=0", "config.evals.loss.max_examples: found 0 .*a whole number above 0"),
+    ("evals.loss.max_examples=0", "config.evals.loss.max_examples: found 0 .*a whole number above "
+                                  "0"),
     ("evals.loss.max_examples=-3", "config.evals.loss.max_examples: found -3"),
     ("eval_split=valid", "valid: no token store .*there are train, validation"),
     ("train_split=a\0b", "config.train_split: found .*without NUL"),
@@ -68,19 +81,28 @@ def test_a_name_that_metrics_and_files_cannot_have(name, kind, capsys, tmp_path)
   value = {"evals": {"name": "loss"}, "phases": {"until": 3}}[kind]
   line = refused(capsys, tmp_path, f"--config.{kind}={json.dumps({name: value})}")
   dotted = f"--config.{kind}: found '{{" in line and "dots" in line
-  assert dotted if "." in name else f"config.{kind}: found the name" in line and "letters, digits" in line
+  assert (
+    dotted
+    if "." in name
+    else f"config.{kind}: found the name" in line and "letters, digits" in line
+  )
 
 
 def test_a_part_of_a_mixture_with_such_a_name(capsys, tmp_path):
   part = {"name": "span_corruption", "store": "builtin"}
   task = {"name": "mixture", "parts": {"$a$": part, "b": part}}
-  assert "config.task.parts: found the name '$a$'" in refused(capsys, tmp_path, f"--config.task={json.dumps(task)}")
+  assert "config.task.parts: found the name '$a$'" in refused(
+    capsys, tmp_path, f"--config.task={json.dumps(task)}"
+  )
 
 
 @pytest.mark.parametrize(
   "chosen, words",
   [
-    ({"metric": "eval/builtin_span_corruption/los"}, "selection.metric: found .*did you mean 'eval/"),
+    (
+      {"metric": "eval/builtin_span_corruption/los"},
+      "selection.metric: found .*did you mean 'eval/",
+    ),
     ({"metric": "train/loss"}, "selection.metric: found 'train/loss', expected one of eval/"),
     ({"metric": "LABEL/loss"}, "selection.goal: found 'max' for eval/.*/loss, which should fall"),
     ({"metric": "LABEL/accuracy", "patience": 0}, "selection.patience: found 0"),
@@ -88,7 +110,10 @@ def test_a_part_of_a_mixture_with_such_a_name(capsys, tmp_path):
   ],
 )
 def test_what_selects_a_checkpoint(chosen, words, capsys, tmp_path):
-  chosen = {key: value.replace("LABEL", LABEL) if isinstance(value, str) else value for key, value in chosen.items()}
+  chosen = {
+    key: value.replace("LABEL", LABEL) if isinstance(value, str) else value
+    for key, value in chosen.items()
+  }
   line = refused(capsys, tmp_path, LOSS, f"--config.selection={json.dumps(chosen)}")
   assert re.search(words, line), line
 
@@ -97,7 +122,9 @@ LABEL = "eval/builtin_span_corruption"
 
 
 def test_a_selection_without_evaluators(capsys, tmp_path):
-  assert "config.evals has no evaluator" in refused(capsys, tmp_path, '--config.selection={"metric": "eval/x/loss"}')
+  assert "config.evals has no evaluator" in refused(
+    capsys, tmp_path, '--config.selection={"metric": "eval/x/loss"}'
+  )
 
 
 def test_the_line_of_a_metric_that_would_be_written_twice(capsys, tmp_path, monkeypatch):
@@ -106,10 +133,14 @@ def test_the_line_of_a_metric_that_would_be_written_twice(capsys, tmp_path, monk
   monkeypatch.setattr(span_infilling.Evaluator, "names", lambda self: ("loss",))
   flags = (LOSS, "--config.evals.span_infilling={}")
   line = refused(capsys, tmp_path, *flags)
-  assert "config.evals.span_infilling: eval/" in line and "/loss is written twice, by loss too" in line
+  assert (
+    "config.evals.span_infilling: eval/" in line and "/loss is written twice, by loss too" in line
+  )
 
 
-@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "def get_config(): raise SystemExit(0)"])
+@pytest.mark.parametrize(
+  "text", ["import sys; sys.exit(0)", "def get_config(): raise SystemExit(0)"]
+)
 def test_a_recipe_that_exits_is_an_error(text, capsys, tmp_path):
   (tmp_path / "recipe.py").write_text(text)
   line = refused(capsys, tmp_path, recipe=str(tmp_path / "recipe.py"))
@@ -119,7 +150,10 @@ def test_a_recipe_that_exits_is_an_error(text, capsys, tmp_path):
 @pytest.mark.parametrize(
   "flag, words",
   [
-    ("--from_step=-1", "argument --from_step: found '-1', expected a whole number, at least 0 and below 2"),
+    (
+      "--from_step=-1",
+      "argument --from_step: found '-1', expected a whole number, at least 0 and below 2",
+    ),
     (f"--from_step={10**25}", "argument --from_step: found '1000"),
     ("--profile=70:80", "--profile=70:80: the run ends at step 60"),
     ("--profile=5:3", "FIRST not after LAST"),
@@ -139,14 +173,20 @@ def test_a_step_of_inspect_data(step, capsys):
   assert "argument --step: found" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("folder", ["samples", "profile", "pictures", "best", "checkpoints", "logs"])
+@pytest.mark.parametrize(
+  "folder", ["samples", "profile", "pictures", "best", "checkpoints", "logs"]
+)
 def test_a_place_that_cannot_be_written_to(folder, capsys, tmp_path):
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / folder).write_text("a file")
   capsys.readouterr()
   assert train.main(["--config=tests/recipes/nano.py", f"--workdir={tmp_path / 'run'}"]) == 2
   line = capsys.readouterr().err
-  assert f"run/{folder}: cannot be written to: " in line and "--workdir" in line and line.count("\n") == 1
+  assert (
+    f"run/{folder}: cannot be written to: " in line
+    and "--workdir" in line
+    and line.count("\n") == 1
+  )
 
 
 def test_evaluations_that_cannot_be_written(trained, capsys, tmp_path):
@@ -162,13 +202,22 @@ def test_evaluations_that_cannot_be_written(trained, capsys, tmp_path):
 
 def test_names_are_drawn_as_they_are():
   rows = [
-    {"step": step, "train/gradient_norm": 10.0 ** (step % 5), "eval/$\\frac$/loss": 2.0, "eval/a$x^$b/loss": 1.0}
+    {
+      "step": step,
+      "train/gradient_norm": 10.0 ** (step % 5),
+      "eval/$\\frac$/loss": 2.0,
+      "eval/a$x^$b/loss": 1.0,
+    }
     for step in range(1, 40)
   ]
   drawn = charts(rows)
   assert "$\\frac$" in drawn[0]["svg"] and "a$x^$b" in drawn[0]["svg"]
   assert "mathdefault" not in drawn[1]["svg"] and ">100<" in drawn[1]["svg"]
-  for svg in (curves({"$\\b$": rows}, "train/gradient_norm"), spread({"$\\b$": [1.0]}, "x"), bars({"$\\b$": 1.0}, "x")):
+  for svg in (
+    curves({"$\\b$": rows}, "train/gradient_norm"),
+    spread({"$\\b$": [1.0]}, "x"),
+    bars({"$\\b$": 1.0}, "x"),
+  ):
     assert "$\\b$" in svg
 
 

@@ -1,4 +1,5 @@
-"""Batches cut to few lengths: no token is lost, all processes agree, losses and resumed runs stay."""
+"""Batches cut to few lengths: no token is lost, all processes agree, losses and resumed runs
+stay."""
 
 import json
 
@@ -29,7 +30,9 @@ def test_lengths_are_shares_of_a_row():
   assert buckets.lengths(100, 4) == [32, 56, 80, 100] and buckets.lengths(100, 1) == [100]
 
 
-@pytest.mark.parametrize(("longest", "length"), [(1, 16), (16, 16), (17, 24), (73, 80), (80, 80), (0, 16)])
+@pytest.mark.parametrize(
+  ("longest", "length"), [(1, 16), (16, 16), (17, 24), (73, 80), (80, 80), (0, 16)]
+)
 def test_every_token_is_kept_and_little_padding(longest, length):
   tokens = rows([min(longest, 5), longest], 80)
   batch = {"encoder_input_tokens": tokens, "encoder_token_types": tokens % 2, "label": np.arange(2)}
@@ -42,9 +45,13 @@ def test_every_token_is_kept_and_little_padding(longest, length):
   assert (found["encoder_input_tokens"] != PAD).sum() == (tokens != PAD).sum()
 
 
-@pytest.mark.parametrize(("inputs", "targets", "shape"), [(30, 2, (32, 8)), (5, 7, (16, 8)), (5, 16, (48, 16))])
+@pytest.mark.parametrize(
+  ("inputs", "targets", "shape"), [(30, 2, (32, 8)), (5, 7, (16, 8)), (5, 16, (48, 16))]
+)
 def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targets, shape):
-  batch = {name: rows([targets], 16) for name in encoder_decoder(64, 16) if name.startswith("decoder")}
+  batch = {
+    name: rows([targets], 16) for name in encoder_decoder(64, 16) if name.startswith("decoder")
+  }
   batch["encoder_input_tokens"] = rows([inputs], 64)
   segments = {"encoder_segment_ids": (batch["encoder_input_tokens"] != PAD).astype(np.int32)}
   for more in ({}, segments):
@@ -63,16 +70,29 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
   (tmp_path / "data").write_text("text\tlabel\n" + data)
 
   def go(name, steps, *flags):
-    every = ("--config.checkpoint.every=1", "--config.checkpoint.keep_last=9", "--config.batch_size=4")
-    command = ["--config=tests/recipes/nano_encoder.py", f"--workdir={tmp_path}/{name}", *every, *words, *flags]
+    every = (
+      "--config.checkpoint.every=1",
+      "--config.checkpoint.keep_last=9",
+      "--config.batch_size=4",
+    )
+    command = [
+      "--config=tests/recipes/nano_encoder.py",
+      f"--workdir={tmp_path}/{name}",
+      *every,
+      *words,
+      *flags,
+    ]
     assert train.main([*command, f"--config.total_steps={steps}"]) == 0, capsys.readouterr().err
     return tmp_path / name
 
   still = ("--config.model.dropout=0.0",)
-  cut, whole = go("cut", 4, "--config.task.buckets=4", *still), go("whole", 4, *still)
+  cut = go("cut", 4, "--config.task.buckets=4", *still)
+  whole = go("whole", 4, *still)
   for one, other in zip(losses(cut), losses(whole), strict=True):
     assert one[0] == other[0] and one[1] == pytest.approx(other[1], rel=1e-5)
-  taken = [row["train/model_flops_per_second"] * row["train/seconds_per_step"] for row in read_metrics(cut)]
+  taken = [
+    row["train/model_flops_per_second"] * row["train/seconds_per_step"] for row in read_metrics(cut)
+  ]
   assert len(set(map(round, taken))) > 1, "all batches had one length, so that nothing is shown"
   assert json.loads((cut / "config.json").read_text())["features"]["encoder_input_tokens"] == [64]
   noisy = ("--config.task.buckets=4", "--config.model.dropout=0.1")
@@ -83,7 +103,10 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
 
 
 def test_images_keep_every_pixel_and_lose_padding():
-  features = {"image": buckets.Feature((100, 100, 3), "float32"), "boxes": buckets.Feature((4, 4), "float32")}
+  features = {
+    "image": buckets.Feature((100, 100, 3), "float32"),
+    "boxes": buckets.Feature((4, 4), "float32"),
+  }
   kind = buckets.Images(features, 4)
   for largest, shape in (((20, 70), (32, 96)), ((100, 33), (100, 64)), ((32, 97), (32, 100))):
     sizes = np.array([largest, (largest[0], 5), (3, largest[1])])
@@ -98,10 +121,23 @@ def test_images_keep_every_pixel_and_lose_padding():
 def detecting(folder, name: str, backbone: dict, steps: int, capsys) -> str:
   """Train a detector on images cut to thirds of 96 pixels; return the output."""
   flags = ["--config=configs/detr/base.py:debug", f"--config.model.backbone={json.dumps(backbone)}"]
-  flags += ["--config.model.queries=12", "--config.model.dropout=0.1", "--config.task.boxes=6", "--config.evals={}"]
-  flags += ["--config.task.resolution=96", '--config.task.augmentations=["flip"]', f"--config.task.cache={folder}"]
+  flags += [
+    "--config.model.queries=12",
+    "--config.model.dropout=0.1",
+    "--config.task.boxes=6",
+    "--config.evals={}",
+  ]
+  flags += [
+    "--config.task.resolution=96",
+    '--config.task.augmentations=["flip"]',
+    f"--config.task.cache={folder}",
+  ]
   flags += ["--config.checkpoint.every=2", "--config.peak_flops=1e11", "--config.tuning.name=all"]
-  flags += ["--config.task.buckets=3", f"--config.total_steps={steps}", f"--workdir={folder}/{name}"]
+  flags += [
+    "--config.task.buckets=3",
+    f"--config.total_steps={steps}",
+    f"--workdir={folder}/{name}",
+  ]
   assert train.main(flags) == 0
   return capsys.readouterr().out
 
@@ -121,4 +157,6 @@ def test_a_detector_learns_from_cut_images_and_resumes(tmp_path, capsys):
 @pytest.mark.usefixtures("compiled", "one_device")
 def test_images_stay_whole_before_a_backbone_that_sees_padding_from_afar(tmp_path, capsys):
   told = detecting(tmp_path, "group", {"name": "small_cnn", "widths": [8, 16]}, 1, capsys)
-  assert "in the backbone SmallCnn, cells far from the padding depend on it; batches are not cut" in told
+  assert (
+    "in the backbone SmallCnn, cells far from the padding depend on it; batches are not cut" in told
+  )

@@ -20,7 +20,9 @@ def counted(recipe: str, *overrides: str):
   return classes.counted(resolve(recipes.load(recipe, overrides)), len(NAMES))
 
 
-@pytest.mark.parametrize("recipe", ["configs/vit/base.py", "configs/swin/base.py", "configs/deit/base.py:debug"])
+@pytest.mark.parametrize(
+  "recipe", ["configs/vit/base.py", "configs/swin/base.py", "configs/deit/base.py:debug"]
+)
 def test_a_head_without_labels_has_those_of_the_data(recipe):
   config = counted(recipe)
   assert config.model.head.labels == 3
@@ -35,34 +37,48 @@ def test_a_detector_counts_and_a_number_stays():
   assert counted("configs/vit/base.py", "model.head.labels=1000").model.head.labels == 1000
   taught = counted("configs/deit/base.py:debug", "model.head.labels=7")
   assert taught.model.head.labels == taught.teacher.model.head.labels == 7
-  assert counted("configs/vit/mae.py").model.head == resolve(recipes.load("configs/vit/mae.py")).model.head
+  assert (
+    counted("configs/vit/mae.py").model.head
+    == resolve(recipes.load("configs/vit/mae.py")).model.head
+  )
 
 
 def test_a_run_takes_the_number_from_its_data(tmp_path):
   (tmp_path / "cache").mkdir()
   overrides = [f"task.cache={tmp_path}/cache"]
-  made = assemble(resolve(recipes.load("configs/detr/blood_cells.py:debug", overrides)), str(tmp_path / "run"))
+  made = assemble(
+    resolve(recipes.load("configs/detr/blood_cells.py:debug", overrides)), str(tmp_path / "run")
+  )
   assert made.config.model.labels == 10 and made.identity["model"]["labels"] == 10
 
 
 def test_without_classes_auto_is_refused():
   config = resolve(recipes.load("configs/vit/base.py", ["model.head.labels=auto"]))
   assert classes.uncounted(config).model.head.get("labels") is None
-  with pytest.raises(UserError, match="config.model.head.labels: found 'auto', but task image_classification has no"):
+  with pytest.raises(
+    UserError, match="config.model.head.labels: found 'auto', but task image_classification has no"
+  ):
     classes.counted(config, 0)
 
 
 def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
-  objective, config = SimpleNamespace(targets="label", spare_classes=0), resolve(recipes.load("configs/vit/base.py"))
+  objective = SimpleNamespace(targets="label", spare_classes=0)
+  config = resolve(recipes.load("configs/vit/base.py"))
 
   def checked(names, labels):
     task = SimpleNamespace(name="pets", classes=names, labels=np.array(labels, np.int32))
-    classes.check(config, objective, {"logits": jax.ShapeDtypeStruct((2, len(names)), np.float32)}, task)
+    classes.check(
+      config, objective, {"logits": jax.ShapeDtypeStruct((2, len(names)), np.float32)}, task
+    )
     return capsys.readouterr().out
 
   assert checked(NAMES, [0, 1, 2, 1]) == ""
-  assert "task pets: no example for training has 2 of the 3 classes: cat, owl" in checked(NAMES, [1, 1])
-  with pytest.raises(UserError, match="config.task: found one class, 'cat', in task image_classification, from which"):
+  assert "task pets: no example for training has 2 of the 3 classes: cat, owl" in checked(
+    NAMES, [1, 1]
+  )
+  with pytest.raises(
+    UserError, match="config.task: found one class, 'cat', in task image_classification, from which"
+  ):
     checked(("cat",), [0])
 
 
@@ -74,9 +90,13 @@ def test_data_of_some_of_a_runs_classes_are_told_how_to_be_used(tmp_path):
   config = SimpleNamespace(model=SimpleNamespace(to_dict=dict))
   run = SimpleNamespace(workdir=str(tmp_path), identity=saved, config=config, published=None)
   opening.check(run, LabelVocabulary(NAMES))
-  with pytest.raises(UserError, match="learned 3; name all of them, --config.task.classes=...cat., .dog., .owl...$"):
+  with pytest.raises(
+    UserError, match="learned 3; name all of them, --config.task.classes=...cat., .dog., .owl...$"
+  ):
     opening.check(run, LabelVocabulary(("cat", "owl")))
   with pytest.raises(UserError, match="learned 3; name all of them"):
     opening.check(run, LabelVocabulary(NAMES[::-1]))
-  with pytest.raises(UserError, match="data of the class 'yak', but .* learned cat, dog, owl; take data of these"):
+  with pytest.raises(
+    UserError, match="data of the class 'yak', but .* learned cat, dog, owl; take data of these"
+  ):
     opening.check(run, LabelVocabulary(("cat", "yak")))

@@ -14,7 +14,9 @@ from t5x_like.objectives import decoder
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.training import compilation
 
-B, S, T = 8, 128, 32
+B = 8
+S = 128
+T = 32
 
 
 def batch():
@@ -23,12 +25,18 @@ def batch():
   return made | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, T), jnp.float32)}
 
 
-@pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}])
+@pytest.mark.parametrize(
+  "form", [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}]
+)
 def test_t5_small_by_hand(form):
   model = jax.eval_shape(
-    lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-v1_1-small", vocab_size=32128, **form), jax.random.key(0)
+    lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-v1_1-small", vocab_size=32128, **form),
+    jax.random.key(0),
   )
-  L, D, F, NH = 8, 512, 1024, 384
+  L = 8
+  D = 512
+  F = 1024
+  NH = 384
   encoder = B * S * L * (4 * D * NH + 3 * D * F)
   decoder = B * T * (L * (6 * D * NH + 3 * D * F) + D * 32128) + B * S * L * 2 * D * NH
   attention = B * L * 2 * NH * (S * S + T * T / 2 + T * S)  # the decoder's is causal
@@ -39,7 +47,9 @@ def test_t5_small_by_hand(form):
 
 def test_exact_cores_count_as_the_dense_one():
   def count(core, **design):
-    make = lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-tiny", design={"core": core} | design)  # noqa: E731
+    def make(key):
+      return t5.Model(nnx.Rngs(params=key), variant="t5-tiny", design={"core": core} | design)
+
     model = jax.eval_shape(make, jax.random.key(0))
     before = jax.tree.structure(model)
     counted = compilation.step_flops(model, Objective(), batch())
@@ -47,7 +57,12 @@ def test_exact_cores_count_as_the_dense_one():
     return counted
 
   dense = count("dense", position="none")
-  assert dense == count("auto", position="none") == count("chunked", position="none") == count("ring", position="none")
+  assert (
+    dense
+    == count("auto", position="none")
+    == count("chunked", position="none")
+    == count("ring", position="none")
+  )
   assert dense > count({"name": "local", "window": 16}, position="none")
 
 
@@ -55,19 +70,30 @@ def test_exact_cores_count_as_the_dense_one():
 @pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
 def test_causal_attention_counts_half(core, form):
   design = {"core": core} | ({"windows": [16]} if core == "local" else {})
-  make = lambda key: gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design, **form)  # noqa: E731
-  model, batch = jax.eval_shape(make, jax.random.key(0)), {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
-  L, D = 4, 256
+
+  def make(key):
+    return gpt.Model(
+      nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design, **form
+    )
+
+  model = jax.eval_shape(make, jax.random.key(0))
+  batch = {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
+  L = 4
+  D = 256
   keys = 32 if core == "local" else S  # the local core computes two windows of 16 for each query
   projections = B * S * (L * 12 * D * D + 384 * D)
   found = [compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
   found.append(
     compilation.forward_flops(
-      lambda m, b: m(b)["logits"], model, batch | {"decoder_causal_attention": batch["decoder_input_tokens"]}
+      lambda m, b: m(b)["logits"],
+      model,
+      batch | {"decoder_causal_attention": batch["decoder_input_tokens"]},
     )
   )
   assert found[0] == 2 * (projections + B * L * S * keys * D)
-  assert found[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), "a prefix hides less: in full"
+  assert found[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), (
+    "a prefix hides less: in full"
+  )
 
 
 def test_windows_count_the_keys_that_they_leave():
@@ -75,49 +101,81 @@ def test_windows_count_the_keys_that_they_leave():
   counts = []
   for windows in ([16], [16, None], [None]):
     make = lambda key, w=windows: gpt.Model(  # noqa: E731
-      nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design={"windows": w, "position": "alibi"}
+      nnx.Rngs(params=key),
+      variant="gpt2-tiny",
+      vocab_size=384,
+      design={"windows": w, "position": "alibi"},
     )
     model = compilation.dense(jax.eval_shape(make, jax.random.key(0)))
     batch = {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
-    counts.append(compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch))
-  L, D = 4, 256
-  assert [counts[2] - count for count in counts] == [2 * B * S * layers * (S - 30) * D for layers in (L, L // 2, 0)]
+    counts.append(
+      compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
+    )
+  L = 4
+  D = 256
+  assert [counts[2] - count for count in counts] == [
+    2 * B * S * layers * (S - 30) * D for layers in (L, L // 2, 0)
+  ]
 
 
 @pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
 def test_what_is_frozen_has_less_of_a_backward_pass(form):
   """Adapters of queries, and the last norm alone."""
-  rank, L, D = 4, 4, 256
+  rank = 4
+  L = 4
+  D = 256
   make = lambda key: gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, **form)  # noqa: E731
-  model, tokens = jax.eval_shape(make, jax.random.key(0)), jax.ShapeDtypeStruct((B, S), jnp.int32)
-  inputs = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens, "decoder_loss_weights": tokens}
+  model = jax.eval_shape(make, jax.random.key(0))
+  tokens = jax.ShapeDtypeStruct((B, S), jnp.int32)
+  inputs = {
+    "decoder_input_tokens": tokens,
+    "decoder_target_tokens": tokens,
+    "decoder_loss_weights": tokens,
+  }
   inputs["decoder_loss_weights"] = jax.ShapeDtypeStruct((B, S), jnp.float32)
-  projections, attention, adapters = B * S * (L * 12 * D * D + 384 * D), B * L * S * S * D, B * S * L * 2 * D * rank
+  projections = B * S * (L * 12 * D * D + 384 * D)
+  attention = B * L * S * S * D
+  adapters = B * S * L * 2 * D * rank
 
   def count(model, trained):
     return compilation.step_flops(model, decoder.Objective(), inputs, trained)
 
   assert count(model, None) == 6 * (projections + attention)
   assert count(model, set(params.arrays(model))) == 6 * (projections + attention)
-  adapted = jax.eval_shape(lambda key: lora.adapted(make(key), ("query",), rank, 1.0, key), jax.random.key(0))
+  adapted = jax.eval_shape(
+    lambda key: lora.adapted(make(key), ("query",), rank, 1.0, key), jax.random.key(0)
+  )
   trained = {name for name in params.arrays(adapted) if "lora" in name}
-  # The first layer reads what nothing trained changes, and so do its keys and values; a scan's layers are all alike.
+  # The first layer reads what nothing trained changes, and so do its keys and values; a scan's
+  # layers are all alike.
   first = 0 if form["layers"] == "scan" else B * S * (3 * D * D + D * rank + S * D)
   assert count(adapted, trained) == 4 * projections + 6 * (attention + adapters) - 2 * first
-  assert count(model, {"decoder/final_norm/scale"}) == 2 * (projections + attention) + 2 * B * S * 384 * D
+  assert (
+    count(model, {"decoder/final_norm/scale"})
+    == 2 * (projections + attention) + 2 * B * S * 384 * D
+  )
 
 
 @pytest.mark.parametrize("quantization", beyond(1, ["int8", "fp8"]))
 def test_products_of_8_bits_cost_the_same_beside_adapters(quantization):
   """Frozen kernels cost two, attention and adapters three."""
-  design, tokens = {"quantization": quantization}, jax.ShapeDtypeStruct((B, S), jnp.int32)
-  make = lambda key: gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design)  # noqa: E731
-  adapted = jax.eval_shape(lambda key: lora.adapted(make(key), ("query",), 4, 1.0, key), jax.random.key(0))
+  design = {"quantization": quantization}
+  tokens = jax.ShapeDtypeStruct((B, S), jnp.int32)
+
+  def make(key):
+    return gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design)
+
+  adapted = jax.eval_shape(
+    lambda key: lora.adapted(make(key), ("query",), 4, 1.0, key), jax.random.key(0)
+  )
   inputs = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
   inputs["decoder_loss_weights"] = jax.ShapeDtypeStruct((B, S), jnp.float32)
   trained = {name for name in params.arrays(adapted) if "lora" in name}
-  L, D = 4, 256
-  products = 4 * B * S * (L * 12 * D * D + 384 * D) + 6 * (B * L * S * S * D + B * S * L * 2 * D * 4)
+  L = 4
+  D = 256
+  products = 4 * B * S * (L * 12 * D * D + 384 * D) + 6 * (
+    B * L * S * S * D + B * S * L * 2 * D * 4
+  )
   assert compilation.step_flops(adapted, decoder.Objective(), inputs, trained) == products
 
 
@@ -136,15 +194,20 @@ def test_counts_through_control_flow():
 
 
 def test_ragged_product():
-  x, kernels, sizes = jnp.ones((7, 4)), jnp.ones((3, 4, 5)), jnp.array([2, 0, 5])
+  x = jnp.ones((7, 4))
+  kernels = jnp.ones((3, 4, 5))
+  sizes = jnp.array([2, 0, 5])
   assert compilation.forward_flops(jax.lax.ragged_dot, x, kernels, sizes) == 2 * 7 * 4 * 5
 
 
 def test_convolution():
-  x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 16))
+  x = jnp.ones((2, 8, 8, 3))
+  kernel = jnp.ones((3, 3, 3, 16))
 
   def convolve(x, kernel):
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
   assert compilation.forward_flops(convolve, x, kernel) == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
 
@@ -184,13 +247,18 @@ def test_peak_of_a_cpu_is_measured():
 
 
 @pytest.mark.parametrize(
-  "every, flags, expected", [(5, "", True), (0, "", False), (5, "--xla_gpu_deterministic_ops=0", False)]
+  "every, flags, expected",
+  [(5, "", True), (0, "", False), (5, "--xla_gpu_deterministic_ops=0", False)],
 )
-def test_steps_that_are_computed_twice_are_deterministic_on_gpus(every, flags, expected, monkeypatch):
+def test_steps_that_are_computed_twice_are_deterministic_on_gpus(
+  every, flags, expected, monkeypatch
+):
   monkeypatch.setenv("XLA_FLAGS", flags)
   gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100")
   config = types.SimpleNamespace(recompute_every=every)
-  assert compilation.gpu_options(config, gpu) == ({"xla_gpu_deterministic_ops": True} if expected else {})
+  assert compilation.gpu_options(config, gpu) == (
+    {"xla_gpu_deterministic_ops": True} if expected else {}
+  )
   assert compilation.gpu_options(config, jax.devices()[0]) == {}
   options = compilation.gpu_options(config, gpu)
   lowered = types.SimpleNamespace(compile=lambda compiler_options=None: compiler_options)

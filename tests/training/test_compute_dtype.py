@@ -13,7 +13,8 @@ from t5x_like.nn import params
 from t5x_like.planning import steps
 from t5x_like.training.build import abstract_batch, build
 
-# Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a matching of boxes.
+# Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a
+# matching of boxes.
 WIDE = ("RelativeBias.bias", "RelativeBias.by_distance", "float32_product", "cosines", "assigned")
 ONE_OF_EACH = [
   "configs/bert/base.py",
@@ -32,7 +33,9 @@ ONE_OF_EACH = [
 ]
 # These are of the size of one data set, which their tiny form does not change.
 NOT_TINY = ("configs/deit/base.py", "configs/deit/fashion_mnist.py")
-ALL = sorted(str(path) for path in pathlib.Path("configs").glob("*/*.py") if not path.name.startswith("_"))
+ALL = sorted(
+  str(path) for path in pathlib.Path("configs").glob("*/*.py") if not path.name.startswith("_")
+)
 RECIPES = [
   pytest.param(recipe, marks=[] if recipe in ONE_OF_EACH else pytest.mark.more)
   for recipe in ALL
@@ -72,13 +75,21 @@ def test_nothing_is_wider_than_the_compute_dtype(recipe):
 
   batch = abstract_batch(config, parts.rules, task)
   program = jax.make_jaxpr(jax.grad(loss))(parts.state.params, batch, jax.random.key(0))
-  products, carried, kept = collections.Counter(), [], []
+  products = collections.Counter()
+  carried = []
+  kept = []
   for equation in equations(program.jaxpr):
-    if equation.primitive.name in ("dot_general", "conv_general_dilated") and not on_purpose(equation):
+    if equation.primitive.name in ("dot_general", "conv_general_dilated") and not on_purpose(
+      equation
+    ):
       products.update(wide(equation.invars, 2))
     if equation.primitive.name == "scan" and not on_purpose(equation):
       first = equation.params["num_consts"]
       last = equation.params["num_carry"]
-      carried += [shape for shape in wide(equation.invars[first : first + last], 3) if shape[0] == rows]
+      carried += [
+        shape for shape in wide(equation.invars[first : first + last], 3) if shape[0] == rows
+      ]
       kept += [shape for shape in wide(equation.outvars[last:], 4) if shape[1] == rows]
-  assert not products and not carried and not kept, f"products of {products}; between blocks {carried}; kept {kept}"
+  assert not products and not carried and not kept, (
+    f"products of {products}; between blocks {carried}; kept {kept}"
+  )

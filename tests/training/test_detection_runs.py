@@ -1,4 +1,5 @@
-"""Runs of detection: exact resume, scores and what was found in files, and Hugging Face's form of a trained model."""
+"""Runs of detection: exact resume, scores and what was found in files, and Hugging Face's form of a
+trained model."""
 
 import json
 
@@ -30,7 +31,9 @@ FLAGS = (
 
 
 def run(workdir, cache, *flags) -> int:
-  return train.main([f"--config={RECIPE}", f"--workdir={workdir}", f"--config.task.cache={cache}", *FLAGS, *flags])
+  return train.main(
+    [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.task.cache={cache}", *FLAGS, *flags]
+  )
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +50,32 @@ def test_a_run_stopped_and_resumed_has_the_same_bits(whole, tmp_path):
 
 
 def test_scores_and_what_was_found(whole, capsys):
-  (last,) = [row for row in read_metrics(whole / "whole") if "eval/digit_scenes_object_detection/AP" in row]
-  assert {"loss", "class_loss", "giou_loss", "AP50", "images"} <= {name.split("/")[-1] for name in last}
+  (last,) = [
+    row for row in read_metrics(whole / "whole") if "eval/digit_scenes_object_detection/AP" in row
+  ]
+  assert {"loss", "class_loss", "giou_loss", "AP50", "images"} <= {
+    name.split("/")[-1] for name in last
+  }
   assert "what was found" in (whole / "whole" / "report.html").read_text()
-  assert (whole / "whole" / "pictures" / "boxes_digit_scenes_object_detection.png").stat().st_size > 1_000
+  assert (
+    whole / "whole" / "pictures" / "boxes_digit_scenes_object_detection.png"
+  ).stat().st_size > 1_000
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=detection"]) == 0
   folder = whole / "whole" / "evaluations"
   found = json.loads(next(folder.glob("*.json")).read_text())["metrics"]
   assert found["AP"] == last["eval/digit_scenes_object_detection/AP"]
-  rows = [json.loads(line) for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()]
+  rows = [
+    json.loads(line) for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()
+  ]
   assert [row["image"] for row in rows] == list(range(8)) and len(rows[0]["detections"]) == 12
 
 
 def test_predictions_are_what_the_evaluation_found(whole, tmp_path):
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=detection"]) == 0
   expected = next((whole / "whole" / "evaluations").rglob("*.jsonl")).read_text().splitlines()
-  images = store.open_store("digit_scenes", "validation", label_field=None, cache=str(whole / "cache"))
+  images = store.open_store(
+    "digit_scenes", "validation", label_field=None, cache=str(whole / "cache")
+  )
   for n, data in enumerate(images.read(np.arange(8))):
     (tmp_path / f"{n}.png").write_bytes(data)
   (tmp_path / "9.png").write_bytes(b"none")
@@ -71,10 +84,14 @@ def test_predictions_are_what_the_evaluation_found(whole, tmp_path):
   *found, broken = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
   assert broken == {"input": f"{tmp_path}/9.png", "error": "not a readable image"}
   for one, other in zip(found, expected, strict=True):
-    one, other = one["detections"], json.loads(other)["detections"]
+    one = one["detections"]
+    other = json.loads(other)["detections"]
     assert [x["score"] for x in one] == pytest.approx([x["score"] for x in other], abs=2e-3)
     boxes = {(x["label"], round(x["score"], 2)): x["box"] for x in one}
-    assert any(boxes.get((x["label"], round(x["score"], 2))) == pytest.approx(x["box"], abs=0.5) for x in other)
+    assert any(
+      boxes.get((x["label"], round(x["score"], 2))) == pytest.approx(x["box"], abs=0.5)
+      for x in other
+    )
   (tmp_path / "out.jsonl").unlink()
   assert predict.main(ask) == 0
   rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()[:-1]]
@@ -83,12 +100,17 @@ def test_predictions_are_what_the_evaluation_found(whole, tmp_path):
 
 
 def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
-  there, back = tmp_path / "there", tmp_path / "back"
+  there = tmp_path / "there"
+  back = tmp_path / "back"
   assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
   config = json.loads((there / "config.json").read_text())
-  assert config["model_type"] == "detr" and config["id2label"] == {str(n): str(n) for n in range(10)}
+  assert config["model_type"] == "detr" and config["id2label"] == {
+    str(n): str(n) for n in range(10)
+  }
   flags = (f"--config.task.cache={whole}/cache", "--config.task.boxes=6", "--config.model.labels=3")
-  assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
+  assert (
+    convert_hf.main([f"--input={there}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
+  )
   one, other = (load(str(path), batch_size=8).run.arrays for path in (whole / "whole", back))
   assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -96,7 +118,10 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
 @pytest.mark.parametrize(
   "flag, words",
   [
-    ("--config.model.labels=3", "config.model.labels: found 3, but task object_detection has 10 classes"),
+    (
+      "--config.model.labels=3",
+      "config.model.labels: found 3, but task object_detection has 10 classes",
+    ),
     ("--config.model.queries=5", "config.model.queries: found 5, but images have up to 6 boxes"),
     ("--config.task.boxes=3", "config.task.boxes: found 3, but image"),
     ("--config.objective.name=classification", "config.objective"),

@@ -1,4 +1,5 @@
-"""The moving average of the weights: its arithmetic, and its way through runs, evaluations and exports."""
+"""The moving average of the weights: its arithmetic, and its way through runs, evaluations and
+exports."""
 
 import json
 
@@ -25,10 +26,14 @@ def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_par
   sgd = ema.averaging(OPTIMIZERS["sgd"](lambda step: 0.5), 0.9)
   optimizer = guard.skipping(tunings.only(sgd, ["a"]))
   arrays = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}
-  state, mean, weights = optimizer.init({**arrays, "a": jnp.zeros(2)}), np.array([1.0, 2.0]), np.array([1.0, 2.0])
+  state = optimizer.init({**arrays, "a": jnp.zeros(2)})
+  mean = np.array([1.0, 2.0])
+  weights = np.array([1.0, 2.0])
   for accepted, gradient in ((True, 1.0), (False, 7.0), (True, -2.0)):
     grads = {name: jnp.full_like(x, gradient) for name, x in arrays.items()}
-    updates, state = optimizer.update(grads, state, arrays, step=jnp.int32(0), accepted=jnp.bool_(accepted))
+    updates, state = optimizer.update(
+      grads, state, arrays, step=jnp.int32(0), accepted=jnp.bool_(accepted)
+    )
     if accepted:
       arrays["a"] = arrays["a"] + updates["a"]
       weights = weights - 0.5 * gradient
@@ -40,7 +45,8 @@ def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_par
 
 def test_a_warm_up_forgets_the_first_weights_as_timms_does():
   optimizer = ema.averaging(OPTIMIZERS["sgd"](lambda step: 1.0), 0.7, warmup=True)
-  arrays, mean = {"a": jnp.array([9.0])}, None
+  arrays = {"a": jnp.array([9.0])}
+  mean = None
   state = optimizer.init(arrays)
   for n in range(12):
     updates, state = optimizer.update({"a": jnp.array([1.0])}, state, arrays, step=jnp.int32(n))
@@ -51,34 +57,58 @@ def test_a_warm_up_forgets_the_first_weights_as_timms_does():
 
 
 def run(workdir, cache, *flags) -> int:
-  usual = ["--config.optimizer.ema=0.5", f"--config.task.cache={cache}", "--config.schedule.total_steps=3"]
-  steps = ["--config.total_steps=3", "--config.eval_every=3", '--config.checkpoint={"every": 1, "keep_last": 3}']
+  usual = [
+    "--config.optimizer.ema=0.5",
+    f"--config.task.cache={cache}",
+    "--config.schedule.total_steps=3",
+  ]
+  steps = [
+    "--config.total_steps=3",
+    "--config.eval_every=3",
+    '--config.checkpoint={"every": 1, "keep_last": 3}',
+  ]
   evals = {"loss": {}, "image_classification": {}}
-  evals = [f"--config.evals={json.dumps(evals)}", "--config.mesh.fsdp=2", "--config.schedule.warmup_steps=0"]
+  evals = [
+    f"--config.evals={json.dumps(evals)}",
+    "--config.mesh.fsdp=2",
+    "--config.schedule.warmup_steps=0",
+  ]
   return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *steps, *evals, *flags])
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
-  whole, parts, cache = tmp_path / "whole", tmp_path / "parts", tmp_path / "cache"
+  whole = tmp_path / "whole"
+  parts = tmp_path / "parts"
+  cache = tmp_path / "cache"
   assert run(whole, cache) == 0
   assert run(parts, cache, "--config.total_steps=2") == 0 and run(parts, cache) == 0
   assert_same_bits(parts, whole, 3)  # on two ways of sharding, with the mean among the tensors
   saved = {step: restored(whole, step) for step in (1, 2, 3)}
   named = [name.removeprefix("ema/mean/") for name in saved[3] if name.startswith("ema/mean/")]
-  assert sorted(f"params/{name}" for name in named) == sorted(n for n in saved[3] if n.startswith("params/"))
+  assert sorted(f"params/{name}" for name in named) == sorted(
+    n for n in saved[3] if n.startswith("params/")
+  )
   for step in (2, 3):
     for name in named:
       mean = 0.5 * saved[step - 1][f"ema/mean/{name}"] + 0.5 * saved[step][f"params/{name}"]
       np.testing.assert_allclose(saved[step][f"ema/mean/{name}"], mean, rtol=1e-5, atol=1e-7)
-  # Evaluations in the run and after it, and the model that others load, have the mean; a flag takes the weights.
+  # Evaluations in the run and after it, and the model that others load, have the mean; a flag takes
+  # the weights.
   (during,) = [row for row in read_metrics(whole) if "eval/digits_image_classification/loss" in row]
   losses = []
   for use in ("True", "False"):
-    assert evaluate.main([f"--workdir={whole}", "--evals=loss", f"--config.optimizer.use_ema={use}"]) == 0
+    assert (
+      evaluate.main([f"--workdir={whole}", "--evals=loss", f"--config.optimizer.use_ema={use}"])
+      == 0
+    )
     (path,) = (whole / "evaluations").glob("3_digits*.json")
     losses.append(json.loads(path.read_text())["metrics"]["loss"])
-  assert losses[0] == pytest.approx(during["eval/digits_image_classification/loss"], rel=1e-6) != losses[1]
+  assert (
+    losses[0]
+    == pytest.approx(during["eval/digits_image_classification/loss"], rel=1e-6)
+    != losses[1]
+  )
   arrays = jax.device_get(load(str(whole), batch_size=8).run.arrays)
   assert all(np.array_equal(arrays[name], saved[3][f"ema/mean/{name}"]) for name in named)
 
@@ -88,13 +118,19 @@ def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
   arrays = {"a": jnp.array([1.0, 2.0])}
   adam = OPTIMIZERS["adamw"](lambda step: 0.5)
   both = ema.averaging(adam, 0.9)
-  _, moved = adam.update({"a": jnp.array([3.0, -1.0])}, adam.init(arrays), arrays, step=jnp.int32(0))
+  _, moved = adam.update(
+    {"a": jnp.array([3.0, -1.0])}, adam.init(arrays), arrays, step=jnp.int32(0)
+  )
 
   def state(optimizer, opt_state):
     whole = TrainState(jnp.int32(1), arrays, opt_state)
     replicated = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), whole)
-    saved = {n: {"shape": list(x.shape), "dtype": str(x.dtype)} for n, x in flatten(to_tree(whole)).items()}
+    abstract = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), whole
+    )
+    saved = {
+      n: {"shape": list(x.shape), "dtype": str(x.dtype)} for n, x in flatten(to_tree(whole)).items()
+    }
     return whole, abstract, saved
 
   plain, plain_abstract, plain_saved = state(adam, moved)
@@ -102,8 +138,17 @@ def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
   wanted = restoring._wanted(plain_saved, averaged_abstract, False)
   assert flatten(wanted).keys() == plain_saved.keys()
   found = from_tree(to_tree(plain), averaged_abstract, both)
-  named, before = to_named(found.opt_state), to_named(moved)
+  named = to_named(found.opt_state)
+  before = to_named(moved)
   assert int(named["ema/count"]) == 0 and np.array_equal(named["ema/mean/a"], arrays["a"])
-  assert all(np.array_equal(named[name], x) for name, x in before.items()) and np.abs(before["adam/mu/a"]).max() > 0
-  assert flatten(restoring._wanted(averaged_saved, plain_abstract, False)).keys() == plain_saved.keys()
-  assert flatten(restoring._wanted(averaged_saved, averaged_abstract, False)).keys() == averaged_saved.keys()
+  assert (
+    all(np.array_equal(named[name], x) for name, x in before.items())
+    and np.abs(before["adam/mu/a"]).max() > 0
+  )
+  assert (
+    flatten(restoring._wanted(averaged_saved, plain_abstract, False)).keys() == plain_saved.keys()
+  )
+  assert (
+    flatten(restoring._wanted(averaged_saved, averaged_abstract, False)).keys()
+    == averaged_saved.keys()
+  )

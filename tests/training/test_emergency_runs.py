@@ -11,9 +11,13 @@ pytestmark = pytest.mark.runs
 
 
 def test_a_run_killed_before_its_first_checkpoint(tmp_path):
-  workdir, where = tmp_path / "run", {"cache": tmp_path / "compiled"}
+  workdir = tmp_path / "run"
+  where = {"cache": tmp_path / "compiled"}
   ends = ("--config.total_steps=9", "--config.checkpoint.every=1000", "--config.eval_every=1000")
-  copies = (f"--config.checkpoint.emergency.directory={tmp_path}/near", "--config.checkpoint.emergency.every=2")
+  copies = (
+    f"--config.checkpoint.emergency.directory={tmp_path}/near",
+    "--config.checkpoint.emergency.every=2",
+  )
   command = train(workdir, *ends, *copies)
   with Process(command, **where) as process:
     assert process.until(lambda: list(tmp_path.glob("near/*/4-0"))), process.end()
@@ -25,5 +29,9 @@ def test_a_run_killed_before_its_first_checkpoint(tmp_path):
   assert code == 0, said
   first = int(re.search(r"from step (\d) of 9", said)[1])
   assert first in (4, 6, 8) and "1 of 1 processes read their emergency copies" in said, said
-  assert [step for step, _ in losses(workdir)] == list(range(1, 10)) and set(steps(workdir)) == {first, 9}
-  assert all(dict(losses(workdir))[step] == loss for step, loss in kept.items())  # of steps taken again, too
+  assert [step for step, _ in losses(workdir)] == list(range(1, 10)) and set(steps(workdir)) == {
+    first,
+    9,
+  }
+  # of steps taken again, too
+  assert all(dict(losses(workdir))[step] == loss for step, loss in kept.items())

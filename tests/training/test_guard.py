@@ -1,4 +1,5 @@
-"""Updates that are not numbers: a run stops, leaves them out, or goes back, and resumes all of it."""
+"""Updates that are not numbers: a run stops, leaves them out, or goes back, and resumes all of
+it."""
 
 import contextlib
 import dataclasses
@@ -25,14 +26,22 @@ TOTAL = 10
 
 
 def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
-  """A run on data with one poisoned batch; its exit code and the positions of the batches it drew."""
-  drawn, batches, advance, calls = [], phases.batches, Run.advance, []
+  """A run on data with one poisoned batch; its exit code and the positions of the batches it
+  drew."""
+  drawn = []
+  batches = phases.batches
+  advance = Run.advance
+  calls = []
 
   def poisoned(built, position, rows):
     for number, batch in enumerate(batches(built, position, rows), start=position):
       drawn.append(number)
       weights = batch["decoder_loss_weights"]
-      yield batch | {"decoder_loss_weights": weights * np.float32(np.nan)} if number == POISON else batch
+      yield (
+        batch | {"decoder_loss_weights": weights * np.float32(np.nan)}
+        if number == POISON
+        else batch
+      )
 
   def signalled(self):
     calls.append(self.step)
@@ -46,7 +55,13 @@ def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(phases, "batches", poisoned)
     patched.setattr(Run, "advance", signalled)
-    argv = [f"--config={NANO}", f"--workdir={workdir}", *shared, "--config.checkpoint.keep_last=20", *flags]
+    argv = [
+      f"--config={NANO}",
+      f"--workdir={workdir}",
+      *shared,
+      "--config.checkpoint.keep_last=20",
+      *flags,
+    ]
     return train.main(argv), drawn
 
 
@@ -56,7 +71,10 @@ class Tracker:
 
   def open(self, workdir, name, step, config):
     kept = workdir / "outcomes"
-    noted = lambda outcome: kept.write_text((kept.read_text() if kept.exists() else "") + f"{outcome}\n")  # noqa: E731
+
+    def noted(outcome):
+      return kept.write_text((kept.read_text() if kept.exists() else "") + f"{outcome}\n")
+
     return types.SimpleNamespace(write=lambda *_: None, flush=lambda: None, close=noted)
 
 
@@ -74,22 +92,45 @@ def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batc
   assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
   found = dict(losses(tmp_path))
   assert [s for s, x in found.items() if x is None] == [5] and steps(tmp_path) == [2, 4, 6, 8, 10]
-  assert [row["train/updates_refused"] for row in read_metrics(tmp_path)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+  assert [row["train/updates_refused"] for row in read_metrics(tmp_path)] == [
+    0,
+    0,
+    0,
+    0,
+    1,
+    0,
+    0,
+    0,
+    0,
+    0,
+  ]
 
 
 @pytest.mark.more
 def test_it_goes_back_and_on_with_later_batches(tmp_path, capsys):
   code, drawn = go(tmp_path, *ROLLBACK)
-  assert code == 0 and "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
+  assert (
+    code == 0 and "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
+  )
   assert drawn == [*range(6), *range(5, 13)]
   assert [s for s, _ in losses(tmp_path)] == list(range(1, TOTAL + 1))
-  assert all(x is not None for _, x in losses(tmp_path)) and (tmp_path / "checkpoints" / "4.rolled_back").is_dir()
+  assert (
+    all(x is not None for _, x in losses(tmp_path))
+    and (tmp_path / "checkpoints" / "4.rolled_back").is_dir()
+  )
   rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-  assert [(r["from"], r["step"], r["batches_passed"]) for r in rows if "rollback" in r] == [(5, 2, 3)]
+  assert [(r["from"], r["step"], r["batches_passed"]) for r in rows if "rollback" in r] == [
+    (5, 2, 3)
+  ]
 
 
 def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
-  assert go(tmp_path, '--config.guard={"name": "rollback", "steps": 7}', "--config.checkpoint.keep_last=4")[0] == 2
+  assert (
+    go(
+      tmp_path, '--config.guard={"name": "rollback", "steps": 7}', "--config.checkpoint.keep_last=4"
+    )[0]
+    == 2
+  )
   assert "config.guard.steps: found 7, expected at most 6" in capsys.readouterr().err
 
 
@@ -101,7 +142,9 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(flags, tmp_path):
     workdir = tmp_path / str(stop_at)
     assert go(workdir, *flags, stop_at=stop_at)[0] == 75
     assert go(workdir, *flags)[0] == 0
-    assert losses(workdir) == losses(tmp_path / "whole") and prints(workdir, TOTAL) == prints(tmp_path / "whole", TOTAL)
+    assert losses(workdir) == losses(tmp_path / "whole") and prints(workdir, TOTAL) == prints(
+      tmp_path / "whole", TOTAL
+    )
 
 
 @pytest.mark.more
@@ -109,7 +152,9 @@ def test_it_goes_back_to_a_step_on_request_once(tmp_path, capsys):
   clean = ("--config.total_steps=4",)
   assert go(tmp_path, *clean)[0] == 0
   before = prints(tmp_path, 4)
-  assert go(tmp_path, *clean, "--from_step=3")[0] == 2 and "no checkpoint of step 3; steps here: [2, 4]" in read(capsys)
+  assert go(tmp_path, *clean, "--from_step=3")[0] == 2 and (
+    "no checkpoint of step 3; steps here: [2, 4]"
+  ) in read(capsys)
   assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "from step 2 of 4" in read(capsys)
   assert prints(tmp_path, 4) == before and (tmp_path / "checkpoints" / "4.set_aside").is_dir()
   assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "is finished at step 4" in read(capsys)
@@ -122,15 +167,20 @@ def read(capsys) -> str:
   return said.out + said.err
 
 
-@pytest.mark.parametrize("guard", [Guard(), GUARDS["skip"](spike=1.5, window=5)], ids=["plain", "spikes"])
+@pytest.mark.parametrize(
+  "guard", [Guard(), GUARDS["skip"](spike=1.5, window=5)], ids=["plain", "spikes"]
+)
 def test_verdicts_replayed_in_plain_python(guard):
   generator = np.random.default_rng(0)
   values = generator.uniform(1, 1.4, 60)
   values[[3, 20, 21, 40]], values[[30, 45]] = 2.5, [np.nan, np.inf]
   norms = np.ones(60)
   norms[50] = np.inf
-  judge, state = jax.jit(guard.judge), watch()
-  mean, seen, refused = 0.0, 0, 0
+  judge = jax.jit(guard.judge)
+  state = watch()
+  mean = 0.0
+  seen = 0
+  refused = 0
   for loss, norm in zip(values.astype(np.float32), norms.astype(np.float32)):
     accepted, state = judge(state, loss, norm)
     expected = bool(np.isfinite(loss) and np.isfinite(norm))
@@ -138,7 +188,8 @@ def test_verdicts_replayed_in_plain_python(guard):
       if guard.spike and seen >= guard.window and loss > guard.spike * mean:
         expected = False
     if expected:
-      seen, refused = seen + 1, 0
+      seen = seen + 1
+      refused = 0
       mean += (float(loss) - mean) / min(seen, guard.window)
     else:
       refused += 1
@@ -147,7 +198,9 @@ def test_verdicts_replayed_in_plain_python(guard):
 
 
 def verdicts(guard, losses) -> list[bool]:
-  judge, state, accepted = jax.jit(guard.judge), watch(), []
+  judge = jax.jit(guard.judge)
+  state = watch()
+  accepted = []
   for loss in losses:
     verdict, state = judge(state, np.float32(loss), np.float32(1))
     accepted.append(bool(verdict))
@@ -155,7 +208,8 @@ def verdicts(guard, losses) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-  "mean, jitter, spike", [(-1, 0.01, 50), (-1000, 10, 1e5), (0, 1, 50), (-1e-3, 1e-4, 1), (2, 0.3, 9), (0, 0, 0)]
+  "mean, jitter, spike",
+  [(-1, 0.01, 50), (-1000, 10, 1e5), (0, 1, 50), (-1e-3, 1e-4, 1), (2, 0.3, 9), (0, 0, 0)],
 )
 def test_a_spike_is_one_whatever_the_sign_of_the_losses(mean, jitter, spike):
   losses = mean + jitter * np.sin(np.arange(60))
@@ -179,5 +233,7 @@ def test_a_guard_that_refuses_every_second_update_ends_the_run():
 
 
 def test_a_return_without_a_step_to_go_to_names_the_key():
-  with pytest.raises(NumericError, match="no step 5 before is saved; lower --config.checkpoint.every"):
+  with pytest.raises(
+    NumericError, match="no step 5 before is saved; lower --config.checkpoint.every"
+  ):
     target(GUARDS["rollback"](steps=5), "train/loss is nan", 3, [])

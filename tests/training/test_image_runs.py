@@ -1,4 +1,5 @@
-"""Runs on images: exact resume with everything random that there is, another resolution, and what cannot be."""
+"""Runs on images: exact resume with everything random that there is, another resolution, and what
+cannot be."""
 
 import dataclasses
 import json
@@ -22,12 +23,20 @@ from tools import convert_hf
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 NANO = "tests/recipes/nano_image.py"
-LARGER = ("--config.model.resolution=24", "--config.task.resolution=24", '--config.task.mixing={"mixup": 0.0}')
+LARGER = (
+  "--config.model.resolution=24",
+  "--config.task.resolution=24",
+  '--config.task.mixing={"mixup": 0.0}',
+)
 TOTAL = ("--config.total_steps=4", "--config.eval_every=4")
 
 
 def run(workdir, cache, *flags) -> int:
-  usual = (f"--config.task.cache={cache}", "--config.schedule.total_steps=4", "--config.checkpoint.every=2")
+  usual = (
+    f"--config.task.cache={cache}",
+    "--config.schedule.total_steps=4",
+    "--config.checkpoint.every=2",
+  )
   return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *TOTAL, *flags])
 
 
@@ -51,11 +60,19 @@ def test_a_run_stopped_and_resumed_with_augmentation_mixing_and_dropped_paths_ha
 
 
 def test_metrics_of_images_are_written_and_found_again(whole, capsys):
-  (last,) = [row for row in read_metrics(whole / "whole") if "eval/digits_image_classification/top1" in row]
+  (last,) = [
+    row for row in read_metrics(whole / "whole") if "eval/digits_image_classification/top1" in row
+  ]
   rows = [row for row in read_metrics(whole / "whole") if "train/loss" in row]
-  assert all(row["train/images_per_second"] > 0 and "train/tokens_per_second" not in row for row in rows)
-  assert {"top1", "top5", "2_shot_top1", "loss", "accuracy"} <= {name.split("/")[-1] for name in last}
-  assert not any("perplexity" in name for name in last) and any("unigram_entropy" in name for name in last)
+  assert all(
+    row["train/images_per_second"] > 0 and "train/tokens_per_second" not in row for row in rows
+  )
+  assert {"top1", "top5", "2_shot_top1", "loss", "accuracy"} <= {
+    name.split("/")[-1] for name in last
+  }
+  assert not any("perplexity" in name for name in last) and any(
+    "unigram_entropy" in name for name in last
+  )
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
   found = json.loads(next((whole / "whole" / "evaluations").glob("*.json")).read_text())["metrics"]
   assert found["top1"] == last["eval/digits_image_classification/top1"]
@@ -65,15 +82,27 @@ def test_metrics_of_images_are_written_and_found_again(whole, capsys):
 
 @pytest.mark.more
 def test_another_resolution_starts_from_the_interpolated_positions(whole, tmp_path, capsys):
-  assert run(tmp_path, whole / "cache", f"--config.init.workdir={whole}/whole", "--config.total_steps=1", *LARGER) == 0
+  assert (
+    run(
+      tmp_path,
+      whole / "cache",
+      f"--config.init.workdir={whole}/whole",
+      "--config.total_steps=1",
+      *LARGER,
+    )
+    == 0
+  )
   report = json.loads((tmp_path / "init.json").read_text())
-  assert report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
+  assert (
+    report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
+  )
   arrays = load(str(tmp_path), batch_size=8).run.arrays
   assert np.isfinite(arrays["inputs/position/table"]).all()
 
 
 def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
-  there, back = tmp_path / "there", tmp_path / "back"
+  there = tmp_path / "there"
+  back = tmp_path / "back"
   assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
   config = json.loads((there / "config.json").read_text())
   assert config["model_type"] == "vit" and config["id2label"] == {str(n): str(n) for n in range(10)}
@@ -87,13 +116,17 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
 
 @pytest.mark.more
 def test_another_resolution_starts_from_published_weights(whole, tmp_path):
-  there, back, cache = tmp_path / "there", tmp_path / "back", f"--config.task.cache={whole}/cache"
+  there = tmp_path / "there"
+  back = tmp_path / "back"
+  cache = f"--config.task.cache={whole}/cache"
   assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
   assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", cache]) == 0
   flags = (f"--config.init.workdir={back}", "--config.total_steps=1", *LARGER)
   assert run(tmp_path / "larger", whole / "cache", *flags) == 0
   report = json.loads((tmp_path / "larger" / "init.json").read_text())
-  assert report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
+  assert (
+    report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
+  )
 
 
 @pytest.mark.more
@@ -104,7 +137,12 @@ def test_other_classes_get_a_head_of_their_own(whole, tmp_path):
     (tmp_path / "photos" / name).mkdir(parents=True)
     Image.new("L", (16, 16), 40).save(tmp_path / "photos" / name / "1.png")
   source = (f"--config.task.source=folders:{tmp_path}/photos", "--config.eval_split=train")
-  flags = (f"--config.init.workdir={whole}/whole", "--config.model.head.labels=auto", "--config.total_steps=1", *source)
+  flags = (
+    f"--config.init.workdir={whole}/whole",
+    "--config.model.head.labels=auto",
+    "--config.total_steps=1",
+    *source,
+  )
   assert run(tmp_path / "run", whole / "cache", *flags) == 0
   assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["head"]["labels"] == 2
   report = json.loads((tmp_path / "run" / "init.json").read_text())
@@ -117,7 +155,9 @@ def test_a_report_has_pictures_and_evaluations_too(whole):
   found = {path.stem: Image.open(path) for path in (whole / "whole" / "pictures").glob("*.png")}
   confusion = "confusion_digits_image_classification"
   assert found.keys() == {"augmented", "attention", confusion}
-  assert all(image.info["Title"] and np.asarray(image.convert("L")).std() > 1 for image in found.values())
+  assert all(
+    image.info["Title"] and np.asarray(image.convert("L")).std() > 1 for image in found.values()
+  )
   assert (whole / "whole" / "report.html").read_text().count("data:image/png;base64,") == 3
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
   again = {path.stem for path in (whole / "whole" / "evaluations" / "pictures").glob("*.png")}
@@ -126,10 +166,15 @@ def test_a_report_has_pictures_and_evaluations_too(whole):
 
 @pytest.mark.more
 def test_two_processes_find_the_scores_and_pictures_of_one(whole, tmp_path):
-  """On four devices each; in training, every image of an epoch is read by one of them, once (`test_addressing.py`)."""
+  """On four devices each; in training, every image of an epoch is read by one of them, once
+  (`test_addressing.py`)."""
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
-  (one,) = (json.loads(path.read_text()) for path in (whole / "whole" / "evaluations").glob("4_*.json"))
-  copy = shutil.copytree(whole / "whole", tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
+  (one,) = (
+    json.loads(path.read_text()) for path in (whole / "whole" / "evaluations").glob("4_*.json")
+  )
+  copy = shutil.copytree(
+    whole / "whole", tmp_path / "run", ignore=shutil.ignore_patterns("evaluations")
+  )
   command = [sys.executable, "-m", "t5x_like.evaluate", f"--workdir={copy}", f"--config={NANO}"]
   flags = (
     f"--config.task.cache={whole}/cache",
@@ -144,25 +189,35 @@ def test_two_processes_find_the_scores_and_pictures_of_one(whole, tmp_path):
 
 
 def test_what_is_drawn_is_what_was_computed():
-  """Attention rollout in numpy, of the weights of each layer, and the shares of a confusion matrix."""
+  """Attention rollout in numpy, of the weights of each layer, and the shares of a confusion
+  matrix."""
   from t5x_like.models import vit
   from t5x_like.nn import params
   from t5x_like.report import pictures
   from tests.models.families import Case, model
 
-  variant = dataclasses.replace(vit.VARIANTS["vit-tiny"], dims=Dims(16, 2, 2, 8, 16, 2), patch=4, resolution=8)
+  variant = dataclasses.replace(
+    vit.VARIANTS["vit-tiny"], dims=Dims(16, 2, 2, 8, 16, 2), patch=4, resolution=8
+  )
   made = model(Case("vit", "vit", variant))
   image = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
   copy = params.with_arrays(made, params.arrays(made))
   found = np.asarray(pictures._attended(copy, {"image": image}))
-  arrays, x = params.arrays(made), made.inputs(_tokens(made, image), np.arange(5)[None], None, None)
+  arrays = params.arrays(made)
+  x = made.inputs(_tokens(made, image), np.arange(5)[None], None, None)
   rolled = np.eye(5)
   for layer in range(2):
-    at = {n.removeprefix("encoder/blocks/"): a[layer] for n, a in arrays.items() if n.startswith("encoder/blocks/")}
+    at = {
+      n.removeprefix("encoder/blocks/"): a[layer]
+      for n, a in arrays.items()
+      if n.startswith("encoder/blocks/")
+    }
     block = jax.tree.unflatten(jax.tree.structure(made.encoder.blocks), list(at.values()))
     y = np.asarray(block.self_attention.in_norm(x))
     q, k = (
-      (y @ at[f"self_attention/layer/{n}/kernel"] + at[f"self_attention/layer/{n}/bias"]).reshape(2, 5, 2, 8)
+      (y @ at[f"self_attention/layer/{n}/kernel"] + at[f"self_attention/layer/{n}/bias"]).reshape(
+        2, 5, 2, 8
+      )
       for n in ("query", "key")
     )
     weights = jax.nn.softmax(np.einsum("btnh,bsnh->bnts", q, k) / 8**0.5, axis=-1)
@@ -185,21 +240,43 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
   """And the autoencoder's report shows what it reconstructs."""
   task = {"name": "masked_images", "source": "digits", "resolution": 16, "channels": 1, "patch": 4}
   head = {"name": "reconstruction", "depth": 1, "embed": 16, "heads": 2, "mlp": 16}
-  slots = {"task": task | {"cache": f"{whole}/cache"}, "objective": {"name": "masked_patches"}, "model.head": head}
+  slots = {
+    "task": task | {"cache": f"{whole}/cache"},
+    "objective": {"name": "masked_patches"},
+    "model.head": head,
+  }
   flags = [f"--config.{slot}={json.dumps(value)}" for slot, value in slots.items()]
   mae = [*flags, "--config.total_steps=2", "--config.evals={}"]
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}/mae", *mae]) == 0
-  assert {path.stem for path in (tmp_path / "mae" / "pictures").glob("*.png")} == {"augmented", "reconstruction"}
-  probe = ("--config.tuning.name=head", "--config.optimizer.name=lars", '--config.evals={"image_classification": {}}')
-  probe += ('--config.model.head={"name": "image_classification", "labels": 10, "pooling": "mean", "norm": "after"}',)
-  rate = ("--config.schedule.learning_rate=1.0", "--config.schedule.warmup_steps=0", "--config.total_steps=2")
+  assert {path.stem for path in (tmp_path / "mae" / "pictures").glob("*.png")} == {
+    "augmented",
+    "reconstruction",
+  }
+  probe = (
+    "--config.tuning.name=head",
+    "--config.optimizer.name=lars",
+    '--config.evals={"image_classification": {}}',
+  )
+  probe += (
+    '--config.model.head={"name": "image_classification", "labels": 10, "pooling": '
+    '"mean", "norm": "after"}',
+  )
+  rate = (
+    "--config.schedule.learning_rate=1.0",
+    "--config.schedule.warmup_steps=0",
+    "--config.total_steps=2",
+  )
   given = (f"--config.init.workdir={tmp_path}/mae", *probe, *rate)
   assert run(tmp_path / "probe", whole / "cache", *given) == 0
-  before, after = restored(tmp_path / "mae", 2), restored(tmp_path / "probe", 2)
-  body = [name for name in after if name.startswith("params/") and not name.startswith("params/head/")]
+  before = restored(tmp_path / "mae", 2)
+  after = restored(tmp_path / "probe", 2)
+  body = [
+    name for name in after if name.startswith("params/") and not name.startswith("params/head/")
+  ]
   assert body and all(before[name].tobytes() == after[name].tobytes() for name in body)
   assert np.abs(after["params/head/out/kernel"]).max() > 0 and "params/head/norm/scale" in after
-  assert "params/encoder/final_norm/scale" in before.keys() - after.keys()  # one norm, as MAE's code fine-tunes
+  # one norm, as MAE's code fine-tunes
+  assert "params/encoder/final_norm/scale" in before.keys() - after.keys()
 
 
 @pytest.mark.parametrize(
@@ -209,8 +286,14 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
       "--config.task.resolution=20",
       "config.model.resolution: the model is for images of [16, 16, 1], found [20, 20, 1]",
     ),
-    ("--config.task.channels=3", "config.model.channels: the model is for images of [16, 16, 1], found [16, 16, 3]"),
-    ("--config.model.head.labels=3", "config.model.head.labels: found 3, but task image_classification has 10"),
+    (
+      "--config.task.channels=3",
+      "config.model.channels: the model is for images of [16, 16, 1], found [16, 16, 3]",
+    ),
+    (
+      "--config.model.head.labels=3",
+      "config.model.head.labels: found 3, but task image_classification has 10",
+    ),
     ("--config.objective.name=mlm", "config.objective"),
   ],
 )

@@ -1,4 +1,5 @@
-"""Runs on images and texts: what is learned is found by name and by retrieval; resume; a second life; Hugging Face."""
+"""Runs on images and texts: what is learned is found by name and by retrieval; resume; a second
+life; Hugging Face."""
 
 import itertools
 import json
@@ -16,25 +17,35 @@ from tools import convert_hf
 
 pytestmark = pytest.mark.usefixtures("compiled")
 NANO = "tests/recipes/nano_clip.py"
-COLORS = {"red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 230), "yellow": (230, 220, 60)}
+COLORS = {
+  "red": (230, 40, 40),
+  "green": (40, 200, 60),
+  "blue": (50, 70, 230),
+  "yellow": (230, 220, 60),
+}
 SHAPES = {
   "square": lambda y, x: (np.abs(y) < 4) & (np.abs(x) < 4),
   "bar": lambda y, x: (np.abs(y) < 2) & (np.abs(x) < 6),
-  "cross": lambda y, x: (np.minimum(np.abs(y), np.abs(x)) < 1.5) & (np.maximum(np.abs(y), np.abs(x)) < 6),
+  "cross": lambda y, x: (
+    (np.minimum(np.abs(y), np.abs(x)) < 1.5) & (np.maximum(np.abs(y), np.abs(x)) < 6)
+  ),
 }
 KINDS = list(itertools.product(COLORS, SHAPES))
 
 
 def drawing(color: str, shape: str, generator) -> Image.Image:
   y, x = np.mgrid[:16, :16] - generator.uniform(6, 10, (2, 1, 1))
-  pixels = generator.integers(0, 60, (16, 16, 3)) + SHAPES[shape](y, x)[..., None] * (np.array(COLORS[color]) - 30)
+  pixels = generator.integers(0, 60, (16, 16, 3)) + SHAPES[shape](y, x)[..., None] * (
+    np.array(COLORS[color]) - 30
+  )
   return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
   """Coloured shapes: pairs with captions to train on, and others in a folder for each kind."""
-  folder, generator = tmp_path_factory.mktemp("shapes"), np.random.default_rng(0)
+  folder = tmp_path_factory.mktemp("shapes")
+  generator = np.random.default_rng(0)
   rows = []
   for number, (color, shape) in enumerate(KINDS * 40):
     drawing(color, shape, generator).save(folder / f"{number}.png")
@@ -49,7 +60,10 @@ def data(tmp_path_factory):
 
 
 def run(workdir, data, *flags) -> int:
-  task = {"source": f"jsonl:train={data}/train.jsonl,validation={data}/validation.jsonl", "folder": str(data)}
+  task = {
+    "source": f"jsonl:train={data}/train.jsonl,validation={data}/validation.jsonl",
+    "folder": str(data),
+  }
   task |= {"caption_field": "caption", "cache": str(data / "cache")}
   usual = (f"--config.task.{key}={value}" for key, value in task.items())
   return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *flags])
@@ -58,7 +72,12 @@ def run(workdir, data, *flags) -> int:
 @pytest.fixture(scope="module")
 def learned(data, tmp_path_factory):
   folder = tmp_path_factory.mktemp("learned")
-  kinds = {"name": "image_classification", "source": f"folders:validation={data}/kinds", "resolution": 16, "crop": 1.0}
+  kinds = {
+    "name": "image_classification",
+    "source": f"folders:validation={data}/kinds",
+    "resolution": 16,
+    "crop": 1.0,
+  }
   kinds |= {"mean": [0.5], "std": [0.5], "cache": str(data / "cache")}
   zero_shot = {"templates": ["a {}", "{}"], "length": 24, "task": kinds}
   evals = {"loss": {}, "retrieval": {}, "zero_shot": zero_shot}
@@ -78,8 +97,13 @@ def test_what_is_in_an_image_is_found_by_its_name_in_words_and_its_text_among_ot
   assert (last[f"{own}images"], last[f"{own}texts"]) == (12, 36)
   assert last[f"{own}text_to_image_r1"] > 40 and last[f"{own}image_to_text_r1"] > 40
   scales = [row["train/logit_scale"] for row in rows if "train/logit_scale" in row]
-  assert scales[0] == pytest.approx(1 / 0.07, rel=1e-3) and scales[-1] != scales[0] and max(scales) <= 100 * 1.0001
-  other = ("--config.batch_size=40", "--config.mesh.tensor=2")  # the same on other devices, and in other batches
+  assert (
+    scales[0] == pytest.approx(1 / 0.07, rel=1e-3)
+    and scales[-1] != scales[0]
+    and max(scales) <= 100 * 1.0001
+  )
+  # the same on other devices, and in other batches
+  other = ("--config.batch_size=40", "--config.mesh.tensor=2")
   assert evaluate.main([f"--workdir={learned}", "--evals=zero_shot,retrieval", *other]) == 0
   files = list((learned / "evaluations").glob("*.json"))
   assert len(files) == 2
@@ -96,11 +120,19 @@ def test_an_image_gets_the_text_that_says_best_what_it_shows(learned, data, tmp_
   ask = [f"--workdir={learned}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
   assert predict.main([*ask, f"--texts={tmp_path}/texts.txt", "--top_k=12", "--batch_size=40"]) == 0
   rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-  assert len(rows) == 96 and np.mean([row["prediction"][2:] == row["input"].split("/")[-2] for row in rows]) > 0.5
-  assert all(sum(x["probability"] for x in row["predictions"]) == pytest.approx(1, abs=1e-3) for row in rows)
+  assert (
+    len(rows) == 96
+    and np.mean([row["prediction"][2:] == row["input"].split("/")[-2] for row in rows]) > 0.5
+  )
+  assert all(
+    sum(x["probability"] for x in row["predictions"]) == pytest.approx(1, abs=1e-3) for row in rows
+  )
   capsys.readouterr()
   assert predict.main(ask) == 2
-  assert "--texts=None: the model is a model of images and texts, expected a file of texts" in capsys.readouterr().err
+  assert (
+    "--texts=None: the model is a model of images and texts, expected a file of texts"
+    in capsys.readouterr().err
+  )
   (tmp_path / "texts.txt").write_text(names[0])
   assert predict.main([*ask, f"--texts={tmp_path}/texts.txt"]) == 2
   assert "--texts: found 1, expected a file of at least two texts" in capsys.readouterr().err
@@ -108,11 +140,19 @@ def test_an_image_gets_the_text_that_says_best_what_it_shows(learned, data, tmp_
 
 @pytest.mark.more
 def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
-  there, back = tmp_path / "there", tmp_path / "back"
+  there = tmp_path / "there"
+  back = tmp_path / "back"
   assert convert_hf.main([f"--input={learned}", f"--output={there}"]) == 0
   assert json.loads((there / "config.json").read_text())["model_type"] == "clip"
   assert (
-    convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", f"--config.task.cache={data}/cache"])
+    convert_hf.main(
+      [
+        f"--input={there}",
+        f"--output={back}",
+        f"--config={NANO}",
+        f"--config.task.cache={data}/cache",
+      ]
+    )
     == 0
   )
   one, other = (load(str(path), batch_size=8).run.arrays for path in (learned, back))
@@ -121,17 +161,35 @@ def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
 
 @pytest.mark.more
 def test_a_run_goes_on_from_another_at_another_resolution(learned, data, tmp_path):
-  size = ("--config.model.resolution=24", "--config.task.resolution=24", "--config.schedule.total_steps=4")
-  assert run(tmp_path, data, f"--config.init.workdir={learned}", "--config.total_steps=1", *size) == 0
+  size = (
+    "--config.model.resolution=24",
+    "--config.task.resolution=24",
+    "--config.schedule.total_steps=4",
+  )
+  assert (
+    run(tmp_path, data, f"--config.init.workdir={learned}", "--config.total_steps=1", *size) == 0
+  )
   report = json.loads((tmp_path / "init.json").read_text())
-  assert report["resized"] == {"image/inputs/position/table": "17 to 37 rows"} and not report["initialised"]
+  assert (
+    report["resized"] == {"image/inputs/position/table": "17 to 37 rows"}
+    and not report["initialised"]
+  )
 
 
 @pytest.mark.more
 def test_a_run_stopped_and_resumed_has_the_same_bits(data, tmp_path):
-  whole, parts = tmp_path / "whole", tmp_path / "parts"
-  total = ("--config.schedule.total_steps=4", "--config.checkpoint.every=2", "--config.optimizer.name=lion")
-  total += ("--config.schedule.learning_rate=1e-3", "--config.objective.chunks=2", "--config.batch_size=16")
+  whole = tmp_path / "whole"
+  parts = tmp_path / "parts"
+  total = (
+    "--config.schedule.total_steps=4",
+    "--config.checkpoint.every=2",
+    "--config.optimizer.name=lion",
+  )
+  total += (
+    "--config.schedule.learning_rate=1e-3",
+    "--config.objective.chunks=2",
+    "--config.batch_size=16",
+  )
   assert run(whole, data, *total, "--config.total_steps=4") == 0
   for steps in (2, 4):
     assert run(parts, data, *total, f"--config.total_steps={steps}") == 0
@@ -145,9 +203,15 @@ def test_a_run_stopped_and_resumed_has_the_same_bits(data, tmp_path):
       ("--config.accumulation_steps=2", "--config.batch_size=16"),
       "config.accumulation_steps: found 2, but contrastive compares all rows",
     ),
-    (("--config.objective.name=pairwise_sigmoid",), "config.model.bias: found None, pairwise_sigmoid needs one"),
+    (
+      ("--config.objective.name=pairwise_sigmoid",),
+      "config.model.bias: found None, pairwise_sigmoid needs one",
+    ),
     (('--config.evals={"zero_shot": {}}',), 'set task={"name": "image_classification"'),
-    (("--config.objective.name=classification",), "config.objective: classification needs the feature 'label'"),
+    (
+      ("--config.objective.name=classification",),
+      "config.objective: classification needs the feature 'label'",
+    ),
     (("--config.task.channels=1",), "config.model.channels"),
   ],
 )
@@ -159,7 +223,8 @@ def test_what_does_not_fit_is_one_line(flags, words, data, tmp_path, capsys):
 
 def test_ranks_against_brute_force():
   generator = np.random.default_rng(0)
-  image_NP, text_CP = generator.standard_normal((300, 4)), generator.standard_normal((700, 4))
+  image_NP = generator.standard_normal((300, 4))
+  text_CP = generator.standard_normal((700, 4))
   image_C = np.sort(np.concatenate([np.arange(300), generator.integers(0, 300, 400)]))
   of_image, of_text = retrieval.ranked(image_NP, text_CP, image_C)
   cosine = image_NP @ text_CP.T
@@ -168,4 +233,5 @@ def test_ranks_against_brute_force():
     assert of_image[n] == np.flatnonzero(order == n)[0]
   for c in (0, 255, 256, 699):
     assert np.argsort(-cosine[:, c])[of_text[c]] == image_C[c]
-  assert retrieval.ranked(np.ones((3, 2)), np.ones((3, 2)), np.arange(3))[0].tolist() == [2, 2, 2]  # all the same
+  # all the same
+  assert retrieval.ranked(np.ones((3, 2)), np.ones((3, 2)), np.arange(3))[0].tolist() == [2, 2, 2]

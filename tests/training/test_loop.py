@@ -1,4 +1,5 @@
-"""The order of the loop: what is saved before an evaluation is not lost with it, and each start leaves a record."""
+"""The order of the loop: what is saved before an evaluation is not lost with it, and each start
+leaves a record."""
 
 import json
 import os
@@ -19,13 +20,20 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
 
 def go(workdir, *flags) -> int:
-  every = ("--config.total_steps=6", "--config.checkpoint.every=2", "--config.eval_every=2", "--config.evals.loss={}")
+  every = (
+    "--config.total_steps=6",
+    "--config.checkpoint.every=2",
+    "--config.eval_every=2",
+    "--config.evals.loss={}",
+  )
   limit = ("--config.evals.loss.max_examples=8", "--config.checkpoint.keep_last=9")
   return train.main([f"--config={NANO}", f"--workdir={workdir}", *every, *limit, *flags])
 
 
 def evaluations(workdir) -> list[dict]:
-  found = [{n: v for n, v in row.items() if not n.endswith("/seconds")} for row in read_metrics(workdir)]
+  found = [
+    {n: v for n, v in row.items() if not n.endswith("/seconds")} for row in read_metrics(workdir)
+  ]
   return [row for row in found if any(name.startswith("eval/") for name in row)]
 
 
@@ -40,7 +48,8 @@ def whole(tmp_path_factory, compiled):
 @pytest.mark.parametrize("failing", more.beyond(1, [4, 6]))
 @pytest.mark.more
 def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, monkeypatch):
-  call, calls = evaluation.Evaluation.__call__, []
+  call = evaluation.Evaluation.__call__
+  calls = []
 
   def broken(self, arrays, asked):
     calls.append(arrays)
@@ -51,20 +60,26 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, 
   monkeypatch.setattr(evaluation.Evaluation, "__call__", broken)
   with pytest.raises(RuntimeError, match="the evaluator is broken"):
     go(tmp_path)
-  assert steps(tmp_path)[-1] == failing and [row["step"] for row in evaluations(tmp_path)][-1:] != [failing]
+  assert steps(tmp_path)[-1] == failing and [row["step"] for row in evaluations(tmp_path)][-1:] != [
+    failing
+  ]
   monkeypatch.undo()
   assert go(tmp_path) == 0
   assert losses(tmp_path) == losses(whole) and evaluations(tmp_path) == evaluations(whole)
   assert prints(tmp_path, 6) == prints(whole, 6)
 
 
-@pytest.mark.parametrize(("moment", "step"), more.beyond(1, [("evaluate", 4), ("evaluate", 6), ("advance", 6)]))
+@pytest.mark.parametrize(
+  ("moment", "step"), more.beyond(1, [("evaluate", 4), ("evaluate", 6), ("advance", 6)])
+)
 def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeypatch):
-  """It comes after a step, or in the midst of an evaluation, at a step that need not be one to save."""
+  """It comes after a step, or in the midst of an evaluation, at a step that need not be one to
+  save."""
   from t5x_like.evals.loss import Evaluator
   from t5x_like.training.run import Run
 
-  advance, evaluate = Run.advance, Evaluator.__call__
+  advance = Run.advance
+  evaluate = Evaluator.__call__
 
   def signalled(self):
     forward = advance(self)
@@ -90,25 +105,38 @@ def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeyp
 
 @pytest.mark.more
 def test_every_start_leaves_a_line_of_history(tmp_path):
-  for flags in (("--config.total_steps=2",), ("--config.total_steps=2",), ("--config.total_steps=4",)):
+  for flags in (
+    ("--config.total_steps=2",),
+    ("--config.total_steps=2",),
+    ("--config.total_steps=4",),
+  ):
     assert go(tmp_path, "--config.evals={}", *flags) == 0
   rows = [row for row in map(json.loads, (tmp_path / "history.jsonl").open()) if "changes" in row]
   assert [row["step"] for row in rows] == [0, 2, 2]
   assert [row["changes"] for row in rows] == [[], [], ["total_steps: 2 -> 4"]]
   assert rows[0]["config_digest"] == rows[1]["config_digest"] != rows[2]["config_digest"]
-  assert rows[0]["config"]["total_steps"] == 2 and "config" not in rows[1] and rows[2]["config"]["total_steps"] == 4
+  assert (
+    rows[0]["config"]["total_steps"] == 2
+    and "config" not in rows[1]
+    and rows[2]["config"]["total_steps"] == 4
+  )
   assert rows[2]["config"] == json.loads((tmp_path / "config.json").read_text())
   assert rows[2]["environment"] == json.loads((tmp_path / "environment.json").read_text())
   assert rows[0]["time"] <= rows[1]["time"] <= rows[2]["time"]
 
 
 class Scripted:
-  """A run whose updates are refused at some steps: each takes it back to the step saved last, once."""
+  """A run whose updates are refused at some steps: each takes it back to the step saved last,
+  once."""
 
   exhausted = False
 
   def __init__(self, refused: list[int], signalled: int | None = None):
-    self.refused, self.signalled, self.step, self.pending, self.done = refused, signalled, 0, None, []
+    self.refused = refused
+    self.signalled = signalled
+    self.step = 0
+    self.pending = None
+    self.done = []
     self.session = types.SimpleNamespace(
       saved=0, address="here", workdir=pathlib.Path("here"), wait_for_save=lambda: None
     )
@@ -119,19 +147,22 @@ class Scripted:
     if pending not in self.refused:
       return True
     self.refused.remove(pending)
-    self.step, self.pending = self.session.saved, None
+    self.step = self.session.saved
+    self.pending = None
     self.done.append(f"back to {self.step}")
     return False
 
   def advance(self) -> bool:
-    previous, self.pending = self.pending, self.step + 1
+    previous = self.pending
+    self.pending = self.step + 1
     self.step += 1
     if self.step == self.signalled:
       os.kill(os.getpid(), signal.SIGTERM)
     return self._write(previous)
 
   def drain(self) -> bool:
-    previous, self.pending = self.pending, None
+    previous = self.pending
+    self.pending = None
     return self._write(previous)
 
   def save(self) -> None:
@@ -156,9 +187,11 @@ class Scripted:
   ("refused", "expected"),
   [
     ([], "save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
-    ([1], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # read while step 2 runs
+    # read while step 2 runs
+    ([1], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
     ([3], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # before a save
-    ([4], "save 3, back to 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # before an evaluation
+    # before an evaluation
+    ([4], "save 3, back to 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
     ([8], "save 3, evaluate 4, save 6, back to 6, save 8, evaluate 8, finish"),  # at the end
   ],
 )
@@ -172,7 +205,10 @@ def test_a_refused_update_takes_the_loop_back(refused, expected):
   ("window", "expected"),
   [
     (range(4, 5), "save 3, start, step 4, stop, evaluate 4, save 6, save 8, evaluate 8, finish"),
-    (range(5, 7), "save 3, evaluate 4, start, step 5, step 6, stop, save 6, save 8, evaluate 8, finish"),
+    (
+      range(5, 7),
+      "save 3, evaluate 4, start, step 5, step 6, stop, save 6, save 8, evaluate 8, finish",
+    ),
     (range(8, 20), "save 3, evaluate 4, save 6, start, step 8, stop, save 8, evaluate 8, finish"),
   ],
 )

@@ -21,7 +21,11 @@ FLAGS = (
   "--config.total_steps=4",
   '--config.schedule={"name": "constant", "learning_rate": 0.05}',
 )
-LORA = ("--config.tuning.name=lora", "--config.tuning.rank=2", '--config.tuning.targets=["query", "wi"]')
+LORA = (
+  "--config.tuning.name=lora",
+  "--config.tuning.rank=2",
+  '--config.tuning.targets=["query", "wi"]',
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +33,25 @@ def runs(tmp_path_factory, compiled):
   """A pretrained model, and a run from it that trains adapters."""
   folder = tmp_path_factory.mktemp("runs")
   assert train.main([*FLAGS, f"--workdir={folder}/base", "--config.total_steps=2"]) == 0
-  assert train.main([*FLAGS, *LORA, f"--workdir={folder}/lora", f"--config.init.workdir={folder}/base"]) == 0
+  assert (
+    train.main([*FLAGS, *LORA, f"--workdir={folder}/lora", f"--config.init.workdir={folder}/base"])
+    == 0
+  )
   return folder
 
 
 def test_only_adapters_move_and_only_they_have_a_state(runs):
-  base, before, after = restored(runs / "base", 2), restored(runs / "lora", 2), restored(runs / "lora", 4)
+  base = restored(runs / "base", 2)
+  before = restored(runs / "lora", 2)
+  after = restored(runs / "lora", 4)
   own = {name for name in after if name.startswith("params/") and name.endswith(ADAPTERS)}
   assert own and all(not np.array_equal(before[name], after[name]) for name in own)
   for name in base:
     if name.startswith("params/"):
       assert after[name].tobytes() == base[name].tobytes(), name
-  statistics = {name.split("/", 2)[2] for name in after if name.startswith("adam/") and name.count("/") > 1}
+  statistics = {
+    name.split("/", 2)[2] for name in after if name.startswith("adam/") and name.count("/") > 1
+  }
   assert statistics == {name.removeprefix("params/") for name in own}
   report = json.loads((runs / "lora" / "init.json").read_text())
   assert {f"params/{name}" for name in report["initialised"]} == own and not report["ignored"]
@@ -60,15 +71,27 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
   from t5x_like.interop import hf
   from tools import convert_hf
 
-  later = [*FLAGS, f"--workdir={tmp_path}/later", f"--config.init.workdir={runs}/lora", "--config.total_steps=1"]
-  assert train.main([*later, "--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0"]) == 0
+  later = [
+    *FLAGS,
+    f"--workdir={tmp_path}/later",
+    f"--config.init.workdir={runs}/lora",
+    "--config.total_steps=1",
+  ]
+  assert (
+    train.main(
+      [*later, "--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0"]
+    )
+    == 0
+  )
   assert convert_hf.main([f"--input={runs}/lora", f"--output={tmp_path}/exported"]) == 0
   tokens = {"decoder_input_tokens": np.arange(3, 35, dtype=np.int32)[None].repeat(8, 0)}
 
   def logits(workdir):
     run = trained.open_saved(str(workdir))
     _, arrays = run.restore()
-    return np.asarray(jax.jit(lambda arrays: params.with_arrays(run.model, arrays)(tokens)["logits"])(arrays))
+    return np.asarray(
+      jax.jit(lambda arrays: params.with_arrays(run.model, arrays)(tokens)["logits"])(arrays)
+    )
 
   tuned = logits(runs / "lora")
   assert np.abs(tuned - logits(runs / "base")).max() > 0.05
@@ -90,6 +113,12 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
 def test_what_cannot_be_is_one_line(flags, words, runs, tmp_path, capsys):
   """The last: a run goes on with the adapters that it began with."""
   workdir = runs / "lora" if "=3" in flags[0] else tmp_path
-  command = [*FLAGS, *LORA, f"--workdir={workdir}", f"--config.init.workdir={runs}/base", "--config.total_steps=6"]
+  command = [
+    *FLAGS,
+    *LORA,
+    f"--workdir={workdir}",
+    f"--config.init.workdir={runs}/base",
+    "--config.total_steps=6",
+  ]
   assert train.main([*command, *flags]) == 2
   assert words in capsys.readouterr().err.splitlines()[-1]

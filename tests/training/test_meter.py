@@ -21,7 +21,15 @@ SEGMENTS = np.array([[1, 1, 2, 0], [1, 1, 1, 1]])
     ({"decoder_input_tokens": TOKENS, "decoder_target_tokens": TOKENS}, 0, 2 / 8),
     ({"encoder_input_tokens": TOKENS, "encoder_target_tokens": np.zeros((2, 4), int)}, 1, 3 / 8),
     ({"encoder_input_tokens": TOKENS, "encoder_segment_ids": SEGMENTS}, 0, 1 / 8),
-    ({"encoder_input_tokens": TOKENS, "encoder_segment_ids": SEGMENTS, "decoder_target_tokens": TOKENS}, 1, 4 / 16),
+    (
+      {
+        "encoder_input_tokens": TOKENS,
+        "encoder_segment_ids": SEGMENTS,
+        "decoder_target_tokens": TOKENS,
+      },
+      1,
+      4 / 16,
+    ),
     ({"image": np.zeros((2, 3))}, 0, 0.0),
   ],
 )
@@ -33,21 +41,30 @@ def test_what_counts_as_padding(batch, pad_id, share):
 
 def test_goodput_after_a_start_leaves_out_waits_as_before():
   """Four steps of two seconds, half of which waited for data, in sixteen seconds."""
-  rows = [{"step": step, "train/seconds_per_step": 2.0, "train/data_wait_fraction": 0.5} for step in range(1, 5)]
+  rows = [
+    {"step": step, "train/seconds_per_step": 2.0, "train/data_wait_fraction": 0.5}
+    for step in range(1, 5)
+  ]
   past = types.SimpleNamespace(began=time.time() - 16)
   resumed = Session.goodput(types.SimpleNamespace(metrics=lambda: rows, past=past), 4)
   assert resumed.add(0.0) == pytest.approx(0.25, rel=0.01)
 
 
 class Cost:
-  positions, flops, peak, of = 8, 1.0, 1.0, "tokens"
+  positions = 8
+  flops = 1.0
+  peak = 1.0
+  of = "tokens"
 
 
 def test_no_utilisation_above_the_peak_or_without_one():
   for peak, known in ((1.0, False), (0.0, False), (1e30, True)):
     cost = Cost()
-    cost.flops, cost.peak = 1e20, peak
-    meter = Meter(iter([{"image": np.zeros((2, 3))}]), lambda batch, cost=cost: cost, Goodput(0.0, 0.0), 0)
+    cost.flops = 1e20
+    cost.peak = peak
+    meter = Meter(
+      iter([{"image": np.zeros((2, 3))}]), lambda batch, cost=cost: cost, Goodput(0.0, 0.0), 0
+    )
     meter.next_batch()
     found = meter.step_done()
     assert ("mfu" in found) == known and found.get("mfu", 0.0) <= 1
@@ -55,10 +72,13 @@ def test_no_utilisation_above_the_peak_or_without_one():
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_last_step_before_a_wait_takes_as_long_as_the_others(at_once, monkeypatch):
-  """Metrics are read one step late. Where the CPU computes a step while it is dispatched, that is not its end."""
+  """Metrics are read one step late. Where the CPU computes a step while it is dispatched, that is
+  not its end."""
   now = [0.0]
   monkeypatch.setattr("time.perf_counter", lambda: now[0])
-  monkeypatch.setattr(jax.config, "read", lambda name: {"jax_cpu_enable_async_dispatch": not at_once}[name])
+  monkeypatch.setattr(
+    jax.config, "read", lambda name: {"jax_cpu_enable_async_dispatch": not at_once}[name]
+  )
   meter = Meter(iter([{}] * 3), lambda batch: Cost(), Goodput(0.0, 0.0), None)
   found = []
   for step in range(3):

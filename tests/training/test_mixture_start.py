@@ -1,4 +1,5 @@
-"""A mixture of labelled tasks that starts from another run: its rates, and the vocabulary of all of its parts."""
+"""A mixture of labelled tasks that starts from another run: its rates, and the vocabulary of all of
+its parts."""
 
 import json
 
@@ -33,8 +34,14 @@ def test_parts_and_evaluations_take_the_vocabulary_of_the_run(pretrained):
 
 def test_tasks_are_drawn_by_their_examples_up_to_a_limit():
   """CB has 250 examples, ReCoRD 138,854: with K = 1,000 and T = 2 they are drawn as 1 to 2."""
-  config = recipes.load("configs/finetune/mixture.py:superglue", ["task.maximum=1000", "task.temperature=2"])
-  assert (config.task.rates, config.task.maximum, config.task.temperature) == ("temperature", 1000, 2)
+  config = recipes.load(
+    "configs/finetune/mixture.py:superglue", ["task.maximum=1000", "task.temperature=2"]
+  )
+  assert (config.task.rates, config.task.maximum, config.task.temperature) == (
+    "temperature",
+    1000,
+    2,
+  )
   first, second = mixture.temperature([250, 138_854], config.task.temperature, config.task.maximum)
   assert second / first == pytest.approx(2)
 
@@ -48,7 +55,9 @@ def test_every_task_of_the_pretraining_mixture_is_drawn(size):
   found = dict(zip(rates, mixture.counts(rates, task.period)))
   assert min(found.values()) > 0 and rates["rte"] == rates["superglue_rte"] == 1_245
   unlabelled = {"small": 710_000, "xxl": 133_000_000}[size]
-  assert [found[name] / found["unlabelled"] for name in ("en_de", "en_fr", "en_ro", "record")] == pytest.approx(
+  assert [
+    found[name] / found["unlabelled"] for name in ("en_de", "en_fr", "en_ro", "record")
+  ] == pytest.approx(
     [examples / unlabelled for examples in (1_000_000, 1_000_000, 610_320, 138_854)], rel=1e-3
   )
 
@@ -68,4 +77,6 @@ def test_the_recipe_has_every_text_of_its_suites():
   assert config.task.parts.en_ro.source == "tfds:wmt16_translate/ro-en"
   assert config.evals.en_de_dev.task.targets_length == 256 and "en_de_test" not in config.evals
   assert config.task.parts.stsb.source == "t5:stsb:tfds:glue/stsb"
-  assert config.evals.multirc_dev.questions and config.evals.mnli_matched.split == "validation_matched"
+  assert (
+    config.evals.multirc_dev.questions and config.evals.mnli_matched.split == "validation_matched"
+  )

@@ -1,4 +1,5 @@
-"""Optimizer state in the hosts' memory: the same training, and refused where there is no such memory."""
+"""Optimizer state in the hosts' memory: the same training, and refused where there is no such
+memory."""
 
 import types
 
@@ -22,11 +23,16 @@ def trained(*overrides):
   config = resolve(recipes.load("tests/recipes/nano.py", NANO + overrides))
   parts = build(config)
   state = init_state(parts.make_model, parts.optimizer, parts.state, seed=1)
-  step = make_step(parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules, seed=1)
+  step = make_step(
+    parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules, seed=1
+  )
   step = jax.jit(step, donate_argnums=0, out_shardings=(shardings(parts.state), None))
   generator = np.random.default_rng(0)
   tokens = generator.integers(2, 300, (8, 16)).astype(np.int32)
-  batch = {name: tokens for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")}
+  batch = {
+    name: tokens
+    for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+  }
   batch["decoder_loss_weights"] = np.ones((8, 16), np.float32)
   losses = []
   for _ in range(3):
@@ -48,5 +54,7 @@ def test_devices_without_memory_of_their_hosts_are_refused():
   memory = types.SimpleNamespace(kind="device")
   device = types.SimpleNamespace(addressable_memories=lambda: [memory], device_kind="Abacus")
   mesh = types.SimpleNamespace(local_devices=[device], devices=np.array([device]))
-  with pytest.raises(UserError, match="config.optimizer.offload: found devices .Abacus. with the memories device"):
+  with pytest.raises(
+    UserError, match="config.optimizer.offload: found devices .Abacus. with the memories device"
+  ):
     offload.check_memory("config.optimizer.offload", mesh)

@@ -1,4 +1,5 @@
-"""Optimizers see every layer of a stack by itself, and their state is split like the parameters it belongs to."""
+"""Optimizers see every layer of a stack by itself, and their state is split like the parameters it
+belongs to."""
 
 import dataclasses
 
@@ -13,7 +14,15 @@ from t5x_like import slots
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, Decay, adafactor, adamw, bounded, layerwise, state_axes
+from t5x_like.training.optimizer import (
+  OPTIMIZERS,
+  Decay,
+  adafactor,
+  adamw,
+  bounded,
+  layerwise,
+  state_axes,
+)
 from t5x_like.training.state import abstract_state
 
 LAYERS = 3
@@ -46,7 +55,8 @@ def random(seed, scale=1.0):
 
 
 def run(optimizer, values, gradients):
-  state, update = optimizer.init(values), jax.jit(optax.with_extra_args_support(optimizer).update)
+  state = optimizer.init(values)
+  update = jax.jit(optax.with_extra_args_support(optimizer).update)
   for step, gradient in enumerate(gradients):
     updates, state = update(gradient, state, values, step=step)
     values = optax.apply_updates(values, updates)
@@ -61,10 +71,15 @@ RATE = optax.linear_schedule(0.1, 0.02, 3)
 matrices = lambda p: jax.tree.map(lambda a: a.ndim > 1, p)  # noqa: E731
 CASES = {  # ours, and optax's for one layer
   "adafactor": (adafactor(RATE), optax.adafactor(RATE)),
-  "adafactor_decay": (adafactor(RATE, weight_decay=0.01), optax.adafactor(RATE, weight_decay_rate=0.01)),
+  "adafactor_decay": (
+    adafactor(RATE, weight_decay=0.01),
+    optax.adafactor(RATE, weight_decay_rate=0.01),
+  ),
   "adafactor_plain": (
     adafactor(RATE, decay_rate=0.5, clipping_threshold=2.0, multiply_by_parameter_scale=False),
-    optax.adafactor(RATE, decay_rate=0.5, clipping_threshold=2.0, multiply_by_parameter_scale=False),
+    optax.adafactor(
+      RATE, decay_rate=0.5, clipping_threshold=2.0, multiply_by_parameter_scale=False
+    ),
   ),
   "adamw": (
     adamw(RATE, b1=0.8, b2=0.98, eps=1e-6, weight_decay=0.1),
@@ -91,15 +106,21 @@ CASES = {  # ours, and optax's for one layer
     OPTIMIZERS["unfactored_adafactor"](RATE, decay_rate=0.7, momentum=0.8, clipping_threshold=1.0),
     optax.chain(
       optax.adafactor(RATE, factored=False, decay_rate=0.7, momentum=0.8),
-      optax.masked(optax.inject_hyperparams(optax.add_decayed_weights)(lambda t: -(RATE(t) ** 2)), matrices),
+      optax.masked(
+        optax.inject_hyperparams(optax.add_decayed_weights)(lambda t: -(RATE(t) ** 2)), matrices
+      ),
     ),
   ),
   "undecayed_adafactor": (
-    OPTIMIZERS["unfactored_adafactor"](RATE, momentum=0.8, clipping_threshold=1.0, decay_power=None),
+    OPTIMIZERS["unfactored_adafactor"](
+      RATE, momentum=0.8, clipping_threshold=1.0, decay_power=None
+    ),
     optax.adafactor(RATE, factored=False, momentum=0.8),
   ),
   "momentum_adafactor": (
-    OPTIMIZERS["momentum_adafactor"](RATE, b2=0.3, momentum=0.8, mu_dtype="float32", weight_decay=0.1),
+    OPTIMIZERS["momentum_adafactor"](
+      RATE, b2=0.3, momentum=0.8, mu_dtype="float32", weight_decay=0.1
+    ),
     optax.chain(
       optax.scale_by_factored_rms(
         min_dim_size_to_factor=32, decay_rate_fn=lambda t, c: jnp.minimum(0.3, 1 - (t + 1.0) ** -c)
@@ -115,7 +136,9 @@ CASES = {  # ours, and optax's for one layer
   ),
   "lion": (
     OPTIMIZERS["lion"](RATE, b1=0.8, b2=0.98, weight_decay=0.3),
-    optax.lion(RATE, 0.8, 0.98, weight_decay=0.3, mask=lambda p: jax.tree.map(lambda a: a.ndim > 1, p)),
+    optax.lion(
+      RATE, 0.8, 0.98, weight_decay=0.3, mask=lambda p: jax.tree.map(lambda a: a.ndim > 1, p)
+    ),
   ),
   "sgd": (OPTIMIZERS["sgd"](RATE, momentum=0.9), optax.sgd(RATE, 0.9)),
   "sgd_decay": (
@@ -128,12 +151,17 @@ CASES = {  # ours, and optax's for one layer
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_layers_are_optimised_one_by_one(case):
   ours, alone = CASES[case]
-  start, gradients = random(0), [random(s, 0.1 * s) for s in range(1, 4)]
+  start = random(0)
+  gradients = [random(s, 0.1 * s) for s in range(1, 4)]
   final = run(layerwise(ours, AXES), start, gradients)
   assert final.keys() == start.keys()
-  expected = [(None, run(alone, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]))]
+  expected = [
+    (None, run(alone, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]))
+  ]
   for layer in range(LAYERS):
-    expected.append((layer, run(alone, one_layer(start, layer), [one_layer(g, layer) for g in gradients])))
+    expected.append(
+      (layer, run(alone, one_layer(start, layer), [one_layer(g, layer) for g in gradients]))
+    )
   for layer, arrays in expected:
     for name, array in arrays.items():
       got = final[name][layer] if isinstance(layer, int) else final[name]
@@ -142,12 +170,14 @@ def test_stacked_layers_are_optimised_one_by_one(case):
 
 
 def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
-  start, gradients = random(0), [random(s, 0.1 * s) for s in range(1, 4)]
+  start = random(0)
+  gradients = [random(s, 0.1 * s) for s in range(1, 4)]
   final = run(layerwise(OPTIMIZERS["muon"](RATE, weight_decay=0.3), AXES), start, gradients)
   adam = run(layerwise(adamw(RATE, weight_decay=0.3), AXES), start, gradients)
   for name in ("blocks/mlp", "blocks/square"):
     for layer in range(LAYERS):
-      w, buffer = np.asarray(start[name][layer]), 0.0
+      w = np.asarray(start[name][layer])
+      buffer = 0.0
       for step, gradient in enumerate(gradients):
         g = np.asarray(gradient[name][layer], np.float64)
         buffer = 0.95 * buffer + g
@@ -165,16 +195,22 @@ def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw
 
 def test_stacking_does_mix_layers_without_it():
   """The control of the test above: plain Adafactor over stacked arrays gives something else."""
-  start, gradients = random(0), [random(1)]
+  start = random(0)
+  gradients = [random(1)]
   plain = run(adafactor(optax.constant_schedule(0.1)), start, gradients)
   layered = run(layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients)
-  assert tiny.relative_error({"mlp": plain["blocks/mlp"][0]}, {"mlp": layered["blocks/mlp"][0]}) > 1e-2
+  assert (
+    tiny.relative_error({"mlp": plain["blocks/mlp"][0]}, {"mlp": layered["blocks/mlp"][0]}) > 1e-2
+  )
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_zero_leave_everything_finite(case):
   start = random(0)
-  gradients = [jax.tree.map(jnp.zeros_like, start), {n: g.at[..., 5:].set(0) for n, g in random(1).items()}]
+  gradients = [
+    jax.tree.map(jnp.zeros_like, start),
+    {n: g.at[..., 5:].set(0) for n, g in random(1).items()},
+  ]
   final = run(layerwise(CASES[case][0], AXES), start, gradients)
   assert all(np.isfinite(a).all() for a in final.values())
   if case == "adafactor":
@@ -191,7 +227,9 @@ def test_adamw_decays_matrices_only():
 
 
 def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
-  optimizer = bounded(layerwise(OPTIMIZERS["sgd"](optax.constant_schedule(1.0)), AXES), {"table": 2.0})
+  optimizer = bounded(
+    layerwise(OPTIMIZERS["sgd"](optax.constant_schedule(1.0)), AXES), {"table": 2.0}
+  )
   start = {"table": jnp.array([[0.0, 1.5]]), "blocks/norm": jnp.zeros((3, 1))}
   up, down = (jax.tree.map(lambda x, g=g: jnp.full_like(x, g), start) for g in (-1.0, 0.5))
   np.testing.assert_array_equal(run(optimizer, start, [up])["table"], [[1.0, 2.0]])
@@ -201,14 +239,22 @@ def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
 
 
 def test_adafactor_first_step_is_the_paper_s():
-  """One factored matrix, step 1: decay is 0, so the statistics are the gradient's own row and column means."""
-  g, p = np.asarray(random(1)["table"], np.float64), np.asarray(random(0)["table"], np.float64)
-  final = run(adafactor(optax.constant_schedule(0.01)), {"w": jnp.asarray(p)}, [{"w": jnp.asarray(g, jnp.float32)}])
+  """One factored matrix, step 1: decay is 0, so the statistics are the gradient's own row and
+  column means."""
+  g = np.asarray(random(1)["table"], np.float64)
+  p = np.asarray(random(0)["table"], np.float64)
+  final = run(
+    adafactor(optax.constant_schedule(0.01)),
+    {"w": jnp.asarray(p)},
+    [{"w": jnp.asarray(g, jnp.float32)}],
+  )
   square = g**2 + 1e-30
   v = np.outer(square.mean(1), square.mean(0)) / square.mean()
   u = g / np.sqrt(v)
   u /= max(1.0, np.sqrt(np.mean(u**2)))
-  np.testing.assert_allclose(final["w"], p - 0.01 * max(np.sqrt(np.mean(p**2)), 1e-3) * u, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    final["w"], p - 0.01 * max(np.sqrt(np.mean(p**2)), 1e-3) * u, rtol=1e-4, atol=1e-5
+  )
 
 
 # The sharding of optimizer states
@@ -239,7 +285,10 @@ def axes_by_statistic(optimizer, shapes, axes):
 
 def test_adafactor_statistics_keep_the_axes_they_keep():
   found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), SHAPES, AXES)
-  assert found["table", "v_row"] == ((128,), ("embed",)) and found["table", "v_col"] == ((192,), ("vocab",))
+  assert found["table", "v_row"] == ((128,), ("embed",)) and found["table", "v_col"] == (
+    (192,),
+    ("vocab",),
+  )
   assert found["blocks/mlp", "v_row"] == ((3, 128), ("layers", "embed"))
   assert found["blocks/mlp", "v_col"] == ((3, 160), ("layers", "mlp"))
   assert found["deeper/mlp", "v_row"] == ((2, 128), ("layers", "embed"))
@@ -251,12 +300,14 @@ def test_adafactor_statistics_keep_the_axes_they_keep():
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_equal_dimensions_are_told_apart_by_the_values_themselves(stacked):
-  """With both axes equal the shape cannot tell rows from columns: a gradient that differs by row only can."""
+  """With both axes equal the shape cannot tell rows from columns: a gradient that differs by row
+  only can."""
   axes = ("layers", "embed", "heads") if stacked else ("embed", "heads")
   shape = (2, 128, 128) if stacked else (128, 128)
   found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), {"w": shape}, {"w": axes})
   optimizer = layerwise(adafactor(optax.constant_schedule(0.1)), {"w": axes})
-  by_row = jnp.broadcast_to(jnp.arange(1.0, 129.0)[:, None], shape)  # differs along `embed`, equal along `heads`
+  # differs along `embed`, equal along `heads`
+  by_row = jnp.broadcast_to(jnp.arange(1.0, 129.0)[:, None], shape)
   _, state = optimizer.update({"w": by_row}, optimizer.init({"w": by_row}), {"w": by_row}, step=0)
   for statistic in ("v_row", "v_col"):
     (values,) = [
@@ -282,20 +333,27 @@ def test_the_whole_state_of_a_model_is_as_split_as_its_parameters(name):
   make = tiny.maker(tiny.sizes("1.1", embed=128, mlp=256, heads=4, head_dim=32), vocab_size=256)
   model = jax.eval_shape(make, jax.random.key(0))
   named = params.named_params(model)
-  optimizer = layerwise(OPTIMIZERS[name](optax.constant_schedule(0.1)), {n: p.axes for n, p in named.items()})
+  optimizer = layerwise(
+    OPTIMIZERS[name](optax.constant_schedule(0.1)), {n: p.axes for n, p in named.items()}
+  )
   state = abstract_state(model, optimizer, rules)
   shapes = {p.shape for p in named.values()}
   for path, leaf in jax.tree_util.tree_leaves_with_path(state):
     local = int(np.prod(leaf.sharding.shard_shape(leaf.shape)))
     if leaf.shape in shapes and leaf.ndim > 1 and min(leaf.shape[-2:]) >= 128:
       assert local * 8 == leaf.size, (path, leaf.sharding)
-    elif leaf.ndim and leaf.shape[-1] >= 128 and any(getattr(k, "name", "") in ("v_row", "v_col") for k in path):
+    elif (
+      leaf.ndim
+      and leaf.shape[-1] >= 128
+      and any(getattr(k, "name", "") in ("v_row", "v_col") for k in path)
+    ):
       assert local < leaf.size, (path, leaf.sharding)
 
 
 def test_what_decays():
   """Experts' biases are vectors, although they are matrices."""
-  kernels, tables = {"layer/wi": (8, 4, 6), "out/kernel": (4, 6)}, {"embed/table": (9, 4), "position/table": (5, 4)}
+  kernels = {"layer/wi": (8, 4, 6), "out/kernel": (4, 6)}
+  tables = {"embed/table": (9, 4), "position/table": (5, 4)}
   shapes = {**kernels, **tables, "layer/wi_bias": (8, 6), "out/bias": (6,), "norm/scale": (4,)}
   arrays = {name: jnp.zeros(shape) for name, shape in shapes.items()}
   decayed = {
@@ -305,19 +363,34 @@ def test_what_decays():
     "nothing": shapes,
   }
   for undecayed, names in decayed.items():
-    assert {n for n, decays in Decay(undecayed=undecayed).of(arrays).items() if decays} == set(names), undecayed
+    assert {n for n, decays in Decay(undecayed=undecayed).of(arrays).items() if decays} == set(
+      names
+    ), undecayed
 
 
 def test_stable_adamw_is_the_papers():
-  """Algorithm 2 of Wortsman et al. 2023 by hand; the second gradient is so large that the rate falls."""
-  b1, b2, eps, decay, theta = 0.9, 0.95, 1e-6, 0.3, np.full((2, 3), 2.0)
+  """Algorithm 2 of Wortsman et al. 2023 by hand; the second gradient is so large that the rate
+  falls."""
+  b1 = 0.9
+  b2 = 0.95
+  eps = 1e-6
+  decay = 0.3
+  theta = np.full((2, 3), 2.0)
   ours = OPTIMIZERS["stable_adamw"](lambda step: 0.1, b1=b1, b2=b2, eps=eps, weight_decay=decay)
   gradients = [np.arange(1.0, 7).reshape(2, 3), np.full((2, 3), -40.0), np.ones((2, 3))]
-  got = run(ours, {"w": jnp.asarray(theta, jnp.float32)}, [{"w": jnp.asarray(g, jnp.float32)} for g in gradients])["w"]
-  m, v, rates = 0.0, 0.0, []
+  got = run(
+    ours,
+    {"w": jnp.asarray(theta, jnp.float32)},
+    [{"w": jnp.asarray(g, jnp.float32)} for g in gradients],
+  )["w"]
+  m = 0.0
+  v = 0.0
+  rates = []
   for t, g in enumerate(gradients, 1):
-    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-    mean, second = m / (1 - b1**t), v / (1 - b2**t)
+    m = b1 * m + (1 - b1) * g
+    v = b2 * v + (1 - b2) * g**2
+    mean = m / (1 - b1**t)
+    second = v / (1 - b2**t)
     rates.append(0.1 / max(1.0, np.sqrt(np.mean(g**2 / np.maximum(second, eps**2)))))
     theta = theta - rates[-1] * (decay * theta + mean / (np.sqrt(second) + eps))
   assert rates[1] < 0.08 < rates[0]
@@ -325,30 +398,53 @@ def test_stable_adamw_is_the_papers():
 
 
 def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
-  """Algorithm 1 of Pagliardini et al. 2024 by hand, whose updates and warm-up are counted from 1."""
-  b1, b2, b3, alpha, warmup, theta = 0.8, 0.95, 0.99, 4.0, 3, np.full((2, 3), 2.0)
+  """Algorithm 1 of Pagliardini et al. 2024 by hand, whose updates and warm-up are counted from
+  1."""
+  b1 = 0.8
+  b2 = 0.95
+  b3 = 0.99
+  alpha = 4.0
+  warmup = 3
+  theta = np.full((2, 3), 2.0)
   ours = OPTIMIZERS["ademamix"](
     lambda step: 0.1, b1=b1, b2=b2, b3=b3, alpha=alpha, warmup_steps=warmup, weight_decay=0.3
   )
-  gradients = [np.arange(1.0, 7).reshape(2, 3), np.full((2, 3), -4.0), np.ones((2, 3)), np.ones((2, 3))]
-  got = run(ours, {"w": jnp.asarray(theta, jnp.float32)}, [{"w": jnp.asarray(g, jnp.float32)} for g in gradients])["w"]
+  gradients = [
+    np.arange(1.0, 7).reshape(2, 3),
+    np.full((2, 3), -4.0),
+    np.ones((2, 3)),
+    np.ones((2, 3)),
+  ]
+  got = run(
+    ours,
+    {"w": jnp.asarray(theta, jnp.float32)},
+    [{"w": jnp.asarray(g, jnp.float32)} for g in gradients],
+  )["w"]
   half_life = lambda beta: np.log(0.5) / np.log(beta) - 1  # noqa: E731
   fast = slow = v = 0.0
   for t, g in enumerate(gradients, 1):
     share = min(1.0, t / warmup)
     beta = 0.5 ** (1 / ((1 - share) * half_life(b1) + share * half_life(b3) + 1))
-    fast, slow, v = b1 * fast + (1 - b1) * g, beta * slow + (1 - beta) * g, b2 * v + (1 - b2) * g**2
+    fast = b1 * fast + (1 - b1) * g
+    slow = beta * slow + (1 - beta) * g
+    v = b2 * v + (1 - b2) * g**2
     mean = fast / (1 - b1**t) + share * alpha * slow
     theta = theta - 0.1 * (0.3 * theta + mean / (np.sqrt(v / (1 - b2**t)) + 1e-8))
   np.testing.assert_allclose(got, theta, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "mu_dtype" in slots.takes(OPTIMIZERS[name])])
+@pytest.mark.parametrize(
+  "name", [name for name in OPTIMIZERS if "mu_dtype" in slots.takes(OPTIMIZERS[name])]
+)
 def test_first_moments_in_bfloat16_stay_so(name):
-  """The slow average of AdEMAMix is none of them: a ten-thousandth of a change is lost in bfloat16."""
-  optimizer = OPTIMIZERS[name](RATE, mu_dtype="bfloat16", **({"momentum": 0.9} if name == "sgd" else {}))
+  """The slow average of AdEMAMix is none of them: a ten-thousandth of a change is lost in
+  bfloat16."""
+  optimizer = OPTIMIZERS[name](
+    RATE, mu_dtype="bfloat16", **({"momentum": 0.9} if name == "sgd" else {})
+  )
   params = {"w": jnp.ones((2, 2))}
-  state, update = optimizer.init(params), jax.jit(optimizer.update)
+  state = optimizer.init(params)
+  update = jax.jit(optimizer.update)
   types = [x.dtype for x in jax.tree.leaves(state)]
   assert types.count(jnp.bfloat16) == 1
   for step in range(2):

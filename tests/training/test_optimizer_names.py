@@ -31,15 +31,24 @@ def wrapped(optimizer):
   return {
     "bare": layerwise(optimizer, AXES),
     "clipped": optax.chain(optax.clip_by_global_norm(1.0), layerwise(optimizer, AXES)),
-    "masked": optax.chain(optax.masked(layerwise(optimizer, AXES), True), optax.add_decayed_weights(0.0)),
+    "masked": optax.chain(
+      optax.masked(layerwise(optimizer, AXES), True), optax.add_decayed_weights(0.0)
+    ),
   }
 
 
 def state_of(optimizer):
   """A state of random values after one update, by its counts."""
   generator = np.random.default_rng(0)
-  empty = jax.eval_shape(optimizer.init, {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()})
-  values = lambda x: generator.random(x.shape, np.float32) if x.dtype == jnp.float32 else np.ones(x.shape, x.dtype)  # noqa: E731
+  empty = jax.eval_shape(
+    optimizer.init, {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()}
+  )
+
+  def values(x):
+    return (
+      generator.random(x.shape, np.float32) if x.dtype == jnp.float32 else np.ones(x.shape, x.dtype)
+    )
+
   return jax.tree.map(lambda x: jnp.asarray(values(x)), empty)
 
 
@@ -56,7 +65,9 @@ def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
     "sgd_plain": (),
   }[case.removesuffix("_decay")]
   orthogonal = {"blocks/mlp", "blocks/square"} if case == "muon" else set()
-  expected = {f"{statistic}/{name}" for statistic in statistics for name in SHAPES.keys() - orthogonal}
+  expected = {
+    f"{statistic}/{name}" for statistic in statistics for name in SHAPES.keys() - orthogonal
+  }
   expected |= {f"sgd/trace/{name}" for name in orthogonal}
   expected |= {f"{statistics[0].split('/')[0]}/count"} if case[:3] != "sgd" else set()
   for name, tensors in named.items():
@@ -64,7 +75,9 @@ def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
     assert all(np.array_equal(x, named["bare"][n]) for n, x in tensors.items())
     back = optimizer.from_named(tensors, states[name])
     assert jax.tree.structure(back) == jax.tree.structure(states[name])
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(states[name])))
+    assert all(
+      np.array_equal(a, b) for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(states[name]))
+    )
 
 
 @pytest.mark.more
@@ -81,10 +94,19 @@ def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, 
   assert code == 2 and "optimizer.name: 'adafactor' there, 'adamw' here" in said.err
   fresh = (*other, "--config.checkpoint.fresh_optimizer=true")
   code, said = go(4, *fresh)
-  assert code == 0 and "adamw starts without a state at step 2" in said.out and "clip_norm: 0.0 -> 1.0" in said.out
-  code, said = go(6, *fresh, "--config.clip_norm=0.0")  # the same again keeps the state, without clipping too
+  assert (
+    code == 0
+    and "adamw starts without a state at step 2" in said.out
+    and ("clip_norm: 0.0 -> 1.0") in said.out
+  )
+  # the same again keeps the state, without clipping too
+  code, said = go(6, *fresh, "--config.clip_norm=0.0")
   assert code == 0 and "without a state" not in said.out and "from step 4 of 6" in said.out
-  assert [checkpoint_count(tmp_path, step) for step in (2, 4, 6)] == [("adafactor", 2), ("adam", 2), ("adam", 4)]
+  assert [checkpoint_count(tmp_path, step) for step in (2, 4, 6)] == [
+    ("adafactor", 2),
+    ("adam", 2),
+    ("adam", 4),
+  ]
   rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
   assert [row["train/learning_rate"] for row in rows[2:]] == [pytest.approx(0.01)] * 4
 
@@ -97,7 +119,9 @@ def checkpoint_count(workdir, step):
     (name,) = (name for name in saved if name.endswith("/count"))
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     found["owner"] = name.split("/")[0]
-    wanted = {n: jax.ShapeDtypeStruct(e["shape"], e["dtype"], sharding=sharding) for n, e in saved.items()}
+    wanted = {
+      n: jax.ShapeDtypeStruct(e["shape"], e["dtype"], sharding=sharding) for n, e in saved.items()
+    }
     return manifest.nest({n: x for n, x in wanted.items() if n.startswith(found["owner"])})
 
   _, tree, _ = manager.Checkpoints(workdir / "checkpoints").restore(counts, step)

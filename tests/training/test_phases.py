@@ -37,17 +37,24 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
     go(tmp_path / "parts", steps)
   said = capsys.readouterr().out
   assert "phase short from step 1" in said and said.count("phase main from step 2") == 1
-  assert losses(tmp_path / "parts") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 4
+  assert (
+    losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    and len(losses(tmp_path / "whole")) == 4
+  )
   assert prints(tmp_path / "parts", 4) == prints(tmp_path / "whole", 4)
   saved = json.loads((tmp_path / "whole" / "config.json").read_text())
   assert saved["features"]["encoder_input_tokens"] == [64] and "data_short" in saved["fingerprints"]
   other = FLAGS[1].replace("32", "48")
-  assert train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+  assert (
+    train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+  )
   assert "fingerprints.data_short" in capsys.readouterr().err
   for until, size in ((3, 16), (2, 8)):
     changed = {"short": {"until": until, "task": {"length": 32}, "batch_size": size}}
     other = f"--config.phases={json.dumps(changed)}"
-    assert train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+    assert (
+      train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+    )
     told = capsys.readouterr().err
     assert f"found phase short up to step {until} at batch size {size}" in told, told
     assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in told
@@ -55,8 +62,14 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
 
 def test_batches_go_on_across_phases():
   """A ramp of batch sizes, a rest on another corpus and a return give the examples of one order."""
-  changes = {"a": {"until": 2, "batch_size": 4}, "b": {"until": 5, "task": {"length": 16}}, "c": {"until": 7}}
-  config = recipes.load("configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"])
+  changes = {
+    "a": {"until": 2, "batch_size": 4},
+    "b": {"until": 5, "task": {"length": 16}},
+    "c": {"until": 7},
+  }
+  config = recipes.load(
+    "configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"]
+  )
   built = phases.built(config, lambda values: task.build(split="train", **values))
   rows = [
     row.tobytes()

@@ -51,7 +51,9 @@ def start(processes=1, linger=False, early=False):
         "JAX_PROCESS_ID": str(index),
       }
     command = [sys.executable, "-c", LOOP.format(repo=str(REPO), linger=linger, early=early)]
-    started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    started.append(
+      subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    )
   for process in started:
     assert process.stdout.readline() == "running\n", process.communicate(timeout=600)[1]
   return started

@@ -15,7 +15,9 @@ from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve, table_size, task_vocabulary
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-RECIPES = sorted(str(path.relative_to(REPO)) for path in REPO.glob("configs/*/*.py") if path.stem != "__init__")
+RECIPES = sorted(
+  str(path.relative_to(REPO)) for path in REPO.glob("configs/*/*.py") if path.stem != "__init__"
+)
 
 
 def resolved(*overrides):
@@ -31,7 +33,9 @@ def test_a_vocabulary_that_is_not_given_is_the_published_one():
 
 
 def test_a_recipe_changes_the_design_of_its_family():
-  config = resolved("model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop")
+  config = resolved(
+    "model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop"
+  )
   assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
   assert config.model.to_dict() == slots.as_saved(config)["model"]
   design = build(config).model.variant.design
@@ -42,7 +46,10 @@ def test_a_recipe_changes_the_design_of_its_family():
 def test_a_word_stays_one_unless_a_table_replaces_it():
   load = lambda *overrides: recipes.load("configs/roberta/base.py", overrides)  # noqa: E731
   assert load("task.store=1815").task.store == "1815"
-  assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {"name": "tokens", "labels": 3}
+  assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {
+    "name": "tokens",
+    "labels": 3,
+  }
 
 
 @pytest.fixture
@@ -70,7 +77,11 @@ def test_no_recipe_opens_data(recipe, closed, monkeypatch):
     {"name": "mixture", "parts": {"a": {"name": "span_corruption"}}, "shared": {"store": "STORE"}},
     {"name": "mixture", "parts": {"a": {"name": "span_corruption", "store": "STORE"}}},
     {"name": "span_corruption", "source": "text:*.txt", "vocabulary": "STORE/train/vocabulary"},
-    {"name": "text_to_text", "source": "jsonl:{split}.jsonl", "vocabulary": "STORE/train/vocabulary"},
+    {
+      "name": "text_to_text",
+      "source": "jsonl:{split}.jsonl",
+      "vocabulary": "STORE/train/vocabulary",
+    },
   ],
 )
 def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch, request):
@@ -86,7 +97,9 @@ def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch,
 def test_a_task_without_a_vocabulary_needs_a_size(closed):
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
   config.task = {"name": "image_classification", "source": "digits"}
-  with pytest.raises(UserError, match="vocab_size: found 'auto', but config.task names neither .* give the size$"):
+  with pytest.raises(
+    UserError, match="vocab_size: found 'auto', but config.task names neither .* give the size$"
+  ):
     resolve(config)
 
 
@@ -97,15 +110,20 @@ def test_resolving_twice_changes_nothing():
 
 def test_a_config_saved_before_a_key_has_its_default(capsys):
   saved = recipes.load("tests/recipes/nano.py").to_dict()
-  older = {key: value for key, value in saved.items() if key not in ("recompute_every", "selection")}
+  older = {
+    key: value for key, value in saved.items() if key not in ("recompute_every", "selection")
+  }
   assert config_lib.restored(older, ["seed=3"], "w/config.json").to_dict() == saved | {"seed": 3}
-  assert capsys.readouterr().out.startswith('w/config.json: written before there were {"recompute_every": 0, "sel')
+  assert capsys.readouterr().out.startswith(
+    'w/config.json: written before there were {"recompute_every": 0, "sel'
+  )
   with pytest.raises(UserError, match="key 'task' is missing; the file is damaged"):
     config_lib.restored({"model": {}}, [], "w/config.json")
 
 
 @pytest.mark.parametrize(
-  "override", ['mesh={"__class__": 1}', "mesh.__class__.x=1", "__class__=3", 'evals={"a": {"__class__": 2}}']
+  "override",
+  ['mesh={"__class__": 1}', "mesh.__class__.x=1", "__class__=3", 'evals={"a": {"__class__": 2}}'],
 )
 def test_names_of_python_are_no_keys(override):
   with pytest.raises(UserError, match="^--config.*__class__"):
@@ -114,5 +132,7 @@ def test_names_of_python_are_no_keys(override):
 
 def test_a_saved_config_with_a_name_of_python_is_refused():
   saved = recipes.load("tests/recipes/nano.py").to_dict()
-  with pytest.raises(UserError, match="^w/config.json: .*__class__ cannot be overridden.*restore it from a backup"):
+  with pytest.raises(
+    UserError, match="^w/config.json: .*__class__ cannot be overridden.*restore it from a backup"
+  ):
     config_lib.restored(saved | {"mesh": {"__class__": 1}}, [], "w/config.json")

@@ -1,4 +1,5 @@
-"""Runs that learn from rewards, through the command: stopped in the middle of a rollout, evaluated, refused."""
+"""Runs that learn from rewards, through the command: stopped in the middle of a rollout, evaluated,
+refused."""
 
 import contextlib
 import json
@@ -20,7 +21,13 @@ def one_device():
 
 
 def flags(folder, workdir, **changes):
-  task = {"name": "prompts", "source": "sums:9", "cache": f"{folder}/cache", "prompt": "{a}+{b}=", "fields": ["sum"]}
+  task = {
+    "name": "prompts",
+    "source": "sums:9",
+    "cache": f"{folder}/cache",
+    "prompt": "{a}+{b}=",
+    "fields": ["sum"],
+  }
   values = {
     "task": task | {"fields_length": 32, "prompt_length": 6, "new_tokens": 4, "completions": 4},
     "objective": {"name": "grpo", "reward": "exact", "updates": 2},
@@ -28,22 +35,36 @@ def flags(folder, workdir, **changes):
     "schedule": {"name": "constant", "learning_rate": 1e-2},
   } | changes
   words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
-  steps = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.batch_size=8")
-  start = ("--config=tests/recipes/nano_decoder.py", "--config.model.dropout=0.1", f"--workdir={workdir}")
+  steps = (
+    "--config.total_steps=4",
+    "--config.eval_every=4",
+    "--config.checkpoint.every=2",
+    "--config.batch_size=8",
+  )
+  start = (
+    "--config=tests/recipes/nano_decoder.py",
+    "--config.model.dropout=0.1",
+    f"--workdir={workdir}",
+  )
   return [*start, *words, *steps]
 
 
 @pytest.mark.parametrize(
   "objective",
   more.beyond(
-    0, [{"name": "ppo", "updates": 2, "minibatches": 2, "reward": {"name": "exact"}}, {"name": "grpo", "updates": 2}]
+    0,
+    [
+      {"name": "ppo", "updates": 2, "minibatches": 2, "reward": {"name": "exact"}},
+      {"name": "grpo", "updates": 2},
+    ],
   ),
   ids=lambda objective: objective["name"],
 )
 def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   objective, one_device, tmp_path, compiled, capsys, monkeypatch
 ):
-  calls, changes = [], {"objective": {"reward": "exact"} | objective}
+  calls = []
+  changes = {"objective": {"reward": "exact"} | objective}
 
   def reward(texts, examples):
     """Rewards small bytes: from random weights, no sum is right."""
@@ -57,16 +78,26 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   stop_at = None
   assert train.main(flags(tmp_path, tmp_path / "whole", **changes)) == 0, capsys.readouterr().err
   assert calls == [32, 32, 32, 32, 8]
-  calls, stop_at = [], 4
+  calls = []
+  stop_at = 4
   assert train.main(flags(tmp_path, tmp_path / "parted", **changes)) == 2
-  assert "config.objective.reward: exact failed: InterruptedError: stopped here" in capsys.readouterr().err
+  assert (
+    "config.objective.reward: exact failed: InterruptedError: stopped here"
+    in capsys.readouterr().err
+  )
   assert train.main(flags(tmp_path, tmp_path / "parted", **changes)) == 0
   assert_same_bits(tmp_path / "whole", tmp_path / "parted", 4)
   rows = [row for row in read_metrics(tmp_path / "whole") if "train/reward" in row]
-  assert {"train/kl", "train/clip_fraction", "train/reward", "train/completion_length"} <= rows[0].keys()
+  assert {"train/kl", "train/clip_fraction", "train/reward", "train/completion_length"} <= rows[
+    0
+  ].keys()
   assert len(rows) == 4 and rows[0]["train/kl"] > 0, "the second update has left the reference"
   (tmp_path / "in.txt").write_text("1+2=\n")
-  asked = [f"--workdir={tmp_path}/whole", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
+  asked = [
+    f"--workdir={tmp_path}/whole",
+    f"--input={tmp_path}/in.txt",
+    f"--output={tmp_path}/out.jsonl",
+  ]
   assert predict.main([*asked, "--max_new_tokens=2"]) == 0, capsys.readouterr().err
 
 
@@ -75,14 +106,19 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   [
     ({"evals": {"loss": {}}}, "config.evals.loss: prompts have no answers"),
     ({"objective": {"name": "grpo", "reward": "exakt"}}, "did you mean 'exact'"),
-    ({"objective": {"name": "ppo", "reward": "exact", "minibatches": 3}}, "8 prompts do not divide into 3 minibatches"),
+    (
+      {"objective": {"name": "ppo", "reward": "exact", "minibatches": 3}},
+      "8 prompts do not divide into 3 minibatches",
+    ),
     (
       {"objective": {"name": "dpo"}, "evals": {}},
       "dpo needs the feature 'a chosen and a rejected answer', which task prompts does not make",
     ),
   ],
 )
-def test_recipes_that_cannot_be_are_one_line(changes, words, one_device, tmp_path, compiled, capsys):
+def test_recipes_that_cannot_be_are_one_line(
+  changes, words, one_device, tmp_path, compiled, capsys
+):
   assert train.main(flags(tmp_path, tmp_path / "run", **changes)) == 2
   assert words in capsys.readouterr().err
 
@@ -90,15 +126,19 @@ def test_recipes_that_cannot_be_are_one_line(changes, words, one_device, tmp_pat
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_eight_devices_learn_as_one(name, tmp_path, compiled, capsys, monkeypatch):
-  monkeypatch.setattr(exact, "reward", lambda texts, _: [sum(letter < "A" for letter in text) / 4 for text in texts])
-  objective = {"name": name, "reward": "exact", "updates": 2} | ({"minibatches": 2} if name == "ppo" else {})
+  monkeypatch.setattr(
+    exact, "reward", lambda texts, _: [sum(letter < "A" for letter in text) / 4 for text in texts]
+  )
+  objective = {"name": name, "reward": "exact", "updates": 2} | (
+    {"minibatches": 2} if name == "ppo" else {}
+  )
   found = []
   for devices in (1, 8):
     with alone() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
-      assert train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0, (
-        capsys.readouterr().err
-      )
+      assert (
+        train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0
+      ), capsys.readouterr().err
     found.append([row for row in read_metrics(run) if "train/reward" in row])
   for one, eight in zip(*found, strict=True):
     assert all(one[name] == eight[name] for name in ("train/reward", "train/completion_length"))

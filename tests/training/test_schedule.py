@@ -63,7 +63,9 @@ CASES = [
   (
     "warmup_stable_decay",
     dict(learning_rate=0.4, warmup_steps=10, total_steps=80, decay=20, end=0.1, shape="cosine"),
-    lambda s: 0.4 * min(1, s / 10) * (0.55 + 0.45 * math.cos(math.pi * min(1, max(0, (s - 60) / 20)))),
+    lambda s: (
+      0.4 * min(1, s / 10) * (0.55 + 0.45 * math.cos(math.pi * min(1, max(0, (s - 60) / 20))))
+    ),
   ),
   ("drops", dict(learning_rate=0.4), lambda s: 0.4),
   (
@@ -74,7 +76,9 @@ CASES = [
   (
     "cosine",
     dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.1),
-    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.04 + 0.36 * 0.5 * (1 + math.cos(math.pi * min(1, (s - 10) / 90)))),
+    lambda s: linear_warmup(
+      s, 0.4, 10, lambda s: 0.04 + 0.36 * 0.5 * (1 + math.cos(math.pi * min(1, (s - 10) / 90)))
+    ),
   ),
 ]
 
@@ -99,14 +103,18 @@ def test_without_warm_up_the_first_step_has_the_full_rate(name):
 
 def test_a_warm_up_is_steps_or_a_share_of_the_run():
   for name in ("linear", "cosine", "warmup_stable_decay"):
-    rates = [SCHEDULES[name](learning_rate=1.0, warmup_steps=steps, total_steps=40)(3) for steps in (4, 4.0, 0.1)]
+    rates = [
+      SCHEDULES[name](learning_rate=1.0, warmup_steps=steps, total_steps=40)(3)
+      for steps in (4, 4.0, 0.1)
+    ]
     np.testing.assert_allclose(rates, 0.75, rtol=1e-6)
   for decay in ("from_start", "from_start_times_warmup"):
     rate = SCHEDULES["linear"](learning_rate=0.4, warmup_steps=0, total_steps=100, decay=decay)
     np.testing.assert_allclose([float(rate(0)), float(rate(50))], [0.4, 0.2], rtol=1e-6)
   for steps in (1.5, -0.1):
     with pytest.raises(
-      UserError, match="warmup_steps: found .*, expected a whole number of steps, or a share of the run"
+      UserError,
+      match="warmup_steps: found .*, expected a whole number of steps, or a share of the run",
     ):
       config = {"name": "linear", "learning_rate": 1.0, "warmup_steps": steps, "total_steps": 10}
       slots.make("config.schedule", config, SCHEDULES)
@@ -122,10 +130,14 @@ def test_rsqrt_at_a_late_step():
 
 
 def test_a_warm_up_as_long_as_the_run_is_refused():
-  with pytest.raises(UserError, match="warmup_steps: found 100 in a run of 100 steps, expected fewer"):
+  with pytest.raises(
+    UserError, match="warmup_steps: found 100 in a run of 100 steps, expected fewer"
+  ):
     SCHEDULES["cosine"](learning_rate=0.4, warmup_steps=100, total_steps=100)
 
 
 def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused():
-  with pytest.raises(UserError, match="warmup_steps: found 81 in a run of 100 steps, expected at most 80"):
+  with pytest.raises(
+    UserError, match="warmup_steps: found 81 in a run of 100 steps, expected at most 80"
+  ):
     SCHEDULES["warmup_stable_decay"](learning_rate=0.4, warmup_steps=81, total_steps=100)

@@ -1,4 +1,5 @@
-"""Schedule-free learning: optax's own sequence at the run's rates, and the mean that a run evaluates and hands out."""
+"""Schedule-free learning: optax's own sequence at the run's rates, and the mean that a run
+evaluates and hands out."""
 
 import json
 
@@ -28,13 +29,20 @@ def test_it_is_optax_s_at_the_rates_of_the_run_whatever_the_weights_began_as():
   theirs = optax.contrib.schedule_free(optax.adam(RATE, b1=0.0), lambda count: RATE(count - 1), 0.9)
   draw = np.random.default_rng(0)
   shapes = {"blocks/kernel": (2, 3, 4), "table": (5, 3)}
-  first = {name: jnp.asarray(draw.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
-  state, there = optimizer.init({name: jnp.zeros_like(x) for name, x in first.items()}), theirs.init(first)
-  here, other = first | {"frozen": jnp.ones(2)}, first
+  first = {
+    name: jnp.asarray(draw.normal(size=shape), jnp.float32) for name, shape in shapes.items()
+  }
+  state = optimizer.init({name: jnp.zeros_like(x) for name, x in first.items()})
+  there = theirs.init(first)
+  here = first | {"frozen": jnp.ones(2)}
+  other = first
   for step in range(6):
     grads = {name: jnp.asarray(draw.normal(size=x.shape), jnp.float32) for name, x in here.items()}
-    _, state = optimizer.update(grads, state, here, step=jnp.int32(step), accepted=jnp.bool_(False))  # no trace
-    updates, state = optimizer.update(grads, state, here, step=jnp.int32(step), accepted=jnp.bool_(True))
+    # no trace
+    _, state = optimizer.update(grads, state, here, step=jnp.int32(step), accepted=jnp.bool_(False))
+    updates, state = optimizer.update(
+      grads, state, here, step=jnp.int32(step), accepted=jnp.bool_(True)
+    )
     here = here | optax.apply_updates({name: here[name] for name in first}, updates)
     updates, there = theirs.update({name: grads[name] for name in first}, there, other)
     other = optax.apply_updates(other, updates)
@@ -45,12 +53,16 @@ def test_it_is_optax_s_at_the_rates_of_the_run_whatever_the_weights_began_as():
     np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
     assert not np.allclose(found[name], here[name], atol=1e-3)
   assert np.array_equal(found["frozen"], here["frozen"])
-  assert {"schedule_free/z/table", "schedule_free/step_count", "adam/nu/table"} <= to_named(state).keys()
+  assert {"schedule_free/z/table", "schedule_free/step_count", "adam/nu/table"} <= to_named(
+    state
+  ).keys()
 
 
 @pytest.mark.parametrize("key, value", [("b1", 0.9), ("momentum", 0.9), ("ema", 0.99)])
 def test_momentum_and_another_average_are_refused(key, value):
-  with pytest.raises(UserError, match=f"config.optimizer.{key}: found {value}, expected 0 with schedule_free"):
+  with pytest.raises(
+    UserError, match=f"config.optimizer.{key}: found {value}, expected 0 with schedule_free"
+  ):
     ema.added(optax.identity(), RATE, ConfigDict({"schedule_free": 0.9, key: value}))
 
 

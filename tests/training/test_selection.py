@@ -31,7 +31,9 @@ SCORES = [(1, 50.0), (2, 60.0), (3, 55.0), (4, 60.0), (5, 59.0)]
 @pytest.mark.parametrize("killed_after", [0, 2, 4])
 def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, tmp_path):
   """Offered one after another, with a new object made of the written scores after any of them."""
-  config, rows, made = _Config(patience=3), [], None
+  config = _Config(patience=3)
+  rows = []
+  made = None
   for number, (step, score) in enumerate(SCORES):
     if number == killed_after or made is None:
       made = selection.Selection(config, tmp_path, rows)
@@ -44,13 +46,16 @@ def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, t
 
 
 def test_a_run_that_went_back_may_pick_a_step_again_with_other_values(tmp_path):
-  """As after a kill and a start on another mesh, which rounds differently; a step picked later is no longer there."""
+  """As after a kill and a start on another mesh, which rounds differently; a step picked later is
+  no longer there."""
   score = {"eval/dev/f1": 60.0}
   for step, value in ((3, 1.0), (3, 2.0), (2, 3.0)):  # each start has no evaluation behind it
     picked = selection.Selection(_Config(), tmp_path, [])
     picked.offer(step, score, {"w": jnp.full(2, value)}, {"config": "x"})
     with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
-      like = {"params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jnp.ones(2).sharding)}}
+      like = {
+        "params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jnp.ones(2).sharding)}
+      }
       at, tree, _ = checkpoints.restore(like)
       assert checkpoints.steps() == [step] == [at] and float(tree["params"]["w"][0]) == value
   assert (tmp_path / selection.FOLDER / "3.set_aside").exists()

@@ -20,7 +20,8 @@ from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState, abstract_state, shardings
 from t5x_like.training.step import make_step
 
-ROWS, RATE = 8, 0.5
+ROWS = 8
+RATE = 0.5
 OBJECTIVE = Objective(label_smoothing=0.1, z_loss=1e-3)
 
 
@@ -33,7 +34,9 @@ def set_up(optimizer="sgd", *, accumulation_steps=1, dropout=0.0, mesh=(), seed=
   schedule = SCHEDULES["constant"](learning_rate=RATE if optimizer == "sgd" else 0.01)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
   update = layerwise(OPTIMIZERS[optimizer](schedule), axes)
-  step = make_step(model, OBJECTIVE, update, schedule, rules, seed=seed, accumulation_steps=accumulation_steps)
+  step = make_step(
+    model, OBJECTIVE, update, schedule, rules, seed=seed, accumulation_steps=accumulation_steps
+  )
   arrays = first_arrays()
   state = TrainState(jnp.int32(0), arrays, jax.jit(update.init)(arrays))
   return jax.jit(step), jax.device_put(state, shardings(abstract_state(model, update, rules)))
@@ -57,7 +60,8 @@ def uneven(seed=0):
 def reference():
   """(mean loss, gradients) by plain differentiation of the objective over the whole batch."""
   _, state = set_up()
-  model, batch = tiny.model(tiny.sizes("1.1"), noisy=False), uneven()
+  model = tiny.model(tiny.sizes("1.1"), noisy=False)
+  batch = uneven()
 
   def mean(arrays):
     loss, sums = OBJECTIVE(params.with_arrays(model, arrays), batch)
@@ -69,15 +73,19 @@ def reference():
 
 @pytest.mark.parametrize("accumulation_steps", more.beyond(1, [4, 2, 1]))
 def test_one_step_of_plain_descent(accumulation_steps):
-  """With SGD the change of the parameters is the gradient itself: that of the mean over all weights of the batch."""
+  """With SGD the change of the parameters is the gradient itself: that of the mean over all weights
+  of the batch."""
   step, state = set_up(accumulation_steps=accumulation_steps)
   after, metrics = step(state, uneven())
   sums, gradients = reference()
   weights = uneven()["decoder_loss_weights"].sum()
   assert int(after.step) == 1 and float(metrics["target_tokens"]) == weights == sums["weights"]
   for name, g in gradients.items():
-    got = (np.asarray(state.params[name], np.float64) - np.asarray(after.params[name], np.float64)) / RATE
-    size = np.abs(state.params[name]).max() * 2e-7 / RATE  # what subtracting float32 parameters leaves uncertain
+    got = (
+      np.asarray(state.params[name], np.float64) - np.asarray(after.params[name], np.float64)
+    ) / RATE
+    # what subtracting float32 parameters leaves uncertain
+    size = np.abs(state.params[name]).max() * 2e-7 / RATE
     np.testing.assert_allclose(got, g, rtol=1e-4, atol=2e-5 * np.abs(g).max() + size, err_msg=name)
   expected = {
     "loss": sums["loss"] / weights,
@@ -93,7 +101,8 @@ def test_one_step_of_plain_descent(accumulation_steps):
 
 
 def test_accumulation_would_show_a_mean_of_means():
-  """The control: gradients of parts, each divided by its own weights, are far from the gradient of the whole."""
+  """The control: gradients of parts, each divided by its own weights, are far from the gradient of
+  the whole."""
   batch, (step, state) = uneven(), set_up()
   halves = [{n: x[i::2] for n, x in batch.items()} for i in (0, 1)]
   states = [state, *(step(state, part)[0] for part in (batch, *halves))]
@@ -103,12 +112,15 @@ def test_accumulation_would_show_a_mean_of_means():
   assert tiny.relative_error(wrong, right) > 0.1
 
 
-@pytest.mark.parametrize("optimizer, accumulation_steps", more.beyond(1, [("adafactor", 4), ("adamw", 1)]))
+@pytest.mark.parametrize(
+  "optimizer, accumulation_steps", more.beyond(1, [("adafactor", 4), ("adamw", 1)])
+)
 def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
   step, state = set_up(optimizer, accumulation_steps=accumulation_steps, dropout=0.2)
   runs = []
   for _ in range(2):
-    now, losses = state, []
+    now = state
+    losses = []
     for n in range(3):
       now, metrics = step(now, uneven(n))
       losses.append(float(metrics["loss"]))
@@ -144,7 +156,8 @@ def test_a_batch_without_any_weight_changes_nothing_and_stays_finite():
 
 
 def test_accumulation_on_a_mesh_cuts_rows_where_they_are():
-  """Two parts of eight rows on four devices: the parts are cut within each device's rows, and the step is the same."""
+  """Two parts of eight rows on four devices: the parts are cut within each device's rows, and the
+  step is the same."""
   step, state = set_up(accumulation_steps=2, mesh=(("data", 4),))
   rules = Rules.make(make_mesh({"data": 4}, jax.devices()[:4]))
   batch = {n: jax.device_put(x, rules.batch()) for n, x in uneven().items()}
@@ -157,7 +170,8 @@ def test_accumulation_on_a_mesh_cuts_rows_where_they_are():
 
 @pytest.mark.parametrize("accumulation_steps", more.beyond(1, [2, 1]))
 def test_only_what_is_trained_has_a_gradient(accumulation_steps):
-  """Trained parameters move as they do among all; the others keep their bits, and the optimizer has none of them."""
+  """Trained parameters move as they do among all; the others keep their bits, and the optimizer has
+  none of them."""
   names = [name for name in first_arrays() if name.endswith("query/kernel")]
   whole, state = set_up(accumulation_steps=accumulation_steps)
   model = jax.eval_shape(tiny.maker(tiny.sizes("1.1")), jax.random.key(0))
@@ -166,13 +180,17 @@ def test_only_what_is_trained_has_a_gradient(accumulation_steps):
   axes = {n: p.axes for n, p in params.named_params(model).items()}
   update = tunings.only(layerwise(OPTIMIZERS["sgd"](schedule, momentum=0.5), axes), names)
   own = TrainState(jnp.int32(0), first_arrays(), update.init(first_arrays()))
-  assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(own.opt_state)} == set(names)
+  assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(own.opt_state)} == set(
+    names
+  )
   options = dict(seed=3, accumulation_steps=accumulation_steps, trained=frozenset(names))
   step = jax.jit(make_step(model, OBJECTIVE, update, schedule, rules, **options))
   expected, (after, metrics) = whole(state, uneven())[0], step(own, uneven())
   for name, x in first_arrays().items():
     if name in names:
-      np.testing.assert_allclose(after.params[name], expected.params[name], rtol=1e-5, atol=1e-6, err_msg=name)
+      np.testing.assert_allclose(
+        after.params[name], expected.params[name], rtol=1e-5, atol=1e-6, err_msg=name
+      )
     else:
       assert np.array_equal(after.params[name], x), name
   gradients = reference()[1]

@@ -1,4 +1,5 @@
-"""The same training on every layout of devices: one device, data, FSDP and tensor parallelism, and accumulation."""
+"""The same training on every layout of devices: one device, data, FSDP and tensor parallelism, and
+accumulation."""
 
 import functools
 
@@ -18,8 +19,11 @@ from t5x_like.training.state import abstract_state, init_state, shardings
 from t5x_like.training.step import make_step
 
 pytestmark = pytest.mark.usefixtures("uncached")
-STEPS, ROWS, VOCAB = 10, 16, 256
-# Wide enough for Adafactor to factor its statistics (both axes at least 128) and for FSDP and tensor to cut everything.
+STEPS = 10
+ROWS = 16
+VOCAB = 256
+# Wide enough for Adafactor to factor its statistics (both axes at least 128) and for FSDP and
+# tensor to cut everything.
 WIDTHS = dict(embed=128, mlp=256, heads=4, head_dim=32, layers=2)
 LAYOUTS = {  # mesh, devices, accumulation steps
   "one": ({}, 1, 1),
@@ -31,7 +35,12 @@ LAYOUTS = {  # mesh, devices, accumulation steps
   "accumulated_data_fsdp": ({"data": 2, "fsdp": 2}, 4, 4),
 }
 RUNS = {  # T5 version, dropout rate, optimizer, schedule
-  "adafactor": ("1.1", 0.0, dict(name="adafactor"), dict(name="rsqrt", learning_rate=0.1, warmup_steps=4)),
+  "adafactor": (
+    "1.1",
+    0.0,
+    dict(name="adafactor"),
+    dict(name="rsqrt", learning_rate=0.1, warmup_steps=4),
+  ),
   "adamw_dropout": (
     "1.0",
     0.1,
@@ -75,13 +84,16 @@ def first_state(run):
 
 @functools.cache
 def train(run: str, layout: str):
-  """Ten steps. Returns (metrics by name, each [10]; final parameters; final state on its devices; abstract state)."""
+  """Ten steps. Returns (metrics by name, each [10]; final parameters; final state on its devices;
+  abstract state)."""
   *_, rules, abstract, step = set_up(run, layout)
   state = jax.device_put(first_state(run), shardings(abstract))
   history = []
   for n in range(STEPS):
     batch = tiny.batch(ROWS, 16, 12, vocab=VOCAB, seed=n % 3)
-    state, metrics = step(state, {name: jax.device_put(x, rules.batch()) for name, x in batch.items()})
+    state, metrics = step(
+      state, {name: jax.device_put(x, rules.batch()) for name, x in batch.items()}
+    )
     history.append(metrics)
   metrics = {name: np.array([float(m[name]) for m in history]) for name in history[0]}
   return metrics, jax.tree.map(np.asarray, state.params), state, abstract
@@ -93,23 +105,29 @@ PAIRS = [
   ("adafactor", "data_stage_tensor", "one"),
   ("adafactor", "accumulated", "one"),
   ("adamw_dropout", "data_fsdp_tensor", "one"),
-  ("adamw_dropout", "accumulated_data_fsdp", "accumulated"),  # every part has a dropout key of its own
+  # every part has a dropout key of its own
+  ("adamw_dropout", "accumulated_data_fsdp", "accumulated"),
   ("adafactor", "data", "one"),
   ("adamw_dropout", "fsdp", "one"),
 ]
 
 
-@pytest.mark.parametrize("run, layout, base", more.beyond(2, PAIRS), ids=[f"{r}-{a}" for r, a, _ in PAIRS])
+@pytest.mark.parametrize(
+  "run, layout, base", more.beyond(2, PAIRS), ids=[f"{r}-{a}" for r, a, _ in PAIRS]
+)
 def test_every_layout_trains_alike(run, layout, base, capfd):
   metrics, final, *_ = train(run, layout)
-  assert "rematerialization" not in capfd.readouterr().err  # the partitioner's word for replicating an activation
+  # the partitioner's word for replicating an activation
+  assert "rematerialization" not in capfd.readouterr().err
   expected_metrics, expected, *_ = train(run, base)
   assert metrics.keys() == expected_metrics.keys()
   for name in metrics:
     np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, err_msg=name)
   for name in expected:
     size = np.sqrt(np.mean(expected[name] ** 2))
-    np.testing.assert_allclose(final[name], expected[name], rtol=1e-5, atol=1e-5 * size, err_msg=name)
+    np.testing.assert_allclose(
+      final[name], expected[name], rtol=1e-5, atol=1e-5 * size, err_msg=name
+    )
 
 
 @pytest.mark.parametrize("run", more.beyond(1, RUNS))
@@ -123,18 +141,29 @@ def test_the_runs_compared_do_learn(run):
 
 
 def test_dropout_is_on_and_differs_from_part_to_part():
-  whole, parts = train("adamw_dropout", "one")[0]["loss"], train("adamw_dropout", "accumulated")[0]["loss"]
+  whole = train("adamw_dropout", "one")[0]["loss"]
+  parts = train("adamw_dropout", "accumulated")[0]["loss"]
   assert abs(whole[0] - parts[0]) > 1e-3 and np.abs(whole - parts).max() < 0.3
 
 
 def assert_as_planned(leaf, planned):
   assert (leaf.shape, leaf.dtype) == (planned.shape, planned.dtype)
-  assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim), (leaf.sharding, planned.sharding)
+  assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim), (
+    leaf.sharding,
+    planned.sharding,
+  )
 
 
 @pytest.mark.parametrize(
   "run, layout",
-  more.beyond(2, [("adafactor", "fsdp"), ("adafactor", "data_fsdp_tensor"), ("adamw_dropout", "data_fsdp_tensor")]),
+  more.beyond(
+    2,
+    [
+      ("adafactor", "fsdp"),
+      ("adafactor", "data_fsdp_tensor"),
+      ("adamw_dropout", "data_fsdp_tensor"),
+    ],
+  ),
 )
 def test_a_trained_state_stays_where_the_abstract_state_puts_it(run, layout):
   *_, state, abstract = train(run, layout)

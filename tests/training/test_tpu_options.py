@@ -1,4 +1,5 @@
-"""The TPU compiler's options are those of the chip, and neither override the user nor stop a run."""
+"""The TPU compiler's options are those of the chip, and neither override the user nor stop a
+run."""
 
 import re
 import types
@@ -29,7 +30,9 @@ def test_every_option_has_a_reason_and_a_measured_effect(kind):
   chosen = tpu_options.chosen(kind, {})
   assert chosen[VMEM] == "98304" and (len(chosen) == 1) == (kind == "TPU v5 lite")
   options = [option for options in tpu_options.OPTIONS.values() for option in options]
-  assert all(option.reason and re.search(r"[\d.]+ -> [\d.]+ s", option.effect) for option in options)
+  assert all(
+    option.reason and re.search(r"[\d.]+ -> [\d.]+ s", option.effect) for option in options
+  )
 
 
 def test_chips_without_measurements_have_no_options():
@@ -39,7 +42,9 @@ def test_chips_without_measurements_have_no_options():
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
 def test_an_option_that_the_user_sets_is_the_users(variable, monkeypatch):
   left = tpu_options.chosen("TPU v6 lite", {variable: f"--one=1 --{VMEM}=65536"})
-  assert VMEM not in left and left == {k: v for k, v in tpu_options.chosen("TPU v6 lite", {}).items() if k != VMEM}
+  assert VMEM not in left and left == {
+    k: v for k, v in tpu_options.chosen("TPU v6 lite", {}).items() if k != VMEM
+  }
 
 
 def test_options_that_libtpu_does_not_know_are_left_out():

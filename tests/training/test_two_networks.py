@@ -16,10 +16,17 @@ def test_the_discriminator_is_tuned(recipe, tmp_path, capsys):
   both, one = (f"--workdir={tmp_path}/{name}" for name in ("both", "one"))
   assert train.main([f"--config=configs/{recipe}.py:debug", both]) == 0
   words = [f"--config.{word}" for word in fine_tuning("classification", tmp_path)]
-  still = ("--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0", "--config.total_steps=2")
+  still = (
+    "--config.schedule.learning_rate=0.0",
+    "--config.optimizer.weight_decay=0.0",
+    "--config.total_steps=2",
+  )
   start = f"--config.init.workdir={tmp_path}/both"
-  assert train.main(["--config=tests/recipes/nano_encoder.py", one, *words, *still, start]) == 0, capsys.readouterr()
-  before, after = restored(tmp_path / "both", 2), restored(tmp_path / "one", 2)
+  assert train.main(["--config=tests/recipes/nano_encoder.py", one, *words, *still, start]) == 0, (
+    capsys.readouterr()
+  )
+  before = restored(tmp_path / "both", 2)
+  after = restored(tmp_path / "one", 2)
   table = before["params/embed/table"] + before.get("params/generator/embed/table", 0)
   np.testing.assert_allclose(after["params/embed/table"], table, rtol=1e-6)
   assert not any("generator" in name for name in after)

@@ -1,4 +1,5 @@
-"""Commands meet workdirs that others write to, that lost files, or that a loss of power has cut; nothing is lost."""
+"""Commands meet workdirs that others write to, that lost files, or that a loss of power has cut;
+nothing is lost."""
 
 import contextlib
 import json
@@ -17,11 +18,17 @@ from t5x_like.training.run import Run
 from tests.runs import NANO, losses, prints, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
-FLAGS = ("--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss.max_examples=8")
+FLAGS = (
+  "--config.eval_every=4",
+  "--config.checkpoint.every=2",
+  "--config.evals.loss.max_examples=8",
+)
 
 
 def go(workdir, total: int = 4, *flags) -> int:
-  return train.main([f"--config={NANO}", f"--workdir={workdir}", *FLAGS, f"--config.total_steps={total}", *flags])
+  return train.main(
+    [f"--config={NANO}", f"--workdir={workdir}", *FLAGS, f"--config.total_steps={total}", *flags]
+  )
 
 
 @pytest.fixture
@@ -45,7 +52,9 @@ def fetched(address, tmp_path) -> pathlib.Path:
 
 @pytest.mark.parametrize("address", more.beyond(1, ["memory://handover", "{}/run"]))
 def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, monkeypatch, capsys):
-  address, hold, others = address.format(tmp_path), workdirs.hold, [4]
+  address = address.format(tmp_path)
+  hold = workdirs.hold
+  others = [4]
 
   def after_another(workdir):
     if others:  # the other run goes on, and ends just before this one gets the workdir
@@ -67,7 +76,8 @@ def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, mo
 
 @pytest.mark.parametrize("how", more.beyond(1, ["removed", "empty", "a dangling link", "a file"]))
 def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(how, mine, capsys):
-  checkpoints, before = mine / "checkpoints", (mine / "metrics.jsonl").read_bytes()
+  checkpoints = mine / "checkpoints"
+  before = (mine / "metrics.jsonl").read_bytes()
   checkpoints.rename(mine / "elsewhere")
   if how == "empty":
     checkpoints.mkdir()
@@ -78,7 +88,10 @@ def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(
   for _ in range(2):
     assert go(mine, 6) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    expected = {"a dangling link": "a link to /mnt/not/mounted, which is not there", "a file": "found a file"}
+    expected = {
+      "a dangling link": "a link to /mnt/not/mounted, which is not there",
+      "a file": "found a file",
+    }
     assert expected.get(how, "holds no checkpoint, but history.jsonl says that step") in error
     assert how in expected or "--from_step=0" in error
     assert (mine / "metrics.jsonl").read_bytes() == before
@@ -94,7 +107,9 @@ def test_beginning_anew_keeps_what_was_there_and_ends_with_the_same_bits(mine, t
   (aside,) = mine.glob("metrics.*.jsonl")
   assert aside.read_bytes() == before and [step for step, _ in losses(mine)] == [1, 2]
   assert go(mine, 4, "--from_step=0") == 0, "it acts once"
-  assert "from step 2 of 4" in capsys.readouterr().out and len(list(mine.glob("metrics.*.jsonl"))) == 1
+  assert (
+    "from step 2 of 4" in capsys.readouterr().out and len(list(mine.glob("metrics.*.jsonl"))) == 1
+  )
   assert losses(mine) == losses(trained) and prints(mine, 4) == prints(trained, 4)
   assert go(mine, 6, "--from_step=2") == 0
   assert sorted(path.name for path in (mine / "checkpoints").glob("*.set_aside")) == ["4.set_aside"]
@@ -110,7 +125,9 @@ def test_a_remote_run_without_its_checkpoints_is_refused_too(tmp_path, capsys):
   before = files.cat_file(f"{root}/metrics.jsonl")
   assert go(address, 4) == 2
   error = capsys.readouterr().err.splitlines()[-1]
-  assert f"{address}/checkpoints: holds no checkpoint, but history.jsonl says that step 2 was saved" in error
+  assert (
+    f"{address}/checkpoints: holds no checkpoint, but history.jsonl says that step 2 was saved"
+  ) in error
   assert files.cat_file(f"{root}/metrics.jsonl") == before
   assert go(address, 2, "--from_step=0") == 0
   assert [name for name in files.ls(root, detail=False) if "/metrics.2" in name]
@@ -126,7 +143,9 @@ def test_metrics_prove_a_save_where_history_is_gone(mine, capsys):
 
 
 @pytest.mark.more
-def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path, trained, monkeypatch, capsys):
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
+  tmp_path, trained, monkeypatch, capsys
+):
   def killed(self, *_, **__):
     raise KeyboardInterrupt
 
@@ -135,14 +154,17 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path, tra
     with contextlib.suppress(KeyboardInterrupt):
       go(tmp_path)
   monkeypatch.undo()
-  assert [step for step, _ in losses(tmp_path)] == [1, 2] and workdirs.saved_step(workdirs.history(tmp_path)) is None
+  assert [step for step, _ in losses(tmp_path)] == [1, 2] and workdirs.saved_step(
+    workdirs.history(tmp_path)
+  ) is None
   assert go(tmp_path) == 0
   assert capsys.readouterr().out.count("new run in") == 3 and losses(tmp_path) == losses(trained)
 
 
 @pytest.mark.more
 def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
-  noted, advance = [], Run.advance
+  noted = []
+  advance = Run.advance
 
   def looking(self):
     if self.step == 4:
@@ -152,11 +174,15 @@ def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
 
   monkeypatch.setattr(Run, "advance", looking)
   assert go(tmp_path, 6) == 0
-  assert noted[0] in (2, 4) and len([row for row in workdirs.history(tmp_path) if "saved" in row]) == 1
+  assert (
+    noted[0] in (2, 4) and len([row for row in workdirs.history(tmp_path) if "saved" in row]) == 1
+  )
 
 
 @pytest.mark.parametrize(
-  "foreign", [b'{"time": "2026-01', b"[1]", b"null", b"{}", b'{"time": 5}', b'{"time": "soon"}', b"\xff"], ids=range(7)
+  "foreign",
+  [b'{"time": "2026-01', b"[1]", b"null", b"{}", b'{"time": 5}', b'{"time": "soon"}', b"\xff"],
+  ids=range(7),
 )
 def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
   workdirs.add_line(tmp_path, {"step": 0, "environment": {}, "from_step": 2})
@@ -167,7 +193,10 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
   assert [row.get("saved") for row in rows] == [None, 7] and workdirs.went_back(rows) == 2
   assert workdirs.saved_step(rows) == 7
   told = [record.getMessage() for record in caplog.records]
-  assert [text.partition(": ")[0] for text in told] == [f"{path}:1", f"{path}:3"] and workdirs.began(rows)
+  assert [text.partition(": ")[0] for text in told] == [
+    f"{path}:1",
+    f"{path}:3",
+  ] and workdirs.began(rows)
 
 
 @pytest.mark.more
@@ -183,7 +212,8 @@ def test_going_back_acts_once_though_history_has_a_torn_line(mine, caplog):
 
 @pytest.mark.parametrize("content", more.beyond(1, [b"", b'{"model": {', b"[]", None]))
 def test_a_damaged_config_is_taken_from_history(content, mine, caplog, capsys):
-  path, before = mine / "config.json", (mine / "config.json").read_bytes()
+  path = mine / "config.json"
+  before = (mine / "config.json").read_bytes()
   path.unlink() if content is None else path.write_bytes(content)
   assert evaluate.main([f"--workdir={mine}", "--config.evals.loss.max_examples=8"]) == 0
   assert f"{path}: " in caplog.text and "its copy in history.jsonl is used" in caplog.text
@@ -199,7 +229,9 @@ def test_a_damaged_config_without_a_copy_says_how_to_mend_it(mine, capsys):
   for code in (go(mine), evaluate.main([f"--workdir={mine}"])):
     assert code == 2
   for error in capsys.readouterr().err.splitlines()[-2:]:
-    assert "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file" in error
+    assert (
+      "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file" in error
+    )
   (mine / "config.json").unlink()
   assert go(mine) == 0
 

@@ -1,4 +1,5 @@
-"""The lock of a workdir: kept after its file was deleted, and lost to whoever made a new one meanwhile."""
+"""The lock of a workdir: kept after its file was deleted, and lost to whoever made a new one
+meanwhile."""
 
 import contextlib
 
@@ -27,7 +28,8 @@ def test_a_deleted_lock_is_taken_again(tmp_path):
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_lock_that_another_run_has_made_anew_is_lost(lives, tmp_path):
-  """Whether that run is still there or has been and gone: it may have saved what the first does not know of."""
+  """Whether that run is still there or has been and gone: it may have saved what the first does not
+  know of."""
   with contextlib.closing(workdir.hold(tmp_path)) as first, contextlib.ExitStack() as stack:
     (tmp_path / "lock").unlink()
     second = workdir.hold(tmp_path)

@@ -1,4 +1,5 @@
-"""Tasks with other special ids: the same examples as with pad 0 and sentinels at the top, but for these ids."""
+"""Tasks with other special ids: the same examples as with pad 0 and sentinels at the top, but for
+these ids."""
 
 import json
 
@@ -11,19 +12,30 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.kinds.published import Facts, PublishedVocabulary
 
-SIZE, FIRST = 300, 80  # ids of the text are FIRST to 239
+# ids of the text are FIRST to 239
+SIZE = 300
+FIRST = 80
 OWN = dict(eos_id=1, unk_id=2, bos_id=None, mask_id=3, cls_id=4, sep_id=5, specials_in_text=True)
 USUAL = Facts(pad_id=0, decoder_start_id=0, sentinels=tuple(range(299, 239, -1)), **OWN)
-OTHER = Facts(pad_id=6, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)  # id 0 is a token
+# id 0 is a token
+OTHER = Facts(pad_id=6, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
 NONE = Facts(pad_id=None, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
 
 
 def vocabulary(facts: Facts) -> PublishedVocabulary:
   pieces = {f" w{i}" if i % 3 else f" w{i}." for i in range(SIZE)}
-  model = {"type": "WordLevel", "unk_token": " w1", "vocab": {piece: i for i, piece in enumerate(sorted(pieces))}}
-  described = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
+  model = {
+    "type": "WordLevel",
+    "unk_token": " w1",
+    "vocab": {piece: i for i, piece in enumerate(sorted(pieces))},
+  }
+  described = dict.fromkeys(
+    ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+  )
   return PublishedVocabulary(
-    json.dumps(described | {"version": "1.0", "added_tokens": [], "model": model}).encode(), facts, {}
+    json.dumps(described | {"version": "1.0", "added_tokens": [], "model": model}).encode(),
+    facts,
+    {},
   )
 
 
@@ -49,9 +61,24 @@ TASKS = {
   "prefix_lm": {"length": 40, "architecture": "encoder_decoder"},
   "bart": {"length": 40},
   "ul2": {"length": 64},
-  "mlm full_sentences": {"length": 48, "input_format": "full_sentences", "mask_share": 1.0, "random_share": 0.0},
-  "mlm doc_sentences": {"length": 48, "input_format": "doc_sentences", "mask_share": 1.0, "random_share": 0.0},
-  "mlm segment_pair": {"length": 48, "input_format": "segment_pair", "mask_share": 1.0, "random_share": 0.0},
+  "mlm full_sentences": {
+    "length": 48,
+    "input_format": "full_sentences",
+    "mask_share": 1.0,
+    "random_share": 0.0,
+  },
+  "mlm doc_sentences": {
+    "length": 48,
+    "input_format": "doc_sentences",
+    "mask_share": 1.0,
+    "random_share": 0.0,
+  },
+  "mlm segment_pair": {
+    "length": 48,
+    "input_format": "segment_pair",
+    "mask_share": 1.0,
+    "random_share": 0.0,
+  },
   "mixture": {
     "parts": {
       "short": {"name": "span_corruption", "inputs_length": 20},
@@ -69,17 +96,23 @@ def made(name: str, store) -> dict[str, np.ndarray]:
   task = tasks.build(name.split()[0], "train", **values)
   index_B = tf.range(6, dtype=tf.int64) % task.num_examples
   batch = task.batch(index_B, tf.zeros_like(index_B), 3)
-  assert {n: tuple(f.shape) for n, f in task.features.items()} == {n: tuple(x.shape[1:]) for n, x in batch.items()}
+  assert {n: tuple(f.shape) for n, f in task.features.items()} == {
+    n: tuple(x.shape[1:]) for n, x in batch.items()
+  }
   return {n: x.numpy() for n, x in batch.items()}
 
 
 def renamed(usual: dict[str, np.ndarray], facts: Facts) -> dict[str, np.ndarray]:
-  """What other special ids make of a batch with the usual ones, in which 0 is padding wherever it stands."""
+  """What other special ids make of a batch with the usual ones, in which 0 is padding wherever it
+  stands."""
   encoder_only = "decoder_input_tokens" not in usual
   pad = (facts.eos_id if encoder_only else 0) if facts.pad_id is None else facts.pad_id
   ids = np.arange(SIZE)
   ids[list(USUAL.sentinels)], ids[0] = facts.sentinels, pad
-  out = {n: ids[x] if n.endswith("_tokens") and n != "encoder_target_tokens" else x for n, x in usual.items()}
+  out = {
+    n: ids[x] if n.endswith("_tokens") and n != "encoder_target_tokens" else x
+    for n, x in usual.items()
+  }
   if not encoder_only:
     out["decoder_input_tokens"][:, 0] = facts.decoder_start_id
     if facts.pad_id is None:
@@ -90,18 +123,26 @@ def renamed(usual: dict[str, np.ndarray], facts: Facts) -> dict[str, np.ndarray]
 @pytest.mark.parametrize("name", TASKS)
 def test_only_the_special_ids_differ(stores, name):
   usual = made(name, stores / "usual")
-  assert any((usual[n] == 0).any() for n in usual if n.endswith("_input_tokens"))  # there is padding to tell
+  # there is padding to tell
+  assert any((usual[n] == 0).any() for n in usual if n.endswith("_input_tokens"))
   for store, facts in (("other", OTHER), ("none", NONE)):
-    found, expected = made(name, stores / store), renamed(usual, facts)
+    found = made(name, stores / store)
+    expected = renamed(usual, facts)
     assert found.keys() == expected.keys()
     for feature in expected:
-      np.testing.assert_array_equal(found[feature], expected[feature], err_msg=f"{store}: {feature}")
+      np.testing.assert_array_equal(
+        found[feature], expected[feature], err_msg=f"{store}: {feature}"
+      )
 
 
 @pytest.mark.parametrize(
   "name, changes, said",
   [
-    ("span_corruption", {"inputs_length": 40}, "the vocabulary has 0 sentinels; .*--sentinels takes unused pieces"),
+    (
+      "span_corruption",
+      {"inputs_length": 40},
+      "the vocabulary has 0 sentinels; .*--sentinels takes unused pieces",
+    ),
     ("mlm", {"length": 48}, "found no mask piece and 0 sentinels"),
     ("bart", {"length": 48}, "found no mask piece and 0 sentinels"),
     ("causal_lm", {"length": 48}, "expected eos: prepare another store"),
@@ -118,5 +159,7 @@ def test_what_a_vocabulary_lacks_is_told_at_once(tmp_path, name, changes, said):
 
 
 def test_rows_without_segments_need_a_padding_piece(stores):
-  with pytest.raises(UserError, match="config.task.segment_ids: found False, but the vocabulary of .* has no padding"):
+  with pytest.raises(
+    UserError, match="config.task.segment_ids: found False, but the vocabulary of .* has no padding"
+  ):
     tasks.build("mlm", "train", store=str(stores / "none"), length=48, segment_ids=False)

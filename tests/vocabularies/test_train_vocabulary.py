@@ -1,4 +1,5 @@
-"""Training a vocabulary: sizes and special ids, determinism, sampling within bounds, one-line refusals."""
+"""Training a vocabulary: sizes and special ids, determinism, sampling within bounds, one-line
+refusals."""
 
 import itertools
 import json
@@ -13,7 +14,11 @@ from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from tools import train_vocabulary
 
-_PARTS = [("con", "re", "trans", "pro"), ("form", "port", "duct", "claim", "view", "stitut"), ("", "ed", "ing", "er")]
+_PARTS = [
+  ("con", "re", "trans", "pro"),
+  ("form", "port", "duct", "claim", "view", "stitut"),
+  ("", "ed", "ing", "er"),
+]
 WORDS = ["".join(parts) for parts in itertools.product(*_PARTS)]
 
 
@@ -22,12 +27,16 @@ def corpus(tmp_path):
   draw = random.Random(0)
   words = WORDS + ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(200)]
   path = tmp_path / "corpus.jsonl"
-  path.write_text("\n".join(json.dumps({"text": " ".join(draw.choices(words, k=40)) + "\nß"}) for _ in range(200)))
+  path.write_text(
+    "\n".join(json.dumps({"text": " ".join(draw.choices(words, k=40)) + "\nß"}) for _ in range(200))
+  )
   return path
 
 
 def run(corpus, output, *options) -> int:
-  return train_vocabulary.main([f"--source=jsonl:{corpus}", f"--output={output}", "--kind=unigram", *options])
+  return train_vocabulary.main(
+    [f"--source=jsonl:{corpus}", f"--output={output}", "--kind=unigram", *options]
+  )
 
 
 CODE = "def f(x):\n    if x:\n\t\treturn  x  # \U0001f600 na\u00efve, \ufb01\r\n\n\n"
@@ -42,13 +51,21 @@ def test_the_default_loses_nothing_and_others_tell_their_share(tmp_path, capsys)
   vocabulary = vocabularies.load(str(tmp_path / "default"))
   assert vocabulary.decode(vocabulary.encode(CODE + "\u4e2d")) == CODE + "\u4e2d"
   assert len(vocabulary.encode("\n    if")) <= 3
-  assert train_vocabulary.main([*flags, "--size=24", "--kind=unigram", f"--output={tmp_path}/t5"]) == 0
-  told = re.search(r"it loses (\d+) % of the characters .*--kind=bytelevel_bpe loses none", capsys.readouterr().out)
-  lost = CODE.count("\n") + CODE.count("\r") + CODE.count("\t") + 4 + 1 + 2  # spaces; the emoji and the ligature
+  assert (
+    train_vocabulary.main([*flags, "--size=24", "--kind=unigram", f"--output={tmp_path}/t5"]) == 0
+  )
+  told = re.search(
+    r"it loses (\d+) % of the characters .*--kind=bytelevel_bpe loses none", capsys.readouterr().out
+  )
+  # spaces; the emoji and the ligature
+  lost = CODE.count("\n") + CODE.count("\r") + CODE.count("\t") + 4 + 1 + 2
   assert abs(int(told[1]) - 100 * lost / len(CODE)) <= 4
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5), st.integers(8, 40))
+@given(
+  st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5),
+  st.integers(8, 40),
+)
 def test_cutting_into_runs_loses_nothing(documents, longest):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
@@ -74,10 +91,14 @@ def test_skipped_documents_are_reported(corpus, tmp_path, capsys):
   assert "1 skipped (NUL character), 1 skipped (empty) ..." in capsys.readouterr().out
 
 
-def test_the_same_input_gives_the_same_vocabulary_and_is_not_trained_twice(corpus, tmp_path, capsys):
+def test_the_same_input_gives_the_same_vocabulary_and_is_not_trained_twice(
+  corpus, tmp_path, capsys
+):
   for name in ("one", "two"):
     assert run(corpus, tmp_path / name, "--size=160", "--max_bytes=20000") == 0
-  one, two = (sorted(path.read_bytes() for path in (tmp_path / name).iterdir()) for name in ("one", "two"))
+  one, two = (
+    sorted(path.read_bytes() for path in (tmp_path / name).iterdir()) for name in ("one", "two")
+  )
   assert one == two
   capsys.readouterr()
   assert run(corpus, tmp_path / "one", "--size=160", "--max_bytes=20000") == 0
@@ -131,7 +152,9 @@ def test_a_long_reading_tells_that_it_goes_on(monkeypatch, capsys):
   assert "read 3 MB so far ..." in capsys.readouterr().out
 
 
-def test_the_tokenizer_of_others_stays_and_an_address_is_written(corpus, tmp_path, monkeypatch, capsys):
+def test_the_tokenizer_of_others_stays_and_an_address_is_written(
+  corpus, tmp_path, monkeypatch, capsys
+):
   (tmp_path / "tokenizer.json").write_text("{}")
   assert run(corpus, tmp_path, "--size=160") == 2
   assert "found the tokenizer.json of another tokenizer" in capsys.readouterr().err
@@ -149,13 +172,18 @@ def test_a_damaged_output_is_not_taken_for_a_vocabulary(corpus, tmp_path, capsys
   assert "the directory is damaged" in capsys.readouterr().err
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5), st.integers(8, 40))
+@given(
+  st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5),
+  st.integers(8, 40),
+)
 def test_cutting_into_lines_loses_nothing_but_white_space(documents, longest):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
     lines = list(train_vocabulary.cut_into_lines(documents))
   assert all(0 < len(line) <= longest and line.decode() for line in lines)
-  assert "".join("".join(documents).split()) == "".join("".join(line.decode() for line in lines).split())
+  assert "".join("".join(documents).split()) == "".join(
+    "".join(line.decode() for line in lines).split()
+  )
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=60), st.integers(1, 400))
@@ -181,7 +209,9 @@ def test_a_model_of_too_many_pieces_is_refused():
     train_vocabulary.train([b"few words"], size=5000)
 
 
-@pytest.mark.parametrize("kind, size", [("unigram", 170), ("bpe", 170), ("wordpiece", 250), ("bytelevel_bpe", 400)])
+@pytest.mark.parametrize(
+  "kind, size", [("unigram", 170), ("bpe", 170), ("wordpiece", 250), ("bytelevel_bpe", 400)]
+)
 def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsys):
   flags = (f"--size={size}", f"--kind={kind}", "--with_mask")
   assert run(corpus, tmp_path / "v", *flags) == 0
@@ -190,7 +220,10 @@ def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsy
   assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id) == (3, 4, 5)
   assert vocabulary.decode(vocabulary.encode("transformed reporting")) == "transformed reporting"
   assert run(corpus, tmp_path / "v", *flags) == 0 and "exists already" in capsys.readouterr().out
-  assert run(corpus, tmp_path / "v", *flags[:2]) == 2 and "trained with other with_mask" in capsys.readouterr().err
+  assert (
+    run(corpus, tmp_path / "v", *flags[:2]) == 2
+    and "trained with other with_mask" in capsys.readouterr().err
+  )
 
 
 def test_records_of_before_the_kinds_are_understood(corpus, tmp_path, capsys):
@@ -198,9 +231,15 @@ def test_records_of_before_the_kinds_are_understood(corpus, tmp_path, capsys):
   path = tmp_path / "v" / train_vocabulary.RECORD
   record = json.loads(path.read_text())
   record["model_type"] = record.pop("kind")
-  path.write_text(json.dumps({key: value for key, value in record.items() if key not in ("with_mask", "lowercase")}))
+  path.write_text(
+    json.dumps(
+      {key: value for key, value in record.items() if key not in ("with_mask", "lowercase")}
+    )
+  )
   capsys.readouterr()
-  assert run(corpus, tmp_path / "v", "--size=160") == 0 and "exists already" in capsys.readouterr().out
+  assert (
+    run(corpus, tmp_path / "v", "--size=160") == 0 and "exists already" in capsys.readouterr().out
+  )
 
 
 def test_lowercase_is_wordpieces(corpus, tmp_path, capsys):

@@ -1,4 +1,5 @@
-"""Vocabularies: round trips, special ids and sentinels, and the refusal of everything that is not a whole model."""
+"""Vocabularies: round trips, special ids and sentinels, and the refusal of everything that is not a
+whole model."""
 
 import io
 import json
@@ -19,7 +20,9 @@ from t5x_like.vocabularies.kinds._pipelines import USER_DEFINED, model_proto
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz".split()
+WORDS = (
+  "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz"
+).split()
 TEXT = [" ".join(WORDS[i % 18 :] + WORDS[: i % 7] + [str(i)]) for i in range(400)]
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=60)  # surrogates and NUL included
 
@@ -72,15 +75,26 @@ def test_bytes_give_back_every_text(text):
   assert byt5.decode(encode_sentinels(byt5, text)) == well_formed
 
 
-@given(st.lists(st.one_of(st.text(max_size=8), st.integers(0, 130).map("<extra_id_{}>".format)), max_size=8))
+@given(
+  st.lists(
+    st.one_of(st.text(max_size=8), st.integers(0, 130).map("<extra_id_{}>".format)), max_size=8
+  )
+)
 def test_bytes_give_back_text_with_sentinels(parts):
-  byt5, text = ByteVocabulary(), "".join(parts)
+  byt5 = ByteVocabulary()
+  text = "".join(parts)
   ids = encode_sentinels(byt5, text)
   assert byt5.decode(ids) == text
-  assert sum(i >= 259 for i in ids) >= sum(f"<extra_id_{n}>" == part for part in parts for n in range(125))
+  assert sum(i >= 259 for i in ids) >= sum(
+    f"<extra_id_{n}>" == part for part in parts for n in range(125)
+  )
 
 
-@given(st.lists(st.sampled_from([*WORDS, "<extra_id_0>", "<extra_id_7>", "<extra_id_99>"]), max_size=12).map(" ".join))
+@given(
+  st.lists(
+    st.sampled_from([*WORDS, "<extra_id_0>", "<extra_id_7>", "<extra_id_99>"]), max_size=12
+  ).map(" ".join)
+)
 def test_pieces_give_back_normalised_text_with_sentinels(pieces, text):
   ids = encode_sentinels(pieces, text)
   assert pieces.decode(ids) == text
@@ -128,7 +142,10 @@ def test_saved_and_loaded_is_the_same(vocabulary, tmp_path):
   )
   assert loaded.encode(TEXT[0]) == vocabulary.encode(TEXT[0])
   names = sorted(path.name for path in (tmp_path / "again").iterdir())
-  assert all((tmp_path / "a/b" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+  assert all(
+    (tmp_path / "a/b" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    for name in names
+  )
 
 
 def test_a_model_file_and_the_name_bytes_are_vocabularies_too(model, pieces, tmp_path):
@@ -208,16 +225,26 @@ def pipe(directory):
 DAMAGE = {
   "a pipe": (pipe, "found a pipe, expected a file"),
   "no manifest": (lambda d: (d / "vocabulary.json").unlink(), "found no vocabulary.json"),
-  "no model": (lambda d: (d / "sentencepiece.model").unlink(), "sentencepiece.model: cannot be read"),
+  "no model": (
+    lambda d: (d / "sentencepiece.model").unlink(),
+    "sentencepiece.model: cannot be read",
+  ),
   "empty manifest": (lambda d: (d / "vocabulary.json").write_text(""), "invalid JSON"),
-  "manifest not UTF-8": (lambda d: (d / "vocabulary.json").write_bytes(b'{"a": "\xff"}'), "invalid JSON"),
-  "cut manifest": (lambda d: (d / "vocabulary.json").write_text('{"format": "t5x_like'), "invalid JSON"),
+  "manifest not UTF-8": (
+    lambda d: (d / "vocabulary.json").write_bytes(b'{"a": "\xff"}'),
+    "invalid JSON",
+  ),
+  "cut manifest": (
+    lambda d: (d / "vocabulary.json").write_text('{"format": "t5x_like'),
+    "invalid JSON",
+  ),
   "deep manifest": (lambda d: (d / "vocabulary.json").write_text("[" * 100_000), "invalid JSON"),
   "manifest a list": (lambda d: (d / "vocabulary.json").write_text("[]"), "found a JSON array"),
   "another format": (edit(format="v9"), "found format 'v9'"),
   "another kind": (
     edit(kind="wordpiece"),
-    "found kind 'wordpiece', expected one of bytes, labels, marian, published, sentencepiece, tokenizer",
+    "found kind 'wordpiece', expected one of bytes, labels, marian, published, sentencepiece, "
+    "tokenizer",
   ),
   "a private kind": (edit(kind="_pipelines"), "found kind '_pipelines', expected one of bytes"),
   "no name of a kind": (edit(kind=["bytes"]), "expected one of bytes"),
@@ -226,7 +253,10 @@ DAMAGE = {
   "fewer sentinels": (edit(extra_ids=99), "fingerprint"),
   "negative sentinels": (edit(extra_ids=-1), "found extra_ids -1"),
   "sentinels in words": (edit(extra_ids="100"), "found extra_ids '100'"),
-  "cut model": (lambda d: (d / "sentencepiece.model").write_bytes(b"\n\x0e\n\x07"), "the directory is damaged"),
+  "cut model": (
+    lambda d: (d / "sentencepiece.model").write_bytes(b"\n\x0e\n\x07"),
+    "the directory is damaged",
+  ),
 }
 
 
@@ -243,7 +273,9 @@ def test_a_damaged_directory_is_refused_in_one_line(case, pieces, tmp_path):
 def test_a_manifest_without_a_key_is_refused(pieces, tmp_path):
   pieces.save(tmp_path)
   manifest = json.loads((tmp_path / "vocabulary.json").read_text())
-  (tmp_path / "vocabulary.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "size"}))
+  (tmp_path / "vocabulary.json").write_text(
+    json.dumps({k: v for k, v in manifest.items() if k != "size"})
+  )
   with pytest.raises(UserError, match="found no key 'size'"):
     vocabularies.load(str(tmp_path))
 
@@ -270,25 +302,42 @@ def test_a_path_with_nothing_there_is_refused():
 def test_a_vocabulary_imports_only_the_libraries_of_its_kind():
   program = (
     "import sys; from t5x_like import vocabularies; vocabularies.load('bytes').encode('x');"
-    "found = {'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'tokenizers'} & {*sys.modules}; assert not found"
+    "found = {'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'tokenizers'} & "
+    "{*sys.modules}; assert not found"
   )
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_special_pieces_and_their_stand_ins(pieces):
-  """Without own pieces the first sentinels are lent; a model that has them gives them, and text never does."""
+  """Without own pieces the first sentinels are lent; a model that has them gives them, and text
+  never does."""
   for vocabulary in (pieces, ByteVocabulary()):
     top = vocabulary.size - 1
-    assert [vocabularies.special(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [top - i for i in range(4)]
+    assert [vocabularies.special(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [
+      top - i for i in range(4)
+    ]
     assert (vocabulary.mask_id, vocabulary.bos_id) == (None, None)
-    assert vocabulary.special_ids == {0, 1, *range(vocabulary.size - vocabulary.extra_ids, vocabulary.size)}
+    assert vocabulary.special_ids == {
+      0,
+      1,
+      *range(vocabulary.size - vocabulary.extra_ids, vocabulary.size),
+    }
   own = SentencePieceVocabulary(sentencepiece_model(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
-  assert [vocabularies.special(own, n) for n in ("cls", "sep", "mask")] == [own.cls_id, own.sep_id, own.mask_id]
+  assert [vocabularies.special(own, n) for n in ("cls", "sep", "mask")] == [
+    own.cls_id,
+    own.sep_id,
+    own.mask_id,
+  ]
   assert (own.cls_id, own.sep_id, own.mask_id) == (3, 4, 5) and {3, 4, 5} < own.special_ids
   assert not set(own.encode("[CLS] the [MASK] fox[SEP]")) & own.special_ids
   fox = own.encode("fox")
   assert own.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
-  assert own.pieces_of([0, 3, own.size - 1, own.size]) == ["<pad>", "[CLS]", "<extra_id_0>", f"<{own.size}?>"]
+  assert own.pieces_of([0, 3, own.size - 1, own.size]) == [
+    "<pad>",
+    "[CLS]",
+    "<extra_id_0>",
+    f"<{own.size}?>",
+  ]
   with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--with_mask"):
     vocabularies.special(ByteVocabulary(0), "mask")
   with pytest.raises(UserError, match="found name 'msk'"):

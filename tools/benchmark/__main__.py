@@ -5,7 +5,8 @@ Example:
   python -m tools.benchmark permutation
   python -m tools.benchmark step --config=configs/t5/base.py:small
 
-Each prints its method and, as its last line, one JSON object. Figures are meaningful only on idle cores.
+Each prints its method and, as its last line, one JSON object. Figures are meaningful only on idle
+cores.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from t5x_like.runtime.huge_pages import use_huge_pages
 
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
-  "images": "images through the input pipeline, against decoding alone and torchvision where installed",
+  "images": "images through the input pipeline, against decoding alone and torchvision where "
+  "installed",
   "store": "a token store of any size, by default a simulated one of 10^12 tokens",
   "permutation": "the order of an epoch: its randomness and cost",
   "step": "the train step, against the machine's own matrix multiplication",
@@ -34,9 +36,13 @@ _SUBJECTS = {
 def main(argv: list[str] | None = None) -> int | None:
   argv = sys.argv[1:] if argv is None else argv
   parser = argparse.ArgumentParser(
-    prog="python -m tools.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    prog="python -m tools.benchmark",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  subparsers = parser.add_subparsers(dest="subject", required=True, metavar="{" + ",".join(_SUBJECTS) + "}")
+  subparsers = parser.add_subparsers(
+    dest="subject", required=True, metavar="{" + ",".join(_SUBJECTS) + "}"
+  )
   subject = None
   for name, words in _SUBJECTS.items():
     subparser = subparsers.add_parser(name, help=words, description=words)

@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark data --objective=...`: raw tokens per second through the input pipeline."""
+"""`python -m tools.benchmark data --objective=...`: raw tokens per second through the input
+pipeline."""
 
 import argparse
 import importlib.metadata
@@ -40,13 +41,33 @@ _OBJECTIVES: dict[str, tuple[str, str, dict[str, Any]]] = {
     {"length": 2048, "document_mask": True, "documents_end": "any"},
   ),
   "prefix_lm": ("prefix language modelling", "prefix_lm", {"length": 512, "documents_end": "any"}),
-  "bert_style": ("T5's BERT-style denoising", "denoising", {"style": "bert_style", "inputs_length": 512}),
-  "replace_spans": ("T5's replaced spans", "denoising", {"style": "replace_spans", "inputs_length": 512}),
-  "drop_tokens": ("T5's dropped tokens", "denoising", {"style": "drop_tokens", "inputs_length": 512}),
+  "bert_style": (
+    "T5's BERT-style denoising",
+    "denoising",
+    {"style": "bert_style", "inputs_length": 512},
+  ),
+  "replace_spans": (
+    "T5's replaced spans",
+    "denoising",
+    {"style": "replace_spans", "inputs_length": 512},
+  ),
+  "drop_tokens": (
+    "T5's dropped tokens",
+    "denoising",
+    {"style": "drop_tokens", "inputs_length": 512},
+  ),
   "deshuffling": ("T5's deshuffling", "denoising", {"style": "deshuffling", "inputs_length": 512}),
   "mlm": ("masked language modelling of full sentences", "mlm", {"length": 512}),
-  "mlm_words": ("masked language modelling of whole words", "mlm", {"length": 512, "masking": "words"}),
-  "mlm_spans": ("SpanBERT's spans", "mlm", {"length": 512, "input_format": "doc_sentences", "masking": "spans"}),
+  "mlm_words": (
+    "masked language modelling of whole words",
+    "mlm",
+    {"length": 512, "masking": "words"},
+  ),
+  "mlm_spans": (
+    "SpanBERT's spans",
+    "mlm",
+    {"length": 512, "input_format": "doc_sentences", "masking": "spans"},
+  ),
   "nsp": ("BERT's segment pairs", "mlm", {"length": 512, "input_format": "segment_pair"}),
   "electra": ("ELECTRA's rows", "mlm", {"length": 512, "mask_share": 1.0, "random_share": 0.0}),
   "bart": ("BART's text infilling and sentence permutation", "bart", {"length": 512}),
@@ -80,12 +101,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument(
     "--store",
-    help="a store made by tools.prepare_data (default: a synthetic one of random tokens, in a temporary directory)",
+    help="a store made by tools.prepare_data (default: a synthetic one of random tokens, in a "
+    "temporary directory)",
   )
   parser.add_argument("--split", default="train", help="the split of --store (default: train)")
-  parser.add_argument("--tokens", type=int, default=100_000_000, help="size of the synthetic store (default: 1e8)")
+  parser.add_argument(
+    "--tokens", type=int, default=100_000_000, help="size of the synthetic store (default: 1e8)"
+  )
   parser.add_argument("--batch_size", type=int, default=128)
-  parser.add_argument("--steps", type=int, default=2000, help="batches measured in each repeat (default: 2000)")
+  parser.add_argument(
+    "--steps", type=int, default=2000, help="batches measured in each repeat (default: 2000)"
+  )
   parser.add_argument("--repeats", type=int, default=3)
   parser.add_argument("--start_step", type=int, default=0)
 
@@ -126,12 +152,18 @@ def _raw_tokens(args: argparse.Namespace, store: str, built: task.Task) -> float
   return round(tokens.num_tokens / built.num_examples)
 
 
-def _rates(args: argparse.Namespace, built: task.Task, raw_tokens: float) -> tuple[list[float], list[float]]:
-  """Raw tokens per second in every repeat; MB of memory in use before the first repeat and after each."""
-  batches = loader.train_batches(built, batch_size=args.batch_size, seed=0, start_step=args.start_step)
+def _rates(
+  args: argparse.Namespace, built: task.Task, raw_tokens: float
+) -> tuple[list[float], list[float]]:
+  """Raw tokens per second in every repeat; MB of memory in use before the first repeat and after
+  each."""
+  batches = loader.train_batches(
+    built, batch_size=args.batch_size, seed=0, start_step=args.start_step
+  )
   for _ in range(50):
     next(batches)
-  rates, memory = [], [_megabytes()]
+  rates = []
+  memory = [_megabytes()]
   for _ in range(args.repeats):
     begin = time.perf_counter()
     for _ in range(args.steps):
@@ -151,7 +183,12 @@ def _megabytes() -> float | None:
 
 
 def _measure(
-  args: argparse.Namespace, built: task.Task, words: str, raw_tokens: float, opened: float, **more: Any
+  args: argparse.Namespace,
+  built: task.Task,
+  words: str,
+  raw_tokens: float,
+  opened: float,
+  **more: Any,
 ) -> None:
   _first_batch(built, args.batch_size, 0)  # leaves out TensorFlow's own start-up
   first = {}
@@ -160,18 +197,27 @@ def _measure(
   load = os.getloadavg()[0]
   rates, memory = _rates(args, built, raw_tokens)
   where = args.store or f"a synthetic store of {args.tokens:,} random tokens"
-  shapes = ", ".join(f"{name} {'x'.join(map(str, feature.shape))}" for name, feature in built.features.items())
+  shapes = ", ".join(
+    f"{name} {'x'.join(map(str, feature.shape))}" for name, feature in built.features.items()
+  )
   print(
-    f"Method: {words} from {where}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, batches of "
-    f"{args.batch_size} as numpy arrays on the host, consumed as fast as they come by one process. After 50 "
-    f"batches of warm-up, {args.repeats} repeats of {args.steps} batches; the figure is the median repeat. Raw "
+    f"Method: {words} from {where}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, "
+    "batches of "
+    f"{args.batch_size} as numpy arrays on the host, consumed as fast as they come by one "
+    "process. After 50 "
+    f"batches of warm-up, {args.repeats} repeats of {args.steps} batches; the figure is the "
+    "median repeat. Raw "
     f"tokens are tokens of the store, {args.batch_size} * {raw_tokens:g} a batch."
   )
   print(
-    f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; the store itself "
+    f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; "
+    "the store itself "
     f"was opened and checked in {opened:.2f} s."
   )
-  print(f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure needs idle cores.")
+  print(
+    f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure "
+    "needs idle cores."
+  )
   median = statistics.median(rates)
   if "weighted_rate" in more:
     more["of_weighted_rate"] = round(median / more["weighted_rate"], 3)
@@ -206,7 +252,8 @@ def _measure(
 
 
 def _measure_mixture(args: argparse.Namespace, store: str) -> None:
-  """Measure every part alone, then the mixture, next to the rate of parts that alternate at no cost."""
+  """Measure every part alone, then the mixture, next to the rate of parts that alternate at no
+  cost."""
   begin = time.perf_counter()
   parts = {
     label: task.build(name, args.split, store=store, **arguments | _changes(args.argument))
@@ -215,11 +262,20 @@ def _measure_mixture(args: argparse.Namespace, store: str) -> None:
   mixed = mixture.mix(parts, dict.fromkeys(parts, 1.0), period=_PERIOD, name="mixture")
   opened = time.perf_counter() - begin
   raw_tokens = {label: _raw_tokens(args, store, part) for label, part in parts.items()}
-  rates = {label: statistics.median(_rates(args, part, raw_tokens[label])[0]) for label, part in parts.items()}
+  rates = {
+    label: statistics.median(_rates(args, part, raw_tokens[label])[0])
+    for label, part in parts.items()
+  }
   mean = statistics.mean(raw_tokens.values())
   seconds = statistics.mean(raw_tokens[label] / rates[label] for label in parts)  # of an example
-  print("Parts alone, raw tokens a second: " + ", ".join(f"{label} {rate:,.0f}" for label, rate in rates.items()))
-  print(f"Weighted: {mean / seconds:,.0f} raw tokens a second if every part kept its own rate for its share of a batch")
+  print(
+    "Parts alone, raw tokens a second: "
+    + ", ".join(f"{label} {rate:,.0f}" for label, rate in rates.items())
+  )
+  print(
+    f"Weighted: {mean / seconds:,.0f} raw tokens a second if every part kept its own rate for "
+    "its share of a batch"
+  )
   _measure(
     args,
     mixed,
@@ -241,12 +297,19 @@ def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   """Random bytes in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
   vocabulary = ByteVocabulary(extra_ids=_SIZE - ByteVocabulary(extra_ids=0).size)
   generator = np.random.default_rng(0)
-  work, arrays, shards = place(f"{path}.incomplete"), [ids.array(vocabulary)], []
+  work = place(f"{path}.incomplete")
+  arrays = [ids.array(vocabulary)]
+  shards = []
   for start in range(0, tokens, 10_000_000):
     count = min(10_000_000, tokens - start)
-    tokens_N = generator.integers(3, 3 + 256, count, dtype=np.uint16)  # other ids are not text and never masked
+    # other ids are not text and never masked
+    tokens_N = generator.integers(3, 3 + 256, count, dtype=np.uint16)
     lengths = np.full(-(-count // _DOCUMENT), _DOCUMENT)
     lengths[-1] -= lengths.sum() - count
-    shards.append(writer.write_shard(work, f"{len(shards):08d}", arrays, {arrays[0].name: (tokens_N, lengths)}))
-  about = dict(name="synthetic", split=path.name, facts=ids.facts(vocabulary, False), skipped={}, source={})
+    shards.append(
+      writer.write_shard(work, f"{len(shards):08d}", arrays, {arrays[0].name: (tokens_N, lengths)})
+    )
+  about = dict(
+    name="synthetic", split=path.name, facts=ids.facts(vocabulary, False), skipped={}, source={}
+  )
   writer.publish(work, path, writer.described(shards, arrays=arrays, **about), vocabulary)

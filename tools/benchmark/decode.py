@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark decode`: greedy decoding, and PyTorch's `generate` where torch is installed."""
+"""`python -m tools.benchmark decode`: greedy decoding, and PyTorch's `generate` where torch is
+installed."""
 
 import argparse
 import json
@@ -17,11 +18,21 @@ from t5x_like.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)")
-  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
-  parser.add_argument("--batch", type=int, default=8, help="texts in a batch (default: %(default)s)")
-  parser.add_argument("--inputs", type=int, default=64, help="tokens of a text (default: %(default)s)")
-  parser.add_argument("--new", type=int, default=64, help="tokens to generate (default: %(default)s)")
+  parser.add_argument(
+    "--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
+  )
+  parser.add_argument(
+    "--batch", type=int, default=8, help="texts in a batch (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--inputs", type=int, default=64, help="tokens of a text (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--new", type=int, default=64, help="tokens to generate (default: %(default)s)"
+  )
   parser.add_argument("--repeats", type=int, default=7, help="times of each (default: %(default)s)")
   parser.add_argument(
     "--dtypes",
@@ -41,15 +52,22 @@ def main(args: argparse.Namespace) -> None:
   with tempfile.TemporaryDirectory() as folder:
     for dtype in dtypes:
       config = recipes.load(args.config, [f"model.dtype={dtype}", "model.dropout=0.0", *args.set])
-      runs[f"t5x_like {dtype}"], tokens = _ours(config, args, folder if torch_too and dtype == dtypes[0] else None)
+      runs[f"t5x_like {dtype}"], tokens = _ours(
+        config, args, folder if torch_too and dtype == dtypes[0] else None
+      )
       if torch_too:
         runs[f"pytorch {dtype}"] = _theirs(folder, tokens, args, dtype, threads)
     print(
-      f"Method: {args.config} with random weights, {args.dtypes}. A batch of {args.batch} texts of {args.inputs} random"
-      f" tokens, {args.new} new ones each, taken greedily with a cache and without an end. Seconds from the call, with"
-      " the tokens on the host, until the new tokens are there; loading, casting and compiling come before."
-      f" The {args.repeats} repeats of all systems and dtypes alternate, and medians are compared. PyTorch is"
-      f" transformers' generate on the same weights, its attention left to its choice, {threads} threads both.",
+      f"Method: {args.config} with random weights, {args.dtypes}. A batch of {args.batch} texts "
+      f"of {args.inputs} random"
+      f" tokens, {args.new} new ones each, taken greedily with a cache and without an end. "
+      "Seconds from the call, with"
+      " the tokens on the host, until the new tokens are there; loading, casting and compiling "
+      "come before."
+      f" The {args.repeats} repeats of all systems and dtypes alternate, and medians are "
+      "compared. PyTorch is"
+      f" transformers' generate on the same weights, its attention left to its choice, {threads} "
+      "threads both.",
       flush=True,
     )
     found = {name: run() for name, run in runs.items()}  # the first call compiles and allocates
@@ -57,11 +75,14 @@ def main(args: argparse.Namespace) -> None:
     busy: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(args.repeats):
       for name, run in runs.items():
-        start, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        cpu = time.process_time()
         run()
         seconds[name].append(time.perf_counter() - start)
         busy[name].append(time.process_time() - cpu)
-  medians, cpu_medians = ({name: statistics.median(x) for name, x in all.items()} for all in (seconds, busy))
+  medians, cpu_medians = (
+    {name: statistics.median(x) for name, x in all.items()} for all in (seconds, busy)
+  )
   figures = {
     "tokens_per_second": {name: args.batch * args.new / median for name, median in medians.items()},
     "seconds": medians,
@@ -78,13 +99,20 @@ def main(args: argparse.Namespace) -> None:
     figures["times_pytorch"] = _ratios(medians)
     figures["times_pytorch_by_processor"] = _ratios(cpu_medians)
     figures["same_tokens"] = {
-      dtype: float(np.mean(found[f"t5x_like {dtype}"] == found[f"pytorch {dtype}"])) for dtype in dtypes
+      dtype: float(np.mean(found[f"t5x_like {dtype}"] == found[f"pytorch {dtype}"]))
+      for dtype in dtypes
     }
     figures["versions"] |= {name: metadata.version(name) for name in ("torch", "transformers")}
     for name, times in figures["times_pytorch"].items():
       by_cpu = figures["times_pytorch_by_processor"][name]
-      print(f"{name}: {times:.2f} times as fast ({by_cpu:.2f} in processor seconds, which others disturb less)")
-    print("the same tokens: " + ", ".join(f"{name} {same:.1%}" for name, same in figures["same_tokens"].items()))
+      print(
+        f"{name}: {times:.2f} times as fast ({by_cpu:.2f} in processor seconds, which others "
+        "disturb less)"
+      )
+    print(
+      "the same tokens: "
+      + ", ".join(f"{name} {same:.1%}" for name, same in figures["same_tokens"].items())
+    )
   else:
     print("torch and transformers are not installed (the extra `parity`)")
   print(json.dumps(figures), flush=True)
@@ -93,13 +121,17 @@ def main(args: argparse.Namespace) -> None:
 def _ratios(times: dict[str, float]) -> dict[str, float]:
   """Return the factors by which ours is faster than PyTorch, for each pair of dtypes."""
   ours, theirs = (
-    {name.split()[1]: t for name, t in times.items() if name.startswith(kind)} for kind in ("t5x_like", "pytorch")
+    {name.split()[1]: t for name, t in times.items() if name.startswith(kind)}
+    for kind in ("t5x_like", "pytorch")
   )
   return {f"{a} against PyTorch's {b}": theirs[b] / ours[a] for a in ours for b in theirs}
 
 
-def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callable[[], np.ndarray], np.ndarray]:
-  """Return our greedy decoding of a batch, and the batch's tokens; save the weights into the folder."""
+def _ours(
+  config, args: argparse.Namespace, folder: str | None
+) -> tuple[Callable[[], np.ndarray], np.ndarray]:
+  """Return our greedy decoding of a batch, and the batch's tokens; save the weights into the
+  folder."""
   import jax
 
   from t5x_like.decoding.generate import greedy
@@ -115,11 +147,16 @@ def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callabl
   config, _ = steps.resolve(config, jax.default_backend(), None)
   parts = build(config)
   if not hasattr(parts.model, "decode"):
-    raise UserError(f"--config={args.config}: the model is an encoder, which generates nothing; give another recipe")
+    raise UserError(
+      f"--config={args.config}: the model is an encoder, which generates nothing; "
+      "give another recipe"
+    )
   made = jax.jit(lambda key: params.arrays(parts.make_model(key)))(jax.random.key(0))
   if folder is not None:
     hf.save(params.with_arrays(parts.model, made), folder)
-  tokens = np.random.default_rng(0).integers(10, config.model.vocab_size - 200, (args.batch, args.inputs), np.int32)
+  tokens = np.random.default_rng(0).integers(
+    10, config.model.vocab_size - 200, (args.batch, args.inputs), np.int32
+  )
   side = "encoder" if hasattr(parts.model, "encode") else "decoder"
 
   runner = Runner(parts.model, parts.rules, made, args.batch).changed(for_decoding)
@@ -147,7 +184,9 @@ def _theirs(
   model = kind.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
   model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
   inputs = torch.tensor(tokens, dtype=torch.long)
-  options = dict(attention_mask=torch.ones_like(inputs), max_new_tokens=args.new, do_sample=False, pad_token_id=0)
+  options = dict(
+    attention_mask=torch.ones_like(inputs), max_new_tokens=args.new, do_sample=False, pad_token_id=0
+  )
 
   def run() -> np.ndarray:
     with torch.inference_mode():

@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark fine_tune`: a step of fine-tuning BERT, in turns with PyTorch's where it is installed."""
+"""`python -m tools.benchmark fine_tune`: a step of fine-tuning BERT, in turns with PyTorch's where
+it is installed."""
 
 import argparse
 import dataclasses
@@ -21,14 +22,19 @@ from . import step
 
 _DIMS = Dims(embed=384, heads=12, kv_heads=12, head_dim=32, mlp=1536, layers=6)  # MiniLM-L6-H384
 _UNTIMED = 3
-_RATE, _DECAY = 3e-5, 0.01
+_RATE = 3e-5
+_DECAY = 0.01
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--shapes", default="32x64,12x192", help="examples x tokens of a step (default: 32x64,12x192)")
+  parser.add_argument(
+    "--shapes", default="32x64,12x192", help="examples x tokens of a step (default: 32x64,12x192)"
+  )
   parser.add_argument("--steps", type=int, default=15, help="steps to time of each (default: 15)")
-  parser.add_argument("--threads", type=int, default=2, help="cores to run on (default: 2, or fewer if there are)")
+  parser.add_argument(
+    "--threads", type=int, default=2, help="cores to run on (default: 2, or fewer if there are)"
+  )
   parser.add_argument("--dropout", type=float, default=0.1, help="rate (default: 0.1)")
 
 
@@ -36,10 +42,15 @@ def main(args: argparse.Namespace) -> None:
   """Measure and print; raise UserError for shapes or numbers that cannot be used."""
   try:
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes.split(",")]
-    if any(len(shape) != 2 or min(shape) < 1 for shape in shapes) or min(args.steps, args.threads) < 1:
+    if (
+      any(len(shape) != 2 or min(shape) < 1 for shape in shapes)
+      or min(args.steps, args.threads) < 1
+    ):
       raise ValueError
   except ValueError:
-    raise UserError("--shapes: expected pairs such as 32x64,12x192, and --steps and --threads of at least 1") from None
+    raise UserError(
+      "--shapes: expected pairs such as 32x64,12x192, and --steps and --threads of at least 1"
+    ) from None
   cores = sorted(os.sched_getaffinity(0))[: args.threads]
   os.sched_setaffinity(0, cores)  # before jax and torch make their threads
   os.environ.setdefault(
@@ -49,22 +60,42 @@ def main(args: argparse.Namespace) -> None:
 
   process.prepare()
   print(
-    "Method: MiniLM-L6-H384 with a classifier of two classes, float32, full rows of random tokens, dropout"
-    f" {args.dropout:g}, gradient clipped at 1, AdamW, on {len(cores)} cores in one process. Steps of each in turns:"
-    f" {_UNTIMED} untimed, then {args.steps}; medians of the process's CPU seconds and of wall seconds."
+    "Method: MiniLM-L6-H384 with a classifier of two classes, float32, full rows of random "
+    "tokens, dropout"
+    f" {args.dropout:g}, gradient clipped at 1, AdamW, on {len(cores)} cores in one process. "
+    "Steps of each in turns:"
+    f" {_UNTIMED} untimed, then {args.steps}; medians of the process's CPU seconds and of wall "
+    "seconds."
     " PyTorch's threads wait without spinning.",
     flush=True,
   )
   peers = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
   if not peers:
-    print("torch and transformers are not installed (the extra `parity`), so ours is timed alone", flush=True)
-  found = {f"{batch}x{length}": _compared(args, batch, length, len(cores), bool(peers)) for batch, length in shapes}
+    print(
+      "torch and transformers are not installed (the extra `parity`), so ours is timed alone",
+      flush=True,
+    )
+  found = {
+    f"{batch}x{length}": _compared(args, batch, length, len(cores), bool(peers))
+    for batch, length in shapes
+  }
   names = ("jax", "jaxlib", *(("torch", "transformers") if peers else ()))
   versions = {name: metadata.version(name) for name in names}
-  print(json.dumps({"shapes": found, "cores": len(cores), "load_average": os.getloadavg()[0], "versions": versions}))
+  print(
+    json.dumps(
+      {
+        "shapes": found,
+        "cores": len(cores),
+        "load_average": os.getloadavg()[0],
+        "versions": versions,
+      }
+    )
+  )
 
 
-def _compared(args: argparse.Namespace, batch: int, length: int, threads: int, peers: bool) -> dict[str, float]:
+def _compared(
+  args: argparse.Namespace, batch: int, length: int, threads: int, peers: bool
+) -> dict[str, float]:
   """Return the medians of both sides, and the ratio of ours to PyTorch's."""
   runs = {"t5x_like": _ours(args, batch, length)}
   if peers:
@@ -72,19 +103,28 @@ def _compared(args: argparse.Namespace, batch: int, length: int, threads: int, p
   times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
   for number in range(args.steps + _UNTIMED):
     for name, run in runs.items():
-      wall, cpu = time.perf_counter(), time.process_time()
+      wall = time.perf_counter()
+      cpu = time.process_time()
       run()
       if number >= _UNTIMED:
         times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
   found = {}
   for number, kind in enumerate(("cpu_seconds", "seconds")):
-    medians = {name: statistics.median(one[number] for one in those) for name, those in times.items()}
+    medians = {
+      name: statistics.median(one[number] for one in those) for name, those in times.items()
+    }
     found |= {f"{name}_{kind}": round(value, 4) for name, value in medians.items()}
     if peers:
       found[f"ratio_{kind}"] = round(medians["t5x_like"] / medians["pytorch"], 3)
-  told = f"{batch} x {length}: {found['t5x_like_cpu_seconds']:.3f} CPU s a step, {found['t5x_like_seconds']:.3f} s"
+  told = (
+    f"{batch} x {length}: {found['t5x_like_cpu_seconds']:.3f} CPU s a step, "
+    f"{found['t5x_like_seconds']:.3f} s"
+  )
   if peers:
-    told += f"; {found['ratio_cpu_seconds']:.2f} of PyTorch's CPU seconds, {found['ratio_seconds']:.2f} of its time"
+    told += (
+      f"; {found['ratio_cpu_seconds']:.2f} of PyTorch's CPU seconds, "
+      f"{found['ratio_seconds']:.2f} of its time"
+    )
   print(told, flush=True)
   return found
 
@@ -93,10 +133,17 @@ def _ours(args: argparse.Namespace, batch: int, length: int) -> Callable[[], Non
   import jax
 
   variant = dataclasses.asdict(dataclasses.replace(bert.VARIANTS["bert-base-uncased"], dims=_DIMS))
-  changes = [f"batch_size={batch}", f"task.length={length}", f"model.dropout={args.dropout}", "model.dtype=float32"]
+  changes = [
+    f"batch_size={batch}",
+    f"task.length={length}",
+    f"model.dropout={args.dropout}",
+    "model.dtype=float32",
+  ]
   changes += ["model.vocab_size=30522", f"model.variant={json.dumps(variant)}"]
   changes += [f"schedule.learning_rate={_RATE}", f"optimizer.weight_decay={_DECAY}"]
-  _, compiled, state, arrays, *_ = step._compile(recipes.load("configs/finetune/encoder.py:glue/cola", changes), args)
+  _, compiled, state, arrays, *_ = step._compile(
+    recipes.load("configs/finetune/encoder.py:glue/cola", changes), args
+  )
   held = [state]
 
   def run() -> None:
@@ -111,7 +158,11 @@ def _theirs(args: argparse.Namespace, batch: int, length: int, threads: int) -> 
   import transformers
 
   torch.set_num_threads(threads)
-  sizes = {"hidden_size": _DIMS.embed, "num_hidden_layers": _DIMS.layers, "intermediate_size": _DIMS.mlp}
+  sizes = {
+    "hidden_size": _DIMS.embed,
+    "num_hidden_layers": _DIMS.layers,
+    "intermediate_size": _DIMS.mlp,
+  }
   rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.dropout)
   config = transformers.BertConfig(**sizes, **rates, num_attention_heads=_DIMS.heads, num_labels=2)
   model = transformers.BertForSequenceClassification(config).train()

@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark images`: images through the input pipeline, beside decoding alone and torchvision."""
+"""`python -m tools.benchmark images`: images through the input pipeline, beside decoding alone and
+torchvision."""
 
 import argparse
 import concurrent.futures
@@ -37,10 +38,16 @@ _BESIDE = ("crop", "deit")  # the recipes that `torchvision_images` knows
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--source", help="of images, such as folders:train=DIR (default: smooth JPEGs of 500 x 375)")
+  parser.add_argument(
+    "--source", help="of images, such as folders:train=DIR (default: smooth JPEGs of 500 x 375)"
+  )
   parser.add_argument("--split", default="train")
-  parser.add_argument("--images", type=int, default=512, help="how many images are made (default: 512)")
-  parser.add_argument("--augmentations", default="crop", choices=_AUGMENTATIONS, help="default: crop")
+  parser.add_argument(
+    "--images", type=int, default=512, help="how many images are made (default: 512)"
+  )
+  parser.add_argument(
+    "--augmentations", default="crop", choices=_AUGMENTATIONS, help="default: crop"
+  )
   parser.add_argument("--resolution", type=int, default=224)
   parser.add_argument("--batch_size", type=int, default=64)
   parser.add_argument("--steps", type=int, default=30, help="batches in each repeat (default: 30)")
@@ -50,18 +57,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
   """Measure and print; raise UserError for a source that cannot be used."""
   if min(args.images, args.resolution, args.batch_size, args.steps, args.repeats) < 1:
-    raise UserError("--images, --resolution, --batch_size, --steps and --repeats: expected at least 1 each")
+    raise UserError(
+      "--images, --resolution, --batch_size, --steps and --repeats: expected at least 1 each"
+    )
   with tempfile.TemporaryDirectory() as directory:
     source = args.source or _made(pathlib.Path(directory), args.images)
     cache = str(pathlib.Path(directory) / "cache")
     given = dict(source=source, split=args.split, cache=cache, resolution=args.resolution)
     normal = dict(mean=pictures.IMAGENET_MEAN, std=pictures.IMAGENET_STD)
-    built = task.build("image_classification", **_AUGMENTATIONS[args.augmentations], **given, **normal)
+    built = task.build(
+      "image_classification", **_AUGMENTATIONS[args.augmentations], **given, **normal
+    )
     images = store.open_store(source, args.split, cache=cache)
     encoded = images.read(np.arange(min(images.num_images, 2048)))
-    beside = not args.source and args.augmentations in _BESIDE and importlib.util.find_spec("torchvision")
+    beside = (
+      not args.source and args.augmentations in _BESIDE and importlib.util.find_spec("torchvision")
+    )
     load = os.getloadavg()[0]
-    limit, pipeline, cpu, theirs = [], [], [], []
+    limit = []
+    pipeline = []
+    cpu = []
+    theirs = []
     for _ in range(args.repeats):  # turn and turn about, as the machine may get slower or faster
       limit.append(_rate(_decoded(encoded, args.batch_size), args)[0])
       rate, busy = _rate(loader.train_batches(built, batch_size=args.batch_size, seed=0), args)
@@ -71,14 +87,21 @@ def main(args: argparse.Namespace) -> None:
         theirs.append(_torchvision(directory, args))
   where = args.source or "smooth JPEGs of 500 x 375 pixels, quality 90"
   print(
-    f"Method: {images.num_images:,} images, {where}. The limit is tf.data with nothing but `decode_image` on encoded"
+    f"Method: {images.num_images:,} images, {where}. The limit is tf.data with nothing but "
+    "`decode_image` on encoded"
     " bytes in memory, parallel calls AUTOTUNE. The pipeline reads, decodes, augments"
-    f" ({args.augmentations}) and batches {args.batch_size} x {args.resolution} x {args.resolution} as float32 on the"
-    f" host. After 3 batches of warm-up, {args.repeats} repeats of {args.steps} batches; medians. CPU milliseconds are"
-    " those of all threads, for an image. torchvision takes turns in a process of one thread, on the same files, with"
+    f" ({args.augmentations}) and batches {args.batch_size} x {args.resolution} x "
+    f"{args.resolution} as float32 on the"
+    f" host. After 3 batches of warm-up, {args.repeats} repeats of {args.steps} batches; medians. "
+    "CPU milliseconds are"
+    " those of all threads, for an image. torchvision takes turns in a process of one thread, on "
+    "the same files, with"
     " bicubic crops and its own RandAugment and erasing."
   )
-  print(f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures need idle cores.")
+  print(
+    f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures "
+    "need idle cores."
+  )
   found = {
     "images_per_second": statistics.median(pipeline),
     "decode_limit": statistics.median(limit),
@@ -89,12 +112,21 @@ def main(args: argparse.Namespace) -> None:
   print(
     json.dumps(
       {name: round(value, 2) for name, value in found.items()}
-      | ({"of_torchvision": round(found["cpu_ms"] / found["torchvision_cpu_ms"], 2)} if theirs else {})
+      | (
+        {"of_torchvision": round(found["cpu_ms"] / found["torchvision_cpu_ms"], 2)}
+        if theirs
+        else {}
+      )
       | {
         "of_limit": round(found["images_per_second"] / found["decode_limit"], 3),
         "repeats": {
           name: [round(x, 2) for x in each]
-          for name, each in (("pipeline", pipeline), ("limit", limit), ("cpu_ms", cpu), ("torchvision_cpu_ms", theirs))
+          for name, each in (
+            ("pipeline", pipeline),
+            ("limit", limit),
+            ("cpu_ms", cpu),
+            ("torchvision_cpu_ms", theirs),
+          )
         },
         "augmentations": args.augmentations,
         "resolution": args.resolution,
@@ -117,7 +149,9 @@ def _made(folder: pathlib.Path, number: int) -> str:
   def make(n: int) -> None:
     coarse = np.random.default_rng(n).integers(0, 256, (47, 63, 3)).astype(np.uint8)
     file = io.BytesIO()
-    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(
+      file, "JPEG", quality=90
+    )
     (folder / "pictures" / "a" / f"{n:06}.jpg").write_bytes(file.getvalue())
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -127,8 +161,12 @@ def _made(folder: pathlib.Path, number: int) -> str:
 
 def _decoded(encoded: np.ndarray, batch_size: int):
   """Yield empty batches after decoding as many images as a batch has."""
-  data = tf.data.Dataset.from_tensor_slices(tf.constant(encoded.tolist())).repeat().shuffle(256, seed=0)
-  data = data.map(lambda one: tf.shape(tf.io.decode_image(one, 3, expand_animations=False))[0], tf.data.AUTOTUNE)
+  data = (
+    tf.data.Dataset.from_tensor_slices(tf.constant(encoded.tolist())).repeat().shuffle(256, seed=0)
+  )
+  data = data.map(
+    lambda one: tf.shape(tf.io.decode_image(one, 3, expand_animations=False))[0], tf.data.AUTOTUNE
+  )
   return iter(data.batch(batch_size).prefetch(tf.data.AUTOTUNE))
 
 
@@ -136,15 +174,24 @@ def _rate(batches, args: argparse.Namespace) -> tuple[float, float]:
   """Return images a second and CPU milliseconds an image."""
   for _ in range(3):
     next(batches)
-  begin, cpu = time.perf_counter(), time.process_time()
+  begin = time.perf_counter()
+  cpu = time.process_time()
   for _ in range(args.steps):
     next(batches)
-  seconds, busy, images = time.perf_counter() - begin, time.process_time() - cpu, args.steps * args.batch_size
+  seconds = time.perf_counter() - begin
+  busy = time.process_time() - cpu
+  images = args.steps * args.batch_size
   return images / seconds, 1000 * busy / images
 
 
 def _torchvision(directory: str, args: argparse.Namespace) -> float:
   """Return torchvision's CPU milliseconds an image."""
-  words = [f"{directory}/pictures", args.augmentations, args.resolution, args.batch_size, args.steps]
+  words = [
+    f"{directory}/pictures",
+    args.augmentations,
+    args.resolution,
+    args.batch_size,
+    args.steps,
+  ]
   command = [sys.executable, "-m", f"{__package__}.torchvision_images", *map(str, words)]
   return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark loop`: cost of the training loop beside its steps, and delay by a save."""
+"""`python -m tools.benchmark loop`: cost of the training loop beside its steps, and delay by a
+save."""
 
 import argparse
 import json
@@ -14,8 +15,12 @@ from t5x_like.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)")
-  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+  parser.add_argument(
+    "--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
+  )
   parser.add_argument("--steps", type=int, default=60, help="steps to time (default: %(default)s)")
   parser.add_argument("--saves", type=int, default=4, help="saves to time (default: %(default)s)")
 
@@ -33,16 +38,23 @@ def main(args: argparse.Namespace) -> None:
   from t5x_like.training.run import opened
 
   process.prepare()
-  jax.config.update("jax_cpu_enable_async_dispatch", True)  # a step in this thread would count as the loop's time
+  # a step in this thread would count as the loop's time
+  jax.config.update("jax_cpu_enable_async_dispatch", True)
   config = resolve(recipe)
   every = args.steps // args.saves
   print(
-    f"Method: the loop of {args.config} (layers={config.model.layers}, dtype={config.model.dtype}), which writes its"
-    f" metrics at every step. After five steps, {args.steps} are timed. host_seconds_per_step is the processor time of"
-    " the loop's thread in a step (median): taking a batch, dispatching, reading and writing metrics; waiting for the"
-    " device is none. overhead_of_half_a_second is its share of a step of 0.5 s. save_stall_seconds is how much longer"
-    f" the loop takes for a step whose state it saves and the one after it than for two others (medians; every {every}"
-    " steps), with the wait for the step itself, which a save needs, included. On a CPU the writing threads also take"
+    f"Method: the loop of {args.config} (layers={config.model.layers}, "
+    f"dtype={config.model.dtype}), which writes its"
+    f" metrics at every step. After five steps, {args.steps} are timed. host_seconds_per_step is "
+    "the processor time of"
+    " the loop's thread in a step (median): taking a batch, dispatching, reading and writing "
+    "metrics; waiting for the"
+    " device is none. overhead_of_half_a_second is its share of a step of 0.5 s. "
+    "save_stall_seconds is how much longer"
+    " the loop takes for a step whose state it saves and the one after it than for two others "
+    f"(medians; every {every}"
+    " steps), with the wait for the step itself, which a save needs, included. On a CPU the "
+    "writing threads also take"
     " cores from the step.",
     flush=True,
   )
@@ -54,9 +66,12 @@ def main(args: argparse.Namespace) -> None:
     run.session.wait_for_save()
     run.advance()
     run.drain()
-    host, wall, saving = [], [], []
+    host = []
+    wall = []
+    saving = []
     for i in range(args.steps - 1):
-      start, own = time.perf_counter(), time.thread_time()
+      start = time.perf_counter()
+      own = time.thread_time()
       run.advance()
       host.append(time.thread_time() - own)
       if i % every == every // 2:
@@ -69,13 +84,18 @@ def main(args: argparse.Namespace) -> None:
     run.drain()
     saved = {i for i, _, _ in saving}
     around = [wall[i] + wall[i + 1] for i in saved if i + 1 < len(wall)]
-    others = [a + b for i, (a, b) in enumerate(zip(wall, wall[1:])) if not {i - 1, i, i + 1} & saved]
+    others = [
+      a + b for i, (a, b) in enumerate(zip(wall, wall[1:])) if not {i - 1, i, i + 1} & saved
+    ]
     step = statistics.median(others) / 2
   host_seconds = statistics.median(host)
-  stall, blocked = statistics.median(around) - 2 * step, statistics.median(seconds for _, seconds, _ in saving)
+  stall = statistics.median(around) - 2 * step
+  blocked = statistics.median(seconds for _, seconds, _ in saving)
   print(
-    f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's ({host_seconds / 0.5:.2%} of a step of"
-    f" 0.5 s); a save holds the loop up for {stall:.3f} s ({stall / 0.5:.1%} of a step of 0.5 s), {blocked:.3f} s of"
+    f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's "
+    f"({host_seconds / 0.5:.2%} of a step of"
+    f" 0.5 s); a save holds the loop up for {stall:.3f} s ({stall / 0.5:.1%} of a step of 0.5 s), "
+    f"{blocked:.3f} s of"
     " them in the call.",
     flush=True,
   )
@@ -87,6 +107,8 @@ def main(args: argparse.Namespace) -> None:
     "save_call_seconds": blocked,
     "save_stall_of_half_a_second": stall / 0.5,
     "load_average": os.getloadavg()[0],
-    "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "orbax-checkpoint")},
+    "versions": {
+      name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "orbax-checkpoint")
+    },
   }
   print(json.dumps(figures))

@@ -1,7 +1,8 @@
-"""`python -m tools.benchmark marks`: the steps whose speed other systems publish, one after another, on one device.
+"""`python -m tools.benchmark marks`: the steps whose speed other systems publish, one after
+another, on one device.
 
-It builds its models without a recipe or a data set, and so needs only jax, flax, optax and numpy: a GPU image that has
-no TensorFlow will do.
+It builds its models without a recipe or a data set, and so needs only jax, flax, optax and numpy: a
+GPU image that has no TensorFlow will do.
 """
 
 import argparse
@@ -28,7 +29,9 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 def _decoder(rows: int, length: int) -> Shapes:
   names = ("decoder_input_tokens", "decoder_target_tokens")
-  return dict.fromkeys(names, ((rows, length), "int32")) | {"decoder_loss_weights": ((rows, length), "float32")}
+  return dict.fromkeys(names, ((rows, length), "int32")) | {
+    "decoder_loss_weights": ((rows, length), "float32")
+  }
 
 
 def _encoder_decoder(rows: int, inputs: int, targets: int) -> Shapes:
@@ -37,8 +40,16 @@ def _encoder_decoder(rows: int, inputs: int, targets: int) -> Shapes:
 
 def _encoder(rows: int, length: int) -> Shapes:
   """Return the features of BERT's masked tokens, 15 % of each row, and of its next sentences."""
-  names = ("encoder_input_tokens", "encoder_target_tokens", "encoder_token_types", "encoder_segment_ids")
-  more = {"encoder_loss_weights": ((rows, length), "float32"), "next_sentence_label": ((rows,), "int32")}
+  names = (
+    "encoder_input_tokens",
+    "encoder_target_tokens",
+    "encoder_token_types",
+    "encoder_segment_ids",
+  )
+  more = {
+    "encoder_loss_weights": ((rows, length), "float32"),
+    "next_sentence_label": ((rows,), "int32"),
+  }
   masked = {"encoder_masked_positions": ((rows, length * 15 // 100 + 1), "int32")}
   return dict.fromkeys(names, ((rows, length), "int32")) | more | masked
 
@@ -79,7 +90,8 @@ MARKS = {
     published="llm.c 1.56 B and nanochat d18 on an H100: 46 to 49 % MFU",
   ),
   "GPT-2 124M, 1,024": Mark(
-    *("gpt", "gpt2", "decoder", "adamw", _decoder(32, 1024), ("gpt2-micro", _decoder(2, 64))), vocab_size=50_304
+    *("gpt", "gpt2", "decoder", "adamw", _decoder(32, 1024), ("gpt2-micro", _decoder(2, 64))),
+    vocab_size=50_304,
   ),
   "T5-1.1-large, 512/114": Mark(
     *("t5", "t5-v1_1-large", "encoder_decoder", "adafactor", _encoder_decoder(64, 512, 114)),
@@ -88,7 +100,14 @@ MARKS = {
     published="NVIDIA's T5X, 512/128: 158.7 examples/s on an H100 (fp8), 75.8 on an A100",
   ),
   "BERT-large, 512": Mark(
-    *("bert", "bert-large-uncased", "mlm", "adamw", _encoder(64, 512), ("bert-tiny", _encoder(2, 64))),
+    *(
+      "bert",
+      "bert-large-uncased",
+      "mlm",
+      "adamw",
+      _encoder(64, 512),
+      ("bert-tiny", _encoder(2, 64)),
+    ),
     model={"head": "pretraining"},
     vocab_size=30_720,
   ),
@@ -102,17 +121,30 @@ MARKS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument("--only", metavar="TEXT", help="the marks with this in their name")
-  parser.add_argument("--small", action="store_true", help="tiny models, to try the command on a CPU")
+  parser.add_argument(
+    "--small", action="store_true", help="tiny models, to try the command on a CPU"
+  )
   parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
   parser.add_argument(
-    "--remat", default="minimal", help="activations to keep, as config.model.remat (default: %(default)s)"
+    "--remat",
+    default="minimal",
+    help="activations to keep, as config.model.remat (default: %(default)s)",
   )
-  parser.add_argument("--quantization", default="none", help="as config.model.design.quantization (default: none)")
-  parser.add_argument("--here", action="store_true", help="measure in this process the one mark that --only names")
-  parser.add_argument("--minutes", type=float, default=8, help="of all marks; later ones are left out (default: 8)")
+  parser.add_argument(
+    "--quantization", default="none", help="as config.model.design.quantization (default: none)"
+  )
+  parser.add_argument(
+    "--here", action="store_true", help="measure in this process the one mark that --only names"
+  )
+  parser.add_argument(
+    "--minutes", type=float, default=8, help="of all marks; later ones are left out (default: 8)"
+  )
   kind = functools.partial(directory, flag="--output")
   parser.add_argument(
-    "--output", default="marks", type=kind, help="directory of figures and traces (default: %(default)s)"
+    "--output",
+    default="marks",
+    type=kind,
+    help="directory of figures and traces (default: %(default)s)",
   )
 
 
@@ -120,7 +152,9 @@ def main(args: argparse.Namespace) -> None:
   """Measure each in a process of its own and print a table; raise UserError if none is measured."""
   chosen = [name for name in MARKS if not args.only or args.only.lower() in name.lower()]
   if not chosen:
-    raise UserError(f"--only={args.only}: no mark has this in its name; there are {', '.join(MARKS)}")
+    raise UserError(
+      f"--only={args.only}: no mark has this in its name; there are {', '.join(MARKS)}"
+    )
   if args.steps < 1:
     raise UserError(f"--steps: found {args.steps}, expected at least 1")
   if args.here and len(chosen) > 1:
@@ -128,8 +162,10 @@ def main(args: argparse.Namespace) -> None:
   if args.here:
     return _measure(chosen[0], args)
   print(
-    "Method: one training step (forward, backward, optimizer, metrics) as the training loop compiles it, on a fixed"
-    f" batch of random numbers, without dropout, remat={args.remat}, quantization={args.quantization}. "
+    "Method: one training step (forward, backward, optimizer, metrics) as the training loop "
+    "compiles it, on a fixed"
+    f" batch of random numbers, without dropout, remat={args.remat}, "
+    f"quantization={args.quantization}. "
     + timing.METHOD.format(warmup=_warmup(args), steps=args.steps)
   )
   end = time.monotonic() + 60 * args.minutes
@@ -148,24 +184,32 @@ def _warmup(args: argparse.Namespace) -> int:
 
 
 def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict | None:
-  """Return the figures of a mark, from a process with the device to itself; None if it failed, after its output."""
+  """Return the figures of a mark, from a process with the device to itself; None if it failed,
+  after its output."""
   print(f"\n=== {name}", flush=True)
   if seconds <= 0:
     print("left out: --minutes are over")
     return None
   # JAX takes three quarters of every GPU by default, also of those that it does not use.
   env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92", "CUDA_VISIBLE_DEVICES": "0"} | os.environ
-  flags = [f"--{flag}={getattr(args, flag)}" for flag in ("steps", "remat", "quantization", "output")]
+  flags = [
+    f"--{flag}={getattr(args, flag)}" for flag in ("steps", "remat", "quantization", "output")
+  ]
   flags += ["--small"] * args.small
   command = [sys.executable, "-m", __package__, "marks", "--here", f"--only={name}", *flags]
   with tempfile.TemporaryFile("w+") as err:
     try:
-      done = subprocess.run(command, stdout=subprocess.PIPE, stderr=err, text=True, env=env, timeout=seconds)
+      done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=err, text=True, env=env, timeout=seconds
+      )
     except subprocess.TimeoutExpired:
       print(f"stopped: --minutes are over after {seconds:.0f} s of it")
       return None
     err.seek(0)
-    print(done.stdout, end="" if done.returncode == 0 else f"{err.read()[-3000:]}\nexit code {done.returncode}\n")
+    print(
+      done.stdout,
+      end="" if done.returncode == 0 else f"{err.read()[-3000:]}\nexit code {done.returncode}\n",
+    )
   return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
 
 
@@ -173,15 +217,21 @@ def _measure(name: str, args: argparse.Namespace) -> None:
   """Measure a mark in this process and print its figures, last as a JSON object."""
   import jax
 
-  mark, device = MARKS[name], jax.devices()[0]
+  mark = MARKS[name]
+  device = jax.devices()[0]
   variant, shapes = mark.small if args.small else (mark.variant, mark.batch)
   dtype = "float32" if device.platform == "cpu" else "bfloat16"
   design = {"quantization": args.quantization}
   vocabulary = {"vocab_size": 512 if args.small else mark.vocab_size} if mark.vocab_size else {}
-  model = mark.model | vocabulary | {"variant": variant, "dtype": dtype, "remat": args.remat, "design": design}
+  model = (
+    mark.model
+    | vocabulary
+    | {"variant": variant, "dtype": dtype, "remat": args.remat, "design": design}
+  )
   parts = _parts(mark, model)
   batch = {
-    name: jax.ShapeDtypeStruct(shape, kind, sharding=parts.rules.batch()) for name, (shape, kind) in shapes.items()
+    name: jax.ShapeDtypeStruct(shape, kind, sharding=parts.rules.batch())
+    for name, (shape, kind) in shapes.items()
   }
 
   from t5x_like.nn.cores import cores_used, in_words
@@ -190,17 +240,26 @@ def _measure(name: str, args: argparse.Namespace) -> None:
 
   start = time.perf_counter()
   with cores_used() as used:
-    lowered = compilation.lower_step(types.SimpleNamespace(accumulation_steps=1, seed=0), parts, batch)
+    lowered = compilation.lower_step(
+      types.SimpleNamespace(accumulation_steps=1, seed=0), parts, batch
+    )
   compiled, _ = compilation.compiled_step(lowered, device)
   seconds = time.perf_counter() - start
   print(f"{variant}, {dtype}, {in_words(used)}; compiled in {seconds:.0f} s", flush=True)
-  values = {name: timing.random_feature(name, x, vocabulary.get("vocab_size", 2)) for name, x in batch.items()}
+  values = {
+    name: timing.random_feature(name, x, vocabulary.get("vocab_size", 2))
+    for name, x in batch.items()
+  }
   values = jax.device_put(values, {name: x.sharding for name, x in batch.items()})
   state = init_state(parts.make_model, parts.optimizer, parts.state, 0)
   flops = compilation.step_flops(parts.model, parts.objective, batch)
   folder = pathlib.Path(args.output) / name.partition(",")[0].replace(" ", "_").replace("/", "_")
-  options = dict(model_flops=flops, dtype=dtype, steps=args.steps, warmup=_warmup(args), trace=str(folder))
-  print(json.dumps(timing.measure(compiled, state, values, **options) | {"compile_seconds": seconds}))
+  options = dict(
+    model_flops=flops, dtype=dtype, steps=args.steps, warmup=_warmup(args), trace=str(folder)
+  )
+  print(
+    json.dumps(timing.measure(compiled, state, values, **options) | {"compile_seconds": seconds})
+  )
 
 
 def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
@@ -242,12 +301,17 @@ def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
 
 
 def _table(found: dict[str, dict | None]) -> str:
-  lines = ["| step | s | examples/s | tokens/s | of matmul | MFU | GB | published |", "|" + "---|" * 8]
+  lines = [
+    "| step | s | examples/s | tokens/s | of matmul | MFU | GB | published |",
+    "|" + "---|" * 8,
+  ]
   for name, figures in found.items():
     if figures is None:
       lines.append(f"| {name} | failed |||||| {MARKS[name].published} |")
       continue
-    mfu, memory, tokens = figures["mfu"], figures["peak_gigabytes"], figures["tokens_per_second"]
+    mfu = figures["mfu"]
+    memory = figures["peak_gigabytes"]
+    tokens = figures["tokens_per_second"]
     cells = [
       f"{figures['seconds_per_step']:.4f}",
       f"{figures['examples_per_second']:.1f}",

@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark memory`: memory of a step with its loss in chunks, and with an array of all logits."""
+"""`python -m tools.benchmark memory`: memory of a step with its loss in chunks, and with an array
+of all logits."""
 
 import argparse
 import dataclasses
@@ -12,11 +13,22 @@ _OVERRIDES = ("model.layers=scan", "model.remat=full", "model.dropout=0.0")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)")
-  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
-  parser.add_argument("--batch", type=int, default=32, help="examples in a step (default: %(default)s)")
   parser.add_argument(
-    "--vocabularies", type=int, nargs="+", default=[32_128, 128_256], metavar="N", help="sizes (default: %(default)s)"
+    "--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
+  )
+  parser.add_argument(
+    "--batch", type=int, default=32, help="examples in a step (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--vocabularies",
+    type=int,
+    nargs="+",
+    default=[32_128, 128_256],
+    metavar="N",
+    help="sizes (default: %(default)s)",
   )
 
 
@@ -47,12 +59,15 @@ class _OfAllLogits(_Delegate):
 
 
 def main(args: argparse.Namespace) -> None:
-  """Compile, and print a table and the figures; raise UserError for a recipe that cannot be used."""
+  """Compile, and print a table and the figures; raise UserError for a recipe that cannot be
+  used."""
   if min(args.batch, *args.vocabularies) < 1:
     raise UserError("--batch, --vocabularies: expected at least 1 each")
   print(
-    f"Method: the training step of {args.config} with {' '.join(_OVERRIDES)} is compiled for this machine, not run: as"
-    " it is, and with a loss that gets all logits of the batch at once. Gigabytes are temporaries, as the compiler"
+    f"Method: the training step of {args.config} with {' '.join(_OVERRIDES)} is compiled for this "
+    "machine, not run: as"
+    " it is, and with a loss that gets all logits of the batch at once. Gigabytes are "
+    "temporaries, as the compiler"
     " counts them: neither parameters nor the optimizer's state.\n\n"
     "| vocabulary | chunks | all logits | an array of them |\n" + "|---" * 4 + "|",
     flush=True,
@@ -61,11 +76,16 @@ def main(args: argparse.Namespace) -> None:
   for vocab in args.vocabularies:
     chunks, all_logits, logits = found[vocab] = _compiled(args, vocab)
     print(f"| {vocab:,} | {chunks:.2f} GB | {all_logits:.2f} GB | {logits:.2f} GB |", flush=True)
-  print(json.dumps({vocab: dict(zip(("chunks", "all_logits", "logits"), row)) for vocab, row in found.items()}))
+  print(
+    json.dumps(
+      {vocab: dict(zip(("chunks", "all_logits", "logits"), row)) for vocab, row in found.items()}
+    )
+  )
 
 
 def _compiled(args: argparse.Namespace, vocab: int) -> tuple[float, float, float]:
-  """Return gigabytes of temporaries with chunks and with all logits, and of one float32 array of all logits."""
+  """Return gigabytes of temporaries with chunks and with all logits, and of one float32 array of
+  all logits."""
   import jax
 
   from t5x_like.planning import steps

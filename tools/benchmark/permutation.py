@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark permutation`: randomness and cost of an epoch's order, compared with TensorFlow's."""
+"""`python -m tools.benchmark permutation`: randomness and cost of an epoch's order, compared with
+TensorFlow's."""
 
 import argparse
 import json
@@ -14,7 +15,18 @@ from t5x_like.data.quiet_tensorflow import tf
 from . import randomness
 
 # TensorFlow's cycle-walks from at least 2^16 places into a small corpus, which takes minutes.
-_SIZES = (1_000, 4_097, 65_537, 10**6, 2**24 + 1, 976_562_500, 17_000_000_000, 10**12, 2**50, 2**62 - 1)
+_SIZES = (
+  1_000,
+  4_097,
+  65_537,
+  10**6,
+  2**24 + 1,
+  976_562_500,
+  17_000_000_000,
+  10**12,
+  2**50,
+  2**62 - 1,
+)
 _BATCHES = (128, 4_096, 10**6)
 _COST_SIZES = (200, 10**6 + 3, 976_562_500)
 _REPEATS = 9
@@ -23,7 +35,9 @@ _REPEATS = 9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--tensorflow_rounds", type=int, default=4, help="rounds of TensorFlow's cipher (default: 4)")
+  parser.add_argument(
+    "--tensorflow_rounds", type=int, default=4, help="rounds of TensorFlow's cipher (default: 4)"
+  )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -35,25 +49,45 @@ def main(args: argparse.Namespace) -> None:
       index=index_B, seed=random.bits(key_B, 3), max_index=last_B, rounds=args.tensorflow_rounds
     )
 
-  permutations = {f"RandomIndexShuffle, {args.tensorflow_rounds} rounds": tensorflows, "ours": random.permuted}
+  permutations = {
+    f"RandomIndexShuffle, {args.tensorflow_rounds} rounds": tensorflows,
+    "ours": random.permuted,
+  }
   print(
-    "Method: the first 50,000 places of 8 epochs' orders (4 of each of two seeds; more epochs of small corpora) and "
-    "the first, second and last places under 4,096 seeds. The figure is the largest deviation in each group of tests, "
-    "in standard deviations; a random order has none beyond 6.4 in all of 90 sizes, but for a chance of 1e-6. "
+    "Method: the first 50,000 places of 8 epochs' orders (4 of each of two seeds; more epochs of "
+    "small corpora) and "
+    "the first, second and last places under 4,096 seeds. The figure is the largest deviation in "
+    "each group of tests, "
+    "in standard deviations; a random order has none beyond 6.4 in all of 90 sizes, but for a "
+    "chance of 1e-6. "
     f"Seed {args.seed}."
   )
   scores = {name: _scores(permute, args.seed) for name, permute in permutations.items()}
   for name, by_size in scores.items():
-    rows = {f"{size:,}": {test: f"{score:.1f}" for test, score in row.items()} for size, row in by_size.items()}
+    rows = {
+      f"{size:,}": {test: f"{score:.1f}" for test, score in row.items()}
+      for size, row in by_size.items()
+    }
     _table(name, rows)
   print(
-    "Method: seconds of the processor, summed over threads, per index, of one call inside tf.function, the lower "
+    "Method: seconds of the processor, summed over threads, per index, of one call inside "
+    "tf.function, the lower "
     f"quartile of {_REPEATS} repeats that alternate between the two; all indices of one epoch."
   )
   costs = _costs(permutations)
-  _table("ns an index", {case: {name: f"{ns:,.0f}" for name, ns in row.items()} for case, row in costs.items()})
-  versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
-  print(json.dumps({"scores": scores, "nanoseconds": costs, "cpu_count": os.cpu_count(), **versions}), flush=True)
+  _table(
+    "ns an index",
+    {case: {name: f"{ns:,.0f}" for name, ns in row.items()} for case, row in costs.items()},
+  )
+  versions = {
+    "python": platform.python_version(),
+    "tensorflow": tf.__version__,
+    "numpy": np.__version__,
+  }
+  print(
+    json.dumps({"scores": scores, "nanoseconds": costs, "cpu_count": os.cpu_count(), **versions}),
+    flush=True,
+  )
 
 
 def _scores(permute: randomness.Permute, seed: int) -> dict[int, dict[str, float]]:
@@ -90,7 +124,9 @@ def _costs(permutations: dict[str, randomness.Permute]) -> dict[str, dict[str, f
           for _ in range(times):
             call(index, epoch)
           seconds[name].append((time.process_time() - begin) / times / batch)
-      found[f"{batch:,} of {size:,}"] = {name: round(1e9 * np.quantile(s, 0.25), 1) for name, s in seconds.items()}
+      found[f"{batch:,} of {size:,}"] = {
+        name: round(1e9 * np.quantile(s, 0.25), 1) for name, s in seconds.items()
+      }
   return found
 
 

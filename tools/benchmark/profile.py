@@ -4,7 +4,8 @@ import collections
 import pathlib
 import re
 
-# The first that occurs in a kernel's name decides: names of cuBLAS, cuDNN, NCCL, XLA, YNNPACK, Pallas and Triton.
+# The first that occurs in a kernel's name decides: names of cuBLAS, cuDNN, NCCL, XLA, YNNPACK,
+# Pallas and Triton.
 _KINDS = {
   "attention kernels": r"flash|fmha|sdpa|mha_|splash|attention",
   "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul|ynn_fusion",
@@ -18,8 +19,8 @@ _KINDS = {
 def milliseconds(folder: pathlib.Path) -> dict[str, float]:
   """Return device milliseconds of a trace by kind of kernel, the longest first.
 
-  Of a GPU or TPU, the kernels of its streams; of a CPU, the operations of all threads, which work side by side, so that
-  the sum is processor time.
+  Of a GPU or TPU, the kernels of its streams; of a CPU, the operations of all threads, which work
+  side by side, so that the sum is processor time.
 
   Args:
     folder: that was given to `jax.profiler.trace`.
@@ -36,7 +37,8 @@ def milliseconds(folder: pathlib.Path) -> dict[str, float]:
         continue
       for event in line.events:
         stats = dict(event.stats)
-        if devices or "hlo_op" in stats and not re.match(r"while|call|conditional", event.name):  # these hold others
+        # these hold others
+        if devices or "hlo_op" in stats and not re.match(r"while|call|conditional", event.name):
           total[kind(f"{event.name} {stats.get('hlo_op', '')}")] += event.duration_ns / 1e6
   return dict(sorted(total.items(), key=lambda item: -item[1]))
 

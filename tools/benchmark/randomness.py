@@ -1,9 +1,10 @@
 """Statistical tests of permutations of range(size): is an epoch's order like a random order?
 
-Each test gives normal scores, deviations from the expectation in standard deviations, so that one two-sided threshold
-holds for all: an order can be too even as well as too uneven. Expectations and variances hold for places drawn
-without replacement, exact for correlations and runs at every size; chi-squares have the exact expectation, and become
-normal scores by the cube root of Wilson and Hilferty (1931).
+Each test gives normal scores, deviations from the expectation in standard deviations, so that one
+two-sided threshold holds for all: an order can be too even as well as too uneven. Expectations and
+variances hold for places drawn without replacement, exact for correlations and runs at every size;
+chi-squares have the exact expectation, and become normal scores by the cube root of Wilson and
+Hilferty (1931).
 """
 
 import collections
@@ -20,15 +21,38 @@ LAGS = 64
 _PLACES = 50_000  # examined in an epoch
 _EPOCHS = 4
 _SEEDS = 4096
-_BATCH, _REGIONS = 256, 16
+_BATCH = 256
+_REGIONS = 16
 
 # (index int64 [B], key uint64 [B], size) -> place int64 [B]
 Permute = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
 
 
 def sizes() -> list[int]:
-  """Return sizes from 2 to 2^62: powers of two and four, one less and one more, and sizes of real corpora."""
-  powers = [*range(1, 11), 12, 13, 16, 17, 20, 21, 24, 25, 30, 31, 33, 34, 40, 41, 48, 50, 55, 61, 62]
+  """Return sizes from 2 to 2^62: powers of two and four, one less and one more, and sizes of real
+  corpora."""
+  powers = [
+    *range(1, 11),
+    12,
+    13,
+    16,
+    17,
+    20,
+    21,
+    24,
+    25,
+    30,
+    31,
+    33,
+    34,
+    40,
+    41,
+    48,
+    50,
+    55,
+    61,
+    62,
+  ]
   around = {2**power + step for power in powers for step in (-1, 0, 1)}
   found = around | {1_000, 50_000, 10**6, 10**6 + 3, 976_562_500, 17_000_000_000, 10**12}
   return sorted(size for size in found if 2 <= size <= random.LARGEST_SIZE)
@@ -37,8 +61,8 @@ def sizes() -> list[int]:
 def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
   """Return normal scores, by name, of all tests that a size is large enough for.
 
-  Orders are those of several epochs under `seed` and `seed + 1` (more epochs if `size` is small), first places those
-  of 4,096 consecutive seeds.
+  Orders are those of several epochs under `seed` and `seed + 1` (more epochs if `size` is small),
+  first places those of 4,096 consecutive seeds.
   """
   found = {}
   epochs = max(_EPOCHS, 2 * _PLACES // size)
@@ -61,7 +85,9 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
     found["neighbouring sizes"] = agreement_score(first_EN, grown_EN, size, size + 1)
   key_S = seed_keys(seed, _SEEDS)
   ends = [0, min(1, size - 1), size - 1]
-  first_S, second_S, last_S = (permute(tf.fill([_SEEDS], np.int64(end)), key_S, size).numpy() for end in ends)
+  first_S, second_S, last_S = (
+    permute(tf.fill([_SEEDS], np.int64(end)), key_S, size).numpy() for end in ends
+  )
   found["first place over seeds"] = uniform_score(first_S, size)
   found["last place over seeds"] = uniform_score(last_S, size)
   if size >= 3:
@@ -85,11 +111,14 @@ def seed_keys(seed: int, count: int) -> tf.Tensor:
 
 
 def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Score serial correlations of places, around the end, at lags 1, 2, ...; return normal scores and correlations."""
+  """Score serial correlations of places, around the end, at lags 1, 2, ...; return normal scores
+  and correlations."""
   centred_EN, (square, _, _) = _centred(places_EN, size), _moments(size)
   epochs, count = centred_EN.shape
   spectrum = np.fft.rfft(centred_EN)
-  product = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), n=count)[1 : min(LAGS, (count - 1) // 2) + 1]
+  product = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), n=count)[
+    1 : min(LAGS, (count - 1) // 2) + 1
+  ]
   correlation = product / (epochs * count * square)
   mean, variance = _serial_moments(size, count)
   return (product - epochs * mean) / math.sqrt(epochs * variance), correlation
@@ -104,7 +133,8 @@ def runs_score(places_EN: np.ndarray) -> float:
 
 
 def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
-  """Score batches over equal regions of the corpus: normal score, and chi-square by its degrees of freedom."""
+  """Score batches over equal regions of the corpus: normal score, and chi-square by its degrees of
+  freedom."""
   half = places_EN[:, : max(1, min(places_EN.shape[1], size // 2))]
   batch = min(_BATCH, size // 4)
   regions = min(_REGIONS, batch // 8)
@@ -129,13 +159,18 @@ def place_score(places_EN: np.ndarray) -> float:
   return _chi_square_score(chi_square * (1 - 1 / size), (size - 1) ** 2)[0]
 
 
-def agreement_score(one_EN: np.ndarray, other_EN: np.ndarray, size: int, other_size: int | None = None) -> float:
-  """Score the correlation between orders that should be independent, index by index, of one size or two."""
+def agreement_score(
+  one_EN: np.ndarray, other_EN: np.ndarray, size: int, other_size: int | None = None
+) -> float:
+  """Score the correlation between orders that should be independent, index by index, of one size or
+  two."""
   other_size = other_size or size
   (square, _, pair), (other_square, _, other_pair) = _moments(size), _moments(other_size)
   epochs, count = one_EN.shape
   product = (_centred(one_EN, size) * _centred(other_EN, other_size)).sum()
-  return product / math.sqrt(epochs * (count * square * other_square + count * (count - 1) * pair * other_pair))
+  return product / math.sqrt(
+    epochs * (count * square * other_square + count * (count - 1) * pair * other_pair)
+  )
 
 
 def uniform_score(place_S: np.ndarray, size: int) -> float:
@@ -148,7 +183,9 @@ def uniform_score(place_S: np.ndarray, size: int) -> float:
 
 def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
   """Score pairs of different places over 8 x 8 regions, or over all pairs if they are fewer."""
-  (one, share), (other, _) = (_bins(place_S, size, min(_REGIONS // 2, size)) for place_S in (one_S, other_S))
+  (one, share), (other, _) = (
+    _bins(place_S, size, min(_REGIONS // 2, size)) for place_S in (one_S, other_S)
+  )
   regions = len(share)
   chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
   counts = np.bincount(one * regions + other, minlength=regions**2).reshape(regions, regions)
@@ -163,7 +200,10 @@ def permutation_score(permute: Permute, size: int, seed: int, epochs: int) -> fl
   found = collections.Counter(map(tuple, orders(permute, size, seed, epochs).tolist()))
   cells = math.factorial(size)
   expected = epochs / cells
-  chi_square = sum((count - expected) ** 2 for count in found.values()) / expected + (cells - len(found)) * expected
+  chi_square = (
+    sum((count - expected) ** 2 for count in found.values()) / expected
+    + (cells - len(found)) * expected
+  )
   return _chi_square_score(chi_square, cells - 1)[0]
 
 
@@ -172,16 +212,18 @@ def _centred(places: np.ndarray, size: int) -> np.ndarray:
 
 
 def _moments(size: int) -> tuple[float, float, float]:
-  """Return, of centred places, the mean square, the mean fourth power, the mean product of two different ones."""
+  """Return, of centred places, the mean square, the mean fourth power, the mean product of two
+  different ones."""
   square = (1 - 1 / size**2) / 12
   return square, (1 - 1 / size**2) * (3 - 7 / size**2) / 240, -square / (size - 1)
 
 
 def _serial_moments(size: int, count: int) -> tuple[float, float]:
-  """Return mean and variance of the sum over i of x[i] * x[(i + lag) % count], x being drawn without replacement.
+  """Return mean and variance of the sum over i of x[i] * x[(i + lag) % count], x being drawn
+  without replacement.
 
-  After Wald and Wolfowitz (1943), who draw all: pairs of the `count` products are identical, share a factor, or share
-  none. Exact if no lag is half of `count` or more.
+  After Wald and Wolfowitz (1943), who draw all: pairs of the `count` products are identical, share
+  a factor, or share none. Exact if no lag is half of `count` or more.
   """
   square, fourth, pair = _moments(size)
   same = (size * square**2 - fourth) / (size - 1)
@@ -204,5 +246,6 @@ def _bins(places: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.n
 
 def _chi_square_score(chi_square: float, freedom: int) -> tuple[float, float]:
   """Return the normal score, and chi-square by its degrees of freedom."""
-  by_freedom, spread = chi_square / freedom, 2 / (9 * freedom)
+  by_freedom = chi_square / freedom
+  spread = 2 / (9 * freedom)
   return (by_freedom ** (1 / 3) - (1 - spread)) / math.sqrt(spread), by_freedom

@@ -1,5 +1,5 @@
-"""`python -m tools.benchmark resume`: from the start of the command to the next step, and a run that is killed again
-and again."""
+"""`python -m tools.benchmark resume`: from the start of the command to the next step, and a run
+that is killed again and again."""
 
 import argparse
 import json
@@ -20,12 +20,24 @@ _STEP = re.compile(r"^step (\d+)/(\d+) ")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)")
-  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
-  parser.add_argument("--steps", type=int, default=20, help="steps of the first start (default: %(default)s)")
-  parser.add_argument("--repeats", type=int, default=3, help="starts to time (default: %(default)s)")
-  parser.add_argument("--kills", type=int, default=0, help="then kill the run so often, and tell how far it gets")
-  parser.add_argument("--after", default="20:40", metavar="A:B", help="seconds until a kill (default: %(default)s)")
+  parser.add_argument(
+    "--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
+  )
+  parser.add_argument(
+    "--steps", type=int, default=20, help="steps of the first start (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--repeats", type=int, default=3, help="starts to time (default: %(default)s)"
+  )
+  parser.add_argument(
+    "--kills", type=int, default=0, help="then kill the run so often, and tell how far it gets"
+  )
+  parser.add_argument(
+    "--after", default="20:40", metavar="A:B", help="seconds until a kill (default: %(default)s)"
+  )
   parser.add_argument("--seed", type=int, default=0, help="of the kills' moments")
 
 
@@ -37,11 +49,18 @@ def main(args: argparse.Namespace) -> None:
   if args.repeats < 1 or args.steps < 1:
     raise UserError("--repeats, --steps: expected at least 1")
   print(
-    f"Method: {args.config} is trained for {args.steps} steps and ends with a checkpoint and a filled compile cache."
-    f" Then the same command is started {args.repeats} times for one more step each, and timed from the start of the"
-    " process until the line of that step is printed: imports, opening the data, restoring, compiling (from the"
+    f"Method: {args.config} is trained for {args.steps} steps and ends with a checkpoint and a "
+    "filled compile cache."
+    f" Then the same command is started {args.repeats} times for one more step each, and timed "
+    "from the start of the"
+    " process until the line of that step is printed: imports, opening the data, restoring, "
+    "compiling (from the"
     " cache), computing. The figure is the median."
-    + (f" Then it is killed {args.kills} times, each {args.after} s (uniform) after its start." if args.kills else ""),
+    + (
+      f" Then it is killed {args.kills} times, each {args.after} s (uniform) after its start."
+      if args.kills
+      else ""
+    ),
     flush=True,
   )
   with tempfile.TemporaryDirectory() as folder:
@@ -49,22 +68,46 @@ def main(args: argparse.Namespace) -> None:
     first, _ = _start(args, workdir, args.steps)
     starts = sorted(_start(args, workdir, args.steps + 1 + i)[1] for i in range(args.repeats))
     median = starts[len(starts) // 2]
-    print(f"first start, {args.steps} steps: {first:.1f} s; resumed to the next step in {median:.1f} s", flush=True)
+    print(
+      f"first start, {args.steps} steps: {first:.1f} s; resumed to the next step in {median:.1f} s",
+      flush=True,
+    )
     reached = _killed(args, workdir, (int(low), int(high)))
-  figures = {"resume_seconds": median, "starts": starts, "reached": reached, "load_average": os.getloadavg()[0]}
+  figures = {
+    "resume_seconds": median,
+    "starts": starts,
+    "reached": reached,
+    "load_average": os.getloadavg()[0],
+  }
   print(json.dumps(figures))
 
 
 def _command(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> list[str]:
-  words = [f"--config={args.config}", f"--workdir={workdir}", f"--config.total_steps={total}", "--config.log_every=1"]
-  return [sys.executable, "-m", "t5x_like.train", *words, *(f"--config.{change}" for change in args.set)]
+  words = [
+    f"--config={args.config}",
+    f"--workdir={workdir}",
+    f"--config.total_steps={total}",
+    "--config.log_every=1",
+  ]
+  return [
+    sys.executable,
+    "-m",
+    "t5x_like.train",
+    *words,
+    *(f"--config.{change}" for change in args.set),
+  ]
 
 
 def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple[float, float]:
-  """Train up to step `total`; return (seconds until the end, seconds until the line of the first step)."""
-  begin, first, tail = time.perf_counter(), None, []
+  """Train up to step `total`; return (seconds until the end, seconds until the line of the first
+  step)."""
+  begin = time.perf_counter()
+  first = None
+  tail = []
   command = _command(args, workdir, total)
-  with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+  with subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  ) as child:
     for line in child.stdout:
       tail = [*tail[-20:], line]
       if first is None and _STEP.match(line):
@@ -76,9 +119,12 @@ def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple
 
 def _killed(args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]) -> list[int]:
   """Return the saved step after each kill."""
-  draw, reached = random.Random(args.seed), []
+  draw = random.Random(args.seed)
+  reached = []
   for _ in range(args.kills):
-    child = subprocess.Popen(_command(args, workdir, 10**6), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    child = subprocess.Popen(
+      _command(args, workdir, 10**6), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    )
     time.sleep(draw.uniform(*seconds))
     os.kill(child.pid, signal.SIGKILL)
     child.wait()

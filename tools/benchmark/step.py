@@ -1,4 +1,5 @@
-"""`python -m tools.benchmark step`: the train step of any recipe, against the machine's own matrix multiplication."""
+"""`python -m tools.benchmark step`: the train step of any recipe, against the machine's own matrix
+multiplication."""
 
 import argparse
 import json
@@ -15,26 +16,49 @@ _OVERRIDES = ("model.dropout=0.0",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
   parser.add_argument("--config", required=True, help="a recipe, such as configs/t5/base.py:small")
-  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+  parser.add_argument(
+    "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
+  )
   parser.add_argument("--batch", type=int, default=8, help="examples in a step (default: 8)")
-  parser.add_argument("--length", type=int, help="tokens of encoders and decoders (default: the recipe's)")
-  parser.add_argument("--inputs", type=int, default=128, help="encoder tokens of encoder-decoders (default: 128)")
+  parser.add_argument(
+    "--length", type=int, help="tokens of encoders and decoders (default: the recipe's)"
+  )
+  parser.add_argument(
+    "--inputs", type=int, default=128, help="encoder tokens of encoder-decoders (default: 128)"
+  )
   parser.add_argument("--targets", type=int, default=32, help="their decoder tokens (default: 32)")
-  parser.add_argument("--dtype", default="auto", help="compute dtype (default: float32 on CPU, else bfloat16)")
+  parser.add_argument(
+    "--dtype", default="auto", help="compute dtype (default: float32 on CPU, else bfloat16)"
+  )
   parser.add_argument("--steps", type=int, default=20, help="steps to time (default: 20)")
   parser.add_argument("--warmup", type=int, default=3, help="untimed steps first (default: 3)")
-  parser.add_argument("--profile", metavar="DIRECTORY", help="also keep a trace of three steps here, and break it down")
+  parser.add_argument(
+    "--profile",
+    metavar="DIRECTORY",
+    help="also keep a trace of three steps here, and break it down",
+  )
 
 
 def main(args: argparse.Namespace) -> None:
   """Measure and print; raise UserError for a recipe that cannot be used."""
-  if min(args.batch, args.length or 1, args.inputs, args.targets, args.steps) < 1 or args.warmup < 0:
-    raise UserError("--batch, --length, --inputs, --targets, --steps: expected at least 1 each, --warmup at least 0")
+  if (
+    min(args.batch, args.length or 1, args.inputs, args.targets, args.steps) < 1 or args.warmup < 0
+  ):
+    raise UserError(
+      "--batch, --length, --inputs, --targets, --steps: expected at least 1 each, "
+      "--warmup at least 0"
+    )
   config = recipes.load(args.config, [f"batch_size={args.batch}", f"model.dtype={args.dtype}"])
   keys = ("inputs_length", "targets_length") if "inputs_length" in config.task else ("length",)
   values = (args.inputs, args.targets) if "inputs_length" in config.task else (args.length,)
   shape = [f"task.{key}={value}" for key, value in zip(keys, values) if value]
-  overrides = [*_OVERRIDES, f"model.dtype={args.dtype}", f"batch_size={args.batch}", *shape, *args.set]
+  overrides = [
+    *_OVERRIDES,
+    f"model.dtype={args.dtype}",
+    f"batch_size={args.batch}",
+    *shape,
+    *args.set,
+  ]
   config = recipes.load(args.config, overrides)
 
   from t5x_like.runtime import process
@@ -44,19 +68,24 @@ def main(args: argparse.Namespace) -> None:
   config, compiled, state, batch, model_flops, compile_seconds = _compile(config, args)
   read = compilation.positions(batch)
   print(
-    f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, dtype={config.model.dtype}. One"
-    f" step of the training loop (forward, backward, {config.optimizer.name}, metrics), compiled as the loop compiles"
+    f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, "
+    f"dtype={config.model.dtype}. One"
+    f" step of the training loop (forward, backward, {config.optimizer.name}, metrics), compiled "
+    "as the loop compiles"
     f" it, on a fixed batch of {read['positions']:,} {read.get('of', 'random tokens')}. "
     + timing.METHOD.format(warmup=args.warmup, steps=args.steps),
     flush=True,
   )
-  options = dict(model_flops=model_flops, dtype=config.model.dtype, steps=args.steps, warmup=args.warmup)
+  options = dict(
+    model_flops=model_flops, dtype=config.model.dtype, steps=args.steps, warmup=args.warmup
+  )
   figures = timing.measure(compiled, state, batch, **options, trace=args.profile)
   print(json.dumps(figures | {"compile_seconds": compile_seconds}))
 
 
 def _compile(config, args: argparse.Namespace):
-  """Return the loop's compiled step for this recipe, and its arguments: a batch of random tokens."""
+  """Return the loop's compiled step for this recipe, and its arguments: a batch of random
+  tokens."""
   import jax
 
   from t5x_like.planning import steps
@@ -70,7 +99,10 @@ def _compile(config, args: argparse.Namespace):
   start = time.perf_counter()
   compiled, _ = compilation.compiled_step(step.lower(), jax.devices()[0])
   seconds = time.perf_counter() - start
-  batch = {name: timing.random_feature(name, x, config.model.get("vocab_size", 2)) for name, x in step.batch.items()}
+  batch = {
+    name: timing.random_feature(name, x, config.model.get("vocab_size", 2))
+    for name, x in step.batch.items()
+  }
   batch = jax.device_put(batch, {name: x.sharding for name, x in step.batch.items()})
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   return config, compiled, state, batch, step.model_flops, seconds

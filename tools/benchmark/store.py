@@ -1,8 +1,10 @@
-"""`python -m tools.benchmark store`: opening a token store of any size and reading random windows of it.
+"""`python -m tools.benchmark store`: opening a token store of any size and reading random windows
+of it.
 
-By default the store is simulated: every shard's tokens are a sparse file, which has the size of a real one but no
-blocks on disk, and every shard links to one real file of document ends. Nothing is in the page cache at first, so every
-window pays for opening its file and reading it through the file system.
+By default the store is simulated: every shard's tokens are a sparse file, which has the size of a
+real one but no blocks on disk, and every shard links to one real file of document ends. Nothing is
+in the page cache at first, so every window pays for opening its file and reading it through the
+file system.
 """
 
 import argparse
@@ -31,29 +33,47 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 from .data import synthetic_store
 
-_INPUTS_LENGTH, _WINDOW = 512, 568
+_INPUTS_LENGTH = 512
+_WINDOW = 568
 _SMALL = 10**7  # tokens in the store to compare with
 _SPLIT = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declare the command's flags."""
-  parser.add_argument("--tokens", type=_count, default=10**12, help="in the simulated store (default: 1e12)")
-  parser.add_argument("--shards", type=_count, default=10**5, help="in the simulated store (default: 1e5)")
-  parser.add_argument("--documents", type=_count, default=10**10, help="in the simulated store (default: 1e10)")
-  parser.add_argument("--directory", help="where to make it; removed afterwards (default: a temporary directory)")
-  parser.add_argument("--store", help="measure this store instead, local or remote: the --output of tools.prepare_data")
+  parser.add_argument(
+    "--tokens", type=_count, default=10**12, help="in the simulated store (default: 1e12)"
+  )
+  parser.add_argument(
+    "--shards", type=_count, default=10**5, help="in the simulated store (default: 1e5)"
+  )
+  parser.add_argument(
+    "--documents", type=_count, default=10**10, help="in the simulated store (default: 1e10)"
+  )
+  parser.add_argument(
+    "--directory", help="where to make it; removed afterwards (default: a temporary directory)"
+  )
+  parser.add_argument(
+    "--store",
+    help="measure this store instead, local or remote: the --output of tools.prepare_data",
+  )
   parser.add_argument("--split", default=_SPLIT, help="the split of --store (default: train)")
-  parser.add_argument("--open_files", type=_count, default=1024, help="the limit of open files (default: 1024)")
+  parser.add_argument(
+    "--open_files", type=_count, default=1024, help="the limit of open files (default: 1024)"
+  )
   parser.add_argument("--batch_size", type=_count, default=128)
-  parser.add_argument("--steps", type=_count, default=400, help="batches measured in each repeat (default: 400)")
+  parser.add_argument(
+    "--steps", type=_count, default=400, help="batches measured in each repeat (default: 400)"
+  )
   parser.add_argument("--repeats", type=_count, default=3)
 
 
 def _count(text: str) -> int:
   value = float(text)
   if value < 1 or value != int(value):
-    raise argparse.ArgumentTypeError(f"found {text}, expected a whole number of at least 1, such as 100000 or 1e5")
+    raise argparse.ArgumentTypeError(
+      f"found {text}, expected a whole number of at least 1, such as 100000 or 1e5"
+    )
   return int(value)
 
 
@@ -70,7 +90,9 @@ def main(args: argparse.Namespace) -> None:
     making.start()
     making.join()
     if making.exitcode:
-      raise UserError(f"{directory}: no store could be made there; see above, or choose another --directory")
+      raise UserError(
+        f"{directory}: no store could be made there; see above, or choose another --directory"
+      )
     made = None if args.store else time.perf_counter() - begin
     _measure(args, args.store or str(directory / "large"), str(directory / "small"), made)
   finally:
@@ -95,11 +117,16 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
     tokens, shards, documents: numbers in the store, rounded down to a multiple of the shards.
 
   Raises:
-    UserError: there are fewer documents than shards or tokens than documents, or the files cannot be made.
+    UserError: there are fewer documents than shards or tokens than documents, or the files cannot
+      be made.
   """
-  path, per_shard, ends = pathlib.Path(path), tokens // shards, documents // shards
+  path = pathlib.Path(path)
+  per_shard = tokens // shards
+  ends = documents // shards
   if not 1 <= ends <= per_shard:
-    raise UserError(f"--documents={documents}: found {ends} a shard, expected 1 to {per_shard}, its tokens")
+    raise UserError(
+      f"--documents={documents}: found {ends} a shard, expected 1 to {per_shard}, its tokens"
+    )
   vocabulary = ByteVocabulary(extra_ids=32_100 - ByteVocabulary(extra_ids=0).size)
   array = ids.array(vocabulary)
   values, item_ends = files_of(array.name)
@@ -144,14 +171,17 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
   opened = time.perf_counter() - begin
   shards = tokens.manifest.num_shards
   print(
-    f"Store: {path}, {tokens.num_tokens:,} tokens in {shards:,} shards and {tokens.num_documents:,} documents"
+    f"Store: {path}, {tokens.num_tokens:,} tokens in {shards:,} shards and "
+    f"{tokens.num_documents:,} documents"
     + (f", made of sparse files in {made:.1f} s" if made else "")
     + f"; {tokens.verification}."
   )
   windows = _windows_rates(args, tokens)
   lookups = _lookup_rate(args, tokens)
   built = {
-    name: task.build("span_corruption", split, store=where, inputs_length=_INPUTS_LENGTH, verify="size")
+    name: task.build(
+      "span_corruption", split, store=where, inputs_length=_INPUTS_LENGTH, verify="size"
+    )
     for name, where, split in (("store", store, args.split), ("small", small, _SPLIT))
   }
   first = _pipeline_rate(args, built["store"])
@@ -161,11 +191,16 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
       rates[name].append(_pipeline_rate(args, one))
   store_rate, small_rate = (statistics.median(rates[name]) for name in ("store", "small"))
   print(
-    f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random places, {args.batch_size} in "
-    f"a batch, {args.steps} batches, read by {os.cpu_count()} threads: for the first time, then the same ones again, "
-    f"which the page cache holds. Documents of random tokens, {args.batch_size} in a batch. Span corruption "
-    f"{_INPUTS_LENGTH}/114 as in training, also for the first time and again, the latter in turns with a store of one "
-    f"shard of {_SMALL:,} tokens; medians of {args.repeats} repeats. Load average {os.getloadavg()[0]:.2f} on "
+    f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random places, "
+    f"{args.batch_size} in "
+    f"a batch, {args.steps} batches, read by {os.cpu_count()} threads: for the first time, then "
+    "the same ones again, "
+    f"which the page cache holds. Documents of random tokens, {args.batch_size} in a batch. Span "
+    "corruption "
+    f"{_INPUTS_LENGTH}/114 as in training, also for the first time and again, the latter in turns "
+    "with a store of one "
+    f"shard of {_SMALL:,} tokens; medians of {args.repeats} repeats. Load average "
+    f"{os.getloadavg()[0]:.2f} on "
     f"{os.cpu_count()} cores."
   )
   print(
@@ -175,7 +210,9 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
         "shards": shards,
         "documents": tokens.num_documents,
         "open_seconds": round(opened, 3),
-        "manifest_bytes": len((pathlib.Path(path) / manifests.FILE).read_bytes()) if "://" not in path else None,
+        "manifest_bytes": len((pathlib.Path(path) / manifests.FILE).read_bytes())
+        if "://" not in path
+        else None,
         "window_tokens_per_second_first": round(windows[0]),
         "window_tokens_per_second_again": round(statistics.median(windows[1:])),
         "document_lookups_per_second": round(lookups),
@@ -196,7 +233,9 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
 
 def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
   """Return tokens per second of random windows, the first time and again."""
-  starts = np.random.default_rng(0).integers(0, tokens.num_tokens - _WINDOW, (args.steps, args.batch_size))
+  starts = np.random.default_rng(0).integers(
+    0, tokens.num_tokens - _WINDOW, (args.steps, args.batch_size)
+  )
   rates = []
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for _ in range(1 + args.repeats):
@@ -214,7 +253,9 @@ def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
   for places_B in places:
     _, starts_B, ends_B = tokens.documents_at(places_B)
     if not ((starts_B <= places_B) & (places_B < ends_B)).all():
-      raise UserError(f"{tokens.path}: found documents that do not hold the token they were found by")
+      raise UserError(
+        f"{tokens.path}: found documents that do not hold the token they were found by"
+      )
   return places.size / (time.perf_counter() - begin)
 
 

@@ -1,4 +1,5 @@
-"""The time of a compiled training step, against the machine's own matrix multiplication, and where it went."""
+"""The time of a compiled training step, against the machine's own matrix multiplication, and where
+it went."""
 
 import os
 import pathlib
@@ -12,23 +13,36 @@ import numpy as np
 from . import profile
 
 METHOD = (
-  "After {warmup} steps, {steps} are timed one by one, each until all its outputs are there; seconds_per_step is their"
-  " median. model_flops: three times the matrix products of the forward pass (causal attention halved; gathers,"
-  " elementwise work and the optimizer free). matmul_flops_per_second: the fastest product of two square matrices of"
-  " the compute dtype, through the same compiler, measured before and after the steps; mfu is against the device's"
+  "After {warmup} steps, {steps} are timed one by one, each until all its outputs are there; "
+  "seconds_per_step is their"
+  " median. model_flops: three times the matrix products of the forward pass (causal attention "
+  "halved; gathers,"
+  " elementwise work and the optimizer free). matmul_flops_per_second: the fastest product of two "
+  "square matrices of"
+  " the compute dtype, through the same compiler, measured before and after the steps; mfu is "
+  "against the device's"
   " published dense 16-bit peak."
 )
 
 
 def measure(
-  compiled: Callable, state, batch: dict, *, model_flops: float, dtype: str, steps: int, warmup: int, trace: str | None
+  compiled: Callable,
+  state,
+  batch: dict,
+  *,
+  model_flops: float,
+  dtype: str,
+  steps: int,
+  warmup: int,
+  trace: str | None,
 ) -> dict:
   """Time a step and print the result in words; return the figures, which JSON can hold.
 
   Args:
     compiled: `(state, batch) -> (state, metrics)`, which may donate the state.
     dtype: compute dtype.
-    trace: directory of a trace of three further steps, which is broken down by kind of work; None for no trace.
+    trace: directory of a trace of three further steps, which is broken down by kind of work; None
+      for no trace.
   """
   import jax
 
@@ -38,7 +52,8 @@ def measure(
   for _ in range(warmup):
     state, metrics = compiled(state, batch)
   jax.block_until_ready(state)
-  seconds, cpu = [], os.times()
+  seconds = []
+  cpu = os.times()
   for _ in range(steps):
     start = time.perf_counter()
     state, metrics = compiled(state, batch)
@@ -46,14 +61,18 @@ def measure(
     seconds.append(time.perf_counter() - start)
   cpu_seconds = sum(os.times()[:2]) - sum(cpu[:2])
   after = compilation.matmul_flops_per_second(dtype)
-  median, matmul = statistics.median(seconds), max(before, after)
+  median = statistics.median(seconds)
+  matmul = max(before, after)
   print(
     f"{model_flops / 1e9:.1f} GFLOPs a step, {median:.3f} s (fastest {min(seconds):.3f}):"
-    f" {model_flops / median / 1e9:.0f} GFLOP/s of {matmul / 1e9:.0f} (before {before / 1e9:.0f}, after"
-    f" {after / 1e9:.0f}): {model_flops / median / matmul:.1%}. A machine with other work on it shows in the spread.",
+    f" {model_flops / median / 1e9:.0f} GFLOP/s of {matmul / 1e9:.0f} (before {before / 1e9:.0f}, "
+    "after"
+    f" {after / 1e9:.0f}): {model_flops / median / matmul:.1%}. A machine with other work on it "
+    "shows in the spread.",
     flush=True,
   )
-  device, devices = jax.devices()[0], len(metrics["loss"].sharding.device_set)
+  device = jax.devices()[0]
+  devices = len(metrics["loss"].sharding.device_set)
   peak, _ = compilation.peak_flops(device)
   tokens = sum(x.size for name, x in batch.items() if name.endswith("_input_tokens"))
   return {

@@ -2,8 +2,8 @@
 
   python -m tools.benchmark.torchvision_images FOLDER RECIPE RESOLUTION BATCH STEPS
 
-It has a process of its own, since torch must be imported before TensorFlow, and prints the CPU milliseconds that an
-image takes in one thread.
+It has a process of its own, since torch must be imported before TensorFlow, and prints the CPU
+milliseconds that an image takes in one thread.
 """
 
 import pathlib
@@ -14,18 +14,25 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
 
 
 def main(folder: str, recipe: str, resolution: int, batch: int, steps: int) -> None:
   """Measure after one batch of warm-up; mixup and CutMix are made in the batch."""
   torch.set_num_threads(1)
-  bicubic, to = v2.InterpolationMode.BICUBIC, [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-  crop = [v2.RandomResizedCrop(resolution, interpolation=bicubic, antialias=True), v2.RandomHorizontalFlip()]
+  bicubic = v2.InterpolationMode.BICUBIC
+  to = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+  crop = [
+    v2.RandomResizedCrop(resolution, interpolation=bicubic, antialias=True),
+    v2.RandomHorizontalFlip(),
+  ]
   deit = recipe == "deit"
   steps_of = [*crop, *([v2.RandAugment(2, 9)] if deit else []), *to, v2.Normalize(_MEAN, _STD)]
   change = v2.Compose([*steps_of, *([v2.RandomErasing(0.25, value="random")] if deit else [])])
-  mix = v2.RandomChoice([v2.MixUp(alpha=0.8, num_classes=1000), v2.CutMix(alpha=1.0, num_classes=1000)])
+  mix = v2.RandomChoice(
+    [v2.MixUp(alpha=0.8, num_classes=1000), v2.CutMix(alpha=1.0, num_classes=1000)]
+  )
   paths = sorted(path for path in pathlib.Path(folder).rglob("*") if path.is_file())
 
   def made(step: int) -> None:

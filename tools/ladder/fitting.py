@@ -24,7 +24,8 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-  """`E + A / N^a + B / D^b` (Hoffmann et al. 2022, arXiv:2203.15556, equation 2); B is 0 if all runs see as much."""
+  """`E + A / N^a + B / D^b` (Hoffmann et al. 2022, arXiv:2203.15556, equation 2); B is 0 if all
+  runs see as much."""
 
   E: float
   A: float
@@ -44,13 +45,18 @@ def fit(points: Sequence[Point]) -> Law:
   """
   N, D, losses = np.asarray([(point.N, point.D, point.loss) for point in points]).T
   tokens = len(set(D)) > 1
-  sizes, times, needed = len(set(N)), len(set(D)), 5 if tokens else 3
+  sizes = len(set(N))
+  times = len(set(D))
+  needed = 5 if tokens else 3
   if sizes < 3 or times == 2 or len(points) < needed:
     raise UserError(
-      f"the fit has {sizes} sizes, {times} numbers of steps and {len(points)} runs, expected 3 or more sizes, and one"
+      f"the fit has {sizes} sizes, {times} numbers of steps and {len(points)} runs, expected 3 or "
+      "more sizes, and one"
       f" number of steps or 3 or more, with {needed} runs or more; extend --sizes or --steps"
     )
-  middle_N, middle_D = np.exp(np.mean(np.log(N))), np.exp(np.mean(np.log(D)))  # as units, they keep coefficients apart
+  # as units, they keep coefficients apart
+  middle_N = np.exp(np.mean(np.log(N)))
+  middle_D = np.exp(np.mean(np.log(D)))
 
   def law(x):
     term = x[1] - x[2] * np.log(N / middle_N)
@@ -60,15 +66,20 @@ def fit(points: Sequence[Point]) -> Law:
   def errors(x):
     return np.log(law(x)) - np.log(losses)
 
-  low, high = [-20.0, -20.0, 0.0, -20.0, 0.0], [np.log(losses.min()), 10.0, _STEEPEST, 10.0, _STEEPEST]
+  low = [-20.0, -20.0, 0.0, -20.0, 0.0]
+  high = [np.log(losses.min()), 10.0, _STEEPEST, 10.0, _STEEPEST]
   found = None
   for share, power in _STARTS:
     rest = np.log(losses.mean() * (1 - share) / (2 if tokens else 1))
     start = np.clip(
-      [np.log(share * losses.min()), rest, power, rest, power], np.add(low, 1e-6), np.subtract(high, 1e-6)
+      [np.log(share * losses.min()), rest, power, rest, power],
+      np.add(low, 1e-6),
+      np.subtract(high, 1e-6),
     )
     n = needed
-    options = dict(bounds=(low[:n], high[:n]), loss="huber", f_scale=_DELTA, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    options = dict(
+      bounds=(low[:n], high[:n]), loss="huber", f_scale=_DELTA, xtol=1e-12, ftol=1e-12, gtol=1e-12
+    )
     one = least_squares(errors, start[:n], max_nfev=4000, **options)
     found = one if found is None or one.cost < found.cost else found
   x = found.x
@@ -77,7 +88,8 @@ def fit(points: Sequence[Point]) -> Law:
 
 
 def spread(points: Sequence[Point], N: float, D: float) -> tuple[float, float] | None:
-  """Return the least and greatest prediction of the fits that leave one run out; None if too few are left."""
+  """Return the least and greatest prediction of the fits that leave one run out; None if too few
+  are left."""
   found = []
   for left_out in range(len(points)):
     try:
@@ -90,11 +102,12 @@ def spread(points: Sequence[Point], N: float, D: float) -> tuple[float, float] |
 def best_rate(rates: Sequence[float], losses: Sequence[float]) -> tuple[float, bool]:
   """Return (the rate of the least loss, whether rates on both sides of it are worse).
 
-  It is the vertex of the parabola through the best rate and its neighbours, over the logarithm of the rate; the best
-  rate itself at an end, and where a neighbour diverged.
+  It is the vertex of the parabola through the best rate and its neighbours, over the logarithm of
+  the rate; the best rate itself at an end, and where a neighbour diverged.
   """
   order = np.argsort(rates)
-  x, y = np.log(np.asarray(rates)[order]), np.asarray(losses)[order]
+  x = np.log(np.asarray(rates)[order])
+  y = np.asarray(losses)[order]
   best = int(np.nanargmin(np.where(np.isfinite(y), y, np.nan)))
   if not 0 < best < len(x) - 1:
     return float(np.exp(x[best])), False
@@ -106,7 +119,8 @@ def best_rate(rates: Sequence[float], losses: Sequence[float]) -> tuple[float, b
 
 
 def rate_law(sizes: Sequence[float], rates: Sequence[float]) -> tuple[float, float]:
-  """Return (factor, power) of `rate = factor * N^power`, by least squares of logarithms; power 0 for a single size."""
+  """Return (factor, power) of `rate = factor * N^power`, by least squares of logarithms; power 0
+  for a single size."""
   if len(sizes) < 2:
     return float(rates[0]), 0.0
   power, factor = np.polyfit(np.log(sizes), np.log(rates), 1)

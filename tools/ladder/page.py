@@ -35,7 +35,9 @@ def verdict(law, prediction) -> list[str]:
   """Return the fit, the prediction and its error, a sentence each."""
   tokens = f" + {law.B:.4g} / D^{law.b:.3f}" if law.B else ""
   between = (
-    "" if prediction.between is None else " ({:.4f} to {:.4f} if one run is left out)".format(*prediction.between)
+    ""
+    if prediction.between is None
+    else " ({:.4f} to {:.4f} if one run is left out)".format(*prediction.between)
   )
   said = [
     f"Loss = {law.E:.4f} + {law.A:.4g} / N^{law.a:.3f}{tokens}.",
@@ -43,10 +45,15 @@ def verdict(law, prediction) -> list[str]:
     f" {prediction.loss:.4f}{between}, at the rate {prediction.rate:g}.",
   ]
   if prediction.measured is not None:
-    said.append(f"Measured: {prediction.measured:.4f}; the prediction is off by {prediction.off:+.2%}.")
+    said.append(
+      f"Measured: {prediction.measured:.4f}; the prediction is off by {prediction.off:+.2%}."
+    )
   if prediction.best_rate is not None:
     ratio = prediction.rate / prediction.best_rate
-    said.append(f"Its best rate is {prediction.best_rate:.3g}; the predicted rate is {ratio:.2f} times as high.")
+    said.append(
+      f"Its best rate is {prediction.best_rate:.3g}; the predicted rate is {ratio:.2f} "
+      "times as high."
+    )
   return said
 
 
@@ -67,7 +74,8 @@ def _charts(trials: Sequence, law, prediction) -> list[tuple[str, str]]:
   finite = [one for one in trials if math.isfinite(one.loss)]
   steps = sorted({one.steps for one in finite})
   N = np.geomspace(min(one.N for one in finite), prediction.N, 60)
-  points, lines = {}, {}
+  points = {}
+  lines = {}
   for count in steps:
     own = [one for one in finite if one.steps == count]
     best = {n: min(one.loss for one in own if one.N == n) for n in {one.N for one in own}}
@@ -80,5 +88,10 @@ def _charts(trials: Sequence, law, prediction) -> list[tuple[str, str]]:
     curves = {}
     for size in dict.fromkeys(one.size for one in last):
       curves[size] = tuple(zip(*sorted((one.rate, one.loss) for one in last if one.size == size)))
-    made.append(("Loss by learning rate", charts.scaled(curves, curves, "loss by rate", "learning rate", "loss")))
+    made.append(
+      (
+        "Loss by learning rate",
+        charts.scaled(curves, curves, "loss by rate", "learning rate", "loss"),
+      )
+    )
   return made

@@ -15,7 +15,10 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.training import build
 
-HELP = "64 (a width; heads and feed-forward width in proportion), 64x6 (with 6 layers), or the name of a variant"
+HELP = (
+  "64 (a width; heads and feed-forward width in proportion), 64x6 (with 6 layers), or the "
+  "name of a variant"
+)
 _SIZE = re.compile(r"(\d+)(?:x(\d+))?")
 
 
@@ -30,7 +33,8 @@ def at_size(config: ConfigDict, size: str, flag: str) -> ConfigDict:
   """
   config = copy.deepcopy(config)
   family = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
-  variants, numbers = getattr(family, "VARIANTS", {}), _SIZE.fullmatch(size)
+  variants = getattr(family, "VARIANTS", {})
+  numbers = _SIZE.fullmatch(size)
   if numbers is None:
     slots.find(flag, size, variants)
     given = size
@@ -49,20 +53,27 @@ def listed(text: str, flag: str, kind: type, least: int) -> list:
   """Parse a flag's list, such as `64,128`.
 
   Raises:
-    UserError: an entry is no positive number, where numbers are expected; the list is too short or repeats itself.
+    UserError: an entry is no positive number, where numbers are expected; the list is too short or
+      repeats itself.
   """
   try:
     found = [kind(one) for one in text.split(",") if one]
     positive = all(one > 0 and math.isfinite(one) for one in found if kind is not str)
   except ValueError:
-    found, positive = [], False
+    found = []
+    positive = False
   if not positive or len(found) < least or len(set(found)) < len(found):
     numbers = "sizes" if kind is str else "positive numbers"
-    raise UserError(f"{flag}={text}: expected {least} or more different {numbers}, separated by commas")
+    raise UserError(
+      f"{flag}={text}: expected {least} or more different {numbers}, separated by commas"
+    )
   return found
 
 
 def parameters(config: ConfigDict) -> int:
-  """Count the parameters of a resolved config's model outside token tables and outputs (Kaplan et al. 2020, N)."""
+  """Count the parameters of a resolved config's model outside token tables and outputs (Kaplan et
+  al. 2020, N)."""
   model, _ = build.model_of(config)
-  return sum(math.prod(p.shape) for p in params.named_params(model).values() if "vocab" not in p.axes)
+  return sum(
+    math.prod(p.shape) for p in params.named_params(model).values() if "vocab" not in p.axes
+  )

@@ -1,1 +1,2 @@
-"""Scores saved predictions of a benchmark in its official format; `python -m tools.score --help`."""
+"""Scores saved predictions of a benchmark in its official format; `python -m tools.score
+--help`."""

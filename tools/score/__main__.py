@@ -1,12 +1,15 @@
-"""Scores saved predictions of a benchmark in its official format, and prints one JSON object as the last line.
+"""Scores saved predictions of a benchmark in its official format, and prints one JSON object as the
+last line.
 
 Examples:
   python -m tools.score squad --references=dev-v1.1.json --predictions=predictions.json
   python -m tools.score glue/cola --references=CoLA/dev.tsv --predictions=CoLA.tsv --bootstrap=1000
-  python -m tools.score bleu --references=test.de --predictions=ours.txt --compare=theirs.txt --tokenize=intl
+  python -m tools.score bleu --references=test.de --predictions=ours.txt --compare=theirs.txt
+  --tokenize=intl
   python -m tools.score glue --references=glue_data --predictions=submission
 
-Files are plain or compressed; docs/how-to/score-predictions.md has their formats, and the flags of each benchmark.
+Files are plain or compressed; docs/how-to/score-predictions.md has their formats, and the flags of
+each benchmark.
 """
 
 import argparse
@@ -37,8 +40,11 @@ from .files import IDS, Ids, Row, name_of
 
 _FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SUITES = {"glue": glue.SUITE, "superglue": superglue.SUITE}
-_ENDINGS = [f"{end}{packed}" for end in (".tsv", ".jsonl", ".json", ".txt") for packed in ("", ".gz")]
-_SAMPLES, _NAMED = 1000, 5
+_ENDINGS = [
+  f"{end}{packed}" for end in (".tsv", ".jsonl", ".json", ".txt") for packed in ("", ".gz")
+]
+_SAMPLES = 1000
+_NAMED = 5
 
 
 @door
@@ -51,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> None:
       raise UserError(f"--{key}: unknown flag{near}")
   options = slots.fill(args.name, options, takes)
   output = (
-    outputs.Output(args.output, inputs=[*args.references, *args.predictions, args.compare]) if args.output else None
+    outputs.Output(args.output, inputs=[*args.references, *args.predictions, args.compare])
+    if args.output
+    else None
   )
   if args.name in _SUITES:
     found = _suite(args.name, args, options)
@@ -65,17 +73,33 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
   names = ", ".join(sorted([*BENCHMARKS, *_SUITES]))
-  parser = Parser(f"{__doc__}\nNAME is one of: {names}", opens_runs=False, prog="python -m tools.score")
+  parser = Parser(
+    f"{__doc__}\nNAME is one of: {names}", opens_runs=False, prog="python -m tools.score"
+  )
   parser.add_argument("name", metavar="NAME", help="the benchmark")
-  parser.add_argument("--references", action="append", required=True, metavar="FILE", help="the references; repeatable")
-  parser.add_argument("--predictions", action="append", required=True, metavar="FILE", help="the predictions to score")
-  parser.add_argument("--compare", metavar="FILE2", help="other predictions: a paired test of the two")
-  parser.add_argument("--bootstrap", type=int, metavar="N", help="add 95%% intervals from N resamples")
+  parser.add_argument(
+    "--references",
+    action="append",
+    required=True,
+    metavar="FILE",
+    help="the references; repeatable",
+  )
+  parser.add_argument(
+    "--predictions", action="append", required=True, metavar="FILE", help="the predictions to score"
+  )
+  parser.add_argument(
+    "--compare", metavar="FILE2", help="other predictions: a paired test of the two"
+  )
+  parser.add_argument(
+    "--bootstrap", type=int, metavar="N", help="add 95%% intervals from N resamples"
+  )
   parser.add_argument("--seed", type=int, default=0, help="seed of resampling (default: 0)")
   parser.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
   args, rest = parser.parse_known_args(argv)
   if args.bootstrap is not None and args.bootstrap < 1 or args.seed < 0:
-    raise UserError(f"--bootstrap={args.bootstrap}: expected at least 1, and --seed={args.seed}: 0 or more")
+    raise UserError(
+      f"--bootstrap={args.bootstrap}: expected at least 1, and --seed={args.seed}: 0 or more"
+    )
   options = {}
   for word in rest:
     key, equals, value = word.removeprefix("--").partition("=")
@@ -88,10 +112,13 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]
   return args, options
 
 
-Scored = list[tuple[Any, Any, str | None]]  # what the metric takes of each example, its prediction, and its group
+# what the metric takes of each example, its prediction, and its group
+Scored = list[tuple[Any, Any, str | None]]
 
 
-def _result(made: Benchmark, references: Sequence[str], predictions: Sequence[str], args) -> dict[str, Any]:
+def _result(
+  made: Benchmark, references: Sequence[str], predictions: Sequence[str], args
+) -> dict[str, Any]:
   (scored, counts), metric = _aligned(made, references, predictions), made.metric
   gold, given, groups = map(list, zip(*scored))
   rows_NC = metric.checked_rows(gold, given)
@@ -100,7 +127,12 @@ def _result(made: Benchmark, references: Sequence[str], predictions: Sequence[st
     what = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
     raise UserError(f"{predictions[0]}: {what}: is one side the same throughout?")
   empty = sum(one == "" or isinstance(one, tuple) and not one[0] for one in given)
-  found = {**_finite(scores), "examples": len(rows_NC), **counts, **({"empty": empty} if empty else {})}
+  found = {
+    **_finite(scores),
+    "examples": len(rows_NC),
+    **counts,
+    **({"empty": empty} if empty else {}),
+  }
   found |= _finite(metric.details(rows_NC, gold, given)) | _groups(metric, groups, rows_NC)
   if args.bootstrap:
     found["bootstrap"] = resampling.bootstrap(metric, rows_NC, args.bootstrap, args.seed)
@@ -108,7 +140,9 @@ def _result(made: Benchmark, references: Sequence[str], predictions: Sequence[st
     other, counts = _aligned(made, references, [args.compare])
     other_NC = metric.checked_rows(gold, [given for _, given, _ in other])
     test = resampling.paired_test(metric, rows_NC, other_NC, args.bootstrap or _SAMPLES, args.seed)
-    found["compare"] = {"predictions": args.compare} | _finite(metric.scores(other_NC)) | counts | test
+    found["compare"] = (
+      {"predictions": args.compare} | _finite(metric.scores(other_NC)) | counts | test
+    )
   return found
 
 
@@ -127,17 +161,24 @@ def _groups(metric: Metric, groups: list[str | None], rows_NC: np.ndarray) -> di
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
   """Return an undefined score, NaN, as None, because JSON has no NaN."""
-  return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in values.items()}
+  return {
+    key: None if isinstance(one, float) and not math.isfinite(one) else one
+    for key, one in values.items()
+  }
 
 
-def _aligned(made: Benchmark, references: Sequence[str], predictions: Sequence[str]) -> tuple[Scored, dict[str, int]]:
-  """Align one set of references, or several pairs of files if the benchmark has parts; also count `missing` etc."""
+def _aligned(
+  made: Benchmark, references: Sequence[str], predictions: Sequence[str]
+) -> tuple[Scored, dict[str, int]]:
+  """Align one set of references, or several pairs of files if the benchmark has parts; also count
+  `missing` etc."""
   if len(predictions) == 1 and (made.part is None or len(references) == 1):
     return _pair(made, references, predictions[0])
   if made.part is None or len(references) != len(predictions):
     pairs = "one" if made.part is None else f"pairs with the {len(references)} --references"
     raise UserError(f"--predictions: found {len(predictions)} files, expected {pairs}")
-  scored, counts = [], collections.Counter()
+  scored = []
+  counts = collections.Counter()
   for reference, path in zip(references, predictions):
     part, (found, more) = made.part(reference), _pair(made, [reference], path)
     if part in {group for _, _, group in scored}:
@@ -151,12 +192,18 @@ def _pair(made: Benchmark, references: Sequence[str], path: str) -> tuple[Scored
   """Give every example its prediction.
 
   Raises:
-    UserError: examples without prediction or predictions of no example, unless the benchmark counts them; a different
-      number of predictions than of examples, if they have no ids; or an invalid reference or prediction.
+    UserError: examples without prediction or predictions of no example, unless the benchmark counts
+      them; a different number of predictions than of examples, if they have no ids; or an invalid
+      reference or prediction.
   """
-  found, gold, given, wrong = made.read(references), [], [], 0
+  found = made.read(references)
+  gold = []
+  given = []
+  wrong = 0
   if not found:
-    raise UserError(f"{references[0]}: holds no examples: a score over zero examples is not defined")
+    raise UserError(
+      f"{references[0]}: holds no examples: a score over zero examples is not defined"
+    )
   for where, row in found:
     try:
       gold.append(made.gold(row))
@@ -210,8 +257,8 @@ def _same_field(field: str | None) -> str | None:
 def _by_id(made: Benchmark, where: str, rows: list, ids: Ids, entries: list[Row], path: str):
   """Return the predictions of the examples, in order, by the ids that match most.
 
-  Of ids that match equally many examples, a field that both files have counts before other fields, these before the
-  number of an example, and a table's `index`, which may be either, last.
+  Of ids that match equally many examples, a field that both files have counts before other fields,
+  these before the number of an example, and a table's `index`, which may be either, last.
   """
   references = _reference_ids(where, rows, ids)
   alignments = []
@@ -227,13 +274,18 @@ def _by_id(made: Benchmark, where: str, rows: list, ids: Ids, entries: list[Row]
   extra = [name for name in given if name not in known]
   if not alignment.matches:
     raise UserError(
-      f"{path}: none of its ids ({_some(list(given))}) is one of the references' ({_some(names)}); are these the"
+      f"{path}: none of its ids ({_some(list(given))}) is one of the references' "
+      f"({_some(names)}); are these the"
       " predictions of this split?"
     )
   if missing and not made.partial:
-    raise UserError(f"{path}: no prediction for {len(missing)} of {len(names)} examples: {_some(missing)}")
+    raise UserError(
+      f"{path}: no prediction for {len(missing)} of {len(names)} examples: {_some(missing)}"
+    )
   if extra and not made.partial:
-    raise UserError(f"{path}: {len(extra)} predictions of no example of the references: {_some(extra)}")
+    raise UserError(
+      f"{path}: {len(extra)} predictions of no example of the references: {_some(extra)}"
+    )
   counts = {"missing": len(missing), "extra": len(extra)} if made.partial else {}
   return [given.get(name) for name in names], counts
 
@@ -259,7 +311,8 @@ def _reference_ids(where: str, rows: list, ids: Ids) -> dict[str | None, list[st
 
 
 def _best(alignments: list[_Alignment], ids: Ids, path: str) -> _Alignment:
-  """Return the alignment that matches most; raise UserError if different ones do, and nothing tells which is meant."""
+  """Return the alignment that matches most; raise UserError if different ones do, and nothing tells
+  which is meant."""
   most = max(alignment.matches for alignment in alignments)
   best = [alignment for alignment in alignments if alignment.matches == most]
   same = [alignment for alignment in best if alignment.is_same]
@@ -272,33 +325,48 @@ def _best(alignments: list[_Alignment], ids: Ids, path: str) -> _Alignment:
   chosen, *more = [alignment for alignment in surest if alignment.field == surest[0].field]
   for alignment in more:
     if most and alignment.names != chosen.names:
-      names = " or ".join(repr(each.reference) if each.reference else "its number" for each in (chosen, alignment))
+      names = " or ".join(
+        repr(each.reference) if each.reference else "its number" for each in (chosen, alignment)
+      )
       raise UserError(
-        f"{path}: its {chosen.field!r} could be an example's {names}, in different orders; call it by the name of the"
+        f"{path}: its {chosen.field!r} could be an example's {names}, in different orders; call "
+        "it by the name of the"
         " references' field"
       )
   return chosen
 
 
 def _some(names: list[str]) -> str:
-  return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+  return ", ".join(names[:_NAMED]) + (
+    f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+  )
 
 
 def _suite(suite: str, args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
-  """Score a directory of submission files against the archive's; the average is the leaderboard's."""
+  """Score a directory of submission files against the archive's; the average is the
+  leaderboard's."""
   if args.compare or len(args.references) > 1 or len(args.predictions) > 1:
-    raise UserError(f"{suite}: takes one directory of --references and one of --predictions, and no --compare")
+    raise UserError(
+      f"{suite}: takes one directory of --references and one of --predictions, and no --compare"
+    )
   for flag, path in (("references", args.references[0]), ("predictions", args.predictions[0])):
     if not pathlib.Path(path).is_dir():
       raise UserError(f"--{flag}={path}: expected a directory, as {suite} is several files")
-  files = {path.name.lower(): str(path) for path in sorted(pathlib.Path(args.predictions[0]).rglob("*"))}
-  results, scores, missing, names = {}, [], [], []
+  files = {
+    path.name.lower(): str(path) for path in sorted(pathlib.Path(args.predictions[0]).rglob("*"))
+  }
+  results = {}
+  scores = []
+  missing = []
+  names = []
   for name, task in _SUITES[suite].tasks.items():
     found = {}
     folder = task.files.splits["train"][0].partition("/")[0]
     for label, submitted in zip(task.evaluated, task.test or [folder]):
       names.append(submitted)
-      path = next((files[one] for end in _ENDINGS if (one := f"{submitted}{end}".lower()) in files), None)
+      path = next(
+        (files[one] for end in _ENDINGS if (one := f"{submitted}{end}".lower()) in files), None
+      )
       if path is None:
         continue
       full = f"{suite}/{name}" + f"_{label}" * (len(task.evaluated) > 1)
@@ -312,9 +380,12 @@ def _suite(suite: str, args: argparse.Namespace, options: dict[str, Any]) -> dic
       missing.append(name)
   if not results:
     raise UserError(
-      f"{args.predictions[0]}: no predictions of {suite}, expected files such as {', '.join(names)} (.tsv)"
+      f"{args.predictions[0]}: no predictions of {suite}, expected files such as "
+      f"{', '.join(names)} (.tsv)"
     )
-  average = {"average": None, "missing": missing} if missing else {"average": sum(scores) / len(scores)}
+  average = (
+    {"average": None, "missing": missing} if missing else {"average": sum(scores) / len(scores)}
+  )
   return average | {"tasks": results}
 
 

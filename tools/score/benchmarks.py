@@ -1,8 +1,8 @@
 """Every benchmark by name: how its references are read, and which metric scores its predictions.
 
-An entry of `BENCHMARKS` is a function that returns a `Benchmark`; its arguments are the benchmark's own flags. Tasks of
-`t5x_like/benchmarks/suites/` come from there, with their official files, class names and scores, and metrics of texts
-from `t5x_like/metrics/texts.py`, with their options.
+An entry of `BENCHMARKS` is a function that returns a `Benchmark`; its arguments are the benchmark's
+own flags. Tasks of `t5x_like/benchmarks/suites/` come from there, with their official files, class
+names and scores, and metrics of texts from `t5x_like/metrics/texts.py`, with their options.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ from t5x_like.metrics.texts import METRICS, texts_of
 from .choices import Choices, of_row
 from .files import Given, Row, form, prediction_key, predictions, records, rows
 
-Invalid = Literal["refuse", "wrong"]  # predictions that are not labels: stop, or count them as wrong
+# predictions that are not labels: stop, or count them as wrong
+Invalid = Literal["refuse", "wrong"]
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 _TEXTS = ("references", "reference", "targets", "target", "summary", "highlights", "translation")
 _TEXTS += ("Answer", "answers", "answer", "continuation", "text")
@@ -61,7 +62,8 @@ class Benchmark:
     read: from the paths of --references to (place, row) of each example.
     given: from a file to its predictions.
     group: from a row to the subset that is also scored separately, such as a subject.
-    partial: whether a missing prediction is None to the metric, and one for no example only counted; else refused.
+    partial: whether a missing prediction is None to the metric, and one for no example only
+      counted; else refused.
     wrong: whether a prediction that is a ValueError counts as wrong; else it is refused.
     part: from a file's name to its part, for several pairs of references and predictions.
   """
@@ -78,7 +80,8 @@ class Benchmark:
 
 
 def official(place: str, files: Files, split: str, fields: Sequence[str] = ()) -> list[Row]:
-  """Return the rows of a suite's file or, from its archive's directory, of the split, else of `test`."""
+  """Return the rows of a suite's file or, from its archive's directory, of the split, else of
+  `test`."""
   if files.format == "race" and pathlib.Path(place).is_dir():
     place = f"{split}={place}/**/*.txt"
   elif not pathlib.Path(place).is_dir():
@@ -86,24 +89,39 @@ def official(place: str, files: Files, split: str, fields: Sequence[str] = ()) -
     files = dataclasses.replace(files, format=told) if {told, files.format} <= _TABLES else files
     place = f"{split}={place}"
   source = open_source(files.source, fields=tuple(fields), data_dir=place)
-  return [row for row in source.records(split if split in source.splits else "test") if not isinstance(row[1], Skip)]
+  return [
+    row
+    for row in source.records(split if split in source.splits else "test")
+    if not isinstance(row[1], Skip)
+  ]
 
 
 # Labels and choices.
 
 
-def _labels(task: Task, split: str = "validation", part=None, group=lambda row: None) -> Callable[..., Benchmark]:
+def _labels(
+  task: Task, split: str = "validation", part=None, group=lambda row: None
+) -> Callable[..., Benchmark]:
   """Score the labels, numbers or options of a suite's task."""
-  about, field = task.encoder.task, task.encoder.task.get("label_field", "label")
+  about = task.encoder.task
+  field = task.encoder.task.get("label_field", "label")
   numbers = about["name"] == "classification" and "labels" not in about
   labels = tuple(map(str, about.get("labels", range(about.get("choices", 0)))))
-  metric = Correlation() if numbers else Classification(len(labels), task.encoder.evaluator["scores"])
+  metric = (
+    Correlation() if numbers else Classification(len(labels), task.encoder.evaluator["scores"])
+  )
   parse = _number if numbers else Choices(*labels)
 
   def make(invalid: Invalid = "refuse") -> Benchmark:
     read = lambda paths: official(one(paths), task.files, split, (field,))  # noqa: E731
     return Benchmark(
-      metric, lambda r: parse(r[field]), parse, read, group=group, wrong=invalid == "wrong" and not numbers, part=part
+      metric,
+      lambda r: parse(r[field]),
+      parse,
+      read,
+      group=group,
+      wrong=invalid == "wrong" and not numbers,
+      part=part,
     )
 
   return make
@@ -125,17 +143,24 @@ def _diagnostic(task: Task, *classes: str, **fields: str) -> Callable[..., Bench
     task=task.encoder.task | {"labels": list(classes)},
     evaluator={"scores": ("matthews_correlation", "accuracy")},
   )
-  files = Files("diagnostic", task.files.format, {"validation": ["diagnostic"]}, (), fields, {"label": classes})
+  files = Files(
+    "diagnostic", task.files.format, {"validation": ["diagnostic"]}, (), fields, {"label": classes}
+  )
   return _labels(dataclasses.replace(task, encoder=form, files=files))
 
 
-def _set(number: int = 4, first: str = "0", labels: Choices | None = None) -> Callable[..., Benchmark]:
-  """Score questions whose rows name a gold choice; `first` is the label of the first, where labels are digits."""
+def _set(
+  number: int = 4, first: str = "0", labels: Choices | None = None
+) -> Callable[..., Benchmark]:
+  """Score questions whose rows name a gold choice; `first` is the label of the first, where labels
+  are digits."""
 
   def right(row: dict) -> Any:
     found = next((row[name] for name in _GOLD if row.get(name) is not None), None)
     if found is None:
-      raise ValueError(f"no gold choice; found {', '.join(row)}, expected one of {', '.join(_GOLD)}")
+      raise ValueError(
+        f"no gold choice; found {', '.join(row)}, expected one of {', '.join(_GOLD)}"
+      )
     return found
 
   def chosen(given: Any, row: dict) -> int:
@@ -143,17 +168,31 @@ def _set(number: int = 4, first: str = "0", labels: Choices | None = None) -> Ca
 
   def make(invalid: Invalid = "refuse", split: str | None = None) -> Benchmark:
     def read(paths: Sequence[str]) -> list[Row]:
-      paths = sorted(paths, key=lambda path: ".lst" in path)  # labels in a file of their own: PIQA, SIQA, WinoGrande
+      # labels in a file of their own: PIQA, SIQA, WinoGrande
+      paths = sorted(paths, key=lambda path: ".lst" in path)
       found = rows(paths[0], ("question", *"ABCD", "answer"), _GOLD)
-      found = [(where, row if isinstance(row, dict) else {"gold": row.strip()}) for where, row in found]
+      found = [
+        (where, row if isinstance(row, dict) else {"gold": row.strip()}) for where, row in found
+      ]
       gold = rows(one(paths[1:])) if paths[1:] else []
       if gold and len(gold) != len(found):
-        raise UserError(f"{paths[1]}: found {len(gold)} labels, expected {len(found)}, one for each row of {paths[0]}")
-      found = [(where, row | {"gold": label.strip()}) for (where, row), (_, label) in zip(found, gold)] or found
+        raise UserError(
+          f"{paths[1]}: found {len(gold)} labels, expected {len(found)}, one for "
+          f"each row of {paths[0]}"
+        )
+      found = [
+        (where, row | {"gold": label.strip()}) for (where, row), (_, label) in zip(found, gold)
+      ] or found
       return [(where, row) for where, row in found if split in (None, row.get("split"))]
 
-    wrong, group = invalid == "wrong", lambda row: row.get("subject")
-    return Benchmark(Matches(), lambda row: chosen(right(row), row), chosen, read, group=group, wrong=wrong)
+    wrong = invalid == "wrong"
+
+    def group(row):
+      return row.get("subject")
+
+    return Benchmark(
+      Matches(), lambda row: chosen(right(row), row), chosen, read, group=group, wrong=wrong
+    )
 
   return make
 
@@ -163,10 +202,14 @@ def _multirc() -> Benchmark:
     questions: dict[str, Row] = {}
     for where, row in found:
       try:
-        idx, label = row["idx"], row[key]
-        name, answer = f"{idx['paragraph']}/{idx['question']}", str(idx["answer"])
+        idx = row["idx"]
+        label = row[key]
+        name = f"{idx['paragraph']}/{idx['question']}"
+        answer = str(idx["answer"])
       except (KeyError, TypeError) as error:
-        raise UserError(f"{where}: {error!r}; expected passage.questions[], or idx with answer, and a label") from None
+        raise UserError(
+          f"{where}: {error!r}; expected passage.questions[], or idx with answer, and a label"
+        ) from None
       labels = questions.setdefault(name, (where, {"name": name, "labels": {}}))[1]["labels"]
       if answer in labels:
         raise UserError(f"{where}: answer {answer} of question {name} stands twice")
@@ -179,11 +222,15 @@ def _multirc() -> Benchmark:
       questions = by_question(official(path, files, "test"), "label")
     else:
       questions = by_question(given, prediction_key(given))
-    return [(where, row["labels"]) for where, row in questions], {"name": [row["name"] for _, row in questions]}
+    return [(where, row["labels"]) for where, row in questions], {
+      "name": [row["name"] for _, row in questions]
+    }
 
   def labels(found: dict[str, Any], row: dict) -> list[int]:
     if found.keys() != row["labels"].keys():
-      raise ValueError(f"found labels for the answers {', '.join(found)}, expected {', '.join(row['labels'])}")
+      raise ValueError(
+        f"found labels for the answers {', '.join(found)}, expected {', '.join(row['labels'])}"
+      )
     return [Choices("False", "True")(found[answer]) for answer in row["labels"]]
 
   files = dataclasses.replace(superglue.SUITE.tasks["multirc"].files, classes={})
@@ -195,7 +242,8 @@ def _multirc() -> Benchmark:
 
 
 def _right(row: Any) -> list[str]:
-  """Return the right texts of a row: itself, one of each file, or the first field of _TEXTS and `aliases`."""
+  """Return the right texts of a row: itself, one of each file, or the first field of _TEXTS and
+  `aliases`."""
   if isinstance(row, tuple):
     return [found for own in row for found in _right(own)]
   record = row if isinstance(row, dict) else {"text": row}
@@ -206,11 +254,15 @@ def _right(row: Any) -> list[str]:
     found = [*([several] if isinstance(several, str) else several), *found.get("HumanAnswers", ())]
   found = found if isinstance(found, list) else [] if found is None else [found]
   found = [one.get("text") if isinstance(one, dict) else one for one in found]
-  found = [str(one) if isinstance(one, int | float) and not isinstance(one, bool) else one for one in found]
+  found = [
+    str(one) if isinstance(one, int | float) and not isinstance(one, bool) else one for one in found
+  ]
   if not found and "id" in record and name == "answers":
     raise ValueError(f"the question {record['id']} has no answers; squad_v2 scores such a file")
   if not found or not all(isinstance(one, str) for one in found):
-    raise ValueError(f"no answers or texts; found {found[:1] or list(record)}, expected one of {', '.join(_TEXTS)}")
+    raise ValueError(
+      f"no answers or texts; found {found[:1] or list(record)}, expected one of {', '.join(_TEXTS)}"
+    )
   return [*found, *texts_of(record.get("aliases"))]
 
 
@@ -219,8 +271,13 @@ def _parallel(paths: Sequence[str]) -> list[Row]:
   files = [rows(path) for path in paths]
   for path, file in zip(paths, files):
     if len(file) != len(files[0]):
-      raise UserError(f"{path}: found {len(file)} texts, expected {len(files[0])}, as in {paths[0]}")
-  return [(same[0][0], same[0][1] if len(same) == 1 else tuple(row for _, row in same)) for same in zip(*files)]
+      raise UserError(
+        f"{path}: found {len(file)} texts, expected {len(files[0])}, as in {paths[0]}"
+      )
+  return [
+    (same[0][0], same[0][1] if len(same) == 1 else tuple(row for _, row in same))
+    for same in zip(*files)
+  ]
 
 
 def _of_suite(files: Files) -> Callable[[Sequence[str]], list[Row]]:
@@ -230,9 +287,12 @@ def _of_suite(files: Files) -> Callable[[Sequence[str]], list[Row]]:
   return lambda paths: rows_of(one(paths))
 
 
-def texts(name: str, read=None, partial: bool = False, wrong: bool = False, **options: Any) -> Benchmark:
+def texts(
+  name: str, read=None, partial: bool = False, wrong: bool = False, **options: Any
+) -> Benchmark:
   """Score texts by a metric of `METRICS`."""
-  made, read = METRICS[name](**options), read or (lambda paths: records(one(paths)))
+  made = METRICS[name](**options)
+  read = read or (lambda paths: records(one(paths)))
 
   def gold(row: Any) -> Any:
     if (found := made.reference(_right(row))) is None:
@@ -261,7 +321,9 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
     if not na_probabilities:
       return text_of(given), 0.0
     if row["id"] not in known:
-      raise UserError(f"{na_probabilities}: no probability for the question {row['id']}, which has a prediction")
+      raise UserError(
+        f"{na_probabilities}: no probability for the question {row['id']}, which has a prediction"
+      )
     place, chance = known[row["id"]]
     if isinstance(chance, bool) or not isinstance(chance, int | float) or not math.isfinite(chance):
       raise UserError(f"{place}: found {chance!r}, expected a probability")
@@ -272,25 +334,37 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
 
 
 def _language(path: str) -> str | None:
-  """Return the answers' language in `xquad.de.json`, `dev-context-de-question-en.json` (the context's) and the like."""
+  """Return the answers' language in `xquad.de.json`, `dev-context-de-question-en.json` (the
+  context's) and the like."""
   name = pathlib.Path(path).name.lower()
-  found = re.findall(r"context-([a-z]{2})\b", name) or [word for word in re.split(r"[^a-z]", name) if word in LANGUAGES]
+  found = re.findall(r"context-([a-z]{2})\b", name) or [
+    word for word in re.split(r"[^a-z]", name) if word in LANGUAGES
+  ]
   return found[0] if len(set(found)) == 1 else None
 
 
-def _mlqa(language: str | None = None, normalization: Literal["mlqa", "squad"] = "mlqa") -> Benchmark:
+def _mlqa(
+  language: str | None = None, normalization: Literal["mlqa", "squad"] = "mlqa"
+) -> Benchmark:
   def read(paths: Sequence[str]) -> list[Row]:
     spoken = language or _language(one(paths))
     if spoken not in LANGUAGES:
-      raise UserError(f"{paths[0]}: found no language in the name, expected --language, one of {', '.join(LANGUAGES)}")
+      raise UserError(
+        f"{paths[0]}: found no language in the name, expected --language, one of "
+        f"{', '.join(LANGUAGES)}"
+      )
     return [(where, row | {"language": spoken}) for where, row in _squad(paths)]
 
-  metric = LocalAnswers(normalize_mlqa if normalization == "mlqa" else lambda text, _: normalize_squad(text))
+  metric = LocalAnswers(
+    normalize_mlqa if normalization == "mlqa" else lambda text, _: normalize_squad(text)
+  )
   gold = lambda row: (row["language"], _right(row))  # noqa: E731
   return Benchmark(metric, gold, read=read, partial=True, part=lambda path: _language(path) or path)
 
 
-def _xquad(language: str | None = None, normalization: Literal["mlqa", "squad"] = "squad") -> Benchmark:
+def _xquad(
+  language: str | None = None, normalization: Literal["mlqa", "squad"] = "squad"
+) -> Benchmark:
   return _mlqa(language, normalization)
 
 
@@ -314,7 +388,10 @@ def _tags(metric: Metric, column: str) -> Benchmark:
     for where, row in open_source(f"{'conllu' if conllu else 'conll'}:{paths[0]}").records("train"):
       columns = [values for name, values in row.items() if name != "tokens"]
       place = int(column) if re.fullmatch(r"-?\d+", column) else -1
-      misc = [dict(pair.split("=", 1) for pair in one.split("|") if "=" in pair) for one in row.get("misc", ())]
+      misc = [
+        dict(pair.split("=", 1) for pair in one.split("|") if "=" in pair)
+        for one in row.get("misc", ())
+      ]
       if conllu and column not in row and any(column not in pairs for pairs in misc):
         raise UserError(f"{where}: no {column}= in MISC; --column is upos, xpos or a key of MISC")
       if not conllu and not -len(columns) <= place < len(columns):
@@ -324,23 +401,35 @@ def _tags(metric: Metric, column: str) -> Benchmark:
     return found
 
   def checked(row: dict) -> list[str]:
-    wrong = [tag for tag in row["tags"] if isinstance(metric, EntityF1) and not _ENTITY_TAG.match(tag)]
+    wrong = [
+      tag for tag in row["tags"] if isinstance(metric, EntityF1) and not _ENTITY_TAG.match(tag)
+    ]
     if wrong:
       raise ValueError(f"found the tag {wrong[0]!r}, expected O, or B-, I-, E- or S- and a type")
     return row["tags"]
 
   def prediction(given: Any, row: dict) -> list[str]:
-    given = given if isinstance(given, dict) else {"tags": given.split() if isinstance(given, str) else given}
-    if not isinstance(given["tags"], list) or not all(isinstance(tag, str) for tag in given["tags"]):
+    given = (
+      given
+      if isinstance(given, dict)
+      else {"tags": given.split() if isinstance(given, str) else given}
+    )
+    if not isinstance(given["tags"], list) or not all(
+      isinstance(tag, str) for tag in given["tags"]
+    ):
       raise ValueError(f"found {str(given['tags'])[:40]!r}, expected a list of tags")
     if len(given["tags"]) != len(row["tags"]):
-      raise ValueError(f"found {len(given['tags'])} tags, expected {len(row['tags'])}, one for each token")
+      raise ValueError(
+        f"found {len(given['tags'])} tags, expected {len(row['tags'])}, one for each token"
+      )
     for mine, theirs in zip(given.get("words") or (), row["words"] or ()):
       if mine != theirs:
         raise ValueError(f"found the token {mine!r}, expected {theirs!r}, as in the references")
     return checked(given)
 
-  given = lambda path: (read([path]), {}) if form(path) in ("conll", "conllu") else predictions(path)  # noqa: E731
+  def given(path):
+    return (read([path]), {}) if form(path) in ("conll", "conllu") else predictions(path)
+
   return Benchmark(metric, checked, prediction, read, given)
 
 
@@ -350,13 +439,20 @@ def _half(path: str) -> str:
 
 
 def _level(row: dict) -> str | None:
-  return next((level for level in ("middle", "high") if str(row.get("example_id", "")).startswith(level)), None)
+  return next(
+    (level for level in ("middle", "high") if str(row.get("example_id", "")).startswith(level)),
+    None,
+  )
 
 
 def _suite(suite: str, tasks: dict[str, Task]) -> dict[str, Callable[..., Benchmark]]:
-  """Return the benchmarks of a suite by name: `glue/rte`, and `glue/mnli_matched` for one of a task's evaluations."""
+  """Return the benchmarks of a suite by name: `glue/rte`, and `glue/mnli_matched` for one of a
+  task's evaluations."""
   return {
-    f"{suite}/{name}" + f"_{label}" * (len(task.evaluated) > 1): {"multirc": _multirc, "record": _record}.get(name)
+    f"{suite}/{name}" + f"_{label}" * (len(task.evaluated) > 1): {
+      "multirc": _multirc,
+      "record": _record,
+    }.get(name)
     or _labels(task, split)
     for name, task in tasks.items()
     for label, split in task.evaluated.items()
@@ -367,7 +463,9 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
   **_suite("glue", glue.SUITE.tasks),
   **_suite("superglue", superglue.SUITE.tasks),
   "glue/mnli": _labels(glue.SUITE.tasks["mnli"], "validation_matched", part=_half),
-  "glue/ax": _diagnostic(glue.SUITE.tasks["mnli"], "entailment", "neutral", "contradiction", label="Label"),
+  "glue/ax": _diagnostic(
+    glue.SUITE.tasks["mnli"], "entailment", "neutral", "contradiction", label="Label"
+  ),
   "superglue/axb": _diagnostic(superglue.SUITE.tasks["rte"], "entailment", "not_entailment"),
   "race": _labels(choices.SUITE.tasks["race_high"], group=_level),
   "swag": _labels(choices.SUITE.tasks["swag"]),

@@ -8,7 +8,10 @@ from typing import Any
 
 _LETTERS = string.ascii_uppercase
 _LISTS = ("choices", "options", "context_options", "endings")
-_NUMBERED = re.compile(r"(?:choice|option|ending|sol|answer|correct_answer)[_ ]?(?:[0-9]|1[0-9]|2[0-6]|[A-Z])$")
+_NUMBERED = re.compile(
+  r"(?:choice|option|ending|sol|answer|correct_answer)[_ "
+  r"]?(?:[0-9]|1[0-9]|2[0-6]|[A-Z])$"
+)
 _WORDS = {"true": "True", "yes": "True", "false": "False", "no": "False"}
 
 
@@ -21,17 +24,21 @@ class Choices:
     self._digits = all(label.isdigit() for label in labels)
 
   def __call__(self, value: Any, _: Any = None) -> int:
-    """Return the index of a choice given by its label or letter or, unless labels are digits, by its number from 0.
+    """Return the index of a choice given by its label or letter or, unless labels are digits, by
+    its number from 0.
 
-    A JSON number stands for a numeric label only if labels count from 0, because otherwise it is ambiguous. A list of
-    numbers is a score for each choice; the first with the highest score is chosen.
+    A JSON number stands for a numeric label only if labels count from 0, because otherwise it is
+    ambiguous. A list of numbers is a score for each choice; the first with the highest score is
+    chosen.
 
     Raises:
       ValueError: the value is none of these.
     """
     if isinstance(value, list):
       if len(value) != len(self.labels) or not all(_is_number(one) for one in value):
-        raise ValueError(f"found {len(value)} scores, expected {len(self.labels)} numbers, one for each choice")
+        raise ValueError(
+          f"found {len(value)} scores, expected {len(self.labels)} numbers, one for each choice"
+        )
       return value.index(max(value))
     whole = isinstance(value, float) and value.is_integer()
     word = str(int(value) if whole else value).strip()
@@ -43,11 +50,14 @@ class Choices:
     if not self._digits and word.isdigit() and int(word) < len(self.labels):
       return int(word)
     hint = ", as a text, or a letter" if _is_number(value) and self._digits else ""
-    raise ValueError(f"found the label {str(value)[:40]!r}, expected one of {', '.join(self.labels)}{hint}")
+    raise ValueError(
+      f"found the label {str(value)[:40]!r}, expected one of {', '.join(self.labels)}{hint}"
+    )
 
 
 def of_row(row: Mapping[str, Any], gold: Any, number: int, first: str) -> Choices:
-  """Return the choices of a row: with the labels that it names, or digits from `first`, letters or truth values.
+  """Return the choices of a row: with the labels that it names, or digits from `first`, letters or
+  truth values.
 
   Args:
     gold: the right one, whose spelling decides.
@@ -67,7 +77,11 @@ def of_row(row: Mapping[str, Any], gold: Any, number: int, first: str) -> Choice
   if isinstance(gold, bool) or str(gold).lower() in _WORDS:
     return Choices("False", "True")
   if str(gold).isdigit() and str(gold) not in labels:
-    start = 0 if isinstance(row.get("gold"), int) or isinstance(gold, int) and first != "1" else int(first)
+    start = (
+      0
+      if isinstance(row.get("gold"), int) or isinstance(gold, int) and first != "1"
+      else int(first)
+    )
     return Choices(*(str(start + place) for place in range(len(labels))))
   return Choices(*labels)
 

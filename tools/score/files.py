@@ -1,4 +1,5 @@
-"""Files of references and predictions as rows: JSON, JSON lines, TSV, CSV or plain lines, compressed or not."""
+"""Files of references and predictions as rows: JSON, JSON lines, TSV, CSV or plain lines,
+compressed or not."""
 
 import csv
 import io
@@ -13,32 +14,50 @@ from t5x_like.corpora.sources._files import LONGEST, whole
 from t5x_like.errors import UserError
 
 # Fields that hold an id, the surest first: a table's `index` is often only the number of its row.
-IDS = "id idx pairID guid qid qId QuestionId question_id example_id doc_id paper_id ind name question index".split()
+IDS = (
+  "id idx pairID guid qid qId QuestionId question_id example_id doc_id paper_id ind name "
+  "question index"
+).split()
 # Keys that hold a prediction in some files, and the input or the right answer in others.
 VALUES = (
-  "label answer output outputs output_text text tags response responses completion completions resps filtered_resps"
+  "label answer output outputs output_text text tags response responses completion completions "
+  "resps filtered_resps"
   " candidate decoded guess hyp"
 ).split()
 # Words in keys that can only hold a prediction, and words of what is told about one.
 _PREDICTION_WORDS = frozenset(
-  "pred preds predicted prediction predictions generated generation generations hypothesis hypotheses".split()
+  (
+    "pred preds predicted prediction predictions generated generation generations hypothesis "
+    "hypotheses"
+  ).split()
 )
 _MODEL_WORDS = frozenset("answer output response text label".split())
 _ABOUT_WORDS = frozenset(
-  "prob probs probability probabilities score scores logit logits logprob logprobs confidence token tokens length"
+  "prob probs probability probabilities score scores logit logits logprob logprobs confidence "
+  "token tokens length"
   " lengths id ids index time seconds correct is right error rank model start end".split()
 )
-_FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".csv": "csv", ".conllu": "conllu", ".conll": "conll"}
+_FORMS = {
+  ".jsonl": "jsonl",
+  ".ndjson": "jsonl",
+  ".tsv": "tsv",
+  ".csv": "csv",
+  ".conllu": "conllu",
+  ".conll": "conll",
+}
 _FORMS |= dict.fromkeys((".txt", ".lst"), "lines")
 _JSON_BEGINS = re.compile(r'\{\s*"[^"]*"\s*:|\[\s*(?:\{\s*"|\[|"[^"]*"\s*,)')
 Row = tuple[str, Any]  # the place in the file, and a record or a plain value
-Ids = dict[str, list[str]]  # by field, the id of each prediction; empty if there is one for each example, in order
+# by field, the id of each prediction; empty if there is one for each example, in order
+Ids = dict[str, list[str]]
 Given = tuple[list[Row], Ids]  # predictions and their ids
 
 
 def form(path: str, text: str = "") -> str:
   """Return the format of a file by its name, else by its beginning."""
-  suffixes = [end for end in pathlib.Path(path.lower()).suffixes if end not in (".gz", ".bz2", ".xz", ".zst")]
+  suffixes = [
+    end for end in pathlib.Path(path.lower()).suffixes if end not in (".gz", ".bz2", ".xz", ".zst")
+  ]
   if suffixes and suffixes[-1] in _FORMS:
     return _FORMS[suffixes[-1]]
   text = text.strip()
@@ -71,43 +90,56 @@ def _parsed(text: str) -> Any:
 
 
 def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> list[Row]:
-  """Return the rows of a file: a record for each object or line of a table, else a value; `{id: value}` as records.
+  """Return the rows of a file: a record for each object or line of a table, else a value; `{id:
+  value}` as records.
 
   Args:
     header: the columns of a table whose first line has none of the names in `known`.
 
   Raises:
-    UserError: the file is missing, damaged or empty, is not UTF-8, or is broken JSON or CSV; or a line lacks columns
-      or has more.
+    UserError: the file is missing, damaged or empty, is not UTF-8, or is broken JSON or CSV; or a
+      line lacks columns or has more.
   """
   text = whole(path)
   if isinstance(text, Skip) or not text.strip():
-    raise UserError(f"{path}: {text.reason if isinstance(text, Skip) else 'empty'}, expected at least one example")
+    raise UserError(
+      f"{path}: {text.reason if isinstance(text, Skip) else 'empty'}, expected at least one example"
+    )
   lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
   kind = form(path, text)
   if kind == "jsonl":
-    return [(f"{path}:{n}", _json(line, f"{path}:{n}")) for n, line in enumerate(lines, 1) if line.strip()]
+    return [
+      (f"{path}:{n}", _json(line, f"{path}:{n}")) for n, line in enumerate(lines, 1) if line.strip()
+    ]
   if kind == "json":
     found = _json(text, path)
     if isinstance(found, dict) and isinstance(found.get("Data"), list):  # TriviaQA
       found = found["Data"]
     if isinstance(found, dict):
-      return [(f"{path}, id {key}", {"id": key, "prediction": value}) for key, value in found.items()]
+      return [
+        (f"{path}, id {key}", {"id": key, "prediction": value}) for key, value in found.items()
+      ]
     return [(f"{path}, element {n}", value) for n, value in enumerate(found)]
   if kind == "lines":
     return [(f"{path}:{n}", line) for n, line in enumerate(lines, 1)]
   cells = _cells(text, path) if kind == "csv" else [line.split("\t") for line in lines]
-  names, out = [cell.strip() for cell in cells[0]], []
+  names = [cell.strip() for cell in cells[0]]
+  out = []
   if header and not {*names} & {*known}:
-    names, cells = list(header), [[], *cells]
+    names = list(header)
+    cells = [[], *cells]
   for number, row in enumerate(cells[1:], 2 if len(cells) == len(lines) else 1):
     if any(row) and (len(row) < len(names) or any(row[len(names) :])):
-      raise UserError(f"{path}:{number}: found {len(row)} columns, expected {len(names)}: {', '.join(names)}")
+      raise UserError(
+        f"{path}:{number}: found {len(row)} columns, expected {len(names)}: {', '.join(names)}"
+      )
     out += [(f"{path}:{number}", dict(zip(names, row)))] if any(row) else []
   return out
 
 
-def records(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> list[tuple[str, dict]]:
+def records(
+  path: str, header: Sequence[str] = (), known: Sequence[str] = ()
+) -> list[tuple[str, dict]]:
   """Return the rows of a file of records; UserError for anything else."""
   found = rows(path, header, known)
   if other := [row for row in found if not isinstance(row[1], dict)]:
@@ -119,8 +151,8 @@ def predictions(path: str) -> Given:
   """Return the predictions of a file.
 
   Raises:
-    UserError: records have no prediction or several keys that could hold it, an id is missing, all ids stand twice, or
-      there are no predictions.
+    UserError: records have no prediction or several keys that could hold it, an id is missing, all
+      ids stand twice, or there are no predictions.
   """
   kind = form(path)
   text = str(whole(path))
@@ -142,7 +174,9 @@ def predictions(path: str) -> Given:
   key = prediction_key(given)
   for place, row in given:
     if key not in row:
-      raise UserError(f"{place}: found the keys {', '.join(row) or 'none'}, expected {key!r} as in the other rows")
+      raise UserError(
+        f"{place}: found the keys {', '.join(row) or 'none'}, expected {key!r} as in the other rows"
+      )
   return [(place, row[key]) for place, row in given], _ids(given, key)
 
 
@@ -154,29 +188,39 @@ def prediction_key(given: list[tuple[str, dict]]) -> str:
   """
   keys = dict.fromkeys(key for _, row in given for key in row)
   place, first = given[0]
-  candidates = [key for key in keys if _is_prediction(key)] or [key for key in keys if key in VALUES]
+  candidates = [key for key in keys if _is_prediction(key)] or [
+    key for key in keys if key in VALUES
+  ]
   if not candidates:
     expected = ", ".join(["prediction", *VALUES])
-    raise UserError(f"{place}: found the keys {', '.join(first) or 'none'}, expected one of {expected}")
+    raise UserError(
+      f"{place}: found the keys {', '.join(first) or 'none'}, expected one of {expected}"
+    )
   if len(candidates) > 1:
     names = " and ".join(repr(key) for key in candidates)
     remedy = "keep one of them"
     if not _is_prediction(candidates[0]):
       remedy = "call the model's 'prediction', or keep one of them"
-    raise UserError(f"{place}: found the keys {names}, either of which could be the prediction; {remedy}")
+    raise UserError(
+      f"{place}: found the keys {names}, either of which could be the prediction; {remedy}"
+    )
   return candidates[0]
 
 
 def _is_prediction(key: str) -> bool:
-  """Return whether a key says that it holds a prediction: `predicted_label`, `modelOutput`, but not `pred_score`."""
-  words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().replace("-", "_").replace(" ", "_").split("_")
+  """Return whether a key says that it holds a prediction: `predicted_label`, `modelOutput`, but not
+  `pred_score`."""
+  words = (
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().replace("-", "_").replace(" ", "_").split("_")
+  )
   if words[0] == "model" and len(words) == 2:
     return words[1] in _MODEL_WORDS
   return not _PREDICTION_WORDS.isdisjoint(words) and _ABOUT_WORDS.isdisjoint(words)
 
 
 def _ids(given: list[tuple[str, dict]], key: str) -> Ids:
-  """Return the ids of records by the fields that have one, and another, in each; `key` holds the prediction.
+  """Return the ids of records by the fields that have one, and another, in each; `key` holds the
+  prediction.
 
   Raises:
     UserError: `id` or `idx` is missing in some records or stands twice; or so do all fields.
@@ -193,7 +237,10 @@ def _ids(given: list[tuple[str, dict]], key: str) -> Ids:
       if row.get(field) is None:
         problem = f"{place}: no id, but other rows have one; expected {field!r}"
       elif name in places:
-        problem = f"{place}: id {name} stands twice (first: {places[name]}), expected one prediction for each"
+        problem = (
+          f"{place}: id {name} stands twice (first: {places[name]}), expected one "
+          "prediction for each"
+        )
       if problem:
         break
       places[name] = place

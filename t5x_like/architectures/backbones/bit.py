@@ -1,6 +1,8 @@
-"""The ResNet of Big Transfer (Kolesnikov et al. 2020, https://arxiv.org/abs/1912.11370), as the hybrids of ViT have it.
+"""The ResNet of Big Transfer (Kolesnikov et al. 2020, https://arxiv.org/abs/1912.11370), as the
+hybrids of ViT have it.
 
-Kernels are standardised and norms are over groups of channels, so that no statistics of a batch are kept.
+Kernels are standardised and norms are over groups of channels, so that no statistics of a batch are
+kept.
 """
 
 from functools import partial
@@ -15,8 +17,8 @@ from t5x_like.slots import Positive
 
 
 class BitResNet(ResNet):
-  """By default ResNet-50 with the blocks of its last stage in the one before, at 1/16 of the image's height and width
-  (Dosovitskiy et al. 2021, section 4.1).
+  """By default ResNet-50 with the blocks of its last stage in the one before, at 1/16 of the
+  image's height and width (Dosovitskiy et al. 2021, section 4.1).
 
   Args:
     stem, widths, depths: see `ResNet`.
@@ -35,7 +37,9 @@ class BitResNet(ResNet):
   ):
     if any(n % groups for n in (stem, *(width // 4 for width in widths))):
       found = f"found {groups} with a stem of {stem} and widths {widths}"
-      raise UserError(f"config.model.backbone.groups: {found}, expected a divisor of the stem and of widths / 4")
+      raise UserError(
+        f"config.model.backbone.groups: {found}, expected a divisor of the stem and of widths / 4"
+      )
     unit = partial(Unit, partial(GroupNorm, groups=groups), conv=StandardizedConv)
     self.build(unit, rngs, channels, stem, widths, depths, bottleneck=True)
 

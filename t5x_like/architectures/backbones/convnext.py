@@ -12,7 +12,9 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm, LayerScale
 from t5x_like.slots import NotNegative, Positive, Rate
 
-_SIZE, _STDDEV, _EPSILON = 7, 0.02, 1e-6
+_SIZE = 7
+_STDDEV = 0.02
+_EPSILON = 1e-6
 
 
 def _linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
@@ -20,10 +22,13 @@ def _linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
 
 
 class Patches(Linear):
-  """Squares of `side` x `side` cells, projected; cells that fill none are dropped: [B, Y / side, X / side, outputs]."""
+  """Squares of `side` x `side` cells, projected; cells that fill none are dropped: [B, Y / side, X
+  / side, outputs]."""
 
   def __init__(self, side: int, inputs: int, outputs: int, rngs: nnx.Rngs):
-    super().__init__((side * side * inputs, outputs), (None, "embed"), params.normal(_STDDEV), rngs, bias=True)
+    super().__init__(
+      (side * side * inputs, outputs), (None, "embed"), params.normal(_STDDEV), rngs, bias=True
+    )
     self.side = side
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
@@ -37,25 +42,32 @@ class Depthwise(nnx.Module):
   """A 7 x 7 convolution of each channel by itself, with a bias; zeros surround the map."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs):
-    self.kernel = params.param(rngs, params.normal(_STDDEV), (_SIZE, _SIZE, 1, channels), (None,) * 4)
+    self.kernel = params.param(
+      rngs, params.normal(_STDDEV), (_SIZE, _SIZE, 1, channels), (None,) * 4
+    )
     self.bias = params.param(rngs, params.zeros, (channels,), (None,))
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    kernel, form = self.kernel[...].astype(x_BYXC.dtype), ("NHWC", "HWIO", "NHWC")
+    kernel = self.kernel[...].astype(x_BYXC.dtype)
+    form = ("NHWC", "HWIO", "NHWC")
     given = dict(dimension_numbers=form, feature_group_count=kernel.shape[-1])
     y_BYXC = jax.lax.conv_general_dilated(x_BYXC, kernel, (1, 1), "SAME", **given)
     return y_BYXC + self.bias[...].astype(y_BYXC.dtype)
 
 
 class ConvBlock(nnx.Module):
-  """`x + scale * wo(gelu(wi(norm(depthwise(x)))))`, four times as wide inside (section 2.4 to 2.6)."""
+  """`x + scale * wo(gelu(wi(norm(depthwise(x)))))`, four times as wide inside (section 2.4 to
+  2.6)."""
 
-  def __init__(self, channels: int, rngs: nnx.Rngs, *, activation: str, layer_scale: float, drop_path: float):
+  def __init__(
+    self, channels: int, rngs: nnx.Rngs, *, activation: str, layer_scale: float, drop_path: float
+  ):
     self.depthwise = Depthwise(channels, rngs)
     self.norm = LayerNorm(channels, rngs, epsilon=_EPSILON)
     self.wi, self.wo = _linear(channels, 4 * channels, rngs), _linear(4 * channels, channels, rngs)
     self.scale = LayerScale(channels, rngs, initial=layer_scale) if layer_scale else Identity()
-    self.activation, self.drop_path = ACTIVATIONS[activation][0], drop_path
+    self.activation = ACTIVATIONS[activation][0]
+    self.drop_path = drop_path
 
   def __call__(self, x_BYXC: jax.Array, key: jax.Array | None) -> jax.Array:
     B, Y, X, C = x_BYXC.shape
@@ -71,7 +83,8 @@ class ConvNeXt(nnx.Module):
     patch: side of the first squares in pixels.
     widths, depths: channels and blocks of each stage. By default ConvNeXt-T.
     layer_scale: initial factor of each channel of a block's output; 0 for no factor.
-    drop_path: rate at which training skips the last block for an image; it grows from 0 in the first.
+    drop_path: rate at which training skips the last block for an image; it grows from 0 in the
+      first.
   """
 
   def __init__(
@@ -93,19 +106,26 @@ class ConvNeXt(nnx.Module):
     self.merges = nnx.List([Patches(2, before, after, rngs) for before, after in pairs])
     given = dict(activation=activation, layer_scale=layer_scale)
     stages = [
-      nnx.List([ConvBlock(width, rngs, **given, drop_path=drop_path * at) for at in path_depths("linear", depths, n)])
+      nnx.List(
+        [
+          ConvBlock(width, rngs, **given, drop_path=drop_path * at)
+          for at in path_depths("linear", depths, n)
+        ]
+      )
       for n, (width, _) in enumerate(zip(widths, depths, strict=True))
     ]
     self.stages, self.width, self.stride = nnx.List(stages), widths[-1], patch << len(pairs)
     self.local = True
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
-    x_BYXC, number = self.norm(self.patches(image_BYXC)), 0
+    x_BYXC = self.norm(self.patches(image_BYXC))
+    number = 0
     for stage, blocks in enumerate(self.stages):
       if stage:
         x_BYXC = self.merges[stage - 1](self.merge_norms[stage - 1](x_BYXC))
       for block in blocks:
-        x_BYXC, number = block(x_BYXC, subkey(key, number)), number + 1
+        x_BYXC = block(x_BYXC, subkey(key, number))
+        number = number + 1
     return x_BYXC
 
 

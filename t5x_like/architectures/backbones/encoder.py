@@ -35,30 +35,46 @@ class EncoderBackbone(nnx.Module):
     variant: str | dict,
     resolution: Resolution,
     drop_path: Rate = 0.0,
-    design: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
   ):
     family = slots.find("config.model.backbone.model", model, "t5x_like.models", "Model")
     if not issubclass(family, ImageEncoder):
-      raise UserError(f"config.model.backbone.model: found {model!r}, expected a family of image encoders, as 'vit'")
+      raise UserError(
+        f"config.model.backbone.model: found {model!r}, expected a family of image "
+        "encoders, as 'vit'"
+      )
     if not isinstance(variant, str):
       variant = slots.typed("config.model.backbone.variant", variant, family.VARIANT)
     found = chosen(family.VARIANTS, variant, design, channels=channels, head="image_features")
     whole = given(*(-(-side // found.patch) * found.patch for side in sides(resolution)))
     self.encoder = family(
-      rngs, variant=found, resolution=whole, drop_path=drop_path, dtype=dtype, remat=remat, layers=layers
+      rngs,
+      variant=found,
+      resolution=whole,
+      drop_path=drop_path,
+      dtype=dtype,
+      remat=remat,
+      layers=layers,
     )
-    self.width, self.stride, self.resolution = self.encoder.variant.dims.embed, found.patch, resolution
+    self.width = self.encoder.variant.dims.embed
+    self.stride = found.patch
+    self.resolution = resolution
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     B, Y, X, _ = image_BYXC.shape
     if (Y, X) != sides(self.resolution):
       found = f"found {self.resolution}, but images of {Y} x {X} pixels"
-      raise UserError(f"config.model.backbone.resolution: {found}; set it and config.task.resolution alike")
-    variant, whole = self.encoder.variant, sides(self.encoder.variant.resolution)
-    x_BTD, _ = self.encoder.encode(jnp.pad(image_BYXC, ((0, 0), (0, whole[0] - Y), (0, whole[1] - X), (0, 0))), key)
+      raise UserError(
+        f"config.model.backbone.resolution: {found}; set it and config.task.resolution alike"
+      )
+    variant = self.encoder.variant
+    whole = sides(self.encoder.variant.resolution)
+    x_BTD, _ = self.encoder.encode(
+      jnp.pad(image_BYXC, ((0, 0), (0, whole[0] - Y), (0, whole[1] - X), (0, 0))), key
+    )
     grid = getattr(variant, "grids", (variant.grid,))[-1]
     return x_BTD[:, variant.class_tokens :].reshape(B, grid.rows, grid.columns, self.width)
 

@@ -18,7 +18,16 @@ class Unit(nnx.Module):
   """A convolution and its norm."""
 
   def __init__(
-    self, norm, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1, dilation: int = 1, conv=Conv
+    self,
+    norm,
+    size: int,
+    inputs: int,
+    outputs: int,
+    rngs: nnx.Rngs,
+    *,
+    stride: int = 1,
+    dilation: int = 1,
+    conv=Conv,
   ):
     self.conv = conv(size, inputs, outputs, rngs, stride=stride, dilation=dilation)
     self.norm = norm(outputs, rngs)
@@ -48,7 +57,11 @@ class ResidualUnits(nnx.Module):
   ):
     if bottleneck:
       inner = outputs // 4
-      shapes = [(1, inputs, inner, 1, 1), (3, inner, inner, stride, dilation[0]), (1, inner, outputs, 1, 1)]
+      shapes = [
+        (1, inputs, inner, 1, 1),
+        (3, inner, inner, stride, dilation[0]),
+        (1, inner, outputs, 1, 1),
+      ]
     else:
       shapes = [(3, inputs, outputs, stride, dilation[0]), (3, outputs, outputs, 1, dilation[1])]
     self.units = nnx.List([unit(k, i, o, rngs, stride=s, dilation=d) for k, i, o, s, d in shapes])
@@ -68,11 +81,12 @@ class ResNet(nnx.Module):
   Args:
     stem: channels of the first convolution.
     widths, depths: channels and blocks of each stage. By default ResNet-50.
-    block: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions, or of two 3 x 3 convolutions ("basic", ResNet-18 and -34).
+    block: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions, or of two 3 x 3 convolutions ("basic",
+      ResNet-18 and -34).
     norm: frozen batch norm for a pretrained network, group norm to train from scratch.
     groups: number of groups of channels of a group norm (Wu & He 2018 take 32).
-    last_stage: "dilated" keeps the last stage at 1/16 of the image: a dilation of 2 replaces its stride (DC5 of Carion
-      et al. 2020, section 4).
+    last_stage: "dilated" keeps the last stage at 1/16 of the image: a dilation of 2 replaces its
+      stride (DC5 of Carion et al. 2020, section 4).
   """
 
   def __init__(
@@ -106,11 +120,14 @@ class ResNet(nnx.Module):
     **options,
   ) -> None:
     self.stem = unit(7, channels, stem, rngs, stride=2)
-    before, stages = stem, []
+    before = stem
+    stages = []
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
       last = dilated and stage == len(widths) - 1
       stride = 1 if stage == 0 or last else 2
-      first = ResidualUnits(unit, before, width, rngs, stride=stride, dilation=(1, 1 + last), **options)
+      first = ResidualUnits(
+        unit, before, width, rngs, stride=stride, dilation=(1, 1 + last), **options
+      )
       more = dict(stride=1, dilation=(1 + last,) * 2, **options)  # as in torchvision and timm
       rest = [ResidualUnits(unit, width, width, rngs, **more) for _ in range(depth - 1)]
       stages.append(nnx.List([first, *rest]))

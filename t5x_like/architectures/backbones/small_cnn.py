@@ -11,7 +11,8 @@ from t5x_like.slots import Positive
 
 
 class SmallCnn(nnx.Module):
-  """Features at 1 / 2^N of the image's height and width, from a convolution and N - 1 basic ResNet blocks.
+  """Features at 1 / 2^N of the image's height and width, from a convolution and N - 1 basic ResNet
+  blocks.
 
   Args:
     widths: channels of the N layers, multiples of 8.
@@ -21,7 +22,10 @@ class SmallCnn(nnx.Module):
     self.stem = Unit(GroupNorm, 3, channels, widths[0], rngs, stride=2)
     pairs = zip(widths, widths[1:])
     self.blocks = nnx.List(
-      [ResidualUnits(partial(Unit, GroupNorm), i, o, rngs, stride=2, bottleneck=False) for i, o in pairs]
+      [
+        ResidualUnits(partial(Unit, GroupNorm), i, o, rngs, stride=2, bottleneck=False)
+        for i, o in pairs
+      ]
     )
     self.width, self.stride = widths[-1], 1 << len(widths)
 

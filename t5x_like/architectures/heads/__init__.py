@@ -1,9 +1,11 @@
-"""Heads of encoders: from the last hidden states to the outputs of a task. One file each, named after the head.
+"""Heads of encoders: from the last hidden states to the outputs of a task. One file each, named
+after the head.
 
-A file's `make` takes the arguments that recipes give and, if its signature names them, `rngs`, the `variant` and the
-`dropout_rate`. A head is called as `head(x_BTD, embed, valid_BT, key) -> dict`, where `embed` is the token table (for
-tied heads) and `valid_BT` is False for padding. The result has `logits`: float32, or `VocabularyLogits` if they are
-over the vocabulary. Pretraining heads also take positions of tokens: `places_BK` to predict, and `firsts_BP` where the
-sequences of a row begin. A head with an attribute `states` reads these hidden states side by side instead of the last
+A file's `make` takes the arguments that recipes give and, if its signature names them, `rngs`, the
+`variant` and the `dropout_rate`. A head is called as `head(x_BTD, embed, valid_BT, key) -> dict`,
+where `embed` is the token table (for tied heads) and `valid_BT` is False for padding. The result
+has `logits`: float32, or `VocabularyLogits` if they are over the vocabulary. Pretraining heads also
+take positions of tokens: `places_BK` to predict, and `firsts_BP` where the sequences of a row
+begin. A head with an attribute `states` reads these hidden states side by side instead of the last
 (`nn.hidden_states`).
 """

@@ -20,4 +20,6 @@ class Pooler(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array, firsts_BP: jax.Array | None = None) -> jax.Array:
     """Return [B, D], or [B, P, D] for the sequences of a row that begin at `firsts_BP`."""
-    return self.activation(self.dense(x_BTD[:, 0] if firsts_BP is None else at_places(x_BTD, firsts_BP)))
+    return self.activation(
+      self.dense(x_BTD[:, 0] if firsts_BP is None else at_places(x_BTD, firsts_BP))
+    )

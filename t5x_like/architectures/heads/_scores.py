@@ -10,16 +10,21 @@ from t5x_like.nn.linear import Linear
 
 
 class Scores(nnx.Module):
-  """A linear layer on the last token of each row, GPT-1's "extract" token (Radford et al. 2018, section 3.2)."""
+  """A linear layer on the last token of each row, GPT-1's "extract" token (Radford et al. 2018,
+  section 3.2)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, number: int):
     D = variant.dims.embed
     self.out = Linear((D, number), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
     self.dropout_rate = dropout_rate
 
-  def __call__(self, x_BTD: jax.Array, valid_BT: jax.Array | None, key: jax.Array | None) -> dict[str, jax.Array]:
+  def __call__(
+    self, x_BTD: jax.Array, valid_BT: jax.Array | None, key: jax.Array | None
+  ) -> dict[str, jax.Array]:
     """Return {"scores": float32 [B, number]}."""
     B, T, _ = x_BTD.shape
-    last_B = jnp.full((B,), T - 1) if valid_BT is None else jnp.maximum(jnp.sum(valid_BT, axis=1) - 1, 0)
+    last_B = (
+      jnp.full((B,), T - 1) if valid_BT is None else jnp.maximum(jnp.sum(valid_BT, axis=1) - 1, 0)
+    )
     x_BD = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]
     return {"scores": self.out(Dropout(self.dropout_rate)(x_BD, key)).astype(jnp.float32)}

@@ -1,4 +1,5 @@
-"""Image embeddings by attention: a learned query reads all patches (MAP; Zhai et al. 2022, arXiv:2106.04560)."""
+"""Image embeddings by attention: a learned query reads all patches (MAP; Zhai et al. 2022,
+arXiv:2106.04560)."""
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +15,27 @@ from t5x_like.nn.params import param
 
 
 class AttentionPool(nnx.Module):
-  """{"embeddings": [B, D]}: `y + mlp(norm(y))`, where y is what one learned query reads from the last hidden states.
+  """{"embeddings": [B, D]}: `y + mlp(norm(y))`, where y is what one learned query reads from the
+  last hidden states.
 
   Heads and the width of the feed-forward layer are the stack's.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant):
-    dims, design = variant.dims, variant.design
-    D, F = dims.embed, dims.mlp
+    dims = variant.dims
+    design = variant.design
+    D = dims.embed
+    F = dims.mlp
     (activation, gated), init = ACTIVATIONS[design.activation], design.kernel_init(D)
     self.query = param(rngs, init, (1, D), (None, "embed"))
     self.attention = CrossAttention(
-      dims, rngs, scale=dims.head_dim**-0.5, init=init, biases=design.biases, core=Auto(), out_init=init
+      dims,
+      rngs,
+      scale=dims.head_dim**-0.5,
+      init=init,
+      biases=design.biases,
+      core=Auto(),
+      out_init=init,
     )
     self.norm = design.make_norm(D, rngs)
     self.mlp = Mlp(

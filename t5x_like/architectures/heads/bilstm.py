@@ -1,4 +1,5 @@
-"""Another head on a bidirectional LSTM above the encoder (Devlin et al. 2019, sections 5.1 and 5.3)."""
+"""Another head on a bidirectional LSTM above the encoder (Devlin et al. 2019, sections 5.1 and
+5.3)."""
 
 from dataclasses import replace
 from typing import Literal
@@ -24,11 +25,12 @@ class BiLstmHead(nnx.Module):
   Args:
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     states: hidden states that are read: 0 is the embeddings, -1 the last layer's.
-    combine: several states stand side by side, or are added with learned weights that sum to one (Peters et al. 2018,
-      equation 1, without its scale).
+    combine: several states stand side by side, or are added with learned weights that sum to one
+      (Peters et al. 2018, equation 1, without its scale).
     layers: of the LSTM.
     hidden: its units in each direction; None for the encoder's width.
-    dropout: rate at the input of every layer of the LSTM, and in `head`; `config.model.dropout` is the encoder's.
+    dropout: rate at the input of every layer of the LSTM, and in `head`; `config.model.dropout` is
+      the encoder's.
   """
 
   def __init__(
@@ -43,17 +45,25 @@ class BiLstmHead(nnx.Module):
     hidden: Positive | None = None,
     dropout: Rate = 0.0,
   ):
-    dims, number = variant.dims, len(states)
-    self.states, hidden = states, hidden or dims.embed
-    self.weights = params.param(rngs, params.zeros, (number,), (None,)) if combine == "weighted_sum" else None
-    self.lstm = BiLstm(dims.embed * (1 if self.weights is not None else number), hidden, layers, rngs)
+    dims = variant.dims
+    number = len(states)
+    self.states = states
+    hidden = hidden or dims.embed
+    self.weights = (
+      params.param(rngs, params.zeros, (number,), (None,)) if combine == "weighted_sum" else None
+    )
+    self.lstm = BiLstm(
+      dims.embed * (1 if self.weights is not None else number), hidden, layers, rngs
+    )
     above = replace(variant, dims=replace(dims, embed=2 * hidden))
     given = dict(rngs=rngs, variant=above, dropout_rate=dropout)
     self.head = slots.make("config.model.head.head", head, heads, "make", **given)
     self.choices = getattr(self.head, "choices", None)  # of `multiple_choice`
     self.dropout = Dropout(dropout)
 
-  def __call__(self, x_BTX: jax.Array, embed: Embed, valid_BT=None, key=None, **places) -> dict[str, jax.Array]:
+  def __call__(
+    self, x_BTX: jax.Array, embed: Embed, valid_BT=None, key=None, **places
+  ) -> dict[str, jax.Array]:
     """Return the outputs of `head`."""
     if self.weights is not None:
       parts = jnp.stack(jnp.split(x_BTX, len(self.states), axis=-1))

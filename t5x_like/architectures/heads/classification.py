@@ -16,8 +16,8 @@ class SequenceClassifier(nnx.Module):
   """Logits [B, labels] from the first token; one label is a regression.
 
   Args:
-    activation: activation of the pooler ("tanh" in BERT and RoBERTa, "gelu" in Hugging Face's ELECTRA); None for no
-      pooler, as in the code of ELECTRA's authors.
+    activation: activation of the pooler ("tanh" in BERT and RoBERTa, "gelu" in Hugging Face's
+      ELECTRA); None for no pooler, as in the code of ELECTRA's authors.
   """
 
   def __init__(
@@ -34,7 +34,9 @@ class SequenceClassifier(nnx.Module):
     self.out = Linear((D, labels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
     self.dropout_rate = dropout_rate
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
+  ) -> dict[str, jax.Array]:
     first_BD = x_BTD[:, 0] if self.pooler is None else self.pooler(x_BTD)
     x_BD = Dropout(self.dropout_rate)(first_BD, subkey(key, 0))
     return {"logits": self.out(x_BD).astype(jnp.float32)}

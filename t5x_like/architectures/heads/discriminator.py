@@ -11,15 +11,19 @@ from t5x_like.nn.linear import Linear
 
 
 class DiscriminatorHead(nnx.Module):
-  """A logit [B, T] for each token, positive where it was replaced (Clark et al. 2020, section 2)."""
+  """A logit [B, T] for each token, positive where it was replaced (Clark et al. 2020, section
+  2)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
-    D, init = variant.dims.embed, variant.design.kernel_init(variant.dims.embed)
+    D = variant.dims.embed
+    init = variant.design.kernel_init(variant.dims.embed)
     self.dense = Linear((D, D), ("embed", None), init, rngs, bias=True)
     self.out = Linear((D, 1), ("embed", None), init, rngs, bias=True)
     self.activation = ACTIVATIONS[variant.design.activation][0]
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
+  ) -> dict[str, jax.Array]:
     return {"logits": self.out(self.activation(self.dense(x_BTD)))[..., 0].astype(jnp.float32)}
 
 

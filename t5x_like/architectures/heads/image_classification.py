@@ -38,29 +38,36 @@ class Pooled:
     """
     pooling = pooling or ("token" if variant.class_tokens else "mean")
     if pooling != "mean" and not variant.class_tokens:
-      raise UserError(f"config.model.head.pooling: found {pooling!r}, but the model has no such token; expected 'mean'")
+      raise UserError(
+        f"config.model.head.pooling: found {pooling!r}, but the model has no such "
+        "token; expected 'mean'"
+      )
     return cls(pooling, variant.class_tokens)
 
   def width(self, D: int) -> int:
     return 2 * D if self.pooling == "both" else D
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    token_BD, mean_BD = x_BTD[:, 0], jnp.mean(x_BTD[:, self.extra :], axis=1)
+    token_BD = x_BTD[:, 0]
+    mean_BD = jnp.mean(x_BTD[:, self.extra :], axis=1)
     if self.pooling == "both":
       return jnp.concatenate([token_BD, mean_BD], axis=-1)
     return token_BD if self.pooling == "token" else mean_BD
 
 
 class ImageClassifier(nnx.Module):
-  """Logits [B, labels]. Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as Swin's and DeiT's.
+  """Logits [B, labels]. Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as
+  Swin's and DeiT's.
 
   Args:
     labels: the number of classes.
     pooling: see `Pooled`; DINOv2 classifies "both".
-    hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's pretraining.
-    norm: place of the last norm: "before" pooling, the encoder's own; "after" pooling, a new LayerNorm instead, as
-      MAE's code fine-tunes; or "both". On frozen features of a masked autoencoder the second norm replaces the batch
-      norm without parameters of He et al. 2022, appendix A.1.
+    hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's
+      pretraining.
+    norm: place of the last norm: "before" pooling, the encoder's own; "after" pooling, a new
+      LayerNorm instead, as MAE's code fine-tunes; or "both". On frozen features of a masked
+      autoencoder the second norm replaces the batch norm without parameters of He et al. 2022,
+      appendix A.1.
     dropout: rate before the classifier.
   """
 
@@ -76,12 +83,15 @@ class ImageClassifier(nnx.Module):
     dropout: Rate = 0.0,
   ):
     self.pooled = Pooled.of(pooling, variant)
-    D, design = self.pooled.width(variant.dims.embed), variant.design
+    D = self.pooled.width(variant.dims.embed)
+    design = variant.design
     init = design.kernel_init(D)
     self.norm_before = norm != "after"
     self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=design.norm_epsilon)
     self.hidden = Linear((D, D), ("embed", None), init, rngs, bias=True) if hidden else None
-    self.out = Linear((D, labels), ("embed", None), init if design.init_stddev else params.zeros, rngs, bias=True)
+    self.out = Linear(
+      (D, labels), ("embed", None), init if design.init_stddev else params.zeros, rngs, bias=True
+    )
     self.dropout = Dropout(dropout)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:

@@ -12,22 +12,33 @@ from t5x_like.nn.norm import Identity, LayerNorm
 
 
 class ImageFeatures(nnx.Module):
-  """{"logits": float32 [B, T, D], the last hidden states; "pooled": float32 [B, D], one vector for each image}.
+  """{"logits": float32 [B, T, D], the last hidden states; "pooled": float32 [B, D], one vector for
+  each image}.
 
   Args:
     pooling: see `image_classification.Pooled`.
-    pooler: the layer after pooling: none, a "dense" layer with tanh as in `ViTModel`, or a "norm" instead of the
-      encoder's last, as in `ConvNextModel`.
+    pooler: the layer after pooling: none, a "dense" layer with tanh as in `ViTModel`, or a "norm"
+      instead of the encoder's last, as in `ConvNextModel`.
   """
 
   def __init__(
-    self, rngs: nnx.Rngs, variant, *, pooling: Pooling | None = None, pooler: Literal["none", "dense", "norm"] = "none"
+    self,
+    rngs: nnx.Rngs,
+    variant,
+    *,
+    pooling: Pooling | None = None,
+    pooler: Literal["none", "dense", "norm"] = "none",
   ):
     self.pooled = Pooled.of(pooling, variant)
     D = self.pooled.width(variant.dims.embed)
-    kernel_init, self.norm_before = variant.design.kernel_init(D), pooler != "norm"
-    self.dense = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if pooler == "dense" else None
-    self.norm = LayerNorm(D, rngs, epsilon=variant.design.norm_epsilon) if pooler == "norm" else Identity()
+    kernel_init = variant.design.kernel_init(D)
+    self.norm_before = pooler != "norm"
+    self.dense = (
+      Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if pooler == "dense" else None
+    )
+    self.norm = (
+      LayerNorm(D, rngs, epsilon=variant.design.norm_epsilon) if pooler == "norm" else Identity()
+    )
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
     x_BD = self.norm(self.pooled(x_BTD))

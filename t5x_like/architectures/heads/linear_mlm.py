@@ -10,12 +10,19 @@ from t5x_like.nn.embed import Embed
 
 
 class LinearMlmHead(nnx.Module):
-  """`x` times the token table, plus a bias (Lample and Conneau 2019), without BERT's layer before it."""
+  """`x` times the token table, plus a bias (Lample and Conneau 2019), without BERT's layer before
+  it."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
-    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(variant.design, variant.embed or variant.dims.embed))
+    self.lm = LmHead(
+      rngs,
+      bias=variant.vocab_size,
+      scale=scale_of(variant.design, variant.embed or variant.dims.embed),
+    )
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_
+  ) -> dict:
     """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places."""
     return self.lm(x_BTD if places_BK is None else at_places(x_BTD, places_BK), embed)
 

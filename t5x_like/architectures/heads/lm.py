@@ -36,10 +36,13 @@ class LmHead(nnx.Module):
     self.scale = scale
     self.softcap = softcap
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, VocabularyLogits]:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
+  ) -> dict[str, VocabularyLogits]:
     if self.scale != 1.0:
       x_BTD = x_BTD * self.scale
-    tied, bias = self.kernel is None, None if self.bias is None else self.bias[...]
+    tied = self.kernel is None
+    bias = None if self.bias is None else self.bias[...]
     kernel = embed.table[...] if tied else self.kernel[...]
     return {"logits": VocabularyLogits(x_BTD, kernel, bias, tied, self.softcap)}
 
@@ -51,7 +54,9 @@ def scale_of(design: Design, width: int) -> float:
 
 def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
   """Build the head that the variant's design asks for."""
-  design, D, V = variant.design, variant.dims.embed, variant.vocab_size
+  design = variant.design
+  D = variant.dims.embed
+  V = variant.vocab_size
   return LmHead(
     rngs,
     shape=None if design.tied else (D, V),

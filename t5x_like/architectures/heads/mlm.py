@@ -12,19 +12,26 @@ from t5x_like.nn.linear import Linear
 
 
 class MlmHead(nnx.Module):
-  """`norm(activation(dense(x)))` times the token table, plus a bias (the code of Devlin et al. 2019)."""
+  """`norm(activation(dense(x)))` times the token table, plus a bias (the code of Devlin et al.
+  2019)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
-    design, D = variant.design, variant.dims.embed
+    design = variant.design
+    D = variant.dims.embed
     width = variant.embed or D
     norm = design.make_norm(width, rngs)
-    self.dense = Linear((D, width), ("embed", None), design.kernel_init(D), rngs, bias="mlp" in design.biases)
+    self.dense = Linear(
+      (D, width), ("embed", None), design.kernel_init(D), rngs, bias="mlp" in design.biases
+    )
     self.norm = norm
     self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(design, width))
     self.activation = ACTIVATIONS[design.activation][0]
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
-    """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves most of the work."""
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_
+  ) -> dict:
+    """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves
+    most of the work."""
     x_BTD = x_BTD if places_BK is None else at_places(x_BTD, places_BK)
     return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
 

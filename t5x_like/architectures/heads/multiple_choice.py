@@ -10,17 +10,28 @@ from t5x_like.slots import Positive
 
 
 class MultipleChoice(SequenceClassifier):
-  """One score for each choice. A batch holds the choices of an example in consecutive rows: [B * choices, T]."""
+  """One score for each choice. A batch holds the choices of an example in consecutive rows: [B *
+  choices, T]."""
 
   def __init__(
-    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, choices: Positive = 4, activation: str = "tanh"
+    self,
+    rngs: nnx.Rngs,
+    variant: Variant,
+    dropout_rate: float,
+    *,
+    choices: Positive = 4,
+    activation: str = "tanh",
   ):
     super().__init__(rngs, variant, dropout_rate, labels=1, activation=activation)
     self.choices = choices
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
+  ) -> dict[str, jax.Array]:
     """Return {"logits" [B, choices]}."""
-    return {"logits": super().__call__(x_BTD, embed, valid_BT, key)["logits"].reshape(-1, self.choices)}
+    return {
+      "logits": super().__call__(x_BTD, embed, valid_BT, key)["logits"].reshape(-1, self.choices)
+    }
 
 
 make = MultipleChoice

@@ -1,4 +1,5 @@
-"""Next sentence prediction: whether the second segment follows the first (0: it does, 1: it is random)."""
+"""Next sentence prediction: whether the second segment follows the first (0: it does, 1: it is
+random)."""
 
 from flax import nnx
 
@@ -6,5 +7,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads.classification import SequenceClassifier
 
 
-def make(rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, activation: str = "tanh") -> SequenceClassifier:
+def make(
+  rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, activation: str = "tanh"
+) -> SequenceClassifier:
   return SequenceClassifier(rngs, variant, dropout_rate, labels=2, activation=activation)

@@ -1,4 +1,5 @@
-"""The mean colours of corrupted patches (masked patch prediction, Dosovitskiy et al. 2021, appendix B.1.2)."""
+"""The mean colours of corrupted patches (masked patch prediction, Dosovitskiy et al. 2021, appendix
+B.1.2)."""
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +10,22 @@ from t5x_like.nn.linear import Linear
 
 
 class ColourHead(nnx.Module):
-  """{"logits": float32 [B, T, 8^C]}: each patch's colour, with 8 levels in each channel, from its own output."""
+  """{"logits": float32 [B, T, 8^C]}: each patch's colour, with 8 levels in each channel, from its
+  own output."""
 
   places = ("patch_sources",)
 
   def __init__(self, rngs: nnx.Rngs, variant):
-    D, self.extra = variant.dims.embed, variant.class_tokens
+    D = variant.dims.embed
+    self.extra = variant.class_tokens
     self.mask = params.param(rngs, variant.design.table_init(), (D,), (None,))
-    self.out = Linear((D, 8**variant.channels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    self.out = Linear(
+      (D, 8**variant.channels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True
+    )
 
   def corrupted(self, x_BTD: jax.Array, sources_BT: jax.Array) -> jax.Array:
-    """Replace each patch by the patch with index `sources_BT`, or by a learned vector where that is -1."""
+    """Replace each patch by the patch with index `sources_BT`, or by a learned vector where that is
+    -1."""
     taken_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(sources_BT, 0)[..., None], axis=1)
     return jnp.where(sources_BT[..., None] < 0, self.mask[...].astype(x_BTD.dtype), taken_BTD)
 

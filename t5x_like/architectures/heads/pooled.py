@@ -10,12 +10,15 @@ from t5x_like.nn.embed import Embed
 
 
 class PooledHead(nnx.Module):
-  """The hidden states and a pooled token: {"logits": float32 [B, T, D], "pooled": float32 [B, D]}."""
+  """The hidden states and a pooled token: {"logits": float32 [B, T, D], "pooled": float32 [B,
+  D]}."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, *, activation: str = "tanh"):
     self.pooler = Pooler(rngs, variant, activation)
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
+  ) -> dict[str, jax.Array]:
     return {"logits": x_BTD.astype(jnp.float32), "pooled": self.pooler(x_BTD).astype(jnp.float32)}
 
 

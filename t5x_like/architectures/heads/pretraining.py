@@ -12,17 +12,22 @@ from t5x_like.nn.linear import Linear
 
 
 class PretrainingHead(nnx.Module):
-  """Masked tokens, and whether the second segment follows the first (0: it does, 1: it is random)."""
+  """Masked tokens, and whether the second segment follows the first (0: it does, 1: it is
+  random)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, *, activation: str = "tanh"):
     D = variant.dims.embed
     self.mlm = MlmHead(rngs, variant)
     self.pooler = Pooler(rngs, variant, activation)
-    self.next_sentence = Linear((D, 2), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    self.next_sentence = Linear(
+      (D, 2), ("embed", None), variant.design.kernel_init(D), rngs, bias=True
+    )
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, firsts_BP=None) -> dict:
-    """Return {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}, the latter [B, P, 2] if P sequences of a
-    row begin at `firsts_BP`."""
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, firsts_BP=None
+  ) -> dict:
+    """Return {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}, the latter [B, P, 2]
+    if P sequences of a row begin at `firsts_BP`."""
     next_sentence = self.next_sentence(self.pooler(x_BTD, firsts_BP)).astype(jnp.float32)
     return self.mlm(x_BTD, embed, places_BK=places_BK) | {"next_sentence_logits": next_sentence}
 

@@ -8,10 +8,12 @@ from t5x_like.slots import Positive
 
 
 class ProjectionHead(nnx.Module):
-  """{"embeddings": [B, width]}: the projected class token, or mean of the patches if there is no class token."""
+  """{"embeddings": [B, width]}: the projected class token, or mean of the patches if there is no
+  class token."""
 
   def __init__(self, rngs: nnx.Rngs, variant, *, width: Positive):
-    D, self.extra = variant.dims.embed, variant.class_tokens
+    D = variant.dims.embed
+    self.extra = variant.class_tokens
     self.out = Linear((D, width), ("embed", None), variant.design.kernel_init(D), rngs)
 
   def pooled(self, x_BTD: jax.Array) -> jax.Array:

@@ -1,4 +1,5 @@
-"""The decoder of a masked autoencoder: from encoded patches to the pixels of the masked ones (MAE)."""
+"""The decoder of a masked autoencoder: from encoded patches to the pixels of the masked ones
+(MAE)."""
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,11 @@ from t5x_like.slots import Positive
 
 
 class ReconstructionHead(nnx.Module):
-  """{"logits": float32 [B, M, P * P * C]}, the pixels of the masked patches (He et al. 2022, section 3).
+  """{"logits": float32 [B, M, P * P * C]}, the pixels of the masked patches (He et al. 2022,
+  section 3).
 
-  A narrower stack of the model's own design reads the projected visible patches and, for each masked one, a learned
-  vector; positions are added to both.
+  A narrower stack of the model's own design reads the projected visible patches and, for each
+  masked one, a learned vector; positions are added to both.
 
   Args:
     depth, embed, heads, mlp: layers, width, heads and feed-forward width of the decoder.
@@ -38,7 +40,9 @@ class ReconstructionHead(nnx.Module):
     heads: Positive = 16,
     mlp: Positive = 2048,
   ):
-    design, D, self.extra = variant.design, variant.dims.embed, variant.class_tokens
+    design = variant.design
+    D = variant.dims.embed
+    self.extra = variant.class_tokens
     parts = GridStackBuilder(
       design,
       Dims(embed, heads, heads, embed // heads, mlp, depth),
@@ -59,7 +63,9 @@ class ReconstructionHead(nnx.Module):
     """Return the mean of the patches, for linear evaluations: [B, D]."""
     return jnp.mean(x_BTD[:, self.extra :], axis=1)
 
-  def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, visible_patches, masked_patches):
+  def __call__(
+    self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, visible_patches, masked_patches
+  ):
     x_BTD = self.project(x_BTD)
     (B, E), M = (len(x_BTD), self.extra), masked_patches.shape[1]
     masked = jnp.broadcast_to(self.mask[...].astype(x_BTD.dtype), (B, M, x_BTD.shape[-1]))

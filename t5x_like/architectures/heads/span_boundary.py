@@ -17,12 +17,16 @@ from t5x_like.slots import Positive
 class SpanBoundaryHead(nnx.Module):
   """Masked tokens, each predicted again from the tokens beside its span and its place in the span.
 
-  h = norm(activation(dense([x_before; x_after; p]))), twice, and the logits of h against the token table (Joshi et al.
-  2020, section 3.2). The table of places p has `places` rows; the last serves all later places.
+  h = norm(activation(dense([x_before; x_after; p]))), twice, and the logits of h against the token
+  table (Joshi et al. 2020, section 3.2). The table of places p has `places` rows; the last serves
+  all later places.
   """
 
-  def __init__(self, rngs: nnx.Rngs, variant: Variant, *, places: Positive = 32, place_dim: Positive = 200):
-    design, D = variant.design, variant.dims.embed
+  def __init__(
+    self, rngs: nnx.Rngs, variant: Variant, *, places: Positive = 32, place_dim: Positive = 200
+  ):
+    design = variant.design
+    D = variant.dims.embed
     init = design.kernel_init(D)
     self.mlm = MlmHead(rngs, variant)
     self.places = params.param(rngs, init, (places, place_dim), (None, "embed"))
@@ -33,15 +37,26 @@ class SpanBoundaryHead(nnx.Module):
     self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(design, D))
     self.activation = ACTIVATIONS[design.activation][0]
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_
+  ) -> dict:
     return self.mlm(x_BTD, embed, places_BK=places_BK)
 
-  def boundary(self, x_BTD: jax.Array, places_BK: jax.Array, starts_BK: jax.Array, ends_BK: jax.Array, embed: Embed):
-    """Predict the tokens at `places` from the tokens just before and after their spans, at `starts` and `ends` (all
-    int32 [B, K]); return `VocabularyLogits` [B, K, V]."""
+  def boundary(
+    self,
+    x_BTD: jax.Array,
+    places_BK: jax.Array,
+    starts_BK: jax.Array,
+    ends_BK: jax.Array,
+    embed: Embed,
+  ):
+    """Predict the tokens at `places` from the tokens just before and after their spans, at `starts`
+    and `ends` (all int32 [B, K]); return `VocabularyLogits` [B, K, V]."""
     distance_BK = places_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)
-    h_BKD = jnp.concatenate([at_places(x_BTD, starts_BK), at_places(x_BTD, ends_BK), p_BKP], axis=-1)
+    h_BKD = jnp.concatenate(
+      [at_places(x_BTD, starts_BK), at_places(x_BTD, ends_BK), p_BKP], axis=-1
+    )
     h_BKD = self.norm(self.activation(self.dense(h_BKD)))
     h_BKD = self.norm_2(self.activation(self.dense_2(h_BKD)))
     return self.lm(h_BKD, embed)["logits"]

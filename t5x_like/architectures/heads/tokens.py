@@ -14,13 +14,19 @@ from t5x_like.slots import Positive
 class TokenClassifier(nnx.Module):
   """Logits [B, T, labels]."""
 
-  def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: Positive = 2):
+  def __init__(
+    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: Positive = 2
+  ):
     D = variant.dims.embed
     self.out = Linear((D, labels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
     self.dropout_rate = dropout_rate
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    return {"logits": self.out(Dropout(self.dropout_rate)(x_BTD, subkey(key, 0))).astype(jnp.float32)}
+  def __call__(
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None
+  ) -> dict[str, jax.Array]:
+    return {
+      "logits": self.out(Dropout(self.dropout_rate)(x_BTD, subkey(key, 0))).astype(jnp.float32)
+    }
 
 
 make = TokenClassifier

@@ -1,7 +1,8 @@
 """Suites of benchmarks, as data: one file each; the module path is the registry (`--suite=glue`).
 
-A file defines `SUITE`. Its tasks name their data, as a TensorFlow dataset and as official files, and the form in which
-each architecture learns them; a recipe of `configs/finetune/` defines everything else.
+A file defines `SUITE`. Its tasks name their data, as a TensorFlow dataset and as official files,
+and the form in which each architecture learns them; a recipe of `configs/finetune/` defines
+everything else.
 """
 
 import dataclasses
@@ -33,7 +34,9 @@ class Files:
   @property
   def source(self) -> str:
     """The source of their records; `data_dir` is the directory in which they are searched."""
-    return "official:" + json.dumps({key: found for key, found in dataclasses.asdict(self).items() if found})
+    return "official:" + json.dumps(
+      {key: found for key, found in dataclasses.asdict(self).items() if found}
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Form:
     head: the head of an encoder.
     scores: the number of scores of a decoder.
     symmetric: whether the order of a pair of texts is irrelevant.
-    rewritten: the form of `corpora/sources/t5.py` in which the task reads its records; None if as they are.
+    rewritten: the form of `corpora/sources/t5.py` in which the task reads its records; None if as
+      they are.
   """
 
   task: Values
@@ -64,17 +68,20 @@ class Benchmark:
   """A task of a suite.
 
   Attributes:
-    source: the source of its records that needs no files, such as a TensorFlow dataset; None if there is none.
+    source: the source of its records that needs no files, such as a TensorFlow dataset; None if
+      there is none.
     files: its official files; None if there are none.
     examples: the published number of training examples.
-    encoder, text: its forms for encoders and for text-to-text models; None if there is no such form.
-    evaluated: the evaluations by name, each a split of the task's source, or changes to the task including `split`; the
-      first selects the checkpoint.
+    encoder, text: its forms for encoders and for text-to-text models; None if there is no such
+      form.
+    evaluated: the evaluations by name, each a split of the task's source, or changes to the task
+      including `split`; the first selects the checkpoint.
     own_files: the official files of evaluations that change the task's source.
     test: the files of a submission, each with the split to predict.
-    epochs, rates, seeds: passes over the training split, learning rates and number of seeds, where the command has
-      none; else the recipe's, and one seed.
-    config: further keys of the recipe for this task, such as `{"task.length": 48, "batch_size": 16}`.
+    epochs, rates, seeds: passes over the training split, learning rates and number of seeds, where
+      the command has none; else the recipe's, and one seed.
+    config: further keys of the recipe for this task, such as `{"task.length": 48, "batch_size":
+      16}`.
     published: scores of other models on the evaluated split, by the model's name.
     table: identifies the table of a task from outside of the package; None for the package's.
     named: whether the recipes of `configs/finetune/` take it as their argument.
@@ -85,7 +92,9 @@ class Benchmark:
   examples: int
   encoder: Form | None = None
   text: Form | None = None
-  evaluated: Mapping[str, str | Values] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
+  evaluated: Mapping[str, str | Values] = dataclasses.field(
+    default_factory=lambda: {"dev": "validation"}
+  )
   own_files: Mapping[str, Files] = dataclasses.field(default_factory=dict)
   test: Mapping[str, str] = dataclasses.field(default_factory=dict)
   epochs: float | None = None
@@ -97,20 +106,30 @@ class Benchmark:
   named: bool = True
 
   def sources(self, official: bool, form: Form) -> dict[str, str]:
-    """Return the sources of a form by the config's keys: the official files, or the source that needs none."""
+    """Return the sources of a form by the config's keys: the official files, or the source that
+    needs none."""
     source = self.files.source if official else self.source
-    own = {f"evals.{name}.task.source": files.source for name, files in self.own_files.items()} if official else {}
+    own = (
+      {f"evals.{name}.task.source": files.source for name, files in self.own_files.items()}
+      if official
+      else {}
+    )
     return {"task.source": f"t5:{form.rewritten}:{source}" if form.rewritten else source} | own
 
   @property
   def decoder(self) -> Form | None:
-    """GPT-1's form (Radford et al. 2018, section 3.3), for tasks with labels or options; None for other tasks."""
+    """GPT-1's form (Radford et al. 2018, section 3.3), for tasks with labels or options; None for
+    other tasks."""
     form = self.encoder
     if form is None or form.task["name"] not in ("classification", "multiple_choice"):
       return None
-    task = {**form.task, "architecture": "decoder"} | ({"both_orders": True} if form.symmetric else {})
+    task = {**form.task, "architecture": "decoder"} | (
+      {"both_orders": True} if form.symmetric else {}
+    )
     scores = form.head.get("labels", 1)
-    return dataclasses.replace(form, task=task, objective={"name": "gpt1"}, head=None, scores=scores)
+    return dataclasses.replace(
+      form, task=task, objective={"name": "gpt1"}, head=None, scores=scores
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +138,10 @@ class Suite:
 
   Attributes:
     tasks: the benchmarks by name.
-    submission: the format of predictions for the test splits: "glue" (TSV), "superglue" (JSONL), or None.
-    numbered: the tasks whose classes a submission numbers, in the order of their labels; others have names.
+    submission: the format of predictions for the test splits: "glue" (TSV), "superglue" (JSONL), or
+      None.
+    numbered: the tasks whose classes a submission numbers, in the order of their labels; others
+      have names.
   """
 
   tasks: Mapping[str, Benchmark]
@@ -149,9 +170,12 @@ def labelled(
 ) -> Benchmark:
   """Make a benchmark of labels, or of numbers if `labels` is None.
 
-  `inputs` is the template of the text form, whose target is the label's name; or that form as a whole.
+  `inputs` is the template of the text form, whose target is the label's name; or that form as a
+  whole.
   """
-  evaluated, labels = evaluated or {"dev": "validation"}, [*map(str, labels or ())]  # a TOML file's may be numbers
+  # a TOML file's may be numbers
+  evaluated = evaluated or {"dev": "validation"}
+  labels = [*map(str, labels or ())]
   counted = _counted(evaluated, counted or (scores if labels else ("pearson", "spearman")))
   own = {"text": text} | ({"pair": pair} if pair else {}) | ({"labels": labels} if labels else {})
   own |= {} if label_field == "label" else {"label_field": label_field}
@@ -166,7 +190,9 @@ def labelled(
   )
   as_text = inputs
   if isinstance(inputs, str):
-    metrics = [{"name": "labels", "classes": labels, "scores": list(scores)}] if labels else ["number"]
+    metrics = (
+      [{"name": "labels", "classes": labels, "scores": list(scores)}] if labels else ["number"]
+    )
     lengths = {"inputs_length": max(128, length), "targets_length": 16}
     as_text = _text(inputs, f"{{{label_field}}}", metrics, counted, ids=ids, **lengths)
   files = files and dataclasses.replace(files, classes={label_field: labels})
@@ -174,17 +200,22 @@ def labelled(
 
 
 def _counted(evaluated: Mapping[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
-  """Return the counted scores: each of every evaluation, or of one, if it is spelled as `dev/bleu`."""
+  """Return the counted scores: each of every evaluation, or of one, if it is spelled as
+  `dev/bleu`."""
   found = [score if "/" in score else f"{name}/{score}" for name in evaluated for score in scores]
   return tuple(dict.fromkeys(found))
 
 
-def _text(inputs, targets, metrics, counted, *, inputs_length, targets_length, ids=(), **judge) -> Form:
+def _text(
+  inputs, targets, metrics, counted, *, inputs_length, targets_length, ids=(), **judge
+) -> Form:
   task = {"name": "text_to_text", "inputs": inputs, "targets": targets}
   lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
   evaluator = {"name": "generation", "metrics": metrics, "ids": list(ids)} | judge
   objective = {"name": "encoder_decoder"}
-  return Form(task | lengths | {"too_long": "truncate", "packed": False}, objective, evaluator, counted)
+  return Form(
+    task | lengths | {"too_long": "truncate", "packed": False}, objective, evaluator, counted
+  )
 
 
 def rewritten(
@@ -229,7 +260,11 @@ def chosen(
   `task` are further arguments of the task; `instead` is the text form.
   """
   evaluated = evaluated or {"dev": "validation"}
-  given = {"text": text, "options": options if isinstance(options, str) else list(options), "choices": choices}
+  given = {
+    "text": text,
+    "options": options if isinstance(options, str) else list(options),
+    "choices": choices,
+  }
   form = Form(
     {"name": "multiple_choice", "length": length} | given | task,
     {"name": "multiple_choice"},
@@ -275,7 +310,8 @@ def tagged(
   length: int = 128,
   evaluated: Mapping[str, str | Values] | None = None,
 ) -> Benchmark:
-  """Make a benchmark of word tags, counted by the first evaluation; `examples` counts the training split.
+  """Make a benchmark of word tags, counted by the first evaluation; `examples` counts the training
+  split.
 
   As text, each word and each tag follows its own sentinel.
   """
@@ -308,10 +344,13 @@ def spans(
 ) -> Benchmark:
   """Make a benchmark of extractive answers.
 
-  The text form, which generates the answer, exists only for answerable questions in English (no `evaluated`).
+  The text form, which generates the answer, exists only for answerable questions in English (no
+  `evaluated`).
   """
   found = ("exact" if unanswerable else "exact_match", "f1")
-  counted = tuple(counted) or tuple(f"{name}/{score}" for name in evaluated or {"dev": ""} for score in found)
+  counted = tuple(counted) or tuple(
+    f"{name}/{score}" for name in evaluated or {"dev": ""} for score in found
+  )
   form = Form(
     {"name": "span_qa", "length": length, "stride": stride},
     {"name": "span_qa"},
@@ -323,21 +362,32 @@ def spans(
   if not unanswerable and not evaluated:
     answers = {"ids": ["id"], "references": "answers", "inputs_length": 512, "targets_length": 32}
     text = rewritten("squad", ["answers"], ("exact_match", "f1"), **answers)
-  return Benchmark(source, files, examples, form, text, evaluated or {"dev": "validation"}, own_files or {})
+  return Benchmark(
+    source, files, examples, form, text, evaluated or {"dev": "validation"}, own_files or {}
+  )
 
 
 def learned_as(kind: str) -> dict[str, Benchmark]:
-  """Return the tasks of all suites that have a form for `encoder`, `decoder` or `text`, by `SUITE/TASK`."""
-  found = {name: slots.find("suite", name, __name__, "SUITE").tasks for name in slots.names(__name__)}
-  tasks = {f"{name}/{task}": benchmark for name, tasks in found.items() for task, benchmark in tasks.items()}
+  """Return the tasks of all suites that have a form for `encoder`, `decoder` or `text`, by
+  `SUITE/TASK`."""
+  found = {
+    name: slots.find("suite", name, __name__, "SUITE").tasks for name in slots.names(__name__)
+  }
+  tasks = {
+    f"{name}/{task}": benchmark
+    for name, tasks in found.items()
+    for task, benchmark in tasks.items()
+  }
   return {name: benchmark for name, benchmark in tasks.items() if getattr(benchmark, kind)}
 
 
 def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False) -> None:
-  """Fill in a recipe's slots: task, objective, head, evaluators and the metric that selects a checkpoint.
+  """Fill in a recipe's slots: task, objective, head, evaluators and the metric that selects a
+  checkpoint.
 
   Args:
-    official: whether to read the official files in `config.task.data_dir`, even if there is another source.
+    official: whether to read the official files in `config.task.data_dir`, even if there is another
+      source.
   """
   own = ":" in form.task["name"]  # a task from outside, whose arguments are its own
   config.task = {"source": None} | ({} if own else {"buckets": BUCKETS}) | form.task
@@ -349,7 +399,9 @@ def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False)
   config.train_split = "train"
   name, first = next(iter(benchmark.evaluated.items()))
   config.eval_split = first if isinstance(first, str) else first["split"]
-  config.evals = {name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()}
+  config.evals = {
+    name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()
+  }
   for key, source in benchmark.sources(official or benchmark.source is None, form).items():
     *path, last = key.split(".")
     functools.reduce(lambda node, name: node[name], path, config)[last] = source
@@ -361,12 +413,14 @@ def _where(where: str | Values) -> Values:
 
 
 def check(form: Form, metrics: Sequence[str] | None) -> None:
-  """Raise UserError for a counted score that is not among the metrics of a run's evaluations; None are unknown."""
+  """Raise UserError for a counted score that is not among the metrics of a run's evaluations; None
+  are unknown."""
   names = [name.removeprefix("eval/") for name in metrics or ()]
   if names and (unknown := [name for name in form.counted if name not in names]):
     raise UserError(f"counted: found {unknown[0]!r}, expected some of {', '.join(names)}")
 
 
 def score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
-  """Return the mean of a result's counted scores, `{"<evaluation>/<score>": value}`; undefined scores (None) are 0."""
+  """Return the mean of a result's counted scores, `{"<evaluation>/<score>": value}`; undefined
+  scores (None) are 0."""
   return sum(metrics[name] or 0.0 for name in counted) / len(counted)

@@ -1,10 +1,15 @@
-"""Multiple choice: RACE (Lai et al. 2017), SWAG (Zellers et al. 2018) and CODAH (Chen et al. 2019), for encoders."""
+"""Multiple choice: RACE (Lai et al. 2017), SWAG (Zellers et al. 2018) and CODAH (Chen et al. 2019),
+for encoders."""
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, chosen
 
 _FOUR = ("0", "1", "2", "3")
 _SWAG = {"train": ["data/train.csv"], "validation": ["data/val.csv"], "test": ["data/test.csv"]}
-_CODAH = {"train": ["CODAH/train.tsv", "full_data.tsv"], "validation": ["CODAH/dev.tsv"], "test": ["CODAH/test.tsv"]}
+_CODAH = {
+  "train": ["CODAH/train.tsv", "full_data.tsv"],
+  "validation": ["CODAH/dev.tsv"],
+  "test": ["CODAH/test.tsv"],
+}
 _ANSWERS = tuple(f"answer{number}" for number in _FOUR)
 
 
@@ -12,11 +17,14 @@ def _race(part: str, examples: int):
   return chosen(
     None,
     examples,
-    files=Files(f"race_{part}", "race", {split: [f"{name}/{part}/*.txt"] for split, name in SPLITS.items()}),
+    files=Files(
+      f"race_{part}", "race", {split: [f"{name}/{part}/*.txt"] for split, name in SPLITS.items()}
+    ),
     text="{article}",
     options="options",
     option="{question}",
-    placeholder="_",  # the gap of a question; others are followed by the option, as in RoBERTa's and ALBERT's code
+    # the gap of a question; others are followed by the option, as in RoBERTa's and ALBERT's code
+    placeholder="_",
     choices=4,
     label_field="answer",
     labels=["A", "B", "C", "D"],

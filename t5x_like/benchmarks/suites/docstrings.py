@@ -1,4 +1,5 @@
-"""A benchmark without a download, made from the corpus `docstrings` (`corpora/sources/docstring_tasks.py`).
+"""A benchmark without a download, made from the corpus `docstrings`
+(`corpora/sources/docstring_tasks.py`).
 
 The test split counts: its modules are in no other split, nor in the corpus's pretraining documents.
 """
@@ -16,13 +17,17 @@ def _on_test(benchmark: Benchmark) -> Benchmark:
   """Return the benchmark with only its scores on the test split counted."""
 
   def form(one):
-    return one and dataclasses.replace(one, counted=tuple(name for name in one.counted if name.startswith("test/")))
+    return one and dataclasses.replace(
+      one, counted=tuple(name for name in one.counted if name.startswith("test/"))
+    )
 
   return dataclasses.replace(benchmark, encoder=form(benchmark.encoder), text=form(benchmark.text))
 
 
 _QUESTION = "parameter: {question} context: {context}"
-_AS_SPANS = spans("docstring_tasks:parameter", 8_000, evaluated=_SPLITS, counted=("test/f1", "test/exact_match"))
+_AS_SPANS = spans(
+  "docstring_tasks:parameter", 8_000, evaluated=_SPLITS, counted=("test/f1", "test/exact_match")
+)
 _AS_TEXT = generated(
   "docstring_tasks:parameter",
   8_000,
@@ -37,7 +42,14 @@ _AS_TEXT = generated(
 SUITE = Suite(
   {
     "package": _on_test(
-      labelled("docstring_tasks:package", 8_000, text="{text}", labels=_PACKAGES, inputs="package: {text}", **_COMMON)
+      labelled(
+        "docstring_tasks:package",
+        8_000,
+        text="{text}",
+        labels=_PACKAGES,
+        inputs="package: {text}",
+        **_COMMON,
+      )
     ),
     "halves": _on_test(
       labelled(

@@ -1,4 +1,5 @@
-"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), with T5's texts (Raffel et al. 2020, appendix D)."""
+"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), with T5's texts (Raffel et al. 2020,
+appendix D)."""
 
 import dataclasses
 
@@ -12,10 +13,14 @@ _HALVES = {"matched": "validation_matched", "mismatched": "validation_mismatched
 
 def _tsv(folder: str, **columns) -> Files:
   """Return the files of a task in GLUE's archive, where test sets have no labels."""
-  return Files(folder, "tsv", {split: [f"{folder}/{name}.tsv"] for split, name in SPLITS.items()}, **columns)
+  return Files(
+    folder, "tsv", {split: [f"{folder}/{name}.tsv"] for split, name in SPLITS.items()}, **columns
+  )
 
 
-_MRPC = _tsv("MRPC", fields={"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"})
+_MRPC = _tsv(
+  "MRPC", fields={"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"}
+)
 _MRPC.splits["train"].append("msr_paraphrase_train.txt")
 _MRPC.splits["test"].append("msr_paraphrase_test.txt")
 _MNLI = Files(
@@ -37,7 +42,9 @@ _MNLI = Files(
 _PUBLISHED = {
   "BERT base": dict(mnli=84.5, sst2=93.2, qnli=91.7, cola=58.9, rte=68.6, mrpc=87.3, qqp=91.3),
   "MiniLM-L6xH384": dict(mnli=83.3, sst2=91.5, qnli=90.5, cola=47.5, rte=68.8, mrpc=88.9, qqp=90.6),
-  "RoBERTa base": dict(mnli=87.6, qnli=92.8, qqp=91.9, rte=78.7, sst2=94.8, mrpc=90.2, cola=63.6, stsb=91.2),
+  "RoBERTa base": dict(
+    mnli=87.6, qnli=92.8, qqp=91.9, rte=78.7, sst2=94.8, mrpc=90.2, cola=63.6, stsb=91.2
+  ),
 }
 
 
@@ -45,7 +52,8 @@ def _with_published(tasks: dict[str, Benchmark]) -> dict[str, Benchmark]:
   """Return the tasks, each with the published scores that it has."""
   return {
     task: dataclasses.replace(
-      benchmark, published={model: scores[task] for model, scores in _PUBLISHED.items() if task in scores}
+      benchmark,
+      published={model: scores[task] for model, scores in _PUBLISHED.items() if task in scores},
     )
     for task, benchmark in tasks.items()
   }
@@ -100,7 +108,8 @@ SUITE = Suite(
       "qqp": labelled(
         "tfds:glue/qqp",
         363_846,
-        files=_tsv("QQP", fields={"label": "is_duplicate"}, ragged=True),  # some questions hold line breaks
+        # some questions hold line breaks
+        files=_tsv("QQP", fields={"label": "is_duplicate"}, ragged=True),
         text="{question1}",
         pair="{question2}",
         labels=("not_duplicate", "duplicate"),

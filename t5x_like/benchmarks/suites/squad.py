@@ -3,7 +3,9 @@
 from t5x_like.benchmarks.suites import Files, Suite, spans
 
 FILES = Files("squad", "squad", {"train": ["train-v1.1.json"], "validation": ["dev-v1.1.json"]})
-_FILES_V2 = Files("squad_v2", "squad", {"train": ["train-v2.0.json"], "validation": ["dev-v2.0.json"]})
+_FILES_V2 = Files(
+  "squad_v2", "squad", {"train": ["train-v2.0.json"], "validation": ["dev-v2.0.json"]}
+)
 
 SUITE = Suite(
   {

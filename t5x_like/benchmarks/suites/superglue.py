@@ -1,8 +1,9 @@
 """SuperGLUE (Wang et al. 2019, https://arxiv.org/abs/1905.00537).
 
-Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a score; in text-to-text the answer is
-generated (Raffel et al. 2020, appendix D), and WSC asks for the referent of a pronoun; it is trained on the records
-whose referent is right. At most 32 entities of a passage are candidates; few passages have more.
+Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a score; in
+text-to-text the answer is generated (Raffel et al. 2020, appendix D), and WSC asks for the referent
+of a pronoun; it is trained on the records whose referent is right. At most 32 entities of a passage
+are candidates; few passages have more.
 """
 
 from t5x_like.benchmarks.suites import Files, Suite, chosen, labelled, rewritten
@@ -14,7 +15,9 @@ _QUESTION = ("idx.paragraph", "idx.question")
 def _jsonl(folder: str, form: str = "jsonl") -> Files:
   """Return the files of a task in SuperGLUE's archive, where test sets have no labels."""
   names = {"train": "train", "validation": "val", "test": "test"}
-  return Files(f"super_{folder}", form, {split: [f"{folder}/{name}.jsonl"] for split, name in names.items()})
+  return Files(
+    f"super_{folder}", form, {split: [f"{folder}/{name}.jsonl"] for split, name in names.items()}
+  )
 
 
 # The model of RTE also predicts the diagnostic sets; AX-b names its fields otherwise.
@@ -98,7 +101,12 @@ SUITE = Suite(
       counted=("f1", "exact_match"),
       length=384,
       instead=rewritten(
-        "record", ["answers"], ("f1", "exact_match"), inputs_length=512, targets_length=32, references="answers"
+        "record",
+        ["answers"],
+        ("f1", "exact_match"),
+        inputs_length=512,
+        targets_length=32,
+        references="answers",
       ),
       test={"ReCoRD": "test"},
     ),

@@ -1,13 +1,18 @@
 """Generated text: translation (Multi30k), summaries (SciTLDR) and questions without a context.
 
 The texts and the judgement of closed-book questions are those of Roberts et al. 2020
-(https://arxiv.org/abs/2002.08910): the first answer is learned, and any is right. SciTLDR's judgement is that of its
+(https://arxiv.org/abs/2002.08910): the first answer is learned, and any is right. SciTLDR's
+judgement is that of its
 `evaluate.py`: ROUGE without a stemmer with the reference of the highest ROUGE-1.
 """
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, generated
 
-_MULTI30K = {"train": ["train.{field}"], "validation": ["val.{field}"], "test": ["test_2016_flickr.{field}"]}
+_MULTI30K = {
+  "train": ["train.{field}"],
+  "validation": ["val.{field}"],
+  "test": ["test_2016_flickr.{field}"],
+}
 _SCITLDR = {split: [f"SciTLDR-A/{name}.jsonl"] for split, name in SPLITS.items()}
 _WEB_QUESTIONS = {
   "train": ["webquestions.examples.train.json", ["trainmodel.json", "val.json", "devtest.json"]],

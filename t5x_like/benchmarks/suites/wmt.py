@@ -1,9 +1,11 @@
-"""Translations from English (Workshop on Machine Translation) with T5's texts, data and BLEU (Raffel et al. 2020).
+"""Translations from English (Workshop on Machine Translation) with T5's texts, data and BLEU
+(Raffel et al. 2020).
 
-Training data and dev sets are those of the paper's section 2.3: German as in Vaswani et al. 2017 with newstest2013,
-French of WMT15 with newstest2014, Romanian of WMT16 with newsdev2016. T5's tasks read TensorFlow datasets, which have
-files of the other direction (`fren`, `roen`), and newsdiscussdev2015 too. BLEU is sacrebleu's with its tokenizer
-`intl`, as in the paper; the leaderboard's is `13a`. The likeliest token is taken at every step, as in tables 1 to 13;
+Training data and dev sets are those of the paper's section 2.3: German as in Vaswani et al. 2017
+with newstest2013, French of WMT15 with newstest2014, Romanian of WMT16 with newsdev2016. T5's tasks
+read TensorFlow datasets, which have files of the other direction (`fren`, `roen`), and
+newsdiscussdev2015 too. BLEU is sacrebleu's with its tokenizer `intl`, as in the paper; the
+leaderboard's is `13a`. The likeliest token is taken at every step, as in tables 1 to 13;
 `--config.evals.dev.beams=4` is table 14's search. Rows have 256 tokens, where T5 packs 512.
 """
 
@@ -11,9 +13,16 @@ from t5x_like.benchmarks.suites import Benchmark, Files, Suite, generated
 
 
 def _translation(
-  language: str, code: str, source: str, examples: int, train: list[str], validation: list[str], test: list[str]
+  language: str,
+  code: str,
+  source: str,
+  examples: int,
+  train: list[str],
+  validation: list[str],
+  test: list[str],
 ) -> Benchmark:
-  """Make a translation from English of TensorFlow datasets, or of official files whose training set has several."""
+  """Make a translation from English of TensorFlow datasets, or of official files whose training set
+  has several."""
   splits = {"train": [train], "validation": validation, "test": test}
   return generated(
     source,
@@ -36,7 +45,11 @@ SUITE = Suite(
       "de",
       "tfds:wmt_t2t_translate/de-en",
       4_592_289,
-      ["europarl-v7.de-en.{field}", "commoncrawl.de-en.{field}", "news-commentary-v13.de-en.{field}"],
+      [
+        "europarl-v7.de-en.{field}",
+        "commoncrawl.de-en.{field}",
+        "news-commentary-v13.de-en.{field}",
+      ],
       ["newstest2013.{field}", "newstest2013-{src|ref}.{field}.sgm"],
       ["newstest2014-deen-{src|ref}.{field}.sgm"],
     ),

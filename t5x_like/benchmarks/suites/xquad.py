@@ -15,11 +15,17 @@ SUITE = Suite(
       87_599,
       files=FILES,
       evaluated={"dev": "validation"}
-      | {language: {"task": {"source": f"tfds:xquad/{language}"}, "split": "test"} for language in LANGUAGES},
-      own_files={
-        language: Files(f"xquad_{language}", "squad", {"test": [f"xquad.{language}.json"]}) for language in LANGUAGES
+      | {
+        language: {"task": {"source": f"tfds:xquad/{language}"}, "split": "test"}
+        for language in LANGUAGES
       },
-      counted=tuple(f"{language}/{score}" for language in LANGUAGES for score in ("exact_match", "f1")),
+      own_files={
+        language: Files(f"xquad_{language}", "squad", {"test": [f"xquad.{language}.json"]})
+        for language in LANGUAGES
+      },
+      counted=tuple(
+        f"{language}/{score}" for language in LANGUAGES for score in ("exact_match", "f1")
+      ),
     )
   }
 )

@@ -1,8 +1,8 @@
 """Cleaning steps of a corpus, one file each, found by name: `--clean=c4,exact,near,spans`.
 
-A file's `Step` filters each page by itself (`Filter`) or removes what a split contains more than once (`Duplicates`).
-Steps apply in the order of their `stage`, in whatever order they are listed. All are pure functions of texts and
-hashes; `corpora/duplicates.py` applies them to a split.
+A file's `Step` filters each page by itself (`Filter`) or removes what a split contains more than
+once (`Duplicates`). Steps apply in the order of their `stage`, in whatever order they are listed.
+All are pure functions of texts and hashes; `corpora/duplicates.py` applies them to a split.
 """
 
 import abc
@@ -17,7 +17,8 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.errors import UserError
 
-Cleaned = tuple[str | None, str | None, Counter]  # (text, or None if removed; why it is removed; amounts removed)
+# (text, or None if removed; why it is removed; amounts removed)
+Cleaned = tuple[str | None, str | None, Counter]
 Entries = dict[str, np.ndarray]  # key uint64 [n], place int64 [n], and what else a comparison needs
 
 
@@ -56,11 +57,12 @@ class Comparison:
 
   Attributes:
     name: name of the comparison and of the directory of its marks.
-    entries: (signatures [n, ...] of a part, their places int64 [n], places that the step's comparison before marked)
+    entries: (signatures [n, ...] of a part, their places int64 [n], places that the step's
+      comparison before marked)
       -> entries to compare.
-    match: (part, key, place int64 [N], ...) -> bool [N], the marked ones of all entries of some keys. Only entries of
-      the same key are compared, in the order of the corpus. They may therefore be divided among machines by key in any
-      way, and arrive in any order.
+    match: (part, key, place int64 [N], ...) -> bool [N], the marked ones of all entries of some
+      keys. Only entries of the same key are compared, in the order of the corpus. They may
+      therefore be divided among machines by key in any way, and arrive in any order.
   """
 
   name: str
@@ -88,7 +90,8 @@ class Duplicates(Step):
     """Remove duplicates from a page, at least one of whose signatures is marked."""
 
   def repeats(self, signatures: np.ndarray) -> np.ndarray:
-    """Mark the duplicates that need no comparison with other parts: signatures [n, ...] of a part -> bool [n]."""
+    """Mark the duplicates that need no comparison with other parts: signatures [n, ...] of a part
+    -> bool [n]."""
     return np.zeros(len(signatures), bool)
 
 
@@ -96,7 +99,9 @@ def names() -> list[str]:
   return slots.names(sys.modules[__name__])
 
 
-def steps(where: str, listed: str, arguments: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Step, ...]:
+def steps(
+  where: str, listed: str, arguments: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Step, ...]:
   """Make cleaning steps.
 
   Args:
@@ -110,6 +115,10 @@ def steps(where: str, listed: str, arguments: Mapping[str, Mapping[str, Any]] | 
   made = {}
   for name in filter(None, listed.split(",")):
     if name not in names():
-      raise UserError(f"{where}: found {name!r}, expected some of {', '.join(names())}, with commas")
-    made[name] = slots.find(where, name, sys.modules[__name__], "Step")(**(arguments or {}).get(name, {}))
+      raise UserError(
+        f"{where}: found {name!r}, expected some of {', '.join(names())}, with commas"
+      )
+    made[name] = slots.find(where, name, sys.modules[__name__], "Step")(
+      **(arguments or {}).get(name, {})
+    )
   return tuple(sorted(made.values(), key=lambda step: step.stage))

@@ -9,14 +9,19 @@ from t5x_like.corpora.cleaning import Duplicates, Entries
 
 def hashed(text: str) -> int:
   """Hash a text to 64 bits of BLAKE2b."""
-  return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+  return int.from_bytes(
+    hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+  )
 
 
 def by_key(part: np.ndarray, key: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Return (the order of the entries by key, then by corpus; marks of all but the first entry of each key)."""
+  """Return (the order of the entries by key, then by corpus; marks of all but the first entry of
+  each key)."""
   order_N = np.lexsort((place, part, key))
   sorted_N = key[order_N]
-  return order_N, np.concatenate([np.zeros(min(1, sorted_N.size), bool), sorted_N[1:] == sorted_N[:-1]])
+  return order_N, np.concatenate(
+    [np.zeros(min(1, sorted_N.size), bool), sorted_N[1:] == sorted_N[:-1]]
+  )
 
 
 def earlier(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
@@ -34,9 +39,11 @@ def firsts(signatures: np.ndarray, places: np.ndarray, before: np.ndarray) -> En
 
 
 class Repeats(Duplicates):
-  """The base of steps whose signatures are hashes, uint64 [n], that are duplicates if they are equal.
+  """The base of steps whose signatures are hashes, uint64 [n], that are duplicates if they are
+  equal.
 
-  A part sends each hash once, as the comparison `Comparison(name, firsts, earlier)`, and marks its own repeats.
+  A part sends each hash once, as the comparison `Comparison(name, firsts, earlier)`, and marks its
+  own repeats.
   """
 
   def repeats(self, signatures: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """`c4`: cleaning of web text in the spirit of C4 (Raffel et al. 2020, section 2.2).
 
-It removes citation marks; lines that do not end in terminal punctuation, have few words or an extremely long word,
-mention JavaScript or are a policy notice; and pages that have few sentences, a bad word, placeholder text or a curly
-brace, or are in another language.
+It removes citation marks; lines that do not end in terminal punctuation, have few words or an
+extremely long word, mention JavaScript or are a policy notice; and pages that have few sentences, a
+bad word, placeholder text or a curly brace, or are in another language.
 """
 
 import dataclasses
@@ -20,19 +20,28 @@ from t5x_like.errors import UserError
 QUOTES = ('"', "\u201d")  # end a line as terminators do
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")  # as in Wikipedia
-_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+_POLICY = (
+  "terms of use",
+  "privacy policy",
+  "cookie policy",
+  "uses cookies",
+  "use of cookies",
+  "use cookies",
+)
 _LONGEST_WORD = 1000  # characters
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Filter):
-  """The filters of one page; the numbers are from the paper, the citation marks and policy phrases from its code.
+  """The filters of one page; the numbers are from the paper, the citation marks and policy phrases
+  from its code.
 
   Attributes:
     min_words: minimum words per line.
     min_sentences: minimum sentences per page.
     bad_words: words in lower case; a page with one of them is removed.
-    language_id: `module:function` of a function from text to a language's name; empty for no language filter.
+    language_id: `module:function` of a function from text to a language's name; empty for no
+      language filter.
     language: the language to keep.
 
   Raises:
@@ -52,7 +61,8 @@ class Step(Filter):
       hook(self.language_id)
 
   def __setstate__(self, state: dict[str, Any]) -> None:
-    """Unpickle the filters in a worker. The command has checked them; the worker lacks the flags that admit names."""
+    """Unpickle the filters in a worker. The command has checked them; the worker lacks the flags
+    that admit names."""
     vars(self).update(state)
     trust.admit(self.language_id)
 
@@ -78,7 +88,10 @@ class Step(Filter):
 
   def long_enough(self, text: str) -> bool:
     """Return whether a text has at least `min_sentences`."""
-    return sum(1 for _ in itertools.islice(segmentation.sentences(text), self.min_sentences)) >= self.min_sentences
+    return (
+      sum(1 for _ in itertools.islice(segmentation.sentences(text), self.min_sentences))
+      >= self.min_sentences
+    )
 
   def _line(self, line: str) -> str | None:
     words = segmentation.words(line)
@@ -121,5 +134,8 @@ def hook(name: str) -> Callable[[str], str]:
   """Import the function at `module:function`; raise UserError if it is missing or not admitted."""
   found = trust.function("language id", name)
   if not callable(found):
-    raise UserError(f"language id {name!r}: found {type(found).__name__}, expected a function from text to a language")
+    raise UserError(
+      f"language id {name!r}: found {type(found).__name__}, expected a function "
+      "from text to a language"
+    )
   return found

@@ -1,9 +1,10 @@
 """`decontaminate`: removes pages that contain a text of an evaluation set, by 13 words in a row.
 
-The method is that of Brown et al. 2020, appendix C, which removes 200 characters on each side instead of the page:
-words in lower case without punctuation, and the whole text where it has 8 to 12 words. Shorter texts are not looked
-for, as they occur by chance. Spellings that Unicode holds equal (NFKC_Casefold) are one. In texts mostly of scripts
-without spaces between words, two letters count as a word.
+The method is that of Brown et al. 2020, appendix C, which removes 200 characters on each side
+instead of the page: words in lower case without punctuation, and the whole text where it has 8 to
+12 words. Shorter texts are not looked for, as they occur by chance. Spellings that Unicode holds
+equal (NFKC_Casefold) are one. In texts mostly of scripts without spaces between words, two letters
+count as a word.
 """
 
 import dataclasses
@@ -25,8 +26,10 @@ from t5x_like.corpora.sources._compression import DAMAGED, opened
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
-WORDS, FEWEST = 13, 8
-_IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")  # soft hyphens, joiners, …
+WORDS = 13
+FEWEST = 8
+# soft hyphens, joiners, …
+_IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -35,8 +38,8 @@ class Step(Filter):
   """The filter of one page.
 
   Attributes:
-    against: files of evaluation texts, or patterns of their names: JSON or JSONL, of which every text counts, or lines
-      whose columns are separated by tabs; compressed or not.
+    against: files of evaluation texts, or patterns of their names: JSON or JSONL, of which every
+      text counts, or lines whose columns are separated by tabs; compressed or not.
     sha256: of the texts, so that a changed file makes another corpus; empty to compute it.
 
   Raises:
@@ -50,10 +53,14 @@ class Step(Filter):
 
   def __post_init__(self):
     if not self.against:
-      raise UserError("--clean=decontaminate: found no --against, expected files of evaluation texts")
+      raise UserError(
+        "--clean=decontaminate: found no --against, expected files of evaluation texts"
+      )
     sha256 = known(self.against)[1]
     if self.sha256 not in ("", sha256):
-      raise UserError(f"--against={','.join(self.against)}: found other texts than when the preparation began")
+      raise UserError(
+        f"--against={','.join(self.against)}: found other texts than when the preparation began"
+      )
     object.__setattr__(self, "sha256", sha256)
 
   def clean(self, text: str) -> Cleaned:
@@ -70,10 +77,14 @@ class Step(Filter):
 
 
 @functools.lru_cache(4)
-def known(against: tuple[str, ...]) -> tuple[dict[int, tuple[np.ndarray, np.ndarray, list[str]]], str]:
-  """Return ({number of words: (sorted hashes of rows of words, the file of each, names of files)}, SHA-256)."""
+def known(
+  against: tuple[str, ...],
+) -> tuple[dict[int, tuple[np.ndarray, np.ndarray, list[str]]], str]:
+  """Return ({number of words: (sorted hashes of rows of words, the file of each, names of files)},
+  SHA-256)."""
   rows: dict[int, dict[int, int]] = {}
-  files, checksum = [], hashlib.sha256()
+  files = []
+  checksum = hashlib.sha256()
   for path in dict.fromkeys(path for pattern in against for path in _matches(pattern)):
     files.append(path.rpartition("/")[2])
     for text in texts(path):
@@ -86,7 +97,10 @@ def known(against: tuple[str, ...]) -> tuple[dict[int, tuple[np.ndarray, np.ndar
         for key in _rows(hashes_n, words).tolist():
           rows.setdefault(words, {}).setdefault(key, len(files) - 1)
   if not rows:
-    raise UserError(f"--against={','.join(against)}: found no text of {FEWEST} words or more in {len(files)} files")
+    raise UserError(
+      f"--against={','.join(against)}: found no text of {FEWEST} words or more in "
+      f"{len(files)} files"
+    )
   found = {}
   for words, keys in sorted(rows.items(), reverse=True):
     ordered = sorted(keys)
@@ -95,8 +109,10 @@ def known(against: tuple[str, ...]) -> tuple[dict[int, tuple[np.ndarray, np.ndar
 
 
 def texts(path: str) -> Iterator[str]:
-  """Yield the texts of a file of evaluation examples; raise UserError if it is unreadable or no UTF-8 or JSON lines."""
-  bare, number = re.sub(r"\.(gz|bz2|xz|zst)$", "", path), 0
+  """Yield the texts of a file of evaluation examples; raise UserError if it is unreadable or no
+  UTF-8 or JSON lines."""
+  bare = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
+  number = 0
   try:
     with opened(path) as file:
       if bare.endswith(".json"):
@@ -109,7 +125,9 @@ def texts(path: str) -> Iterator[str]:
         else:
           yield from line.decode().rstrip("\r\n").split("\t")
   except (*DAMAGED, RecursionError) as error:
-    raise UserError(f"--against: {path}, line {number}: cannot be read as evaluation texts ({error})") from error
+    raise UserError(
+      f"--against: {path}, line {number}: cannot be read as evaluation texts ({error})"
+    ) from error
 
 
 def _matches(pattern: str) -> list[str]:

@@ -1,9 +1,10 @@
 """`near`: of pages that are alike, the first stays.
 
-Pages are alike if their sets of five-word shingles have a Jaccard similarity of about 0.8 or more; a letter is a word
-in scripts without spaces (`segmentation`). A page's signature is its MinHash, 128 minima over its shingles (Broder
-1997). The share of equal minima estimates the similarity. `bands` finds the bands of minima that two pages of the split
-share, so that `near` compares only pages that share one.
+Pages are alike if their sets of five-word shingles have a Jaccard similarity of about 0.8 or more;
+a letter is a word in scripts without spaces (`segmentation`). A page's signature is its MinHash,
+128 minima over its shingles (Broder 1997). The share of equal minima estimates the similarity.
+`bands` finds the bands of minima that two pages of the split share, so that `near` compares only
+pages that share one.
 """
 
 import dataclasses
@@ -17,7 +18,9 @@ from t5x_like.corpora.cleaning import Cleaned, Comparison, Duplicates, Entries
 from t5x_like.corpora.cleaning._repeats import by_key, hashed
 
 SHINGLE = 5  # words
-HASHES, BANDS = 128, 16  # 16 bands of 8: a pair of similarity 0.8 shares a band with probability 0.95, one of 0.5 0.06
+# 16 bands of 8: a pair of similarity 0.8 shares a band with probability 0.95, one of 0.5 0.06
+HASHES = 128
+BANDS = 16
 SIMILAR = 0.8  # minimum share of equal minima in near duplicates
 REPRESENTATIVES = 1024  # maximum pages per key with which others are compared
 _ROWS = 2**14  # compared at once; bounds memory
@@ -31,14 +34,19 @@ def shared(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray
   return marked_N
 
 
-def similar(part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_) -> np.ndarray:
-  """Mark entries similar to an earlier representative of their key, by `minhash` uint32 [N, hashes]: -> bool [N].
+def similar(
+  part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_
+) -> np.ndarray:
+  """Mark entries similar to an earlier representative of their key, by `minhash` uint32 [N,
+  hashes]: -> bool [N].
 
-  The first entry of a key is a representative. Every later entry is marked if it is similar to a representative, and
-  otherwise becomes a representative itself, up to `REPRESENTATIVES`.
+  The first entry of a key is a representative. Every later entry is marked if it is similar to a
+  representative, and otherwise becomes a representative itself, up to `REPRESENTATIVES`.
   """
   order_N, repeats_N = by_key(part, key, place)
-  marked_N, left, first = np.zeros(order_N.size, bool), order_N, ~repeats_N
+  marked_N = np.zeros(order_N.size, bool)
+  left = order_N
+  first = ~repeats_N
   for _ in range(REPRESENTATIVES):
     group = np.cumsum(first) - 1
     others = np.flatnonzero(~first)
@@ -51,13 +59,15 @@ def similar(part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.nd
       ]
     )
     marked_N[left[others[like]]] = True
-    left, group = left[others[~like]], group[others[~like]]
+    left = left[others[~like]]
+    group = group[others[~like]]
     first = np.diff(group, prepend=-1) != 0
   return marked_N
 
 
 def same_bands(minhash: np.ndarray) -> np.ndarray:
-  """Compute band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]; equal keys are compared."""
+  """Compute band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]; equal
+  keys are compared."""
   rows = minhash.reshape(*minhash.shape[:-1], BANDS, HASHES // BANDS).astype(np.uint64)
   key = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), rows.shape[:-1])
   for row in range(rows.shape[-1]):

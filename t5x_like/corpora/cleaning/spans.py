@@ -1,4 +1,5 @@
-"""`spans`: of three consecutive sentences that occur more than once, except for case and spaces, the first stay.
+"""`spans`: of three consecutive sentences that occur more than once, except for case and spaces,
+the first stay.
 
 The others are removed from their pages.
 """
@@ -25,9 +26,13 @@ class Step(Repeats):
   def sign(self, text: str) -> np.ndarray:
     normal = [" ".join(sentence.lower().split()) for sentence in sentences(text)]
     spans = max(0, len(normal) - SPAN + 1)
-    return np.fromiter((hashed("\n".join(normal[i : i + SPAN])) for i in range(spans)), np.uint64, spans)
+    return np.fromiter(
+      (hashed("\n".join(normal[i : i + SPAN])) for i in range(spans)), np.uint64, spans
+    )
 
   def without(self, text: str, marked_n: np.ndarray) -> Cleaned:
     gone = {start + i for start in np.flatnonzero(marked_n).tolist() for i in range(SPAN)}
-    left = "".join(sentence for number, sentence in enumerate(sentences(text)) if number not in gone).strip()
+    left = "".join(
+      sentence for number, sentence in enumerate(sentences(text)) if number not in gone
+    ).strip()
     return left, None, Counter({"span: repeated": int(marked_n.sum())})

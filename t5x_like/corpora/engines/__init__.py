@@ -1,4 +1,5 @@
-"""Engines, which do the work on the parts of a job: one file each, found by name, `--engine=processes`.
+"""Engines, which do the work on the parts of a job: one file each, found by name,
+`--engine=processes`.
 
 A file's `Engine` is made from the number of workers of this machine and the options of a pipeline.
 """

@@ -1,6 +1,8 @@
-"""`batches`: build one part after another, reading it here and making its batches in processes of this machine.
+"""`batches`: build one part after another, reading it here and making its batches in processes of
+this machine.
 
-joblib sends what is sent, so a kind may hold functions of a task, and programs need no `if __name__ == "__main__"`.
+joblib sends what is sent, so a kind may hold functions of a task, and programs need no `if __name__
+== "__main__"`.
 """
 
 import itertools
@@ -30,7 +32,9 @@ class Engine(processes.Engine):
     if len(few) <= _ALONE:
       return map(job.kind.make, few)
     calls = (joblib.delayed(_make)(job.kind, batch) for batch in itertools.chain(few, waiting))
-    return joblib.Parallel(self._workers, return_as="generator", batch_size=1, pre_dispatch="2 * n_jobs")(calls)
+    return joblib.Parallel(
+      self._workers, return_as="generator", batch_size=1, pre_dispatch="2 * n_jobs"
+    )(calls)
 
 
 def _make(kind: Kind, batch: Batch) -> Made:

@@ -1,8 +1,8 @@
 """`beam`: work on any runner of Apache Beam (the extra `beam`).
 
-Beam decides where a part is built and where entries of equal keys meet. It calls the same functions as the other
-engine, so the bytes are the same. Pipelines use only transforms that all runners support: Create, Reshuffle, ParDo,
-Flatten and GroupByKey on small integers.
+Beam decides where a part is built and where entries of equal keys meet. It calls the same functions
+as the other engine, so the bytes are the same. Pipelines use only transforms that all runners
+support: Create, Reshuffle, ParDo, Flatten and GroupByKey on small integers.
 """
 
 import contextlib
@@ -24,9 +24,12 @@ try:
   from apache_beam.options.pipeline_options import PipelineOptions
   from apache_beam.runners.runner import create_runner
 except ImportError as error:
-  raise UserError("--engine=beam: found no Apache Beam here; pip install 't5x-like[beam]'") from error
+  raise UserError(
+    "--engine=beam: found no Apache Beam here; pip install 't5x-like[beam]'"
+  ) from error
 
-_QUIET = "--default_sdk_harness_log_level=ERROR"  # the local runner's workers log every channel they open
+# the local runner's workers log every channel they open
+_QUIET = "--default_sdk_harness_log_level=ERROR"
 _MOST_BUCKETS = 4096
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"  # Beam does not know its short name
 _DASK_PARTITIONS = ("--dask_npartitions", "--dask_partition_size")
@@ -39,11 +42,12 @@ class Engine(engines.Engine):
 
   Args:
     workers: ignored.
-    options: options of the pipeline: --runner=DataflowRunner --project=... and so on. Workers log only errors unless an
-      option says otherwise.
+    options: options of the pipeline: --runner=DataflowRunner --project=... and so on. Workers log
+      only errors unless an option says otherwise.
 
   Raises:
-    UserError, when it works: an option is unknown to Beam, or a part raised UserError; the first such part is reported.
+    UserError, when it works: an option is unknown to Beam, or a part raised UserError; the first
+    such part is reported.
   """
 
   takes_options = True
@@ -59,24 +63,34 @@ class Engine(engines.Engine):
 
   def _each(self, job: Job, work: Callable[[int], None]) -> None:
     with _pipeline(self._options, _refusals(job)) as pipeline:
-      _parts(pipeline, job) | "make" >> beam.Map(_call, work=work, refusals=_refusals(job), admitted=trust.state())
+      _parts(pipeline, job) | "make" >> beam.Map(
+        _call, work=work, refusals=_refusals(job), admitted=trust.state()
+      )
 
   def compare(self, job: Job, one: Comparison) -> None:
     """Make a comparison as a group-by.
 
-    A part's entries are divided by key into as many buckets as there are parts, so that a bucket has about as many
-    entries as a part. A worker holds one part or one bucket at a time.
+    A part's entries are divided by key into as many buckets as there are parts, so that a bucket
+    has about as many entries as a part. A worker holds one part or one bucket at a time.
     """
     duplicates.begin(job, one)
     with _pipeline(self._options, _refusals(job)) as pipeline:
       numbers = _parts(pipeline, job)
       divided = numbers | "divide" >> beam.FlatMap(
-        _divided, job=job, one=one, buckets=min(job.kind.num_parts, _MOST_BUCKETS), admitted=trust.state()
+        _divided,
+        job=job,
+        one=one,
+        buckets=min(job.kind.num_parts, _MOST_BUCKETS),
+        admitted=trust.state(),
       ).with_output_types(tuple[int, Any])
       marked = (
-        divided | beam.GroupByKey() | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
+        divided
+        | beam.GroupByKey()
+        | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
       )
-      every = numbers | "every part" >> beam.Map(lambda number: (number, None)).with_output_types(tuple[int, Any])
+      every = numbers | "every part" >> beam.Map(lambda number: (number, None)).with_output_types(
+        tuple[int, Any]
+      )
       saved = (marked, every) | beam.Flatten() | "by part" >> beam.GroupByKey()
       saved | "save" >> beam.Map(_saved, job=job, one=one)
     duplicates.end(job, one)
@@ -92,7 +106,8 @@ def _refusals(job: Job) -> Place:
 
 @contextlib.contextmanager
 def _pipeline(options: Sequence[str], refusals: Place) -> Iterator[beam.Pipeline]:
-  """Provide a pipeline to fill, then run it; raise UserError if it cannot run, or for the first refused part."""
+  """Provide a pipeline to fill, then run it; raise UserError if it cannot run, or for the first
+  refused part."""
   if refusals.exists():
     refusals.rmtree()
   try:
@@ -115,7 +130,8 @@ def _parts(pipeline: beam.Pipeline, job: Job) -> beam.PCollection[int]:
 
 
 def _options(flags: Sequence[str]) -> PipelineOptions:
-  """Parse the pipeline's options; raise UserError for an unknown flag unless the runner's job server may define it."""
+  """Parse the pipeline's options; raise UserError for an unknown flag unless the runner's job
+  server may define it."""
   runner = PipelineOptions(list(flags)).get_all_options(retain_unknown_options=True)["runner"]
   if runner in ("FlinkRunner", "PortableRunner", "SparkRunner"):
     return PipelineOptions(list(flags))
@@ -129,7 +145,9 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
       create_runner(runner)  # imports the runner and thereby its options
     except (ImportError, AttributeError) as error:
       extra = "dask" if runner == _DASK else "the extra of this runner"
-      raise UserError(f"--runner={runner}: {one_line(error)}; pip install 'apache-beam[{extra}]'") from error
+      raise UserError(
+        f"--runner={runner}: {one_line(error)}; pip install 'apache-beam[{extra}]'"
+      ) from error
   options = PipelineOptions(list(flags))
   given = options.get_all_options(retain_unknown_options=True)
   known = PipelineOptions([f"--runner={runner}"] if runner else []).get_all_options()
@@ -159,7 +177,9 @@ def _divided(
   number: int, job: Job, one: Comparison, buckets: int, admitted: trust.State
 ) -> Iterator[tuple[int, tuple[int, Entries]]]:
   """Yield (bucket, (part, its entries)) for every bucket with entries of the part."""
-  found = _call(number, lambda number: duplicates.entries(job, one, number), _refusals(job), admitted)
+  found = _call(
+    number, lambda number: duplicates.entries(job, one, number), _refusals(job), admitted
+  )
   if found is None or not found["key"].size:
     return
   bucket_n = (found["key"] % np.uint64(buckets)).astype(np.int64)
@@ -169,7 +189,9 @@ def _divided(
     yield bucket, (number, {name: values[some] for name, values in found.items()})
 
 
-def _matched(bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison) -> duplicates.Marked:
+def _matched(
+  bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison
+) -> duplicates.Marked:
   return duplicates.matched(one, bucket[1])
 
 

@@ -1,8 +1,8 @@
 """`processes`: work in processes of this machine.
 
-Entries of a comparison meet through files: each part's are written to disk sorted by key, so that a range of keys is
-one slice of every part's files. Ranges hold about 256 MB each and are matched one after another or in several
-processes. Memory holds the ranges at work and the marks.
+Entries of a comparison meet through files: each part's are written to disk sorted by key, so that a
+range of keys is one slice of every part's files. Ranges hold about 256 MB each and are matched one
+after another or in several processes. Memory holds the ranges at work and the marks.
 """
 
 import collections
@@ -32,7 +32,8 @@ from t5x_like.files.remote import Remote
 
 _RANGE_BYTES = 2**28
 _BATCHES_AHEAD = 3  # per worker; bounds memory if the consumer is slow
-_LOOK_SECONDS, _STUCK_SECONDS = 0.5, 3.0
+_LOOK_SECONDS = 0.5
+_STUCK_SECONDS = 3.0
 
 
 class Engine(engines.Engine):
@@ -43,13 +44,19 @@ class Engine(engines.Engine):
 
   def sign(self, job: Job) -> None:
     with self._each(job) as each:
-      collections.deque(each(functools.partial(duplicates.sign, job), range(job.kind.num_parts)), maxlen=0)
+      collections.deque(
+        each(functools.partial(duplicates.sign, job), range(job.kind.num_parts)), maxlen=0
+      )
 
   def compare(self, job: Job, one: Comparison) -> None:
     duplicates.begin(job, one)
-    parts, marked = job.kind.num_parts, collections.defaultdict(list)
+    parts = job.kind.num_parts
+    marked = collections.defaultdict(list)
     scratch = None if isinstance(job.progress, Remote) else job.progress
-    with self._each(job) as each, tempfile.TemporaryDirectory(prefix=".keys.", dir=scratch) as folder:
+    with (
+      self._each(job) as each,
+      tempfile.TemporaryDirectory(prefix=".keys.", dir=scratch) as folder,
+    ):
       size = sum(each(functools.partial(_write, job, one, folder), range(parts)))
       ranges = max(1, -(-size // _RANGE_BYTES))
       for found in each(functools.partial(_match, one, folder, parts, ranges), range(ranges)):
@@ -60,8 +67,10 @@ class Engine(engines.Engine):
     duplicates.end(job, one)
 
   def make(self, job: Job) -> None:
-    """Build the parts: one per process if there are enough, else one after another with their batches spread."""
-    parts, make = range(job.kind.num_parts), functools.partial(building.make_part, job)
+    """Build the parts: one per process if there are enough, else one after another with their
+    batches spread."""
+    parts = range(job.kind.num_parts)
+    make = functools.partial(building.make_part, job)
     if self._workers == 1:
       collections.deque(map(make, parts), maxlen=0)
       return
@@ -70,7 +79,9 @@ class Engine(engines.Engine):
         for number in parts:
           make(number, functools.partial(_spread, pool, self._workers))
       else:
-        for future in concurrent.futures.as_completed([pool.submit(make, number) for number in parts]):
+        for future in concurrent.futures.as_completed(
+          [pool.submit(make, number) for number in parts]
+        ):
           future.result()
 
   @contextlib.contextmanager
@@ -99,15 +110,20 @@ def _match(one: Comparison, folder: str, parts: int, ranges: int, number: int) -
   bounds = [np.uint64(2**64 * edge // ranges - (edge == ranges)) for edge in (number, number + 1)]
   pieces = []
   for part in range(parts):
-    found = {file.stem: np.load(file, mmap_mode="r") for file in pathlib.Path(folder, str(part)).iterdir()}
+    found = {
+      file.stem: np.load(file, mmap_mode="r") for file in pathlib.Path(folder, str(part)).iterdir()
+    }
     low, high = (int(np.searchsorted(found["key"], bound)) for bound in bounds)
     if number + 1 == ranges:
       high = found["key"].size
-    pieces.append((part, {name: np.array(values[low:high]) for name, values in found.items()}))  # closes the files
+    # closes the files
+    pieces.append((part, {name: np.array(values[low:high]) for name, values in found.items()}))
   return duplicates.matched(one, pieces)
 
 
-def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterable[Batch]) -> Iterator[Made]:
+def _spread(
+  pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterable[Batch]
+) -> Iterator[Made]:
   """Make batches in the processes of the pool and yield the results in order."""
   waiting = iter(batches)
 
@@ -138,8 +154,8 @@ def _worker(admitted: trust.State) -> None:
 
 
 class _Process(multiprocessing.context.SpawnProcess):
-  """A process that does not run the program's own file, which a script may not expect: it would begin once more there,
-  and wait for the store that its parent is making."""
+  """A process that does not run the program's own file, which a script may not expect: it would
+  begin once more there, and wait for the store that its parent is making."""
 
   def start(self) -> None:
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
@@ -163,7 +179,8 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
       yield pool
     except concurrent.futures.process.BrokenProcessPool as error:
       raise UserError(
-        "a tokenising process was killed, by the system if memory ran out: lower --workers and run the "
+        "a tokenising process was killed, by the system if memory ran out: lower --workers and "
+        "run the "
         "same command again"
       ) from error
     finally:
@@ -173,10 +190,12 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
 
 
 def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading.Event) -> None:
-  """Break a pool if a process was killed while sending a result: the pool would wait forever for the rest.
+  """Break a pool if a process was killed while sending a result: the pool would wait forever for
+  the rest.
 
-  The dead process also keeps the lock that the others need to send their results. The pipe ends once neither they nor
-  this process hold its other end; then the pool notices by itself. There is no public interface for this.
+  The dead process also keeps the lock that the others need to send their results. The pipe ends
+  once neither they nor this process hold its other end; then the pool notices by itself. There is
+  no public interface for this.
   """
   while not ended.wait(_LOOK_SECONDS):
     if all(process.exitcode is None for process in [*(pool._processes or {}).values()]):

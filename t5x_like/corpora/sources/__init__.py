@@ -15,37 +15,41 @@
     lines:news.en.gz                                one record per line; field `text`
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
-    multirc: record: wsc: race: webquestions: stories: entities: sgm:  the files of benchmarks, see each format's file
-    salient:[FINDER@]SOURCE                         sentences with a date, number or name masked, one record a span
-    cloze:SOURCE                                    a sentence of a text, and the rest of it, one record a sentence
-    t5:stsb:SOURCE                                  T5's texts of a benchmark's records, see `t5.py`
-    official:{…}                                    a benchmark's files by their usual names, see `benchmarks/suites/`
-    conll:ner.conll                                 one record per sentence; `tokens`, and the columns by number
-    conllu:en_ewt.conllu                            one record per sentence; `tokens`, `text`, `sent_id`, and columns
-    tfds:NAME[/config][:version]                    any TensorFlow dataset, prepared or buildable
-    folders:train=imagenet/train,validation=…       images in one folder per class; `image` (bytes), `label`
-    idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside; `image`, `label`
-    voc:VOC2012                                     images with boxes, Pascal VOC's layout; `image`, `objects`
-    coco:train=instances_train2017.json,…           images with boxes, COCO's JSON; `image`, `objects`
-    boxes:train=boxes.csv@pictures,…                images with boxes, a row of a table for each; `image`, `objects`
-    objects:[SIDE@]voc:VOC2012                      each object of one of these as a labelled image; `image`, `label`
-    held_out:10@folders:photos                      one without `validation`, which gets one in 10 records of `train`
-    digit_scenes                                    tiny images with boxes, composed of `digits`; `image`, `objects`
-    digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
-    docstrings                                      the embedded corpus, built on first use
-    docstring_tasks:name                            supervised tasks from that corpus: package, halves, name, parameter
-    sums:99                                         sums of two numbers up to 99; `a`, `b`, `sum`
-    facts:2000                                      questions about people and, in split passages, their answers
-    builtin                                         a tiny corpus with a field for every task, for trying out recipes
+    multirc: record: wsc: race: webquestions: stories: entities: sgm:  the files of benchmarks, see
+      each format's file salient:[FINDER@]SOURCE                         sentences with a date,
+      number or name masked, one record a span cloze:SOURCE                                    a
+      sentence of a text, and the rest of it, one record a sentence t5:stsb:SOURCE
+      T5's texts of a benchmark's records, see `t5.py` official:{…}
+      a benchmark's files by their usual names, see `benchmarks/suites/` conll:ner.conll
+      one record per sentence; `tokens`, and the columns by number conllu:en_ewt.conllu
+      one record per sentence; `tokens`, `text`, `sent_id`, and columns tfds:NAME[/config][:version]
+      any TensorFlow dataset, prepared or buildable folders:train=imagenet/train,validation=…
+      images in one folder per class; `image` (bytes), `label`
+      idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside;
+      `image`, `label` voc:VOC2012                                     images with boxes, Pascal
+      VOC's layout; `image`, `objects` coco:train=instances_train2017.json,…           images with
+      boxes, COCO's JSON; `image`, `objects` boxes:train=boxes.csv@pictures,…                images
+      with boxes, a row of a table for each; `image`, `objects` objects:[SIDE@]voc:VOC2012
+      each object of one of these as a labelled image; `image`, `label` held_out:10@folders:photos
+      one without `validation`, which gets one in 10 records of `train` digit_scenes
+      tiny images with boxes, composed of `digits`; `image`, `objects` digits
+      1,797 tiny images that come with scikit-learn; `image`, `label` docstrings
+      the embedded corpus, built on first use docstring_tasks:name
+      supervised tasks from that corpus: package, halves, name, parameter sums:99
+      sums of two numbers up to 99; `a`, `b`, `sum` facts:2000
+      questions about people and, in split passages, their answers builtin
+      a tiny corpus with a field for every task, for trying out recipes
 
-A record is a dictionary of fields, which supervised tasks use. Pretraining takes one field as the text of a document
-(`Source.documents`); CoNLL's sentences are then joined back into documents.
+A record is a dictionary of fields, which supervised tasks use. Pretraining takes one field as the
+text of a document (`Source.documents`); CoNLL's sentences are then joined back into documents.
 
-A pattern without split names is the split `train`. `{00000..00007}` expands to those numbers; each file must exist.
-Files are local or remote (`gs://`, or any scheme that fsspec knows), read in sorted order, and decompressed by their
-first bytes (gzip, bzip2, xz, zstd). Text is UTF-8. Lines over 128 MiB are skipped; other defects raise a `UserError`.
+A pattern without split names is the split `train`. `{00000..00007}` expands to those numbers; each
+file must exist. Files are local or remote (`gs://`, or any scheme that fsspec knows), read in
+sorted order, and decompressed by their first bytes (gzip, bzip2, xz, zstd). Text is UTF-8. Lines
+over 128 MiB are skipped; other defects raise a `UserError`.
 
-To add a format `x`, add `x.py` here with a class `Source`; for a file format, subclass `FileSource` and define `read`.
+To add a format `x`, add `x.py` here with a class `Source`; for a file format, subclass `FileSource`
+and define `read`.
 """
 
 import abc
@@ -84,20 +88,30 @@ class Source(abc.ABC):
   splits: tuple[str, ...]
 
   @abc.abstractmethod
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    """Yield (a record's location, for messages; the record) of a split or part; raise UserError for unreadable data."""
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
+    """Yield (a record's location, for messages; the record) of a split or part; raise UserError for
+    unreadable data."""
 
-  def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """Yield the texts of a field, a `Skip` for null; raise UserError where the field is missing or not text."""
+  def documents(
+    self, split: str, field: str, part: tuple[int, int] | None = None
+  ) -> Iterator[str | Skip]:
+    """Yield the texts of a field, a `Skip` for null; raise UserError where the field is missing or
+    not text."""
     for where, record in self.records(split, part):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
   def classes(self, field: str) -> tuple[str, ...]:
-    """Return the class names of a field, in order; raise UserError if only the records would tell them."""
-    raise UserError(f"source {self.name}: the classes of {field!r} are not known; choose another source")
+    """Return the class names of a field, in order; raise UserError if only the records would tell
+    them."""
+    raise UserError(
+      f"source {self.name}: the classes of {field!r} are not known; choose another source"
+    )
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Divide the split into separately readable parts of about `part_bytes`, as ranges; deterministic."""
+    """Divide the split into separately readable parts of about `part_bytes`, as ranges;
+    deterministic."""
     return [(0, 1)]
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
@@ -113,28 +127,34 @@ class Source(abc.ABC):
     return True
 
   def changed(self, split: str) -> list[int | None]:
-    """Return the last modification time of each file of the split in nanoseconds; None if unknown."""
+    """Return the last modification time of each file of the split in nanoseconds; None if
+    unknown."""
     return []
 
   def facts(self, field: str) -> dict[str, Any]:
-    """Return the facts that define the documents of `field`, known without reading them: JSON, no absolute paths."""
+    """Return the facts that define the documents of `field`, known without reading them: JSON, no
+    absolute paths."""
     form = type(self).__module__.rpartition(".")[2]
     return {"form": form, "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    """Return the facts that define the documents of `field` in a part, as JSON; None if its files are not known."""
+    """Return the facts that define the documents of `field` in a part, as JSON; None if its files
+    are not known."""
     return None
 
   @abc.abstractmethod
   def split_facts(self, split: str) -> dict[str, Any]:
-    """Return the facts that define the records of a split, known without reading them: JSON, no absolute paths."""
+    """Return the facts that define the records of a split, known without reading them: JSON, no
+    absolute paths."""
 
 
 def formats() -> list[str]:
   return slots.names(sys.modules[__name__])
 
 
-def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None) -> Source:
+def open_source(
+  source: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None
+) -> Source:
   """Open a source by its spelling; see the top of this file.
 
   Args:
@@ -143,8 +163,8 @@ def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | No
     data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
 
   Raises:
-    UserError: the format, file, dataset or field does not exist, a file is empty, or the source was read from a file
-      that may not name it, see `trust`.
+    UserError: the format, file, dataset or field does not exist, a file is empty, or the source was
+      read from a file that may not name it, see `trust`.
   """
   trust.source("source", source)
   name, _, rest = source.partition(":")
@@ -160,10 +180,13 @@ def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | No
     if error.errno != errno.ENAMETOOLONG:
       raise
     raise UserError(
-      f"source {source[:80]!r}…: found a path too long for a file's name in its {len(source)} characters; correct it"
+      f"source {source[:80]!r}…: found a path too long for a file's name in its {len(source)} "
+      "characters; correct it"
     ) from None
   file_names.check_all(
-    f"source {source}: its name and splits", (opened.name, *opened.splits), "rename its files or splits"
+    f"source {source}: its name and splits",
+    (opened.name, *opened.splits),
+    "rename its files or splits",
   )
   return opened
 
@@ -172,13 +195,15 @@ _FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
 
 def parted(split: str) -> tuple[str, int | None]:
-  """Parse a split into (name, number of records): `validation[:200]` means the first 200; None means all."""
+  """Parse a split into (name, number of records): `validation[:200]` means the first 200; None
+  means all."""
   found = _FIRST.fullmatch(split)
   return (found[1], int(found[2])) if found else (split, None)
 
 
 def first_records(source: Source, split: str) -> Iterator[tuple[str, Record | Skip]]:
-  """Iterate over the records of a split, or over the first N of `split[:N]` without reading more."""
+  """Iterate over the records of a split, or over the first N of `split[:N]` without reading
+  more."""
   name, most = parted(split)
   return itertools.islice(source.records(name), most)
 
@@ -200,7 +225,9 @@ def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
       raise _missing(column, field, names, where)
   for column in {column_of(field, names) for field in fields} or names:
     if names.count(column) > 1:
-      raise UserError(f"{where}: found {names.count(column)} columns {column!r}, expected one; rename the others")
+      raise UserError(
+        f"{where}: found {names.count(column)} columns {column!r}, expected one; rename the others"
+      )
 
 
 def column_of(field: str, names: list[str]) -> str:
@@ -209,10 +236,11 @@ def column_of(field: str, names: list[str]) -> str:
 
 
 def value(record: Record, field: str, where: str) -> Any:
-  """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`; `*` is a whole list.
+  """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`;
+  `*` is a whole list.
 
-  An index past the end of a list gives None, and so does a path through null. A name on a list of records gives the
-  list of their values, so that `answers.text.0` is the same as `answers.0.text`.
+  An index past the end of a list gives None, and so does a path through null. A name on a list of
+  records gives the list of their values, so that `answers.text.0` is the same as `answers.0.text`.
 
   Raises:
     UserError: the record lacks the field.
@@ -240,7 +268,8 @@ def value(record: Record, field: str, where: str) -> Any:
 
 
 def text_of(record: Record, field: str, where: str) -> str | Skip:
-  """Return the text of a field, as a document, a `Skip` for null; raise UserError if it is missing or not text."""
+  """Return the text of a field, as a document, a `Skip` for null; raise UserError if it is missing
+  or not text."""
   try:
     found = value(record, field, where)
   except UserError as error:

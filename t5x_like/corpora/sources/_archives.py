@@ -13,7 +13,8 @@ LONGEST = 2**28  # bytes of one file: far beyond any image, and no bomb
 
 
 def split(path: str) -> tuple[str, str] | None:
-  """Return (archive, path in it, "" for the whole), or None for a path that leads into no archive."""
+  """Return (archive, path in it, "" for the whole), or None for a path that leads into no
+  archive."""
   for end in (".zip", ".ZIP"):
     head, found, inner = f"{path}/".partition(f"{end}/")
     if found and place(head + end).exists() and globs.kind(head + end) == "file":
@@ -27,23 +28,30 @@ def members(archive: str) -> dict[str, zipfile.ZipInfo]:
 
 
 def read(archive: str, name: str) -> bytes | None:
-  """Return the content of a file in an archive, None if it is too long; raise UserError if it cannot be read."""
+  """Return the content of a file in an archive, None if it is too long; raise UserError if it
+  cannot be read."""
   zipped, found = _opened(archive, place(archive).changed(), os.getpid())
   if found[name].file_size > LONGEST:
     return None
   try:
     return zipped.read(found[name])
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
-    raise UserError(f"{archive}/{name}: cannot be read ({one_line(error)}); unpack the archive") from error
+    raise UserError(
+      f"{archive}/{name}: cannot be read ({one_line(error)}); unpack the archive"
+    ) from error
 
 
 @functools.lru_cache(4)
-def _opened(archive: str, changed: int | None, process: int) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
+def _opened(
+  archive: str, changed: int | None, process: int
+) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
   """Open an archive once in each process, which have places of their own in it."""
   try:
     zipped = zipfile.ZipFile(place(archive).open("rb"))
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
-    raise UserError(f"{archive}: found no zip archive ({one_line(error)}); fetch it again") from error
+    raise UserError(
+      f"{archive}: found no zip archive ({one_line(error)}); fetch it again"
+    ) from error
   names = {_name(info): info for info in zipped.infolist() if not info.is_dir()}
   hidden = lambda name: any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))  # noqa: E731
   return zipped, {name: names[name] for name in sorted(names) if not hidden(name)}

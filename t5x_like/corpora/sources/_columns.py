@@ -13,11 +13,15 @@ AT_ONCE = 1024
 
 
 class ColumnSource(FileSource):
-  """One record per row; only the columns in `fields` are read. A format defines `opened` and `damaged`."""
+  """One record per row; only the columns in `fields` are read. A format defines `opened` and
+  `damaged`."""
 
   @abc.abstractmethod
-  def opened(self, file: BinaryIO) -> tuple[list[str], Callable[[list[str]], Iterable[list[Record]]]]:
-    """Return (names of columns, a function from the columns in use to lists of at most `AT_ONCE` records)."""
+  def opened(
+    self, file: BinaryIO
+  ) -> tuple[list[str], Callable[[list[str]], Iterable[list[Record]]]]:
+    """Return (names of columns, a function from the columns in use to lists of at most `AT_ONCE`
+    records)."""
 
   @abc.abstractmethod
   def damaged(self, path: str, error: Exception) -> UserError:
@@ -31,10 +35,15 @@ class ColumnSource(FileSource):
       with place(path).open("rb") as file:
         names, records_of = self.opened(file)
         check_fields(self.fields, names, path)
-        for records in records_of(list({column_of(field, names): None for field in self.fields} or names)):
+        for records in records_of(
+          list({column_of(field, names): None for field in self.fields} or names)
+        ):
           for record in records:
             number += 1
-            yield f"{path}, row {number}", Skip(f"text of over {LONGEST:,} characters") if _long(record) else record
+            yield (
+              f"{path}, row {number}",
+              Skip(f"text of over {LONGEST:,} characters") if _long(record) else record,
+            )
     except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
       raise self.damaged(path, error) from error
 

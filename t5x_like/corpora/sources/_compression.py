@@ -1,4 +1,5 @@
-"""Plain bytes from plain or compressed files; the first bytes, else the suffix, reveal the compression."""
+"""Plain bytes from plain or compressed files; the first bytes, else the suffix, reveal the
+compression."""
 
 import bz2
 import functools
@@ -42,21 +43,30 @@ def opened(path: str) -> BinaryIO:
   if found == "zstd":
     import pyarrow
 
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"))
+    return io.BufferedReader(
+      pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
+    )
   if found == "gzip":
     return gzip.open(file, "rb")
-  decoder = bz2.BZ2Decompressor if found == "bzip2" else functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+  decoder = (
+    bz2.BZ2Decompressor
+    if found == "bzip2"
+    else functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+  )
   return io.BufferedReader(_Streams(file, decoder), _PIECE)
 
 
 class _Streams(io.RawIOBase):
   """The plain bytes of concatenated bzip2 or xz streams.
 
-  The standard library's readers stop silently if anything but another stream follows a stream, such as a stream whose
-  first byte is damaged. Here anything but zeros, which are padding, raises one of `DAMAGED`.
+  The standard library's readers stop silently if anything but another stream follows a stream, such
+  as a stream whose first byte is damaged. Here anything but zeros, which are padding, raises one of
+  `DAMAGED`.
   """
 
-  def __init__(self, file: BinaryIO, new_decoder: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]):
+  def __init__(
+    self, file: BinaryIO, new_decoder: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
+  ):
     self._file, self._new_decoder, self._decoder = file, new_decoder, new_decoder()
 
   def readable(self) -> bool:

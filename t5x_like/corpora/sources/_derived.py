@@ -1,4 +1,5 @@
-"""The base of sources whose records are made of another source's: parts, sizes and facts are the other's."""
+"""The base of sources whose records are made of another source's: parts, sizes and facts are the
+other's."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +8,15 @@ from t5x_like.corpora.sources import Record, Skip, Source, check_split
 
 
 class Derived(Source):
-  """A source that sets `_inner`, the other source, and `_own`, the facts about what it makes of its records."""
+  """A source that sets `_inner`, the other source, and `_own`, the facts about what it makes of its
+  records."""
 
   _inner: Source
   _own: dict[str, Any]
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     check_split(self, split)
     for where, record in self._inner.records(split, part):
       yield from [(where, record)] if isinstance(record, Skip) else self._made(record, where, split)

@@ -1,4 +1,5 @@
-"""Helpers shared by the file formats: patterns to files by split, and lines from plain or compressed files."""
+"""Helpers shared by the file formats: patterns to files by split, and lines from plain or
+compressed files."""
 
 import abc
 import codecs
@@ -13,9 +14,11 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs, local
 from t5x_like.files.places import is_remote, place
 
-LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
+# maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
+LONGEST = 2**27
 
-SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"}  # in names of files -> the split
+# in names of files -> the split
+SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"}
 SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 _PIECE = 2**20
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
@@ -25,8 +28,8 @@ class FileSource(Source):
   """Records of local or remote files, read one file after another; a format defines `read`.
 
   Args:
-    rest: a glob pattern (`{00000..00007}` expands to those numbers), or `split=pattern,...`; a split named
-      twice gets the files of both patterns.
+    rest: a glob pattern (`{00000..00007}` expands to those numbers), or `split=pattern,...`; a
+      split named twice gets the files of both patterns.
     fields: the fields in use; empty means all.
     data_dir: ignored for files.
   """
@@ -38,8 +41,12 @@ class FileSource(Source):
     self._patterns = _patterns(self.format, rest)
     found = {split: _files(self.format, patterns) for split, patterns in self._patterns.items()}
     self._files = {split: list(sizes) for split, sizes in found.items()}
-    self._sizes = {path: size for sizes in found.values() for path, size in sizes.items() if is_remote(path)}
-    self.name = _name(self.format, sorted({path for files in self._files.values() for path in files}))
+    self._sizes = {
+      path: size for sizes in found.values() for path, size in sizes.items() if is_remote(path)
+    }
+    self.name = _name(
+      self.format, sorted({path for files in self._files.values() for path in files})
+    )
     self.splits = tuple(self._files)
 
   @abc.abstractmethod
@@ -51,15 +58,23 @@ class FileSource(Source):
     for where, record in self.read(path):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     return itertools.chain.from_iterable(map(self.read, self._paths(split, part)))
 
-  def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    return itertools.chain.from_iterable(self.documents_of(path, field) for path in self._paths(split, part))
+  def documents(
+    self, split: str, field: str, part: tuple[int, int] | None = None
+  ) -> Iterator[str | Skip]:
+    return itertools.chain.from_iterable(
+      self.documents_of(path, field) for path in self._paths(split, part)
+    )
 
   def in_two_splits(self) -> str | None:
     seen: dict[str, str] = {}
-    files = ((split, globs.absolute(path)) for split, paths in self._files.items() for path in paths)
+    files = (
+      (split, globs.absolute(path)) for split, paths in self._files.items() for path in paths
+    )
     return next((path for split, path in files if seen.setdefault(path, split) != split), None)
 
   def is_listed(self) -> bool:
@@ -69,7 +84,8 @@ class FileSource(Source):
     return all(size == listed.get(path, ("file", size))[1] for path, size in self._sizes.items())
 
   def _size(self, path: str) -> int:
-    """Return the size of a file in bytes; of one at an address as on opening, since every question is a request."""
+    """Return the size of a file in bytes; of one at an address as on opening, since every question
+    is a request."""
     return self._sizes[path] if path in self._sizes else place(path).size()
 
   def paths(self, split: str) -> list[str]:
@@ -80,21 +96,26 @@ class FileSource(Source):
     return self._files[split][slice(*part) if part else slice(None)]
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Return runs of files of at least `part_bytes` each, as ranges [first, past) of file numbers."""
+    """Return runs of files of at least `part_bytes` each, as ranges [first, past) of file
+    numbers."""
     check_split(self, split)
-    parts, first, held = [], 0, 0
+    parts = []
+    first = 0
+    held = 0
     for number, path in enumerate(self._files[split]):
       held += self._size(path)
       if held >= part_bytes:
         parts.append((first, number + 1))
-        first, held = number + 1, 0
+        first = number + 1
+        held = 0
     return [*parts, (first, len(self._files[split]))] if held else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     return sum(map(self._size, self._paths(split, part)))
 
   def changed(self, split: str) -> list[int | None]:
-    """Return the last modification time of each file of the split in nanoseconds; None for remote files."""
+    """Return the last modification time of each file of the split in nanoseconds; None for remote
+    files."""
     return [place(path).changed() for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
@@ -102,7 +123,10 @@ class FileSource(Source):
     return facts if self.only_text else {"form": facts.pop("form"), "text_field": field, **facts}
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    files = [[os.path.basename(path), self._size(path), place(path).changed()] for path in self._paths(split, part)]
+    files = [
+      [os.path.basename(path), self._size(path), place(path).changed()]
+      for path in self._paths(split, part)
+    ]
     return [self.format, None if self.only_text else field, files]
 
   def split_facts(self, split: str) -> dict[str, Any]:
@@ -117,7 +141,8 @@ class FileSource(Source):
 
 
 def irregular_kind(path: str) -> str | None:
-  """Return "a pipe", "a device" or "a socket" if a path on disk is one, whose reading might never end; else None."""
+  """Return "a pipe", "a device" or "a socket" if a path on disk is one, whose reading might never
+  end; else None."""
   if is_remote(path):
     return None
   try:
@@ -138,9 +163,11 @@ def bytes_of(path: str) -> bytes:
 
 
 def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
-  """Yield (line number from 1, line, with its terminator if `ends`) of a plain or compressed UTF-8 file.
+  """Yield (line number from 1, line, with its terminator if `ends`) of a plain or compressed UTF-8
+  file.
 
-  Memory holds one line at a time. A line ends with LF or CR LF; a line over `LONGEST` bytes yields a `Skip`.
+  Memory holds one line at a time. A line ends with LF or CR LF; a line over `LONGEST` bytes yields
+  a `Skip`.
   """
   number = 0
   try:
@@ -153,13 +180,17 @@ def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
           yield number, Skip(f"line of over {LONGEST >> 20} MiB")
           continue
         line = line if ends else line.removesuffix(b"\n").removesuffix(b"\r")
-        yield number, decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
+        yield (
+          number,
+          decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}"),
+        )
   except _compression.DAMAGED as error:
     raise _unreadable(f"{path}:{number + 1}", path, error) from error
 
 
 def whole(path: str) -> str | Skip:
-  """Read the text of a plain or compressed UTF-8 file; return a `Skip` for a file over `LONGEST` bytes."""
+  """Read the text of a plain or compressed UTF-8 file; return a `Skip` for a file over `LONGEST`
+  bytes."""
   try:
     with _compression.opened(path) as file:
       data = file.read(LONGEST + 1)
@@ -184,7 +215,9 @@ def decode(data: bytes, where: str) -> str:
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
   byte = error.object[error.start]
-  return UserError(f"{where}: found byte 0x{byte:02x} that is not UTF-8 ({error.reason}), expected UTF-8 text")
+  return UserError(
+    f"{where}: found byte 0x{byte:02x} that is not UTF-8 ({error.reason}), expected UTF-8 text"
+  )
 
 
 def _unreadable(where: str, path: str, error: Exception) -> UserError:
@@ -195,12 +228,14 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
   if kind is None or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
     return UserError(f"{where}: cannot be read ({one_line(error)})")
   return UserError(
-    f"{where}: found truncated or damaged {kind} data ({one_line(error)}), expected a complete file; fetch it again"
+    f"{where}: found truncated or damaged {kind} data ({one_line(error)}), expected a complete "
+    "file; fetch it again"
   )
 
 
 def _patterns(format: str, rest: str) -> dict[str, list[str]]:
-  """Parse patterns by split from `train=a,validation=b`, or from a bare pattern, which is the split train."""
+  """Parse patterns by split from `train=a,validation=b`, or from a bare pattern, which is the split
+  train."""
   if not rest:
     raise UserError(
       f"source '{format}:': found no files, expected a path or pattern after the colon, such as "
@@ -213,13 +248,17 @@ def _patterns(format: str, rest: str) -> dict[str, list[str]]:
   for name, following in zip(names, [*names[1:], None]):
     pattern = rest[name.end() : following.start() if following else len(rest)]
     if not pattern:
-      raise UserError(f"source '{format}:{rest}': found no files for split {name[1]!r}, expected {name[1]}=PATTERN")
+      raise UserError(
+        f"source '{format}:{rest}': found no files for split {name[1]!r}, expected "
+        f"{name[1]}=PATTERN"
+      )
     patterns.setdefault(name[1], []).append(pattern)
   return patterns
 
 
 def _files(format: str, patterns: list[str]) -> dict[str, int]:
-  """Return the files of the patterns, sorted within each, with their sizes; UserError for none, or an empty one."""
+  """Return the files of the patterns, sorted within each, with their sizes; UserError for none, or
+  an empty one."""
   files: dict[str, int | None] = {}
   for pattern in patterns:
     listed = globs.listed(pattern)
@@ -231,29 +270,48 @@ def _files(format: str, patterns: list[str]) -> dict[str, int]:
     except OSError as error:
       raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     if not files[path]:
-      raise UserError(f"{path}: found an empty file, expected documents; fetch it again or leave it out")
+      raise UserError(
+        f"{path}: found an empty file, expected documents; fetch it again or leave it out"
+      )
   return files
 
 
-def _of_one(format: str, pattern: str, listed: dict[str, tuple[str, int | None]], whole: bool) -> dict[str, int | None]:
-  """Return the files of a pattern without ranges, with their sizes if `globs.listed` has told them."""
+def _of_one(
+  format: str, pattern: str, listed: dict[str, tuple[str, int | None]], whole: bool
+) -> dict[str, int | None]:
+  """Return the files of a pattern without ranges, with their sizes if `globs.listed` has told
+  them."""
   if pattern.endswith("://"):
-    raise UserError(f"source {format}:{pattern}: found no bucket or host, expected an address; is its variable set?")
-  matches = [pattern] if pattern in listed else list(listed) if listed and whole else globs.matches(pattern)
+    raise UserError(
+      f"source {format}:{pattern}: found no bucket or host, expected an address; is "
+      "its variable set?"
+    )
+  matches = (
+    [pattern] if pattern in listed else list(listed) if listed and whole else globs.matches(pattern)
+  )
   kinds = {path: listed[path][0] if path in listed else globs.kind(path) for path in matches}
   if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
-    raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern")
-  found = {path: listed.get(path, (kind, None))[1] for path, kind in kinds.items() if kind == "file"}
+    raise UserError(
+      f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern"
+    )
+  found = {
+    path: listed.get(path, (kind, None))[1] for path, kind in kinds.items() if kind == "file"
+  }
   if not found:
     literal = matches == [pattern]
     what = "a directory" if literal else "only directories" if matches else "no file of that name"
-    mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
+    mend = (
+      f"name its files by a pattern such as {os.path.join(pattern, '*')}"
+      if literal
+      else "check the path"
+    )
     raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
   return found
 
 
 def _name(format: str, files: list[str]) -> str:
-  """Derive a corpus name: the stem of a single file, else the nearest folder that holds all files, else the format.
+  """Derive a corpus name: the stem of a single file, else the nearest folder that holds all files,
+  else the format.
 
   The name of a single file that is named after its split also includes its folder.
   """

@@ -1,15 +1,16 @@
-"""A finder of salient spans from a file of names recognised by any NER model, so that no model runs during training.
+"""A finder of salient spans from a file of names recognised by any NER model, so that no model runs
+during training.
 
-The file has one JSON object per line (`.jsonl`, plain or compressed): a text, and its spans of characters under
-`spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as spaCy's `Doc.to_json` and the
-token-classification pipeline of `transformers` write them), or as lists of `start` and `limit` in bytes of UTF-8 (as in
-TFDS's `salient_span_wikipedia`):
+The file has one JSON object per line (`.jsonl`, plain or compressed): a text, and its spans of
+characters under `spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as
+spaCy's `Doc.to_json` and the token-classification pipeline of `transformers` write them), or as
+lists of `start` and `limit` in bytes of UTF-8 (as in TFDS's `salient_span_wikipedia`):
 
     {"text": "Ada Lovelace was born in London.", "spans": [[0, 12], [25, 31]]}
 
-The finder matches the text of these spans wherever it occurs as whole words, the longest match first, with any white
-space and with the spaces that a tokenizer puts around punctuation. So the texts may be a sample of the corpus: a name
-marked in one place is matched everywhere.
+The finder matches the text of these spans wherever it occurs as whole words, the longest match
+first, with any white space and with the spaces that a tokenizer puts around punctuation. So the
+texts may be a sample of the corpus: a name marked in one place is matched everywhere.
 """
 
 import hashlib
@@ -29,17 +30,25 @@ Finder = Callable[[str], list[tuple[int, int]]]
 
 
 def load(where: str, name: str) -> tuple[Finder, str]:
-  """Return (the finder of a file of names or of `module:function`, its contribution to a fingerprint).
+  """Return (the finder of a file of names or of `module:function`, its contribution to a
+  fingerprint).
 
   Raises:
-    UserError: the function cannot be imported, the file cannot be read, or a line lacks a text and its spans.
+    UserError: the function cannot be imported, the file cannot be read, or a line lacks a text and
+      its spans.
   """
   if not re.search(r"\.jsonl(\.\w+)?$", name):
     return trust.function(where, name), name
-  names = {words for text in _names(name) if 0 < len(words := tuple(_WORD.findall(text))) <= _LONGEST}
+  names = {
+    words for text in _names(name) if 0 < len(words := tuple(_WORD.findall(text))) <= _LONGEST
+  }
   if not names:
-    raise UserError(f"{where}: {name}: found no spans, expected a line for each text with spans under {KEYS[0]!r}")
-  digest = hashlib.sha256("\n".join(sorted(" ".join(words) for words in names)).encode()).hexdigest()
+    raise UserError(
+      f"{where}: {name}: found no spans, expected a line for each text with spans under {KEYS[0]!r}"
+    )
+  digest = hashlib.sha256(
+    "\n".join(sorted(" ".join(words) for words in names)).encode()
+  ).hexdigest()
   return _finder(names), digest
 
 
@@ -51,21 +60,27 @@ def _names(path: str) -> Iterator[str]:
 
 
 def of_record(record: Record, where: str) -> list[tuple[int, int]]:
-  """Return the spans of a record's text, in characters; UserError if it lacks a text or spans inside it."""
-  text, key = record.get("text"), next((key for key in KEYS if key in record), None)
+  """Return the spans of a record's text, in characters; UserError if it lacks a text or spans
+  inside it."""
+  text = record.get("text")
+  key = next((key for key in KEYS if key in record), None)
   found = record.get(key)
   if isinstance(text, str) and isinstance(found, dict) and {"start", "limit"} <= found.keys():
     raw = text.encode()
     pairs = zip(found["start"], found["limit"])
     found = [[len(raw[: int(at)].decode(errors="ignore")) for at in pair] for pair in pairs]
   if not isinstance(text, str) or not isinstance(found, list):
-    raise UserError(f"{where}: found keys {', '.join(record)}, expected 'text' and a list under {' or '.join(KEYS)}")
+    raise UserError(
+      f"{where}: found keys {', '.join(record)}, expected 'text' and a list under "
+      f"{' or '.join(KEYS)}"
+    )
   spans = []
   for span in found:
     start, end = _ends(span)
     if not (type(start) is int and type(end) is int and 0 <= start < end <= len(text)):
       raise UserError(
-        f"{where}: found the span {span!r}, expected a start and an end in a text of {len(text)} characters"
+        f"{where}: found the span {span!r}, expected a start and an end in a text of {len(text)} "
+        "characters"
       )
     spans.append((start, end))
   return spans
@@ -84,10 +99,15 @@ def _finder(names: set[tuple[str, ...]]) -> Finder:
 
   def find(text: str) -> list[tuple[int, int]]:
     found = list(_WORD.finditer(text))
-    words, spans, at = [match[0] for match in found], [], 0
+    words = [match[0] for match in found]
+    spans = []
+    at = 0
     while at < len(words):
       most = longest.get(words[at], 0)
-      size = next((n for n in range(min(most, len(words) - at), 0, -1) if tuple(words[at : at + n]) in names), 0)
+      size = next(
+        (n for n in range(min(most, len(words) - at), 0, -1) if tuple(words[at : at + n]) in names),
+        0,
+      )
       if size:
         spans.append((found[at].start(), found[at + size - 1].end()))
       at += size or 1

@@ -14,7 +14,8 @@ class Nested(jsonl.Source):
 
   @abc.abstractmethod
   def within(self, found: Record) -> Iterator[Record]:
-    """Yield the records of an object; a KeyError, TypeError or AttributeError says that it has another form."""
+    """Yield the records of an object; a KeyError, TypeError or AttributeError says that it has
+    another form."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     for where, found in super().read(path):
@@ -25,6 +26,7 @@ class Nested(jsonl.Source):
         yield from ((where, record) for record in self.within(found))
       except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-          f"{where}: found an object in another form ({type(error).__name__}: {one_line(error)}), expected"
+          f"{where}: found an object in another form ({type(error).__name__}: {one_line(error)}), "
+          "expected"
           f" {self.expected}"
         ) from None

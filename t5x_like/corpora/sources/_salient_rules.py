@@ -1,8 +1,9 @@
 """Dates, numbers and names in text, and its sentences, by expressions without dependencies.
 
-The expression matches months, years, numbers, and runs of capitalised words that do not begin a sentence or that follow
-a title ("Mr. Darcy"). It therefore needs no tagger, but fails for languages that capitalise nouns. Spaces before
-punctuation are allowed in dates and titles but not inside numbers ("330 . 5" is two).
+The expression matches months, years, numbers, and runs of capitalised words that do not begin a
+sentence or that follow a title ("Mr. Darcy"). It therefore needs no tagger, but fails for languages
+that capitalise nouns. Spaces before punctuation are allowed in dates and titles but not inside
+numbers ("330 . 5" is two).
 """
 
 import re
@@ -25,7 +26,9 @@ _TITLED = rf"(?:Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt)\s?\.\s{_NAMES}"
 _INSIDE = rf"(?<![.!?]\s)(?<![.!?][\"')\u201d]\s)(?<=[\w,;:]\s){_NAMES}"
 _SALIENT = re.compile(rf"(?<!\w)(?:{_DATE}|{_NUMBER}|{_TITLED}|{_INSIDE})(?!\w)")
 _END = re.compile(r"[.!?][.!?\"')\]\u2019\u201d]*(?=\s)")
-_ABBREVIATED = re.compile(r"(?<!\w)(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt|vs|etc|No)\.$")
+_ABBREVIATED = re.compile(
+  r"(?<!\w)(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt|vs|etc|No)\.$"
+)
 
 
 def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
@@ -34,7 +37,8 @@ def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
 
 
 def sentences(text: str) -> list[str]:
-  """Cut a text at line ends, and after full stops, question and exclamation marks; not after a title or an initial."""
+  """Cut a text at line ends, and after full stops, question and exclamation marks; not after a
+  title or an initial."""
   found = []
   for line in text.splitlines():
     begin = 0

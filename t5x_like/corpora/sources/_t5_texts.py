@@ -1,7 +1,9 @@
-"""T5's texts of single records, equal to those of `t5/data/preprocessors.py` character by character.
+"""T5's texts of single records, equal to those of `t5/data/preprocessors.py` character by
+character.
 
-Each function takes a record, its location and whether it is for training, and yields records with `inputs`, `targets`
-and the fields that metrics need. Targets of records without a label are -1, as in TensorFlow datasets.
+Each function takes a record, its location and whether it is for training, and yields records with
+`inputs`, `targets` and the fields that metrics need. Targets of records without a label are -1, as
+in TensorFlow datasets.
 """
 
 import re
@@ -22,7 +24,8 @@ _END = ".,?!"
 
 
 def stsb(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield the number of STS-B to one decimal place, rounded to the nearest 0.2 in single precision."""
+  """Yield the number of STS-B to one decimal place, rounded to the nearest 0.2 in single
+  precision."""
   del training
   label = str(record["label"])
   try:
@@ -32,13 +35,20 @@ def stsb(record: Record, where: str, training: bool) -> Iterator[Record]:
   if not np.isfinite(number):
     raise UserError(f"{where}: found the score {label[:40]!r}, expected a number")
   texts = f"stsb sentence1: {record['sentence1']} sentence2: {record['sentence2']}"
-  yield {"inputs": texts, "targets": UNLABELLED if number < 0 else f"{number:.1f}", "idx": record.get("idx")}
+  yield {
+    "inputs": texts,
+    "targets": UNLABELLED if number < 0 else f"{number:.1f}",
+    "idx": record.get("idx"),
+  }
 
 
 def multirc(record: Record, where: str, training: bool) -> Iterator[Record]:
   """Yield an answer option of MultiRC, without the marks of HTML; its label is False or True."""
   del where, training
-  text = f"multirc question: {record['question']} answer: {record['answer']} paragraph: {record['paragraph']}"
+  text = (
+    f"multirc question: {record['question']} answer: {record['answer']} paragraph: "
+    f"{record['paragraph']}"
+  )
   text = re.sub("</?b>", "", text.replace("<br>", " "))
   yield {"inputs": text, "targets": _truth(record["label"]), "idx": record["idx"]}
 
@@ -46,7 +56,9 @@ def multirc(record: Record, where: str, training: bool) -> Iterator[Record]:
 def record(record: Record, where: str, training: bool) -> Iterator[Record]:
   """Yield a query of ReCoRD: once, with all `answers`, or for training once for each answer."""
   del where
-  passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", record["passage"]).replace("\n@highlight\n", ". ")
+  passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", record["passage"]).replace(
+    "\n@highlight\n", ". "
+  )
   entities = ", ".join(record["entities"])
   made = {"inputs": f"record query: {record['query']} entities: {entities} passage: {passage}"}
   made |= {"answers": record["answers"], "idx": record["idx"]}
@@ -57,10 +69,21 @@ def record(record: Record, where: str, training: bool) -> Iterator[Record]:
 def squad(record: Record, where: str, training: bool, context: bool = True) -> Iterator[Record]:
   """Yield a question with its context, punctuation between spaces; `answers` are the right ones."""
   del training
-  answers = [_padded(answer) for answer in value(record, "answers.text", where)] if record["answers"] else []
+  answers = (
+    [_padded(answer) for answer in value(record, "answers.text", where)]
+    if record["answers"]
+    else []
+  )
   question = _padded(record["question"])
-  texts = ["question:", question, "context:", _padded(record["context"])] if context else [_TRIVIA, question]
-  made = {"inputs": _SPACE.sub(" ", " ".join(texts)), "targets": answers[0] if answers else UNLABELLED}
+  texts = (
+    ["question:", question, "context:", _padded(record["context"])]
+    if context
+    else [_TRIVIA, question]
+  )
+  made = {
+    "inputs": _SPACE.sub(" ", " ".join(texts)),
+    "targets": answers[0] if answers else UNLABELLED,
+  }
   yield made | {"answers": answers, "id": record["id"]}
 
 
@@ -73,7 +96,8 @@ def squad_context_free(record: Record, where: str, training: bool) -> Iterator[R
 
 
 def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield the sentence with its pronoun between asterisks; the target is the referent, right or not.
+  """Yield the sentence with its pronoun between asterisks; the target is the referent, right or
+  not.
 
   `judged` holds the referent and whether it is right: False, True or, unknown, -1.
   """
@@ -81,19 +105,29 @@ def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
   if not training or label == "True":
     text = _pronoun_marked(record["text"], record["span2_text"], int(record["span2_index"]), where)
     referent = record["span1_text"]
-    yield {"inputs": f"wsc: {text}", "targets": referent, "judged": [referent, label], "idx": record.get("idx")}
+    yield {
+      "inputs": f"wsc: {text}",
+      "targets": referent,
+      "judged": [referent, label],
+      "idx": record.get("idx"),
+    }
 
 
 def _pronoun_marked(text: str, pronoun: str, place: int, where: str) -> str:
-  """Put asterisks around the word at a place. Two sentences of WSC number it wrongly: then the nearest equal word."""
+  """Put asterisks around the word at a place. Two sentences of WSC number it wrongly: then the
+  nearest equal word."""
   words = text.split(" ")
   if place < len(words) and words[place] == pronoun:
     words[place] = f"*{pronoun}*"
     return " ".join(words)
   alone = re.compile(rf"({re.escape(pronoun)})([^\w]*)")
-  near = sorted((abs(number - place), number) for number, word in enumerate(words) if alone.fullmatch(word))
+  near = sorted(
+    (abs(number - place), number) for number, word in enumerate(words) if alone.fullmatch(word)
+  )
   if not near:
-    raise UserError(f"{where}: found no word {pronoun!r} in {text[:60]!r}, expected the pronoun of span2_text")
+    raise UserError(
+      f"{where}: found no word {pronoun!r} in {text[:60]!r}, expected the pronoun of span2_text"
+    )
   number = near[0][1]
   _, after = alone.fullmatch(words[number]).groups()
   words[number] = f"*{pronoun}*" + (f" {after}" if after else "")
@@ -101,24 +135,33 @@ def _pronoun_marked(text: str, pronoun: str, place: int, where: str) -> str:
 
 
 def dpr(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield the sentence with its first pronoun between asterisks; the target is the right candidate."""
+  """Yield the sentence with its first pronoun between asterisks; the target is the right
+  candidate."""
   del training
   pattern = rf" ({re.escape(record['pronoun'])})( |\.|,)"
   try:
     target = record["candidates"][int(record["label"])]
   except (ValueError, IndexError):
-    raise UserError(f"{where}: found the label {record['label']!r}, expected the number of a candidate") from None
-  yield {"inputs": "wsc: " + re.sub(pattern, r" *\1*\2", record["sentence"], count=1), "targets": target}
+    raise UserError(
+      f"{where}: found the label {record['label']!r}, expected the number of a candidate"
+    ) from None
+  yield {
+    "inputs": "wsc: " + re.sub(pattern, r" *\1*\2", record["sentence"], count=1),
+    "targets": target,
+  }
 
 
 def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
-  """Yield the premise with the pronoun that the hypothesis replaces between asterisks; the target is its replacement.
+  """Yield the premise with the pronoun that the hypothesis replaces between asterisks; the target
+  is its replacement.
 
-  `judged` is as in `wsc`: whether the premise entails the hypothesis. A few hypotheses repeat nothing of the premise:
-  their referent is empty, so any answer is False, and their target is -1, because a target cannot be empty.
+  `judged` is as in `wsc`: whether the premise entails the hypothesis. A few hypotheses repeat
+  nothing of the premise: their referent is empty, so any answer is False, and their target is -1,
+  because a target cannot be empty.
   """
   del where, training
-  premise, hypothesis = record["sentence1"], record["sentence2"]
+  premise = record["sentence1"]
+  hypothesis = record["sentence2"]
   made = _best_pronoun(_cleaned(premise), _cleaned(hypothesis))
   if not made:
     yield Skip("no pronoun")
@@ -127,18 +170,22 @@ def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
   words = premise.split(" ")
   word = words[made[0]]
   words[made[0]] = f"*{word[:-1]}* {word[-1]}" if word[-1:] in [*_END] else f"*{word}*"
-  label = _truth({"entailment": True, "not_entailment": False}.get(record["label"], record["label"]))
+  label = _truth(
+    {"entailment": True, "not_entailment": False}.get(record["label"], record["label"])
+  )
   texts = {"inputs": "wsc: " + " ".join(words), "targets": referent or UNLABELLED}
   yield texts | {"judged": [referent, label], "idx": record.get("idx")}
 
 
 def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] | None:
-  """Return the place of the pronoun whose neighbours the hypothesis repeats most, and the words between them there."""
+  """Return the place of the pronoun whose neighbours the hypothesis repeats most, and the words
+  between them there."""
   best = None
   for place, word in enumerate(premise):
     if word not in _PRONOUNS:
       continue
-    before, after = premise[:place], premise[place + 1 :]
+    before = premise[:place]
+    after = premise[place + 1 :]
     first = _repeated(before[::-1], hypothesis[::-1])
     last = _repeated(after, hypothesis)
     if best is None or first + last > best[0]:
@@ -147,7 +194,8 @@ def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] 
 
 
 def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
-  """Return the words of the hypothesis between others; at its beginning or end if it has only one side of them."""
+  """Return the words of the hypothesis between others; at its beginning or end if it has only one
+  side of them."""
   if not before and not after:
     return ""
   text = " ".join(hypothesis)
@@ -174,9 +222,12 @@ def _cleaned(text: str) -> list[str]:
 
 
 def _spelled(candidate: str, hypothesis: str) -> str:
-  """Return a candidate from its last article on, as the hypothesis spells it, without punctuation and genitive."""
+  """Return a candidate from its last article on, as the hypothesis spells it, without punctuation
+  and genitive."""
   words = candidate.split(" ")
-  words = words[max([words.index(article) for article in ("a", "an", "the") if article in words] or [0]) :]
+  words = words[
+    max([words.index(article) for article in ("a", "an", "the") if article in words] or [0]) :
+  ]
   pattern = " ".join(rf"{re.escape(word)}(?:\.|,|\?|\!)?" for word in words)
   found = re.search(pattern, hypothesis, re.IGNORECASE)
   text = found[0] if found else ""
@@ -197,7 +248,10 @@ def _truth(label: object) -> str:
 
 # The type of fields whose value must have one.
 _KINDS = {
-  **dict.fromkeys(("sentence1", "sentence2", "question", "answer", "paragraph", "passage", "query", "context"), str),
+  **dict.fromkeys(
+    ("sentence1", "sentence2", "question", "answer", "paragraph", "passage", "query", "context"),
+    str,
+  ),
   **dict.fromkeys(("text", "span1_text", "span2_text", "sentence", "pronoun"), str),
   **dict.fromkeys(("entities", "candidates"), list),
   "answers": list | dict,
@@ -212,16 +266,21 @@ def check(form: str, record: Record, where: str) -> None:
       continue
     if field not in record:
       raise UserError(
-        f"{where}: found no field {field!r} among {', '.join(map(str, record))[:99] or 'none'}; t5:{form} needs"
+        f"{where}: found no field {field!r} among {', '.join(map(str, record))[:99] or 'none'}; "
+        f"t5:{form} needs"
         f" {', '.join(fields)}"
       )
     kind = _KINDS.get(field)
     if kind is not None and not isinstance(record[field], kind):
       expected = {str: "text", list: "a list of texts"}.get(kind, "a list or an object of texts")
-      raise UserError(f"{where}: found {kind_of(record[field])} in field {field!r}, expected {expected}")
+      raise UserError(
+        f"{where}: found {kind_of(record[field])} in field {field!r}, expected {expected}"
+      )
     if isinstance(record[field], list) and form != "squad" and form != "squad_context_free":
       if not all(isinstance(text, str) for text in record[field]):
-        raise UserError(f"{where}: found other values than texts in field {field!r}, expected a list of texts")
+        raise UserError(
+          f"{where}: found other values than texts in field {field!r}, expected a list of texts"
+        )
 
 
 # By form: the fields of the records it reads, and its function.

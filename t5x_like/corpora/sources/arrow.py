@@ -1,7 +1,9 @@
-"""`arrow:PATTERN` or `arrow:DIR`: rows of Arrow files, in the stream format of Hugging Face `datasets` or as Feather.
+"""`arrow:PATTERN` or `arrow:DIR`: rows of Arrow files, in the stream format of Hugging Face
+`datasets` or as Feather.
 
-DIR is a data set written by `save_to_disk`: its splits, or the split `train` if it has none. Class labels become their
-names, and images their bytes, if the file says so in the metadata of `datasets`.
+DIR is a data set written by `save_to_disk`: its splits, or the split `train` if it has none. Class
+labels become their names, and images their bytes, if the file says so in the metadata of
+`datasets`.
 """
 
 import json
@@ -14,7 +16,8 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.places import Place, place
 
-_SPLITS, _STATE = "dataset_dict.json", "state.json"
+_SPLITS = "dataset_dict.json"
+_STATE = "state.json"
 _MEND = "write it again with save_to_disk"
 
 
@@ -45,19 +48,25 @@ class Source(ColumnSource):
     reader = _reader(file)
 
     def records_of(columns):
-      plain = {name: _plain(about) for name, about in _described(reader.schema).items() if name in columns}
+      plain = {
+        name: _plain(about) for name, about in _described(reader.schema).items() if name in columns
+      }
       for batch in _batches(reader):
         batch.validate(full=True)
         kept = batch.select(columns)
         for start in range(0, kept.num_rows, AT_ONCE):
           records = kept.slice(start, AT_ONCE).to_pylist()
-          yield [record | {name: convert(record[name]) for name, convert in plain.items()} for record in records]
+          yield [
+            record | {name: convert(record[name]) for name, convert in plain.items()}
+            for record in records
+          ]
 
     return reader.schema.names, records_of
 
   def damaged(self, path, error):
     return UserError(
-      f"{path}: found damaged Arrow data ({one_line(error)[:200]}), expected a complete file; fetch it again"
+      f"{path}: found damaged Arrow data ({one_line(error)[:200]}), expected a complete file; "
+      "fetch it again"
     )
 
 
@@ -79,7 +88,11 @@ def _described(schema) -> dict[str, dict[str, Any]]:
   """Return the descriptions by `datasets` of the columns that are class labels or images."""
   try:
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    return {name: about for name, about in features.items() if about.get("_type") in ("ClassLabel", "Image")}
+    return {
+      name: about
+      for name, about in features.items()
+      if about.get("_type") in ("ClassLabel", "Image")
+    }
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
     return {}  # files of others have no such metadata
 
@@ -92,14 +105,17 @@ def _plain(about: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 def _saved(rest: str) -> dict[str, list[str]] | None:
-  """Return the files of a directory written by `save_to_disk`, by split and in order; None for anything else."""
+  """Return the files of a directory written by `save_to_disk`, by split and in order; None for
+  anything else."""
   if not rest:
     return None
   folder = place(rest)
   if (folder / _SPLITS).is_file():
     splits = _json(folder / _SPLITS).get("splits")
     if not isinstance(splits, list) or not splits:
-      raise UserError(f"{folder / _SPLITS}: found no list 'splits', expected the names of splits; {_MEND}")
+      raise UserError(
+        f"{folder / _SPLITS}: found no list 'splits', expected the names of splits; {_MEND}"
+      )
     file_names.check_all(f"{folder / _SPLITS}: splits", splits, _MEND)
     return {split: _listed(folder / split) for split in splits}
   return {"train": _listed(folder)} if (folder / _STATE).is_file() else None
@@ -107,9 +123,15 @@ def _saved(rest: str) -> dict[str, list[str]] | None:
 
 def _listed(folder: Place) -> list[str]:
   files = _json(folder / _STATE).get("_data_files")
-  names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+  names = (
+    [file.get("filename") for file in files if isinstance(file, dict)]
+    if isinstance(files, list)
+    else []
+  )
   if not names:
-    raise UserError(f"{folder / _STATE}: found no list '_data_files', expected the names of Arrow files; {_MEND}")
+    raise UserError(
+      f"{folder / _STATE}: found no list '_data_files', expected the names of Arrow files; {_MEND}"
+    )
   file_names.check_all(f"{folder / _STATE}: _data_files", names, _MEND)
   return [f"{folder}/{name}" for name in names]
 

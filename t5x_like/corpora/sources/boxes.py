@@ -1,9 +1,11 @@
-"""`boxes:train=boxes.csv@pictures,validation=…`: images with boxes from tables; fields `image`, `objects`.
+"""`boxes:train=boxes.csv@pictures,validation=…`: images with boxes from tables; fields `image`,
+`objects`.
 
-A table has a header and one row per box, in cells separated by commas, or by tabs in a `.tsv` file: the name of the
-image below the directory after the `@` (by default the table's own), which may lack its `.jpg`, `.jpeg` or `.png`, the
-class, and the edges `xmin`, `ymin`, `xmax`, `ymax`. Edges are pixels, or shares of the image if none in the table is
-above 2. An image whose row has no class has no objects. `objects` are as in TensorFlow datasets.
+A table has a header and one row per box, in cells separated by commas, or by tabs in a `.tsv` file:
+the name of the image below the directory after the `@` (by default the table's own), which may lack
+its `.jpg`, `.jpeg` or `.png`, the class, and the edges `xmin`, `ymin`, `xmax`, `ymax`. Edges are
+pixels, or shares of the image if none in the table is above 2. An image whose row has no class has
+no objects. `objects` are as in TensorFlow datasets.
 """
 
 import csv
@@ -23,10 +25,14 @@ _EDGES = ("ymin", "xmin", "ymax", "xmax")
 _NAMES = {  # the columns, by the names that they have in the tables of tools
   "image": ("image", "filename", "file_name", "file", "path", "imageid", "image_id", "image_name"),
   "label": ("class", "label", "name", "category", "labelname", "class_name"),
-  **{edge: (edge, f"{edge[0]}_{edge[1:]}", f"bbox_{edge}", edge[0] + str(1 + ("max" in edge))) for edge in _EDGES},
+  **{
+    edge: (edge, f"{edge[0]}_{edge[1:]}", f"bbox_{edge}", edge[0] + str(1 + ("max" in edge)))
+    for edge in _EDGES
+  },
 }
 
-_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")  # names may lack them, as in Open Images
+# names may lack them, as in Open Images
+_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 _WIDEST = 2.0  # an edge that is a share of the image; some are a little beyond 1
 
 Row = tuple[str, list[float]]  # class, edges
@@ -43,7 +49,9 @@ class Source(Base):
     for split, (part, *more) in _patterns(self.form, rest).items():
       path, _, folder = part.partition("@")
       if more or len(_files(self.form, [path])) != 1:
-        raise UserError(f"source {self.form}:{rest}: found several files for {split!r}, expected one")
+        raise UserError(
+          f"source {self.form}:{rest}: found several files for {split!r}, expected one"
+        )
       self._parts[split] = (path, folder.rstrip("/") or self.folder_of(path))
     self.splits = tuple(self._parts)
     self.name = _name(self.form, [path for path, _ in self._parts.values()])
@@ -54,9 +62,13 @@ class Source(Base):
 
   def classes(self, field: str) -> tuple[str, ...]:
     tables = (_table(path) for path, _ in self._parts.values())
-    return tuple(sorted({label for table in tables for rows in table.values() for label, _ in rows}))
+    return tuple(
+      sorted({label for table in tables for rows in table.values() for label, _ in rows})
+    )
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
     table = _table(path)
     shares = _are_shares(table, path)
@@ -67,7 +79,10 @@ class Source(Base):
         yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")
         continue
       objects = {"bbox": [edges for _, edges in rows], "label": [label for label, _ in rows]}
-      yield file, {"image": bytes_of(file), "objects": objects} | ({} if shares else {"pixels": True})
+      yield (
+        file,
+        {"image": bytes_of(file), "objects": objects} | ({} if shares else {"pixels": True}),
+      )
 
   def changed(self, split: str) -> list[int | None]:
     return [place(self._parts[split][0]).changed()]
@@ -79,8 +94,10 @@ class Source(Base):
 
 
 def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
-  """Return whether the edges of a table are shares of the image; raise UserError if those of some rows only can be."""
-  pixels, fractions = [], []
+  """Return whether the edges of a table are shares of the image; raise UserError if those of some
+  rows only can be."""
+  pixels = []
+  fractions = []
   for name, rows in table.items():
     for _, edges in rows:
       if any(edge > _WIDEST for edge in edges):
@@ -89,14 +106,17 @@ def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
         fractions.append((name, edges))
   if pixels and fractions:
     raise UserError(
-      f"{path}: found shares of the image ({len(fractions)} boxes, such as {fractions[0][1]} of {fractions[0][0]})"
-      f" beside pixels ({len(pixels)}, such as {pixels[0][1]} of {pixels[0][0]}); write all edges in one unit"
+      f"{path}: found shares of the image ({len(fractions)} boxes, such as {fractions[0][1]} of "
+      f"{fractions[0][0]})"
+      f" beside pixels ({len(pixels)}, such as {pixels[0][1]} of {pixels[0][0]}); write all edges "
+      "in one unit"
     )
   return not pixels
 
 
 def _table(path: str) -> dict[str, list[Row]]:
-  """Read a table: the class and the edges, as in `_EDGES`, of each box, by image in the order of the rows."""
+  """Read a table: the class and the edges, as in `_EDGES`, of each box, by image in the order of
+  the rows."""
 
   def texts() -> Iterator[str]:
     for number, line in lines(path):
@@ -104,8 +124,11 @@ def _table(path: str) -> dict[str, list[Row]]:
         raise UserError(f"{path}:{number}: found a {line.reason}, expected a table")
       yield line + "\n"
 
-  rows = csv.reader(texts(), strict=True, delimiter="\t" if path.endswith((".tsv", ".tsv.gz")) else ",")
-  columns, found = None, {}
+  rows = csv.reader(
+    texts(), strict=True, delimiter="\t" if path.endswith((".tsv", ".tsv.gz")) else ","
+  )
+  columns = None
+  found = {}
   try:
     for cells in rows:
       where = f"{path}:{rows.line_num}"
@@ -115,17 +138,23 @@ def _table(path: str) -> dict[str, list[Row]]:
         columns = _columns(cells, where)
         continue
       if len(cells) <= max(columns.values()):
-        raise UserError(f"{where}: found {len(cells)} columns, expected at least {max(columns.values()) + 1}")
+        raise UserError(
+          f"{where}: found {len(cells)} columns, expected at least {max(columns.values()) + 1}"
+        )
       name, label = (cells[columns[one]].strip() for one in ("image", "label"))
       if not file_names.is_inside(name):
-        raise UserError(f"{where}: found the image {file_names.shown(name)}, expected a path below its directory")
+        raise UserError(
+          f"{where}: found the image {file_names.shown(name)}, expected a path below its directory"
+        )
       own = found.setdefault(name, [])
       if label:
         own.append((label, [float(cells[columns[edge]]) for edge in _EDGES]))
   except csv.Error as error:
     raise UserError(f"{path}:{rows.line_num}: found an invalid table ({one_line(error)})") from None
   except ValueError as error:
-    raise UserError(f"{where}: found {one_line(error)}, expected numbers for {', '.join(_EDGES)}") from None
+    raise UserError(
+      f"{where}: found {one_line(error)}, expected numbers for {', '.join(_EDGES)}"
+    ) from None
   if not found:
     raise UserError(f"{path}: found no rows, expected a header and a row for each box")
   return found
@@ -134,8 +163,13 @@ def _table(path: str) -> dict[str, list[Row]]:
 def _columns(cells: list[str], where: str) -> dict[str, int]:
   """Return the places of the columns in a header."""
   names = [cell.strip().lower() for cell in cells]
-  places = {one: next((names.index(n) for n in known if n in names), None) for one, known in _NAMES.items()}
+  places = {
+    one: next((names.index(n) for n in known if n in names), None) for one, known in _NAMES.items()
+  }
   if lacking := next((one for one, at in places.items() if at is None), None):
     known = ", ".join(_NAMES[lacking])
-    raise UserError(f"{where}: found the columns {', '.join(names)[:200]}, expected one for the {lacking}: {known}")
+    raise UserError(
+      f"{where}: found the columns {', '.join(names)[:200]}, expected one for the "
+      f"{lacking}: {known}"
+    )
   return places

@@ -1,4 +1,5 @@
-"""`builtin`: lines of the tiny corpus of `corpora/builtin.py`, with a field for every task, to try recipes."""
+"""`builtin`: lines of the tiny corpus of `corpora/builtin.py`, with a field for every task, to try
+recipes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +10,8 @@ from t5x_like.corpora.sources import Source as Base
 
 
 class Source(Base):
-  """Lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and answers, options,
-  messages, prompt, chosen and rejected."""
+  """Lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and
+  answers, options, messages, prompt, chosen and rejected."""
 
   splits = ("train", "validation")
   name = "builtin"
@@ -18,7 +19,9 @@ class Source(Base):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del rest, fields, data_dir
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     check_split(self, split)
     for number, line in enumerate("\n".join(builtin.texts(split)).splitlines(), 1):
       words = line.split()
@@ -33,7 +36,8 @@ class Source(Base):
 
 
 def _record(words: list[str]) -> Record:
-  text, longest = " ".join(words), max(words, key=len)
+  text = " ".join(words)
+  longest = max(words, key=len)
   label, other = ("long", "short") if len(words) > 7 else ("short", "long")
   return {
     "text": text,

@@ -1,8 +1,10 @@
-"""`cloze:SOURCE`: a record for each sentence of each text, with the rest of the text as its passage.
+"""`cloze:SOURCE`: a record for each sentence of each text, with the rest of the text as its
+passage.
 
-The inverse cloze task of Lee et al. 2019 (section 4) takes a sentence for the query of its own context. In nine of ten
-examples, by a hash of the sentence, the sentence is taken out of the passage; in the others it stays, so that words in
-common count too. A text of one sentence gives no record.
+The inverse cloze task of Lee et al. 2019 (section 4) takes a sentence for the query of its own
+context. In nine of ten examples, by a hash of the sentence, the sentence is taken out of the
+passage; in the others it stays, so that words in common count too. A text of one sentence gives no
+record.
 """
 
 import hashlib
@@ -22,10 +24,13 @@ class Source(Derived):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields  # of the results
     if not rest:
-      raise UserError("source cloze: expected cloze:SOURCE, such as cloze:jsonl:wikipedia/*.jsonl.gz")
+      raise UserError(
+        "source cloze: expected cloze:SOURCE, such as cloze:jsonl:wikipedia/*.jsonl.gz"
+      )
     self._inner = open_source(rest, data_dir=data_dir)
     self._own = {"form": "cloze", "version": VERSION}
-    self.name, self.splits = self._inner.name, self._inner.splits
+    self.name = self._inner.name
+    self.splits = self._inner.splits
 
   def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
     text = text_of(record, "text", where)

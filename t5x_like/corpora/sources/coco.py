@@ -1,9 +1,10 @@
-"""`coco:train=instances_train2017.json,validation=…`: images with boxes in COCO's format; fields `image`, `objects`.
+"""`coco:train=instances_train2017.json,validation=…`: images with boxes in COCO's format; fields
+`image`, `objects`.
 
-Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or in COCO's usual directory, or beside the
-JSON. Classes are numbered by the ids of the categories, as in published models, unless the ids far exceed their number.
-`objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in
-pixels, `is_crowd`.
+Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or in COCO's usual
+directory, or beside the JSON. Classes are numbered by the ids of the categories, as in published
+models, unless the ids far exceed their number. `objects` are as in TensorFlow datasets: `bbox`
+(ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in pixels, `is_crowd`.
 """
 
 import os
@@ -25,19 +26,28 @@ class Source(boxes.Source):
   form = "coco"
 
   def folder_of(self, path: str) -> str:
-    """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory of the file."""
+    """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory
+    of the file."""
     folder, file = os.path.split(path)
     usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
-    return usual if os.path.basename(folder) == "annotations" and place(usual).exists() else folder or "."
+    return (
+      usual
+      if os.path.basename(folder) == "annotations" and place(usual).exists()
+      else folder or "."
+    )
 
   def classes(self, field: str) -> tuple[str, ...]:
     found = {path: _numbered(_categories(_load(path), path)) for path, _ in self._parts.values()}
     (first, names), *others = found.items()
     if different := next((path for path, other in others if other != names), None):
-      raise UserError(f"{different}: found other categories than in {first}, expected the same in every split")
+      raise UserError(
+        f"{different}: found other categories than in {first}, expected the same in every split"
+      )
     return names
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
     content = _load(path)
     names = _categories(content, path)
@@ -47,10 +57,13 @@ class Source(boxes.Source):
       try:
         if not file_names.is_inside(image["file_name"]):
           raise UserError(
-            f"{where}: found file_name {file_names.shown(image['file_name'])}, expected a path below {folder}; give the"
+            f"{where}: found file_name {file_names.shown(image['file_name'])}, expected a path "
+            f"below {folder}; give the"
             " directory of the images as FILE@FOLDER"
           )
-        file, height, width = f"{folder}/{image['file_name']}", float(image["height"]), float(image["width"])
+        file = f"{folder}/{image['file_name']}"
+        height = float(image["height"])
+        width = float(image["width"])
         objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
         for one in own.get(image["id"], ()):
           x, y, w, h = map(float, one["bbox"])
@@ -60,18 +73,26 @@ class Source(boxes.Source):
           objects["is_crowd"].append(bool(one.get("iscrowd", 0)))
       except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-          f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and annotations with bbox"
+          f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and "
+          "annotations with bbox"
           " [x, y, width, height] and a category_id of its categories"
         ) from error
       if not place(file).exists():
         yield where, Skip(f"no such file in {folder}")
         continue
-      yield where, {"image": bytes_of(file), "objects": objects, ANNOTATED: (round(height), round(width))}
+      yield (
+        where,
+        {"image": bytes_of(file), "objects": objects, ANNOTATED: (round(height), round(width))},
+      )
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
     about = {"size": place(path).size(), "changed": place(path).changed()}
-    return {"form": "coco.v1", "file": os.path.basename(path), "images": os.path.basename(folder.rstrip("/"))} | about
+    return {
+      "form": "coco.v1",
+      "file": os.path.basename(path),
+      "images": os.path.basename(folder.rstrip("/")),
+    } | about
 
 
 def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[str, Any]]]:
@@ -84,15 +105,22 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
   for number, image in enumerate(content["images"]):
     name = image.get("id")
     if not isinstance(name, int | str) or isinstance(name, bool):
-      raise UserError(f"{path}, image {number}: found a JSON {kind_of(name)} for id, expected a number or a text")
+      raise UserError(
+        f"{path}, image {number}: found a JSON {kind_of(name)} for id, expected a number or a text"
+      )
     if name in annotations:
-      raise UserError(f"{path}, image {number}: found the id {name!r} a second time, expected one image for each")
+      raise UserError(
+        f"{path}, image {number}: found the id {name!r} a second time, expected one image for each"
+      )
     annotations[name] = []
   strays = []
   for number, annotation in enumerate(content["annotations"]):
     name = annotation.get("image_id")
     if not isinstance(name, int | str) or isinstance(name, bool):
-      raise UserError(f"{path}, annotation {number}: found a JSON {kind_of(name)} for image_id, expected an image's id")
+      raise UserError(
+        f"{path}, annotation {number}: found a JSON {kind_of(name)} for image_id, "
+        "expected an image's id"
+      )
     if name in annotations:
       annotations[name].append(annotation)
     else:
@@ -100,10 +128,16 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
   if strays:
     number, name = strays[0]
     kinds = {kind_of(known) for known in annotations}
-    hint = f"; the ids of images are a JSON {'/'.join(sorted(kinds))}" if kinds and kind_of(name) not in kinds else ""
+    hint = (
+      f"; the ids of images are a JSON {'/'.join(sorted(kinds))}"
+      if kinds and kind_of(name) not in kinds
+      else ""
+    )
     raise UserError(
-      f"{path}: {len(strays)} of {len(content['annotations'])} annotations are of none of the {len(annotations)}"
-      f" images, annotation {number} first (image_id {name!r:.40}{hint}); correct or remove them: their images would be"
+      f"{path}: {len(strays)} of {len(content['annotations'])} annotations are of none of the "
+      f"{len(annotations)}"
+      f" images, annotation {number} first (image_id {name!r:.40}{hint}); correct or remove them: "
+      "their images would be"
       " taught as empty"
     )
   return annotations
@@ -112,27 +146,44 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
 def _wrong(error: Exception, names: dict[int, str]) -> str:
   """Describe the unusable part of an image or its annotations, from the error that it caused."""
   if not isinstance(error, KeyError):
-    return "a size of 0" if isinstance(error, ZeroDivisionError) else f"a value of another kind ({one_line(error)})"
+    return (
+      "a size of 0"
+      if isinstance(error, ZeroDivisionError)
+      else (f"a value of another kind ({one_line(error)})")
+    )
   key = error.args[0]
-  return f"no {key!r}" if isinstance(key, str) else f"category_id {key}, which is none of {sorted(names)[:8]}"
+  return (
+    f"no {key!r}"
+    if isinstance(key, str)
+    else (f"category_id {key}, which is none of {sorted(names)[:8]}")
+  )
 
 
 def _load(path: str) -> dict[str, Any]:
   found = checked_json.parsed(bytes_of(path), dict, path, "COCO's JSON of instances")
   for key in ("images", "annotations", "categories"):
     if not isinstance(found.get(key), list) or not all(isinstance(one, dict) for one in found[key]):
-      raise UserError(f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances")
+      raise UserError(
+        f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances"
+      )
   return found
 
 
 def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
   """Return category names by id, in the order of the ids."""
   try:
-    names = {one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])}
+    names = {
+      one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])
+    }
   except (KeyError, TypeError) as error:
-    raise UserError(f"{path}: found a category without id or name, expected both in each") from error
+    raise UserError(
+      f"{path}: found a category without id or name, expected both in each"
+    ) from error
   if not all(isinstance(i, int) and isinstance(name, str) for i, name in names.items()):
-    raise UserError(f"{path}: found a category whose id is no whole number or whose name is no text, expected both")
+    raise UserError(
+      f"{path}: found a category whose id is no whole number or whose name is no "
+      "text, expected both"
+    )
   return names
 
 

@@ -1,10 +1,11 @@
 """`conll:PATTERN`: one token per line in columns, blank lines between sentences, as in CoNLL-2003.
 
-A record is a sentence: `tokens`, the words of the first column, and each column as a list under its number.
-`-DOCSTART-` lines separate documents, whose sentences become one line each; in a file without these lines, each
-sentence is a document. The text field is the number of the column with the word, 0 by default; words are joined by
-spaces. Columns are separated by tabs or, in a line without tabs, by spaces. A line that begins with `# ` where a
-sentence may begin is a comment, unless it has as many columns as the next line, separated alike: then `#` is a word.
+A record is a sentence: `tokens`, the words of the first column, and each column as a list under its
+number. `-DOCSTART-` lines separate documents, whose sentences become one line each; in a file
+without these lines, each sentence is a document. The text field is the number of the column with
+the word, 0 by default; words are joined by spaces. Columns are separated by tabs or, in a line
+without tabs, by spaces. A line that begins with `# ` where a sentence may begin is a comment,
+unless it has as many columns as the next line, separated alike: then `#` is a word.
 """
 
 import itertools
@@ -28,7 +29,8 @@ class Source(FileSource):
 
   def documents_of(self, path: str, field: str) -> Iterator[str]:
     column = int(_column(field))
-    held, marked = [], False
+    held = []
+    marked = False
     for rows in sentences(path, column):
       if rows is None:
         marked = True
@@ -57,12 +59,15 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
   """Yield sentences as rows of columns, and None at each `-DOCSTART-`.
 
   Raises:
-    UserError: a row lacks the column, or its number of columns differs from the first row of its sentence.
+    UserError: a row lacks the column, or its number of columns differs from the first row of its
+      sentence.
   """
   rows: list[list[str]] = []
-  marked: list[tuple[tuple[bool, int], list[str]]] = []  # lines that begin with `# ` where a sentence may begin
+  # lines that begin with `# ` where a sentence may begin
+  marked: list[tuple[tuple[bool, int], list[str]]] = []
   seen = False, 0  # of the last other line: whether tabs separate its columns, and their number
-  for number, line in itertools.chain(lines(path), [(0, "")]):  # a blank line ends the last sentence
+  # a blank line ends the last sentence
+  for number, line in itertools.chain(lines(path), [(0, "")]):
     if isinstance(line, Skip):
       raise UserError(f"{path}:{number}: found a {line.reason}, expected one token per line")
     row = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
@@ -72,7 +77,8 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
       continue
     ends = line.startswith(_DOCUMENT) or not line.strip()
     seen = seen if ends else form
-    rows += [one for kind, one in marked if kind == seen]  # words, not comments: as wide as the next line
+    # words, not comments: as wide as the next line
+    rows += [one for kind, one in marked if kind == seen]
     marked = []
     if ends:
       if rows:

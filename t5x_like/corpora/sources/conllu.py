@@ -1,9 +1,11 @@
-"""`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns per token (CoNLL-U).
+"""`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns per token
+(CoNLL-U).
 
-A record is a sentence: `tokens`, its words, a list under the name of each column but the first (form, lemma, upos, …),
-and `text` and `sent_id` from its comments (an empty id if there is none). `# newdoc` comments separate documents, and
-each paragraph (`# newpar`) begins a new line; in a file without `# newdoc`, each sentence is a document. The text comes
-from the `# text` comments, or else joins the word forms according to `SpaceAfter=No`.
+A record is a sentence: `tokens`, its words, a list under the name of each column but the first
+(form, lemma, upos, …), and `text` and `sent_id` from its comments (an empty id if there is none).
+`# newdoc` comments separate documents, and each paragraph (`# newpar`) begins a new line; in a file
+without `# newdoc`, each sentence is a document. The text comes from the `# text` comments, or else
+joins the word forms according to `SpaceAfter=No`.
 """
 
 import re
@@ -24,16 +26,32 @@ class Source(FileSource):
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     for number, (comments, rows) in enumerate(sentences(path), 1):
-      words = [row for row in rows if row[0].isdecimal()]  # skip ranges of contractions and empty nodes
-      columns = {name: [word[place] for word in words] for place, name in enumerate(COLUMNS) if place}
-      ids = [value.strip() for name, _, value in (c.partition("=") for c in comments) if name.strip() == "sent_id"]
-      about = {"tokens": columns["form"], "text": text(comments, rows), "sent_id": ids[0] if ids else ""}
+      # skip ranges of contractions and empty nodes
+      words = [row for row in rows if row[0].isdecimal()]
+      columns = {
+        name: [word[place] for word in words] for place, name in enumerate(COLUMNS) if place
+      }
+      ids = [
+        value.strip()
+        for name, _, value in (c.partition("=") for c in comments)
+        if name.strip() == "sent_id"
+      ]
+      about = {
+        "tokens": columns["form"],
+        "text": text(comments, rows),
+        "sent_id": ids[0] if ids else "",
+      }
       yield f"{path}, sentence {number}", about | columns
 
   def documents_of(self, path: str, field: str) -> Iterator[str]:
-    held, marked = "", False
+    held = ""
+    marked = False
     for comments, rows in sentences(path):
-      begins = [name for comment in comments if (name := comment.split("=")[0].split(" ")[0]) in ("newdoc", "newpar")]
+      begins = [
+        name
+        for comment in comments
+        if (name := comment.split("=")[0].split(" ")[0]) in ("newdoc", "newpar")
+      ]
       if "newdoc" in begins:
         marked = True
         if held:
@@ -48,7 +66,8 @@ class Source(FileSource):
 
 
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
-  """Yield (comments without `# `, rows of ten columns) per sentence; raise UserError for a malformed row."""
+  """Yield (comments without `# `, rows of ten columns) per sentence; raise UserError for a
+  malformed row."""
   comments: list[str] = []
   rows: list[list[str]] = []
   for number, line in lines(path):
@@ -59,13 +78,20 @@ def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
     elif line.strip():
       row = line.split("\t")
       if len(row) != len(COLUMNS):
-        raise UserError(f"{path}:{number}: found {len(row)} tab-separated columns, expected {len(COLUMNS)} (CoNLL-U)")
+        raise UserError(
+          f"{path}:{number}: found {len(row)} tab-separated columns, expected "
+          f"{len(COLUMNS)} (CoNLL-U)"
+        )
       if not _ID.fullmatch(row[0]):
-        raise UserError(f"{path}:{number}: found the id {row[0]!r}, expected a number, a range such as 3-4, or 5.1")
+        raise UserError(
+          f"{path}:{number}: found the id {row[0]!r}, expected a number, a range "
+          "such as 3-4, or 5.1"
+        )
       rows.append(row)
     elif rows:
       yield comments, rows
-      comments, rows = [], []
+      comments = []
+      rows = []
   if rows:
     yield comments, rows
 
@@ -76,7 +102,9 @@ def text(comments: list[str], rows: list[list[str]]) -> str:
     key, _, value = comment.partition("=")
     if key.strip() == "text":
       return value.strip()
-  words, last = "", 0  # a range (3-4) is the surface form of the words it spans; 5.1 is not a surface word
+  # a range (3-4) is the surface form of the words it spans; 5.1 is not a surface word
+  words = ""
+  last = 0
   for row in rows:
     if "." in row[0] or ("-" not in row[0] and row[0].isdecimal() and int(row[0]) <= last):
       continue

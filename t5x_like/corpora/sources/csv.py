@@ -1,8 +1,9 @@
-"""`csv:PATTERN`: comma-separated columns, one record per row; each file starts with a header that names the fields.
+"""`csv:PATTERN`: comma-separated columns, one record per row; each file starts with a header that
+names the fields.
 
-Cells in double quotes may hold commas, line ends and doubled quotes (RFC 4180). A file whose header has semicolons or
-tabs and no comma is separated by these, as spreadsheets write it in many countries. If all fields in use are numbers,
-there is no header, and columns are numbered from 0.
+Cells in double quotes may hold commas, line ends and doubled quotes (RFC 4180). A file whose header
+has semicolons or tabs and no comma is separated by these, as spreadsheets write it in many
+countries. If all fields in use are numbers, there is no header, and columns are numbered from 0.
 """
 
 import csv
@@ -50,13 +51,18 @@ class Source(FileSource):
             continue
         if len(cells) != len(names):
           told = _SEPARATORS[separator]
-          raise UserError(f"{where}: found {len(cells)} {told}-separated columns, expected {len(names)}")
+          raise UserError(
+            f"{where}: found {len(cells)} {told}-separated columns, expected {len(names)}"
+          )
         yield where, dict(zip(names, cells))
     except csv.Error as error:
-      raise UserError(f"{path}:{rows.line_num}: found invalid CSV ({one_line(error)}), expected RFC 4180") from None
+      raise UserError(
+        f"{path}:{rows.line_num}: found invalid CSV ({one_line(error)}), expected RFC 4180"
+      ) from None
 
 
 def _separator(header: str) -> str:
-  """Return the character that separates the cells of a header: a comma, if there is one outside quotes."""
+  """Return the character that separates the cells of a header: a comma, if there is one outside
+  quotes."""
   unquoted = "".join(header.split('"')[::2])
   return next((mark for mark in _SEPARATORS if mark in unquoted), ",")

@@ -1,7 +1,8 @@
-"""`digit_scenes`: grey images of 40 x 40 pixels with one to four digits, for trying out detection recipes.
+"""`digit_scenes`: grey images of 40 x 40 pixels with one to four digits, for trying out detection
+recipes.
 
-The digits come from scikit-learn (`digits.py`); validation scenes and training scenes use different digits. Fields are
-`image` (a PNG) and `objects`, whose boxes enclose the ink.
+The digits come from scikit-learn (`digits.py`); validation scenes and training scenes use different
+digits. Fields are `image` (a PNG) and `objects`, whose boxes enclose the ink.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import numpy as np
 from t5x_like.corpora.sources import Record, check_split, digits
 from t5x_like.corpora.sources.idx import png
 
-_SIDE, _GLYPH, _MOST = 40, 8, 4
+_SIDE = 40
+_GLYPH = 8
+_MOST = 4
 _SCENES = {"train": 1000, "validation": 120}
 
 
@@ -20,12 +23,16 @@ class Source(digits.Source):
 
   name = "digit_scenes"
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     from sklearn.datasets import load_digits
 
     check_split(self, split)
     found = load_digits()
-    own = np.arange(digits.TRAIN) if split == "train" else np.arange(digits.TRAIN, len(found.target))
+    own = (
+      np.arange(digits.TRAIN) if split == "train" else np.arange(digits.TRAIN, len(found.target))
+    )
     for n in range(*part) if part else range(_SCENES[split]):
       yield f"digit_scenes, image {n}", _scene(found, own, np.random.default_rng([n, len(own)]))
 
@@ -33,10 +40,13 @@ class Source(digits.Source):
 def _scene(found, own: np.ndarray, generator: np.random.Generator) -> Record:
   image = generator.integers(0, 30, (_SIDE, _SIDE)).astype(np.uint8)
   objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
-  free = generator.permutation((_SIDE // (2 * _GLYPH)) ** 2)  # grid cells keep digits from overlapping
+  # grid cells keep digits from overlapping
+  free = generator.permutation((_SIDE // (2 * _GLYPH)) ** 2)
   for cell in free[: generator.integers(1, _MOST + 1)]:
-    digit, zoom = int(generator.choice(own)), int(generator.integers(1, 3))
-    side, cells = zoom * _GLYPH, _SIDE // (2 * _GLYPH)
+    digit = int(generator.choice(own))
+    zoom = int(generator.integers(1, 3))
+    side = zoom * _GLYPH
+    cells = _SIDE // (2 * _GLYPH)
     room = _SIDE // cells
     y, x = np.array(divmod(cell, cells)) * room + generator.integers(0, room - side + 1, 2)
     ink = np.kron(found.images[digit], np.ones((zoom, zoom)))

@@ -1,6 +1,8 @@
-"""`digits`: 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, for trying out image recipes.
+"""`digits`: 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, for trying out
+image recipes.
 
-Alpaydin and Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998). The last 297 are the validation split.
+Alpaydin and Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998). The last 297 are the
+validation split.
 """
 
 from collections.abc import Iterator
@@ -27,7 +29,9 @@ class Source(Base):
   def classes(self, field: str) -> tuple[str, ...]:
     return tuple("0123456789")
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     from sklearn.datasets import load_digits
 
     check_split(self, split)

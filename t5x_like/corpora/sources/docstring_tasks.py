@@ -1,8 +1,9 @@
-"""`docstring_tasks:TASK`: supervised records from the embedded corpus; no download, and no text in two splits.
+"""`docstring_tasks:TASK`: supervised records from the embedded corpus; no download, and no text in
+two splits.
 
-`test` comes from the modules that the corpus `docstrings` holds out, so pretraining on that corpus never sees it.
-`train` and `validation` come from the other modules, also divided by module. The tasks are in
-`_docstrings/benchmark.py`. `TASK/tiny` comes from the corpus `docstrings:tiny`.
+`test` comes from the modules that the corpus `docstrings` holds out, so pretraining on that corpus
+never sees it. `train` and `validation` come from the other modules, also divided by module. The
+tasks are in `_docstrings/benchmark.py`. `TASK/tiny` comes from the corpus `docstrings:tiny`.
 """
 
 import functools
@@ -25,14 +26,18 @@ class Source(Base):
     self._task, _, corpus = rest.partition("/")
     if self._task not in benchmark.TASKS:
       raise UserError(
-        f"source docstring_tasks:{rest}: found {self._task!r}, expected one of {', '.join(benchmark.TASKS)}"
+        f"source docstring_tasks:{rest}: found {self._task!r}, expected one of "
+        f"{', '.join(benchmark.TASKS)}"
         f"{did_you_mean(self._task, benchmark.TASKS)}"
       )
-    self._corpus, self._data_dir = corpus, data_dir
+    self._corpus = corpus
+    self._data_dir = data_dir
     self._facts = docstrings.Source(corpus, data_dir=data_dir).facts("text")
     self.name = f"docstrings_{self._task}"
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     check_split(self, split)
     for record in _records(self._task, split, self._corpus, self._data_dir):
       yield f"{self.name}, split {split}, record {record['id']}", record
@@ -48,7 +53,9 @@ class Source(Base):
 def _records(task: str, split: str, corpus: str, data_dir: str | None) -> list[Record]:
   documents = _documents("validation" if split == "test" else "train", corpus, data_dir)
   if split != "test":
-    documents = [one for one in documents if benchmark.is_kept(one["module"]) == (split == "validation")]
+    documents = [
+      one for one in documents if benchmark.is_kept(one["module"]) == (split == "validation")
+    ]
   return benchmark.records(task, documents)
 
 

@@ -14,10 +14,13 @@ def _open_builder(rest: str, data_dir: str | None) -> Docstrings:
   configs = [config.name for config in Docstrings.BUILDER_CONFIGS]
   if rest and rest not in configs:
     raise UserError(
-      f"source docstrings:{rest}: found {rest!r} after the colon, expected nothing or one of {', '.join(configs)}"
+      f"source docstrings:{rest}: found {rest!r} after the colon, expected nothing or one of "
+      f"{', '.join(configs)}"
       f"{did_you_mean(rest, configs)}"
     )
-  builder = Docstrings(config=rest or configs[0], data_dir=data_dir, progress=None if rest else _Progress())
+  builder = Docstrings(
+    config=rest or configs[0], data_dir=data_dir, progress=None if rest else _Progress()
+  )
   prepare(builder)
   return builder
 
@@ -29,7 +32,8 @@ class Source(tfds.Source):
 
 
 class _Progress:
-  """A count of files on stderr: one line rewritten in place on a terminal, else a line at each tenth."""
+  """A count of files on stderr: one line rewritten in place on a terminal, else a line at each
+  tenth."""
 
   def __init__(self):
     self._shown = 0
@@ -40,4 +44,9 @@ class _Progress:
     if done * steps // total > self._shown or done == total:
       self._shown = done * steps // total
       start, end = ("\r", "\n" if done == total else "") if terminal else ("", "\n")
-      print(f"{start}reading docstrings: {done:,} of {total:,} files", end=end, file=sys.stderr, flush=True)
+      print(
+        f"{start}reading docstrings: {done:,} of {total:,} files",
+        end=end,
+        file=sys.stderr,
+        flush=True,
+      )

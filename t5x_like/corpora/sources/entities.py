@@ -1,7 +1,9 @@
-"""`entities:PATTERN`: the columns of `conll`, and `entities`, the tags of the last column in the BIO scheme.
+"""`entities:PATTERN`: the columns of `conll`, and `entities`, the tags of the last column in the
+BIO scheme.
 
-The files may have IOB1 tags, as the official files of CoNLL-2003, BIO, or BIOES. Entities begin where conlleval sees
-them begin (Tjong Kim Sang & De Meulder 2003): at a B- or S-, at another type, and after O, E- or S-.
+The files may have IOB1 tags, as the official files of CoNLL-2003, BIO, or BIOES. Entities begin
+where conlleval sees them begin (Tjong Kim Sang & De Meulder 2003): at a B- or S-, at another type,
+and after O, E- or S-.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +21,17 @@ class Source(conll.Source):
 
 
 def bio(tags: Sequence[str], where: str) -> list[str]:
-  """Return the tags of a sentence in the BIO scheme; raise UserError for a tag of no known scheme."""
-  made, before = [], ("O", "")
+  """Return the tags of a sentence in the BIO scheme; raise UserError for a tag of no known
+  scheme."""
+  made = []
+  before = ("O", "")
   for tag in tags:
     mark, _, kind = tag.partition("-")
     if tag != "O" and not (mark in {*"BIES"} and kind):
-      raise UserError(f"{where}: found the tag {tag!r}, expected O, or B-, I-, E- or S- and a type, in the last column")
+      raise UserError(
+        f"{where}: found the tag {tag!r}, expected O, or B-, I-, E- or S- and a "
+        "type, in the last column"
+      )
     begins = mark in "BS" or before[0] in "OES" or kind != before[1]
     made.append(tag if tag == "O" else f"B-{kind}" if begins else f"I-{kind}")
     before = mark, kind

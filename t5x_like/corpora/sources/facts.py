@@ -1,12 +1,14 @@
-"""`facts:2000`: a world of so many facts about people, drawn by a seed, which can be looked up but not guessed.
+"""`facts:2000`: a world of so many facts about people, drawn by a seed, which can be looked up but
+not guessed.
 
-Each person has a home, a work and a pet. The split `passages` has a passage for each person, field `text`:
+Each person has a home, a work and a pet. The split `passages` has a passage for each person, field
+`text`:
 
     Kq home mo. Kq work ti. Kq pet su.
 
-The splits `train` and `validation` ask for one fact each, fields `question` (`Kq work?`) and `answer` (`ti`). The facts
-of `validation`, a fifth of all, are in no question of `train`, so who knows its answers has read them.
-`facts:2000:7` is the world of seed 7.
+The splits `train` and `validation` ask for one fact each, fields `question` (`Kq work?`) and
+`answer` (`ti`). The facts of `validation`, a fifth of all, are in no question of `train`, so who
+knows its answers has read them. `facts:2000:7` is the world of seed 7.
 """
 
 import hashlib
@@ -22,7 +24,11 @@ from t5x_like.errors import UserError
 
 VERSION = 1  # raise it when the facts change
 _RELATIONS = ("home", "work", "pet")
-_NAMES = [first + second for first in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for second in "abcdefghijklmnopqrstuvwxyz"]
+_NAMES = [
+  first + second
+  for first in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+  for second in "abcdefghijklmnopqrstuvwxyz"
+]
 _VALUES = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxz" for vowel in "aeiou"]
 _MOST = len(_RELATIONS) * len(_NAMES)
 
@@ -36,19 +42,28 @@ class Source(Base):
     del fields, data_dir
     found = re.fullmatch(r"(\d{1,4})(?::(\d{1,9}))?", rest)
     if not found or not 30 <= int(found[1]) <= _MOST:
-      raise UserError(f"source facts:{rest}: found {rest!r}, expected a number of facts, 30 to {_MOST:,}: facts:2000")
+      raise UserError(
+        f"source facts:{rest}: found {rest!r}, expected a number of facts, 30 to "
+        f"{_MOST:,}: facts:2000"
+      )
     self._people, self._seed = int(found[1]) // len(_RELATIONS), int(found[2] or 0)
     self.name = f"facts{found[1]}"
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     check_split(self, split)
     generator = np.random.default_rng(self._seed)
     names = generator.permutation(_NAMES)[: self._people].tolist()
     values = generator.choice(_VALUES, (self._people, len(_RELATIONS))).tolist()
     for name, row in zip(names, values):
-      where, known = f"{self.name}, {name}", dict(zip(_RELATIONS, row))
+      where = f"{self.name}, {name}"
+      known = dict(zip(_RELATIONS, row))
       if split == "passages":
-        yield where, {"text": " ".join(f"{name} {relation} {value}." for relation, value in known.items())}
+        yield (
+          where,
+          {"text": " ".join(f"{name} {relation} {value}." for relation, value in known.items())},
+        )
         continue
       for relation, value in known.items():
         held_out = hashlib.sha256(f"{self._seed} {name} {relation}".encode()).digest()[0] % 5 == 0

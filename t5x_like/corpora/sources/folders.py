@@ -1,10 +1,12 @@
-"""`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder per class; fields `image` and `label`.
+"""`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder per class; fields
+`image` and `label`.
 
-A DIR that holds folders for splits (`train`, `val`, `test`, …), each with one folder per class, has these splits. It
-may be a zip archive, or a folder in one (`photos.zip/pets`).
+A DIR that holds folders for splits (`train`, `val`, `test`, …), each with one folder per class, has
+these splits. It may be a zip archive, or a folder in one (`photos.zip/pets`).
 
-`image` is a file's bytes, `label` the name of its class's folder, which may hold folders too. Files are read by class,
-then by name; hidden ones are left out. Preparation skips and counts files that are not images.
+`image` is a file's bytes, `label` the name of its class's folder, which may hold folders too. Files
+are read by class, then by name; hidden ones are left out. Preparation skips and counts files that
+are not images.
 """
 
 import glob
@@ -29,15 +31,20 @@ class Source(Base):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
     given = _patterns("folders", rest)
-    folders = {split: [_whole(path.rstrip("/")) for path in paths] for split, paths in given.items()}
+    folders = {
+      split: [_whole(path.rstrip("/")) for path in paths] for split, paths in given.items()
+    }
     if given == {"train": [rest]}:
       folders = _splits_inside(folders["train"][0]) or folders
-    self._files: dict[str, dict[str, str]] = {}  # by split and path, the path below the split's folder
+    # by split and path, the path below the split's folder
+    self._files: dict[str, dict[str, str]] = {}
     for split, paths in folders.items():
       self._files[split] = {file: name for path in paths for file, name in _images(path).items()}
     if given == {"train": [rest]} and tuple(folders) == ("train",):
       _check_classes(folders["train"][0], self._files["train"].values())
-    self._classes = tuple(sorted({_class(name) for files in self._files.values() for name in files.values()}))
+    self._classes = tuple(
+      sorted({_class(name) for files in self._files.values() for name in files.values()})
+    )
     self.splits = tuple(self._files)
     above = [part for part in globs.absolute(next(iter(folders.values()))[0]).split("/") if part]
     self.name = above[-2] if len(above) > 1 and above[-1] in SPLIT_WORDS else above[-1]
@@ -45,10 +52,15 @@ class Source(Base):
   def classes(self, field: str) -> tuple[str, ...]:
     return self._classes
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     for path, name in list(self._files[split].items())[slice(*part) if part else slice(None)]:
       data = _read(path)
-      yield path, Skip("a file that is too long") if data is None else {"image": data, "label": _class(name)}
+      yield (
+        path,
+        Skip("a file that is too long") if data is None else {"image": data, "label": _class(name)},
+      )
 
   def changed(self, split: str) -> list[int | None]:
     return [place(path).changed() for path in self._on_disk(split)]
@@ -60,7 +72,11 @@ class Source(Base):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [(*name.split("/", 1), *_print(path)) for path, name in self._files[split].items()]
-    return {"form": "folders", "files": len(files), "content": hashlib.sha256(repr(files).encode()).hexdigest()}
+    return {
+      "form": "folders",
+      "files": len(files),
+      "content": hashlib.sha256(repr(files).encode()).hexdigest(),
+    }
 
 
 def _splits_inside(folder: str) -> dict[str, list[str]]:
@@ -94,17 +110,22 @@ def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _class(name: str) -> str:
-  """Return the class of a file, spelled alike from all systems: macOS takes accents off their letters."""
+  """Return the class of a file, spelled alike from all systems: macOS takes accents off their
+  letters."""
   return unicodedata.normalize("NFC", name.partition("/")[0])
 
 
 def _check_classes(folder: str, names: Iterable[str]) -> None:
-  """Refuse to take the folder of a split for a class: one with the name of a split, and with folders alone."""
+  """Refuse to take the folder of a split for a class: one with the name of a split, and with
+  folders alone."""
   lies = {_class(name) for name in names if name.count("/") == 1}
-  if splits := sorted({_class(name) for name in names if _class(name).lower() in SPLIT_WORDS} - lies):
+  if splits := sorted(
+    {_class(name) for name in names if _class(name).lower() in SPLIT_WORDS} - lies
+  ):
     given = ",".join(f"{SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
     raise UserError(
-      f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders of the splits, as"
+      f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders "
+      "of the splits, as"
       f" folders:{given}, or write folders:train={folder} if they are classes"
     )
 
@@ -119,7 +140,8 @@ def _below(folder: str) -> list[str]:
 def _whole(folder: str) -> str:
   """Return the only folder of an archive in place of the archive, if all its images lie deeper."""
   if (found := _archives.split(folder)) and not found[1]:
-    below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]  # no README beside folders
+    # no README beside folders
+    below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]
     tops = {name.split("/")[0] for name in below}
     if len(tops) == 1 and all(name.count("/") > 1 for name in below):
       return f"{folder}/{tops.pop()}"
@@ -149,13 +171,21 @@ def _images(folder: str) -> dict[str, str]:
   if _archives.split(folder):
     found = {f"{folder}/{name}": name for name in _below(folder) if "/" in name}
     if not found:
-      raise UserError(f"source folders:{folder}: found no files below its folders, expected ZIP/CLASS/IMAGE in it")
+      raise UserError(
+        f"source folders:{folder}: found no files below its folders, expected ZIP/CLASS/IMAGE in it"
+      )
     return found
   if not place(folder).exists():
-    raise UserError(f"source folders:{folder}: found nothing there, expected a directory; check the path")
+    raise UserError(
+      f"source folders:{folder}: found nothing there, expected a directory; check the path"
+    )
   above = str(place(f"{folder}/*")).count("/")
-  below = {path: "/".join(path.split("/")[above:]) for path in globs.matches(f"{glob.escape(folder)}/*/**")}
+  below = {
+    path: "/".join(path.split("/")[above:]) for path in globs.matches(f"{glob.escape(folder)}/*/**")
+  }
   found = {path: name for path, name in below.items() if "/" in name and globs.kind(path) == "file"}
   if not found:
-    raise UserError(f"source folders:{folder}: found no files below its folders, expected FOLDER/CLASS/IMAGE")
+    raise UserError(
+      f"source folders:{folder}: found no files below its folders, expected FOLDER/CLASS/IMAGE"
+    )
   return found

@@ -1,8 +1,10 @@
-"""`held_out:N@SOURCE`: the records of a source without a validation split, one in N of `train` held out for it.
+"""`held_out:N@SOURCE`: the records of a source without a validation split, one in N of `train` held
+out for it.
 
-The bytes of a record's image, or the whole record, decide by their SHA-256. So every class and every file loses its
-share, equal images stay together, and neither the order of records nor their place matters. Of `objects:`, hold the
-photographs out, `objects:held_out:10@voc:DIR`: squares of one photograph would lie in both splits.
+The bytes of a record's image, or the whole record, decide by their SHA-256. So every class and
+every file loses its share, equal images stay together, and neither the order of records nor their
+place matters. Of `objects:`, hold the photographs out, `objects:held_out:10@voc:DIR`: squares of
+one photograph would lie in both splits.
 """
 
 import hashlib
@@ -13,7 +15,8 @@ from t5x_like.corpora.sources import Record, Skip, check_split, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
-_WHOLE, _PART = "train", "validation"
+_WHOLE = "train"
+_PART = "validation"
 
 
 class Source(Derived):
@@ -22,18 +25,26 @@ class Source(Derived):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     number, _, inner = rest.partition("@")
     if not (number.isascii() and number.isdecimal() and int(number) > 1 and inner):
-      raise UserError(f"source held_out:{rest}: expected held_out:N@SOURCE, N from 2, such as held_out:10@folders:DIR")
+      raise UserError(
+        f"source held_out:{rest}: expected held_out:N@SOURCE, N from 2, such as "
+        "held_out:10@folders:DIR"
+      )
     self._number, self._inner = int(number), open_source(inner, fields=fields, data_dir=data_dir)
     check_split(self._inner, _WHOLE)
     if _PART in self._inner.splits:
-      raise UserError(f"source held_out:{rest}: {inner} has a split {_PART!r}, so leave held_out:{number}@ out")
+      raise UserError(
+        f"source held_out:{rest}: {inner} has a split {_PART!r}, so leave held_out:{number}@ out"
+      )
     self._own = {"form": "held_out.v1", "number": self._number}
-    self.name, self.splits = self._inner.name, (_WHOLE, _PART, *(s for s in self._inner.splits if s != _WHOLE))
+    self.name = self._inner.name
+    self.splits = (_WHOLE, _PART, *(s for s in self._inner.splits if s != _WHOLE))
 
   def classes(self, field: str) -> tuple[str, ...]:
     return self._inner.classes(field)
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     for where, record in self._inner.records(_of(split), part):
       if split == _of(split) != _WHOLE or self._held(record) == (split == _PART):
         yield where, record
@@ -42,7 +53,10 @@ class Source(Derived):
     if isinstance(record, Skip):
       return False
     values = sorted(record.items())
-    data = next((value for _, value in values if isinstance(value, bytes)), None) or repr(values).encode()
+    data = (
+      next((value for _, value in values if isinstance(value, bytes)), None)
+      or repr(values).encode()
+    )
     return int.from_bytes(hashlib.sha256(data).digest()[:8]) % self._number == 0
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:

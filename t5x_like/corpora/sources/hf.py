@@ -1,8 +1,10 @@
-"""`hf:NAME[/config][@split]`: a data set of the Hugging Face Hub, or a local directory that `datasets` loads.
+"""`hf:NAME[/config][@split]`: a data set of the Hugging Face Hub, or a local directory that
+`datasets` loads.
 
-NAME is `owner/name`, or a name alone. The data set is downloaded once, into `data_dir` or the cache of `datasets`.
-`@split` keeps one split. Class labels become their names; images stay encoded, as bytes. Data sets whose files are
-Python scripts are refused by the library: nothing read is executed.
+NAME is `owner/name`, or a name alone. The data set is downloaded once, into `data_dir` or the cache
+of `datasets`. `@split` keeps one split. Class labels become their names; images stay encoded, as
+bytes. Data sets whose files are Python scripts are refused by the library: nothing read is
+executed.
 """
 
 import os
@@ -30,7 +32,9 @@ class Source(Base):
     try:
       import datasets
     except ImportError as error:
-      raise UserError(f"source hf:{rest}: needs the package datasets; pip install 't5x-like[hf]'") from error
+      raise UserError(
+        f"source hf:{rest}: needs the package datasets; pip install 't5x-like[hf]'"
+      ) from error
     self._where = f"data set {rest}"
     path, _, split = rest.partition("@")
     self._roots = (path, *_caches(data_dir))
@@ -41,20 +45,29 @@ class Source(Base):
       found = datasets.load_dataset(name, config, cache_dir=data_dir)
     except Exception as error:  # the library, its clients and file readers raise types of their own
       raise UserError(
-        f"source hf:{rest}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); check the name and the "
-        f"network, or download it where there is one: huggingface-cli download --repo-type dataset {name}"
+        f"source hf:{rest}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
+        "check the name and the "
+        "network, or download it where there is one: huggingface-cli download --repo-type "
+        f"dataset {name}"
       ) from error
     if split and split not in found:
       raise UserError(
-        f"source hf:{rest}: found no split {split!r}, expected one of {', '.join(found)}{did_you_mean(split, found)}"
+        f"source hf:{rest}: found no split {split!r}, expected one of "
+        f"{', '.join(found)}{did_you_mean(split, found)}"
       )
     self._splits = {one: found[one] for one in ([split] if split else found)}
     self.splits = tuple(self._splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", path.rstrip("/").split("/")[-1]).strip("_.-")
     self._features = next(iter(self._splits.values())).features
     check_fields(fields, list(self._features), self._where)
-    self._columns = list({column_of(field, list(self._features)): None for field in fields} or self._features)
-    encoded = {name: type(self._features[name]) for name in self._columns if hasattr(self._features[name], "decode")}
+    self._columns = list(
+      {column_of(field, list(self._features)): None for field in fields} or self._features
+    )
+    encoded = {
+      name: type(self._features[name])
+      for name in self._columns
+      if hasattr(self._features[name], "decode")
+    }
     for one, rows in self._splits.items():
       rows = rows.select_columns(self._columns)
       for name, kind in encoded.items():
@@ -75,7 +88,9 @@ class Source(Base):
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     return self._bytes(split) * (part[1] - part[0]) // max(1, len(self._splits[split]))
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     rows = self._splits[split]
     first, past = part or (0, len(rows))
     for start in range(first, past, _AT_ONCE):
@@ -83,7 +98,8 @@ class Source(Base):
         columns = rows[start : min(start + _AT_ONCE, past)]
       except Exception as error:  # damaged files of the cache
         raise UserError(
-          f"{self._where}: cannot be read ({type(error).__name__}: {one_line(error)[:200]}); delete it from the cache"
+          f"{self._where}: cannot be read ({type(error).__name__}: {one_line(error)[:200]}); "
+          "delete it from the cache"
         ) from error
       for number, cells in enumerate(zip(*columns.values()), start):
         record = {name: self._plain(name, cell) for name, cell in zip(columns, cells)}
@@ -97,8 +113,16 @@ class Source(Base):
     info = self._splits[split].info
     files = info.download_checksums or {}
     revisions = sorted({match[1] for file in files if (match := _REVISION.search(file))})
-    about = {"name": info.dataset_name, "config": info.config_name, "version": str(info.version or "")}
-    about |= {"revisions": revisions} if revisions else {"bytes": sorted(_size(file) for file in files.values())}
+    about = {
+      "name": info.dataset_name,
+      "config": info.config_name,
+      "version": str(info.version or ""),
+    }
+    about |= (
+      {"revisions": revisions}
+      if revisions
+      else {"bytes": sorted(_size(file) for file in files.values())}
+    )
     return {"form": "hf", "split": split, "examples": len(self._splits[split]), **about}
 
   def _bytes(self, split: str) -> int:
@@ -121,7 +145,8 @@ def _caches(data_dir: str | None) -> list[str]:
 
 
 def _check_card(card: Local) -> None:
-  """Raise UserError if the card of a local data set names files elsewhere, which `datasets` would open or fetch."""
+  """Raise UserError if the card of a local data set names files elsewhere, which `datasets` would
+  open or fetch."""
   match = _FRONT.match(card.read_text(errors="replace")) if card.is_file() else None
   if match is None:
     return
@@ -135,11 +160,15 @@ def _check_card(card: Local) -> None:
     for key in ("data_files", "data_dir"):
       for text in _strings(config.get(key)) if isinstance(config, dict) else ():
         if "::" in text or "://" in text or not is_inside(text):
-          raise UserError(f"{card}: {key}: found {shown(text)}, expected a path in this directory; correct the card")
+          raise UserError(
+            f"{card}: {key}: found {shown(text)}, expected a path in this "
+            "directory; correct the card"
+          )
 
 
 def _strings(value: Any) -> Iterator[str]:
-  """Yield the file names in a value of `data_files`: names, by split, or in objects with the key `path`."""
+  """Yield the file names in a value of `data_files`: names, by split, or in objects with the key
+  `path`."""
   if isinstance(value, str):
     yield value
   elif isinstance(value, dict):
@@ -152,16 +181,22 @@ def _named(path: str, rest: str) -> tuple[str, str | None]:
   """Split `owner/name/config` into the name and the configuration."""
   parts = path.split("/")
   if not all(parts) or len(parts) > 3:
-    raise UserError(f"source hf:{rest}: found {path!r}, expected hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG")
+    raise UserError(
+      f"source hf:{rest}: found {path!r}, expected hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
+    )
   return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
 
 
 def _content(cell: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
-  """Return the bytes of an encoded image or sound, which may be a file in the directories `roots`."""
+  """Return the bytes of an encoded image or sound, which may be a file in the directories
+  `roots`."""
   if cell.get("bytes") is not None or not cell.get("path"):
     return cell.get("bytes")
   if not any(trust.is_inside(cell["path"], root, links=False) for root in roots):
-    raise UserError(f"{where}: found the path {shown(cell['path'])}, expected a file of the data set; embed its bytes")
+    raise UserError(
+      f"{where}: found the path {shown(cell['path'])}, expected a file of the data "
+      "set; embed its bytes"
+    )
   try:
     return Local(cell["path"]).read_bytes()
   except OSError as error:

@@ -1,7 +1,8 @@
-"""`idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz`: MNIST's files; `image` and `label`.
+"""`idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz`: MNIST's files;
+`image` and `label`.
 
-The labels are in the neighbouring file whose name has `labels` for `images` and `idx1` for `idx3`. A label is its
-number, as text; an image becomes a PNG. Files may be compressed.
+The labels are in the neighbouring file whose name has `labels` for `images` and `idx1` for `idx3`.
+A label is its number, as text; an image becomes a PNG. Files may be compressed.
 """
 
 import io
@@ -17,26 +18,35 @@ from t5x_like.corpora.sources._files import FileSource, _unreadable
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
 
-_SMALL, _PACKED = 2**26, 200  # bytes of values allowed in any file, and further bytes per byte of its stored size
+# bytes of values allowed in any file, and further bytes per byte of its stored size
+_SMALL = 2**26
+_PACKED = 200
 
 
 class Source(FileSource):
   """Images [N, Y, X] or [N, Y, X, C] and labels [N], both uint8."""
 
   def classes(self, field: str) -> tuple[str, ...]:
-    most = max(int(_labels(path).max(initial=0)) for files in self._files.values() for path in files)
+    most = max(
+      int(_labels(path).max(initial=0)) for files in self._files.values() for path in files
+    )
     return tuple(str(number) for number in range(most + 1))
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
-    images, labels = _array(path, (3, 4)), _labels(path)
+    images = _array(path, (3, 4))
+    labels = _labels(path)
     if len(images) != len(labels):
-      raise UserError(f"{path}: found {len(images)} images but {len(labels)} labels in {_beside(path)}")
+      raise UserError(
+        f"{path}: found {len(images)} images but {len(labels)} labels in {_beside(path)}"
+      )
     for number, (image, label) in enumerate(zip(images, labels)):
       yield f"{path}, image {number}", {"image": png(image), "label": str(label)}
 
   def split_facts(self, split: str) -> dict[str, Any]:
     beside = [_beside(path) for path in self._files[split]]
-    return super().split_facts(split) | {"labels": [[place(p).size(), place(p).changed()] for p in beside]}
+    return super().split_facts(split) | {
+      "labels": [[place(p).size(), place(p).changed()] for p in beside]
+    }
 
 
 def png(image: np.ndarray) -> bytes:
@@ -64,27 +74,39 @@ def _labels(path: str) -> np.ndarray:
 
 
 def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
-  """Read the array of a file; raise UserError unless it is whole, uint8, and has one of these numbers of axes."""
+  """Read the array of a file; raise UserError unless it is whole, uint8, and has one of these
+  numbers of axes."""
   try:
     with _compression.opened(path) as file:
       begin = file.read(4)
       lengths = file.read(4 * begin[3]) if len(begin) == 4 else b""
       shape = tuple(int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], ">u4"))
       wanted = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
-      if begin[:3] != b"\0\0\x08" or len(begin) < 4 or begin[3] not in axes or len(lengths) < 4 * begin[3]:
-        raise UserError(f"{path}: found a file that begins with {begin.hex() or 'nothing'}, {wanted}")
+      if (
+        begin[:3] != b"\0\0\x08"
+        or len(begin) < 4
+        or begin[3] not in axes
+        or len(lengths) < 4 * begin[3]
+      ):
+        raise UserError(
+          f"{path}: found a file that begins with {begin.hex() or 'nothing'}, {wanted}"
+        )
       most = _SMALL + _PACKED * place(path).size()
       if math.prod(shape) > most:
         raise UserError(
-          f"{path}: found the shape {list(shape)}, expected at most {most:,} values of a file of its size"
+          f"{path}: found the shape {list(shape)}, expected at most {most:,} values of a file of "
+          "its size"
         )
-      # Packed zeros may be endless: unpack no more than the shape's bytes and one more, which reveals any excess.
+      # Packed zeros may be endless: unpack no more than the shape's bytes and one more, which
+      # reveals any excess.
       data = b"".join(_pieces(file, math.prod(shape) + 1))
   except _compression.DAMAGED as error:
     raise _unreadable(path, path, error) from error
   if len(data) != math.prod(shape):
     found = f"more than {math.prod(shape)}" if len(data) > math.prod(shape) else len(data)
-    raise UserError(f"{path}: found {found} values, expected {math.prod(shape)} for shape {list(shape)}")
+    raise UserError(
+      f"{path}: found {found} values, expected {math.prod(shape)} for shape {list(shape)}"
+    )
   return np.frombuffer(data, np.uint8).reshape(shape)
 
 

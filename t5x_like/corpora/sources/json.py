@@ -1,6 +1,7 @@
 """`json:PATTERN`: one array per file, of objects or of strings; a string is the field `text`.
 
-A file is read whole, so a file over 128 MiB is an error; JSON lines (`jsonl`) are read one at a time.
+A file is read whole, so a file over 128 MiB is an error; JSON lines (`jsonl`) are read one at a
+time.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ class Source(FileSource):
   """One record per element of the arrays."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
-    found = parsed(path, list, f"an array of objects or strings; for one object per line use jsonl:{path}")
+    found = parsed(
+      path, list, f"an array of objects or strings; for one object per line use jsonl:{path}"
+    )
     for number, element in enumerate(found):
       where = f"{path}, element {number}"
       if not isinstance(element, str | dict):
@@ -29,5 +32,8 @@ def parsed(path: str, kind: type, expected: str) -> Any:
   """Parse a JSON file; raise UserError if it is too large, not JSON, or of another type."""
   text = whole(path)
   if isinstance(text, Skip):
-    raise UserError(f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) may be of any size")
+    raise UserError(
+      f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) "
+      "may be of any size"
+    )
   return checked_json.parsed(text, kind, path, expected)

@@ -1,4 +1,5 @@
-"""`multirc:PATTERN`: MultiRC in SuperGLUE's JSON lines (Khashabi et al. 2018), one record per answer option."""
+"""`multirc:PATTERN`: MultiRC in SuperGLUE's JSON lines (Khashabi et al. 2018), one record per
+answer option."""
 
 from collections.abc import Iterator
 
@@ -7,7 +8,8 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """Fields paragraph, question, answer, label (0, 1, or null in a test set) and idx {paragraph, question, answer}."""
+  """Fields paragraph, question, answer, label (0, 1, or null in a test set) and idx {paragraph,
+  question, answer}."""
 
   expected = "idx and passage with questions[] of idx, question and answers[] of idx, text, label"
 

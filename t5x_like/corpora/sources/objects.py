@@ -1,9 +1,11 @@
-"""`objects:SOURCE` and `objects:SIDE@SOURCE`: each object of images with boxes as a labelled image; `image`, `label`.
+"""`objects:SOURCE` and `objects:SIDE@SOURCE`: each object of images with boxes as a labelled image;
+`image`, `label`.
 
-A classifier of the objects is the backbone of a detector that has no published one. An object gives the square around
-it, half as large again as its longer side, or SIDE pixels wide: all objects at one scale, with what surrounds them. It
-is moved to lie inside the image, and no larger than that. SOURCE is `voc:`, `coco:`, `boxes:`, `tfds:` or
-`digit_scenes`; crowds, difficult objects and boxes without area are left out. `image` is a JPEG of quality 95.
+A classifier of the objects is the backbone of a detector that has no published one. An object gives
+the square around it, half as large again as its longer side, or SIDE pixels wide: all objects at
+one scale, with what surrounds them. It is moved to lie inside the image, and no larger than that.
+SOURCE is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`; crowds, difficult objects and boxes
+without area are left out. `image` is a JPEG of quality 95.
 """
 
 import io
@@ -19,7 +21,8 @@ from t5x_like.data.images import boxes
 from t5x_like.data.images.pictures import ANNOTATED, Unusable, plain, readable, upright
 from t5x_like.errors import UserError
 
-_AROUND, _QUALITY = 1.5, 95
+_AROUND = 1.5
+_QUALITY = 95
 _FIELDS = ("image", "objects")
 
 
@@ -30,10 +33,17 @@ class Source(Derived):
     del fields  # of the results
     side, inner = re.fullmatch(r"(?:(\d+)@)?(.*)", rest, re.DOTALL).groups()
     if not inner or side and not int(side):
-      raise UserError(f"source objects:{rest}: expected objects:SOURCE or objects:SIDE@SOURCE, such as objects:voc:DIR")
-    self._side, self._inner = side and int(side), open_source(inner, fields=_FIELDS, data_dir=data_dir)
+      raise UserError(
+        f"source objects:{rest}: expected objects:SOURCE or objects:SIDE@SOURCE, "
+        "such as objects:voc:DIR"
+      )
+    self._side, self._inner = (
+      side and int(side),
+      open_source(inner, fields=_FIELDS, data_dir=data_dir),
+    )
     self._own = {"form": "objects.v2", "side": self._side}
-    self.name, self.splits = f"{self._inner.name}_objects", self._inner.splits
+    self.name = f"{self._inner.name}_objects"
+    self.splits = self._inner.splits
 
   def classes(self, field: str) -> tuple[str, ...]:
     return self._inner.classes("objects.label")
@@ -46,7 +56,9 @@ class Source(Derived):
       yield where, Skip(str(error))
       return
     size_4 = np.tile([image.height, image.width], 2)
-    boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4) / (size_4 if record.get("pixels") else 1)
+    boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4) / (
+      size_4 if record.get("pixels") else 1
+    )
     boxes_K4, real_K, _ = boxes.inside(boxes_K4)
     for mark in ("is_crowd", "is_difficult"):
       real_K &= ~np.asarray(objects.get(mark, np.zeros(len(real_K))), bool)
@@ -57,7 +69,9 @@ class Source(Derived):
   def _square(self, image, box_4: np.ndarray) -> bytes:
     """Return the square around a box in pixels, as a JPEG."""
     y0, x0, y1, x1 = box_4
-    side = min(self._side or max(1, round(_AROUND * max(y1 - y0, x1 - x0))), image.height, image.width)
+    side = min(
+      self._side or max(1, round(_AROUND * max(y1 - y0, x1 - x0))), image.height, image.width
+    )
     top, left = (
       int(np.clip(round((low + high - side) / 2), 0, whole - side))
       for low, high, whole in ((y0, y1, image.height), (x0, x1, image.width))

@@ -1,15 +1,16 @@
-"""`official:{…}`: a benchmark's official files, found by their usual names in `data_dir`, plain or compressed.
+"""`official:{…}`: a benchmark's official files, found by their usual names in `data_dir`, plain or
+compressed.
 
-    official:{"name": "rte", "format": "tsv", "splits": {"train": ["RTE/train.tsv"], "validation": ["RTE/dev.tsv"]},
-              "classes": {"label": ["entailment", "not_entailment"]}}
+    official:{"name": "rte", "format": "tsv", "splits": {"train": ["RTE/train.tsv"], "validation":
+              ["RTE/dev.tsv"]}, "classes": {"label": ["entailment", "not_entailment"]}}
 
 `benchmarks/suites/` has such a table for each benchmark. Its keys:
 
     name      the name of the corpus
     format    the reader of the files, another format of this folder
     splits    by split, the name of its file, or the possible names, the likeliest first; a list among them is several
-              files that make a split. `RTE/train.tsv` is found in any folder RTE below `data_dir`, or as
-              `data_dir`/train.tsv
+              files that make a split. `RTE/train.tsv` is found in any folder RTE below `data_dir`,
+              or as `data_dir`/train.tsv
     header    the columns of a TSV file, unless its first line names one of the fields; the languages of `parallel`
     fields    by field, its column, or a path into the record such as `meta.label`; other fields keep their names, and
               a file without that column may have the field itself
@@ -17,8 +18,9 @@
               a number. A test split may lack them: then the value is -1, as in TensorFlow datasets
     ragged    whether lines with too few columns are left out and counted; otherwise they are refused
 
-Instead of a directory, `data_dir` may name the files by split, or shares of them: `train=a.tsv[:90%],test=a.tsv[90%:]`.
-Splits whose files are not there are left out. A record without `idx` gets its number in the split, from 0.
+Instead of a directory, `data_dir` may name the files by split, or shares of them:
+`train=a.tsv[:90%],test=a.tsv[90%:]`. Splits whose files are not there are left out. A record
+without `idx` gets its number in the split, from 0.
 """
 
 import dataclasses
@@ -30,7 +32,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, check_fields, check_split, open_source, parallel, value
+from t5x_like.corpora.sources import (
+  Record,
+  Skip,
+  check_fields,
+  check_split,
+  open_source,
+  parallel,
+  value,
+)
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import lines
 from t5x_like.errors import UserError, did_you_mean, one_line
@@ -66,23 +76,33 @@ class Source(Base):
       self._paths, self._shares = _found(self._table, data_dir)
     except (AttributeError, IndexError, ValueError, TypeError) as error:
       raise UserError(
-        f"source official:{rest}: found no table of files ({one_line(error)}), expected a JSON object with name, format"
+        f"source official:{rest}: found no table of files ({one_line(error)}), expected a JSON "
+        "object with name, format"
         " and splits"
       ) from None
-    self._fields = tuple(dict.fromkeys(field.partition(".")[0] for field in fields)) or tuple(self._table.fields)
+    self._fields = tuple(dict.fromkeys(field.partition(".")[0] for field in fields)) or tuple(
+      self._table.fields
+    )
     self.name, self.splits = self._table.name, tuple(self._paths)
 
   def _open(self, split: str) -> Base:
     """Open the files of a split."""
     check_split(self, split)
-    table, spelled = self._table, ",".join(f"train={path}" for path in self._paths[split])
+    table = self._table
+    spelled = ",".join(f"train={path}" for path in self._paths[split])
     if table.format == "parallel":
       return open_source(f"parallel:{','.join(self._paths[split])}", fields=tuple(table.header))
     return open_source(f"{table.format}:{spelled}")
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     opened = self._open(split)
-    rows = opened.records("train") if self._table.format != "tsv" else self._rows(opened._paths("train", None))
+    rows = (
+      opened.records("train")
+      if self._table.format != "tsv"
+      else self._rows(opened._paths("train", None))
+    )
     if split in self._shares:
       held = list(rows)
       rows = itertools.islice(held, *(len(held) * share // 100 for share in self._shares[split]))
@@ -94,7 +114,8 @@ class Source(Base):
       yield where, record
 
   def _rows(self, paths: list[str]) -> Iterator[tuple[str, Record | Skip]]:
-    """Yield the lines of TSV files, the columns named by the first line or, if that names no field, by `header`."""
+    """Yield the lines of TSV files, the columns named by the first line or, if that names no field,
+    by `header`."""
     known = {*self._table.header, *self._table.fields.values(), *self._fields}
     for path in paths:
       names: list[str] = []
@@ -133,7 +154,8 @@ class Source(Base):
     return out
 
   def _class(self, split: str, where: str, record: Record, field: str, column: str) -> str:
-    test, names = split.startswith("test"), self._table.classes[field]
+    test = split.startswith("test")
+    names = self._table.classes[field]
     found = record.get(column) if test else value(record, column, where)
     if found is None or found == "":
       if test and _UNLABELLED not in names:
@@ -141,45 +163,68 @@ class Source(Base):
       expected = f"one of {', '.join(names)}" if names else "a number"
       raise UserError(f"{where}: found nothing in {column!r}, expected {expected}")
     text = str(found)
-    named = text in names or any(map(str.isdecimal, names))  # of 1 to 5, no name is the number of another
+    # of 1 to 5, no name is the number of another
+    named = text in names or any(map(str.isdecimal, names))
     return names[int(text)] if not named and text.isdecimal() and int(text) < len(names) else text
 
   def changed(self, split: str) -> list[int | None]:
     return self._open(split).changed("train")
 
   def facts(self, field: str) -> dict[str, Any]:
-    return {"text_field": field, "splits": {split: self.split_facts(split) for split in self.splits}}
+    return {
+      "text_field": field,
+      "splits": {split: self.split_facts(split) for split in self.splits},
+    }
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = self._open(split).split_facts("train")
-    return {"form": "official", "table": self._about, "share": self._shares.get(split), "files": files}
+    return {
+      "form": "official",
+      "table": self._about,
+      "share": self._shares.get(split),
+      "files": files,
+    }
 
 
-def _found(table: _Table, where: str | None) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
-  """Return the files of each split, and the shares of them in percent; UserError if there are none, or two alike."""
-  splits = {split: [names] if isinstance(names, str) else names for split, names in table.splits.items()}
+def _found(
+  table: _Table, where: str | None
+) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
+  """Return the files of each split, and the shares of them in percent; UserError if there are none,
+  or two alike."""
+  splits = {
+    split: [names] if isinstance(names, str) else names for split, names in table.splits.items()
+  }
   first = [names[0] for names in splits.values()]
   usual = ", ".join(name if isinstance(name, str) else " + ".join(name) for name in first)
   if where is None:
-    raise UserError(f"source official, {table.name}: give the directory of its files, {usual}, as data_dir")
+    raise UserError(
+      f"source official, {table.name}: give the directory of its files, {usual}, as data_dir"
+    )
   if _NAMED.match(where) and not place(where).exists():
     return _named(table, where)
   root = where.rstrip("/")
-  inside = {_PACKED.sub("", path.removeprefix(root)).lower(): path for path in globs.matches(f"{root}/**")}
+  inside = {
+    _PACKED.sub("", path.removeprefix(root)).lower(): path for path in globs.matches(f"{root}/**")
+  }
   found = {}
   for split, names in splits.items():
     for name in names:
-      files = [_search(one, table, inside, where) for one in ([name] if isinstance(name, str) else name)]
+      files = [
+        _search(one, table, inside, where) for one in ([name] if isinstance(name, str) else name)
+      ]
       if all(files):
         found[split] = files
         break
   if not found:
-    raise UserError(f"{where}: found none of the files of {table.name}, {usual} (plain or compressed)")
+    raise UserError(
+      f"{where}: found none of the files of {table.name}, {usual} (plain or compressed)"
+    )
   return found, {}
 
 
 def _search(name: str, table: _Table, inside: Mapping[str, str], where: str) -> str | None:
-  """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages (`{field}`)."""
+  """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages
+  (`{field}`)."""
   first = parallel.path_of(name, table.header, table.header[0]) if "{field}" in name else name
   spelled = first.lower()
   alone = f"/{os.path.basename(spelled)}"
@@ -188,21 +233,28 @@ def _search(name: str, table: _Table, inside: Mapping[str, str], where: str) -> 
   if "*" in name:
     hits = list(dict.fromkeys(f"{os.path.dirname(path)}/{os.path.basename(name)}" for path in hits))
   if len(hits) > 1:
-    raise UserError(f"{where}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of them")
+    raise UserError(
+      f"{where}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of them"
+    )
   if not hits or "{field}" not in name:
     return hits[0] if hits else None
   return os.path.basename(name).join(hits[0].rsplit(os.path.basename(first), 1))
 
 
 def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
-  """Parse files by split: `train=FILE,validation=FILE[90%:]`; several files of a split are joined by `+`."""
+  """Parse files by split: `train=FILE,validation=FILE[90%:]`; several files of a split are joined
+  by `+`."""
   starts = [*_NAMED.finditer(where), None]
-  paths, shares = {}, {}
+  paths = {}
+  shares = {}
   for name, following in zip(starts, starts[1:]):
-    split, path = name[1], where[name.end() : following.start() if following else None]
+    split = name[1]
+    path = where[name.end() : following.start() if following else None]
     if split not in table.splits:
       near = did_you_mean(split, table.splits)
-      raise UserError(f"{where}: found the split {split!r}, expected one of {', '.join(table.splits)}{near}")
+      raise UserError(
+        f"{where}: found the split {split!r}, expected one of {', '.join(table.splits)}{near}"
+      )
     if share := _SHARE.fullmatch(path):
       path, shares[split] = share[1], (int(share[2] or 0), int(share[3] or 100))
       if not shares[split][0] < shares[split][1] <= 100:

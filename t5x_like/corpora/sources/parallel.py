@@ -1,8 +1,10 @@
-"""`parallel:PATTERN`: one file of lines per field, such as one per language; line n of all files is record n.
+"""`parallel:PATTERN`: one file of lines per field, such as one per language; line n of all files is
+record n.
 
-The pattern contains `{field}` and, unless everything is the split `train`, `{split}`: `corpus/{split}.{field}.gz`.
-Several patterns, separated by commas, are several corpora, one after another. `{a|b}` is a in the file of the first
-field and b in that of the second: `newsdev2016-enro-{src|ref}.{field}.sgm`. The lines of `.sgm` are its segments.
+The pattern contains `{field}` and, unless everything is the split `train`, `{split}`:
+`corpus/{split}.{field}.gz`. Several patterns, separated by commas, are several corpora, one after
+another. `{a|b}` is a in the file of the first field and b in that of the second:
+`newsdev2016-enro-{src|ref}.{field}.sgm`. The lines of `.sgm` are its segments.
 """
 
 import fnmatch
@@ -24,9 +26,13 @@ def path_of(pattern: str, fields: Sequence[str], field: str) -> str:
   """Return the path of a field's file; raise UserError if `{a|b}` has no part for it."""
 
   def part(found: re.Match) -> str:
-    parts, place = found[1].split("|"), list(fields).index(field)
+    parts = found[1].split("|")
+    place = list(fields).index(field)
     if place >= len(parts):
-      raise UserError(f"source parallel:{pattern}: found {found[0]}, expected a part for each of {', '.join(fields)}")
+      raise UserError(
+        f"source parallel:{pattern}: found {found[0]}, expected a part for each of "
+        f"{', '.join(fields)}"
+      )
     return parts[place]
 
   return _EITHER.sub(part, pattern).replace("{field}", field)
@@ -36,13 +42,17 @@ class Source(Base):
   """The lines of the files of `fields`, side by side."""
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    self._patterns, self._fields = rest.split(","), fields
+    self._patterns = rest.split(",")
+    self._fields = fields
     if not all("{field}" in pattern for pattern in self._patterns):
       raise UserError(
-        f"source parallel:{rest}: found no {{field}}, expected a path such as parallel:corpus/{{split}}.{{field}}.gz"
+        f"source parallel:{rest}: found no {{field}}, expected a path such as "
+        f"parallel:corpus/{{split}}.{{field}}.gz"
       )
     if not fields:
-      raise UserError(f"source parallel:{rest}: found no fields, expected those that name its files")
+      raise UserError(
+        f"source parallel:{rest}: found no fields, expected those that name its files"
+      )
     self.splits = self._splits() if "{split}" in rest else ("train",)
     self.name = lines.Source(self._path(self._patterns[0], self.splits[0], fields[0])).name
     if self.name in (*self.splits, "lines") and "/" in rest:
@@ -53,7 +63,8 @@ class Source(Base):
 
   def _splits(self) -> tuple[str, ...]:
     """Return the values of {split} for which the first field has a file."""
-    first, pattern = self._fields[0], self._patterns[0]
+    first = self._fields[0]
+    pattern = self._patterns[0]
     splits = {
       word
       for path in globs.matches(globs.expand(self._path(pattern, "*", first))[0])
@@ -61,20 +72,30 @@ class Source(Base):
       if fnmatch.fnmatch(path, globs.expand(self._path(pattern, word, first))[0])
     }
     if not splits:
-      raise UserError(f"source parallel:{self._path(pattern, '{split}', first)}: found no such files for any split")
+      raise UserError(
+        f"source parallel:{self._path(pattern, '{split}', first)}: found no such "
+        "files for any split"
+      )
     return tuple(sorted(splits))
 
   def _corpora(self, split: str) -> list[dict[str, FileSource]]:
     """Return the sides of each corpus by field."""
-    paths = [{field: self._path(pattern, split, field) for field in self._fields} for pattern in self._patterns]
+    paths = [
+      {field: self._path(pattern, split, field) for field in self._fields}
+      for pattern in self._patterns
+    ]
     kind = lambda path: sgm if re.search(r"\.sgm(\.\w+)?$", path) else lines  # noqa: E731
     return [{field: kind(path).Source(path) for field, path in corpus.items()} for corpus in paths]
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     for pattern, sides in zip(self._patterns, self._corpora(split)):
       yield from self._rows(pattern, split, sides)
 
-  def _rows(self, pattern: str, split: str, sides: dict[str, FileSource]) -> Iterator[tuple[str, Record | Skip]]:
+  def _rows(
+    self, pattern: str, split: str, sides: dict[str, FileSource]
+  ) -> Iterator[tuple[str, Record | Skip]]:
     paths = {field: self._path(pattern, split, field) for field in self._fields}
     end = ("", None)
     columns = (side.records("train") for side in sides.values())  # a pattern without split names
@@ -86,13 +107,25 @@ class Source(Base):
           f"({', '.join(path for path in paths.values() if path not in short)})"
         )
       skip = next((line for _, line in row if isinstance(line, Skip)), None)
-      yield f"{pattern}:{number}", skip or {field: line["text"] for field, (_, line) in zip(paths, row)}
+      yield (
+        f"{pattern}:{number}",
+        skip or {field: line["text"] for field, (_, line) in zip(paths, row)},
+      )
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return sum(side.part_size("train", (0, None)) for sides in self._corpora(split) for side in sides.values())
+    return sum(
+      side.part_size("train", (0, None))
+      for sides in self._corpora(split)
+      for side in sides.values()
+    )
 
   def changed(self, split: str) -> list[int | None]:
-    return [time for sides in self._corpora(split) for side in sides.values() for time in side.changed("train")]
+    return [
+      time
+      for sides in self._corpora(split)
+      for side in sides.values()
+      for time in side.changed("train")
+    ]
 
   def facts(self, field: str) -> dict[str, Any]:
     return {
@@ -103,6 +136,7 @@ class Source(Base):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     first, *others = (
-      {field: side.split_facts("train") for field, side in sides.items()} for sides in self._corpora(split)
+      {field: side.split_facts("train") for field, side in sides.items()}
+      for sides in self._corpora(split)
     )
     return first | ({"further": others} if others else {})

@@ -13,11 +13,14 @@ class Source(ColumnSource):
     table = pyarrow.parquet.ParquetFile(file)
 
     def records_of(columns):
-      return (batch.to_pylist() for batch in table.iter_batches(batch_size=AT_ONCE, columns=columns))
+      return (
+        batch.to_pylist() for batch in table.iter_batches(batch_size=AT_ONCE, columns=columns)
+      )
 
     return table.schema_arrow.names, records_of
 
   def damaged(self, path, error):
     return UserError(
-      f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"
+      f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch "
+      "it again"
     )

@@ -10,7 +10,8 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """Fields example_id (the article's), article, question, options, answer (a letter) and name, `high1.txt-0`."""
+  """Fields example_id (the article's), article, question, options, answer (a letter) and name,
+  `high1.txt-0`."""
 
   expected = "id, article, and lists of as many questions, options and answers"
 
@@ -23,5 +24,10 @@ class Source(Nested):
     shared = {"example_id": found["id"], "article": found.get("article", "")}
     asked = zip(found["questions"], found["options"], found["answers"], strict=True)
     for number, (question, options, answer) in enumerate(asked):
-      own = {"question": question, "options": options, "answer": answer, "name": f"{found['id']}-{number}"}
+      own = {
+        "question": question,
+        "options": options,
+        "answer": answer,
+        "name": f"{found['id']}-{number}",
+      }
       yield shared | own

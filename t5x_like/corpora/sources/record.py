@@ -1,4 +1,5 @@
-"""`record:PATTERN`: ReCoRD in SuperGLUE's JSON lines, or its own JSON (Zhang et al. 2018), one record per query."""
+"""`record:PATTERN`: ReCoRD in SuperGLUE's JSON lines, or its own JSON (Zhang et al. 2018), one
+record per query."""
 
 from collections.abc import Iterator
 
@@ -9,17 +10,28 @@ from t5x_like.corpora.sources._nested import Nested
 class Source(Nested):
   """Fields passage, query, entities, answers (distinct texts, sorted) and idx {passage, query}."""
 
-  expected = "passage with text and entities[] of start, end, and qas[] of query, idx and answers[] of text"
+  expected = (
+    "passage with text and entities[] of start, end, and qas[] of query, idx and answers[] of text"
+  )
 
   def within(self, found: Record) -> Iterator[Record]:
     for article in found.get("data", [found]):  # ReCoRD's own file is one object
       passage = article.get("passage", {})
-      text, spans = passage.get("text", ""), passage.get("entities", ())
+      text = passage.get("text", "")
+      spans = passage.get("entities", ())
       entities = sorted({text[one["start"] : one["end"] + 1] for one in spans})
       for query in article["qas"]:
         answers = {answer["text"] for answer in query.get("answers", ())}
         if wrong := [one for one in answers if not isinstance(one, str)]:
           raise TypeError(f"found {str(wrong[0])!r}, expected a text")
-        names = {"passage": article.get("idx", article.get("id")), "query": query.get("idx", query.get("id"))}
-        about = {"query": query.get("query", ""), "entities": entities, "answers": sorted(answers), "idx": names}
+        names = {
+          "passage": article.get("idx", article.get("id")),
+          "query": query.get("idx", query.get("id")),
+        }
+        about = {
+          "query": query.get("query", ""),
+          "entities": entities,
+          "answers": sorted(answers),
+          "idx": names,
+        }
         yield {"passage": text} | about

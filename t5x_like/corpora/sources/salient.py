@@ -1,15 +1,17 @@
 """`salient:SOURCE` and `salient:FINDER@SOURCE`: an example for each salient span of each sentence.
 
-Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, located by a tagger and an expression; Roberts et
-al. 2020 (section 3.3) continue the pretraining of T5 this way, with the texts of their published code:
+Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, located by a tagger and an
+expression; Roberts et al. 2020 (section 3.3) continue the pretraining of T5 this way, with the
+texts of their published code:
 
     inputs   nem: The tower was built in _X_ by his company.     targets   1889
 
-A sentence without a span gives no example. The records of SOURCE have a `text`; their fields go with each example. The
-spans come from one of:
+A sentence without a span gives no example. The records of SOURCE have a `text`; their fields go
+with each example. The spans come from one of:
 
     salient:jsonl:tagged.jsonl                  the records: sentences whose spans a tagger marked, under `spans`,
-                                                `entities` or `ents`, as spaCy and `transformers` write them
+                                                `entities` or `ents`, as spaCy and `transformers`
+                                                write them
     salient:tfds:salient_span_wikipedia/sentences   the paper's own
     salient:text:books/*.txt                    an expression of dates, numbers and names, if records have no such field
     salient:names.jsonl@text:books/*.txt        a file of names from a tagger, matched everywhere; see `_named_spans.py`
@@ -37,11 +39,15 @@ class Source(Derived):
     found = _FINDER.fullmatch(rest)
     name, inner = found.groups() if found else (None, rest)
     if not inner:
-      raise UserError("source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as salient:text:*.txt")
+      raise UserError(
+        "source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as "
+        "salient:text:*.txt"
+      )
     self._find, finder = _named_spans.load("source salient", name) if name else (None, "")
     self._inner = open_source(inner, data_dir=data_dir)
     self._own = {"form": "salient", "version": VERSION, "finder": finder}
-    self.name, self.splits = self._inner.name, self._inner.splits
+    self.name = self._inner.name
+    self.splits = self._inner.splits
 
   def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
     for sentence, spans in self._spans(record, where):

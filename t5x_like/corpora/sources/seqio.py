@@ -1,13 +1,16 @@
-"""`seqio:module:TASK[@source]`: the records of a SeqIO task, after its preprocessors and before tokens.
+"""`seqio:module:TASK[@source]`: the records of a SeqIO task, after its preprocessors and before
+tokens.
 
-TASK is an attribute of the module, a SeqIO `Task`, or the name under which the module registers one; it may also be a
-list of preprocessors, or a function that returns a task or a list. The records are the task's own or, after `@`, the
-records of any source of this folder: `seqio:my_tasks:translate@jsonl:pairs/*.jsonl`.
+TASK is an attribute of the module, a SeqIO `Task`, or the name under which the module registers
+one; it may also be a list of preprocessors, or a function that returns a task or a list. The
+records are the task's own or, after `@`, the records of any source of this folder:
+`seqio:my_tasks:translate@jsonl:pairs/*.jsonl`.
 
-Preprocessors are functions of `tf.data` datasets and run once, while a store is prepared: training reads its store, so
-an example stays a function of its index. The first preprocessor that makes tokens and all that follow it are left out,
-since tokens and lengths belong to the tasks here. A preprocessor that needs `sequence_length` or that returns other
-records when it is called again is refused. Random draws are SeqIO's, seeded with 0.
+Preprocessors are functions of `tf.data` datasets and run once, while a store is prepared: training
+reads its store, so an example stays a function of its index. The first preprocessor that makes
+tokens and all that follow it are left out, since tokens and lengths belong to the tasks here. A
+preprocessor that needs `sequence_length` or that returns other records when it is called again is
+refused. Random draws are SeqIO's, seeded with 0.
 """
 
 import contextlib
@@ -29,7 +32,13 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError, one_line
 
 _SPELLED = re.compile(r"([^@:]+:[^@:]+)(?:@(.+))?", re.DOTALL)
-_TOKENS = ("tokenize", "tokenize_and_append_eos", "append_eos", "append_eos_after_trim", "CacheDatasetPlaceholder")
+_TOKENS = (
+  "tokenize",
+  "tokenize_and_append_eos",
+  "append_eos",
+  "append_eos_after_trim",
+  "CacheDatasetPlaceholder",
+)
 _TRIED = 8  # records on which preprocessors are tried twice
 _Step = Callable[[Any], Any]
 
@@ -47,27 +56,36 @@ class Source(Base):
     task = _task(self._where, self._name)
     listed = task if isinstance(task, Sequence) else getattr(task, "preprocessors", None)
     if not isinstance(listed, Sequence) or not all(map(callable, listed)):
-      raise UserError(f"{self._where}: found a {type(task).__name__}, expected a SeqIO task or a list of preprocessors")
+      raise UserError(
+        f"{self._where}: found a {type(task).__name__}, expected a SeqIO task or a "
+        "list of preprocessors"
+      )
     self._steps, left = _before_tokens(listed)
     self._features = getattr(task, "output_features", {})
     self._inner = open_source(inner, data_dir=data_dir) if inner else None
     self._own = None if inner else getattr(task, "source", None)
     if self._inner is None and not hasattr(self._own, "get_dataset"):
-      raise UserError(f"{self._where}: found no records, expected a source after @, such as @jsonl:pairs/*.jsonl")
+      raise UserError(
+        f"{self._where}: found no records, expected a source after @, such as @jsonl:pairs/*.jsonl"
+      )
     self.splits = tuple((self._inner or self._own).splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", self._name.partition(":")[2])
-    self._left: list[str] = []  # the reasons of the inner source's records that preprocessors cannot take
+    # the reasons of the inner source's records that preprocessors cannot take
+    self._left: list[str] = []
     self._prepared = [self._called(step) for step in self._steps]
     told = f" without {', '.join(left)}" if left else ""
     names = ", ".join(map(_label, self._steps)) or "no preprocessors"
     print(f"data: {self._where}: {names}{told}", file=sys.stderr, flush=True)
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     where = f"{self._where}, split {split}"
     once, again = (list(self._made(split, _TRIED)) for _ in range(2))
     if repr(once) != repr(again):
       raise UserError(
-        f"{where}: preprocessors return other records when they are called again; draw numbers with the seeds of "
+        f"{where}: preprocessors return other records when they are called again; draw numbers "
+        "with the seeds of "
         "seqio.map_over_dataset, or leave the shuffling to training"
       )
     self._left.clear()
@@ -77,11 +95,23 @@ class Source(Base):
 
   def facts(self, field: str) -> dict[str, Any]:
     inner = {"of": self._inner.facts(field)} if self._inner else {}
-    return {"form": "seqio", "task": self._name, "text_field": field, "version": self._version(), **inner}
+    return {
+      "form": "seqio",
+      "task": self._name,
+      "text_field": field,
+      "version": self._version(),
+      **inner,
+    }
 
   def split_facts(self, split: str) -> dict[str, Any]:
     inner = {"of": self._inner.split_facts(split)} if self._inner else {}
-    return {"form": "seqio", "task": self._name, "split": split, "version": self._version(), **inner}
+    return {
+      "form": "seqio",
+      "task": self._name,
+      "split": split,
+      "version": self._version(),
+      **inner,
+    }
 
   def changed(self, split: str) -> list[int | None]:
     return self._inner.changed(split) if self._inner else []
@@ -105,7 +135,9 @@ class Source(Base):
         raise
       except Exception as error:  # whatever the user's functions raise, at once or within tf.data
         told = one_line(str(error).partition("[[{{")[0] or error)[:300]
-        raise UserError(f"{where}: a preprocessor failed ({type(error).__name__}: {told})") from error
+        raise UserError(
+          f"{where}: a preprocessor failed ({type(error).__name__}: {told})"
+        ) from error
 
   def _called(self, step: _Step) -> _Step:
     """Return the preprocessor with the arguments that SeqIO gives it by name."""
@@ -115,7 +147,8 @@ class Source(Base):
     length = parameters.get("sequence_length")
     if length is not None and length.default is inspect.Parameter.empty:
       raise UserError(
-        f"{self._where}: {_label(step)} needs sequence_length, which is known only in training; leave it out, a task "
+        f"{self._where}: {_label(step)} needs sequence_length, which is known only in training; "
+        "leave it out, a task "
         "here has a length of its own"
       )
     return step
@@ -127,7 +160,9 @@ class Source(Base):
       with contextlib.suppress(TypeError, OSError):
         files.add(inspect.getsourcefile(inspect.unwrap(_function(step))))
     files.add(getattr(sys.modules[self._name.partition(":")[0]], "__file__", None))
-    hashes = sorted(hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() for file in files if file)
+    hashes = sorted(
+      hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() for file in files if file
+    )
     return hashlib.sha256(repr([hashes, list(map(_label, self._steps))]).encode()).hexdigest()
 
 
@@ -150,7 +185,8 @@ def _task(where: str, name: str) -> Any:
 
 
 def _before_tokens(steps: Sequence[_Step]) -> tuple[list[_Step], list[str]]:
-  """Return the preprocessors before the first that makes tokens, and the names of those left out."""
+  """Return the preprocessors before the first that makes tokens, and the names of those left
+  out."""
   cut = next((number for number, step in enumerate(steps) if _label(step) in _TOKENS), len(steps))
   return list(steps[:cut]), [_label(step) for step in steps[cut:]]
 
@@ -185,11 +221,16 @@ def _ordered():
   return options
 
 
-def _dataset(where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]], left: list[str]):
-  """Return a `tf.data` dataset of records, whose first tells the types; add the reasons of those left out to `left`."""
+def _dataset(
+  where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]], left: list[str]
+):
+  """Return a `tf.data` dataset of records, whose first tells the types; add the reasons of those
+  left out to `left`."""
 
   def unusable(record: Record | Skip) -> str | None:
-    return record.reason if isinstance(record, Skip) else "null" if None in record.values() else None
+    return (
+      record.reason if isinstance(record, Skip) else "null" if None in record.values() else None
+    )
 
   first = next((record for _, record in records() if not unusable(record)), None)
   if first is None:
@@ -203,7 +244,10 @@ def _dataset(where: str, records: Callable[[], Iterator[tuple[str, Record | Skip
       else:
         if record.keys() != spec.keys():
           odd = sorted(record.keys() ^ spec.keys())[0]
-          raise UserError(f"{at}: found other fields than in the first record ({odd!r}), expected the same in each")
+          raise UserError(
+            f"{at}: found other fields than in the first record ({odd!r}), expected "
+            "the same in each"
+          )
         yield record
 
   return tf.data.Dataset.from_generator(kept, output_signature=spec)
@@ -219,7 +263,9 @@ def _spec(value: Any, where: str):
       return tf.TensorSpec((None, *inner.shape), inner.dtype)
   kinds = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: tf.float32}
   if type(value) not in kinds:
-    raise UserError(f"{where}: found a {type(value).__name__}, expected text, numbers, lists or objects of these")
+    raise UserError(
+      f"{where}: found a {type(value).__name__}, expected text, numbers, lists or objects of these"
+    )
   return tf.TensorSpec((), kinds[type(value)])
 
 

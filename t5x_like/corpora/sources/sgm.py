@@ -1,6 +1,8 @@
-"""`sgm:PATTERN`: the segments of WMT's test sets, lines such as `<seg id="1">One sentence.</seg>`; field `text`.
+"""`sgm:PATTERN`: the segments of WMT's test sets, lines such as `<seg id="1">One sentence.</seg>`;
+field `text`.
 
-Space at both ends of a segment is removed. Entities such as `&amp;` stay as they are, as in TensorFlow datasets.
+Space at both ends of a segment is removed. Entities such as `&amp;` stay as they are, as in
+TensorFlow datasets.
 """
 
 import re
@@ -25,4 +27,6 @@ class Source(_files.FileSource):
         empty = False
         yield f"{path}:{number}", {"text": segment[1].strip()} if segment else line
     if empty:
-      raise UserError(f'{path}: found no segment, expected lines such as <seg id="1">One sentence.</seg>')
+      raise UserError(
+        f'{path}: found no segment, expected lines such as <seg id="1">One sentence.</seg>'
+      )

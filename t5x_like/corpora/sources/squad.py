@@ -1,4 +1,5 @@
-"""`squad:PATTERN`: the JSON files of SQuAD (Rajpurkar et al. 2016, 2018), one record per question."""
+"""`squad:PATTERN`: the JSON files of SQuAD (Rajpurkar et al. 2016, 2018), one record per
+question."""
 
 from collections.abc import Iterator
 
@@ -11,7 +12,8 @@ _EXPECTED = "data > paragraphs > context, qas > id, question, answers"
 
 
 class Source(FileSource):
-  """Fields id, title, context, question, is_impossible, answers and plausible_answers, lists of {text, answer_start}.
+  """Fields id, title, context, question, is_impossible, answers and plausible_answers, lists of
+  {text, answer_start}.
 
   `answers` is empty where the question is impossible (SQuAD 2.0).
   """
@@ -34,4 +36,6 @@ class Source(FileSource):
               },
             )
     except (AttributeError, KeyError, TypeError) as error:
-      raise UserError(f"{path}: found no SQuAD data ({one_line(error)}), expected {_EXPECTED}") from None
+      raise UserError(
+        f"{path}: found no SQuAD data ({one_line(error)}), expected {_EXPECTED}"
+      ) from None

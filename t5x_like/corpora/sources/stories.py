@@ -1,9 +1,10 @@
-"""`stories:PATTERN`: CNN/Daily Mail, not anonymised (See et al. 2017); fields `article` and `highlights`.
+"""`stories:PATTERN`: CNN/Daily Mail, not anonymised (See et al. 2017); fields `article` and
+`highlights`.
 
-The files are lists of addresses, such as `all_train.txt`. The folders `cnn/stories` and `dailymail/stories` of the
-archives lie beside them or one folder above; the name of a story is the SHA-1 hash of its address. A line without a
-mark at its end gets a full stop, and highlights are lines, as in TensorFlow datasets from 3.2.0. A story without an
-article or highlights is skipped.
+The files are lists of addresses, such as `all_train.txt`. The folders `cnn/stories` and
+`dailymail/stories` of the archives lie beside them or one folder above; the name of a story is the
+SHA-1 hash of its address. A line without a mark at its end gets a full stop, and highlights are
+lines, as in TensorFlow datasets from 3.2.0. A story without an article or highlights is skipped.
 """
 
 import hashlib
@@ -26,9 +27,19 @@ class Source(_files.FileSource):
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     beside = os.path.dirname(globs.absolute(path))
     roots = (beside, os.path.dirname(beside))
-    root = next((root for root in roots if any(place(f"{root}/{name}/stories").exists() for name in _PUBLISHERS)), None)
+    root = next(
+      (
+        root
+        for root in roots
+        if any(place(f"{root}/{name}/stories").exists() for name in _PUBLISHERS)
+      ),
+      None,
+    )
     if root is None:
-      raise UserError(f"{path}: found no folder cnn/stories beside it or one folder above, expected the stories there")
+      raise UserError(
+        f"{path}: found no folder cnn/stories beside it or one folder above, "
+        "expected the stories there"
+      )
     for number, line in _files.lines(path):
       where = f"{path}:{number}"
       if isinstance(line, Skip):
@@ -38,14 +49,19 @@ class Source(_files.FileSource):
       publisher = next((name for name in _PUBLISHERS if f"{name}." in address), _PUBLISHERS[0])
       story = f"{root}/{publisher}/stories/{hashlib.sha1(address.encode()).hexdigest()}.story"
       if address and not place(story).exists():
-        raise UserError(f"{where}: found no story of {address[:80]}, expected the file {story}; unpack both archives")
+        raise UserError(
+          f"{where}: found no story of {address[:80]}, expected the file {story}; "
+          "unpack both archives"
+        )
       if address:
         text = _files.whole(story)
         yield where, text if isinstance(text, Skip) else _record(text)
 
 
 def _record(text: str) -> Record | Skip:
-  article, highlights, marked = [], [], False
+  article = []
+  highlights = []
+  marked = False
   for line in filter(None, map(str.strip, text.split("\n"))):
     if line.startswith(_HIGHLIGHT):
       marked = True

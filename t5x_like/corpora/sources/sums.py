@@ -1,4 +1,5 @@
-"""`sums:99`: all sums of two numbers from 0 to 99, to try learning from rewards that a program computes."""
+"""`sums:99`: all sums of two numbers from 0 to 99, to try learning from rewards that a program
+computes."""
 
 import hashlib
 from collections.abc import Iterator
@@ -12,18 +13,23 @@ _MOST = 999
 
 
 class Source(Base):
-  """Pairs of numbers up to the one named, fields `a`, `b` and `sum`, texts; a tenth of them is the validation split."""
+  """Pairs of numbers up to the one named, fields `a`, `b` and `sum`, texts; a tenth of them is the
+  validation split."""
 
   splits = ("train", "validation")
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
     if not rest.isdecimal() or not 4 <= int(rest) <= _MOST:
-      raise UserError(f"source sums:{rest}: found {rest!r}, expected the greatest number, 4 to {_MOST}: sums:99")
+      raise UserError(
+        f"source sums:{rest}: found {rest!r}, expected the greatest number, 4 to {_MOST}: sums:99"
+      )
     self._most = int(rest)
     self.name = f"sums{self._most}"
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     check_split(self, split)
     for n in range((self._most + 1) ** 2):
       held_out = hashlib.sha256(str(n).encode()).digest()[0] % 10 == 0

@@ -1,4 +1,5 @@
-"""`t5:FORM:SOURCE`: the records of another source, rewritten as T5's texts (Raffel et al. 2020, appendix D).
+"""`t5:FORM:SOURCE`: the records of another source, rewritten as T5's texts (Raffel et al. 2020,
+appendix D).
 
     t5:stsb:tfds:glue/stsb                     a number rounded to the nearest 0.2
     t5:squad:squad:train=train-v1.1.json       punctuation between spaces; `squad_context_free` leaves out the context
@@ -9,8 +10,8 @@
     t5:wnli:tfds:glue/wnli                     WNLI in the form of WSC, to evaluate a model of WSC and DPR
     t5:dpr:tfds:definite_pronoun_resolution    definite pronoun resolution in the form of WSC
 
-Splits whose name begins with `train` are for training. Tasks of GLUE and SuperGLUE that are not listed need no source
-of their own: their texts are the templates of `benchmarks/suites/`.
+Splits whose name begins with `train` are for training. Tasks of GLUE and SuperGLUE that are not
+listed need no source of their own: their texts are the templates of `benchmarks/suites/`.
 """
 
 from collections.abc import Iterator
@@ -31,13 +32,15 @@ class Source(Derived):
     known = _t5_texts.FORMS
     if self._form not in known or not inner:
       raise UserError(
-        f"source t5:{rest[:80]}: found the form {self._form!r}, expected t5:FORM:SOURCE with one of {', '.join(known)}"
+        f"source t5:{rest[:80]}: found the form {self._form!r}, expected t5:FORM:SOURCE with one "
+        f"of {', '.join(known)}"
         f"{did_you_mean(self._form, known)}"
       )
     self._fields, self._texts = known[self._form]
     self._inner = open_source(inner, fields=self._fields, data_dir=data_dir)
     self._own = {"form": "t5", "text": self._form, "version": VERSION}
-    self.name, self.splits = self._inner.name, self._inner.splits
+    self.name = self._inner.name
+    self.splits = self._inner.splits
 
   def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
     _t5_texts.check(self._form, record, where)
@@ -45,7 +48,8 @@ class Source(Derived):
       texts = list(self._texts(record, where, split.startswith("train")))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
       raise UserError(
-        f"{where}: found values that t5:{self._form} cannot read ({one_line(error)[:99]}), expected {self._form}'s in"
+        f"{where}: found values that t5:{self._form} cannot read ({one_line(error)[:99]}), "
+        f"expected {self._form}'s in"
         f" {', '.join(self._fields)}"
       ) from error
     yield from ((where, text) for text in texts)

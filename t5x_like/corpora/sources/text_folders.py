@@ -1,7 +1,8 @@
-"""`text_folders:DIR` or `text_folders:train=DIR,validation=DIR`: texts in one folder per class; `text` and `label`.
+"""`text_folders:DIR` or `text_folders:train=DIR,validation=DIR`: texts in one folder per class;
+`text` and `label`.
 
-The layout is that of `folders`; a file is a text in UTF-8, and files of other kinds than `.txt` are left out where
-there are some.
+The layout is that of `folders`; a file is a text in UTF-8, and files of other kinds than `.txt` are
+left out where there are some.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ class Source(folders.Source):
       texts = {path: name for path, name in files.items() if name.lower().endswith(".txt")}
       self._files[split] = texts or files
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     for where, record in super().records(split, part):
       if isinstance(record, Skip):
         yield where, record

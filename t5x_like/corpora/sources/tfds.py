@@ -1,8 +1,9 @@
-"""`tfds:NAME[/config][:version]`: a TensorFlow dataset, read from `data_dir` if prepared there, else built there.
+"""`tfds:NAME[/config][:version]`: a TensorFlow dataset, read from `data_dir` if prepared there,
+else built there.
 
-Both record formats are read in shard order: `array_record` by random access, `tfrecord` through tf.data. Only the
-requested features are decoded; images stay encoded, as bytes. Parts are runs of shards. Building never consults
-Google's bucket of prepared datasets.
+Both record formats are read in shard order: `array_record` by random access, `tfrecord` through
+tf.data. Only the requested features are decoded; images stay encoded, as bytes. Parts are runs of
+shards. Building never consults Google's bucket of prepared datasets.
 """
 
 import functools
@@ -21,15 +22,18 @@ _EXAMPLES_AT_ONCE = 256
 
 
 def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-  """Return the prepared builder of NAME[/config][:version]; raise UserError if it is unknown or cannot be prepared."""
+  """Return the prepared builder of NAME[/config][:version]; raise UserError if it is unknown or
+  cannot be prepared."""
   if not rest:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
     builder = _builder(rest, data_dir)
   except tfds.core.DatasetNotFoundError:
-    known = tfds.list_builders(with_community_datasets=False)  # listing community datasets would use the network
+    # listing community datasets would use the network
+    known = tfds.list_builders(with_community_datasets=False)
     raise UserError(
-      f"source tfds:{rest}: found no such dataset, neither prepared in {data_dir or tfds.core.constants.DATA_DIR} nor "
+      f"source tfds:{rest}: found no such dataset, neither prepared in "
+      f"{data_dir or tfds.core.constants.DATA_DIR} nor "
       f"registered with TFDS{did_you_mean(re.split('[/:]', rest)[0], known)}; check the name and "
       "the data directory"
     ) from None
@@ -43,13 +47,15 @@ def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   """Return `tfds.builder` for datasets that need no code or whose code is installed.
 
   Raises:
-    UserError: a community dataset, which brings its own code, lacks `--trust`. Other errors are as in `tfds.builder`.
+    UserError: a community dataset, which brings its own code, lacks `--trust`. Other errors are as
+      in `tfds.builder`.
   """
   _gate_features()
   name, _ = tfds.core.naming.parse_builder_name_kwargs(rest)
   if name.namespace and not trust.everything():
     raise UserError(
-      f"source tfds:{rest}: names a community dataset, which runs code that it brings; prepare it with TFDS and give"
+      f"source tfds:{rest}: names a community dataset, which runs code that it brings; prepare it "
+      "with TFDS and give"
       f" its name and the data directory, or add {trust.FLAG}"
     )
   return tfds.builder(rest, data_dir=data_dir)
@@ -57,14 +63,18 @@ def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 
 @functools.cache
 def _gate_features() -> None:
-  """Keep TFDS from importing arbitrary modules that a prepared dataset's files name as the class of a feature."""
+  """Keep TFDS from importing arbitrary modules that a prepared dataset's files name as the class of
+  a feature."""
   connector = tfds.features.FeatureConnector
   find = connector.cls_from_name
 
   def gated(_, name: str) -> type:
     if name not in connector._registered_features and not name.startswith("tensorflow_datasets."):
       if not trust.everything():
-        raise ValueError(f"a feature has the class {name!r}, which is not one of TFDS; {trust.FLAG} would import it")
+        raise ValueError(
+          f"a feature has the class {name!r}, which is not one of TFDS; "
+          f"{trust.FLAG} would import it"
+        )
     return find(name)
 
   connector.cls_from_name = classmethod(gated)
@@ -74,7 +84,14 @@ def is_prepared(rest: str, data_dir: str | None) -> bool:
   """Return whether the dataset can be read without building or downloading anything."""
   try:
     return _builder(rest, data_dir).is_prepared()
-  except (tfds.core.DatasetNotFoundError, ValueError, AssertionError, KeyError, TypeError, RuntimeError):
+  except (
+    tfds.core.DatasetNotFoundError,
+    ValueError,
+    AssertionError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+  ):
     return False
 
 
@@ -109,22 +126,29 @@ class Source(Base):
           f"dataset {info.full_name}: found no feature {field!r} among {', '.join(known) or 'none'}"
           f"{did_you_mean(field, known)}"
         )
-    self._features = {column_of(field, known): True for field in fields} or dict.fromkeys(known, True)
+    self._features = {column_of(field, known): True for field in fields} or dict.fromkeys(
+      known, True
+    )
     self.name = info.name
     self.splits = tuple(info.splits)
 
   def classes(self, field: str) -> tuple[str, ...]:
     feature = self._builder.info.features
     for name in field.split("."):
-      feature = feature[name] if hasattr(feature, "keys") and name in feature.keys() else None  # noqa: SIM118
+      feature = feature[name] if hasattr(feature, "keys") and name in feature.keys() else None
     if not getattr(feature, "names", None):
-      raise UserError(f"dataset {self._builder.info.full_name}: found no class names for {field!r}, expected a label")
+      raise UserError(
+        f"dataset {self._builder.info.full_name}: found no class names for "
+        f"{field!r}, expected a label"
+      )
     return tuple(feature.names)
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     """Return runs of shards of at least `part_bytes` each, as ranges [first, past) of records."""
     check_split(self, split)
-    parts, first, past = [], 0, 0
+    parts = []
+    first = 0
+    past = 0
     for examples in self._builder.info.splits[split].shard_lengths:
       past += examples
       if self.part_size(split, (first, past)) >= part_bytes:
@@ -136,12 +160,17 @@ class Source(Base):
     whole = self._builder.info.splits[split]  # sizes are known per split only
     return int(whole.num_bytes) * (part[1] - part[0]) // max(1, whole.num_examples)
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record]]:
     info = self._builder.info
     first, past = part or (0, info.splits[split].num_examples)
     for number, example in enumerate(self._examples(split, first, past), first):
       where = f"dataset {info.full_name}, split {split}, example {number}"
-      yield where, {name: _plain(example[name], info.features[name], where) for name in self._features}
+      yield (
+        where,
+        {name: _plain(example[name], info.features[name], where) for name in self._features},
+      )
 
   def facts(self, field: str) -> dict[str, Any]:
     info = self._builder.info
@@ -149,22 +178,36 @@ class Source(Base):
       "form": "tfds",
       "name": info.full_name,
       "text_field": field,
-      "splits": {name: {"examples": s.num_examples, "bytes": int(s.num_bytes)} for name, s in info.splits.items()},
+      "splits": {
+        name: {"examples": s.num_examples, "bytes": int(s.num_bytes)}
+        for name, s in info.splits.items()
+      },
       "metadata": dict(info.metadata or {}),
     }
 
   def split_facts(self, split: str) -> dict[str, Any]:
     info = self._builder.info
-    examples, size = info.splits[split].num_examples, int(info.splits[split].num_bytes)
-    return {"form": "tfds", "name": info.full_name, "split": split, "examples": examples, "bytes": size}
+    examples = info.splits[split].num_examples
+    size = int(info.splits[split].num_bytes)
+    return {
+      "form": "tfds",
+      "name": info.full_name,
+      "split": split,
+      "examples": examples,
+      "bytes": size,
+    }
 
   def _examples(self, split: str, first: int, past: int) -> Iterator[dict[str, Any]]:
     info = self._builder.info
     count = 0
     try:
       if info.file_format.file_suffix == "array_record":
-        stored = {name: tfds.features.Text() for name in self._features if _is_image(info.features[name])}
-        wanted = tfds.features.FeaturesDict({name: info.features[name] for name in self._features} | stored)
+        stored = {
+          name: tfds.features.Text() for name in self._features if _is_image(info.features[name])
+        }
+        wanted = tfds.features.FeaturesDict(
+          {name: info.features[name] for name in self._features} | stored
+        )
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         examples = self._builder.as_data_source(split, deserialize_method=raw)
         for start in range(first, past, _EXAMPLES_AT_ONCE):
@@ -175,24 +218,37 @@ class Source(Base):
             yield found
             count += 1
       else:
-        encoded = {name: tfds.decode.SkipDecoding() for name in self._features if _is_image(info.features[name])}
+        encoded = {
+          name: tfds.decode.SkipDecoding()
+          for name in self._features
+          if _is_image(info.features[name])
+        }
         wanted = tfds.decode.PartialDecoding(self._features, decoders=encoded)
-        in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, skip_prefetch=True)
+        in_order = tfds.ReadConfig(
+          interleave_cycle_length=1, try_autocache=False, skip_prefetch=True
+        )
         dataset = self._builder.as_dataset(
-          split=f"{split}[{first}:{past}]", shuffle_files=False, decoders=wanted, read_config=in_order
+          split=f"{split}[{first}:{past}]",
+          shuffle_files=False,
+          decoders=wanted,
+          read_config=in_order,
         )
         for example in dataset.as_numpy_iterator():
           yield example
           count += 1
-    except Exception as error:  # the two readers raise different errors for damaged and missing files
+    # the two readers raise different errors for damaged and missing files
+    except Exception as error:
       raise UserError(
         f"dataset {info.full_name}: cannot be read from {self._builder.data_dir} "
-        f"({type(error).__name__}: {one_line(error)}); if files are damaged, delete that directory and build it again"
+        f"({type(error).__name__}: {one_line(error)}); if files are damaged, delete that "
+        "directory and build it again"
       ) from error
     if count != past - first:
       raise UserError(
-        f"dataset {info.full_name}: found {count} examples of split {split!r}{f' from {first} on' if first else ''} in "
-        f"{self._builder.data_dir}, expected {past - first} as its dataset_info.json states; delete that directory and "
+        f"dataset {info.full_name}: found {count} examples of split "
+        f"{split!r}{f' from {first} on' if first else ''} in "
+        f"{self._builder.data_dir}, expected {past - first} as its dataset_info.json states; "
+        "delete that directory and "
         "build it again"
       )
 
@@ -201,7 +257,8 @@ def _plain(found: Any, feature: Any, where: str) -> Any:
   """Convert a TFDS value to plain Python types: bytes to text, class labels to names."""
   if isinstance(found, dict):
     return {
-      name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where) for name, part in found.items()
+      name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where)
+      for name, part in found.items()
     }
   if isinstance(found, bytes):
     return found if _is_image(feature) else decode(found, where)

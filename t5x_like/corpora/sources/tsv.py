@@ -1,7 +1,8 @@
 """`tsv:PATTERN`: tab-separated columns, one record per line.
 
-Each file starts with a header that names the fields, unless all fields in use are numbers: then there is no header,
-and columns are numbered from 0. Quotes are ordinary characters, as in the files of the GLUE benchmark.
+Each file starts with a header that names the fields, unless all fields in use are numbers: then
+there is no header, and columns are numbered from 0. Quotes are ordinary characters, as in the files
+of the GLUE benchmark.
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,9 @@ class Source(FileSource):
         if not numbered:
           check_fields(self.fields, names, where)
           continue
-      expected = max(len(names), *(int(field) + 1 for field in self.fields)) if numbered else len(names)
+      expected = (
+        max(len(names), *(int(field) + 1 for field in self.fields)) if numbered else len(names)
+      )
       if len(cells) != expected:
         raise UserError(f"{where}: found {len(cells)} tab-separated columns, expected {expected}")
       yield where, dict(zip(names, cells))

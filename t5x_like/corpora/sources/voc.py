@@ -1,10 +1,11 @@
-"""`voc:DIR` or `voc:train=PART,validation=PART`: images with boxes in Pascal VOC's layout; fields `image`, `objects`.
+"""`voc:DIR` or `voc:train=PART,validation=PART`: images with boxes in Pascal VOC's layout; fields
+`image`, `objects`.
 
-DIR holds Annotations/*.xml and JPEGImages, or images. ImageSets/Main/*.txt list its splits, with `val` renamed to
-`validation`; without lists, everything is `train`. A PART is such a list, or a directory to take whole. The names of
-the folders may have other letter cases. `objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as
-shares of the image), `label`, `area` in pixels, `is_difficult`: VOC neither asks for nor punishes the detection of such
-an object.
+DIR holds Annotations/*.xml and JPEGImages, or images. ImageSets/Main/*.txt list its splits, with
+`val` renamed to `validation`; without lists, everything is `train`. A PART is such a list, or a
+directory to take whole. The names of the folders may have other letter cases. `objects` are as in
+TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in
+pixels, `is_difficult`: VOC neither asks for nor punishes the detection of such an object.
 """
 
 import functools
@@ -37,7 +38,9 @@ class Source(Base):
       main = _inside(_inside(rest.rstrip("/"), "ImageSets"), "Main")
       lists = {name: f"{main}/{file}.txt" for file, name in _SPLITS.items()}
       parts = {name: [path] for name, path in lists.items() if place(path).exists()} or parts
-    self._files = {split: [pair for part in paths for pair in _pairs(part)] for split, paths in parts.items()}
+    self._files = {
+      split: [pair for part in paths for pair in _pairs(part)] for split, paths in parts.items()
+    }
     self.splits = tuple(self._files)
     folder = os.path.dirname(os.path.dirname(next(iter(self._files.values()))[0][0]))
     self.name = _name("voc", [folder or "."])
@@ -46,7 +49,9 @@ class Source(Base):
     files = dict.fromkeys(path for pairs in self._files.values() for path, _ in pairs)
     return tuple(sorted({name for path in files for name in _annotation(path)["objects"]["label"]}))
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+  def records(
+    self, split: str, part: tuple[int, int] | None = None
+  ) -> Iterator[tuple[str, Record | Skip]]:
     for path, image in self._files[split][slice(*part) if part else slice(None)]:
       if image is None:
         yield path, Skip(f"no image of that name in {_PICTURES[1]}")
@@ -58,7 +63,10 @@ class Source(Base):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [path for pair in self._files[split] for path in pair if path]
-    found = [(os.path.basename(p), place(p).size(), when) for p, when in zip(files, self.changed(split), strict=True)]
+    found = [
+      (os.path.basename(p), place(p).size(), when)
+      for p, when in zip(files, self.changed(split), strict=True)
+    ]
     content = hashlib.sha256(repr(found).encode()).hexdigest()
     return {"form": "voc.v2", "files": len(self._files[split]), "content": content}
 
@@ -67,28 +75,43 @@ def _inside(folder: str, name: str) -> str:
   """Return the path of an entry of a folder, in the letter case that it has there."""
   if place(f"{folder}/{name}").exists():
     return f"{folder}/{name}"
-  alike = [path for path in globs.matches(f"{glob.escape(folder)}/*") if os.path.basename(path).lower() == name.lower()]
+  alike = [
+    path
+    for path in globs.matches(f"{glob.escape(folder)}/*")
+    if os.path.basename(path).lower() == name.lower()
+  ]
   return alike[0] if alike else f"{folder}/{name}"
 
 
 def _pairs(part: str) -> list[tuple[str, str | None]]:
   """Return (annotation, image or None) pairs of a list or of a whole directory."""
   if not place(part).exists():
-    raise UserError(f"source voc:{part}: found nothing there, expected a directory or a list of names")
+    raise UserError(
+      f"source voc:{part}: found nothing there, expected a directory or a list of names"
+    )
   listed = globs.kind(part) == "file"
   folder = os.path.dirname(os.path.dirname(os.path.dirname(part))) if listed else part.rstrip("/")
   annotations = _inside(folder, "Annotations")
   found = sorted(map(os.path.basename, globs.matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]")))
   stems = [os.path.splitext(name)[0] for name in found]
   if listed:  # names, which may have spaces; a list of one class has 1, 0 or -1 behind them
-    known, lines = {*stems}, filter(None, map(str.strip, decode(bytes_of(part), part).splitlines()))
+    known = {*stems}
+    lines = filter(None, map(str.strip, decode(bytes_of(part), part).splitlines()))
     stems = [line if line in known else line.split()[0] for line in lines]
     stems = [file_names.check(part, stem, "list names without .xml") for stem in stems]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
-    raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
+    raise UserError(
+      f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, "
+      "without their directory"
+    )
   if not stems:
-    raise UserError(f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or a list of their names")
-  pictures = [path for name in _PICTURES for path in globs.matches(f"{glob.escape(_inside(folder, name))}/*")]
+    raise UserError(
+      f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or "
+      "a list of their names"
+    )
+  pictures = [
+    path for name in _PICTURES for path in globs.matches(f"{glob.escape(_inside(folder, name))}/*")
+  ]
   images = {os.path.basename(path).rpartition(".")[0]: path for path in pictures}
   pairs = [(_inside(annotations, f"{stem}.xml"), images.get(stem)) for stem in stems]
   if missing := next((path for path, _ in pairs if not place(path).exists()), None):
@@ -97,7 +120,8 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
 
 
 class _Builder(ElementTree.TreeBuilder):
-  """An XML builder that refuses document types, whose entities may expand without end or refer to other files."""
+  """An XML builder that refuses document types, whose entities may expand without end or refer to
+  other files."""
 
   def doctype(self, name: str, public: str | None, system: str | None) -> None:
     raise ValueError("a document type, which annotations do not have")
@@ -117,13 +141,23 @@ def _parsed(path: str, changed: int | None) -> Record:
     y, x = (height, width) if known else (1, 1)
     found = {"bbox": [], "label": [], "area": [], "is_difficult": []}
     for thing in root.iter("object"):
-      y0, x0, y1, x1 = (float(thing.findtext(f"bndbox/{side}")) for side in ("ymin", "xmin", "ymax", "xmax"))
+      y0, x0, y1, x1 = (
+        float(thing.findtext(f"bndbox/{side}")) for side in ("ymin", "xmin", "ymax", "xmax")
+      )
       found["bbox"].append([y0 / y, x0 / x, y1 / y, x1 / x])
       found["label"].append(thing.findtext("name").strip())
       found["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
       found["is_difficult"].append((thing.findtext("difficult") or "0").strip() == "1")
-  except (ElementTree.ParseError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+  except (
+    ElementTree.ParseError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+  ) as error:
     raise UserError(
-      f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with name and bndbox"
+      f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with "
+      "name and bndbox"
     ) from error
   return {"objects": found} | ({ANNOTATED: (height, width)} if known else {"pixels": True})

@@ -1,11 +1,13 @@
-"""`webdataset:PATTERN`: samples of WebDataset shards, tar files with the parts of a sample side by side.
+"""`webdataset:PATTERN`: samples of WebDataset shards, tar files with the parts of a sample side by
+side.
 
-`0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a file's name up to the
-first dot is the sample, the rest is the field; hidden files, such as macOS's `._0017.jpg`, are left out. Text (`txt`),
-JSON and classes (`cls`, `id`, `index`: whole numbers) are decoded, and `json.caption` is a key within JSON. Everything
-else stays bytes; images are such fields. Python pickles are never opened. The fields `image` and `label`, if asked for,
-are the sample's `jpg`, `jpeg`, `png` or `webp`, and its `cls`. Shards are read by the standard library's `tarfile`, in
-one pass, plain or compressed.
+`0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a
+file's name up to the first dot is the sample, the rest is the field; hidden files, such as macOS's
+`._0017.jpg`, are left out. Text (`txt`), JSON and classes (`cls`, `id`, `index`: whole numbers) are
+decoded, and `json.caption` is a key within JSON. Everything else stays bytes; images are such
+fields. Python pickles are never opened. The fields `image` and `label`, if asked for, are the
+sample's `jpg`, `jpeg`, `png` or `webp`, and its `cls`. Shards are read by the standard library's
+`tarfile`, in one pass, plain or compressed.
 """
 
 import tarfile
@@ -30,7 +32,8 @@ class Source(FileSource):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     if "pipe:" in rest:
       raise UserError(
-        f"source webdataset:{rest}: found a command, expected files or addresses; no command is executed, so copy the "
+        f"source webdataset:{rest}: found a command, expected files or addresses; no command is "
+        "executed, so copy the "
         "shards first"
       )
     super().__init__(rest, fields=fields, data_dir=data_dir)
@@ -38,39 +41,54 @@ class Source(FileSource):
     self._wanted = {part for field in fields for part in (field, field.partition(".")[0])}
 
   def classes(self, field: str) -> tuple[str, ...]:
-    """Read the classes from all shards: whole numbers from 0 to the largest, or the other values, sorted."""
+    """Read the classes from all shards: whole numbers from 0 to the largest, or the other values,
+    sorted."""
     labels = Source(self._rest, fields=(field,))
-    records = (one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip))
+    records = (
+      one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip)
+    )
     values = (value(record, field, where) for where, record in records)
     found = {one if type(one) is int else str(one) for one in values}
     kinds = {type(label) for label in found}
     if len(kinds) > 1:
-      examples = " and ".join(repr(next(label for label in found if type(label) is kind)) for kind in (int, str))
+      examples = " and ".join(
+        repr(next(label for label in found if type(label) is kind)) for kind in (int, str)
+      )
       raise UserError(
-        f"source {self.name}: found numbers and texts in field {field!r}, such as {examples}, expected one kind; write"
+        f"source {self.name}: found numbers and texts in field {field!r}, such as {examples}, "
+        "expected one kind; write"
         " the shards again"
       )
     if kinds == {str}:
       return tuple(sorted(map(str, found)))
     if not 0 <= min(found, default=0) <= max(found, default=0) < _MOST_CLASSES:
       raise UserError(
-        f"source {self.name}: found classes {min(found)} to {max(found)} in field {field!r}, expected 0 to at most "
+        f"source {self.name}: found classes {min(found)} to {max(found)} in field {field!r}, "
+        "expected 0 to at most "
         f"{_MOST_CLASSES - 1}; write the shards again"
       )
     return tuple(str(number) for number in range(max(found, default=-1) + 1))
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    key, parts, skip = None, {}, None
+    key = None
+    parts = {}
+    skip = None
     none = Skip(f"sample without {' and '.join(self.fields)}")
     for name, data in self._members(path):
       sample, field = _split(name)
       if sample != key:
         if key is not None:
           yield f"{path}, sample {key}", skip or parts or none
-        key, parts, skip = sample, {}, None
-      where, named = f"{path}, {name}", _NAMES.get(field)
+        key = sample
+        parts = {}
+        skip = None
+      where = f"{path}, {name}"
+      named = _NAMES.get(field)
       if field in parts:
-        raise UserError(f"{where}: found a second part {field!r} of the sample, expected one; write the shard again")
+        raise UserError(
+          f"{where}: found a second part {field!r} of the sample, expected one; "
+          "write the shard again"
+        )
       if self._wanted and not {field, named} & self._wanted:
         continue
       if data is None:
@@ -85,16 +103,24 @@ class Source(FileSource):
   def _members(self, path: str) -> Iterator[tuple[str, bytes | None]]:
     """Yield (name, content) of the files in a shard; None for a file that is too long."""
     try:
-      about = {"tarinfo": _Header, "ignore_zeros": True}  # several archives in one file are one shard
-      with _compression.opened(path) as file, tarfile.open(fileobj=_Ending(file), mode="r|", **about) as shard:
+      # several archives in one file are one shard
+      about = {"tarinfo": _Header, "ignore_zeros": True}
+      with (
+        _compression.opened(path) as file,
+        tarfile.open(fileobj=_Ending(file), mode="r|", **about) as shard,
+      ):
         for member in shard:
           if member.isreg() and _is_part(member.name):
-            yield member.name.removeprefix("./"), shard.extractfile(member).read() if member.size <= LONGEST else None
+            yield (
+              member.name.removeprefix("./"),
+              shard.extractfile(member).read() if member.size <= LONGEST else None,
+            )
     except (tarfile.TarError, *_compression.DAMAGED) as error:
       if isinstance(error, UserError):
         raise
       raise UserError(
-        f"{path}: found a truncated or damaged shard ({one_line(error)[:200]}), expected a complete tar file; fetch it "
+        f"{path}: found a truncated or damaged shard ({one_line(error)[:200]}), expected a "
+        "complete tar file; fetch it "
         "again"
       ) from error
 
@@ -102,7 +128,8 @@ class Source(FileSource):
 class _Ending:
   """A file that `tarfile` reads, whose end is an error if it is read again and again.
 
-  A stream skips a member by reading as much as its header says, which may be 2**60 bytes of a damaged one.
+  A stream skips a member by reading as much as its header says, which may be 2**60 bytes of a
+  damaged one.
   """
 
   def __init__(self, file):
@@ -118,14 +145,15 @@ class _Ending:
 
 
 def _is_part(name: str) -> bool:
-  """Return whether a file is a part of a sample: neither hidden, such as macOS's `._0017.jpg`, nor without a field."""
+  """Return whether a file is a part of a sample: neither hidden, such as macOS's `._0017.jpg`, nor
+  without a field."""
   sample, dot, field = name.rpartition("/")[2].partition(".")
   return bool(sample and dot and field)
 
 
 class _Header(tarfile.TarInfo):
-  """The header of a member. A damaged one, or none before the zeros that end an archive, is an error; the library takes
-  both for the end."""
+  """The header of a member. A damaged one, or none before the zeros that end an archive, is an
+  error; the library takes both for the end."""
 
   @classmethod
   def fromtarfile(cls, shard: tarfile.TarFile) -> tarfile.TarInfo:
@@ -159,5 +187,7 @@ def _decoded(field: str, data: bytes, where: str) -> Any:
     try:
       return int(data)
     except ValueError:
-      raise UserError(f"{where}: found {data[:40]!r}, expected a whole number; write the shard again") from None
+      raise UserError(
+        f"{where}: found {data[:40]!r}, expected a whole number; write the shard again"
+      ) from None
   return data

@@ -1,4 +1,5 @@
-"""`webquestions:PATTERN`: WebQuestions (Berant et al. 2013) in Stanford's JSON or in brmson's, one record each."""
+"""`webquestions:PATTERN`: WebQuestions (Berant et al. 2013) in Stanford's JSON or in brmson's, one
+record each."""
 
 import re
 from collections.abc import Iterator
@@ -14,9 +15,16 @@ class Source(json.Source):
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     for where, found in super().read(path):
-      question, answers = found.get("qText", found.get("utterance")), found.get("answers")
+      question = found.get("qText", found.get("utterance"))
+      answers = found.get("answers")
       if answers is None and isinstance(found.get("targetValue"), str):
-        answers = [quoted.replace('\\"', '"') or bare for quoted, bare in _DESCRIPTION.findall(found["targetValue"])]
+        answers = [
+          quoted.replace('\\"', '"') or bare
+          for quoted, bare in _DESCRIPTION.findall(found["targetValue"])
+        ]
       if question is None or not answers:
-        raise UserError(f"{where}: found {', '.join(found)}, expected qText and answers, or utterance and targetValue")
+        raise UserError(
+          f"{where}: found {', '.join(found)}, expected qText and answers, or "
+          "utterance and targetValue"
+        )
       yield where, {"id": found.get("qId"), "question": question, "answers": answers}

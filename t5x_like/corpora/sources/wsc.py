@@ -1,4 +1,5 @@
-"""`wsc:PATTERN`: WSC in SuperGLUE's JSON lines (Levesque et al. 2012), one record per pair of spans."""
+"""`wsc:PATTERN`: WSC in SuperGLUE's JSON lines (Levesque et al. 2012), one record per pair of
+spans."""
 
 from collections.abc import Iterator
 
@@ -7,10 +8,11 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """Fields text, span1_text, span2_text, their indices among the words of the text, label (true, false, or null in a
-  test set) and idx.
+  """Fields text, span1_text, span2_text, their indices among the words of the text, label (true,
+  false, or null in a test set) and idx.
 
-  Spans are spelled as in the text, as in TFDS's `super_glue/wsc.fixed`: some differ in case, spaces or a full stop.
+  Spans are spelled as in the text, as in TFDS's `super_glue/wsc.fixed`: some differ in case, spaces
+  or a full stop.
   """
 
   expected = "text, and target with span1_text, span1_index, span2_text and span2_index"
@@ -19,7 +21,13 @@ class Source(Nested):
     target = found["target"]
     spans = {name: _spelled(target[name], found["text"]) for name in ("span1_text", "span2_text")}
     indices = {name: target[name] for name in ("span1_index", "span2_index")}
-    yield {"text": found["text"], **spans, **indices, "label": found.get("label"), "idx": found.get("idx")}
+    yield {
+      "text": found["text"],
+      **spans,
+      **indices,
+      "label": found.get("label"),
+      "idx": found.get("idx"),
+    }
 
 
 def _spelled(span: str, text: str) -> str:

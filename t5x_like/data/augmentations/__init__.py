@@ -1,8 +1,9 @@
 """Augmentations of images: one file each, named after it, for `config.task.augmentations`.
 
-A file's `make` takes the arguments of the recipe and, if its signature names them, the `resolution` of the batch and
-the `mean` and `std` of its normalisation. An augmentation is a function of the image and of random numbers drawn for
-that image and epoch alone, so a batch does not depend on the host that makes it.
+A file's `make` takes the arguments of the recipe and, if its signature names them, the `resolution`
+of the batch and the `mean` and `std` of its normalisation. An augmentation is a function of the
+image and of random numbers drawn for that image and epoch alone, so a batch does not depend on the
+host that makes it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from t5x_like.slots import Condition
 Image = TypeVar("Image")
 Share = Annotated[float, Condition("a number from 0 to 1", lambda x: 0 <= x <= 1)]
 Range = Annotated[
-  tuple[float, ...], Condition("two numbers above 0, the smaller first", lambda x: len(x) == 2 and 0 < x[0] <= x[1])
+  tuple[float, ...],
+  Condition("two numbers above 0, the smaller first", lambda x: len(x) == 2 and 0 < x[0] <= x[1]),
 ]
 
 
@@ -28,10 +30,11 @@ class Augmentation(Generic[Image]):
 
   Attributes:
     numbers: number of random numbers it takes.
-    apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C] in 0 to 255, of any size, or
-      one with boxes, see `data/box_augmentations`.
-    box: for a change of a part of the image alone, (height and width int32 [2], float32 [numbers]) -> int32 [4], the
-      part's y, x, height and width. `apply` takes the part, so no more than the part of a file need be decoded.
+    apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C] in 0 to 255,
+      of any size, or one with boxes, see `data/box_augmentations`.
+    box: for a change of a part of the image alone, (height and width int32 [2], float32 [numbers])
+      -> int32 [4], the part's y, x, height and width. `apply` takes the part, so no more than the
+      part of a file need be decoded.
   """
 
   numbers: int
@@ -60,5 +63,7 @@ def chained(steps: Sequence[Augmentation[Image]]) -> Augmentation[Image]:
 
   first = steps[0].box if steps else None
   return Augmentation(
-    sum(step.numbers for step in steps), apply, first and (lambda size_2, u_N: first(size_2, u_N[: ends[0]]))
+    sum(step.numbers for step in steps),
+    apply,
+    first and (lambda size_2, u_N: first(size_2, u_N[: ends[0]])),
   )

@@ -11,7 +11,11 @@ NUMBERS = 2 * TRIES + 2
 
 
 def box(
-  u_N: tf.Tensor, height: tf.Tensor, width: tf.Tensor, area: tuple[float, ...], ratio: tuple[float, ...]
+  u_N: tf.Tensor,
+  height: tf.Tensor,
+  width: tf.Tensor,
+  area: tuple[float, ...],
+  ratio: tuple[float, ...],
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Return the first of ten random boxes that fits, as in torchvision's `RandomResizedCrop`.
 
@@ -21,19 +25,24 @@ def box(
     area: the smallest and the largest share of the image's area.
     ratio: the smallest and the largest width over height; drawn uniformly in its logarithm.
   Returns:
-    (int32 [4]: y, x, height, width; whether a box fitted). If none fits, the box is the largest one in the middle with
-    an allowed ratio.
+    (int32 [4]: y, x, height, width; whether a box fitted). If none fits, the box is the largest one
+    in the middle with an allowed ratio.
   """
-  Y, X = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
+  Y = tf.cast(height, tf.float32)
+  X = tf.cast(width, tf.float32)
   area_T = Y * X * (area[0] + u_N[:TRIES] * (area[1] - area[0]))
-  low, high = math.log(ratio[0]), math.log(ratio[1])
+  low = math.log(ratio[0])
+  high = math.log(ratio[1])
   ratio_T = tf.exp(low + u_N[TRIES : 2 * TRIES] * (high - low))
-  w_T, h_T = tf.round(tf.sqrt(area_T * ratio_T)), tf.round(tf.sqrt(area_T / ratio_T))
+  w_T = tf.round(tf.sqrt(area_T * ratio_T))
+  h_T = tf.round(tf.sqrt(area_T / ratio_T))
   fits_T = (w_T >= 1) & (h_T >= 1) & (w_T <= X) & (h_T <= Y)
   first = tf.argmax(fits_T)
   fitted = tf.reduce_any(fits_T)
-  w, h = tf.minimum(X, tf.round(Y * ratio[1])), tf.minimum(Y, tf.round(X / ratio[0]))
-  h, w = tf.where(fitted, h_T[first], tf.maximum(h, 1.0)), tf.where(fitted, w_T[first], tf.maximum(w, 1.0))
+  w = tf.minimum(X, tf.round(Y * ratio[1]))
+  h = tf.minimum(Y, tf.round(X / ratio[0]))
+  h = tf.where(fitted, h_T[first], tf.maximum(h, 1.0))
+  w = tf.where(fitted, w_T[first], tf.maximum(w, 1.0))
   y = tf.where(fitted, tf.floor(u_N[-2] * (Y - h + 1)), tf.floor((Y - h) / 2))
   x = tf.where(fitted, tf.floor(u_N[-1] * (X - w + 1)), tf.floor((X - w) / 2))
   return tf.cast(tf.stack([y, x, h, w]), tf.int32), fitted

@@ -7,7 +7,8 @@ import numpy as np
 from t5x_like.data.quiet_tensorflow import tf
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2
-_SHARPNESS = np.array([[1, 1, 1], [1, 5 - 13, 1], [1, 1, 1]], np.float32) / 13  # smoothed less the pixel itself
+# smoothed less the pixel itself
+_SHARPNESS = np.array([[1, 1, 1], [1, 5 - 13, 1], [1, 1, 1]], np.float32) / 13
 
 
 def clipped(image: tf.Tensor) -> tf.Tensor:
@@ -47,7 +48,9 @@ def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
   kernel = tf.tile(tf.constant(_SHARPNESS)[..., None, None], [1, 1, image.shape[-1], 1])
   change = tf.cond(
     tf.reduce_min(tf.shape(image)[:2]) > 2,
-    lambda: tf.pad(tf.nn.depthwise_conv2d(image[None], kernel, [1] * 4, "VALID")[0], [[1, 1], [1, 1], [0, 0]]),
+    lambda: tf.pad(
+      tf.nn.depthwise_conv2d(image[None], kernel, [1] * 4, "VALID")[0], [[1, 1], [1, 1], [0, 0]]
+    ),
     lambda: tf.zeros_like(image),
   )
   return clipped(image + (1.0 - factor) * change)
@@ -71,7 +74,8 @@ def chosen(condition: tf.Tensor, image: tf.Tensor, other: tf.Tensor) -> tf.Tenso
 
 def autocontrast(image: tf.Tensor) -> tf.Tensor:
   """Stretch each channel to 0 to 255."""
-  low_C, high_C = tf.reduce_min(image, [0, 1]), tf.reduce_max(image, [0, 1])
+  low_C = tf.reduce_min(image, [0, 1])
+  high_C = tf.reduce_max(image, [0, 1])
   factor_C = 255.0 / (high_C - low_C)
   flat_C = high_C <= low_C
   return linear(image, tf.where(flat_C, 1.0, factor_C), tf.where(flat_C, 0.0, -low_C * factor_C))
@@ -81,7 +85,9 @@ def equalize(image: tf.Tensor) -> tf.Tensor:
   """Flatten the histogram of each channel, in whole levels."""
   channels = image.shape[-1]
   place = tf.cast(linear(tf.round(image), tf.ones(channels), tf.range(channels) * 256), tf.int32)
-  counts = tf.raw_ops.Bincount(arr=tf.reshape(place, [-1]), size=256 * channels, weights=tf.constant([], tf.int32))
+  counts = tf.raw_ops.Bincount(
+    arr=tf.reshape(place, [-1]), size=256 * channels, weights=tf.constant([], tf.int32)
+  )
   table_CL = _equalized(tf.reshape(counts, [channels, 256]))
   return tf.gather(tf.cast(tf.reshape(table_CL, [-1]), tf.float32), place)
 
@@ -97,11 +103,13 @@ def _equalized(counts_CL: tf.Tensor) -> tf.Tensor:
 
 
 def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
-  """Take the pixel at (x, y) from (a x + b y + c, d x + e y + f) of the image, both relative to its middle."""
+  """Take the pixel at (x, y) from (a x + b y + c, d x + e y + f) of the image, both relative to its
+  middle."""
   a, b, c, d, e, f = matrix
   shape = tf.shape(image)
   y, x = (tf.cast(n - 1, tf.float32) / 2 for n in (shape[0], shape[1]))
-  c, f = c + x - a * x - b * y, f + y - d * x - e * y
+  c = c + x - a * x - b * y
+  f = f + y - d * x - e * y
   zero = tf.zeros([])
   transform = tf.stack([tf.cast(value, tf.float32) for value in (a, b, c, d, e, f, zero, zero)])
   return tf.raw_ops.ImageProjectiveTransformV3(
@@ -115,10 +123,13 @@ def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
 
 
 def blur(image: tf.Tensor, sigma: tf.Tensor, radius: int = 5) -> tf.Tensor:
-  """Blur by a Gaussian of standard deviation `sigma` pixels, cut off after `radius`; the border is reflected."""
+  """Blur by a Gaussian of standard deviation `sigma` pixels, cut off after `radius`; the border is
+  reflected."""
   kernel = tf.nn.softmax(-(tf.range(-radius, radius + 1, dtype=tf.float32) ** 2) / (2 * sigma**2))
-  channels, size = image.shape[-1], 2 * radius + 1
-  for axis in (0, 1):  # also of an image smaller than the radius, whose reflection is reflected again
+  channels = image.shape[-1]
+  size = 2 * radius + 1
+  # also of an image smaller than the radius, whose reflection is reflected again
+  for axis in (0, 1):
     n = tf.shape(image)[axis]
     place = tf.range(-radius, n + radius) % (2 * n)
     image = tf.gather(image, tf.minimum(place, 2 * n - 1 - place), axis=axis)

@@ -17,11 +17,13 @@ def resized(image_YXC: tf.Tensor, size_2, method: str) -> tf.Tensor:
 def part(image_YXC: tf.Tensor, size_2, whole_2, start_2: Sequence, method: str) -> tf.Tensor:
   """Return `size` pixels from `start` on of the image resized to `whole`: float32 [size, C].
 
-  Each axis is resized as the rows of an image one pixel wide, whose channels are all numbers of a row: the operation's
-  loop over channels is fast, its loop over columns is not. The numbers are the same.
+  Each axis is resized as the rows of an image one pixel wide, whose channels are all numbers of a
+  row: the operation's loop over channels is fast, its loop over columns is not. The numbers are the
+  same.
   """
   for axis in (0, 1):
-    shape, channels = tf.shape(image_YXC), image_YXC.shape[-1]
+    shape = tf.shape(image_YXC)
+    channels = image_YXC.shape[-1]
     if method == "nearest":
       at = tf.cast(start_2[axis] + tf.range(size_2[axis]), tf.int64)
       old, new = (tf.cast(n, tf.int64) for n in (shape[axis], whole_2[axis]))

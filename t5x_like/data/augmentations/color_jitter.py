@@ -1,4 +1,5 @@
-"""Brightness, contrast and saturation, each by a random factor, in a random order, as torchvision has it."""
+"""Brightness, contrast and saturation, each by a random factor, in a random order, as torchvision
+has it."""
 
 from __future__ import annotations
 
@@ -10,9 +11,15 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import NotNegative
 
 
-def make(*, brightness: NotNegative = 0.3, contrast: NotNegative = 0.3, saturation: NotNegative = 0.3) -> Augmentation:
+def make(
+  *, brightness: NotNegative = 0.3, contrast: NotNegative = 0.3, saturation: NotNegative = 0.3
+) -> Augmentation:
   """Make the change; a strength s draws a factor between 1 - s (but at least 0) and 1 + s."""
-  steps = ((_pixels.brightness, brightness), (_pixels.contrast, contrast), (_pixels.saturation, saturation))
+  steps = (
+    (_pixels.brightness, brightness),
+    (_pixels.contrast, contrast),
+    (_pixels.saturation, saturation),
+  )
 
   orders = list(itertools.permutations(range(len(steps))))
 
@@ -25,6 +32,8 @@ def make(*, brightness: NotNegative = 0.3, contrast: NotNegative = 0.3, saturati
 
   def apply(image_YXC: tf.Tensor, u_4: tf.Tensor) -> tf.Tensor:
     made = [functools.partial(changed, image_YXC, u_4, order) for order in orders]
-    return tf.ensure_shape(tf.switch_case(tf.cast(u_4[3] * len(orders), tf.int32), made), image_YXC.shape)
+    return tf.ensure_shape(
+      tf.switch_case(tf.cast(u_4[3] * len(orders), tf.int32), made), image_YXC.shape
+    )
 
   return Augmentation(4, apply)

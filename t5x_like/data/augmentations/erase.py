@@ -9,7 +9,12 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def make(
-  mean: tuple, std: tuple, *, probability: Share = 0.25, area: Range = (0.02, 1 / 3), ratio: Range = (0.3, 1 / 0.3)
+  mean: tuple,
+  std: tuple,
+  *,
+  probability: Share = 0.25,
+  area: Range = (0.02, 1 / 3),
+  ratio: Range = (0.3, 1 / 0.3),
 ) -> Augmentation:
   """Make the erasure; the noise has the images' mean and deviation.
 

@@ -1,8 +1,9 @@
-"""RandAugment: some of fifteen random changes, at one magnitude with noise (Cubuk et al. 2020, arXiv:1909.13719).
+"""RandAugment: some of fifteen random changes, at one magnitude with noise (Cubuk et al. 2020,
+arXiv:1909.13719).
 
-The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin, MAE, MViT and ConvNeXt name: changes grow with the
-magnitude, each is left out half of the time, and each has a magnitude of its own. Rotations, shears and translations
-are bilinear here, bicubic in the runs of these authors.
+The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin, MAE, MViT and ConvNeXt name: changes
+grow with the magnitude, each is left out half of the time, and each has a magnitude of its own.
+Rotations, shears and translations are bilinear here, bicubic in the runs of these authors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import Condition, NotNegative, Positive
 
 NAMES = (
-  "auto_contrast equalize invert rotate posterize solarize solarize_add color contrast brightness sharpness shear_x"
+  "auto_contrast equalize invert rotate posterize solarize solarize_add color contrast brightness "
+  "sharpness shear_x"
   " shear_y translate_x translate_y"
 ).split()
 NUMBERS = 4  # random numbers of one change
@@ -32,10 +34,12 @@ def drawn(
 
   Args:
     u: float32 [..., NUMBERS] in [0, 1).
-    magnitude, deviation: mean and standard deviation of the magnitude, before it is cut off at 0 and 10.
+    magnitude, deviation: mean and standard deviation of the magnitude, before it is cut off at 0
+      and 10.
     probability: of making the change at all.
   Returns:
-    (int32 [...], the number of the change in `NAMES`, or -1 for none; float32 [...], the magnitude; float32 [...], 1 or
+    (int32 [...], the number of the change in `NAMES`, or -1 for none; float32 [...], the magnitude;
+    float32 [...], 1 or
     -1).
   """
   which = tf.where(u[..., 1] < probability, tf.cast(u[..., 0] * len(NAMES), tf.int32), -1)
@@ -51,20 +55,25 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
     image: float32 [Y, X, C] in 0 to 255.
     level: the magnitude, 0 to 10.
     sign: 1 or -1.
-    fill: the colour of what an affine map takes from outside the image, one number per channel, in 0 to 255.
+    fill: the colour of what an affine map takes from outside the image, one number per channel, in
+      0 to 255.
   """
-  size, shape = level / _HIGHEST, tf.cast(tf.shape(image), tf.float32)
+  size = level / _HIGHEST
+  shape = tf.cast(tf.shape(image), tf.float32)
   signed = size * sign
   angle = signed * (30 * math.pi / 180)
   factor = tf.maximum(0.1, 1.0 + 0.9 * signed)
-  cos, sin = tf.cos(angle), tf.sin(angle)
+  cos = tf.cos(angle)
+  sin = tf.sin(angle)
 
   def moved(*matrix) -> tf.Tensor:
-    one_C, colour_C = np.ones(len(fill)), np.array(fill)
+    one_C = np.ones(len(fill))
+    colour_C = np.array(fill)
     made = _pixels.affine(_pixels.linear(image, one_C, -colour_C), list(matrix), fill=0.0)
     return _pixels.clipped(_pixels.linear(made, one_C, colour_C))
 
-  shear, shift = 0.3 * signed, 0.45 * signed
+  shear = 0.3 * signed
+  shift = 0.45 * signed
   return [
     lambda: _pixels.autocontrast(image),
     lambda: _pixels.equalize(image),
@@ -85,7 +94,12 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
 
 
 def make(
-  mean: tuple, *, ops: Positive = 2, magnitude: Magnitude = 9.0, deviation: NotNegative = 0.5, probability: Share = 0.5
+  mean: tuple,
+  *,
+  ops: Positive = 2,
+  magnitude: Magnitude = 9.0,
+  deviation: NotNegative = 0.5,
+  probability: Share = 0.5,
 ) -> Augmentation:
   """Make `ops` random changes, of which one may occur twice.
 
@@ -99,7 +113,9 @@ def make(
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     channels = image_YXC.shape[-1]
     for number in range(ops):
-      which, level, sign = drawn(u_N[NUMBERS * number : NUMBERS * (number + 1)], magnitude, deviation, probability)
+      which, level, sign = drawn(
+        u_N[NUMBERS * number : NUMBERS * (number + 1)], magnitude, deviation, probability
+      )
       made = [lambda image=image_YXC: image, *changes(image_YXC, level, sign, fill)]
       image_YXC = tf.ensure_shape(tf.switch_case(which + 1, made), [None, None, channels])
     return image_YXC

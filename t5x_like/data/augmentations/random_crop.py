@@ -1,4 +1,5 @@
-"""A random crop of the image's own size after adding a border: a shift by some pixels (Krizhevsky et al. 2012)."""
+"""A random crop of the image's own size after adding a border: a shift by some pixels (Krizhevsky
+et al. 2012)."""
 
 from __future__ import annotations
 

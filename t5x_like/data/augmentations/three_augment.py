@@ -1,4 +1,5 @@
-"""3-Augment: one of greyscale, solarisation and blur (DeiT III, Touvron et al. 2022, section 3.2)."""
+"""3-Augment: one of greyscale, solarisation and blur (DeiT III, Touvron et al. 2022, section
+3.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def make() -> Augmentation:
-  """Make the change; the threshold of inversion is 128, the blur's standard deviation 0.1 to 2 pixels."""
+  """Make the change; the threshold of inversion is 128, the blur's standard deviation 0.1 to 2
+  pixels."""
 
   def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:
     made = tf.switch_case(

@@ -8,11 +8,15 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def resized(image_YXC: tf.Tensor, shortest: tf.Tensor, longest: int) -> tf.Tensor:
-  """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most `longest`."""
+  """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most
+  `longest`."""
   sides = tf.cast(tf.shape(image_YXC)[:2], tf.float64)
-  low, high = tf.reduce_min(sides), tf.reduce_max(sides)
+  low = tf.reduce_min(sides)
+  high = tf.reduce_max(sides)
   wanted = tf.minimum(tf.cast(shortest, tf.float64), tf.cast(longest, tf.float64) * low / high)
-  short, long = tf.round(wanted), tf.floor(wanted * high / low)  # as in DETR's code
+  # as in DETR's code
+  short = tf.round(wanted)
+  long = tf.floor(wanted * high / low)
   long = tf.minimum(tf.where(short == low, high, long), tf.cast(longest, tf.float64))
   return _of_size(image_YXC, tf.where(sides == low, short, long))
 
@@ -22,13 +26,19 @@ def scaled(image_YXC: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def _of_size(image_YXC: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  shape, size = tf.shape(image_YXC)[:2], tf.maximum(tf.cast(size, tf.int32), 1)
-  made = tf.cond(tf.reduce_all(size == shape), lambda: image_YXC, lambda: _resize.resized(image_YXC, size, "bilinear"))
+  shape = tf.shape(image_YXC)[:2]
+  size = tf.maximum(tf.cast(size, tf.int32), 1)
+  made = tf.cond(
+    tf.reduce_all(size == shape),
+    lambda: image_YXC,
+    lambda: _resize.resized(image_YXC, size, "bilinear"),
+  )
   return tf.ensure_shape(made, [None, None, image_YXC.shape[-1]])
 
 
 def part(boxed: Boxed, box_4: tf.Tensor, centres: bool) -> Boxed:
-  """Cut out a part of the image, int32 (y, x, height, width), and clip the boxes that reach into it.
+  """Cut out a part of the image, int32 (y, x, height, width), and clip the boxes that reach into
+  it.
 
   Args:
     centres: whether to keep only boxes whose middle is in the part.

@@ -14,7 +14,8 @@ def make(
   shortest: tuple[Positive, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
   longest: Positive | None = None,
 ) -> Augmentation[Boxed]:
-  """Make the resizing; the longer side is at most `longest`, or the batch's resolution if that is less."""
+  """Make the resizing; the longer side is at most `longest`, or the batch's resolution if that is
+  less."""
 
   def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
     chosen = tf.constant(shortest)[tf.cast(u_1[0] * len(shortest), tf.int32)]

@@ -7,8 +7,11 @@ from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def make(resolution: int, *, scale: Range = (0.1, 2.0), centres: bool = True) -> Augmentation[Boxed]:
-  """Make the jitter; `scale` is the range of the longer side as a share of the resolution, `centres` as in `crop`."""
+def make(
+  resolution: int, *, scale: Range = (0.1, 2.0), centres: bool = True
+) -> Augmentation[Boxed]:
+  """Make the jitter; `scale` is the range of the longer side as a share of the resolution,
+  `centres` as in `crop`."""
   low, high = scale
 
   def apply(boxed: Boxed, u_3: tf.Tensor) -> Boxed:

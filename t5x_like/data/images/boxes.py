@@ -14,7 +14,9 @@ from t5x_like.data.images.store import ImageStore, Notes
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError
 
-EMPTY, OUTSIDE, CUT = "boxes without area", "boxes outside of their image", "boxes cut off at the border"
+EMPTY = "boxes without area"
+OUTSIDE = "boxes outside of their image"
+CUT = "boxes cut off at the border"
 _LESS = (EMPTY, OUTSIDE, CUT)
 _MARKS = ("crowd", "difficult")
 
@@ -29,7 +31,8 @@ class Boxes:
     boxes: float32 [K, 4]: ymin, xmin, ymax, xmax, as shares of the image, inside of it.
     labels: int32 [K].
     areas: float32 [K], in pixels.
-    crowds: bool [K]: groups of objects; they are not learned, and detecting one counts as neither right nor wrong.
+    crowds: bool [K]: groups of objects; they are not learned, and detecting one counts as neither
+      right nor wrong.
     difficult: bool [K]: single objects of which the same is true.
     left_out: number of boxes left out or cut, by reason.
   """
@@ -64,20 +67,27 @@ class Boxes:
     if most > number:
       worst = image_K[place_K.argmax()]
       raise UserError(
-        f"config.task.boxes: found {number}, but image {worst} has {most} boxes; set --config.task.boxes={most}, and"
+        f"config.task.boxes: found {number}, but image {worst} has {most} boxes; set "
+        f"--config.task.boxes={most}, and"
         f" --config.model.queries to no less"
       )
-    boxes_NM4, labels_NM = np.zeros((len(self.ends), most, 4), np.float32), np.full((len(self.ends), most), -1)
-    boxes_NM4[image_K, place_K], labels_NM[image_K, place_K] = self.boxes[self.learned], self.labels[self.learned]
+    boxes_NM4 = np.zeros((len(self.ends), most, 4), np.float32)
+    labels_NM = np.full((len(self.ends), most), -1)
+    boxes_NM4[image_K, place_K], labels_NM[image_K, place_K] = (
+      self.boxes[self.learned],
+      self.labels[self.learned],
+    )
     return boxes_NM4, labels_NM.astype(np.int32)
 
 
-def notes(source: Source, field: str, image_field: str, classes: tuple[str, ...]) -> tuple[Notes, tuple[str, ...]]:
+def notes(
+  source: Source, field: str, image_field: str, classes: tuple[str, ...]
+) -> tuple[Notes, tuple[str, ...]]:
   """Return (a store's notes of boxes, the names of the classes).
 
   Args:
-    field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, if present, `area`, `is_crowd`,
-      `is_difficult`.
+    field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, if present,
+      `area`, `is_crowd`, `is_difficult`.
     classes: the names of the classes; if empty, the source's.
   """
   classes = classes or source.classes(f"{field}.label")
@@ -86,29 +96,37 @@ def notes(source: Source, field: str, image_field: str, classes: tuple[str, ...]
   return Notes((field,), facts, _reader(field, image_field, numbers)), tuple(classes)
 
 
-def _reader(field: str, image_field: str, numbers: dict[str, int]) -> Callable[[Record, str], dict[str, np.ndarray]]:
+def _reader(
+  field: str, image_field: str, numbers: dict[str, int]
+) -> Callable[[Record, str], dict[str, np.ndarray]]:
   from PIL import Image
 
   def of(record: Record, where: str) -> dict[str, np.ndarray]:
     with Image.open(io.BytesIO(value(record, image_field, where)), formats=FORMATS) as image:
-      height, width = image.height, image.width
+      height = image.height
+      width = image.width
     objects: Any = value(record, field, where)
     try:
-      boxes_K4, names = np.asarray(objects["bbox"], np.float64).reshape(-1, 4), list(objects["label"])
+      boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4)
+      names = list(objects["label"])
       if len(names) != len(boxes_K4):
         raise ValueError
     except (KeyError, TypeError, ValueError):
       raise UserError(
-        f"{where}: found {str(objects)[:80]} in field {field!r}, expected lists: `bbox`, of four numbers each, and"
+        f"{where}: found {str(objects)[:80]} in field {field!r}, expected lists: `bbox`, of four "
+        "numbers each, and"
         " `label`, as long"
       ) from None
-    labels_K = np.array([number_of(str(name), numbers, f"{field}.label", where) for name in names], np.int32)
+    labels_K = np.array(
+      [number_of(str(name), numbers, f"{field}.label", where) for name in names], np.int32
+    )
     if record.get("pixels"):  # the source does not know the size of the image
       boxes_K4 = boxes_K4 / [height, width, height, width]
     boxes_K4, keep_K, counts = inside(boxes_K4)
     own_K = np.prod(boxes_K4[:, 2:] - boxes_K4[:, :2], axis=1) * height * width
     marked = {
-      key: np.asarray(objects.get(f"is_{key}", np.zeros(len(names))), bool).reshape(-1)[keep_K] for key in _MARKS
+      key: np.asarray(objects.get(f"is_{key}", np.zeros(len(names))), bool).reshape(-1)[keep_K]
+      for key in _MARKS
     }
     areas_K = np.asarray(objects.get("area", own_K), np.float64).reshape(-1)
     return {
@@ -128,14 +146,18 @@ def of_store(store: ImageStore) -> Boxes:
   held = {name: values for name, (values, _) in store.notes.items()}
   less = {reason: int(n) for reason, n in zip(_LESS, held["left_out"].sum(axis=0)) if n}
   if less:
-    print(f"data: {store.path}: " + ", ".join(f"{n:,} {reason}" for reason, n in less.items()), flush=True)
+    print(
+      f"data: {store.path}: " + ", ".join(f"{n:,} {reason}" for reason, n in less.items()),
+      flush=True,
+    )
   ends = np.cumsum(store.notes["boxes"][1])
   names = ("pixels", "boxes", "box_labels", "areas", "crowds", "difficult")
   return Boxes(ends, *(held[name] for name in names), less)
 
 
 def inside(boxes_K4: np.ndarray) -> tuple[np.ndarray, np.ndarray, Counter]:
-  """Return (boxes clipped to the image, mask of the remaining ones, numbers left out or clipped by reason).
+  """Return (boxes clipped to the image, mask of the remaining ones, numbers left out or clipped by
+  reason).
 
   A box without area, with NaN or infinite numbers or outside the image is left out.
   """

@@ -6,7 +6,8 @@ from t5x_like.corpora.sources import Skip
 from t5x_like.data.images.pictures import Unusable, plain, readable, upright
 from t5x_like.data.quiet_tensorflow import tf
 
-_KEPT = {"JPEG": ("L", "RGB"), "MPO": ("L", "RGB"), "PNG": ("L", "RGB")}  # MPO: a JPEG with further pictures behind
+# MPO: a JPEG with further pictures behind
+_KEPT = {"JPEG": ("L", "RGB"), "MPO": ("L", "RGB"), "PNG": ("L", "RGB")}
 _QUALITY = 95
 
 
@@ -16,13 +17,15 @@ def checked(data: bytes, size_2: tuple[int, int] | None = None) -> tuple[bytes, 
   Args:
     size_2: the image's height and width as annotations name them, see `pictures.upright`.
   Returns:
-    (bytes, their change in words or ""), or why the image cannot be used. Grey and RGB images in JPEG or PNG stay as
-    they are; others that Pillow reads (CMYK, palettes, transparency, 16 bits, WebP, TIFF, …) become an 8-bit grey or
-    RGB PNG. Images that EXIF calls turned are turned; of JPEGs, the store keeps a JPEG.
+    (bytes, their change in words or ""), or why the image cannot be used. Grey and RGB images in
+    JPEG or PNG stay as they are; others that Pillow reads (CMYK, palettes, transparency, 16 bits,
+    WebP, TIFF, …) become an 8-bit grey or RGB PNG. Images that EXIF calls turned are turned; of
+    JPEGs, the store keeps a JPEG.
   """
 
   def kept(image) -> tuple[bytes, str]:
-    seen, lossy = upright(image, size_2), image.format in ("JPEG", "MPO")
+    seen = upright(image, size_2)
+    lossy = image.format in ("JPEG", "MPO")
     if seen is image and image.mode in _KEPT.get(image.format, ()):
       tf.io.decode_image(data, expand_animations=False)  # batches decode with it later
       return data, ""

@@ -21,5 +21,6 @@ def images(resolution: Resolution, channels: int, mixed: bool = False) -> Featur
 
 
 def arguments(task: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a `config.task` with the defaults of the task in place of the arguments that it leaves out."""
+  """Return a `config.task` with the defaults of the task in place of the arguments that it leaves
+  out."""
   return slots.defaults(slots.find("config.task.name", task["name"], tasks, "task")) | dict(task)

@@ -1,4 +1,5 @@
-"""The examples of tasks on labelled images: read, augmented, mixed and normalised, each a function of its index."""
+"""The examples of tasks on labelled images: read, augmented, mixed and normalised, each a function
+of its index."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from t5x_like.resolution import Resolution, sides
 from t5x_like.slots import Positive, plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
-_OWN, _MIXED = 0, 1  # streams of random numbers of an example: its image and the mixing
+# streams of random numbers of an example: its image and the mixing
+_OWN = 0
+_MIXED = 1
 MORE = 2  # the first stream free for tasks
 
 
@@ -37,14 +40,16 @@ class Seen(Source):
   Attributes:
     resolution: height and width of the images in a batch; one number for squares.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.
-    augmentations: of training images, in order: modules of `data/augmentations`, names or {"name": …} with arguments.
-      An image of another size after them is resized like the images of evaluations.
-    repeats: copies of each image per epoch, one after the other, each augmented independently (Hoffer et al. 2020;
-      DeiT takes 3); every batch holds them together if its size is a multiple.
+    augmentations: of training images, in order: modules of `data/augmentations`, names or {"name":
+      …} with arguments. An image of another size after them is resized like the images of
+      evaluations.
+    repeats: copies of each image per epoch, one after the other, each augmented independently
+      (Hoffer et al. 2020; DeiT takes 3); every batch holds them together if its size is a multiple.
     crop: evaluations resize images to cover resolution / crop, and see the middle.
-    fit: the way of an image to the resolution in evaluations and, where augmentations leave another size, in training:
-      its middle is "cut" out; or the whole is "padded" with the mean, which keeps its aspect ratio too, or "squeezed",
-      which "squeezed_cut" does before it cuts out the middle.
+    fit: the way of an image to the resolution in evaluations and, where augmentations leave another
+      size, in training: its middle is "cut" out; or the whole is "padded" with the mean, which
+      keeps its aspect ratio too, or "squeezed", which "squeezed_cut" does before it cuts out the
+      middle.
     method: the interpolation of this resizing.
     mean, std: mean and deviation for normalising pixels in 0 to 1, one number or one per channel.
     image_field: the field of the encoded image.
@@ -64,13 +69,14 @@ class Seen(Source):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Images(Seen):
-  """The arguments that tasks on labelled images share; sources are `folders:`, `webdataset:`, `idx:`,
-  `tfds:` and `digits`, and without labels those of boxes too.
+  """The arguments that tasks on labelled images share; sources are `folders:`, `webdataset:`,
+  `idx:`, `tfds:` and `digits`, and without labels those of boxes too.
 
   Attributes:
-    label_field: the field of the label; None where images have none, for tasks that learn from images alone.
-    classes: the names of the classes, in the order of their numbers; by default the source's. For images of some of
-      the classes of a run.
+    label_field: the field of the label; None where images have none, for tasks that learn from
+      images alone.
+    classes: the names of the classes, in the order of their numbers; by default the source's. For
+      images of some of the classes of a run.
   """
 
   label_field: str | None = "label"
@@ -79,7 +85,8 @@ class Images(Seen):
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-  """The random numbers of examples in their epochs, in independent streams; tasks use the streams from `MORE` on."""
+  """The random numbers of examples in their epochs, in independent streams; tasks use the streams
+  from `MORE` on."""
 
   seed: int
   epoch_B: tf.Tensor
@@ -92,7 +99,10 @@ class Draws:
 
   def uniform(self, stream: int, n: int) -> tf.Tensor:
     """Return numbers in [0, 1), float32 [B, n], of 24 bits each."""
-    return tf.cast(tf.bitwise.right_shift(self.bits(stream, n), tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
+    return (
+      tf.cast(tf.bitwise.right_shift(self.bits(stream, n), tf.constant(8, tf.uint32)), tf.float32)
+      * 2.0**-24
+    )
 
 
 class Pixels:
@@ -108,16 +118,22 @@ class Pixels:
   """
 
   def __init__(self, store: stores.ImageStore, channels: int, mean: tuple, std: tuple):
-    self._store, self._channels = store, channels
-    self.mean, self.std = (of_channels(name, x, channels) for name, x in (("mean", mean), ("std", std)))
+    self._store = store
+    self._channels = channels
+    self.mean, self.std = (
+      of_channels(name, x, channels) for name, x in (("mean", mean), ("std", std))
+    )
 
   def read(self, index_B: tf.Tensor) -> tf.Tensor:
     """Return the encoded images of some indices, string [B]."""
     found_B = tf.numpy_function(self._store.read, [index_B], tf.string, stateful=False)
     return tf.ensure_shape(found_B, index_B.shape)
 
-  def decoded(self, data: tf.Tensor, box: Callable[[tf.Tensor], tf.Tensor] | None = None) -> tf.Tensor:
-    """Decode an image, or only the box that `box` makes of its height and width: float32 [Y, X, C] in 0 to 255."""
+  def decoded(
+    self, data: tf.Tensor, box: Callable[[tf.Tensor], tf.Tensor] | None = None
+  ) -> tf.Tensor:
+    """Decode an image, or only the box that `box` makes of its height and width: float32 [Y, X, C]
+    in 0 to 255."""
 
     def other() -> tf.Tensor:
       image = tf.io.decode_image(data, self._channels, expand_animations=False)
@@ -138,29 +154,42 @@ class Pixels:
     return tf.cast(tf.ensure_shape(image, [None, None, self._channels]), tf.float32)
 
   def normalised(self, image_YXC: tf.Tensor) -> tf.Tensor:
-    mean, std = np.array(self.mean), np.array(self.std)
+    mean = np.array(self.mean)
+    std = np.array(self.std)
     return _pixels.linear(image_YXC, 1 / (255 * std), -mean / std)
 
 
-def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | None = None) -> Task:
+def task(
+  images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | None = None
+) -> Task:
   """Make the task `image_classification`; `store` holds the images if they are open already.
 
   Raises:
-    UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
+    UserError: an unusable source or argument, no usable image, a file changed since it was
+      prepared.
   """
-  resolution, channels, crop, repeats = images.resolution, images.channels, images.crop, images.repeats
+  resolution = images.resolution
+  channels = images.channels
+  crop = images.crop
+  repeats = images.repeats
   if not 0 < crop <= 1:
     raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
   if store is None:
-    fields = dict(image_field=images.image_field, label_field=images.label_field, classes=images.classes)
+    fields = dict(
+      image_field=images.image_field, label_field=images.label_field, classes=images.classes
+    )
     store = stores.open_store(**images.opening, **fields)
   pixels = Pixels(store, channels, images.mean, images.std)
   given = dict(resolution=resolution, mean=pixels.mean, std=pixels.std)
   way = dict(fit=images.fit, method=images.method)
   fitted = functools.partial(at_resolution, sides_2=sides(resolution), mean=pixels.mean, **way)
-  steps = [slots.make("config.task.augmentations", value, available, "make", **given) for value in images.augmentations]
+  steps = [
+    slots.make("config.task.augmentations", value, available, "make", **given)
+    for value in images.augmentations
+  ]
   augment = chained([*steps, Augmentation(0, lambda image_YXC, _: fitted(image_YXC, crop=1.0))])
-  classes, N = store.classes, store.num_images
+  classes = store.classes
+  N = store.num_images
   features = declared.images(resolution, channels, mixed=mixing is not None)
   labels_N = tf.constant(store.labels)
   shape = tf.TensorSpec([*sides(resolution), channels], tf.float32)
@@ -178,8 +207,8 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     }
     return {name: made[name] for name in features}
 
-  # The turns of `tf.map_fn` run side by side, and cost as much CPU time as a dataset of single images would:
-  # docs/explanation/exact-resume.md, "The pipeline".
+  # The turns of `tf.map_fn` run side by side, and cost as much CPU time as a dataset of single
+  # images would: docs/explanation/exact-resume.md, "The pipeline".
   def augmented(index_B: tf.Tensor, draws: Draws) -> tf.Tensor:
     def one(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
       data, u_N = row
@@ -192,9 +221,13 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
   def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     draws = Draws(seed, epoch_B, index_B)
     if mixing is None:
-      return finished(augmented(index_B, draws), index_B, index_B, tf.ones_like(index_B, tf.float32))
+      return finished(
+        augmented(index_B, draws), index_B, index_B, tf.ones_like(index_B, tf.float32)
+      )
     mixed_BN = draws.uniform(_MIXED, NUMBERS)
-    other_B = tf.where(mixing.wanted(mixed_BN), partners(index_B, epoch_B // repeats, seed, N), index_B)
+    other_B = tf.where(
+      mixing.wanted(mixed_BN), partners(index_B, epoch_B // repeats, seed, N), index_B
+    )
     # Each image once, though most are in two mixtures.
     places_2B = tf.tile(epoch_B, [2]) * N + tf.concat([index_B, other_B], 0)
     place_U, row_2B = tf.unique(places_2B)
@@ -279,37 +312,50 @@ def at_resolution(
   mean: Sequence[float],
   method: pictures.Method = "bicubic",
 ) -> tf.Tensor:
-  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills what it leaves."""
+  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills
+  what it leaves."""
   shape = tf.shape(image_YXC)[:2]
   cuts = fit.endswith("cut")
-  whole_2 = size = tf.constant([pictures.covered(side, crop) for side in sides_2] if cuts else sides_2)
+  whole_2 = size = tf.constant(
+    [pictures.covered(side, crop) for side in sides_2] if cuts else sides_2
+  )
   if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
     axis = (tf.argmax if cuts else tf.argmin)(whole_2 / shape)
-    fitting, given = tf.cast(whole_2[axis], tf.int64), tf.cast(shape, tf.int64)
+    fitting = tf.cast(whole_2[axis], tf.int64)
+    given = tf.cast(shape, tf.int64)
     size = tf.maximum(tf.cast(given * fitting // given[axis], tf.int32), whole_2 if cuts else 1)
   start = (size - sides_2) // 2
   seen_2 = sides_2 if fit != "padded" else tf.unstack(tf.minimum(size, sides_2))
   box_4 = tf.concat([tf.maximum(start, 0), seen_2], 0)
 
-  def resized() -> tf.Tensor:  # only the middle: the whole of a long and narrow image would take gigabytes
+  # only the middle: the whole of a long and narrow image would take gigabytes
+  def resized() -> tf.Tensor:
     return _pixels.clipped(_resize.part(image_YXC, seen_2, size, box_4[:2], method))
 
   made = tf.cond(tf.reduce_all(size == shape), lambda: cut(image_YXC, box_4), resized)
   if fit == "padded":
-    before_2, fill_C = tf.maximum(-start, 0), 255.0 * tf.constant(mean, tf.float32)
+    before_2 = tf.maximum(-start, 0)
+    fill_C = 255.0 * tf.constant(mean, tf.float32)
     around = tf.stack([before_2, sides_2 - before_2 - tf.stack(seen_2)], 1)
     made = tf.pad(made - fill_C, tf.pad(around, [[0, 1], [0, 0]])) + fill_C
   return tf.ensure_shape(made, [*sides_2, image_YXC.shape[-1]])
 
 
 def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
-  """Return one number per channel, from one for all or one for each; UserError for any other number of values."""
-  if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
+  """Return one number per channel, from one for all or one for each; UserError for any other number
+  of values."""
+  if (
+    len(values) not in (1, channels)
+    or not np.isfinite(values).all()
+    or (name == "std" and min(values) <= 0)
+  ):
     raise UserError(
-      f"config.task.{name}: found {list(values)}, expected one number, or one for each of {channels} channels"
+      f"config.task.{name}: found {list(values)}, expected one number, or one for each of "
+      f"{channels} channels"
     )
   if name == "mean" and not 0 <= min(values) <= max(values) <= 1:
     raise UserError(
-      f"config.task.mean: found {list(values)}, expected numbers from 0 to 1; divide those of bytes by 255"
+      f"config.task.mean: found {list(values)}, expected numbers from 0 to 1; divide those of "
+      "bytes by 255"
     )
   return tuple(float(v) for v in values) * (channels // len(values))

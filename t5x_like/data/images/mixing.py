@@ -1,8 +1,9 @@
 """Mixup and CutMix: an image and its label, mixed with another's.
 
-The other image is the neighbour in the epoch's order, augmented as it is in its own row: places 0 and 1 are mixed with
-each other, 2 and 3, and so on. So a row depends on its own index alone, on any host, and its partner is in the same
-batch, if batches hold whole pairs, and is decoded once for both.
+The other image is the neighbour in the epoch's order, augmented as it is in its own row: places 0
+and 1 are mixed with each other, 2 and 3, and so on. So a row depends on its own index alone, on any
+host, and its partner is in the same batch, if batches hold whole pairs, and is decoded once for
+both.
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ class Mixing:
   switch: Share = 0.5
 
   def wanted(self, u_BN: tf.Tensor) -> tf.Tensor:
-    """Return whether images are mixed, bool [B], from their random numbers, float32 [B, NUMBERS] in [0, 1)."""
+    """Return whether images are mixed, bool [B], from their random numbers, float32 [B, NUMBERS] in
+    [0, 1)."""
     return u_BN[..., 0] < self.probability
 
-  def __call__(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (the mixed image, the share of the first in it); the first image alone if no mixing is wanted."""
-    cuts = self.wanted(u_N) & (u_N[1] < (self.switch if self.mixup and self.cutmix else float(self.cutmix > 0)))
+  def __call__(
+    self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return (the mixed image, the share of the first in it); the first image alone if no mixing is
+    wanted."""
+    cuts = self.wanted(u_N) & (
+      u_N[1] < (self.switch if self.mixup and self.cutmix else float(self.cutmix > 0))
+    )
     way = tf.where(cuts, 2, tf.cast(self.wanted(u_N), tf.int32))
     ways = (
       lambda: (image_YXC, tf.constant(1.0)),
@@ -52,24 +59,32 @@ class Mixing:
     )
     return tf.switch_case(way, ways)
 
-  def _mixup(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  def _mixup(
+    self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
     share = _beta(self.mixup, u_N[2])
     return other_YXC + share * (image_YXC - other_YXC), share
 
-  def _cutmix(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cut a box around a random middle, cut off at the border, out of the other; the share is the rest of the image."""
+  def _cutmix(
+    self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cut a box around a random middle, cut off at the border, out of the other; the share is the
+    rest of the image."""
     size_2 = tf.shape(image_YXC)[:2]
     sides_2 = tf.cast(size_2, tf.float32)
     cut_2 = tf.sqrt(1.0 - _beta(self.cutmix, u_N[2])) * sides_2
     start_2 = tf.floor(u_N[3:5] * sides_2 - cut_2 / 2)
     low_2 = tf.maximum(start_2, 0.0)
-    high_2 = tf.clip_by_value(start_2 + tf.round(cut_2), low_2, sides_2)  # of a box that rounds to nothing at a border
+    # of a box that rounds to nothing at a border
+    high_2 = tf.clip_by_value(start_2 + tf.round(cut_2), low_2, sides_2)
     box_4 = tf.cast(tf.concat([low_2, high_2 - low_2], 0), tf.int32)
     y, x, h, w = tf.unstack(box_4)
     rows_HXC = image_YXC[y : y + h]
     mixed_HXC = tf.concat([rows_HXC[:, :x], cut(other_YXC, box_4), rows_HXC[:, x + w :]], 1)
     mixed_YXC = tf.concat([image_YXC[:y], mixed_HXC, image_YXC[y + h :]], 0)
-    return tf.ensure_shape(mixed_YXC, image_YXC.shape), 1.0 - tf.reduce_prod((high_2 - low_2) / sides_2)
+    return tf.ensure_shape(mixed_YXC, image_YXC.shape), 1.0 - tf.reduce_prod(
+      (high_2 - low_2) / sides_2
+    )
 
 
 def partners(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
@@ -90,5 +105,6 @@ def _beta(alpha: float, u: tf.Tensor) -> tf.Tensor:
     return tf.ones_like(u)
   table = tf.constant(special.betaincinv(alpha, alpha, np.linspace(0, 1, _TABLE + 1)), tf.float32)
   place = tf.cast(u * _TABLE, tf.int32)
-  low, high = tf.gather(table, place), tf.gather(table, place + 1)
+  low = tf.gather(table, place)
+  high = tf.gather(table, place + 1)
   return low + (u * _TABLE - tf.cast(place, tf.float32)) * (high - low)

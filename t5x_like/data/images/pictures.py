@@ -1,4 +1,5 @@
-"""Pictures without TensorFlow: reading files, 8-bit pixels, and the resized middle for evaluations."""
+"""Pictures without TensorFlow: reading files, 8-bit pixels, and the resized middle for
+evaluations."""
 
 import io
 import warnings
@@ -7,15 +8,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-MOST_PIXELS = 2**26  # 67 million; a larger image would hold up a batch and take gigabytes as float32
+# 67 million; a larger image would hold up a batch and take gigabytes as float32
+MOST_PIXELS = 2**26
 # Defaults of tasks on images.
-CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CROP = 0.875
+MEAN = (0.5,)
+STD = (0.5,)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 # See `fit` and `method` of `data/images/examples.py`.
 Fit = Literal["cut", "padded", "squeezed", "squeezed_cut"]
 Method = Literal["bicubic", "bilinear", "lanczos", "nearest"]
-ANNOTATED = "annotated_size"  # a source's key of the height and width of an image by its annotations
-# Formats that are decoded, by Pillow's names. Others would add decoders that few have tested, and EPS a program.
+# a source's key of the height and width of an image by its annotations
+ANNOTATED = "annotated_size"
+# Formats that are decoded, by Pillow's names. Others would add decoders that few have tested, and
+# EPS a program.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _ORIENTATION = 0x112  # EXIF's tag; 1 is upright, 2 to 8 are turned or mirrored
 _GREY = ("1", "L", "LA", "La")
@@ -41,7 +48,8 @@ def readable(data: bytes, use: Callable) -> Any:
       pass
     except Unusable:
       raise
-    except Exception as error:  # each decoder raises its own: OSError, SyntaxError, ValueError, struct.error, …
+    # each decoder raises its own: OSError, SyntaxError, ValueError, struct.error, …
+    except Exception as error:
       raise Unusable("not a readable image") from error
   raise Unusable(f"more than {MOST_PIXELS:,} pixels")
 
@@ -50,25 +58,31 @@ def upright(image, size_2: tuple[int, int] | None = None):
   """Turn a Pillow image as its EXIF tag says, which cameras write instead of turning the pixels.
 
   Args:
-    size_2: height and width that annotations name; an image that has them only as it is stored is returned as it is.
+    size_2: height and width that annotations name; an image that has them only as it is stored is
+      returned as it is.
   """
   from PIL import ImageOps
 
   if "exif" not in image.info:
     return image
   try:
-    turned = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION) in range(2, 9) else image
-  except Exception:  # a damaged tag, or pixels that cannot be decoded, which is told when they are read
+    turned = (
+      ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION) in range(2, 9) else image
+    )
+  # a damaged tag, or pixels that cannot be decoded, which is told when they are read
+  except Exception:
     return image
-  stored_2, turned_2 = (image.height, image.width), (turned.height, turned.width)
+  stored_2 = (image.height, image.width)
+  turned_2 = (turned.height, turned.width)
   return image if stored_2 == size_2 != turned_2 else turned
 
 
 def plain(image):
   """Convert a Pillow image to 8-bit grey or RGB.
 
-  Images of 16 bits lose the lower eight. Of 32 bits, whole numbers up to 255 and up to 65,535 are taken for 8 and 16
-  bits, and fractions up to 1 and up to 255 for shares of white and 8 bits; `Unusable` is raised for other values.
+  Images of 16 bits lose the lower eight. Of 32 bits, whole numbers up to 255 and up to 65,535 are
+  taken for 8 and 16 bits, and fractions up to 1 and up to 255 for shares of white and 8 bits;
+  `Unusable` is raised for other values.
   """
   from PIL import Image
 
@@ -83,15 +97,18 @@ def plain(image):
 
 def _of_whole_numbers(pixels_YX: np.ndarray) -> np.ndarray:
   """Convert 32-bit whole numbers to 8 bits."""
-  low, high = int(pixels_YX.min()), int(pixels_YX.max())
+  low = int(pixels_YX.min())
+  high = int(pixels_YX.max())
   if low < 0 or high > _MOST_OF_16_BITS:
     raise Unusable(f"32-bit pixels beyond 0 to {_MOST_OF_16_BITS:,}")
   return (pixels_YX >> 8 if high > 255 else pixels_YX).astype(np.uint8)
 
 
 def _of_fractions(pixels_YX: np.ndarray) -> np.ndarray:
-  """Convert 32-bit fractions to 8 bits; those that overshoot a little, as after resizing, are cut off."""
-  low, high = float(pixels_YX.min()), float(pixels_YX.max())
+  """Convert 32-bit fractions to 8 bits; those that overshoot a little, as after resizing, are cut
+  off."""
+  low = float(pixels_YX.min())
+  high = float(pixels_YX.max())
   if not (low >= -_OVERSHOOT and high <= 255 + _OVERSHOOT):  # also if any is not a number
     raise Unusable("32-bit pixels beyond 0 to 255")
   if high <= 1 + _OVERSHOOT:
@@ -100,7 +117,8 @@ def _of_fractions(pixels_YX: np.ndarray) -> np.ndarray:
 
 
 def pixels(data: bytes, channels: int) -> np.ndarray:
-  """Return a file's pixels, upright, float32 [Y, X, C] in 0 to 255, grey or RGB; raise `Unusable` as `readable`."""
+  """Return a file's pixels, upright, float32 [Y, X, C] in 0 to 255, grey or RGB; raise `Unusable`
+  as `readable`."""
 
   def array(image) -> np.ndarray:
     return np.asarray(plain(upright(image)).convert("L" if channels == 1 else "RGB"), np.float32)
@@ -110,7 +128,8 @@ def pixels(data: bytes, channels: int) -> np.ndarray:
 
 
 def covered(side: int, crop: float) -> int:
-  """Return `side / crop` pixels, to which evaluations resize a side, rounded down as in timm and the authors' code."""
+  """Return `side / crop` pixels, to which evaluations resize a side, rounded down as in timm and
+  the authors' code."""
   return int(side / crop + 1e-6)  # 224 / (224 / 248) is 248
 
 
@@ -122,7 +141,8 @@ def at_resolution(
   mean: Sequence[float] = MEAN,
   method: Method = "bicubic",
 ) -> np.ndarray:
-  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills what it leaves.
+  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills
+  what it leaves.
 
   Equal to `at_resolution` of `data/images/examples.py`, which uses TensorFlow.
   """
@@ -132,8 +152,10 @@ def at_resolution(
   if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
     axis = (whole_2 / shape).argmax() if cuts else (whole_2 / shape).argmin()
     size = np.maximum(shape * whole_2[axis] // shape[axis], whole_2 if cuts else 1)
-  start, seen_2 = (size - sides_2) // 2, np.minimum(size, sides_2)
-  places = [max(at, 0) + np.arange(n) for at, n in zip(start, seen_2)]  # of the middle alone: a side may be very long
+  start = (size - sides_2) // 2
+  seen_2 = np.minimum(size, sides_2)
+  # of the middle alone: a side may be very long
+  places = [max(at, 0) + np.arange(n) for at, n in zip(start, seen_2)]
   if (size == shape).all():
     made = image_YXC[places[0]][:, places[1]]
   else:
@@ -146,18 +168,24 @@ def at_resolution(
 
 
 def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
-  """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most `longest`.
+  """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most
+  `longest`.
 
   Equal to `resized` of `data/box_augmentations/_sizes.py`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
-  low, high = shape.min(), shape.max()
+  low = shape.min()
+  high = shape.max()
   wanted = min(shortest, longest * low / high)
-  short, long = round(wanted), int(wanted * high / low)  # as in DETR's code
+  # as in DETR's code
+  short = round(wanted)
+  long = int(wanted * high / low)
   size = np.where(shape == low, short, min(high if short == low else long, longest)).clip(1)
   if (size == shape).all():
     return image_YXC
-  return _interpolated(image_YXC, *(_weights(*each, "bilinear") for each in zip(shape, size, map(np.arange, size))))
+  return _interpolated(
+    image_YXC, *(_weights(*each, "bilinear") for each in zip(shape, size, map(np.arange, size)))
+  )
 
 
 def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -166,7 +194,8 @@ def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) 
 
 
 def _weights(old: int, new: int, at_R: np.ndarray, method: Method) -> np.ndarray:
-  """Return the weights, float32 [R, old], that interpolate places of a side of `new` pixels from `old` pixels.
+  """Return the weights, float32 [R, old], that interpolate places of a side of `new` pixels from
+  `old` pixels.
 
   Downsampling widens the kernel.
   """
@@ -180,7 +209,8 @@ def _weights(old: int, new: int, at_R: np.ndarray, method: Method) -> np.ndarray
 
 def _cubic(x: np.ndarray) -> np.ndarray:
   """Evaluate the cubic kernel of Keys (1981) with a = -0.5."""
-  near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+  near = 1.5 * x**3 - 2.5 * x**2 + 1
+  far = -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
   return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 

@@ -9,7 +9,8 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np.ndarray:
-  """Return rows, int32 [N, length]: the start of text if the vocabulary has one, the text, EOS, and padding.
+  """Return rows, int32 [N, length]: the start of text if the vocabulary has one, the text, EOS, and
+  padding.
 
   Longer texts are cut, and still end in EOS.
 

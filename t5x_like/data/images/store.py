@@ -36,7 +36,8 @@ from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
 
 _CHARACTERS = 2**11  # of an image, so that a batch has 256
-_IMAGE, _LABEL = "image", "label"
+_IMAGE = "image"
+_LABEL = "label"
 
 
 class ImageStore:
@@ -49,28 +50,44 @@ class ImageStore:
     labels: the number of each image's class, int32 [N]; 0 where they have none.
     skipped: number of skipped records, by reason.
     fingerprint: SHA-256 of images, labels, classes and notes.
-    notes: by name, the concatenated values [M, …] of all images, and the number of values of each image, int64 [N].
+    notes: by name, the concatenated values [M, …] of all images, and the number of values of each
+      image, int64 [N].
 
   Raises:
     UserError: the store holds no images, or not one label for each.
   """
 
   def __init__(self, store: Store):
-    self._store, self.path, self.name, self.fingerprint = store, store.path, store.name, store.fingerprint
-    self.classes, self.skipped = tuple(store.manifest.facts["classes"]), store.manifest.skipped
+    self._store = store
+    self.path = store.path
+    self.name = store.name
+    self.fingerprint = store.fingerprint
+    self.classes = tuple(store.manifest.facts["classes"])
+    self.skipped = store.manifest.skipped
     arrays = {array.name: array for array in store.manifest.arrays}
     labels = arrays.pop(_LABEL, Array(_LABEL, "int32", 1, 0 if self.classes else store.num_items))
     found = arrays.pop(_IMAGE, None)
-    if not found or (found.dtype, found.width) != ("uint8", 1) or labels.num_values != store.num_items:
+    if (
+      not found
+      or (found.dtype, found.width) != ("uint8", 1)
+      or labels.num_values != store.num_items
+    ):
       raise UserError(
-        f"{self.path}: found no images, or not one label for each of {store.num_items}; delete {self.path} and it is "
+        f"{self.path}: found no images, or not one label for each of {store.num_items}; delete "
+        f"{self.path} and it is "
         "made again"
       )
     self._ends = store.ends(_IMAGE)
     self.labels = store.values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
-    self.notes = {name: (store.values(name), np.diff(store.ends(name), prepend=0)) for name in arrays}
+    self.notes = {
+      name: (store.values(name), np.diff(store.ends(name), prepend=0)) for name in arrays
+    }
     of = f" of {len(self.classes)} classes" if self.classes else ""
-    print(f"data: {self.path}: {self.num_images:,} images{of}{skips(self.skipped)}; {store.verification}", flush=True)
+    print(
+      f"data: {self.path}: {self.num_images:,} images{of}{skips(self.skipped)}; "
+      f"{store.verification}",
+      flush=True,
+    )
 
   @property
   def num_images(self) -> int:
@@ -79,7 +96,8 @@ class ImageStore:
   def read(self, index_B: np.ndarray) -> np.ndarray:
     """Return the encoded images of some indices, in their order: an array of bytes objects [B]."""
     starts_B = np.where(index_B > 0, self._ends[index_B - 1], 0)
-    sizes_B, images_B = self._ends[index_B] - starts_B, np.empty(len(index_B), object)
+    sizes_B = self._ends[index_B] - starts_B
+    images_B = np.empty(len(index_B), object)
     data = self._store.stretches(_IMAGE, starts_B, sizes_B)
     for row, image in enumerate(np.split(data, np.cumsum(sizes_B)[:-1])):
       images_B[row] = image.tobytes()
@@ -93,8 +111,10 @@ class Notes:
   Attributes:
     fields: the fields of the source.
     facts: all that the notes depend on besides the records; JSON.
-    of: `(record, where) -> arrays by name`, each with a leading axis of any length; or the reason for having none.
-    joined: `(records, image field) -> records`, merges records of a source that belong to one image.
+    of: `(record, where) -> arrays by name`, each with a leading axis of any length; or the reason
+      for having none.
+    joined: `(records, image field) -> records`, merges records of a source that belong to one
+      image.
   """
 
   fields: tuple[str, ...]
@@ -119,9 +139,10 @@ def open_store(
   """Open the images of a source's split, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: see `corpora/sources/__init__.py`; the source knows the classes of its labels.
-      `train[:1000]` is the first 1,000 records.
-    image_field, label_field: the fields of encoded images, or of their paths, and of labels; None for no labels.
+    source, split, data_dir: see `corpora/sources/__init__.py`; the source knows the classes of its
+      labels. `train[:1000]` is the first 1,000 records.
+    image_field, label_field: the fields of encoded images, or of their paths, and of labels; None
+      for no labels.
     classes: the names of the classes, in the order of their numbers; if empty, the source's.
     folder: the directory of relative image paths.
     notes: further data to keep; None for none.
@@ -132,10 +153,14 @@ def open_store(
     UserError, DamageError: see `prepared.opened`.
   """
   notes = notes or Notes((), {}, lambda record, where: {})
-  opened = prepared.source(source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir)
+  opened = prepared.source(
+    source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir
+  )
   names = list(classes) or _classes(opened, label_field, cache) if label_field else []
   arguments = {"fields": [image_field, label_field], "folder": folder, "notes": notes.facts}
-  made = Images(opened, split, cache, {"classes": names}, arguments, None, notes, _directories(opened))
+  made = Images(
+    opened, split, cache, {"classes": names}, arguments, None, notes, _directories(opened)
+  )
   return ImageStore(prepared.opened(made, processes.Engine(1), verify))
 
 
@@ -148,14 +173,17 @@ def _directories(source: Source) -> tuple[str, ...]:
 
 
 def _classes(source: Source, field: str, cache: str) -> list[str]:
-  """Return the class names of a source; those that it finds by reading its files are kept in the cache."""
+  """Return the class names of a source; those that it finds by reading its files are kept in the
+  cache."""
   if not isinstance(source, FileSource):
     return list(source.classes(field))
   facts = [field, *(source.split_facts(split) for split in source.splits)]
   key = checked_json.digest(facts)[:16]
   path = pathlib.Path(cache) / f".{source.name}-classes-{key}.json"
   if path.exists():
-    return checked_json.parsed(path.read_bytes(), list, str(path), "class names; delete it and it is made again")
+    return checked_json.parsed(
+      path.read_bytes(), list, str(path), "class names; delete it and it is made again"
+    )
   found = list(source.classes(field))
   place(path).write_text(json.dumps(found))
   return found
@@ -166,7 +194,8 @@ class Images(prepared.Records):
   """The images of a source, with notes.
 
   Attributes:
-    directories: those of the source's files, below which records may name images by their whole paths.
+    directories: those of the source's files, below which records may name images by their whole
+      paths.
   """
 
   notes: Notes
@@ -188,12 +217,19 @@ class Images(prepared.Records):
     image_field, label_field = self.arguments["fields"]
     numbers = numbered(self.store_facts["classes"], "classes") if label_field else {}
     folder = self.arguments["folder"]
-    items, reasons, changed = [], [], []
+    items = []
+    reasons = []
+    changed = []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-      images = [_bytes(record, image_field, where, folder, self.directories) for where, record in batch.items]
+      images = [
+        _bytes(record, image_field, where, folder, self.directories)
+        for where, record in batch.items
+      ]
       usable = threads.map(_usable, images, (record for _, record in batch.items))
       for (where, record), kept in zip(batch.items, usable):
-        note = kept if isinstance(kept, Skip) else self.notes.of(record | {image_field: kept[0]}, where)
+        note = (
+          kept if isinstance(kept, Skip) else self.notes.of(record | {image_field: kept[0]}, where)
+        )
         reasons.append(note.reason if isinstance(note, Skip) else None)
         if isinstance(note, Skip):
           changed.append(None)
@@ -204,7 +240,8 @@ class Images(prepared.Records):
           item[_LABEL] = np.array([label], np.int32)
         items.append(item | note)
         changed.append(Counter({kept[1]: 1}) if kept[1] else None)
-    arrays, kept_D = {}, np.array([reason is None for reason in reasons])
+    arrays = {}
+    kept_D = np.array([reason is None for reason in reasons])
     for name in items[0] if items else ():
       lengths_D = np.zeros(kept_D.size, np.int64)
       lengths_D[kept_D] = [len(item[name]) for item in items]
@@ -215,7 +252,8 @@ class Images(prepared.Records):
 def _path(name: str, field: str, where: str, folder: str, directories: tuple[str, ...]) -> str:
   """Return the path or address of a record's image.
 
-  A record's name stays below `folder` or, without one, below the current directory or a directory of the records.
+  A record's name stays below `folder` or, without one, below the current directory or a directory
+  of the records.
 
   Raises:
     UserError: it does not.
@@ -223,11 +261,18 @@ def _path(name: str, field: str, where: str, folder: str, directories: tuple[str
   if file_names.is_inside(name):
     return os.path.join(folder, name)
   roots = (folder,) if folder else (os.getcwd(), *directories)
-  if any(trust.is_inside(name, root, links=False) for root in roots) or (trust.everything() and not is_remote(name)):
+  if any(trust.is_inside(name, root, links=False) for root in roots) or (
+    trust.everything() and not is_remote(name)
+  ):
     return name
-  mend = f"a path below {folder}" if folder else "a path below the current directory or that of the records"
+  mend = (
+    f"a path below {folder}"
+    if folder
+    else ("a path below the current directory or that of the records")
+  )
   raise UserError(
-    f"{where}: found {file_names.shown(name)} in field {field!r}, expected {mend}; name its directory in"
+    f"{where}: found {file_names.shown(name)} in field {field!r}, expected {mend}; name its "
+    "directory in"
     f" config.task.folder, or add {trust.FLAG} for any path of this machine"
   )
 
@@ -236,7 +281,9 @@ def _usable(data: bytes | Skip, record: Record | Skip) -> tuple[bytes, str] | Sk
   return data if isinstance(data, Skip) else checked(data, record.get(ANNOTATED))
 
 
-def _bytes(record: Record | Skip, field: str, where: str, folder: str, directories: tuple[str, ...]) -> bytes | Skip:
+def _bytes(
+  record: Record | Skip, field: str, where: str, folder: str, directories: tuple[str, ...]
+) -> bytes | Skip:
   """Return the encoded image of a record; `directories` are those of the source's files."""
   if isinstance(record, Skip):
     return record
@@ -251,11 +298,15 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str, directori
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UserError):
       return Skip("image file not found")
     except Irregular as error:
-      raise UserError(f"{where}: {path!r:.99} cannot be read: {error.strerror}; correct the record") from error
+      raise UserError(
+        f"{where}: {path!r:.99} cannot be read: {error.strerror}; correct the record"
+      ) from error
     except (OSError, ValueError) as error:
       raise UserError(
         f"{where}: {path!r:.99} cannot be read ({one_line(error)}); run the same command again"
       ) from error
   if not isinstance(found, bytes):
-    raise UserError(f"{where}: found {type(found).__name__} in field {field!r}, expected an image or its path")
+    raise UserError(
+      f"{where}: found {type(found).__name__} in field {field!r}, expected an image or its path"
+    )
   return found

@@ -1,7 +1,8 @@
-"""The values of a recipe that follow from a table of labelled texts: its columns, labels, splits and number of steps.
+"""The values of a recipe that follow from a table of labelled texts: its columns, labels, splits
+and number of steps.
 
-Open are a `text`, `label_field` or `labels` of "auto", and a `total_steps` of None. The table is read once, and all of
-its problems are reported in one message.
+Open are a `text`, `label_field` or `labels` of "auto", and a `total_steps` of None. The table is
+read once, and all of its problems are reported in one message.
 """
 
 import collections
@@ -24,10 +25,12 @@ from t5x_like.errors import UserError
 from t5x_like.files.checked_json import kind_of
 
 OPEN = "auto"
-TRAIN, VALIDATION = "train", "validation"
+TRAIN = "train"
+VALIDATION = "validation"
 _TASK = "classification"
 _KEYS = ("text", "label_field", "labels")
-_HELD_OUT = (10, 5, 3, 2)  # one record in so many, the first that gives a validation split of some size
+# one record in so many, the first that gives a validation split of some size
+_HELD_OUT = (10, 5, 3, 2)
 _LEAST_SHARE = 0.05  # of a validation split, in rows of train
 _SHOWN = 5  # labels or rows in a message
 _WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -39,7 +42,8 @@ def is_open(config: ConfigDict) -> bool:
 
 
 def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
-  """Return the config with the values that its table gives, and lines that say what was read from it.
+  """Return the config with the values that its table gives, and lines that say what was read from
+  it.
 
   Raises:
     UserError: there is no table, or the problems of the table, all in one message.
@@ -51,12 +55,15 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
     made.task.update(table.arguments(scan))
     if scan.labels is None:
       _evaluate_numbers(made)
-  made = open_values.with_steps(made, max(1, math.ceil(made.epochs * scan.examples[TRAIN] / made.batch_size)))
+  made = open_values.with_steps(
+    made, max(1, math.ceil(made.epochs * scan.examples[TRAIN] / made.batch_size))
+  )
   return made, [*table.notes, *scan.notes(made)]
 
 
 def _evaluate_numbers(config: ConfigDict) -> None:
-  """Give the head one output, and score a regression by its correlation instead of the scores of classes, in place."""
+  """Give the head one output, and score a regression by its correlation instead of the scores of
+  classes, in place."""
   if "labels" not in config.model.head:
     config.model.head.labels = 1
   for values in config.evals.values():
@@ -83,7 +90,11 @@ class _Scan:
 
   def notes(self, config: ConfigDict) -> list[str]:
     sizes = ", ".join(f"{self.examples[split]:,} of {split}" for split in (TRAIN, VALIDATION))
-    target = "numbers (a regression)" if self.labels is None else f"{len(self.labels)} labels: {_listed(self.labels)}"
+    target = (
+      "numbers (a regression)"
+      if self.labels is None
+      else (f"{len(self.labels)} labels: {_listed(self.labels)}")
+    )
     lines = [f"  {sizes}; {target}; {config.total_steps:,} steps of {config.batch_size}"]
     for split, reasons in self.skipped.items():
       for reason, number in sorted(reasons.items()):
@@ -110,7 +121,8 @@ class _Table:
     if given is None:
       raise UserError(
         "config.task.source: found None, expected your table of texts and labels, such as"
-        " --config.task.source=reviews.csv or --config.task.source=train=train.csv,validation=dev.csv"
+        " --config.task.source=reviews.csv or "
+        "--config.task.source=train=train.csv,validation=dev.csv"
       )
     self._source = tables.source_of(given)
     self._data_dir = self._task.get("data_dir")
@@ -121,7 +133,8 @@ class _Table:
     if VALIDATION not in source.splits:
       number = self._hold_out()
       self.notes.append(
-        f"  found no split 'validation': one row in {number}, chosen by a hash of its content, is held out of train"
+        f"  found no split 'validation': one row in {number}, chosen by a hash of its content, is "
+        "held out of train"
       )
     self._opened = self._open(self._source)
     pair = f" and {self._task['pair']}" if self._task.get("pair") else ""
@@ -133,7 +146,11 @@ class _Table:
     if OPEN in (self._task["text"], self._task["label_field"]):
       return ()
     texts = [Template(self._task[key], key) for key in ("text", "pair") if self._task.get(key)]
-    return tuple(dict.fromkeys([*(field for text in texts for field in text.fields), self._task["label_field"]]))
+    return tuple(
+      dict.fromkeys(
+        [*(field for text in texts for field in text.fields), self._task["label_field"]]
+      )
+    )
 
   def _find_columns(self, source) -> None:
     """Fill in the columns of texts and labels, by their names where the task leaves them open."""
@@ -150,18 +167,24 @@ class _Table:
       for key, column in zip(("text", "pair"), texts):
         self._task[key] = "{" + column + "}"
     if problems:
-      names = ", ".join(repr(slots.shown(name, "")) for name in columns[:12]) + ", …" * (len(columns) > 12)
+      names = ", ".join(repr(slots.shown(name, "")) for name in columns[:12]) + ", …" * (
+        len(columns) > 12
+      )
       advice = ""
       if self._source.startswith(("csv:", "tsv:")):
         advice = (
           "; if that is a row and no header, number the columns from 0, --config.task.text='{0}'"
           " --config.task.label_field=1"
         )
-      raise UserError(f"{self._source}: found the columns {names}, {', and '.join(problems)}{advice}")
+      raise UserError(
+        f"{self._source}: found the columns {names}, {', and '.join(problems)}{advice}"
+      )
     self._label = self._task["label_field"] = label
     texts = [Template(self._task[key], key) for key in ("text", "pair") if self._task.get(key)]
     self._texts = texts
-    self._fields = tuple(dict.fromkeys([*(field for text in texts for field in text.fields), label]))
+    self._fields = tuple(
+      dict.fromkeys([*(field for text in texts for field in text.fields), label])
+    )
 
   def _open(self, source: str):
     return sources.open_source(source, fields=self._fields, data_dir=self._data_dir)
@@ -183,7 +206,8 @@ class _Table:
         self._source = source
         return number
     raise UserError(
-      f"{self._source}: found too few different rows to hold some out for validation, expected more; or name"
+      f"{self._source}: found too few different rows to hold some out for validation, expected "
+      "more; or name"
       " another file, --config.task.source=train=FILE,validation=FILE"
     )
 
@@ -213,11 +237,15 @@ class _Table:
     if not in_train:
       problems.append("found no row of train with a text and a label")
     elif len(in_train) == 1 and labels is not None:
-      problems.append(f"found one label, {in_train[0]!r}, in all rows of train, expected two or more")
+      problems.append(
+        f"found one label, {in_train[0]!r}, in all rows of train, expected two or more"
+      )
     if labels is None:
       problems += _number_problems(places)
     elif in_train:
-      problems += _unknown_problems(places[VALIDATION], [*labels, UNLABELLED], "the labels of train")
+      problems += _unknown_problems(
+        places[VALIDATION], [*labels, UNLABELLED], "the labels of train"
+      )
     problems = list(dict.fromkeys(problems))  # one file may hold both splits
     if problems:
       numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
@@ -226,8 +254,11 @@ class _Table:
     examples = collections.Counter({split: counter.total() for split, counter in counts.items()})
     return _Scan(labels, examples, skipped)
 
-  def _labels(self, split: str, skipped: collections.Counter, problems: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (where, label) of the rows with a text and a label; count others, and add unusable ones to `problems`."""
+  def _labels(
+    self, split: str, skipped: collections.Counter, problems: list[str]
+  ) -> Iterator[tuple[str, str]]:
+    """Yield (where, label) of the rows with a text and a label; count others, and add unusable ones
+    to `problems`."""
     unusable: list[str] = []
     for where, record in self._opened.records(split):
       if isinstance(record, Skip):
@@ -237,7 +268,8 @@ class _Table:
         label = sources.value(record, self._label, where)
         if isinstance(label, list | dict):
           raise UserError(
-            f"{where}: found {kind_of(label)} in column {self._label!r}, expected one label for each text"
+            f"{where}: found {kind_of(label)} in column {self._label!r}, expected one label for "
+            "each text"
           )
         label = as_text(label, self._label, where)
         texts = [template(record, where) for template in self._texts]
@@ -256,7 +288,12 @@ class _Table:
 
   def arguments(self, scan: _Scan) -> dict[str, Any]:
     """Return the arguments of the task that are known now."""
-    found = {"source": self._source, "text": self._task["text"], "label_field": self._label, "labels": scan.labels}
+    found = {
+      "source": self._source,
+      "text": self._task["text"],
+      "label_field": self._label,
+      "labels": scan.labels,
+    }
     return found | ({"pair": self._task["pair"]} if self._task.get("pair") else {})
 
 
@@ -265,7 +302,9 @@ def _columns(source) -> list[str]:
   for _, record in source.records(TRAIN):
     if not isinstance(record, Skip):
       return list(record)
-  raise UserError(f"source {source.name}: found no row in train, expected texts and labels below a header")
+  raise UserError(
+    f"source {source.name}: found no row in train, expected texts and labels below a header"
+  )
 
 
 def _are_measures(labels: list[str]) -> bool:
@@ -289,7 +328,8 @@ def _sorted(labels: list[str]) -> list[str]:
 
 
 def _spelling_problems(labels: list[str], rows: collections.Counter) -> list[str]:
-  """Describe labels that differ in capitals, spaces, the form of accents or the spelling of a number only."""
+  """Describe labels that differ in capitals, spaces, the form of accents or the spelling of a
+  number only."""
   spellings = collections.defaultdict(list)
   for label in labels:
     number = _number(label)
@@ -311,7 +351,8 @@ def _unknown_problems(places: Mapping[str, str], labels: list[str], known_as: st
   unknown = {label: where for label, where in places.items() if label not in known}
   names = _listed([label for label in labels if label != UNLABELLED])
   shown = [
-    f"{where}: found the label {label!r}, expected one of {known_as}, {names}" for label, where in unknown.items()
+    f"{where}: found the label {label!r}, expected one of {known_as}, {names}"
+    for label, where in unknown.items()
   ]
   more = [f"{len(shown) - _SHOWN:,} more such labels"] if len(shown) > _SHOWN else []
   return shown[:_SHOWN] + more

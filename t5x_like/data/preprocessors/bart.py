@@ -8,12 +8,13 @@ Worked examples on A B C . D E ., mask _:
     delete             A C . E .          exactly `round(rate * W)` tokens are deleted
     infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each; an empty span inserts one
 
-Infilling draws span lengths until they sum to `round(rate * W)` tokens, and cuts the last length to reach it exactly.
-The spans, in random order, go between the kept tokens at distinct, uniformly drawn places, so no two touch. (The
-authors' code, fairseq's `denoising_dataset.py`, draws lengths in the same way. There, spans may touch, a span that runs
-into another covers less, and a share of the masks (`--mask-random`, by default 0) become random tokens.) Tokens near
-the ends are noise slightly less often, because a span lies between two kept tokens. The task decides which rates may be
-combined; permutation and rotation come first.
+Infilling draws span lengths until they sum to `round(rate * W)` tokens, and cuts the last length to
+reach it exactly. The spans, in random order, go between the kept tokens at distinct, uniformly
+drawn places, so no two touch. (The authors' code, fairseq's `denoising_dataset.py`, draws lengths
+in the same way. There, spans may touch, a span that runs into another covers less, and a share of
+the masks (`--mask-random`, by default 0) become random tokens.) Tokens near the ends are noise
+slightly less often, because a span lies between two kept tokens. The task decides which rates may
+be combined; permutation and rotation come first.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tens
   The text before the first and after the last boundary counts as a sentence.
   """
   W = tokens_BW.shape[1]
-  which_BW = tf.pad(tf.cumsum(tf.cast(sentences.starts(tokens_BW), tf.int32), axis=1), [[0, 0], [1, 0]])
-  score_BW = tf.gather(tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32)), which_BW, batch_dims=1)
-  # Sort once by (the sentence's random word, sentence, place), so equal random words do not mix two sentences.
+  which_BW = tf.pad(
+    tf.cumsum(tf.cast(sentences.starts(tokens_BW), tf.int32), axis=1), [[0, 0], [1, 0]]
+  )
+  score_BW = tf.gather(
+    tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32)), which_BW, batch_dims=1
+  )
+  # Sort once by (the sentence's random word, sentence, place), so equal random words do not mix two
+  # sentences.
   order_BW = tf.cast(score_BW, tf.int64) * W + tf.cast(which_BW, tf.int64)
   order_BW = tf.sort(order_BW * W + tf.range(W, dtype=tf.int64), axis=1)
   return tf.gather(tokens_BW, tf.cast(order_BW % W, tf.int32), batch_dims=1)
@@ -62,8 +68,8 @@ def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
 
 
 def most_spans(noise_tokens: int, mean: float) -> int:
-  """Return the maximum number of spans in infilling: ten standard deviations above the mean, but at most
-  `noise_tokens`, so the result is never longer than the text."""
+  """Return the maximum number of spans in infilling: ten standard deviations above the mean, but at
+  most `noise_tokens`, so the result is never longer than the text."""
   expected = noise_tokens / mean
   return min(math.ceil(expected + 10 * math.sqrt(expected / mean + 1) + 4), noise_tokens)
 
@@ -76,10 +82,12 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
   """
   W = tokens_BW.shape[1]
   noise = round(rate * W)
-  kept, most = W - noise, min(most_spans(noise, mean), W - noise + 1)
+  kept = W - noise
+  most = min(most_spans(noise, mean), W - noise + 1)
   length_BS = poisson(random.bits(random.row_keys(1, key_B), most), mean)
   sum_BS = tf.minimum(tf.cumsum(length_BS, axis=1), noise)
-  sum_BS = tf.concat([sum_BS[:, :-1], tf.fill([tf.shape(sum_BS)[0], 1], noise)], axis=1)  # the last span takes the rest
+  # the last span takes the rest
+  sum_BS = tf.concat([sum_BS[:, :-1], tf.fill([tf.shape(sum_BS)[0], 1], noise)], axis=1)
   length_BS = sum_BS - tf.pad(sum_BS[:, :-1], [[0, 0], [1, 0]])
   spans_B = 1 + tf.reduce_sum(tf.cast(sum_BS[:, :-1] < noise, tf.int32), axis=1)
   # Draw `spans` of the kept + 1 places between kept tokens uniformly; unused spans go past the end.
@@ -88,7 +96,8 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
   wanted_BS = tf.range(most) < spans_B[:, None]
   # Sort by place, each with its length, so the span that was cut to reach the sum may be anywhere.
   both_BS = tf.sort(tf.where(wanted_BS, place_BS, kept + most) * most + tf.range(most), axis=1)
-  place_BS, length_BS = both_BS // most, tf.gather(length_BS, both_BS % most, batch_dims=1)
+  place_BS = both_BS // most
+  length_BS = tf.gather(length_BS, both_BS % most, batch_dims=1)
   out = kept + most
   at_BS = tf.where(wanted_BS, place_BS + tf.range(most), out)  # places of masks in the result
   here_BO = _added(at_BS, tf.ones_like(at_BS), out)
@@ -101,14 +110,18 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
 
 def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
   """Draw Poisson variates from random words by inverting the CDF: uint32 [B, N] -> int32 [B, N]."""
-  share, below, k = math.exp(-mean), [], 0
+  share = math.exp(-mean)
+  below = []
+  k = 0
   total = share
   while total < 1 - 2**-33 and k < 200:
     below.append(min(round(total * 2**32), 2**32))
     k += 1
     share *= mean / k
     total += share
-  found = tf.searchsorted(tf.constant(np.array(below, np.int64)), tf.reshape(tf.cast(bits_BN, tf.int64), [-1]), "right")
+  found = tf.searchsorted(
+    tf.constant(np.array(below, np.int64)), tf.reshape(tf.cast(bits_BN, tf.int64), [-1]), "right"
+  )
   return tf.reshape(found, tf.shape(bits_BN))
 
 

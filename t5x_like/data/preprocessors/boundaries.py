@@ -1,10 +1,13 @@
-"""Beginnings of words and sentences in batches of ids, by the rules of `segmentation` on the text that ids stand for.
+"""Beginnings of words and sentences in batches of ids, by the rules of `segmentation` on the text
+that ids stand for.
 
-A letter may be spread over several ids (bytes, byte-level BPE, byte fallback), and whether an id begins a word may
-depend on the id before (`Python` does in `我爱Python`). So the rules look at the ids around each. At the edges of a
-row, where these are missing, a letter that is cut begins nothing.
+A letter may be spread over several ids (bytes, byte-level BPE, byte fallback), and whether an id
+begins a word may depend on the id before (`Python` does in `我爱Python`). So the rules look at the
+ids around each. At the edges of a row, where these are missing, a letter that is cut begins
+nothing.
 
-In text without spaces each id that begins with a letter begins a word, so a piece of several letters is one word.
+In text without spaces each id that begins with a letter begins a word, so a piece of several
+letters is one word.
 """
 
 from __future__ import annotations
@@ -21,9 +24,14 @@ SPECIAL = 8  # a special id
 INSIDE = 9  # the rest of a letter that began in an id before
 OPEN = 10  # a letter that goes on in the next id
 # Ends of ids, for the next word:
-SPACED, UNSPACED, AFTER_WORD = 0, 1, 2  # a letter that needs a space after it, one that does not, a space after a word
+# a letter that needs a space after it, one that does not, a space after a word
+SPACED = 0
+UNSPACED = 1
+AFTER_WORD = 2
 # Ends of ids, for the next sentence:
-NO_END, END, STRONG_END = 0, 1, 2
+NO_END = 0
+END = 1
+STRONG_END = 2
 KEEP = 3  # as the id before: marks, closing quotes and brackets, and a part of a letter
 COMPLETING = 4  # the last part of a letter
 
@@ -84,10 +92,12 @@ class Boundaries:
     return self._word_starts(tokens_BL, self._beginnings(tokens_BL))
 
   def sentence_starts(self, tokens_BL: tf.Tensor) -> tf.Tensor:
-    """Mark the tokens at which a sentence begins: int32 [B, L] -> bool [B, L]; never the first of a row, of which
-    nothing before is known."""
+    """Mark the tokens at which a sentence begins: int32 [B, L] -> bool [B, L]; never the first of a
+    row, of which nothing before is known."""
     first_BL = self._beginnings(tokens_BL)
-    ends_BL = _resolved(self._completed(tf.gather(tf.constant(self._ends), tokens_BL), tokens_BL, _END_OF_KIND))
+    ends_BL = _resolved(
+      self._completed(tf.gather(tf.constant(self._ends), tokens_BL), tokens_BL, _END_OF_KIND)
+    )
     before_BL = _shifted(ends_BL, 1, NO_END)
     follows = [INSIDE, Kind.EXTENDING, Kind.CLOSING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
     goes_on_BL = _is_one_of(first_BL, follows)
@@ -96,7 +106,9 @@ class Boundaries:
     return begins_BL & (first_BL != SPECIAL)
 
   def _word_starts(self, tokens_BL: tf.Tensor, first_BL: tf.Tensor) -> tf.Tensor:
-    last_BL = _resolved(self._completed(tf.gather(tf.constant(self._last), tokens_BL), tokens_BL, _LAST_OF_KIND))
+    last_BL = _resolved(
+      self._completed(tf.gather(tf.constant(self._last), tokens_BL), tokens_BL, _LAST_OF_KIND)
+    )
     before_BL = _shifted(last_BL, 1, SPACED)
     starts_BL = _is_one_of(first_BL, [SPECIAL, Kind.SPACE, Kind.UNSPACED])
     starts_BL |= (first_BL == Kind.LETTER) & (before_BL == UNSPACED)
@@ -104,7 +116,8 @@ class Boundaries:
     return starts_BL
 
   def letter_starts(self, tokens_BL: tf.Tensor) -> tf.Tensor:
-    """Mark the tokens that do not go on with a letter of the token before: int32 [B, L] -> bool [B, L]."""
+    """Mark the tokens that do not go on with a letter of the token before: int32 [B, L] -> bool [B,
+    L]."""
     return ~_is_one_of(self._beginnings(tokens_BL), [INSIDE, Kind.EXTENDING])
 
   def _beginnings(self, tokens_BL: tf.Tensor) -> tf.Tensor:
@@ -122,7 +135,9 @@ class Boundaries:
     kind_BL = tf.where(second & third & fourth, _kind(code_BL), int(Kind.OTHER))
     return tf.where(first_BL == OPEN, kind_BL, first_BL)
 
-  def _completed(self, values_BL: tf.Tensor, tokens_BL: tf.Tensor, value_of_kind: list[int]) -> tf.Tensor:
+  def _completed(
+    self, values_BL: tf.Tensor, tokens_BL: tf.Tensor, value_of_kind: list[int]
+  ) -> tf.Tensor:
     """Replace COMPLETING with the value of the letter that an id completes."""
     if not self._splits_letters:
       return values_BL
@@ -135,7 +150,8 @@ class Boundaries:
     return tf.where(values_BL == COMPLETING, letter_BL, values_BL)
 
   def _joined(self, tokens_BL: tf.Tensor, parts: np.ndarray, step: int) -> tf.Tensor:
-    """Join the bytes of each id with those of the ids before (`step` 1) or after (-1), as 32 bits in int64."""
+    """Join the bytes of each id with those of the ids before (`step` 1) or after (-1), as 32 bits
+    in int64."""
     part_BL = tf.gather(tf.constant(parts), tokens_BL)
     count_BL = tf.gather(tf.constant(self._count), tokens_BL)
     joined_BL = part_BL
@@ -175,7 +191,13 @@ def _values(default: int, values: dict[Kind, int]) -> list[int]:
 
 _LAST_OF_KIND = _values(SPACED, {Kind.UNSPACED: UNSPACED, Kind.EXTENDING: KEEP})
 _END_OF_KIND = _values(
-  NO_END, {Kind.TERMINATOR: END, Kind.STRONG_TERMINATOR: STRONG_END, Kind.CLOSING: KEEP, Kind.EXTENDING: KEEP}
+  NO_END,
+  {
+    Kind.TERMINATOR: END,
+    Kind.STRONG_TERMINATOR: STRONG_END,
+    Kind.CLOSING: KEEP,
+    Kind.EXTENDING: KEEP,
+  },
 )
 
 
@@ -196,7 +218,9 @@ def _shifted(values_BL: tf.Tensor, places: int, fill: int) -> tf.Tensor:
 
 def _byte(bytes_BL: tf.Tensor, place: int) -> tf.Tensor:
   """Return a byte of 32 bits, counted from the highest."""
-  return tf.cast(tf.bitwise.right_shift(bytes_BL, tf.constant(24 - 8 * place, tf.int64)) & 0xFF, tf.int32)
+  return tf.cast(
+    tf.bitwise.right_shift(bytes_BL, tf.constant(24 - 8 * place, tf.int64)) & 0xFF, tf.int32
+  )
 
 
 def _goes_on(byte_BL: tf.Tensor) -> tf.Tensor:
@@ -215,7 +239,9 @@ def _code(lead_BL: tf.Tensor, *continuations: tf.Tensor) -> tf.Tensor:
 def _kind(code_BL: tf.Tensor) -> tf.Tensor:
   """Return the kinds of code points, int32 [B, L]."""
   table = segmentation.kinds()
-  return tf.cast(tf.gather(tf.constant(table), tf.clip_by_value(code_BL, 0, table.size - 1)), tf.int32)
+  return tf.cast(
+    tf.gather(tf.constant(table), tf.clip_by_value(code_BL, 0, table.size - 1)), tf.int32
+  )
 
 
 def _is_one_of(values_BL: tf.Tensor, values: list[int]) -> tf.Tensor:

@@ -1,13 +1,15 @@
 """The features of a decoder-only model from its targets, under T5X's names.
 
-Every token is a target and the next input: `decoder_input_tokens` are the targets shifted right by one, after
-`start_id`. Worked example: targets [5, 6, 7, 8], start 1, the last two targets in a second document:
+Every token is a target and the next input: `decoder_input_tokens` are the targets shifted right by
+one, after `start_id`. Worked example: targets [5, 6, 7, 8], start 1, the last two targets in a
+second document:
 
     decoder_input_tokens   1 5 6 7    with documents   1 5 1 7
     decoder_segment_ids                                1 1 2 2
     decoder_positions                                  0 1 0 1
 
-and with a prefix of 2 tokens (Raffel et al. 2020, section 3.2.1 and figure 3), bidirectional and without loss:
+and with a prefix of 2 tokens (Raffel et al. 2020, section 3.2.1 and figure 3), bidirectional and
+without loss:
 
     decoder_input_tokens      1 5 6 7
     decoder_loss_weights      0 0 1 1
@@ -20,20 +22,25 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def decoder_only(
-  targets_BT: tf.Tensor, start_id: int, documents_BT: tf.Tensor | None = None, prefix_B: tf.Tensor | None = None
+  targets_BT: tf.Tensor,
+  start_id: int,
+  documents_BT: tf.Tensor | None = None,
+  prefix_B: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
   """Build the features of a batch without padding.
 
   Args:
     targets_BT: int32 [B, T].
     start_id: the first input of every row or, with documents, of every document.
-    documents_BT: int32 [B, T], the document of each token, from 1; attention stays inside each document.
-    prefix_B: int32 [B], 1..T-1, the number of given targets; attention among their inputs is bidirectional.
+    documents_BT: int32 [B, T], the document of each token, from 1; attention stays inside each
+      document.
+    prefix_B: int32 [B], 1..T-1, the number of given targets; attention among their inputs is
+      bidirectional.
 
   Returns:
-    `decoder_input_tokens`, `decoder_target_tokens` int32 [B, T] and `decoder_loss_weights` float32 [B, T]; with
-    documents also `decoder_segment_ids` and `decoder_positions` int32 [B, T]; with a prefix also
-    `decoder_causal_attention` int32 [B, T], 1 on the start and the prefix.
+    `decoder_input_tokens`, `decoder_target_tokens` int32 [B, T] and `decoder_loss_weights` float32
+    [B, T]; with documents also `decoder_segment_ids` and `decoder_positions` int32 [B, T]; with a
+    prefix also `decoder_causal_attention` int32 [B, T], 1 on the start and the prefix.
   """
   inputs_BT = tf.pad(targets_BT[:, :-1], [[0, 0], [1, 0]], constant_values=start_id)
   features = {
@@ -42,7 +49,9 @@ def decoder_only(
     "decoder_loss_weights": tf.ones_like(targets_BT, tf.float32),
   }
   if documents_BT is not None:
-    first_BT = tf.concat([tf.ones_like(documents_BT[:, :1], tf.bool), documents_BT[:, 1:] != documents_BT[:, :-1]], 1)
+    first_BT = tf.concat(
+      [tf.ones_like(documents_BT[:, :1], tf.bool), documents_BT[:, 1:] != documents_BT[:, :-1]], 1
+    )
     features["decoder_input_tokens"] = tf.where(first_BT, start_id, inputs_BT)
     features["decoder_segment_ids"] = documents_BT
     features["decoder_positions"] = _positions(first_BT)
@@ -54,7 +63,10 @@ def decoder_only(
 
 
 def _positions(first_BT: tf.Tensor) -> tf.Tensor:
-  """Return each place's distance from the last true at or before it: bool [B, T], true at 0 -> int32 [B, T]."""
+  """Return each place's distance from the last true at or before it: bool [B, T], true at 0 ->
+  int32 [B, T]."""
   start_N = tf.cast(tf.where(first_BT)[:, 1], tf.int32)
-  which_BT = tf.reshape(tf.cumsum(tf.cast(tf.reshape(first_BT, [-1]), tf.int32)) - 1, tf.shape(first_BT))
+  which_BT = tf.reshape(
+    tf.cumsum(tf.cast(tf.reshape(first_BT, [-1]), tf.int32)) - 1, tf.shape(first_BT)
+  )
   return tf.range(tf.shape(first_BT)[1]) - tf.gather(start_N, which_BT)

@@ -21,13 +21,14 @@ def encoder_decoder(
   Args:
     inputs_BS: int32 [B, S].
     targets_BT: int32 [B, T].
-    vocabulary: determines the padding of both (`vocabularies.padding`) and the decoder's start id; None means 0 for
-      both, as in vocabularies made here.
+    vocabulary: determines the padding of both (`vocabularies.padding`) and the decoder's start id;
+      None means 0 for both, as in vocabularies made here.
 
   Returns:
-    `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right behind the start),
-    `decoder_target_tokens` int32 [B, T]; `decoder_loss_weights` float32 [B, T], 1 where a target is not padding. If the
-    vocabulary has no padding, also `encoder_segment_ids` int32 [B, S], 0 on padding.
+    `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right behind the
+    start), `decoder_target_tokens` int32 [B, T]; `decoder_loss_weights` float32 [B, T], 1 where a
+    target is not padding. If the vocabulary has no padding, also `encoder_segment_ids` int32 [B,
+    S], 0 on padding.
   """
   pad, start = (0, 0) if vocabulary is None else (padding(vocabulary), vocabulary.decoder_start_id)
   made = {

@@ -18,8 +18,8 @@ DENOISERS = {  # label -> (mean span, noise density)
 def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
   """Return (window, its noise tokens, targets' length) such that nothing is ever truncated.
 
-  512 inputs at 0.15: 511, 77 and 512 if the targets are the whole window; 511, 77 and 155 for replace_spans, which has
-  at most one run per noise token; 601, 90 and 91 for drop_tokens.
+  512 inputs at 0.15: 511, 77 and 512 if the targets are the whole window; 511, 77 and 155 for
+  replace_spans, which has at most one run per noise token; 601, 90 and 91 for drop_tokens.
   """
 
   def noisy(window: int) -> int:
@@ -37,8 +37,10 @@ def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int
 
 
 def denoiser(name: str, length: int, random_roll: bool) -> tuple[int, int]:
-  """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`, without its mode."""
+  """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`,
+  without its mode."""
   mean, density = DENOISERS[name]
-  room = int(random_roll and mean is not QUARTER)  # for the sentinel of a span that the rotation of noise cuts in two
+  # for the sentinel of a span that the rotation of noise cuts in two
+  room = int(random_roll and mean is not QUARTER)
   noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)
   return length - noise + spans + 1 + room, noise + spans + 1 + room

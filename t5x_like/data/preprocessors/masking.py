@@ -1,30 +1,35 @@
-"""Masked language modelling: the choice of positions to predict and their replacement, for a whole batch at once.
+"""Masked language modelling: the choice of positions to predict and their replacement, for a whole
+batch at once.
 
-BERT (Devlin et al. 2019, section 3.1) chooses 15% of the tokens: 80% of these become the mask, 10% a random token, and
-10% stay. Only chosen tokens count in the loss. The budget of a row is exactly `round(rate * n)` for its n ordinary
-tokens (ties to even, and at least 1), so 76 of 510. BERT's code takes 15% of all tokens, including [CLS] and [SEP] (77
-of 512), and at most `max_predictions_per_seq` (by default 20, for length 128); here the rate applies to the ordinary
-tokens, in short rows too, without a limit. Special tokens are never chosen. Random tokens are uniform over the ordinary
-ids, where BERT's code draws from the whole vocabulary. Words are found in the text of the ids, in any script, by
-`boundaries`. The modes choose, within the budget:
+BERT (Devlin et al. 2019, section 3.1) chooses 15% of the tokens: 80% of these become the mask, 10%
+a random token, and 10% stay. Only chosen tokens count in the loss. The budget of a row is exactly
+`round(rate * n)` for its n ordinary tokens (ties to even, and at least 1), so 76 of 510. BERT's
+code takes 15% of all tokens, including [CLS] and [SEP] (77 of 512), and at most
+`max_predictions_per_seq` (by default 20, for length 128); here the rate applies to the ordinary
+tokens, in short rows too, without a limit. Special tokens are never chosen. Random tokens are
+uniform over the ordinary ids, where BERT's code draws from the whole vocabulary. Words are found in
+the text of the ids, in any script, by `boundaries`. The modes choose, within the budget:
 
 - `tokens`: a uniformly random subset of exactly that size.
-- `words`: whole words in a uniformly random order, each if it still fits (BERT's whole-word masking; as in its code,
-  long words are therefore chosen slightly less often). The budget is never exceeded, and is not used up only if no
-  remaining word fits. In a row of which no word fits, words are cut between letters.
-- `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2, at most 10, so 3.8
-  on average) that start at uniformly random words, until the budget is spent. A span ends before the next special
-  token, and the last one is cut to the whole words that fit the budget (their code cuts it within a word). Spans
-  neither overlap nor touch, so each has a neighbour on both sides for the span-boundary objective (the paper does not
-  discuss this; their code joins spans that meet, and leaves those at the ends of the text out of that objective). All
+- `words`: whole words in a uniformly random order, each if it still fits (BERT's whole-word
+  masking; as in its code, long words are therefore chosen slightly less often). The budget is never
+  exceeded, and is not used up only if no remaining word fits. In a row of which no word fits, words
+  are cut between letters.
+- `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2,
+  at most 10, so 3.8 on average) that start at uniformly random words, until the budget is spent. A
+  span ends before the next special token, and the last one is cut to the whole words that fit the
+  budget (their code cuts it within a word). Spans neither overlap nor touch, so each has a
+  neighbour on both sides for the span-boundary objective (the paper does not discuss this; their
+  code joins spans that meet, and leaves those at the ends of the text out of that objective). All
   tokens of a span are masked, replaced or kept together.
-- `ngrams`: ALBERT (Lan et al. 2020, section 4.1): the same with n-grams of up to three words, P(n) proportional to 1/n.
-  They may touch, and each token is masked, replaced or kept by itself.
-- `token_spans`: XLNet (Yang et al. 2019, section 3.1): the same with up to five tokens in place of words. The paper
-  does not give P(l), which is proportional to 1/l in `_sample_mask` of its code, where spans begin with a word.
+- `ngrams`: ALBERT (Lan et al. 2020, section 4.1): the same with n-grams of up to three words, P(n)
+  proportional to 1/n. They may touch, and each token is masked, replaced or kept by itself.
+- `token_spans`: XLNet (Yang et al. 2019, section 3.1): the same with up to five tokens in place of
+  words. The paper does not give P(l), which is proportional to 1/l in `_sample_mask` of its code,
+  where spans begin with a word.
 
-Worked example, budget 2, mask 9: [101, 5, 6, 7, 102] with 6 and 7 chosen, 6 masked and 7 kept gives inputs
-[101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
+Worked example, budget 2, mask 9: [101, 5, 6, 7, 102] with 6 and 7 chosen, 6 masked and 7 kept gives
+inputs [101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
 """
 
 from __future__ import annotations
@@ -42,7 +47,8 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary, special
 
 Mode = Literal["tokens", "words", "spans", "ngrams", "token_spans"]
-GEOMETRIC_P, MAX_SPAN_WORDS = 0.2, 10
+GEOMETRIC_P = 0.2
+MAX_SPAN_WORDS = 10
 LENGTHS = {  # by mode: shares of spans of 1, 2, … words, or tokens
   "spans": GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS),
   "ngrams": 1.0 / np.arange(1, 4),
@@ -78,7 +84,8 @@ class Masking:
       raise UserError(f"rate: found {self.rate}, expected a fraction between 0 and 1")
     if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
       raise UserError(
-        f"mask_share, random_share: found {self.mask_share} and {self.random_share}, expected fractions "
+        f"mask_share, random_share: found {self.mask_share} and {self.random_share}, expected "
+        "fractions "
         "that add up to at most 1"
       )
     budgets = [max(1, round(self.rate * n)) if n else 0 for n in range(self.length + 1)]
@@ -106,14 +113,15 @@ class Masking:
       key_B: uint64 [B], one random key per row (`random.row_keys`).
 
     Returns:
-      `inputs`, `targets` (0 where nothing is predicted) int32 [B, length], `weights` float32 [B, length]; in mode
-      `spans` also `span_starts` and `span_ends` int32 [B, length], the places of the tokens just before and after the
-      span of each chosen token.
+      `inputs`, `targets` (0 where nothing is predicted) int32 [B, length], `weights` float32 [B,
+      length]; in mode `spans` also `span_starts` and `span_ends` int32 [B, length], the places of
+      the tokens just before and after the span of each chosen token.
     """
     maskable_BL = tf.gather(tf.constant(self._maskable), tokens_BL)
     count_B = tf.reduce_sum(tf.cast(maskable_BL, tf.int32), axis=1)
     budget_B = tf.gather(tf.constant(self._budgets), count_B)
-    spans, kind = {}, tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
+    spans = {}
+    kind = tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
     if self.mode == "tokens":
       chosen_BL = self._tokens(maskable_BL, budget_B, key_B)
     elif self.mode == "words":
@@ -129,10 +137,14 @@ class Masking:
         spans = {"span_starts": starts_BL, "span_ends": ends_BL}
         kind = tf.gather(kind, starts_BL, batch_dims=1)
     random_bits = random.bits(random.row_keys(2, key_B), self.length)
-    replacement = tf.gather(tf.constant(self._ordinary), random.integers(random_bits, len(self._ordinary)))
+    replacement = tf.gather(
+      tf.constant(self._ordinary), random.integers(random_bits, len(self._ordinary))
+    )
     mask_below = round(self.mask_share * 2**32)
     random_below = mask_below + round(self.random_share * 2**32)
-    corrupted = tf.where(kind < mask_below, self._mask_id, tf.where(kind < random_below, replacement, tokens_BL))
+    corrupted = tf.where(
+      kind < mask_below, self._mask_id, tf.where(kind < random_below, replacement, tokens_BL)
+    )
     return {
       "inputs": tf.where(chosen_BL, corrupted, tokens_BL),
       "targets": tf.where(chosen_BL, tokens_BL, 0),
@@ -141,23 +153,27 @@ class Masking:
     }
 
   def _tokens(self, maskable_BL, budget_B, key_B):
-    """Choose the `budget` maskable places of highest random score; the place in the low bits makes scores distinct."""
+    """Choose the `budget` maskable places of highest random score; the place in the low bits makes
+    scores distinct."""
     score_BL = tf.where(maskable_BL, self._scores(key_B, tf.range(self.length)[None]), -1)
     best = tf.math.top_k(score_BL, k=max(1, int(self._budgets.max())), sorted=True).values
     last = tf.gather(best, tf.maximum(budget_B - 1, 0), batch_dims=1)
     return (score_BL >= last[:, None]) & maskable_BL & (budget_B > 0)[:, None]
 
   def _scores(self, key_B, number_BL):
-    """Draw scores 0..2^31-1 for the items of every row, distinct because their low bits are the items' numbers."""
+    """Draw scores 0..2^31-1 for the items of every row, distinct because their low bits are the
+    items' numbers."""
     low = max(1, (self.length - 1).bit_length())
-    bits_BL = tf.cast(tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32)
+    bits_BL = tf.cast(
+      tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32
+    )
     return tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, low), low) + number_BL
 
   def _word_starts(self, tokens_BL, maskable_BL, budget_B):
     """Mark the beginnings of words: by the text, at special tokens, and after them.
 
-    In a row of which no word fits the budget, such as a long address, words are cut between letters, so that something
-    is predicted.
+    In a row of which no word fits the budget, such as a long address, words are cut between
+    letters, so that something is predicted.
     """
     after_special = tf.pad(~maskable_BL[:, :-1], [[0, 0], [1, 0]], constant_values=True)
     starts_BL = self._boundaries.word_starts(tokens_BL) | ~maskable_BL | after_special
@@ -169,32 +185,42 @@ class Masking:
   def _words(self, starts_BL, maskable_BL, budget_B, key_B):
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1) - 1
     size_BW = scatter(word_BL, tf.cast(maskable_BL, tf.int32), self.length)
-    order_BW = tf.argsort(self._scores(key_B, tf.range(self.length)[None]), axis=1, direction="DESCENDING")
+    order_BW = tf.argsort(
+      self._scores(key_B, tf.range(self.length)[None]), axis=1, direction="DESCENDING"
+    )
     sorted_BW = tf.gather(size_BW, order_BW, batch_dims=1)
 
     def more(taken_BW, left_B, going):
       return going
 
     def step(taken_BW, left_B, going):
-      # Equivalent to taking words one by one if they fit: the budget only shrinks, so a misfit never fits later.
+      # Equivalent to taking words one by one if they fit: the budget only shrinks, so a misfit
+      # never fits later.
       fits_BW = ~taken_BW & (sorted_BW > 0) & (sorted_BW <= left_B[:, None])
       sum_BW = tf.cumsum(tf.where(fits_BW, sorted_BW, 0), axis=1)
       new_BW = fits_BW & (sum_BW <= left_B[:, None])
       left_B -= tf.reduce_sum(tf.where(new_BW, sorted_BW, 0), axis=1)
       return taken_BW | new_BW, left_B, tf.reduce_any(new_BW)
 
-    taken_BW, _, _ = tf.while_loop(more, step, (tf.zeros_like(sorted_BW, tf.bool), budget_B, tf.constant(True)))
+    taken_BW, _, _ = tf.while_loop(
+      more, step, (tf.zeros_like(sorted_BW, tf.bool), budget_B, tf.constant(True))
+    )
     taken_BW = scatter(order_BW, tf.cast(taken_BW, tf.int32), self.length) > 0
     return tf.gather(taken_BW, word_BL, batch_dims=1) & maskable_BL
 
   def _spans(self, starts_BL, maskable_BL, budget_B, key_B):
-    L, most = self.length, int(self._budgets.max())
+    L = self.length
+    most = int(self._budgets.max())
     tries = 4 * most + 32
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)  # words begun so far
-    words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)  # words up to the last token that may be chosen
-    special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)  # before each place
-    end_BS = L - scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)  # places of special tokens
-    begin_BW = tf.where(starts_BL, tf.range(L), L)  # where words begin; the row's end after the last word
+    # words up to the last token that may be chosen
+    words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)
+    # before each place
+    special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)
+    # places of special tokens
+    end_BS = L - scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)
+    # where words begin; the row's end after the last word
+    begin_BW = tf.where(starts_BL, tf.range(L), L)
     begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
     where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
     length_BT = lengths(random.bits(random.row_keys(4, key_B), tries), LENGTHS[self.mode])
@@ -206,7 +232,9 @@ class Masking:
 
     def step(t, left_B, spans_B, a_BS, b_BS):
       """Draw once per row: a span [a, b), kept if it is free."""
-      first_B = tf.cast(tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32)
+      first_B = tf.cast(
+        tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32
+      )
       a_B = at(begin_BW, first_B)
       end_B = at(end_BS, at(special_BL, a_B))  # the end of the text that holds the word
       last_B = tf.minimum(tf.minimum(a_B + left_B, end_B), L - 1)
@@ -223,11 +251,15 @@ class Masking:
         tf.where(here_BS, b_B[:, None], b_BS),
       )
 
-    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)  # unused spans begin past the row and end before they begin
+    # unused spans begin past the row and end before they begin
+    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)
     zero_B = tf.zeros_like(budget_B)
-    _, _, spans_B, a_BS, b_BS = tf.while_loop(more, step, (tf.constant(0), budget_B, zero_B, none_BS, none_BS - L - 3))
+    _, _, spans_B, a_BS, b_BS = tf.while_loop(
+      more, step, (tf.constant(0), budget_B, zero_B, none_BS, none_BS - L - 3)
+    )
     real_BS = tf.range(most) < spans_B[:, None]
-    a_BS, b_BS = tf.where(real_BS, a_BS, 0), tf.where(real_BS, b_BS, 0)
+    a_BS = tf.where(real_BS, a_BS, 0)
+    b_BS = tf.where(real_BS, b_BS, 0)
     inside = lambda value_BS: tf.cumsum(  # noqa: E731 -- the value of the span around each place, else 0
       scatter(a_BS, value_BS, L) - scatter(b_BS, value_BS, L), axis=1
     )
@@ -236,7 +268,8 @@ class Masking:
 
 
 def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
-  """Return the predicted positions in order, int32 [B, most]; unused places are 0, the position of [CLS]."""
+  """Return the predicted positions in order, int32 [B, most]; unused places are 0, the position of
+  [CLS]."""
   chosen_BL = weights_BL > 0
   row_n, place_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
   count_B = tf.reduce_sum(tf.cast(chosen_BL, tf.int32), axis=1)
@@ -246,13 +279,17 @@ def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
-  """Return the ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special pieces."""
+  """Return the ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special
+  pieces."""
   ordinary = np.ones(vocabulary.size, bool)
   ordinary[list(vocabulary.special_ids)] = False
   return np.flatnonzero(ordinary).astype(np.int32)
 
 
 def lengths(bits_BN: tf.Tensor, share: np.ndarray) -> tf.Tensor:
-  """Draw lengths 1, 2, …, P(l) proportional to `share[l - 1]`, from random words: uint32 [B, N] -> int32."""
+  """Draw lengths 1, 2, …, P(l) proportional to `share[l - 1]`, from random words: uint32 [B, N] ->
+  int32."""
   below = np.round(np.cumsum(share / share.sum())[:-1] * 2**32).astype(np.int64)
-  return 1 + tf.reduce_sum(tf.cast(tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below), tf.int32), axis=-1)
+  return 1 + tf.reduce_sum(
+    tf.cast(tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below), tf.int32), axis=-1
+  )

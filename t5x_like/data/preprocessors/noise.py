@@ -1,18 +1,19 @@
 """T5's input and target formats, given a window and its noise mask.
 
-Raffel et al. 2020, table 3 and sections 3.3.1 and 3.3.2. Worked example: tokens [10, 11, 12, 13, 14, 15], noise
-TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
+Raffel et al. 2020, table 3 and sections 3.3.1 and 3.3.2. Worked example: tokens [10, 11, 12, 13,
+14, 15], noise TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
 
     masked          inputs [50, 50, 12, 13, 50, 15]    whole original as targets    BERT-style, MASS-style
     replace_spans   inputs [999, 12, 13, 998, 15]      targets [999, 10, 11, 998, 14]
     drop_tokens     inputs [12, 13, 15]                targets [10, 11, 14]
 
-Sentinel i stands for the i-th run of noise in both inputs and targets, even if a window begins with noise; no sentinel
-closes the targets. The T5 library builds targets by replacing the runs of kept tokens, which is equivalent for windows
-that begin with a kept token and end with noise, as in span corruption. For others, such as the example, its targets are
-[10, 11, 999, 14, 998], in which sentinels do not precede the tokens they stand for. The targets here therefore follow
-the paper's figure 2, without its final sentinel, which T5's span corruption does not have. Every function takes a whole
-batch and any noise; the caller ensures that the lengths suffice.
+Sentinel i stands for the i-th run of noise in both inputs and targets, even if a window begins with
+noise; no sentinel closes the targets. The T5 library builds targets by replacing the runs of kept
+tokens, which is equivalent for windows that begin with a kept token and end with noise, as in span
+corruption. For others, such as the example, its targets are [10, 11, 999, 14, 998], in which
+sentinels do not precede the tokens they stand for. The targets here therefore follow the paper's
+figure 2, without its final sentinel, which T5's span corruption does not have. Every function takes
+a whole batch and any noise; the caller ensures that the lengths suffice.
 """
 
 from __future__ import annotations
@@ -72,9 +73,12 @@ def replace_spans(
   runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # runs begun so far
   sentinels_BW = tf.gather(tf.constant(sentinels, tf.int32), tf.maximum(runs_BW - 1, 0))
   kept_BW = ~noise_BW | first_BW
-  inputs = left_justified(tf.where(first_BW, sentinels_BW, tokens_BW), kept_BW, inputs_length, eos_id, pad_id)
+  inputs = left_justified(
+    tf.where(first_BW, sentinels_BW, tokens_BW), kept_BW, inputs_length, eos_id, pad_id
+  )
   noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
-  place_BW = noises_BW + runs_BW - 1  # of noise tokens; a sentinel goes just before the first token of its run
+  # of noise tokens; a sentinel goes just before the first token of its run
+  place_BW = noises_BW + runs_BW - 1
   parts = [(tokens_BW, place_BW, noise_BW), (sentinels_BW, place_BW - 1, first_BW)]
   if eos_id is not None:
     last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
@@ -107,7 +111,8 @@ def masked(
   ordinary_ids: tf.Tensor | None = None,
   bits_BW: tf.Tensor | None = None,
 ) -> tf.Tensor:
-  """Replace noise with `mask_id` or, with probability `random_fraction`, with a uniformly drawn id of `ordinary_ids`.
+  """Replace noise with `mask_id` or, with probability `random_fraction`, with a uniformly drawn id
+  of `ordinary_ids`.
 
   Args:
     tokens_BW: int32 [B, W].
@@ -137,17 +142,25 @@ def shuffled(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
 
 
 def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
-  """Draw a uniformly random subset of `k` tokens per row: random words uint32 [B, W] -> bool [B, W]."""
+  """Draw a uniformly random subset of `k` tokens per row: random words uint32 [B, W] -> bool [B,
+  W]."""
   places = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
-  batch, length = tf.shape(bits_BW)[0], bits_BW.shape[1]
+  batch = tf.shape(bits_BW)[0]
+  length = bits_BW.shape[1]
   flat = tf.reshape(places + tf.range(batch)[:, None] * length, [-1, 1])
-  return tf.reshape(tf.scatter_nd(flat, tf.ones([batch * k], tf.int32), [batch * length]), [-1, length]) > 0
+  return (
+    tf.reshape(tf.scatter_nd(flat, tf.ones([batch * k], tf.int32), [batch * length]), [-1, length])
+    > 0
+  )
 
 
 def _placed(parts, length: int, pad_id: int) -> tf.Tensor:
-  """Put the chosen values of each (values, places, which) [B, N] at their places in padding [B, length]."""
+  """Put the chosen values of each (values, places, which) [B, N] at their places in padding [B,
+  length]."""
   batch = tf.shape(parts[0][0])[0]
   row_B1 = tf.range(batch)[:, None] * length
   places = tf.concat([tf.boolean_mask(places + row_B1, which) for _, places, which in parts], 0)
   values = tf.concat([tf.boolean_mask(values, which) for values, _, which in parts], 0)
-  return tf.reshape(tf.scatter_nd(places[:, None], values - pad_id, [batch * length]) + pad_id, [-1, length])
+  return tf.reshape(
+    tf.scatter_nd(places[:, None], values - pad_id, [batch * length]) + pad_id, [-1, length]
+  )

@@ -1,11 +1,13 @@
-"""User-defined preprocessors: functions named `module:function` in `task.preprocessors`, applied after the task's.
+"""User-defined preprocessors: functions named `module:function` in `task.preprocessors`, applied
+after the task's.
 
-The name of its first parameter selects a function's input: `example`, the features of one example, or `batch`,
-the features of several, each with a leading batch axis. The function returns all features with unchanged names, shapes
-and dtypes. A parameter `seed` receives a seed for `tf.random.stateless_…` that depends on the run's seed, the epoch and
-the example: int32 [2], or [B, 2] with a batch. Other parameters are arguments:
-`{"name": "module:function", "rate": 0.1}`. The function runs inside `tf.data`, so it uses TensorFlow operations;
-`tf.numpy_function` wraps Python code.
+The name of its first parameter selects a function's input: `example`, the features of one example,
+or `batch`, the features of several, each with a leading batch axis. The function returns all
+features with unchanged names, shapes and dtypes. A parameter `seed` receives a seed for
+`tf.random.stateless_…` that depends on the run's seed, the epoch and the example: int32 [2], or [B,
+2] with a batch. Other parameters are arguments: `{"name": "module:function", "rate": 0.1}`. The
+function runs inside `tf.data`, so it uses TensorFlow operations; `tf.numpy_function` wraps Python
+code.
 
     def lowercase(example):  # of bytes, whose ids are the byte plus 3
       ids = example["encoder_input_tokens"]
@@ -13,9 +15,9 @@ the example: int32 [2], or [B, 2] with a batch. Other parameters are arguments:
 
     config.task.preprocessors = ("my_module:lowercase",)
 
-The task's fingerprint includes the name, the arguments, and the function's attribute `version` or, without it, the
-SHA-256 of its file. A run therefore does not resume with a changed file unless an unchanged `version` declares the
-examples the same.
+The task's fingerprint includes the name, the arguments, and the function's attribute `version` or,
+without it, the SHA-256 of its file. A run therefore does not resume with a changed file unless an
+unchanged `version` declares the examples the same.
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ from t5x_like.errors import UserError, one_line
 
 
 def failed(message: str) -> str | None:
-  """Return the preprocessor in which an operation failed, from TensorFlow's message; None if it failed elsewhere."""
+  """Return the preprocessor in which an operation failed, from TensorFlow's message; None if it
+  failed elsewhere."""
   found = re.search(rf"{OWN}([\w.]+)\.(\w+)/", message)
   return f"{found[1]}:{found[2]}" if found else None
 
 
 def told(message: str) -> str | None:
-  """Return the failed preprocessor and the cause, from TensorFlow's message; None if an operation failed elsewhere."""
+  """Return the failed preprocessor and the cause, from TensorFlow's message; None if an operation
+  failed elsewhere."""
   name = failed(message)
   return name and f"{name} failed: {reason(message)}"
 
@@ -55,7 +59,9 @@ def told(message: str) -> str | None:
 def behind(task: Any, where: str, values: Any) -> Any:
   """Return a task followed by preprocessors; arguments and errors as for `apply`."""
   batch, contents = apply(where, values, task.batch, task.features, task.num_examples)
-  evaluated = task.evaluated and apply(where, values, task.evaluated, task.features, task.num_examples)[0]
+  evaluated = (
+    task.evaluated and apply(where, values, task.evaluated, task.features, task.num_examples)[0]
+  )
   content = json.dumps([task.fingerprint, contents], sort_keys=True)
   return dataclasses.replace(
     task,
@@ -66,7 +72,9 @@ def behind(task: Any, where: str, values: Any) -> Any:
   )
 
 
-def apply(where: str, values: Any, batch: Batch, features: Features, num_examples: int) -> tuple[Batch, list[Any]]:
+def apply(
+  where: str, values: Any, batch: Batch, features: Features, num_examples: int
+) -> tuple[Batch, list[Any]]:
   """Apply preprocessors after a task's `batch`.
 
   Args:
@@ -78,9 +86,9 @@ def apply(where: str, values: Any, batch: Batch, features: Features, num_example
     (the task's new `batch`, the preprocessors' contribution to its fingerprint)
 
   Raises:
-    UserError: a preprocessor cannot be imported, takes neither an example nor a batch, lacks an argument, raises, or
-      changes names, shapes or dtypes; or its result for the first two examples varies between calls or depends on the
-      other rows. The message names the preprocessor.
+    UserError: a preprocessor cannot be imported, takes neither an example nor a batch, lacks an
+      argument, raises, or changes names, shapes or dtypes; or its result for the first two examples
+      varies between calls or depends on the other rows. The message names the preprocessor.
   """
   values = [values] if isinstance(values, str) or hasattr(values, "keys") else values
   if not isinstance(values, Sequence):
@@ -98,7 +106,8 @@ class _Step:
   """One preprocessor; `content` is its contribution to a fingerprint."""
 
   def __init__(self, where: str, number: int, value: Any, features: Features):
-    self._number, self._features = number, features
+    self._number = number
+    self._features = features
     name, arguments = slots.name_and_arguments(f"{where}[{number}]", value)
     if not name or ":" not in name:
       raise UserError(f"{where}[{number}]: found {name!r}, expected a function, module:function")
@@ -107,9 +116,14 @@ class _Step:
     parameters = list(inspect.signature(self._function).parameters)
     if not parameters or parameters[0] not in ("example", "batch"):
       found = f"{parameters[0]!r}" if parameters else "none"
-      raise UserError(f"{self.label}: found {found} as its first parameter, expected `example` or `batch`")
-    self._together, self._seeded = parameters[0] == "batch", "seed" in parameters
-    self._arguments = slots.fill(f"{where}[{number}]", arguments, self._function, given=(parameters[0], "seed"))
+      raise UserError(
+        f"{self.label}: found {found} as its first parameter, expected `example` or `batch`"
+      )
+    self._together = parameters[0] == "batch"
+    self._seeded = "seed" in parameters
+    self._arguments = slots.fill(
+      f"{where}[{number}]", arguments, self._function, given=(parameters[0], "seed")
+    )
     self._scope = f"{OWN}{name.replace(':', '.')}"
     version = getattr(self._function, "version", None)
     if version is None:
@@ -120,36 +134,55 @@ class _Step:
   def after(self, batch: Batch) -> Batch:
     def made(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
       before = batch(example_index_B, epoch_B, seed)
-      before = {name: tf.ensure_shape(value, [None, *self._features[name].shape]) for name, value in before.items()}
+      before = {
+        name: tf.ensure_shape(value, [None, *self._features[name].shape])
+        for name, value in before.items()
+      }
       key_B = random.row_keys(seed, epoch_B, example_index_B, tf.constant(self._number, tf.int64))
       seed_B2 = tf.bitcast(key_B, tf.int32)
       with tf.name_scope(self._scope):
         if self._together:
           return self._called(before, seed_B2, (None,))
-        specs = {name: tf.TensorSpec(feature.shape, feature.dtype) for name, feature in self._features.items()}
-        return tf.map_fn(lambda one: self._called(*one, ()), (before, seed_B2), fn_output_signature=specs)
+        specs = {
+          name: tf.TensorSpec(feature.shape, feature.dtype)
+          for name, feature in self._features.items()
+        }
+        return tf.map_fn(
+          lambda one: self._called(*one, ()), (before, seed_B2), fn_output_signature=specs
+        )
 
     return made
 
-  def _called(self, features: dict[str, tf.Tensor], seed: tf.Tensor, axis: tuple) -> dict[str, tf.Tensor]:
-    """Apply the function to features and check the result; `axis` is (None,) for a batch, () for one example."""
+  def _called(
+    self, features: dict[str, tf.Tensor], seed: tf.Tensor, axis: tuple
+  ) -> dict[str, tf.Tensor]:
+    """Apply the function to features and check the result; `axis` is (None,) for a batch, () for
+    one example."""
     try:
-      made = self._function(dict(features), **({"seed": seed} if self._seeded else {}), **self._arguments)
+      made = self._function(
+        dict(features), **({"seed": seed} if self._seeded else {}), **self._arguments
+      )
     except UserError:
       raise
     except Exception as error:
       raise UserError(f"{self.label} raised {type(error).__name__}: {one_line(error)}") from error
     if not hasattr(made, "keys"):
-      raise UserError(f"{self.label}: returned a {type(made).__name__}, expected a dict of features")
+      raise UserError(
+        f"{self.label}: returned a {type(made).__name__}, expected a dict of features"
+      )
     if odd := sorted(set(made) ^ set(self._features)):
       how = "without" if odd[0] in self._features else "with the unknown feature"
-      raise UserError(f"{self.label}: returned features {how} {odd[0]!r}, expected {', '.join(self._features)}")
+      raise UserError(
+        f"{self.label}: returned features {how} {odd[0]!r}, expected {', '.join(self._features)}"
+      )
     out = {}
     for name, feature in self._features.items():
-      value, shape = tf.convert_to_tensor(made[name]), [*axis, *feature.shape]
+      value = tf.convert_to_tensor(made[name])
+      shape = [*axis, *feature.shape]
       if value.dtype.name != feature.dtype or not value.shape.is_compatible_with(shape):
         raise UserError(
-          f"{self.label}: returned {name} as {value.dtype.name} {_spelled(value.shape)}, expected {feature.dtype} "
+          f"{self.label}: returned {name} as {value.dtype.name} {_spelled(value.shape)}, expected "
+          f"{feature.dtype} "
           f"{_spelled(shape)}"
         )
       out[name] = tf.ensure_shape(value, shape)
@@ -157,7 +190,11 @@ class _Step:
 
 
 def _spelled(shape: Any) -> str:
-  sizes = ["?" if shape.rank is None else str(n) for n in shape] if isinstance(shape, tf.TensorShape) else shape
+  sizes = (
+    ["?" if shape.rank is None else str(n) for n in shape]
+    if isinstance(shape, tf.TensorShape)
+    else shape
+  )
   return f"[{', '.join('B' if n in (None, 'None') else str(n) for n in sizes)}]"
 
 
@@ -172,7 +209,9 @@ def _check(step: _Step, batch: Batch, examples: int) -> None:
     return {name: value.numpy() for name, value in made(tf.range(examples, dtype=tf.int64)).items()}
 
   try:
-    both, again, alone = of(examples), of(examples), of(1)
+    both = of(examples)
+    again = of(examples)
+    alone = of(1)
   except tf.errors.OpError as error:
     if failed(error.message) is None:
       raise
@@ -180,15 +219,19 @@ def _check(step: _Step, batch: Batch, examples: int) -> None:
   for name, value in both.items():
     if not np.array_equal(value, again[name]):
       raise UserError(
-        f"{step.label}: returned another {name} for the same examples when it was called again; draw random numbers "
+        f"{step.label}: returned another {name} for the same examples when it was called again; "
+        "draw random numbers "
         "with tf.random.stateless_… and the argument `seed`"
       )
     if not np.array_equal(value[:1], alone[name]):
-      raise UserError(f"{step.label}: its {name} of an example depends on the other rows of the batch")
+      raise UserError(
+        f"{step.label}: its {name} of an example depends on the other rows of the batch"
+      )
 
 
 def reason(message: str) -> str:
-  """Extract the cause from TensorFlow's message: the line before the node's, after stacks and tracebacks."""
+  """Extract the cause from TensorFlow's message: the line before the node's, after stacks and
+  tracebacks."""
   before = message.partition("[[{{")[0]
   lines = [line for line in re.sub(r"\{\{.*?\}\}", "", before).splitlines() if line.strip()]
   return " ".join((lines or ["no reason was given"])[-1].split())[:300]

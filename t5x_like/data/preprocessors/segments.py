@@ -1,4 +1,5 @@
-"""BERT's inputs from segments: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with token types (Devlin et al. 2019, 3.1).
+"""BERT's inputs from segments: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with token types (Devlin et
+al. 2019, 3.1).
 
 Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
 
@@ -15,7 +16,8 @@ from t5x_like.data import random
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 
-Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]  # see `tasks.mlm`
+# see `tasks.mlm`
+Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 
 
 class Ids(NamedTuple):
@@ -42,7 +44,8 @@ def one(
   """
   none_B = tf.zeros_like(size_B)
   out = pair(a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id, pad_id)
-  place, end = tf.range(length), size_B[:, None] + 2
+  place = tf.range(length)
+  end = size_B[:, None] + 2
   return {
     "tokens": tf.where(place < end, out["tokens"], pad_id),
     "types": tf.zeros_like(out["types"]),
@@ -50,10 +53,23 @@ def one(
   }
 
 
-def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_id: int, sep_id: int, pad_id: int = 0):
-  """Build [CLS] A [SEP] B [SEP]; A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`, and B likewise.
+def pair(
+  a_BT,
+  a_start_B,
+  a_size_B,
+  b_BU,
+  b_start_B,
+  b_size_B,
+  length: int,
+  cls_id: int,
+  sep_id: int,
+  pad_id: int = 0,
+):
+  """Build [CLS] A [SEP] B [SEP]; A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`,
+  and B likewise.
 
-  The sizes must add up to at most `length - 3`. Returns `tokens`, `types` and `segments` as `one` does.
+  The sizes must add up to at most `length - 3`. Returns `tokens`, `types` and `segments` as `one`
+  does.
   """
   place = tf.range(length)[None]
   a_end = a_size_B[:, None] + 1  # of its [SEP]
@@ -61,7 +77,9 @@ def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_
   a = _gather(a_BT, place - 1 + a_start_B[:, None])
   b = _gather(b_BU, place - a_end - 1 + b_start_B[:, None])
   tokens = tf.where(place < a_end, a, tf.where(place < b_end, b, pad_id))
-  tokens = tf.where((place == a_end) | (place == b_end), sep_id, tf.where(place == 0, cls_id, tokens))
+  tokens = tf.where(
+    (place == a_end) | (place == b_end), sep_id, tf.where(place == 0, cls_id, tokens)
+  )
   return {
     "tokens": tokens,
     "types": tf.cast((place > a_end) & (place <= b_end), tf.int32),
@@ -70,7 +88,8 @@ def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_
 
 
 def cut(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
-  """Take `length` tokens of each row from `start` on: [B, T] -> [B, length], repeating the last token past the end."""
+  """Take `length` tokens of each row from `start` on: [B, T] -> [B, length], repeating the last
+  token past the end."""
   return _gather(x_BT, tf.range(length) + start_B[:, None])
 
 
@@ -81,7 +100,12 @@ def _gather(x_BT: tf.Tensor, place_BL: tf.Tensor) -> tf.Tensor:
 
 
 def separated(
-  window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_BR: tf.Tensor, sep_id: int, length: int
+  window_BR: tf.Tensor,
+  start_B: tf.Tensor,
+  end_B: tf.Tensor,
+  first_BR: tf.Tensor,
+  sep_id: int,
+  length: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Insert a separator between consecutive documents of a text.
 
@@ -93,11 +117,13 @@ def separated(
   Returns:
     (int32 [B, length], its size int32 [B]).
   """
-  batch, R = tf.shape(window_BR)[0], tf.shape(window_BR)[1]
+  batch = tf.shape(window_BR)[0]
+  R = tf.shape(window_BR)[1]
   place_R = tf.range(R)
   split_BR = first_BR & (place_R > start_B[:, None]) & (place_R < end_B[:, None])
   found_N2 = tf.cast(tf.where(split_BR), tf.int32)  # few, row by row
-  row_N, splits_B = found_N2[:, 0], tf.reduce_sum(tf.cast(split_BR, tf.int32), axis=1)
+  row_N = found_N2[:, 0]
+  splits_B = tf.reduce_sum(tf.cast(split_BR, tf.int32), axis=1)
   nth_N = tf.range(tf.shape(row_N)[0]) - tf.gather(tf.cumsum(splits_B, exclusive=True), row_N)
   place_N = tf.minimum(found_N2[:, 1] - tf.gather(start_B, row_N) + nth_N, length)
   here_N2 = tf.stack([row_N, place_N], axis=1)
@@ -123,30 +149,35 @@ def split_pair(
   key_B: tf.Tensor,
   room_B: tf.Tensor | None = None,
 ):
-  """Cut chunks into A and the following B, and replace B in a share of the rows with text from another document.
+  """Cut chunks into A and the following B, and replace B in a share of the rows with text from
+  another document.
 
-  The cut is before a sentence, drawn uniformly from all sentences of the chunk except its first. A replaced B begins
-  with the sentence that holds the drawn token of `other` (or with the next sentence, if that one begins too far back),
-  so the beginning of B does not reveal its origin. If the chunk has only one sentence, the cut is before any token but
-  the first, and a replaced B begins with the drawn token, or with the next token if the drawn one begins a sentence: so
-  again both kinds of B begin alike. (BERT's code always replaces B in this case, so in corpora of short documents fewer
-  than half of the Bs follow A.)
+  The cut is before a sentence, drawn uniformly from all sentences of the chunk except its first. A
+  replaced B begins with the sentence that holds the drawn token of `other` (or with the next
+  sentence, if that one begins too far back), so the beginning of B does not reveal its origin. If
+  the chunk has only one sentence, the cut is before any token but the first, and a replaced B
+  begins with the drawn token, or with the next token if the drawn one begins a sentence: so again
+  both kinds of B begin alike. (BERT's code always replaces B in this case, so in corpora of short
+  documents fewer than half of the Bs follow A.)
 
   Args:
     chunk_BT, size_B, other_BU, other_size_B, drawn_B, whole_B: from `Chunks.read_with_others`.
     single: whether A and B are one sentence each, the last before the cut and the first after it.
     random_next: share of rows whose B is replaced.
-    short: share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (a tenth in the code of Devlin et
-      al. 2019, to prepare the model for fine-tuning on short sequences).
+    short: share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (a tenth in the
+      code of Devlin et al. 2019, to prepare the model for fine-tuning on short sequences).
     swapped: share of rows whose A and B change places, if B follows A (sentence order prediction).
-    room_B: int32 [B], the maximum tokens of A and B together if they share a row with others; a replaced B then begins
-      early enough to fill its room, if the given part of its document is long enough. None is the whole row.
+    room_B: int32 [B], the maximum tokens of A and B together if they share a row with others; a
+      replaced B then begins early enough to fill its room, if the given part of its document is
+      long enough. None is the whole row.
 
   Returns:
-    (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 if B is replaced or was before A. A
-    chunk of one token has no following B and always gets label 1; an `other` without tokens (only an EOS) gets label 0.
+    (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 if B is replaced
+    or was before A. A chunk of one token has no following B and always gets label 1; an `other`
+    without tokens (only an EOS) gets label 0.
   """
-  T, U = tf.shape(chunk_BT)[1], tf.shape(other_BU)[1]
+  T = tf.shape(chunk_BT)[1]
+  U = tf.shape(other_BU)[1]
   word_B4 = random.bits(random.row_keys(7, key_B), 4)
   alone = room_B is None
   if alone:
@@ -161,30 +192,37 @@ def split_pair(
 
   def drawn(n_B):
     return tf.cast(
-      tf.bitwise.right_shift(  # noqa: E731 -- uniform below n
-        tf.cast(word_B4[:, 2], tf.int64) * tf.cast(n_B, tf.int64), 32
-      ),
+      tf.bitwise.right_shift(tf.cast(word_B4[:, 2], tf.int64) * tf.cast(n_B, tf.int64), 32),
       tf.int32,
     )
 
   which_B1 = drawn(total_B)[:, None] + 1
   first_at = lambda n_B1: 1 + tf.reduce_sum(tf.cast(count < n_B1, tf.int32), axis=1)  # noqa: E731 -- nth sentence's place
-  cut_B = tf.where(total_B > 0, first_at(which_B1), tf.minimum(1 + drawn(tf.maximum(size_B - 1, 1)), size_B))
+  cut_B = tf.where(
+    total_B > 0, first_at(which_B1), tf.minimum(1 + drawn(tf.maximum(size_B - 1, 1)), size_B)
+  )
   wanted = tf.cast(word_B4[:, 3], tf.int64) < round(random_next * 2**32)
   label_B = (wanted | (size_B < 2)) & (other_size_B > 0)
   if not alone:
     drawn_B = tf.minimum(drawn_B, tf.maximum(other_size_B - (room_B - cut_B), 0))
   place_U = tf.range(U)
-  begins = tf.concat([whole_B[:, None] > 0, sentences.starts(other_BU)], axis=1) & (place_U < other_size_B[:, None])
+  begins = tf.concat([whole_B[:, None] > 0, sentences.starts(other_BU)], axis=1) & (
+    place_U < other_size_B[:, None]
+  )
   after = lambda at_B, none: tf.reduce_min(  # noqa: E731 -- where the next sentence begins
     tf.where(begins & (place_U > at_B[:, None]), place_U, none), axis=1
   )
   before_B = tf.reduce_max(tf.where(begins & (place_U <= drawn_B[:, None]), place_U, -1), axis=1)
   next_B = after(drawn_B, U)
   other_start_B = tf.where(before_B >= 0, before_B, tf.where(next_B < U, next_B, drawn_B))
-  inside_B = drawn_B + tf.gather(tf.cast(begins, tf.int32), drawn_B, batch_dims=1)  # never where a sentence begins
-  other_start_B = tf.where(total_B > 0, other_start_B, tf.clip_by_value(inside_B, 0, other_size_B - 1))
-  other_end_B, end_B, a_start_B = other_size_B, size_B, tf.zeros_like(cut_B)
+  # never where a sentence begins
+  inside_B = drawn_B + tf.gather(tf.cast(begins, tf.int32), drawn_B, batch_dims=1)
+  other_start_B = tf.where(
+    total_B > 0, other_start_B, tf.clip_by_value(inside_B, 0, other_size_B - 1)
+  )
+  other_end_B = other_size_B
+  end_B = size_B
+  a_start_B = tf.zeros_like(cut_B)
   if single:
     a_start_B = tf.where(which_B1[:, 0] > 1, first_at(which_B1 - 1), 0)
     other_end_B = after(other_start_B, other_size_B[:, None])
@@ -197,7 +235,10 @@ def split_pair(
   if swapped:
     draw_B = tf.cast(random.bits(random.row_keys(9, key_B), 1)[:, 0], tf.int64)
     swap_B = (draw_B < round(swapped * 2**32)) & ~label_B
-    a_start_B, b_start_B = tf.where(swap_B, b_start_B, a_start_B), tf.where(swap_B, a_start_B, b_start_B)
+    a_start_B, b_start_B = (
+      tf.where(swap_B, b_start_B, a_start_B),
+      tf.where(swap_B, a_start_B, b_start_B),
+    )
     a_size_B, b_size_B = tf.where(swap_B, b_size_B, a_size_B), tf.where(swap_B, a_size_B, b_size_B)
     label_B = label_B | swap_B
   return a_start_B, a_size_B, b_BT, b_start_B, b_size_B, tf.cast(label_B, tf.int32)

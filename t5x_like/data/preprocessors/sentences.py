@@ -1,10 +1,12 @@
-"""Sentence boundaries in a stream of tokens, by a rule on stored ids, so that a store needs no second index.
+"""Sentence boundaries in a stream of tokens, by a rule on stored ids, so that a store needs no
+second index.
 
-The rule is the one of `segmentation` on the text of the ids: a sentence ends with `.`, `!`, `?` or an ellipsis,
-possibly followed by closing quotes and brackets, if the next token begins a word (so not inside `3.14`), and with any
-other terminator (`。`, `！`, `؟`, `।`, ...), even if its bytes are several ids. The beginning of a document also begins
-a sentence. Like other simple splitters, the rule is wrong after abbreviations ("Dr. Smith"). Any function
-`(vocabulary) -> bool [size]` that marks the ids that may end a sentence can replace it, named `module:function`.
+The rule is the one of `segmentation` on the text of the ids: a sentence ends with `.`, `!`, `?` or
+an ellipsis, possibly followed by closing quotes and brackets, if the next token begins a word (so
+not inside `3.14`), and with any other terminator (`。`, `！`, `؟`, `।`, ...), even if its bytes are
+several ids. The beginning of a document also begins a sentence. Like other simple splitters, the
+rule is wrong after abbreviations ("Dr. Smith"). Any function `(vocabulary) -> bool [size]` that
+marks the ids that may end a sentence can replace it, named `module:function`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Sentences:
     rule: `module:function`, see above.
 
   Attributes:
-    fact: the part of a fingerprint: the name of the rule and, unless it is the default, a hash of its ids.
+    fact: the part of a fingerprint: the name of the rule and, unless it is the default, a hash of
+      its ids.
 
   Raises:
     UserError: the function cannot be imported or does not return bool [size].
@@ -62,5 +65,6 @@ class Sentences:
     self._boundaries = Boundaries(vocabulary, ends)
 
   def starts(self, tokens_BT: tf.Tensor) -> tf.Tensor:
-    """Mark the tokens after the first at which a sentence begins: int32 [B, T] -> bool [B, T - 1]."""
+    """Mark the tokens after the first at which a sentence begins: int32 [B, T] -> bool [B, T -
+    1]."""
     return self._boundaries.sentence_starts(tokens_BT)[:, 1:]

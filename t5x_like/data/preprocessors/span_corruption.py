@@ -1,17 +1,19 @@
 """T5's span corruption, drawn for a whole batch at once.
 
-Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", section 3.1.4
-and figure 2. A window of raw tokens is cut into alternating spans, kept first and noise last. In the inputs every
-noise span becomes one sentinel; in the targets every sentinel is followed by the tokens it stands for. Both
-sequences end with EOS, and no sentinel closes the targets.
+Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer", section 3.1.4 and figure 2. A window of raw tokens is cut into alternating spans, kept
+first and noise last. In the inputs every noise span becomes one sentinel; in the targets every
+sentinel is followed by the tokens it stands for. Both sequences end with EOS, and no sentinel
+closes the targets.
 
-There is no per-example map: two `top_k` calls find the cut points of all rows, and inputs and targets are each one
-gather whose indices are a cumulative sum with a jump at every sentinel.
+There is no per-example map: two `top_k` calls find the cut points of all rows, and inputs and
+targets are each one gather whose indices are a cumulative sum with a jump at every sentinel.
 
-T5's windows never begin with noise and always end with it (T5 issue 905). In a window with few spans, such as a short
-one, the last tokens are therefore noise far more often than others. `random_roll` (its name in the T5 library) rotates
-the noise mask of every window by a uniformly random number of tokens, so that each token is noise equally often. A span
-rotated across the ends becomes two; both sequences have room for the extra sentinel, and end with padding without it.
+T5's windows never begin with noise and always end with it (T5 issue 905). In a window with few
+spans, such as a short one, the last tokens are therefore noise far more often than others.
+`random_roll` (its name in the T5 library) rotates the noise mask of every window by a uniformly
+random number of tokens, so that each token is noise equally often. A span rotated across the ends
+becomes two; both sequences have room for the extra sentinel, and end with padding without it.
 """
 
 from __future__ import annotations
@@ -24,20 +26,26 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
 
-def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """Return (noise tokens, noise spans) of a window of `length` tokens: T5's rounding, at least one of each.
+def noise_counts(
+  length: int, noise_density: float, mean_noise_span_length: float
+) -> tuple[int, int]:
+  """Return (noise tokens, noise spans) of a window of `length` tokens: T5's rounding, at least one
+  of each.
 
-  The arithmetic is in double precision, as in the T5 library's computation of lengths. That library draws masks in
-  single precision, where a few products that are exactly a half here round up (190 tokens at 0.15 give 29 noise tokens
-  there and 28 here).
+  The arithmetic is in double precision, as in the T5 library's computation of lengths. That library
+  draws masks in single precision, where a few products that are exactly a half here round up (190
+  tokens at 0.15 give 29 noise tokens there and 28 here).
   """
   tokens = min(max(round(length * noise_density), 1), length - 1)
   spans = min(max(round(tokens / mean_noise_span_length), 1), length - tokens)
   return tokens, spans
 
 
-def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """Return (the raw window that corrupts to `inputs_length` inputs, its targets' length); both lengths include EOS.
+def random_spans_lengths(
+  inputs_length: int, noise_density: float, mean_noise_span_length: float
+) -> tuple[int, int]:
+  """Return (the raw window that corrupts to `inputs_length` inputs, its targets' length); both
+  lengths include EOS.
 
   512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
 
@@ -50,7 +58,9 @@ def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_sp
     return length - tokens + spans + 1, tokens + spans + 1
 
   if inputs_length < 3:
-    raise UserError(f"inputs_length: found {inputs_length}, expected at least 3 (a token, a sentinel and EOS)")
+    raise UserError(
+      f"inputs_length: found {inputs_length}, expected at least 3 (a token, a sentinel and EOS)"
+    )
   window = max(2, inputs_length - 1)
   while corrupted(window + 1)[0] <= inputs_length:
     window += 1
@@ -61,9 +71,11 @@ def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_sp
 
 
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
-  """Divide N + 1 items into non-empty segments uniformly and return their ends: uint32 [B, N] -> int32 [B, segments].
+  """Divide N + 1 items into non-empty segments uniformly and return their ends: uint32 [B, N] ->
+  int32 [B, segments].
 
-  N + 1 items have N places to cut; a uniform choice of `segments - 1` places is a uniformly random composition.
+  N + 1 items have N places to cut; a uniform choice of `segments - 1` places is a uniformly random
+  composition.
   """
   items = bits_BN.shape[1] + 1
   cuts = random.subsets(bits_BN, segments - 1) + 1
@@ -117,13 +129,19 @@ class SpanCorruption:
 
   def __post_init__(self):
     if not 0 < self.noise_density < 1:
-      raise UserError(f"noise_density: found {self.noise_density}, expected a fraction between 0 and 1")
+      raise UserError(
+        f"noise_density: found {self.noise_density}, expected a fraction between 0 and 1"
+      )
     if not self.mean_noise_span_length >= 1:
-      raise UserError(f"mean_noise_span_length: found {self.mean_noise_span_length}, expected at least 1")
+      raise UserError(
+        f"mean_noise_span_length: found {self.mean_noise_span_length}, expected at least 1"
+      )
     room = int(self.random_roll)  # for the sentinel of a span cut in two
     window = self.window
     if window is None:
-      window, _ = random_spans_lengths(self.inputs_length - room, self.noise_density, self.mean_noise_span_length)
+      window, _ = random_spans_lengths(
+        self.inputs_length - room, self.noise_density, self.mean_noise_span_length
+      )
     tokens, spans = noise_counts(window, self.noise_density, self.mean_noise_span_length)
     derived = tokens + spans + 1 + room
     if window - tokens + spans + 1 + room > self.inputs_length:
@@ -135,15 +153,20 @@ class SpanCorruption:
       object.__setattr__(self, "targets_length", derived)
     if self.targets_length < derived:
       raise UserError(
-        f"targets_length: found {self.targets_length}, but inputs_length={self.inputs_length} at noise_density="
-        f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} "
+        f"targets_length: found {self.targets_length}, but inputs_length={self.inputs_length} at "
+        "noise_density="
+        f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes "
+        f"targets of {derived} "
         f"tokens; set it to at least {derived}, or leave it out"
       )
     if spans + room > len(self.sentinels):
       raise UserError(
-        f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} noise spans but the "
-        f"vocabulary has {len(self.sentinels)} sentinels; shorten inputs_length, lengthen mean_noise_span_length "
-        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra ids (of a published "
+        f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} "
+        "noise spans but the "
+        f"vocabulary has {len(self.sentinels)} sentinels; shorten inputs_length, lengthen "
+        "mean_noise_span_length "
+        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra "
+        "ids (of a published "
         "one, python -m tools.convert_hf --sentinels takes unused pieces)"
       )
     object.__setattr__(self, "window", window)
@@ -151,19 +174,24 @@ class SpanCorruption:
     object.__setattr__(self, "noise_spans", spans)
 
   def span_ends(self, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draw the ends of spans, counted in kept and in noise tokens: uint64 [B] -> two int32 [B, noise_spans]."""
+    """Draw the ends of spans, counted in kept and in noise tokens: uint64 [B] -> two int32 [B,
+    noise_spans]."""
     kept_tokens = self.window - self.noise_tokens
-    bits = random.bits(key_B, self.window - 2)  # one for each place to cut, in kept and in noise tokens
+    # one for each place to cut, in kept and in noise tokens
+    bits = random.bits(key_B, self.window - 2)
     kept_ends = random_segments(bits[:, : kept_tokens - 1], self.noise_spans)
     noise_ends = random_segments(bits[:, kept_tokens - 1 :], self.noise_spans)
     return kept_ends, noise_ends
 
   def noise_mask(self, key_B: tf.Tensor) -> tf.Tensor:
-    """Mark noise tokens: uint64 [B] -> bool [B, window]; without a roll, rows start false and end true."""
+    """Mark noise tokens: uint64 [B] -> bool [B, window]; without a roll, rows start false and end
+    true."""
     kept_ends, noise_ends = self.span_ends(key_B)
     starts = kept_ends + noise_ends - _lengths(noise_ends)
     ends = kept_ends + noise_ends
-    steps = scatter(starts, tf.ones_like(starts), self.window + 1) - scatter(ends, tf.ones_like(ends), self.window + 1)
+    steps = scatter(starts, tf.ones_like(starts), self.window + 1) - scatter(
+      ends, tf.ones_like(ends), self.window + 1
+    )
     noise_BW = tf.cumsum(steps, axis=1)[:, : self.window] > 0
     if not self.random_roll:
       return noise_BW
@@ -171,7 +199,9 @@ class SpanCorruption:
     shift_B = random.integers(word_B, self.window)
     source_BW = (tf.range(self.window) + shift_B[:, None]) % self.window
     source_BW += tf.range(tf.shape(shift_B)[0])[:, None] * self.window
-    return tf.reshape(tf.gather(tf.reshape(noise_BW, [-1]), tf.reshape(source_BW, [-1])), [-1, self.window])
+    return tf.reshape(
+      tf.gather(tf.reshape(noise_BW, [-1]), tf.reshape(source_BW, [-1])), [-1, self.window]
+    )
 
   def __call__(self, window_BW: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
     """Corrupt windows.
@@ -194,7 +224,8 @@ class SpanCorruption:
         pad_id=self.pad_id,
       )
     kept_ends, noise_ends = self.span_ends(key_B)
-    kept_lengths, noise_lengths = _lengths(kept_ends), _lengths(noise_ends)
+    kept_lengths = _lengths(kept_ends)
+    noise_lengths = _lengths(noise_ends)
     order = tf.range(self.noise_spans, dtype=tf.int32)
     # Sentinel i stands after kept span i in the inputs: there the source jumps over noise span i.
     inputs = self._assemble(
@@ -217,19 +248,24 @@ class SpanCorruption:
     return {"inputs": inputs, "targets": targets}
 
   def _assemble(self, window_BW, sentinels, jumps, start, length, padded):
-    """Assemble tokens of the window with sentinels at `sentinels` [B, N], then EOS, then padding: int32 [B, padded].
+    """Assemble tokens of the window with sentinels at `sentinels` [B, N], then EOS, then padding:
+    int32 [B, padded].
 
-    Place j holds raw token `start + j` plus the jumps so far. `start` is 0 if a jump applies from the place after its
-    sentinel, and -1 if it applies at the sentinel already.
+    Place j holds raw token `start + j` plus the jumps so far. `start` is 0 if a jump applies from
+    the place after its sentinel, and -1 if it applies at the sentinel already.
     """
     source = tf.cumsum(1 + scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
     source = source if start == 0 else source + start
     batch = tf.shape(window_BW)[0]
     offset_B1 = tf.range(batch)[:, None]
-    tokens = tf.gather(tf.reshape(window_BW, [-1]), tf.reshape(source + offset_B1 * self.window, [-1]))
+    tokens = tf.gather(
+      tf.reshape(window_BW, [-1]), tf.reshape(source + offset_B1 * self.window, [-1])
+    )
     ids_N = tf.constant(self.sentinels[: self.noise_spans], tf.int32)
     places = tf.reshape(sentinels + offset_B1 * length, [-1, 1])
     tokens = tf.tensor_scatter_nd_update(tokens, places, tf.tile(ids_N, [batch]))
     tail = tf.constant([self.eos_id] + [self.pad_id] * (padded - length - 1), tf.int32)
     tail = tf.tile(tail[None], [batch, 1])
-    return tf.ensure_shape(tf.concat([tf.reshape(tokens, [-1, length]), tail], axis=1), [None, padded])
+    return tf.ensure_shape(
+      tf.concat([tf.reshape(tokens, [-1, length]), tail], axis=1), [None, padded]
+    )

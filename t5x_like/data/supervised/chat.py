@@ -1,10 +1,11 @@
 """Writes conversations as tokens and marks the assistant's words; a chat template is data.
 
-A turn is the template's text before the content, the content, and the template's text after it. Loss is on the
-assistant's contents and on the end piece after each, by which a model says that it has finished. Pieces such as
-`<|im_start|>` are single ids of the vocabulary; EOS is the vocabulary's end of text. Texts between pieces are encoded
-separately, so that a content has the same ids in every context. The decoder's start token is not included, nor is a
-first piece of the template that is this token: models such as SmolLM2 begin a turn with it.
+A turn is the template's text before the content, the content, and the template's text after it.
+Loss is on the assistant's contents and on the end piece after each, by which a model says that it
+has finished. Pieces such as `<|im_start|>` are single ids of the vocabulary; EOS is the
+vocabulary's end of text. Texts between pieces are encoded separately, so that a content has the
+same ids in every context. The decoder's start token is not included, nor is a first piece of the
+template that is this token: models such as SmolLM2 begin a turn with it.
 """
 
 import dataclasses
@@ -27,16 +28,19 @@ _WHERE = "config.task.template"
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-  """The format of turns, one of `TEMPLATES` or given by a recipe, `config.task.template = {"turns": …, "ends": …}`.
+  """The format of turns, one of `TEMPLATES` or given by a recipe, `config.task.template = {"turns":
+  …, "ends": …}`.
 
   Attributes:
     turns: the text before and after the content, by role; `{role}` in it is the role's name.
     ends: the piece that ends an answer, at the beginning of the text after it.
     pieces: spellings that are single ids of the vocabulary; `EOS` is the vocabulary's.
-    lead: text before every content, encoded together with it; space-keeping tokenizers know most words by their space.
+    lead: text before every content, encoded together with it; space-keeping tokenizers know most
+      words by their space.
     stripped: whether white space around contents is dropped.
   Raises:
-    UserError: `turns` lacks the user or the assistant, or `ends` is no piece that the text after an answer begins with.
+    UserError: `turns` lacks the user or the assistant, or `ends` is no piece that the text after an
+      answer begins with.
   """
 
   turns: dict[str, tuple[str, str]]
@@ -48,27 +52,41 @@ class ChatTemplate:
   def __post_init__(self):
     for role, turn in ({"user": None, ASSISTANT: None} | self.turns).items():
       if not isinstance(turn, list | tuple) or [type(text) for text in turn] != [str, str]:
-        told = f"found {str(turn)[:60]} for {role!r}, expected the text before a content and the text after it"
+        told = (
+          f"found {str(turn)[:60]} for {role!r}, expected the text before a content and the "
+          "text after it"
+        )
         raise UserError(f"{_WHERE}.turns: {told}")
     after = self.turns[ASSISTANT][1]
     if self.ends not in self.pieces or not after.startswith(self.ends):
       raise UserError(
-        f"{_WHERE}.ends: found {self.ends!r}, expected one of pieces, {', '.join(self.pieces)}, with which the text"
+        f"{_WHERE}.ends: found {self.ends!r}, expected one of pieces, {', '.join(self.pieces)}, "
+        "with which the text"
         f" after an answer, {after!r}, begins"
       )
 
 
-def _alike(before: str, after: str, roles: Sequence[str] = ("system", "user", ASSISTANT, "tool")) -> dict:
+def _alike(
+  before: str, after: str, roles: Sequence[str] = ("system", "user", ASSISTANT, "tool")
+) -> dict:
   return {role: (before.replace("{role}", role), after) for role in roles}
 
 
 TEMPLATES = {
   # No special pieces: any vocabulary will do.
   "plain": ChatTemplate(
-    {"system": ("System:", "\n\n"), "user": ("User:", "\n\n"), ASSISTANT: ("Assistant:", f"{EOS}\n\n")}, EOS, lead=" "
+    {
+      "system": ("System:", "\n\n"),
+      "user": ("User:", "\n\n"),
+      ASSISTANT: ("Assistant:", f"{EOS}\n\n"),
+    },
+    EOS,
+    lead=" ",
   ),
   # OpenAI's ChatML, used by Qwen and many others.
-  "chatml": ChatTemplate(_alike("<|im_start|>{role}\n", "<|im_end|>\n"), "<|im_end|>", ("<|im_start|>", "<|im_end|>")),
+  "chatml": ChatTemplate(
+    _alike("<|im_start|>{role}\n", "<|im_end|>\n"), "<|im_end|>", ("<|im_start|>", "<|im_end|>")
+  ),
   # Llama 3's, which calls tools "ipython"; `<|begin_of_text|>` is the decoder's start.
   "llama3": ChatTemplate(
     _alike("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>")
@@ -79,7 +97,10 @@ TEMPLATES = {
   ),
   # Gemma's, which calls the assistant "model".
   "gemma": ChatTemplate(
-    {"user": ("<start_of_turn>user\n", "<end_of_turn>\n"), ASSISTANT: ("<start_of_turn>model\n", "<end_of_turn>\n")},
+    {
+      "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
+      ASSISTANT: ("<start_of_turn>model\n", "<end_of_turn>\n"),
+    },
     "<end_of_turn>",
     ("<start_of_turn>", "<end_of_turn>"),
     stripped=True,
@@ -92,7 +113,8 @@ TEMPLATES = {
   ),
   # Tülu's and OLMo 2's, whose marks of turns are text.
   "tulu": ChatTemplate(
-    _alike("<|{role}|>\n", "\n", ("system", "user")) | {ASSISTANT: ("<|assistant|>\n", f"{EOS}\n")}, EOS
+    _alike("<|{role}|>\n", "\n", ("system", "user")) | {ASSISTANT: ("<|assistant|>\n", f"{EOS}\n")},
+    EOS,
   ),
 }
 
@@ -112,7 +134,8 @@ def template_of(value: str | dict[str, Any]) -> ChatTemplate:
 
 
 def written(template: ChatTemplate, messages: Sequence["Message"], eos: str) -> str:
-  """Return the text of a conversation up to the beginning of its next answer; `eos` spells the end of text."""
+  """Return the text of a conversation up to the beginning of its next answer; `eos` spells the end
+  of text."""
   text = ""
   for message in messages:
     before, after = template.turns[message.role]
@@ -138,13 +161,15 @@ class Chat:
   """
 
   def __init__(self, template: str | dict[str, Any], vocabulary: Vocabulary):
-    self._template, self._vocabulary = template_of(template), vocabulary
+    self._template = template_of(template)
+    self._vocabulary = vocabulary
     known = _ids(vocabulary) if set(self._template.pieces) - {EOS} else {}
     self._pieces = {EOS: vocabulary.eos_id}
     for piece in self._template.pieces:
       if piece != EOS and piece not in known:
         raise UserError(
-          f"{_WHERE}: {template!r} needs the piece {piece!r}, which the vocabulary of {vocabulary.size} ids"
+          f"{_WHERE}: {template!r} needs the piece {piece!r}, which the vocabulary of "
+          f"{vocabulary.size} ids"
           " lacks; choose template 'plain', which needs none, or a vocabulary that has it"
         )
       self._pieces |= {piece: known[piece]} if piece != EOS else {}
@@ -158,12 +183,16 @@ class Chat:
     return self._pieces[self._template.ends]
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable to learn from: it has no answer, or is no `check_prompt`."""
+    """Return why a conversation is unusable to learn from: it has no answer, or is no
+    `check_prompt`."""
     skip = self.check_prompt(messages, where)
-    return skip or (None if any(message.role == ASSISTANT for message in messages) else Skip("no answer"))
+    return skip or (
+      None if any(message.role == ASSISTANT for message in messages) else Skip("no answer")
+    )
 
   def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable, if it is: an empty answer, or a content that spells a piece.
+    """Return why a conversation is unusable, if it is: an empty answer, or a content that spells a
+    piece.
 
     Raises:
       UserError: a role that the template does not have.
@@ -176,12 +205,15 @@ class Chat:
         )
       if message.role == ASSISTANT and not message.content.strip():
         return Skip("empty answer")
-      if self._vocabulary.specials_in_text and any(piece in message.content for piece in self._spelled):
+      if self._vocabulary.specials_in_text and any(
+        piece in message.content for piece in self._spelled
+      ):
         return Skip("special piece in a message")
     return None
 
   def __call__(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last answer."""
+    """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last
+    answer."""
     ids: list[int] = []
     answer: list[int] = []
 
@@ -204,15 +236,19 @@ class Chat:
 
   @property
   def facts(self) -> dict[str, Any]:
-    """Return all that determines the ids besides the template's name or fields and the vocabulary; JSON.
+    """Return all that determines the ids besides the template's name or fields and the vocabulary;
+    JSON.
 
     Rows of templates whose turns begin with the start token had it twice before.
     """
-    starts = [self._around(before)[:1] == [self._start] for before, _ in self._template.turns.values()]
+    starts = [
+      self._around(before)[:1] == [self._start] for before, _ in self._template.turns.values()
+    ]
     return {"start": "once"} if any(starts) else {}
 
   def prompt(self, messages: Sequence[Message]) -> list[int]:
-    """Return the ids from which an answer to these messages is generated; raise as `check_prompt`."""
+    """Return the ids from which an answer to these messages is generated; raise as
+    `check_prompt`."""
     ids = self.opened(messages)
     return ids[1:] if ids[:1] == [self._start] else ids
 
@@ -233,7 +269,9 @@ class Chat:
     """Return the ids of the template's own text, with its pieces."""
     parts = filter(None, self._cut.split(text))
     return [
-      i for part in parts for i in ([self._pieces[part]] if part in self._pieces else self._vocabulary.encode(part))
+      i
+      for part in parts
+      for i in ([self._pieces[part]] if part in self._pieces else self._vocabulary.encode(part))
     ]
 
 
@@ -246,21 +284,32 @@ def messages_of(record: Record, field: str, where: str) -> list[Message]:
   found = value(record, field, where)
   if not isinstance(found, list) or not found:
     raise UserError(
-      f"{where}: found {'an empty array' if found == [] else kind_of(found)} in field {field!r}, expected an array of"
+      f"{where}: found {'an empty array' if found == [] else kind_of(found)} in field {field!r}, "
+      "expected an array of"
       " messages, each an object with 'role' and 'content'"
     )
-  return [_message(one, f"{where}: message {number} of {field!r}") for number, one in enumerate(found)]
+  return [
+    _message(one, f"{where}: message {number} of {field!r}") for number, one in enumerate(found)
+  ]
 
 
 def _message(found: Any, where: str) -> Message:
   if not isinstance(found, dict):
-    raise UserError(f"{where}: found {kind_of(found)}, expected an object with 'role' and 'content'")
+    raise UserError(
+      f"{where}: found {kind_of(found)}, expected an object with 'role' and 'content'"
+    )
   for key in Message._fields:
     if not isinstance(found.get(key), str):
-      what = f"{kind_of(found[key])} in {key!r}" if key in found else f"no {key!r} among {', '.join(found) or 'none'}"
+      what = (
+        f"{kind_of(found[key])} in {key!r}"
+        if key in found
+        else (f"no {key!r} among {', '.join(found) or 'none'}")
+      )
       raise UserError(f"{where}: found {one_line(what)}, expected text in 'role' and 'content'")
   if call := next((key for key in ("tool_calls", "function_call") if found.get(key)), None):
-    raise UserError(f"{where}: found {call!r}, which no template here writes; write the call as text in 'content'")
+    raise UserError(
+      f"{where}: found {call!r}, which no template here writes; write the call as text in 'content'"
+    )
   return Message(found["role"], found["content"])
 
 

@@ -1,8 +1,10 @@
-"""Examples of token streams and labels, prepared once from the records of a source; supervised tasks read them.
+"""Examples of token streams and labels, prepared once from the records of a source; supervised
+tasks read them.
 
-A store (see `data/prepared.py`) whose items are examples. Token streams are arrays of ids; the other arrays hold
-numbers, one or several per example, or one per token of a stream. `plans/` beside them has packing plans, see
-`packing.cached`. Several processes make the examples; training never tokenises.
+A store (see `data/prepared.py`) whose items are examples. Token streams are arrays of ids; the
+other arrays hold numbers, one or several per example, or one per token of a stream. `plans/` beside
+them has packing plans, see `packing.cached`. Several processes make the examples; training never
+tokenises.
 """
 
 import dataclasses
@@ -37,7 +39,8 @@ class ExampleStore:
     name: the name of the corpus.
     num_examples: the number of examples N.
     fingerprint: SHA-256 of the content.
-    arrays: the numbers of all examples by name: [N], several per example, or one per token of a stream.
+    arrays: the numbers of all examples by name: [N], several per example, or one per token of a
+      stream.
     ends: the end of each example in each stream: int64 [N].
     lengths: tokens of each example in each stream: int64 [N].
 
@@ -47,16 +50,24 @@ class ExampleStore:
 
   def __init__(self, store: Store):
     self._store = store
-    self.path, self.name, self.fingerprint = store.path, store.name, store.fingerprint
-    self.num_examples, found = store.num_items, {array.name: array.num_values for array in store.manifest.arrays}
+    self.path = store.path
+    self.name = store.name
+    self.fingerprint = store.fingerprint
+    self.num_examples = store.num_items
+    found = {array.name: array.num_values for array in store.manifest.arrays}
     streams = tuple(store.manifest.facts["append_eos"])
     for name in streams:
       if name not in found:
-        raise UserError(f"{store.path}/{manifests.FILE}: arrays: found no {name!r}, a stream of the task")
-    for name, count in found.items():
-      if count not in [found[stream] for stream in streams] and (not count or count % self.num_examples):
         raise UserError(
-          f"{store.path}: {name}: found {count} values, expected one or several for each of {self.num_examples} "
+          f"{store.path}/{manifests.FILE}: arrays: found no {name!r}, a stream of the task"
+        )
+    for name, count in found.items():
+      if count not in [found[stream] for stream in streams] and (
+        not count or count % self.num_examples
+      ):
+        raise UserError(
+          f"{store.path}: {name}: found {count} values, expected one or several for each of "
+          f"{self.num_examples} "
           f"examples, or one per token; delete {store.path} and it is made again"
         )
     self.arrays = {name: store.values(name) for name in found if name not in streams}
@@ -64,7 +75,10 @@ class ExampleStore:
     self.lengths = {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
     sizes = ", ".join(f"{found[name]:,} tokens of {name}" for name in streams)
     skipped = skips(store.manifest.skipped)
-    print(f"data: {self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}", flush=True)
+    print(
+      f"data: {self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}",
+      flush=True,
+    )
 
   @property
   def vocabulary(self) -> Vocabulary:
@@ -76,7 +90,8 @@ class ExampleStore:
     """Read the first `length_n` tokens of some examples, after skipping `skip_n`.
 
     Returns:
-      (int32 [n, L], bool [n, L]): tokens, and which of them belong to the example; L is the longest of `length_n`.
+      (int32 [n, L], bool [n, L]): tokens, and which of them belong to the example; L is the longest
+      of `length_n`.
     """
     L = max(int(length_n.max(initial=1)), 1)
     start_n = self.ends[stream][example_n] - self.lengths[stream][example_n] + skip_n
@@ -100,15 +115,15 @@ def open_store(
   """Open the examples of a task, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]` is
-      the first 200 of them.
+    source, split, data_dir: the source of the records, see `corpora/sources/__init__.py`;
+      `validation[:200]` is the first 200 of them.
     task: the name and version of the task.
     fields: the record fields in use.
     facts: all else that determines the examples besides the vocabulary; JSON-serialisable.
     vocabulary: the vocabulary of the ids.
     streams: the names of the token streams, and whether their examples end with EOS.
-    examples: turns (where, record) pairs into examples, each by itself; a `Skip` is counted. Called only for
-      preparation, and in other processes.
+    examples: turns (where, record) pairs into examples, each by itself; a `Skip` is counted. Called
+      only for preparation, and in other processes.
     cache: the local directory of all prepared examples.
     verify: the checks on opening, see `Store.open`.
 
@@ -118,16 +133,27 @@ def open_store(
   opened = prepared.source(source, fields, data_dir)
   if opened.name == builtin.NAME:
     cache = builtin.directory() + "_examples"
-  about = dict(source=opened, split=split, cache=cache, vocabulary=vocabulary, arguments={"task": task, **facts})
+  about = dict(
+    source=opened,
+    split=split,
+    cache=cache,
+    vocabulary=vocabulary,
+    arguments={"task": task, **facts},
+  )
   made = Examples(
-    store_facts=ids.facts(vocabulary, streams), streams=streams, examples=examples, unit=next(iter(streams)), **about
+    store_facts=ids.facts(vocabulary, streams),
+    streams=streams,
+    examples=examples,
+    unit=next(iter(streams)),
+    **about,
   )
   return ExampleStore(prepared.opened(made, batches.Engine(os.cpu_count() or 1), verify))
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples(prepared.Records):
-  """The examples of a task; `streams`, `examples`: see `open_store`. The other entries of an example are numbers."""
+  """The examples of a task; `streams`, `examples`: see `open_store`. The other entries of an
+  example are numbers."""
 
   streams: dict[str, bool]
   examples: Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]
@@ -139,22 +165,28 @@ class Examples(prepared.Records):
 
   def characters(self, item: tuple[str, Record | Skip], /) -> int:
     _, record = item
-    return _CHARACTERS + (0 if isinstance(record, Skip) else sum(len(x) for x in record.values() if isinstance(x, str)))
+    return _CHARACTERS + (
+      0 if isinstance(record, Skip) else sum(len(x) for x in record.values() if isinstance(x, str))
+    )
 
   def make(self, batch: Batch) -> Made:
     skipped: Counter[str] = Counter()
-    made, used = [], records.usable(iter(batch.items), skipped)
+    made = []
+    used = records.usable(iter(batch.items), skipped)
     for example in self.examples(used):
       if isinstance(example, Skip):
         skipped[example.reason] += 1
       else:
         made.append(example)
     if len(made) + skipped.total() != len(batch.items):
-      raise ValueError(f"{len(made)} examples and {skipped.total()} skips of {len(batch.items)} records")
+      raise ValueError(
+        f"{len(made)} examples and {skipped.total()} skips of {len(batch.items)} records"
+      )
     arrays = {}
     for name in [*self.streams, *sorted(made[0].keys() - self.streams.keys())] if made else ():
       parts = [np.atleast_1d(example[name]) for example in made]
-      values, lengths = np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
+      values = np.concatenate(parts)
+      lengths = np.array([len(part) for part in parts], np.int64)
       if name in self.streams:
         given = self.vocabulary, self.streams[name], values, lengths, self.arguments["task"]
         values, lengths = ids.stored(*given)

@@ -1,7 +1,9 @@
-"""Labelled tasks: records become examples, which are prepared once, and examples become rows of features.
+"""Labelled tasks: records become examples, which are prepared once, and examples become rows of
+features.
 
-A task's file says the fields it reads, the features of its rows, the example of a record, and the rows of the examples.
-`labelled` does the rest: it opens the source, prepares the examples or opens the prepared ones, and makes batches.
+A task's file says the fields it reads, the features of its rows, the example of a record, and the
+rows of the examples. `labelled` does the rest: it opens the source, prepares the examples or opens
+the prepared ones, and makes batches.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Records(Source):
 
   Attributes:
     vocabulary: a vocabulary's directory or file, or `bytes`.
-    buckets: the most lengths to which training batches are cut, see `training/buckets.py`; 1 leaves them whole.
+    buckets: the most lengths to which training batches are cut, see `training/buckets.py`; 1 leaves
+      them whole.
   """
 
   vocabulary: str = "bytes"
@@ -37,7 +40,8 @@ class Records(Source):
 
   @property
   def gaps(self) -> bool:
-    """Whether texts may lack a field: everywhere but in a training split, so that every example is predicted."""
+    """Whether texts may lack a field: everywhere but in a training split, so that every example is
+    predicted."""
     return not self.split.startswith("train")
 
   @property
@@ -80,8 +84,9 @@ class Rows:
     number: the number of rows.
     read: makes the features of rows, int64 [B] -> each [B, *shape].
     used: the store's number of the example in each row, int64 [number]; None if rows hold several.
-    view: (a record, its location, its place in the list) -> the metrics' view of an example, without its `record`. The
-      list is `used`, or all examples without it. None if metrics have no view.
+    view: (a record, its location, its place in the list) -> the metrics' view of an example,
+      without its `record`. The list is `used`, or all examples without it. None if metrics have no
+      view.
     truncated: the share of the examples used that are shortened to fit a row.
   """
 
@@ -109,7 +114,8 @@ def labelled(
   """Make a labelled task, preparing its examples first if necessary.
 
   Args:
-    version: the task's name and version, such as `tagging.v1`; raise the version when its examples change.
+    version: the task's name and version, such as `tagging.v1`; raise the version when its examples
+      change.
     source: the records.
     vocabulary: the vocabulary of the ids.
     fields: the fields of a record in use.
@@ -122,21 +128,28 @@ def labelled(
     more: further attributes of the task.
 
   Raises:
-    UserError: an unusable source, an unwritable cache, no usable record, or a file changed since preparation.
+    UserError: an unusable source, an unwritable cache, no usable record, or a file changed since
+      preparation.
   """
 
   def examples(found: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
     return (example(record, where) for where, record in found)
 
-  told = dict(task=version, fields=tuple(fields), facts=facts, vocabulary=vocabulary, streams=streams)
+  told = dict(
+    task=version, fields=tuple(fields), facts=facts, vocabulary=vocabulary, streams=streams
+  )
   store = example_store.open_store(examples=examples, **told, **source.opening)
   table = rows(store)
 
   def viewed(further: Sequence[str]) -> list[dict[str, Any]]:
     wanted = (*fields, *further)
-    found = records.used(source.source, source.split, fields=wanted, data_dir=source.data_dir, examples=examples)
+    found = records.used(
+      source.source, source.split, fields=wanted, data_dir=source.data_dir, examples=examples
+    )
     found = found if table.used is None else [found[number] for number in table.used]
-    return [{"record": record} | table.view(record, where, n) for n, (where, record) in enumerate(found)]
+    return [
+      {"record": record} | table.view(record, where, n) for n, (where, record) in enumerate(found)
+    ]
 
   return Labelled(
     name=source.label or f"{store.name}_{version.partition('.')[0]}",
@@ -152,8 +165,11 @@ def labelled(
   )
 
 
-def beside(store: ExampleStore, array: str, stream: str, example_n: np.ndarray, valid_nL: np.ndarray) -> np.ndarray:
-  """Return the numbers [n, L] that an array has for the first tokens of examples; undefined where not `valid_nL`."""
+def beside(
+  store: ExampleStore, array: str, stream: str, example_n: np.ndarray, valid_nL: np.ndarray
+) -> np.ndarray:
+  """Return the numbers [n, L] that an array has for the first tokens of examples; undefined where
+  not `valid_nL`."""
   start_n = store.ends[stream][example_n] - store.lengths[stream][example_n]
   places_nL = np.where(valid_nL, start_n[:, None] + np.arange(valid_nL.shape[1]), 0)
   return np.asarray(store.arrays[array])[places_nL]
@@ -170,7 +186,8 @@ def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], features: Feat
     kinds = [getattr(tf, feature.dtype) for feature in features.values()]
     out = tf.numpy_function(arrays, [example_index_B], kinds, stateful=False)
     return {
-      name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape]) for name, x in zip(features, out)
+      name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape])
+      for name, x in zip(features, out)
     }
 
   return batch

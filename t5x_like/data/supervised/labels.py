@@ -4,7 +4,8 @@ import numpy as np
 
 from t5x_like.errors import UserError, did_you_mean
 
-UNLABELLED = "-1"  # the label of an example without one, as in TFDS's test splits, unless a class has this name
+# the label of an example without one, as in TFDS's test splits, unless a class has this name
+UNLABELLED = "-1"
 
 
 def numbered(names: list | tuple, key: str) -> dict[str, int]:
@@ -17,7 +18,8 @@ def numbered(names: list | tuple, key: str) -> dict[str, int]:
 
 
 def absent(found: str, numbers: dict[str, int] | None) -> bool:
-  """Return whether a label says that its example has none: -1, where that is neither a class nor a number."""
+  """Return whether a label says that its example has none: -1, where that is neither a class nor a
+  number."""
   return found == UNLABELLED and numbers is not None and UNLABELLED not in numbers
 
 
@@ -28,7 +30,8 @@ def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str
       number = float(found)
     except ValueError:
       raise UserError(
-        f"{where}: found {found!r} in field {field!r}, expected a number; name the classes with config.task.labels"
+        f"{where}: found {found!r} in field {field!r}, expected a number; name the classes with "
+        "config.task.labels"
       ) from None
     if not abs(number) <= float(np.finfo(np.float32).max):
       raise UserError(f"{where}: found {found!r} in field {field!r}, expected a finite number")

@@ -1,14 +1,16 @@
-"""Packing: several short examples in one row, by a plan made from their lengths before any token is read.
+"""Packing: several short examples in one row, by a plan made from their lengths before any token is
+read.
 
-A plan assigns examples to rows. It is a pure function of (lengths, limits, seed), so rows are addressed by index like
-unpacked examples: shuffled anew in every epoch, resumed at any step and divided among hosts, and every epoch has every
-example once. An example has one length per stream (the inputs and the targets of an encoder-decoder, or one
-sequence), and a row has one limit per stream.
+A plan assigns examples to rows. It is a pure function of (lengths, limits, seed), so rows are
+addressed by index like unpacked examples: shuffled anew in every epoch, resumed at any step and
+divided among hosts, and every epoch has every example once. An example has one length per stream
+(the inputs and the targets of an encoder-decoder, or one sequence), and a row has one limit per
+stream.
 
 `data/supervised/bins.py` finds the rows.
 
-Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs [7,8,5,1], [8,4,9,3,1]
-and targets [3,9,1], [4,1]:
+Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs
+[7,8,5,1], [8,4,9,3,1] and targets [3,9,1], [4,1]:
 
     encoder_input_tokens  7 8 5 1 8 4 9 3 1 0    decoder_target_tokens  3 9 1 4 1 0 0
     encoder_segment_ids   1 1 1 1 2 2 2 2 2 0    decoder_segment_ids    1 1 1 2 2 0 0
@@ -61,7 +63,8 @@ class Plan:
     return tuple(used / max(self.num_rows * limit, 1) for used, limit in parts)
 
   def members(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the examples of rows: (place in `examples`, place in `row_B`, number within its row), each int64 [n]."""
+    """Return the examples of rows: (place in `examples`, place in `row_B`, number within its row),
+    each int64 [n]."""
     row_B = np.asarray(row_B, np.int64)
     count_B = self.row_starts[row_B + 1] - self.row_starts[row_B]
     which_n = np.repeat(np.arange(row_B.size), count_B)
@@ -72,7 +75,9 @@ class Plan:
 def alone(lengths_ND: np.ndarray, limits: Sequence[int]) -> Plan:
   """Return the plan of a task that does not pack: row i is example i."""
   N, D = lengths_ND.shape
-  return Plan(np.arange(N), np.arange(N + 1), np.zeros((N, D), np.int64), _sums(lengths_ND), tuple(limits))
+  return Plan(
+    np.arange(N), np.arange(N + 1), np.zeros((N, D), np.int64), _sums(lengths_ND), tuple(limits)
+  )
 
 
 def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
@@ -95,7 +100,8 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
     raise UserError(f"row lengths: found {list(limits)}, expected at least 1")
   if (over := (lengths_ND > limits_D).any(axis=1)).any():
     raise UserError(
-      f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected at "
+      f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected "
+      "at "
       f"most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long"
     )
   row_N = bins.rows(lengths_ND, limits_D, seed)
@@ -107,10 +113,15 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
   return _laid_out(lengths_ND, limits, examples, row_starts)
 
 
-def of_examples(lengths_ND: np.ndarray, limits: Sequence[int], packed: bool, seed: int, path: str) -> Plan:
-  """Return the plan of the examples in the directory `path`, made once if they are packed, and report it."""
+def of_examples(
+  lengths_ND: np.ndarray, limits: Sequence[int], packed: bool, seed: int, path: str
+) -> Plan:
+  """Return the plan of the examples in the directory `path`, made once if they are packed, and
+  report it."""
   made = cached(lengths_ND, limits, seed, f"{path}/plans") if packed else alone(lengths_ND, limits)
-  streams = ", ".join(f"{part:.1%} of {limit:,}" for part, limit in zip(made.utilisation, made.limits))
+  streams = ", ".join(
+    f"{part:.1%} of {limit:,}" for part, limit in zip(made.utilisation, made.limits)
+  )
   how = f"packed into {made.num_rows:,} rows" if packed else "unpacked"
   used = f"{made.utilisation[-1]:.1%} of positions used ({streams})"
   print(f"data: {path}: {made.examples.size:,} examples {how}, {used}", flush=True)
@@ -120,11 +131,13 @@ def of_examples(lengths_ND: np.ndarray, limits: Sequence[int], packed: bool, see
 def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str) -> Plan:
   """Return `plan`, cached in a file named by a hash of all it depends on.
 
-  A damaged file, or one from another edition of the method, is ignored. If the folder is not writable, the plan is made
-  again each time.
+  A damaged file, or one from another edition of the method, is ignored. If the folder is not
+  writable, the plan is made again each time.
   """
   lengths_ND = np.ascontiguousarray(lengths_ND, np.int64)
-  about = json.dumps({"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape})
+  about = json.dumps(
+    {"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape}
+  )
   key = hashlib.sha256(about.encode() + lengths_ND.data).hexdigest()
   file = place(folder) / key[:32]
   if found := progress_files.load_arrays(file):
@@ -135,11 +148,15 @@ def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str
   return made
 
 
-def _laid_out(lengths_ND: np.ndarray, limits: Sequence[int], examples: np.ndarray, row_starts: np.ndarray) -> Plan:
+def _laid_out(
+  lengths_ND: np.ndarray, limits: Sequence[int], examples: np.ndarray, row_starts: np.ndarray
+) -> Plan:
   before_ND = np.cumsum(lengths_ND[examples], axis=0) - lengths_ND[examples]
   if examples.size:
     before_ND -= np.repeat(before_ND[row_starts[:-1]], np.diff(row_starts), axis=0)
-  return Plan(examples, row_starts, before_ND, _sums(lengths_ND), tuple(int(limit) for limit in limits))
+  return Plan(
+    examples, row_starts, before_ND, _sums(lengths_ND), tuple(int(limit) for limit in limits)
+  )
 
 
 def _sums(lengths_ND: np.ndarray) -> tuple[int, ...]:
@@ -158,14 +175,17 @@ def scatter(
 
   Args:
     tokens_nL, valid_nL: int32 and bool [n, L], the examples and which of their tokens are real.
-    row_n, number_n, offset_n: integers [n], each example's row, number within the row (from 0) and offset in it.
+    row_n, number_n, offset_n: integers [n], each example's row, number within the row (from 0) and
+      offset in it.
     shape: (rows, length of a row).
 
   Returns:
-    int32 [B, S] each: tokens, segments (from 1) and positions within the segment; 0 where a row is empty.
+    int32 [B, S] each: tokens, segments (from 1) and positions within the segment; 0 where a row is
+    empty.
   """
   place_nL = (row_n * shape[1] + offset_n)[:, None] + np.arange(tokens_nL.shape[1])
-  places, out = place_nL[valid_nL], np.zeros((3, shape[0] * shape[1]), np.int32)
+  places = place_nL[valid_nL]
+  out = np.zeros((3, shape[0] * shape[1]), np.int32)
   within_nL = np.broadcast_to(np.arange(tokens_nL.shape[1], dtype=np.int32), valid_nL.shape)
   number_nL = np.broadcast_to(number_n[:, None] + 1, valid_nL.shape)
   for i, values_nL in enumerate((tokens_nL, number_nL, within_nL)):
@@ -174,10 +194,15 @@ def scatter(
   return tokens_BS, segments_BS, positions_BS
 
 
-def shifted(targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.ndarray, start_id: int) -> np.ndarray:
-  """Return a decoder's inputs: in every segment `start_id`, then its targets but the last; 0 outside segments."""
+def shifted(
+  targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.ndarray, start_id: int
+) -> np.ndarray:
+  """Return a decoder's inputs: in every segment `start_id`, then its targets but the last; 0
+  outside segments."""
   before_BT = np.roll(targets_BT, 1, axis=1)
-  return np.where(positions_BT > 0, before_BT, np.where(segments_BT > 0, start_id, 0)).astype(np.int32)
+  return np.where(positions_BT > 0, before_BT, np.where(segments_BT > 0, start_id, 0)).astype(
+    np.int32
+  )
 
 
 def decoder_rows(

@@ -1,4 +1,5 @@
-"""Passages to retrieve, prepared once from the records of a source, and rows of a stream of examples.
+"""Passages to retrieve, prepared once from the records of a source, and rows of a stream of
+examples.
 
 A passage ends with EOS, and is cut to its length, as queries and answers are.
 """
@@ -32,7 +33,9 @@ class Passages:
   vocabulary: Vocabulary
 
   @classmethod
-  def open(cls, source: str, split: str, text: str, length: int, asked: Records, vocabulary: Vocabulary) -> "Passages":
+  def open(
+    cls, source: str, split: str, text: str, length: int, asked: Records, vocabulary: Vocabulary
+  ) -> "Passages":
     """Open the passages of a source, preparing them first if necessary.
 
     Args:
@@ -47,7 +50,11 @@ class Passages:
 
     def example(record, where):
       found = template(record, where)
-      return Skip("empty passage") if not found else {"passage": ids(vocabulary, found), "digest": digest(found)}
+      return (
+        Skip("empty passage")
+        if not found
+        else {"passage": ids(vocabulary, found), "digest": digest(found)}
+      )
 
     store = example_store.open_store(
       task="passages.v1",
@@ -60,7 +67,10 @@ class Passages:
     )
     cut = int((store.lengths["passage"] > length).sum())
     if cut:
-      print(f"data: {store.path}: {cut:,} of {store.num_examples:,} passages cut to {length} tokens", flush=True)
+      print(
+        f"data: {store.path}: {cut:,} of {store.num_examples:,} passages cut to {length} tokens",
+        flush=True,
+      )
     return cls(store, length, vocabulary)
 
   @property
@@ -81,13 +91,19 @@ class Passages:
   def texts(self, number_n: np.ndarray) -> list[str]:
     """Return the texts of passages, as they were cut."""
     special = {self.vocabulary.pad_id, self.vocabulary.eos_id}
-    return [self.vocabulary.decode([int(i) for i in row if i not in special]) for row in self.rows(number_n)]
+    return [
+      self.vocabulary.decode([int(i) for i in row if i not in special])
+      for row in self.rows(number_n)
+    ]
 
 
 def check_padding(vocabulary: Vocabulary) -> None:
   """Raise UserError for a vocabulary without padding, by which a model tells where passages end."""
   if vocabulary.pad_id is None:
-    raise UserError("config.task.vocabulary: it has no padding piece, expected one, by which passages end; add one")
+    raise UserError(
+      "config.task.vocabulary: it has no padding piece, expected one, by which "
+      "passages end; add one"
+    )
 
 
 def ids(vocabulary: Vocabulary, text: str) -> np.ndarray:
@@ -101,7 +117,8 @@ def digest(text: str) -> np.int64:
 def padded(
   store: ExampleStore, stream: str, example_n: np.ndarray, length: int, vocabulary: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Read a stream that ends with EOS, cut to `length` and then also ended: (int32, which are real bool) [n, length]."""
+  """Read a stream that ends with EOS, cut to `length` and then also ended: (int32, which are real
+  bool) [n, length]."""
   whole_n = store.lengths[stream][example_n]
   length_n = np.minimum(whole_n, length)
   found_nS, valid_nS = store.read(stream, example_n, length_n)

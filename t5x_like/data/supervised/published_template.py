@@ -1,7 +1,7 @@
 """Conversations in the chat template that a tokenizer was published with, a Jinja program.
 
-A template is a program of others, so that it runs in a process of its own (`template_program`), in a sandbox, with
-limits of its size, its output, its memory and its time.
+A template is a program of others, so that it runs in a process of its own (`template_program`), in
+a sandbox, with limits of its size, its output, its memory and its time.
 """
 
 import functools
@@ -40,19 +40,23 @@ _PROBES = (
 
 
 def text_of(vocabulary: Vocabulary) -> str | None:
-  """Return the chat template in a vocabulary's files: `chat_template.jinja`, or that of its tokenizer_config.json."""
+  """Return the chat template in a vocabulary's files: `chat_template.jinja`, or that of its
+  tokenizer_config.json."""
   files = getattr(vocabulary, "brought", {})
   if FILE in files:
     return files[FILE].decode("utf-8", "replace")
   template = _config(vocabulary).get("chat_template")
   if isinstance(template, list):  # several, by name
-    named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    named = {
+      entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
+    }
     template = named.get("default")
   return template if isinstance(template, str) else None
 
 
 def chat_of(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat | PublishedChat":
-  """Return the writer of conversations for a template: `published`, or one that `chat.template_of` knows.
+  """Return the writer of conversations for a template: `published`, or one that `chat.template_of`
+  knows.
 
   Raises:
     UserError: the template is unknown or unusable, or the vocabulary lacks what it needs.
@@ -61,9 +65,14 @@ def chat_of(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat | P
 
 
 def describe(template: str | dict[str, Any], vocabulary: Vocabulary) -> str:
-  """Return a template's name for people; a published one that writes as a template here does has its name too."""
+  """Return a template's name for people; a published one that writes as a template here does has
+  its name too."""
   if template != PUBLISHED:
-    return f"the chat template {template!r}" if isinstance(template, str) else "the chat template of its recipe"
+    return (
+      f"the chat template {template!r}"
+      if isinstance(template, str)
+      else ("the chat template of its recipe")
+    )
   name = PublishedChat(vocabulary).known_name
   return "the model's own chat template" + (f" ({name})" if name else "")
 
@@ -81,7 +90,9 @@ class Renderer:
 
   def __init__(self, template: str, variables: dict[str, str], origin: str):
     if len(template) > MOST_CHARACTERS:
-      raise UserError(f"{origin}: found {len(template)} characters, expected at most {MOST_CHARACTERS}; {_REMEDY}")
+      raise UserError(
+        f"{origin}: found {len(template)} characters, expected at most {MOST_CHARACTERS}; {_REMEDY}"
+      )
     self._first = {"template": template, "variables": variables}
     self._origin = origin
     self._process: subprocess.Popen | None = None
@@ -96,7 +107,10 @@ class Renderer:
     Raises:
       UserError: the template refuses the conversation, or exceeds a limit.
     """
-    request = {"messages": [message._asdict() for message in messages], "add_generation_prompt": prompt}
+    request = {
+      "messages": [message._asdict() for message in messages],
+      "add_generation_prompt": prompt,
+    }
     with self._lock:
       if self._process is None or self._owner != os.getpid():
         self._start()
@@ -125,12 +139,17 @@ class Renderer:
       timer.cancel()
     if not line:
       self._end()
-      raise UserError(f"{self._origin}: it takes more than {SECONDS:.0f} s or too much memory; {_REMEDY}")
+      raise UserError(
+        f"{self._origin}: it takes more than {SECONDS:.0f} s or too much memory; {_REMEDY}"
+      )
     answer = json.loads(line)
     if "error" in answer:
       if request is self._first:
         self._end()
-      raise UserError(f"{self._origin}: {one_line(ValueError(answer['error']))}; change the conversation, or {_REMEDY}")
+      raise UserError(
+        f"{self._origin}: {one_line(ValueError(answer['error']))}; change the "
+        f"conversation, or {_REMEDY}"
+      )
     return answer
 
   def _end(self) -> None:
@@ -150,7 +169,8 @@ _REMEDY = f"name a template instead, such as {', '.join(TEMPLATES)}"
 
 
 class PublishedChat:
-  """Writes conversations in the template that a vocabulary was published with; see `Chat`, whose methods it has.
+  """Writes conversations in the template that a vocabulary was published with; see `Chat`, whose
+  methods it has.
 
   Raises:
     UserError: the vocabulary has no template, or splits special pieces that occur in text.
@@ -160,20 +180,27 @@ class PublishedChat:
     template = text_of(vocabulary)
     where = "config.task.template or --template"
     if template is None:
-      raise UserError(f"{where}: found 'published', but the tokenizer has no chat template; {_REMEDY}")
+      raise UserError(
+        f"{where}: found 'published', but the tokenizer has no chat template; {_REMEDY}"
+      )
     if not vocabulary.specials_in_text:
-      raise UserError(f"{where}: found 'published', but the tokenizer splits special pieces; {_REMEDY}")
+      raise UserError(
+        f"{where}: found 'published', but the tokenizer splits special pieces; {_REMEDY}"
+      )
     self._vocabulary = vocabulary
     self._render = _renderer(vocabulary)
     pieces = vocabulary.pieces_of(sorted(vocabulary.special_ids))
-    self._special = re.compile(r"\s*(" + "|".join(re.escape(piece) for piece in pieces if piece.strip()) + ")")
+    self._special = re.compile(
+      r"\s*(" + "|".join(re.escape(piece) for piece in pieces if piece.strip()) + ")"
+    )
     self._start = start_id(vocabulary)
 
   @functools.cached_property
   def known_name(self) -> str | None:
     """The template of `TEMPLATES` that writes turns in the same way, or None.
 
-    The published one may begin with a start token, or with an instruction where the conversation has none.
+    The published one may begin with a start token, or with an instruction where the conversation
+    has none.
     """
     eos, start = self._vocabulary.pieces_of([self._vocabulary.eos_id, self._start])
     texts = []
@@ -207,14 +234,16 @@ class PublishedChat:
     return {"published": hashlib.sha256(text_of(self._vocabulary).encode()).hexdigest()}
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable to learn from: it has no answer, or is no `check_prompt`."""
+    """Return why a conversation is unusable to learn from: it has no answer, or is no
+    `check_prompt`."""
     skip = self.check_prompt(messages, where)
     if skip is None and not any(message.role == ASSISTANT for message in messages):
       skip = Skip("no answer")
     return skip
 
   def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable, if it is: an empty answer, or a content that spells a special piece."""
+    """Return why a conversation is unusable, if it is: an empty answer, or a content that spells a
+    special piece."""
     for message in messages:
       if message.role == ASSISTANT and not message.content.strip():
         return Skip("empty answer")
@@ -223,7 +252,8 @@ class PublishedChat:
     return None
 
   def __call__(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last answer.
+    """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last
+    answer.
 
     Raises:
       UserError: the template refuses the conversation, or does not write an answer as it is.
@@ -237,7 +267,8 @@ class PublishedChat:
     first_n, past_n = np.asarray(offsets, np.int64).reshape(-1, 2).T
     learned = np.zeros(len(ids), np.int8)
     for begin, end in spans:
-      learned[(begin < past_n) & (first_n < end) & (first_n < past_n)] = 1  # a first piece may have a space before
+      # a first piece may have a space before
+      learned[(begin < past_n) & (first_n < end) & (first_n < past_n)] = 1
     if not learned.any():
       raise UserError(f"the chat template writes no answer that can be learned; {_REMEDY}")
     length = int(np.flatnonzero(learned)[-1]) + 1
@@ -245,7 +276,8 @@ class PublishedChat:
     return np.asarray(ids[first:length], np.int32), learned[first:length]
 
   def _spans(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-    """Return the characters of each answer with the piece that ends it, which what is asked before it tells."""
+    """Return the characters of each answer with the piece that ends it, which what is asked before
+    it tells."""
     spans = []
     place = 0
     for number, message in enumerate(messages):
@@ -257,7 +289,9 @@ class PublishedChat:
       content = message.content.strip()
       at = text.find(content, place)
       if at < 0:
-        raise UserError(f"the chat template does not write the answer {content[:40]!r} as it is; {_REMEDY}")
+        raise UserError(
+          f"the chat template does not write the answer {content[:40]!r} as it is; {_REMEDY}"
+        )
       begin = place if number else at
       place = at + len(content)
       if piece := self._special.match(text, place):
@@ -278,12 +312,15 @@ class PublishedChat:
 
 def _config(vocabulary: Vocabulary) -> dict[str, Any]:
   data = getattr(vocabulary, "brought", {}).get(CONFIG, b"{}")
-  return checked_json.parsed(data.decode("utf-8", "replace"), dict, CONFIG, "the config of a tokenizer")
+  return checked_json.parsed(
+    data.decode("utf-8", "replace"), dict, CONFIG, "the config of a tokenizer"
+  )
 
 
 @functools.lru_cache(4)
 def _renderer(vocabulary: Vocabulary) -> Renderer:
-  """Return the renderer of a vocabulary's template, with the special pieces that its config names."""
+  """Return the renderer of a vocabulary's template, with the special pieces that its config
+  names."""
   config = _config(vocabulary)
   variables = {}
   for name in _SPECIAL:

@@ -1,4 +1,5 @@
-"""The records behind prepared examples, read from the source again for metrics, because ids do not hold them."""
+"""The records behind prepared examples, read from the source again for metrics, because ids do not
+hold them."""
 
 import itertools
 from collections import Counter
@@ -15,7 +16,8 @@ def used(
   data_dir: str | None,
   examples: Callable[[Iterator[tuple[str, Record]]], Iterator[dict | Skip]],
 ) -> list[tuple[str, Record]]:
-  """Return (where, record) of every example of `example_store.open_store` with the same arguments, in the same order.
+  """Return (where, record) of every example of `example_store.open_store` with the same arguments,
+  in the same order.
 
   Args:
     fields: the required fields of the records, at least the fields of the examples.
@@ -32,13 +34,17 @@ def used(
   ]
 
 
-def usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
+def usable(
+  records: Iterator[tuple[str, Record | Skip]], skipped: Counter
+) -> Iterator[tuple[str, Record]]:
   """Yield the records without NUL in a text or a list of texts; count the others."""
   for where, record in records:
     if isinstance(record, Skip):
       skipped[record.reason] += 1
       continue
-    texts = itertools.chain.from_iterable(x if isinstance(x, list) else (x,) for x in record.values())
+    texts = itertools.chain.from_iterable(
+      x if isinstance(x, list) else (x,) for x in record.values()
+    )
     if any(isinstance(text, str) and "\0" in text for text in texts):
       skipped["NUL character"] += 1
     else:

@@ -1,9 +1,11 @@
-"""Renders chat templates of others: a program of its own, which `published_template.Renderer` starts, limits and ends.
+"""Renders chat templates of others: a program of its own, which `published_template.Renderer`
+starts, limits and ends.
 
-The first line of its input is a JSON object with `template` and `variables`, every further line one with `messages` and
-`add_generation_prompt`. It answers each line with `{"text": …, "answers": [[begin, end], …]}`, where `answers` are the
-characters inside `{% generation %}` blocks, or with `{"error": …}`. The template runs in jinja2's immutable sandbox
-with the helpers of `transformers`, without a loader: it opens no file and imports nothing.
+The first line of its input is a JSON object with `template` and `variables`, every further line one
+with `messages` and `add_generation_prompt`. It answers each line with `{"text": …, "answers":
+[[begin, end], …]}`, where `answers` are the characters inside `{% generation %}` blocks, or with
+`{"error": …}`. The template runs in jinja2's immutable sandbox with the helpers of `transformers`,
+without a loader: it opens no file and imports nothing.
 """
 
 import contextlib
@@ -37,7 +39,9 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-  return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+  return json.dumps(
+    value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+  )
 
 
 def _raise(message) -> None:

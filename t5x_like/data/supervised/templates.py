@@ -1,9 +1,11 @@
-"""Templates: a record's fields -> text. `translate English to German: {en}` takes the field `en` of each record.
+"""Templates: a record's fields -> text. `translate English to German: {en}` takes the field `en` of
+each record.
 
-A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole list, joined by spaces,
-and `{words.<*>}` one whose items are behind sentinels, `<extra_id_0> The <extra_id_1> fox`, as far as the vocabulary
-has any: a model of spans finds its place by them (Raman et al. 2022, arXiv:2203.08378, "Sentinel + Tag").
-Booleans become the words True and False, as in T5's BoolQ labels. `{{` and `}}` are literal braces.
+A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole
+list, joined by spaces, and `{words.<*>}` one whose items are behind sentinels, `<extra_id_0> The
+<extra_id_1> fox`, as far as the vocabulary has any: a model of spans finds its place by them (Raman
+et al. 2022, arXiv:2203.08378, "Sentinel + Tag"). Booleans become the words True and False, as in
+T5's BoolQ labels. `{{` and `}}` are literal braces.
 """
 
 import math
@@ -34,14 +36,20 @@ class Template:
       ]
     except ValueError as error:
       raise UserError(
-        f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in braces, "
+        f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in "
+        "braces, "
         "such as 'summarize: {document}'"
       ) from error
     self.fields = tuple(_list(field) for _, field in self._parts if field is not None)
     if not self.fields or "" in self.fields:
-      raise UserError(f"config.task.{key}: found {text!r}, expected the name of a field in braces, such as '{{text}}'")
+      raise UserError(
+        f"config.task.{key}: found {text!r}, expected the name of a field in "
+        f"braces, such as '{{text}}'"
+      )
     self._sentinels = sentinels
-    self.marked = sentinels > 0 and any(field != _list(field) for _, field in self._parts if field is not None)
+    self.marked = sentinels > 0 and any(
+      field != _list(field) for _, field in self._parts if field is not None
+    )
 
   def __call__(self, record: Record, where: str, gaps: bool = False) -> str | None:
     """Return the text; raise UserError if a field is unknown or not text.
@@ -57,7 +65,9 @@ class Template:
         if isinstance(found, list) and "*" in plain.split("."):
           texts = [as_text(one, plain, where) for one in found]
           if field != plain and any(texts):
-            marked = [f"<extra_id_{n}> {text}".strip() for n, text in enumerate(texts[: self._sentinels])]
+            marked = [
+              f"<extra_id_{n}> {text}".strip() for n, text in enumerate(texts[: self._sentinels])
+            ]
             texts = [*marked, *texts[self._sentinels :]]
           text = " ".join(filter(None, texts))
         else:
@@ -74,11 +84,14 @@ def as_text(found: Any, field: str, where: str) -> str:
     return ""
   if not isinstance(found, str | int | float):
     raise UserError(
-      f"{where}: found {type(found).__name__} in field {field!r}, expected text or a number; a list's "
+      f"{where}: found {type(found).__name__} in field {field!r}, expected text or a number; a "
+      "list's "
       f"items are {field}.0, {field}.1, … and {field}.* all of them, joined by spaces"
     )
   if isinstance(found, float) and not math.isfinite(found):
-    raise UserError(f"{where}: found {found} in field {field!r}, expected text or a finite number, or null")
+    raise UserError(
+      f"{where}: found {found} in field {field!r}, expected text or a finite number, or null"
+    )
   text = str(found)
   return "" if text.isspace() else text
 

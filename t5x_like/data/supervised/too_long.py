@@ -38,21 +38,31 @@ def fit(
   )
   if too_long == "refuse":
     raise UserError(
-      f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens); raise that "
+      f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens); raise "
+      "that "
       "length, or set config.task.too_long to skip or truncate"
     )
   if too_long == "truncate":
-    print(f"data: {where}: {over.sum():,} of {over.size:,} examples truncated ({longest} tokens)", flush=True)
+    print(
+      f"data: {where}: {over.sum():,} of {over.size:,} examples truncated ({longest} tokens)",
+      flush=True,
+    )
     return np.arange(len(lengths_ND)), np.minimum(lengths_ND, limits)
   kept = np.flatnonzero(~over)
   if not kept.size:
-    raise UserError(f"{where}: all {over.size:,} examples are too long ({longest} tokens); raise that length")
-  print(f"data: {where}: {over.sum():,} of {over.size:,} examples skipped, too long ({longest} tokens)", flush=True)
+    raise UserError(
+      f"{where}: all {over.size:,} examples are too long ({longest} tokens); raise that length"
+    )
+  print(
+    f"data: {where}: {over.sum():,} of {over.size:,} examples skipped, too long ({longest} tokens)",
+    flush=True,
+  )
   return kept, lengths_ND[kept]
 
 
 def truncated(lengths_ND: np.ndarray, used: np.ndarray, sizes_nD: np.ndarray) -> float:
-  """Return the share of the examples used that `fit` has shortened, from their lengths before and after it."""
+  """Return the share of the examples used that `fit` has shortened, from their lengths before and
+  after it."""
   return float((lengths_ND[used].sum(axis=1) > sizes_nD.sum(axis=1)).mean())
 
 
@@ -67,8 +77,11 @@ def answered(
   kept = (lengths_nD > first_ND[used]).all(axis=1)
   if not kept.any():
     raise UserError(
-      f"config.task.length: found {lengths_nD.max()}, expected more: the prompts of all examples of {where} fill it"
+      f"config.task.length: found {lengths_nD.max()}, expected more: the prompts of all examples "
+      f"of {where} fill it"
     )
   if not kept.all():
-    print(f"data: {where}: {(~kept).sum():,} examples skipped, whose prompt fills a row", flush=True)
+    print(
+      f"data: {where}: {(~kept).sum():,} examples skipped, whose prompt fills a row", flush=True
+    )
   return used[kept], lengths_nD[kept]

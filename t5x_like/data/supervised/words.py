@@ -12,10 +12,12 @@ class Words:
   """
 
   def __init__(self, vocabulary: Vocabulary):
-    self._vocabulary, self._known = vocabulary, {}
+    self._vocabulary = vocabulary
+    self._known = {}
     together = [int(i) for i in vocabulary.encode("a b")]
     alone = [int(i) for word in ("a", "b") for i in vocabulary.encode(word)]
-    self._lead = "" if together == alone else " "  # bytes and byte-level BPE see the space before a word
+    # bytes and byte-level BPE see the space before a word
+    self._lead = "" if together == alone else " "
 
   def __call__(self, words: list[str]) -> list[list[int]]:
     """Return the ids of each word."""
@@ -31,9 +33,9 @@ class Words:
 def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[tuple[int, int]]:
   """Return the characters of each token of a word, (begin, end).
 
-  A vocabulary of the tokenizers library keeps these places itself. For any other, the decoded tokens are aligned with
-  the word: cased and accented letters equal those to which a vocabulary folds them. If the ids do not spell the word,
-  each token covers all of it.
+  A vocabulary of the tokenizers library keeps these places itself. For any other, the decoded
+  tokens are aligned with the word: cased and accented letters equal those to which a vocabulary
+  folds them. If the ids do not spell the word, each token covers all of it.
   """
   if hasattr(vocabulary, "encode_with_offsets"):
     for lead in ("", " "):  # the ids may be those of the word after a space
@@ -41,7 +43,8 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
       if found == list(ids):
         spans = [(max(begin - len(lead), 0), past - len(lead)) for begin, past in spans]
         return _with_marks(word, spans)
-  places, letters = [], []
+  places = []
+  letters = []
   for place, letter in enumerate(word):
     folded = _folded(letter)
     letters.append(folded)
@@ -54,14 +57,19 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
 
 
 def _with_marks(word: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """Return the spans, each up to the last visible character behind it that no token has: accents, vowel signs, jamo."""
-  seen = [n for n, letter in enumerate(word) if unicodedata.category(letter)[0] != "C"]  # not joiners, directions
+  """Return the spans, each up to the last visible character behind it that no token has: accents,
+  vowel signs, jamo."""
+  # not joiners, directions
+  seen = [n for n, letter in enumerate(word) if unicodedata.category(letter)[0] != "C"]
   following = [begin for begin, _ in spans[1:]] + [len(word)]
   return [
-    (begin, max([past, *(n + 1 for n in seen if past <= n < after)])) for (begin, past), after in zip(spans, following)
+    (begin, max([past, *(n + 1 for n in seen if past <= n < after)]))
+    for (begin, past), after in zip(spans, following)
   ]
 
 
 def _folded(text: str) -> str:
   letters = unicodedata.normalize("NFKD", text.lower())
-  return "".join(x for x in letters if not (x.isspace() or unicodedata.combining(x) or x == "\ufffd"))
+  return "".join(
+    x for x in letters if not (x.isspace() or unicodedata.combining(x) or x == "\ufffd")
+  )

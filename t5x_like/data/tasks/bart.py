@@ -1,9 +1,11 @@
-"""BART's pretraining task: restore a window of text from a noised copy (Lewis et al. 2020, section 2.2).
+"""BART's pretraining task: restore a window of text from a noised copy (Lewis et al. 2020, section
+2.2).
 
-The defaults come from the large model (section 5.1): 30% of the tokens in text infilling, and all sentences
-permuted. Example i is window i of `length - 1` tokens; the encoder sees it noised, the decoder restores it; both end
-with EOS and are padded to `length`. With a vocabulary published with BART both also begin with BOS, as that model was
-trained, and windows are a token shorter. `preprocessors/bart.py` defines each noise.
+The defaults come from the large model (section 5.1): 30% of the tokens in text infilling, and all
+sentences permuted. Example i is window i of `length - 1` tokens; the encoder sees it noised, the
+decoder restores it; both end with EOS and are padded to `length`. With a vocabulary published with
+BART both also begin with BOS, as that model was trained, and windows are a token shorter.
+`preprocessors/bart.py` defines each noise.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from t5x_like.vocabularies import opening, padding, special
 
 def features(vocabulary, /, *, length: int, **_) -> Features:
   """Return the features of the task with these arguments."""
-  return declared.encoder_decoder(length, length) | {"encoder_segment_ids": Feature((length,), "int32")}
+  return declared.encoder_decoder(length, length) | {
+    "encoder_segment_ids": Feature((length,), "int32")
+  }
 
 
 def task(
@@ -54,8 +58,8 @@ def task(
     text: see `Text`.
 
   Raises:
-    UserError: more than one of infill, mask and delete, which the paper does not combine; an impossible fraction; the
-      store cannot be used.
+    UserError: more than one of infill, mask and delete, which the paper does not combine; an
+      impossible fraction; the store cannot be used.
   """
   rates = {"infill": infill, "mask": mask, "delete": delete}
   for key, rate in rates.items():
@@ -63,23 +67,28 @@ def task(
       raise UserError(f"{key}: found {rate}, expected a fraction of at least 0 and less than 1")
   if sum(rate > 0 for rate in rates.values()) > 1:
     found = ", ".join(f"{key}={rate}" for key, rate in rates.items() if rate)
-    raise UserError(f"bart: found {found}, expected one of infill, mask and delete above 0; set the others to 0")
+    raise UserError(
+      f"bart: found {found}, expected one of infill, mask and delete above 0; set the others to 0"
+    )
   if not poisson_mean >= 1:
     raise UserError(f"poisson_mean: found {poisson_mean}, expected at least 1")
   if length < 8:
     raise UserError(f"length: found {length}, expected at least 8")
   source = Text(**text)
   vocabulary = source.tokens().vocabulary
-  pad_id, begin = padding(vocabulary), opening(vocabulary)
+  pad_id = padding(vocabulary)
+  begin = opening(vocabulary)
   W = length - 1 - len(begin)
   windows = source.windows(W)
-  mask_id, eos_id = special(vocabulary, "mask"), vocabulary.eos_id
+  mask_id = special(vocabulary, "mask")
+  eos_id = vocabulary.eos_id
   rule = sentences.Sentences(vocabulary, sentence_rule)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     text_BW = windows.read(example_index_B, epoch_B, seed)
     key_B = random.row_keys(seed, epoch_B, example_index_B)
-    noised, size_B = text_BW, None
+    noised = text_BW
+    size_B = None
     if permute_sentences:
       noised = bart.permute_sentences(noised, rule, random.row_keys(1, key_B))
     if rotate:
@@ -97,15 +106,23 @@ def task(
     made = encoder_decoder(inputs_BS, targets_BT, vocabulary)
     return made | {"encoder_segment_ids": tf.cast(inputs_BS != pad_id, tf.int32)}
 
-  made = dict(length=length, poisson_mean=poisson_mean, rotate=rotate, permute_sentences=permute_sentences)
+  made = dict(
+    length=length, poisson_mean=poisson_mean, rotate=rotate, permute_sentences=permute_sentences
+  )
   made |= dict(sentence_rule=rule.fact, **rates)
   return source.task("bart.v3", windows, batch, features(vocabulary, length=length), **made)
 
 
 def _closed(
-  tokens_BT: tf.Tensor, size_B: tf.Tensor | None, length: int, begin: list[int], eos_id: int, pad_id: int
+  tokens_BT: tf.Tensor,
+  size_B: tf.Tensor | None,
+  length: int,
+  begin: list[int],
+  eos_id: int,
+  pad_id: int,
 ) -> tf.Tensor:
-  """Join beginning, tokens up to their size, EOS and padding: int32 [B, length]; tokens that do not fit are dropped."""
+  """Join beginning, tokens up to their size, EOS and padding: int32 [B, length]; tokens that do not
+  fit are dropped."""
   if begin:
     tokens_BT = tf.pad(tokens_BT, [[0, 0], [len(begin), 0]], constant_values=begin[0])
     size_B = None if size_B is None else size_B + len(begin)

@@ -1,11 +1,14 @@
-"""Language modelling: a decoder-only model predicts every token of a window from the preceding tokens.
+"""Language modelling: a decoder-only model predicts every token of a window from the preceding
+tokens.
 
-Example i is window i of `length` tokens. All tokens are targets, so an epoch predicts every token once. The inputs are
-the window shifted by one place behind a start token (see `preprocessors/decoder_only.py`, with a worked example).
-Documents are packed in stream order (Radford et al. 2019; Brown et al. 2020, section 2.3, who do not mask attention
-between documents). `document_mask` keeps attention inside a document and starts its positions at 0 (as Grattafiori et
-al. 2024, section 3.2, do for Llama 3). EOS ends every document, so that the model learns where texts end. A store
-without EOS (`prepare_data` without `--append_eos`) is refused unless `documents_end` says otherwise.
+Example i is window i of `length` tokens. All tokens are targets, so an epoch predicts every token
+once. The inputs are the window shifted by one place behind a start token (see
+`preprocessors/decoder_only.py`, with a worked example). Documents are packed in stream order
+(Radford et al. 2019; Brown et al. 2020, section 2.3, who do not mask attention between documents).
+`document_mask` keeps attention inside a document and starts its positions at 0 (as Grattafiori et
+al. 2024, section 3.2, do for Llama 3). EOS ends every document, so that the model learns where
+texts end. A store without EOS (`prepare_data` without `--append_eos`) is refused unless
+`documents_end` says otherwise.
 """
 
 from __future__ import annotations
@@ -27,19 +30,25 @@ def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Feature
 
 
 def task(
-  *, length: Length = 1024, document_mask: bool = False, documents_end: DocumentsEnd = "eos", **text: Unpack[Text]
+  *,
+  length: Length = 1024,
+  document_mask: bool = False,
+  documents_end: DocumentsEnd = "eos",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
     length: tokens in a window, and of every feature.
-    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
-    documents_end: the end of each document in the store: `eos`, which the model learns to predict, `nothing`
-      or `any`.
+    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every
+      document.
+    documents_end: the end of each document in the store: `eos`, which the model learns to predict,
+      `nothing` or `any`.
     text: see `Text`.
 
   Raises:
-    UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should.
+    UserError: the store cannot be used, is shorter than one window, or its documents do not end as
+      they should.
   """
   source = Text(**text)
   windows = source.windows(length, documents_end)

@@ -1,16 +1,18 @@
-"""Supervised fine-tuning on conversations, for decoders: loss on the assistant's answers alone (Ouyang et al. 2022,
-section 3.5, call it SFT).
+"""Supervised fine-tuning on conversations, for decoders: loss on the assistant's answers alone
+(Ouyang et al. 2022, section 3.5, call it SFT).
 
-  config.task = {"name": "chat", "source": "jsonl:train=chats/train.jsonl,validation=chats/dev.jsonl",
-                 "vocabulary": "vocabulary", "template": "chatml", "length": 2048}
+  config.task = {"name": "chat", "source":
+                 "jsonl:train=chats/train.jsonl,validation=chats/dev.jsonl", "vocabulary":
+                 "vocabulary", "template": "chatml", "length": 2048}
 
-A record has a list of messages, `{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}`, or, with
-`prompt` and `completion`, two texts. A chat template writes it as tokens; see `data/supervised/chat.py`. Messages after
-the last answer are left out. A packed row holds several conversations, which do not attend to each other; an epoch and
-an evaluation's `max_examples` then count rows.
+A record has a list of messages, `{"messages": [{"role": "user", "content": "…"}, {"role":
+"assistant", …}]}`, or, with `prompt` and `completion`, two texts. A chat template writes it as
+tokens; see `data/supervised/chat.py`. Messages after the last answer are left out. A packed row
+holds several conversations, which do not attend to each other; an epoch and an evaluation's
+`max_examples` then count rows.
 
-Metrics see each conversation whole, before packing: `Task.examples` gives its `record`, `inputs` (the user's last
-words), `targets` (the last answer) and `ids` (the prompt of that answer).
+Metrics see each conversation whole, before packing: `Task.examples` gives its `record`, `inputs`
+(the user's last words), `targets` (the last answer) and `ids` (the prompt of that answer).
 """
 
 from typing import Unpack
@@ -57,30 +59,43 @@ def task(
   """Make the task.
 
   Args:
-    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the template in the
-      files of a published tokenizer.
+    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the
+      template in the files of a published tokenizer.
     messages: the field of the conversation.
-    prompt, completion: instead, templates of a user's message and the answer to it, such as `{instruction}`.
+    prompt, completion: instead, templates of a user's message and the answer to it, such as
+      `{instruction}`.
     length: length of a row.
-    too_long: treatment of longer conversations; truncation cuts their end, and skips those left without an answer.
+    too_long: treatment of longer conversations; truncation cuts their end, and skips those left
+      without an answer.
     records: see `PackedRecords`.
 
   Raises:
-    UserError: unusable template or length; a message without role or content, or of an unknown role; and as `labelled`.
+    UserError: unusable template or length; a message without role or content, or of an unknown
+      role; and as `labelled`.
   """
   source = PackedRecords(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   chat = chat_of(template, vocabulary)
   if (prompt is None) != (completion is None):
-    raise UserError("config.task.prompt and completion: found one of them, expected both, or neither and messages")
-  parts = {} if prompt is None else {"user": Template(prompt, "prompt"), ASSISTANT: Template(completion, "completion")}
+    raise UserError(
+      "config.task.prompt and completion: found one of them, expected both, or neither and messages"
+    )
+  parts = (
+    {}
+    if prompt is None
+    else {"user": Template(prompt, "prompt"), ASSISTANT: Template(completion, "completion")}
+  )
 
   def conversation(record, where):
     if not parts:
       return messages_of(record, messages, where)
     texts = {role: part(record, where) for role, part in parts.items()}
-    empty = [{"user": "prompt", ASSISTANT: "answer"}[role] for role, text in texts.items() if text is None]
-    return Skip(f"empty {empty[0]}") if empty else [Message(role, text) for role, text in texts.items()]
+    empty = [
+      {"user": "prompt", ASSISTANT: "answer"}[role] for role, text in texts.items() if text is None
+    ]
+    return (
+      Skip(f"empty {empty[0]}") if empty else [Message(role, text) for role, text in texts.items()]
+    )
 
   def example(record, where):
     found = conversation(record, where)
@@ -97,8 +112,12 @@ def task(
     return {"inputs": said, "targets": found[last].content, "ids": chat.prompt(asked)}
 
   def rows(store):
-    used, lengths_n1 = fit(store.lengths["tokens"][:, None], (length,), too_long, store.path, ("length",))
-    used, lengths_n1 = answered(used, lengths_n1, np.asarray(store.arrays["first"])[:, None], store.path)
+    used, lengths_n1 = fit(
+      store.lengths["tokens"][:, None], (length,), too_long, store.path, ("length",)
+    )
+    used, lengths_n1 = answered(
+      used, lengths_n1, np.asarray(store.arrays["first"])[:, None], store.path
+    )
     plan = packing.of_examples(lengths_n1, (length,), source.packed, source.pack_seed, store.path)
 
     def read(row_B):
@@ -106,19 +125,26 @@ def task(
       which_n = plan.examples[place_n]
       tokens_nL, valid_nL = store.read("tokens", used[which_n], lengths_n1[which_n, 0])
       answer_nL = beside(store, "answer", "tokens", used[which_n], valid_nL)
-      placed, shape = (row_n, number_n, plan.offsets[place_n, 0]), (row_B.size, length)
+      placed = (row_n, number_n, plan.offsets[place_n, 0])
+      shape = (row_B.size, length)
       ids = vocabularies.start_id(vocabulary), vocabulary.pad_id or 0
       return packing.decoder_rows(tokens_nL, valid_nL, answer_nL, placed, shape, *ids)
 
     return Rows(plan.num_rows, read, view=view)
 
-  made = {"length": length, "packed": source.packed, "too_long": too_long, "pack_seed": source.pack_seed}
+  made = {
+    "length": length,
+    "packed": source.packed,
+    "too_long": too_long,
+    "pack_seed": source.pack_seed,
+  }
   return labelled(
     "chat.v1",
     source,
     vocabulary,
     fields=tuple(field for part in parts.values() for field in part.fields) or (messages,),
-    facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion} | chat.facts,
+    facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion}
+    | chat.facts,
     streams={"tokens": False},  # not ended by EOS: the template ends them
     example=example,
     rows=rows,

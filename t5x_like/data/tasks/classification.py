@@ -1,17 +1,21 @@
-"""Classification and regression of a text or a pair of texts, for encoders (Devlin et al. 2019, section 4.1).
+"""Classification and regression of a text or a pair of texts, for encoders (Devlin et al. 2019,
+section 4.1).
 
-  config.task = {"name": "classification", "source": "tsv:train=rte/train.tsv,validation=rte/dev.tsv",
-                 "text": "{sentence1}", "pair": "{sentence2}", "label_field": "label",
-                 "labels": ["entailment", "not_entailment"], "vocabulary": "vocabulary"}
+  config.task = {"name": "classification", "source":
+                 "tsv:train=rte/train.tsv,validation=rte/dev.tsv", "text": "{sentence1}", "pair":
+                 "{sentence2}", "label_field": "label", "labels": ["entailment", "not_entailment"],
+                 "vocabulary": "vocabulary"}
 
-`data/supervised/sequences.py` defines the rows. `label` is the index of its label in `labels` or, without `labels`, the
-number in the field itself (regression). `example_weights` is 1, but 0 in the rows that pad the last batch of an
-evaluation. Where labels are class names, -1 means that an example has none, as in TFDS's test splits: its weight is 0.
-If -1 is among the names, it is a class as any other.
-Training splits, whose names begin with `train`, lack examples with an empty text; other splits have them.
-For a decoder each example has one row, features [1, length], or with `both_orders` a second with the texts exchanged.
+`data/supervised/sequences.py` defines the rows. `label` is the index of its label in `labels` or,
+without `labels`, the number in the field itself (regression). `example_weights` is 1, but 0 in the
+rows that pad the last batch of an evaluation. Where labels are class names, -1 means that an
+example has none, as in TFDS's test splits: its weight is 0. If -1 is among the names, it is a class
+as any other. Training splits, whose names begin with `train`, lack examples with an empty text;
+other splits have them. For a decoder each example has one row, features [1, length], or with
+`both_orders` a second with the texts exchanged.
 
-`Task.examples` gives `record`, `text` (a list of one or two) and `label` (a class name, a number, or None).
+`Task.examples` gives `record`, `text` (a list of one or two) and `label` (a class name, a number,
+or None).
 """
 
 from typing import Literal, Unpack
@@ -31,10 +35,17 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
 # On the built-in corpus, for `:debug`.
-BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "text": "{text}", "labels": ["short", "long"]}
+BUILT_IN = {
+  "source": "builtin",
+  "vocabulary": "bytes",
+  "text": "{text}",
+  "labels": ["short", "long"],
+}
 
 
-def features(vocabulary, /, *, length: int, labels, architecture: str, both_orders: bool, **_) -> Features:
+def features(
+  vocabulary, /, *, length: int, labels, architecture: str, both_orders: bool, **_
+) -> Features:
   """Return the features of the task with these arguments."""
   label = Feature((), "float32" if labels is None else "int32")
   rows = rows_of(length, architecture, 2 if both_orders else None)
@@ -61,7 +72,8 @@ def task(
     labels: its possible values, in the order of the classes; None for regression.
     length: length of a row, its special tokens included.
     architecture: the kind of model that the features are for.
-    both_orders: for a decoder, rows of pairs in both orders, for labels independent of it (GPT-1's similarity).
+    both_orders: for a decoder, rows of pairs in both orders, for labels independent of it (GPT-1's
+      similarity).
     too_long: treatment of longer examples; truncation shortens the longer text first, from its end.
     records: see `Records`.
 
@@ -69,7 +81,9 @@ def task(
     UserError: unusable templates or an unknown label; and as `labelled`.
   """
   if both_orders and (architecture == "encoder" or not pair):
-    raise UserError("config.task.both_orders: found True, expected a pair of texts and architecture='decoder'")
+    raise UserError(
+      "config.task.both_orders: found True, expected a pair of texts and architecture='decoder'"
+    )
   templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
   source = Records(**records)
   vocabulary = vocabularies.load(source.vocabulary)
@@ -77,16 +91,22 @@ def task(
 
   def parsed(record, where):
     label = as_text(value(record, label_field, where), label_field, where)
-    return {name: template(record, where, source.gaps) for name, template in templates.items()}, label or None
+    return {
+      name: template(record, where, source.gaps) for name, template in templates.items()
+    }, label or None
 
   def example(record, where):
     texts, label = parsed(record, where)
-    if empty := next((name for name, text in (*texts.items(), ("label", label)) if text is None), None):
+    if empty := next(
+      (name for name, text in (*texts.items(), ("label", label)) if text is None), None
+    ):
       return Skip(f"empty {empty}")
     ids = {name: np.asarray(vocabulary.encode(text), np.int32) for name, text in texts.items()}
     if not (source.gaps or all(part.size for part in ids.values())):
       return Skip("no tokens")
-    number = np.int32(-1) if absent(label, numbers) else number_of(label, numbers, label_field, where)
+    number = (
+      np.int32(-1) if absent(label, numbers) else number_of(label, numbers, label_field, where)
+    )
     return ids | {"label": number}
 
   def view(record, where, _):
@@ -100,7 +120,8 @@ def task(
     used, lengths_nD = made[0].fitted(too_long)
 
     def read(index_B):
-      label_B, lengths_BD = np.asarray(store.arrays["label"][used[index_B]]), lengths_nD[index_B]
+      label_B = np.asarray(store.arrays["label"][used[index_B]])
+      lengths_BD = lengths_nD[index_B]
       labelled_B = (label_B >= 0) | (numbers is None)
       found = [one(used[index_B], lengths_BD[:, :: (1, -1)[turn]]) for turn, one in enumerate(made)]
       found = found[0] if architecture == "encoder" else stacked(found)
@@ -108,18 +129,30 @@ def task(
 
     return Rows(used.size, read, used, view, made[0].truncated(used, lengths_nD))
 
-  decoder = {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
-  facts = {"text": text, "pair": pair, "label_field": label_field, "labels": numbers and list(numbers)}
+  decoder = (
+    {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
+  )
+  facts = {
+    "text": text,
+    "pair": pair,
+    "label_field": label_field,
+    "labels": numbers and list(numbers),
+  }
   return labelled(
     "classification.v1",
     source,
     vocabulary,
     fields=(*(field for template in templates.values() for field in template.fields), label_field),
-    facts=facts | ({"unlabelled": None} if UNLABELLED in (numbers or ()) else {}) | source.with_gaps,
+    facts=facts
+    | ({"unlabelled": None} if UNLABELLED in (numbers or ()) else {})
+    | source.with_gaps,
     streams=dict.fromkeys(templates, False),
     example=example,
     rows=rows,
-    features=features(vocabulary, length=length, labels=labels, architecture=architecture, both_orders=both_orders),
-    made={"length": length, "too_long": too_long, **decoder} | (layout(architecture, vocabulary) if pair else {}),
+    features=features(
+      vocabulary, length=length, labels=labels, architecture=architecture, both_orders=both_orders
+    ),
+    made={"length": length, "too_long": too_long, **decoder}
+    | (layout(architecture, vocabulary) if pair else {}),
     classes=tuple(numbers or ()),
   )

@@ -1,12 +1,14 @@
 """Fill-in-the-middle: a language model that also learns to infill (Bavarian et al. 2022).
 
-Example i is window i of `length - 6` tokens. Each document in it, or what of it lies in the window (the paper's
-context-level FIM, section 4.4), is with probability `rate` cut into prefix, middle and suffix and rearranged, so that
-the middle comes last; see `preprocessors/fill_in_the_middle.py` for orders, cuts and a worked example. All tokens are
-targets. The rest of a row is padding without weight. Rows with several rearranged documents may exceed `length`; the
-excess is cut from their end.
+Example i is window i of `length - 6` tokens. Each document in it, or what of it lies in the window
+(the paper's context-level FIM, section 4.4), is with probability `rate` cut into prefix, middle and
+suffix and rearranged, so that the middle comes last; see `preprocessors/fill_in_the_middle.py` for
+orders, cuts and a worked example. All tokens are targets. The rest of a row is padding without
+weight. Rows with several rearranged documents may exceed `length`; the excess is cut from their
+end.
 
-The sentinels are pieces of the vocabulary, by their usual spellings or as named, or its first three sentinels.
+The sentinels are pieces of the vocabulary, by their usual spellings or as named, or its first three
+sentinels.
 """
 
 from __future__ import annotations
@@ -50,14 +52,16 @@ def task(
     rate: share of rearranged documents; the paper finds that 0.5 to 0.9 costs the others nothing.
     spm_rate: share of rearranged documents in the order SPM, not PSM.
     level: the units between which cuts fall.
-    sentinels: the pieces for prefix, suffix and middle; by default one of `preprocessors.fill_in_the_middle.KNOWN`.
-    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
+    sentinels: the pieces for prefix, suffix and middle; by default one of
+      `preprocessors.fill_in_the_middle.KNOWN`.
+    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every
+      document.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`.
     text: see `Text`.
 
   Raises:
-    UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should; a
-      length too short, rates outside of 0 to 1, or a vocabulary without sentinels.
+    UserError: the store cannot be used, is shorter than one window, or its documents do not end as
+      they should; a length too short, rates outside of 0 to 1, or a vocabulary without sentinels.
   """
   if length <= ROOM + 2:
     raise UserError(f"length: found {length}, expected at least {ROOM + 3}")
@@ -66,7 +70,9 @@ def task(
   source = Text(**text)
   windows = source.windows(length - ROOM, documents_end)
   vocabulary = windows.vocabulary
-  rearrange = FillInTheMiddle(vocabulary, length, float(rate), float(spm_rate), level == "characters", sentinels)
+  rearrange = FillInTheMiddle(
+    vocabulary, length, float(rate), float(spm_rate), level == "characters", sentinels
+  )
   start = start_id(vocabulary)
 
   def rearranged(tokens_BW: np.ndarray, documents_BW: np.ndarray, key_B: np.ndarray):
@@ -77,10 +83,16 @@ def task(
     key_B = random.row_keys(seed, epoch_B, example_index_B)
     found = [windows.read(*at), windows.documents(*at), key_B]
     made = tf.numpy_function(rearranged, found, [tf.int32, tf.int32], stateful=False)
-    tokens_BT, documents_BT = (tf.ensure_shape(one, [example_index_B.shape[0], length]) for one in made)
+    tokens_BT, documents_BT = (
+      tf.ensure_shape(one, [example_index_B.shape[0], length]) for one in made
+    )
     made = decoder_only(tokens_BT, start, documents_BT if document_mask else None)
     return made | {"decoder_loss_weights": tf.cast(documents_BT > 0, tf.float32)}
 
   made = dict(length=length, document_mask=document_mask)
-  rates = dict(rate=float(rate), spm_rate=float(spm_rate), level=level, sentinels=rearrange.sentinels)
-  return source.task("fill_in_the_middle.v1", windows, batch, features(vocabulary, **made), **made, **rates)
+  rates = dict(
+    rate=float(rate), spm_rate=float(spm_rate), level=level, sentinels=rearrange.sentinels
+  )
+  return source.task(
+    "fill_in_the_middle.v1", windows, batch, features(vocabulary, **made), **made, **rates
+  )

@@ -1,13 +1,15 @@
 """Classification of images (Dosovitskiy et al. 2021).
 
-  config.task = {"name": "image_classification", "source": "folders:train=imagenet/train,validation=imagenet/val",
-                 "resolution": 224, "augmentations": ["random_resized_crop", "flip", {"name": "randaugment", "ops": 2}],
-                 "mixing": {"mixup": 0.8, "cutmix": 1.0}}
+  config.task = {"name": "image_classification", "source":
+                 "folders:train=imagenet/train,validation=imagenet/val", "resolution": 224,
+                 "augmentations": ["random_resized_crop", "flip", {"name": "randaugment", "ops":
+                 2}], "mixing": {"mixup": 0.8, "cutmix": 1.0}}
 
-Features: `image` float32 [Y, X, C], normalised; `label`, the number of its class; `example_weights`, 1 but in the rows
-that pad the last batch of an evaluation; with mixing, `other_label`, the class of the image mixed in, and `label_share`
-float32, the share of the first. In training an image is augmented anew in every epoch; evaluations see its middle. All
-of it is a function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
+Features: `image` float32 [Y, X, C], normalised; `label`, the number of its class;
+  `example_weights`, 1 but in the rows that pad the last batch of an evaluation; with mixing,
+  `other_label`, the class of the image mixed in, and `label_share` float32, the share of the first.
+  In training an image is augmented anew in every epoch; evaluations see its middle. All of it is a
+  function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
 """
 
 from typing import Any, Unpack
@@ -37,9 +39,12 @@ def task(*, mixing: Mixing | None = None, **images: Unpack[examples.Images]) -> 
     images: see `examples.Images`.
 
   Raises:
-    UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
+    UserError: an unusable source or argument, no usable image, a file changed since it was
+      prepared.
   """
   given = examples.Images(**images)
   if given.label_field is None:
-    raise UserError("config.task.label_field: found None, expected the field of the class that each image has")
+    raise UserError(
+      "config.task.label_field: found None, expected the field of the class that each image has"
+    )
   return examples.task(given, mixing)

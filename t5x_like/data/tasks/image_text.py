@@ -1,12 +1,14 @@
 """Images and their captions, for contrastive training (CLIP, Radford et al. 2021).
 
-  config.task = {"name": "image_text", "source": "jsonl:train=coco/train.jsonl,validation=coco/val.jsonl",
-                 "folder": "coco/images", "image_field": "file", "caption_field": "captions", "resolution": 224,
+  config.task = {"name": "image_text", "source":
+                 "jsonl:train=coco/train.jsonl,validation=coco/val.jsonl", "folder": "coco/images",
+                 "image_field": "file", "caption_field": "captions", "resolution": 224,
                  "vocabulary": "clip-vit-base-patch32", "length": 77}
 
-Features: `image` float32 [Y, X, C], as in `image_classification`; `text_input_tokens` int32 [length], the start of text
-where the vocabulary has one, a caption, EOS and padding; `example_weights`, 1 but in the rows that pad the last batch
-of an evaluation. Of several captions, one is drawn anew for every image and epoch; evaluations see the first.
+Features: `image` float32 [Y, X, C], as in `image_classification`; `text_input_tokens` int32
+  [length], the start of text where the vocabulary has one, a caption, EOS and padding;
+  `example_weights`, 1 but in the rows that pad the last batch of an evaluation. Of several
+  captions, one is drawn anew for every image and epoch; evaluations see the first.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from t5x_like.resolution import Resolution
 from t5x_like.slots import Positive
 
 # On the built-in corpus, for `:debug`.
-BUILT_IN = {"source": "digits", "vocabulary": "bytes", "caption_field": "label", "image_field": "image", "folder": ""}
+BUILT_IN = {
+  "source": "digits",
+  "vocabulary": "bytes",
+  "caption_field": "label",
+  "image_field": "image",
+  "folder": "",
+}
 
 
 def features(vocabulary, /, *, resolution: Resolution, channels: int, length: int, **_) -> Features:
@@ -41,16 +49,18 @@ class Captioned(examples.Seen):
   """The arguments of a task on images and captions.
 
   Attributes:
-    source: records with an image and captions: `jsonl:`, `tsv:`, `csv:`, `parquet:` or `tfds:` (COCO's captions are
-      `caption_field="captions.text"` of `tfds:coco_captions`); or any source of labelled images, with the label as
-      the caption.
+    source: records with an image and captions: `jsonl:`, `tsv:`, `csv:`, `parquet:` or `tfds:`
+      (COCO's captions are `caption_field="captions.text"` of `tfds:coco_captions`); or any source
+      of labelled images, with the label as the caption.
     vocabulary: a directory, such as a published model's, or `bytes`; see `vocabularies`.
     length: length of a row of text.
     mean, std: by default CLIP's.
-    image_field: the field of the encoded image or its path; adjacent records of one path are one image.
+    image_field: the field of the encoded image or its path; adjacent records of one path are one
+      image.
     caption_field: the field of a caption or a list of captions.
-    folder: the directory to which image paths are relative and which they must not leave; without it, they are
-      relative to the current directory, and must not leave that directory or that of the records.
+    folder: the directory to which image paths are relative and which they must not leave; without
+      it, they are relative to the current directory, and must not leave that directory or that of
+      the records.
   """
 
   vocabulary: str = "bytes"
@@ -70,22 +80,32 @@ def task(**images: Unpack[Captioned]) -> Task:
     images: see `Captioned`.
 
   Raises:
-    UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
+    UserError: an unusable source or argument, no usable image, a file changed since it was
+      prepared.
   """
   asked = Captioned(**images)
-  vocabulary, length = vocabularies.load(asked.vocabulary), asked.length
-  notes, read = captions.notes(vocabulary, asked.caption_field), dict(image_field=asked.image_field, label_field=None)
+  vocabulary = vocabularies.load(asked.vocabulary)
+  length = asked.length
+  notes = captions.notes(vocabulary, asked.caption_field)
+  read = dict(image_field=asked.image_field, label_field=None)
   opened = store.open_store(**asked.opening, **read, folder=asked.folder, notes=notes)
   texts = captions.Captions(opened, vocabulary, length)
   if texts.cut:
-    print(f"data: {opened.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens", flush=True)
+    print(
+      f"data: {opened.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens",
+      flush=True,
+    )
 
-  def caption(found: dict[str, tf.Tensor], draws: examples.Draws, training: bool) -> dict[str, tf.Tensor]:
+  def caption(
+    found: dict[str, tf.Tensor], draws: examples.Draws, training: bool
+  ) -> dict[str, tf.Tensor]:
     share_B = draws.uniform(examples.MORE, 1)[:, 0] * float(training)
     rows_BT = tf.numpy_function(texts.of_images, [draws.index_B, share_B], tf.int32, stateful=False)
     return {"text_input_tokens": tf.ensure_shape(rows_BT, [draws.index_B.shape[0], length])}
 
-  described = features(vocabulary, resolution=asked.resolution, channels=asked.channels, length=length)
+  described = features(
+    vocabulary, resolution=asked.resolution, channels=asked.channels, length=length
+  )
   own = dict(length=length, vocabulary=vocabulary.fingerprint)
   whole = examples.task(asked, store=opened)
   return dataclasses.replace(

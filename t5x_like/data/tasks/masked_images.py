@@ -1,10 +1,12 @@
 """Images whose encoder sees a random part of the patches, for masked autoencoders (He et al. 2022).
 
-  config.task = {"name": "masked_images", "source": "folders:train=imagenet/train,validation=imagenet/val",
-                 "resolution": 224, "patch": 16, "mask_ratio": 0.75}
+  config.task = {"name": "masked_images", "source":
+                 "folders:train=imagenet/train,validation=imagenet/val", "resolution": 224, "patch":
+                 16, "mask_ratio": 0.75}
 
-Features: as in `image_classification`, with `visible_patches` int32 [K] and `masked_patches` int32 [M], numbers of
-patches in raster order, drawn anew for every image and epoch. Every evaluation has the same masks.
+Features: as in `image_classification`, with `visible_patches` int32 [K] and `masked_patches` int32
+  [M], numbers of patches in raster order, drawn anew for every image and epoch. Every evaluation
+  has the same masks.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ from t5x_like.slots import Positive
 BUILT_IN = {"source": "digits"}
 
 
-def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int, mask_ratio: float, **_) -> Features:
+def features(
+  vocabulary, /, *, resolution: Resolution, channels: int, patch: int, mask_ratio: float, **_
+) -> Features:
   """Return the features of the task with these arguments."""
   names = ("visible_patches", "masked_patches")
   shapes = zip(names, patches(resolution, patch, mask_ratio), strict=True)
-  return declared.images(resolution, channels) | {name: Feature((n,), "int32") for name, n in shapes}
+  return declared.images(resolution, channels) | {
+    name: Feature((n,), "int32") for name, n in shapes
+  }
 
 
 def patches(resolution: Resolution, patch: int, mask_ratio: float) -> tuple[int, int]:
@@ -63,15 +69,23 @@ def task(
   visible, masked = patches(source.resolution, patch, mask_ratio)
   if any(side % patch for side in sides(source.resolution)) or not visible or not masked:
     found = f"found resolution {source.resolution}, patch {patch} and mask_ratio {mask_ratio}"
-    raise UserError(f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked")
+    raise UserError(
+      f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked"
+    )
   places_T = np.arange(visible + masked, dtype=np.int32)
 
-  def masks(found: dict[str, tf.Tensor], draws: examples.Draws, training: bool) -> dict[str, tf.Tensor]:
+  def masks(
+    found: dict[str, tf.Tensor], draws: examples.Draws, training: bool
+  ) -> dict[str, tf.Tensor]:
     seen_BK = random.subsets(draws.bits(examples.MORE, places_T.size), visible)
     hidden_BT = tf.reduce_all(seen_BK[:, :, None] != places_T, axis=1)
-    hidden_BM = tf.reshape(tf.boolean_mask(tf.zeros_like(hidden_BT, tf.int32) + places_T, hidden_BT), [-1, masked])
+    hidden_BM = tf.reshape(
+      tf.boolean_mask(tf.zeros_like(hidden_BT, tf.int32) + places_T, hidden_BT), [-1, masked]
+    )
     return {"visible_patches": seen_BK, "masked_patches": hidden_BM}
 
   own = dict(patch=patch, mask_ratio=mask_ratio)
   described = features(None, resolution=source.resolution, channels=source.channels, **own)
-  return examples.extended("masked_images.v1", source, examples.task(source), described, masks, **own)
+  return examples.extended(
+    "masked_images.v1", source, examples.task(source), described, masks, **own
+  )

@@ -10,11 +10,12 @@
       "rates": {"news": 1, "books": 2},  # or "equal", "proportional", "temperature", "unimax"
     }
 
-`data/mixture.py` defines the schedule and the rates. An evaluation sees one period, in which every part occurs at its
-rate; evaluate a part on its own to see each of its examples once.
+`data/mixture.py` defines the schedule and the rates. An evaluation sees one period, in which every
+part occurs at its rate; evaluate a part on its own to see each of its examples once.
 
-A part may be a mixture: it divides its rate among its parts by its own rates, and counts as many examples as its parts
-do together. Worked example: news at 1 and a mixture of books (3) and papers (1) at 2 are drawn 2, 3 and 1 times in six.
+A part may be a mixture: it divides its rate among its parts by its own rates, and counts as many
+examples as its parts do together. Worked example: news at 1 and a mixture of books (3) and papers
+(1) at 2 are drawn 2, 3 and 1 times in six.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,9 @@ from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Positive
 
 
-def features(vocabulary, /, *, parts: Mapping[str, Any], shared: Mapping[str, Any], **_) -> Features:
+def features(
+  vocabulary, /, *, parts: Mapping[str, Any], shared: Mapping[str, Any], **_
+) -> Features:
   """Return the features of the mixture, each padded to its greatest length in any part."""
   common: Features = {}
   for part in parts.values():
@@ -48,9 +51,9 @@ def task(
   temperature: float = 1.0,
   draws: Positive | None = None,
   epochs: Positive = 1,
-  weights: dict = {},  # noqa: B006
+  weights: dict = {},
   period: int = 10_000,
-  shared: dict = {},  # noqa: B006
+  shared: dict = {},
   label: str | None = None,
 ) -> Task:
   """Make the task.
@@ -58,54 +61,89 @@ def task(
   Args:
     split: the split of every part.
     parts: each part's task by label: `name` and arguments.
-    rates: the parts' rates by label, in any unit; missing ones are 1. Or the rule that computes them.
+    rates: the parts' rates by label, in any unit; missing ones are 1. Or the rule that computes
+      them.
     maximum: the most examples of a part that count for proportional and temperature rates.
     temperature: the temperature of `rates="temperature"`.
-    draws, epochs: of `rates="unimax"`: the run's examples, `batch_size * total_steps`, and how often it may see one.
-    weights: for rates by examples, the factor by which a part's examples count, by label; 1 if missing.
-    period: places in a period of the schedule; rates are exact in it, up to rounding to whole examples.
+    draws, epochs: of `rates="unimax"`: the run's examples, `batch_size * total_steps`, and how
+      often it may see one.
+    weights: for rates by examples, the factor by which a part's examples count, by label; 1 if
+      missing.
+    period: places in a period of the schedule; rates are exact in it, up to rounding to whole
+      examples.
     shared: default arguments of all parts.
     label: the name in metrics; by default `mixture`.
 
   Raises:
-    UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate that is not a number or
-      belongs to no part, or parts that cannot be mixed.
+    UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate that
+      is not a number or belongs to no part, or parts that cannot be mixed.
   """
-  rule = {"rates": rates, "maximum": maximum, "temperature": temperature, "draws": draws, "epochs": epochs}
+  rule = {
+    "rates": rates,
+    "maximum": maximum,
+    "temperature": temperature,
+    "draws": draws,
+    "epochs": epochs,
+  }
   return _made("task", split, parts, period, shared, label, weights, **rule)
 
 
 def _made(
-  slot: str, split: str, parts: dict, period: int, shared: dict, label: str | None, weights: dict, **rule: Any
+  slot: str,
+  split: str,
+  parts: dict,
+  period: int,
+  shared: dict,
+  label: str | None,
+  weights: dict,
+  **rule: Any,
 ) -> mixture.Mixture:
-  """Build the mixture whose arguments are at `config.<slot>`; those of `rule` give the parts' rates."""
-  rates, draws, maximum = rule["rates"], rule["draws"], rule["maximum"]
+  """Build the mixture whose arguments are at `config.<slot>`; those of `rule` give the parts'
+  rates."""
+  rates = rule["rates"]
+  draws = rule["draws"]
+  maximum = rule["maximum"]
   if not parts:
     raise UserError(f"config.{slot}.parts: found none, expected at least one task by label")
   for name in parts:
     slots.check_name(f"config.{slot}.parts", name)
   explicit = dict(rates) if hasattr(rates, "keys") else {}
-  for key, name, rate in [("rates", *one) for one in explicit.items()] + [("weights", *one) for one in weights.items()]:
+  for key, name, rate in [("rates", *one) for one in explicit.items()] + [
+    ("weights", *one) for one in weights.items()
+  ]:
     if name not in parts:
       raise UserError(
-        f"config.{slot}.{key}.{name}: no such part{did_you_mean(name, parts)}; there are {', '.join(parts)}"
+        f"config.{slot}.{key}.{name}: no such part{did_you_mean(name, parts)}; there are "
+        f"{', '.join(parts)}"
       )
     if not slots.fits(rate, float):
       raise UserError(f"config.{slot}.{key}.{name}: found {rate!r}, expected a positive number")
   if (rates == "unimax") != (draws is not None):
-    raise UserError(f"config.{slot}.draws: found {draws}, expected the examples of the run for rates=unimax alone")
-  made = {name: _part(f"{slot}.parts.{name}", split, part, shared) for name, part in sorted(parts.items())}
+    raise UserError(
+      f"config.{slot}.draws: found {draws}, expected the examples of the run for rates=unimax alone"
+    )
+  made = {
+    name: _part(f"{slot}.parts.{name}", split, part, shared) for name, part in sorted(parts.items())
+  }
   shares = [explicit.get(name, 1.0) for name in made]
   if rates in ("proportional", "temperature", "unimax"):
     sizes = [mixture.corpus_examples(part) * weights.get(name, 1.0) for name, part in made.items()]
     power = rule["temperature"] if rates == "temperature" else 1.0
-    shares = mixture.unimax(sizes, draws, rule["epochs"]) if draws else mixture.temperature(sizes, power, maximum)
-  return mixture.mix(made, dict(zip(made, shares, strict=True)), period=period, name=label or "mixture")
+    shares = (
+      mixture.unimax(sizes, draws, rule["epochs"])
+      if draws
+      else mixture.temperature(sizes, power, maximum)
+    )
+  return mixture.mix(
+    made, dict(zip(made, shares, strict=True)), period=period, name=label or "mixture"
+  )
 
 
 def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
   if not hasattr(values, "get"):
-    raise UserError(f"config.{slot}: found {values!r}, expected the name and the arguments of a task")
+    raise UserError(
+      f"config.{slot}: found {values!r}, expected the name and the arguments of a task"
+    )
   if values.get("name") != "mixture":
     arguments = config.changed(shared, values)
     return build_at(slot, arguments.pop("name", None), split, arguments)

@@ -1,28 +1,33 @@
-"""Masked language modelling of encoders, with or without next sentences: the data of BERT, RoBERTa, SpanBERT, ELECTRA.
+"""Masked language modelling of encoders, with or without next sentences: the data of BERT, RoBERTa,
+SpanBERT, ELECTRA.
 
 A row has one of the four formats that RoBERTa compares (Liu et al. 2019, section 4.2):
 
-- `segment_pair`: [CLS] A [SEP] B [SEP], two stretches of sentences, with the label of BERT's next sentence prediction:
-  in half of the rows B follows A in its document, in the other half it is from another document. The cut between them
-  is before a sentence; where A begins and a B that follows ends is where the document is cut into chunks of a row's
-  length, often within a sentence, as there is no index of sentences (BERT's code collects whole sentences, and then
-  cuts longer ones at either end).
+- `segment_pair`: [CLS] A [SEP] B [SEP], two stretches of sentences, with the label of BERT's next
+  sentence prediction: in half of the rows B follows A in its document, in the other half it is from
+  another document. The cut between them is before a sentence; where A begins and a B that follows
+  ends is where the document is cut into chunks of a row's length, often within a sentence, as there
+  is no index of sentences (BERT's code collects whole sentences, and then cuts longer ones at
+  either end).
 - `sentence_pair`: the same with one sentence each; rows are short.
-- `full_sentences`: [CLS] text [SEP], whole sentences of the stream across documents, [SEP] between documents. Example
-  i begins with the first sentence at or after token i * stride and ends where example i + 1 begins, so an epoch has
-  every token once. A sentence is looked for in `length // 24` tokens (at least 4 where `length` is 64 or more), and the
-  row begins between two words, or anywhere, where none begins. The stride leaves as many free: at 512 about 4% of a row
-  is padding.
-- `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin within a sentence, as
-  above; those at the end of documents are short. (RoBERTa then takes more rows into a batch; shapes are fixed here.)
+- `full_sentences`: [CLS] text [SEP], whole sentences of the stream across documents, [SEP] between
+  documents. Example i begins with the first sentence at or after token i * stride and ends where
+  example i + 1 begins, so an epoch has every token once. A sentence is looked for in `length // 24`
+  tokens (at least 4 where `length` is 64 or more), and the row begins between two words, or
+  anywhere, where none begins. The stride leaves as many free: at 512 about 4% of a row is padding.
+- `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin
+  within a sentence, as above; those at the end of documents are short. (RoBERTa then takes more
+  rows into a batch; shapes are fixed here.)
 
-An epoch has every chunk of every document once, as `doc_sentences` or as the source of A, which B follows in half of
-the pairs. With segments, a row of `doc_sentences` or `segment_pair` holds several sequences (`packed`); see
-`_packed_rows.py`. A sentence pair has a row of its own, because its size is known only once it is drawn.
+An epoch has every chunk of every document once, as `doc_sentences` or as the source of A, which B
+follows in half of the pairs. With segments, a row of `doc_sentences` or `segment_pair` holds
+several sequences (`packed`); see `_packed_rows.py`. A sentence pair has a row of its own, because
+its size is known only once it is drawn.
 
-A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `data/document_chunks.py` finds pairs and
-single documents. Every epoch draws new masks. With `static_copies` there are only so many masks per example, as the
-original BERT copied its corpus (ten copies, so with 40 epochs each mask is seen four times; RoBERTa, section 4.1).
+A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `data/document_chunks.py`
+finds pairs and single documents. Every epoch draws new masks. With `static_copies` there are only
+so many masks per example, as the original BERT copied its corpus (ten copies, so with 40 epochs
+each mask is seen four times; RoBERTa, section 4.1).
 """
 
 from __future__ import annotations
@@ -60,7 +65,16 @@ _FEATURES = {  # by the names of readers and masks
 
 
 def features(
-  vocabulary, /, *, length: int, input_format: str, masking: str, rate: float, segment_ids: bool, packed: bool, **_
+  vocabulary,
+  /,
+  *,
+  length: int,
+  input_format: str,
+  masking: str,
+  rate: float,
+  segment_ids: bool,
+  packed: bool,
+  **_,
 ) -> Features:
   """Return the features of the task with these arguments."""
   packed = packed and segment_ids and input_format in PACKED
@@ -98,42 +112,53 @@ def task(
   Args:
     length: of every feature, special tokens included.
     input_format: see above.
-    masking: `tokens`, `words` (whole words), `spans` (SpanBERT), `ngrams` (ALBERT) or `token_spans` (XLNet); see
-      `preprocessors/masking.py`.
+    masking: `tokens`, `words` (whole words), `spans` (SpanBERT), `ngrams` (ALBERT) or `token_spans`
+      (XLNet); see `preprocessors/masking.py`.
     rate: share of the tokens that are predicted.
-    mask_share, random_share: shares of the predicted tokens that become the mask and a random token.
-    static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each time.
+    mask_share, random_share: shares of the predicted tokens that become the mask and a random
+      token.
+    static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each
+      time.
     random_next: share of pairs whose second segment is from another document.
-    swapped: share of pairs whose segments are in the wrong order, which the label then tells: ALBERT's sentence order
-      prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section 3.1).
+    swapped: share of pairs whose segments are in the wrong order, which the label then tells:
+      ALBERT's sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section
+      3.1).
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
-    segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores without segments, such
-      as BigBird's; the vocabulary's padding id then marks padding.
-    packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments; a pair's features
-      then have an axis K for the pairs of a row: `next_sentence_label`, and `encoder_cls_positions`, where each begins
-      (0 also where there is none).
-    text: see `Text`. Offsets are dynamic for full_sentences, as chunks of documents begin with these, and without
-      static_copies, which are copies of the same rows.
+    segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores
+      without segments, such as BigBird's; the vocabulary's padding id then marks padding.
+    packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments;
+      a pair's features then have an axis K for the pairs of a row: `next_sentence_label`, and
+      `encoder_cls_positions`, where each begins (0 also where there is none).
+    text: see `Text`. Offsets are dynamic for full_sentences, as chunks of documents begin with
+      these, and without static_copies, which are copies of the same rows.
 
   Raises:
-    UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask, [CLS] or [SEP] and no
-      sentinels to lend; impossible shares or length.
+    UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask,
+      [CLS] or [SEP] and no sentinels to lend; impossible shares or length.
   """
   source = Text(**text)
   tokens = source.tokens()
   vocabulary = tokens.vocabulary
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
   if not 0 <= random_next <= 1 or not 0 <= short_pairs <= 1:
-    raise UserError(f"random_next, short_pairs: found {random_next} and {short_pairs}, expected shares of 0 to 1")
+    raise UserError(
+      f"random_next, short_pairs: found {random_next} and {short_pairs}, expected shares of 0 to 1"
+    )
   if swapped and random_next:
-    raise UserError(f"swapped, random_next: found {swapped} and {random_next}, expected one of them to be 0")
+    raise UserError(
+      f"swapped, random_next: found {swapped} and {random_next}, expected one of them to be 0"
+    )
   if static_copies is not None and static_copies < 1:
-    raise UserError(f"static_copies: found {static_copies}, expected at least 1, or None for a new mask every time")
+    raise UserError(
+      f"static_copies: found {static_copies}, expected at least 1, or None for a "
+      "new mask every time"
+    )
   pairs = input_format in ("segment_pair", "sentence_pair")
   if pairs and random_next and tokens.num_documents < 2:
     raise UserError(
-      f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second segments come "
+      f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second "
+      "segments come "
       "from another one; prepare a corpus of several, or set task.input_format=full_sentences"
     )
   if length < 16:
@@ -141,14 +166,19 @@ def task(
   rule = sentences.Sentences(vocabulary, sentence_rule)
   if vocabulary.pad_id is None and not segment_ids:
     raise UserError(
-      f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding piece, so that only "
+      f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding "
+      "piece, so that only "
       "segments tell padding; leave it out"
     )
   pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
   ids = segments.Ids(special(vocabulary, "cls"), special(vocabulary, "sep"), pad_id)
   packed = packed and segment_ids and input_format in PACKED
-  rows = dict(length=length, input_format=input_format, sentence_rule=rule.fact) | ({"packed": True} if packed else {})
-  shares = dict(random_next=float(random_next), short=float(short_pairs) * (input_format == "segment_pair"))
+  rows = dict(length=length, input_format=input_format, sentence_rule=rule.fact) | (
+    {"packed": True} if packed else {}
+  )
+  shares = dict(
+    random_next=float(random_next), short=float(short_pairs) * (input_format == "segment_pair")
+  )
   shares |= {"swapped": float(swapped)} if swapped else {}
   if input_format == "full_sentences":
     reader = FullSentences(tokens, length, ids, rule)
@@ -160,7 +190,9 @@ def task(
     reader = _packed_rows.Pairs(tokens, length, ids, rule, **shares)
   else:
     reader = Pairs(tokens, length, ids, rule, single=input_format == "sentence_pair", **shares)
-  layout = dict(input_format=input_format, masking=masking, rate=rate, segment_ids=segment_ids, packed=packed)
+  layout = dict(
+    input_format=input_format, masking=masking, rate=rate, segment_ids=segment_ids, packed=packed
+  )
   described = features(vocabulary, length=length, **layout)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
@@ -191,51 +223,69 @@ class FullSentences:
   """Rows of [CLS] text [SEP] across documents; see the module."""
 
   def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids, rule: sentences.Sentences):
-    self._tokens, self._rule, self._ids = tokens, rule, ids
+    self._tokens = tokens
+    self._rule = rule
+    self._ids = ids
     self._length, self._search = length, max(1, min(4, length // 16), length // 24)
     self._stride = length - 2 - self._search
     self._read_length = 2 + self._stride + self._search
     self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
     if self.num_examples < 1:
       raise UserError(
-        f"{tokens.path}: {tokens.num_tokens} tokens are not enough for an example: length={length} needs {length - 2}: "
+        f"{tokens.path}: {tokens.num_tokens} tokens are not enough for an example: "
+        f"length={length} needs {length - 2}: "
         "shorten task.length or prepare a larger corpus"
       )
 
   def __call__(self, example_index_B, key_B, offset_B):
     starts_B = (example_index_B * self._stride + offset_B - 1) % self._tokens.num_tokens
-    stride, search, R = self._stride, self._search, self._read_length
-    window_BR, first_BR = tf.numpy_function(self._read, [starts_B], [tf.int32, tf.bool], stateful=False)
+    stride = self._stride
+    search = self._search
+    R = self._read_length
+    window_BR, first_BR = tf.numpy_function(
+      self._read, [starts_B], [tf.int32, tf.bool], stateful=False
+    )
     batch = example_index_B.shape[0]
-    window_BR, first_BR = tf.ensure_shape(window_BR, [batch, R]), tf.ensure_shape(first_BR, [batch, R])
+    window_BR = tf.ensure_shape(window_BR, [batch, R])
+    first_BR = tf.ensure_shape(first_BR, [batch, R])
 
     begins_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | first_BR
 
     def begin(place):
-      """Return the first beginning of a sentence among `search` tokens from `place` on, or `place` itself."""
+      """Return the first beginning of a sentence among `search` tokens from `place` on, or `place`
+      itself."""
       here = begins_BR[:, place : place + search]
       return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
 
-    start_B, end_B = begin(1), begin(1 + stride)
+    start_B = begin(1)
+    end_B = begin(1 + stride)
     if self._tokens.append_eos:  # a separator stands between documents already
       text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
       text_BT = segments.cut(text_BT, start_B, self._length - 2)
       size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)
     else:
-      text_BT, size_B = segments.separated(window_BR, start_B, end_B, first_BR, self._ids.sep, self._length - 2)
+      text_BT, size_B = segments.separated(
+        window_BR, start_B, end_B, first_BR, self._ids.sep, self._length - 2
+      )
     return segments.one(text_BT, size_B, self._length, *self._ids)
 
   def _read(self, starts_B):
     """Return the tokens from each place on and the beginnings of documents among them."""
-    R, T = self._read_length, self._tokens.num_tokens
-    return tuple(windows.around(read, starts_B, R, T) for read in (self._tokens.windows, self._tokens.document_begins))
+    R = self._read_length
+    T = self._tokens.num_tokens
+    return tuple(
+      windows.around(read, starts_B, R, T)
+      for read in (self._tokens.windows, self._tokens.document_begins)
+    )
 
 
 class DocSentences:
   """Rows of [CLS] text [SEP] from one document; see the module."""
 
   def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids):
-    self._chunks, self._length, self._ids = Chunks(tokens, length - 2), length, ids
+    self._chunks = Chunks(tokens, length - 2)
+    self._length = length
+    self._ids = ids
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
@@ -244,10 +294,20 @@ class DocSentences:
 
 
 class Pairs:
-  """Rows of [CLS] A [SEP] B [SEP], labelled by whether B is from another document; see the module."""
+  """Rows of [CLS] A [SEP] B [SEP], labelled by whether B is from another document; see the
+  module."""
 
-  def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids, rule: sentences.Sentences, **options: Any):
-    self._chunks, self._length, self._ids = Chunks(tokens, length - 3, least=2), length, ids
+  def __init__(
+    self,
+    tokens: TokenStore,
+    length: int,
+    ids: segments.Ids,
+    rule: sentences.Sentences,
+    **options: Any,
+  ):
+    self._chunks = Chunks(tokens, length - 3, least=2)
+    self._length = length
+    self._ids = ids
     self._options = dict(sentences=rule, **options)  # see `segments.split_pair`
     self.num_examples = self._chunks.num_examples
 

@@ -1,12 +1,14 @@
 """Object detection in images (Carion et al. 2020).
 
-  config.task = {"name": "object_detection", "source": "coco:train=annotations/instances_train2017.json,validation=…",
-                 "resolution": 1333, "shortest": 800, "augmentations": ["flip", "crop", "resize"]}
+  config.task = {"name": "object_detection", "source":
+                 "coco:train=annotations/instances_train2017.json,validation=…", "resolution": 1333,
+                 "shortest": 800, "augmentations": ["flip", "crop", "resize"]}
 
-Features: `image` float32 [R, R, C], normalised, padded below and on the right; `image_size` int32 [2],
-height and width without padding; `boxes` float32 [M, 4], ymin, xmin, ymax, xmax as shares of that size; `box_labels`
-int32 [M], their classes, -1 for no box; `example_weights`. Training augments an image and its boxes anew in every epoch
-(`data/box_augmentations`), as a function of the image, the epoch and the seed.
+Features: `image` float32 [R, R, C], normalised, padded below and on the right; `image_size` int32
+  [2], height and width without padding; `boxes` float32 [M, 4], ymin, xmin, ymax, xmax as shares of
+  that size; `box_labels` int32 [M], their classes, -1 for no box; `example_weights`. Training
+  augments an image and its boxes anew in every epoch (`data/box_augmentations`), as a function of
+  the image, the epoch and the seed.
 """
 
 from __future__ import annotations
@@ -66,38 +68,48 @@ def task(
     shortest: the shorter side of an image in evaluations, or less so that the longer side fits.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.
     boxes: places for boxes; an image with more is refused.
-    augmentations: of training images, in order: modules of `data/box_augmentations`, names or {"name": …} with
-      arguments. Images that are too large afterwards are resized to fit.
+    augmentations: of training images, in order: modules of `data/box_augmentations`, names or
+      {"name": …} with arguments. Images that are too large afterwards are resized to fit.
     classes: the names of the classes, in the order of their numbers; by default the source's.
-    buckets: the most heights, and the most widths, to which the padding of training batches is cut, see
-      `training/buckets.py`; 1 leaves it.
+    buckets: the most heights, and the most widths, to which the padding of training batches is cut,
+      see `training/buckets.py`; 1 leaves it.
     mean, std: mean and deviation for normalising pixels in 0 to 1; by default ImageNet's.
     image_field, objects_field: fields of the source.
     images: see `Source`; the source is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`.
 
   Raises:
-    UserError: an unusable source or argument, no usable image, more boxes than places, a file changed since it was
-      prepared.
+    UserError: an unusable source or argument, no usable image, more boxes than places, a file
+      changed since it was prepared.
   """
   asked = Source(**images)
   opened = open_source(asked.source, fields=(image_field, objects_field), data_dir=asked.data_dir)
   check_split(opened, parted(asked.split)[0])
   notes, classes = kept.notes(opened, objects_field, image_field, classes)
   store = stores.open_store(**asked.opening, image_field=image_field, label_field=None, notes=notes)
-  pixels, known = examples.Pixels(store, channels, mean, std), kept.of_store(store)
+  pixels = examples.Pixels(store, channels, mean, std)
+  known = kept.of_store(store)
   made = [
-    slots.make("config.task.augmentations", one, available, "make", resolution=resolution) for one in augmentations
+    slots.make("config.task.augmentations", one, available, "make", resolution=resolution)
+    for one in augmentations
   ]
   augment = chained(made)
   described = features(None, resolution=resolution, channels=channels, boxes=boxes)
   boxes_NM4, labels_NM = (tf.constant(x) for x in known.slots(boxes))
-  spec = {name: tf.TensorSpec(one.shape, one.dtype) for name, one in described.items() if name != "example_weights"}
+  spec = {
+    name: tf.TensorSpec(one.shape, one.dtype)
+    for name, one in described.items()
+    if name != "example_weights"
+  }
 
   def padded(boxed: Boxed, labels_M: tf.Tensor) -> dict[str, tf.Tensor]:
     image_YXC, boxes_M4, real_M = boxed
-    image_YXC = _sizes.resized(image_YXC, tf.minimum(tf.reduce_min(tf.shape(image_YXC)[:2]), resolution), resolution)
+    image_YXC = _sizes.resized(
+      image_YXC, tf.minimum(tf.reduce_min(tf.shape(image_YXC)[:2]), resolution), resolution
+    )
     size_2 = tf.shape(image_YXC)[:2]
-    whole = tf.pad(pixels.normalised(image_YXC), tf.pad((resolution - size_2)[:, None], [[0, 1], [1, 0]]))
+    whole = tf.pad(
+      pixels.normalised(image_YXC), tf.pad((resolution - size_2)[:, None], [[0, 1], [1, 0]])
+    )
     return {
       "image": tf.ensure_shape(whole, described["image"].shape),
       "image_size": size_2,
@@ -105,7 +117,9 @@ def task(
       "box_labels": tf.where(real_M, labels_M, -1),
     }
 
-  def each(index_B: tf.Tensor, change: Callable[..., Boxed], *numbers_B: tf.Tensor) -> dict[str, tf.Tensor]:
+  def each(
+    index_B: tf.Tensor, change: Callable[..., Boxed], *numbers_B: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
     def one(row):
       data, boxes_M4, labels_M, *numbers = row
       return padded(change((pixels.decoded(data), boxes_M4, labels_M >= 0), *numbers), labels_M)
@@ -114,13 +128,20 @@ def task(
     boxes_BM4 = tf.pad(tf.gather(boxes_NM4, index_B), [[0, 0], [0, more], [0, 0]])
     labels_BM = tf.pad(tf.gather(labels_NM, index_B), [[0, 0], [0, more]], constant_values=-1)
     rows = pixels.read(index_B), boxes_BM4, labels_BM, *numbers_B
-    return tf.map_fn(one, rows, fn_output_signature=spec) | {"example_weights": tf.ones_like(index_B, tf.float32)}
+    return tf.map_fn(one, rows, fn_output_signature=spec) | {
+      "example_weights": tf.ones_like(index_B, tf.float32)
+    }
 
   def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    return each(index_B, augment.apply, examples.Draws(seed, epoch_B, index_B).uniform(0, augment.numbers))
+    return each(
+      index_B, augment.apply, examples.Draws(seed, epoch_B, index_B).uniform(0, augment.numbers)
+    )
 
   def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    return each(index_B, lambda boxed: (_sizes.resized(boxed[0], tf.constant(shortest), resolution), *boxed[1:]))
+    return each(
+      index_B,
+      lambda boxed: (_sizes.resized(boxed[0], tf.constant(shortest), resolution), *boxed[1:]),
+    )
 
   return Task(
     name=asked.label or f"{store.name}_object_detection",
@@ -130,7 +151,9 @@ def task(
       images=store.fingerprint,
       classes=list(classes),
       augmentations=[plain(value) for value in augmentations],
-      **dict(resolution=resolution, channels=channels, boxes=boxes, mean=pixels.mean, std=pixels.std),
+      **dict(
+        resolution=resolution, channels=channels, boxes=boxes, mean=pixels.mean, std=pixels.std
+      ),
     ),
     num_examples=store.num_images,
     features=described,

@@ -1,14 +1,17 @@
-"""Texts to complete and questions to answer with passages that the model retrieves (Guu et al. 2020, REALM).
+"""Texts to complete and questions to answer with passages that the model retrieves (Guu et al.
+2020, REALM).
 
   config.task = {"name": "open_qa", "source": "jsonl:train=nq/train.jsonl,validation=nq/dev.jsonl",
-                 "inputs": "{question}", "targets": "{answer}", "passages": "jsonl:wikipedia/*.jsonl.gz",
-                 "passage": "{title} {text}", "retrieved": 8, "vocabulary": "vocabulary"}
+                 "inputs": "{question}", "targets": "{answer}", "passages":
+                 "jsonl:wikipedia/*.jsonl.gz", "passage": "{title} {text}", "retrieved": 8,
+                 "vocabulary": "vocabulary"}
 
-Salient spans are such texts too, with the source `salient:`, as questions are. A row has `encoder_input_tokens`, the
-text up to EOS; `decoder_input_tokens`, `decoder_target_tokens` and `decoder_loss_weights`, its answer; and places for
-the passages, `passage_tokens` int32 [1 + retrieved, passage_length]: first the null document, a row of padding, then
-those that `training/retrieval.py` finds. `own_passage` is the number of the passage that the text is from, which is
-not to be found, or -1.
+Salient spans are such texts too, with the source `salient:`, as questions are. A row has
+`encoder_input_tokens`, the text up to EOS; `decoder_input_tokens`, `decoder_target_tokens` and
+`decoder_loss_weights`, its answer; and places for the passages, `passage_tokens` int32 [1 +
+retrieved, passage_length]: first the null document, a row of padding, then those that
+`training/retrieval.py` finds. `own_passage` is the number of the passage that the text is from,
+which is not to be found, or -1.
 
 `Task.examples` gives `record`, `inputs` and `targets`.
 """
@@ -30,7 +33,13 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Count, Length
 
 # On the built-in corpus, for `:debug`.
-BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "inputs": "{text}", "targets": "{label}", "own": None}
+BUILT_IN = {
+  "source": "builtin",
+  "vocabulary": "bytes",
+  "inputs": "{text}",
+  "targets": "{label}",
+  "own": None,
+}
 BUILT_IN |= {"passages": "builtin", "passage": "{text}", "passages_split": "validation"}
 
 
@@ -40,10 +49,20 @@ def tiny(length: int) -> dict[str, int]:
 
 
 def features(
-  vocabulary, /, *, inputs_length: int, targets_length: int, passage_length: int, retrieved: int, **_
+  vocabulary,
+  /,
+  *,
+  inputs_length: int,
+  targets_length: int,
+  passage_length: int,
+  retrieved: int,
+  **_,
 ) -> Features:
   """Return the features of the task with these arguments."""
-  passages = {"passage_tokens": Feature((1 + retrieved, passage_length), "int32"), "own_passage": Feature((), "int32")}
+  passages = {
+    "passage_tokens": Feature((1 + retrieved, passage_length), "int32"),
+    "own_passage": Feature((), "int32"),
+  }
   return declared.encoder_decoder(inputs_length, targets_length) | passages
 
 
@@ -69,25 +88,30 @@ def task(
     passages, passages_split: the source of the passages and its split.
     passage: the template of a passage; longer ones are cut.
     retrieved: k, the passages found for each text; 0 reads none but the null document.
-    own: the template of the passage that a text is from, which is not to be retrieved for it, as it holds the answer
-      itself (Guu et al. 2020, section 3.4): `{text}` of the source `salient:`.
+    own: the template of the passage that a text is from, which is not to be retrieved for it, as it
+      holds the answer itself (Guu et al. 2020, section 3.4): `{text}` of the source `salient:`.
     inputs_length, targets_length, passage_length: the most tokens of each, with EOS.
     too_long: treatment of examples longer than these.
     records: see `Records`.
 
   Raises:
-    UserError: unusable templates or lengths, or fewer passages than are to be retrieved; and as `labelled`.
+    UserError: unusable templates or lengths, or fewer passages than are to be retrieved; and as
+      `labelled`.
   """
   source = Records(**records)
   if source.buckets > 1:
-    raise UserError(f"config.task.buckets: found {source.buckets}, expected 1, as passages have one length")
+    raise UserError(
+      f"config.task.buckets: found {source.buckets}, expected 1, as passages have one length"
+    )
   vocabulary = vocabularies.load(source.vocabulary)
   check_padding(vocabulary)
   given = {"inputs": inputs, "targets": targets} | ({} if own is None else {"own": own})
   templates = {name: Template(text, name) for name, text in given.items()}
   shelf = Passages.open(passages, passages_split, passage, passage_length, source, vocabulary)
   if shelf.number <= retrieved:
-    raise UserError(f"config.task.retrieved: found {retrieved}, expected less than the {shelf.number} passages")
+    raise UserError(
+      f"config.task.retrieved: found {retrieved}, expected less than the {shelf.number} passages"
+    )
 
   def view(record, where, _=0):
     return {name: template(record, where) for name, template in templates.items()}
@@ -101,43 +125,63 @@ def task(
     }
 
   def rows(store):
-    limits, names = (inputs_length, targets_length), ("inputs", "targets")
+    limits = (inputs_length, targets_length)
+    names = ("inputs", "targets")
     lengths_N2 = np.stack([store.lengths[name] for name in names], axis=1)
     used, _ = fit(lengths_N2, limits, too_long, store.path, [f"{name}_length" for name in names])
-    own_N = shelf.with_texts(np.asarray(store.arrays["own"])) if own else np.full(store.num_examples, -1)
+    own_N = (
+      shelf.with_texts(np.asarray(store.arrays["own"])) if own else np.full(store.num_examples, -1)
+    )
     if own:
       found = f"{(own_N >= 0).sum():,} of {own_N.size:,} texts are from a passage"
-      print(f"data: {store.path}: {found}, which is not retrieved for them (config.task.own)", flush=True)
+      print(
+        f"data: {store.path}: {found}, which is not retrieved for them (config.task.own)",
+        flush=True,
+      )
 
     def read(index_B):
       n = used[index_B]
       asked_BQ, _ = padded(store, "inputs", n, inputs_length, vocabulary)
       target_BT, valid_BT = padded(store, "targets", n, targets_length, vocabulary)
-      shifted_BT = np.pad(target_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.decoder_start_id)
+      shifted_BT = np.pad(
+        target_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.decoder_start_id
+      )
       return {
         "encoder_input_tokens": asked_BQ,
         "decoder_input_tokens": shifted_BT,
         "decoder_target_tokens": target_BT,
         "decoder_loss_weights": valid_BT,
-        "passage_tokens": np.full((n.size, 1 + retrieved, passage_length), vocabulary.pad_id, np.int32),
+        "passage_tokens": np.full(
+          (n.size, 1 + retrieved, passage_length), vocabulary.pad_id, np.int32
+        ),
         "own_passage": own_N[n],
       }
 
     return Rows(used.size, read, used, view)
 
   sizes = dict(
-    inputs_length=inputs_length, targets_length=targets_length, passage_length=passage_length, retrieved=retrieved
+    inputs_length=inputs_length,
+    targets_length=targets_length,
+    passage_length=passage_length,
+    retrieved=retrieved,
   )
   return labelled(
     "open_qa.v1",
     source,
     vocabulary,
-    fields=tuple(dict.fromkeys(field for template in templates.values() for field in template.fields)),
+    fields=tuple(
+      dict.fromkeys(field for template in templates.values() for field in template.fields)
+    ),
     facts=given,
     streams={"inputs": True, "targets": True},
     example=example,
     rows=rows,
     features=features(vocabulary, **sizes),
-    made=sizes | {"too_long": too_long, "passages": shelf.store.fingerprint, "vocabulary": vocabulary.fingerprint},
+    made=sizes
+    | {
+      "too_long": too_long,
+      "passages": shelf.store.fingerprint,
+      "vocabulary": vocabulary.fingerprint,
+    },
     passages=shelf,
   )

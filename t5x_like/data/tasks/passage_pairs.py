@@ -1,10 +1,12 @@
-"""Queries and their passages, for a retriever alone: the inverse cloze task (Lee et al. 2019), or pairs of your own.
+"""Queries and their passages, for a retriever alone: the inverse cloze task (Lee et al. 2019), or
+pairs of your own.
 
-  config.task = {"name": "passage_pairs", "source": "cloze:jsonl:wikipedia/*.jsonl.gz", "inputs": "{inputs}",
-                 "passage": "{passage}", "vocabulary": "vocabulary"}
+  config.task = {"name": "passage_pairs", "source": "cloze:jsonl:wikipedia/*.jsonl.gz", "inputs":
+                 "{inputs}", "passage": "{passage}", "vocabulary": "vocabulary"}
 
-A row has `encoder_input_tokens`, the query up to EOS, `passage_tokens` int32 [1, passage_length], its passage up to
-EOS, and `example_weights`, 1 but in the rows that pad the last batch of an evaluation.
+A row has `encoder_input_tokens`, the query up to EOS, `passage_tokens` int32 [1, passage_length],
+its passage up to EOS, and `example_weights`, 1 but in the rows that pad the last batch of an
+evaluation.
 
 `Task.examples` gives `record`, `inputs` and `passage`.
 """
@@ -69,7 +71,11 @@ def task(
   def example(record, where):
     found = view(record, where)
     empty = next((name for name, text in found.items() if not text), None)
-    return Skip(f"empty {empty}") if empty else {name: ids(vocabulary, text) for name, text in found.items()}
+    return (
+      Skip(f"empty {empty}")
+      if empty
+      else {name: ids(vocabulary, text) for name, text in found.items()}
+    )
 
   def rows(store):
     def read(index_B):
@@ -86,7 +92,9 @@ def task(
     "passage_pairs.v1",
     source,
     vocabulary,
-    fields=tuple(dict.fromkeys(field for template in templates.values() for field in template.fields)),
+    fields=tuple(
+      dict.fromkeys(field for template in templates.values() for field in template.fields)
+    ),
     facts={"inputs": inputs, "passage": passage},
     streams=dict.fromkeys(templates, True),
     example=example,

@@ -1,15 +1,16 @@
-"""Permutation language modelling: the data of XLNet (Yang et al. 2019, https://arxiv.org/abs/1906.08237).
+"""Permutation language modelling: the data of XLNet (Yang et al. 2019,
+https://arxiv.org/abs/1906.08237).
 
-Rows are those of `mlm`. A share of their tokens, by default the last sixth of a uniformly random order (section 2.3,
-partial prediction with K = 6), is to be predicted; the others are given. `encoder_order` is 0 for given tokens and
-1, 2, … for the chosen ones, in the order of prediction. Inputs keep every token: the model hides a token from its own
-prediction and from those before it.
+Rows are those of `mlm`. A share of their tokens, by default the last sixth of a uniformly random
+order (section 2.3, partial prediction with K = 6), is to be predicted; the others are given.
+`encoder_order` is 0 for given tokens and 1, 2, … for the chosen ones, in the order of prediction.
+Inputs keep every token: the model hides a token from its own prediction and from those before it.
 
-Worked example: of [CLS] a b c d [SEP], with b predicted after d, the order is [0, 0, 2, 0, 1, 0]. d is predicted from
-[CLS], a, c and [SEP], and b from these and d.
+Worked example: of [CLS] a b c d [SEP], with b predicted after d, the order is [0, 0, 2, 0, 1, 0]. d
+is predicted from [CLS], a, c and [SEP], and b from these and d.
 
-Special tokens are never predicted, as in the authors' code. `masking="token_spans"` chooses spans of 1 to 5 tokens, as
-it does.
+Special tokens are never predicted, as in the authors' code. `masking="token_spans"` chooses spans
+of 1 to 5 tokens, as it does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ from t5x_like.data.windows import Text
 from t5x_like.slots import Length
 
 FEW_TARGETS = True  # see `laptop`
-_UNUSED = ("encoder_span_starts", "encoder_span_ends", "encoder_cls_positions", "next_sentence_label")
+_UNUSED = (
+  "encoder_span_starts",
+  "encoder_span_ends",
+  "encoder_cls_positions",
+  "next_sentence_label",
+)
 
 
 def features(vocabulary, /, *, length: int, **arguments) -> Features:
@@ -54,14 +60,17 @@ def task(
   """Make the task.
 
   Args:
-    length, input_format, masking, random_next, short_pairs, sentence_rule, segment_ids, packed: see `tasks.mlm`.
+    length, input_format, masking, random_next, short_pairs, sentence_rule, segment_ids, packed: see
+      `tasks.mlm`.
     rate: share of the tokens that are predicted, 1 / K.
     text: see `Text`.
   Raises:
     UserError: as `mlm`.
   """
   mlm = slots.module("mlm", tasks)
-  layout = dict(input_format=input_format, masking=masking, rate=rate, segment_ids=segment_ids, packed=packed)
+  layout = dict(
+    input_format=input_format, masking=masking, rate=rate, segment_ids=segment_ids, packed=packed
+  )
   shares = dict(random_next=random_next, short_pairs=short_pairs, sentence_rule=sentence_rule)
   made = mlm.task(length=length, mask_share=0.0, random_share=0.0, **layout, **shares, **text)
   described = features(made.vocabulary, length=length, **layout)
@@ -82,7 +91,8 @@ def task(
 
 
 def order(chosen_BL: tf.Tensor, bits_BL: tf.Tensor) -> tf.Tensor:
-  """Number the chosen places of each row from 1 in the order of random words, uint32 [B, L]; others are 0."""
+  """Number the chosen places of each row from 1 in the order of random words, uint32 [B, L]; others
+  are 0."""
   word_BL = tf.where(chosen_BL, tf.cast(bits_BL, tf.int64), tf.constant(2**32, tf.int64))
   rank_BL = tf.argsort(tf.argsort(word_BL, axis=1, stable=True), axis=1)
   return tf.where(chosen_BL, rank_BL + 1, 0)

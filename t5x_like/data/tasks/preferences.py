@@ -1,13 +1,16 @@
-"""Pairs of answers to the same prompt, one of them preferred, for decoders (Rafailov et al. 2023, section 4).
+"""Pairs of answers to the same prompt, one of them preferred, for decoders (Rafailov et al. 2023,
+section 4).
 
-  config.task = {"name": "preferences", "source": "jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl",
-                 "vocabulary": "vocabulary", "template": "chatml", "length": 1024}
+  config.task = {"name": "preferences", "source":
+                 "jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl", "vocabulary":
+                 "vocabulary", "template": "chatml", "length": 1024}
 
-A record has `chosen` and `rejected`: two texts, answers to the text or the conversation in `prompt`, or two
-conversations. One that begins with the assistant follows the prompt; others are whole, and need none. A chat template
-writes them as tokens, see `data/supervised/chat.py`. Every feature is [2, length]: the row of the chosen answer, and
-the row of the rejected one. `decoder_loss_weights` is 1 on the last answer and its end; `decoder_segment_ids` is 0 on
-padding. With `margin`, the feature `margin`, float32 [], says by how much the chosen answer is better.
+A record has `chosen` and `rejected`: two texts, answers to the text or the conversation in
+`prompt`, or two conversations. One that begins with the assistant follows the prompt; others are
+whole, and need none. A chat template writes them as tokens, see `data/supervised/chat.py`. Every
+feature is [2, length]: the row of the chosen answer, and the row of the rejected one.
+`decoder_loss_weights` is 1 on the last answer and its end; `decoder_segment_ids` is 0 on padding.
+With `margin`, the feature `margin`, float32 [], says by how much the chosen answer is better.
 """
 
 import math
@@ -42,7 +45,10 @@ def tiny(length: int) -> dict[str, int]:
 
 def features(vocabulary, /, *, length: int, margin: str | None = None, **_) -> Features:
   """Return the features of the task with these arguments."""
-  rows = {name: Feature((2, *one.shape), one.dtype) for name, one in decoder(length, "segment_ids").items()}
+  rows = {
+    name: Feature((2, *one.shape), one.dtype)
+    for name, one in decoder(length, "segment_ids").items()
+  }
   return rows if margin is None else rows | {"margin": Feature((), "float32")}
 
 
@@ -57,20 +63,23 @@ def task(
   too_long: TooLong = "refuse",
   **records: Unpack[Records],
 ) -> Task:
-  """Make the task. Pairs whose conversations part at another message than an answer are left out and counted.
+  """Make the task. Pairs whose conversations part at another message than an answer are left out
+  and counted.
 
   Args:
-    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the template in the
-      files of a published tokenizer.
+    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the
+      template in the files of a published tokenizer.
     prompt, chosen, rejected: the fields; None where the answers are whole conversations.
-    margin: the field of a number, the least difference that the objective `reward` asks for, such as one by rating.
+    margin: the field of a number, the least difference that the objective `reward` asks for, such
+      as one by rating.
     length: length of each row.
-    too_long: treatment of pairs with a longer row; truncation cuts ends, and skips pairs that lose an answer.
+    too_long: treatment of pairs with a longer row; truncation cuts ends, and skips pairs that lose
+      an answer.
     records: see `Records`.
 
   Raises:
-    UserError: unusable template or length; a message without role or content, or of an unknown role; a margin that is
-      no number; and as `labelled`.
+    UserError: unusable template or length; a message without role or content, or of an unknown
+      role; a margin that is no number; and as `labelled`.
   """
   source = Records(**records)
   vocabulary = vocabularies.load(source.vocabulary)
@@ -82,10 +91,17 @@ def task(
     if talk and (prompt is None or talk[0].role != ASSISTANT):
       return talk
     if prompt is None:
-      raise UserError(f"{where}: found text in field {field!r}, expected a conversation; name the field of its prompt")
+      raise UserError(
+        f"{where}: found text in field {field!r}, expected a conversation; name the "
+        "field of its prompt"
+      )
     asked = value(record, prompt, where)
     text = not isinstance(asked, list)
-    before = [Message("user", as_text(asked, prompt, where))] if text else messages_of(record, prompt, where)
+    before = (
+      [Message("user", as_text(asked, prompt, where))]
+      if text
+      else messages_of(record, prompt, where)
+    )
     return [*before, *(talk or [Message(ASSISTANT, as_text(answer, field, where))])]
 
   def unusable(messages, where):
@@ -106,7 +122,11 @@ def task(
       return Skip("the same answer twice")
     firsts = (np.int32(np.flatnonzero(np.diff(answer, prepend=0) == 1)[-1]) for answer in answers)
     gap = {} if margin is None else {"margin": number(record, where)}
-    return dict(zip(SIDES, tokens)) | {f"{side}_first": first for side, first in zip(SIDES, firsts)} | gap
+    return (
+      dict(zip(SIDES, tokens))
+      | {f"{side}_first": first for side, first in zip(SIDES, firsts)}
+      | gap
+    )
 
   def asks_differently(first, second):
     """Return whether two conversations part at a message that is no answer."""
@@ -120,7 +140,9 @@ def task(
   def number(record, where):
     found = value(record, margin, where)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-      raise UserError(f"{where}: found {str(found)[:40]!r} in field {margin!r}, expected a finite number")
+      raise UserError(
+        f"{where}: found {str(found)[:40]!r} in field {margin!r}, expected a finite number"
+      )
     return np.float32(found)
 
   def rows(store):
@@ -130,13 +152,15 @@ def task(
     used, lengths_n2 = answered(used, lengths_n2, first_N2, store.path)
 
     def read(index_B):
-      row_B, one_B = np.arange(index_B.size), np.zeros(index_B.size, np.int64)
+      row_B = np.arange(index_B.size)
+      one_B = np.zeros(index_B.size, np.int64)
       ids = vocabularies.start_id(vocabulary), vocabulary.pad_id or 0
       made = []
       for number, side in enumerate(SIDES):
         tokens_BL, valid_BL = store.read(side, used[index_B], lengths_n2[index_B, number])
         answer_BL = np.arange(tokens_BL.shape[1]) >= first_N2[used[index_B], number][:, None]
-        placed, shape = (row_B, one_B, one_B), (index_B.size, length)
+        placed = (row_B, one_B, one_B)
+        shape = (index_B.size, length)
         made.append(packing.decoder_rows(tokens_BL, valid_BL, answer_BL, placed, shape, *ids))
       gap = {} if margin is None else {"margin": np.asarray(store.arrays["margin"])[used[index_B]]}
       return stacked(made) | gap
@@ -149,7 +173,9 @@ def task(
     source,
     vocabulary,
     fields=tuple(filter(None, (prompt, chosen, rejected, margin))),
-    facts={"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected} | given | chat.facts,
+    facts={"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected}
+    | given
+    | chat.facts,
     streams=dict.fromkeys(SIDES, False),
     example=example,
     rows=rows,

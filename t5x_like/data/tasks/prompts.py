@@ -1,11 +1,14 @@
-"""Prompts for a model that learns from rewards of its own completions (`objectives/grpo.py`, `ppo.py`, `rloo.py`).
+"""Prompts for a model that learns from rewards of its own completions (`objectives/grpo.py`,
+`ppo.py`, `rloo.py`).
 
-  config.task = {"name": "prompts", "source": "jsonl:train=sums/train.jsonl,validation=sums/dev.jsonl",
-                 "vocabulary": "vocabulary", "prompt": "{question}", "fields": ["answer"], "template": "chatml"}
+  config.task = {"name": "prompts", "source":
+                 "jsonl:train=sums/train.jsonl,validation=sums/dev.jsonl", "vocabulary":
+                 "vocabulary", "prompt": "{question}", "fields": ["answer"], "template": "chatml"}
 
-A row holds a prompt `completions` times, with empty places behind it; `decoding/rollouts.py` describes the rows. The
-`fields` of its record go with it, as JSON, to the function that computes the reward. Epochs, mixtures and resuming are
-as in every other task: a prompt is a function of its index.
+A row holds a prompt `completions` times, with empty places behind it; `decoding/rollouts.py`
+describes the rows. The `fields` of its record go with it, as JSON, to the function that computes
+the reward. Epochs, mixtures and resuming are as in every other task: a prompt is a function of its
+index.
 
 Metrics see `record`, `inputs` (the prompt's text) and `ids` (the prompt's) of each example.
 """
@@ -28,7 +31,13 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length, Positive
 
 # On the built-in corpus, for `:debug`.
-BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": None, "prompt": "{label}", "fields": ["label"]}
+BUILT_IN = {
+  "source": "builtin",
+  "vocabulary": "bytes",
+  "template": None,
+  "prompt": "{label}",
+  "fields": ["label"],
+}
 
 
 def tiny(length: int) -> dict[str, int]:
@@ -37,16 +46,29 @@ def tiny(length: int) -> dict[str, int]:
 
 
 def features(
-  vocabulary, /, *, prompt_length: int, new_tokens: int, completions: int, architecture: str, fields_length: int, **_
+  vocabulary,
+  /,
+  *,
+  prompt_length: int,
+  new_tokens: int,
+  completions: int,
+  architecture: str,
+  fields_length: int,
+  **_,
 ) -> Features:
   """Return the features of the task with these arguments."""
   decoder = architecture == "decoder"
-  rows = declared.decoder((prompt_length if decoder else 1) + new_tokens - 1, "segment_ids", "positions")
+  rows = declared.decoder(
+    (prompt_length if decoder else 1) + new_tokens - 1, "segment_ids", "positions"
+  )
   for name in () if decoder else ("input_tokens", "segment_ids"):
     rows[f"encoder_{name}"] = Feature((prompt_length,), "int32")
   rows["decoder_log_probabilities"] = Feature((new_tokens,), "float32")
   made = {name: Feature((completions, *one.shape), one.dtype) for name, one in rows.items()}
-  return made | {"rewards": Feature((completions,), "float32"), "fields": Feature((fields_length,), "uint8")}
+  return made | {
+    "rewards": Feature((completions,), "float32"),
+    "fields": Feature((fields_length,), "uint8"),
+  }
 
 
 def task(
@@ -66,15 +88,16 @@ def task(
   """Make the task.
 
   Args:
-    prompt: the template of a prompt over a record's fields, such as `{question}`; a user's message if there is a chat
-      template.
-    messages: instead, the field of a conversation that the assistant is to answer; one that ends with its answer is
-      skipped.
+    prompt: the template of a prompt over a record's fields, such as `{question}`; a user's message
+      if there is a chat template.
+    messages: instead, the field of a conversation that the assistant is to answer; one that ends
+      with its answer is skipped.
     template: the chat template of a decoder, see the task `chat`; None for prompts without one.
     fields: the fields of a record that the reward is computed from.
     fields_length: the most bytes of these as JSON.
     completions: K, the completions of a prompt in each batch.
-    prompt_length: the most tokens of a prompt, with the start token of a decoder, or the end token for an encoder.
+    prompt_length: the most tokens of a prompt, with the start token of a decoder, or the end token
+      for an encoder.
     new_tokens: N, the most tokens of a completion, its end included.
     architecture: the kind of model that the features are for.
     too_long: treatment of prompts that are longer.
@@ -90,18 +113,24 @@ def task(
     raise UserError("config.task.prompt and messages: found both or neither, expected one of them")
   if messages is not None and template is None or template is not None and not decoder:
     raise UserError(
-      f"config.task.template: found {template!r}, expected one of a decoder's for `messages`, and None for an"
+      f"config.task.template: found {template!r}, expected one of a decoder's for `messages`, and "
+      "None for an"
       " encoder-decoder"
     )
   if source.buckets > 1:
-    raise UserError(f"config.task.buckets: found {source.buckets}, expected 1, as completions end a row")
+    raise UserError(
+      f"config.task.buckets: found {source.buckets}, expected 1, as completions end a row"
+    )
   text = None if prompt is None else Template(prompt, "prompt")
   chat = None if template is None else chat_of(template, vocabulary)
-  begin = np.array([vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening(vocabulary), np.int32)
+  begin = np.array(
+    [vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening(vocabulary), np.int32
+  )
   used_fields = (*(text.fields if text else (messages,)), *fields)
 
   def asked(record, where):
-    """Return the conversation of a record; without a chat template or with an empty prompt, its text or None."""
+    """Return the conversation of a record; without a chat template or with an empty prompt, its
+    text or None."""
     found = messages_of(record, messages, where) if text is None else text(record, where)
     return found if chat is None or text is None or found is None else [Message("user", found)]
 
@@ -121,22 +150,31 @@ def task(
     ids = view(record, where)["ids"]
     if not ids:
       return Skip("empty prompt")
-    kept = rewards.packed({name: value(record, name, where) for name in fields}, fields_length, where)
+    kept = rewards.packed(
+      {name: value(record, name, where) for name in fields}, fields_length, where
+    )
     return {"prompt": np.append(begin, np.asarray(ids, np.int32)), "fields": kept}
 
   def rows(store):
-    used, lengths_n1 = fit(store.lengths["prompt"][:, None], (prompt_length,), too_long, store.path, ("prompt_length",))
-    M, K, pad = prompt_length, completions, vocabulary.pad_id or 0
+    used, lengths_n1 = fit(
+      store.lengths["prompt"][:, None], (prompt_length,), too_long, store.path, ("prompt_length",)
+    )
+    M = prompt_length
+    K = completions
+    pad = vocabulary.pad_id or 0
     fields_NF = np.asarray(store.arrays["fields"]).reshape(-1, fields_length)
 
     def read(index_B):
       length_B = lengths_n1[index_B, 0]
       tokens_BL, valid_BL = store.read("prompt", used[index_B], length_B)
-      place_M, length_B1 = np.arange(M), length_B[:, None]
+      place_M = np.arange(M)
+      length_B1 = length_B[:, None]
       real_BM = (place_M >= M - length_B1 if decoder else place_M < length_B1).astype(np.int32)
       prompt_BM = np.full((index_B.size, M), pad, np.int32)
       prompt_BM[real_BM > 0] = tokens_BL[valid_BL]  # both in the order of rows, then of places
-      made = {name: np.zeros((index_B.size, *one.shape), one.dtype) for name, one in described.items()}
+      made = {
+        name: np.zeros((index_B.size, *one.shape), one.dtype) for name, one in described.items()
+      }
       if decoder:
         places = {"decoder_input_tokens": prompt_BM, "decoder_segment_ids": real_BM}
         places["decoder_positions"] = np.maximum(np.cumsum(real_BM, axis=1) - 1, 0)

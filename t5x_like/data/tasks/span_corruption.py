@@ -1,7 +1,8 @@
-"""T5's pretraining task: span corruption of consecutive windows of a token store, as encoder-decoder features.
+"""T5's pretraining task: span corruption of consecutive windows of a token store, as
+encoder-decoder features.
 
-Example i is window i of W tokens, corrupted; W = 568 for 512 inputs. Tokens after the last whole window are unused.
-Every (seed, epoch, example) draws new noise.
+Example i is window i of W tokens, corrupted; W = 568 for 512 inputs. Tokens after the last whole
+window are unused. Every (seed, epoch, example) draws new noise.
 """
 
 from __future__ import annotations
@@ -21,12 +22,23 @@ from t5x_like.vocabularies import padding
 
 
 def features(
-  vocabulary, /, *, inputs_length, targets_length, noise_density, mean_noise_span_length, random_roll, prefix, **_
+  vocabulary,
+  /,
+  *,
+  inputs_length,
+  targets_length,
+  noise_density,
+  mean_noise_span_length,
+  random_roll,
+  prefix,
+  **_,
 ) -> Features:
   """Return the features of the task with these arguments, see `task`, from its vocabulary alone."""
   if targets_length is None:
     kept = inputs_length - len(vocabulary.encode(prefix) if prefix else []) - random_roll
-    _, targets_length = random_spans_lengths(kept, float(noise_density), float(mean_noise_span_length))
+    _, targets_length = random_spans_lengths(
+      kept, float(noise_density), float(mean_noise_span_length)
+    )
     targets_length += random_roll
   return declared.encoder_decoder(inputs_length, targets_length, vocabulary)
 
@@ -49,14 +61,16 @@ def task(
     targets_length: decoder length, EOS included; None derives it (114 for 512).
     noise_density: fraction of tokens that are noise.
     mean_noise_span_length: mean noise tokens per span.
-    random_roll: lets noise begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
-    prefix: text before the inputs, such as a mode token of UL2; its tokens count towards `inputs_length`.
+    random_roll: lets noise begin or end anywhere in the window, see
+      `preprocessors/span_corruption.py`.
+    prefix: text before the inputs, such as a mode token of UL2; its tokens count towards
+      `inputs_length`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
     text: see `Text`.
 
   Raises:
-    UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks sentinels; impossible
-      lengths or densities.
+    UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks
+      sentinels; impossible lengths or densities.
   """
   source = Text(**text)
   vocabulary = source.tokens(documents_end).vocabulary
@@ -78,12 +92,15 @@ def task(
     corrupted = corruption(window_BW, random.row_keys(seed, epoch_B, example_index_B))
     inputs = corrupted["inputs"]
     if prefix_ids:
-      inputs = tf.concat([tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1)
+      inputs = tf.concat(
+        [tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1
+      )
     return encoder_decoder(inputs, corrupted["targets"], vocabulary)
 
   drawn = ("targets_length", "noise_density", "mean_noise_span_length")
   made = {"inputs_length": inputs_length} | {name: getattr(corruption, name) for name in drawn}
   options = {"random_roll": random_roll, "prefix": prefix_ids}
-  made |= {name: value for name, value in options.items() if value}  # absent if off, so that older runs resume
+  # absent if off, so that older runs resume
+  made |= {name: value for name, value in options.items() if value}
   described = declared.encoder_decoder(inputs_length, corruption.targets_length, vocabulary)
   return source.task("span_corruption.v1", windows, batch, described, **made)

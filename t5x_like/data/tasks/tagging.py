@@ -1,10 +1,10 @@
 """Tagging of words, such as named entities, for encoders (Devlin et al. 2019, section 5.3).
 
-  config.task = {"name": "tagging", "source": "conll:train=train.conll,validation=dev.conll", "tags_field": "1",
-                 "tags": ["O", "B-PER", "I-PER"], "vocabulary": "vocabulary"}
+  config.task = {"name": "tagging", "source": "conll:train=train.conll,validation=dev.conll",
+                 "tags_field": "1", "tags": ["O", "B-PER", "I-PER"], "vocabulary": "vocabulary"}
 
-A row is [CLS] tokens [SEP]. The first token of each word has the index of its tag in `encoder_target_tokens` and
-weight 1 in `encoder_loss_weights`; all others have weight 0.
+A row is [CLS] tokens [SEP]. The first token of each word has the index of its tag in
+`encoder_target_tokens` and weight 1 in `encoder_loss_weights`; all others have weight 0.
 
 `Task.examples` gives `record`, `tokens` and `tags`, all of them, also where the row is truncated.
 """
@@ -27,7 +27,12 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
 # On the built-in corpus, for `:debug`.
-BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "tags_field": "tags", "tags": ["short", "long"]}
+BUILT_IN = {
+  "source": "builtin",
+  "vocabulary": "bytes",
+  "tags_field": "tags",
+  "tags": ["short", "long"],
+}
 
 
 def features(vocabulary, /, *, length: int, **_) -> Features:
@@ -50,18 +55,21 @@ def task(
     tags: all tags, in the order of the classes.
     tokens_field, tags_field: the fields with the list of words and the list of their tags.
     length: length of a row, [CLS] and [SEP] included.
-    too_long: treatment of longer sentences; to metrics, words that are cut off have the tag O or, without it, none.
+    too_long: treatment of longer sentences; to metrics, words that are cut off have the tag O or,
+      without it, none.
     records: see `Records`.
 
   Raises:
     UserError: an unknown tag or lists of different lengths; and as `labelled`.
   """
   source = Records(**records)
-  vocabulary, numbers = vocabularies.load(source.vocabulary), numbered(tags, "tags")
+  vocabulary = vocabularies.load(source.vocabulary)
+  numbers = numbered(tags, "tags")
   cut = Words(vocabulary)
 
   def example(record, where):
-    words, found = value(record, tokens_field, where), value(record, tags_field, where)
+    words = value(record, tokens_field, where)
+    found = value(record, tags_field, where)
     if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
       raise UserError(
         f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
@@ -71,7 +79,10 @@ def task(
       raise UserError(f"{where}: found null at {tokens_field}.{words.index(None)}, expected a word")
     if not words:
       return Skip("no words")
-    pieces = [ids or [vocabulary.unk_id] for ids in cut([as_text(word, tokens_field, where) for word in words])]
+    pieces = [
+      ids or [vocabulary.unk_id]
+      for ids in cut([as_text(word, tokens_field, where) for word in words])
+    ]
     targets = np.full(sum(map(len, pieces)), -1, np.int32)
     starts = np.cumsum([0, *map(len, pieces[:-1])])
     targets[starts] = [number_of(str(tag), numbers, tags_field, where) for tag in found]

@@ -1,11 +1,13 @@
-"""Examples of another task with a teacher's likeliest next tokens, from a store that `tools.cache_teacher` made.
+"""Examples of another task with a teacher's likeliest next tokens, from a store that
+`tools.cache_teacher` made.
 
   config.task = {"name": "taught", "store": "data/taught"}
 
-An item of the store is an example: all features of its task, and at each target the teacher's k likeliest tokens, in
-order, with their log-probabilities: `teacher_tokens` int32 and `teacher_log_probabilities` float32, [T, k]. What a task
-draws at random (spans, masks) was drawn when the store was made; every epoch shows the same examples. For `:debug`,
-the built-in corpus has a teacher that gives the target half of the probability.
+An item of the store is an example: all features of its task, and at each target the teacher's k
+likeliest tokens, in order, with their log-probabilities: `teacher_tokens` int32 and
+`teacher_log_probabilities` float32, [T, k]. What a task draws at random (spans, masks) was drawn
+when the store was made; every epoch shows the same examples. For `:debug`, the built-in corpus has
+a teacher that gives the target half of the probability.
 """
 
 import math
@@ -25,7 +27,9 @@ from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import start_id
 
 FACT = "examples"  # of the manifest: shape and dtype of each feature
-_LENGTH, _K = 64, 3  # of the built-in examples
+# of the built-in examples
+_LENGTH = 64
+_K = 3
 
 
 def tiny(length: int) -> dict[str, int]:
@@ -59,7 +63,11 @@ def task(*, store: str | Prepared, split: str, verify: Verify = "auto") -> Task:
     return _built_in(Windows(store, split, _LENGTH, documents_end="eos"))
   opened = _opened(store, split, verify)
   described = _features(opened)
-  print(f"data: {opened.path}: {opened.num_items:,} examples with {_told(opened)}; {opened.verification}", flush=True)
+  print(
+    f"data: {opened.path}: {opened.num_items:,} examples with {_told(opened)}; "
+    f"{opened.verification}",
+    flush=True,
+  )
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
     made = {}
@@ -89,20 +97,27 @@ def _built_in(windows: Windows) -> Task:
     log_p_BTk = tf.broadcast_to(tf.math.log([0.5, 0.3, 0.1]), tf.shape(ids_BTk))
     return made | {"teacher_tokens": ids_BTk, "teacher_log_probabilities": log_p_BTk}
 
-  name, print_ = windows.tokens.name, digest(task="taught.v1", store=windows.tokens.fingerprint)
+  name = windows.tokens.name
+  print_ = digest(task="taught.v1", store=windows.tokens.fingerprint)
   return Task(f"{name}_taught", windows.vocabulary, print_, windows.num_examples, _BUILT_IN, batch)
 
 
 def _opened(store: str, split: str, verify: Verify) -> Store:
   if not (place(f"{store}/{split}") / manifests.FILE).is_file():
-    raise UserError(f"config.task.store: found no store {store}/{split}; make it with python -m tools.cache_teacher")
+    raise UserError(
+      f"config.task.store: found no store {store}/{split}; make it with python -m "
+      "tools.cache_teacher"
+    )
   return Store.open(f"{store}/{split}", verify)
 
 
 def _features(store: Store) -> Features:
   facts = store.manifest.facts.get(FACT)
   if not isinstance(facts, dict):
-    raise UserError(f"{store.path}: holds no examples of a teacher, expected a store that tools.cache_teacher made")
+    raise UserError(
+      f"{store.path}: holds no examples of a teacher, expected a store that "
+      "tools.cache_teacher made"
+    )
   return {name: Feature(tuple(shape), dtype) for name, (shape, dtype) in facts.items()}
 
 

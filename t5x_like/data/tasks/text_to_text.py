@@ -1,19 +1,24 @@
-"""Supervised text-to-text: records, with templates for input and target (Raffel et al. 2020, section 2.4).
+"""Supervised text-to-text: records, with templates for input and target (Raffel et al. 2020,
+section 2.4).
 
-  config.task = {"name": "text_to_text", "source": "parallel:corpus/{split}.{field}.gz", "vocabulary": "vocabulary",
-                 "inputs": "translate English to German: {en}", "targets": "{de}",
-                 "inputs_length": 512, "targets_length": 512}
+  config.task = {"name": "text_to_text", "source": "parallel:corpus/{split}.{field}.gz",
+                 "vocabulary": "vocabulary", "inputs": "translate English to German: {en}",
+                 "targets": "{de}", "inputs_length": 512, "targets_length": 512}
 
-The first use tokenises the split into `cache` (`python -m tools.prepare_examples --config=…` does only that); training
-reads ids. See `data/supervised/` for templates, prepared examples and packing.
+The first use tokenises the split into `cache` (`python -m tools.prepare_examples --config=…` does
+only that); training reads ids. See `data/supervised/` for templates, prepared examples and packing.
 
-For an encoder-decoder a record becomes (inputs + EOS, targets + EOS). For a decoder it is one sequence, inputs then
-targets + EOS, with loss on the targets only, or with `loss_on="all"` on the inputs too (Liu et al. 2018, section
-4.2.2); with `prefix`, attention is bidirectional over the start token and the inputs (Raffel et al. 2020, section
-3.2.1). A packed row holds several of these, which do not attend to each other; the loader, an epoch and an evaluation's
-`max_examples` then count rows as examples, and every epoch has every record once.
+For an encoder-decoder a record becomes (inputs + EOS, targets + EOS). For a decoder it is one
+sequence, inputs then targets + EOS, with loss on the targets only, or with `loss_on="all"` on the
+inputs too (Liu et al. 2018, section
+4.2.2); with `prefix`, attention is bidirectional over the start token and the inputs (Raffel et al.
+2020, section
+3.2.1). A packed row holds several of these, which do not attend to each other; the loader, an epoch
+and an evaluation's `max_examples` then count rows as examples, and every epoch has every record
+once.
 
-`Task.examples` gives `record`, `inputs` and `targets` (texts) of every example, before packing and whatever its length.
+`Task.examples` gives `record`, `inputs` and `targets` (texts) of every example, before packing and
+whatever its length.
 """
 
 from typing import Literal, Unpack
@@ -33,7 +38,12 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
 # On the built-in corpus, for `:debug`.
-BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "inputs": "reverse: {text}", "targets": "{reversed}"}
+BUILT_IN = {
+  "source": "builtin",
+  "vocabulary": "bytes",
+  "inputs": "reverse: {text}",
+  "targets": "{reversed}",
+}
 
 
 def tiny(length: int) -> dict[str, int]:
@@ -42,16 +52,28 @@ def tiny(length: int) -> dict[str, int]:
 
 
 def features(
-  vocabulary, /, *, inputs_length: int, targets_length: int | None, architecture: str, prefix: bool, packed: bool, **_
+  vocabulary,
+  /,
+  *,
+  inputs_length: int,
+  targets_length: int | None,
+  architecture: str,
+  prefix: bool,
+  packed: bool,
+  **_,
 ) -> Features:
   """Return the features of the task with these arguments.
 
-  Segments mark the padding of decoders, whose start id may be any id, and of vocabularies without a padding id.
+  Segments mark the padding of decoders, whose start id may be any id, and of vocabularies without a
+  padding id.
   """
   places = ("segment_ids", "positions")
   if architecture == "decoder":
     return declared.decoder(inputs_length, *("causal_attention",) * prefix, *places)
-  sides = {"encoder": inputs_length, "decoder": inputs_length if targets_length is None else targets_length}
+  sides = {
+    "encoder": inputs_length,
+    "decoder": inputs_length if targets_length is None else targets_length,
+  }
   described = declared.encoder_decoder(*sides.values())
   for side, length in sides.items() if packed or vocabulary.pad_id is None else ():
     described |= {f"{side}_{name}": Feature((length,), "int32") for name in places}
@@ -73,14 +95,16 @@ def task(
   """Make the task.
 
   Args:
-    inputs, targets: templates over a record's fields. Records where one is empty are skipped and counted; but only
-      training splits, whose names begin with `train`, lack inputs where a field alone is empty.
+    inputs, targets: templates over a record's fields. Records where one is empty are skipped and
+      counted; but only training splits, whose names begin with `train`, lack inputs where a field
+      alone is empty.
     inputs_length: tokens in a row of the encoder or, for a decoder, in the whole row.
     targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
     architecture: the kind of model that the features are for.
     prefix: for a decoder, adds `decoder_causal_attention`.
     loss_on: the tokens that a decoder learns to predict: the targets, or all.
-    too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (with a report) or `truncate`.
+    too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (with a report)
+      or `truncate`.
     records: see `PackedRecords`.
 
   Raises:
@@ -89,19 +113,30 @@ def task(
   decoder = architecture == "decoder"
   if decoder and targets_length is not None:
     raise UserError(
-      f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is one "
+      f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is "
+      "one "
       "sequence of inputs_length tokens"
     )
   if prefix and not decoder:
-    raise UserError("config.task.prefix: found True, expected architecture='decoder': encoders see their whole input")
+    raise UserError(
+      "config.task.prefix: found True, expected architecture='decoder': encoders "
+      "see their whole input"
+    )
   if loss_on == "all" and (prefix or not decoder):
-    raise UserError("config.task.loss_on: found 'all', expected architecture='decoder' and prefix=False, or 'targets'")
+    raise UserError(
+      "config.task.loss_on: found 'all', expected architecture='decoder' and "
+      "prefix=False, or 'targets'"
+    )
   source = PackedRecords(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   texts = {"inputs": inputs, "targets": targets}
   templates = {name: Template(text, name, vocabulary.extra_ids) for name, text in texts.items()}
   begin = np.array([] if decoder else vocabularies.opening(vocabulary), np.int32)
-  limits = (inputs_length,) if decoder else (inputs_length, inputs_length if targets_length is None else targets_length)
+  limits = (
+    (inputs_length,)
+    if decoder
+    else (inputs_length, inputs_length if targets_length is None else targets_length)
+  )
 
   encoders = {"inputs": vocabulary, "targets": vocabulary if decoder else vocabulary.for_targets()}
 
@@ -126,16 +161,21 @@ def task(
   def rows(store):
     lengths_N2 = np.stack([store.lengths[name] for name in templates], axis=1)
     if decoder:  # truncation shortens the inputs, from their end
-      used, sizes = fit(lengths_N2.sum(axis=1, keepdims=True), limits, too_long, store.path, ("inputs_length",))
+      used, sizes = fit(
+        lengths_N2.sum(axis=1, keepdims=True), limits, too_long, store.path, ("inputs_length",)
+      )
       targets_n1 = np.minimum(lengths_N2[used, 1:], sizes)
       lengths_n2 = np.concatenate([sizes - targets_n1, targets_n1], axis=1)
     else:
-      used, sizes = fit(lengths_N2, limits, too_long, store.path, ("inputs_length", "targets_length"))
+      used, sizes = fit(
+        lengths_N2, limits, too_long, store.path, ("inputs_length", "targets_length")
+      )
       lengths_n2 = sizes
     plan = packing.of_examples(sizes, limits, source.packed, source.pack_seed, store.path)
 
     def stream(name, which_n):
-      """Return (tokens, which of them are real) of examples; truncated ones end with EOS, except a decoder's inputs."""
+      """Return (tokens, which of them are real) of examples; truncated ones end with EOS, except a
+      decoder's inputs."""
       length_n = lengths_n2[which_n, int(name == "targets")]
       tokens_nL, valid_nL = store.read(name, used[which_n], length_n)
       if not decoder or name == "targets":
@@ -145,15 +185,21 @@ def task(
 
     def pairs(row_B):
       place_n, *row = plan.members(row_B)
-      made, sides = {}, {}
+      made = {}
+      sides = {}
       for number, (side, name) in enumerate((("encoder", "inputs"), ("decoder", "targets"))):
-        placed, shape = (*row, plan.offsets[place_n, number]), (row_B.size, limits[number])
-        tokens, segments, positions = packing.scatter(*stream(name, plan.examples[place_n]), *placed, shape)
+        placed = (*row, plan.offsets[place_n, number])
+        shape = (row_B.size, limits[number])
+        tokens, segments, positions = packing.scatter(
+          *stream(name, plan.examples[place_n]), *placed, shape
+        )
         sides[name] = np.where(segments > 0, tokens, vocabulary.pad_id or 0)
         made |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
       return made | {
         "encoder_input_tokens": sides["inputs"],
-        "decoder_input_tokens": packing.shifted(sides["targets"], segments, positions, vocabulary.decoder_start_id),
+        "decoder_input_tokens": packing.shifted(
+          sides["targets"], segments, positions, vocabulary.decoder_start_id
+        ),
         "decoder_target_tokens": sides["targets"],
         "decoder_loss_weights": segments > 0,
       }
@@ -162,11 +208,18 @@ def task(
       place_n, *row = plan.members(row_B)
       which_n = plan.examples[place_n]
       whole_nL = np.zeros((which_n.size, max(int(sizes[which_n].max(initial=0)), 1)), np.int32)
-      places_L, prompt_n1, size_n1 = np.arange(whole_nL.shape[1]), lengths_n2[which_n, :1], sizes[which_n]
-      for name, (low_n1, high_n1) in {"inputs": (0, prompt_n1), "targets": (prompt_n1, size_n1)}.items():
+      places_L = np.arange(whole_nL.shape[1])
+      prompt_n1 = lengths_n2[which_n, :1]
+      size_n1 = sizes[which_n]
+      for name, (low_n1, high_n1) in {
+        "inputs": (0, prompt_n1),
+        "targets": (prompt_n1, size_n1),
+      }.items():
         tokens_nT, valid_nT = stream(name, which_n)
         whole_nL[(places_L >= low_n1) & (places_L < high_n1)] = tokens_nT[valid_nT]
-      valid_nL, placed, shape = places_L < size_n1, (*row, plan.offsets[place_n, 0]), (row_B.size, limits[0])
+      valid_nL = places_L < size_n1
+      placed = (*row, plan.offsets[place_n, 0])
+      shape = (row_B.size, limits[0])
       start = vocabularies.start_id(vocabulary)
       learned_nL = valid_nL if loss_on == "all" else places_L >= prompt_n1
       made = packing.decoder_rows(whole_nL, valid_nL, learned_nL, placed, shape, start, 0)
@@ -177,7 +230,12 @@ def task(
     return Rows(plan.num_rows, sequences if decoder else pairs, view=view, truncated=cut)
 
   own = dict(architecture=architecture, prefix=prefix, packed=source.packed)
-  kept = dict(too_long=too_long, loss_on=loss_on, pack_seed=source.pack_seed, vocabulary=vocabulary.fingerprint)
+  kept = dict(
+    too_long=too_long,
+    loss_on=loss_on,
+    pack_seed=source.pack_seed,
+    vocabulary=vocabulary.fingerprint,
+  )
   return labelled(
     "text_to_text.v1",
     source,
@@ -187,7 +245,9 @@ def task(
     streams={"inputs": not decoder, "targets": True},
     example=example,
     rows=rows,
-    features=features(vocabulary, inputs_length=inputs_length, targets_length=targets_length, **own),
+    features=features(
+      vocabulary, inputs_length=inputs_length, targets_length=targets_length, **own
+    ),
     made={"task": "text_to_text.v2", "limits": limits, **own, **kept},
     marked=templates["inputs"].marked,
   )

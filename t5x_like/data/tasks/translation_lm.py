@@ -1,12 +1,13 @@
-"""Translation language modelling: masked tokens in pairs of sentences (Lample and Conneau 2019, section 3.3).
+"""Translation language modelling: masked tokens in pairs of sentences (Lample and Conneau 2019,
+section 3.3).
 
-  config.task = {"name": "translation_lm", "source": "parallel:corpus/{split}.{field}.gz", "vocabulary": "vocabulary",
-                 "text": "{en}", "pair": "{de}"}
+  config.task = {"name": "translation_lm", "source": "parallel:corpus/{split}.{field}.gz",
+                 "vocabulary": "vocabulary", "text": "{en}", "pair": "{de}"}
 
-A row is [CLS] x [SEP] [CLS] y [SEP], a sentence and its translation, which see each other. Positions begin again
-with y, and `encoder_token_types` is the language of each token. Tokens of both are masked as in `mlm`, anew in every
-epoch. Without `pair`, a row is [CLS] x [SEP] alone, the paper's masked language modelling of one language by
-sentences; a mixture alternates the two.
+A row is [CLS] x [SEP] [CLS] y [SEP], a sentence and its translation, which see each other.
+Positions begin again with y, and `encoder_token_types` is the language of each token. Tokens of
+both are masked as in `mlm`, anew in every epoch. Without `pair`, a row is [CLS] x [SEP] alone, the
+paper's masked language modelling of one language by sentences; a mixture alternates the two.
 
 Worked example, languages 0 and 1: x = 5 6, y = 7, [CLS] 2, [SEP] 3, mask 9, with 6 masked:
 
@@ -42,7 +43,9 @@ BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "text": "{text}", "pair"
 
 def features(vocabulary, /, *, length: int, rate: float, **_) -> Features:
   """Return the features of the task with these arguments."""
-  described = encoder(length, "target_tokens", "positions") | {"encoder_loss_weights": Feature((length,), "float32")}
+  described = encoder(length, "target_tokens", "positions") | {
+    "encoder_loss_weights": Feature((length,), "float32")
+  }
   return described | {"encoder_masked_positions": Feature((max(1, round(rate * length)),), "int32")}
 
 
@@ -66,16 +69,20 @@ def task(
     languages: the numbers of their languages.
     length: of a row, special tokens included.
     masking, rate, mask_share, random_share: see `tasks.mlm`, without `spans`.
-    too_long: treatment of longer pairs; truncation shortens the longer sentence first, from its end.
+    too_long: treatment of longer pairs; truncation shortens the longer sentence first, from its
+      end.
     records: see `Records`.
 
   Raises:
-    UserError: unusable templates, languages or shares; a vocabulary without padding; and as `labelled`.
+    UserError: unusable templates, languages or shares; a vocabulary without padding; and as
+      `labelled`.
   """
   templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
   if len(languages) < len(templates) or min(languages) < 0 or masking == "spans":
     found = f"found {list(languages)} with masking={masking!r}"
-    raise UserError(f"config.task.languages: {found}, expected a number from 0 on for each sentence, and no spans")
+    raise UserError(
+      f"config.task.languages: {found}, expected a number from 0 on for each sentence, and no spans"
+    )
   source = Records(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
@@ -86,7 +93,9 @@ def task(
     ids = {name: np.asarray(vocabulary.encode(text), np.int32) for name, text in texts.items()}
     if not all(part.size for part in ids.values()):
       return Skip("no tokens")
-    return {name: np.concatenate([cls, part]) if name == "pair" else part for name, part in ids.items()}
+    return {
+      name: np.concatenate([cls, part]) if name == "pair" else part for name, part in ids.items()
+    }
 
   def rows(store):
     made = Encoded(store, tuple(templates), length, 1)
@@ -94,10 +103,14 @@ def task(
 
     def read(index_B):
       row = made(used[index_B], lengths_nD[index_B])
-      place, after = np.arange(length), row["encoder_token_types"]
+      place = np.arange(length)
+      after = row["encoder_token_types"]
       start_B1 = 2 + lengths_nD[index_B, :1]  # of the second sentence
       here = place - np.where(pair is not None and place >= start_B1, start_B1, 0)
-      return row | {"encoder_token_types": np.take(languages, after.astype(int)), "encoder_positions": here}
+      return row | {
+        "encoder_token_types": np.take(languages, after.astype(int)),
+        "encoder_positions": here,
+      }
 
     return Rows(used.size, read, used, None, made.truncated(used, lengths_nD))
 

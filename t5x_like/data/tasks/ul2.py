@@ -1,23 +1,26 @@
-"""UL2's mixture of denoisers: seven span corruptions of one corpus (Tay et al. 2022, section 3.1 and table 1).
+"""UL2's mixture of denoisers: seven span corruptions of one corpus (Tay et al. 2022, section 3.1
+and table 1).
 
-Example i is window i of `length` raw tokens, as for every task on running text, so an epoch holds each window once. A
-key of seed, epoch and i selects its denoiser anew in each epoch, all equally often or by `rates`.
+Example i is window i of `length` raw tokens, as for every task on running text, so an epoch holds
+each window once. A key of seed, epoch and i selects its denoiser anew in each epoch, all equally
+often or by `rates`.
 
                   mean span  noise                       mode token
     R  regular        3, 8    15%                          [NLU]
     S  sequential     L / 4   25%, one span at the end     [S2S]
     X  extreme        3, 8    50%; 64 at 15% and at 50%    [NLG]
 
-S is the prefix LM as the paper casts it: the window's last quarter is one span of noise. Features have the lengths of
-the longest, so the encoder's come from R and the decoder's from X. Worked example, L = 512: R (3, 0.15) has 462 inputs
-and 104 targets, S 386 and 130, X (3, 0.5) 342 inputs and 342 targets in 85 spans, which therefore is the number of
-sentinels needed.
+S is the prefix LM as the paper casts it: the window's last quarter is one span of noise. Features
+have the lengths of the longest, so the encoder's come from R and the decoder's from X. Worked
+example, L = 512: R (3, 0.15) has 462 inputs and 104 targets, S 386 and 130, X (3, 0.5) 342 inputs
+and 342 targets in 85 spans, which therefore is the number of sentinels needed.
 
-Spans are cut as in T5 (uniformly among all cuts with this mean; the paper allows "normal or uniform"). So a denoiser
-with one span, as X (64, 0.15) has at L = 512 (77 tokens), has it at the end; `random_roll` puts it anywhere.
+Spans are cut as in T5 (uniformly among all cuts with this mean; the paper allows "normal or
+uniform"). So a denoiser with one span, as X (64, 0.15) has at L = 512 (77 tokens), has it at the
+end; `random_roll` puts it anywhere.
 
-With `mode_tokens` every input begins with the text of its mode, as in the released models' prompts; a vocabulary that
-has these spellings as pieces gives one token for each, any other spells them out.
+With `mode_tokens` every input begins with the text of its mode, as in the released models' prompts;
+a vocabulary that has these spellings as pieces gives one token for each, any other spells them out.
 """
 
 from __future__ import annotations
@@ -41,9 +44,12 @@ from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding
 
 
-def features(vocabulary, /, *, length: int, mode_tokens: bool, rates: dict, random_roll: bool, **_) -> Features:
+def features(
+  vocabulary, /, *, length: int, mode_tokens: bool, rates: dict, random_roll: bool, **_
+) -> Features:
   """Return the features of the task with these arguments: the greatest lengths of its denoisers."""
-  inputs, targets = [], []
+  inputs = []
+  targets = []
   for name in DENOISERS:
     if rates.get(name, 1):
       own = denoiser(name, length, random_roll)
@@ -56,7 +62,7 @@ def task(
   *,
   length: Length = 512,
   mode_tokens: bool = False,
-  rates: dict = {},  # noqa: B006
+  rates: dict = {},
   random_roll: bool = False,
   documents_end: DocumentsEnd = "nothing",
   **text: Unpack[Text],
@@ -72,26 +78,35 @@ def task(
     text: see `Text`.
 
   Raises:
-    UserError: the store cannot be used, is shorter than one window, or its vocabulary has too few sentinels; a window
-      too short for a quarter of it to be noise; rates of unknown denoisers.
+    UserError: the store cannot be used, is shorter than one window, or its vocabulary has too few
+      sentinels; a window too short for a quarter of it to be noise; rates of unknown denoisers.
   """
   if length < 8:
     raise UserError(f"length: found {length}, expected windows of at least 8 tokens")
   for name, rate in rates.items():
     if not slots.fits(rate, float) or rate < 0:
-      raise UserError(f"config.task.rates.{name}: found {rate!r}, expected a number, 0 to leave it out")
+      raise UserError(
+        f"config.task.rates.{name}: found {rate!r}, expected a number, 0 to leave it out"
+      )
     if name not in DENOISERS:
       raise UserError(
-        f"config.task.rates.{name}: no such denoiser{did_you_mean(name, DENOISERS)}; there are {', '.join(DENOISERS)}"
+        f"config.task.rates.{name}: no such denoiser{did_you_mean(name, DENOISERS)}; there are "
+        f"{', '.join(DENOISERS)}"
       )
   shares = {name: float(rates.get(name, 1.0)) for name in DENOISERS}
   shares = {name: share for name, share in shares.items() if share}
   if not shares:
-    raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
+    raise UserError(
+      "config.task.rates: found 0 for every denoiser, expected at least one that is drawn"
+    )
   source = Text(**text)
   windows = source.windows(length, documents_end)
-  denoisers = [_Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares]
-  described = features(windows.vocabulary, length=length, mode_tokens=mode_tokens, rates=rates, random_roll=random_roll)
+  denoisers = [
+    _Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares
+  ]
+  described = features(
+    windows.vocabulary, length=length, mode_tokens=mode_tokens, rates=rates, random_roll=random_roll
+  )
   ends_N = _word_ends(list(shares.values()))
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
@@ -101,7 +116,11 @@ def task(
     which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
     rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
     made = [
-      mixture.padded(noise(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)), described, windows.vocabulary.pad_id)
+      mixture.padded(
+        noise(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)),
+        described,
+        windows.vocabulary.pad_id,
+      )
       for noise, row_N in zip(denoisers, rows, strict=True)
     ]
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in described}
@@ -118,7 +137,9 @@ class _Denoiser:
     inputs_length: the length of its inputs, with EOS and the text of its mode.
   """
 
-  def __init__(self, name: str, vocabulary: Vocabulary, length: int, mode_tokens: bool, random_roll: bool):
+  def __init__(
+    self, name: str, vocabulary: Vocabulary, length: int, mode_tokens: bool, random_roll: bool
+  ):
     mean, density = DENOISERS[name]
     roll = random_roll and mean is not QUARTER
     noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)
@@ -139,7 +160,9 @@ class _Denoiser:
   def __call__(self, window_NL: tf.Tensor, key_N: tf.Tensor) -> dict[str, tf.Tensor]:
     corrupted = self.corruption(window_NL, key_N)
     prefix_NP = tf.tile(tf.constant([self._prefix], tf.int32), [tf.size(key_N), 1])
-    return encoder_decoder(tf.concat([prefix_NP, corrupted["inputs"]], axis=1), corrupted["targets"], self._vocabulary)
+    return encoder_decoder(
+      tf.concat([prefix_NP, corrupted["inputs"]], axis=1), corrupted["targets"], self._vocabulary
+    )
 
 
 def _word_ends(shares: list[float]) -> np.ndarray:

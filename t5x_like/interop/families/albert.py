@@ -33,21 +33,35 @@ def build(fields: Fields, names: set[str]):
   groups = fields.take("num_hidden_groups", 1)
   inner = fields.take("inner_group_num", 1)
   if groups * inner > len(names):
-    raise fields.refusal("inner_group_num", inner, f"{groups} groups of no more layers than the files have tensors")
-  fields.ignore("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    raise fields.refusal(
+      "inner_group_num", inner, f"{groups} groups of no more layers than the files have tensors"
+    )
+  fields.ignore(
+    "classifier_dropout_prob",
+    "down_scale_factor",
+    "gap_size",
+    "net_structure_type",
+    "num_memory_blocks",
+  )
   fields.ignore("layers_to_keep")
   activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu_new")
   table = fields.take("embedding_size", 128)
   base = albert.VARIANTS["albert-base"]
   variant = encoders.build(fields, names, base, "Albert", HEADS, activation=activation)
   if table == variant.dims.embed:
-    raise fields.refusal("embedding_size", table, f"a table that is not as wide as the stack, {table}")
-  return albert.Model, {"variant": dataclasses.replace(variant, embed=table, groups=groups, inner=inner)}
+    raise fields.refusal(
+      "embedding_size", table, f"a table that is not as wide as the stack, {table}"
+    )
+  return albert.Model, {
+    "variant": dataclasses.replace(variant, embed=table, groups=groups, inner=inner)
+  }
 
 
 def config(model, model_type: str | None) -> dict:
   if not model.variant.embed:
-    raise UserError(f"embedding width {model.variant.dims.embed}: albert supports only a table of another width")
+    raise UserError(
+      f"embedding width {model.variant.dims.embed}: albert supports only a table of another width"
+    )
   return encoders.config(model, "albert", "Albert", HEADS) | {
     "embedding_size": model.variant.embed,
     "num_hidden_groups": model.variant.groups,
@@ -60,7 +74,8 @@ def config(model, model_type: str | None) -> dict:
 def tensors(m: Mapping) -> None:
   body = encoders.embeddings_and_head(m, "albert", HEADS, "encoder.embedding_hidden_mapping_in")
   names = ("query", "key", "value", "dense")
-  ours, inner = "encoder/blocks", m.model.variant.inner
+  ours = "encoder/blocks"
+  inner = m.model.variant.inner
   for at in range(m.model.variant.groups * inner):
     theirs = f"{body}encoder.albert_layer_groups.{at // inner}.albert_layers.{at % inner}"
     m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=names)

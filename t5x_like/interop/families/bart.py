@@ -13,21 +13,34 @@ from t5x_like.nn.dims import Dims
 MODEL_TYPES = ("bart", "mbart", "marian")
 MODELS = (bart.Model, transformer.Model)
 BODY_PREFIX = "model."
-ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "tanh": "tanh"}
+ACTIVATIONS = {
+  "gelu": "gelu",
+  "relu": "relu",
+  "silu": "silu",
+  "swish": "silu",
+  "gelu_new": "gelu_tanh",
+  "tanh": "tanh",
+}
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
-IDS = {"bart": (1, 2, None), "mbart": (1, 2, None), "marian": (58_100, 0, 58_100)}  # padding, end and start
+# padding, end and start
+IDS = {"bart": (1, 2, None), "mbart": (1, 2, None), "marian": (58_100, 0, 58_100)}
 
 
 def build(fields: Fields, names: set[str]):
   kind = fields.values["model_type"]
   activation = fields.choose("activation_function", ACTIVATIONS, "gelu")
-  length, D = fields.take("max_position_embeddings", 1024), fields.take("d_model")
-  heads, mlp = fields.take("encoder_attention_heads"), fields.take("encoder_ffn_dim")
+  length = fields.take("max_position_embeddings", 1024)
+  D = fields.take("d_model")
+  heads = fields.take("encoder_attention_heads")
+  mlp = fields.take("encoder_ffn_dim")
   layers = fields.take("encoder_layers")
   decoder_layers = fields.take("decoder_layers", layers)
   decoder_heads = fields.take("decoder_attention_heads", heads)
   decoder_mlp = fields.take("decoder_ffn_dim", mlp)
-  for name, count in {"encoder_attention_heads": heads, "decoder_attention_heads": decoder_heads}.items():
+  for name, count in {
+    "encoder_attention_heads": heads,
+    "decoder_attention_heads": decoder_heads,
+  }.items():
     if D % count:
       raise fields.refusal(name, count, f"a divisor of d_model, {D}")
   fields.only("num_hidden_layers", layers)
@@ -53,9 +66,11 @@ def build(fields: Fields, names: set[str]):
     "student_decoder_layers",
     "student_encoder_layers",
   )
-  design, model = {"bart": bart.BART, "mbart": bart.MBART, "marian": transformer.MARIAN}[kind], bart.Model
+  design = {"bart": bart.BART, "mbart": bart.MBART, "marian": transformer.MARIAN}[kind]
+  model = bart.Model
   if kind == "marian":
-    model, position = transformer.Model, design.position
+    model = transformer.Model
+    position = design.position
   else:
     position = {"name": "learned", "length": length, "offset": 2}
   design = dataclasses.replace(
@@ -66,7 +81,8 @@ def build(fields: Fields, names: set[str]):
     logits_bias="final_logits_bias" in names,
   )
   pad, eos, start = IDS[kind]
-  pad, eos = fields.take("pad_token_id", pad), fields.take("eos_token_id", eos)
+  pad = fields.take("pad_token_id", pad)
+  eos = fields.take("eos_token_id", eos)
   eos = eos[0] if isinstance(eos, list) else eos
   start = fields.values.get("decoder_start_token_id", start)
   tokens = Tokens(pad, eos if start is None else start, eos)
@@ -85,23 +101,42 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design = model.variant, model.variant.design
+  variant = model.variant
+  design = model.variant.design
   marian = isinstance(model, transformer.Model)
-  like = transformer.MARIAN if marian else bart.MBART if design.norm_position == "pre" else bart.BART
-  free = ("activation", "position", "embed_scale", "logits_bias", "embed_init", "init_stddev", "mlp_dropout")
+  like = (
+    transformer.MARIAN if marian else bart.MBART if design.norm_position == "pre" else bart.BART
+  )
+  free = (
+    "activation",
+    "position",
+    "embed_scale",
+    "logits_bias",
+    "embed_init",
+    "init_stddev",
+    "mlp_dropout",
+  )
   free += ("core", "quantization")
   only(model, core=plain_core(design))
   for field in dataclasses.fields(design):
     if field.name not in free:
       only(model, **{field.name: [getattr(like, field.name)]})
-  position = {"name": design.position} if isinstance(design.position, str) else dict(design.position)
-  wanted = {"name": "sinusoidal", "interleaved": False} if marian else {"name": "learned", "offset": 2}
+  position = (
+    {"name": design.position} if isinstance(design.position, str) else dict(design.position)
+  )
+  wanted = (
+    {"name": "sinusoidal", "interleaved": False} if marian else {"name": "learned", "offset": 2}
+  )
   if {name: position.get(name) for name in wanted} != wanted:
     raise UserError(f"design.position is {design.position!r}; this type supports only {wanted!r}")
   kind = "marian" if marian else "mbart" if design.norm_position == "pre" else "bart"
-  dims, tokens = variant.dims, variant.tokens
+  dims = variant.dims
+  tokens = variant.tokens
   if dims.heads * dims.head_dim != dims.embed or dims.kv_heads != dims.heads:
-    raise UserError(f"heads of width {dims.head_dim} are not the embedding width {dims.embed} over {dims.heads} heads")
+    raise UserError(
+      f"heads of width {dims.head_dim} are not the embedding width {dims.embed} "
+      f"over {dims.heads} heads"
+    )
   theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
   class_name = {"marian": "MarianMTModel", "mbart": "MBartForConditionalGeneration"}.get(kind)
   return {
@@ -131,7 +166,8 @@ def tensors(m: Mapping) -> None:
   variant = m.model.variant
   m.copy("model.shared.weight", "embed/table")
   m.copies = dict.fromkeys(
-    ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"), "model.shared.weight"
+    ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
+    "model.shared.weight",
   )
   m.ignored = ("final_logits_bias",)
   if variant.design.logits_bias:
@@ -147,8 +183,11 @@ def tensors(m: Mapping) -> None:
       m.norm(f"model.{side}.layer_norm", f"{side}/final_norm")
     norm = "in_norm" if variant.design.norm_position == "pre" else "out_norm"
     for layer, (_, at) in enumerate(places(getattr(m.model, side), layers)):
-      theirs, ours = f"model.{side}.layers.{layer}", f"{side}/blocks"
-      kinds = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if side == "decoder" else {})
+      theirs = f"model.{side}.layers.{layer}"
+      ours = f"{side}/blocks"
+      kinds = {"self_attention": "self_attn"} | (
+        {"cross_attention": "encoder_attn"} if side == "decoder" else {}
+      )
       for name, their_name in kinds.items():
         m.attention(f"{theirs}.{their_name}", f"{ours}/{name}/layer", at, names=NAMES)
         m.norm(f"{theirs}.{their_name}_layer_norm", f"{ours}/{name}/{norm}", at)

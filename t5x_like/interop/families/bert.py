@@ -1,10 +1,11 @@
 """BERT.
 
-A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them if the file has a
-pooler. A pooler that a class does not use is not part of the model; it is written back unchanged from the file.
+A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them if
+the file has a pooler. A pooler that a class does not use is not part of the model; it is written
+back unchanged from the file.
 
-`HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours. Every family has
-these functions; `interop/families/__init__.py` describes them.
+`HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours.
+Every family has these functions; `interop/families/__init__.py` describes them.
 """
 
 from t5x_like.interop import encoders
@@ -40,7 +41,9 @@ HEADS = (
 
 def renamed(name: str) -> str:
   """Rename the scales and biases of norms, which older files name as TensorFlow does."""
-  return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+  return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+    "LayerNorm.beta", "LayerNorm.bias"
+  )
 
 
 def build(fields: Fields, names: set[str]):
@@ -54,7 +57,9 @@ def build(fields: Fields, names: set[str]):
   )
   activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu")
   base = bert.VARIANTS["bert-base-uncased"]
-  return bert.Model, {"variant": encoders.build(fields, names, base, "Bert", HEADS, activation=activation)}
+  return bert.Model, {
+    "variant": encoders.build(fields, names, base, "Bert", HEADS, activation=activation)
+  }
 
 
 def config(model, model_type: str | None) -> dict:

@@ -1,9 +1,10 @@
 """BigBird.
 
-`attention_type` "block_sparse" becomes the bigbird core with the library's plan for evaluation, where the first block
-replaces every random block; to train, choose another plan with `design.core = {"name": "bigbird", …}`. Both plans are
-written as "block_sparse". For sequences that are too short, the library switches to full attention; ours refuses them,
-and `design.core = "dense"` computes full attention.
+`attention_type` "block_sparse" becomes the bigbird core with the library's plan for evaluation,
+where the first block replaces every random block; to train, choose another plan with `design.core =
+{"name": "bigbird", …}`. Both plans are written as "block_sparse". For sequences that are too short,
+the library switches to full attention; ours refuses them, and `design.core = "dense"` computes full
+attention.
 """
 
 from t5x_like.interop import encoders
@@ -37,8 +38,13 @@ HEADS = (
 
 
 def build(fields: Fields, names: set[str]):
-  sparse = fields.choose("attention_type", {"block_sparse": True, "original_full": False}, "block_sparse")
-  blocks = {"block": fields.take("block_size", 64), "random_blocks": fields.take("num_random_blocks", 3)}
+  sparse = fields.choose(
+    "attention_type", {"block_sparse": True, "original_full": False}, "block_sparse"
+  )
+  blocks = {
+    "block": fields.take("block_size", 64),
+    "random_blocks": fields.take("num_random_blocks", 3),
+  }
   variant = encoders.build(
     fields,
     names,
@@ -46,7 +52,9 @@ def build(fields: Fields, names: set[str]):
     "BigBird",
     HEADS,
     length=4096,
-    activation=fields.choose("hidden_act", {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}, "gelu_new"),
+    activation=fields.choose(
+      "hidden_act", {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}, "gelu_new"
+    ),
     biases=("qkv", "out", "mlp") if fields.take("use_bias", True) else ("out", "mlp"),
     embed_scale=fields.take("rescale_embeddings", False),
     core={"name": "bigbird", **blocks, "plan": "first"} if sparse else "auto",

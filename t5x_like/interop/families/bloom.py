@@ -32,7 +32,9 @@ def build(fields: Fields, names: set[str]):
     "skip_bias_add_qkv",
   )
   design = dataclasses.replace(
-    bloom.DESIGN, norm_epsilon=fields.take("layer_norm_epsilon", 1e-5), tied=fields.take("tie_word_embeddings", True)
+    bloom.DESIGN,
+    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
+    tied=fields.take("tie_word_embeddings", True),
   )
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
   tokens = causal.special_ids(fields, start=1, eos=2)
@@ -40,9 +42,15 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design = model.variant, model.variant.design
+  variant = model.variant
+  design = model.variant.design
   causal.refuse_others(
-    model, norm="layernorm", activation="gelu_tanh", biases=("qkv", "out", "mlp"), embed_norm=True, tied=[True, False]
+    model,
+    norm="layernorm",
+    activation="gelu_tanh",
+    biases=("qkv", "out", "mlp"),
+    embed_norm=True,
+    tied=[True, False],
   )
   causal.position_of(model, "alibi")
   return {
@@ -70,11 +78,18 @@ def tensors(m: Mapping) -> None:
   m.output("transformer.word_embeddings.weight")
   dims = m.model.variant.dims
   for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
-    theirs, attention, mlp = f"transformer.h.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    theirs = f"transformer.h.{layer}"
+    attention = "decoder/blocks/self_attention"
+    mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
     fused.grouped_qkv(
-      m, f"{theirs}.self_attention.query_key_value", f"{attention}/layer", at, heads=dims.heads, kv_heads=dims.heads
+      m,
+      f"{theirs}.self_attention.query_key_value",
+      f"{attention}/layer",
+      at,
+      heads=dims.heads,
+      kv_heads=dims.heads,
     )
     m.linear(f"{theirs}.self_attention.dense", f"{attention}/layer/out", at)
     m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}/layer/wi", at)

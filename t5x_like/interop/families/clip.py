@@ -19,16 +19,27 @@ MODEL_TYPES = ("clip",)
 MODELS = (clip.Model,)
 ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 _LEGACY_EOS = 2  # the value of published configs, although EOS is the highest id
-_UNUSED = ("attention_dropout", "dropout", "projection_dim", "initializer_factor", "tie_word_embeddings")
+_UNUSED = (
+  "attention_dropout",
+  "dropout",
+  "projection_dim",
+  "initializer_factor",
+  "tie_word_embeddings",
+)
 
 
 def build(fields: Fields, names: set[str]):
   fields.only("architectures", ["CLIPModel"])
   fields.ignore(
-    "logit_scale_init_value", "initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict"
+    "logit_scale_init_value",
+    "initializer_factor",
+    "tie_word_embeddings",
+    "text_config_dict",
+    "vision_config_dict",
   )
   width = fields.take("projection_dim", 512)
-  image, text = fields.section("vision_config"), fields.section("text_config")
+  image = fields.section("vision_config")
+  text = fields.section("text_config")
   dims, design = stack(image, clip.IMAGE, 768, 12)
   vision = ImageVariant(
     dims,
@@ -42,22 +53,33 @@ def build(fields: Fields, names: set[str]):
   )
   dims, design = stack(text, clip.TEXT, 512, 8)
   vocab = text.take("vocab_size", 49_408)
-  eos, length = text.take("eos_token_id", 49_407), text.take("max_position_embeddings", 77)
+  eos = text.take("eos_token_id", 49_407)
+  length = text.take("max_position_embeddings", 77)
   text.ignore("pad_token_id")
   eos = vocab - 1 if eos == _LEGACY_EOS else eos
   start = text.values.get("bos_token_id", 49_406)
   design = dataclasses.replace(design, position={"name": "learned", "length": length})
   for part in (image, text):
     part.finish()
-  return clip.Model, {"variant": DualVariant(vision, Variant(dims, design, vocab, Tokens(None, start, eos)), width)}
+  return clip.Model, {
+    "variant": DualVariant(vision, Variant(dims, design, vocab, Tokens(None, start, eos)), width)
+  }
 
 
 def stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
   """Return the sizes and the design of an encoder; width and heads are the defaults."""
   fields.ignore(*_UNUSED)
   usual = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == base.activation)
-  D, N = fields.take("hidden_size", width), fields.take("num_attention_heads", heads)
-  dims = Dims(D, N, N, D // N, fields.take("intermediate_size", 4 * width), fields.take("num_hidden_layers", 12))
+  D = fields.take("hidden_size", width)
+  N = fields.take("num_attention_heads", heads)
+  dims = Dims(
+    D,
+    N,
+    N,
+    D // N,
+    fields.take("intermediate_size", 4 * width),
+    fields.take("num_hidden_layers", 12),
+  )
   return dims, dataclasses.replace(
     base,
     norm_epsilon=fields.take("layer_norm_eps", base.norm_epsilon),
@@ -68,11 +90,14 @@ def stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, D
 def config(model, model_type: str | None) -> dict:
   if model.bias is not None:
     raise UserError("bias is not None; clip has no bias on its logits")
-  image, text = model.image.variant, model.variant.text
+  image = model.image.variant
+  text = model.variant.text
   if model.variant.reading != "end":
     raise UserError(f"variant.reading is {model.variant.reading!r}; clip reads texts at their end")
   if image.class_tokens != 1 or image.patch_bias:
-    raise UserError(f"class_tokens is {image.class_tokens}, patch_bias {image.patch_bias}; clip has 1 and False")
+    raise UserError(
+      f"class_tokens is {image.class_tokens}, patch_bias {image.patch_bias}; clip has 1 and False"
+    )
   position = text.design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
     raise UserError(f"design.position of texts is {position!r}; clip supports only 'learned'")
@@ -103,7 +128,8 @@ def config(model, model_type: str | None) -> dict:
 
 def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
   """Return the fields of an encoder; raise UserError for a design that the type cannot express."""
-  design, dims = model.variant.design, model.variant.dims
+  design = model.variant.design
+  dims = model.variant.dims
   only(
     model,
     norm="layernorm",
@@ -122,7 +148,9 @@ def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
     core=[*EXACT],
   )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
-    raise UserError(f"{dims}: {model_type} has as many key/value heads as heads, and heads that share the width")
+    raise UserError(
+      f"{dims}: {model_type} has as many key/value heads as heads, and heads that share the width"
+    )
   return {
     "model_type": model_type,
     "hidden_size": dims.embed,
@@ -136,10 +164,14 @@ def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
 
 def tensors(m: Mapping) -> None:
   m.ignored = ("position_ids",)
-  variant, embeddings = m.model.image.variant, "vision_model.embeddings"
+  variant = m.model.image.variant
+  embeddings = "vision_model.embeddings"
   images.patches(m, f"{embeddings}.patch_embedding", "image/", variant)
   m.fused(
-    f"{embeddings}.class_embedding", ["image/tokens"], split=lambda x: [x[None]], join=lambda xs: xs[0].reshape(-1)
+    f"{embeddings}.class_embedding",
+    ["image/tokens"],
+    split=lambda x: [x[None]],
+    join=lambda xs: xs[0].reshape(-1),
   )
   m.copy(f"{embeddings}.position_embedding.weight", "image/inputs/position/table")
   m.norm("vision_model.pre_layrnorm", "image/inputs/norm")
@@ -157,7 +189,8 @@ def tensors(m: Mapping) -> None:
 def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
   """Map the layers of an encoder."""
   for at in range(number):
-    their_layer, blocks = f"{theirs}.encoder.layers.{at}", f"{ours}/encoder/blocks"
+    their_layer = f"{theirs}.encoder.layers.{at}"
+    blocks = f"{ours}/encoder/blocks"
     m.attention(f"{their_layer}.self_attn", f"{blocks}/self_attention/layer", at, names=ATTENTION)
     m.norm(f"{their_layer}.layer_norm1", f"{blocks}/self_attention/in_norm", at)
     m.norm(f"{their_layer}.layer_norm2", f"{blocks}/mlp/in_norm", at)

@@ -27,11 +27,15 @@ def build(fields: Fields, names: set[str]):
   )
   variant = llama.variant_of(fields, design, kv_heads=None)
   ids = {"pad": 0, "start": 5, "eos": 255_001}
-  return command_r.Model, {"variant": dataclasses.replace(variant, tokens=causal.special_ids(fields, **ids))}
+  return command_r.Model, {
+    "variant": dataclasses.replace(variant, tokens=causal.special_ids(fields, **ids))
+  }
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   causal.refuse_others(
     model,
     heads=False,
@@ -72,7 +76,8 @@ def tensors(m: Mapping) -> None:
   m.norm("model.norm", "decoder/final_norm")
   block = "decoder/blocks/parallel"
   for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
-    theirs, attention = f"model.layers.{layer}", f"{block}/layer/self_attention"
+    theirs = f"model.layers.{layer}"
+    attention = f"{block}/layer/self_attention"
     m.norm(f"{theirs}.input_layernorm", f"{block}/in_norm", at)
     m.attention(f"{theirs}.self_attn", attention, at, names=llama.NAMES)
     for name in ("q_norm", "k_norm") if m.model.variant.design.qk_norm else ():

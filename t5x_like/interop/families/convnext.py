@@ -12,7 +12,9 @@ from t5x_like.models import convnext
 MODEL_TYPES = ("convnext",)
 MODELS = (convnext.Model,)
 CLASSES = ("ConvNextForImageClassification", "ConvNextModel")
-_WITHOUT_EFFECT = "drop_path_rate num_stages out_features out_indices stage_names _out_features _out_indices"
+_WITHOUT_EFFECT = (
+  "drop_path_rate num_stages out_features out_indices stage_names _out_features _out_indices"
+)
 
 
 def build(fields: Fields, names: set[str]):
@@ -66,7 +68,9 @@ def config(model, model_type: str | None) -> dict:
 def tensors(m: Mapping) -> None:
   classifies = "head/out/kernel" in m.names
   body = "convnext." if classifies else ""
-  _convolution(m, f"{body}embeddings.patch_embeddings", "backbone/patches", m.model.backbone.patches.side)
+  _convolution(
+    m, f"{body}embeddings.patch_embeddings", "backbone/patches", m.model.backbone.patches.side
+  )
   m.norm(f"{body}embeddings.layernorm", "backbone/norm")
   for stage, blocks in enumerate(m.model.backbone.stages):
     theirs = f"{body}encoder.stages.{stage}"
@@ -74,7 +78,8 @@ def tensors(m: Mapping) -> None:
       m.norm(f"{theirs}.downsampling_layer.0", f"backbone/merge_norms/{stage - 1}")
       _convolution(m, f"{theirs}.downsampling_layer.1", f"backbone/merges/{stage - 1}", 2)
     for at in range(len(blocks)):
-      layer, block = f"{theirs}.layers.{at}", f"backbone/stages/{stage}/{at}"
+      layer = f"{theirs}.layers.{at}"
+      block = f"backbone/stages/{stage}/{at}"
       m.fused(
         f"{layer}.dwconv.weight",
         [f"{block}/depthwise/kernel"],

@@ -1,4 +1,5 @@
-"""DeBERTa v3, whose files have the type of v2; v2 with its convolution or unshared projections is not read."""
+"""DeBERTa v3, whose files have the type of v2; v2 with its convolution or unshared projections is
+not read."""
 
 import dataclasses
 
@@ -44,12 +45,23 @@ def build(fields: Fields, names: set[str]):
     ("attention_head_size", None),
   ):
     fields.only(name, *values)
-  for name in ("relative_attention", "share_att_key", "position_biased_input", "norm_rel_ebd", "pos_att_type"):
+  for name in (
+    "relative_attention",
+    "share_att_key",
+    "position_biased_input",
+    "norm_rel_ebd",
+    "pos_att_type",
+  ):
     fields.take(name)  # their defaults are other models
   fields.ignore(
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "pooler_hidden_size", "cls_dropout"
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "pooler_dropout",
+    "pooler_hidden_size",
+    "cls_dropout",
   )
-  D, N = fields.take("hidden_size"), fields.take("num_attention_heads")
+  D = fields.take("hidden_size")
+  N = fields.take("num_attention_heads")
   dims = Dims(D, N, N, D // N, fields.take("intermediate_size"), fields.take("num_hidden_layers"))
   design = dataclasses.replace(
     deberta.DESIGN,
@@ -73,10 +85,20 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   encoders.refuse_others(model, attention_scale=(3 * dims.head_dim) ** -0.5)
-  if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or variant.types or variant.embed:
-    raise UserError(f"{dims} with types={variant.types}: deberta-v2 has heads that share the width, and no token types")
+  if (
+    dims.kv_heads != dims.heads
+    or dims.head_dim * dims.heads != dims.embed
+    or variant.types
+    or variant.embed
+  ):
+    raise UserError(
+      f"{dims} with types={variant.types}: deberta-v2 has heads that share the "
+      "width, and no token types"
+    )
   head, labels = encoders.written_head("deberta-v2", variant, HEADS)
   return {
     "architectures": [f"DebertaV2{head.task}"],
@@ -86,7 +108,9 @@ def config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": next(theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation),
+    "hidden_act": next(
+      theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation
+    ),
     "max_position_embeddings": variant.max_distance,
     "max_relative_positions": variant.max_distance,
     "position_buckets": variant.buckets,
@@ -112,6 +136,10 @@ def tensors(m: Mapping) -> None:
     "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
   }
-  m.ignored += ("position_embeddings.weight", "mask_predictions.dense.weight", "mask_predictions.dense.bias")
+  m.ignored += (
+    "position_embeddings.weight",
+    "mask_predictions.dense.weight",
+    "mask_predictions.dense.bias",
+  )
   for layer, (_, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
     encoders.layer(m, f"{body}encoder.layer.{layer}", at, ATTENTION)

@@ -18,7 +18,12 @@ from t5x_like.nn.latent_attention import Latent
 MODEL_TYPES = ("deepseek_v3",)
 MODELS = (deepseek.Model,)
 BODY_PREFIX = "model."
-LATENT = {"rank": "kv_lora_rank", "query_rank": "q_lora_rank", "rope": "qk_rope_head_dim", "value": "v_head_dim"}
+LATENT = {
+  "rank": "kv_lora_rank",
+  "query_rank": "q_lora_rank",
+  "rope": "qk_rope_head_dim",
+  "value": "v_head_dim",
+}
 EXPERTS = {
   "experts": ("n_routed_experts", 256),
   "top_k": ("num_experts_per_tok", 8),
@@ -36,20 +41,37 @@ _EPSILON = 1e-6  # of the norms of latents, whatever that of the others
 def build(fields: Fields, names: set[str]):
   if fields.take("quantization_config", None):
     raise UserError(
-      f"{fields.origin}: field 'quantization_config' is there: the kernels are in 8 bits, which are not read; take a"
+      f"{fields.origin}: field 'quantization_config' is there: the kernels are in 8 bits, which "
+      "are not read; take a"
       " copy of the model in bfloat16, as fp8_cast_bf16.py of DeepSeek-V3's repository writes it"
     )
   fields.ignore("max_position_embeddings", "attention_dropout", "ep_size", "aux_loss_alpha")
-  fields.ignore("seq_aux", "num_local_experts", "qk_head_dim", "head_dim", "num_nextn_predict_layers", "num_mtp_layers")
-  for name, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
+  fields.ignore(
+    "seq_aux",
+    "num_local_experts",
+    "qk_head_dim",
+    "head_dim",
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+  )
+  for name, value in (
+    ("scoring_func", "sigmoid"),
+    ("topk_method", "noaux_tc"),
+    ("moe_layer_freq", 1),
+  ):
     fields.only(name, value)
-  layers, dense = fields.take("num_hidden_layers"), fields.take("first_k_dense_replace", 3)
+  layers = fields.take("num_hidden_layers")
+  dense = fields.take("first_k_dense_replace", 3)
   if dense >= layers:
     raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
-  latent = {ours: causal.optional(fields, theirs, _PUBLISHED.design.latent[ours]) for ours, theirs in LATENT.items()}
+  latent = {
+    ours: causal.optional(fields, theirs, _PUBLISHED.design.latent[ours])
+    for ours, theirs in LATENT.items()
+  }
   if (epsilon := fields.take("rms_norm_eps", _EPSILON)) != _EPSILON:
     latent["norm_epsilon"] = _EPSILON
-  heads, head_dim = fields.take("num_attention_heads"), fields.take("qk_nope_head_dim", 128) + latent["rope"]
+  heads = fields.take("num_attention_heads")
+  head_dim = fields.take("qk_nope_head_dim", 128) + latent["rope"]
   fields.only("num_key_value_heads", heads, None)
   position, scale = _positions(fields, head_dim)
   if fields.take("rope_interleave", True):
@@ -67,21 +89,28 @@ def build(fields: Fields, names: set[str]):
     dense_layers=dense,
     tied=fields.take("tie_word_embeddings", False),
   )
-  dims = Dims(fields.take("hidden_size"), heads, heads, head_dim, fields.take("intermediate_size"), layers)
+  dims = Dims(
+    fields.take("hidden_size"), heads, heads, head_dim, fields.take("intermediate_size"), layers
+  )
   ids = causal.special_ids(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
   ahead = any(name.startswith(f"model.layers.{layers}.") for name in names)
-  return deepseek.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), ids), "mtp_depth": int(ahead)}
+  return deepseek.Model, {
+    "variant": Variant(dims, design, fields.take("vocab_size"), ids),
+    "mtp_depth": int(ahead),
+  }
 
 
 def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
   """Return (the rotary positions of a config, the factor of the logits).
 
-  DeepSeek's YaRN also multiplies the logits by the square of `0.1 * mscale_all_dim * ln(factor) + 1`.
+  DeepSeek's YaRN also multiplies the logits by the square of `0.1 * mscale_all_dim * ln(factor) +
+  1`.
   """
   values = dict(fields.values)
   field = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
   yarn = dict(values.get(field) or {})
-  one, every = yarn.pop("mscale", None), yarn.pop("mscale_all_dim", None)
+  one = yarn.pop("mscale", None)
+  every = yarn.pop("mscale_all_dim", None)
   factor = float(yarn.get("factor") or 1.0)
   if one and every and yarn.get("attention_factor") is None:
     yarn["attention_factor"] = causal.temperature(factor, one) / causal.temperature(factor, every)
@@ -98,9 +127,15 @@ def _scale(head_dim: int, factor: float, every: float) -> float:
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims, experts = model.variant, model.variant.design, model.variant.dims, model.variant.design.experts
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
+  experts = model.variant.design.experts
   if design.latent is None or not experts or not experts.shared:
-    raise UserError(f"design.latent is {design.latent!r} with {experts!r}; this type has both, and a shared expert")
+    raise UserError(
+      f"design.latent is {design.latent!r} with {experts!r}; this type has both, "
+      "and a shared expert"
+    )
   own = Latent(**design.latent)
   usual = deepseek.routing(**{ours: getattr(experts, ours) for ours in EXPERTS})
   free = dict(bias_rate=experts.bias_rate, balance_loss=experts.balance_loss)
@@ -112,7 +147,11 @@ def config(model, model_type: str | None) -> dict:
     biases=[(), ("qkv", "out")],
     activation=list(causal.GATED.values()),
     attention_scale=[design.attention_scale],
-    latent=[design.latent if (own.norm_epsilon or design.norm_epsilon) == _EPSILON else {"norm_epsilon": _EPSILON}],
+    latent=[
+      design.latent
+      if (own.norm_epsilon or design.norm_epsilon) == _EPSILON
+      else {"norm_epsilon": _EPSILON}
+    ],
     dense_layers=[design.dense_layers],
     experts=[dataclasses.replace(usual, **free)],
     experts_every=1,
@@ -153,7 +192,10 @@ def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
   factor = (position.get("yarn") or {}).get("factor", 1.0)
   extra = (design.attention_scale * head_dim**0.5) ** 0.5 - 1.0
   if factor <= 1 or extra <= 0:
-    raise UserError(f"design.attention_scale is {design.attention_scale!r}; this type supports others only with YaRN")
+    raise UserError(
+      f"design.attention_scale is {design.attention_scale!r}; this type supports "
+      "others only with YaRN"
+    )
   every = extra / (0.1 * math.log(factor))
   shorter = (float(f"{every:.{digits}g}") for digits in range(1, 17))
   scale = lambda every: _scale(head_dim, factor, every)  # noqa: E731
@@ -162,13 +204,20 @@ def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
 
 def tensors(m: Mapping) -> None:
   variant = m.model.variant
-  dims, dense = variant.dims, variant.design.dense_layers
+  dims = variant.dims
+  dense = variant.design.dense_layers
   llama.map_table(m)
   rest = "decoder/rest" if dense else "decoder"
   m.norm("model.norm", f"{rest}/final_norm")
   for layer in range(dims.layers):
     first = layer < dense
-    _layer(m, f"model.layers.{layer}", "decoder/first" if first else rest, layer if first else layer - dense, first)
+    _layer(
+      m,
+      f"model.layers.{layer}",
+      "decoder/first" if first else rest,
+      layer if first else layer - dense,
+      first,
+    )
   if m.model.mtp_depth:
     theirs = f"model.layers.{dims.layers}"
     m.copies[f"{theirs}.embed_tokens.weight"] = "model.embed_tokens.weight"
@@ -183,10 +232,15 @@ def tensors(m: Mapping) -> None:
 
 
 def _layer(m: Mapping, theirs: str, stack: str, at: int, dense: bool) -> None:
-  attention, heads = f"{stack}/blocks/self_attention", m.model.variant.dims.heads
+  attention = f"{stack}/blocks/self_attention"
+  heads = m.model.variant.dims.heads
   m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
   low = f"{attention}/layer/query_down/kernel" in m.names
-  linears = {"kv_a_proj_with_mqa": "down", "o_proj": "out", "q_b_proj" if low else "q_proj": "query"}
+  linears = {
+    "kv_a_proj_with_mqa": "down",
+    "o_proj": "out",
+    "q_b_proj" if low else "q_proj": "query",
+  }
   for their_name, name in (linears | ({"q_a_proj": "query_down"} if low else {})).items():
     m.linear(f"{theirs}.self_attn.{their_name}", f"{attention}/layer/{name}", at)
   m.norm(f"{theirs}.self_attn.kv_a_layernorm", f"{attention}/layer/norm", at)
@@ -199,7 +253,9 @@ def _layer(m: Mapping, theirs: str, stack: str, at: int, dense: bool) -> None:
     return [part.reshape(-1, x.shape[-1]).T for part in (x_NHR[:, :-value], x_NHR[:, -value:])]
 
   def join(xs):
-    return np.concatenate([x.T.reshape(heads, -1, x.shape[0]) for x in xs], axis=1).reshape(-1, xs[0].shape[0])
+    return np.concatenate([x.T.reshape(heads, -1, x.shape[0]) for x in xs], axis=1).reshape(
+      -1, xs[0].shape[0]
+    )
 
   names = [f"{attention}/layer/{name}/kernel" for name in ("key", "value")]
   m.fused(f"{theirs}.self_attn.kv_b_proj.weight", names, at, split=split, join=join)

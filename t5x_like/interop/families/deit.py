@@ -8,7 +8,9 @@ from t5x_like.models import deit
 
 MODEL_TYPES = ("deit",)
 MODELS = (deit.Model,)
-DISTILLED, PLAIN, BODY = "DeiTForImageClassificationWithTeacher", "DeiTForImageClassification", "DeiTModel"
+DISTILLED = "DeiTForImageClassificationWithTeacher"
+PLAIN = "DeiTForImageClassification"
+BODY = "DeiTModel"
 
 
 def build(fields: Fields, names: set[str]):
@@ -16,11 +18,15 @@ def build(fields: Fields, names: set[str]):
     head = {"name": "distillation", "labels": images.labels_of(fields)}
   else:
     head = images.head(fields, PLAIN, BODY, images.POOLER in names and "dense")
-  return deit.Model, {"variant": images.build(fields, deit.VARIANTS["deit-b16"], class_tokens=2, head=head)}
+  return deit.Model, {
+    "variant": images.build(fields, deit.VARIANTS["deit-b16"], class_tokens=2, head=head)
+  }
 
 
 def config(model, model_type: str | None) -> dict:
-  head = model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
+  head = (
+    model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
+  )
   if head["name"] == "distillation":
     fields = {"architectures": [DISTILLED]} | images.label_fields(head.get("labels", 1000))
   else:

@@ -1,6 +1,8 @@
-"""DETR, as an object detector, with the library's own ResNet or timm's, whose tensors have other names.
+"""DETR, as an object detector, with the library's own ResNet or timm's, whose tensors have other
+names.
 
-A file's names are kept when it is written again; a model that was not loaded is written with the library's ResNet.
+A file's names are kept when it is written again; a model that was not loaded is written with the
+library's ResNet.
 """
 
 import dataclasses
@@ -58,7 +60,8 @@ def build(fields: Fields, names: set[str]):
   D, (N, decoder_heads) = fields.take("d_model", 256), (fields.take(name, 8) for name in HEADS)
   if decoder_heads != N:
     raise fields.refusal(HEADS[1], decoder_heads, f"{N}, as the encoder has")
-  layers, mlp = fields.take("encoder_layers", 6), fields.take("encoder_ffn_dim", 2048)
+  layers = fields.take("encoder_layers", 6)
+  mlp = fields.take("encoder_ffn_dim", 2048)
   activation = fields.choose("activation_function", ACTIVATIONS, "relu")
   channels = fields.take("num_channels", 3)
   return detr.Model, {
@@ -77,7 +80,8 @@ def build(fields: Fields, names: set[str]):
 
 def _backbone(fields: Fields, channels: int) -> dict:
   """Return the arguments of `architectures.backbones.resnet`."""
-  own, name = fields.section("backbone_config"), fields.take("backbone", "resnet50")
+  own = fields.section("backbone_config")
+  name = fields.take("backbone", "resnet50")
   dilated = fields.choose("dilation", {True: True, False: False}, False)
   own.only("num_channels", channels)
   kind = own.values.get("model_type") or "timm_backbone"
@@ -102,7 +106,9 @@ def _backbone(fields: Fields, channels: int) -> dict:
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   only(
     model,
     norm="layernorm",
@@ -122,15 +128,29 @@ def config(model, model_type: str | None) -> dict:
   if variant.places != Places():
     raise UserError(f"{variant.places}: detr has {Places()}")
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
-    raise UserError(f"{dims}: detr has as many key/value heads as heads, and heads that share the width")
+    raise UserError(
+      f"{dims}: detr has as many key/value heads as heads, and heads that share the width"
+    )
   if spec["last_stage"] == "strided":
     backbone = {"backbone_config": resnet.fields_of(spec, variant.channels)}
     backbone["backbone_config"]["out_features"] = [f"stage{len(spec['depths'])}"]
   else:
-    name = next((name for name, one in resnet.TIMM.items() if spec == spec | resnet.DEFAULTS | one | _DILATED), None)
+    name = next(
+      (
+        name for name, one in resnet.TIMM.items() if spec == spec | resnet.DEFAULTS | one | _DILATED
+      ),
+      None,
+    )
     if name is None:
-      raise UserError(f"the backbone {spec}: detr's dilated ones are {' or '.join(resnet.TIMM)} of timm")
-    backbone = {"use_timm_backbone": True, "use_pretrained_backbone": False, "backbone": name, "dilation": True}
+      raise UserError(
+        f"the backbone {spec}: detr's dilated ones are {' or '.join(resnet.TIMM)} of timm"
+      )
+    backbone = {
+      "use_timm_backbone": True,
+      "use_pretrained_backbone": False,
+      "backbone": name,
+      "dilation": True,
+    }
   activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation)
   return {
     "architectures": ["DetrForObjectDetection"],
@@ -162,7 +182,8 @@ def tensors(m: Mapping) -> None:
   parts = ("q_proj", "k_proj", "v_proj", "out_proj")
   for side, stack in (("encoder", m.model.encoder), ("decoder", m.model.decoder)):
     for at in range(stack.repeats):
-      layer, blocks = f"model.{side}.layers.{at}", f"{side}/blocks"
+      layer = f"model.{side}.layers.{at}"
+      blocks = f"{side}/blocks"
       for name, own in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention"))[
         : 1 + (side == "decoder")
       ]:
@@ -184,4 +205,7 @@ def _has_timm(model) -> bool:
   if values.get("model_type") != "detr":
     return False
   kind = (values.get("backbone_config") or {}).get("model_type", "timm_backbone")
-  return kind == "timm_backbone" and build(Fields(values, origin.path), set())[1]["variant"] == model.variant
+  return (
+    kind == "timm_backbone"
+    and build(Fields(values, origin.path), set())[1]["variant"] == model.variant
+  )

@@ -9,7 +9,8 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import dinov2
 
-PLAIN, REGISTERS = "dinov2", "dinov2_with_registers"
+PLAIN = "dinov2"
+REGISTERS = "dinov2_with_registers"
 MODEL_TYPES = (PLAIN, REGISTERS)
 MODELS = (dinov2.Model,)
 CLASSES = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
@@ -27,7 +28,8 @@ def build(fields: Fields, names: set[str]):
   fields.ignore(*_WITHOUT_EFFECT.split())
   fields.only("apply_layernorm", True)
   registers = fields.take("num_register_tokens", 4) if model_type == REGISTERS else 0
-  D, ratio = fields.take("hidden_size", 768), fields.take("mlp_ratio", 4)
+  D = fields.take("hidden_size", 768)
+  ratio = fields.take("mlp_ratio", 4)
   gated = fields.choose("use_swiglu_ffn", {True: True, False: False}, False)
   variant = images.build(
     fields,
@@ -40,32 +42,49 @@ def build(fields: Fields, names: set[str]):
     head=head,
   )
   scale = fields.take("layerscale_value", 1.0)
-  design = replace(variant.design, layer_scale=float(scale), **({"position": dinov2.ANTIALIASED} if registers else {}))
-  return dinov2.Model, {"variant": replace(variant, design=replace(design, activation="swiglu") if gated else design)}
+  design = replace(
+    variant.design,
+    layer_scale=float(scale),
+    **({"position": dinov2.ANTIALIASED} if registers else {}),
+  )
+  return dinov2.Model, {
+    "variant": replace(variant, design=replace(design, activation="swiglu") if gated else design)
+  }
 
 
 def _gated(mlp: int) -> int:
-  """Return the width of a SwiGLU layer in place of a layer of this width: two thirds, as a multiple of 8."""
+  """Return the width of a SwiGLU layer in place of a layer of this width: two thirds, as a multiple
+  of 8."""
   return (mlp * 2 // 3 + 7) // 8 * 8
 
 
 def config(model, model_type: str | None) -> dict:
   variant: ImageVariant = model.variant
-  model_type, dims = REGISTERS if variant.registers else PLAIN, variant.dims
+  model_type = REGISTERS if variant.registers else PLAIN
+  dims = variant.dims
   classes = CLASSES[model_type]
-  fields = images.head_fields(model, model_type, f"{classes}ForImageClassification", f"{classes}Model", pooling="both")
-  scale, gated = variant.design.layer_scale, variant.design.activation == "swiglu"
+  fields = images.head_fields(
+    model, model_type, f"{classes}ForImageClassification", f"{classes}Model", pooling="both"
+  )
+  scale = variant.design.layer_scale
+  gated = variant.design.activation == "swiglu"
   if variant.class_tokens != 1 or scale is None:
     found = f"class_tokens is {variant.class_tokens}, design.layer_scale {scale}"
     raise UserError(f"{found}; {model_type} has 1 and a number")
   if not isinstance(variant.resolution, int):
-    raise UserError(f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square")
+    raise UserError(
+      f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square"
+    )
   positions = ("learned_1d", dinov2.ANTIALIASED) if variant.registers else ("learned_1d",)
   fields |= images.config(model, model_type, positions, layer_scale=scale, gated=gated)
   mlp = fields.pop("intermediate_size")
-  ratio = next((n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None)
+  ratio = next(
+    (n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None
+  )
   if ratio is None:
-    raise UserError(f"{dims}: {model_type} has feed-forward layers as wide as a whole multiple of the stack's")
+    raise UserError(
+      f"{dims}: {model_type} has feed-forward layers as wide as a whole multiple of the stack's"
+    )
   more = {"num_register_tokens": variant.registers} if variant.registers else {}
   return fields | more | {"mlp_ratio": ratio, "layerscale_value": scale, "use_swiglu_ffn": gated}
 
@@ -76,9 +95,17 @@ def tensors(m: Mapping) -> None:
   prefix = f"{REGISTERS if registers else PLAIN}." if classifies else ""
   images.embeddings(m, prefix, ("cls_token",))
   if registers:
-    m.fused(f"{prefix}embeddings.register_tokens", ["registers"], split=lambda x: [x[0]], join=images.leading(1))
+    m.fused(
+      f"{prefix}embeddings.register_tokens",
+      ["registers"],
+      split=lambda x: [x[0]],
+      join=images.leading(1),
+    )
   for at in range(m.model.variant.dims.layers):
-    theirs, attention, mlp = f"{prefix}encoder.layer.{at}", *(f"encoder/blocks/{n}" for n in ("self_attention", "mlp"))
+    theirs, attention, mlp = (
+      f"{prefix}encoder.layer.{at}",
+      *(f"encoder/blocks/{n}" for n in ("self_attention", "mlp")),
+    )
     m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
     m.attention(f"{theirs}.attention", f"{attention}/layer", at, names=images.ATTENTION)
     m.copy(f"{theirs}.layer_scale1.lambda1", f"{attention}/res_norm/scale", at)

@@ -18,7 +18,10 @@ HEADS = (
   Head(
     "ForPreTraining",
     "discriminator",
-    {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "out"},
+    {
+      "discriminator_predictions.dense": "dense",
+      "discriminator_predictions.dense_prediction": "out",
+    },
   ),
   Head(
     "ForMaskedLM",
@@ -48,9 +51,14 @@ HEADS = (
 
 
 def build(fields: Fields, names: set[str]):
-  for name, value in (("summary_type", "first"), ("summary_use_proj", True), ("summary_activation", "gelu")):
+  for name, value in (
+    ("summary_type", "first"),
+    ("summary_use_proj", True),
+    ("summary_activation", "gelu"),
+  ):
     fields.only(name, value)
-  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # some of the heads support no other
+  # some of the heads support no other
+  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
   table = fields.take("embedding_size", 128)
   base = electra.VARIANTS["electra-base"]
   variant = encoders.build(fields, names, base, "Electra", HEADS, activation=activation)

@@ -24,9 +24,13 @@ def build(fields: Fields, names: set[str]):
   else:
     position = causal.rope(fields)
   fields.ignore(
-    "hidden_dropout", "attention_dropout", "max_position_embeddings", "apply_residual_connection_post_layernorm"
+    "hidden_dropout",
+    "attention_dropout",
+    "max_position_embeddings",
+    "apply_residual_connection_post_layernorm",
   )
-  new, several = fields.take("new_decoder_architecture", False), not fields.take("multi_query", True)
+  new = fields.take("new_decoder_architecture", False)
+  several = not fields.take("multi_query", True)
   norms = fields.take("num_ln_in_parallel_attn", 2 if new else 1)
   parallel = fields.take("parallel_attn", True)
   if norms not in (1, 2) or (norms == 2 and not new) or (new and not parallel):
@@ -41,7 +45,8 @@ def build(fields: Fields, names: set[str]):
     position=position,
     tied=fields.take("tie_word_embeddings", True),
   )
-  D, heads = fields.take("n_embed", fields.take("hidden_size", 4544)), fields.take("num_attention_heads", 71)
+  D = fields.take("n_embed", fields.take("hidden_size", 4544))
+  heads = fields.take("num_attention_heads", 71)
   kv_heads = fields.take("num_kv_heads", heads)
   kv_heads = kv_heads if new or several else 1
   layers = fields.take("num_hidden_layers", 32)
@@ -51,7 +56,9 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   causal.refuse_others(
     model,
     heads=False,
@@ -66,10 +73,15 @@ def config(model, model_type: str | None) -> dict:
   if alibi:
     positions = {}
   else:
-    positions = causal.rope_fields(causal.rope_config(causal.position_of(model, "rope", "theta", *causal.SCALINGS)))
+    positions = causal.rope_fields(
+      causal.rope_config(causal.position_of(model, "rope", "theta", *causal.SCALINGS))
+    )
   new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
   if new and design.parallel == "no":
-    raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose layers are parallel")
+    raise UserError(
+      f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose "
+      "layers are parallel"
+    )
   return {
     "architectures": ["FalconForCausalLM"],
     "model_type": "falcon",
@@ -94,16 +106,20 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  dims, design = m.model.variant.dims, m.model.variant.design
+  dims = m.model.variant.dims
+  design = m.model.variant.design
   m.copy("transformer.word_embeddings.weight", "embed/table")
   m.norm("transformer.ln_f", "decoder/final_norm")
   m.ignored = ("rotary_emb.inv_freq",)
   m.output("transformer.word_embeddings.weight")
-  serial, two = design.parallel == "no", design.parallel == "two_norms"
+  serial = design.parallel == "no"
+  two = design.parallel == "two_norms"
   blocks = "decoder/blocks" if serial else "decoder/blocks/parallel/layer"
   inner = "/layer" if design.parallel != "one_norm" else ""
   for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
-    theirs, attention, mlp = f"transformer.h.{layer}", f"{blocks}/self_attention", f"{blocks}/mlp"
+    theirs = f"transformer.h.{layer}"
+    attention = f"{blocks}/self_attention"
+    mlp = f"{blocks}/mlp"
     if serial:
       m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
       m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
@@ -113,7 +129,9 @@ def tensors(m: Mapping) -> None:
     else:
       m.norm(f"{theirs}.input_layernorm", "decoder/blocks/parallel/in_norm", at)
     heads = dict(heads=dims.heads, kv_heads=dims.kv_heads)
-    fused.grouped_qkv(m, f"{theirs}.self_attention.query_key_value", f"{attention}{inner}", at, **heads)
+    fused.grouped_qkv(
+      m, f"{theirs}.self_attention.query_key_value", f"{attention}{inner}", at, **heads
+    )
     m.linear(f"{theirs}.self_attention.dense", f"{attention}{inner}/out", at)
     m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}{inner}/wi", at)
     m.linear(f"{theirs}.mlp.dense_4h_to_h", f"{mlp}{inner}/wo", at)

@@ -1,4 +1,5 @@
-"""Gemma 2, and the text model of Gemma 3, by itself or beside the parts that see images, which are left out."""
+"""Gemma 2, and the text model of Gemma 3, by itself or beside the parts that see images, which are
+left out."""
 
 import dataclasses
 import re
@@ -12,17 +13,26 @@ from t5x_like.models import gemma2, gemma3
 
 MODEL_TYPES = ("gemma2", "gemma3_text", "gemma3")
 MODELS = (gemma2.Model, gemma3.Model)
-_TEXT = dict(model_type="gemma3_text", num_attention_heads=8, vocab_size=262_208)  # of gemma3, where it has none
+# of gemma3, where it has none
+_TEXT = dict(model_type="gemma3_text", num_attention_heads=8, vocab_size=262_208)
 _SEEING = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
 def build(fields: Fields, names: set[str]):
   if fields.values["model_type"] == "gemma3":
-    fields.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+    fields.ignore(
+      "vision_config",
+      "mm_tokens_per_image",
+      "boi_token_index",
+      "eoi_token_index",
+      "image_token_index",
+    )
     fields.ignore("pad_token_id", "eos_token_id")
-    tied = {"tie_word_embeddings": fields.take("tie_word_embeddings", True)}  # the text's own is not the library's
+    # the text's own is not the library's
+    tied = {"tie_word_embeddings": fields.take("tie_word_embeddings", True)}
     text = Fields(_TEXT | fields.take("text_config") | tied, f"{fields.origin}, text_config")
-    text.only("final_logit_softcapping", None)  # nor does the library apply this one beside the parts that see
+    # nor does the library apply this one beside the parts that see
+    text.only("final_logit_softcapping", None)
     made = build(text, names)
     text.finish()
     return made
@@ -30,11 +40,15 @@ def build(fields: Fields, names: set[str]):
   if third:
     fields.only("attn_logit_softcapping", None)  # the library has the field, and never applies it
     every = fields.take("sliding_window_pattern", gemma3.GLOBAL_EVERY)
-    fields.ignore("_sliding_window_pattern")  # the library's own note; it writes `layer_types` with it
+    # the library's own note; it writes `layer_types` with it
+    fields.ignore("_sliding_window_pattern")
     local = causal.local_layers(fields, lambda layer: (layer + 1) % every != 0)
-    position = causal.by_kind(local, *causal.ropes(fields, local=1e4, full=1e6, local_name="rope_local_base_freq"))
+    position = causal.by_kind(
+      local, *causal.ropes(fields, local=1e4, full=1e6, local_name="rope_local_base_freq")
+    )
   else:
-    local, position = causal.local_layers(fields, lambda layer: layer % 2 == 0), causal.rope(fields)
+    local = causal.local_layers(fields, lambda layer: layer % 2 == 0)
+    position = causal.rope(fields)
   window = causal.optional(fields, "sliding_window", 4096)
   fields.only("use_bidirectional_attention", None, False)
   fields.ignore("hidden_act", "cache_implementation")
@@ -52,11 +66,14 @@ def build(fields: Fields, names: set[str]):
   )
   variant = llama.variant_of(fields, design, kv_heads=4, head_dim=256)
   tokens = causal.special_ids(fields, pad=0, start=2, eos=1)
-  return (gemma3 if third else gemma2).Model, {"variant": dataclasses.replace(variant, tokens=tokens)}
+  return (gemma3 if third else gemma2).Model, {
+    "variant": dataclasses.replace(variant, tokens=tokens)
+  }
 
 
 def config(model, model_type: str | None) -> dict:
-  design, dims = model.variant.design, model.variant.dims
+  design = model.variant.design
+  dims = model.variant.dims
   third = bool(design.qk_norm)
   causal.refuse_others(
     model,
@@ -81,7 +98,11 @@ def config(model, model_type: str | None) -> dict:
     raise UserError(f"design.attention_scale is {scale!r}; this type supports only 1/sqrt(integer)")
   sizes = llama.sizes_config(model, causal.ropes_config(model) if third else None)
   activation = sizes.pop("hidden_act")
-  local = {"rope_local_base_freq": sizes["rope_parameters"].get(causal.KINDS[0], sizes)["rope_theta"]} if third else {}
+  local = (
+    {"rope_local_base_freq": sizes["rope_parameters"].get(causal.KINDS[0], sizes)["rope_theta"]}
+    if third
+    else {}
+  )
   return {
     "architectures": ["Gemma3ForCausalLM" if third else "Gemma2ForCausalLM"],
     "model_type": "gemma3_text" if third else "gemma2",

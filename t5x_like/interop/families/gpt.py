@@ -11,15 +11,18 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("openai-gpt", "gpt2")
 MODELS = (gpt.Model,)
-GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}  # its "gelu" is the tanh form
+# its "gelu" is the tanh form
+GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def build(fields: Fields, names: set[str]):
   first = fields.values["model_type"] == "openai-gpt"
   if first:
-    activation, mlp = fields.choose("afn", GPT1_ACTIVATIONS, "gelu"), None
+    activation = fields.choose("afn", GPT1_ACTIVATIONS, "gelu")
+    mlp = None
   else:
-    activation, mlp = fields.choose("activation_function", causal.PLAIN, "gelu_new"), fields.take("n_inner", None)
+    activation = fields.choose("activation_function", causal.PLAIN, "gelu_new")
+    mlp = fields.take("n_inner", None)
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.ignore("reorder_and_upcast_attn")  # the same in float32
@@ -32,15 +35,21 @@ def build(fields: Fields, names: set[str]):
     position=plain.position | {"length": fields.take("n_positions", plain.position["length"])},
     tied=fields.take("tie_word_embeddings", True),
   )
-  D, heads, layers = fields.take("n_embd", 768), fields.take("n_head", 12), fields.take("n_layer", 12)
+  D = fields.take("n_embd", 768)
+  heads = fields.take("n_head", 12)
+  layers = fields.take("n_layer", 12)
   dims = Dims(D, heads, heads, D // heads, mlp or 4 * D, layers)
-  tokens = causal.special_ids(fields) if first else causal.special_ids(fields, start=50256, eos=50256)
+  tokens = (
+    causal.special_ids(fields) if first else causal.special_ids(fields, start=50256, eos=50256)
+  )
   return gpt.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design = model.variant, model.variant.design
-  dims, first = variant.dims, design.norm_position == "post"
+  variant = model.variant
+  design = model.variant.design
+  dims = variant.dims
+  first = design.norm_position == "post"
   causal.refuse_others(
     model,
     mlp=first,
@@ -62,7 +71,12 @@ def config(model, model_type: str | None) -> dict:
   }
   if first:
     afn = causal.name_of(GPT1_ACTIVATIONS, design.activation)
-    return {"architectures": ["OpenAIGPTLMHeadModel"], "model_type": "openai-gpt", "afn": afn, **common}
+    return {
+      "architectures": ["OpenAIGPTLMHeadModel"],
+      "model_type": "openai-gpt",
+      "afn": afn,
+      **common,
+    }
   return {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
@@ -86,9 +100,12 @@ def tensors(m: Mapping) -> None:
   m.output(f"transformer.{table}.weight")
   if not first:
     m.norm("transformer.ln_f", "decoder/final_norm")
-  norm, layers = "out_norm" if first else "in_norm", m.model.variant.dims.layers
+  norm = "out_norm" if first else "in_norm"
+  layers = m.model.variant.dims.layers
   for layer, (_, at) in enumerate(places(m.model.decoder, layers)):
-    theirs, attention, mlp = f"transformer.h.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    theirs = f"transformer.h.{layer}"
+    attention = "decoder/blocks/self_attention"
+    mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.ln_1", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.ln_2", f"{mlp}/{norm}", at)
     fused.conv1d_qkv(m, f"{theirs}.attn.c_attn", f"{attention}/layer", at)

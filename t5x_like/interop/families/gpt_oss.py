@@ -20,33 +20,49 @@ PLAIN = gpt_oss.VARIANTS["tiny"].design
 def build(fields: Fields, names: set[str]):
   if fields.take("quantization_config", None):
     raise UserError(
-      f"{fields.origin}: field 'quantization_config' is there: the experts are in 4 bits (MXFP4), which are not read;"
-      " load the model in transformers with quantization_config=Mxfp4Config(dequantize=True) and save it again"
+      f"{fields.origin}: field 'quantization_config' is there: the experts are in 4 bits (MXFP4), "
+      "which are not read;"
+      " load the model in transformers with quantization_config=Mxfp4Config(dequantize=True) and "
+      "save it again"
     )
   fields.ignore("experts_per_token", "initial_context_length", "num_experts")
   for name, value in (("hidden_act", "silu"), ("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
     fields.only(name, value)
-  experts, top_k = fields.take("num_local_experts", 128), fields.take("num_experts_per_tok", 4)
+  experts = fields.take("num_local_experts", 128)
+  top_k = fields.take("num_experts_per_tok", 4)
   if not 2 <= top_k <= experts:  # a single normalised gate would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
   window = causal.optional(fields, "sliding_window", 128)
-  yarn = gpt_oss.DESIGN.position if {"rope_parameters", "rope_scaling"}.isdisjoint(fields.values) else None
+  yarn = (
+    gpt_oss.DESIGN.position
+    if {"rope_parameters", "rope_scaling"}.isdisjoint(fields.values)
+    else None
+  )
   design = dataclasses.replace(
     PLAIN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
     biases=("qkv", "out", "mlp") if fields.take("attention_bias", True) else ("mlp",),
     position=yarn or causal.rope(fields, theta=150_000.0),
-    windows=tuple(window if here else None for here in causal.local_layers(fields, lambda layer: layer % 2 == 0)),
+    windows=tuple(
+      window if here else None for here in causal.local_layers(fields, lambda layer: layer % 2 == 0)
+    ),
     experts=dataclasses.replace(
-      PLAIN.experts, experts=experts, top_k=top_k, balance_loss=float(fields.take("router_aux_loss_coef", 0.001))
+      PLAIN.experts,
+      experts=experts,
+      top_k=top_k,
+      balance_loss=float(fields.take("router_aux_loss_coef", 0.001)),
     ),
     tied=fields.take("tie_word_embeddings", False),
   )
-  return gpt_oss.Model, {"variant": llama.variant_of(fields, design, kv_heads=8, head_dim=64, ids=gpt_oss.TOKENS)}
+  return gpt_oss.Model, {
+    "variant": llama.variant_of(fields, design, kv_heads=8, head_dim=64, ids=gpt_oss.TOKENS)
+  }
 
 
 def config(model, model_type: str | None) -> dict:
-  design, dims, experts = model.variant.design, model.variant.dims, model.variant.design.experts
+  design = model.variant.design
+  dims = model.variant.dims
+  experts = model.variant.design.experts
   core = design.core if isinstance(design.core, dict) else {"name": design.core}
   causal.refuse_others(
     model,
@@ -84,7 +100,8 @@ def tensors(m: Mapping) -> None:
 
 def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
   m.copy(f"{theirs}.self_attn.sinks", f"{ours.format('self_attention')}/layer/core/sinks", at)
-  layer, experts = f"{ours.format('moe')}/layer", f"{theirs}.mlp.experts"
+  layer = f"{ours.format('moe')}/layer"
+  experts = f"{theirs}.mlp.experts"
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours.format('moe')}/in_norm", at)
   m.transposed(f"{theirs}.mlp.router.weight", f"{layer}/router/kernel", at)
   m.copy(f"{theirs}.mlp.router.bias", f"{layer}/router/bias", at)

@@ -20,7 +20,8 @@ EPSILON = 1e-6  # if the config has none
 
 
 def build(fields: Fields, names: set[str]):
-  biases, windows = (), (None,)
+  biases = ()
+  windows = (None,)
   if fields.values["model_type"] == "mistral":
     windows = (causal.optional(fields, "sliding_window", 4096),)
   else:
@@ -51,12 +52,14 @@ def variant_of(
   """Return the variant of a config.
 
   Args:
-    kv_heads, head_dim: defaults; None for as many as query heads, and for heads that together are as wide as the model.
+    kv_heads, head_dim: defaults; None for as many as query heads, and for heads that together are
+      as wide as the model.
     mlp: the name of the feed-forward width.
     ids: default special ids; padding is always as the config has it.
   """
   fields.ignore("max_position_embeddings", "attention_dropout")
-  D, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
+  D = fields.take("hidden_size")
+  heads = fields.take("num_attention_heads")
   dims = Dims(
     D,
     heads,
@@ -65,12 +68,18 @@ def variant_of(
     fields.take(mlp),
     fields.take("num_hidden_layers"),
   )
-  return Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields, start=ids.start, eos=ids.eos))
+  return Variant(
+    dims,
+    design,
+    fields.take("vocab_size"),
+    causal.special_ids(fields, start=ids.start, eos=ids.eos),
+  )
 
 
 def config(model, model_type: str | None) -> dict:
   design = model.variant.design
-  biases, window = set(design.biases), design.windows[0]
+  biases = set(design.biases)
+  window = design.windows[0]
   mistral = window is not None or (model_type == "mistral" and not biases)
   both = [() if mistral else tuple(b for b in ("qkv", "out", "mlp") if b in biases)]
   if not mistral and ("qkv" in biases) != ("out" in biases):
@@ -86,8 +95,14 @@ def config(model, model_type: str | None) -> dict:
     activation=list(causal.GATED.values()),
     windows=(window,),
   )
-  kind = {"sliding_window": window} if mistral else {"attention_bias": "qkv" in biases, "mlp_bias": "mlp" in biases}
-  class_name, model_type = ("MistralForCausalLM", "mistral") if mistral else ("LlamaForCausalLM", "llama")
+  kind = (
+    {"sliding_window": window}
+    if mistral
+    else {"attention_bias": "qkv" in biases, "mlp_bias": "mlp" in biases}
+  )
+  class_name, model_type = (
+    ("MistralForCausalLM", "mistral") if mistral else ("LlamaForCausalLM", "llama")
+  )
   return {"architectures": [class_name], "model_type": model_type, **kind, **sizes_config(model)}
 
 
@@ -98,9 +113,13 @@ def sizes_config(model, rope: dict | None = None, activation: str | None = None)
     rope: `rope_parameters` if layers differ in them.
     activation: `hidden_act` of a type whose activation is always the same.
   """
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   if dims.embed % dims.heads:
-    raise UserError(f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs")
+    raise UserError(
+      f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs"
+    )
   rope = rope or causal.rope_config(causal.position_of(model, "rope", "theta", *causal.SCALINGS))
   return {
     "vocab_size": variant.vocab_size,
@@ -123,11 +142,13 @@ def tensors(m: Mapping) -> None:
 
 
 def map_decoder(m: Mapping, feed_forward: Callable) -> None:
-  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
+  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
+  block)` maps."""
   map_table(m)
   m.norm("model.norm", "decoder/final_norm")
   for layer, (suffix, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
-    theirs, attention = f"model.layers.{layer}", f"decoder/blocks/self_attention{suffix}"
+    theirs = f"model.layers.{layer}"
+    attention = f"decoder/blocks/self_attention{suffix}"
     m.attention(f"{theirs}.self_attn", f"{attention}/layer", at, names=NAMES)
     for name in ("q_norm", "k_norm") if m.model.variant.design.qk_norm else ():
       inner = "/norm" if m.model.variant.design.qk_norm == "all_heads" else ""

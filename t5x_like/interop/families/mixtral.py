@@ -15,7 +15,8 @@ BODY_PREFIX = "model."
 
 
 def build(fields: Fields, names: set[str]):
-  experts, top_k = fields.take("num_local_experts", 8), fields.take("num_experts_per_tok", 2)
+  experts = fields.take("num_local_experts", 8)
+  top_k = fields.take("num_experts_per_tok", 2)
   if not 2 <= top_k <= experts:  # a single normalised gate would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
   design = dataclasses.replace(
@@ -37,7 +38,8 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  design, experts = model.variant.design, model.variant.design.experts
+  design = model.variant.design
+  experts = model.variant.design.experts
   if not experts:
     raise UserError("design.experts is None, which this model type has in every layer")
   causal.refuse_others(
@@ -70,7 +72,8 @@ def tensors(m: Mapping) -> None:
 
 
 def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
-  ours, block = ours.format("moe"), f"{theirs}.block_sparse_moe"
+  ours = ours.format("moe")
+  block = f"{theirs}.block_sparse_moe"
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
   m.transposed(f"{block}.gate.weight", f"{ours}/layer/router/kernel", at)
   llama.experts(m, f"{block}.experts", f"{ours}/layer", at, {"w1": "gate", "w2": "wo", "w3": "wi"})

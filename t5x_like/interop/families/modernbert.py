@@ -18,7 +18,8 @@ from t5x_like.nn.dims import Dims
 MODEL_TYPES = ("modernbert",)
 MODELS = (modernbert.Model,)
 NORMS = {False: "layernorm_no_bias", True: "layernorm"}
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 
 def build(fields: Fields, names: set[str]):
@@ -40,21 +41,35 @@ def build(fields: Fields, names: set[str]):
   fields.only("position_embedding_type", "absolute")
   fields.only("classifier_activation", "gelu")
   for name, value in dict(
-    attention_bias=False, mlp_bias=False, classifier_bias=False, decoder_bias=True, tie_word_embeddings=True
+    attention_bias=False,
+    mlp_bias=False,
+    classifier_bias=False,
+    decoder_bias=True,
+    tie_word_embeddings=True,
   ).items():
     fields.only(name, value)
-  D, N, layers = fields.take("hidden_size"), fields.take("num_attention_heads"), fields.take("num_hidden_layers")
+  D = fields.take("hidden_size")
+  N = fields.take("num_attention_heads")
+  layers = fields.take("num_hidden_layers")
   every = fields.take("global_attn_every_n_layers", 3)
-  kinds = fields.take("layer_types", [SLIDING if layer % every else FULL for layer in range(layers)])
+  kinds = fields.take(
+    "layer_types", [SLIDING if layer % every else FULL for layer in range(layers)]
+  )
   rope = fields.take("rope_parameters", {})
-  old = {FULL: fields.take("global_rope_theta", 160_000.0), SLIDING: fields.take("local_rope_theta", 10_000.0)}
+  old = {
+    FULL: fields.take("global_rope_theta", 160_000.0),
+    SLIDING: fields.take("local_rope_theta", 10_000.0),
+  }
   positions = {}
   for kind, theta in old.items():
     values = {"rope_type": "default", "rope_theta": theta} | (rope.get(kind) or {})
     if values.keys() > {"rope_type", "rope_theta"} or values["rope_type"] != "default":
-      raise fields.refusal(f"rope_parameters.{kind}", values, "rope_type 'default' and a rope_theta")
+      raise fields.refusal(
+        f"rope_parameters.{kind}", values, "rope_type 'default' and a rope_theta"
+      )
     positions[kind] = {"name": "rope", "theta": float(values["rope_theta"])}
-  windows = {FULL: None, SLIDING: fields.take("local_attention", 128) // 2 + 1}  # half on either side
+  # half on either side
+  windows = {FULL: None, SLIDING: fields.take("local_attention", 128) // 2 + 1}
   if unknown := set(kinds) - set(windows):
     raise fields.refusal("layer_types", sorted(unknown)[0], f"{FULL!r} or {SLIDING!r}")
   design = dataclasses.replace(
@@ -72,7 +87,9 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   only(
     model,
     norm=list(NORMS.values()),
@@ -91,17 +108,24 @@ def config(model, model_type: str | None) -> dict:
   )
   if variant.head != "mlm" or variant.types or variant.embed or dims.kv_heads != dims.heads:
     raise UserError(
-      f"the head {variant.head!r}, types={variant.types}, embed={variant.embed}, {dims}: ModernBERT is "
+      f"the head {variant.head!r}, types={variant.types}, embed={variant.embed}, {dims}: "
+      "ModernBERT is "
       "written with the head 'mlm', no types, and as many key/value heads as heads"
     )
   kinds = [FULL if window is None else SLIDING for window in design.windows]
-  thetas, windows = {}, {window for window in design.windows if window is not None}
+  thetas = {}
+  windows = {window for window in design.windows if window is not None}
   for kind, position in zip(kinds, design.position, strict=True):
     spec = {"name": position} if isinstance(position, str) else position
     theta = spec.get("theta", 10_000.0)
-    if spec["name"] != "rope" or spec.keys() - {"name", "theta"} or thetas.setdefault(kind, theta) != theta:
+    if (
+      spec["name"] != "rope"
+      or spec.keys() - {"name", "theta"}
+      or thetas.setdefault(kind, theta) != theta
+    ):
       raise UserError(
-        f"design.position has {position!r}; this type supports only 'rope' with one theta for the layers that see all "
+        f"design.position has {position!r}; this type supports only 'rope' with one theta for the "
+        "layers that see all "
         "tokens and one for the others"
       )
   if len(windows) > 1:
@@ -120,7 +144,9 @@ def config(model, model_type: str | None) -> dict:
     "initializer_range": design.init_stddev or 0.02,
     "layer_types": kinds,
     "local_attention": 2 * (max(windows, default=65) - 1),
-    "rope_parameters": {kind: {"rope_theta": theta, "rope_type": "default"} for kind, theta in thetas.items()},
+    "rope_parameters": {
+      kind: {"rope_theta": theta, "rope_type": "default"} for kind, theta in thetas.items()
+    },
     "pad_token_id": variant.tokens.pad,
     "bos_token_id": variant.tokens.start,
     "cls_token_id": variant.tokens.start,

@@ -39,7 +39,9 @@ def build(fields: Fields, names: set[str]):
     "embedding_fraction",
     "verbose",
   )
-  D, heads, layers = fields.take("d_model", 2048), fields.take("n_heads", 16), fields.take("n_layers", 24)
+  D = fields.take("d_model", 2048)
+  heads = fields.take("n_heads", 16)
+  layers = fields.take("n_layers", 24)
   design = dataclasses.replace(
     mpt.DESIGN,
     embed_init=(2 / D) ** 0.5,
@@ -49,13 +51,21 @@ def build(fields: Fields, names: set[str]):
   )
   attention.finish()
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
-  return mpt.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields))}
+  return mpt.Model, {
+    "variant": Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields))
+  }
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   causal.refuse_others(
-    model, norm="layernorm_no_bias", activation="gelu", attention_scale=[design.attention_scale], tied=[True, False]
+    model,
+    norm="layernorm_no_bias",
+    activation="gelu",
+    attention_scale=[design.attention_scale],
+    tied=[True, False],
   )
   power_of_two = dims.heads & (dims.heads - 1) == 0  # then both definitions of the slopes agree
   if not power_of_two and not causal.position_of(model, "alibi", "mpt").get("mpt"):
@@ -80,7 +90,9 @@ def tensors(m: Mapping) -> None:
   m.norm("transformer.norm_f", "decoder/final_norm")
   m.output("transformer.wte.weight")
   for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
-    theirs, attention, mlp = f"transformer.blocks.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    theirs = f"transformer.blocks.{layer}"
+    attention = "decoder/blocks/self_attention"
+    mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.norm_1", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.norm_2", f"{mlp}/in_norm", at)
     fused.stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)

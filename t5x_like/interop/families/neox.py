@@ -31,14 +31,19 @@ def build(fields: Fields, names: set[str]):
     position=causal.rope(fields, fraction=0.25, names=("rotary_emb_base", "rotary_pct")),
     tied=fields.take("tie_word_embeddings", False),
   )
-  D, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
-  dims = Dims(D, heads, heads, D // heads, fields.take("intermediate_size"), fields.take("num_hidden_layers"))
+  D = fields.take("hidden_size")
+  heads = fields.take("num_attention_heads")
+  dims = Dims(
+    D, heads, heads, D // heads, fields.take("intermediate_size"), fields.take("num_hidden_layers")
+  )
   tokens = causal.special_ids(fields, start=0, eos=2)
   return neox.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   causal.refuse_others(
     model,
     mlp=False,
@@ -72,7 +77,8 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  dims, design = m.model.variant.dims, m.model.variant.design
+  dims = m.model.variant.dims
+  design = m.model.variant.design
   m.copy("gpt_neox.embed_in.weight", "embed/table")
   m.norm("gpt_neox.final_layer_norm", "decoder/final_norm")
   if design.tied:
@@ -80,13 +86,24 @@ def tensors(m: Mapping) -> None:
   else:
     m.transposed("embed_out.weight", "head/kernel")
   m.ignored = ("attention.bias", "attention.masked_bias", "rotary_emb.inv_freq")
-  blocks, norm = ("decoder/blocks", "in_norm") if design.parallel == "no" else ("decoder/blocks/parallel/layer", "norm")
+  blocks, norm = (
+    ("decoder/blocks", "in_norm")
+    if design.parallel == "no"
+    else ("decoder/blocks/parallel/layer", "norm")
+  )
   for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
-    theirs, attention, mlp = f"gpt_neox.layers.{layer}", f"{blocks}/self_attention", f"{blocks}/mlp"
+    theirs = f"gpt_neox.layers.{layer}"
+    attention = f"{blocks}/self_attention"
+    mlp = f"{blocks}/mlp"
     m.norm(f"{theirs}.input_layernorm", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/{norm}", at)
     fused.grouped_qkv(
-      m, f"{theirs}.attention.query_key_value", f"{attention}/layer", at, heads=dims.heads, kv_heads=dims.heads
+      m,
+      f"{theirs}.attention.query_key_value",
+      f"{attention}/layer",
+      at,
+      heads=dims.heads,
+      kv_heads=dims.heads,
     )
     m.linear(f"{theirs}.attention.dense", f"{attention}/layer/out", at)
     m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}/layer/wi", at)

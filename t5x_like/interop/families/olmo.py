@@ -14,7 +14,8 @@ BODY_PREFIX = "model."
 
 
 def build(fields: Fields, names: set[str]):
-  windows, position = (None,), None
+  windows = (None,)
+  position = None
   if fields.values["model_type"] == "olmo3":
     local = causal.local_layers(fields, lambda layer: (layer + 1) % 4 != 0)
     window = causal.optional(fields, "sliding_window", 4096)
@@ -35,7 +36,8 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  design, dims = model.variant.design, model.variant.dims
+  design = model.variant.design
+  dims = model.variant.dims
   causal.refuse_others(
     model,
     heads=False,

@@ -20,21 +20,33 @@ def build(fields: Fields, names: set[str]):
   fields.only("_remove_final_layer_norm", False)
   fields.only("tie_word_embeddings", True)
   fields.ignore("dropout", "attention_dropout", "activation_dropout", "layerdrop")
-  D, heads = fields.take("hidden_size", 768), fields.take("num_attention_heads", 12)
+  D = fields.take("hidden_size", 768)
+  heads = fields.take("num_attention_heads", 12)
   design = dataclasses.replace(
     opt.DESIGN,
     norm_position="pre" if fields.take("do_layer_norm_before", True) else "post",
     activation=fields.choose("activation_function", causal.PLAIN, "relu"),
-    position={"name": "learned", "length": fields.take("max_position_embeddings", 2048), "offset": 2},
+    position={
+      "name": "learned",
+      "length": fields.take("max_position_embeddings", 2048),
+      "offset": 2,
+    },
   )
-  dims = Dims(D, heads, heads, D // heads, fields.take("ffn_dim", 3072), fields.take("num_hidden_layers", 12))
-  table, tokens = fields.take("word_embed_proj_dim", D), causal.special_ids(fields, pad=1, start=2, eos=2)
-  variant = Variant(dims, design, fields.take("vocab_size", 50272), tokens, embed=None if table == D else table)
+  dims = Dims(
+    D, heads, heads, D // heads, fields.take("ffn_dim", 3072), fields.take("num_hidden_layers", 12)
+  )
+  table = fields.take("word_embed_proj_dim", D)
+  tokens = causal.special_ids(fields, pad=1, start=2, eos=2)
+  variant = Variant(
+    dims, design, fields.take("vocab_size", 50272), tokens, embed=None if table == D else table
+  )
   return opt.Model, {"variant": variant}
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   causal.refuse_others(
     model,
     mlp=False,
@@ -82,7 +94,9 @@ def tensors(m: Mapping) -> None:
     m.norm("model.decoder.final_layer_norm", "decoder/final_norm")
   norm = "in_norm" if pre else "out_norm"
   for layer, (_, at) in enumerate(places(m.model.decoder, variant.dims.layers)):
-    theirs, attention, mlp = f"model.decoder.layers.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    theirs = f"model.decoder.layers.{layer}"
+    attention = "decoder/blocks/self_attention"
+    mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.self_attn_layer_norm", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.final_layer_norm", f"{mlp}/{norm}", at)
     m.attention(f"{theirs}.self_attn", f"{attention}/layer", at, names=NAMES)

@@ -28,7 +28,9 @@ def build(fields: Fields, names: set[str]):
   )
   sizes = dict(kv_heads=32, head_dim=128 if kind == "qwen3" else None, ids=qwen.TOKENS)
   if kind != "qwen2":
-    design = dataclasses.replace(design, biases=("qkv", "out") if fields.take("attention_bias", False) else ())
+    design = dataclasses.replace(
+      design, biases=("qkv", "out") if fields.take("attention_bias", False) else ()
+    )
   if kind == "qwen3_moe":
     every = _experts_every(fields)
     design = dataclasses.replace(design, experts=_experts(fields, every), experts_every=every)
@@ -37,16 +39,20 @@ def build(fields: Fields, names: set[str]):
 
 
 def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
-  """Return the windows of a period; of a dense model's layers, only those from `max_window_layers` on have one."""
+  """Return the windows of a period; of a dense model's layers, only those from `max_window_layers`
+  on have one."""
   window = causal.optional(fields, "sliding_window", 4096)
   window = window if fields.take("use_sliding_window", False) else None
   first = fields.take("max_window_layers", 28)
-  local = causal.local_layers(fields, lambda layer: window is not None and (every or layer >= first))
+  local = causal.local_layers(
+    fields, lambda layer: window is not None and (every or layer >= first)
+  )
   return tuple(window if here else None for here in local)
 
 
 def _experts_every(fields: Fields) -> int:
-  """Return N, if only every N-th layer has experts; raise UserError if the layers are no whole periods."""
+  """Return N, if only every N-th layer has experts; raise UserError if the layers are no whole
+  periods."""
   every = fields.take("decoder_sparse_step", 1)
   layers = fields.take("num_hidden_layers")
   if every < 1 or layers % every:
@@ -58,7 +64,8 @@ def _experts(fields: Fields, every: int) -> Experts:
   """Return the experts of a config; those beside dense layers have a width of their own."""
   fields.ignore("intermediate_size")
   fields.only("mlp_only_layers", [], None)
-  experts = fields.take("num_local_experts", 0) or fields.take("num_experts", 128)  # the new and the old spelling
+  # the new and the old spelling
+  experts = fields.take("num_local_experts", 0) or fields.take("num_experts", 128)
   fields.ignore("num_experts")
   top_k = fields.take("num_experts_per_tok", 8)
   if not 2 <= top_k <= experts:
@@ -74,7 +81,9 @@ def _experts(fields: Fields, every: int) -> Experts:
 
 
 def config(model, model_type: str | None) -> dict:
-  design, dims, experts = model.variant.design, model.variant.dims, model.variant.design.experts
+  design = model.variant.design
+  dims = model.variant.dims
+  experts = model.variant.design.experts
   old = not design.qk_norm
   causal.refuse_others(
     model,
@@ -90,7 +99,9 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
     **causal.one_window(design),
   )
-  name, model_type = ("Qwen2", "qwen2") if old else ("Qwen3Moe", "qwen3_moe") if experts else ("Qwen3", "qwen3")
+  name, model_type = (
+    ("Qwen2", "qwen2") if old else ("Qwen3Moe", "qwen3_moe") if experts else ("Qwen3", "qwen3")
+  )
   window = causal.width_of(design, None)
   sizes = llama.sizes_config(model)
   if old or (experts and dims.embed == dims.heads * dims.head_dim):
@@ -107,9 +118,14 @@ def config(model, model_type: str | None) -> dict:
   if not experts:
     return values | {"layer_types": causal.layer_types(design.windows, dims.layers)}
   if len(design.windows) > 1:
-    raise UserError(f"design.windows is {design.windows!r}; with experts, this type has the same in every layer")
+    raise UserError(
+      f"design.windows is {design.windows!r}; with experts, this type has the same in every layer"
+    )
   if (experts.mlp is None) != (design.experts_every == 1):
-    raise UserError(f"design.experts.mlp is {experts.mlp}; this type has a width of experts only beside dense layers")
+    raise UserError(
+      f"design.experts.mlp is {experts.mlp}; this type has a width of experts only "
+      "beside dense layers"
+    )
   causal.refuse_experts(dataclasses.replace(experts, mlp=None), normalised=False)
   if design.experts_every > 1:
     values["decoder_sparse_step"] = design.experts_every

@@ -1,4 +1,5 @@
-"""ResNet with frozen batch norm, as an image classifier or without a head, under the library's names or timm's."""
+"""ResNet with frozen batch norm, as an image classifier or without a head, under the library's
+names or timm's."""
 
 import json
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from t5x_like.interop.mapping import Mapping
 from t5x_like.models import resnet as models
 from t5x_like.resolution import sides
 
-LIBRARY, TIMM = "resnet", "timm/resnet"
+LIBRARY = "resnet"
+TIMM = "timm/resnet"
 MODEL_TYPES = (LIBRARY, TIMM)
 MODELS = (models.Model,)
-BODY, CLASSIFIER = "resnet.", "classifier.1."
+BODY = "resnet."
+CLASSIFIER = "classifier.1."
 _STRIDES = {32: "strided", 16: "dilated"}
 
 
@@ -28,7 +31,8 @@ def renamed(name: str) -> str:
 
 
 def written(model) -> Callable[[str], str]:
-  """Return the names in a file of a model: timm's for a model that came with them or has them alone."""
+  """Return the names in a file of a model: timm's for a model that came with them or has them
+  alone."""
   spec = resnet.spec_of(model.variant.backbone, LIBRARY)
   if _is_timm(model) or spec["last_stage"] == "dilated":
     return lambda name: resnet.of_timm(name.removeprefix(BODY)).replace(CLASSIFIER, "fc.")
@@ -47,31 +51,46 @@ def build(fields: Fields, names: set[str]):
   head = images.head(fields, "ResNetForImageClassification", "ResNetModel")
   fields.ignore("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
   backbone = {"name": "resnet"} | resnet.arguments(fields)
-  channels, side = fields.take("num_channels", 3), images.resolution(fields, "image_size", 224)  # ours: theirs take any
+  # ours: theirs take any
+  channels = fields.take("num_channels", 3)
+  side = images.resolution(fields, "image_size", 224)
   width = backbone["widths"][-1]
   return models.Model, {
-    "variant": replace(base, backbone=backbone, width=width, resolution=side, channels=channels, head=head)
+    "variant": replace(
+      base, backbone=backbone, width=width, resolution=side, channels=channels, head=head
+    )
   }
 
 
 def _of_timm(fields: Fields, base):
-  name, given = fields.values["architecture"], timm.arguments(fields)
+  name = fields.values["architecture"]
+  given = timm.arguments(fields)
   if name not in resnet.TIMM:
     raise fields.refusal("architecture", name, " or ".join(resnet.TIMM))
   spec = resnet.DEFAULTS | resnet.TIMM[name]
   wider = 4 if spec["block"] == "bottleneck" else 1
-  planes, strides = given.take("channels", None), given.take("output_stride", 32)
+  planes = given.take("channels", None)
+  strides = given.take("output_stride", 32)
   if planes:
     spec["widths"] = tuple(wider * n for n in planes)
   if strides not in _STRIDES:
     raise fields.refusal("output_stride", strides, " or ".join(map(str, _STRIDES)))
   given.only("global_pool", "avg")
   labels = timm.labels_of(fields)
-  spec |= {"name": "resnet", "depths": tuple(given.take("layers", spec["depths"])), "last_stage": _STRIDES[strides]}
-  head = {"name": "image_classification", "labels": labels} if labels else {"name": "image_features"}
-  side, channels = timm.resolution_of(fields, 224), given.take("in_chans", 3)
+  spec |= {
+    "name": "resnet",
+    "depths": tuple(given.take("layers", spec["depths"])),
+    "last_stage": _STRIDES[strides],
+  }
+  head = (
+    {"name": "image_classification", "labels": labels} if labels else {"name": "image_features"}
+  )
+  side = timm.resolution_of(fields, 224)
+  channels = given.take("in_chans", 3)
   given.finish()
-  return replace(base, backbone=spec, width=spec["widths"][-1], resolution=side, channels=channels, head=head)
+  return replace(
+    base, backbone=spec, width=spec["widths"][-1], resolution=side, channels=channels, head=head
+  )
 
 
 def config(model, model_type: str | None) -> dict:
@@ -83,7 +102,8 @@ def config(model, model_type: str | None) -> dict:
   if spec["stem"] != 64 or len(spec["depths"]) != 4:
     found = f"the backbone has a stem of {spec['stem']} channels and {len(spec['depths'])} stages"
     raise UserError(f"{found}; timm's resnet has 64 and 4")
-  labels, wider = len(fields.get("id2label", ())), 4 if spec["block"] == "bottleneck" else 1
+  labels = len(fields.get("id2label", ()))
+  wider = 4 if spec["block"] == "bottleneck" else 1
   return timm.config(
     "resnet50" if wider == 4 else "resnet18",
     "fc",

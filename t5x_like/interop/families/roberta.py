@@ -15,11 +15,21 @@ MODELS = (roberta.Model,)
 CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 HEADS = (
-  Head("ForMaskedLM", "mlm", {"lm_head.dense": "dense", "lm_head.layer_norm": "norm", "lm_head.bias": "lm/bias"}),
   Head(
-    "ForSequenceClassification", "classification", {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}
+    "ForMaskedLM",
+    "mlm",
+    {"lm_head.dense": "dense", "lm_head.layer_norm": "norm", "lm_head.bias": "lm/bias"},
   ),
-  Head("ForMultipleChoice", "multiple_choice", {"roberta.pooler.dense": "pooler/dense", "classifier": "out"}),
+  Head(
+    "ForSequenceClassification",
+    "classification",
+    {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"},
+  ),
+  Head(
+    "ForMultipleChoice",
+    "multiple_choice",
+    {"roberta.pooler.dense": "pooler/dense", "classifier": "out"},
+  ),
   Head("ForTokenClassification", "tokens", {"classifier": "out"}),
   Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),
   Head("Model", "pooled", {"pooler.dense": "pooler/dense"}),
@@ -29,17 +39,25 @@ HEADS = (
 
 def build(fields: Fields, names: set[str]):
   fields.take("pad_token_id")  # positions count from it
-  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # the language model head supports no other
-  base, prefix = roberta.VARIANTS["roberta-base"], CLASSES[fields.values["model_type"]]
-  return roberta.Model, {"variant": encoders.build(fields, names, base, prefix, HEADS, activation=activation)}
+  # the language model head supports no other
+  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
+  base = roberta.VARIANTS["roberta-base"]
+  prefix = CLASSES[fields.values["model_type"]]
+  return roberta.Model, {
+    "variant": encoders.build(fields, names, base, prefix, HEADS, activation=activation)
+  }
 
 
 def config(model, model_type: str | None) -> dict:
   model_type = model_type if model_type in CLASSES else "roberta"
   tokens = model.variant.tokens
   if tokens.pad is None:
-    raise UserError(f"tokens.pad is None, from which {model_type} counts positions; name a padding id")
-  values = encoders.config(model, model_type, CLASSES[model_type], HEADS, offset=tokens.pad + 1, activation="gelu")
+    raise UserError(
+      f"tokens.pad is None, from which {model_type} counts positions; name a padding id"
+    )
+  values = encoders.config(
+    model, model_type, CLASSES[model_type], HEADS, offset=tokens.pad + 1, activation="gelu"
+  )
   return values | {"bos_token_id": tokens.start, "eos_token_id": tokens.eos}
 
 

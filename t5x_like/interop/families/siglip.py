@@ -19,8 +19,11 @@ _EOS = 1  # of the published tokenizer, which also pads with it; configs have an
 
 def build(fields: Fields, names: set[str]):
   fields.only("architectures", ["SiglipModel"])
-  fields.ignore("initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict")
-  image, text = fields.section("vision_config"), fields.section("text_config")
+  fields.ignore(
+    "initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict"
+  )
+  image = fields.section("vision_config")
+  text = fields.section("text_config")
   dims, design = clip.stack(image, siglip.IMAGE, 768, 12)
   image.only("vision_use_head", True)
   vision = ImageVariant(
@@ -34,11 +37,14 @@ def build(fields: Fields, names: set[str]):
     edge="dropped",
   )
   dims, design = clip.stack(text, siglip.TEXT, 768, 12)
-  design = replace(design, position={"name": "learned", "length": text.take("max_position_embeddings", 64)})
+  design = replace(
+    design, position={"name": "learned", "length": text.take("max_position_embeddings", 64)}
+  )
   width = text.take("projection_size", dims.embed)
   if width != vision.dims.embed:
     raise text.refusal("projection_size", width, f"the {vision.dims.embed} of images")
-  vocab, ends = text.take("vocab_size", 32_000), text.values.get("eos_token_id")
+  vocab = text.take("vocab_size", 32_000)
+  ends = text.values.get("eos_token_id")
   text.ignore("pad_token_id", "eos_token_id")
   eos = ends if isinstance(ends, int) and 0 <= ends < vocab else _EOS
   for part in (image, text):
@@ -48,12 +54,25 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, image, text = model.variant, model.image.variant, model.variant.text
+  variant = model.variant
+  image = model.image.variant
+  text = model.variant.text
   if variant.reading != "last" or not variant.projection_bias or model.bias is None:
-    found = f"variant.reading is {variant.reading!r}, projection_bias {variant.projection_bias}, bias {model.bias}"
+    found = (
+      f"variant.reading is {variant.reading!r}, projection_bias {variant.projection_bias}, "
+      f"bias {model.bias}"
+    )
     raise UserError(f"{found}; siglip has 'last', True and a bias")
-  if image.class_tokens or image.registers or not image.patch_bias or variant.image.head != "attention_pool":
-    found = f"class_tokens is {image.class_tokens}, patch_bias {image.patch_bias}, head {variant.image.head!r}"
+  if (
+    image.class_tokens
+    or image.registers
+    or not image.patch_bias
+    or variant.image.head != "attention_pool"
+  ):
+    found = (
+      f"class_tokens is {image.class_tokens}, patch_bias {image.patch_bias}, head "
+      f"{variant.image.head!r}"
+    )
     raise UserError(f"{found}; siglip has 0, True and 'attention_pool'")
   position = text.design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
@@ -79,12 +98,16 @@ def config(model, model_type: str | None) -> dict:
 
 def tensors(m: Mapping) -> None:
   m.ignored = ("position_ids",)
-  variant, vision, words = m.model.image.variant, "vision_model", "text_model"
+  variant = m.model.image.variant
+  vision = "vision_model"
+  words = "text_model"
   images.patches(m, f"{vision}.embeddings.patch_embedding", "image/", variant)
   m.copy(f"{vision}.embeddings.position_embedding.weight", "image/inputs/position/table")
   clip.layers(m, vision, "image", variant.dims.layers)
   m.norm(f"{vision}.post_layernorm", "image/encoder/final_norm")
-  m.fused(f"{vision}.head.probe", ["image/head/query"], split=lambda x: [x[0]], join=images.leading(1))
+  m.fused(
+    f"{vision}.head.probe", ["image/head/query"], split=lambda x: [x[0]], join=images.leading(1)
+  )
   fused.stacked(m, f"{vision}.head.attention.in_proj", "image/head/attention", join="_")
   m.linear(f"{vision}.head.attention.out_proj", "image/head/attention/out")
   m.norm(f"{vision}.head.layernorm", "image/head/norm")

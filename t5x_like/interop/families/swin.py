@@ -25,14 +25,22 @@ def build(fields: Fields, names: set[str]):
   return swin.Model, {"variant": variant(fields, swin.VARIANTS["swin-t"], BIASED, "Swin")}
 
 
-def variant(fields: Fields, base: WindowVariant, biased: str, classes: str, **changes) -> WindowVariant:
+def variant(
+  fields: Fields, base: WindowVariant, biased: str, classes: str, **changes
+) -> WindowVariant:
   """Return the variant of a config.
 
   Args:
     biased: the entry of `design.biases` for `qkv_bias`.
     classes: the prefix of its class names.
   """
-  fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride", "path_norm")
+  fields.ignore(
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "drop_path_rate",
+    "encoder_stride",
+    "path_norm",
+  )
   fields.ignore("num_layers", "hidden_size", "out_features", "out_indices", "stage_names")
   design = replace(
     base.design,
@@ -50,7 +58,9 @@ def variant(fields: Fields, base: WindowVariant, biased: str, classes: str, **ch
     resolution=images.resolution(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     window=fields.take("window_size", 7),
-    patch_position=fields.choose("use_absolute_embeddings", {True: "learned_1d", False: "none"}, False),
+    patch_position=fields.choose(
+      "use_absolute_embeddings", {True: "learned_1d", False: "none"}, False
+    ),
     mlp_ratio=fields.take("mlp_ratio", 4.0),
     head=images.head(fields, f"{classes}ForImageClassification", f"{classes}Model"),
     **changes,
@@ -61,13 +71,16 @@ def config(model, model_type: str | None) -> dict:
   last = model.variant.grids[-1]
   if min(last.rows, last.columns) < model.variant.window:
     found = f"the last stage has {last.rows} x {last.columns} tokens"
-    raise UserError(f"{found}, fewer than a window of {model.variant.window}, with which the library's swin fails")
+    raise UserError(
+      f"{found}, fewer than a window of {model.variant.window}, with which the library's swin fails"
+    )
   design = dict(norm_position="pre", attention_scale=None, position="relative_2d")
   return common(model, "swin", BIASED, "Swin", **design)
 
 
 def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
-  """Return the fields of a model; `design` has the values required by the model type. For the rest, see `variant`.
+  """Return the fields of a model; `design` has the values required by the model type. For the rest,
+  see `variant`.
 
   Raises:
     UserError: the type cannot express a field of the design; names it.
@@ -91,17 +104,28 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
   if variant.patch_position not in ABSOLUTE:
     found = f"config.model.patch_position: found {variant.patch_position!r}"
     raise UserError(f"{found}; this model type supports only {' or '.join(map(repr, ABSOLUTE))}")
-  if variant.patch_position != "none" and any(side % variant.patch for side in sides(variant.resolution)):
-    found = f"config.model.resolution: found {variant.resolution}, no multiple of the patch's {variant.patch}"
-    raise UserError(f"{found}; with positions at the patches this model type supports only multiples")
-  return images.head_fields(model, model_type, f"{classes}ForImageClassification", f"{classes}Model") | {
+  if variant.patch_position != "none" and any(
+    side % variant.patch for side in sides(variant.resolution)
+  ):
+    found = (
+      f"config.model.resolution: found {variant.resolution}, no multiple of the patch's "
+      f"{variant.patch}"
+    )
+    raise UserError(
+      f"{found}; with positions at the patches this model type supports only multiples"
+    )
+  return images.head_fields(
+    model, model_type, f"{classes}ForImageClassification", f"{classes}Model"
+  ) | {
     "model_type": model_type,
     "embed_dim": variant.embed,
     "depths": list(variant.depths),
     "num_heads": list(variant.heads),
     "window_size": variant.window,
     "mlp_ratio": variant.mlp_ratio,
-    "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.design.activation),
+    "hidden_act": next(
+      theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.design.activation
+    ),
     "layer_norm_eps": variant.design.norm_epsilon,
     "qkv_bias": biased in variant.design.biases,
     "use_absolute_embeddings": variant.patch_position != "none",
@@ -125,16 +149,20 @@ def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int]
   Args:
     prefix: the prefix of the body's tensors behind a classifier.
     norm: the name of the sublayers' norm.
-    attention: maps attention's tensors besides its projections, given their layer, our sublayer and its index.
+    attention: maps attention's tensors besides its projections, given their layer, our sublayer and
+      its index.
   """
   classifies = "head/out/kernel" in m.names
   prefix = prefix if classifies else ""
   images.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
   m.norm(f"{prefix}embeddings.norm", "inputs/norm")
   if m.model.variant.patch_position != "none":
-    images.positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
+    images.positions(
+      m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position
+    )
   for number, layers in enumerate(m.model.variant.depths):
-    stage, theirs = f"stage_{number + 1}", f"{prefix}encoder.layers.{number}"
+    stage = f"stage_{number + 1}"
+    theirs = f"{prefix}encoder.layers.{number}"
     stack = getattr(m.model, stage).stack
     for layer, (suffix, at) in enumerate(places(stack, layers)):
       block, self_attention, mlp = (

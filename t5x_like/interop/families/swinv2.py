@@ -23,12 +23,16 @@ def build(fields: Fields, names: set[str]):
 
 
 def _check(variant: WindowVariant) -> None:
-  """Refuse images whose width, and not their height, limits the windows: the library looks at the height alone."""
+  """Refuse images whose width, and not their height, limits the windows: the library looks at the
+  height alone."""
   for stage in range(len(variant.depths)):
     rows = max(1, sides(variant.resolution)[0] // variant.patch >> stage)
-    if variant.window_of(stage) != ((variant.window, variant.window // 2) if variant.window < rows else (rows, 0)):
+    if variant.window_of(stage) != (
+      (variant.window, variant.window // 2) if variant.window < rows else (rows, 0)
+    ):
       raise UserError(
-        f"config.model.resolution: found {variant.resolution}, whose width limits the windows of {variant.window} in"
+        f"config.model.resolution: found {variant.resolution}, whose width limits the windows of "
+        f"{variant.window} in"
         f" stage {stage + 1}; the library's swinv2 takes them by the height; choose wider images"
       )
 
@@ -37,12 +41,15 @@ def config(model, model_type: str | None) -> dict:
   _check(model.variant)
   design = dict(norm_position="res_post", attention_scale="cosine", position="log_cpb")
   pretrained = model.variant.pretrained_windows or [0] * len(model.variant.depths)
-  return swin.common(model, "swinv2", BIASED, "Swinv2", **design) | {"pretrained_window_sizes": list(pretrained)}
+  return swin.common(model, "swinv2", BIASED, "Swinv2", **design) | {
+    "pretrained_window_sizes": list(pretrained)
+  }
 
 
 def tensors(m: Mapping) -> None:
   def layer(theirs: str, ours: str, at: int) -> None:
-    attention, network = f"{theirs}.attention.self", f"{ours}/layer/position"
+    attention = f"{theirs}.attention.self"
+    network = f"{ours}/layer/position"
     m.linear(f"{attention}.continuous_position_bias_mlp.0", f"{network}/hidden", at)
     m.linear(f"{attention}.continuous_position_bias_mlp.2", f"{network}/out", at)
     scale = dict(split=lambda x: [x.reshape(-1)], join=lambda xs: xs[0].reshape(-1, 1, 1))

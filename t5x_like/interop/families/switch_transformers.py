@@ -1,7 +1,8 @@
 """Switch Transformers.
 
-We drop no tokens, so logits equal the library's as long as no expert gets more than the config's `expert_capacity`
-tokens (64 by default) of one sequence; models trained here are written with a capacity that none exceeds.
+We drop no tokens, so logits equal the library's as long as no expert gets more than the config's
+`expert_capacity` tokens (64 by default) of one sequence; models trained here are written with a
+capacity that none exceeds.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": 
 
 
 def build(fields: Fields, names: set[str]):
-  layers, heads = fields.take("num_layers"), fields.take("num_heads")
+  layers = fields.take("num_layers")
+  heads = fields.take("num_heads")
   decoder_layers = fields.take("num_decoder_layers", layers)
   sparse = fields.take("num_sparse_encoder_layers", 3)
   every = fields.take("encoder_sparse_step", layers // sparse if sparse else 0)
@@ -64,7 +66,9 @@ def build(fields: Fields, names: set[str]):
     tied="lm_head.weight" not in names,
     logits_scale=fields.take("tie_word_embeddings", True),
   )
-  dims = Dims(fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers)
+  dims = Dims(
+    fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers
+  )
   tokens = special_ids(fields)
   variant = Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)
   return switch.Model, {"variant": variant}
@@ -72,15 +76,26 @@ def build(fields: Fields, names: set[str]):
 
 def config(model, model_type: str | None) -> dict:
   refuse_others(model, activation=list(ACTIVATIONS.values()))
-  variant, design = model.variant, model.variant.design
+  variant = model.variant
+  design = model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
-  experts, dims = design.experts, variant.dims
-  if position["name"] != "relative_bias" or not position.get("shared", True) or "bidirectional" in position:
-    raise UserError(f"design.position is {design.position!r}; this type supports only 'relative_bias'")
-  other = experts and (experts.router != "softmax" or experts.mlp or experts.shared or experts.normalise)
+  experts = design.experts
+  dims = variant.dims
+  if (
+    position["name"] != "relative_bias"
+    or not position.get("shared", True)
+    or "bidirectional" in position
+  ):
+    raise UserError(
+      f"design.position is {design.position!r}; this type supports only 'relative_bias'"
+    )
+  other = experts and (
+    experts.router != "softmax" or experts.mlp or experts.shared or experts.normalise
+  )
   if not experts or experts.top_k != 1 or other:
     raise UserError(
-      f"design.experts is {experts!r}; this type supports only one expert per token, as wide as the MLP, by its"
+      f"design.experts is {experts!r}; this type supports only one expert per token, as wide as "
+      "the MLP, by its"
       " probability"
     )
   decoder_layers = variant.decoder_dims.layers
@@ -122,6 +137,8 @@ def tensors(m: Mapping) -> None:
     m.linear(f"{theirs}.mlp.router.classifier", f"{ours}/router", at)
     for expert in range(m.model.variant.design.experts.experts):
       for name in ("wi", "wo"):
-        m.transposed(f"{theirs}.mlp.experts.expert_{expert}.{name}.weight", f"{ours}/{name}", at, expert)
+        m.transposed(
+          f"{theirs}.mlp.experts.expert_{expert}.{name}.weight", f"{ours}/{name}", at, expert
+        )
 
   map_stacks(m, feed_forward)

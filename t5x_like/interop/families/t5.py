@@ -32,13 +32,17 @@ NAMES = ("q", "k", "v", "o")
 def build(fields: Fields, names: set[str]):
   umt5 = fields.values["model_type"] == "umt5"
   tied = "lm_head.weight" not in names
-  # Whether the output is scaled: T5 files of the library's version 5 say so; in older files and umT5, tied weights
-  # imply it; mT5 never scales.
+  # Whether the output is scaled: T5 files of the library's version 5 say so; in older files and
+  # umT5, tied weights imply it; mT5 never scales.
   scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
   fields.ignore("dropout_rate", "n_positions")
-  kind = fields.take("feed_forward_proj", "relu" if fields.values["model_type"] == "t5" else "gated-gelu")
+  kind = fields.take(
+    "feed_forward_proj", "relu" if fields.values["model_type"] == "t5" else "gated-gelu"
+  )
   activation = fields.choose("feed_forward_proj", ACTIVATIONS, kind)
-  same = ("gelu_new", "gelu_pytorch_tanh") if kind == "gated-gelu" else (kind.removeprefix("gated-"),)
+  same = (
+    ("gelu_new", "gelu_pytorch_tanh") if kind == "gated-gelu" else (kind.removeprefix("gated-"),)
+  )
   fields.only("dense_act_fn", *same)
   fields.only("is_gated_act", kind.startswith("gated-"))
   design = dataclasses.replace(
@@ -54,21 +58,35 @@ def build(fields: Fields, names: set[str]):
     tied=tied,
     logits_scale=scaled and fields.values["model_type"] != "mt5",
   )
-  heads, layers = fields.take("num_heads"), fields.take("num_layers")
-  dims = Dims(fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers)
+  heads = fields.take("num_heads")
+  layers = fields.take("num_layers")
+  dims = Dims(
+    fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers
+  )
   tokens = special_ids(fields)
   decoder_layers = fields.take("num_decoder_layers", layers)
-  return t5.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)}
+  return t5.Model, {
+    "variant": Variant(
+      dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers
+    )
+  }
 
 
 def special_ids(fields: Fields) -> Tokens:
-  """Return the special ids of a config: padding starts the decoder, and the first of several end ids counts."""
-  pad, eos = fields.take("pad_token_id", 0), fields.take("eos_token_id", 1)
-  return Tokens(pad, fields.values.get("decoder_start_token_id") or pad, eos[0] if isinstance(eos, list) else eos)
+  """Return the special ids of a config: padding starts the decoder, and the first of several end
+  ids counts."""
+  pad = fields.take("pad_token_id", 0)
+  eos = fields.take("eos_token_id", 1)
+  return Tokens(
+    pad,
+    fields.values.get("decoder_start_token_id") or pad,
+    eos[0] if isinstance(eos, list) else eos,
+  )
 
 
 def refuse_others(model, **expected) -> None:
-  """Refuse designs that are not T5's in the fields that are not `expected`; raise UserError that names the field."""
+  """Refuse designs that are not T5's in the fields that are not `expected`; raise UserError that
+  names the field."""
   variant = model.variant
   usual = dict(
     norm="rmsnorm",
@@ -89,17 +107,22 @@ def refuse_others(model, **expected) -> None:
   only(model, **usual | expected)
   if variant.shared or variant.embed or variant.dims.kv_heads != variant.dims.heads:
     raise UserError(
-      f"{variant.dims} with shared={variant.shared}, embed={variant.embed}: this type has an encoder of its own, a"
+      f"{variant.dims} with shared={variant.shared}, embed={variant.embed}: this type has an "
+      "encoder of its own, a"
       " table as wide as the stack, and as many key/value heads as heads"
     )
   sizes = dataclasses.replace(variant.decoder_dims, layers=variant.dims.layers)
   if sizes != variant.dims:
-    raise UserError(f"{sizes} of the decoder beside {variant.dims}: this type has stacks that differ in layers alone")
+    raise UserError(
+      f"{sizes} of the decoder beside {variant.dims}: this type has stacks that "
+      "differ in layers alone"
+    )
 
 
 def config(model, model_type: str | None) -> dict:
   refuse_others(model, experts=None, activation=list(ACTIVATIONS.values()))
-  variant, design = model.variant, model.variant.design
+  variant = model.variant
+  design = model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   ours = position["name"] == "relative_bias" and "bidirectional" not in position
   only(model, position=[design.position] if ours else ["relative_bias"])
@@ -123,7 +146,8 @@ def config(model, model_type: str | None) -> dict:
     "relative_attention_max_distance": position.get("max_distance", 128),
     "layer_norm_epsilon": design.norm_epsilon,
     "feed_forward_proj": causal.name_of(ACTIVATIONS, design.activation),
-    "tie_word_embeddings": design.logits_scale,  # the library takes it to mean scaling in this family
+    # the library takes it to mean scaling in this family
+    "tie_word_embeddings": design.logits_scale,
     **({"scale_decoder_outputs": design.logits_scale} if model_type == "t5" else {}),
     "pad_token_id": variant.tokens.pad,
     "eos_token_id": variant.tokens.eos,
@@ -136,7 +160,8 @@ def tensors(m: Mapping) -> None:
 
 
 def map_stacks(m: Mapping, feed_forward: Callable) -> None:
-  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
+  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
+  block)` maps."""
   variant = m.model.variant
   m.copy("shared.weight", "embed/table")
   m.copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
@@ -145,20 +170,30 @@ def map_stacks(m: Mapping, feed_forward: Callable) -> None:
   for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_dims.layers)):
     m.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
     if f"{side}/position/table" in m.names:
-      m.copy(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{side}/position/table")
+      m.copy(
+        f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        f"{side}/position/table",
+      )
     for layer, (suffix, at) in enumerate(places(getattr(m.model, side), layers)):
-      theirs, ours = f"{side}.block.{layer}.layer", f"{side}/blocks"
+      theirs = f"{side}.block.{layer}.layer"
+      ours = f"{side}/blocks"
       own = f"{ours}/self_attention{suffix}/layer/position/table"
       if own in m.names:
         m.copy(f"{theirs}.0.SelfAttention.relative_attention_bias.weight", own, at)
-      m.attention(f"{theirs}.0.SelfAttention", f"{ours}/self_attention{suffix}/layer", at, names=NAMES)
+      m.attention(
+        f"{theirs}.0.SelfAttention", f"{ours}/self_attention{suffix}/layer", at, names=NAMES
+      )
       m.norm(f"{theirs}.0.layer_norm", f"{ours}/self_attention{suffix}/in_norm", at)
       last = 1
       if side == "decoder":
-        m.attention(f"{theirs}.1.EncDecAttention", f"{ours}/cross_attention{suffix}/layer", at, names=NAMES)
+        m.attention(
+          f"{theirs}.1.EncDecAttention", f"{ours}/cross_attention{suffix}/layer", at, names=NAMES
+        )
         m.norm(f"{theirs}.1.layer_norm", f"{ours}/cross_attention{suffix}/in_norm", at)
         last = 2
-      name = next(kind for kind in ("mlp", "moe") if f"{ours}/{kind}{suffix}/in_norm/scale" in m.names)
+      name = next(
+        kind for kind in ("mlp", "moe") if f"{ours}/{kind}{suffix}/in_norm/scale" in m.names
+      )
       m.norm(f"{theirs}.{last}.layer_norm", f"{ours}/{name}{suffix}/in_norm", at)
       feed_forward(m, f"{theirs}.{last}", f"{ours}/{name}{suffix}/layer", at)
 

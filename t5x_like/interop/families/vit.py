@@ -8,12 +8,15 @@ from t5x_like.models import vit
 
 MODEL_TYPES = ("vit",)
 MODELS = (vit.Model,)
-CLASSIFIER, BODY = "ViTForImageClassification", "ViTModel"
+CLASSIFIER = "ViTForImageClassification"
+BODY = "ViTModel"
 
 
 def build(fields: Fields, names: set[str]):
   head = images.head(fields, CLASSIFIER, BODY, images.POOLER in names and "dense")
-  return vit.Model, {"variant": images.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)}
+  return vit.Model, {
+    "variant": images.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)
+  }
 
 
 def config(model, model_type: str | None) -> dict:

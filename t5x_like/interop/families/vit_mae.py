@@ -1,7 +1,7 @@
 """Masked autoencoders: a ViT whose head is their decoder.
 
-A file's positions are read as a table. In published files it is the fixed table of sines and cosines, and a model with
-`sinusoidal_2d` is written with this table.
+A file's positions are read as a table. In published files it is the fixed table of sines and
+cosines, and a model with `sinusoidal_2d` is written with this table.
 """
 
 from t5x_like.errors import UserError
@@ -28,24 +28,37 @@ def renamed(name: str) -> str:
 def build(fields: Fields, names: set[str]):
   fields.only("architectures", ["ViTMAEForPreTraining"])
   fields.ignore("mask_ratio", "norm_pix_loss")
-  head = {"name": "reconstruction"} | {ours: fields.take(name, default) for name, (ours, default) in SIZES.items()}
-  return vit.Model, {"variant": images.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)}
+  head = {"name": "reconstruction"} | {
+    ours: fields.take(name, default) for name, (ours, default) in SIZES.items()
+  }
+  return vit.Model, {
+    "variant": images.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)
+  }
 
 
 def config(model, model_type: str | None) -> dict:
-  head = model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
+  head = (
+    model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
+  )
   if head["name"] != "reconstruction" or model.variant.class_tokens != 1:
     found = f"the head {head['name']!r} with {model.variant.class_tokens} class tokens"
     raise UserError(f"{found}: vit_mae has 'reconstruction' and 1")
   sizes = {name: head.get(ours, default) for name, (ours, default) in SIZES.items()}
   fields = images.config(model, "vit_mae", ("learned_1d", "sinusoidal_2d"))
-  return {"architectures": ["ViTMAEForPreTraining"]} | fields | sizes | {"mask_ratio": 0.75, "norm_pix_loss": True}
+  return (
+    {"architectures": ["ViTMAEForPreTraining"]}
+    | fields
+    | sizes
+    | {"mask_ratio": 0.75, "norm_pix_loss": True}
+  )
 
 
 def tensors(m: Mapping) -> None:
   images.tensors(m, "vit.", ("cls_token",))
   m.linear("decoder.decoder_embed", "head/project")
-  m.fused("decoder.mask_token", ["head/mask"], split=lambda x: [x.reshape(-1)], join=images.leading(2))
+  m.fused(
+    "decoder.mask_token", ["head/mask"], split=lambda x: [x.reshape(-1)], join=images.leading(2)
+  )
   images.positions(m, "decoder.decoder_pos_embed", "head/inputs", m.model.head.inputs.position)
   images.layers(m, "decoder.decoder_layers", "head/decoder", m.model.head.decoder.repeats)
   m.norm("decoder.decoder_norm", "head/decoder/final_norm")

@@ -32,16 +32,20 @@ _HEADS = {  # whether it classifies, and the pooling
 def build(fields: Fields, names: set[str]):
   name = _NAME.fullmatch(fields.values["architecture"])
   if not name:
-    raise fields.refusal("architecture", fields.values["architecture"], "a name like vit_base_patch16_224")
+    raise fields.refusal(
+      "architecture", fields.values["architecture"], "a name like vit_base_patch16_224"
+    )
   width, layers, heads = SIZES[name[1]]
   given = timm.arguments(fields)
   given.only("reg_tokens", 0)
   given.only("no_embed_class", False)
-  labels, pooling = timm.labels_of(fields), fields.values.get("global_pool") or "token"
+  labels = timm.labels_of(fields)
+  pooling = fields.values.get("global_pool") or "token"
   given.only("global_pool", pooling)
   if (labels > 0, pooling) not in _HEADS:
     raise fields.refusal("global_pool", pooling, "'token' or 'avg'")
-  D, N = given.take("embed_dim", width), given.take("num_heads", heads)
+  D = given.take("embed_dim", width)
+  N = given.take("num_heads", heads)
   biases = given.choose("qkv_bias", {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}, True)
   variant = replace(
     vit.VARIANTS["vit-b16"],
@@ -58,15 +62,21 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, dims = model.variant, model.variant.dims
+  variant = model.variant
+  dims = model.variant.dims
   spec = variant.head if isinstance(variant.head, dict) else {"name": variant.head}
   usual = {"pooling": "token" if variant.class_tokens else "mean", "hidden": False}
   usual |= {"norm": "before"} if spec["name"] == "image_classification" else {"pooler": "none"}
   meant = {key: spec.get(key) or value for key, value in usual.items()} | {"name": spec["name"]}
-  found = next((key for key, head in _HEADS.items() if {**meant, **head} == meant and not meant["hidden"]), None)
+  found = next(
+    (key for key, head in _HEADS.items() if {**meant, **head} == meant and not meant["hidden"]),
+    None,
+  )
   if found is None or variant.registers or variant.class_tokens > 1:
     told = f"the head {spec}, {variant.class_tokens} class tokens and {variant.registers} registers"
-    raise UserError(f"{told}: timm's vit has 'image_classification' or 'image_features', at most 1 and 0")
+    raise UserError(
+      f"{told}: timm's vit has 'image_classification' or 'image_features', at most 1 and 0"
+    )
   fields = images.config(model, "timm's vit", layer_scale=variant.design.layer_scale)
   if (fields["layer_norm_eps"], fields["hidden_act"]) != (1e-6, "gelu"):
     found = f"design.norm_epsilon is {fields['layer_norm_eps']}, activation {fields['hidden_act']}"
@@ -96,7 +106,10 @@ def tensors(m: Mapping) -> None:
     m.fused("cls_token", ["tokens"], 0, split=lambda x: [x.reshape(-1)], join=images.leading(2))
   images.positions(m, "pos_embed", "inputs", m.model.inputs.position)
   for at in range(m.model.variant.dims.layers):
-    theirs, attention, mlp = f"blocks.{at}", *(f"encoder/blocks/{name}" for name in ("self_attention", "mlp"))
+    theirs, attention, mlp = (
+      f"blocks.{at}",
+      *(f"encoder/blocks/{name}" for name in ("self_attention", "mlp")),
+    )
     m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
     fused.stacked(m, f"{theirs}.attn.qkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.proj", f"{attention}/layer/out", at)

@@ -17,14 +17,19 @@ NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 def build(fields: Fields, names: set[str]):
   fields.only("tie_word_embeddings", True)
-  fields.ignore("max_position_embeddings", "dropout", "attention_dropout", "activation_dropout", "layerdrop")
-  D, heads = fields.take("d_model", 1024), fields.take("attention_heads", 16)
+  fields.ignore(
+    "max_position_embeddings", "dropout", "attention_dropout", "activation_dropout", "layerdrop"
+  )
+  D = fields.take("d_model", 1024)
+  heads = fields.take("attention_heads", 16)
   design = dataclasses.replace(
     xglm.DESIGN,
     activation=fields.choose("activation_function", causal.PLAIN, "gelu"),
     embed_scale=fields.take("scale_embedding", True),
   )
-  dims = Dims(D, heads, heads, D // heads, fields.take("ffn_dim", 4096), fields.take("num_layers", 24))
+  dims = Dims(
+    D, heads, heads, D // heads, fields.take("ffn_dim", 4096), fields.take("num_layers", 24)
+  )
   start = fields.values.get("decoder_start_token_id")
   tokens = causal.special_ids(fields, pad=1, eos=2)
   tokens = dataclasses.replace(tokens, start=2 if start is None else start)
@@ -32,7 +37,9 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   causal.refuse_others(
     model,
     mlp=False,
@@ -66,7 +73,9 @@ def tensors(m: Mapping) -> None:
   m.ignored = ("embed_positions.weights",)  # sines and cosines
   m.norm("model.layer_norm", "decoder/final_norm")
   for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
-    theirs, attention, mlp = f"model.layers.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    theirs = f"model.layers.{layer}"
+    attention = "decoder/blocks/self_attention"
+    mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.self_attn_layer_norm", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.final_layer_norm", f"{mlp}/in_norm", at)
     m.attention(f"{theirs}.self_attn", f"{attention}/layer", at, names=NAMES)

@@ -29,10 +29,28 @@ def build(fields: Fields, names: set[str]):
     ("tie_word_embeddings", True),
   ):
     fields.only(name, *values)
-  fields.ignore("dropout", "attention_dropout", "embed_init_std", "init_std", "start_n_top", "end_n_top", "share_inout")
-  fields.ignore("unk_index", "mask_index", "bos_index", "eos_index", "pad_index", "n_words", "lang_id", "id2lang")
+  fields.ignore(
+    "dropout",
+    "attention_dropout",
+    "embed_init_std",
+    "init_std",
+    "start_n_top",
+    "end_n_top",
+    "share_inout",
+  )
+  fields.ignore(
+    "unk_index",
+    "mask_index",
+    "bos_index",
+    "eos_index",
+    "pad_index",
+    "n_words",
+    "lang_id",
+    "id2lang",
+  )
   fields.ignore("lang2id", "max_vocab", "min_count", "same_enc_dec")
-  D, N = fields.take("emb_dim", 2048), fields.take("n_heads", 16)
+  D = fields.take("emb_dim", 2048)
+  N = fields.take("n_heads", 16)
   design = dataclasses.replace(
     xlm.VARIANTS["xlm-xnli15"].design,
     norm_epsilon=fields.take("layer_norm_eps", 1e-12),
@@ -55,15 +73,20 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   encoders.refuse_others(model, activation=["gelu", "relu"])
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
-    raise UserError(f"design.position is {design.position!r}; xlm supports only 'learned' without an offset")
+    raise UserError(
+      f"design.position is {design.position!r}; xlm supports only 'learned' without an offset"
+    )
   shape = dims.kv_heads, dims.head_dim * dims.heads, dims.mlp
   if shape != (dims.heads, dims.embed, 4 * dims.embed) or variant.embed or variant.types == 1:
     raise UserError(
-      f"{dims} with types={variant.types}, embed={variant.embed}: xlm has heads that share the width, an MLP four "
+      f"{dims} with types={variant.types}, embed={variant.embed}: xlm has heads that share the "
+      "width, an MLP four "
       "times as wide, a table as wide as the stack, and no language or several"
     )
   head, labels = encoders.written_head("xlm", variant, HEADS)

@@ -37,10 +37,17 @@ def build(fields: Fields, names: set[str]):
     ("tie_word_embeddings", True),
   ):
     fields.only(name, *values)
-  for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
+  for name, value in (
+    ("summary_type", "last"),
+    ("summary_use_proj", True),
+    ("summary_activation", "tanh"),
+  ):
     fields.only(name, value)
-  fields.ignore("dropout", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top")
-  D, N = fields.take("d_model", 1024), fields.take("n_head", 16)
+  fields.ignore(
+    "dropout", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top"
+  )
+  D = fields.take("d_model", 1024)
+  N = fields.take("n_head", 16)
   fields.only("d_head", D // N, None)
   dims = Dims(D, N, N, D // N, fields.take("d_inner", 4096), fields.take("n_layer", 24))
   design = dataclasses.replace(
@@ -51,15 +58,23 @@ def build(fields: Fields, names: set[str]):
   )
   pad = encoders.special(fields, xlnet.TOKENS).pad
   ids = (fields.values.get(f"{name}_token_id") for name in ("cls", "sep"))
-  start, eos = (usual if i is None else i for i, usual in zip(ids, (xlnet.TOKENS.start, xlnet.TOKENS.eos)))
+  start, eos = (
+    usual if i is None else i for i, usual in zip(ids, (xlnet.TOKENS.start, xlnet.TOKENS.eos))
+  )
   tokens = dataclasses.replace(xlnet.TOKENS, pad=pad, start=start, eos=eos)
   head = encoders.find_head(fields, names, "XLNet", HEADS)
-  variant = dataclasses.replace(xlnet.VARIANTS["xlnet-base"], dims=dims, design=design, tokens=tokens, head=head)
-  return xlnet.Model, {"variant": dataclasses.replace(variant, vocab_size=fields.take("vocab_size", 32_000))}
+  variant = dataclasses.replace(
+    xlnet.VARIANTS["xlnet-base"], dims=dims, design=design, tokens=tokens, head=head
+  )
+  return xlnet.Model, {
+    "variant": dataclasses.replace(variant, vocab_size=fields.take("vocab_size", 32_000))
+  }
 
 
 def config(model, model_type: str | None) -> dict:
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  variant = model.variant
+  design = model.variant.design
+  dims = model.variant.dims
   only(
     model,
     norm="layernorm",
@@ -78,7 +93,10 @@ def config(model, model_type: str | None) -> dict:
     logits_bias=True,
   )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or variant.embed:
-    raise UserError(f"{dims} with a table of width {variant.embed}: xlnet has heads that share the width, and no other")
+    raise UserError(
+      f"{dims} with a table of width {variant.embed}: xlnet has heads that share "
+      "the width, and no other"
+    )
   head, labels = encoders.written_head("xlnet", variant, HEADS)
   own, usual = ((tokens.start, tokens.eos) for tokens in (variant.tokens, xlnet.TOKENS))
   return {
@@ -90,7 +108,9 @@ def config(model, model_type: str | None) -> dict:
     "n_head": dims.heads,
     "d_head": dims.head_dim,
     "d_inner": dims.mlp,
-    "ff_activation": next(theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation),
+    "ff_activation": next(
+      theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation
+    ),
     "layer_norm_eps": design.norm_epsilon,
     "initializer_range": design.init_stddev or 0.02,
     "mem_len": None,
@@ -104,8 +124,11 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  variant, dims = m.model.variant, m.model.variant.dims
-  N, H, D = dims.heads, dims.head_dim, dims.embed
+  variant = m.model.variant
+  dims = m.model.variant.dims
+  N = dims.heads
+  H = dims.head_dim
+  D = dims.embed
   name = variant.head["name"] if isinstance(variant.head, dict) else variant.head
   head = next(h for h in HEADS if h.name == name)
   body = "" if head.task == "Model" else "transformer."
@@ -113,13 +136,22 @@ def tensors(m: Mapping) -> None:
   def shaped(theirs: str, ours: str, shape: tuple[int, ...], *index: int) -> None:
     """Map a tensor whose axes of heads are apart."""
     flat = (-1, N * H) if len(shape) == 3 else (-1,)
-    m.fused(theirs, [ours], *index, split=lambda x: [x.reshape(flat)], join=lambda xs: xs[0].reshape(shape))
+    m.fused(
+      theirs,
+      [ours],
+      *index,
+      split=lambda x: [x.reshape(flat)],
+      join=lambda xs: xs[0].reshape(shape),
+    )
 
   m.copy(f"{body}word_embedding.weight", "embed/table")
-  m.fused(f"{body}mask_emb", ["unknown"], split=lambda x: [x[0, 0]], join=lambda xs: xs[0][None, None])
+  m.fused(
+    f"{body}mask_emb", ["unknown"], split=lambda x: [x[0, 0]], join=lambda xs: xs[0][None, None]
+  )
   m.copies = {"lm_loss.weight": "transformer.word_embedding.weight"}
   for layer, (_, at) in enumerate(places(m.model.encoder, dims.layers)):
-    theirs, ours = f"{body}layer.{layer}", "encoder/blocks"
+    theirs = f"{body}layer.{layer}"
+    ours = "encoder/blocks"
     attention = f"{ours}/self_attention/layer"
     for theirs_of, ours_of in zip("qkvr", ("query", "key", "value", "relative")):
       shaped(f"{theirs}.rel_attn.{theirs_of}", f"{attention}/{ours_of}/kernel", (D, N, H), at)

@@ -1,7 +1,9 @@
-"""Attention cores: implementations of `softmax(q k^T + bias) v`. One file each, named after the core.
+"""Attention cores: implementations of `softmax(q k^T + bias) v`. One file each, named after the
+core.
 
-A file's `make` takes the arguments that recipes give and, if its signature names them, `rngs`, the `dims` of the stack
-and whether it is `causal`. A core computes exactly what it is asked to, or raises a `UserError`.
+A file's `make` takes the arguments that recipes give and, if its signature names them, `rngs`, the
+`dims` of the stack and whether it is `causal`. A core computes exactly what it is asked to, or
+raises a `UserError`.
 """
 
 import contextlib
@@ -19,12 +21,15 @@ from t5x_like.nn.dims import NO_DROPOUT, Dropout
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
 
-_used: contextvars.ContextVar[dict[str, set[str]] | None] = contextvars.ContextVar("used", default=None)
+_used: contextvars.ContextVar[dict[str, set[str]] | None] = contextvars.ContextVar(
+  "used", default=None
+)
 
 
 @contextlib.contextmanager
 def cores_used() -> Iterator[dict[str, set[str]]]:
-  """Collect the labels of the cores in calls traced within the block, by their place in the model."""
+  """Collect the labels of the cores in calls traced within the block, by their place in the
+  model."""
   used: dict[str, set[str]] = {}
   token = _used.set(used)
   try:
@@ -34,7 +39,8 @@ def cores_used() -> Iterator[dict[str, set[str]]]:
 
 
 def in_words(used: dict[str, set[str]]) -> dict[str, str]:
-  """Return the cores used as {"attention_core": "dense", …}; where layers differ, names are joined by "+"."""
+  """Return the cores used as {"attention_core": "dense", …}; where layers differ, names are joined
+  by "+"."""
   return {place: "+".join(sorted(names)) for place, names in sorted(used.items())}
 
 
@@ -47,7 +53,8 @@ class Softmax:
     position: the layer's own position scheme.
     softcap: logits become `softcap * tanh(logits / softcap)`.
     dropout, key: dropout of the weights; none if the key is None.
-    places: the device's part of the arrays, `_devices.Places`, set in cores that run on each device by itself.
+    places: the device's part of the arrays, `_devices.Places`, set in cores that run on each device
+      by itself.
   """
 
   bias: jax.Array | Position | None = None
@@ -75,13 +82,16 @@ class Softmax:
 
 
 class Core(nnx.Module):
-  """The base of all cores, which define `attend`. Unsupported calls are refused before `attend` runs.
+  """The base of all cores, which define `attend`. Unsupported calls are refused before `attend`
+  runs.
 
   Attributes:
-    refuses: unsupported features, of `causal window segments padding prefix bias query_bias softcap dropout lengths`.
-    pieces_above: number of logits per head above which the core computes the bias piece by piece, so that no [T, S]
-      array is ever made; None for never.
-    exact: whether it computes the same function as the dense core, whose FLOPs then count as the model's.
+    refuses: unsupported features, of `causal window segments padding prefix bias query_bias softcap
+      dropout lengths`.
+    pieces_above: number of logits per head above which the core computes the bias piece by piece,
+      so that no [T, S] array is ever made; None for never.
+    exact: whether it computes the same function as the dense core, whose FLOPs then count as the
+      model's.
   """
 
   refuses: tuple[str, ...] = ()
@@ -115,7 +125,8 @@ class Core(nnx.Module):
       bias, position, softcap, dropout, key: see `Softmax`.
       place: the name under which `cores_used` records the core.
     Returns:
-      [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the inputs.
+      [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the
+      inputs.
     Raises:
       UserError: the core does not support the call.
     """
@@ -137,32 +148,49 @@ class Core(nnx.Module):
 
   @classmethod
   def refused(cls, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> str | None:
-    """Describe the first feature of the call that this kind of core does not support; None if it supports all."""
-    T, S = q.shape[1], k.shape[1]
+    """Describe the first feature of the call that this kind of core does not support; None if it
+    supports all."""
+    T = q.shape[1]
+    S = k.shape[1]
     asked = {
       "causal": (mask.causal, "causal attention"),
       "window": (mask.window is not None, "a sliding window"),
       "segments": (mask.q_segments is not None, "packed sequences (segment ids)"),
       "padding": (mask.k_valid is not None, "keys that are padding"),
       "prefix": (mask.k_prefix is not None, "a bidirectional prefix"),
-      "bias": (softmax.bias is not None or softmax.position.biased, "a position bias on the logits"),
+      "bias": (
+        softmax.bias is not None or softmax.position.biased,
+        "a position bias on the logits",
+      ),
       "query_bias": (softmax.position.query_dependent, "positions that depend on the query (Shaw)"),
       "softcap": (softmax.softcap is not None, "a cap on the logits"),
-      "dropout": (softmax.dropout.rate > 0 and not softmax.by_keys, "dropout of attention probabilities by pairs"),
+      "dropout": (
+        softmax.dropout.rate > 0 and not softmax.by_keys,
+        "dropout of attention probabilities by pairs",
+      ),
       "lengths": (T != S, f"attention from {T} queries to {S} keys, which must be as many"),
     }
-    return next((words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None)
+    return next(
+      (words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None
+    )
 
-  def computed(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax) -> jax.Array:
-    """Compute a call on the whole arrays; a core that each device runs by itself does so here (see `_devices`)."""
+  def computed(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax
+  ) -> jax.Array:
+    """Compute a call on the whole arrays; a core that each device runs by itself does so here (see
+    `_devices`)."""
     return self.attend(q, k, v, mask, softmax)
 
-  def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax) -> jax.Array:
-    """Attend from scaled queries [B, T, N, H] to keys and values [B, S, K, H]; return [B, T, N, H]."""
+  def attend(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax
+  ) -> jax.Array:
+    """Attend from scaled queries [B, T, N, H] to keys and values [B, S, K, H]; return [B, T, N,
+    H]."""
     raise TypeError(f"{type(self).__name__} must define `attend`")
 
   def over(self, stack: nnx.Module, rngs: nnx.Rngs) -> nnx.Module:
-    """Return the stack of layers with this core: the same, unless the layers share parameters of the core."""
+    """Return the stack of layers with this core: the same, unless the layers share parameters of
+    the core."""
     return stack
 
   def decoding(self) -> "Core":
@@ -170,4 +198,6 @@ class Core(nnx.Module):
     raise self.refusal("decoding from a cache")
 
   def refusal(self, what: str) -> UserError:
-    return UserError(f"attention core {self.name!r} cannot do {what}; choose another, such as core='dense'")
+    return UserError(
+      f"attention core {self.name!r} cannot do {what}; choose another, such as core='dense'"
+    )

@@ -13,7 +13,8 @@ def padded(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
 
 
 def blocked(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
-  """Pad with zeros at the end and cut into blocks: [..., length, ...] -> [..., blocks, size, ...]."""
+  """Pad with zeros at the end and cut into blocks: [..., length, ...] -> [..., blocks, size,
+  ...]."""
   axis %= x.ndim
   return padded(x, blocks * size, axis).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
 
@@ -21,8 +22,8 @@ def blocked(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
 def toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:
   """Expand [N, t + s - 1] to [N, t, s]: element [n, i, j] is `x[n, j - i + t - 1]`.
 
-  Rows are read from a periodic repetition of `x`, each shifted by one element. This avoids a gather, and a scatter in
-  the gradient.
+  Rows are read from a periodic repetition of `x`, each shifted by one element. This avoids a
+  gather, and a scatter in the gradient.
   """
   N = x_NX.shape[0]
   around = jnp.roll(jnp.pad(x_NX, ((0, 0), (0, 1))), 1 - t, axis=1)

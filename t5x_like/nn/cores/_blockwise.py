@@ -1,8 +1,9 @@
 """A running softmax over blocks of logits, forward and backward, for the cores with linear memory.
 
-The running maximum and sum follow Milakov and Gimelshein 2018; their use in attention follows Rabe and Staats 2021 and
-Dao et al. 2022 (https://arxiv.org/abs/2205.14135, section 3.1 and appendix B). Each pass is one loop over the list of
-blocks, so that a program has two loop bodies whatever the length.
+The running maximum and sum follow Milakov and Gimelshein 2018; their use in attention follows Rabe
+and Staats 2021 and Dao et al. 2022 (https://arxiv.org/abs/2205.14135, section 3.1 and appendix B).
+Each pass is one loop over the list of blocks, so that a program has two loop bodies whatever the
+length.
 """
 
 import dataclasses
@@ -25,16 +26,19 @@ _NONE = np.int32(2**31 - 1)
 
 
 def problem(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["Grid", tuple]:
-  """Pad to whole blocks; return the static grid and the array arguments of `attend`, `forward` and `backward`.
+  """Pad to whole blocks; return the static grid and the array arguments of `attend`, `forward` and
+  `backward`.
 
   Args:
-    q, k, v, mask, softmax: a core's `attend` arguments on a device, with a bias that is computed in pieces.
+    q, k, v, mask, softmax: a core's `attend` arguments on a device, with a bias that is computed in
+      pieces.
     t, s: queries and keys in a block; shorter sequences are one block.
   """
   B, T, N, H = q.shape
   S, K = k.shape[1:3]
   grid = Grid.of(mask, softmax, T, S, min(t, T), min(s, S))
-  rows, columns = grid.rows * grid.t, grid.columns * grid.s
+  rows = grid.rows * grid.t
+  columns = grid.columns * grid.s
   k_valid = mask.k_valid
   if S < columns and k_valid is None:
     k_valid = jnp.ones((1, S), bool)
@@ -45,7 +49,9 @@ def problem(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["Gri
     k_valid=_padded(k_valid, columns),
   )
   q = padded(q.reshape(B, T, K, N // K, H), rows)
-  schemes = [scheme for scheme in (softmax.bias, softmax.position) if scheme is not None and scheme.biased]
+  schemes = [
+    scheme for scheme in (softmax.bias, softmax.position) if scheme is not None and scheme.biased
+  ]
   places = dataclasses.replace(softmax.places, queries=padded(softmax.places.queries, rows, 0))
   return grid, (q, padded(k, columns), padded(v, columns), schemes, fields, softmax.key, places)
 
@@ -61,7 +67,8 @@ class Grid:
   Attributes:
     t, s: queries and keys in a block.
     rows, columns: number of blocks along either side.
-    blocks: (row, column) of each computed block; at run time, blocks without a visible pair are skipped.
+    blocks: (row, column) of each computed block; at run time, blocks without a visible pair are
+      skipped.
     aligned: see `Mask`.
     looked_at: whether a block's visibility depends on arrays.
   """
@@ -78,13 +85,23 @@ class Grid:
 
   @classmethod
   def of(cls, mask: Mask, softmax: Softmax, T: int, S: int, t: int, s: int) -> "Grid":
-    rows, columns = -(-T // t), -(-S // s)
+    rows = -(-T // t)
+    columns = -(-S // s)
     known = mask.aligned and softmax.places.whole
-    blocks = [(r, c) for r in range(rows) for c in range(columns) if not known or _reached(mask, r * t, c * s, t, s)]
+    blocks = [
+      (r, c)
+      for r in range(rows)
+      for c in range(columns)
+      if not known or _reached(mask, r * t, c * s, t, s)
+    ]
     arrays = mask.q_segments, mask.k_valid, mask.k_prefix
-    looked_at = any(x is not None for x in arrays) or (not known and (mask.causal or mask.window is not None))
+    looked_at = any(x is not None for x in arrays) or (
+      not known and (mask.causal or mask.window is not None)
+    )
     dropping = NO_DROPOUT if softmax.key is None else softmax.dropout
-    return cls(t, s, rows, columns, tuple(blocks), mask.aligned, looked_at, softmax.softcap, dropping)
+    return cls(
+      t, s, rows, columns, tuple(blocks), mask.aligned, looked_at, softmax.softcap, dropping
+    )
 
   def visible(self, mask: Mask) -> jax.Array:
     """Return bool [blocks], False for blocks in which no query sees any key."""
@@ -99,7 +116,10 @@ class Grid:
       """Do the same for segments, whose smallest ignores padding (0)."""
       return span(jnp.where(x_BL > 0, x_BL, _NONE), size, chosen)[0], span(x_BL, size, chosen)[1]
 
-    (q_low, q_high), (k_low, k_high) = span(mask.q_pos, self.t, row), span(mask.k_pos, self.s, column)
+    (q_low, q_high), (k_low, k_high) = (
+      span(mask.q_pos, self.t, row),
+      span(mask.k_pos, self.s, column),
+    )
     seen = jnp.ones((1, 1), bool)
     if mask.causal:
       seen &= k_low <= q_high
@@ -118,7 +138,8 @@ class Grid:
     return jnp.broadcast_to(seen.any(0), (len(self.blocks),))
 
   def loop(self, body, start, mask: Mask):
-    """Fold `body(carry, row, column, seen)` over the blocks; `seen` is None where no array decides visibility."""
+    """Fold `body(carry, row, column, seen)` over the blocks; `seen` is None where no array decides
+    visibility."""
     index = jnp.asarray(np.asarray(self.blocks, np.int32))
     seen = self.visible(mask) if self.looked_at else None
 
@@ -130,18 +151,28 @@ class Grid:
 
   def allowed(self, mask: Mask, row, column) -> jax.Array | None:
     """Return one block's mask, bool [B or 1, 1, t, s]; None if it is allowed everywhere."""
-    q, k = partial(_cut, start=row * self.t, size=self.t), partial(_cut, start=column * self.s, size=self.s)
-    sides = q(mask.q_pos), k(mask.k_pos), q(mask.q_segments), k(mask.k_segments), k(mask.k_valid), k(mask.k_prefix)
+    q = partial(_cut, start=row * self.t, size=self.t)
+    k = partial(_cut, start=column * self.s, size=self.s)
+    sides = (
+      q(mask.q_pos),
+      k(mask.k_pos),
+      q(mask.q_segments),
+      k(mask.k_segments),
+      k(mask.k_valid),
+      k(mask.k_prefix),
+    )
     return Mask(*sides, causal=mask.causal, window=mask.window).dense()
 
   def bias(self, schemes, mask: Mask, places: Places, row, column) -> jax.Array | None:
-    """Return one block's bias, float32 [B or 1, N or 1, t, s], differentiable in `schemes`; None without schemes."""
+    """Return one block's bias, float32 [B or 1, N or 1, t, s], differentiable in `schemes`; None
+    without schemes."""
     parts = [self._scheme_bias(scheme, mask, places, row, column) for scheme in schemes]
     return sum(parts[1:], parts[0]) if parts else None
 
   def _scheme_bias(self, scheme: Position, mask: Mask, places: Places, row, column) -> jax.Array:
     if self.aligned:
-      first = column * self.s - (places.queries[0] + row * self.t)  # from the block's first query to its first key
+      # from the block's first query to its first key
+      first = column * self.s - (places.queries[0] + row * self.t)
       by_distance = scheme.of_distance(first + jnp.arange(-(self.t - 1), self.s))
       if by_distance is not None:
         return toeplitz(places.own_heads(by_distance, 0), self.t, self.s)[None]
@@ -155,7 +186,11 @@ class Grid:
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, column), places.rows)
     keys_BN = fold(keys, places.heads)
-    queries = jnp.zeros(1, jnp.int32) if self.dropping.shared else _cut(places.queries, row * self.t, self.t, axis=0)
+    queries = (
+      jnp.zeros(1, jnp.int32)
+      if self.dropping.shared
+      else _cut(places.queries, row * self.t, self.t, axis=0)
+    )
     draw = lambda key, query: kept(jax.random.fold_in(key, query), self.dropping.rate, (self.s,))[0]  # noqa: E731
     keep = jax.vmap(jax.vmap(jax.vmap(draw, (None, 0)), (0, None)), (0, None))(keys_BN, queries)
     return jnp.where(keep, weights_BNTS / (1.0 - self.dropping.rate), 0.0)
@@ -163,7 +198,8 @@ class Grid:
 
 def _reached(mask: Mask, q_start: int, k_start: int, t: int, s: int) -> bool:
   """Return whether any query of an aligned block may see any of its keys."""
-  ahead = k_start - (q_start + t - 1)  # the smallest distance from a query to a key; the largest is `behind`
+  # the smallest distance from a query to a key; the largest is `behind`
+  ahead = k_start - (q_start + t - 1)
   behind = k_start + s - 1 - q_start
   if mask.causal and mask.k_prefix is None and ahead > 0:
     return False
@@ -179,9 +215,12 @@ def _put(x: jax.Array, piece: jax.Array, start, axis: int) -> jax.Array:
 
 
 def _logits(grid: Grid, q, k, schemes, mask, places, row, column):
-  """Return one block's (float32 logits [B, N, t, s], the same before the bias, mask of allowed pairs)."""
+  """Return one block's (float32 logits [B, N, t, s], the same before the bias, mask of allowed
+  pairs)."""
   B, t, K, G, _ = q.shape
-  logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32).reshape(B, K * G, t, -1)
+  logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32).reshape(
+    B, K * G, t, -1
+  )
   capped = logits if grid.softcap is None else grid.softcap * jnp.tanh(logits / grid.softcap)
   bias = grid.bias(schemes, mask, places, row, column)
   return capped if bias is None else capped + bias, capped, grid.allowed(mask, row, column)
@@ -194,7 +233,9 @@ def _grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N: jax.Array | None = None):
+def attend(
+  grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N: jax.Array | None = None
+):
   """Attend over padded arrays; return [B, T, K, G, width of `v`] in the dtype of `q`.
 
   Args:
@@ -203,22 +244,31 @@ def attend(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_
   return forward(grid, q, k, v, schemes, mask, key, places, sinks_N)[0].astype(q.dtype)
 
 
-def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N=None) -> tuple[jax.Array, jax.Array]:
-  """Return (float32 [B, T, K, G, width of `v`], float32 [B, N, T]: the logarithm of the sum of exp(logits))."""
-  # JAX would hoist values that all layers of a scanned stack share: the masks and biases of all blocks at once, T * S
-  # values per head. The barrier makes them depend on the layer.
+def forward(
+  grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N=None
+) -> tuple[jax.Array, jax.Array]:
+  """Return (float32 [B, T, K, G, width of `v`], float32 [B, N, T]: the logarithm of the sum of
+  exp(logits))."""
+  # JAX would hoist values that all layers of a scanned stack share: the masks and biases of all
+  # blocks at once, T * S values per head. The barrier makes them depend on the layer.
   q, k, v, schemes, mask, places = jax.lax.optimization_barrier((q, k, v, schemes, mask, places))
   B, T, K, G, H = q.shape
-  N, t, s, X = K * G, grid.t, grid.s, v.shape[-1]
+  N = K * G
+  t = grid.t
+  s = grid.s
+  X = v.shape[-1]
 
   def block(carry, row, column, seen):
     def compute(peak_BNT, total_BNT, out_BNTH):
-      q_t, k_s, v_s = _cut(q, row * t, t), _cut(k, column * s, s), _cut(v, column * s, s)
+      q_t = _cut(q, row * t, t)
+      k_s = _cut(k, column * s, s)
+      v_s = _cut(v, column * s, s)
       logits, _, allowed = _logits(grid, q_t, k_s, schemes, mask, places, row, column)
       if allowed is not None:
         logits = jnp.where(allowed, logits, NEGATIVE)
       new_peak = jnp.maximum(peak_BNT, logits.max(-1))
-      shrink, weights = jnp.exp(peak_BNT - new_peak), jnp.exp(logits - new_peak[..., None])
+      shrink = jnp.exp(peak_BNT - new_peak)
+      weights = jnp.exp(logits - new_peak[..., None])
       if allowed is not None:
         weights = jnp.where(allowed, weights, 0.0)
       total_BNT = total_BNT * shrink + weights.sum(-1)
@@ -227,12 +277,17 @@ def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks
       return new_peak, total_BNT, out_BNTH * shrink[..., None] + more.reshape(B, N, t, X)
 
     pieces = tuple(_cut(x, row * t, t, axis=2) for x in carry)
-    pieces = compute(*pieces) if seen is None else jax.lax.cond(seen, compute, lambda *same: same, *pieces)
+    pieces = (
+      compute(*pieces) if seen is None else jax.lax.cond(seen, compute, lambda *same: same, *pieces)
+    )
     return tuple(_put(x, piece, row * t, 2) for x, piece in zip(carry, pieces, strict=True))
 
   start = jnp.full((B, N, T), NEGATIVE, jnp.float32), jnp.zeros((B, N, T), jnp.float32)
   if sinks_N is not None:
-    start = jnp.broadcast_to(sinks_N.astype(jnp.float32)[:, None], (B, N, T)), jnp.ones((B, N, T), jnp.float32)
+    start = (
+      jnp.broadcast_to(sinks_N.astype(jnp.float32)[:, None], (B, N, T)),
+      jnp.ones((B, N, T), jnp.float32),
+    )
   peak, total, out = grid.loop(block, (*start, jnp.zeros((B, N, T, X), jnp.float32)), mask)
   total = jnp.where(total > 0, total, 1.0)
   return jnp.moveaxis(out / total[..., None], 2, 1).reshape(*q.shape[:-1], X), peak + jnp.log(total)
@@ -240,7 +295,8 @@ def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks
 
 def _kept(grid: Grid, q, k, v, schemes, mask, key, places, sinks_N):
   out, log_sum = forward(grid, q, k, v, schemes, mask, key, places, sinks_N)
-  out, log_sum = out.astype(q.dtype), named(log_sum, "context")
+  out = out.astype(q.dtype)
+  log_sum = named(log_sum, "context")
   return out, ((q, k, v, schemes, mask, key, places, named(out, "context"), log_sum), sinks_N)
 
 
@@ -250,7 +306,9 @@ def _backward(grid: Grid, kept, d_out):
   if sinks_N is None:
     return *found, None, None, None, None
   *_, out, log_sum_BNT = kept
-  inner_BNT = jnp.einsum("BTKGH,BTKGH->BKGT", d_out, out, preferred_element_type=jnp.float32).reshape(log_sum_BNT.shape)
+  inner_BNT = jnp.einsum(
+    "BTKGH,BTKGH->BKGT", d_out, out, preferred_element_type=jnp.float32
+  ).reshape(log_sum_BNT.shape)
   d_sinks_N = -jnp.sum(jnp.exp(sinks_N[:, None] - log_sum_BNT) * inner_BNT, axis=(0, 2))
   return *found, None, None, None, d_sinks_N.astype(sinks_N.dtype)
 
@@ -259,46 +317,67 @@ def backward(grid: Grid, kept: tuple, d_out: jax.Array) -> tuple:
   """Return the gradients of (q, k, v, schemes), in float32.
 
   Args:
-    kept: the arguments of `forward`, its result and its log-sums. The last two may cover more keys than `k`; the
-      gradients of `q` and the schemes are then the contributions of the keys in `k`.
+    kept: the arguments of `forward`, its result and its log-sums. The last two may cover more keys
+      than `k`; the gradients of `q` and the schemes are then the contributions of the keys in `k`.
   """
   q, k, v, schemes, mask, key, places, out, log_sum_BNT = kept
   B, T, K, G, H = q.shape
-  N, t, s = K * G, grid.t, grid.s
+  N = K * G
+  t = grid.t
+  s = grid.s
   d_out = d_out.astype(v.dtype)
   # The term that the gradient of a softmax subtracts (Dao et al., appendix B).
-  inner_BNT = jnp.einsum("BTKGH,BTKGH->BKGT", d_out, out, preferred_element_type=jnp.float32).reshape(B, N, T)
+  inner_BNT = jnp.einsum(
+    "BTKGH,BTKGH->BKGT", d_out, out, preferred_element_type=jnp.float32
+  ).reshape(B, N, T)
 
   def block(carry, row, column, seen):
     dq, dk, dv, d_schemes = carry
 
     def compute(dq_t, dk_s, dv_s, d_schemes):
-      q_t, d_out_t = _cut(q, row * t, t), _cut(d_out, row * t, t)
-      k_s, v_s = _cut(k, column * s, s), _cut(v, column * s, s)
+      q_t = _cut(q, row * t, t)
+      d_out_t = _cut(d_out, row * t, t)
+      k_s = _cut(k, column * s, s)
+      v_s = _cut(v, column * s, s)
       logits, capped, allowed = _logits(grid, q_t, k_s, schemes, mask, places, row, column)
       weights = jnp.exp(logits - _cut(log_sum_BNT, row * t, t, axis=2)[..., None])
       if allowed is not None:
         weights = jnp.where(allowed, weights, 0.0)
       dropped = _grouped(grid.dropout(weights, key, places, row, column).astype(v.dtype), K)
-      dv_s = dv_s + jnp.einsum("BKGTS,BTKGH->BSKH", dropped, d_out_t, preferred_element_type=jnp.float32)
+      dv_s = dv_s + jnp.einsum(
+        "BKGTS,BTKGH->BSKH", dropped, d_out_t, preferred_element_type=jnp.float32
+      )
       d_weights = jnp.einsum("BTKGH,BSKH->BKGTS", d_out_t, v_s, preferred_element_type=jnp.float32)
       d_weights = grid.dropout(d_weights.reshape(weights.shape), key, places, row, column)
       d_logits = weights * (d_weights - _cut(inner_BNT, row * t, t, axis=2)[..., None])
       if schemes:
-        block, pull = jax.vjp(lambda schemes: grid.bias(schemes, mask, places, row, column), schemes)
+        block, pull = jax.vjp(
+          lambda schemes: grid.bias(schemes, mask, places, row, column), schemes
+        )
         shared = tuple(axis for axis in (0, 1) if block.shape[axis] == 1 < d_logits.shape[axis])
         d_schemes = jax.tree.map(jnp.add, d_schemes, pull(d_logits.sum(shared, keepdims=True))[0])
       if grid.softcap is not None:
         d_logits = d_logits * (1 - (capped / grid.softcap) ** 2)
       d_logits = _grouped(d_logits.astype(q.dtype), K)
-      dq_t = dq_t + jnp.einsum("BKGTS,BSKH->BTKGH", d_logits, k_s, preferred_element_type=jnp.float32)
-      dk_s = dk_s + jnp.einsum("BKGTS,BTKGH->BSKH", d_logits, q_t, preferred_element_type=jnp.float32)
+      dq_t = dq_t + jnp.einsum(
+        "BKGTS,BSKH->BTKGH", d_logits, k_s, preferred_element_type=jnp.float32
+      )
+      dk_s = dk_s + jnp.einsum(
+        "BKGTS,BTKGH->BSKH", d_logits, q_t, preferred_element_type=jnp.float32
+      )
       return dq_t, dk_s, dv_s, d_schemes
 
     pieces = _cut(dq, row * t, t), _cut(dk, column * s, s), _cut(dv, column * s, s), d_schemes
-    pieces = compute(*pieces) if seen is None else jax.lax.cond(seen, compute, lambda *same: same, *pieces)
+    pieces = (
+      compute(*pieces) if seen is None else jax.lax.cond(seen, compute, lambda *same: same, *pieces)
+    )
     dq_t, dk_s, dv_s, d_schemes = pieces
-    return _put(dq, dq_t, row * t, 1), _put(dk, dk_s, column * s, 1), _put(dv, dv_s, column * s, 1), d_schemes
+    return (
+      _put(dq, dq_t, row * t, 1),
+      _put(dk, dk_s, column * s, 1),
+      _put(dv, dv_s, column * s, 1),
+      d_schemes,
+    )
 
   zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, jnp.float32))
   return grid.loop(block, (zeros(q), zeros(k), zeros(v), zeros(schemes)), mask)

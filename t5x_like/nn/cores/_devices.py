@@ -1,4 +1,5 @@
-"""Attention on a mesh without the partitioner: each device attends for its own rows, heads and queries."""
+"""Attention on a mesh without the partitioner: each device attends for its own rows, heads and
+queries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -38,7 +39,8 @@ class PerDevice(Core):
   """A core that each device runs by itself, on its rows, heads and queries.
 
   Attributes:
-    keys_axis: the logical axis that splits the keys over devices; None if every device has all keys of its rows.
+    keys_axis: the logical axis that splits the keys over devices; None if every device has all keys
+      of its rows.
   """
 
   keys_axis: str | None = None
@@ -51,14 +53,22 @@ class PerDevice(Core):
 
 
 def _on_each_device(
-  attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax, keys_axis: str | None
+  attend: Callable,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: Mask,
+  softmax: Softmax,
+  keys_axis: str | None,
 ) -> jax.Array:
   """Run `attend(q, k, v, mask, softmax)` on each device, on its rows, heads and queries.
 
-  Each device gets all keys of its rows and heads, or its own part along the logical axis `keys_axis`.
+  Each device gets all keys of its rows and heads, or its own part along the logical axis
+  `keys_axis`.
   """
   (B, T, N, _), K = q.shape, k.shape[2]
-  heads, kv_heads = "activation_heads", None
+  heads = "activation_heads"
+  kv_heads = None
   ways = constrain.ways(heads)
   if K % ways == 0:
     kv_heads = heads
@@ -86,7 +96,10 @@ def _on_each_device(
     "rows": (jnp.arange(B, dtype=jnp.int32), ("batch",)),
     "heads": (jnp.arange(N, dtype=jnp.int32), (heads,)),
     "queries": (jnp.arange(T, dtype=jnp.int32), ("length",)),
-    "bias": (softmax.bias, ("batch", heads, "length") if isinstance(softmax.bias, jax.Array) else ()),
+    "bias": (
+      softmax.bias,
+      ("batch", heads, "length") if isinstance(softmax.bias, jax.Array) else (),
+    ),
     "position": (softmax.position, ()),
     "key": (softmax.key, ()),
   }
@@ -94,8 +107,11 @@ def _on_each_device(
   return constrain.per_device(run, values, axes)
 
 
-def _dropped(k_BSKH: jax.Array, v_BSKH: jax.Array, heads: int, softmax: Softmax) -> tuple[jax.Array, jax.Array]:
-  """Return keys and values [B, S, N, H] of every head, without the values whose weights all queries would drop."""
+def _dropped(
+  k_BSKH: jax.Array, v_BSKH: jax.Array, heads: int, softmax: Softmax
+) -> tuple[jax.Array, jax.Array]:
+  """Return keys and values [B, S, N, H] of every head, without the values whose weights all queries
+  would drop."""
   k_BSNH, v_BSNH = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (k_BSKH, v_BSKH))
   B, S, N, _ = v_BSNH.shape
   factors_BN1S = softmax.dropout(jnp.ones((B, N, 1, S), v_BSNH.dtype), softmax.key)

@@ -1,12 +1,15 @@
-"""Choose the core for the platform, the lengths and the features of a call. No other place decides this.
+"""Choose the core for the platform, the lengths and the features of a call. No other place decides
+this.
 
-| platform | below LEAST logits a head | up to SHORT | more | more, with features that the kernel lacks |
+| platform | below LEAST logits a head | up to SHORT | more | more, with features that the kernel
+lacks |
 |---|---|---|---|---|
 | TPU | short | fused | splash | fused, as far as it goes, or chunked |
 | GPU | dense | dense | cudnn | chunked |
 | CPU | dense | dense | chunked | chunked |
 
-The dense core computes what a kernel refuses up to SHORT logits, and always biases by the query (Shaw's, DeBERTa's).
+The dense core computes what a kernel refuses up to SHORT logits, and always biases by the query
+(Shaw's, DeBERTa's).
 """
 
 import jax
@@ -18,10 +21,14 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.mask import Mask
 from t5x_like.parallel.constrain import platform, ways
 
-SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
+# T * S: up to here a head's logits are small, and one matrix product is faster than a loop over
+# blocks
+SHORT = 2**19
 
-# By platform: the kernels, imported only where they are chosen, below LEAST logits a head, up to SHORT, and beyond.
-_KERNELS, LEAST = {"tpu": (("short",), ("fused",), ("splash", "fused")), "gpu": ((), (), ("cudnn",))}, 2**13
+# By platform: the kernels, imported only where they are chosen, below LEAST logits a head, up to
+# SHORT, and beyond.
+_KERNELS = {"tpu": (("short",), ("fused",), ("splash", "fused")), "gpu": ((), (), ("cudnn",))}
+LEAST = 2**13
 
 # "auto", and the cores that compute the same function.
 EXACT = ("auto", "dense", "short", "fused", "chunked", "ring", "splash", "cudnn")

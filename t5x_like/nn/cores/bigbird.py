@@ -1,11 +1,12 @@
-"""BigBird: block-sparse attention (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062, section 2 and appendix D).
+"""BigBird: block-sparse attention (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062, section 2
+and appendix D).
 
-This is the internal transformer construction (ITC), whose global tokens are tokens of the sequence. The first and the
-last block of queries see every key. Each block between them sees the first and the last block of keys, itself, its two
-neighbours and `random_blocks` others.
+This is the internal transformer construction (ITC), whose global tokens are tokens of the sequence.
+The first and the last block of queries see every key. Each block between them sees the first and
+the last block of keys, itself, its two neighbours and `random_blocks` others.
 
-Cost, with blocks of b tokens and r random blocks: T * (5 + r) * b logits per head, and 4 * b * T for the two global
-blocks of queries, in FLOPs and in memory: linear in the length.
+Cost, with blocks of b tokens and r random blocks: T * (5 + r) * b logits per head, and 4 * b * T
+for the two global blocks of queries, in FLOPs and in memory: linear in the length.
 """
 
 import dataclasses
@@ -25,19 +26,21 @@ from t5x_like.slots import Condition, Positive
 
 
 class BigBird(Core):
-  """Bidirectional attention within one sequence longer than `(5 + 2 * random_blocks) * block` tokens.
+  """Bidirectional attention within one sequence longer than `(5 + 2 * random_blocks) * block`
+  tokens.
 
-  Shorter sequences are refused; other implementations switch to full attention there. The core pads to a multiple of
-  the block, and returns zeros for padding (where the mask's keys are not valid).
+  Shorter sequences are refused; other implementations switch to full attention there. The core pads
+  to a multiple of the block, and returns zeros for padding (where the mask's keys are not valid).
 
-  The random blocks depend on the seed, the length and the key/value head. They are the same in training and evaluation,
-  and in all layers, which are one scanned program. (In training, Hugging Face seeds each layer's plan by its index. In
-  evaluation, it replaces every random block by the first, which so counts `1 + random_blocks` times in the softmax;
-  `plan="first"` computes that.)
+  The random blocks depend on the seed, the length and the key/value head. They are the same in
+  training and evaluation, and in all layers, which are one scanned program. (In training, Hugging
+  Face seeds each layer's plan by its index. In evaluation, it replaces every random block by the
+  first, which so counts `1 + random_blocks` times in the softmax; `plan="first"` computes that.)
 
   Args:
     block: tokens in a block.
-    random_blocks: number of random blocks that each block of queries sees, besides window and global blocks.
+    random_blocks: number of random blocks that each block of queries sees, besides window and
+      global blocks.
     seed: seed of the random plan.
     plan: "random", or "first" for Hugging Face's evaluation.
   """
@@ -62,11 +65,14 @@ class BigBird(Core):
     least = (5 + 2 * self.random_blocks) * b + 1
     if T < least:
       raise UserError(
-        f"attention core 'bigbird': found a length of {T}, expected at least {least} with block={b} and "
+        f"attention core 'bigbird': found a length of {T}, expected at least {least} with "
+        f"block={b} and "
         f"random_blocks={self.random_blocks}; use core='dense' for short sequences"
       )
     n = -(-T // b)
-    valid_BS = jnp.broadcast_to(jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid, (B, T))
+    valid_BS = jnp.broadcast_to(
+      jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid, (B, T)
+    )
     q, k, v, valid = (padded(x, n * b) for x in (q, k, v, valid_BS))
     keys = (None, None) if softmax.key is None else jax.random.split(softmax.key)
 
@@ -81,7 +87,10 @@ class BigBird(Core):
     sights = self._sights(n, K)
     (k_ends, k_near, k_far), (v_ends, v_near, v_far) = _sparse(k, n, sights), _sparse(v, n, sights)
     far = sights.shape[-1] > 0
-    logits = [wide_einsum("BnTKGH,BSKH->BnKGTS", q, k_ends), wide_einsum("BnTKGH,BnSKH->BnKGTS", q, k_near)]
+    logits = [
+      wide_einsum("BnTKGH,BSKH->BnKGTS", q, k_ends),
+      wide_einsum("BnTKGH,BnSKH->BnKGTS", q, k_near),
+    ]
     if far:
       logits.append(wide_einsum("BnTKGH,BKnSH->BnKGTS", q, k_far))
     logits = softmax.capped(jnp.concatenate(logits, axis=-1))
@@ -90,14 +99,17 @@ class BigBird(Core):
       logits = logits + jnp.where(first, np.float32(np.log1p(self.random_blocks)), np.float32(0))
     probs = softmax.dropout(Dense.weights(logits, _visible(valid, n, b, sights), v.dtype), keys[1])
     at_ends, at_near, at_far = jnp.split(probs, [2 * b, 5 * b], axis=-1)
-    middle = jnp.einsum("BnKGTS,BSKH->BnTKGH", at_ends, v_ends) + jnp.einsum("BnKGTS,BnSKH->BnTKGH", at_near, v_near)
+    middle = jnp.einsum("BnKGTS,BSKH->BnTKGH", at_ends, v_ends) + jnp.einsum(
+      "BnKGTS,BnSKH->BnTKGH", at_near, v_near
+    )
     if far:
       middle = middle + jnp.einsum("BnKGTS,BKnSH->BnTKGH", at_far, v_far)
     out = jnp.concatenate([ends[:, :b], middle.reshape(B, -1, N, H), ends[:, b:]], axis=1)[:, :T]
     return jnp.where(valid_BS[:, :, None, None], out, jnp.zeros_like(out))
 
   def _sights(self, n: int, kv_heads: int) -> np.ndarray:
-    """Return the random blocks of each block of queries between first and last: int32 [K, n - 2, r]."""
+    """Return the random blocks of each block of queries between first and last: int32 [K, n - 2,
+    r]."""
     if self.plan == "first":
       return np.zeros((kv_heads, n - 2, 0), np.int32)
     return random_plan(n, kv_heads, self.random_blocks, self.seed)
@@ -118,22 +130,27 @@ def random_plan(blocks: int, heads: int, random_blocks: int, seed: int) -> np.nd
 
 
 def _sparse(x_BSKH: jax.Array, n: int, sights: np.ndarray):
-  """Gather the global blocks [B, 2b, K, H], the windows [B, n - 2, 3b, K, H] and the random blocks [B, K, n - 2, rb, H]
-  of the rows."""
+  """Gather the global blocks [B, 2b, K, H], the windows [B, n - 2, 3b, K, H] and the random blocks
+  [B, K, n - 2, rb, H] of the rows."""
   B, S, K, H = x_BSKH.shape
   b = S // n
   x = blocked(x_BSKH, n, b)
   ends = jnp.concatenate([x[:, 0], x[:, -1]], axis=1)
   near = jnp.concatenate([x[:, :-2], x[:, 1:-1], x[:, 2:]], axis=2)
-  far = jax.vmap(lambda x, ids: x[:, ids], in_axes=(3, 0), out_axes=1)(x, jnp.asarray(sights))  # [B, K, n-2, r, b, H]
+  # [B, K, n-2, r, b, H]
+  far = jax.vmap(lambda x, ids: x[:, ids], in_axes=(3, 0), out_axes=1)(x, jnp.asarray(sights))
   return ends, near, far.reshape(B, K, n - 2, -1, H)
 
 
 def _visible(valid_BS: jax.Array, n: int, b: int, sights: np.ndarray) -> jax.Array:
-  """Return the mask in the order of the logits, bool [B, n - 2, K, 1, 1, (5 + r) * b]; a repeated block counts once."""
-  B, K = valid_BS.shape[0], sights.shape[0]
+  """Return the mask in the order of the logits, bool [B, n - 2, K, 1, 1, (5 + r) * b]; a repeated
+  block counts once."""
+  B = valid_BS.shape[0]
+  K = sights.shape[0]
   valid = blocked(valid_BS, n, b)
-  ends = jnp.broadcast_to(jnp.concatenate([valid[:, 0], valid[:, -1]], axis=1)[:, None], (B, n - 2, 2 * b))
+  ends = jnp.broadcast_to(
+    jnp.concatenate([valid[:, 0], valid[:, -1]], axis=1)[:, None], (B, n - 2, 2 * b)
+  )
   row = np.arange(1, n - 1)[:, None]
   window = row + np.asarray([[-1, 0, 1]])
   once = np.repeat((window > 0) & (window < n - 1), b, axis=1)

@@ -1,11 +1,14 @@
-"""Exact attention in linear memory: a running softmax over blocks of logits, `query_chunk` x `key_chunk` at a time.
+"""Exact attention in linear memory: a running softmax over blocks of logits, `query_chunk` x
+`key_chunk` at a time.
 
-It is plain XLA and runs on every backend; see `_blockwise.py`. Blocks that causality or a window hides entirely are not
-computed. Other blocks without a visible pair (other segments, padding, empty slots of a cache) are skipped at run time.
+It is plain XLA and runs on every backend; see `_blockwise.py`. Blocks that causality or a window
+hides entirely are not computed. Other blocks without a visible pair (other segments, padding, empty
+slots of a cache) are skipped at run time.
 
-Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as many in the backward
-pass, which recomputes the logits from the saved log-sums. Memory: O(T + S), and one block of logits for each head.
-Position biases are computed block by block; if they depend only on the distance, from a vector of at most T + S values.
+Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as
+  many in the backward pass, which recomputes the logits from the saved log-sums. Memory: O(T + S),
+  and one block of logits for each head. Position biases are computed block by block; if they depend
+  only on the distance, from a vector of at most T + S values.
 """
 
 import jax
@@ -16,12 +19,14 @@ from t5x_like.slots import Positive
 
 
 class Chunked(PerDevice):
-  """Equal to the dense core for every mask, position bias, cap and grouping of heads; refuses Shaw's positions.
+  """Equal to the dense core for every mask, position bias, cap and grouping of heads; refuses
+  Shaw's positions.
 
   A query that sees no key at all gets zeros (the mean of all values from the dense core).
 
   Args:
-    query_chunk, key_chunk: tokens in a block; sequences are padded to a multiple, and shorter ones are one block.
+    query_chunk, key_chunk: tokens in a block; sequences are padded to a multiple, and shorter ones
+      are one block.
   """
 
   refuses = ("query_bias",)

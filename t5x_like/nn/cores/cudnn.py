@@ -1,7 +1,7 @@
 """cuDNN's flash attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`.
 
-It supports neither segments nor padding: packed rows are refused. Cost: 4 H FLOPs per head for each visible logit in
-the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S).
+It supports neither segments nor padding: packed rows are refused. Cost: 4 H FLOPs per head for each
+visible logit in the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S).
 """
 
 import jax
@@ -16,7 +16,8 @@ WIDEST = 128  # head width; 256 from Hopper on
 
 
 class CuDnn(PerDevice):
-  """Equal to the dense core, for plain and causal attention, with a causal window, in 16 bits on a GPU."""
+  """Equal to the dense core, for plain and causal attention, with a causal window, in 16 bits on a
+  GPU."""
 
   refuses = ("segments", "prefix", "bias", "query_bias", "softcap", "dropout", "padding")
   exact = True
@@ -41,10 +42,16 @@ class CuDnn(PerDevice):
 
   def attend(self, q, k, v, mask, softmax):
     if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
-      raise self.refusal("causality or windows over explicit positions or queries split over devices")
+      raise self.refusal(
+        "causality or windows over explicit positions or queries split over devices"
+      )
     window = None if mask.window is None else (mask.window - 1, 0)
-    options = dict(scale=1.0, is_causal=mask.causal, local_window_size=window, implementation="cudnn")
-    return jax.nn.dot_product_attention(q, k, padded(v, q.shape[-1], 3), **options)[..., : v.shape[-1]]
+    options = dict(
+      scale=1.0, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
+    )
+    return jax.nn.dot_product_attention(q, k, padded(v, q.shape[-1], 3), **options)[
+      ..., : v.shape[-1]
+    ]
 
 
 make = CuDnn

@@ -1,17 +1,20 @@
-"""Attention within a TPU core's memory: a Pallas kernel that holds whole rows of logits, for short sequences.
+"""Attention within a TPU core's memory: a Pallas kernel that holds whole rows of logits, for short
+sequences.
 
-One step of the kernel computes the logits [T, S] of some heads, their softmax and its product with the values; no logit
-reaches the HBM. The backward pass computes them again and takes the gradients of queries, keys, values and bias in the
-same step, so that it keeps only the kernel's inputs. Heads stay beside one another in [B, T, N * H], as projections
-write and read them: heads narrower than 128 need neither padding nor transposition.
+One step of the kernel computes the logits [T, S] of some heads, their softmax and its product with
+the values; no logit reaches the HBM. The backward pass computes them again and takes the gradients
+of queries, keys, values and bias in the same step, so that it keeps only the kernel's inputs. Heads
+stay beside one another in [B, T, N * H], as projections write and read them: heads narrower than
+128 need neither padding nor transposition.
 
-Dropout is drawn within the kernel, by `dims.hashed` from the row, the head and the place in the logits, so that it
-depends neither on the mesh nor on the blocks. Other cores draw other masks of the same distribution.
+Dropout is drawn within the kernel, by `dims.hashed` from the row, the head and the place in the
+logits, so that it depends neither on the mesh nor on the blocks. Other cores draw other masks of
+the same distribution.
 
 On other platforms, it runs in Pallas' interpreter: correct, but slow.
 
-Cost: 4 H FLOPs for each logit of a head in the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S),
-and a byte for each pair of tokens that a mask tells apart.
+Cost: 4 H FLOPs for each logit of a head in the forward pass, 2.5 times as many in the backward
+  pass. Memory: O(T + S), and a byte for each pair of tokens that a mask tells apart.
 """
 
 from functools import partial
@@ -26,10 +29,14 @@ from t5x_like.nn.dims import Dropout, hashed
 from t5x_like.parallel.constrain import current, platform
 
 LANES = 128  # a TPU's vector registers are this wide
-FEWEST, LARGEST = 16, 2**20  # queries; logits of a head, of which a step holds several float32 arrays
+# queries; logits of a head, of which a step holds several float32 arrays
+FEWEST = 16
+LARGEST = 2**20
 _LOGITS = 2**18  # of a step; fewer would not outweigh its start
 _MEMORY = 96 * 2**20  # bytes that a step may take
-_OLD, _LITTLE = ("TPU v2", "TPU v3", "TPU v4"), 2**24  # chips, and the bytes of their cores' memory; others have more
+# chips, and the bytes of their cores' memory; others have more
+_OLD = ("TPU v2", "TPU v3", "TPU v4")
+_LITTLE = 2**24
 
 
 class Fused(PerDevice):
@@ -43,14 +50,21 @@ class Fused(PerDevice):
     (_, T, N, H), S = q.shape, k.shape[1]
     if words := super().refused(q, k, mask, softmax):
       return words
-    most = LARGEST // (_together(N, [H]) if softmax.bias is not None or softmax.position.biased else 1)
+    most = LARGEST // (
+      _together(N, [H]) if softmax.bias is not None or softmax.position.biased else 1
+    )
     if T < FEWEST or T * S > most:
-      return f"{T} queries and {S} keys, expected at least {FEWEST} queries and at most {most} pairs"
+      return (
+        f"{T} queries and {S} keys, expected at least {FEWEST} queries and at most {most} pairs"
+      )
     layout = current()
     device = jax.devices()[0] if layout is None else layout.mesh.devices.flat[0]
     biased = softmax.bias is not None or softmax.position.biased
     if device.device_kind.startswith(_OLD) and (needs := _bytes(q, S, biased)) > _LITTLE:
-      return f"{T} queries and {S} keys, whose step takes {needs / 2**20:.0f} of the 16 MiB of a {device.device_kind}"
+      return (
+        f"{T} queries and {S} keys, whose step takes {needs / 2**20:.0f} of the 16 MiB of a "
+        f"{device.device_kind}"
+      )
     return None
 
   def attend(self, q, k, v, mask, softmax):
@@ -60,7 +74,8 @@ class Fused(PerDevice):
     if (allowed := mask.dense()) is not None:
       more["allowed"] = allowed[:, 0].astype(jnp.int8)
     if (bias := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
-      more["bias"] = places.own_heads(bias, 1).astype(jnp.float32)  # its gradient is summed over rows
+      # its gradient is summed over rows
+      more["bias"] = places.own_heads(bias, 1).astype(jnp.float32)
     if softmax.key is not None and softmax.dropout.rate > 0:
       part = [] if places.whole else [places.queries[:1] // T]
       more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads, *part])[None]
@@ -74,7 +89,8 @@ def seeds(key: jax.Array) -> jax.Array:
 
 
 def kept(drops: Dropout, seeds, T: int, S: int, row, head, part=0) -> jax.Array:
-  """Draw the weights of one head that stay: bool [T, S], or [1, S] if all queries drop the same keys.
+  """Draw the weights of one head that stay: bool [T, S], or [1, S] if all queries drop the same
+  keys.
 
   Two weights share 32 random bits.
 
@@ -94,8 +110,9 @@ def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, more: dict) -> jax
 
   Args:
     static: the number of heads, and the dropout.
-    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `drawn` int32 [1, 2 + B + N (+ 1)],
-      the seeds, ids and part of dropout, or some of them. (A TPU's blocks have two axes, besides mapped ones.)
+    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `drawn` int32 [1,
+      2 + B + N (+ 1)], the seeds, ids and part of dropout, or some of them. (A TPU's blocks have
+      two axes, besides mapped ones.)
   """
   shape = jax.ShapeDtypeStruct((*q_BTX.shape[:2], v_BSX.shape[-1]), q_BTX.dtype)
   return _call(_forward, static, dict(q=q_BTX, k=k_BSX, v=v_BSX), more, dict(out=shape), 2)["out"]
@@ -114,12 +131,15 @@ _attend.defvjp(lambda static, *inputs: (_attend(static, *inputs), inputs), _back
 
 def _together(heads: int, widths: list[int]) -> int:
   """Return the number of heads in a step: the fewest whose columns fill whole registers, or all."""
-  return next((n for n in range(1, heads) if heads % n == 0 and all(n * w % LANES == 0 for w in widths)), heads)
+  return next(
+    (n for n in range(1, heads) if heads % n == 0 and all(n * w % LANES == 0 for w in widths)),
+    heads,
+  )
 
 
 def _bytes(q: jax.Array, S: int, biased: bool) -> int:
-  """Estimate the memory of a step of the backward pass: five arrays of logits, and twice each block that comes or goes,
-  of which the next or the last is on its way."""
+  """Estimate the memory of a step of the backward pass: five arrays of logits, and twice each block
+  that comes or goes, of which the next or the last is on its way."""
   B, T, N, H = q.shape
   n = _together(N, [H])
   rows = max(1, min(B, _LOGITS // (n * T * S)))
@@ -154,7 +174,8 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
 
   def run(*refs):
     refs = dict(zip([*given, *out_shapes], refs, strict=True))
-    block, step = pl.program_id(0), pl.program_id(1)
+    block = pl.program_id(0)
+    step = pl.program_id(1)
     if "d_bias" in refs:
 
       @pl.when((step == 0) | (out_shapes["d_bias"].shape[0] > 1))
@@ -177,7 +198,9 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
     in_specs=[spec(*item) for item in given.items()],
     out_specs=[spec(*item) for item in out_shapes.items()],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shapes.values()],
-    compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY),
+    compiler_params=tpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY
+    ),
     cost_estimate=pl.CostEstimate(flops=flops, transcendentals=B * heads * T * S, bytes_accessed=0),
     interpret=platform() != "tpu",
     name=f"fused{kernel.__name__}",
@@ -189,12 +212,17 @@ class _Head:
   """A head of a row in a step: the places of both within the blocks, and the ids for dropout.
 
   Attributes:
-    refs: the blocks, [rows, T or S, n * width]; of `bias` and `d_bias` [rows or 1, n, T, S], of `allowed` [rows or 1, T
-      or 1, S].
+    refs: the blocks, [rows, T or S, n * width]; of `bias` and `d_bias` [rows or 1, n, T, S], of
+      `allowed` [rows or 1, T or 1, S].
   """
 
   def __init__(self, refs: dict, n: int, drops: Dropout, ids: tuple, r, h: int):
-    self.refs, self.n, self.drops, self.ids, self.r, self.h = refs, n, drops, ids, r, h
+    self.refs = refs
+    self.n = n
+    self.drops = drops
+    self.ids = ids
+    self.r = r
+    self.h = h
 
   def at(self, name: str) -> tuple:
     ref = self.refs[name]
@@ -202,7 +230,11 @@ class _Head:
     if name in ("bias", "d_bias"):
       return row, self.h
     width = ref.shape[-1] // self.n
-    return (row,) if name == "allowed" else (row, slice(None), slice(self.h * width, (self.h + 1) * width))
+    return (
+      (row,)
+      if name == "allowed"
+      else (row, slice(None), slice(self.h * width, (self.h + 1) * width))
+    )
 
   def __getitem__(self, name: str) -> jax.Array:
     return self.refs[name][self.at(name)]
@@ -211,10 +243,15 @@ class _Head:
     self.refs[name][self.at(name)] = value.astype(self.refs[name].dtype)
 
   def masked(self, logits: jax.Array, otherwise: float) -> jax.Array:
-    return jnp.where(self["allowed"].astype(jnp.int32) != 0, logits, otherwise) if "allowed" in self.refs else logits
+    return (
+      jnp.where(self["allowed"].astype(jnp.int32) != 0, logits, otherwise)
+      if "allowed" in self.refs
+      else logits
+    )
 
   def powers(self) -> tuple[jax.Array, jax.Array]:
-    """Return exp(logit - maximum) and the inverse of its sums over the keys, float32 [T, S] and [T, 1]."""
+    """Return exp(logit - maximum) and the inverse of its sums over the keys, float32 [T, S] and [T,
+    1]."""
     logits = product(self["q"], self["k"], 1, 1)
     if "bias" in self.refs:
       logits += self["bias"]
@@ -233,7 +270,9 @@ class _Head:
 
 def product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
   """Multiply two matrices over an axis of each; return float32."""
-  return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
+  return jax.lax.dot_general(
+    a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32
+  )
 
 
 def _forward(head: _Head) -> None:
@@ -243,7 +282,8 @@ def _forward(head: _Head) -> None:
 
 def _backward(head: _Head) -> None:
   powers, inverse = head.powers()
-  weights, d_out = powers * inverse, head["d_out"]
+  weights = powers * inverse
+  d_out = head["d_out"]
   d_weights = head.dropped(product(d_out, head["v"], 1, 1))
   d_logits = weights * (d_weights - jnp.sum(weights * d_weights, axis=-1, keepdims=True))
   d_logits = head.masked(d_logits, 0.0)

@@ -1,9 +1,9 @@
-"""Linformer: attention to a fixed number of keys and values, projected along the length: `softmax(q (E k)^T) (F v)`
-(Wang et al. 2020, https://arxiv.org/abs/2006.04768, section 4).
+"""Linformer: attention to a fixed number of keys and values, projected along the length: `softmax(q
+(E k)^T) (F v)` (Wang et al. 2020, https://arxiv.org/abs/2006.04768, section 4).
 
-Cost, with `k` projected keys: T * k logits per head and S * k * H multiplications per key/value head for each of the
-two projections, all linear in the length, in FLOPs and in memory; packed rows cost as many times as much as they may
-have sequences. Parameters: k * length for each projection.
+Cost, with `k` projected keys: T * k logits per head and S * k * H multiplications per key/value
+head for each of the two projections, all linear in the length, in FLOPs and in memory; packed rows
+cost as many times as much as they may have sequences. Parameters: k * length for each projection.
 """
 
 from typing import Literal
@@ -25,20 +25,20 @@ from t5x_like.slots import Count, Positive
 class Linformer(Core):
   """Bidirectional attention to `k` learned mixtures of keys.
 
-  Padding keys count as zeros. A sequence shorter than `length` uses the first columns of the projections; a longer one
-  is refused.
+  Padding keys count as zeros. A sequence shorter than `length` uses the first columns of the
+  projections; a longer one is refused.
 
   Args:
     k: number of projected keys.
     length: length of the longest sequence.
-    share: "none": every key/value head has its own E and F; "headwise": one E and one F for all heads of the layer;
-      "kv": a single matrix for both; "layerwise": a single matrix for all layers of the stack (section 4, "parameter
-      sharing": of 12 layers 24, 12 and 1 matrices).
-    start: initial projections. "random": mixtures of all keys, with variance 1/length; "pooling": each pools length/k
-      neighbours (section 4, "general projections"), which tells positions apart from the first step on. Both preserve
-      the scale of keys.
-    sequences: the most sequences of a packed row, each of which is projected by its own positions; 0 refuses packing.
-      Beyond them results are NaN, which stops a run.
+    share: "none": every key/value head has its own E and F; "headwise": one E and one F for all
+      heads of the layer; "kv": a single matrix for both; "layerwise": a single matrix for all
+      layers of the stack (section 4, "parameter sharing": of 12 layers 24, 12 and 1 matrices).
+    start: initial projections. "random": mixtures of all keys, with variance 1/length; "pooling":
+      each pools length/k neighbours (section 4, "general projections"), which tells positions apart
+      from the first step on. Both preserve the scale of keys.
+    sequences: the most sequences of a packed row, each of which is projected by its own positions;
+      0 refuses packing. Beyond them results are NaN, which stops a run.
   """
 
   refuses = ("causal", "window", "prefix", "bias", "query_bias")
@@ -54,13 +54,17 @@ class Linformer(Core):
     start: Literal["random", "pooling"] = "random",
     sequences: Count = 0,
   ):
-    shape, axes = (k, length), (None, None)
+    shape = (k, length)
+    axes = (None, None)
     if share == "none":
-      shape, axes = (dims.kv_heads, *shape), ("kv_heads", *axes)
+      shape = (dims.kv_heads, *shape)
+      axes = ("kv_heads", *axes)
     self.init = params.fan_in_normal(length) if start == "random" else _pooling
     self.layerwise = share == "layerwise"  # `keys` then comes from the stack
     self.keys = None if self.layerwise else params.param(rngs, self.init, shape, axes)
-    self.values = params.param(rngs, self.init, shape, axes) if share in ("none", "headwise") else None
+    self.values = (
+      params.param(rngs, self.init, shape, axes) if share in ("none", "headwise") else None
+    )
     self.k = k
     self.length = length
     self.sequences = sequences
@@ -74,7 +78,8 @@ class Linformer(Core):
       return kind(stack, params.param(rngs, self.init, shape, (None, None)))
     if stack.projection.shape != shape:
       raise UserError(
-        f"config.model.design.core: found 'layerwise' projections of {shape} and {stack.projection.shape}, expected one"
+        f"config.model.design.core: found 'layerwise' projections of {shape} and "
+        f"{stack.projection.shape}, expected one"
         " size; give these cores the same 'k' and 'length'"
       )
     return stack
@@ -83,7 +88,8 @@ class Linformer(Core):
     S = k.shape[1]
     if self.keys is None:
       raise UserError(
-        "config.model.design.core.share: found 'layerwise', which the stack of this family does not take; set it to"
+        "config.model.design.core.share: found 'layerwise', which the stack of this family does "
+        "not take; set it to"
         " 'kv'"
       )
     if S > self.length:
@@ -94,13 +100,16 @@ class Linformer(Core):
     values = self.keys if self.values is None else self.values
     if mask.q_segments is not None:
       return self._packed(q, (k, self.keys), (v, values), mask, softmax)
-    k, v = _project(self.keys, k, mask.k_valid), _project(values, v, mask.k_valid)
+    k = _project(self.keys, k, mask.k_valid)
+    v = _project(values, v, mask.k_valid)
     return Dense().attend(q, k, v, Mask(mask.q_pos, positions(self.k)), softmax)
 
   def _packed(self, q, keys, values, mask, softmax):
     """Attend in packed rows, from `keys` and `values` with their matrices."""
     if not self.sequences:
-      raise self.refusal("packed sequences (segment ids) unless 'sequences' says how many a row may have")
+      raise self.refusal(
+        "packed sequences (segment ids) unless 'sequences' says how many a row may have"
+      )
     numbers_G = jnp.arange(1, self.sequences + 1)
     own_BSG = mask.k_segments[..., None] == numbers_G
     own_BSG = own_BSG if mask.k_valid is None else own_BSG & mask.k_valid[..., None]
@@ -113,7 +122,8 @@ class Linformer(Core):
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
-  """Return [..., k, length]: row i sums its share of the columns, divided by the square root of their number."""
+  """Return [..., k, length]: row i sums its share of the columns, divided by the square root of
+  their number."""
   k, length = shape[-2:]
   owner = jnp.arange(length) * k // length
   one_hot = (owner == jnp.arange(k)[:, None]).astype(dtype)
@@ -125,12 +135,16 @@ def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -
   if valid_BS is not None:
     x_BSKH = jnp.where(valid_BS[:, :, None, None], x_BSKH, jnp.zeros_like(x_BSKH))
   weights = matrix[...][..., : x_BSKH.shape[1]].astype(x_BSKH.dtype)
-  # In this order: XLA for CPU fails on the product of a bfloat16 product whose first factor has no batch.
+  # In this order: XLA for CPU fails on the product of a bfloat16 product whose first factor has no
+  # batch.
   return jnp.einsum("BSKH,KPS->BPKH" if weights.ndim == 3 else "BSKH,PS->BPKH", x_BSKH, weights)
 
 
-def _project_packed(matrix: nnx.Param, x_BSKH: jax.Array, pos_BS: jax.Array, own_BSG: jax.Array) -> jax.Array:
-  """Project each sequence of packed rows along its own positions, in the dtype of `x`; return [B, G * k, K, H]."""
+def _project_packed(
+  matrix: nnx.Param, x_BSKH: jax.Array, pos_BS: jax.Array, own_BSG: jax.Array
+) -> jax.Array:
+  """Project each sequence of packed rows along its own positions, in the dtype of `x`; return [B, G
+  * k, K, H]."""
   weights = jnp.take(matrix[...].astype(x_BSKH.dtype), pos_BS, axis=-1, mode="clip")
   equation = "BSKH,BSG,KPBS->BGPKH" if weights.ndim == 4 else "BSKH,BSG,PBS->BGPKH"
   found = jnp.einsum(equation, x_BSKH, own_BSG.astype(x_BSKH.dtype), weights)

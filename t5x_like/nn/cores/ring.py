@@ -1,15 +1,17 @@
-"""Ring attention: exact, with the keys and values of a sequence split over devices and never gathered (Liu et al. 2023,
-https://arxiv.org/abs/2310.01889).
+"""Ring attention: exact, with the keys and values of a sequence split over devices and never
+gathered (Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 
-Where the mesh splits the length in n, every device keeps its own queries, and the pieces of keys and values go around
-the n devices by collective permutes. Each device attends to the piece it holds as the chunked core does, and joins the
-results by their log-sums. In the backward pass, the gradients of keys and values travel with them. A layer's keys and
-values need 1/n of the memory that gathering takes, for the same bytes sent.
+Where the mesh splits the length in n, every device keeps its own queries, and the pieces of keys
+and values go around the n devices by collective permutes. Each device attends to the piece it holds
+as the chunked core does, and joins the results by their log-sums. In the backward pass, the
+gradients of keys and values travel with them. A layer's keys and values need 1/n of the memory that
+gathering takes, for the same bytes sent.
 
-Blocks that causality hides are skipped, but every device waits for the busiest, and the last of contiguous pieces sees
-all keys. For causal attention, the sequence is therefore cut into 2n pieces, and device i attends for pieces i and
-2n - 1 - i, so that all do the same work (zigzag order, https://github.com/zhuzilin/ring-flash-attention). This moves
-half of each device's queries, keys, values and results.
+Blocks that causality hides are skipped, but every device waits for the busiest, and the last of
+contiguous pieces sees all keys. For causal attention, the sequence is therefore cut into 2n pieces,
+and device i attends for pieces i and 2n - 1 - i, so that all do the same work (zigzag order,
+https://github.com/zhuzilin/ring-flash-attention). This moves half of each device's queries, keys,
+values and results.
 """
 
 import dataclasses
@@ -31,8 +33,8 @@ _KEYS = ("k_pos", "k_segments", "k_valid", "k_prefix")
 class Ring(Chunked):
   """Equal to the chunked core; refuses dropout of attention probabilities.
 
-  It becomes the chunked core where nothing splits the length, in cross-attention (keys that are not the queries'
-  tokens), and where the length does not divide.
+  It becomes the chunked core where nothing splits the length, in cross-attention (keys that are not
+  the queries' tokens), and where the length does not divide.
 
   Args:
     query_chunk, key_chunk: as in `Chunked`, for a device's own piece.
@@ -51,7 +53,8 @@ class Ring(Chunked):
   def attend(self, q, k, v, mask, softmax):
     if isinstance(softmax.bias, jax.Array):
       raise self.refusal("a position bias that is an array already")
-    mask = dataclasses.replace(mask, aligned=False)  # another device usually holds a query's own key
+    # another device usually holds a query's own key
+    mask = dataclasses.replace(mask, aligned=False)
     over = constrain.mesh_axes("length"), constrain.ways("length")
     zigzag = mask.causal and mask.window is None and mask.k_prefix is None and q.shape[1] % 2 == 0
     if zigzag:
@@ -66,7 +69,8 @@ class Ring(Chunked):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(grid, over, *arguments) -> jax.Array:
-  """Attend around the ring; arguments as in `blockwise.attend`; return [B, T, K, G, H] in the dtype of `q`."""
+  """Attend around the ring; arguments as in `blockwise.attend`; return [B, T, K, G, H] in the dtype
+  of `q`."""
   return _kept(grid, over, *arguments)[0]
 
 
@@ -75,7 +79,9 @@ def _kept(grid, over, *arguments):
 
   def attended(held):
     k, v, fields = held
-    return blockwise.forward(grid, q, k, v, schemes, dataclasses.replace(mask, **fields), key, places)
+    return blockwise.forward(
+      grid, q, k, v, schemes, dataclasses.replace(mask, **fields), key, places
+    )
 
   def step(carry, _):
     held, out, log_sum = carry
@@ -87,7 +93,8 @@ def _kept(grid, over, *arguments):
 
   held = k, v, {name: getattr(mask, name) for name in _KEYS}
   (_, out, log_sum), _ = jax.lax.scan(step, (held, *attended(held)), length=over[1] - 1)
-  out, log_sum = named(out.astype(q.dtype), "context"), named(log_sum, "context")
+  out = named(out.astype(q.dtype), "context")
+  log_sum = named(log_sum, "context")
   return out, (*arguments, out, log_sum)
 
 
@@ -116,7 +123,8 @@ _attend.defvjp(_kept, _backward)
 
 
 def _zigzag(over, x: jax.Array, back: bool = False) -> jax.Array:
-  """Exchange device i's part [B, T, ...], pieces 2i and 2i + 1 of 2n, for pieces i and 2n - 1 - i, or back.
+  """Exchange device i's part [B, T, ...], pieces 2i and 2i + 1 of 2n, for pieces i and 2n - 1 - i,
+  or back.
 
   The even-numbered piece comes first.
   """
@@ -131,7 +139,9 @@ def _zigzag(over, x: jax.Array, back: bool = False) -> jax.Array:
 def _passed_on(over, held):
   """Pass `held` on to the next device; return the previous device's."""
   axes, n = over
-  return jax.tree.map(lambda x: jax.lax.ppermute(x, axes, [(i, (i + 1) % n) for i in range(n)]), held)
+  return jax.tree.map(
+    lambda x: jax.lax.ppermute(x, axes, [(i, (i + 1) % n) for i in range(n)]), held
+  )
 
 
 def _shares(log_BNT: jax.Array, out_BTKGH: jax.Array) -> jax.Array:

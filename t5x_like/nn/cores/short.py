@@ -1,13 +1,15 @@
-"""Attention among few tokens within a TPU core's memory: a Pallas kernel for many short sequences, such as windows.
+"""Attention among few tokens within a TPU core's memory: a Pallas kernel for many short sequences,
+such as windows.
 
-Up to 64 keys fill half of a register's 128 lanes, so that two heads share each row of logits, and narrow heads share
-each row of queries. Keys and values stand on the diagonal of a matrix with a row for each key of each head, and with
-zeros in other heads' lanes. One product of full size gives the logits of all heads in a register, and one their
-results. No logit reaches the HBM, and the backward pass computes the logits again.
+Up to 64 keys fill half of a register's 128 lanes, so that two heads share each row of logits, and
+narrow heads share each row of queries. Keys and values stand on the diagonal of a matrix with a row
+for each key of each head, and with zeros in other heads' lanes. One product of full size gives the
+logits of all heads in a register, and one their results. No logit reaches the HBM, and the backward
+pass computes the logits again.
 
-As in `fused`, heads stay beside one another. Sequences lie side by side in [T, B, N * H], which a TPU need not pad
-whatever T is. XLA chooses this order itself for projections, norms and residuals. The kernel turns each block in the
-core's memory.
+As in `fused`, heads stay beside one another. Sequences lie side by side in [T, B, N * H], which a
+TPU need not pad whatever T is. XLA chooses this order itself for projections, norms and residuals.
+The kernel turns each block in the core's memory.
 
 On other platforms, it runs in Pallas' interpreter: correct, but slow.
 """
@@ -25,18 +27,26 @@ from t5x_like.nn.cores.fused import LANES, product
 from t5x_like.parallel.constrain import platform, ways
 
 KEYS = 64  # lanes of a head, half of a register
-FEWEST, WIDTHS = 16, (8, 16, 32, 64)  # tokens; columns of a head
-_ABSENT = -1e30  # logits of keys that pad a head's lanes; below NEGATIVE, so that rows without any allowed key are even
-_TILE, _ROWS = 8, 32  # sequences of a tile, and of a step of LANES columns
+# tokens; columns of a head
+FEWEST = 16
+WIDTHS = (8, 16, 32, 64)
+# logits of keys that pad a head's lanes; below NEGATIVE, so that rows without any allowed key are
+# even
+_ABSENT = -1e30
+# sequences of a tile, and of a step of LANES columns
+_TILE = 8
+_ROWS = 32
 _TOGETHER = 2  # sequences whose instructions overlap
 _MEMORY = 64 * 2**20  # bytes that a step may take
-# Products of 64 x 128 x 128 for each head that take as long as the compiler's schedule of it, at the share of the peak
-# rate that plans assume.
-_FORWARD_COST, _BACKWARD_COST = 4, 8
+# Products of 64 x 128 x 128 for each head that take as long as the compiler's schedule of it, at
+# the share of the peak rate that plans assume.
+_FORWARD_COST = 4
+_BACKWARD_COST = 8
 
 
 class Short(PerDevice):
-  """Equal to the dense core for self-attention among up to 64 tokens, with the same bias for all sequences."""
+  """Equal to the dense core for self-attention among up to 64 tokens, with the same bias for all
+  sequences."""
 
   refuses = ("query_bias", "softcap", "dropout", "lengths")
   exact = True
@@ -61,7 +71,9 @@ class Short(PerDevice):
     (B, T, N, H), width = q.shape, v.shape[-1]
     k, v = (jnp.repeat(padded(x, H, 3), N // x.shape[2], axis=2) for x in (k, v))
     bias = softmax.biases(mask.q_pos, mask.k_pos)
-    bias = jnp.zeros((N, T, T), jnp.float32) if bias is None else softmax.places.own_heads(bias, 1)[0]
+    bias = (
+      jnp.zeros((N, T, T), jnp.float32) if bias is None else softmax.places.own_heads(bias, 1)[0]
+    )
     more = -B % _TILE
 
     def tokens_first(x):
@@ -79,7 +91,8 @@ class Short(PerDevice):
 
 
 def _in_pairs(bias_NTS: jax.Array) -> jax.Array:
-  """Put the biases of two heads beside each other, each padded to 64 keys: [ceil(N / 2), padded T, 128]."""
+  """Put the biases of two heads beside each other, each padded to 64 keys: [ceil(N / 2), padded T,
+  128]."""
   N, T, S = bias_NTS.shape
   bias = jnp.pad(bias_NTS, ((0, 0), (0, 0), (0, KEYS - S)), constant_values=_ABSENT)
   bias = jnp.pad(bias, ((0, N % 2), (0, _padded(T) - T), (0, 0)))
@@ -95,15 +108,18 @@ def _attend(heads: int, q_TBX, k_TBX, v_TBX, more: dict) -> jax.Array:
   """Attend with heads side by side.
 
   Args:
-    more: `bias` float32 [pairs of heads, padded T, 128], see `_in_pairs`, and maybe `allowed` int8 [B or 1, padded T,
-      128], the same for both heads of a pair.
+    more: `bias` float32 [pairs of heads, padded T, 128], see `_in_pairs`, and maybe `allowed` int8
+      [B or 1, padded T, 128], the same for both heads of a pair.
   """
-  return _call(_forward, heads, dict(q=q_TBX, k=k_TBX, v=v_TBX), more, dict(out=q_TBX), _FORWARD_COST)["out"]
+  return _call(
+    _forward, heads, dict(q=q_TBX, k=k_TBX, v=v_TBX), more, dict(out=q_TBX), _FORWARD_COST
+  )["out"]
 
 
 def _backward_pass(heads, inputs, d_out):
   q, k, v, more = inputs
-  arrays, shapes = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype)), dict(dq=q, dk=k, dv=v, d_bias=more["bias"])
+  arrays = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype))
+  shapes = dict(dq=q, dk=k, dv=v, d_bias=more["bias"])
   found = _call(_backward, heads, arrays, more, shapes, _BACKWARD_COST)
   return found["dq"], found["dk"], found["dv"], {name: found.get(f"d_{name}") for name in more}
 
@@ -125,22 +141,28 @@ def _call(kernel, heads: int, arrays: dict, more: dict, shapes: dict, cost: int)
   from jax.experimental.pallas import tpu
 
   T, B, X = arrays["q"].shape
-  H, given = X // heads, arrays | more
+  H = X // heads
+  given = arrays | more
   n = _together(heads, H)
-  rows = next(r for r in (_ROWS, _ROWS // 2, _TILE) if r == _TILE or B % r == 0 and r * n * H <= _ROWS * LANES)
+  rows = next(
+    r for r in (_ROWS, _ROWS // 2, _TILE) if r == _TILE or B % r == 0 and r * n * H <= _ROWS * LANES
+  )
 
   def spec(name, x):
     if "bias" in name:
       return pl.BlockSpec((-(-n // 2), *x.shape[1:]), lambda h, b: (h, 0, 0))
     if name == "allowed":
-      return pl.BlockSpec((min(rows, x.shape[0]), *x.shape[1:]), lambda h, b: (b if x.shape[0] > 1 else 0, 0, 0))
+      return pl.BlockSpec(
+        (min(rows, x.shape[0]), *x.shape[1:]), lambda h, b: (b if x.shape[0] > 1 else 0, 0, 0)
+      )
     return pl.BlockSpec((T, rows, n * H), lambda h, b: (0, b, h))
 
   inside = arrays | {name: x for name, x in shapes.items() if name != "d_bias"}
 
   def run(*refs):
     count = len(given) + len(shapes)
-    blocks, turned = dict(zip([*given, *shapes], refs[:count])), dict(zip(inside, refs[count:], strict=True))
+    blocks = dict(zip([*given, *shapes], refs[:count]))
+    turned = dict(zip(inside, refs[count:], strict=True))
     for name in arrays:
       x = blocks[name][...]
       x = jnp.concatenate([x, jnp.zeros((KEYS - T, *x.shape[1:]), x.dtype)]) if T < KEYS else x
@@ -169,8 +191,12 @@ def _call(kernel, heads: int, arrays: dict, more: dict, shapes: dict, cost: int)
     out_specs=[spec(*item) for item in shapes.items()],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes.values()],
     scratch_shapes=[tpu.VMEM((rows, KEYS, n * H), x.dtype) for x in inside.values()],
-    compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY),
-    cost_estimate=pl.CostEstimate(flops=flops, transcendentals=B * heads * T * KEYS, bytes_accessed=0),
+    compiler_params=tpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=flops, transcendentals=B * heads * T * KEYS, bytes_accessed=0
+    ),
     interpret=platform() != "tpu",
     name=f"short{kernel.__name__}",
   )(*given.values())
@@ -214,7 +240,9 @@ class _Group:
   def powers(self, r, q: jax.Array, keys: jax.Array) -> jax.Array:
     """Return exp(logit - its head's maximum)."""
     bias = [self.refs["bias"][self.first + p] for p in range(self.pairs)]
-    logits = self.masked(r, product(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1), NEGATIVE)
+    logits = self.masked(
+      r, product(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1), NEGATIVE
+    )
     return jnp.exp(logits - self.of_heads(jnp.max, logits, 2 * _ABSENT))
 
   def of_heads(self, reduce, x: jax.Array, neutral: float) -> jax.Array:
@@ -223,7 +251,9 @@ class _Group:
     for p in range(self.pairs):
       pair = x[:, p * LANES : (p + 1) * LANES]
       left = jax.lax.broadcasted_iota(jnp.int32, pair.shape, 1) < KEYS
-      halves = [reduce(jnp.where(half, pair, neutral), axis=1, keepdims=True) for half in (left, ~left)]
+      halves = [
+        reduce(jnp.where(half, pair, neutral), axis=1, keepdims=True) for half in (left, ~left)
+      ]
       found.append(jnp.where(left, *halves))
     return jnp.concatenate(found, axis=1)
 
@@ -238,16 +268,22 @@ def _forward(group: _Group, rows: list) -> None:
 
 
 def _backward(group: _Group, rows: list) -> None:
-  refs, dtype, total = group.refs, group.refs["q"].dtype, 0.0
+  refs = group.refs
+  dtype = group.refs["q"].dtype
+  total = 0.0
   for r in rows:
-    q, d_out, keys = group.tokens("q", r), group.tokens("d_out", r), group.diagonal("k", r)
+    q = group.tokens("q", r)
+    d_out = group.tokens("d_out", r)
+    keys = group.diagonal("k", r)
     powers = group.powers(r, q, keys)
     d_weights = product(d_out, group.diagonal("v", r), 1, 1)[: group.T]
     weights = powers / group.of_heads(jnp.sum, powers, 0.0)
     d_logits = weights * (d_weights - group.of_heads(jnp.sum, weights * d_weights, 0.0))
     d_logits = group.masked(r, d_logits, 0.0)
     total += d_logits
-    weights, d_logits = (jnp.pad(x, ((0, KEYS - group.T), (0, 0))).astype(dtype) for x in (weights, d_logits))
+    weights, d_logits = (
+      jnp.pad(x, ((0, KEYS - group.T), (0, 0))).astype(dtype) for x in (weights, d_logits)
+    )
     refs["dq"][r, :, group.lanes] = product(d_logits, keys, 1, 0).astype(dtype)
     refs["dk"][r, :, group.lanes] = group.off_diagonal(product(d_logits, q, 0, 0)).astype(dtype)
     refs["dv"][r, :, group.lanes] = group.off_diagonal(product(weights, d_out, 0, 0)).astype(dtype)

@@ -1,8 +1,9 @@
-"""Attention with a sink: beside the keys, each head has a learned logit that takes weight and gives no value
-(OpenAI 2025, gpt-oss model card, https://arxiv.org/abs/2508.10925, section 2.2; Xiao et al. 2024).
+"""Attention with a sink: beside the keys, each head has a learned logit that takes weight and gives
+no value (OpenAI 2025, gpt-oss model card, https://arxiv.org/abs/2508.10925, section 2.2; Xiao et
+al. 2024).
 
-The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to `auto.SHORT` logits a head, they are
-materialised; beyond, blocks of logits are computed one by one, as in the chunked core.
+The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to `auto.SHORT` logits a head,
+they are materialised; beyond, blocks of logits are computed one by one, as in the chunked core.
 """
 
 import dataclasses
@@ -45,7 +46,9 @@ class Sinks(Dense):
     sinks_BNT1 = jnp.broadcast_to(self.sinks[...][:, None, None], (*logits_BNTS.shape[:-1], 1))
     if allowed is not None:
       allowed = jnp.concatenate([allowed, jnp.ones((*allowed.shape[:-1], 1), bool)], axis=-1)
-    return Dense.weights(jnp.concatenate([logits_BNTS, sinks_BNT1], axis=-1), allowed, dtype)[..., :-1]
+    return Dense.weights(jnp.concatenate([logits_BNTS, sinks_BNT1], axis=-1), allowed, dtype)[
+      ..., :-1
+    ]
 
 
 class _Carried(Position):
@@ -57,7 +60,8 @@ class _Carried(Position):
 
 
 class _Blocks(PerDevice):
-  """The core for long sequences; its calls carry the sinks in the place of the layer's positions."""
+  """The core for long sequences; its calls carry the sinks in the place of the layer's
+  positions."""
 
   def attend(self, q, k, v, mask, softmax):
     sinks_N = jnp.take(softmax.position.sinks, softmax.places.heads)

@@ -1,11 +1,12 @@
-"""TPU splash attention: JAX's Pallas kernels, which skip the blocks that causality or a window hides.
+"""TPU splash attention: JAX's Pallas kernels, which skip the blocks that causality or a window
+hides.
 
-The kernels are in `jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al. 2022 with a sparse grid of blocks).
-On other platforms they run in Pallas' interpreter: correct, but very slow.
+The kernels are in `jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al. 2022 with a sparse
+grid of blocks). On other platforms they run in Pallas' interpreter: correct, but very slow.
 
-Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as many in the backward
-pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head widths above 128 to a multiple of 128.
-Narrower heads take as long as heads of 128.
+Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as
+  many in the backward pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head
+  widths above 128 to a multiple of 128. Narrower heads take as long as heads of 128.
 """
 
 import functools
@@ -19,14 +20,16 @@ from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.parallel.constrain import platform
 
 LANES = 128  # a TPU's vector registers are this wide
-FLOPS = "kernel_flops_"  # prefix of the kernels' named scope, with the FLOPs of a forward pass, for plans
+# prefix of the kernels' named scope, with the FLOPs of a forward pass, for plans
+FLOPS = "kernel_flops_"
 
 
 class Splash(PerDevice):
-  """Equal to the dense core for every query that sees a key, in segments, padding, causality, window and cap.
+  """Equal to the dense core for every query that sees a key, in segments, padding, causality,
+  window and cap.
 
-  Causal attention and windows need positions that grow by one from slot to slot, as in training (`Mask.aligned`), and
-  whole sequences on each device.
+  Causal attention and windows need positions that grow by one from slot to slot, as in training
+  (`Mask.aligned`), and whole sequences on each device.
 
   Args:
     block: tokens in a block, a multiple of 128; shorter sequences are one block.
@@ -45,11 +48,16 @@ class Splash(PerDevice):
   def attend(self, q, k, v, mask, softmax):
     (B, T, N, H), S = q.shape, k.shape[1]
     if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
-      raise self.refusal("causality or windows over explicit positions or queries split over devices")
+      raise self.refusal(
+        "causality or windows over explicit positions or queries split over devices"
+      )
     t, s = (min(self.block, -(-length // LANES) * LANES) for length in (T, S))
-    rows, columns = -(-T // t) * t, -(-S // s) * s
+    rows = -(-T // t) * t
+    columns = -(-S // s) * s
 
-    window = None if mask.window is None else (mask.window - 1, 0 if mask.causal else mask.window - 1)
+    window = (
+      None if mask.window is None else (mask.window - 1, 0 if mask.causal else mask.window - 1)
+    )
     interpreted = platform() != "tpu"
     kernel = _kernel((rows, columns), (t, s), N, mask.causal, window, softmax.softcap, interpreted)
 
@@ -59,13 +67,17 @@ class Splash(PerDevice):
 
     segments = _segments(mask, B, T, S, rows, columns)
     if segments is not None:
-      from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
+      from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (
+        SegmentIds,
+      )
 
       segments = SegmentIds(*segments)
     lanes = -(-H // LANES) * LANES  # a narrower head leaves units idle
     flops = 4 * B * N * lanes * _computed(kernel, rows * columns, t * s)
     with jax.named_scope(f"{FLOPS}{flops}"):
-      out = jax.vmap(kernel)(laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments)
+      out = jax.vmap(kernel)(
+        laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments
+      )
     return out[:, :, :T, : v.shape[-1]].swapaxes(1, 2)
 
 
@@ -75,7 +87,8 @@ def _width(head: int) -> int:
   return -(-head // step) * step
 
 
-@functools.lru_cache(maxsize=16)  # the layers of a model share one; computing the blocks of a long mask takes seconds
+# the layers of a model share one; computing the blocks of a long mask takes seconds
+@functools.lru_cache(maxsize=16)
 def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, interpreted: bool):
   """Build a differentiable kernel `(q [N, T, H], k, v [K, S, H], segments) -> [N, T, H]`."""
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -85,7 +98,9 @@ def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, i
   if window is not None:
     mask = masks.LocalMask(shape, window, 0)
   q, kv = block
-  passes = dict(block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv, block_q_dq=q, block_kv_dq=kv)
+  passes = dict(
+    block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv, block_q_dq=q, block_kv_dq=kv
+  )
   with jax.ensure_compile_time_eval():
     return kernels.make_splash_mha(
       masks.MultiHeadMask([mask] * heads),
@@ -99,13 +114,17 @@ def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, i
 
 
 def _computed(kernel, logits: int, block: int) -> int:
-  """Count the logits of a head in blocks that the kernel computes; it skips blocks that its mask hides."""
+  """Count the logits of a head in blocks that the kernel computes; it skips blocks that its mask
+  hides."""
   blocks = kernel.fwd_mask_info.block_mask
   return logits if blocks is None else int((np.asarray(blocks)[0] > 0).sum()) * block
 
 
-def _segments(mask, B: int, T: int, S: int, rows: int, columns: int) -> tuple[jax.Array, jax.Array] | None:
-  """Return the segments of queries and keys, int32 [B, rows] and [B, columns]; -1 for keys that no query sees.
+def _segments(
+  mask, B: int, T: int, S: int, rows: int, columns: int
+) -> tuple[jax.Array, jax.Array] | None:
+  """Return the segments of queries and keys, int32 [B, rows] and [B, columns]; -1 for keys that no
+  query sees.
 
   None if no segments are needed: causality already hides the core's own padding from all queries.
   """

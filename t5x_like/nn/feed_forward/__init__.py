@@ -1,7 +1,7 @@
 """Feed-forward sublayers, one file each; a stack imports only the kinds that its design has.
 
-A file's `make` builds the layer from the widths of the residual stream and the hidden layer, and takes the builder's
-options that its signature names.
+A file's `make` builds the layer from the widths of the residual stream and the hidden layer, and
+takes the builder's options that its signature names.
 """
 
 import dataclasses
@@ -19,16 +19,19 @@ _gelu_tanh = jax.checkpoint(partial(jax.nn.gelu, approximate=True), prevent_cse=
 
 @partial(jax.checkpoint, prevent_cse=False)  # or the backward pass would keep three float32 arrays
 def gelu(x: jax.Array) -> jax.Array:
-  """Compute `x Phi(x)`, with the distribution function Phi of the normal distribution (Hendrycks & Gimpel 2016).
+  """Compute `x Phi(x)`, with the distribution function Phi of the normal distribution (Hendrycks &
+  Gimpel 2016).
 
-  It is computed in float32. `jax.nn.gelu` computes erfc in the dtype of `x`, which XLA for TPU packs bit by bit.
+  It is computed in float32. `jax.nn.gelu` computes erfc in the dtype of `x`, which XLA for TPU
+  packs bit by bit.
   """
   x32 = x.astype(jnp.float32)
   return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * 0.5**0.5))).astype(x.dtype)
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:
-  """Compute `x sigmoid(1.702 x)`, the approximation of GELU in CLIP's code (Hendrycks & Gimpel 2016, section 2)."""
+  """Compute `x sigmoid(1.702 x)`, the approximation of GELU in CLIP's code (Hendrycks & Gimpel
+  2016, section 2)."""
   return x * jax.nn.sigmoid(1.702 * x)
 
 
@@ -63,20 +66,26 @@ class Experts:
   Attributes:
     experts, top_k: number of experts, and number of experts that each token uses.
     mlp: width of an expert; None for the MLP's.
-    shared: experts that every token uses besides, as one MLP of `shared * mlp`, without a gate (DeepSeekMoE).
-    normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities (Switch); None is True
-      if `top_k` is above 1. A single normalised gate would be the constant 1, without a gradient for the router.
-    router: "softmax"; "noisy_top_k" of Shazeer et al. 2017, see `nn.feed_forward._noisy_top_k`; or "sigmoid" of
-      DeepSeek-V3, see `nn.feed_forward._sigmoid`.
-    groups, top_groups, scale, bias_rate: of "sigmoid": number of groups of experts, and of those that a token's experts
-      come from; factor of the gates; and the step of the biases that balance the loads.
+    shared: experts that every token uses besides, as one MLP of `shared * mlp`, without a gate
+      (DeepSeekMoE).
+    normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities
+      (Switch); None is True if `top_k` is above 1. A single normalised gate would be the constant
+      1, without a gradient for the router.
+    router: "softmax"; "noisy_top_k" of Shazeer et al. 2017, see `nn.feed_forward._noisy_top_k`; or
+      "sigmoid" of DeepSeek-V3, see `nn.feed_forward._sigmoid`.
+    groups, top_groups, scale, bias_rate: of "sigmoid": number of groups of experts, and of those
+      that a token's experts come from; factor of the gates; and the step of the biases that balance
+      the loads.
     dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
-    capacity_factor: slots per choice of "capacity"; rows per choice in a round of "dropless" over devices.
+    capacity_factor: slots per choice of "capacity"; rows per choice in a round of "dropless" over
+      devices.
     eval_capacity_factor: slots in evaluations; None is the same.
-    balance_loss, z_loss: weights of the two losses of "softmax", which are summed over layers (`transformers` weighs
-      about `top_k` times the mean of the first); the first also of the one of "sigmoid".
+    balance_loss, z_loss: weights of the two losses of "softmax", which are summed over layers
+      (`transformers` weighs about `top_k` times the mean of the first); the first also of the one
+      of "sigmoid".
     importance_loss, load_loss: weights of the two losses of "noisy_top_k".
-    jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
+    jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter]
+      (Switch: 0.01).
   """
 
   experts: Positive = 8

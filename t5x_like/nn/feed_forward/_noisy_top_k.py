@@ -1,8 +1,10 @@
-"""The noisy top-k gate of Shazeer et al. 2017 (https://arxiv.org/abs/1701.06538), and its two losses.
+"""The noisy top-k gate of Shazeer et al. 2017 (https://arxiv.org/abs/1701.06538), and its two
+losses.
 
-In training, logits are `x W_gate + normal noise * softplus(x W_noise)` (section 2.1, equation 4). Both kernels start at
-zero, so that every expert is chosen equally often at first (appendix A). `importance_loss` and `load_loss` weigh the
-losses; both are 0.1 in the paper's language models (appendix C.1).
+In training, logits are `x W_gate + normal noise * softplus(x W_noise)` (section 2.1, equation 4).
+Both kernels start at zero, so that every expert is chosen equally often at first (appendix A).
+`importance_loss` and `load_loss` weigh the losses; both are 0.1 in the paper's language models
+(appendix C.1).
 """
 
 import dataclasses
@@ -25,8 +27,8 @@ class NoisyRouting(Routing):
   """A `Routing`, and for each expert the probability that it is chosen.
 
   Attributes:
-    chances_BTE: float32 probabilities over fresh noise of this expert, given the noise of the others; without noise, 1
-      for the chosen experts and 0 for the others.
+    chances_BTE: float32 probabilities over fresh noise of this expert, given the noise of the
+      others; without noise, 1 for the chosen experts and 0 for the others.
   """
 
   chances_BTE: jax.Array
@@ -39,24 +41,33 @@ class NoisyRouter(Router):
   """Top-k of noisy logits; the gates are their softmax over the chosen experts (equations 3 to 5).
 
   Raises:
-    UserError: `top_k` is 1, or gates are not normalised; the paper's gate needs two experts or more for a gradient.
+    UserError: `top_k` is 1, or gates are not normalised; the paper's gate needs two experts or more
+      for a gradient.
   """
 
-  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False):
+  def __init__(
+    self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False
+  ):
     super().__init__(embed, experts, rngs, init=params.zeros, bias=bias)
     self.noise = params.param(rngs, params.zeros, (embed, experts.experts), ("embed", None))
     if not self.normalise:
       found = f"found 'noisy_top_k' with top_k={experts.top_k} and normalise={experts.normalise}"
-      raise UserError(f"config.model.design.experts.router: {found}, expected top_k above 1 and normalised gates")
+      raise UserError(
+        f"config.model.design.experts.router: {found}, expected top_k above 1 and normalised gates"
+      )
 
   def routed(self, product: Callable, key: jax.Array | None) -> NoisyRouting:
     clean_BTE = self.logits(product)
     if key is None:
       routing = self.chosen(clean_BTE)
-      chances_BTE = jnp.sum(jax.nn.one_hot(routing.experts_BTk, clean_BTE.shape[-1], dtype=jnp.float32), axis=2)
+      chances_BTE = jnp.sum(
+        jax.nn.one_hot(routing.experts_BTk, clean_BTE.shape[-1], dtype=jnp.float32), axis=2
+      )
       return NoisyRouting(**vars(routing), chances_BTE=chances_BTE)
     deviation_BTE = jax.nn.softplus(product(self.noise[...]))
-    noisy_BTE = clean_BTE + deviation_BTE * jax.random.normal(subkey(key, 1), clean_BTE.shape, jnp.float32)
+    noisy_BTE = clean_BTE + deviation_BTE * jax.random.normal(
+      subkey(key, 1), clean_BTE.shape, jnp.float32
+    )
     chances_BTE = _chances(clean_BTE, noisy_BTE, deviation_BTE, self.top_k)
     return NoisyRouting(**vars(self.chosen(noisy_BTE)), chances_BTE=chances_BTE)
 
@@ -64,12 +75,15 @@ class NoisyRouter(Router):
     return {"load": GateLoad.of(routing, valid_BT, dropped, experts)}
 
 
-def _chances(clean_BTE: jax.Array, noisy_BTE: jax.Array, deviation_BTE: jax.Array, k: int) -> jax.Array:
+def _chances(
+  clean_BTE: jax.Array, noisy_BTE: jax.Array, deviation_BTE: jax.Array, k: int
+) -> jax.Array:
   """Return the smooth estimator of the load: `P(x, i)` of appendix A, equations 8 and 9."""
   if k == clean_BTE.shape[-1]:
     return jnp.ones_like(clean_BTE)
   highest = jax.lax.top_k(noisy_BTE, k + 1)[0]
-  kth_BT1, next_BT1 = highest[..., k - 1 : k], highest[..., k:]
+  kth_BT1 = highest[..., k - 1 : k]
+  next_BT1 = highest[..., k:]
   # The k-th largest of the others: the next one for an expert that is among the k itself.
   others_BTE = jnp.where(noisy_BTE > next_BT1, next_BT1, kth_BT1)
   return jax.scipy.stats.norm.cdf((clean_BTE - others_BTE) / deviation_BTE)
@@ -80,7 +94,8 @@ class GateLoad(Statistics):
   """The importance and the load of a layer's experts: float32 sums over valid tokens.
 
   Attributes:
-    importance_E, load_E: sums of the gates of each expert, and of the probabilities that it is chosen.
+    importance_E, load_E: sums of the gates of each expert, and of the probabilities that it is
+      chosen.
     chosen_E: number of choices of each expert.
     dropped: number of choices without a slot.
     importance_loss, load_loss: factors of the losses.
@@ -94,7 +109,9 @@ class GateLoad(Statistics):
   load_loss: float = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def of(cls, routing: NoisyRouting, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts) -> "GateLoad":
+  def of(
+    cls, routing: NoisyRouting, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
+  ) -> "GateLoad":
     one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     importance_E = total(jnp.einsum("BTkE,BTk->BTE", one_hot, routing.gates_BTk), valid_BT)
     chosen_E = total(jnp.sum(one_hot, axis=2), valid_BT)
@@ -102,10 +119,11 @@ class GateLoad(Statistics):
     return cls(importance_E, load_E, chosen_E, dropped, experts.importance_loss, experts.load_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the losses, times their factors, the excess of the largest load, and the fraction of choices dropped.
+    """Return the losses, times their factors, the excess of the largest load, and the fraction of
+    choices dropped.
 
-    Each loss is the square of the coefficient of variation over experts (section 4, equation 7; appendix A,
-    equation 11), 0 if all experts matter equally.
+    Each loss is the square of the coefficient of variation over experts (section 4, equation 7;
+    appendix A, equation 11), 0 if all experts matter equally.
     """
     choices = jnp.maximum(jnp.sum(self.chosen_E), 1.0)
     return {

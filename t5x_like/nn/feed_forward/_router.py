@@ -37,11 +37,13 @@ jax.tree_util.register_dataclass(Routing)
 class Router(nnx.Module):
   """Top-k of a softmax over experts.
 
-  Switch is top-1 (Fedus et al. 2022). Mixtral is renormalised top-2, which equals a softmax over the chosen logits
-  alone (Jiang et al. 2024).
+  Switch is top-1 (Fedus et al. 2022). Mixtral is renormalised top-2, which equals a softmax over
+  the chosen logits alone (Jiang et al. 2024).
   """
 
-  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False):
+  def __init__(
+    self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False
+  ):
     self.kernel = params.param(rngs, init, (embed, experts.experts), ("embed", None))
     self.bias = params.param(rngs, params.zeros, (experts.experts,), (None,)) if bias else None
     self.top_k = experts.top_k
@@ -50,7 +52,11 @@ class Router(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
     """Route every token; randomness applies only with a key."""
-    seeds = jax.random.bits(subkey(key, 0), (2,)).astype(jnp.int32) if key is not None and self.jitter else None
+    seeds = (
+      jax.random.bits(subkey(key, 0), (2,)).astype(jnp.int32)
+      if key is not None and self.jitter
+      else None
+    )
     return self.routed(lambda kernel_DE: float32_product(x_BTD, kernel_DE, seeds, self.jitter), key)
 
   def routed(self, product: Callable, key: jax.Array | None) -> Routing:
@@ -87,7 +93,8 @@ class Load(Statistics):
 
   Attributes:
     tokens: number of valid tokens.
-    chosen_E, probs_E: sums of the share of a token's choices that fell on each expert, and of its probabilities.
+    chosen_E, probs_E: sums of the share of a token's choices that fell on each expert, and of its
+      probabilities.
     z: sum of `logsumexp(logits)^2`.
     choices, dropped: number of choices, and of choices without a slot.
     balance_loss, z_loss: factors of the losses.
@@ -103,7 +110,9 @@ class Load(Statistics):
   z_loss: float = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def of(cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts) -> "Load":
+  def of(
+    cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
+  ) -> "Load":
     B, T, k = routing.experts_BTk.shape
     one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))
@@ -112,10 +121,12 @@ class Load(Statistics):
     return cls(tokens, *shares, k * tokens, dropped, experts.balance_loss, experts.z_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the losses, times their factors, the excess of the largest load over the mean, and the fraction dropped.
+    """Return the losses, times their factors, the excess of the largest load over the mean, and the
+    fraction dropped.
 
-    The balance loss is `E * sum_e f_e P_e` of fractions of choices f and mean probabilities P (Fedus et al. 2022,
-    equations 4 to 6), 1 if experts are loaded evenly. The z loss is the mean of z (Zoph et al. 2022, equation 5).
+    The balance loss is `E * sum_e f_e P_e` of fractions of choices f and mean probabilities P
+    (Fedus et al. 2022, equations 4 to 6), 1 if experts are loaded evenly. The z loss is the mean of
+    z (Zoph et al. 2022, equation 5).
     """
     tokens = jnp.maximum(self.tokens, 1.0)
     balance = self.chosen_E.size * jnp.sum(self.chosen_E / tokens * (self.probs_E / tokens))
@@ -130,12 +141,16 @@ jax.tree_util.register_dataclass(Load)
 
 
 def shares(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> dict[str, jax.Array]:
-  """Return the excess of the largest load over the mean as a fraction of the mean, 0 without choices, and `dropped`.
+  """Return the excess of the largest load over the mean as a fraction of the mean, 0 without
+  choices, and `dropped`.
 
-  Each has a weight of 1: the sums over layers that a `Stack` returns then give means over layers, see
-  `objectives.denominator`.
+  Each has a weight of 1: the sums over layers that a `Stack` returns then give means over layers,
+  see `objectives.denominator`.
   """
-  found = {"moe_violation": jnp.maximum(jnp.max(load_E) * load_E.size / choices - 1.0, 0.0), "moe_dropped": dropped}
+  found = {
+    "moe_violation": jnp.maximum(jnp.max(load_E) * load_E.size / choices - 1.0, 0.0),
+    "moe_dropped": dropped,
+  }
   return found | {f"{name}_weights": jnp.float32(1.0) for name in found}
 
 
@@ -146,14 +161,22 @@ def total(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
   return jnp.sum(x, axis=(0, 1))
 
 
-@partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.checkpoint_dots, static_argnums=3)
-def float32_product(x_BTD: jax.Array, kernel_DE: jax.Array, seeds: jax.Array | None, jitter: float) -> jax.Array:
+@partial(
+  jax.checkpoint,
+  prevent_cse=False,
+  policy=jax.checkpoint_policies.checkpoint_dots,
+  static_argnums=3,
+)
+def float32_product(
+  x_BTD: jax.Array, kernel_DE: jax.Array, seeds: jax.Array | None, jitter: float
+) -> jax.Array:
   """Multiply in full float32 (by default, accelerators round the factors to fewer bits).
 
   The backward pass keeps `x` in its own dtype.
 
   Args:
-    seeds: two int32 numbers, from which each entry's factor in [1 - `jitter`, 1 + `jitter`] is drawn; None for none.
+    seeds: two int32 numbers, from which each entry's factor in [1 - `jitter`, 1 + `jitter`] is
+      drawn; None for none.
   """
   x_BTD = x_BTD.astype(jnp.float32)
   if seeds is not None:

@@ -29,30 +29,37 @@ def dropless(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int, whole: bool = False) -> jax.Array:
+def exchange(
+  x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int, whole: bool = False
+) -> jax.Array:
   """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
 
   Args:
     x_ND: rows; index `c * N + n` is copy c of row n.
     index_M: int32, each copy of a row at most once.
-    back: int32 [copies * N], the inverse: the destination of each copy, M if none. It makes the gradient a gather,
-      which unlike a scatter is deterministic and fast everywhere.
+    back: int32 [copies * N], the inverse: the destination of each copy, M if none. It makes the
+      gradient a gather, which unlike a scatter is deterministic and fast everywhere.
     copies: number of copies of each row.
     whole: whether every copy has a destination, and every destination a copy.
   """
   N = x_ND.shape[0]
-  return _take(x_ND, index_M % N if whole else jnp.where(index_M < copies * N, index_M % N, N), whole)
+  return _take(
+    x_ND, index_M % N if whole else jnp.where(index_M < copies * N, index_M % N, N), whole
+  )
 
 
 def _exchange_backward(copies, whole, back, g_MD):
   return jnp.sum(_take(g_MD, back, whole).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
 
 
-exchange.defvjp(lambda x, index, back, *static: (exchange(x, index, back, *static), back), _exchange_backward)
+exchange.defvjp(
+  lambda x, index, back, *static: (exchange(x, index, back, *static), back), _exchange_backward
+)
 
 
 def _take(x_ND: jax.Array, index_M: jax.Array, whole: bool) -> jax.Array:
-  mode = dict(mode="clip") if whole else dict(mode="fill", fill_value=0)  # a fill is a pass of its own on TPU
+  # a fill is a pass of its own on TPU
+  mode = dict(mode="clip") if whole else dict(mode="fill", fill_value=0)
   return jnp.take(x_ND, index_M, axis=0, **mode)
 
 
@@ -60,8 +67,8 @@ def by_expert(experts_M: jax.Array, experts: int):
   """Sort choices by expert, stably; choices of no expert (E) come last.
 
   Returns:
-    (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of each expert,
-    int32 [E] number of its choices)
+    (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of
+    each expert, int32 [E] number of its choices)
   """
   order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
   place_M = jnp.argsort(order_M).astype(jnp.int32)

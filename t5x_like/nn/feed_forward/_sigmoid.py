@@ -1,13 +1,16 @@
-"""DeepSeek-V3's router: sigmoid affinities, groups of experts, and biases that balance loads without a loss
-(DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, section 2.1.2; Wang et al. 2024, https://arxiv.org/abs/2408.15664).
+"""DeepSeek-V3's router: sigmoid affinities, groups of experts, and biases that balance loads
+without a loss (DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, section 2.1.2; Wang et al. 2024,
+https://arxiv.org/abs/2408.15664).
 
-A bias is added to an expert's affinity when experts are chosen, not to its gate. After every step it goes down by
-`bias_rate` if the expert had more than the mean load in the global batch, and up if it had less.
+A bias is added to an expert's affinity when experts are chosen, not to its gate. After every step
+it goes down by `bias_rate` if the expert had more than the mean load in the global batch, and up if
+it had less.
 
-The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its "gradient" is the load
-above the mean, and `training/signed.py` moves it against the sign of that. So the load is summed over microbatches,
-devices and stages by the sums that gradients go through anyway, and a refused step moves no bias. The load is scaled by
-2^-70: its sign is that of the exact sum, and norms of gradients, by which others are clipped, do not see it.
+The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its
+"gradient" is the load above the mean, and `training/signed.py` moves it against the sign of that.
+So the load is summed over microbatches, devices and stages by the sums that gradients go through
+anyway, and a refused step moves no bias. The load is scaled by 2^-70: its sign is that of the exact
+sum, and norms of gradients, by which others are clipped, do not see it.
 """
 
 import dataclasses
@@ -27,21 +30,29 @@ _SMALL = 2.0**-70
 
 
 class SigmoidRouter(Router):
-  """Top-k of sigmoid affinities, within the best groups (equations 12 to 16, and "node-limited routing").
+  """Top-k of sigmoid affinities, within the best groups (equations 12 to 16, and "node-limited
+  routing").
 
-  A group's score is the sum of its two best biased affinities; experts of the `top_groups` best groups can be chosen.
-  Gates are the affinities of the chosen experts, normalised unless `normalise` is False, times `scale`.
+  A group's score is the sum of its two best biased affinities; experts of the `top_groups` best
+  groups can be chosen. Gates are the affinities of the chosen experts, normalised unless
+  `normalise` is False, times `scale`.
 
   Raises:
     UserError: groups do not divide the experts, or hold too few of them.
   """
 
-  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False):
+  def __init__(
+    self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False
+  ):
     super().__init__(embed, experts, rngs, init=init, bias=bias)
-    E, groups, best = experts.experts, experts.groups, experts.top_groups
+    E = experts.experts
+    groups = experts.groups
+    best = experts.top_groups
     if E % groups or (groups > 1 and E // groups < 2):
       found = f"config.model.design.experts.groups: found {groups}"
-      raise UserError(f"{found}, expected a number that divides the {E} experts, two or more in each group")
+      raise UserError(
+        f"{found}, expected a number that divides the {E} experts, two or more in each group"
+      )
     if best > groups or best * (E // groups) < experts.top_k:
       most = f"at most {groups} groups, with the {experts.top_k} experts of a token"
       raise UserError(f"config.model.design.experts.top_groups: found {best}, expected {most}")
@@ -117,7 +128,9 @@ class RowLoad(Statistics):
   balance_loss: float = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def of(cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts) -> "RowLoad":
+  def of(
+    cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
+  ) -> "RowLoad":
     chosen_BTE = _choices(routing.experts_BTk, experts.experts)
     valid_BT = jnp.ones(chosen_BTE.shape[:2]) if valid_BT is None else valid_BT.astype(jnp.float32)
     tokens_B = jnp.sum(valid_BT, axis=1)
@@ -125,12 +138,16 @@ class RowLoad(Statistics):
     load_BE = jnp.einsum("BT,BTE->BE", valid_BT, chosen_BTE)
     even_B = jnp.maximum(experts.top_k * tokens_B, 1.0) / experts.experts
     balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_B  # the sum of f P, times the tokens
-    return cls(jnp.sum(tokens_B), jnp.sum(balance_B), jnp.sum(load_BE, axis=0), dropped, experts.balance_loss)
+    return cls(
+      jnp.sum(tokens_B), jnp.sum(balance_B), jnp.sum(load_BE, axis=0), dropped, experts.balance_loss
+    )
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the loss times its factor, the excess of the largest load over the mean, and the fraction dropped.
+    """Return the loss times its factor, the excess of the largest load over the mean, and the
+    fraction dropped.
 
-    The loss is the sequence-wise balance loss (equations 17 to 20), 1 if each row loads experts evenly.
+    The loss is the sequence-wise balance loss (equations 17 to 20), 1 if each row loads experts
+    evenly.
     """
     choices = jnp.maximum(jnp.sum(self.load_E), 1.0)
     return {

@@ -18,7 +18,8 @@ def same(x: jax.Array) -> jax.Array:
 
 
 class Mlp(Layer):
-  """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer 2020, section 2).
+  """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer
+  2020, section 2).
 
   Args:
     gated: whether it is; or the function of `wi(x)` that is gated.
@@ -42,14 +43,20 @@ class Mlp(Layer):
     init = init or params.fan_in_normal(embed)
     self.gate = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias) if gated else None
     self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias)
-    self.wo = Linear((mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias)
+    self.wo = Linear(
+      (mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias
+    )
     self.activation = activation
     self.gated = gated if callable(gated) else same
     self.dropout = dropout
 
-  def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
+  def __call__(
+    self, x_BTD: jax.Array, context, cache, key: jax.Array | None
+  ) -> tuple[jax.Array, dict, None]:
     layers = [self.wi] if self.gate is None else [self.wi, self.gate]
-    hidden = [constrain(y_BTF, "batch", "length", "activation_mlp") for y_BTF in together(layers, x_BTD)]
+    hidden = [
+      constrain(y_BTF, "batch", "length", "activation_mlp") for y_BTF in together(layers, x_BTD)
+    ]
     h_BTF, *gate_BTF = (named(y_BTF, "mlp_hidden") for y_BTF in hidden)
     h_BTF = self.activation(gate_BTF[0]) * self.gated(h_BTF) if gate_BTF else self.activation(h_BTF)
     h_BTF = self.dropout(h_BTF, subkey(key, 0))

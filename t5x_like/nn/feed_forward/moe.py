@@ -3,18 +3,20 @@
 There are two ways to dispatch tokens to experts; they agree if no token is dropped:
 
 - `dropless` sorts all choices of the batch by expert and multiplies them in one grouped product
-  (`jax.lax.ragged_dot`). TPUs and GPUs have kernels for it, which cost no more than the chosen experts. On CPU, JAX
-  replaces it by a masked product with every expert: exact in every dtype, but E times the work and E copies of the
-  rows. On a mesh, rows travel to the devices of their experts and back (`nn.feed_forward._over_devices`).
-- `capacity` gives every expert `ceil(capacity_factor * T * k / E)` slots in each row of the batch (Lepikhin et al.
-  2021; the row is the group). First choices take slots before second choices, earlier tokens before later ones. A
-  choice without a slot is dropped, and only the residual connection carries the token on. Padding takes no slot and
-  gets zeros. A sort assigns slots and a gather moves tokens, O(T k log(T k)) and O(T k D); GShard's one-hot products
-  are quadratic in T. The FLOPs are `capacity_factor` times the chosen experts' FLOPs. While decoding, an expert has
-  a slot for every token of the row, so that outputs do not depend on the number of tokens per call.
+  (`jax.lax.ragged_dot`). TPUs and GPUs have kernels for it, which cost no more than the chosen
+  experts. On CPU, JAX replaces it by a masked product with every expert: exact in every dtype, but
+  E times the work and E copies of the rows. On a mesh, rows travel to the devices of their experts
+  and back (`nn.feed_forward._over_devices`).
+- `capacity` gives every expert `ceil(capacity_factor * T * k / E)` slots in each row of the batch
+  (Lepikhin et al. 2021; the row is the group). First choices take slots before second choices,
+  earlier tokens before later ones. A choice without a slot is dropped, and only the residual
+  connection carries the token on. Padding takes no slot and gets zeros. A sort assigns slots and a
+  gather moves tokens, O(T k log(T k)) and O(T k D); GShard's one-hot products are quadratic in T.
+  The FLOPs are `capacity_factor` times the chosen experts' FLOPs. While decoding, an expert has a
+  slot for every token of the row, so that outputs do not depend on the number of tokens per call.
 
-On a mesh whose axis `expert` is longer than 1, kernels stay in place. With `capacity`, slots switch from a split over
-rows to a split over experts and back, one all-to-all each way.
+On a mesh whose axis `expert` is longer than 1, kernels stay in place. With `capacity`, slots switch
+from a split over rows to a split over experts and back, one all-to-all each way.
 """
 
 import math
@@ -38,13 +40,16 @@ from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain, current, gathered, scattered
 
-_INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
-EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows
+_INWARDS = ("expert", "embed", "mlp")
+_OUTWARDS = ("expert", "mlp", "embed")
+# the mesh's expert axis splits the experts, not the rows
+EXPERTS = ("activation_expert", "batch", None)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
-  """Multiply each expert's rows by its matrix; gather and scatter kernels as `linear.matmul` does."""
+  """Multiply each expert's rows by its matrix; gather and scatter kernels as `linear.matmul`
+  does."""
   return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
 
 
@@ -70,13 +75,15 @@ _batched_product.defvjp(_batched_forward, _batched_backward)
 class Moe(Layer):
   """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not.
 
-  It returns its router's statistics. `Stack` reduces them to these scalars and sums them over its layers:
-    moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router "noisy_top_k": weighted losses over
-      tokens that are not padding; an objective adds them to its loss per target token. With gradient accumulation,
-      each part of the batch is balanced by itself.
+  It returns its router's statistics. `Stack` reduces them to these scalars and sums them over its
+    layers: moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router
+    "noisy_top_k": weighted losses over
+      tokens that are not padding; an objective adds them to its loss per target token. With
+      gradient accumulation, each part of the batch is balanced by itself.
     moe_violation: the excess of the largest load over the mean, as a fraction of the mean.
     moe_dropped: the fraction of choices without a slot.
-    moe_violation_weights, moe_dropped_weights: 1, so that the metrics of both are means over layers.
+    moe_violation_weights, moe_dropped_weights: 1, so that the metrics of both are means over
+      layers.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
 
@@ -106,28 +113,35 @@ class Moe(Layer):
   ):
     E = experts.experts
     init = init or params.fan_in_normal(embed)
-    inwards, outwards = _INWARDS, _OUTWARDS
+    inwards = _INWARDS
+    outwards = _OUTWARDS
     self.router = _ROUTERS[experts.router](embed, experts, rngs, init=init, bias=bias)
     self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
     self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
     self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)
-    wide, narrow = (params.zeros, (E, mlp), ("expert", "mlp")), (params.zeros, (E, embed), ("expert", "embed"))
+    wide = (params.zeros, (E, mlp), ("expert", "mlp"))
+    narrow = (params.zeros, (E, embed), ("expert", "embed"))
     self.gate_bias = params.param(rngs, *wide) if bias and gated else None
     self.wi_bias = params.param(rngs, *wide) if bias else None
     self.wo_bias = params.param(rngs, *narrow) if bias else None
-    form = dict(activation=activation, gated=gated, bias=bias, init=init, out_init=out_init, dropout=dropout)
+    form = dict(
+      activation=activation, gated=gated, bias=bias, init=init, out_init=out_init, dropout=dropout
+    )
     self.shared = Mlp(embed, mlp * experts.shared, rngs, **form) if experts.shared else None
     self.experts = experts
     self.activation = activation
     self.gated = gated if callable(gated) else same
     self.dropout_rate = dropout.rate  # each row is a token's
 
-  def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
+  def __call__(
+    self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None
+  ) -> tuple[jax.Array, dict, None]:
     decoding = context.slot is not None  # the layer itself keeps no cache
     valid_BT = None if decoding else _valid(context, x_BTD.shape[:2])
     routing = self.router.counted(self.router(x_BTD, subkey(key, 0)), valid_BT)
     if self.experts.dispatch == "dropless":
-      y_BTD, dropped = self._dropless(x_BTD, routing, subkey(key, 1)), jnp.float32(0)
+      y_BTD = self._dropless(x_BTD, routing, subkey(key, 1))
+      dropped = jnp.float32(0)
     else:
       y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, decoding, subkey(key, 1))
     if self.shared is not None:
@@ -140,29 +154,37 @@ class Moe(Layer):
         expert_M = jnp.searchsorted(jnp.cumsum(sizes_E), jnp.arange(rows_MD.shape[0]), side="right")
         return jnp.take(bias_EX, expert_M, axis=0, mode="clip")
 
-      return layer._experts(rows_MD, partial(_grouped_product, sizes_E), of_rows, (None, "activation_mlp"), key)
+      return layer._experts(
+        rows_MD, partial(_grouped_product, sizes_E), of_rows, (None, "activation_mlp"), key
+      )
 
-    layout, E = current(), self.experts.experts
+    layout = current()
+    E = self.experts.experts
     if way := over_devices.way(layout, x_BTD.shape, E, self.wi.shape[-1]):
       return over_devices.dispatched(self, layout.mesh, way, x_BTD, routing, apply, key)
     y_BTD = moved.dropless(x_BTD, routing.experts_BTk, routing.gates_BTk, E, partial(apply, self))
     return constrain(y_BTD, "batch", "length", "activation_embed")
 
-  def _capacity(self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key) -> tuple[jax.Array, jax.Array]:
+  def _capacity(
+    self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key
+  ) -> tuple[jax.Array, jax.Array]:
     """Return (output, number of dropped choices of valid tokens)."""
     B, T, D = x_BTD.shape
-    E, k = self.experts.experts, self.experts.top_k
+    E = self.experts.experts
+    k = self.experts.top_k
     factor = self.experts.capacity_factor
     if key is None:  # evaluation
       factor = self.experts.eval_capacity_factor or factor
     C = T if decoding else min(T, math.ceil(factor * T * k / E))
     experts_BkT = jnp.swapaxes(routing.experts_BTk, 1, 2)
     if valid_BT is not None:
-      experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)  # no expert: padding takes no slot
+      # no expert: padding takes no slot
+      experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)
     experts_BM = experts_BkT.reshape(B, k * T)
     source_BS, slot_BM = jax.vmap(partial(_slots, experts=E, capacity=C))(experts_BM)
     move = jax.vmap(moved.exchange, in_axes=(0, 0, 0, None))
-    # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the next its inverse.
+    # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the
+    # next its inverse.
     x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
     x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERTS, "activation_embed")
     axes = (*EXPERTS, "activation_mlp")
@@ -175,7 +197,9 @@ class Moe(Layer):
     dropped = wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
 
-  def _experts(self, rows: jax.Array, product: Callable, of_rows: Callable, axes: tuple, key) -> jax.Array:
+  def _experts(
+    self, rows: jax.Array, product: Callable, of_rows: Callable, axes: tuple, key
+  ) -> jax.Array:
     """Apply the experts to their rows.
 
     Args:
@@ -187,8 +211,12 @@ class Moe(Layer):
       y = product(rows, kernel[...], kernel_axes)
       return y if bias is None else y + of_rows(bias[...].astype(y.dtype))
 
-    inwards = [(self.wi, self.wi_bias)] + ([] if self.gate is None else [(self.gate, self.gate_bias)])
-    h, *gate = (named(constrain(linear(rows, *one, _INWARDS), *axes), "mlp_hidden") for one in inwards)
+    inwards = [(self.wi, self.wi_bias)] + (
+      [] if self.gate is None else [(self.gate, self.gate_bias)]
+    )
+    h, *gate = (
+      named(constrain(linear(rows, *one, _INWARDS), *axes), "mlp_hidden") for one in inwards
+    )
     h = self.activation(gate[0]) * self.gated(h) if gate else self.activation(h)
     return linear(Dropout(self.dropout_rate)(h, key), self.wo, self.wo_bias, _OUTWARDS)
 
@@ -201,9 +229,11 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
   """Assign the slots of one row.
 
   Returns:
-    (int32 [E * C] the choice in each slot, M if empty; int32 [M] the slot of each choice, E * C if none)
+    (int32 [E * C] the choice in each slot, M if empty; int32 [M] the slot of each choice, E * C if
+    none)
   """
-  M, C = experts_M.shape[0], capacity
+  M = experts_M.shape[0]
+  C = capacity
   order_M, place_M, first_E, sizes_E = moved.by_expert(experts_M, experts)
   rank_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
   choice_EC = jnp.take(order_M, first_E[:, None] + rank_EC, mode="clip")
@@ -213,9 +243,13 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
   return source_EC.reshape(-1), slot_M
 
 
-def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array, axes) -> jax.Array:
+def _grouped_product(
+  sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array, axes
+) -> jax.Array:
   dtype = rows_MX.dtype
-  return jax.lax.ragged_dot(rows_MX, kernel_EXY.astype(dtype), sizes_E, preferred_element_type=dtype)
+  return jax.lax.ragged_dot(
+    rows_MX, kernel_EXY.astype(dtype), sizes_E, preferred_element_type=dtype
+  )
 
 
 def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:

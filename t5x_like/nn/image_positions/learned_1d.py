@@ -12,21 +12,35 @@ from t5x_like.nn.positions.learned import LearnedPosition
 
 
 class LearnedPatches(LearnedPosition):
-  """A vector for each extra token and each patch (Dosovitskiy et al. 2021, equation 1), added `at` the inputs or in
-  layers. `antialias` widens the kernel of interpolation to fewer patches (DINOv2 with registers)."""
+  """A vector for each extra token and each patch (Dosovitskiy et al. 2021, equation 1), added `at`
+  the inputs or in layers. `antialias` widens the kernel of interpolation to fewer patches (DINOv2
+  with registers)."""
 
   def __init__(
-    self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid, *, at: At = "inputs", antialias: bool = False
+    self,
+    rngs: nnx.Rngs,
+    width: int,
+    init: Callable,
+    grid: Grid,
+    *,
+    at: At = "inputs",
+    antialias: bool = False,
   ):
     super().__init__(rngs, width, init, length=grid.length)
-    self.grid, self.place, self.antialias = grid, at, antialias
+    self.grid = grid
+    self.place = at
+    self.antialias = antialias
 
   def resized(self, table: jax.Array, other: "LearnedPatches") -> jax.Array:
-    """Interpolate another grid's table [..., rows, D] for this one, in two dimensions (section 3.2); extra tokens keep
-    their rows."""
+    """Interpolate another grid's table [..., rows, D] for this one, in two dimensions (section
+    3.2); extra tokens keep their rows."""
     if other.grid.extra != self.grid.extra:
       raise ValueError(f"{other.grid.extra} extra tokens, expected {self.grid.extra}")
-    (*layers, _, D), extra, patches = table.shape, table[..., : self.grid.extra, :], table[..., self.grid.extra :, :]
+    (*layers, _, D), extra, patches = (
+      table.shape,
+      table[..., : self.grid.extra, :],
+      table[..., self.grid.extra :, :],
+    )
     patches = patches.reshape(*layers, other.grid.rows, other.grid.columns, D)
     rows = cubic(other.grid.rows, self.grid.rows, self.antialias)
     columns = cubic(other.grid.columns, self.grid.columns, self.antialias)
@@ -35,16 +49,19 @@ class LearnedPatches(LearnedPosition):
 
 
 def cubic(old: int, new: int, antialias: bool = False) -> np.ndarray:
-  """Return float32 [new, old], cubic interpolation between cells of equal size, as torch's "bicubic".
+  """Return float32 [new, old], cubic interpolation between cells of equal size, as torch's
+  "bicubic".
 
-  Its kernel has a = -0.75 and repeats the cells at the border; with `antialias`, -0.5 and no cells beyond the border.
+  Its kernel has a = -0.75 and repeats the cells at the border; with `antialias`, -0.5 and no cells
+  beyond the border.
   """
   a, wide, beyond = (-0.5, max(old / new, 1.0), 0) if antialias else (-0.75, 1.0, 2)
   cells = np.arange(-beyond, old + beyond)
   x = np.abs((np.arange(new)[:, None] + 0.5) * old / new - 0.5 - cells) / wide
   near = (a + 2) * x**3 - (a + 3) * x**2 + 1
   far = a * (x**3 - 5 * x**2 + 8 * x - 4)
-  weights, kernel = np.zeros((old, new)), np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+  weights = np.zeros((old, new))
+  kernel = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
   np.add.at(weights, cells.clip(0, old - 1), kernel.T / (kernel.sum(axis=1) if antialias else 1.0))
   return weights.T.astype(np.float32)
 

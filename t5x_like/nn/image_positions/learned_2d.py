@@ -21,14 +21,18 @@ class RowsAndColumns(Position):
 
   def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid, *, at: At = "inputs"):
     if width % 2:
-      raise UserError(f"config.model.design.position: learned_2d needs an even width, found {width}")
+      raise UserError(
+        f"config.model.design.position: learned_2d needs an even width, found {width}"
+      )
     self.rows = params.param(rngs, init, (grid.rows, width // 2), (None, None))
     self.columns = params.param(rngs, init, (grid.columns, width // 2), (None, None))
     self.extra = params.param(rngs, init, (grid.extra, width), (None, None)) if grid.extra else None
-    self.grid, self.place = grid, at
+    self.grid = grid
+    self.place = at
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-    rows, columns = self.rows[...][:, None], self.columns[...][None]
+    rows = self.rows[...][:, None]
+    columns = self.columns[...][None]
     shape = (self.grid.rows, self.grid.columns, rows.shape[-1])
     table = jnp.concatenate([jnp.broadcast_to(part, shape) for part in (rows, columns)], -1)
     table = table.reshape(self.grid.patches, -1)
@@ -39,7 +43,8 @@ class RowsAndColumns(Position):
   def resized(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
     """Interpolate the row (or column) vectors of another grid for this one.
 
-    Rows and columns are told apart by their numbers, so the grids are square or agree in one of the two.
+    Rows and columns are told apart by their numbers, so the grids are square or agree in one of the
+    two.
     """
     (Y, X), (y, x) = ((grid.rows, grid.columns) for grid in (self.grid, other.grid))
     new = Y if Y == X or table.shape[-2] == y != x else X

@@ -17,19 +17,24 @@ from t5x_like.slots import Positive
 
 
 class LogCpb(Position):
-  """Log-spaced continuous position bias, in every layer (Liu et al. 2022, arXiv:2111.09883, section 3.3).
+  """Log-spaced continuous position bias, in every layer (Liu et al. 2022, arXiv:2111.09883, section
+  3.3).
 
-  `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code. The parameters fit any grid. With extra
-  tokens, each head has three more scalars: from extra tokens to patches, from patches to them, and among them.
+  `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code. The parameters fit
+  any grid. With extra tokens, each head has three more scalars: from extra tokens to patches, from
+  patches to them, and among them.
 
   Args:
     hidden: the network's width.
-    pretrained: rows of the grid that the parameters were first trained on, which scales offsets; 0 for this grid.
+    pretrained: rows of the grid that the parameters were first trained on, which scales offsets; 0
+      for this grid.
   """
 
   biased = True
 
-  def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid, *, hidden: Positive = 512, pretrained: int = 0):
+  def __init__(
+    self, rngs: nnx.Rngs, dims: Dims, grid: Grid, *, hidden: Positive = 512, pretrained: int = 0
+  ):
     init = params.normal(0.02)
     self.hidden = Linear((2, hidden), (None, None), init, rngs, bias=True)
     self.out = Linear((hidden, dims.heads), (None, "heads"), init, rngs)
@@ -38,7 +43,9 @@ class LogCpb(Position):
     self.pretrained = pretrained
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    table_XN = self.out(jax.nn.relu(self.hidden(jnp.asarray(log_offsets(self.grid, self.pretrained)))))
+    table_XN = self.out(
+      jax.nn.relu(self.hidden(jnp.asarray(log_offsets(self.grid, self.pretrained))))
+    )
     if self.extra is not None:
       table_XN = jnp.concatenate([table_XN, self.extra[...]])
     offset_BTS = jnp.asarray(offsets(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]

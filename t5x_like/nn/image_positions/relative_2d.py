@@ -1,4 +1,5 @@
-"""A learned scalar for each offset of rows and columns and each head, added to the logits (Swin, BEiT)."""
+"""A learned scalar for each offset of rows and columns and each head, added to the logits (Swin,
+BEiT)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ from t5x_like.nn.positions import Position
 
 
 class Relative2d(Position):
-  """Relative position bias (Liu et al. 2021, section 3.2; Bao et al. 2022): one per layer or, if `shared`, per stack.
+  """Relative position bias (Liu et al. 2021, section 3.2; Bao et al. 2022): one per layer or, if
+  `shared`, per stack.
 
-  With extra tokens, each head has three more scalars: from extra tokens to patches, from patches to them, and among
-  them.
+  With extra tokens, each head has three more scalars: from extra tokens to patches, from patches to
+  them, and among them.
   """
 
   biased = True
@@ -34,7 +36,8 @@ class Relative2d(Position):
   def resized(self, table: jax.Array, other: "Relative2d") -> jax.Array:
     """Interpolate another grid's table [..., rows, N] for this one, in two dimensions."""
     (Y, X), (y, x) = ((2 * grid.rows - 1, 2 * grid.columns - 1) for grid in (self.grid, other.grid))
-    between, extra = table[..., : y * x, :], table[..., y * x :, :]
+    between = table[..., : y * x, :]
+    extra = table[..., y * x :, :]
     between = between.reshape(*table.shape[:-2], y, x, table.shape[-1])
     between = jnp.einsum("Yy,Xx,...yxN->...YXN", cubic(y, Y), cubic(x, X), between)
     return jnp.concatenate([between.reshape(*table.shape[:-2], Y * X, -1), extra], axis=-2)
@@ -46,7 +49,8 @@ def offsets(grid: Grid) -> np.ndarray:
   down, right = (axis[:, None] - axis[None, :] for axis in (row, column))
   between = (down + grid.rows - 1) * (2 * grid.columns - 1) + right + grid.columns - 1
   found = np.zeros((grid.length, grid.length), np.int32)
-  last, E = (2 * grid.rows - 1) * (2 * grid.columns - 1), grid.extra
+  last = (2 * grid.rows - 1) * (2 * grid.columns - 1)
+  E = grid.extra
   found[E:, E:], found[:E, E:], found[E:, :E], found[:E, :E] = between, last, last + 1, last + 2
   return found
 

@@ -5,11 +5,14 @@ from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 
 
 class SinusoidalOrder(SinusoidalPosition):
-  """The scheme for words (Vaswani et al. 2017, section 3.5). Nothing is learned, so any resolution works."""
+  """The scheme for words (Vaswani et al. 2017, section 3.5). Nothing is learned, so any resolution
+  works."""
 
   def __init__(self, width: int):
     if width % 2:
-      raise UserError(f"config.model.design.position: sinusoidal_1d needs an even width, found {width}")
+      raise UserError(
+        f"config.model.design.position: sinusoidal_1d needs an even width, found {width}"
+      )
     super().__init__()
 
 

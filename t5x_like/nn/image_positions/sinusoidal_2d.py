@@ -10,15 +10,19 @@ from t5x_like.nn.positions import Position
 
 
 class Sinusoidal2d(Position):
-  """Sines, then cosines, of the column in the first half of the channels and of the row in the second (He et al. 2022,
-  as in the authors' code). Extra tokens get zeros. Nothing is learned, so any resolution works."""
+  """Sines, then cosines, of the column in the first half of the channels and of the row in the
+  second (He et al. 2022, as in the authors' code). Extra tokens get zeros. Nothing is learned, so
+  any resolution works."""
 
   place = "inputs"
 
   def __init__(self, width: int, grid: Grid):
     if width % 4:
-      raise UserError(f"config.model.design.position: sinusoidal_2d needs a width divisible by 4, found {width}")
-    self.width, self.grid = width, grid
+      raise UserError(
+        f"config.model.design.position: sinusoidal_2d needs a width divisible by 4, found {width}"
+      )
+    self.width = width
+    self.grid = grid
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     table = jnp.asarray(table_of(self.width, self.grid), jnp.float32)

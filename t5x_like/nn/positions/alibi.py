@@ -10,14 +10,17 @@ from t5x_like.nn.positions import Position
 
 
 class Alibi(Position):
-  """A penalty on the logits that grows with the distance, with a different slope in each head (Press et al. 2022).
+  """A penalty on the logits that grows with the distance, with a different slope in each head
+  (Press et al. 2022).
 
-  If the number of heads is not a power of two, the slopes of the next lower power are followed by every second slope of
-  the next higher (the paper's code, BLOOM). With `mpt`, all belong to the next higher, every second one first (MPT).
+  If the number of heads is not a power of two, the slopes of the next lower power are followed by
+  every second slope of the next higher (the paper's code, BLOOM). With `mpt`, all belong to the
+  next higher, every second one first (MPT).
 
-  With `falcon`, the penalty is computed as in Falcon RW's code: slopes, and their products with the position of a key
-  instead of the distance, are rounded to bfloat16, and the products are divided by sqrt(head_dim) afterwards. Softmax
-  is invariant to the difference from the distance, but from position 256 on the rounding is not negligible.
+  With `falcon`, the penalty is computed as in Falcon RW's code: slopes, and their products with the
+  position of a key instead of the distance, are rounded to bfloat16, and the products are divided
+  by sqrt(head_dim) afterwards. Softmax is invariant to the difference from the distance, but from
+  position 256 on the rounding is not negligible.
   """
 
   place = "stack"
@@ -36,7 +39,9 @@ class Alibi(Position):
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     if self.falcon:
       return self._of_keys(k_pos_BS, q_pos_BT.shape[1])
-    distance_B1TS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])[:, None].astype(jnp.float32)
+    distance_B1TS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])[:, None].astype(
+      jnp.float32
+    )
     return -jnp.asarray(self.slopes, jnp.float32)[:, None, None] * distance_B1TS
 
   def _of_keys(self, k_pos_BS: jax.Array, queries: int) -> jax.Array:
@@ -54,7 +59,8 @@ def _rounded(x: jax.Array) -> jax.Array:
 
 
 def alibi_slopes(heads: int, *, mpt: bool = False) -> tuple[float, ...]:
-  """Return geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022, section 3)."""
+  """Return geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022, section
+  3)."""
   low = 2 ** math.floor(math.log2(heads))
   powers = [2.0 ** (-8 * (i + 1) / low) for i in range(low)]
   if low == heads:

@@ -13,7 +13,8 @@ from t5x_like.slots import AboveZero, Positive
 
 
 class LearnedPosition(Position):
-  """A vector for each of `length` positions; row `offset` holds position 0 (BART and RoBERTa reserve two rows).
+  """A vector for each of `length` positions; row `offset` holds position 0 (BART and RoBERTa
+  reserve two rows).
 
   Args:
     stddev: initial standard deviation; None for that of the token table.
@@ -39,13 +40,17 @@ class LearnedPosition(Position):
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     if x_BTD.shape[1] > self.length:
       raise UserError(
-        f"the model has positions for {self.length} tokens, found a length of {x_BTD.shape[1]}; shorten "
+        f"the model has positions for {self.length} tokens, found a length of {x_BTD.shape[1]}; "
+        "shorten "
         "the sequences or make a model with more positions"
       )
-    return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(x_BTD.dtype)
+    return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(
+      x_BTD.dtype
+    )
 
   def resized(self, table: jax.Array, other: "LearnedPosition") -> jax.Array:
-    """Resize another scheme's table to this one's rows: repeat its positions, or keep the first of them."""
+    """Resize another scheme's table to this one's rows: repeat its positions, or keep the first of
+    them."""
     rows = jnp.arange(self.length) % (table.shape[0] - self.offset)
     return jnp.concatenate([table[: self.offset], table[self.offset :][rows]])
 

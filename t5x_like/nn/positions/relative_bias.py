@@ -13,12 +13,14 @@ from t5x_like.nn.positions import Position
 from t5x_like.slots import Positive
 
 
-def relative_buckets(relative: jax.Array, *, bidirectional: bool, buckets: int, max_distance: int) -> jax.Array:
+def relative_buckets(
+  relative: jax.Array, *, bidirectional: bool, buckets: int, max_distance: int
+) -> jax.Array:
   """Return T5's bucket of `key position - query position` (Raffel et al. 2020, section 2.1).
 
-  Half of the buckets are exact distances, the other half grow logarithmically up to `max_distance`, and the last holds
-  everything beyond. Bidirectional stacks use half of all buckets for keys after the query; causal stacks put those in
-  bucket 0.
+  Half of the buckets are exact distances, the other half grow logarithmically up to `max_distance`,
+  and the last holds everything beyond. Bidirectional stacks use half of all buckets for keys after
+  the query; causal stacks put those in bucket 0.
 
   Args:
     relative: int32, any shape.
@@ -34,28 +36,37 @@ def relative_buckets(relative: jax.Array, *, bidirectional: bool, buckets: int, 
   else:
     distance = jnp.maximum(distance, 0)
   exact = buckets // 2
-  # The smallest distance of each logarithmic bucket, in exact integers: no float rounding at the edges.
-  edges = [_first_distance(bucket, exact, buckets, max_distance) for bucket in range(exact + 1, buckets)]
-  far = exact + jnp.searchsorted(np.asarray(edges, np.int32), distance, side="right").astype(jnp.int32)
+  # The smallest distance of each logarithmic bucket, in exact integers: no float rounding at the
+  # edges.
+  edges = [
+    _first_distance(bucket, exact, buckets, max_distance) for bucket in range(exact + 1, buckets)
+  ]
+  far = exact + jnp.searchsorted(np.asarray(edges, np.int32), distance, side="right").astype(
+    jnp.int32
+  )
   return future + jnp.where(distance < exact, distance, far)
 
 
 def _first_distance(bucket: int, exact: int, buckets: int, max_distance: int) -> int:
-  """Return the least d with `exact + floor(log(d/exact) / log(max_distance/exact) * (buckets-exact)) >= bucket`."""
+  """Return the least d with `exact + floor(log(d/exact) / log(max_distance/exact) *
+  (buckets-exact)) >= bucket`."""
   share = (bucket - exact) / (buckets - exact)
   d = max(exact, math.floor(exact * (max_distance / exact) ** share) - 1)
   # d**n >= exact**(n-k) * max_distance**k, with k = bucket - exact and n = buckets - exact
-  n, k = buckets - exact, bucket - exact
+  n = buckets - exact
+  k = bucket - exact
   while d**n < exact ** (n - k) * max_distance**k:
     d += 1
   return d
 
 
 class RelativeBias(Position):
-  """T5's learned scalar for each (bucket, head), added to the logits (Raffel et al. 2020, section 2.1).
+  """T5's learned scalar for each (bucket, head), added to the logits (Raffel et al. 2020, section
+  2.1).
 
-  By default the stack holds one table, and its bias is computed once for all layers. In umT5 (Chung et al. 2023) every
-  layer has its own table (`shared=False`). `bidirectional=None` means every stack that is not causal.
+  By default the stack holds one table, and its bias is computed once for all layers. In umT5 (Chung
+  et al. 2023) every layer has its own table (`shared=False`). `bidirectional=None` means every
+  stack that is not causal.
   """
 
   biased = True
@@ -86,8 +97,11 @@ class RelativeBias(Position):
     return jnp.einsum("BTSP,PN->BNTS", onehot_BTSP, self.table[...])
 
   def _onehot(self, relative: jax.Array) -> jax.Array:
-    """Return one-hot buckets, float32 [..., buckets]. Unlike a lookup, a product has no scatter in its gradient."""
-    options = dict(bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance)
+    """Return one-hot buckets, float32 [..., buckets]. Unlike a lookup, a product has no scatter in
+    its gradient."""
+    options = dict(
+      bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance
+    )
     return jax.nn.one_hot(relative_buckets(relative, **options), self.buckets, dtype=jnp.float32)
 
 

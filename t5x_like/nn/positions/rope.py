@@ -25,11 +25,13 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-  """Scaling of long wavelengths by `factor`; short ones are kept, and those between are interpolated (Llama 3.1).
+  """Scaling of long wavelengths by `factor`; short ones are kept, and those between are
+  interpolated (Llama 3.1).
 
   Attributes:
     original_length: sequence length before the extension.
-    low, high: wavelengths above `original_length / low` are scaled, those below `original_length / high` are not.
+    low, high: wavelengths above `original_length / low` are scaled, those below `original_length /
+      high` are not.
   """
 
   factor: float = 8.0
@@ -38,18 +40,21 @@ class Llama3Scaling:
   original_length: int = 8192
 
   def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
-    turns = self.original_length * frequency_P / (2 * math.pi)  # full turns within the original length
+    # full turns within the original length
+    turns = self.original_length * frequency_P / (2 * math.pi)
     kept = jnp.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
     return frequency_P * (kept + (1 - kept) / self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
-  """NTK-by-parts interpolation with a temperature of the logits, YaRN (Peng et al. 2023, arXiv:2309.00071, section 3).
+  """NTK-by-parts interpolation with a temperature of the logits, YaRN (Peng et al. 2023,
+  arXiv:2309.00071, section 3).
 
-  Channels that turn more than `fast` times within the original length are kept, those that turn less than `slow` times
-  are stretched by `factor`; in between, the share falls linearly with the channel's index. Rotated queries and keys are
-  multiplied by `amplitude`, so that logits grow by its square.
+  Channels that turn more than `fast` times within the original length are kept, those that turn
+  less than `slow` times are stretched by `factor`; in between, the share falls linearly with the
+  channel's index. Rotated queries and keys are multiplied by `amplitude`, so that logits grow by
+  its square.
 
   Attributes:
     original_length: sequence length before the extension.
@@ -75,14 +80,18 @@ class YarnScaling:
       for turns in (self.fast, self.slow)
     )
     low, high = (math.floor(low), math.ceil(high)) if self.whole else (low, high)
-    low, high = max(low, 0), min(high, 2 * pairs - 1)
-    stretched = jnp.clip((jnp.arange(pairs, dtype=jnp.float32) - low) / (high - low or 1e-3), 0.0, 1.0)
+    low = max(low, 0)
+    high = min(high, 2 * pairs - 1)
+    stretched = jnp.clip(
+      (jnp.arange(pairs, dtype=jnp.float32) - low) / (high - low or 1e-3), 0.0, 1.0
+    )
     return frequency_P * (1 - stretched + stretched / self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class DynamicScaling:
-  """A base that grows with the rows that are longer than in pretraining, by `factor` ("dynamic NTK").
+  """A base that grows with the rows that are longer than in pretraining, by `factor` ("dynamic
+  NTK").
 
   Attributes:
     original_length: sequence length up to which nothing changes.
@@ -101,10 +110,12 @@ class DynamicScaling:
 
 @dataclasses.dataclass(frozen=True)
 class LongScaling:
-  """A factor of each wavelength, one for short rows and one for long, LongRoPE (Ding et al. 2024, arXiv:2402.13753).
+  """A factor of each wavelength, one for short rows and one for long, LongRoPE (Ding et al. 2024,
+  arXiv:2402.13753).
 
   Attributes:
-    short, long: the factors of all pairs of channels, for rows up to `original_length` and for longer ones.
+    short, long: the factors of all pairs of channels, for rows up to `original_length` and for
+      longer ones.
     original_length: sequence length before the extension.
     factor: the extension; it decides the amplitude, sqrt(1 + ln(factor) / ln(original_length)).
     attention: the amplitude, instead.
@@ -130,10 +141,11 @@ class LongScaling:
 class Rope(Position):
   """Rotary positions (Su et al. 2021, section 3.2.2): pairs of channels rotate with the position.
 
-  Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama) or, if `interleaved`, with its
-  neighbour (the paper, PaLM). Only the first `fraction` of the channels rotate. `linear`, `llama3`, `yarn`,
-  `dynamic` or `longrope` stretches the wavelengths for sequences longer than in pretraining; the last two by the length
-  of each row, which its greatest position tells.
+  Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama) or, if
+  `interleaved`, with its neighbour (the paper, PaLM). Only the first `fraction` of the channels
+  rotate. `linear`, `llama3`, `yarn`, `dynamic` or `longrope` stretches the wavelengths for
+  sequences longer than in pretraining; the last two by the length of each row, which its greatest
+  position tells.
   """
 
   def __init__(
@@ -151,7 +163,10 @@ class Rope(Position):
     scalings = dict(linear=linear, llama3=llama3, yarn=yarn, dynamic=dynamic, longrope=longrope)
     named = [name for name, value in scalings.items() if value]
     if len(named) > 1:
-      raise UserError(f"config.model.design.position: found both {named[0]!r} and {named[1]!r}, expected one of them")
+      raise UserError(
+        f"config.model.design.position: found both {named[0]!r} and {named[1]!r}, "
+        "expected one of them"
+      )
     self.theta = theta
     self.fraction = fraction
     self.interleaved = interleaved
@@ -165,24 +180,31 @@ class Rope(Position):
       length_B111 = jnp.max(pos_BT, axis=-1, keepdims=True)[..., None, None] + 1
       frequency = self.scaling(frequency, self.theta, length_B111)
     angle_BT1P = pos_BT[..., None, None].astype(jnp.float32) * frequency
-    sin_BT1P, cos_BT1P = self.amplitude * jnp.sin(angle_BT1P), self.amplitude * jnp.cos(angle_BT1P)
+    sin_BT1P = self.amplitude * jnp.sin(angle_BT1P)
+    cos_BT1P = self.amplitude * jnp.cos(angle_BT1P)
     turned = _turned(self.interleaved, x_BTNH[..., :R], cos_BT1P, sin_BT1P)
     return turned if R == x_BTNH.shape[-1] else jnp.concatenate([turned, x_BTNH[..., R:]], -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _turned(interleaved: bool, x_BTNR: jax.Array, cos_BT1P: jax.Array, sin_BT1P: jax.Array) -> jax.Array:
+def _turned(
+  interleaved: bool, x_BTNR: jax.Array, cos_BT1P: jax.Array, sin_BT1P: jax.Array
+) -> jax.Array:
   """Turn P = R / 2 pairs of channels, each by its angle, in float32.
 
-  Each channel is added to the other of its pair without splitting channels in two arrays, for which a TPU would write
-  and read twice the memory, and the gradient is a turn back.
+  Each channel is added to the other of its pair without splitting channels in two arrays, for which
+  a TPU would write and read twice the memory, and the gradient is a turn back.
   """
   half = x_BTNR.shape[-1] // 2
   if interleaved:
-    spread, sign = partial(jnp.repeat, repeats=2, axis=-1), np.tile([-1.0, 1.0], half)
+    spread = partial(jnp.repeat, repeats=2, axis=-1)
+    sign = np.tile([-1.0, 1.0], half)
   else:
-    spread, sign = partial(jnp.tile, reps=2), np.repeat([-1.0, 1.0], half)
-  others = _swapped(interleaved, x_BTNR).astype(jnp.float32) * (spread(sin_BT1P) * sign.astype(np.float32))
+    spread = partial(jnp.tile, reps=2)
+    sign = np.repeat([-1.0, 1.0], half)
+  others = _swapped(interleaved, x_BTNR).astype(jnp.float32) * (
+    spread(sin_BT1P) * sign.astype(np.float32)
+  )
   return (x_BTNR.astype(jnp.float32) * spread(cos_BT1P) + others).astype(x_BTNR.dtype)
 
 
@@ -191,7 +213,9 @@ def _swapped(interleaved: bool, x_BTNR: jax.Array) -> jax.Array:
   half = x_BTNR.shape[-1] // 2
   if platform() == "tpu":  # a product that moves lanes, exactly
     order = np.arange(2 * half) ^ 1 if interleaved else np.roll(np.arange(2 * half), half)
-    return jnp.matmul(x_BTNR, np.eye(2 * half)[:, order].astype(x_BTNR.dtype), precision=jax.lax.Precision.HIGHEST)
+    return jnp.matmul(
+      x_BTNR, np.eye(2 * half)[:, order].astype(x_BTNR.dtype), precision=jax.lax.Precision.HIGHEST
+    )
   if interleaved:
     return jnp.flip(x_BTNR.reshape(*x_BTNR.shape[:-1], half, 2), -1).reshape(x_BTNR.shape)
   return jnp.roll(x_BTNR, half, -1)
@@ -202,7 +226,9 @@ def _turned_back(interleaved, angles, g_BTNR):
   return _turned(interleaved, g_BTNR, cos_BT1P, -sin_BT1P), None, None
 
 
-_turned.defvjp(lambda interleaved, x, *angles: (_turned(interleaved, x, *angles), angles), _turned_back)
+_turned.defvjp(
+  lambda interleaved, x, *angles: (_turned(interleaved, x, *angles), angles), _turned_back
+)
 
 
 make = Rope

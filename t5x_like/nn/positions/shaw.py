@@ -11,15 +11,18 @@ from t5x_like.slots import Positive
 
 
 class ShawPosition(Position):
-  """Learned vectors for each clipped distance, added to keys and to values (Shaw et al. 2018, equations 3 and 4).
+  """Learned vectors for each clipped distance, added to keys and to values (Shaw et al. 2018,
+  equations 3 and 4).
 
-  The vectors are shared by the heads of a layer, as in the paper (section 3.3); every layer has its own.
+  The vectors are shared by the heads of a layer, as in the paper (section 3.3); every layer has its
+  own.
   """
 
   query_dependent = True
 
   def __init__(self, rngs: nnx.Rngs, dims: Dims, *, clip: Positive = 16, values: bool = True):
-    init, shape = params.fan_in_normal(dims.head_dim), (2 * clip + 1, dims.head_dim)
+    init = params.fan_in_normal(dims.head_dim)
+    shape = (2 * clip + 1, dims.head_dim)
     self.keys = params.param(rngs, init, shape, (None, None))
     self.value_table = params.param(rngs, init, shape, (None, None)) if values else None
     self.clip = clip

@@ -8,18 +8,22 @@ from t5x_like.slots import AboveZero, Count
 
 
 class SinusoidalPosition(Position):
-  """Sines and cosines with geometric wavelengths from 2 pi to 20,000 pi (Vaswani et al. 2017, section 3.5).
+  """Sines and cosines with geometric wavelengths from 2 pi to 20,000 pi (Vaswani et al. 2017,
+  section 3.5).
 
   Args:
-    interleaved: alternate sines and cosines as in the paper; otherwise the first half of the channels are sines.
+    interleaved: alternate sines and cosines as in the paper; otherwise the first half of the
+      channels are sines.
     offset: position of the first token (fairseq reserves two).
-    last_frequency: of the last pair of channels, 1e-4 in fairseq and Tensor2Tensor; None for the paper's, which is
-      higher by a factor of 10,000^(2/D).
+    last_frequency: of the last pair of channels, 1e-4 in fairseq and Tensor2Tensor; None for the
+      paper's, which is higher by a factor of 10,000^(2/D).
   """
 
   place = "inputs"
 
-  def __init__(self, *, interleaved: bool = True, offset: Count = 0, last_frequency: AboveZero | None = None):
+  def __init__(
+    self, *, interleaved: bool = True, offset: Count = 0, last_frequency: AboveZero | None = None
+  ):
     self.interleaved = interleaved
     self.offset = offset
     self.last_frequency = last_frequency
@@ -28,10 +32,17 @@ class SinusoidalPosition(Position):
     D = x_BTD.shape[-1]
     frequency = 10_000.0 ** (-jnp.arange(0, D, 2, dtype=jnp.float32) / D)
     if self.last_frequency is not None:
-      frequency = self.last_frequency ** (jnp.arange(D // 2, dtype=jnp.float32) / max(D // 2 - 1, 1))
+      frequency = self.last_frequency ** (
+        jnp.arange(D // 2, dtype=jnp.float32) / max(D // 2 - 1, 1)
+      )
     angle = (pos_BT[..., None] + self.offset).astype(jnp.float32) * frequency
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    table = jnp.stack([sin, cos], -1).reshape(*pos_BT.shape, D) if self.interleaved else jnp.concatenate([sin, cos], -1)
+    sin = jnp.sin(angle)
+    cos = jnp.cos(angle)
+    table = (
+      jnp.stack([sin, cos], -1).reshape(*pos_BT.shape, D)
+      if self.interleaved
+      else jnp.concatenate([sin, cos], -1)
+    )
     return x_BTD + table.astype(x_BTD.dtype)
 
 

@@ -1,8 +1,9 @@
 """Products of factors rounded to 8 bits, each vector by a scale of its own.
 
-For `sum_i a[m, i] b[i, n]`, row m of `a` is divided by its largest magnitude, and so is column n of `b`. The product is
-multiplied by both scales afterwards. Scales never cross rows. A token's result therefore depends on that token alone,
-so that causality, packing and decoding hold as they do without rounding.
+For `sum_i a[m, i] b[i, n]`, row m of `a` is divided by its largest magnitude, and so is column n of
+`b`. The product is multiplied by both scales afterwards. Scales never cross rows. A token's result
+therefore depends on that token alone, so that causality, packing and decoding hold as they do
+without rounding.
 """
 
 import dataclasses
@@ -26,13 +27,14 @@ Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...
 class Scaled:
   """A product of rounded factors, in place of `linear.matmul` and of the experts' product.
 
-  Rounding counts as the identity in the gradient. Kernels split over devices are gathered in 8 bits.
+  Rounding counts as the identity in the gradient. Kernels split over devices are gathered in 8
+  bits.
 
   Attributes:
     factors: dtype of inputs and kernels in all products.
     gradients: dtype of the result's gradient.
-    summed: whether the kernel's gradient multiplies rounded factors too. On a mesh, each device then rounds its own
-      tokens.
+    summed: whether the kernel's gradient multiplies rounded factors too. On a mesh, each device
+      then rounds its own tokens.
   """
 
   factors: str
@@ -40,7 +42,8 @@ class Scaled:
   summed: bool
 
   def __call__(self, x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: Axes) -> jax.Array:
-    """Compute `x @ kernel` in `dtype`: [B, D] or [B, T, D] and [D, F] -> [..., F]; `axes` are the kernel's."""
+    """Compute `x @ kernel` in `dtype`: [B, D] or [B, T, D] and [D, F] -> [..., F]; `axes` are the
+    kernel's."""
     return _product(x, kernel, self, jnp.dtype(dtype), axes, TOKENS[: x.ndim - 1])
 
   def experts(self, rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: Axes) -> jax.Array:
@@ -49,7 +52,8 @@ class Scaled:
 
 
 def applied(product: Scaled, block: nnx.Module) -> nnx.Module:
-  """Give a block's projections this product: each `Linear` whose kernel's first axis has a name, and experts.
+  """Give a block's projections this product: each `Linear` whose kernel's first axis has a name,
+  and experts.
 
   Raises:
     UserError: experts are not dispatched by capacity.
@@ -60,8 +64,10 @@ def applied(product: Scaled, block: nnx.Module) -> nnx.Module:
     elif isinstance(part, Moe):
       if part.experts.dispatch != "capacity":
         raise UserError(
-          f"config.model.design.quantization: found {product.factors} factors with experts dispatched as"
-          f" {part.experts.dispatch!r}, expected 'capacity'; set --config.model.design.experts.dispatch=capacity"
+          f"config.model.design.quantization: found {product.factors} factors with experts "
+          "dispatched as"
+          f" {part.experts.dispatch!r}, expected 'capacity'; set "
+          "--config.model.design.experts.dispatch=capacity"
         )
       part.multiply = product.experts
   return block
@@ -71,8 +77,9 @@ def rounded(x: jax.Array, axes: tuple[int, ...], dtype: str) -> tuple[jax.Array,
   """Round `x` to an 8-bit dtype, each vector along `axes` by a scale of its own.
 
   Returns:
-    (values, float32 scales with length 1 along `axes`): `x` is about values * scales. Integers are off by at most half
-    a scale, floats by 2^-4 (e4m3) or 2^-3 (e5m2) of themselves. A vector that is not finite has a scale that is not.
+    (values, float32 scales with length 1 along `axes`): `x` is about values * scales. Integers are
+    off by at most half a scale, floats by 2^-4 (e4m3) or 2^-3 (e5m2) of themselves. A vector that
+    is not finite has a scale that is not.
   """
   integer = jnp.issubdtype(dtype, jnp.integer)
   most = float((jnp.iinfo if integer else jnp.finfo)(dtype).max)
@@ -82,14 +89,18 @@ def rounded(x: jax.Array, axes: tuple[int, ...], dtype: str) -> tuple[jax.Array,
   return (jnp.round(x) if integer else x).astype(dtype), scale
 
 
-def _multiplied(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array], dims: Dimensions, dtype) -> jax.Array:
+def _multiplied(
+  a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array], dims: Dimensions, dtype
+) -> jax.Array:
   """Multiply two pairs (values, scales) by `dot_general`; their batch axes lead."""
   (values_a, scale_a), (values_b, scale_b) = a, b
   (axes_a, axes_b), (batch, _) = dims
   wide = jnp.int32 if values_a.dtype == jnp.int8 else jnp.float32
   y = jax.lax.dot_general(values_a, values_b, dims, preferred_element_type=wide)
-  free_a, free_b = values_a.ndim - len(axes_a) - len(batch), values_b.ndim - len(axes_b) - len(batch)
-  scale_a, scale_b = jnp.squeeze(scale_a, axes_a), jnp.squeeze(scale_b, axes_b)
+  free_a = values_a.ndim - len(axes_a) - len(batch)
+  free_b = values_b.ndim - len(axes_b) - len(batch)
+  scale_a = jnp.squeeze(scale_a, axes_a)
+  scale_b = jnp.squeeze(scale_b, axes_b)
   scale_a = jnp.expand_dims(scale_a, tuple(range(scale_a.ndim, scale_a.ndim + free_b)))
   scale_b = jnp.expand_dims(scale_b, tuple(range(len(batch), len(batch) + free_a)))
   return (y.astype(jnp.float32) * scale_a * scale_b).astype(dtype)
@@ -100,33 +111,44 @@ def _product(x, kernel, scaled: Scaled, dtype, axes: Axes, tokens: Axes) -> jax.
   return _forward(x, kernel, scaled, dtype, axes, tokens)[0]
 
 
-def _kernel(kernel, axis: int, scaled: Scaled, axes: Axes, tokens: Axes) -> tuple[jax.Array, jax.Array]:
+def _kernel(
+  kernel, axis: int, scaled: Scaled, axes: Axes, tokens: Axes
+) -> tuple[jax.Array, jax.Array]:
   """Round a kernel along `axis` where its parts lie, and gather the rounded values."""
   across = tuple(None if i == axis else name for i, name in enumerate(axes))
   values, scale = rounded(kernel, (axis,), scaled.factors)
-  # Without constraints before it, the partitioner would gather the kernel first and round it on every device.
-  return gathered(constrain(values, *axes), axes, tokens), gathered(constrain(scale, *across), across, tokens)
+  # Without constraints before it, the partitioner would gather the kernel first and round it on
+  # every device.
+  return gathered(constrain(values, *axes), axes, tokens), gathered(
+    constrain(scale, *across), across, tokens
+  )
 
 
 def _forward(x, kernel, scaled, dtype, axes, tokens):
-  shared, last = kernel.ndim - 2, x.ndim - 1
+  shared = kernel.ndim - 2
+  last = x.ndim - 1
   dims = (((last,), (shared,)), (tuple(range(shared)),) * 2)
-  of_x, of_kernel = rounded(x, (last,), scaled.factors), _kernel(kernel, shared, scaled, axes, tokens)
+  of_x = rounded(x, (last,), scaled.factors)
+  of_kernel = _kernel(kernel, shared, scaled, axes, tokens)
   return _multiplied(of_x, of_kernel, dims, dtype), (x, kernel)
 
 
 def _backward(scaled, dtype, axes, tokens, residuals, g):
   x, kernel = residuals
-  shared, last = kernel.ndim - 2, x.ndim - 1
+  shared = kernel.ndim - 2
+  last = x.ndim - 1
   batch = (tuple(range(shared)),) * 2
-  of_g, of_kernel = rounded(g, (last,), scaled.gradients), _kernel(kernel, shared + 1, scaled, axes, tokens)
+  of_g = rounded(g, (last,), scaled.gradients)
+  of_kernel = _kernel(kernel, shared + 1, scaled, axes, tokens)
   d_x = _multiplied(of_g, of_kernel, (((last,), (shared + 1,)), batch), x.dtype)
   summed = tuple(range(shared, last))
 
   def d_kernel(x, g):
     dims = ((summed, summed), batch)
     if scaled.summed:
-      return _multiplied(rounded(x, summed, scaled.factors), rounded(g, summed, scaled.gradients), dims, x.dtype)
+      return _multiplied(
+        rounded(x, summed, scaled.factors), rounded(g, summed, scaled.gradients), dims, x.dtype
+      )
     if shared:
       return jax.lax.dot_general(x, g, dims, preferred_element_type=x.dtype)
     return contract(x, g, summed, summed, x.dtype)

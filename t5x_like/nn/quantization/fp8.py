@@ -1,12 +1,14 @@
-"""Products of 8-bit floats: twice the rate of bfloat16 on NVIDIA GPUs since Hopper and Ada, and on TPU7x.
+"""Products of 8-bit floats: twice the rate of bfloat16 on NVIDIA GPUs since Hopper and Ada, and on
+TPU7x.
 
-Inputs and kernels are rounded to e4m3, whose steps are fine, and gradients to e5m2, whose range is wide (Micikevicius
-et al. 2022, https://arxiv.org/abs/2209.05433, section 3). All three products of a projection multiply them. The formats
-are those of H100 and of OCP: `float8_e4m3fn` and `float8_e5m2`.
+Inputs and kernels are rounded to e4m3, whose steps are fine, and gradients to e5m2, whose range is
+wide (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433, section 3). All three products of
+a projection multiply them. The formats are those of H100 and of OCP: `float8_e4m3fn` and
+`float8_e5m2`.
 
-Scales come from the values themselves, not from the largest values of earlier steps ("delayed scaling"). Those would be
-state that every checkpoint holds and that a run without them would have to make up; and the maximum of a row is fused
-into the operation that computes the row.
+Scales come from the values themselves, not from the largest values of earlier steps ("delayed
+scaling"). Those would be state that every checkpoint holds and that a run without them would have
+to make up; and the maximum of a row is fused into the operation that computes the row.
 """
 
 from functools import partial

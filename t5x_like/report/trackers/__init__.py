@@ -1,10 +1,13 @@
-"""Trackers: where the metrics of a run go beside `metrics.jsonl`, one module each, found by its name.
+"""Trackers: where the metrics of a run go beside `metrics.jsonl`, one module each, found by its
+name.
 
-  config.trackers = {"tensorboard": {}, "wandb": {"project": "mine"}, "mlflow": {"uri": "http://host:5000"}}
+  config.trackers = {"tensorboard": {}, "wandb": {"project": "mine"}, "mlflow": {"uri":
+  "http://host:5000"}}
 
-A module defines `Tracker`, a frozen dataclass of the arguments in the recipe. Making one checks what a run needs, such
-as a library, before data are opened; its `open` begins to write. `metrics.jsonl` stays the record of a run: resuming
-and `report.html` read it alone, and a tracker that is behind is filled up from it.
+A module defines `Tracker`, a frozen dataclass of the arguments in the recipe. Making one checks
+what a run needs, such as a library, before data are opened; its `open` begins to write.
+`metrics.jsonl` stays the record of a run: resuming and `report.html` read it alone, and a tracker
+that is behind is filled up from it.
 """
 
 import importlib.util
@@ -17,7 +20,8 @@ Outcome = Literal["finished", "paused", "failed"]
 
 
 class Opened(Protocol):
-  """An open tracker. Its `OSError`s end a run, as those of `metrics.jsonl` do; a remote one raises none."""
+  """An open tracker. Its `OSError`s end a run, as those of `metrics.jsonl` do; a remote one raises
+  none."""
 
   def write(self, step: int, values: dict[str, float]) -> None:
     """Take the line of a step, which is in `metrics.jsonl` already."""
@@ -47,6 +51,7 @@ def need(library: str, extra: str) -> None:
   """Raise UserError, naming the extra, unless a library is installed; nothing is imported."""
   if importlib.util.find_spec(library) is None:
     raise UserError(
-      f"config.trackers: {library} is not installed; install it with pip install 't5x-like[{extra}]', or leave the"
+      f"config.trackers: {library} is not installed; install it with pip install "
+      f"'t5x-like[{extra}]', or leave the"
       " tracker out"
     )

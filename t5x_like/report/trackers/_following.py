@@ -1,7 +1,9 @@
-"""A thread that sends `metrics.jsonl` to a tracker on a network, so that a slow or absent one never stops a run.
+"""A thread that sends `metrics.jsonl` to a tracker on a network, so that a slow or absent one never
+stops a run.
 
-The thread reads the file, not a queue. After a failure it goes on from the first line that was not sent, and after a
-kill the next start begins with the first line and sends those that the tracker does not have.
+The thread reads the file, not a queue. After a failure it goes on from the first line that was not
+sent, and after a kill the next start begins with the first line and sends those that the tracker
+does not have.
 """
 
 import json
@@ -26,7 +28,8 @@ class Connection(Protocol):
   """A remote run, new or continued."""
 
   def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
-    """Log the rows that the remote run does not have; may be called again with the same rows after it raised."""
+    """Log the rows that the remote run does not have; may be called again with the same rows after
+    it raised."""
 
   def close(self, outcome: str) -> None:
     """Finish the remote run, or leave it to be continued."""
@@ -41,10 +44,16 @@ class Following:
   """
 
   def __init__(self, name: str, workdir: pathlib.Path, connect: Callable[[], Connection]):
-    self._name, self._path, self._connect = name, workdir / FILE, connect
+    self._name = name
+    self._path = workdir / FILE
+    self._connect = connect
     self._connection: Connection | None = None
-    self._offset, self._told = 0, False
-    self._changed, self._closing, self._outcome, self._woken = threading.Condition(), False, "", True
+    self._offset = 0
+    self._told = False
+    self._changed = threading.Condition()
+    self._closing = False
+    self._outcome = ""
+    self._woken = True
     self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
     self._thread.start()
 
@@ -56,7 +65,8 @@ class Following:
 
   def close(self, outcome: str) -> None:
     with self._changed:
-      self._closing, self._outcome = True, outcome
+      self._closing = True
+      self._outcome = outcome
     self._wake()
     self._thread.join(_CLOSE_SECONDS)
     if self._thread.is_alive():
@@ -71,7 +81,8 @@ class Following:
     while True:
       with self._changed:
         self._changed.wait_for(lambda: self._woken)
-        self._woken, closing = False, self._closing
+        self._woken = False
+        closing = self._closing
       try:
         self._connection = self._connection or self._connect()
         while self._send():
@@ -103,7 +114,8 @@ class Following:
     if not self._told:
       self._told = True
       _log.warning(
-        "config.trackers.%s: %s; the run goes on, %s has every line, and the next start sends the missing ones",
+        "config.trackers.%s: %s; the run goes on, %s has every line, and the next start sends the "
+        "missing ones",
         self._name,
         why,
         FILE,
@@ -121,7 +133,8 @@ def _metrics(lines: bytes) -> list[tuple[int, dict[str, float]]]:
 
 
 def kept_id(workdir: pathlib.Path, name: str) -> str | None:
-  """Return the id of the remote run that this workdir's run is known by; None before the first start."""
+  """Return the id of the remote run that this workdir's run is known by; None before the first
+  start."""
   content = (place(workdir) / _IDS).read()
   return json.loads(content).get(name) if content else None
 

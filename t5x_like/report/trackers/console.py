@@ -1,4 +1,5 @@
-"""Progress on the console: a bar on a terminal, else a line about every ten seconds, with the time that is left."""
+"""Progress on the console: a bar on a terminal, else a line about every ten seconds, with the time
+that is left."""
 
 import dataclasses
 import math
@@ -40,8 +41,11 @@ class _Console:
   """
 
   def __init__(self, step: int, total: int):
-    self._total, self._bar, self._last_line = total, None, -math.inf
-    self._since: tuple[int, float] | None = None  # the first step here, which compiles, and its time
+    self._total = total
+    self._bar = None
+    self._last_line = -math.inf
+    # the first step here, which compiles, and its time
+    self._since: tuple[int, float] | None = None
     if sys.stderr.isatty():
       from tqdm import tqdm
 
@@ -50,7 +54,9 @@ class _Console:
   def write(self, step: int, values: dict[str, float]) -> None:
     evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
     shown = evaluation or {name: values[name] for name in _SHOWN if name in values} or values
-    text = "  ".join(f"{name.removeprefix('train/')} {_short(value)}" for name, value in shown.items())
+    text = "  ".join(
+      f"{name.removeprefix('train/')} {_short(value)}" for name, value in shown.items()
+    )
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
       if evaluation:
@@ -63,7 +69,8 @@ class _Console:
     self._since = self._since or (step, time.monotonic())
 
   def _left(self, step: int) -> str:
-    """Return the time that is left at the pace since the first step here; nothing if that is not known."""
+    """Return the time that is left at the pace since the first step here; nothing if that is not
+    known."""
     first, began = self._since or (step, 0.0)
     if not first < step < self._total:
       return ""

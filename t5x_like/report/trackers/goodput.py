@@ -1,4 +1,5 @@
-"""Where the time of a run went, over all its starts, by the names of `ml-goodput-measurement`: `goodput.json`."""
+"""Where the time of a run went, over all its starts, by the names of `ml-goodput-measurement`:
+`goodput.json`."""
 
 import contextlib
 import dataclasses
@@ -20,7 +21,8 @@ _BADPUT = (
   "program_startup",  # from there to the first step's metrics, without the step: compiling
   "data_loading_sync",
   "custom_badput_events.evaluation",
-  "unproductive_checkpoint_save_time",  # and other work of the loop between steps that is no evaluation
+  # and other work of the loop between steps that is no evaluation
+  "unproductive_checkpoint_save_time",
   "wasted_progress_from_disruption",  # steps that a later start takes again
   "infrastructure_recovery_from_disruption",  # from the last sign of a start to the next one's
   "other",
@@ -44,13 +46,17 @@ class Goodput:
     file: written every 5 seconds, and before a checkpoint commits.
     step: the step that the run goes on from.
     started: when the program was started, in seconds since the epoch.
-    clock: seconds since the epoch; where it was put back before this start, time goes on from the last sign.
+    clock: seconds since the epoch; where it was put back before this start, time goes on from the
+      last sign.
   """
 
   def __init__(self, file: Local, step: int, started: float, clock: Callable[[], float]):
-    self._file, self._step, self._first = file, step, True
+    self._file = file
+    self._step = step
+    self._first = True
     self._read()
-    reached, at = self._found["max_productive_step"], self._found["at"]
+    reached = self._found["max_productive_step"]
+    at = self._found["at"]
     behind = max(0.0, (at or 0.0) - clock())
     self._clock = lambda: clock() + behind
     self._evaluated, self._written = 0.0, self._clock()
@@ -68,16 +74,21 @@ class Goodput:
 
   def write(self, step: int, values: dict[str, float]) -> None:
     self._evaluated += sum(
-      value for name, value in values.items() if name.startswith("eval/") and name.endswith("/seconds")
+      value
+      for name, value in values.items()
+      if name.startswith("eval/") and name.endswith("/seconds")
     )
     if "train/seconds_per_step" not in values:
       return
-    seconds = values["train/seconds_per_step"] * max(1, step - self._step)  # of the steps since the last line
+    # of the steps since the last line
+    seconds = values["train/seconds_per_step"] * max(1, step - self._step)
     waited = seconds * values.get("train/data_wait_fraction", 0.0)
     self._found["goodput_time"] += seconds - waited
     self._add("data_loading_sync", waited)
     self._between(self._clock() - self._last - seconds)
-    self._last, self._step, self._first = self._clock(), step, False
+    self._last = self._clock()
+    self._step = step
+    self._first = False
     self._found["max_productive_step"] = step
     if self._last - self._written > _EVERY_SECONDS:
       self.flush()
@@ -85,10 +96,16 @@ class Goodput:
   def flush(self) -> None:
     """Write the file; a run goes on without it."""
     self._found["at"] = self._written = self._clock()
-    badput, total = self._found["badput_time"], self._written - self._found["began"]
-    known = sum(value for name, value in badput.items() if name != "other") + self._found["goodput_time"]
+    badput = self._found["badput_time"]
+    total = self._written - self._found["began"]
+    known = (
+      sum(value for name, value in badput.items() if name != "other") + self._found["goodput_time"]
+    )
     badput["other"] = max(0.0, total - known)
-    self._found |= {"total_elapsed_time": total, "goodput": min(1.0, self._found["goodput_time"] / max(total, 1e-9))}
+    self._found |= {
+      "total_elapsed_time": total,
+      "goodput": min(1.0, self._found["goodput_time"] / max(total, 1e-9)),
+    }
     try:
       self._file.write_text(json.dumps(_rounded(self._found), indent=2) + "\n")
     except OSError as error:
@@ -105,9 +122,12 @@ class Goodput:
 
   def _between(self, seconds: float) -> None:
     """Count the time between steps."""
-    evaluated, self._evaluated = min(self._evaluated, max(0.0, seconds)), 0.0
+    evaluated = min(self._evaluated, max(0.0, seconds))
+    self._evaluated = 0.0
     self._add("custom_badput_events.evaluation", evaluated)
-    self._add("program_startup" if self._first else "unproductive_checkpoint_save_time", seconds - evaluated)
+    self._add(
+      "program_startup" if self._first else "unproductive_checkpoint_save_time", seconds - evaluated
+    )
 
   def _add(self, name: str, seconds: float) -> None:
     badput = self._found["badput_time"]
@@ -115,7 +135,12 @@ class Goodput:
 
   def _read(self) -> None:
     """Take up the file of earlier starts, or begin anew if it is missing or damaged."""
-    self._found = {"goodput": 0.0, "goodput_time": 0.0, "total_elapsed_time": 0.0, "max_productive_step": 0}
+    self._found = {
+      "goodput": 0.0,
+      "goodput_time": 0.0,
+      "total_elapsed_time": 0.0,
+      "max_productive_step": 0,
+    }
     self._found |= {"disruption_count": 0, "began": None, "at": None, "in_order": True}
     self._found["badput_time"] = dict.fromkeys(_BADPUT, 0.0)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -137,6 +162,8 @@ def _program_start() -> float:
   """Return when this program was started; on systems other than Linux, the present."""
   try:
     ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    return time.time() - (
+      time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    )
   except (OSError, ValueError, IndexError, AttributeError):
     return time.time()

@@ -11,7 +11,8 @@ from t5x_like.report.trackers import _following, need
 from t5x_like.runtime import process
 
 _MOST_METRICS = 1000  # of one request
-_MOST_PARAMETERS, _LONGEST_VALUE = 100, 6000
+_MOST_PARAMETERS = 100
+_LONGEST_VALUE = 6000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,22 +30,31 @@ class Tracker:
   def __post_init__(self):
     need("mlflow", "mlflow")
 
-  def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> _following.Following:
-    return _following.Following("mlflow", workdir, functools.partial(_Run, self, workdir, name, config))
+  def open(
+    self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]
+  ) -> _following.Following:
+    return _following.Following(
+      "mlflow", workdir, functools.partial(_Run, self, workdir, name, config)
+    )
 
 
 class _Run:
-  """A run of MLflow, opened or continued; `_last` has the last step of each metric that it holds."""
+  """A run of MLflow, opened or continued; `_last` has the last step of each metric that it
+  holds."""
 
   def __init__(self, tracker: Tracker, workdir: pathlib.Path, name: str, config: dict[str, Any]):
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
-    self._client, self._metric = MlflowClient(tracking_uri=tracker.uri), Metric
-    self._id, self._last = _following.kept_id(workdir, "mlflow"), {}
+    self._client = MlflowClient(tracking_uri=tracker.uri)
+    self._metric = Metric
+    self._id = _following.kept_id(workdir, "mlflow")
+    self._last = {}
     if self._id is None:
       found = self._client.get_experiment_by_name(tracker.experiment)
-      experiment = found.experiment_id if found else self._client.create_experiment(tracker.experiment)
+      experiment = (
+        found.experiment_id if found else self._client.create_experiment(tracker.experiment)
+      )
       self._id = self._client.create_run(experiment, run_name=name).info.run_id
       _following.keep_id(workdir, "mlflow", self._id)
       values = {key: str(value)[:_LONGEST_VALUE] for key, value in config_lib.flat(config).items()}
@@ -53,7 +63,9 @@ class _Run:
     else:
       self._client.update_run(self._id, status="RUNNING")
       for key in self._client.get_run(self._id).data.metrics:
-        self._last[key] = max(metric.step for metric in self._client.get_metric_history(self._id, key))
+        self._last[key] = max(
+          metric.step for metric in self._client.get_metric_history(self._id, key)
+        )
     process.say(f"mlflow: run {self._id} of experiment {tracker.experiment}")
 
   def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:

@@ -1,4 +1,5 @@
-"""TensorBoard's event files in the workdir: tensorboard --logdir=DIR shows all runs below a directory."""
+"""TensorBoard's event files in the workdir: tensorboard --logdir=DIR shows all runs below a
+directory."""
 
 import dataclasses
 import os
@@ -11,7 +12,8 @@ _FLUSH_SECONDS = 30  # TensorBoard sees new events about this often
 
 @dataclasses.dataclass(frozen=True)
 class Tracker:
-  """Writes event files; TensorBoard forgets the events after the step that a later start goes on from."""
+  """Writes event files; TensorBoard forgets the events after the step that a later start goes on
+  from."""
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "_Events":
     return _Events(workdir, step)
@@ -20,16 +22,20 @@ class Tracker:
 class _Events:
   """A file of events, which begins by marking the steps after `step` in earlier files as purged.
 
-  `SummaryWriter` is not used: its thread still holds events when its `flush` returns, and a kill then loses them.
+  `SummaryWriter` is not used: its thread still holds events when its `flush` returns, and a kill
+  then loses them.
   """
 
   def __init__(self, workdir: pathlib.Path, step: int):
-    from tensorboardX.event_file_writer import EventsWriter  # slow to import, and only one process needs it
+    # slow to import, and only one process needs it
+    from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.proto.summary_pb2 import Summary
 
     def event(step: int, values: dict[str, float]) -> Event:
-      summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+      summary = Summary(
+        value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+      )
       return Event(wall_time=time.time(), step=step, summary=summary)
 
     self._event = event

@@ -1,7 +1,8 @@
 """Weights & Biases: one run for a workdir, however often it is started. Extra: t5x-like[wandb].
 
-W&B takes the lines of a run in the order of their steps and changes none later. So steps that it has are not logged
-again, also after the run went back to an earlier one, and a step is logged once its evaluation is known.
+W&B takes the lines of a run in the order of their steps and changes none later. So steps that it
+has are not logged again, also after the run went back to an earlier one, and a step is logged once
+its evaluation is known.
 """
 
 import dataclasses
@@ -34,8 +35,12 @@ class Tracker:
   def __post_init__(self):
     need("wandb", "wandb")
 
-  def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> _following.Following:
-    return _following.Following("wandb", workdir, functools.partial(_Run, self, workdir, name, config))
+  def open(
+    self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]
+  ) -> _following.Following:
+    return _following.Following(
+      "wandb", workdir, functools.partial(_Run, self, workdir, name, config)
+    )
 
 
 class _Run:
@@ -65,9 +70,11 @@ class _Run:
     process.say(f"wandb: {self._run.dir if self._run.offline else self._run.url}")
 
   def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
-    """Log the rows; those of the last step are held, as W&B drops what comes for a step after it."""
+    """Log the rows; those of the last step are held, as W&B drops what comes for a step after
+    it."""
     for step, values in rows:
-      held, self._held = self._held, (step, values)
+      held = self._held
+      self._held = (step, values)
       if held and held[0] == step:
         self._held = step, held[1] | values
       elif held:
@@ -101,14 +108,18 @@ def _last_offline(workdir: pathlib.Path, run_id: str) -> int:
 
 
 def records(content: bytes) -> list[bytes]:
-  """Return the whole records of a W&B file: a header, then LevelDB's log format; a torn end is left out."""
-  found, parts, at = [], b"", _HEADER
+  """Return the whole records of a W&B file: a header, then LevelDB's log format; a torn end is left
+  out."""
+  found = []
+  parts = b""
+  at = _HEADER
   while at + 7 <= len(content):
     left = _BLOCK - at % _BLOCK
     if left < 7:  # no record's header fits into the rest of a block
       at += left
       continue
-    size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+    size = int.from_bytes(content[at + 4 : at + 6], "little")
+    kind = content[at + 6]
     if kind not in (1, 2, 3, 4) or at + 7 + size > len(content):
       break
     parts = (b"" if kind in (1, 2) else parts) + content[at + 7 : at + 7 + size]

@@ -21,17 +21,23 @@ def make(
   mu_dtype: Moments = "float32",
   weight_decay: NotNegative = 0.1,
 ) -> optax.GradientTransformation:
-  """AdEMAMix (Pagliardini et al. 2024, arXiv:2409.03137, algorithm 1): the slow average, of decay `b3`, is added
-  `alpha` times to the fast one before the division.
+  """AdEMAMix (Pagliardini et al. 2024, arXiv:2409.03137, algorithm 1): the slow average, of decay
+  `b3`, is added `alpha` times to the fast one before the division.
 
-  Over the first `warmup_steps`, usually the whole run, alpha grows from 0 and the half-life of b3 from that of b1, both
-  linearly from update 1 on. `mu_dtype` is of the fast average: in bfloat16 the slow one would stand still. Decays
-  matrices only.
+  Over the first `warmup_steps`, usually the whole run, alpha grows from 0 and the half-life of b3
+  from that of b1, both linearly from update 1 on. `mu_dtype` is of the fast average: in bfloat16
+  the slow one would stand still. Decays matrices only.
   """
   if warmup_steps:
     rising = optax.linear_schedule(0.0, alpha, warmup_steps)
     halves = optax.linear_schedule(_half_life(b1), _half_life(b3), warmup_steps)
-    alpha, b3 = lambda count: rising(count + 1), lambda count: 0.5 ** (1.0 / (halves(count + 1) + 1.0))
+
+    def alpha(count):
+      return rising(count + 1)
+
+    def b3(count):
+      return 0.5 ** (1.0 / (halves(count + 1) + 1.0))
+
   scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps)
 
   kept = lambda state: state._replace(m1=optax.tree.cast(state.m1, mu_dtype))  # noqa: E731

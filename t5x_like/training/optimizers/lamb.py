@@ -10,12 +10,20 @@ from t5x_like.training.schedule import Schedule
 
 
 def make(
-  schedule: Schedule, *, b1: Rate = 0.9, b2: Rate = 0.999, eps: NotNegative = 1e-6, **decay: Unpack[Decay]
+  schedule: Schedule,
+  *,
+  b1: Rate = 0.9,
+  b2: Rate = 0.999,
+  eps: NotNegative = 1e-6,
+  **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
-  """LAMB (You et al. 2020, algorithm 2): AdamW, with the update of each tensor as long as the tensor times the rate.
+  """LAMB (You et al. 2020, algorithm 2): AdamW, with the update of each tensor as long as the
+  tensor times the rate.
 
-  Tensors that do not decay keep AdamW's updates, as in the code of ALBERT and in Apex, with which DeiT III was trained.
+  Tensors that do not decay keep AdamW's updates, as in the code of ALBERT and in Apex, with which
+  DeiT III was trained.
   """
-  adam, decayed = optax.scale_by_adam(b1, b2, eps), Decay(**decay)
+  adam = optax.scale_by_adam(b1, b2, eps)
+  decayed = Decay(**decay)
   ratio = optax.masked(optax.scale_by_trust_ratio(), decayed.of)
   return optax.chain(adam, decayed.added(), ratio, at_rate(schedule))

@@ -8,9 +8,13 @@ from t5x_like.training.schedule import Schedule
 
 
 def make(
-  schedule: Schedule, *, momentum: Rate = 0.9, weight_decay: NotNegative = 0.0, trust_coefficient: AboveZero = 1e-3
+  schedule: Schedule,
+  *,
+  momentum: Rate = 0.9,
+  weight_decay: NotNegative = 0.0,
+  trust_coefficient: AboveZero = 1e-3,
 ) -> optax.GradientTransformation:
-  """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient` and the rate;
-  vectors have plain momentum."""
+  """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient`
+  and the rate; vectors have plain momentum."""
   scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), Decay().of)
   return optax.chain(Decay(weight_decay).added(), scaled, at_rate(schedule), optax.trace(momentum))

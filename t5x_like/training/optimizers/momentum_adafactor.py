@@ -21,10 +21,12 @@ def make(
   mu_dtype: Moments = "bfloat16",
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
-  """Adafactor as it trains large ViTs (Zhai et al. 2022, arXiv:2106.04560, and big_vision's `scale_by_adafactor`).
+  """Adafactor as it trains large ViTs (Zhai et al. 2022, arXiv:2106.04560, and big_vision's
+  `scale_by_adafactor`).
 
   Args:
-    decay_rate, b2: the second moment of update t (from 1) decays by `1 - t**-decay_rate`, but at most by `b2`.
+    decay_rate, b2: the second moment of update t (from 1) decays by `1 - t**-decay_rate`, but at
+      most by `b2`.
     momentum, mu_dtype: decay of the average of updates, and its dtype.
   """
 
@@ -32,5 +34,7 @@ def make(
     return jnp.minimum(b2, 1.0 - (jnp.asarray(count, jnp.float32) + 1.0) ** -exponent)
 
   moments = optax.scale_by_factored_rms(True, decay_rate, 0, _MIN_FACTORED, decay_rate_fn=capped)
-  average = optax.chain(optax.scale(1.0 - momentum), optax.trace(momentum, accumulator_dtype=mu_dtype))
+  average = optax.chain(
+    optax.scale(1.0 - momentum), optax.trace(momentum, accumulator_dtype=mu_dtype)
+  )
   return optax.chain(moments, average, Decay(**decay).added(), at_rate(schedule))

@@ -15,7 +15,8 @@ class ScaleBySoapState(NamedTuple):
   """Attributes:
   count: int32 scalar, the gradients seen.
   mu, nu: moments by parameter; those of a matrix's second moment are in its basis.
-  left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that is not rotated.
+  left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that is
+    not rotated.
   left_basis, right_basis: their eigenvectors, in columns.
   """
 
@@ -40,26 +41,35 @@ def make(
 ) -> optax.GradientTransformation:
   """SOAP (Vyas et al. 2024, arXiv:2409.11321, algorithm 3) for matrices, Adam for other parameters.
 
-  The basis is renewed after every `every`-th step by a power iteration and a QR decomposition. Sides longer than
-  `widest` are not rotated. The first gradient gives the basis alone, as in the authors' code. Statistics take D^2
-  values for each side. Kernels of experts have three axes, so they get Adam. Decays matrices only.
+  The basis is renewed after every `every`-th step by a power iteration and a QR decomposition.
+  Sides longer than `widest` are not rotated. The first gradient gives the basis alone, as in the
+  authors' code. Statistics take D^2 values for each side. Kernels of experts have three axes, so
+  they get Adam. Decays matrices only.
   """
-  return optax.chain(_scale_by_soap(b1, b2, eps, every, widest), Decay(weight_decay).added(), at_rate(schedule))
+  return optax.chain(
+    _scale_by_soap(b1, b2, eps, every, widest), Decay(weight_decay).added(), at_rate(schedule)
+  )
 
 
-def _scale_by_soap(b1: float, b2: float, eps: float, every: int, widest: int) -> optax.GradientTransformation:
+def _scale_by_soap(
+  b1: float, b2: float, eps: float, every: int, widest: int
+) -> optax.GradientTransformation:
   def sides(x: jax.Array) -> list[int]:
     return [d if x.ndim == 2 and d <= widest else 0 for d in (x.shape if x.ndim == 2 else (0, 0))]
 
   def init(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
-    square = [jax.tree.map(lambda x: jnp.zeros(2 * (sides(x)[i],), jnp.float32), params) for i in range(2)]  # noqa: B023
+    square = [
+      jax.tree.map(lambda x: jnp.zeros(2 * (sides(x)[i],), jnp.float32), params) for i in range(2)
+    ]
     return ScaleBySoapState(jnp.zeros([], jnp.int32), zeros, zeros, *square, *square)
 
   def update(grads, state, params=None, **_):
-    first, renew = state.count == 0, state.count % every == 0
+    first = state.count == 0
+    renew = state.count % every == 0
     steps = jnp.maximum(state.count, 1).astype(jnp.float32)  # updates made, with this one
-    bias1, bias2 = 1 - b1**steps, 1 - b2**steps
+    bias1 = 1 - b1**steps
+    bias2 = 1 - b2**steps
 
     def one(g, mu, nu, *rest):
       *statistics, ql, qr = rest
@@ -99,7 +109,8 @@ def _first(statistics, bases, nu):
 
 
 def _next(statistics, bases, nu):
-  """Take a step of orthogonal iteration, its columns by falling eigenvalue; the second moment is sorted with them."""
+  """Take a step of orthogonal iteration, its columns by falling eigenvalue; the second moment is
+  sorted with them."""
   new = []
   for axis, (s, q) in enumerate(zip(statistics, bases)):
     if s.size:

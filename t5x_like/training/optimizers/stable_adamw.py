@@ -12,11 +12,18 @@ from t5x_like.training.schedule import Schedule
 
 
 def make(
-  schedule: Schedule, *, b1: Rate = 0.9, b2: Rate = 0.99, eps: NotNegative = 1e-6, **decay: Unpack[Decay]
+  schedule: Schedule,
+  *,
+  b1: Rate = 0.9,
+  b2: Rate = 0.99,
+  eps: NotNegative = 1e-6,
+  **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
-  """StableAdamW (Wortsman et al. 2023, arXiv:2304.13013, algorithm 2): AdamW, with the rate of each tensor divided by
-  the root mean square of `g / max(sqrt(v), eps)` where that exceeds 1; decay too, as it is times the rate."""
-  adam, added = optax.scale_by_adam(b1, b2, eps), Decay(**decay).added()
+  """StableAdamW (Wortsman et al. 2023, arXiv:2304.13013, algorithm 2): AdamW, with the rate of each
+  tensor divided by the root mean square of `g / max(sqrt(v), eps)` where that exceeds 1; decay too,
+  as it is times the rate."""
+  adam = optax.scale_by_adam(b1, b2, eps)
+  added = Decay(**decay).added()
 
   def update(grads, state, params, **_):
     directions, state = adam.update(grads, state)

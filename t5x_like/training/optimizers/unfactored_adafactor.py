@@ -15,12 +15,14 @@ def make(
   clipping_threshold: AboveZero | None = None,
   decay_power: NotNegative | None = 2.0,
 ) -> optax.GradientTransformation:
-  """PaLM's Adafactor (Chowdhery et al. 2022, section 5): whole second moments, momentum, and relative step sizes.
+  """PaLM's Adafactor (Chowdhery et al. 2022, section 5): whole second moments, momentum, and
+  relative step sizes.
 
   Args:
     decay_rate: the second moment of update t (from 1) decays by `1 - t**-decay_rate`.
     momentum: decay of the average of updates.
-    clipping_threshold: root mean square above which an update is scaled down, as in `adafactor`; None for no clipping.
+    clipping_threshold: root mean square above which an update is scaled down, as in `adafactor`;
+      None for no clipping.
     decay_power: a step takes the share `rate**decay_power` away from matrices; None for none.
   """
   moments = optax.scale_by_factored_rms(factored=False, decay_rate=decay_rate)
@@ -35,7 +37,8 @@ def _decayed(schedule: Schedule, power: float) -> optax.GradientTransformationEx
   shares = Decay()
 
   def update(updates, state, params, *, step, **_):
-    share, decays = schedule(step) ** power, shares.of(params)
+    share = schedule(step) ** power
+    decays = shares.of(params)
     return {n: u - share * params[n] if decays[n] else u for n, u in updates.items()}, state
 
   return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)

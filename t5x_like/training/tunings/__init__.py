@@ -1,4 +1,5 @@
-"""The parameters that a run trains, and their rates, by name: `config.tuning = {"name": "layer_decay", "rate": 0.9}`.
+"""The parameters that a run trains, and their rates, by name: `config.tuning = {"name":
+"layer_decay", "rate": 0.9}`.
 
 One a file, whose `make` takes the options and returns a `Tuning`.
 """
@@ -17,19 +18,25 @@ class Tuning:
   """The changes to a model and its optimizer.
 
   Attributes:
-    resolved: `config -> config`; completes a resolved config, where the choice asks for changes to the model.
-    adapt: `(model, key, config.model) -> model`; adds parameters, such as adapters, to a model just made.
+    resolved: `config -> config`; completes a resolved config, where the choice asks for changes to
+      the model.
+    adapt: `(model, key, config.model) -> model`; adds parameters, such as adapters, to a model just
+      made.
     rates: `(optimizer, named parameters) -> optimizer`.
     trained: the names of the parameters that are trained, of all.
   """
 
   resolved: Callable = lambda config: config
   adapt: Callable = lambda model, key, values: model
-  rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = lambda optimizer, _: optimizer
+  rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = (
+    lambda optimizer, _: optimizer
+  )
   trained: Callable[[dict], list[str]] = list
 
 
-def only(optimizer: optax.GradientTransformation, trained: list[str]) -> optax.GradientTransformation:
+def only(
+  optimizer: optax.GradientTransformation, trained: list[str]
+) -> optax.GradientTransformation:
   """Restrict an optimizer to some parameters; it has neither state nor updates for the others."""
 
   def of(named: Named) -> Named:

@@ -8,7 +8,8 @@ from t5x_like.training.tunings import Named
 
 
 def scaled(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientTransformation:
-  """Return the optimizer, each parameter's update multiplied by its scale, one for all or for each layer."""
+  """Return the optimizer, each parameter's update multiplied by its scale, one for all or for each
+  layer."""
 
   def update(grads: Named, state, params: Named, **extra):
     updates, state = optimizer.update(grads, state, params, **extra)

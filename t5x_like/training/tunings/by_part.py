@@ -7,21 +7,30 @@ from t5x_like.training.tunings import Tuning
 from t5x_like.training.tunings._scaled import scaled
 
 
-def make(*, rates: dict = {}) -> Tuning:  # noqa: B006 (never written to)
+def make(*, rates: dict = {}) -> Tuning:
   """Train parts at rates of their own, as shares of the schedule's; a rate of 0 freezes a part.
 
   Args:
-    rates: pattern of parameters' names -> share, such as {"backbone/*": 0.1}; the last that fits has the say.
+    rates: pattern of parameters' names -> share, such as {"backbone/*": 0.1}; the last that fits
+      has the say.
   """
   for pattern, rate in rates.items():
     if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate >= 0:
-      raise UserError(f"config.tuning.rates: found {rate!r} for {pattern!r}, expected a number of at least 0")
+      raise UserError(
+        f"config.tuning.rates: found {rate!r} for {pattern!r}, expected a number of at least 0"
+      )
 
   def of(named):
     for pattern in rates:
       if not fnmatch.filter(named, pattern):
-        raise UserError(f"config.tuning.rates: no parameter is called {pattern!r}; the first is {next(iter(named))}")
-    fitting = {name: [rate for pattern, rate in rates.items() if fnmatch.fnmatchcase(name, pattern)] for name in named}
+        raise UserError(
+          f"config.tuning.rates: no parameter is called {pattern!r}; the first is "
+          f"{next(iter(named))}"
+        )
+    fitting = {
+      name: [rate for pattern, rate in rates.items() if fnmatch.fnmatchcase(name, pattern)]
+      for name in named
+    }
     return {name: found[-1] if found else 1.0 for name, found in fitting.items()}
 
   return Tuning(

@@ -7,12 +7,15 @@ _HEADS = ("head/", "scores/")
 
 
 def make(*, also: tuple[str, ...] = ()) -> Tuning:
-  """Train the head alone, on frozen features, and the parameters whose names begin with one of `also`."""
+  """Train the head alone, on frozen features, and the parameters whose names begin with one of
+  `also`."""
 
   def trained(named):
     found = [name for name in named if name.startswith((*_HEADS, *also))]
     if not found:
-      raise UserError("config.tuning: the model has no head to train alone; set --config.tuning.name=all")
+      raise UserError(
+        "config.tuning: the model has no head to train alone; set --config.tuning.name=all"
+      )
     return found
 
   return Tuning(trained=trained)

@@ -22,16 +22,19 @@ def make(
   Args:
     rank: of the adapters.
     alpha: their output is scaled by alpha / rank, so that one learning rate suits many ranks.
-    targets: patterns of the kernels that get one: `query`, `value`, `mlp/layer/*`, `*` for all but `also`.
-    also: patterns of parameters that are trained in full; by default of a head for labels, which is new, but not
-      the kernel of a language model's.
+    targets: patterns of the kernels that get one: `query`, `value`, `mlp/layer/*`, `*` for all but
+      `also`.
+    also: patterns of parameters that are trained in full; by default of a head for labels, which is
+      new, but not the kernel of a language model's.
   """
   if not targets:
     raise UserError("config.tuning.targets: found none, expected names of kernels, such as query")
 
   def trained(named):
     own = [f"*/{name}" for name in ADAPTERS]
-    return [name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))]
+    return [
+      name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))
+    ]
 
   adapt = lambda model, key, values: adapted(model, targets, rank, alpha, key, also)  # noqa: E731
   return Tuning(adapt=adapt, trained=trained)
@@ -40,7 +43,8 @@ def make(
 def alone(model, tuning: Tuning) -> bool:
   """Return whether a model has adapters, and nothing else is trained that its logits depend on.
 
-  The model without its adapters then stays the one that the run began with, and can be the reference of an objective.
+  The model without its adapters then stays the one that the run began with, and can be the
+  reference of an objective.
   """
   trained = tuning.trained(params.named_params(model)) if has_adapters(model) else ["all"]
   return all(name.endswith(ADAPTERS) or name.startswith(("scores/", "value/")) for name in trained)

@@ -21,23 +21,27 @@ from t5x_like.training.tunings import Named, Tuning
 _BASE = "config.tuning.base"
 _WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model
 _KNOWN = ("adamw", "lion", "ademamix", "adafactor")  # whose updates have a size of their own
-_TABLE, _OUTPUT = ("vocab", "embed"), ("embed", "vocab")
+_TABLE = ("vocab", "embed")
+_OUTPUT = ("embed", "vocab")
 
 
 def make(*, base: Positive | str | dict, relative: bool | None = None) -> Tuning:
-  """Train all parameters in the maximal update parametrization (Yang et al. 2021, arXiv:2203.03466, table 8).
+  """Train all parameters in the maximal update parametrization (Yang et al. 2021, arXiv:2203.03466,
+  table 8).
 
-  At the width of the base model, nothing differs from standard training. With m times the fan-in, a matrix between
-  widths starts with 1/sqrt(m) of the base's standard deviation and has 1/m of the rate. Tables, positions, norms and
-  biases keep the base's deviation and the rate. The logits over a vocabulary are divided by m, and the logits of
-  attention by head width instead of its square root. Any other head starts with 1/m of the deviation and has 1/m of
-  the rate, which is the same as logits divided by m. Decay of weights is as strong at all widths.
+  At the width of the base model, nothing differs from standard training. With m times the fan-in, a
+  matrix between widths starts with 1/sqrt(m) of the base's standard deviation and has 1/m of the
+  rate. Tables, positions, norms and biases keep the base's deviation and the rate. The logits over
+  a vocabulary are divided by m, and the logits of attention by head width instead of its square
+  root. Any other head starts with 1/m of the deviation and has 1/m of the rate, which is the same
+  as logits divided by m. Decay of weights is as strong at all widths.
 
   Args:
-    base: the model whose hyperparameters hold: a width, at which heads and feed-forward width are in proportion; the
-      name of a variant; or sizes that differ, such as {"embed": 128, "heads": 2, "kv_heads": 2, "mlp": 512}.
-    relative: whether updates are in proportion to a parameter's size, as Adafactor's may be; computed, and None for an
-      optimizer whose rates muP does not know.
+    base: the model whose hyperparameters hold: a width, at which heads and feed-forward width are
+      in proportion; the name of a variant; or sizes that differ, such as {"embed": 128, "heads": 2,
+      "kv_heads": 2, "mlp": 512}.
+    relative: whether updates are in proportion to a parameter's size, as Adafactor's may be;
+      computed, and None for an optimizer whose rates muP does not know.
   """
   return Tuning(
     resolved=lambda config: _resolved(config, base),
@@ -50,24 +54,37 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
   """Return the config with muP's factors in `model.design`.
 
   Raises:
-    UserError: the design has other factors, or the run starts from weights that were trained without them.
+    UserError: the design has other factors, or the run starts from weights that were trained
+      without them.
   """
-  optimizer, model = config.optimizer, config.model
+  optimizer = config.optimizer
+  model = config.model
   if "generator_size" in model and model.generator_size is None:
-    raise UserError("config.model.generator_size: found None, expected a fraction that holds for all widths; set it")
+    raise UserError(
+      "config.model.generator_size: found None, expected a fraction that holds for "
+      "all widths; set it"
+    )
   factors = _factors(model, base)
   for key, value in factors.items():
     given = model.design.get(key)
     if given is not None and given != value:
-      raise UserError(f"config.model.design.{key}: found {given}, but muP sets {value} here; leave it out")
+      raise UserError(
+        f"config.model.design.{key}: found {given}, but muP sets {value} here; leave it out"
+      )
     if given is None and config.init.get("weights"):
       raise UserError(
         f"config.tuning.name: found 'mup', but {config.init.workdir} was trained without it; set"
         " --config.tuning.name=all"
       )
   with config.unlocked(), model.unlocked(), model.ignore_type():
-    model.design = ConfigDict(model.get("design", ConfigDict()).to_dict() | factors) if factors else model.get("design")
-    config.tuning.relative = bool(optimizer.get("multiply_by_parameter_scale")) if optimizer.name in _KNOWN else None
+    model.design = (
+      ConfigDict(model.get("design", ConfigDict()).to_dict() | factors)
+      if factors
+      else model.get("design")
+    )
+    config.tuning.relative = (
+      bool(optimizer.get("multiply_by_parameter_scale")) if optimizer.name in _KNOWN else None
+    )
   return config
 
 
@@ -85,8 +102,10 @@ def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
     return {}
   ours = ("attention_scale", "logits_scale")
   changes = {key: value for key, value in values.design.to_dict().items() if key not in ours}
-  design, factors = slots.change("config.model.design", variant.design, changes), {}
-  H, base_H = variant.dims.head_dim, narrow.dims.head_dim
+  design = slots.change("config.model.design", variant.design, changes)
+  factors = {}
+  H = variant.dims.head_dim
+  base_H = narrow.dims.head_dim
   if H != base_H and design.attention_scale != "cosine":
     usual = base_H**-0.5 if design.attention_scale is None else design.attention_scale
     factors["attention_scale"] = usual * base_H / H
@@ -103,10 +122,14 @@ def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, 
   _, arguments = slots.name_and_arguments("config.model", values)
   for key in _factors(values, base):
     del arguments["design"][key]
-  given = json.loads(json.dumps(dataclasses.asdict(narrow))) if narrow is not variant else values.variant
+  given = (
+    json.loads(json.dumps(dataclasses.asdict(narrow))) if narrow is not variant else values.variant
+  )
   arguments["variant"] = given if dims_of(variant) else base
   one = {"name": values.name} | arguments
-  model = jax.eval_shape(lambda: slots.make("config.model", one, t5x_like.models, "Model", rngs=nnx.Rngs(0)))
+  model = jax.eval_shape(
+    lambda: slots.make("config.model", one, t5x_like.models, "Model", rngs=nnx.Rngs(0))
+  )
   return params.named_params(model), getattr(getattr(model, "variant", None), "design", None)
 
 
@@ -119,12 +142,17 @@ def _adapted(model, values: ConfigDict, base: int | str | dict):
   def parameter(path, p):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     if name not in narrow:
-      raise UserError(f"{_BASE}: found {base!r}, which has no parameter {name}; choose a base of the same design")
+      raise UserError(
+        f"{_BASE}: found {base!r}, which has no parameter {name}; choose a base of the same design"
+      )
     growth, rate = _multipliers(p, narrow[name], divided, scaled_table)
-    value, stddev = p.get_value(), getattr(narrow[name], "stddev", None)
+    value = p.get_value()
+    stddev = getattr(narrow[name], "stddev", None)
     if stddev and stddev * growth != p.stddev:
       value = value * (stddev * growth / p.stddev)
-    return p.replace(value, stddev=stddev and stddev * growth, growth=growth if stddev else 1.0, rate=rate)
+    return p.replace(
+      value, stddev=stddev and stddev * growth, growth=growth if stddev else 1.0, rate=rate
+    )
 
   return jax.tree_util.tree_map_with_path(parameter, model, is_leaf=params.is_param)
 
@@ -152,10 +180,15 @@ def _growth(p, base, axis: int) -> float | None:
   return ratio if ratio != 1.0 or p.axes[axis] in _WIDTHS else None
 
 
-def _at_rates(optimizer, named: dict[str, Any], relative: bool | None) -> optax.GradientTransformation:
-  """Return the optimizer with muP's rates; raise UserError if it is none of those with a known rule."""
+def _at_rates(
+  optimizer, named: dict[str, Any], relative: bool | None
+) -> optax.GradientTransformation:
+  """Return the optimizer with muP's rates; raise UserError if it is none of those with a known
+  rule."""
   if relative is None:
-    raise UserError(f"config.optimizer.name: expected one of {', '.join(_KNOWN)}, whose rates muP knows")
+    raise UserError(
+      f"config.optimizer.name: expected one of {', '.join(_KNOWN)}, whose rates muP knows"
+    )
   scales = {}
   for name, p in named.items():
     scales[name] = getattr(p, "rate", 1.0) / (getattr(p, "growth", 1.0) if relative else 1.0)

@@ -17,12 +17,14 @@ SPELLINGS = {  # used if no file names them
   "mask": ("[MASK]", "<mask>"),
 }
 SENTINELS = ("<extra_id_{}>", "\u2581<extra_id_{}>")
-ENDS_FIRST = ("bart", "mbart")  # model types whose decoder starts with EOS if their config does not say
+# model types whose decoder starts with EOS if their config does not say
+ENDS_FIRST = ("bart", "mbart")
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """Ids decided by files beside the `tokenizer.json`, see `protocol.Vocabulary`; EOS must not be None."""
+  """Ids decided by files beside the `tokenizer.json`, see `protocol.Vocabulary`; EOS must not be
+  None."""
 
   pad_id: int | None
   eos_id: int
@@ -37,7 +39,12 @@ class Facts:
 
 
 def find_facts(
-  where: str, ids: dict[str, int], named: dict[str, str], model_config: dict, config: dict, pattern: str | None
+  where: str,
+  ids: dict[str, int],
+  named: dict[str, str],
+  model_config: dict,
+  config: dict,
+  pattern: str | None,
 ) -> Facts:
   """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
   size = max(ids.values()) + 1
@@ -51,11 +58,14 @@ def find_facts(
   eos = found["eos"] if found["eos"] is not None else found["sep"]
   if eos is None:
     raise UserError(
-      f"{where}: found no end of text, expected eos_token or sep_token in {CONFIG}, or eos_token_id in {MODEL_CONFIG}"
+      f"{where}: found no end of text, expected eos_token or sep_token in {CONFIG}, or "
+      f"eos_token_id in {MODEL_CONFIG}"
     )
   start = model_config.get("decoder_start_token_id")
   if start is None:
-    start = eos if model_config.get("model_type") in ENDS_FIRST or found["pad"] is None else found["pad"]
+    start = (
+      eos if model_config.get("model_type") in ENDS_FIRST or found["pad"] is None else found["pad"]
+    )
   others = {eos, *(i for name, i in found.items() if name != "pad")}
   return Facts(
     pad_id=None
@@ -74,9 +84,13 @@ def find_facts(
 
 
 def _sentinels(where: str, ids: dict[str, int], pattern: str | None) -> tuple[int, ...]:
-  """Return the ids of a pattern's pieces, numbered from 0 (or from 1, if 0 is missing) up to the first gap."""
+  """Return the ids of a pattern's pieces, numbered from 0 (or from 1, if 0 is missing) up to the
+  first gap."""
   if pattern is not None and pattern.count("{}") != 1:
-    raise UserError(f"--sentinels={pattern}: expected a pattern with {{}} where the number stands, as '<unused{{}}>'")
+    raise UserError(
+      f"--sentinels={pattern}: expected a pattern with {{}} where the number "
+      f"stands, as '<unused{{}}>'"
+    )
   for form in SENTINELS if pattern is None else (pattern,):
     first = 0 if form.format(0) in ids else 1
     found = []
@@ -85,7 +99,11 @@ def _sentinels(where: str, ids: dict[str, int], pattern: str | None) -> tuple[in
     if found:
       return tuple(found)
   if pattern is not None:
-    known = {re.sub("[0-9]+", "{}", piece, count=1) for piece in ids if re.fullmatch(r"\W*[a-z_|]+[0-9]+\W*", piece)}
+    known = {
+      re.sub("[0-9]+", "{}", piece, count=1)
+      for piece in ids
+      if re.fullmatch(r"\W*[a-z_|]+[0-9]+\W*", piece)
+    }
     raise UserError(f"{where}: found no piece {pattern.format(0)!r}, expected one{_such(known)}")
   return ()
 

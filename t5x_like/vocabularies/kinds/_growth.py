@@ -1,7 +1,7 @@
 """A bound on the text that a tokenizer's file may make of one character.
 
-A few lines of a file can replace a character by thousands, each of these by thousands, and so on: the memory for a
-text would have no relation to the sizes of the text and the file.
+A few lines of a file can replace a character by thousands, each of these by thousands, and so on:
+the memory for a text would have no relation to the sizes of the text and the file.
 """
 
 import base64
@@ -25,7 +25,8 @@ def check(described: dict[str, Any], where: str) -> None:
     factor = math.prod(_factor(step) for step in _steps(described.get(key)))
     if factor > LARGEST:
       raise UserError(
-        f"{where}: found a {key} that may make {factor:.3g} characters of one, expected at most {LARGEST}; it is no"
+        f"{where}: found a {key} that may make {factor:.3g} characters of one, expected at most "
+        f"{LARGEST}; it is no"
         " tokenizer of a published model, use another"
       )
 
@@ -39,13 +40,15 @@ def check_charsmap(charsmap: bytes, where: str) -> None:
   length = longest_replacement(charsmap)
   if length > LARGEST:
     raise UserError(
-      f"{where}: found a normaliser that may make {length} characters of one, expected at most {LARGEST}; it is no"
+      f"{where}: found a normaliser that may make {length} characters of one, expected at most "
+      f"{LARGEST}; it is no"
       " tokenizer of a published model, use another"
     )
 
 
 def longest_replacement(charsmap: bytes) -> int:
-  """Return the characters of the longest replacement in a table: texts, each ended by a zero byte, after its trie."""
+  """Return the characters of the longest replacement in a table: texts, each ended by a zero byte,
+  after its trie."""
   start = _TABLE_BYTES + int.from_bytes(charsmap[:_TABLE_BYTES], "little")
   texts = charsmap[start:].split(b"\0")
   return max(len(text.decode(errors="replace")) for text in texts)
@@ -65,7 +68,8 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _factor(step: dict[str, Any]) -> float:
-  """Return an upper bound on the characters that a step makes of one; 1 for steps without text of their own."""
+  """Return an upper bound on the characters that a step makes of one; 1 for steps without text of
+  their own."""
   if step.get("type") == "Precompiled":
     try:
       return max(1, longest_replacement(base64.b64decode(step["precompiled_charsmap"])))

@@ -1,6 +1,8 @@
-"""Pipelines around pieces and merges, by class of `transformers`: normaliser, words, model and decoder.
+"""Pipelines around pieces and merges, by class of `transformers`: normaliser, words, model and
+decoder.
 
-Each pipeline is the part of a `tokenizer.json` that its class sets, overriding the file (version 5 of the library).
+Each pipeline is the part of a `tokenizer.json` that its class sets, overriding the file (version 5
+of the library).
 """
 
 import base64
@@ -14,7 +16,12 @@ from t5x_like.errors import UserError, one_line
 
 WORD = "\u2581"  # SentencePiece's mark of a space
 LONGEST_PIECE = 8000  # bytes; the sentencepiece library opens no model with a piece of this length
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # types of a SentencePiece model's pieces
+# types of a SentencePiece model's pieces
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+BYTE = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +44,9 @@ class Pieces:
   def of(cls, file: dict[str, Any]) -> "Pieces":
     """Return the pieces of a parsed `tokenizer.json`."""
     model = file.get("model") or {}
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
+    merges = [
+      merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []
+    ]
     return cls(model.get("vocab") or {}, merges, _charsmap(file.get("normalizer")))
 
   @classmethod
@@ -59,11 +68,16 @@ class Pieces:
 
 @functools.cache
 def _model_proto() -> type:
-  """Build the protobuf message of a SentencePiece model with the fields used here. (The sentencepiece wheel's message
-  needs another version of protobuf than TensorFlow.)"""
+  """Build the protobuf message of a SentencePiece model with the fields used here. (The
+  sentencepiece wheel's message needs another version of protobuf than TensorFlow.)"""
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-  text, number, data, part, flag = 9, 2, 12, 11, 8  # string, float, bytes, message, bool
+  # string, float, bytes, message, bool
+  text = 9
+  number = 2
+  data = 12
+  part = 11
+  flag = 8
   messages = {
     "Piece": [("piece", 1, 1, text), ("score", 2, 1, number), ("type", 3, 1, 5)],
     "Normalizer": [
@@ -73,7 +87,11 @@ def _model_proto() -> type:
       ("remove_extra_whitespaces", 4, 1, flag),
       ("escape_whitespaces", 5, 1, flag),
     ],
-    "Trainer": [("model_type", 3, 1, 5), ("treat_whitespace_as_suffix", 24, 1, flag), ("byte_fallback", 35, 1, flag)],
+    "Trainer": [
+      ("model_type", 3, 1, 5),
+      ("treat_whitespace_as_suffix", 24, 1, flag),
+      ("byte_fallback", 35, 1, flag),
+    ],
     "Model": [
       ("pieces", 1, 3, part, ".spm.Piece"),
       ("trainer_spec", 2, 1, part, ".spm.Trainer"),
@@ -81,13 +99,19 @@ def _model_proto() -> type:
       ("denormalizer_spec", 5, 1, part, ".spm.Normalizer"),
     ],
   }
-  file = descriptor_pb2.FileDescriptorProto(name="t5x_like/sentencepiece.proto", package="spm", syntax="proto2")
-  defaults = dict.fromkeys(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"), "true")
+  file = descriptor_pb2.FileDescriptorProto(
+    name="t5x_like/sentencepiece.proto", package="spm", syntax="proto2"
+  )
+  defaults = dict.fromkeys(
+    ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"), "true"
+  )
   defaults |= {"type": "1", "model_type": "1"}  # a normal piece, a unigram model
   for name, fields in messages.items():
     message = file.message_type.add(name=name)
     for field, at, label, kind, *of in fields:
-      added = message.field.add(name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {}))
+      added = message.field.add(
+        name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {})
+      )
       if field in defaults:
         added.default_value = defaults[field]
   pool = descriptor_pool.DescriptorPool()
@@ -99,14 +123,15 @@ def model_proto(data: bytes, where: str):
   """Parse a SentencePiece model.
 
   Raises:
-    UserError: the bytes are no model, or a piece is longer than the sentencepiece library takes. The tokenizers
-      library would take it, and then needs time with the square of its length.
+    UserError: the bytes are no model, or a piece is longer than the sentencepiece library takes.
+      The tokenizers library would take it, and then needs time with the square of its length.
   """
   try:
     proto = _model_proto().FromString(data)
   except Exception as error:  # protobuf's own
     raise UserError(
-      f"{where}: found {len(data)} bytes that are not a SentencePiece model, expected a complete .model file "
+      f"{where}: found {len(data)} bytes that are not a SentencePiece model, expected a complete "
+      ".model file "
       f"({one_line(error)})"
     ) from None
   check_lengths((p.piece for p in proto.pieces), where)
@@ -118,7 +143,8 @@ def check_lengths(pieces: Iterable[str], where: str) -> None:
   longest = max((len(piece.encode()) for piece in pieces), default=0)
   if longest >= LONGEST_PIECE:
     raise UserError(
-      f"{where}: found a piece of {longest} bytes, expected pieces of fewer than {LONGEST_PIECE}, as the sentencepiece"
+      f"{where}: found a piece of {longest} bytes, expected pieces of fewer than {LONGEST_PIECE}, "
+      "as the sentencepiece"
       " library has them; the model is damaged, copy it again"
     )
 
@@ -135,24 +161,33 @@ def charsmaps(model: bytes) -> list[bytes]:
 
 
 def merges_of(vocab: dict[str, int]) -> list[list[str]]:
-  """Derive the merges that join two pieces into each piece of a SentencePiece BPE model, in the order of its pieces."""
+  """Derive the merges that join two pieces into each piece of a SentencePiece BPE model, in the
+  order of its pieces."""
   lengths = set(map(len, vocab))
   merges = []
   for piece, i in vocab.items():
-    # Only cuts at lengths that pieces have: every cut copies the piece, so all would take the square of its length.
+    # Only cuts at lengths that pieces have: every cut copies the piece, so all would take the
+    # square of its length.
     cuts = ((piece[:at], piece[at:]) for at in sorted(lengths) if len(piece) - at in lengths)
     pairs = [pair for pair in cuts if pair[0] in vocab and pair[1] in vocab]
-    merges += [(i, len(a), len(b), a, b) for a, b in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
+    merges += [
+      (i, len(a), len(b), a, b)
+      for a, b in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    ]
   return [[a, b] for *_, a, b in sorted(merges, key=lambda merge: merge[:3])]
 
 
 def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
   parts = (normalizer or {}).get("normalizers", [normalizer])
-  return next((part["precompiled_charsmap"] for part in parts if part and part.get("type") == "Precompiled"), None)
+  return next(
+    (part["precompiled_charsmap"] for part in parts if part and part.get("type") == "Precompiled"),
+    None,
+  )
 
 
 def check_charsmap(described: dict[str, Any], where: str) -> None:
-  """Refuse a damaged SentencePiece normalisation, at which the tokenizers library would stop with a Rust panic.
+  """Refuse a damaged SentencePiece normalisation, at which the tokenizers library would stop with a
+  Rust panic.
 
   Raises:
     UserError: the normalisation does not consist of a table's length, the table, and UTF-8 text.
@@ -166,7 +201,9 @@ def check_charsmap(described: dict[str, Any], where: str) -> None:
         raise ValueError(f"{len(data)} bytes with a table of {length}")
       data[4 + length :].decode()
   except (AttributeError, LookupError, TypeError, ValueError) as error:
-    raise UserError(f"{where}: the normaliser is damaged ({one_line(error)}); copy the directory again") from None
+    raise UserError(
+      f"{where}: the normaliser is damaged ({one_line(error)}); copy the directory again"
+    ) from None
 
 
 def text_of(token) -> str:
@@ -187,7 +224,13 @@ def _metaspace(scheme: str, split: bool) -> dict[str, Any]:
 
 
 def _bpe(pieces: Pieces, **options) -> dict[str, Any]:
-  model = dict(dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None, fuse_unk=False)
+  model = dict(
+    dropout=None,
+    unk_token=None,
+    continuing_subword_prefix=None,
+    end_of_word_suffix=None,
+    fuse_unk=False,
+  )
   model |= dict(byte_fallback=False, ignore_merges=False) | options
   return {"type": "BPE", **model, "vocab": pieces.vocab, "merges": pieces.merges}
 
@@ -215,41 +258,80 @@ def _llama(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gemma(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
-  words = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+  words = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+  }
   decoder = _sequence("decoders", _replace(WORD, " "), {"type": "ByteFallback"}, {"type": "Fuse"})
-  model = _bpe(pieces, unk_token=text_of(config.get("unk_token", "<unk>")), fuse_unk=True, byte_fallback=True)
+  model = _bpe(
+    pieces, unk_token=text_of(config.get("unk_token", "<unk>")), fuse_unk=True, byte_fallback=True
+  )
   return _described(model, _replace(" ", WORD), words, decoder)
 
 
 def _t5(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
   words = _sequence("pretokenizers", {"type": "WhitespaceSplit"}, _metaspace("always", True))
-  normalizer = {"type": "Precompiled", "precompiled_charsmap": pieces.charsmap} if pieces.charsmap else None
+  normalizer = (
+    {"type": "Precompiled", "precompiled_charsmap": pieces.charsmap} if pieces.charsmap else None
+  )
   model = {"type": "Unigram", "unk_id": 2, "vocab": pieces.vocab, "byte_fallback": False}
   return _described(model, normalizer, words, _metaspace("always", True))
 
 
 def _bert(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
-  lowercase, accents = config.get("do_lower_case", True), config.get("strip_accents")
-  normalizer = {"type": "BertNormalizer", "clean_text": True, "strip_accents": accents, "lowercase": lowercase}
+  lowercase = config.get("do_lower_case", True)
+  accents = config.get("strip_accents")
+  normalizer = {
+    "type": "BertNormalizer",
+    "clean_text": True,
+    "strip_accents": accents,
+    "lowercase": lowercase,
+  }
   normalizer["handle_chinese_chars"] = config.get("tokenize_chinese_chars", True)
   model = {"type": "WordPiece", "unk_token": text_of(config.get("unk_token", "[UNK]"))}
   model |= {"continuing_subword_prefix": "##"}
   model |= {"max_input_chars_per_word": 100, "vocab": pieces.vocab}
   return _described(
-    model, normalizer, {"type": "BertPreTokenizer"}, {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    model,
+    normalizer,
+    {"type": "BertPreTokenizer"},
+    {"type": "WordPiece", "prefix": "##", "cleanup": True},
   )
 
 
-_BART = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+_BART = {
+  "bos": "<s>",
+  "eos": "</s>",
+  "unk": "<unk>",
+  "sep": "</s>",
+  "pad": "<pad>",
+  "cls": "<s>",
+  "mask": "<mask>",
+}
 DEFAULTS: dict[str, dict[str, str]] = {
   "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
   "RobertaTokenizer": _BART,
   "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
-  "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
+  "GemmaTokenizer": {
+    "bos": "<bos>",
+    "eos": "<eos>",
+    "unk": "<unk>",
+    "pad": "<pad>",
+    "mask": "<mask>",
+  },
   "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
-  "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
+  "BertTokenizer": {
+    "unk": "[UNK]",
+    "sep": "[SEP]",
+    "pad": "[PAD]",
+    "cls": "[CLS]",
+    "mask": "[MASK]",
+  },
 }
-NAMED = {"xlm-roberta": _BART}  # special pieces of a `tokenizer.json` used whole, where no file names them
+# special pieces of a `tokenizer.json` used whole, where no file names them
+NAMED = {"xlm-roberta": _BART}
 PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
   "GPT2Tokenizer": _byte_level,
   "RobertaTokenizer": _byte_level,
@@ -258,10 +340,15 @@ PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
   "T5Tokenizer": _t5,
   "BertTokenizer": _bert,
 }
-# Classes that `transformers` runs as Python, with rules that are not read here. XLM cuts words by Moses and others.
+# Classes that `transformers` runs as Python, with rules that are not read here. XLM cuts words by
+# Moses and others.
 PYTHON = ("XLMTokenizer",)
 FROM_SENTENCE_PIECE = ("LlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
-SAME = {"BartTokenizer": "RobertaTokenizer", "ElectraTokenizer": "BertTokenizer", "MT5Tokenizer": "T5Tokenizer"}
+SAME = {
+  "BartTokenizer": "RobertaTokenizer",
+  "ElectraTokenizer": "BertTokenizer",
+  "MT5Tokenizer": "T5Tokenizer",
+}
 OF_MODELS = {
   "gpt2": "GPT2Tokenizer",
   "roberta": "RobertaTokenizer",
@@ -279,7 +366,8 @@ OF_MODELS = {
   "marian": "MarianTokenizer",
   "xlm": "XLMTokenizer",
 }
-WHOLE = {  # model types whose `tokenizer.json` is used whole; the class serves directories without that file
+# model types whose `tokenizer.json` is used whole; the class serves directories without that file
+WHOLE = {
   "llama": "LlamaTokenizer",
   "mistral": "LlamaTokenizer",
   "mixtral": "LlamaTokenizer",
@@ -291,15 +379,21 @@ WHOLE = {  # model types whose `tokenizer.json` is used whole; the class serves 
 }
 
 
-def class_of(config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None) -> str | None:
-  """Choose the tokenizer's class as the library does: the named class, else the model type's class."""
+def class_of(
+  config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None
+) -> str | None:
+  """Choose the tokenizer's class as the library does: the named class, else the model type's
+  class."""
   name = config.get("tokenizer_class") or model_config.get("tokenizer_class")
-  name, kind = str(name).removesuffix("Fast") if name else None, model_config.get("model_type")
+  name = str(name).removesuffix("Fast") if name else None
+  kind = model_config.get("model_type")
   if file is None:
     name = name or OF_MODELS.get(kind) or WHOLE.get(kind)
   elif kind in WHOLE and kind != "llama":
     name = None
-  elif name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps([file.get("pre_tokenizer"), file.get("decoder")]):
+  elif name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps(
+    [file.get("pre_tokenizer"), file.get("decoder")]
+  ):
     name = None  # Llama 3's pieces under the class of Llama 2
   else:
     name = name or OF_MODELS.get(kind)

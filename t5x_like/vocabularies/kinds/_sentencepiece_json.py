@@ -1,16 +1,27 @@
 """A SentencePiece model as a `tokenizer.json`, with the ids that the sentencepiece library gives.
 
-`transformers` has classes for some models (`T5Tokenizer` for T5's), which fix the normaliser, know no byte fallback and
-take every model for a unigram model. A `tokenizer.json` says all of this itself.
+`transformers` has classes for some models (`T5Tokenizer` for T5's), which fix the normaliser, know
+no byte fallback and take every model for a unigram model. A `tokenizer.json` says all of this
+itself.
 """
 
 import base64
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.kinds._pipelines import BYTE, NORMAL, UNKNOWN, USER_DEFINED, WORD, is_unigram, merges_of
+from t5x_like.vocabularies.kinds._pipelines import (
+  BYTE,
+  NORMAL,
+  UNKNOWN,
+  USER_DEFINED,
+  WORD,
+  is_unigram,
+  merges_of,
+)
 
-UNIGRAM, BPE = 1, 2  # types of models
+# types of models
+UNIGRAM = 1
+BPE = 2
 _BYTE_SPELLING = 6  # characters of a byte's piece, `<0x41>`
 _BYTE_CHARACTERS = "<0123456789ABCDEFx>"
 _NFKC = ("nmt_nfkc", "nfkc")  # names of normalisers
@@ -20,7 +31,11 @@ def needs_t5s_class(proto) -> bool:
   """Return whether a model has user-defined pieces and is otherwise as `T5Tokenizer` expects."""
   spec = proto.normalizer_spec
   spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
-  fits = is_unigram(proto) and not falls_back(proto) and not proto.trainer_spec.treat_whitespace_as_suffix
+  fits = (
+    is_unigram(proto)
+    and not falls_back(proto)
+    and not proto.trainer_spec.treat_whitespace_as_suffix
+  )
   return bool(fits and spaces and _has_user_defined(proto))
 
 
@@ -52,8 +67,10 @@ def described(proto, special: dict[int, str], where: str) -> dict[str, Any]:
   for reason, is_so in reasons.items():
     if is_so:
       raise UserError(
-        f"{where}: found a SentencePiece model with {reason}, which has no equal tokenizer.json, expected a unigram or"
-        " BPE model without; train on a store with another vocabulary to export a model with its tokenizer"
+        f"{where}: found a SentencePiece model with {reason}, which has no equal tokenizer.json, "
+        "expected a unigram or"
+        " BPE model without; train on a store with another vocabulary to export a model with its "
+        "tokenizer"
       )
   model = _unigram(proto) if kind == UNIGRAM else _bpe(proto)
   vocab = model["vocab"]
@@ -61,7 +78,8 @@ def described(proto, special: dict[int, str], where: str) -> dict[str, Any]:
   for i, spelling in added:
     if i >= len(proto.pieces):
       if kind == UNIGRAM:
-        vocab.append([spelling, model["vocab"][0][1]])  # the score of padding, with which text never yields it
+        # the score of padding, with which text never yields it
+        vocab.append([spelling, model["vocab"][0][1]])
       else:
         vocab[spelling] = i
   flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
@@ -86,8 +104,9 @@ def _normalizers(spec) -> list[dict[str, Any]]:
   if spec.precompiled_charsmap:
     charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
     if spec.name in _NFKC:
-      # The tokenizers library applies a charsmap to single characters and to short clusters, of which it drops a part.
-      # After NFKC none of these is left in ordinary text, decomposed Korean included.
+      # The tokenizers library applies a charsmap to single characters and to short clusters, of
+      # which it drops a part. After NFKC none of these is left in ordinary text, decomposed Korean
+      # included.
       steps.append({"type": "NFKC"})
     steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
   if spec.remove_extra_whitespaces:
@@ -105,19 +124,27 @@ def _replace(old: str, new: str) -> dict[str, Any]:
 
 
 def _words(proto) -> dict[str, Any] | None:
-  """Return a split by which text spelled `<0x41>` does not become the piece of a byte in a unigram model.
+  """Return a split by which text spelled `<0x41>` does not become the piece of a byte in a unigram
+  model.
 
-  If all its characters are pieces, they have a better score; where one is in no piece, a split at it changes nothing.
+  If all its characters are pieces, they have a better score; where one is in no piece, a split at
+  it changes nothing.
   """
   known = {character for piece in proto.pieces if piece.type == NORMAL for character in piece.piece}
   missing = "".join(character for character in _BYTE_CHARACTERS if character not in known)
   if not falls_back(proto) or not missing:
     return None
-  return {"type": "Split", "pattern": {"Regex": f"[{missing}]"}, "behavior": "Isolated", "invert": False}
+  return {
+    "type": "Split",
+    "pattern": {"Regex": f"[{missing}]"},
+    "behavior": "Isolated",
+    "invert": False,
+  }
 
 
 def _unigram(proto) -> dict[str, Any]:
-  """Return a unigram model in which text never yields bytes' and control pieces, which have the score 0 in the file."""
+  """Return a unigram model in which text never yields bytes' and control pieces, which have the
+  score 0 in the file."""
   lowest = min((piece.score for piece in proto.pieces if piece.type == NORMAL), default=0.0)
   never = _BYTE_SPELLING * lowest - 100.0  # less than any way to spell them by other pieces
   vocab = [[piece.piece, piece.score if piece.type == NORMAL else never] for piece in proto.pieces]
@@ -129,7 +156,12 @@ def _bpe(proto) -> dict[str, Any]:
   normal = [piece for piece in proto.pieces if piece.type == NORMAL]
   ranked = sorted(normal, key=lambda piece: -piece.score)
   merges = merges_of({piece.piece: rank for rank, piece in enumerate(ranked)})
-  options = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
+  options = {
+    "dropout": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "ignore_merges": False,
+  }
   unknown = next(piece.piece for piece in proto.pieces if piece.type == UNKNOWN)
   options |= {"unk_token": unknown, "fuse_unk": True, "byte_fallback": falls_back(proto)}
   return {"type": "BPE", **options, "vocab": vocab, "merges": merges}

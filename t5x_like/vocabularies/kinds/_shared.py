@@ -36,7 +36,8 @@ SPELLINGS = {
 
 
 def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
-  """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown piece."""
+  """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown
+  piece."""
   found = {}
   for name, spellings in SPELLINGS.items():
     ids = (piece_id(spelling) for spelling in spellings)
@@ -46,18 +47,30 @@ def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None
 
 def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
   """Return the ids of a vocabulary that never stand for text."""
-  own = [vocabulary.pad_id, vocabulary.eos_id, *(getattr(vocabulary, f"{name}_id") for name in SPECIAL)]
+  own = [
+    vocabulary.pad_id,
+    vocabulary.eos_id,
+    *(getattr(vocabulary, f"{name}_id") for name in SPECIAL),
+  ]
   return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
 
 
 def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
-  """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and SEP."""
+  """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and
+  SEP."""
   run = []
-  dropped = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
+  dropped = {
+    vocabulary.pad_id,
+    vocabulary.eos_id,
+    vocabulary.bos_id,
+    vocabulary.cls_id,
+    vocabulary.sep_id,
+  }
   for i in map(int, ids):
     if i < 0:
       raise UserError(
-        f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is {vocabulary.size})"
+        f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size "
+        f"is {vocabulary.size})"
       )
     number = sentinel_number(vocabulary, i)
     if number is not None or i == vocabulary.mask_id:
@@ -95,9 +108,14 @@ def top(size: int, extra_ids: int) -> tuple[int, ...]:
 
 
 def checked_extra_ids(extra_ids, origin: str) -> int:
-  if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or not 0 <= extra_ids <= MOST_EXTRA_IDS:
+  if (
+    not isinstance(extra_ids, int)
+    or isinstance(extra_ids, bool)
+    or not 0 <= extra_ids <= MOST_EXTRA_IDS
+  ):
     raise UserError(
-      f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or more and at most"
+      f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or "
+      "more and at most"
       f" {MOST_EXTRA_IDS}"
     )
   return extra_ids
@@ -116,10 +134,13 @@ def well_formed(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any) -> None:
+def save(
+  directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any
+) -> None:
   """Write the files and the manifest, which includes `more`; raise UserError on failure.
 
-  Each file replaces its predecessor atomically, because runs save their vocabulary at every start while others read it.
+  Each file replaces its predecessor atomically, because runs save their vocabulary at every start
+  while others read it.
   """
   directory = place(directory)
   own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
@@ -146,19 +167,28 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], 
 
 def config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
   """Return a `tokenizer_config.json` with the special pieces of a vocabulary."""
-  names = {name: getattr(vocabulary, f"{name}_id") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
-  pieces = {f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None}
+  names = {
+    name: getattr(vocabulary, f"{name}_id")
+    for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+  }
+  pieces = {
+    f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None
+  }
   return (json.dumps(pieces | more, indent=2, sort_keys=True) + "\n").encode()
 
 
 def model(path: Place, manifest: dict) -> tuple[bytes, int]:
-  """Read the model file of a directory, checked against its manifest; return it and the number of sentinels."""
-  where, data = str(path.parent / MANIFEST), read(path)
+  """Read the model file of a directory, checked against its manifest; return it and the number of
+  sentinels."""
+  where = str(path.parent / MANIFEST)
+  data = read(path)
   extra_ids = checked_extra_ids(manifest["extra_ids"], where)
-  found, stated = fingerprint(manifest["kind"], data, extra_ids), str(manifest["fingerprint"])
+  found = fingerprint(manifest["kind"], data, extra_ids)
+  stated = str(manifest["fingerprint"])
   if found != stated:
     raise UserError(
-      f"{path}: found a model of {len(data)} bytes with fingerprint {found[:12]}, expected {stated[:12]} as {MANIFEST}"
+      f"{path}: found a model of {len(data)} bytes with fingerprint {found[:12]}, expected "
+      f"{stated[:12]} as {MANIFEST}"
       " states; the directory is damaged, copy or train it again"
     )
   return data, extra_ids

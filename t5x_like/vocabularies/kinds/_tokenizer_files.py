@@ -12,8 +12,11 @@ from t5x_like.files.places import Place
 from t5x_like.vocabularies import CONFIG, TOKENIZER
 
 MODEL_CONFIG = "config.json"
-SPECIAL, ADDED, VOCABULARY = "special_tokens_map.json", "added_tokens.json", "vocab.json"
-NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which the library adds them
+SPECIAL = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+VOCABULARY = "vocab.json"
+# in the order in which the library adds them
+NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 _MOST = 2**31 - 1
@@ -32,7 +35,9 @@ def _are_ids(found: Any) -> bool:
 
 
 def _is_object(found: Any) -> bool:
-  flags = isinstance(found, dict) and all(isinstance(found.get(flag, False), bool) for flag in FLAGS)
+  flags = isinstance(found, dict) and all(
+    isinstance(found.get(flag, False), bool) for flag in FLAGS
+  )
   return flags and isinstance(found.get("content"), str)
 
 
@@ -41,7 +46,9 @@ def _is_token(found: Any) -> bool:
 
 
 def _are_tokens(found: Any) -> bool:
-  return isinstance(found, (list, dict)) and all(map(_is_token, found.values() if isinstance(found, dict) else found))
+  return isinstance(found, (list, dict)) and all(
+    map(_is_token, found.values() if isinstance(found, dict) else found)
+  )
 
 
 def _are_listed(found: Any) -> bool:
@@ -49,23 +56,36 @@ def _are_listed(found: Any) -> bool:
 
 
 def _are_added(found: Any) -> bool:
-  return isinstance(found, dict) and all(re.fullmatch("[0-9]{1,9}", i) and _is_object(x) for i, x in found.items())
+  return isinstance(found, dict) and all(
+    re.fullmatch("[0-9]{1,9}", i) and _is_object(x) for i, x in found.items()
+  )
 
 
-# Expected values, in words, and their test. The tokenizers library checks the inside of a `tokenizer.json`.
-_OBJECT, _TEXT, _BOOL = ("an object", _is(dict)), ("text", _is(str)), ("true or false", _is(bool))
-_ID, _IDS = (f"an id from 0 to {_MOST}", _is_id), ("an id or a list of ids", _are_ids)
-_TOKENS = {f"{name}_token": ("a token: text, or an object with 'content' and flags", _is_token) for name in NAMES} | {
-  name: ("a list of tokens", _are_tokens) for name in ("additional_special_tokens", "extra_special_tokens")
+# Expected values, in words, and their test. The tokenizers library checks the inside of a
+# `tokenizer.json`.
+_OBJECT = ("an object", _is(dict))
+_TEXT = ("text", _is(str))
+_BOOL = ("true or false", _is(bool))
+_ID = (f"an id from 0 to {_MOST}", _is_id)
+_IDS = ("an id or a list of ids", _are_ids)
+_TOKENS = {
+  f"{name}_token": ("a token: text, or an object with 'content' and flags", _is_token)
+  for name in NAMES
+} | {
+  name: ("a list of tokens", _are_tokens)
+  for name in ("additional_special_tokens", "extra_special_tokens")
 }
 _ADDED = "an object from ids to tokens, objects with 'content' and flags", _are_added
 _LISTED = "a list of tokens, objects with 'id', 'content' and flags", _are_listed
 _BOOLS = (
-  "add_bos_token add_eos_token add_prefix_space do_lower_case legacy split_special_tokens strip_accents "
+  "add_bos_token add_eos_token add_prefix_space do_lower_case legacy split_special_tokens "
+  "strip_accents "
   "tokenize_chinese_chars separate_vocabs"
 )
 _KINDS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
-  TOKENIZER: dict.fromkeys(("model", "normalizer", "pre_tokenizer", "decoder", "post_processor"), _OBJECT)
+  TOKENIZER: dict.fromkeys(
+    ("model", "normalizer", "pre_tokenizer", "decoder", "post_processor"), _OBJECT
+  )
   | {"added_tokens": _LISTED},
   CONFIG: _TOKENS
   | dict.fromkeys(_BOOLS.split(), _BOOL)
@@ -90,11 +110,14 @@ def read(directory: Place, name: str) -> dict[str, Any] | None:
 
 
 def parsed(data: bytes, path: str, name: str) -> dict[str, Any]:
-  """Return the JSON object in the content of the file `name` of a tokenizer; raise as `read`, naming the path."""
+  """Return the JSON object in the content of the file `name` of a tokenizer; raise as `read`,
+  naming the path."""
   found = checked_json.parsed(data, dict, path, "the file of a tokenizer; copy it again")
   for key, value in found.items():
     words, fits = _EVERY.get(name) or _KINDS.get(name, {}).get(key) or ("", None)
     negative = name == MODEL_CONFIG and value == -1  # which means none
     if fits is not None and value is not None and not negative and not fits(value):
-      raise UserError(f"{path}: found {shown(value)} for {key[:80]!r}, expected {words}; copy the file again")
+      raise UserError(
+        f"{path}: found {shown(value)} for {key[:80]!r}, expected {words}; copy the file again"
+      )
   return found

@@ -21,9 +21,10 @@ _NEVER = 11  # the last bytes, 0xF5 to 0xFF, which UTF-8 does not use
 class ByteVocabulary(Vocabulary):
   """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
-  Published ByT5s have 384 ids, but no sentinels of their `own`: these are the last bytes, the eleven that UTF-8 lacks.
-  Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8 and unknown ids decode to U+FFFD.
-  There is no mask, CLS, SEP or BOS; `vocabularies.special` lends sentinels.
+  Published ByT5s have 384 ids, but no sentinels of their `own`: these are the last bytes, the
+  eleven that UTF-8 lacks. Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are
+  not UTF-8 and unknown ids decode to U+FFFD. There is no mask, CLS, SEP or BOS;
+  `vocabularies.special` lends sentinels.
   """
 
   mask_id = cls_id = sep_id = bos_id = None
@@ -45,7 +46,9 @@ class ByteVocabulary(Vocabulary):
     return [np.frombuffer(data, np.uint8).astype(np.int32) + _BYTE_OFFSET for data in encoded]
 
   def decode(self, ids: Sequence[int]) -> str:
-    return "".join(part if isinstance(part, str) else _text(part) for part in shared.parts(ids, self))
+    return "".join(
+      part if isinstance(part, str) else _text(part) for part in shared.parts(ids, self)
+    )
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or _spelled(i) for i in map(int, ids)]
@@ -58,7 +61,9 @@ class ByteVocabulary(Vocabulary):
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> ByteVocabulary:
-  extra_ids = shared.checked_extra_ids(manifest["extra_ids"], str(directory / vocabularies.MANIFEST))
+  extra_ids = shared.checked_extra_ids(
+    manifest["extra_ids"], str(directory / vocabularies.MANIFEST)
+  )
   return ByteVocabulary(extra_ids, manifest.get("own", True) is not False)
 
 

@@ -18,10 +18,13 @@ FILE = "labels.json"
 
 
 class LabelVocabulary(Vocabulary):
-  """Classes by number: id i is class i, and nothing else is an id. Text cannot be encoded; `decode` names classes."""
+  """Classes by number: id i is class i, and nothing else is an id. Text cannot be encoded; `decode`
+  names classes."""
 
   pad_id = eos_id = unk_id = mask_id = cls_id = sep_id = bos_id = decoder_start_id = None
-  sentinels, extra_ids, special_ids = (), 0, frozenset()
+  sentinels = ()
+  extra_ids = 0
+  special_ids = frozenset()
 
   def __init__(self, names: Sequence[str]):
     self.names = tuple(names)
@@ -30,7 +33,9 @@ class LabelVocabulary(Vocabulary):
     self.fingerprint = shared.fingerprint(KIND, self._content(), 0)
 
   def encode(self, text: str) -> list[int]:
-    raise UserError(f"found the text {text[:40]!r}, but this run was trained on images: it takes no text")
+    raise UserError(
+      f"found the text {text[:40]!r}, but this run was trained on images: it takes no text"
+    )
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.asarray(self.encode(text), np.int32) for text in texts]
@@ -50,7 +55,11 @@ class LabelVocabulary(Vocabulary):
 
 def load(directory: Place, manifest: dict[str, Any]) -> LabelVocabulary:
   path = directory / FILE
-  names = checked_json.parsed(vocabularies.read(path), list, str(path), "a list of class names; copy it again")
+  names = checked_json.parsed(
+    vocabularies.read(path), list, str(path), "a list of class names; copy it again"
+  )
   if not all(isinstance(name, str) for name in names):
-    raise UserError(f"{path}: found a name that is not text, expected a list of class names; copy it again")
+    raise UserError(
+      f"{path}: found a name that is not text, expected a list of class names; copy it again"
+    )
   return LabelVocabulary(names)

@@ -1,9 +1,10 @@
-"""Marian's tokenizers (opus-mt): a SentencePiece model of source texts, one of target texts, and the ids of all pieces.
+"""Marian's tokenizers (opus-mt): a SentencePiece model of source texts, one of target texts, and
+the ids of all pieces.
 
-The ids are those of `transformers`: special pieces in a text become their ids, a language code such as `>>fra<<` at the
-beginning of a text is a piece of its own, and a piece that `vocab.json` lacks is unknown. As there, the source's model
-encodes a text; `for_targets` returns the vocabulary of the texts that a decoder learns (`text_target` there), which
-has the same ids.
+The ids are those of `transformers`: special pieces in a text become their ids, a language code such
+as `>>fra<<` at the beginning of a text is a piece of its own, and a piece that `vocab.json` lacks
+is unknown. As there, the source's model encodes a text; `for_targets` returns the vocabulary of the
+texts that a decoder learns (`text_target` there), which has the same ids.
 """
 
 import copy
@@ -27,12 +28,19 @@ from t5x_like.vocabularies import CONFIG
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds._facts import Facts, find_facts
 from t5x_like.vocabularies.kinds._pipelines import text_of
-from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
+from t5x_like.vocabularies.kinds._tokenizer_files import (
+  ADDED,
+  MODEL_CONFIG,
+  NAMES,
+  SPECIAL,
+  VOCABULARY,
+)
 from t5x_like.vocabularies.kinds.sentencepiece import open_processor
 from t5x_like.vocabularies.protocol import Vocabulary
 
 KIND = "marian"
-SOURCE, TARGET = "source.spm", "target.spm"
+SOURCE = "source.spm"
+TARGET = "target.spm"
 DEFAULTS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
 _WORD_START = "\u2581"
@@ -52,25 +60,38 @@ class MarianVocabulary(Vocabulary):
   """
 
   def __init__(self, facts: Facts, brought: dict[str, bytes], origin: str):
-    self._facts, self.brought, self._origin = facts, brought, origin
+    self._facts = facts
+    self.brought = brought
+    self._origin = origin
     self._ids = _numbered(brought, origin)
     self.size = len(self._ids)
     for name, value in dataclasses.asdict(facts).items():
       setattr(self, name, value)
     specials = _specials(_settings(brought, origin), self._ids, origin)
-    ids = [*facts.sentinels, *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL))]
+    ids = [
+      *facts.sentinels,
+      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL)),
+    ]
     outside = [i for i in ids if i is not None and not 0 <= i < self.size]
     if outside:
-      raise UserError(f"{origin}: found the special id {outside[0]}, expected ids from 0 to {self.size - 1}")
+      raise UserError(
+        f"{origin}: found the special id {outside[0]}, expected ids from 0 to {self.size - 1}"
+      )
     self._spelled = [""] * self.size
     for piece, i in self._ids.items():
       self._spelled[i] = piece
-    self._processors = {name: open_processor(brought[name], f"{origin}/{name}") for name in (SOURCE, TARGET)}
+    self._processors = {
+      name: open_processor(brought[name], f"{origin}/{name}") for name in (SOURCE, TARGET)
+    }
     self._side = SOURCE
     longest_first = sorted(specials, key=len, reverse=True)
-    self._splitter = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if facts.specials_in_text else None
+    self._splitter = (
+      re.compile(f"({'|'.join(map(re.escape, longest_first))})") if facts.specials_in_text else None
+    )
     self.extra_ids = len(self.sentinels)
-    self.special_ids = shared.special_ids(self) | {self._ids[piece] for piece in specials} - {self.unk_id}
+    self.special_ids = shared.special_ids(self) | {self._ids[piece] for piece in specials} - {
+      self.unk_id
+    }
     content = json.dumps([dataclasses.asdict(facts), sorted(specials)], sort_keys=True)
     digest = hashlib.sha256(f"{KIND}\n{content}\n".encode())
     for name in (SOURCE, TARGET, VOCABULARY):
@@ -129,10 +150,15 @@ class MarianVocabulary(Vocabulary):
     return [], [self.eos_id]
 
   def with_text_only(self) -> "MarianVocabulary":
-    """Return the vocabulary to which text spelled like a special piece is text, by `split_special_tokens`."""
+    """Return the vocabulary to which text spelled like a special piece is text, by
+    `split_special_tokens`."""
     config = json.loads(self.brought.get(CONFIG, b"{}")) | {"split_special_tokens": True}
-    brought = self.brought | {CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
-    return MarianVocabulary(dataclasses.replace(self._facts, specials_in_text=False), brought, self._origin)
+    brought = self.brought | {
+      CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+    }
+    return MarianVocabulary(
+      dataclasses.replace(self._facts, specials_in_text=False), brought, self._origin
+    )
 
   def _encode_plain(self, text: str) -> list[int]:
     """Encode text without special pieces, which may begin with the code of a language."""
@@ -155,10 +181,13 @@ class MarianVocabulary(Vocabulary):
 
 def load(directory: Place, manifest: dict[str, Any]) -> MarianVocabulary:
   """Open a directory written by `save`."""
-  where, files = f"{directory / vocabularies.MANIFEST}", manifest.get("files")
+  where = f"{directory / vocabularies.MANIFEST}"
+  files = manifest.get("files")
   facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
   if not isinstance(files, dict):
-    raise UserError(f"{where}: found {shown(files)} in 'files', expected an object; copy the directory again")
+    raise UserError(
+      f"{where}: found {shown(files)} in 'files', expected an object; copy the directory again"
+    )
   brought = {}
   for name in files:
     original = name.removeprefix(shared.BROUGHT)
@@ -170,7 +199,11 @@ def load(directory: Place, manifest: dict[str, Any]) -> MarianVocabulary:
 def read(directory: Place, sentinels: str | None = None) -> MarianVocabulary:
   """Read a Hugging Face directory; see `published.read`."""
   where = str(directory)
-  brought = {name: vocabularies.read(directory / name) for name in shared.FILES if (directory / name).exists()}
+  brought = {
+    name: vocabularies.read(directory / name)
+    for name in shared.FILES
+    if (directory / name).exists()
+  }
   ids = _numbered(brought, where)
   config = _settings(brought, where)
   _specials(config, ids, where)
@@ -188,7 +221,9 @@ def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
   """
   files = {}
   for name in (CONFIG, SPECIAL, ADDED):
-    files[name] = tokenizer_files.parsed(brought[name], f"{where}/{name}", name) if name in brought else {}
+    files[name] = (
+      tokenizer_files.parsed(brought[name], f"{where}/{name}", name) if name in brought else {}
+    )
   config = files[CONFIG]
   if config.get("added_tokens_decoder") is None:  # older files
     added = {i: {"content": piece} for piece, i in files[ADDED].items()}
@@ -196,7 +231,8 @@ def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
   for name in ("separate_vocabs", "sp_model_kwargs"):
     if config.get(name):
       raise UserError(
-        f"{where}/{CONFIG}: found {shown(config[name])} for {name!r}, expected none; such a tokenizer is not read here"
+        f"{where}/{CONFIG}: found {shown(config[name])} for {name!r}, expected none; such a "
+        "tokenizer is not read here"
       )
   return config
 
@@ -217,29 +253,48 @@ def _specials(config: dict[str, Any], ids: dict[str, int], where: str) -> list[s
   for i, token in added.items():
     if str(ids.get(token["content"])) != str(i):
       raise UserError(
-        f"{where}: found the added piece {shown(token['content'])} with id {i}, expected its id in {VOCABULARY}; add it"
+        f"{where}: found the added piece {shown(token['content'])} with id {i}, expected its id "
+        f"in {VOCABULARY}; add it"
       )
-  tokens = [*_named(config).values(), *(extra.values() if isinstance(extra, dict) else extra), *added.values()]
+  tokens = [
+    *_named(config).values(),
+    *(extra.values() if isinstance(extra, dict) else extra),
+    *added.values(),
+  ]
   for token in tokens:
     piece = text_of(token)
-    flags = [name for name in ("lstrip", "rstrip", "single_word") if isinstance(token, dict) and token.get(name)]
+    flags = [
+      name
+      for name in ("lstrip", "rstrip", "single_word")
+      if isinstance(token, dict) and token.get(name)
+    ]
     if flags:
-      raise UserError(f"{where}: found the special piece {shown(piece)} with {flags[0]!r}, which is not read here")
+      raise UserError(
+        f"{where}: found the special piece {shown(piece)} with {flags[0]!r}, which is not read here"
+      )
     if not piece or piece not in ids:
-      raise UserError(f"{where}: found the special piece {shown(piece)}, expected only pieces of {VOCABULARY}; add it")
+      raise UserError(
+        f"{where}: found the special piece {shown(piece)}, expected only pieces of "
+        f"{VOCABULARY}; add it"
+      )
   return sorted({text_of(token) for token in tokens})
 
 
 def _numbered(brought: dict[str, bytes], where: str) -> dict[str, int]:
-  """Return the ids by piece; raise UserError if a file is missing, or the ids do not count the pieces."""
+  """Return the ids by piece; raise UserError if a file is missing, or the ids do not count the
+  pieces."""
   for name in (SOURCE, TARGET, VOCABULARY):
     if name not in brought:
-      raise UserError(f"{where}: found no {name}, expected it beside the other files of a MarianTokenizer; copy it")
+      raise UserError(
+        f"{where}: found no {name}, expected it beside the other files of a "
+        "MarianTokenizer; copy it"
+      )
   ids = tokenizer_files.parsed(brought[VOCABULARY], f"{where}/{VOCABULARY}", VOCABULARY)
   numbers = sorted(i for i in ids.values() if i is not None)
   if not ids or numbers != list(range(len(ids))):
     raise UserError(
-      f"{where}/{VOCABULARY}: found {len(ids)} pieces with ids up to {max(numbers, default=0)}, expected the ids 0 to"
+      f"{where}/{VOCABULARY}: found {len(ids)} pieces with ids up to {max(numbers, default=0)}, "
+      "expected the ids 0 to"
       f" {max(len(ids), 1) - 1}, one a piece; copy the file again"
     )
   return ids

@@ -1,12 +1,14 @@
 """The tokenizer of a Hugging Face directory, in any of its forms, with the ids of `transformers`.
 
-Version 5 of `transformers` does not run a `tokenizer.json` as it is. For the classes of `_pipelines` it takes only the
-pieces and merges from it, or from `vocab.json` and `merges.txt`, `vocab.txt` or a SentencePiece model, and sets the
-rest itself. A `tokenizer.json` of any other class is used whole. Added and special tokens are then added in the
-library's order, from `tokenizer_config.json` or the older `special_tokens_map.json` and `added_tokens.json`;
+Version 5 of `transformers` does not run a `tokenizer.json` as it is. For the classes of
+`_pipelines` it takes only the pieces and merges from it, or from `vocab.json` and `merges.txt`,
+`vocab.txt` or a SentencePiece model, and sets the rest itself. A `tokenizer.json` of any other
+class is used whole. Added and special tokens are then added in the library's order, from
+`tokenizer_config.json` or the older `special_tokens_map.json` and `added_tokens.json`;
 `config.json` supplies ids missing from all of these. `make parity` compares ids on hostile text.
 
-The library itself is not used: with the protobuf that TensorFlow needs, it cannot read SentencePiece models.
+The library itself is not used: with the protobuf that TensorFlow needs, it cannot read
+SentencePiece models.
 """
 
 import dataclasses
@@ -28,7 +30,14 @@ from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds import marian
 from t5x_like.vocabularies.kinds._facts import Facts, find_facts
 from t5x_like.vocabularies.kinds._pipelines import text_of
-from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, FLAGS, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
+from t5x_like.vocabularies.kinds._tokenizer_files import (
+  ADDED,
+  FLAGS,
+  MODEL_CONFIG,
+  NAMES,
+  SPECIAL,
+  VOCABULARY,
+)
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, described_by, refusing
 
@@ -39,10 +48,11 @@ KIND = "published"
 
 
 class PublishedVocabulary(TokenizerVocabulary):
-  """The tokenizer of a Hugging Face directory; text gets the same ids as in `transformers`, without added special ids.
+  """The tokenizer of a Hugging Face directory; text gets the same ids as in `transformers`, without
+  added special ids.
 
-  Text spelled like a special piece becomes that piece, as there, unless `tokenizer_config.json` sets
-  `split_special_tokens`. Lone surrogates, which `transformers` does not accept, become U+FFFD.
+  Text spelled like a special piece becomes that piece, as there, unless `tokenizer_config.json`
+  sets `split_special_tokens`. Lone surrogates, which `transformers` does not accept, become U+FFFD.
 
   Args:
     model: a `tokenizer.json`, complete with added tokens.
@@ -54,29 +64,46 @@ class PublishedVocabulary(TokenizerVocabulary):
     UserError: the model is not a tokenizer.
   """
 
-  def __init__(self, model: bytes, facts: Facts, brought: dict[str, bytes], origin: str = "tokenizer.json"):
+  def __init__(
+    self, model: bytes, facts: Facts, brought: dict[str, bytes], origin: str = "tokenizer.json"
+  ):
     for name, value in dataclasses.asdict(facts).items():
       setattr(self, name, value)
-    self._facts, self.brought = facts, brought
+    self._facts = facts
+    self.brought = brought
     _, added = self._open(model, origin)
-    ids = [*facts.sentinels, *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL))]
+    ids = [
+      *facts.sentinels,
+      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL)),
+    ]
     if wrong := [i for i in ids if i is not None and not 0 <= i < self.size]:
-      raise UserError(f"{origin}: found the special id {wrong[0]}, expected ids from 0 to {self.size - 1}")
+      raise UserError(
+        f"{origin}: found the special id {wrong[0]}, expected ids from 0 to {self.size - 1}"
+      )
     self._finish(added)
     content = json.dumps(dataclasses.asdict(facts), sort_keys=True)
     self.fingerprint = hashlib.sha256(f"{KIND}\n{content}\n".encode() + model).hexdigest()
 
   def save(self, directory) -> None:
     brought = {shared.BROUGHT + name: data for name, data in self.brought.items()}
-    shared.save(directory, KIND, self, {TOKENIZER: self.model, **brought}, published=dataclasses.asdict(self._facts))
+    shared.save(
+      directory,
+      KIND,
+      self,
+      {TOKENIZER: self.model, **brought},
+      published=dataclasses.asdict(self._facts),
+    )
 
   def exported(self) -> dict[str, bytes]:
     return self.brought
 
   def with_text_only(self) -> "PublishedVocabulary":
-    """Return the vocabulary to which text spelled like a special piece is text, by `split_special_tokens`."""
+    """Return the vocabulary to which text spelled like a special piece is text, by
+    `split_special_tokens`."""
     config = json.loads(self.brought.get(CONFIG, b"{}")) | {"split_special_tokens": True}
-    brought = self.brought | {CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
+    brought = self.brought | {
+      CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+    }
     facts = dataclasses.replace(self._facts, specials_in_text=False)
     return PublishedVocabulary(self.model, facts, brought, self._origin)
 
@@ -88,7 +115,8 @@ class PublishedVocabulary(TokenizerVocabulary):
     """
     file = json.loads(self.brought.get(TOKENIZER, b"{}"))
     if not file.get("post_processor"):
-      return 1 + ("merges.txt" in self.brought and self.cls_id is not None)  # RoBERTa's and BART's older files
+      # RoBERTa's and BART's older files
+      return 1 + ("merges.txt" in self.brought and self.cls_id is not None)
     texts = _enclosed(file["post_processor"], 2).sequence_ids
     last_of_first = len(texts) - 1 - texts[::-1].index(0)
     return texts.index(1) - last_of_first - 1
@@ -109,14 +137,18 @@ class PublishedVocabulary(TokenizerVocabulary):
       "merges.txt" in self.brought and self.cls_id is not None
     )
     begins = encloses or (not file and SENTENCE_PIECE[1] in self.brought)
-    return bos * begins, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.brought)
+    return bos * begins, eos * (
+      encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.brought
+    )
 
 
 def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encoding":
-  """Return what the post-processor of a `tokenizer.json` makes of one or two texts of one piece each.
+  """Return what the post-processor of a `tokenizer.json` makes of one or two texts of one piece
+  each.
 
-  The post-processor holds its own ids, so the pieces are not needed: a tokenizer may have none for a given letter, and
-  the padding and truncation of the last call, which `transformers` saves, are no part of what stands around a text.
+  The post-processor holds its own ids, so the pieces are not needed: a tokenizer may have none for
+  a given letter, and the padding and truncation of the last call, which `transformers` saves, are
+  no part of what stands around a text.
 
   Raises:
     UserError: the post-processor is damaged, or leaves out a text.
@@ -125,13 +157,20 @@ def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encodin
 
   model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
   parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
-  described = {"version": "1.0", "added_tokens": [], **parts, "post_processor": post_processor, "model": model}
+  described = {
+    "version": "1.0",
+    "added_tokens": [],
+    **parts,
+    "post_processor": post_processor,
+    "model": model,
+  }
   with refusing(TOKENIZER, "its post_processor cannot be used"):
     encoding = tokenizers.Tokenizer.from_str(json.dumps(described)).encode(*["a"] * texts)
   for number in range(texts):
     if encoding.sequence_ids.count(number) != 1:
       raise UserError(
-        f"{TOKENIZER}: found a post_processor that puts text {number + 1} {encoding.sequence_ids.count(number)} times,"
+        f"{TOKENIZER}: found a post_processor that puts text {number + 1} "
+        f"{encoding.sequence_ids.count(number)} times,"
         " expected each text once; copy the file again"
       )
   return encoding
@@ -139,15 +178,20 @@ def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encodin
 
 def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   """Open a directory written by `save`."""
-  where, files = f"{directory / vocabularies.MANIFEST}", manifest.get("files", {})
+  where = f"{directory / vocabularies.MANIFEST}"
+  files = manifest.get("files", {})
   facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
   if not isinstance(files, dict):
-    raise UserError(f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again")
+    raise UserError(
+      f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again"
+    )
   brought = [name for name in files if name.startswith(shared.BROUGHT)]
   if shared.BROUGHT + TOKENIZER in brought:
     growth.check(described_by(vocabularies.read(directory / (shared.BROUGHT + TOKENIZER))), where)
   for name in brought:
-    file_names.check(f"{where}: files", name.removeprefix(shared.BROUGHT), "copy the vocabulary again")
+    file_names.check(
+      f"{where}: files", name.removeprefix(shared.BROUGHT), "copy the vocabulary again"
+    )
   return PublishedVocabulary(
     vocabularies.read(directory / TOKENIZER),
     facts,
@@ -160,10 +204,12 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
   """Read a directory.
 
   Args:
-    sentinels: the pattern of pieces to use as sentinels, such as `<unused{}>`; by default `<extra_id_{}>`, if any.
+    sentinels: the pattern of pieces to use as sentinels, such as `<unused{}>`; by default
+      `<extra_id_{}>`, if any.
 
   Raises:
-    UserError: a file is missing, damaged or of an unsupported class, or no end-of-text token is named.
+    UserError: a file is missing, damaged or of an unsupported class, or no end-of-text token is
+      named.
   """
   config = tokenizer_files.read(directory, CONFIG) or {}
   model_config = tokenizer_files.read(directory, MODEL_CONFIG) or {}
@@ -176,7 +222,9 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
   where = f"vocabulary {directory}"
   legacy = config.get("added_tokens_decoder") is None
   if legacy:
-    config |= {key: _added(value) for key, value in (tokenizer_files.read(directory, SPECIAL) or {}).items()}
+    config |= {
+      key: _added(value) for key, value in (tokenizer_files.read(directory, SPECIAL) or {}).items()
+    }
   with refusing(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
     if name in pipelines.PIPELINES:
       pieces = pipelines.Pieces.of(file) if file is not None else _pieces(directory, name, config)
@@ -191,12 +239,15 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
       )
     elif file is None:
       raise UserError(
-        f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class {name or 'is not named and'} can be"
+        f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class "
+        f"{name or 'is not named and'} can be"
         f" read from no other file; save it with transformers' save_pretrained, or name one of "
         f"{', '.join(pipelines.PIPELINES)} as tokenizer_class in {CONFIG}"
       )
     else:
-      pieces, described, defaults = None, file, pipelines.NAMED.get(model_config.get("model_type"), {})
+      pieces = None
+      described = file
+      defaults = pipelines.NAMED.get(model_config.get("model_type"), {})
     described = {**described, "truncation": None, "padding": None, "post_processor": None}
     named = {n: config.get(f"{n}_token", defaults.get(n)) for n in NAMES}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
@@ -205,7 +256,11 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
       extra += [f"<extra_id_{i}>" for i in range(_extra_ids(config, where))]
     own = pieces.added if pieces is not None else []
     added = _added_tokens(
-      directory, config, legacy, file, {text_of(token) for token in (*named.values(), *extra) if token}
+      directory,
+      config,
+      legacy,
+      file,
+      {text_of(token) for token in (*named.values(), *extra) if token},
     )
     pipelines.check_charsmap(described, where)
     growth.check(file or {}, where)  # which `around` and `between` use as it is
@@ -214,15 +269,25 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
       pipelines.check_lengths((piece for piece, _ in described["model"]["vocab"]), where)
     described, ids = _with_added(described, added, named, [*own, *extra], _vectors(model_config))
   facts = find_facts(
-    where, ids, {n: text_of(token) for n, token in named.items() if token}, model_config, config, sentinels
+    where,
+    ids,
+    {n: text_of(token) for n, token in named.items() if token},
+    model_config,
+    config,
+    sentinels,
   )
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-  brought = {name: vocabularies.read(directory / name) for name in shared.FILES if (directory / name).exists()}
+  brought = {
+    name: vocabularies.read(directory / name)
+    for name in shared.FILES
+    if (directory / name).exists()
+  }
   return PublishedVocabulary(model, facts, brought, where)
 
 
 def python_class(directory: Place) -> str | None:
-  """Return the class of a directory's tokenizer if it is one of `pipelines.PYTHON` without a `tokenizer.json`."""
+  """Return the class of a directory's tokenizer if it is one of `pipelines.PYTHON` without a
+  `tokenizer.json`."""
   if (directory / TOKENIZER).exists():
     return None
   config = tokenizer_files.read(directory, CONFIG) or {}
@@ -236,7 +301,10 @@ def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pi
   for file in SENTENCE_PIECE:
     if (directory / file).exists() and name in pipelines.FROM_SENTENCE_PIECE:
       return pipelines.Pieces.of_sentence_piece(
-        vocabularies.read(directory / file), name, _extra_ids(config, where), f"vocabulary {directory / file}"
+        vocabularies.read(directory / file),
+        name,
+        _extra_ids(config, where),
+        f"vocabulary {directory / file}",
       )
   if name == "BertTokenizer" and (directory / "vocab.txt").exists():
     lines = _lines(directory / "vocab.txt")
@@ -244,20 +312,28 @@ def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pi
   vocab = tokenizer_files.read(directory, VOCABULARY)
   if vocab is None or not (directory / "merges.txt").exists():
     raise UserError(
-      f"vocabulary {directory}: found no files of a {name}, expected {TOKENIZER}, or vocab.json and merges.txt, "
+      f"vocabulary {directory}: found no files of a {name}, expected {TOKENIZER}, or vocab.json "
+      "and merges.txt, "
       "vocab.txt, or a SentencePiece model, as its class has them; copy them there"
     )
-  lines = (line.split(" ") for line in _lines(directory / "merges.txt") if not line.startswith("#version"))
+  lines = (
+    line.split(" ") for line in _lines(directory / "merges.txt") if not line.startswith("#version")
+  )
   return pipelines.Pieces(vocab, [pair for pair in lines if len(pair) == 2])
 
 
-def _added_tokens(directory: Place, config: dict, legacy: bool, file: dict | None, special: set[str]) -> dict:
-  """Return the tokens added to the pieces, by id, from the newer file or from all the older ones."""
+def _added_tokens(
+  directory: Place, config: dict, legacy: bool, file: dict | None, special: set[str]
+) -> dict:
+  """Return the tokens added to the pieces, by id, from the newer file or from all the older
+  ones."""
   if not legacy:
     return {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
   found = {}
   for token, i in (tokenizer_files.read(directory, ADDED) or {}).items():
-    found[i] = _added({"content": token, "normalized": token not in special, "special": token in special})
+    found[i] = _added(
+      {"content": token, "normalized": token not in special, "special": token in special}
+    )
   for token in (file or {}).get("added_tokens") or ():
     found[token["id"]] = _added({key: value for key, value in token.items() if key != "id"})
   return found
@@ -285,15 +361,19 @@ def _with_added(
   extra = [_as(token) for token in extra if token]
   known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
   new = [token for _, token in sorted(added.items()) if token.content not in known]
-  new += [token for token in [*named, *extra] if token.content not in known | {n.content for n in new}]
+  new += [
+    token for token in [*named, *extra] if token.content not in known | {n.content for n in new}
+  ]
   special = {token.content for token in named}
   for token in new:
     token.special = token.special or token.content in special
   tokenizer.add_tokens(new)
   tokenizer.add_special_tokens([*named, *extra])
-  held, ids = sorted(tokenizer.get_added_tokens_decoder().items()), tokenizer.get_vocab(with_added_tokens=True)
+  held = sorted(tokenizer.get_added_tokens_decoder().items())
+  ids = tokenizer.get_vocab(with_added_tokens=True)
   if vectors is not None and all(token.special for i, token in held if i >= vectors):
-    held, ids = [one for one in held if one[0] < vectors], {piece: i for piece, i in ids.items() if i < vectors}
+    held = [one for one in held if one[0] < vectors]
+    ids = {piece: i for piece, i in ids.items() if i < vectors}
   fields = ("content", *FLAGS)
   listed = [{"id": i, **{field: getattr(token, field) for field in fields}} for i, token in held]
   return {**described, "added_tokens": listed}, ids
@@ -308,7 +388,9 @@ def _added(token):
   if not isinstance(token, dict) or "content" not in token:
     return token
   flags = ("content", *FLAGS)
-  return tokenizers.AddedToken(**{"special": True} | {key: token[key] for key in flags if key in token})
+  return tokenizers.AddedToken(
+    **{"special": True} | {key: token[key] for key in flags if key in token}
+  )
 
 
 def _as(token, known=None):
@@ -322,7 +404,11 @@ def _as(token, known=None):
 
 def _extra_ids(config: dict[str, Any], where: str) -> int:
   extra_ids = config.get("extra_ids")
-  return shared.T5_EXTRA_IDS if extra_ids is None else shared.checked_extra_ids(extra_ids, f"{where}, {CONFIG}")
+  return (
+    shared.T5_EXTRA_IDS
+    if extra_ids is None
+    else shared.checked_extra_ids(extra_ids, f"{where}, {CONFIG}")
+  )
 
 
 def _lines(path: Place) -> list[str]:

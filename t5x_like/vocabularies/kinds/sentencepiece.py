@@ -1,4 +1,5 @@
-"""SentencePiece models (Kudo and Richardson 2018) with T5's sentinels on top, or with sentinels of their own."""
+"""SentencePiece models (Kudo and Richardson 2018) with T5's sentinels on top, or with sentinels of
+their own."""
 
 import itertools
 import json
@@ -27,12 +28,13 @@ _WORD_START = "\u2581"
 class SentencePieceVocabulary(Vocabulary):
   """A SentencePiece model with sentinels on top; `size` = pieces + extra_ids.
 
-  A model may have sentinels of its own, `<extra_id_0>`, `<extra_id_1>`, ..., with or without the word mark, as T5X's
-  `cc_all.32000.100extra` and `mc4.250000.100extra` have them. They keep their ids and none are added. Text spelled
-  like a sentinel is text. (In T5X, where they are user-defined pieces, it becomes the sentinel after a space.)
+  A model may have sentinels of its own, `<extra_id_0>`, `<extra_id_1>`, ..., with or without the
+  word mark, as T5X's `cc_all.32000.100extra` and `mc4.250000.100extra` have them. They keep their
+  ids and none are added. Text spelled like a sentinel is text. (In T5X, where they are user-defined
+  pieces, it becomes the sentinel after a space.)
 
-  `mask_id`, `cls_id` and `sep_id` are the control pieces `[MASK]`, `[CLS]` and `[SEP]` (or `<mask>`, ...); `bos_id` is
-  the model's bos.
+  `mask_id`, `cls_id` and `sep_id` are the control pieces `[MASK]`, `[CLS]` and `[SEP]` (or
+  `<mask>`, ...); `bos_id` is the model's bos.
 
   Args:
     model: the serialised model (the bytes of a `.model` file).
@@ -44,10 +46,13 @@ class SentencePieceVocabulary(Vocabulary):
     pieces: the number of pieces of `model`.
 
   Raises:
-    UserError: the bytes are not a SentencePiece model, or its pad, eos and unk ids are not 0, 1 and 2.
+    UserError: the bytes are not a SentencePiece model, or its pad, eos and unk ids are not 0, 1 and
+      2.
   """
 
-  def __init__(self, model: bytes, extra_ids: int = T5_EXTRA_IDS, origin: str = "SentencePiece model"):
+  def __init__(
+    self, model: bytes, extra_ids: int = T5_EXTRA_IDS, origin: str = "SentencePiece model"
+  ):
     self.model, self.sentinels = _with_plain_sentinels(model, origin)
     self._processor = _processor(self.model, origin)
     self.pieces = self._processor.vocab_size()
@@ -58,7 +63,9 @@ class SentencePieceVocabulary(Vocabulary):
     added = [i for i in self.sentinels if i >= self.pieces]
     self.size = self.pieces + len(added)
     found = shared.find_specials(self._special)
-    self.mask_id, self.cls_id, self.sep_id = found["mask"], found["cls"], found["sep"]
+    self.mask_id = found["mask"]
+    self.cls_id = found["cls"]
+    self.sep_id = found["sep"]
     self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else found["bos"]
     self.special_ids = shared.special_ids(self)
     self.fingerprint = shared.fingerprint(KIND, self.model, self.extra_ids)
@@ -103,15 +110,17 @@ class SentencePieceVocabulary(Vocabulary):
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def exported(self) -> dict[str, bytes]:
-    """Return a `tokenizer.json` with the ids of training, or the files of `T5Tokenizer` for a T5's model with
-    user-defined pieces.
+    """Return a `tokenizer.json` with the ids of training, or the files of `T5Tokenizer` for a T5's
+    model with user-defined pieces.
 
     Raises:
       UserError: the tokenizers library has no such model.
     """
     proto = model_proto(self.model, KIND)
     if sentencepiece_json.needs_t5s_class(proto):
-      config = shared.config(self, {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces})
+      config = shared.config(
+        self, {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces}
+      )
       return {vocabularies.SENTENCE_PIECE[0]: self.model, vocabularies.CONFIG: config}
     special = sorted({*self.special_ids, UNK_ID})
     spelled = dict(zip(special, self.pieces_of(special)))
@@ -138,14 +147,16 @@ def read(path: Place) -> SentencePieceVocabulary:
 
 
 def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
-  """Open a SentencePiece model; raise UserError if the bytes are none, or one that makes a text too long."""
+  """Open a SentencePiece model; raise UserError if the bytes are none, or one that makes a text too
+  long."""
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
     tables = charsmaps(model)
   except Exception as error:  # RuntimeError, or protobuf's own
     raise UserError(
-      f"{origin}: found {len(model)} bytes that are not a SentencePiece model, expected a complete .model file "
+      f"{origin}: found {len(model)} bytes that are not a SentencePiece model, expected a "
+      "complete .model file "
       f"({one_line(error)})"
     ) from None
   for charsmap in tables:
@@ -154,24 +165,28 @@ def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProc
 
 
 def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
-  """Open a model whose pad, eos and unk ids are 0, 1 and 2, without sentinels; see `SentencePieceVocabulary`."""
+  """Open a model whose pad, eos and unk ids are 0, 1 and 2, without sentinels; see
+  `SentencePieceVocabulary`."""
   processor = open_processor(model, origin)
   found = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
   expected = {"pad": PAD_ID, "eos": EOS_ID, "unk": UNK_ID}
   for name, expected_id in expected.items():
     if found[name] != expected_id:
       raise UserError(
-        f"{origin}: found {name} id {found[name]}, expected {expected_id}; train the model with pad_id=0, eos_id=1, "
+        f"{origin}: found {name} id {found[name]}, expected {expected_id}; train the model with "
+        "pad_id=0, eos_id=1, "
         "unk_id=2, bos_id=-1 (python -m tools.train_vocabulary does)"
       )
   return processor
 
 
 def _with_plain_sentinels(model: bytes, origin: str) -> tuple[bytes, tuple[int, ...]]:
-  """Return a model whose text encoding yields no sentinel, and the ids of the sentinels that it has among its pieces.
+  """Return a model whose text encoding yields no sentinel, and the ids of the sentinels that it has
+  among its pieces.
 
-  Sentinels that are the last pieces, the first one last, as T5 orders them, are taken from the model, so that the
-  vocabulary is the same as the one of the model without them. Others become control pieces.
+  Sentinels that are the last pieces, the first one last, as T5 orders them, are taken from the
+  model, so that the vocabulary is the same as the one of the model without them. Others become
+  control pieces.
   """
   proto = model_proto(model, origin)
   ids = {piece.piece.removeprefix(_WORD_START): i for i, piece in enumerate(proto.pieces)}

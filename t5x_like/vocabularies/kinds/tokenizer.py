@@ -1,4 +1,5 @@
-"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and any other `tokenizer.json`."""
+"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and any other
+`tokenizer.json`."""
 
 import contextlib
 import functools
@@ -25,7 +26,8 @@ SPELLINGS = {
   "unk": ("[UNK]", "<unk>"),
   "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
 }
-SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2 of tokenizers trained here; then, on request:
+# ids 0, 1, 2 of tokenizers trained here; then, on request:
+SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")
 MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
 
 _LONG = 2**18  # characters
@@ -36,31 +38,37 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 class TokenizerVocabulary(Vocabulary):
   """A `tokenizer.json` with the ids of the file, so `size` is the highest id plus one.
 
-  Sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file from elsewhere may
-  have none. Text never produces special tokens: `[MASK]` in a text is not the mask. `decode` restores neither text that
-  the normaliser folds (case and accents in BERT's) nor runs of spaces; with byte-level BPE it restores every text. Lone
-  surrogates, which UTF-8 cannot encode, become U+FFFD. The post-processor's templates ([CLS] ... [SEP]), truncation and
-  padding are ignored: the data system adds the tokens that an objective needs.
+  Sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file
+  from elsewhere may have none. Text never produces special tokens: `[MASK]` in a text is not the
+  mask. `decode` restores neither text that the normaliser folds (case and accents in BERT's) nor
+  runs of spaces; with byte-level BPE it restores every text. Lone surrogates, which UTF-8 cannot
+  encode, become U+FFFD. The post-processor's templates ([CLS] ... [SEP]), truncation and padding
+  are ignored: the data system adds the tokens that an objective needs.
 
-  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word. EOS is the first existing piece
-  of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`, `<|end_of_text|>` and `[SEP]`.
+  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word. EOS is the
+  first existing piece of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`, `<|end_of_text|>` and `[SEP]`.
 
   Args:
     model: the bytes of the file.
     origin: the name of the vocabulary in messages.
 
   Raises:
-    UserError: the bytes are not a tokenizer, the padding token is not id 0, or there is no end token.
+    UserError: the bytes are not a tokenizer, the padding token is not id 0, or there is no end
+      token.
   """
 
   def __init__(self, model: bytes, origin: str = "tokenizer.json"):
     ids, added = self._open(model, origin)
-    extra_ids = next(i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i)
+    extra_ids = next(
+      i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i
+    )
     self.sentinels = shared.top(self.size, extra_ids)
     _check_pad(ids, origin)
     self.eos_id = _first(ids, "eos")
     if self.eos_id is None:
-      raise UserError(f"{origin}: found no end token, expected one of {', '.join(SPELLINGS['eos'])}; add one")
+      raise UserError(
+        f"{origin}: found no end token, expected one of {', '.join(SPELLINGS['eos'])}; add one"
+      )
     self.unk_id = _first(ids, "unk")
     if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
@@ -71,13 +79,17 @@ class TokenizerVocabulary(Vocabulary):
 
   def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
     """Read the file and return (the ids of all pieces, the ids of special pieces)."""
-    self._tokenizer, self.model, self._origin = _tokenizer(model, origin), model, origin
+    self._tokenizer = _tokenizer(model, origin)
+    self.model = model
+    self._origin = origin
     self._tokenizer.encode_special_tokens = not self.specials_in_text
     ids = self._tokenizer.get_vocab(with_added_tokens=True)
     self.size = max(ids.values()) + 1
-    if self.size > len(model):  # every piece takes several bytes, so most ids below would have no piece
+    # every piece takes several bytes, so most ids below would have no piece
+    if self.size > len(model):
       raise UserError(
-        f"{origin}: found id {self.size - 1} in a file of {len(model)} bytes and {len(ids)} pieces, expected ids that "
+        f"{origin}: found id {self.size - 1} in a file of {len(model)} bytes and {len(ids)} "
+        "pieces, expected ids that "
         "count its pieces; it is damaged, copy it again"
       )
     self._spelled = [""] * self.size
@@ -95,8 +107,12 @@ class TokenizerVocabulary(Vocabulary):
       self._never[[i for i in added.values() if i != self.unk_id]] = True
     self.special_ids = shared.special_ids(self) | frozenset(added.values()) - {self.unk_id}
     described = json.loads(self.model)
-    self._byte_level = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
-    self._mark = (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
+    self._byte_level = '"ByteLevel"' in json.dumps(
+      [described.get("decoder"), described.get("pre_tokenizer")]
+    )
+    self._mark = (
+      (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
+    )
     self._suffix = described["model"].get("end_of_word_suffix") or ""
     self._falls_back = '"ByteFallback"' in json.dumps(described.get("decoder"))
     self._cuts = _cuts_before_spaces(described)
@@ -128,8 +144,10 @@ class TokenizerVocabulary(Vocabulary):
     return self._cuts and len(text) > _LONG
 
   def _long(self, text: str) -> np.ndarray:
-    """Encode a long text in pieces, because the library needs about 200 bytes per character of its input."""
-    ids, start = [], 0
+    """Encode a long text in pieces, because the library needs about 200 bytes per character of its
+    input."""
+    ids = []
+    start = 0
     while start < len(text):
       cut = _BETWEEN_WORDS.search(text, start + _LONG)
       end = cut.start() if cut else len(text)
@@ -178,11 +196,17 @@ class TokenizerVocabulary(Vocabulary):
     if i in self._added:
       return piece.encode()
     if self._byte_level:
-      return b"".join(_bytes_of_characters().get(character) or character.encode() for character in piece)
+      return b"".join(
+        _bytes_of_characters().get(character) or character.encode() for character in piece
+      )
     if self._falls_back and (byte := _BYTE.fullmatch(piece)):
       return bytes([int(byte[1], 16)])
     if self._mark:
-      return piece.removeprefix(self._mark).encode() if piece.startswith(self._mark) else f" {piece}".encode()
+      return (
+        piece.removeprefix(self._mark).encode()
+        if piece.startswith(self._mark)
+        else f" {piece}".encode()
+      )
     if self._suffix and piece.endswith(self._suffix):
       return f"{piece.removesuffix(self._suffix)} ".encode()
     return piece.replace(WORD, " ").encode()
@@ -196,12 +220,17 @@ def load(directory: Place, manifest: dict[str, Any]) -> TokenizerVocabulary:
 def _cuts_before_spaces(described: dict) -> bool:
   """Return whether cutting a text before a space between two words leaves its ids unchanged."""
   normaliser, words = (described.get(key) or {} for key in ("normalizer", "pre_tokenizer"))
-  byte_level = words.get("type") == "ByteLevel" and not words.get("add_prefix_space") and words.get("use_regex", True)
+  byte_level = (
+    words.get("type") == "ByteLevel"
+    and not words.get("add_prefix_space")
+    and words.get("use_regex", True)
+  )
   return (
     normaliser.get("type") in (None, "BertNormalizer")
     and (byte_level or words.get("type") == "BertPreTokenizer")
     and not any(
-      " " in token["content"] or token["rstrip"] or token["single_word"] for token in described["added_tokens"]
+      " " in token["content"] or token["rstrip"] or token["single_word"]
+      for token in described["added_tokens"]
     )
   )
 
@@ -216,8 +245,8 @@ def _bytes_of_characters() -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def refusing(where: str, what: str) -> Iterator[None]:
-  """Turn the tokenizers library's errors into a `UserError`: plain `Exception` or, if its Rust code stops at a broken
-  invariant of a damaged file, `PanicException`, which is not an `Exception`."""
+  """Turn the tokenizers library's errors into a `UserError`: plain `Exception` or, if its Rust code
+  stops at a broken invariant of a damaged file, `PanicException`, which is not an `Exception`."""
   try:
     yield
   except UserError:
@@ -226,7 +255,8 @@ def refusing(where: str, what: str) -> Iterator[None]:
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
       raise
     raise UserError(
-      f"{where}: {what} ({one_line(error)[:300]}), expected the complete files of a tokenizer; copy them again"
+      f"{where}: {what} ({one_line(error)[:300]}), expected the complete files of a tokenizer; "
+      "copy them again"
     ) from None
 
 
@@ -243,7 +273,9 @@ def _tokenizer(model: bytes, origin: str):
   import tokenizers
 
   growth.check(described_by(model), origin)
-  with refusing(origin, f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"):
+  with refusing(
+    origin, f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"
+  ):
     tokenizer = tokenizers.Tokenizer.from_buffer(model)
   tokenizer.no_truncation()
   tokenizer.no_padding()
@@ -258,7 +290,8 @@ def _check_pad(ids: dict[str, int], origin: str) -> None:
     at_zero = next((piece for piece, i in ids.items() if i == PAD_ID), None)
     found = "no padding token" if pad is None else f"padding at id {pad}"
     raise UserError(
-      f"{origin}: found {found} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since 0 is padding "
+      f"{origin}: found {found} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since 0 "
+      "is padding "
       "everywhere here; train one with python -m tools.train_vocabulary"
     )
 

@@ -14,15 +14,33 @@ from t5x_like.data.augmentations import _box, _pixels, randaugment
 from t5x_like.data.images.mixing import NUMBERS, Mixing, _beta
 from t5x_like.data.quiet_tensorflow import tf
 
-PHOTO = np.kron(np.random.default_rng(1).integers(20, 230, (5, 6, 3)), np.ones((4, 4, 1))).astype(np.uint8)
+PHOTO = np.kron(np.random.default_rng(1).integers(20, 230, (5, 6, 3)), np.ones((4, 4, 1))).astype(
+  np.uint8
+)
 PHOTO = PHOTO + np.random.default_rng(2).integers(0, 20, PHOTO.shape).astype(np.uint8)
 PILLOW = Image.fromarray(PHOTO)
 
 CASES = {  # ours, Pillow's, how many levels apart they may be
-  "brightness": (lambda x: _pixels.brightness(x, 1.7), lambda im: ImageEnhance.Brightness(im).enhance(1.7), 1),
-  "contrast": (lambda x: _pixels.contrast(x, 0.4), lambda im: ImageEnhance.Contrast(im).enhance(0.4), 2),
-  "saturation": (lambda x: _pixels.saturation(x, 1.8), lambda im: ImageEnhance.Color(im).enhance(1.8), 2),
-  "sharpness": (lambda x: _pixels.sharpness(x, 0.1), lambda im: ImageEnhance.Sharpness(im).enhance(0.1), 2),
+  "brightness": (
+    lambda x: _pixels.brightness(x, 1.7),
+    lambda im: ImageEnhance.Brightness(im).enhance(1.7),
+    1,
+  ),
+  "contrast": (
+    lambda x: _pixels.contrast(x, 0.4),
+    lambda im: ImageEnhance.Contrast(im).enhance(0.4),
+    2,
+  ),
+  "saturation": (
+    lambda x: _pixels.saturation(x, 1.8),
+    lambda im: ImageEnhance.Color(im).enhance(1.8),
+    2,
+  ),
+  "sharpness": (
+    lambda x: _pixels.sharpness(x, 0.1),
+    lambda im: ImageEnhance.Sharpness(im).enhance(0.1),
+    2,
+  ),
   "posterize": (lambda x: _pixels.posterize(x, 4), lambda im: ImageOps.posterize(im, 4), 0),
   "solarize": (lambda x: _pixels.solarize(x, 100.0), lambda im: ImageOps.solarize(im, 100), 0),
   "autocontrast": (_pixels.autocontrast, ImageOps.autocontrast, 1),
@@ -58,8 +76,11 @@ def test_an_image_smaller_than_the_blur_is_reflected_again():
 
 
 def test_colours_change_in_every_order():
-  changes = slots.make("x", {"name": "color_jitter", "brightness": 0.9, "contrast": 0.9}, augmentations, "make")
-  factors, steps = (1.5, 0.6, 1.2), (_pixels.brightness, _pixels.contrast, _pixels.saturation)
+  changes = slots.make(
+    "x", {"name": "color_jitter", "brightness": 0.9, "contrast": 0.9}, augmentations, "make"
+  )
+  factors = (1.5, 0.6, 1.2)
+  steps = (_pixels.brightness, _pixels.contrast, _pixels.saturation)
   u = [(factors[0] - 0.1) / 1.8, (factors[1] - 0.1) / 1.8, (factors[2] - 0.7) / 0.6]
   for number, order in enumerate(itertools.permutations(range(3))):
     expected = tf.constant(PHOTO, tf.float32)
@@ -75,12 +96,15 @@ def test_an_augmentation_is_a_function_of_its_numbers(name, channels):
   given = dict(resolution=12, mean=(0.5,) * channels, std=(0.25,) * channels)
   made = slots.make("augmentations", name, augmentations, "make", **given)
   apply = tf.function(lambda u: made(tf.constant(PHOTO[..., :channels], tf.float32), u))
-  generator, seen = np.random.default_rng(0), set()
+  generator = np.random.default_rng(0)
+  seen = set()
   for _ in range(12):
     u = generator.random(made.numbers, np.float32)
     image = apply(u).numpy()
     assert np.array_equal(image, apply(u).numpy()) and np.isfinite(image).all()
-    assert image.shape[-1] == channels and (name == "erase" or (image.min() >= 0 and image.max() <= 255.001))
+    assert image.shape[-1] == channels and (
+      name == "erase" or (image.min() >= 0 and image.max() <= 255.001)
+    )
     seen.add(image.tobytes())
   assert len(seen) > 1
 
@@ -96,15 +120,21 @@ def test_boxes_lie_inside_and_have_the_areas_asked_for():
     shares.append(h * w / 2400)
   assert 0.28 < min(shares) < 0.36 and 0.54 < max(shares) < 0.63
   for shape in ((1, 1), (1, 50), (50, 1)):
-    (y, x, h, w), _ = (part.numpy() for part in boxes(np.full(_box.NUMBERS, 0.7, np.float32), *shape))
+    (y, x, h, w), _ = (
+      part.numpy() for part in boxes(np.full(_box.NUMBERS, 0.7, np.float32), *shape)
+    )
     assert h >= 1 and w >= 1 and y + h <= shape[0] and x + w <= shape[1]
 
 
-@pytest.mark.parametrize("mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0), Mixing(mixup=0.2, cutmix=0.5)], ids=str)
+@pytest.mark.parametrize(
+  "mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0), Mixing(mixup=0.2, cutmix=0.5)], ids=str
+)
 def test_the_share_is_what_is_left_of_the_image(mixing):
-  black, white = np.zeros((20, 30, 3), np.float32), np.ones((20, 30, 3), np.float32)
+  black = np.zeros((20, 30, 3), np.float32)
+  white = np.ones((20, 30, 3), np.float32)
   mix = tf.function(lambda u: mixing(tf.constant(white), tf.constant(black), u))
-  shares, whole = [], 0
+  shares = []
+  whole = 0
   for n in range(40):
     mixed, share = (x.numpy() for x in mix(np.random.default_rng(n).random(NUMBERS, np.float32)))
     assert mixed.mean() == pytest.approx(share, abs=1e-5) and 0 <= share <= 1
@@ -116,7 +146,8 @@ def test_the_share_is_what_is_left_of_the_image(mixing):
 
 @pytest.mark.parametrize("middle", [(0.0, 0.5), (0.5, 0.0), (0.0, 0.0)])
 def test_a_box_of_less_than_half_a_pixel_at_a_border_cuts_nothing(middle):
-  white, black = tf.ones((28, 28, 1)), tf.zeros((28, 28, 1))
+  white = tf.ones((28, 28, 1))
+  black = tf.zeros((28, 28, 1))
   mixed, share = Mixing(cutmix=1.0)(white, black, tf.constant([0.0, 0.0, 1 - 2e-4, *middle]))
   assert mixed.shape == (28, 28, 1) and np.all(mixed == 1) and share == 1
 
@@ -131,7 +162,8 @@ def test_shares_have_the_beta_distribution(alpha):
 
 
 def test_randaugment_draws_changes_and_magnitudes_by_timms_rule():
-  """`rand-m9-mstd0.5-inc1`: any of 15 changes, left out half of the time, at clip(N(9, 0.5), 0, 10), either way."""
+  """`rand-m9-mstd0.5-inc1`: any of 15 changes, left out half of the time, at clip(N(9, 0.5), 0,
+  10), either way."""
   u = np.random.default_rng(0).random((10_000, randaugment.NUMBERS), np.float32)
   which, level, sign = (x.numpy() for x in randaugment.drawn(tf.constant(u), 9.0, 0.5, 0.5))
   counts = np.bincount(which + 1, minlength=16)
@@ -146,9 +178,14 @@ def test_randaugment_draws_changes_and_magnitudes_by_timms_rule():
 def test_randaugment_makes_one_change_after_another_or_none():
   made = randaugment.make((0.5,) * 3, ops=2, deviation=0.0)
   apply = tf.function(lambda u: made.apply(tf.constant(PHOTO, tf.float32), u))
-  invert, left_out = [2.5 / 15, 0.1, 0.5, 0.9], [2.5 / 15, 0.6, 0.5, 0.9]
+  invert = [2.5 / 15, 0.1, 0.5, 0.9]
+  left_out = [2.5 / 15, 0.6, 0.5, 0.9]
   photo = PHOTO.astype(np.float32)
-  for numbers, expected in ((invert + left_out, 255 - photo), (invert + invert, photo), (left_out + left_out, photo)):
+  for numbers, expected in (
+    (invert + left_out, 255 - photo),
+    (invert + invert, photo),
+    (left_out + left_out, photo),
+  ):
     np.testing.assert_array_equal(apply(tf.constant(numbers, tf.float32)).numpy(), expected)
 
 
@@ -156,11 +193,24 @@ _INCREASING = {  # at level 9 and sign 1: Pillow's arithmetic, how many levels a
   "invert": (ImageOps.invert, 0),
   "posterize": (lambda im: ImageOps.posterize(im, 1), 0),
   "solarize": (lambda im: ImageOps.solarize(im, 256 - 230), 0),
-  "solarize_add": (lambda im: im.point([min(255, i + 99) if i < 128 else i for i in range(256)] * 3), 0),
+  "solarize_add": (
+    lambda im: im.point([min(255, i + 99) if i < 128 else i for i in range(256)] * 3),
+    0,
+  ),
   "color": (lambda im: ImageEnhance.Color(im).enhance(1.81), 2),
   "sharpness": (lambda im: ImageEnhance.Sharpness(im).enhance(1.81), 2),
-  "shear_x": (lambda im: im.transform(im.size, Image.AFFINE, (1, 0.27, 0, 0, 1, 0), Image.BILINEAR, fillcolor=GREY), 2),
-  "shear_y": (lambda im: im.transform(im.size, Image.AFFINE, (1, 0, 0, 0.27, 1, 0), Image.BILINEAR, fillcolor=GREY), 2),
+  "shear_x": (
+    lambda im: im.transform(
+      im.size, Image.AFFINE, (1, 0.27, 0, 0, 1, 0), Image.BILINEAR, fillcolor=GREY
+    ),
+    2,
+  ),
+  "shear_y": (
+    lambda im: im.transform(
+      im.size, Image.AFFINE, (1, 0, 0, 0.27, 1, 0), Image.BILINEAR, fillcolor=GREY
+    ),
+    2,
+  ),
 }
 GREY = (124, 116, 104)
 
@@ -169,7 +219,9 @@ GREY = (124, 116, 104)
 def test_changes_of_randaugment_are_timms(name):
   theirs, levels = _INCREASING[name]
   image = tf.constant(PHOTO, tf.float32)
-  found = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)[randaugment.NAMES.index(name)]().numpy()
+  found = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)[
+    randaugment.NAMES.index(name)
+  ]().numpy()
   different = np.abs(found - np.asarray(theirs(PILLOW)).astype(np.float32))[1:-1, 1:-1]
   if name.startswith("shear"):  # the border of the image blends differently
     different = np.sort(different.reshape(-1))[: int(0.9 * different.size)]

@@ -1,4 +1,5 @@
-"""Boxes: from VOC, COCO and TFDS the same, what is left out is counted, and augmentations move them with the pixels."""
+"""Boxes: from VOC, COCO and TFDS the same, what is left out is counted, and augmentations move them
+with the pixels."""
 
 import io
 import json
@@ -18,7 +19,8 @@ from t5x_like.data.images import boxes
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
-Y, X = 40, 60
+Y = 40
+X = 60
 GOOD = [("cell", (4, 6, 16, 30)), ("dot", (20, 10, 38, 58))]  # ymin, xmin, ymax, xmax
 
 
@@ -41,14 +43,16 @@ def xml(boxes, y=Y, x=X) -> str:
   return f"<annotation><size><width>{x}</width><height>{y}</height><depth>3</depth></size>{objects}</annotation>"
 
 
-def voc(root, images: dict[str, tuple], lists: dict[str, list[str]] = {}):  # noqa: B006
+def voc(root, images: dict[str, tuple], lists: dict[str, list[str]] = {}):
   for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
     (root / folder).mkdir(parents=True, exist_ok=True)
   for name, (data, text) in images.items():
     (root / "Annotations" / f"{name}.xml").write_text(text)
     (root / "JPEGImages" / f"{name}.png").write_bytes(data)
   for name, members in lists.items():
-    (root / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{member}\n" for member in members))
+    (root / "ImageSets" / "Main" / f"{name}.txt").write_text(
+      "".join(f"{member}\n" for member in members)
+    )
   return f"voc:{root}"
 
 
@@ -80,7 +84,10 @@ def tfds_source(root) -> str:
       VERSION = tfds.core.Version("1.0.0")
 
       def _info(self):
-        one = {"bbox": tfds.features.BBoxFeature(), "label": tfds.features.ClassLabel(names=["cell", "dot"])}
+        one = {
+          "bbox": tfds.features.BBoxFeature(),
+          "label": tfds.features.ClassLabel(names=["cell", "dot"]),
+        }
         features = {"image": tfds.features.Image(), "objects": tfds.features.Sequence(one)}
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
@@ -98,8 +105,12 @@ def tfds_source(root) -> str:
 
 
 def built(source, folder, **arguments):
-  options = dict(resolution=64, shortest=64, boxes=4, augmentations=(), mean=(0.0,), std=(1.0,), split="train")
-  return task.build("object_detection", source=source, cache=str(folder / "cache"), **options | arguments)
+  options = dict(
+    resolution=64, shortest=64, boxes=4, augmentations=(), mean=(0.0,), std=(1.0,), split="train"
+  )
+  return task.build(
+    "object_detection", source=source, cache=str(folder / "cache"), **options | arguments
+  )
 
 
 @pytest.mark.parametrize("form", ["voc", "coco", "tfds"])
@@ -112,7 +123,9 @@ def test_every_form_gives_the_same_boxes(form, tmp_path):
   made = built(source, tmp_path, data_dir=str(tmp_path))
   assert [made.classes[n] for n in made.boxes.labels] == ["cell", "dot"] and not made.boxes.left_out
   assert made.num_examples == 1 and len(made.classes) == (8 if form == "coco" else 2)
-  np.testing.assert_allclose(made.boxes.boxes * [Y, X, Y, X], [edges for _, edges in GOOD], atol=1e-4)
+  np.testing.assert_allclose(
+    made.boxes.boxes * [Y, X, Y, X], [edges for _, edges in GOOD], atol=1e-4
+  )
   np.testing.assert_allclose(made.boxes.areas, [12 * 24, 18 * 48], rtol=1e-5)
   (batch,) = loader.eval_batches(made, batch_size=1)
   first = [3, 7] if form == "coco" else [0, 1]  # COCO's are numbered by their ids
@@ -127,7 +140,13 @@ def test_every_form_gives_the_same_boxes(form, tmp_path):
 
 
 def test_bad_boxes_are_left_out_and_counted_and_bad_images_skipped(tmp_path, capsys):
-  odd = [("cell", (5, 5, 5, 20)), ("cell", (9, 9, 4, 20)), ("dot", (50, 5, 60, 9)), ("dot", (30, 50, 55, 70)), *GOOD]
+  odd = [
+    ("cell", (5, 5, 5, 20)),
+    ("cell", (9, 9, 4, 20)),
+    ("dot", (50, 5, 60, 9)),
+    ("dot", (30, 50, 55, 70)),
+    *GOOD,
+  ]
   images = {
     "a": (picture(), xml(odd)),
     "broken": (picture()[:-300], xml(GOOD)),
@@ -139,23 +158,33 @@ def test_bad_boxes_are_left_out_and_counted_and_bad_images_skipped(tmp_path, cap
   (tmp_path / "voc" / "Annotations" / "gone.xml").write_text(xml(GOOD))
   made = built(source, tmp_path)
   out = capsys.readouterr().out
-  assert made.num_examples == 4 and "not a readable image" in out and "1 records skipped (no image of that" in out
+  assert (
+    made.num_examples == 4
+    and "not a readable image" in out
+    and ("1 records skipped (no image of that") in out
+  )
   assert made.boxes.left_out == {
     "boxes without area": 2,
     "boxes outside of their image": 1,
     "boxes cut off at the border": 1,
   }
   assert "1 boxes outside of their image" in out
-  np.testing.assert_allclose(made.boxes.boxes[made.boxes.of(0)][0] * [Y, X, Y, X], [30, 50, 40, 60], atol=1e-4)
+  np.testing.assert_allclose(
+    made.boxes.boxes[made.boxes.of(0)][0] * [Y, X, Y, X], [30, 50, 40, 60], atol=1e-4
+  )
   assert np.diff(made.boxes.ends, prepend=0).tolist() == [3, 0, 1, 2]
   (batch,) = loader.eval_batches(made, batch_size=4)
   assert batch["image_size"][2].tolist() == [64, 64] and np.isfinite(batch["image"]).all()
-  np.testing.assert_allclose(batch["boxes"][3], batch["boxes"][0][[1, 2, 3, 3]] * [[1], [1], [0], [0]], atol=1e-5)
+  np.testing.assert_allclose(
+    batch["boxes"][3], batch["boxes"][0][[1, 2, 3, 3]] * [[1], [1], [0], [0]], atol=1e-5
+  )
 
 
 def test_a_masked_autoencoder_learns_from_images_with_boxes(tmp_path):
   source = voc(tmp_path / "voc", {"a": (picture(), xml(GOOD)), "b": (picture([]), xml([]))})
-  arguments = dict(source=source, cache=str(tmp_path / "cache"), resolution=16, patch=4, augmentations=())
+  arguments = dict(
+    source=source, cache=str(tmp_path / "cache"), resolution=16, patch=4, augmentations=()
+  )
   made = task.build("masked_images", "train", label_field=None, **arguments)
   assert made.num_examples == 2 and made.labels is None and not made.classes
   batch = next(loader.train_batches(made, batch_size=2, seed=0))
@@ -166,12 +195,21 @@ def test_a_masked_autoencoder_learns_from_images_with_boxes(tmp_path):
 
 @pytest.mark.parametrize(("side", "width"), [("", (36, 40)), ("10@", (10, 10)), ("99@", (40, 40))])
 def test_objects_are_labelled_images_of_the_square_around_them(side, width, tmp_path):
-  odd = [*GOOD, ("cell", (5, 5, 5, 20)), ("dot", (30, 50, 55, 70))]  # without area; across the border
+  # without area; across the border
+  odd = [*GOOD, ("cell", (5, 5, 5, 20)), ("dot", (30, 50, 55, 70))]
   images = {"a": (picture(), xml(odd)), "broken": (b"?", xml(GOOD))}
   source = open_source("objects:" + side + voc(tmp_path / "voc", images))
   found = list(source.records("train"))
-  assert source.classes("label") == ("cell", "dot") and source.name == "voc_objects" and source.splits == ("train",)
-  assert [one["label"] for _, one in found[:-1]] == ["cell", "dot", "dot"] and "not a readable" in found[-1][1].reason
+  assert (
+    source.classes("label") == ("cell", "dot")
+    and source.name == "voc_objects"
+    and source.splits == ("train",)
+  )
+  assert [one["label"] for _, one in found[:-1]] == [
+    "cell",
+    "dot",
+    "dot",
+  ] and "not a readable" in found[-1][1].reason
   for (where, one), wide, channel in zip(found, width, (0, 1)):
     pixels = np.asarray(Image.open(io.BytesIO(one["image"])))
     assert pixels.shape == (wide, wide, 3) and where.endswith(f", object {channel}")
@@ -191,7 +229,11 @@ def test_objects_are_labelled_images_of_the_square_around_them(side, width, tmp_
 def test_crowds_are_kept_but_not_learned(tmp_path):
   made = built(coco(tmp_path / "coco", GOOD, iscrowd=1, area=7.0), tmp_path)
   (batch,) = loader.eval_batches(made, batch_size=1)
-  assert (batch["box_labels"] == -1).all() and made.boxes.crowds.all() and made.boxes.areas.tolist() == [7.0, 7.0]
+  assert (
+    (batch["box_labels"] == -1).all()
+    and made.boxes.crowds.all()
+    and made.boxes.areas.tolist() == [7.0, 7.0]
+  )
 
 
 def test_places_take_memory_only_in_batches(tmp_path):
@@ -207,8 +249,11 @@ def test_places_take_memory_only_in_batches(tmp_path):
 
 
 def test_splits_of_voc(tmp_path):
-  images = {name: (picture(), xml(GOOD)) for name in ("a", "b", "my c")}  # brackets are a pattern elsewhere
-  source = voc(tmp_path / "[1]" / "voc", images, {"train": ["a 1", "my c"], "val": ["b"], "dot_train": ["a"]})
+  # brackets are a pattern elsewhere
+  images = {name: (picture(), xml(GOOD)) for name in ("a", "b", "my c")}
+  source = voc(
+    tmp_path / "[1]" / "voc", images, {"train": ["a 1", "my c"], "val": ["b"], "dot_train": ["a"]}
+  )
   opened = open_source(source)
   assert opened.splits == ("train", "validation") and opened.name == "voc"
   assert [where[-5] for where, _ in opened.records("train")] == ["a", "c"]
@@ -218,24 +263,37 @@ def test_splits_of_voc(tmp_path):
 
 def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_punished(tmp_path):
   difficult = xml(GOOD).replace("</name>", "</name><difficult>1</difficult>", 1)
-  voc(tmp_path / "voc", {"a": (picture(), difficult), "b": (picture(), xml(GOOD))}, {"val": ["a", "b"]})
+  voc(
+    tmp_path / "voc",
+    {"a": (picture(), difficult), "b": (picture(), xml(GOOD))},
+    {"val": ["a", "b"]},
+  )
   (tmp_path / "voc" / "ImageSets" / "Main").rename(tmp_path / "voc" / "ImageSets" / "main")
   for folder in ("Annotations", "JPEGImages", "ImageSets"):
     (tmp_path / "voc" / folder).rename(tmp_path / "voc" / folder.lower())
   (tmp_path / "voc" / "annotations" / "b.xml").rename(tmp_path / "voc" / "annotations" / "b.XML")
   (tmp_path / "voc" / "Images").mkdir()  # another name of the folder
   (tmp_path / "voc" / "jpegimages" / "b.png").rename(tmp_path / "voc" / "Images" / "b.png")
-  for source, split in ((f"voc:{tmp_path}/voc", "validation"), (f"voc:test={tmp_path}/voc", "test")):
+  for source, split in (
+    (f"voc:{tmp_path}/voc", "validation"),
+    (f"voc:test={tmp_path}/voc", "test"),
+  ):
     made = built(source, tmp_path, split=split)
     assert made.num_examples == 2 and made.boxes.difficult.tolist() == [True, False, False, False]
   assert (built(source, tmp_path, split="test").boxes.slots(9)[1] >= 0).sum(1).tolist() == [1, 2]
   notes, _ = boxes.notes(SimpleNamespace(classes=lambda field: ("cell",)), "objects", "image", ())
-  tfds = {"bbox": np.tile([0.0, 0, 0.5, 1], (2, 1)), "label": ["cell"] * 2, "is_difficult": np.array([False, True])}
+  tfds = {
+    "bbox": np.tile([0.0, 0, 0.5, 1], (2, 1)),
+    "label": ["cell"] * 2,
+    "is_difficult": np.array([False, True]),
+  }
   kept = notes.of({"image": picture(), "objects": tfds}, "a record")
   assert kept["difficult"].tolist() == [False, True] and not kept["crowds"].any()
 
 
-def tabled(root, rows: list[str], header="filename,width,height,class,xmin,ymin,xmax,ymax", name="boxes.csv") -> str:
+def tabled(
+  root, rows: list[str], header="filename,width,height,class,xmin,ymin,xmax,ymax", name="boxes.csv"
+) -> str:
   (root / "pictures").mkdir(parents=True, exist_ok=True)
   for one in "ab":
     (root / "pictures" / f"{one}.png").write_bytes(picture())
@@ -244,16 +302,25 @@ def tabled(root, rows: list[str], header="filename,width,height,class,xmin,ymin,
 
 
 def test_boxes_on_turned_photographs_stay_on_their_pixels(tmp_path):
-  file, tag = io.BytesIO(), Image.Exif()
+  file = io.BytesIO()
+  tag = Image.Exif()
   tag[0x112] = 6  # to be turned right
   Image.open(io.BytesIO(picture())).transpose(Image.Transpose.ROTATE_90).save(file, "PNG", exif=tag)
   stored = [(name, (X - x1, y0, X - x0, y1)) for name, (y0, x0, y1, x1) in GOOD]
-  texts = {"seen": xml(GOOD), "stored": xml(stored, X, Y), "without": xml(GOOD).replace("<width>60", "<width>0")}
-  made = built(voc(tmp_path / "voc", {name: (file.getvalue(), text) for name, text in texts.items()}), tmp_path)
+  texts = {
+    "seen": xml(GOOD),
+    "stored": xml(stored, X, Y),
+    "without": xml(GOOD).replace("<width>60", "<width>0"),
+  }
+  made = built(
+    voc(tmp_path / "voc", {name: (file.getvalue(), text) for name, text in texts.items()}), tmp_path
+  )
   assert made.boxes.pixels.tolist() == [[Y, X], [X, Y], [Y, X]]
   whole = next(loader.eval_batches(made, batch_size=3))
   for n in range(3):
-    for label, (y0, x0, y1, x1) in enumerate(whole["boxes"][n, :2] * np.tile(whole["image_size"][n], 2)):
+    for label, (y0, x0, y1, x1) in enumerate(
+      whole["boxes"][n, :2] * np.tile(whole["image_size"][n], 2)
+    ):
       inside = whole["image"][n, round(y0) : round(y1), round(x0) : round(x1), label]
       assert inside.mean() > 0.95 and abs(inside.sum() - whole["image"][n, ..., label].sum()) < 40
 
@@ -262,10 +329,16 @@ def test_boxes_from_a_table_are_those_of_voc(tmp_path):
   theirs = built(voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))}), tmp_path).boxes
   rows = [f"a.png,{X},{Y},{name},{x0},{y0},{x1},{y1}" for name, (y0, x0, y1, x1) in GOOD]
   ours = built(tabled(tmp_path / "one", [*rows, f"b.png,{X},{Y},,,,,"]), tmp_path)
-  assert ours.num_examples == 2 and ours.classes == ("cell", "dot") and ours.boxes.ends.tolist() == [2, 2]
+  assert (
+    ours.num_examples == 2
+    and ours.classes == ("cell", "dot")
+    and ours.boxes.ends.tolist() == [2, 2]
+  )
   np.testing.assert_allclose(ours.boxes.boxes, theirs.boxes, atol=1e-6)
   np.testing.assert_allclose(ours.boxes.areas, theirs.areas, rtol=1e-5)
-  shares = [f"a.1\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD]
+  shares = [
+    f"a.1\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD
+  ]
   header = "ImageID\tLabelName\tXMin\tXMax\tYMin\tYMax"
   other = tabled(tmp_path / "two", [*shares, "a.1\tdot\t0.5\t1.01\t0.5\t1"], header, "boxes.tsv")
   (tmp_path / "two" / "pictures" / "a.png").rename(tmp_path / "two" / "pictures" / "a.1.PNG")
@@ -277,9 +350,21 @@ def test_boxes_from_a_table_are_those_of_voc(tmp_path):
 @pytest.mark.parametrize(
   "rows, header, words",
   [
-    (["a.png,cat,1,2,3"], "filename,class,xmin,ymin,xmax", "csv:1: .*one for the ymax: ymax, .*, y2"),
-    (["a.png,1,1,cat,x,2,3,4"], None, "boxes.csv:2: found could not convert .*expected numbers for ymin"),
-    (["../a.png,1,1,cat,1,2,3,4"], None, "boxes.csv:2: found the image '../a.png', expected a path below"),
+    (
+      ["a.png,cat,1,2,3"],
+      "filename,class,xmin,ymin,xmax",
+      "csv:1: .*one for the ymax: ymax, .*, y2",
+    ),
+    (
+      ["a.png,1,1,cat,x,2,3,4"],
+      None,
+      "boxes.csv:2: found could not convert .*expected numbers for ymin",
+    ),
+    (
+      ["../a.png,1,1,cat,1,2,3,4"],
+      None,
+      "boxes.csv:2: found the image '../a.png', expected a path below",
+    ),
     (["a.png,1"], None, "boxes.csv:2: found 2 columns, expected at least 8"),
     ([], None, "boxes.csv: found no rows"),
   ],
@@ -293,8 +378,14 @@ def test_a_bad_table_of_boxes_is_one_line(rows, header, words, tmp_path):
 def test_bad_input_is_one_line(tmp_path):
   source = voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))})
   for arguments, words in (
-    ({"boxes": 1}, "config.task.boxes: found 1, but image 0 has 2 boxes; set --config.task.boxes=2"),
-    ({"classes": ("cell",)}, "a.xml: found label 'dot' in field 'objects.label', expected one of cell"),
+    (
+      {"boxes": 1},
+      "config.task.boxes: found 1, but image 0 has 2 boxes; set --config.task.boxes=2",
+    ),
+    (
+      {"classes": ("cell",)},
+      "a.xml: found label 'dot' in field 'objects.label', expected one of cell",
+    ),
     ({"augmentations": ("flop",)}, "did you mean 'flip'"),
     ({"objects_field": "things"}, "found no field 'things'"),
   ):
@@ -310,7 +401,11 @@ def test_bad_input_is_one_line(tmp_path):
     list(open_source(f"coco:{tmp_path}/x.json").records("train"))
   for number, (wrong, words) in enumerate(
     (
-      ({"category_id": 99}, r"image 0: found category_id 99, which is none of \[3, 7\], expected file_name"),
+      (
+        {"category_id": 99},
+        r"image 0: found category_id 99, which is none of \[3, 7\], expected "
+        r"file_name",
+      ),
       ({"bbox": [1, 2, 3]}, "image 0: found a value of another kind .not enough values"),
       ({"bbox": ["a", 2, 3, 4]}, "image 0: found a value of another kind .could not convert"),
     )
@@ -332,7 +427,11 @@ def test_one_row_of_another_unit_is_refused(tmp_path):
   """It made all edges pixels, of which boxes within one vanish."""
   rows = ["a.png,60,40,cell,0.1,0.2,0.5,0.6", "b.png,60,40,cell,6,4,30,16"]
   source = tabled(tmp_path, rows)
-  with pytest.raises(UserError, match=r"found shares of the image \(1 boxes, .* beside pixels \(1, such as"):
+  with pytest.raises(
+    UserError,
+    match=r"found shares of the image \(1 boxes, .* beside pixels "
+    r"\(1, such as",
+  ):
     list(open_source(source).records("train"))
 
 
@@ -370,13 +469,19 @@ def test_an_image_that_is_no_file_is_refused(kind, tmp_path):
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_boxes_move_with_their_pixels(name):
-  """The box of a colour is where that colour is, whatever was done; a box that is gone has no pixels, or few."""
+  """The box of a colour is where that colour is, whatever was done; a box that is gone has no
+  pixels, or few."""
   step = chained([AUGMENTATIONS[name]])
   image = tf.constant(np.asarray(Image.open(io.BytesIO(picture()))), tf.float32)
-  boxes = tf.constant([[e / s for e, s in zip(edges, (Y, X, Y, X))] for _, edges in GOOD], tf.float32)
+  boxes = tf.constant(
+    [[e / s for e, s in zip(edges, (Y, X, Y, X))] for _, edges in GOOD], tf.float32
+  )
   boxed = (image, tf.concat([boxes, tf.zeros([1, 4])], 0), tf.constant([True, True, False]))
-  apply = tf.function(lambda u: step.apply(boxed, u), input_signature=[tf.TensorSpec([step.numbers])])
-  generator, shapes = np.random.default_rng(0), set()
+  apply = tf.function(
+    lambda u: step.apply(boxed, u), input_signature=[tf.TensorSpec([step.numbers])]
+  )
+  generator = np.random.default_rng(0)
+  shapes = set()
   for _ in range(40):
     out, moved, real = (x.numpy() for x in apply(generator.random(step.numbers, np.float32)))
     y, x = out.shape[:2]
@@ -388,7 +493,8 @@ def test_boxes_move_with_their_pixels(name):
         assert name == "centres" or lit.sum() <= 2 * max(y, x)
         continue
       y0, x0, y1, x1 = moved[channel] * [y, x, y, x]
-      rows, columns = np.flatnonzero(lit.any(1)), np.flatnonzero(lit.any(0))
+      rows = np.flatnonzero(lit.any(1))
+      columns = np.flatnonzero(lit.any(0))
       if len(rows) == 0:
         assert (y1 - y0) < 1.01 or (x1 - x0) < 1.01
         continue

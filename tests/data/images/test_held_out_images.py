@@ -15,26 +15,36 @@ from t5x_like.errors import UserError
 
 
 def built(source, folder, **arguments):
-  return task.build("image_classification", source=source, resolution=8, cache=str(folder / "cache"), **arguments)
+  return task.build(
+    "image_classification", source=source, resolution=8, cache=str(folder / "cache"), **arguments
+  )
 
 
 def test_a_validation_split_is_held_out_by_content(tmp_path):
   pixels = np.random.default_rng(0).integers(0, 256, (80, 4, 4, 3)).astype(np.uint8)
   files = {f"{'ab'[n % 2]}/{n}.png": encoded(Image.fromarray(one)) for n, one in enumerate(pixels)}
-  plain, moved = (
-    folders(tmp_path / "pets", files),
-    folders(tmp_path / "x" / "pets", {f"b/z{n}": files[n] for n in files}),
-  )
+  plain = folders(tmp_path / "pets", files)
+  moved = folders(tmp_path / "x" / "pets", {f"b/z{n}": files[n] for n in files})
   opened, other = (open_source(f"held_out:4@{source}") for source in (plain, moved))
-  assert opened.splits == ("train", "validation") and opened.classes("label") == ("a", "b") and opened.name == "pets"
+  assert (
+    opened.splits == ("train", "validation")
+    and opened.classes("label") == ("a", "b")
+    and opened.name == "pets"
+  )
   found = {split: [one["image"] for _, one in opened.records(split)] for split in opened.splits}
-  assert sorted(found["train"] + found["validation"]) == sorted(files.values()) and 10 < len(found["validation"]) < 32
+  assert (
+    sorted(found["train"] + found["validation"]) == sorted(files.values())
+    and 10 < len(found["validation"]) < 32
+  )
   assert {one["image"] for _, one in other.records("validation")} == set(found["validation"])
   assert {label for _, one in opened.records("validation") for label in one["label"]} == {"a", "b"}
   made = {split: built(f"held_out:4@{plain}", tmp_path, split=split) for split in opened.splits}
-  assert {split: one.num_examples for split, one in made.items()} == {split: len(ones) for split, ones in found.items()}
+  assert {split: one.num_examples for split, one in made.items()} == {
+    split: len(ones) for split, ones in found.items()
+  }
   with pytest.raises(
-    UserError, match="found no split 'validation', expected one of train; held_out:10@SOURCE takes it"
+    UserError,
+    match="found no split 'validation', expected one of train; held_out:10@SOURCE takes it",
   ):
     built(plain, tmp_path, split="validation")
   with pytest.raises(UserError, match="has a split 'validation', so leave held_out:2@ out"):
@@ -57,12 +67,20 @@ def test_classes_are_saved_and_read_again(tmp_path):
 
 
 def test_classes_have_one_name_on_disks_of_macos_in_its_archives_and_elsewhere(tmp_path):
-  picture, name = encoded(Image.new("RGB", (4, 4))), "café"
-  folders(tmp_path / "disk", {f"{unicodedata.normalize('NFD', name)}/1.png": picture, f"{name}/2.png": picture})
+  picture = encoded(Image.new("RGB", (4, 4)))
+  name = "café"
+  folders(
+    tmp_path / "disk",
+    {f"{unicodedata.normalize('NFD', name)}/1.png": picture, f"{name}/2.png": picture},
+  )
   bare = name.encode()
   with zipfile.ZipFile(tmp_path / "mac.zip", "w") as archive:
     archive.writestr(f"{'x' * len(bare)}/1.png", picture)
-  (tmp_path / "mac.zip").write_bytes((tmp_path / "mac.zip").read_bytes().replace(b"x" * len(bare), bare))
+  (tmp_path / "mac.zip").write_bytes(
+    (tmp_path / "mac.zip").read_bytes().replace(b"x" * len(bare), bare)
+  )
   for source in (f"folders:{tmp_path}/disk", f"folders:{tmp_path}/mac.zip"):
     opened = open_source(source)
-    assert opened.classes("label") == (name,) == (*{one["label"] for _, one in opened.records("train")},)
+    assert (
+      opened.classes("label") == (name,) == (*{one["label"] for _, one in opened.records("train")},)
+    )

@@ -1,4 +1,5 @@
-"""Images that records name by paths: only regular files of the directories that the user named, in known formats."""
+"""Images that records name by paths: only regular files of the directories that the user named, in
+known formats."""
 
 import json
 import os
@@ -20,7 +21,8 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
 
 @pytest.fixture
 def records(tmp_path, monkeypatch):
-  """A function from image names to the store of records that have them, in `data/`, with an image beside them."""
+  """A function from image names to the store of records that have them, in `data/`, with an image
+  beside them."""
   trust.begin(())
   (tmp_path / "here").mkdir()
   (tmp_path / "data" / "images").mkdir(parents=True)
@@ -34,10 +36,15 @@ def records(tmp_path, monkeypatch):
   monkeypatch.setattr(socket.socket, "connect", sent)
 
   def opened(name, **options):
-    rows = [{"image": str(tmp_path / "data" / "images" / "1.png"), "label": "a"}, {"image": name, "label": "a"}]
+    rows = [
+      {"image": str(tmp_path / "data" / "images" / "1.png"), "label": "a"},
+      {"image": name, "label": "a"},
+    ]
     (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = f"jsonl:{tmp_path}/data/rows.jsonl"
-    return store.open_store(source, "train", cache=str(tmp_path / "cache"), classes=("a",), **options)
+    return store.open_store(
+      source, "train", cache=str(tmp_path / "cache"), classes=("a",), **options
+    )
 
   return opened
 
@@ -60,9 +67,17 @@ def records(tmp_path, monkeypatch):
 )
 def test_a_record_names_no_file_elsewhere(records, tmp_path, name):
   name = name.format(root=tmp_path)
-  with pytest.raises(UserError, match=r"rows.jsonl:2: found .* in field 'image', expected a path below"):
+  with pytest.raises(
+    UserError,
+    match=r"rows.jsonl:2: found .* in field 'image', expected a path "
+    r"below",
+  ):
     records(name)
-  with pytest.raises(UserError, match=rf"rows.jsonl:[12]: found .*, expected a path below {tmp_path}/here; name its"):
+  with pytest.raises(
+    UserError,
+    match=r"rows.jsonl:[12]: found .*, expected a path below "
+    rf"{tmp_path}/here; name its",
+  ):
     records(name, folder=f"{tmp_path}/here")
 
 
@@ -85,7 +100,9 @@ def test_files_below_the_named_directories_are_read(records, tmp_path):
   assert records(str(tmp_path / "elsewhere.png")).num_images == 2
 
 
-@pytest.mark.parametrize("read", [lambda data: pictures.pixels(data, 3), lambda data: store.checked(data)])
+@pytest.mark.parametrize(
+  "read", [lambda data: pictures.pixels(data, 3), lambda data: store.checked(data)]
+)
 def test_postscript_under_an_images_name_starts_nothing(read, monkeypatch):
   def started(*arguments, **options):
     raise AssertionError("a program")

@@ -1,4 +1,5 @@
-"""Images in a store: what is taken, what is skipped and counted, and the same bytes whatever happened on the way."""
+"""Images in a store: what is taken, what is skipped and counted, and the same bytes whatever
+happened on the way."""
 
 import gzip
 import io
@@ -19,23 +20,36 @@ from t5x_like.errors import DamageError, UserError
 
 
 def built(source, folder, **arguments):
-  options = dict(resolution=8, crop=1.0, augmentations=(), cache=str(folder / "cache"), split="train") | arguments
+  options = (
+    dict(resolution=8, crop=1.0, augmentations=(), cache=str(folder / "cache"), split="train")
+    | arguments
+  )
   return task.build("image_classification", source=source, **options)
 
 
 def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, capsys):
   source = folders(tmp_path / "pictures", ODD)
   made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
-  assert made.skipped == {"not a readable image": 3, f"more than {pictures.MOST_PIXELS:,} pixels": 1}
-  assert made.classes == ("a", "b") and made.labels.tolist() == [0] * 4 + [1] * 4 and made.name == "pictures"
+  assert made.skipped == {
+    "not a readable image": 3,
+    f"more than {pictures.MOST_PIXELS:,} pixels": 1,
+  }
+  assert (
+    made.classes == ("a", "b")
+    and made.labels.tolist() == [0] * 4 + [1] * 4
+    and made.name == "pictures"
+  )
   names = [
-    name for name in sorted(ODD) if name.split("/")[1] not in ("broken.jpg", "notes.txt", "empty.png", "huge.png")
+    name
+    for name in sorted(ODD)
+    if name.split("/")[1] not in ("broken.jpg", "notes.txt", "empty.png", "huge.png")
   ]
   read = dict(zip(names, made.read(np.arange(8)), strict=True))
   kept = {name for name in names if read[name] == ODD[name]}
   assert kept == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
   for name in set(names) - kept:
-    image, original = Image.open(io.BytesIO(read[name])), Image.open(io.BytesIO(ODD[name]))
+    image = Image.open(io.BytesIO(read[name]))
+    original = Image.open(io.BytesIO(ODD[name]))
     assert image.format == "PNG" and image.mode == ("L" if name == "b/deep.png" else "RGB")
     expected = NOISE[..., 0] if name == "b/deep.png" else np.asarray(original.convert("RGB"))
     assert np.array_equal(np.asarray(image), expected), name
@@ -49,8 +63,11 @@ def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, 
 
 
 def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
-  upright = Image.fromarray(np.tile(NOISE[:4, :3], (2, 4, 1))).resize((96, 64), Image.Resampling.BICUBIC)
-  stored, tag = upright.transpose(Image.Transpose.ROTATE_90), Image.Exif()
+  upright = Image.fromarray(np.tile(NOISE[:4, :3], (2, 4, 1))).resize(
+    (96, 64), Image.Resampling.BICUBIC
+  )
+  stored = upright.transpose(Image.Transpose.ROTATE_90)
+  tag = Image.Exif()
   tag[0x112] = 6
   files = {
     "a/turned.jpg": encoded(stored, "JPEG", quality=95, exif=tag),
@@ -58,34 +75,56 @@ def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
     "a/upright.jpg": encoded(upright, "JPEG", quality=95),
     "a/wrong.jpg": encoded(upright, "JPEG", quality=95, exif=b"Exif\0\0MM no tags"),
   }
-  made = store.open_store(folders(tmp_path / "photos", files), "train", cache=str(tmp_path / "cache"))
+  made = store.open_store(
+    folders(tmp_path / "photos", files), "train", cache=str(tmp_path / "cache")
+  )
   assert "1 converted to PNG, 1 turned upright" in capsys.readouterr().out
   for data, file in zip(made.read(np.arange(4)), files.values(), strict=True):
-    pixels = np.asarray(Image.open(io.BytesIO(data)), np.float32)  # without regard to a tag, as batches decode it
+    # without regard to a tag, as batches decode it
+    pixels = np.asarray(Image.open(io.BytesIO(data)), np.float32)
     assert pixels.shape == (64, 96, 3) and np.abs(pixels - np.asarray(upright)).mean() < 8
     np.testing.assert_allclose(pictures.pixels(file, 3), pixels, atol=40)  # as predictions see it
     assert Image.open(io.BytesIO(data)).format == Image.open(io.BytesIO(file)).format
 
 
 def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
-  images = {f"{split}/{name}/x.png": encoded(NOISE) for split in ("train", "Val") for name in ("cat", "dog")}
+  images = {
+    f"{split}/{name}/x.png": encoded(NOISE) for split in ("train", "Val") for name in ("cat", "dog")
+  }
   source = folders(tmp_path / "pets", images | {"test/cat/y.png": encoded(NOISE)})
   opened = open_source(source)
-  assert opened.splits == ("train", "validation", "test") and opened.classes("label") == ("cat", "dog")
+  assert opened.splits == ("train", "validation", "test") and opened.classes("label") == (
+    "cat",
+    "dog",
+  )
   assert opened.name == "pets" and built(source, tmp_path, split="validation").num_examples == 2
   flat = folders(tmp_path / "flat", images | {"test/y.png": encoded(NOISE)})
   assert open_source(flat).splits == ("train", "validation")  # images without classes
   # Classes may have such names: images lie right in them.
-  classes = folders(tmp_path / "words", {"test/1.png": encoded(NOISE), "train/2.png": encoded(NOISE)})
-  assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == ("test", "train")
+  classes = folders(
+    tmp_path / "words", {"test/1.png": encoded(NOISE), "train/2.png": encoded(NOISE)}
+  )
+  assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == (
+    "test",
+    "train",
+  )
 
 
 @pytest.mark.parametrize("top", ["", "pets/"])
 def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
-  images = {f"{split}/{name}/{split}.png": encoded(NOISE) for split in ("train", "val") for name in ("cat", "dog")}
+  images = {
+    f"{split}/{name}/{split}.png": encoded(NOISE)
+    for split in ("train", "val")
+    for name in ("cat", "dog")
+  }
   plain = open_source(folders(tmp_path / "pets", images))
   with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
-    aside = {"train/cat/.DS_Store": b"?", "__MACOSX/train/cat/x.png": b"?", "README.md": b"?", "train/labels.csv": b"?"}
+    aside = {
+      "train/cat/.DS_Store": b"?",
+      "__MACOSX/train/cat/x.png": b"?",
+      "README.md": b"?",
+      "train/labels.csv": b"?",
+    }
     aside["test/1.png"] = b"without a class"
     for name, data in {**images, **aside}.items():
       archive.writestr(f"{top}{name}" if not name.startswith("__") else name, data)
@@ -109,7 +148,9 @@ def test_some_of_the_classes_keep_their_numbers(tmp_path):
   made = built(source, tmp_path, classes=("cat", "dog", "owl"))
   assert made.classes == ("cat", "dog", "owl") and made.labels.tolist() == [0, 2]
   assert built(source, tmp_path).labels.tolist() == [0, 1]
-  with pytest.raises(UserError, match="found label 'owl' in field 'label', expected one of cat, dog"):
+  with pytest.raises(
+    UserError, match="found label 'owl' in field 'label', expected one of cat, dog"
+  ):
     built(source, tmp_path, classes=("cat", "dog"))
 
 
@@ -131,21 +172,29 @@ def test_folders_of_splits_beside_others_are_not_taken_for_classes(tmp_path):
   names = ("train/cat/1.png", "Val/cat/2.png", "devkit/about/readme.txt")
   source = folders(tmp_path / "pets", {name: encoded(NOISE) for name in names})
   with pytest.raises(
-    UserError, match="found Val, train beside other folders; .*folders:validation=.*/Val,train=.*/train"
+    UserError,
+    match="found Val, train beside other folders; .*folders:validation=.*/Val,train=.*/train",
   ):
     open_source(source)
   assert open_source(source.replace(":", ":train=")).classes("label") == ("Val", "devkit", "train")
 
 
 def test_the_first_images_of_a_split_are_a_split(tmp_path):
-  whole, first = (store.open_store("digits", split, cache=str(tmp_path)) for split in ("train", "train[:30]"))
+  whole, first = (
+    store.open_store("digits", split, cache=str(tmp_path)) for split in ("train", "train[:30]")
+  )
   assert first.num_images == 30 and first.classes == whole.classes
   assert first.labels.tolist() == whole.labels[:30].tolist()
   assert first.read(np.arange(30)).tolist() == whole.read(np.arange(30)).tolist()
   assert "/digits-train30-" in first.path and first.fingerprint != whole.fingerprint
   with pytest.raises(UserError, match="found no split .trian., expected one of train"):
     store.open_store("digits", "trian[:30]", cache=str(tmp_path))
-  assert task.build("object_detection", "train[:4]", source="digit_scenes", cache=str(tmp_path)).num_examples == 4
+  assert (
+    task.build(
+      "object_detection", "train[:4]", source="digit_scenes", cache=str(tmp_path)
+    ).num_examples
+    == 4
+  )
 
 
 def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
@@ -174,7 +223,9 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
   data = bytearray(shard.read_bytes())
   data[len(data) // 2 :] = data[len(data) // 2 :][::-1]
   shard.write_bytes(data)
-  with pytest.raises(DamageError, match="image/000000000001: .*SHA-256.*delete .* and it is made again"):
+  with pytest.raises(
+    DamageError, match="image/000000000001: .*SHA-256.*delete .* and it is made again"
+  ):
     store.open_store(source, "train", cache=str(tmp_path / "one"))
   shard.write_bytes(data[:-1])
   with pytest.raises(DamageError, match=f"found {len(data) - 1} bytes, expected {len(data)}"):
@@ -183,18 +234,24 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
 
 def idx(path, array: np.ndarray) -> None:
   path.write_bytes(
-    gzip.compress(bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes())
+    gzip.compress(
+      bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+    )
   )
 
 
 def test_idx_files(tmp_path):
-  images, labels = np.stack([NOISE[..., n % 3] for n in range(6)]), np.array([3, 0, 1, 1, 2, 0], np.uint8)
+  images = np.stack([NOISE[..., n % 3] for n in range(6)])
+  labels = np.array([3, 0, 1, 1, 2, 0], np.uint8)
   idx(tmp_path / "train-images-idx3-ubyte.gz", images)
   idx(tmp_path / "train-labels-idx1-ubyte.gz", labels)
   source = f"idx:{tmp_path}/train-images-idx3-ubyte.gz"
   made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
   assert made.classes == tuple("0123") and made.labels.tolist() == labels.tolist()
-  assert all(np.array_equal(np.asarray(Image.open(io.BytesIO(x))), y) for x, y in zip(made.read(np.arange(6)), images))
+  assert all(
+    np.array_equal(np.asarray(Image.open(io.BytesIO(x))), y)
+    for x, y in zip(made.read(np.arange(6)), images)
+  )
   idx(tmp_path / "train-labels-idx1-ubyte.gz", labels[:5])
   with pytest.raises(UserError, match="found 6 images but 5 labels"):
     list(open_source(source).records("train"))
@@ -215,7 +272,10 @@ def test_tfds_images_stay_encoded(form, tmp_path):
       VERSION = tfds.core.Version("1.0.0")
 
       def _info(self):
-        features = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(names=["cat", "dog"])}
+        features = {
+          "image": tfds.features.Image(),
+          "label": tfds.features.ClassLabel(names=["cat", "dog"]),
+        }
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
       def _split_generators(self, manager):
@@ -227,43 +287,71 @@ def test_tfds_images_stay_encoded(form, tmp_path):
 
     tfds.disable_progress_bar()
     Pets(data_dir=tmp_path, file_format=form).download_and_prepare()
-  made = store.open_store("tfds:pets", "train", cache=str(tmp_path / "cache"), data_dir=str(tmp_path))
-  assert sorted(made.read(np.arange(3)).tolist()) == sorted(pictures) and made.classes == ("cat", "dog")
+  made = store.open_store(
+    "tfds:pets", "train", cache=str(tmp_path / "cache"), data_dir=str(tmp_path)
+  )
+  assert sorted(made.read(np.arange(3)).tolist()) == sorted(pictures) and made.classes == (
+    "cat",
+    "dog",
+  )
 
 
 def test_every_image_stands_in_every_epoch_and_repeats_follow_each_other(tmp_path):
-  images = {f"{'ab'[n % 2]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
+  images = {
+    f"{'ab'[n % 2]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)
+  }
   source = folders(tmp_path / "pictures", images)
   for repeats in (1, 3):
-    made = built(source, tmp_path, repeats=repeats, augmentations=("flip", {"name": "color_jitter", "brightness": 0.0}))
+    made = built(
+      source,
+      tmp_path,
+      repeats=repeats,
+      augmentations=("flip", {"name": "color_jitter", "brightness": 0.0}),
+    )
     batches = loader.train_batches(made, batch_size=4 * repeats, seed=3)
     shown = np.concatenate([next(batches)["image"][:, 0, 0, 0] for _ in range(6)])
     assert all(np.array_equal(shown[n::repeats], shown[::repeats]) for n in range(repeats))
     epochs = shown[::repeats].reshape(2, 12)
-    assert np.array_equal(np.sort(epochs), np.tile(np.unique(epochs), (2, 1))) and not np.array_equal(*epochs)
+    assert np.array_equal(
+      np.sort(epochs), np.tile(np.unique(epochs), (2, 1))
+    ) and not np.array_equal(*epochs)
 
 
 def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path):
   for size in (1, 2, 7, 300, 301):
-    index, epoch = tf.range(size, dtype=tf.int64), tf.fill([size], np.int64(3))
-    order, places = random.shuffled(index, epoch, 5, size).numpy(), np.arange(size) ^ 1
+    index = tf.range(size, dtype=tf.int64)
+    epoch = tf.fill([size], np.int64(3))
+    order = random.shuffled(index, epoch, 5, size).numpy()
+    places = np.arange(size) ^ 1
     places[-1] = max(size - 2, 0)  # also of an odd number
     assert np.array_equal(partners(tf.constant(order), epoch, 5, size), order[places])
   source = folders(
-    tmp_path / "pictures", {f"{'ab'[n // 6]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
+    tmp_path / "pictures",
+    {f"{'ab'[n // 6]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)},
   )
   made = built(source, tmp_path, repeats=3, mixing={"mixup": 0.5}, mean=(0.0,), std=(1 / 255,))
   batch = next(loader.train_batches(made, batch_size=36, seed=3))
   order = random.shuffled(tf.range(12, dtype=tf.int64), tf.zeros(12, tf.int64), 3, 12).numpy()
-  own, other = np.repeat(order, 3), np.repeat(order[np.arange(12) ^ 1], 3)
+  own = np.repeat(order, 3)
+  other = np.repeat(order[np.arange(12) ^ 1], 3)
   share = batch["label_share"]
-  np.testing.assert_allclose(batch["image"][:, 0, 0, 0], share * own + (1 - share) * other, atol=1e-4)
-  assert np.array_equal(batch["label"], own // 6) and np.array_equal(batch["other_label"], other // 6)
+  np.testing.assert_allclose(
+    batch["image"][:, 0, 0, 0], share * own + (1 - share) * other, atol=1e-4
+  )
+  assert np.array_equal(batch["label"], own // 6) and np.array_equal(
+    batch["other_label"], other // 6
+  )
 
 
 def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
   made = task.build(
-    "masked_images", "train", source="digits", resolution=12, patch=2, cache=str(tmp_path), mask_ratio=0.7
+    "masked_images",
+    "train",
+    source="digits",
+    resolution=12,
+    patch=2,
+    cache=str(tmp_path),
+    mask_ratio=0.7,
   )
   index = np.arange(200)
   drawn = tf.function(lambda epoch_B: made.batch(tf.constant(index), epoch_B, 1), autograph=False)
@@ -277,26 +365,41 @@ def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
     assert np.abs(often - 10 / 36).max() < 5 * (10 / 36 * 26 / 36 / 200) ** 0.5
   assert not np.array_equal(*(batch["visible_patches"] for batch in batches))
   with pytest.raises(UserError, match="found resolution 12, patch 5"):
-    task.build("masked_images", "train", source="digits", resolution=12, patch=5, cache=str(tmp_path))
+    task.build(
+      "masked_images", "train", source="digits", resolution=12, patch=5, cache=str(tmp_path)
+    )
 
 
-def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_those_of_the_image(tmp_path):
+def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_those_of_the_image(
+  tmp_path,
+):
   images = {
-    f"a/{n}.png": encoded(np.random.default_rng(n).integers(0, 256, (12, 12, 3)).astype(np.uint8)) for n in range(4)
+    f"a/{n}.png": encoded(np.random.default_rng(n).integers(0, 256, (12, 12, 3)).astype(np.uint8))
+    for n in range(4)
   }
-  arguments = dict(source=folders(tmp_path / "pictures", images), resolution=12, cache=str(tmp_path), crop=1.0)
+  arguments = dict(
+    source=folders(tmp_path / "pictures", images), resolution=12, cache=str(tmp_path), crop=1.0
+  )
   made = task.build("corrupted_images", "train", patch=2, rate=0.5, augmentations=(), **arguments)
   found = next(loader.train_batches(made, batch_size=400, seed=1))
-  source, chosen = found["patch_sources"], found["patch_weights"] == 1
+  source = found["patch_sources"]
+  chosen = found["patch_weights"] == 1
   places = np.tile(np.arange(36), (400, 1))
   assert np.array_equal(source[~chosen], places[~chosen]) and (chosen.sum(1) == 18).all()
-  kinds = [(source == -1)[chosen], (source == places)[chosen], ((source != -1) & (source != places))[chosen]]
+  kinds = [
+    (source == -1)[chosen],
+    (source == places)[chosen],
+    ((source != -1) & (source != places))[chosen],
+  ]
   for kind, share in zip(kinds, (0.8, 0.1, 0.1), strict=True):
     assert abs(kind.mean() - share) < 5 * (share * (1 - share) / kind.size) ** 0.5
   pixels = (found["image"] * 0.5 + 0.5).reshape(400, 6, 2, 6, 2, 3).mean((2, 4)).reshape(400, 36, 3)
-  clear = (np.abs(pixels * 8 - np.round(pixels * 8)) > 1e-4).all(-1)  # of the limits between two levels
+  # of the limits between two levels
+  clear = (np.abs(pixels * 8 - np.round(pixels * 8)) > 1e-4).all(-1)
   assert clear.mean() > 0.9
-  assert np.array_equal(found["patch_colours"][clear], (np.floor(pixels * 8).astype(int) @ [64, 8, 1])[clear])
+  assert np.array_equal(
+    found["patch_colours"][clear], (np.floor(pixels * 8).astype(int) @ [64, 8, 1])[clear]
+  )
   with pytest.raises(UserError, match="found resolution 12, patch 2, rate 0.0"):
     task.build("corrupted_images", "train", patch=2, rate=0.0, **arguments)
 
@@ -305,27 +408,52 @@ def test_bad_arguments_are_one_line(tmp_path):
   source = folders(tmp_path / "pictures", {"a/x.png": encoded(NOISE)})
   for arguments, words in (
     ({"augmentations": ("flp",)}, "did you mean 'flip'"),
-    ({"augmentations": ({"name": "flip", "rate": 1},)}, "config.task.augmentations.rate: unknown key"),
+    (
+      {"augmentations": ({"name": "flip", "rate": 1},)},
+      "config.task.augmentations.rate: unknown key",
+    ),
     ({"crop": 0.0}, "config.task.crop: found 0.0"),
-    ({"std": (0.5, 0.5)}, "config.task.std: found .0.5, 0.5., expected one number, or one for each of 3 channels"),
+    (
+      {"std": (0.5, 0.5)},
+      "config.task.std: found .0.5, 0.5., expected one number, or one for each of 3 channels",
+    ),
     ({"mean": (123.7, 116.3, 103.5)}, "config.task.mean: .*divide those of bytes by 255"),
     ({"mixing": {"mixup": 0.1, "alpha": 2}}, "config.task.mixing.alpha: unknown key"),
-    ({"mixing": {"mixup": -1.0}}, "config.task.mixing.mixup: found -1.0 .*expected a number, at least 0"),
+    (
+      {"mixing": {"mixup": -1.0}},
+      "config.task.mixing.mixup: found -1.0 .*expected a number, at least 0",
+    ),
     (
       {"augmentations": ({"name": "erase", "probability": 2},)},
       "augmentations.probability: found 2 .*a number from 0 to 1",
     ),
-    ({"augmentations": ({"name": "random_resized_crop", "area": (1.0, 0.1)},)}, "area: .*two numbers above 0, the"),
-    ({"augmentations": ({"name": "random_resized_crop", "ratio": (0, 1)},)}, "ratio: .*two numbers above 0, the small"),
-    ({"augmentations": ({"name": "randaugment", "magnitude": 50},)}, "magnitude: found 50 .*a number from 0 to 10"),
+    (
+      {"augmentations": ({"name": "random_resized_crop", "area": (1.0, 0.1)},)},
+      "area: .*two numbers above 0, the",
+    ),
+    (
+      {"augmentations": ({"name": "random_resized_crop", "ratio": (0, 1)},)},
+      "ratio: .*two numbers above 0, the small",
+    ),
+    (
+      {"augmentations": ({"name": "randaugment", "magnitude": 50},)},
+      "magnitude: found 50 .*a number from 0 to 10",
+    ),
     ({"split": "validation"}, "found no split 'validation'"),
     ({"label_field": None}, "config.task.label_field: found None, expected the field of the class"),
   ):
     with pytest.raises(UserError, match=words):
       built(source, tmp_path, **arguments)
-  for rest, words in ((tmp_path / "nothing", "found nothing there"), (tmp_path, "found no files below its folders")):
+  for rest, words in (
+    (tmp_path / "nothing", "found nothing there"),
+    (tmp_path, "found no files below its folders"),
+  ):
     with pytest.raises(UserError, match=words):
-      open_source(f"folders:{rest}" if words.startswith("found nothing") else f"folders:{tmp_path}/pictures/a")
+      open_source(
+        f"folders:{rest}" if words.startswith("found nothing") else f"folders:{tmp_path}/pictures/a"
+      )
   (tmp_path / "pictures" / "a" / "x.png").write_bytes(b"?")
-  with pytest.raises(UserError, match="found 0 images, 1 records skipped .not a readable image., expected at least"):
+  with pytest.raises(
+    UserError, match="found 0 images, 1 records skipped .not a readable image., expected at least"
+  ):
     built(source, tmp_path)

@@ -1,4 +1,5 @@
-"""The pixels of a file and of the middle of an image: as Pillow's, in parts as in the whole, without TensorFlow too."""
+"""The pixels of a file and of the middle of an image: as Pillow's, in parts as in the whole,
+without TensorFlow too."""
 
 import io
 
@@ -13,24 +14,33 @@ from t5x_like.data.quiet_tensorflow import tf
 
 @pytest.mark.parametrize("form", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
 def test_a_part_of_a_file_is_decoded_as_the_whole_is_and_as_pillow_does(form):
-  image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)).resize((83, 61))
-  options = {"4:4:4": {"subsampling": 0}, "4:2:0": {"subsampling": 2}, "progressive": {"progressive": True}}
+  image = Image.fromarray(
+    np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)
+  ).resize((83, 61))
+  options = {
+    "4:4:4": {"subsampling": 0},
+    "4:2:0": {"subsampling": 2},
+    "progressive": {"progressive": True},
+  }
   file = io.BytesIO()
   image.convert("L" if form == "grey" else "RGB").save(
     file, "PNG" if form == "PNG" else "JPEG", **options.get(form, {})
   )
-  pixels, data = examples.Pixels(None, 3, (0.5,), (0.5,)), tf.constant(file.getvalue())
+  pixels = examples.Pixels(None, 3, (0.5,), (0.5,))
+  data = tf.constant(file.getvalue())
   whole = pixels.decoded(data).numpy()
   assert np.array_equal(whole, np.asarray(Image.open(file).convert("RGB")))
   for y, x, h, w in ((0, 0, 61, 83), (7, 13, 29, 31), (60, 82, 1, 1), (0, 33, 61, 17)):
     assert np.array_equal(
-      pixels.decoded(data, lambda _, box=(y, x, h, w): tf.constant(box)), whole[y : y + h, x : x + w]
+      pixels.decoded(data, lambda _, box=(y, x, h, w): tf.constant(box)),
+      whole[y : y + h, x : x + w],
     )
 
 
 def whole_then_cut(image: np.ndarray, sides: tuple[int, int], crop: float) -> np.ndarray:
   """Resize as timm and torchvision do, which round all sides down, and cut out the middle."""
-  shape, cover = np.array(image.shape[:2]), np.array([int(side / crop) for side in sides])
+  shape = np.array(image.shape[:2])
+  cover = np.array([int(side / crop) for side in sides])
   axis = (cover / shape).argmax()
   size = np.maximum(shape * cover[axis] // shape[axis], cover)
   y, x = (size - sides) // 2
@@ -55,10 +65,14 @@ def test_the_middle_of_an_image_is_the_same_without_tensorflow():
     np.testing.assert_allclose(pictures.at_resolution(image, **given), expected, atol=2e-3)
     for fit, method in (("squeezed_cut", "bilinear"), ("cut", "lanczos"), ("padded", "nearest")):
       other = examples.at_resolution(tf.constant(image), **given, fit=fit, method=method).numpy()
-      np.testing.assert_allclose(pictures.at_resolution(image, **given, fit=fit, method=method), other, atol=2e-3)
+      np.testing.assert_allclose(
+        pictures.at_resolution(image, **given, fit=fit, method=method), other, atol=2e-3
+      )
 
 
-@pytest.mark.parametrize("shape, sides, seen", [((20, 10, 3), (8, 12), (8, 4)), ((3, 12, 1), (8, 8), (2, 8))])
+@pytest.mark.parametrize(
+  "shape, sides, seen", [((20, 10, 3), (8, 12), (8, 4)), ((3, 12, 1), (8, 8), (2, 8))]
+)
 def test_a_whole_image_keeps_its_aspect_ratio_between_bars_of_the_mean(shape, sides, seen):
   image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
   given = dict(sides_2=sides, crop=0.5, mean=(0.25, 0.5, 0.75)[: shape[-1]])
@@ -73,10 +87,14 @@ def test_a_whole_image_keeps_its_aspect_ratio_between_bars_of_the_mean(shape, si
   squeezed = examples.at_resolution(tf.constant(image), **given, fit="squeezed").numpy()
   whole = tf.image.resize(image, sides, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
   np.testing.assert_allclose(squeezed, whole, atol=2e-3)
-  np.testing.assert_allclose(pictures.at_resolution(image, **given, fit="squeezed"), whole, atol=2e-3)
+  np.testing.assert_allclose(
+    pictures.at_resolution(image, **given, fit="squeezed"), whole, atol=2e-3
+  )
 
 
-@pytest.mark.parametrize("shape, shortest, longest", [((9, 7, 3), 5, 8), ((31, 50, 1), 40, 60), ((8, 8, 3), 8, 8)])
+@pytest.mark.parametrize(
+  "shape, shortest, longest", [((9, 7, 3), 5, 8), ((31, 50, 1), 40, 60), ((8, 8, 3), 8, 8)]
+)
 def test_an_image_for_a_detector_is_the_same_without_tensorflow(shape, shortest, longest):
   assert pictures.within(np.zeros((48, 77, 1)), 40, 99).shape == (40, 64, 1)  # 64.17
   assert pictures.within(np.zeros((77, 48, 1)), 41, 60).shape == (60, 37, 1)  # 37.4

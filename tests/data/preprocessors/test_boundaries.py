@@ -1,4 +1,5 @@
-"""Words and sentences in ids of every kind of vocabulary, in scripts with and without spaces, against the text."""
+"""Words and sentences in ids of every kind of vocabulary, in scripts with and without spaces,
+against the text."""
 
 import functools
 import random
@@ -31,7 +32,15 @@ SAMPLES = {
   "thai": "ภาษาไทยเป็นภาษาที่ไม่มีช่องว่างระหว่างคำ น้ำใจ ",
 }
 UNSPACED = ("chinese", "japanese", "thai")
-KINDS = ("unigram", "english_unigram", "bpe", "wordpiece", "bytelevel", "english_bytelevel", "bytes")
+KINDS = (
+  "unigram",
+  "english_unigram",
+  "bpe",
+  "wordpiece",
+  "bytelevel",
+  "english_bytelevel",
+  "bytes",
+)
 LENGTH = 96
 
 
@@ -48,22 +57,28 @@ def vocabulary(kind):
     return train_tokenizer.train(lines, size=275, kind="bytelevel_bpe", with_mask=True, extra_ids=0)
   size = 299 if kind == "english_unigram" else 480
   model_type = "bpe" if kind == "bpe" else "unigram"
-  model = train_vocabulary.train(lines, model_type=model_type, with_mask=True, byte_fallback=True, size=size)
+  model = train_vocabulary.train(
+    lines, model_type=model_type, with_mask=True, byte_fallback=True, size=size
+  )
   return SentencePieceVocabulary(model)
 
 
 def rows(pieces):
-  """The ids of the samples, twice each, as rows that padding fills; and the text that each id stands for."""
+  """The ids of the samples, twice each, as rows that padding fills; and the text that each id
+  stands for."""
   ids = [pieces.encode(sample * 2) for sample in SAMPLES.values()]
   length = max(map(len, ids))
-  return tf.constant([[*row, *[pieces.pad_id] * (length - len(row))] for row in ids]), [pieces.bytes_of(i) for i in ids]
+  return tf.constant([[*row, *[pieces.pad_id] * (length - len(row))] for row in ids]), [
+    pieces.bytes_of(i) for i in ids
+  ]
 
 
 def expected_beginnings(data):
   """Whether each id, of the bytes in the list, begins a word by the text."""
   text = b"".join(data).decode()
   beginnings = {}  # by byte
-  place, before = 0, Kind.OTHER
+  place = 0
+  before = Kind.OTHER
   for letter in text:
     kind = segmentation.kind(letter)
     follows_unspaced = kind == Kind.LETTER and before == Kind.UNSPACED
@@ -92,7 +107,9 @@ def test_sentences_begin_where_the_text_has_them(kind):
     cuts = [0, *(np.flatnonzero(begins[: len(data) - 1]) + 1), len(data)]
     parts = [b"".join(data[start:end]).decode().strip() for start, end in zip(cuts, cuts[1:])]
     text = b"".join(data).decode().strip()
-    assert list(filter(None, parts)) == [sentence.strip() for sentence in segmentation.sentences(text)]
+    assert list(filter(None, parts)) == [
+      sentence.strip() for sentence in segmentation.sentences(text)
+    ]
 
 
 @pytest.mark.parametrize("ending", ["走。", "走！", "go.”", "go!’", "go.", "है।", "هذا؟"])
@@ -120,7 +137,8 @@ def test_every_row_has_targets(kind):
     text = joint.join(draw.choices(segmentation.words(sample), k=400))
     ids = pieces.encode(text)
     rows_of_script = (ids[start : start + LENGTH] for start in (0, LENGTH))
-    tokens += [row for row in rows_of_script if len(row) == LENGTH]  # unknown words are one id in WordPiece
+    # unknown words are one id in WordPiece
+    tokens += [row for row in rows_of_script if len(row) == LENGTH]
   ordinary = ~np.isin(tokens, [pieces.unk_id, *pieces.special_ids]).all(axis=1)
   key_B = keys.row_keys(0, tf.range(len(tokens), dtype=tf.int64))
   for mode in ("words", "spans", "ngrams"):

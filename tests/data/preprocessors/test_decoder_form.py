@@ -17,7 +17,10 @@ from t5x_like.nn.dims import Dims
 DENOISING = [
   ("span_corruption", {"inputs_length": 48}),
   ("span_corruption", {"inputs_length": 48, "targets_length": 30, "random_roll": True}),
-  *(("denoising", {"inputs_length": 32, "style": style}) for style in ("replace_spans", "drop_tokens", "deshuffling")),
+  *(
+    ("denoising", {"inputs_length": 32, "style": style})
+    for style in ("replace_spans", "drop_tokens", "deshuffling")
+  ),
   ("ul2", {"length": 40}),
 ]
 
@@ -47,7 +50,8 @@ def test_inputs_and_targets_are_one_sequence(name, arguments, form, root):
   for row in range(12):
     inputs = [token for token in pairs["encoder_input_tokens"][row].tolist() if token]
     targets = [token for token in pairs["decoder_target_tokens"][row].tolist() if token]
-    whole, rest = inputs + targets, longest - len(inputs) - len(targets)
+    whole = inputs + targets
+    rest = longest - len(inputs) - len(targets)
     learned = [0] * len(inputs) if form == "prefix" else [1] * len(inputs)
     expected = {
       "input_tokens": [1, *whole[:-1]] + [0] * rest,
@@ -82,7 +86,12 @@ def test_padding_changes_nothing_and_only_the_inputs_see_ahead(root):
 
 
 def test_a_decoders_task_has_no_other_form(root):
-  with pytest.raises(UserError, match="config.task.as_decoder: found 'causal', but this task does not make the inputs"):
-    task.build("causal_lm", "train", store=root, length=24, documents_end="nothing", as_decoder="causal")
+  with pytest.raises(
+    UserError,
+    match="config.task.as_decoder: found 'causal', but this task does not make the inputs",
+  ):
+    task.build(
+      "causal_lm", "train", store=root, length=24, documents_end="nothing", as_decoder="causal"
+    )
   with pytest.raises(UserError, match="config.task.as_decoder: found 'decoder'"):
     task.build("span_corruption", "train", store=root, inputs_length=24, as_decoder="decoder")

@@ -1,4 +1,5 @@
-"""T5's other objectives: given noise, against a plain loop; drawn noise, by its counts and distribution."""
+"""T5's other objectives: given noise, against a plain loop; drawn noise, by its counts and
+distribution."""
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies.kinds._shared import top
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
-SIZE, LENGTH, EXAMPLES = corpora.SIZE, 40, 50
+SIZE = corpora.SIZE
+LENGTH = 40
+EXAMPLES = 50
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
-TOKENS, NOISE = tf.constant([[10, 11, 12, 13, 14, 15]]), tf.constant([[True, True, False, False, True, False]])
+TOKENS = tf.constant([[10, 11, 12, 13, 14, 15]])
+NOISE = tf.constant([[True, True, False, False, True, False]])
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +36,21 @@ def keys(n, seed=0):
 
 def plain(window, mask, size):
   """(inputs of replaced spans, their targets, the kept tokens, the noise), by a loop."""
-  inputs, targets, runs = [], [], 0
+  inputs = []
+  targets = []
+  runs = 0
   for i, (token, noisy) in enumerate(zip(window, mask)):
     if noisy and (i == 0 or not mask[i - 1]):
       runs += 1
       inputs.append(size - runs)
       targets.append(size - runs)
     (targets if noisy else inputs).append(token)
-  return inputs, targets, [t for t, n in zip(window, mask) if not n], [t for t, n in zip(window, mask) if n]
+  return (
+    inputs,
+    targets,
+    [t for t, n in zip(window, mask) if not n],
+    [t for t, n in zip(window, mask) if n],
+  )
 
 
 def test_the_cross_check_of_the_t5_library():
@@ -49,28 +60,38 @@ def test_the_cross_check_of_the_t5_library():
   assert out["inputs"].numpy().tolist() == [[999, 12, 13, 998, 15]]
   assert out["targets"].numpy().tolist() == [[999, 10, 11, 998, 14]]
   out = noise.drop_tokens(TOKENS, NOISE, inputs_length=3, targets_length=3, eos_id=None)
-  assert out["inputs"].numpy().tolist() == [[12, 13, 15]] and out["targets"].numpy().tolist() == [[10, 11, 14]]
+  assert out["inputs"].numpy().tolist() == [[12, 13, 15]] and out["targets"].numpy().tolist() == [
+    [10, 11, 14]
+  ]
   assert noise.masked(TOKENS, NOISE, mask_id=50).numpy().tolist() == [[50, 50, 12, 13, 50, 15]]
 
 
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_any_noise_against_a_plain_loop(density):
   generator = np.random.default_rng(0)
-  windows, masks = generator.integers(3, 900, (60, 31)), generator.random((60, 31)) < density
-  raw, given = tf.constant(windows, tf.int32), tf.constant(masks)
-  spans = noise.replace_spans(raw, given, sentinels=range(999, 899, -1), inputs_length=40, targets_length=64)
+  windows = generator.integers(3, 900, (60, 31))
+  masks = generator.random((60, 31)) < density
+  raw = tf.constant(windows, tf.int32)
+  given = tf.constant(masks)
+  spans = noise.replace_spans(
+    raw, given, sentinels=range(999, 899, -1), inputs_length=40, targets_length=64
+  )
   drops = noise.drop_tokens(raw, given, inputs_length=40, targets_length=64)
   for row in range(60):
     expected = plain(windows[row].tolist(), masks[row].tolist(), 1000)
     found = [part[name][row].numpy() for part in (spans, drops) for name in ("inputs", "targets")]
     for ids, wanted in zip(found, expected, strict=True):
       assert ids.tolist() == wanted + [1] + [0] * (len(ids) - len(wanted) - 1)
-  empty = noise.replace_spans(raw[:0], given[:0], sentinels=range(999, 899, -1), inputs_length=40, targets_length=64)
+  empty = noise.replace_spans(
+    raw[:0], given[:0], sentinels=range(999, 899, -1), inputs_length=40, targets_length=64
+  )
   assert empty["inputs"].shape == (0, 40) and empty["targets"].shape == (0, 64)
 
 
 def test_chosen_tokens_are_uniform_and_exact():
-  n, length, k = 20_000, 20, 6
+  n = 20_000
+  length = 20
+  k = 6
   mask = noise.noise_mask(random.bits(keys(n), length), k).numpy()
   assert (mask.sum(axis=1) == k).all()
   assert_fits(mask.sum(axis=0), drawn=k / length)
@@ -85,7 +106,8 @@ def test_chosen_tokens_are_uniform_and_exact():
 
 
 def test_bert_style_noise_is_nine_masks_in_ten():
-  n, length = 4_000, 100
+  n = 4_000
+  length = 100
   bits = random.bits(keys(n), 2 * length)
   raw = tf.fill([n, length], 7)
   ordinary = tf.range(10, 60)
@@ -125,7 +147,8 @@ def test_a_style_against_a_plain_loop(root, style):
   for row in range(built.num_examples):
     raw = (np.arange(window) + row * window + corpora.FIRST).tolist()
     inputs, targets = (
-      [t for t in out[name][row].tolist() if t] for name in ("encoder_input_tokens", "decoder_target_tokens")
+      [t for t in out[name][row].tolist() if t]
+      for name in ("encoder_input_tokens", "decoder_target_tokens")
     )
     spans = plain(raw, masks[row].tolist(), SIZE)
     assert inputs.pop() == targets.pop() == 1
@@ -140,7 +163,10 @@ def test_a_style_against_a_plain_loop(root, style):
       else:
         assert [t for t, noisy in zip(inputs, masks[row]) if not noisy] == spans[2]
         replaced = {t for t, noisy in zip(inputs, masks[row]) if noisy}
-        assert all(t == SIZE - 1 or (style == "bert_style" and 3 <= t < SIZE - corpora.SENTINELS) for t in replaced)
+        assert all(
+          t == SIZE - 1 or (style == "bert_style" and 3 <= t < SIZE - corpora.SENTINELS)
+          for t in replaced
+        )
 
 
 def test_lengths_hold_the_worst_case_and_waste_nothing():
@@ -164,18 +190,26 @@ def test_noise_may_lie_anywhere_when_rolled():
   n = 6_000
   rolled = SpanCorruption(top(SIZE, corpora.SENTINELS), inputs_length=30, random_roll=True)
   fixed = SpanCorruption(top(SIZE, corpora.SENTINELS), inputs_length=29)
-  assert (rolled.window, rolled.targets_length) == (fixed.window, fixed.targets_length + 1) == (31, 9)
+  assert (
+    (rolled.window, rolled.targets_length) == (fixed.window, fixed.targets_length + 1) == (31, 9)
+  )
   mask = rolled.noise_mask(keys(n)).numpy()
   assert (mask.sum(axis=1) == rolled.noise_tokens).all()
-  # Spans are chosen as one, so places are not independent; how far each is turned is: by where the last gap ends.
-  gap = np.array([np.flatnonzero(np.diff(np.concatenate([row[-1:], row]).astype(int)) == 1) for row in mask])
+  # Spans are chosen as one, so places are not independent; how far each is turned is: by where the
+  # last gap ends.
+  gap = np.array(
+    [np.flatnonzero(np.diff(np.concatenate([row[-1:], row]).astype(int)) == 1) for row in mask]
+  )
   assert gap.shape[1] == rolled.noise_spans
   assert_fits(np.bincount(gap[np.arange(n), np.arange(n) % rolled.noise_spans], minlength=31))
   for place in mask.sum(axis=0):
     assert_share(place, n, rolled.noise_tokens / 31)
   assert fixed.noise_mask(keys(n)).numpy()[:, -1].all()
   # Turned back, the noise is that of the fixed form.
-  patterns = [{np.roll(row, shift).tobytes() for row in fixed.noise_mask(keys(n)).numpy()} for shift in range(31)]
+  patterns = [
+    {np.roll(row, shift).tobytes() for row in fixed.noise_mask(keys(n)).numpy()}
+    for shift in range(31)
+  ]
   assert all(row.tobytes() in set().union(*patterns) for row in mask[:200])
   raw = np.random.default_rng(0).integers(3, 900, (n, 31), dtype=np.int32)
   out = rolled(tf.constant(raw), keys(n))
@@ -197,9 +231,13 @@ def test_a_prefix_and_the_fingerprint_of_options(root):
   index = tf.range(3, dtype=tf.int64)
   found = with_prefix.batch(index, index, 0)["encoder_input_tokens"].numpy()
   assert found.shape == (3, LENGTH) and (found[:, :5] == vocabulary.encode("[NLU]")).all()
-  plain_inputs = task.build("span_corruption", "train", store=root, inputs_length=LENGTH - 5).batch(index, index, 0)
+  plain_inputs = task.build("span_corruption", "train", store=root, inputs_length=LENGTH - 5).batch(
+    index, index, 0
+  )
   np.testing.assert_array_equal(found[:, 5:], plain_inputs["encoder_input_tokens"])
-  assert len({build().fingerprint, with_prefix.fingerprint, build(random_roll=True).fingerprint}) == 3
+  assert (
+    len({build().fingerprint, with_prefix.fingerprint, build(random_roll=True).fingerprint}) == 3
+  )
   assert build(random_roll=False, prefix="").fingerprint == build().fingerprint
 
 
@@ -218,5 +256,7 @@ def test_refusals(root, arguments, message):
 
 
 def test_more_runs_than_sentinels_are_refused():
-  with pytest.raises(UserError, match="999 tokens can have 150 runs of noise but the vocabulary has 125 sentinels"):
+  with pytest.raises(
+    UserError, match="999 tokens can have 150 runs of noise but the vocabulary has 125 sentinels"
+  ):
     task.build("denoising", "train", store="builtin", style="replace_spans", inputs_length=1_000)

@@ -1,4 +1,5 @@
-"""Preprocessors in a file of a user's own, on any task: their effect, their seeds, and their faults, each one line."""
+"""Preprocessors in a file of a user's own, on any task: their effect, their seeds, and their
+faults, each one line."""
 
 import itertools
 import re
@@ -57,9 +58,12 @@ N = "encoder_input_tokens"
 def mine(tmp_path, monkeypatch):
   (tmp_path / "mine.py").write_text(MINE)
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(loader, "_MOST_STEPS", 1)  # made together, of which no more than one is read here
+  # made together, of which no more than one is read here
+  monkeypatch.setattr(loader, "_MOST_STEPS", 1)
   monkeypatch.setattr(sys, "path", sys.path.copy())
-  trust.begin([f"mine:{name}" for name in re.findall(r"^def (\w+)", MINE, re.MULTILINE)] + ["mine:missing"])
+  trust.begin(
+    [f"mine:{name}" for name in re.findall(r"^def (\w+)", MINE, re.MULTILINE)] + ["mine:missing"]
+  )
   yield tmp_path / "mine.py"
   sys.modules.pop("mine", None)
 
@@ -75,19 +79,25 @@ def read(built, start=0, rows=None):
 
 
 def test_of_an_example_and_of_a_batch(mine):
-  plain, both = build(), build("mine:lowercase", {"name": "mine:drop", "rate": 0.25})
+  plain = build()
+  both = build("mine:lowercase", {"name": "mine:drop", "rate": 0.25})
   assert both.numbering == plain.numbering and both.features == plain.features
   assert len({both.fingerprint, plain.fingerprint, build("mine:lowercase").fingerprint}) == 3
   ids = read(plain, 3)[N]
-  *_, made = (batch[N] for batch in itertools.islice(loader.train_batches(both, batch_size=4, seed=5), 4))
+  *_, made = (
+    batch[N] for batch in itertools.islice(loader.train_batches(both, batch_size=4, seed=5), 4)
+  )
   kept = made != 2
-  np.testing.assert_array_equal(made[kept], np.where((ids >= 68) & (ids <= 93), ids + 32, ids)[kept])
+  np.testing.assert_array_equal(
+    made[kept], np.where((ids >= 68) & (ids <= 93), ids + 32, ids)[kept]
+  )
   assert 0.15 < 1 - kept.mean() < 0.35
   np.testing.assert_array_equal(read(both, 3, [1, 3])[N], made[[1, 3]])  # at any step, on any host
 
 
 def test_seeds_are_of_run_epoch_and_example(mine):
-  noisy, plain = build("mine:noisy"), build()
+  noisy = build("mine:noisy")
+  plain = build()
   index_B = tf.constant([0, 1, 2, 3], tf.int64)
 
   def added(epoch, seed):
@@ -143,14 +153,18 @@ def test_a_changed_file_is_another_fingerprint_unless_it_has_a_version(mine):
   ],
 )
 def test_faults_are_one_line_that_names_it(mine, name, message):
-  with pytest.raises(UserError, match=rf"config.task.preprocessors.*mine:{name}.*{message}") as refused:
+  with pytest.raises(
+    UserError, match=rf"config.task.preprocessors.*mine:{name}.*{message}"
+  ) as refused:
     build(f"mine:{name}")
   assert "\n" not in str(refused.value)
 
 
 def test_a_fault_in_the_middle_of_training_names_it_too(mine, monkeypatch):
   monkeypatch.setattr(own, "_check", lambda *_: None)  # the first examples have none
-  with pytest.raises(UserError, match=r"config.task.preprocessors: mine:late failed: .*a fault") as refused:
+  with pytest.raises(
+    UserError, match=r"config.task.preprocessors: mine:late failed: .*a fault"
+  ) as refused:
     read(build("mine:late"))
   assert "\n" not in str(refused.value)
 
@@ -162,22 +176,35 @@ def test_other_refusals(mine):
   ):
     with pytest.raises(UserError, match=message):
       task.build("span_corruption", "train", store="builtin", preprocessors=value)
-  with pytest.raises(UserError, match=r"config.task.preprocessors\[0\].rat: unknown key \(did you mean 'rate'"):
+  with pytest.raises(
+    UserError,
+    match=r"config.task.preprocessors\[0\].rat: unknown key \(did you "
+    r"mean 'rate'",
+  ):
     build({"name": "mine:drop", "rat": 0.1})
 
 
 def test_inspect_data_shows_before_and_after(mine, capsys, request):
   recipe = f"--config={request.config.rootpath}/configs/t5/base.py:debug"
-  assert inspect_data.main([recipe, "--examples=1", '--config.task.preprocessors=["mine:drop"]']) == 0
+  assert (
+    inspect_data.main([recipe, "--examples=1", '--config.task.preprocessors=["mine:drop"]']) == 0
+  )
   said = capsys.readouterr().out
-  assert "encoder_input_tokens before preprocessors int32[64]" in said and "decoder_target_tokens before" not in said
-  assert inspect_data.main([recipe, "--examples=1"]) == 0 and "before" not in capsys.readouterr().out
+  assert (
+    "encoder_input_tokens before preprocessors int32[64]" in said
+    and ("decoder_target_tokens before") not in said
+  )
+  assert (
+    inspect_data.main([recipe, "--examples=1"]) == 0 and "before" not in capsys.readouterr().out
+  )
 
 
 def test_a_dataset_anyone_can_iterate():
   built = build()
   batches = dataset(built, 5, 3, batch_size=4)
-  assert isinstance(batches, tf.data.Dataset) and batches.element_spec[N] == tf.TensorSpec([4, 64], tf.int32)
+  assert isinstance(batches, tf.data.Dataset) and batches.element_spec[N] == tf.TensorSpec(
+    [4, 64], tf.int32
+  )
   expected = loader.train_batches(built, batch_size=4, seed=5, start_step=3)
   for found in batches.take(3):
     for name, value in next(expected).items():

@@ -1,4 +1,5 @@
-"""Span corruption: the T5 library's figures, the distribution of spans, and nothing lost between inputs and targets."""
+"""Span corruption: the T5 library's figures, the distribution of spans, and nothing lost between
+inputs and targets."""
 
 import hashlib
 import math
@@ -12,12 +13,17 @@ from scipy import special
 from chances import assert_fits
 from t5x_like.data import random
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts, random_spans_lengths
+from t5x_like.data.preprocessors.span_corruption import (
+  SpanCorruption,
+  noise_counts,
+  random_spans_lengths,
+)
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.kinds._shared import top
 
-SIZE, SENTINELS = 32_100, 100
+SIZE = 32_100
+SENTINELS = 100
 
 
 def keys(n, seed=0, epoch=0):
@@ -32,7 +38,8 @@ def windows(corruption, rows, seed=0):
 
 def reassembled(inputs, targets, size, sentinels):
   """The raw window: every sentinel of the inputs replaced by what follows it in the targets."""
-  spans, current = {}, None
+  spans = {}
+  current = None
   for token in targets[: list(targets).index(1)]:
     if token >= size - sentinels:
       current = spans.setdefault(token, [])
@@ -65,9 +72,12 @@ def test_noise_of_568_tokens():
 
 def test_inputs_and_targets_follow_the_mask():
   corruption = SpanCorruption(top(SIZE, SENTINELS))
-  window, key = windows(corruption, 50), keys(50)
+  window = windows(corruption, 50)
+  key = keys(50)
   out = corruption(tf.constant(window), key)
-  inputs, targets, mask = out["inputs"].numpy(), out["targets"].numpy(), corruption.noise_mask(key).numpy()
+  inputs = out["inputs"].numpy()
+  targets = out["targets"].numpy()
+  mask = corruption.noise_mask(key).numpy()
   assert inputs.shape == (50, 512) and targets.shape == (50, 114)
   assert inputs.dtype == targets.dtype == np.int32
   for row in range(50):
@@ -85,16 +95,25 @@ def test_inputs_and_targets_follow_the_mask():
 
 
 @settings(max_examples=40)
-@given(st.integers(3, 120), st.floats(0.02, 0.95), st.floats(1, 12), st.integers(0, 20), st.integers(0, 2**63))
+@given(
+  st.integers(3, 120),
+  st.floats(0.02, 0.95),
+  st.floats(1, 12),
+  st.integers(0, 20),
+  st.integers(0, 2**63),
+)
 def test_any_arithmetic_reassembles(inputs_length, density, mean_length, extra, seed):
   window, targets_length = random_spans_lengths(inputs_length, density, mean_length)
   assume(window < 2_000)
-  corruption = SpanCorruption(top(3_000, 1_500), inputs_length, targets_length + extra, density, mean_length)
+  corruption = SpanCorruption(
+    top(3_000, 1_500), inputs_length, targets_length + extra, density, mean_length
+  )
   assert corruption.window == window
   raw = windows(corruption, 3)
   out = corruption(tf.constant(raw), keys(3, seed))
   for row in range(3):
-    inputs, targets = out["inputs"][row].numpy(), out["targets"][row].numpy()
+    inputs = out["inputs"][row].numpy()
+    targets = out["targets"][row].numpy()
     assert len(inputs) == inputs_length and len(targets) == targets_length + extra
     assert targets[targets_length - 1] == 1 and not targets[targets_length:].any()
     assert reassembled(inputs, targets, 3_000, 1_500) == raw[row].tolist()
@@ -110,18 +129,24 @@ def test_window_is_the_longest_that_fits():
 
 
 def test_segment_lengths_are_uniform_compositions():
-  """3 of 7 tokens are noise in 2 spans: all C(3,1) * C(2,1) = 6 masks, equally often (chi-square)."""
-  corruption = SpanCorruption(top(400, 10), inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5)
+  """3 of 7 tokens are noise in 2 spans: all C(3,1) * C(2,1) = 6 masks, equally often
+  (chi-square)."""
+  corruption = SpanCorruption(
+    top(400, 10), inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5
+  )
   assert (corruption.window, corruption.noise_tokens, corruption.noise_spans) == (7, 3, 2)
-  n, cells = 12_000, math.comb(3, 1) * math.comb(2, 1)
+  n = 12_000
+  cells = math.comb(3, 1) * math.comb(2, 1)
   _, counts = np.unique(corruption.noise_mask(keys(n)).numpy(), axis=0, return_counts=True)
   assert len(counts) == cells
   assert_fits(counts)
 
 
 def noise_chance(place, kept, noise, spans):
-  """That a token is noise, where kept and noise tokens are cut uniformly: over the tokens of each kind before it."""
-  chance, span = 0.0, np.arange(1, spans)
+  """That a token is noise, where kept and noise tokens are cut uniformly: over the tokens of each
+  kind before it."""
+  chance = 0.0
+  span = np.arange(1, spans)
   for before in range(max(0, place - kept), min(place, noise - 1) + 1):
     a = place - before  # kept tokens before it, the last of which ends its span
     ways = (
@@ -144,13 +169,24 @@ def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of
   assert abs(law[60:-60] - 85 / 568).max() < 0.005  # uniform but near the ends
   inner = law[1:-1]
   assert (abs(mask[:, 1:-1].sum(axis=0) - n * inner) < 5 * np.sqrt(n * inner * (1 - inner))).all()
-  # Lengths of a span drawn from each row: l of 85 tokens leave 84 - l places for the cuts of the 27 others.
+  # Lengths of a span drawn from each row: l of 85 tokens leave 84 - l places for the cuts of the 27
+  # others.
   edges = np.diff(np.pad(mask, [[0, 0], [1, 1]]).astype(int), axis=1)
   lengths = (np.nonzero(edges == -1)[1] - np.nonzero(edges == 1)[1]).reshape(n, 28)
   assert (lengths.sum(axis=1) == 85).all()
-  for kind, total in ((lengths, 85), (np.diff(np.nonzero(edges == 1)[1].reshape(n, 28)) - lengths[:, :-1], 483)):
-    law = np.array([math.comb(total - length - 1, 26) / math.comb(total - 1, 27) for length in range(1, total - 26)])
-    found = np.bincount(kind[np.arange(n), np.arange(n) % kind.shape[1]], minlength=len(law) + 1)[1:]
+  for kind, total in (
+    (lengths, 85),
+    (np.diff(np.nonzero(edges == 1)[1].reshape(n, 28)) - lengths[:, :-1], 483),
+  ):
+    law = np.array(
+      [
+        math.comb(total - length - 1, 26) / math.comb(total - 1, 27)
+        for length in range(1, total - 26)
+      ]
+    )
+    found = np.bincount(kind[np.arange(n), np.arange(n) % kind.shape[1]], minlength=len(law) + 1)[
+      1:
+    ]
     often = law * n >= 10
     assert_fits([*found[often], found[~often].sum()], [*law[often], law[~often].sum()])
   noise_ends = np.cumsum(lengths, axis=1)  # counted in noise tokens
@@ -162,18 +198,24 @@ def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of
 
 def test_rows_depend_on_nothing_but_their_key():
   corruption = SpanCorruption(top(SIZE, SENTINELS))
-  raw, key = tf.constant(windows(corruption, 32)), keys(32)
+  raw = tf.constant(windows(corruption, 32))
+  key = keys(32)
   whole = corruption(raw, key)
   dataset = tf.data.Dataset.from_tensor_slices((raw, key)).batch(5).map(corruption)
   for name, value in whole.items():
-    np.testing.assert_array_equal(value, np.concatenate([part[name] for part in dataset.as_numpy_iterator()]))
+    np.testing.assert_array_equal(
+      value, np.concatenate([part[name] for part in dataset.as_numpy_iterator()])
+    )
     np.testing.assert_array_equal(value[7:8], corruption(raw[7:8], key[7:8])[name])
 
 
 @pytest.mark.parametrize(
   "kwargs, message",
   [
-    (dict(sentinels=top(SIZE, 27)), "568 tokens has 28 noise spans but the vocabulary has 27 sentinels"),
+    (
+      dict(sentinels=top(SIZE, 27)),
+      "568 tokens has 28 noise spans but the vocabulary has 27 sentinels",
+    ),
     (dict(targets_length=113), "targets_length: found 113.*at least 114"),
     (dict(inputs_length=2), "inputs_length: found 2, expected at least 3"),
     (dict(noise_density=0.0), "noise_density: found 0.0"),
@@ -209,9 +251,11 @@ def test_stream_is_splitmix64():
 
 def test_keys_and_orders_are_frozen():
   """Checkpoints resume into the same data only while these stay as they are."""
-  index, epoch = tf.constant([0, 1, 2, 10**12], tf.int64), tf.constant([0, 0, 3, 10**9], tf.int64)
+  index = tf.constant([0, 1, 2, 10**12], tf.int64)
+  epoch = tf.constant([0, 0, 3, 10**9], tf.int64)
   assert random.row_keys(42, epoch, index).numpy().tolist() == KEYS
-  small, epochs = tf.range(10, dtype=tf.int64), tf.constant([0] * 5 + [1] * 5, tf.int64)
+  small = tf.range(10, dtype=tf.int64)
+  epochs = tf.constant([0] * 5 + [1] * 5, tf.int64)
   assert random.shuffled(small, epochs, 42, 10).numpy().tolist() == ORDER
   assert random.shuffled(index, epoch, 42, 10**13).numpy().tolist() == FAR_ORDER
 
@@ -222,13 +266,17 @@ FAR_ORDER = [493752823463, 2083411931267, 9797058603791, 3672683873835]
 
 
 def test_keys_differ_by_seed_epoch_and_index():
-  all_keys = np.concatenate([keys(200, seed, epoch).numpy() for seed in range(-2, 5) for epoch in range(5)])
+  all_keys = np.concatenate(
+    [keys(200, seed, epoch).numpy() for seed in range(-2, 5) for epoch in range(5)]
+  )
   assert len(np.unique(all_keys)) == all_keys.size
   ones = np.unpackbits(all_keys.view(np.uint8)).mean()
   assert abs(ones - 0.5) < 0.01
 
 
-@pytest.mark.parametrize("random_roll, expected", [(False, "cd30a74e2dfe07c4"), (True, "24c0e0312c4c9f09")])
+@pytest.mark.parametrize(
+  "random_roll, expected", [(False, "cd30a74e2dfe07c4"), (True, "24c0e0312c4c9f09")]
+)
 def test_examples_are_frozen(random_roll, expected):
   """As `test_keys_and_orders_are_frozen`, for what is made of a window."""
   corruption = SpanCorruption(top(SIZE, SENTINELS), random_roll=random_roll)

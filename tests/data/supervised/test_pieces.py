@@ -1,4 +1,5 @@
-"""Supervised preparation in pieces, by several processes or one, killed or not: the same bytes. Plans are made once."""
+"""Supervised preparation in pieces, by several processes or one, killed or not: the same bytes.
+Plans are made once."""
 
 import json
 import pathlib
@@ -23,19 +24,30 @@ def source(tmp_path_factory):
   generator = np.random.default_rng(0)
   lines = []
   for i, (n, m) in enumerate(generator.integers(0, 12, (3_000, 2)).tolist()):
-    lines.append(json.dumps({"a": f"question {i} " + "word " * n, "b": "yes " * m + "\0" * (i == 77)}))
+    lines.append(
+      json.dumps({"a": f"question {i} " + "word " * n, "b": "yes " * m + "\0" * (i == 77)})
+    )
   file.write_text("\n".join(lines) + "\n")
   return f"jsonl:{file}"
 
 
 def build(source, cache, **more):
   return task.build(
-    "text_to_text", "train", source=source, inputs="{a}", targets="{b}", inputs_length=128, cache=str(cache), **more
+    "text_to_text",
+    "train",
+    source=source,
+    inputs="{a}",
+    targets="{b}",
+    inputs_length=128,
+    cache=str(cache),
+    **more,
   )
 
 
 def files_of(root):
-  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+  return {
+    str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
+  }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,13 +71,16 @@ def whole(source, small, tmp_path_factory):
 def test_processes_make_the_same_bytes(source, whole, tmp_path):
   build(source, tmp_path)
   assert files_of(tmp_path) == whole
-  record = next(json.loads(content) for name, content in whole.items() if name.endswith("manifest.json"))
+  record = next(
+    json.loads(content) for name, content in whole.items() if name.endswith("manifest.json")
+  )
   assert record["skipped"] == {"NUL character": 1, "empty targets": 3_000 - 1 - record["num_items"]}
   assert record["num_shards"] > 10
 
 
 def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):
-  write, written = building._write, []
+  write = building._write
+  written = []
 
   def stopping(*arguments):
     if len(written) == 7:
@@ -110,7 +125,9 @@ task.build("text_to_text", "train", **about)
 
 def test_a_source_that_changed_since_is_prepared_anew(tmp_path, monkeypatch):
   file = tmp_path / "a.jsonl"
-  monkeypatch.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+  monkeypatch.setattr(
+    building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here"))
+  )
   file.write_text('{"a": "one", "b": "two"}\n')
   with pytest.raises(UserError, match="stopped here"):
     build(f"jsonl:{file}", tmp_path / "cache")
@@ -131,8 +148,11 @@ def test_a_plan_is_made_once_and_only_used_for_what_it_was_made_of(tmp_path, mon
 
   same(packing.cached(lengths, (64, 64), 3, str(tmp_path)))
   (file,) = tmp_path.iterdir()
-  calls, plan = [], packing.plan
-  monkeypatch.setattr(packing, "plan", lambda *arguments: calls.append(arguments) or plan(*arguments))
+  calls = []
+  plan = packing.plan
+  monkeypatch.setattr(
+    packing, "plan", lambda *arguments: calls.append(arguments) or plan(*arguments)
+  )
   same(packing.cached(lengths, (64, 64), 3, str(tmp_path)))
   assert not calls
   file.write_bytes(file.read_bytes()[:-1])

@@ -1,4 +1,5 @@
-"""Conversations in a published chat template: written as it says, within its sandbox and its limits."""
+"""Conversations in a published chat template: written as it says, within its sandbox and its
+limits."""
 
 import json
 
@@ -16,12 +17,17 @@ from t5x_like.interop import enclosing
 
 TURN = "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-SYSTEM = "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"
-# As SmolLM2's: the start token is the piece that begins a turn, and an instruction stands before every conversation.
+SYSTEM = (
+  "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' "
+  "}}{% endif %}"
+)
+# As SmolLM2's: the start token is the piece that begins a turn, and an instruction stands before
+# every conversation.
 SMOL = SYSTEM + "{% for message in messages %}" + TURN + "{% endfor %}" + PROMPT
 MARKED = (
   "{% for message in messages %}{% if message['role'] == 'assistant' %}A: {% generation %}"
-  "{{ message['content'] + eos_token }}{% endgeneration %}{% else %}{{ 'Q: ' + message['content'] + '\\n' }}"
+  "{{ message['content'] + eos_token }}{% endgeneration %}{% else %}{{ 'Q: ' + message['content'] "
+  "+ '\\n' }}"
   "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'A: ' }}{% endif %}"
 )
 TALK = [
@@ -34,7 +40,9 @@ TALK = [
 
 def vocabulary(folder, template, **config):
   folder.mkdir(parents=True, exist_ok=True)
-  published.byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]).save(str(folder / "tokenizer.json"))
+  published.byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]).save(
+    str(folder / "tokenizer.json")
+  )
   named = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
   (folder / "tokenizer_config.json").write_text(json.dumps(named | config))
   if template is not None:
@@ -54,9 +62,14 @@ def test_a_conversation_is_what_the_template_writes_and_its_answers_are_learned(
   text, learned = spelled(smol, *chat(TALK))
   turns = "<|im_start|>user\nthe quick fox?<|im_end|>\n<|im_start|>assistant\njumps.<|im_end|>\n"
   turns += "<|im_start|>user\nover<|im_end|>\n<|im_start|>assistant\nthe dog<|im_end|>"
-  assert text == "system\nBe kind.<|im_end|>\n" + turns  # behind the start token, which training puts there
+  # behind the start token, which training puts there
+  assert text == "system\nBe kind.<|im_end|>\n" + turns
   assert learned == "jumps.<|im_end|>the dog<|im_end|>"
-  assert chat.opened(TALK[:3]) == [1, *chat.prompt(TALK[:3])] == [1, *chat(TALK)[0][: len(chat.prompt(TALK[:3]))]]
+  assert (
+    chat.opened(TALK[:3])
+    == [1, *chat.prompt(TALK[:3])]
+    == [1, *chat(TALK)[0][: len(chat.prompt(TALK[:3]))]]
+  )
   assert (chat.known_name, chat.end) == ("chatml", 2)
   marked = vocabulary(tmp_path / "marked", MARKED)
   assert spelled(marked, *PublishedChat(marked)(TALK)) == (
@@ -71,7 +84,9 @@ def test_a_template_in_the_config_may_have_a_name(tmp_path):
   for template in (SMOL, named):
     assert published_template.text_of(vocabulary(tmp_path, None, chat_template=template)) == SMOL
   assert published_template.text_of(vocabularies.load("bytes")) is None
-  with pytest.raises(UserError, match="no chat template; name a template instead, such as plain, chatml"):
+  with pytest.raises(
+    UserError, match="no chat template; name a template instead, such as plain, chatml"
+  ):
     PublishedChat(vocabularies.load("bytes"))
 
 
@@ -85,20 +100,26 @@ def test_a_template_in_the_config_may_have_a_name(tmp_path):
     ("{% if %}", "expression"),
     ("{{ 'a' * 10 ** 10 }}", "memory"),
     ("{% for i in range(99999) %}{{ '%0999d' % i }}{% endfor %}", "more than 1048576 characters"),
-    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 1 s"),
+    (
+      "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+      "more than 1 s",
+    ),
     ("x" * 300_000, "found 300000 characters"),
   ],
 )
 def test_a_template_reaches_nothing_and_has_limits(template, words, tmp_path, monkeypatch):
   monkeypatch.setattr(published_template, "SECONDS", 1.0 if "range" in template else 30.0)
-  monkeypatch.setattr(published_template, "SECONDS", 30.0 if "0999d" in template else published_template.SECONDS)
+  monkeypatch.setattr(
+    published_template, "SECONDS", 30.0 if "0999d" in template else published_template.SECONDS
+  )
   with pytest.raises(UserError, match=words):
     PublishedChat(vocabulary(tmp_path, template)).opened(TALK[:1])
 
 
 def test_helpers_of_transformers_are_there(tmp_path):
   template = (
-    "{% for m in messages %}{{ m | tojson }}{% break %}{% endfor %}{{ strftime_now('%Y') | length }}{{ tools }}"
+    "{% for m in messages %}{{ m | tojson }}{% break %}{% endfor %}{{ strftime_now('%Y') | length "
+    "}}{{ tools }}"
   )
   smol = vocabulary(tmp_path, template)
   ids = PublishedChat(smol).opened([Message("user", "<é>")])
@@ -127,7 +148,10 @@ def test_the_start_token_stands_once_before_a_conversation(template, tmp_path):
   assert np.array_equal(learned, [*smol.encode("jumps."), 2, *smol.encode("the dog"), 2])
   files = enclosing.conversation(smol, template)
   exported = vocabulary(tmp_path / "exported", files["chat_template.jinja"].decode())
-  assert PublishedChat(exported).opened(TALK[:1]) == [1, *published_template.chat_of(template, smol).prompt(TALK[:1])]
+  assert PublishedChat(exported).opened(TALK[:1]) == [
+    1,
+    *published_template.chat_of(template, smol).prompt(TALK[:1]),
+  ]
 
 
 def test_a_start_token_that_no_turn_begins_with_stays(tmp_path):

@@ -12,7 +12,8 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies import start_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
-LENGTH, EXAMPLES = 24, 40
+LENGTH = 24
+EXAMPLES = 40
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,10 @@ def root(folder):
 
 def build(root, name, **arguments):
   return task.build(
-    name, "train", store=root, **({"length": LENGTH, "documents_end": "nothing", "dynamic_offsets": False} | arguments)
+    name,
+    "train",
+    store=root,
+    **({"length": LENGTH, "documents_end": "nothing", "dynamic_offsets": False} | arguments),
   )
 
 
@@ -46,27 +50,38 @@ def test_every_token_is_a_target_once(root):
   assert set(batch) == {"decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"}
   stream = np.arange(LENGTH * EXAMPLES) + corpora.FIRST
   assert batch["decoder_target_tokens"].ravel().tolist() == stream.tolist()
-  assert (batch["decoder_input_tokens"][:, 0] == 1).all() and (batch["decoder_loss_weights"] == 1).all()
-  np.testing.assert_array_equal(batch["decoder_input_tokens"][:, 1:], batch["decoder_target_tokens"][:, :-1])
+  assert (batch["decoder_input_tokens"][:, 0] == 1).all() and (
+    batch["decoder_loss_weights"] == 1
+  ).all()
+  np.testing.assert_array_equal(
+    batch["decoder_input_tokens"][:, 1:], batch["decoder_target_tokens"][:, :-1]
+  )
 
 
 @pytest.mark.parametrize("document_mask", [False, True])
 def test_the_end_of_a_document_is_a_target(tmp_path, document_mask):
   lengths = corpora.write(tmp_path / "train", LENGTH * EXAMPLES, [30, 9, 40, 3], append_eos=True)
-  stream, end = [], 0
+  stream = []
+  end = 0
   for size in lengths:
     stream += [*range(end + corpora.FIRST, end + corpora.FIRST + size), 1]
     end += size
-  built = task.build("causal_lm", "train", store=str(tmp_path), length=LENGTH, document_mask=document_mask)
+  built = task.build(
+    "causal_lm", "train", store=str(tmp_path), length=LENGTH, document_mask=document_mask
+  )
   batch = batch_of(built)
-  targets, inputs = batch["decoder_target_tokens"].ravel(), batch["decoder_input_tokens"]
+  targets = batch["decoder_target_tokens"].ravel()
+  inputs = batch["decoder_input_tokens"]
   assert targets.tolist() == stream[: len(targets)] and (targets == 1).sum() > EXAMPLES
   assert (batch["decoder_loss_weights"] == 1).all()
-  follows = np.flatnonzero((targets == 1)[:-1]) + 1  # the beginnings of documents: EOS is what they follow
+  # the beginnings of documents: EOS is what they follow
+  follows = np.flatnonzero((targets == 1)[:-1]) + 1
   assert (inputs.ravel()[follows] == 1).all()
   if document_mask:  # EOS belongs to the document that it ends
     segments = batch["decoder_segment_ids"]
-    np.testing.assert_array_equal(np.diff(segments, axis=1), batch["decoder_target_tokens"][:, :-1] == 1)
+    np.testing.assert_array_equal(
+      np.diff(segments, axis=1), batch["decoder_target_tokens"][:, :-1] == 1
+    )
 
 
 DECODERS = [("causal_lm", {"length": 32}), ("prefix_lm", {"length": 32})]
@@ -78,19 +93,26 @@ JOINED = [
 ]
 
 
-@pytest.mark.parametrize(("append_eos", "refused", "taken"), [(False, DECODERS, JOINED), (True, JOINED, DECODERS)])
+@pytest.mark.parametrize(
+  ("append_eos", "refused", "taken"), [(False, DECODERS, JOINED), (True, JOINED, DECODERS)]
+)
 def test_a_store_whose_documents_end_otherwise_is_refused(tmp_path, append_eos, refused, taken):
   corpora.write(tmp_path / "train", 960, [30], append_eos=append_eos)
   found, expected, how = ("eos", "nothing", "without ") if append_eos else ("nothing", "eos", "")
   for name, arguments in refused:
     message = (
-      f"{tmp_path}/train: found {found} at the end of documents, expected {expected}: prepare another store with "
-      f"python -m tools.prepare_data {how}--append_eos, or set task.documents_end={found} to train on this one"
+      f"{tmp_path}/train: found {found} at the end of documents, expected {expected}: prepare "
+      "another store with "
+      f"python -m tools.prepare_data {how}--append_eos, or set task.documents_end={found} to "
+      "train on this one"
     )
     with pytest.raises(UserError) as error:
       task.build(name, "train", store=str(tmp_path), **arguments)
     assert str(error.value) == message
-    allowed = [task.build(name, "train", store=str(tmp_path), documents_end=end, **arguments) for end in (found, "any")]
+    allowed = [
+      task.build(name, "train", store=str(tmp_path), documents_end=end, **arguments)
+      for end in (found, "any")
+    ]
     assert allowed[0].fingerprint == allowed[1].fingerprint
   for name, arguments in taken:
     task.build(name, "train", store=str(tmp_path), **arguments)
@@ -100,7 +122,8 @@ def test_a_store_whose_documents_end_otherwise_is_refused(tmp_path, append_eos, 
 
 def test_the_builtin_store_has_both_forms():
   decoder, joined = (
-    task.build("causal_lm", "train", store="builtin", length=512, documents_end=end) for end in ("eos", "nothing")
+    task.build("causal_lm", "train", store="builtin", length=512, documents_end=end)
+    for end in ("eos", "nothing")
   )
   assert decoder.fingerprint != joined.fingerprint
   ends = [(batch_of(built, 8)["decoder_target_tokens"] == 1).sum() for built in (decoder, joined)]
@@ -112,26 +135,39 @@ def test_documents_are_apart(root):
   documents = np.resize(np.repeat(np.arange(4), [1, 9, 40, 3]), LENGTH * EXAMPLES)
   for row in range(EXAMPLES):
     mine = documents[row * LENGTH : (row + 1) * LENGTH]
-    inputs, segments, positions, number, place = [], [], [], 0, 0
+    inputs = []
+    segments = []
+    positions = []
+    number = 0
+    place = 0
     for i, document in enumerate(mine):
       first = i == 0 or document != mine[i - 1]
       number, place = (number + 1, 0) if first else (number, place + 1)
       segments.append(number)
       positions.append(place)
       inputs.append(1 if first else batch["decoder_target_tokens"][row, i - 1])
-    for name, expected in (("input_tokens", inputs), ("segment_ids", segments), ("positions", positions)):
+    for name, expected in (
+      ("input_tokens", inputs),
+      ("segment_ids", segments),
+      ("positions", positions),
+    ):
       assert batch[f"decoder_{name}"][row].tolist() == expected
 
 
 def test_the_worked_examples():
   out = decoder_only(tf.constant([[5, 6, 7, 8]]), 1, tf.constant([[1, 1, 2, 2]]))
-  assert [out[f"decoder_{n}"].numpy().tolist() for n in ("input_tokens", "segment_ids", "positions")] == [
+  assert [
+    out[f"decoder_{n}"].numpy().tolist() for n in ("input_tokens", "segment_ids", "positions")
+  ] == [
     [[1, 5, 1, 7]],
     [[1, 1, 2, 2]],
     [[0, 1, 0, 1]],
   ]
   out = decoder_only(tf.constant([[5, 6, 7, 8]]), 1, prefix_B=tf.constant([2]))
-  assert [out[f"decoder_{n}"].numpy().tolist() for n in ("input_tokens", "loss_weights", "causal_attention")] == [
+  assert [
+    out[f"decoder_{n}"].numpy().tolist()
+    for n in ("input_tokens", "loss_weights", "causal_attention")
+  ] == [
     [[1, 5, 6, 7]],
     [[0, 0, 1, 1]],
     [[1, 1, 1, 0]],
@@ -152,12 +188,15 @@ def test_the_cut_is_uniform_in_both_forms(root):
   place = np.arange(LENGTH)
   np.testing.assert_array_equal(decoder["decoder_loss_weights"], place >= prefix[:, None])
   np.testing.assert_array_equal(decoder["decoder_causal_attention"], place <= prefix[:, None])
-  np.testing.assert_array_equal(decoder["decoder_input_tokens"][:, 1:], decoder["decoder_target_tokens"][:, :-1])
+  np.testing.assert_array_equal(
+    decoder["decoder_input_tokens"][:, 1:], decoder["decoder_target_tokens"][:, :-1]
+  )
   both = batch_of(build(root, "prefix_lm", architecture="encoder_decoder", length=LENGTH + 1), n)
   given = (both["encoder_input_tokens"] > 1).sum(axis=1)
   np.testing.assert_array_equal(given, prefix)  # the same windows, the same draw
   for row in range(0, n, 50):
-    window, cut = decoder["decoder_target_tokens"][row].tolist(), prefix[row]
+    window = decoder["decoder_target_tokens"][row].tolist()
+    cut = prefix[row]
     assert both["encoder_input_tokens"][row].tolist() == window[:cut] + [1] + [0] * (LENGTH - cut)
     assert both["decoder_target_tokens"][row].tolist() == window[cut:] + [1] + [0] * cut
   np.testing.assert_array_equal(both["decoder_loss_weights"], both["decoder_target_tokens"] != 0)

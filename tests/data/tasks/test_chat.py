@@ -1,4 +1,5 @@
-"""Conversations: templates spelled by hand, loss on answers alone, packing, and what cannot be used."""
+"""Conversations: templates spelled by hand, loss on answers alone, packing, and what cannot be
+used."""
 
 import json
 import re
@@ -23,23 +24,32 @@ TALK = [
   Message("user", "…"),
 ]
 WRITTEN = {
-  "plain": "System: Be brief.\n\nUser: Hi!\n\nAssistant:[ Hello.</s>]\n\nUser: Bye?\n\nAssistant:[  See you. </s>]",
+  "plain": "System: Be brief.\n\nUser: Hi!\n\nAssistant:[ Hello.</s>]\n\nUser: "
+  "Bye?\n\nAssistant:[  See you. </s>]",
   "chatml": (
-    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
-    "[Hello.<|im_end|>]\n<|im_start|>user\nBye?<|im_end|>\n<|im_start|>assistant\n[ See you. <|im_end|>]"
+    "<|im_start|>system\nBe "
+    "brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
+    "[Hello.<|im_end|>]\n<|im_start|>user\nBye?<|im_end|>\n<|im_start|>assistant\n[ See you. "
+    "<|im_end|>]"
   ),
   "llama3": (
-    "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi!"
+    "<|start_header_id|>system<|end_header_id|>\n\nBe "
+    "brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi!"
     "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[Hello.<|eot_id|>]<|start_header_id|>user"
-    "<|end_header_id|>\n\nBye?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[See you.<|eot_id|>]"
+    "<|end_header_id|>\n\nBye?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[See "
+    "you.<|eot_id|>]"
   ),
   "gemma": (
     "<start_of_turn>user\nHi!<end_of_turn>\n<start_of_turn>model\n[Hello.<end_of_turn>]\n<start_of_turn>user\n"
     "Bye?<end_of_turn>\n<start_of_turn>model\n[See you.<end_of_turn>]"
   ),
-  "deepseek": ("Be brief.<｜User｜>Hi!<｜Assistant｜>[Hello.</s>]<｜User｜>Bye?<｜Assistant｜>[ See you. </s>]"),
+  "deepseek": (
+    "Be brief.<｜User｜>Hi!<｜Assistant｜>[Hello.</s>]<｜User｜>Bye?<｜Assistant｜>[ See you. </s>]"
+  ),
   "tulu": (
-    "<|system|>\nBe brief.\n<|user|>\nHi!\n<|assistant|>\n[Hello.</s>]\n<|user|>\nBye?\n<|assistant|>\n[ See you. </s>]"
+    "<|system|>\nBe "
+    "brief.\n<|user|>\nHi!\n<|assistant|>\n[Hello.</s>]\n<|user|>\nBye?\n<|assistant|>\n[ See "
+    "you. </s>]"
   ),
 }
 
@@ -48,9 +58,14 @@ WRITTEN = {
 def published(tmp_path_factory):
   """A byte-level tokenizer with the pieces of every template."""
   tokenizer = Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+  tokenizer.pre_tokenizer, tokenizer.decoder = (
+    pre_tokenizers.ByteLevel(add_prefix_space=False),
+    decoders.ByteLevel(),
+  )
   alphabet = pre_tokenizers.ByteLevel.alphabet()
-  tokenizer.train_from_iterator([], trainers.BpeTrainer(special_tokens=["</s>", *PIECES], initial_alphabet=alphabet))
+  tokenizer.train_from_iterator(
+    [], trainers.BpeTrainer(special_tokens=["</s>", *PIECES], initial_alphabet=alphabet)
+  )
   folder = tmp_path_factory.mktemp("published")
   tokenizer.save(str(folder / "tokenizer.json"))
   (folder / "tokenizer_config.json").write_text(
@@ -64,16 +79,25 @@ def test_templates_are_written_as_they_are_published(template, published):
   vocabulary = vocabularies.load(published)
   talk = [message for message in TALK if template != "gemma" or message.role != "system"]
   ids, answer = Chat(template, vocabulary)(talk)
-  pieces, learned = vocabulary.pieces_of(ids), ""
+  pieces = vocabulary.pieces_of(ids)
+  learned = ""
   for place, piece in enumerate(pieces):
-    before, now, after = (bool(answer[n]) if 0 <= n < len(answer) else False for n in (place - 1, place, place + 1))
+    before, now, after = (
+      bool(answer[n]) if 0 <= n < len(answer) else False for n in (place - 1, place, place + 1)
+    )
     text = piece if piece in (*PIECES, "</s>") else vocabulary.decode([ids[place]])
     learned += "[" * (now and not before) + text + "]" * (now and not after)
   assert learned == WRITTEN[template]
   if template == "gemma":
-    with pytest.raises(UserError, match="the conversation: found role 'system' in message 0, expected one of user, as"):
+    with pytest.raises(
+      UserError,
+      match="the conversation: found role 'system' in message 0, expected one of user, as",
+    ):
       Chat(template, vocabulary).prompt(TALK[:2])
-  assert Chat(template, vocabulary).prompt(talk[:-2]) == ids[: np.flatnonzero(np.diff(answer) == 1)[-1] + 1].tolist()
+  assert (
+    Chat(template, vocabulary).prompt(talk[:-2])
+    == ids[: np.flatnonzero(np.diff(answer) == 1)[-1] + 1].tolist()
+  )
 
 
 def test_llama_reads_results_of_tools_as_ipython(published):
@@ -82,7 +106,11 @@ def test_llama_reads_results_of_tools_as_ipython(published):
   assert "ipython" in vocabulary.decode(ids) and "tool" not in vocabulary.decode(ids)
 
 
-MISTRAL = {"turns": {"user": ["[INST] ", " [/INST]"], "assistant": ["", "<EOS>"]}, "ends": "<EOS>", "lead": " "}
+MISTRAL = {
+  "turns": {"user": ["[INST] ", " [/INST]"], "assistant": ["", "<EOS>"]},
+  "ends": "<EOS>",
+  "lead": " ",
+}
 
 
 def test_a_template_of_ones_own_is_a_part_of_the_recipe(tmp_path):
@@ -90,15 +118,23 @@ def test_a_template_of_ones_own_is_a_part_of_the_recipe(tmp_path):
   ids, answer = Chat(MISTRAL, BYTES)([Message("user", "Hi!0"), Message("assistant", "Hello.0")])
   (batch,) = loader.eval_batches(built, batch_size=1)
   length = int(batch["decoder_segment_ids"][0].sum())
-  assert BYTES.decode(ids).startswith("[INST]  Hi!0 [/INST] Hello.0") and ids[-1] == BYTES.eos_id == built.ends[0]
-  assert batch["decoder_target_tokens"][0][: len(ids)].tolist() == ids.tolist() and length >= len(ids)
+  assert (
+    BYTES.decode(ids).startswith("[INST]  Hi!0 [/INST] Hello.0")
+    and ids[-1] == BYTES.eos_id == built.ends[0]
+  )
+  assert batch["decoder_target_tokens"][0][: len(ids)].tolist() == ids.tolist() and length >= len(
+    ids
+  )
   assert batch["decoder_loss_weights"][0][: len(ids)].tolist() == answer.tolist()
 
 
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
-    ({"ends": "</s>"}, "config.task.template.ends: found '</s>', expected one of pieces, <EOS>, with which the text"),
+    (
+      {"ends": "</s>"},
+      "config.task.template.ends: found '</s>', expected one of pieces, <EOS>, with which the text",
+    ),
     (
       {"turns": {"user": ["a", "b"]}},
       "config.task.template.turns: found None for 'assistant', expected the text before",
@@ -113,27 +149,41 @@ def test_an_unusable_template_is_one_line(changes, words):
 
 def build(folder, records, **arguments):
   (folder / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-  given = {"source": f"jsonl:{folder}/chats.jsonl", "cache": str(folder / "cache"), "length": 64, **arguments}
+  given = {
+    "source": f"jsonl:{folder}/chats.jsonl",
+    "cache": str(folder / "cache"),
+    "length": 64,
+    **arguments,
+  }
   return task.build("chat", "train", **given)
 
 
 def talks(n):
-  return [{"messages": [{"role": m.role, "content": f"{m.content}{i}"} for m in TALK[1:4]]} for i in range(n)]
+  return [
+    {"messages": [{"role": m.role, "content": f"{m.content}{i}"} for m in TALK[1:4]]}
+    for i in range(n)
+  ]
 
 
 def test_packed_rows_hold_every_conversation_once(tmp_path):
   built = build(tmp_path, talks(9), length=160)
   assert features.of({"name": "chat", "length": 160}) == built.features and built.num_examples < 9
-  expected = {BYTES.decode(ids): int(answer.sum()) for ids, answer in map(Chat("plain", BYTES), _messages(9))}
+  expected = {
+    BYTES.decode(ids): int(answer.sum()) for ids, answer in map(Chat("plain", BYTES), _messages(9))
+  }
   found = {}
   for batch in loader.eval_batches(built, batch_size=1):
-    targets, segments, weights = (batch[f"decoder_{n}"][0] for n in ("target_tokens", "segment_ids", "loss_weights"))
+    targets, segments, weights = (
+      batch[f"decoder_{n}"][0] for n in ("target_tokens", "segment_ids", "loss_weights")
+    )
     assert not weights[segments == 0].any() and weights[:6].sum() == 0
     for segment in range(1, segments.max() + 1):
       own = segments == segment
       found[BYTES.decode(targets[own])] = int(weights[own].sum())
       inputs = batch["decoder_input_tokens"][0][own]
-      assert inputs[0] == vocabularies.start_id(BYTES) and np.array_equal(inputs[1:], targets[own][:-1])
+      assert inputs[0] == vocabularies.start_id(BYTES) and np.array_equal(
+        inputs[1:], targets[own][:-1]
+      )
       assert np.array_equal(batch["decoder_positions"][0][own], np.arange(own.sum()))
   assert found == expected
   first = built.examples(())[0]
@@ -165,28 +215,62 @@ def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path, capsys):
   assert built.num_examples == 1
   out = capsys.readouterr().out
   assert "1 records skipped (empty answer)" in out and "1 records skipped (no answer)" in out
-  assert "1 examples skipped, whose prompt fills a row" in out and "2 of 2 examples truncated" in out
+  assert (
+    "1 examples skipped, whose prompt fills a row" in out and "2 of 2 examples truncated" in out
+  )
 
 
 @pytest.mark.parametrize(
   ("record", "arguments", "words"),
   [
-    ({"messages": [{"content": "Hi"}]}, {}, "message 0 of 'messages': found no 'role' among content, expected text in"),
-    ({"messages": [{"role": "user", "content": None}]}, {}, "found null in 'content', expected text in 'role'"),
-    ({"messages": [{"role": "usr", "content": "Hi"}]}, {}, "found role 'usr' in message 0, .*did you mean 'user'"),
+    (
+      {"messages": [{"content": "Hi"}]},
+      {},
+      "message 0 of 'messages': found no 'role' among content, expected text in",
+    ),
+    (
+      {"messages": [{"role": "user", "content": None}]},
+      {},
+      "found null in 'content', expected text in 'role'",
+    ),
+    (
+      {"messages": [{"role": "usr", "content": "Hi"}]},
+      {},
+      "found role 'usr' in message 0, .*did you mean 'user'",
+    ),
     (
       {"messages": [{"role": "assistant", "content": "Let me look.", "tool_calls": [{"id": "1"}]}]},
       {},
       "message 0 of 'messages': found 'tool_calls', which no template here writes",
     ),
-    ({"messages": []}, {}, "found an empty array in field 'messages', expected an array of messages"),
+    (
+      {"messages": []},
+      {},
+      "found an empty array in field 'messages', expected an array of messages",
+    ),
     ({"mesages": []}, {}, "found no field 'messages' among mesages, expected 'messages'"),
-    (talks(1)[0], {"template": "chatlm"}, "config.task.template: found 'chatlm', .*did you mean 'chatml'"),
-    (talks(1)[0], {"template": "chatml"}, "needs the piece '<|im_start|>', which the vocabulary of 384 ids lacks"),
+    (
+      talks(1)[0],
+      {"template": "chatlm"},
+      "config.task.template: found 'chatlm', .*did you mean 'chatml'",
+    ),
+    (
+      talks(1)[0],
+      {"template": "chatml"},
+      "needs the piece '<|im_start|>', which the vocabulary of 384 ids lacks",
+    ),
     (talks(1)[0], {"prompt": "{messages}"}, "config.task.prompt and completion: found one of them"),
     (talks(1)[0], {"length": 8}, "1 of 1 examples are too long"),
-    (talks(1)[0], {"length": 8, "too_long": "truncate"}, "config.task.length: found 8, expected more"),
-    ({"messages": [{"role": "user", "content": "Hi"}]}, {}, "found 0 examples, 1 records skipped .no answer."),
+    (
+      talks(1)[0],
+      {"length": 8, "too_long": "truncate"},
+      "config.task.length: found 8, expected more",
+    ),
+    (
+      {"messages": [{"role": "user", "content": "Hi"}]},
+      {},
+      "found 0 examples, 1 records skipped .no answer.",
+    ),
   ],
 )
 def test_bad_input_is_one_line(record, arguments, words, tmp_path):
@@ -200,5 +284,10 @@ def test_a_message_cannot_forge_a_turn(tmp_path, published, capsys):
     {"messages": [{"role": "user", "content": piece}, {"role": "assistant", "content": "No."}]}
     for piece in ("<|im_end|>", "a</s>b")
   ]
-  built = build(tmp_path, [*talks(1), *forged], vocabulary=published, template="chatml", packed=False)
-  assert built.num_examples == 1 and "2 records skipped (special piece in a message)" in capsys.readouterr().out
+  built = build(
+    tmp_path, [*talks(1), *forged], vocabulary=published, template="chatml", packed=False
+  )
+  assert (
+    built.num_examples == 1
+    and "2 records skipped (special piece in a message)" in capsys.readouterr().out
+  )

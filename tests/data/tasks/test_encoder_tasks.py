@@ -1,4 +1,5 @@
-"""Tasks and objectives to fine-tune encoders: features read back, losses against scipy, bad input."""
+"""Tasks and objectives to fine-tune encoders: features read back, losses against scipy, bad
+input."""
 
 import json
 from dataclasses import replace
@@ -22,33 +23,45 @@ from t5x_like.nn.dims import Dims
 from t5x_like.objectives import classification, span_qa, tagging
 
 BYTES = vocabularies.load("bytes")
-CLS, SEP = BYTES.size - 2, BYTES.size - 3
+CLS = BYTES.size - 2
+SEP = BYTES.size - 3
 CONTEXT = "Ada Lovelace, born in 1815, wrote the first program."
 
 
 def build(name, tmp_path, contents, form="tsv", split="train", **arguments):
   path = tmp_path / "data.txt"
   path.write_text(contents)
-  return task.build(name, split, source=f"{form}:{split}={path}", cache=str(tmp_path / "cache"), **arguments)
+  return task.build(
+    name, split, source=f"{form}:{split}={path}", cache=str(tmp_path / "cache"), **arguments
+  )
 
 
 def rows_of(built, batch_size=2):
   batches = list(loader.eval_batches(built, batch_size=batch_size))
-  return {name: np.concatenate([b[name] for b in batches])[: built.num_examples] for name in batches[0]}
+  return {
+    name: np.concatenate([b[name] for b in batches])[: built.num_examples] for name in batches[0]
+  }
 
 
 def model(head):
   size = Variant(
-    Dims(16, 4, 4, 4, 32, 2), replace(bert.DESIGN, position={"name": "learned", "length": 128}), BYTES.size, types=2
+    Dims(16, 4, 4, 4, 32, 2),
+    replace(bert.DESIGN, position={"name": "learned", "length": 128}),
+    BYTES.size,
+    types=2,
   )
   return tiny.noised(
-    jax.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(jax.random.key(0))
+    jax.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(
+      jax.random.key(0)
+    )
   )
 
 
 def evaluated(objective, head, built):
   """(sums over all batches of an evaluation whose last batch is not full, [(batch, logits)])."""
-  made, totals, seen = model(head), {}, []
+  made = model(head)
+  totals = {}
+  seen = []
   run = jax.jit(lambda m, b: (objective(m, b)[1], m(b)))
   for batch in loader.eval_batches(built, batch_size=2):
     batch = {name: jnp.asarray(x) for name, x in batch.items() if name != "example_index"}
@@ -62,7 +75,9 @@ PAIRS = "a\tb\tlabel\none\ttwo words\tyes\nthree\tfour\tno\nfive six seven eight
 
 
 def test_pairs_are_joined_and_classified(tmp_path):
-  built = build("classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], length=24)
+  built = build(
+    "classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], length=24
+  )
   rows = rows_of(built)
   first = [CLS, *BYTES.encode("one"), SEP, *BYTES.encode("two words"), SEP]
   assert rows["encoder_input_tokens"][0].tolist() == first + [0] * (24 - len(first))
@@ -80,25 +95,46 @@ def test_pairs_are_joined_and_classified(tmp_path):
 def test_only_a_training_split_lacks_examples_with_an_empty_text(split, tmp_path):
   """A submission has a line for every example."""
   contents = PAIRS + "\tthree\tno\n \t\tyes\nfour\t\tno\n"
-  built = build("classification", tmp_path, contents, split=split, text="{a}", pair="{b}", labels=["no", "yes"])
+  built = build(
+    "classification", tmp_path, contents, split=split, text="{a}", pair="{b}", labels=["no", "yes"]
+  )
   if split == "train":
     assert built.num_examples == 3
     return
-  rows, texts = rows_of(built, 4), [one["text"] for one in built.examples(())]
-  assert texts[3:] == [["", "three"], ["", ""], ["four", ""]] and rows["label"].tolist() == [1, 0, 1, 0, 1, 0]
-  spelled = [[CLS, SEP, *BYTES.encode("three"), SEP], [CLS, SEP, SEP], [CLS, *BYTES.encode("four"), SEP, SEP]]
+  rows = rows_of(built, 4)
+  texts = [one["text"] for one in built.examples(())]
+  assert texts[3:] == [["", "three"], ["", ""], ["four", ""]] and rows["label"].tolist() == [
+    1,
+    0,
+    1,
+    0,
+    1,
+    0,
+  ]
+  spelled = [
+    [CLS, SEP, *BYTES.encode("three"), SEP],
+    [CLS, SEP, SEP],
+    [CLS, *BYTES.encode("four"), SEP, SEP],
+  ]
   assert [row[row > 0].tolist() for row in rows["encoder_input_tokens"][3:]] == spelled
   named = {"text": "{a}", "options": ["{a}", "{b}"], "labels": ["no", "yes"], "choices": 2}
   assert build("multiple_choice", tmp_path, contents, split=split, **named).num_examples == 6
   named = {"inputs": "a: {a} b: {b}", "targets": "{label}", "packed": False}
   built = build("text_to_text", tmp_path, contents, split=split, **named)
-  assert [one["inputs"] for one in built.examples(())][3:] == ["a:  b: three", "a:  b: ", "a: four b: "]
+  assert [one["inputs"] for one in built.examples(())][3:] == [
+    "a:  b: three",
+    "a:  b: ",
+    "a: four b: ",
+  ]
 
 
 def test_a_regression_is_squared(tmp_path):
   text = "a\tscore\none\t2.5\ntwo\t-1\nthree\t0\n"
   built = build("classification", tmp_path, text, text="{a}", label_field="score", length=16)
-  assert rows_of(built)["label"].tolist() == [2.5, -1.0, 0.0] and built.features["label"].dtype == "float32"
+  assert (
+    rows_of(built)["label"].tolist() == [2.5, -1.0, 0.0]
+    and built.features["label"].dtype == "float32"
+  )
   sums, seen = evaluated(classification.Objective(), {"name": "classification", "labels": 1}, built)
   scores = np.concatenate([outputs["logits"] for _, outputs in seen])[:3, 0]
   assert abs(sums["loss"] - np.square(scores - [2.5, -1, 0]).sum()) < 1e-4 and sums["weights"] == 3
@@ -108,7 +144,8 @@ def test_a_word_that_the_vocabulary_drops_has_its_tag_too(tmp_path):
   vocabulary = published.write(tmp_path / "bert", "bert")
   arguments = {"tags_field": "1", "tags": ["O", "B"], "length": 8, "vocabulary": str(vocabulary)}
   built = build("tagging", tmp_path, "the B\n\u200b O\nfox B\n", form="conll", **arguments)
-  rows, ids = rows_of(built, 1), vocabularies.load(str(vocabulary))
+  rows = rows_of(built, 1)
+  ids = vocabularies.load(str(vocabulary))
   first = [ids.cls_id, *ids.encode("the"), ids.unk_id, *ids.encode("fox"), ids.sep_id]
   assert rows["encoder_input_tokens"][0, : len(first)].tolist() == first
   assert rows["encoder_target_tokens"][0][rows["encoder_loss_weights"][0] > 0].tolist() == [1, 0, 1]
@@ -125,7 +162,9 @@ def test_the_first_token_of_a_word_has_its_tag(tmp_path):
   expected = 0.0
   for batch, outputs in seen:
     log_p = special.log_softmax(outputs["logits"], axis=-1)
-    picked = np.take_along_axis(log_p, np.asarray(batch["encoder_target_tokens"])[..., None], -1)[..., 0]
+    picked = np.take_along_axis(log_p, np.asarray(batch["encoder_target_tokens"])[..., None], -1)[
+      ..., 0
+    ]
     expected -= (picked * batch["encoder_loss_weights"]).sum()
   assert abs(sums["loss"] - expected) < 1e-4 and sums["weights"] == 6
 
@@ -140,7 +179,11 @@ def squad(*answers):
             {
               "context": CONTEXT,
               "qas": [
-                {"id": str(i), "question": "Who?", "answers": [{"text": text, "answer_start": at}] if text else []}
+                {
+                  "id": str(i),
+                  "question": "Who?",
+                  "answers": [{"text": text, "answer_start": at}] if text else [],
+                }
                 for i, (text, at) in enumerate(answers)
               ],
             }
@@ -152,19 +195,27 @@ def squad(*answers):
 
 
 def test_answers_are_found_in_their_windows(tmp_path):
-  answers = [(text, CONTEXT.index(text)) for text in ("Ada Lovelace", "1815", "program")] + [("", 0)]
+  answers = [(text, CONTEXT.index(text)) for text in ("Ada Lovelace", "1815", "program")] + [
+    ("", 0)
+  ]
   built = build("span_qa", tmp_path, squad(*answers), form="squad", length=40, stride=10)
   rows = rows_of(built)
   found = set()
   for tokens, types, start, end in zip(
-    *(rows[name] for name in ("encoder_input_tokens", "encoder_token_types", "span_start", "span_end"))
+    *(
+      rows[name]
+      for name in ("encoder_input_tokens", "encoder_token_types", "span_start", "span_end")
+    )
   ):
     assert tokens[0] == CLS and tokens[5] == SEP and BYTES.decode(tokens[1:5]) == "Who?"
     assert (start > 0) == (end > 0) and (types[start : end + 1] == (1 if start else 0)).all()
     if start:
       found.add(BYTES.decode(tokens[start : end + 1]).strip())
   assert found == {"Ada Lovelace", "1815", "program"}
-  contexts = [BYTES.decode(row[6:].tolist()) for row in rows["encoder_input_tokens"][: built.num_examples // 4]]
+  contexts = [
+    BYTES.decode(row[6:].tolist())
+    for row in rows["encoder_input_tokens"][: built.num_examples // 4]
+  ]
   assert contexts[0].startswith("Ada Lovelace") and any("program." in text for text in contexts)
   sums, seen = evaluated(span_qa.Objective(), "spans", built)
   expected = 0.0
@@ -172,34 +223,57 @@ def test_answers_are_found_in_their_windows(tmp_path):
     hidden = np.asarray(batch["encoder_input_tokens"]) == 0
     for end in ("start", "end"):
       logits = np.where(hidden, -1e9, outputs[f"{end}_logits"])
-      picked = np.take_along_axis(special.log_softmax(logits, axis=1), np.asarray(batch[f"span_{end}"])[:, None], 1)
+      picked = np.take_along_axis(
+        special.log_softmax(logits, axis=1), np.asarray(batch[f"span_{end}"])[:, None], 1
+      )
       expected -= 0.5 * (picked[:, 0] * batch["example_weights"]).sum()
   assert abs(sums["loss"] / expected - 1) < 1e-4 and sums["weights"] == built.num_examples
 
 
 def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
   """RoBERTa's pairs have two separators."""
-  directory, tokenizer = published.write(tmp_path / "roberta", "roberta"), published.byte_level(published.BART)
-  assert vocabularies.load(str(directory)).between() == 2  # of the older files too, which do not tell
-  tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+  directory = published.write(tmp_path / "roberta", "roberta")
+  tokenizer = published.byte_level(published.BART)
+  # of the older files too, which do not tell
+  assert vocabularies.load(str(directory)).between() == 2
+  tokenizer.post_processor = processors.RobertaProcessing(
+    ("</s>", 2), ("<s>", 0), add_prefix_space=False
+  )
   tokenizer.save(str(directory / "tokenizer.json"))
   given = {"vocabulary": str(directory), "length": 24}
-  built = build("classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **given)
+  built = build(
+    "classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **given
+  )
   rows = rows_of(built)["encoder_input_tokens"].tolist()
-  for row, pair in zip(rows, [("one", "two words"), ("three", "four"), ("five six seven eight", "nine")]):
+  for row, pair in zip(
+    rows, [("one", "two words"), ("three", "four"), ("five six seven eight", "nine")]
+  ):
     ids = tokenizer.encode(*pair).ids
     assert ids.count(2) == 3 and row == ids + [1] * (24 - len(ids))
   answers = squad(("Ada", 0), ("1815", CONTEXT.index("1815")))
-  rows = rows_of(build("span_qa", tmp_path, answers, form="squad", **given | {"length": 80, "stride": 40}))
+  rows = rows_of(
+    build("span_qa", tmp_path, answers, form="squad", **given | {"length": 80, "stride": 40})
+  )
   found = zip(rows["encoder_input_tokens"].tolist(), rows["span_start"], rows["span_end"])
-  assert {tokenizer.decode(row[start : end + 1]).strip() for row, start, end in found if start} == {"Ada", "1815"}
-  assert rows["encoder_input_tokens"][0, :80].tolist()[: 5 + len(tokenizer.encode("Who?").ids)].count(2) == 2
+  assert {tokenizer.decode(row[start : end + 1]).strip() for row, start, end in found if start} == {
+    "Ada",
+    "1815",
+  }
+  assert (
+    rows["encoder_input_tokens"][0, :80].tolist()[: 5 + len(tokenizer.encode("Who?").ids)].count(2)
+    == 2
+  )
 
 
 @pytest.mark.parametrize(
   "name, contents, arguments, message",
   [
-    ("classification", PAIRS, dict(text="{a}", labels=["no", "yse"]), "found label 'yes' in field 'label'.*'yse'"),
+    (
+      "classification",
+      PAIRS,
+      dict(text="{a}", labels=["no", "yse"]),
+      "found label 'yes' in field 'label'.*'yse'",
+    ),
     ("classification", PAIRS, dict(text="{a}"), "found 'yes' in field 'label', expected a number"),
     ("classification", PAIRS, dict(text="{c}"), "found no field 'c' among a, b, label"),
     (
@@ -208,19 +282,44 @@ def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
       dict(text="{a}", pair="{b}", labels=["no", "yes"], length=4),
       "config.task.length: found 4",
     ),
-    ("tagging", "a X\n", dict(form="conll", tags=["O"], tags_field="1"), "found label 'X' in field '1'"),
+    (
+      "tagging",
+      "a X\n",
+      dict(form="conll", tags=["O"], tags_field="1"),
+      "found label 'X' in field '1'",
+    ),
     (
       "span_qa",
       squad(("Bob", 0)),
       dict(form="squad"),
       "found 'Ada' at place 0 of the context, expected the answer 'Bob'",
     ),
-    ("span_qa", squad(("Ada", 0)), dict(form="squad", length=20), "config.task.length: found 20 with stride 128"),
+    (
+      "span_qa",
+      squad(("Ada", 0)),
+      dict(form="squad", length=20),
+      "config.task.length: found 20 with stride 128",
+    ),
     ("span_qa", "[]", dict(form="squad"), "found a JSON array, expected an object"),
     ("span_qa", squad(("program.", -8)), dict(form="squad"), "found '' at place -8 of the context"),
-    ("span_qa", squad(("Ada", None)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
-    ("span_qa", squad((3, 0)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
-    ("classification", PAIRS, dict(text="{a}", labels=["yes", "yes"]), "config.task.labels: found .*a repeated name"),
+    (
+      "span_qa",
+      squad(("Ada", None)),
+      dict(form="squad"),
+      "in field 'answers', expected .text, answer_start.",
+    ),
+    (
+      "span_qa",
+      squad((3, 0)),
+      dict(form="squad"),
+      "in field 'answers', expected .text, answer_start.",
+    ),
+    (
+      "classification",
+      PAIRS,
+      dict(text="{a}", labels=["yes", "yes"]),
+      "config.task.labels: found .*a repeated name",
+    ),
     ("classification", PAIRS, dict(text="{a}", labels=[]), "config.task.labels: found none"),
     (
       "classification",
@@ -228,10 +327,30 @@ def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
       dict(text="{a}"),
       "found 'nan' in field 'label', expected a finite number",
     ),
-    ("classification", "a\tlabel\nx\t1e39\n", dict(text="{a}"), "found '1e39' in field 'label', expected a finite"),
-    ("tagging", '{"tokens": [null], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found null at tokens.0"),
-    ("tagging", '{"tokens": [["a"]], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found list in field 'tokens'"),
-    ("tagging", '{"tokens": ["a", "b"], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found 2 items in 'tokens'"),
+    (
+      "classification",
+      "a\tlabel\nx\t1e39\n",
+      dict(text="{a}"),
+      "found '1e39' in field 'label', expected a finite",
+    ),
+    (
+      "tagging",
+      '{"tokens": [null], "tags": ["O"]}',
+      dict(form="jsonl", tags=["O"]),
+      "found null at tokens.0",
+    ),
+    (
+      "tagging",
+      '{"tokens": [["a"]], "tags": ["O"]}',
+      dict(form="jsonl", tags=["O"]),
+      "found list in field 'tokens'",
+    ),
+    (
+      "tagging",
+      '{"tokens": ["a", "b"], "tags": ["O"]}',
+      dict(form="jsonl", tags=["O"]),
+      "found 2 items in 'tokens'",
+    ),
   ],
 )
 def test_bad_input_is_one_line(tmp_path, name, contents, arguments, message):

@@ -1,4 +1,5 @@
-"""Images with captions: what is kept of files as they come, which caption a row has, and what cannot be used."""
+"""Images with captions: what is kept of files as they come, which caption a row has, and what
+cannot be used."""
 
 import io
 import json
@@ -24,18 +25,35 @@ def pairs(tmp_path_factory):
   for number, color in enumerate(COLORS):
     Image.fromarray(np.full((9, 9, 3), color, np.uint8)).save(folder / f"{number}.png")
   (folder / "broken.png").write_bytes(b"no image")
-  rows = [("0.png", ["red", "a red tile"]), ("broken.png", ["x"]), ("1.png", ["green "]), ("none.png", ["y"])]
+  rows = [
+    ("0.png", ["red", "a red tile"]),
+    ("broken.png", ["x"]),
+    ("1.png", ["green "]),
+    ("none.png", ["y"]),
+  ]
   rows += [("2.png", ["blue", "", "deep blue", "the sea"]), ("0.png", [])]
   with open(folder / "train.jsonl", "w") as file:
     file.writelines(json.dumps({"image": image, "caption": texts}) + "\n" for image, texts in rows)
   with open(folder / "train.tsv", "w") as file:
-    file.write("image\tcaption\n" + "".join(f"{image}\t{text}\n" for image, texts in rows for text in texts))
+    file.write(
+      "image\tcaption\n" + "".join(f"{image}\t{text}\n" for image, texts in rows for text in texts)
+    )
   return folder
 
 
 def made(pairs, form="jsonl", **arguments):
-  arguments = {"source": f"{form}:train={pairs}/train.{form}", "folder": str(pairs), "resolution": 8} | arguments
-  return build("image_text", "train", cache=str(pairs / "cache"), augmentations=[], **{"length": 16} | arguments)
+  arguments = {
+    "source": f"{form}:train={pairs}/train.{form}",
+    "folder": str(pairs),
+    "resolution": 8,
+  } | arguments
+  return build(
+    "image_text",
+    "train",
+    cache=str(pairs / "cache"),
+    augmentations=[],
+    **{"length": 16} | arguments,
+  )
 
 
 @pytest.mark.parametrize("form", ["jsonl", "tsv"])
@@ -46,9 +64,15 @@ def test_every_usable_image_is_kept_once_with_all_of_its_captions(pairs, form, c
   assert texts == ["red", "a red tile", "green", "blue", "deep blue", "the sea"]
   assert image_C.tolist() == [0, 0, 1, 2, 2, 2] and task.num_examples == 3
   out = capsys.readouterr().out
-  assert "1 records skipped (image file not found)" in out and "1 records skipped (not a readable image)" in out
+  assert (
+    "1 records skipped (image file not found)" in out
+    and ("1 records skipped (not a readable image)") in out
+  )
   assert ("1 records skipped (no caption)" in out) == (form == "jsonl")
-  assert all((row[: list(row).index(1)] != 1).all() and not row[list(row).index(1) + 1 :].any() for row in tokens_CT)
+  assert all(
+    (row[: list(row).index(1)] != 1).all() and not row[list(row).index(1) + 1 :].any()
+    for row in tokens_CT
+  )
 
 
 def test_an_epoch_has_every_image_with_one_of_its_own_captions_drawn_anew(pairs):
@@ -61,12 +85,19 @@ def test_an_epoch_has_every_image_with_one_of_its_own_captions_drawn_anew(pairs)
     for number, row in zip(numbers, batch["text_input_tokens"]):
       seen[number].add(ByteVocabulary().decode(row))
   assert seen == own
-  again = [next(loader.train_batches(task, batch_size=3, seed=1, start_step=7, rows=rows)) for rows in ([0], [1, 2])]
+  again = [
+    next(loader.train_batches(task, batch_size=3, seed=1, start_step=7, rows=rows))
+    for rows in ([0], [1, 2])
+  ]
   whole = next(loader.train_batches(task, batch_size=3, seed=1, start_step=7))
   for name, x in whole.items():
     np.testing.assert_array_equal(np.concatenate([one[name] for one in again]), x)
   (first,) = loader.eval_batches(task, batch_size=3)
-  assert [ByteVocabulary().decode(row) for row in first["text_input_tokens"]] == ["red", "green", "blue"]
+  assert [ByteVocabulary().decode(row) for row in first["text_input_tokens"]] == [
+    "red",
+    "green",
+    "blue",
+  ]
 
 
 def test_long_captions_are_cut_and_end_all_the_same_and_prompts_look_like_captions(pairs, capsys):
@@ -79,7 +110,8 @@ def test_long_captions_are_cut_and_end_all_the_same_and_prompts_look_like_captio
 
 
 def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
-  expected, seen = made(pairs), []
+  expected = made(pairs)
+  seen = []
   other = pairs / "other.jsonl"
   other.write_bytes((pairs / "train.jsonl").read_bytes())
 
@@ -101,18 +133,30 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
   notes = sorted((pairs / "cache").glob("other-train-*/tokens/*"))
   assert len(notes) == 3
   notes[0].write_bytes(notes[0].read_bytes()[:-1] + b"?")
-  with pytest.raises(DamageError, match="tokens/000000000000: found SHA-256 .* or delete .*other-train-.* made again"):
+  with pytest.raises(
+    DamageError, match="tokens/000000000000: found SHA-256 .* or delete .*other-train-.* made again"
+  ):
     made(pairs, source=f"jsonl:train={other}")
 
 
 @pytest.mark.parametrize(
   "line, words",
   [
-    ('{"image": "0.png", "caption": [3]}', "found number in field 'caption', expected a caption or a list of them"),
+    (
+      '{"image": "0.png", "caption": [3]}',
+      "found number in field 'caption', expected a caption or a list of them",
+    ),
     ('{"image": "0.png"}', "found no field 'caption' among image"),
     ('{"image": 3, "caption": "x"}', "found int in field 'image', expected an image or its path"),
-    ('{"image": "3.png", "caption": "x"}', "found 0 images, 1 records skipped .image file not found."),
-    ('{"image": "loop.png", "caption": "x"}', "'.*loop.png' cannot be read: found a link to itself"),  # not lost
+    (
+      '{"image": "3.png", "caption": "x"}',
+      "found 0 images, 1 records skipped .image file not found.",
+    ),
+    # not lost
+    (
+      '{"image": "loop.png", "caption": "x"}',
+      "'.*loop.png' cannot be read: found a link to itself",
+    ),
   ],
 )
 def test_what_cannot_be_used_is_told(pairs, tmp_path, line, words):

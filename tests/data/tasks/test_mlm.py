@@ -16,7 +16,9 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()
 CLS, SEP, MASK = (special(VOCABULARY, name) for name in ("cls", "sep", "mask"))
-STOP, SPACE, FIRST = ord(".") + 3, ord(" ") + 3, 70
+STOP = ord(".") + 3
+SPACE = ord(" ") + 3
+FIRST = 70
 DOCUMENTS = 60
 
 
@@ -28,13 +30,22 @@ def document(number, size):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["joined", "append_eos"])
 def store(request, tmp_path_factory):
-  return written(tmp_path_factory.mktemp("store"), np.random.default_rng(0).integers(40, 400, DOCUMENTS), request.param)
+  return written(
+    tmp_path_factory.mktemp("store"),
+    np.random.default_rng(0).integers(40, 400, DOCUMENTS),
+    request.param,
+  )
 
 
 def written(path, sizes, append_eos=False):
   """A store of `document`s of these sizes."""
   with TokenStoreWriter(
-    path / "train", name="letters", split="train", vocabulary=VOCABULARY, shard_tokens=3000, append_eos=append_eos
+    path / "train",
+    name="letters",
+    split="train",
+    vocabulary=VOCABULARY,
+    shard_tokens=3000,
+    append_eos=append_eos,
   ) as writer:
     for number, size in enumerate(sizes):
       writer.add(document(number % DOCUMENTS, size), np.array([size]))
@@ -42,15 +53,20 @@ def written(path, sizes, append_eos=False):
 
 
 def batch(store, rows, start=0, **arguments):
-  """(task, features) of examples 0..rows-1, as they are in further epochs where an epoch is shorter."""
+  """(task, features) of examples 0..rows-1, as they are in further epochs where an epoch is
+  shorter."""
   made = task.build("mlm", "train", store=store, **{"packed": False} | arguments)
   index = np.arange(start, start + rows)
-  out = made.batch(tf.constant(index % made.num_examples), tf.constant(index // made.num_examples), 0)
+  out = made.batch(
+    tf.constant(index % made.num_examples), tf.constant(index // made.num_examples), 0
+  )
   return made, {name: x.numpy() for name, x in out.items()}
 
 
 def restored(out):
-  return np.where(out["encoder_loss_weights"] > 0, out["encoder_target_tokens"], out["encoder_input_tokens"])
+  return np.where(
+    out["encoder_loss_weights"] > 0, out["encoder_target_tokens"], out["encoder_input_tokens"]
+  )
 
 
 def letters(tokens):
@@ -61,17 +77,23 @@ def letters(tokens):
 def test_pairs(store, input_format):
   rows = 2000
   made, out = batch(store, rows, length=64, input_format=input_format)
-  tokens, types, label = restored(out), out["encoder_token_types"], out["next_sentence_label"]
+  tokens = restored(out)
+  types = out["encoder_token_types"]
+  label = out["next_sentence_label"]
   other = np.zeros((DOCUMENTS, DOCUMENTS))
   for row in range(rows):
     size = (tokens[row] != 0).sum()
-    assert tokens[row, 0] == CLS and tokens[row, size - 1] == SEP and (tokens[row] == SEP).sum() == 2
+    assert (
+      tokens[row, 0] == CLS and tokens[row, size - 1] == SEP and (tokens[row] == SEP).sum() == 2
+    )
     assert (out["encoder_segment_ids"][row] == (np.arange(64) < size)).all()
     cut = int(np.argmax(tokens[row] == SEP))
     assert (types[row] == ((np.arange(64) > cut) & (np.arange(64) < size))).all()
-    a, b = tokens[row, 1:cut], tokens[row, cut + 1 : size - 1]
+    a = tokens[row, 1:cut]
+    b = tokens[row, cut + 1 : size - 1]
     assert len(a) and len(b) and (a != 1).all() and (b != 1).all()
-    first, second = letters(a), letters(b)
+    first = letters(a)
+    second = letters(b)
     assert len(first) <= 1 and len(second) <= 1
     if first and second:
       assert (first != second) == bool(label[row])
@@ -82,9 +104,12 @@ def test_pairs(store, input_format):
       assert (a[:-1] == STOP).sum() == 0 and (b[:-1] == STOP).sum() == 0
   assert_share(label.sum(), rows, 0.5)
   assert not np.diag(other).any()
-  # Each document is drawn equally often, not in proportion to its length, among those that are not A's.
+  # Each document is drawn equally often, not in proportion to its length, among those that are not
+  # A's.
   elsewhere = 1 - np.eye(DOCUMENTS)
-  assert_fits(other.sum(axis=0), (elsewhere * (other.sum(axis=1) / (DOCUMENTS - 1))[:, None]).sum(axis=0))
+  assert_fits(
+    other.sum(axis=0), (elsewhere * (other.sum(axis=1) / (DOCUMENTS - 1))[:, None]).sum(axis=0)
+  )
 
 
 @pytest.mark.parametrize(
@@ -93,15 +118,20 @@ def test_pairs(store, input_format):
   ids=["two", "two, one tiny", "one huge", "all tiny", "one sentence each"],
 )
 @pytest.mark.parametrize("input_format", ["segment_pair", "sentence_pair"])
-def test_half_of_the_pairs_follow_and_how_b_begins_does_not_tell_which(tmp_path, sizes, input_format):
+def test_half_of_the_pairs_follow_and_how_b_begins_does_not_tell_which(
+  tmp_path, sizes, input_format
+):
   rows = 6000
   _, out = batch(written(tmp_path, sizes), rows, length=67, input_format=input_format)
-  tokens, label = restored(out), out["next_sentence_label"]
+  tokens = restored(out)
+  label = out["next_sentence_label"]
   assert_share(label.sum(), rows, 0.5)
   cut = np.argmax(tokens == SEP, axis=1)
   letter = np.where((tokens >= FIRST) & (tokens < FIRST + DOCUMENTS), tokens, 0)
   places = np.arange(67)
-  a, b = (np.where(mine, letter, 0).max(axis=1) for mine in (places < cut[:, None], places > cut[:, None]))
+  a, b = (
+    np.where(mine, letter, 0).max(axis=1) for mine in (places < cut[:, None], places > cut[:, None])
+  )
   known = (a > 0) & (b > 0)  # not only a full stop
   assert known.mean() > 0.6 and ((a != b) == label)[known].all()
   begins = tokens[np.arange(rows), cut + 1] == SPACE
@@ -110,10 +140,14 @@ def test_half_of_the_pairs_follow_and_how_b_begins_does_not_tell_which(tmp_path,
 
 
 def test_a_tenth_of_the_segment_pairs_are_short_and_of_any_size(tmp_path):
-  store, T = written(tmp_path, [64 * 40] * 3), 64  # chunks are whole
+  # chunks are whole
+  store = written(tmp_path, [64 * 40] * 3)
+  T = 64
 
   def sizes(rows, **arguments):
-    _, out = batch(store, rows, length=T + 3, input_format="segment_pair", random_next=0.0, **arguments)
+    _, out = batch(
+      store, rows, length=T + 3, input_format="segment_pair", random_next=0.0, **arguments
+    )
     assert not out["next_sentence_label"].any()
     return (out["encoder_input_tokens"] != 0).sum(axis=1) - 3
 
@@ -125,10 +159,13 @@ def test_a_tenth_of_the_segment_pairs_are_short_and_of_any_size(tmp_path):
 
 @pytest.mark.parametrize("input_format", ["segment_pair", "sentence_pair"])
 def test_half_of_the_pairs_change_places(store, input_format):
-  """Sentence order prediction: the same pairs, and the label tells those whose second segment was the first."""
-  asked, rows = dict(length=64, input_format=input_format, random_next=0.0), 2000
+  """Sentence order prediction: the same pairs, and the label tells those whose second segment was
+  the first."""
+  asked = dict(length=64, input_format=input_format, random_next=0.0)
+  rows = 2000
   plain, swapped = (batch(store, rows, **asked, swapped=share)[1] for share in (0.0, 0.5))
-  label, moved = swapped["next_sentence_label"], 0
+  label = swapped["next_sentence_label"]
+  moved = 0
   assert_share(label.sum(), rows, 0.5)
   for before, after, types, turned in zip(
     restored(plain), restored(swapped), swapped["encoder_token_types"], label, strict=True
@@ -136,7 +173,11 @@ def test_half_of_the_pairs_change_places(store, input_format):
     (a, b), (first, second) = (
       [list(x) for x in np.split(row, np.flatnonzero(row == SEP))[:2]] for row in (before, after)
     )
-    a, b, first, second = a[1:], b[1:], first[1:], second[1:]  # without [CLS] and [SEP]
+    # without [CLS] and [SEP]
+    a = a[1:]
+    b = b[1:]
+    first = first[1:]
+    second = second[1:]
     assert [first, second] == ([b, a] if turned else [a, b]) and types.sum() == len(second) + 1
     moved += a != b and bool(turned)
   assert moved > 0.1 * rows  # many sentences are equal
@@ -145,10 +186,13 @@ def test_half_of_the_pairs_change_places(store, input_format):
 def test_packed_pairs_change_places_too(store):
   asked = dict(length=64, input_format="segment_pair", random_next=0.0, packed=True)
   plain, swapped = (batch(store, 200, **asked, swapped=share)[1] for share in (0.0, 0.5))
-  used = (swapped["encoder_cls_positions"] > 0) | (np.arange(swapped["encoder_cls_positions"].shape[1]) == 0)
+  used = (swapped["encoder_cls_positions"] > 0) | (
+    np.arange(swapped["encoder_cls_positions"].shape[1]) == 0
+  )
   assert 0.35 < swapped["next_sentence_label"][used].mean() < 0.65
   same = (restored(plain) == restored(swapped)).all(axis=1)
-  assert (same == (swapped["next_sentence_label"].sum(axis=1) == 0)).mean() > 0.95  # rows of equal segments aside
+  # rows of equal segments aside
+  assert (same == (swapped["next_sentence_label"].sum(axis=1) == 0)).mean() > 0.95
 
 
 def test_full_sentences_have_every_token_once(store):
@@ -163,7 +207,9 @@ def test_full_sentences_have_every_token_once(store):
     assert row[-1] == SEP
     text += [t for t in row[1:-1] if t != SEP]
     assert row[1] in (SPACE, *range(FIRST, FIRST + DOCUMENTS), STOP)
-  whole = np.concatenate([document(n, s) for n, s in enumerate(np.random.default_rng(0).integers(40, 400, DOCUMENTS))])
+  whole = np.concatenate(
+    [document(n, s) for n, s in enumerate(np.random.default_rng(0).integers(40, 400, DOCUMENTS))]
+  )
   assert len(text) > len(whole) - 70 - 64 and text == whole[: len(text)].tolist()
   begins = np.mean([row[1] == SPACE for row in tokens])
   assert begins > 0.5  # seven tokens a sentence, four searched
@@ -223,11 +269,15 @@ def test_refusals(store, tmp_path):
   ):
     with pytest.raises(UserError, match=words):
       task.build("mlm", "train", store=store, **arguments)
-  with TokenStoreWriter(tmp_path / "train", name="one", split="train", vocabulary=VOCABULARY) as writer:
+  with TokenStoreWriter(
+    tmp_path / "train", name="one", split="train", vocabulary=VOCABULARY
+  ) as writer:
     writer.add(document(0, 400), np.array([400]))
   with pytest.raises(UserError, match="found 1 document, expected at least 2"):
     task.build("mlm", "train", store=str(tmp_path), length=64, input_format="segment_pair")
   for packed in (False, True):  # sentence order needs no other document
-    asked = dict(length=64, input_format="segment_pair", random_next=0.0, swapped=0.5, packed=packed)
+    asked = dict(
+      length=64, input_format="segment_pair", random_next=0.0, swapped=0.5, packed=packed
+    )
     _, out = batch(str(tmp_path), 8, **asked)
     assert letters(restored(out).reshape(-1)) == {FIRST}

@@ -1,4 +1,5 @@
-"""Multiple choice: rows spelled by hand, benchmarks' forms of it, the loss by hand, and bad input."""
+"""Multiple choice: rows spelled by hand, benchmarks' forms of it, the loss by hand, and bad
+input."""
 
 import json
 
@@ -59,7 +60,9 @@ def spelled(batch, row):
     ends = np.flatnonzero(tokens == sep)
     assert tokens[0] == cls and len(ends) == 2 and ends[1] == len(tokens) - 1
     assert not types[: ends[0] + 1].any() and types[ends[0] + 1 :].all()
-    out.append(BYTES.decode(tokens[1 : ends[0]]) + "|" + BYTES.decode(tokens[ends[0] + 1 : ends[1]]))
+    out.append(
+      BYTES.decode(tokens[1 : ends[0]]) + "|" + BYTES.decode(tokens[ends[0] + 1 : ends[1]])
+    )
   return out
 
 
@@ -99,7 +102,9 @@ def test_an_option_fills_the_gap_of_a_question_or_follows_it(tmp_path):
 
 
 def test_long_texts_are_cut_before_options(tmp_path):
-  built = build(tmp_path, [COPA | {"choice2": "x" * 40}, COPA | {"choice2": "x" * 80}], length=50, **COPA_TASK)
+  built = build(
+    tmp_path, [COPA | {"choice2": "x" * 40}, COPA | {"choice2": "x" * 80}], length=50, **COPA_TASK
+  )
   batch = next(loader.eval_batches(built, batch_size=2))
   assert spelled(batch, 0) == ["It rained. What was the effect?|Wet.", "It rain|" + "x" * 40]
   assert spelled(batch, 1)[1] == "I|" + "x" * 46
@@ -124,14 +129,34 @@ def test_the_loss_is_that_of_a_softmax_over_the_options_there_are():
   ("record", "arguments", "words"),
   [
     (COPA, COPA_TASK | {"choices": 3}, "config.task.options: found 2 templates, expected 3"),
-    (COPA, COPA_TASK | {"labels": ["a", "b"]}, "found label 'choice1' in field 'label', expected one of a, b"),
+    (
+      COPA,
+      COPA_TASK | {"labels": ["a", "b"]},
+      "found label 'choice1' in field 'label', expected one of a, b",
+    ),
     (COPA, COPA_TASK | {"labels": ["a"]}, "config.task.labels: found 1 names, expected 2"),
     (COPA, COPA_TASK | {"length": 4}, "config.task.length: found 4, expected at least 5"),
     (COPA | {"choice1": ""}, COPA_TASK, "found 0 examples, 1 records skipped .empty option."),
-    (RECORD, RECORD_TASK | {"fewer": False}, "found 3 options, expected 4, config.task.choices; or set fewer=true"),
-    (RECORD, RECORD_TASK | {"placeholder": None}, "config.task.option: found '{query}', expected {option} in it"),
-    (RECORD | {"label": 3}, RECORD_TASK | {"answers": None}, "found label '3' in field 'label', but only 3 options"),
-    (RECORD | {"entities": "Ann"}, RECORD_TASK, "found str in field 'entities', expected a list of options"),
+    (
+      RECORD,
+      RECORD_TASK | {"fewer": False},
+      "found 3 options, expected 4, config.task.choices; or set fewer=true",
+    ),
+    (
+      RECORD,
+      RECORD_TASK | {"placeholder": None},
+      "config.task.option: found '{query}', expected {option} in it",
+    ),
+    (
+      RECORD | {"label": 3},
+      RECORD_TASK | {"answers": None},
+      "found label '3' in field 'label', but only 3 options",
+    ),
+    (
+      RECORD | {"entities": "Ann"},
+      RECORD_TASK,
+      "found str in field 'entities', expected a list of options",
+    ),
   ],
 )
 def test_bad_input_is_one_line(record, arguments, words, tmp_path):

@@ -15,11 +15,19 @@ ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 
 def build(folder, *talks):
-  (folder / "prompts.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+  (folder / "prompts.jsonl").write_text(
+    "".join(json.dumps({"messages": talk}) + "\n" for talk in talks)
+  )
   sizes = dict(prompt_length=96, new_tokens=4, completions=2)
   source = f"jsonl:{folder}/prompts.jsonl"
   return task.build(
-    "prompts", "train", source=source, cache=f"{folder}/cache", messages="messages", template="plain", **sizes
+    "prompts",
+    "train",
+    source=source,
+    cache=f"{folder}/cache",
+    messages="messages",
+    template="plain",
+    **sizes,
   )
 
 
@@ -33,5 +41,7 @@ def test_a_conversation_is_a_prompt_without_its_answer(tmp_path, capsys):
 
 
 def test_an_unknown_role_is_one_line(tmp_path):
-  with pytest.raises(UserError, match="found role 'usr' in message 0, expected one of system, user, assistant"):
+  with pytest.raises(
+    UserError, match="found role 'usr' in message 0, expected one of system, user, assistant"
+  ):
     build(tmp_path, [{"role": "usr", "content": "Hi!"}])

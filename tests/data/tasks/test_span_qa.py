@@ -1,4 +1,5 @@
-"""Labels of answers: the shortest run of tokens that covers the answer, whatever the vocabulary folds."""
+"""Labels of answers: the shortest run of tokens that covers the answer, whatever the vocabulary
+folds."""
 
 import functools
 import json
@@ -15,8 +16,10 @@ from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from tools import train_tokenizer, train_vocabulary
 
 TEXT = (
-  "The Denver Broncos, led by Peyton Manning, won Super Bowl 50 in 2015. Łódź and São Paulo are cities; a naïve café "
-  "costs $1.58 (about £1.20). Beyoncé's “Lemonade” won the Grammy-winning artist's twenty-fourth award! Fußball 日本語"
+  "The Denver Broncos, led by Peyton Manning, won Super Bowl 50 in 2015. Łódź and São Paulo are "
+  "cities; a naïve café "
+  "costs $1.58 (about £1.20). Beyoncé's “Lemonade” won the Grammy-winning artist's twenty-fourth "
+  "award! Fußball 日本語"
 )
 LINES = [" ".join(TEXT.split()[n % 20 :]).encode() for n in range(200)]
 KINDS = ("uncased", "cased", "bytelevel_bpe", "sentencepiece", "bytes")
@@ -29,7 +32,9 @@ def vocabulary(kind: str):
   if kind == "sentencepiece":
     return SentencePieceVocabulary(train_vocabulary.train(LINES, size=330, byte_fallback=True))
   form, size = ("wordpiece", 200) if kind != "bytelevel_bpe" else (kind, 350)
-  return train_tokenizer.train(LINES, size=size, kind=form, with_mask=True, lowercase=kind == "uncased")
+  return train_tokenizer.train(
+    LINES, size=size, kind=form, with_mask=True, lowercase=kind == "uncased"
+  )
 
 
 def restored(context: str, answer: str, begin: int, kind: str) -> str:
@@ -68,7 +73,8 @@ def test_word_pieces_restore_the_answer_without_what_stands_next_to_it(case, kin
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
-  contexts, context = Contexts(vocabulary(kind)), "Ada, Bob, Ada, Bob and Ada."
+  contexts = Contexts(vocabulary(kind))
+  context = "Ada, Bob, Ada, Bob and Ada."
   places = [place for place in range(len(context)) if context.startswith("Ada", place)]
   labels = [contexts.located(context, "Ada", at, "here")[0] for at in places]
   spans_n2 = contexts(context).spans
@@ -77,10 +83,13 @@ def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
 
 def test_a_word_that_the_vocabulary_drops_has_no_token():
   """As in `run_squad.py`; an answer of nothing else is placed at the next one."""
-  contexts, text = Contexts(vocabulary("uncased")), "Ada \u200b met \ufeff\u200e Dan \u200d"
+  contexts = Contexts(vocabulary("uncased"))
+  text = "Ada \u200b met \ufeff\u200e Dan \u200d"
   context = contexts(text)
   assert context.tokens.tolist() == contexts("Ada met Dan").tokens.tolist()
-  assert [text[begin:end] for begin, end in contexts(text).words] == ["Ada"] * 3 + ["met"] * 3 + ["Dan"] * 2
+  assert [text[begin:end] for begin, end in contexts(text).words] == ["Ada"] * 3 + ["met"] * 3 + [
+    "Dan"
+  ] * 2
   assert [contexts.located(text, text[at], at, "here") for at in (4, 17)] == [(3, 3), (7, 7)]
 
 
@@ -106,7 +115,9 @@ def test_an_answer_placed_within_another_word_is_taken_where_it_stands_alone(cas
   context, answer, expected = MISPLACED[case]
   at = context.lower().index(answer)
   lines = [context.encode() for context, *_ in MISPLACED.values()] * 50
-  contexts = Contexts(train_tokenizer.train(lines, size=115, kind="wordpiece", with_mask=True, lowercase=True))
+  contexts = Contexts(
+    train_tokenizer.train(lines, size=115, kind="wordpiece", with_mask=True, lowercase=True)
+  )
   first, last = contexts.located(context, context[at : at + len(answer)], at, "here")
   assert contexts(context).spans[first, 0] == expected and first == last
 
@@ -115,13 +126,18 @@ LETTERS = "abcXYZ09éßŁİﬁ日本,.;-—'\"()$“”☃\u0301\u200b"
 
 
 @settings(max_examples=150, derandomize=True)
-@given(st.data(), st.sampled_from(KINDS), st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=6))
+@given(
+  st.data(),
+  st.sampled_from(KINDS),
+  st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=6),
+)
 def test_the_label_restores_every_run_of_whole_tokens(data, kind, words):
   context = " ".join(words)
   spans = Contexts(vocabulary(kind))(context).spans.tolist()
   first = data.draw(st.integers(0, len(spans) - 1))
   last = data.draw(st.integers(first, len(spans) - 1))
-  begin, past = spans[first][0], spans[last][1]
+  begin = spans[first][0]
+  past = spans[last][1]
   answer = context[begin:past]
   if answer.strip() and answer == answer.strip():
     assert restored(context, answer, begin, kind) == answer
@@ -129,7 +145,11 @@ def test_the_label_restores_every_run_of_whole_tokens(data, kind, words):
 
 def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
   context = "Zoe met Ada, and Bob, and Cyd, then Dan: all on one long day in Denver."
-  record = {"question": "Who?", "context": context, "answers": [{"text": "Dan", "answer_start": context.index("Dan")}]}
+  record = {
+    "question": "Who?",
+    "context": context,
+    "answers": [{"text": "Dan", "answer_start": context.index("Dan")}],
+  }
   (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n")
   vocabulary("uncased").save(tmp_path / "vocabulary")
   built = task.build(
@@ -142,7 +162,8 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
     cache=str(tmp_path),
   )
   (batch,) = loader.eval_batches(built, batch_size=built.num_examples)
-  windows, held = built.examples(()), 0
+  windows = built.examples(())
+  held = 0
   assert len(windows) > 3
   for window, start, end in zip(windows, batch["span_start"], batch["span_end"]):
     spans_n2 = window["spans"]
@@ -150,7 +171,9 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
     assert (start > 0) == inside
     if inside:
       held += 1
-      assert context[spans_n2[start - window["first"], 0] : spans_n2[end - window["first"], 1]] == "Dan"
+      assert (
+        context[spans_n2[start - window["first"], 0] : spans_n2[end - window["first"], 1]] == "Dan"
+      )
   assert held > 1
 
 
@@ -177,6 +200,7 @@ def test_each_token_counts_in_the_window_with_most_context(tokens, room, stride)
     scores = []
     for window in windows:
       length = min(window.stop, tokens) - window.start
-      left, right = token - window.start, window.start + length - 1 - token
+      left = token - window.start
+      right = window.start + length - 1 - token
       scores.append(min(left, right) + 0.01 * length if left >= 0 and right >= 0 else -1.0)
     assert owner[token] == int(np.argmax(scores))

@@ -1,4 +1,5 @@
-"""Text-to-text tasks: from rows to packed features, read back as text; every example once; bad input."""
+"""Text-to-text tasks: from rows to packed features, read back as text; every example once; bad
+input."""
 
 import gzip
 import json
@@ -57,7 +58,10 @@ def test_targets_are_encoded_by_the_model_of_targets(tmp_path, tsv):
   vocabulary = vocabularies.load(str(directory))
   row = epoch(built)
   inputs = {tuple(x[x != vocabulary.pad_id]) for x in row["encoder_input_tokens"]}
-  targets = {tuple(x[: int(w.sum())]) for x, w in zip(row["decoder_target_tokens"], row["decoder_loss_weights"])}
+  targets = {
+    tuple(x[: int(w.sum())])
+    for x, w in zip(row["decoder_target_tokens"], row["decoder_loss_weights"])
+  }
   assert inputs == {(*vocabulary.encode(f"say: {source}"), 0) for source, _ in PAIRS}
   assert targets == {(*vocabulary.for_targets().encode(f"{target} FOX"), 0) for _, target in PAIRS}
   assert targets != {(*vocabulary.encode(f"{target} FOX"), 0) for _, target in PAIRS}
@@ -77,7 +81,10 @@ def pairs_of(features):
   for row in range(len(features["encoder_input_tokens"])):
     for segment in range(1, features["encoder_segment_ids"][row].max() + 1):
       texts = []
-      for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
+      for side, tokens in (
+        ("encoder", "encoder_input_tokens"),
+        ("decoder", "decoder_target_tokens"),
+      ):
         ids = features[tokens][row][features[f"{side}_segment_ids"][row] == segment]
         assert ids[-1] == 1 and (ids != 0).all()
         texts.append(BYTES.decode(ids))
@@ -97,7 +104,9 @@ def test_rows_are_those_of_seqio(tmp_path):
   )
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
   tokenizer.save(str(tmp_path / "tokenizer.json"))
-  (tmp_path / "rows.jsonl").write_text('{"a": "w7 w8 w5", "b": "w3 w9"}\n{"a": "w8 w4 w9 w3", "b": "w4"}\n')
+  (tmp_path / "rows.jsonl").write_text(
+    '{"a": "w7 w8 w5", "b": "w3 w9"}\n{"a": "w8 w4 w9 w3", "b": "w4"}\n'
+  )
   built = build(
     tmp_path,
     None,
@@ -133,7 +142,10 @@ def test_an_epoch_has_every_pair_once(tmp_path, tsv, packed, capsys):
     assert built.num_examples < 30 and sorted(pairs_of(features)) == EXPECTED
   else:
     decoded = [
-      tuple(BYTES.decode(features[name][i]) for name in ("encoder_input_tokens", "decoder_target_tokens"))
+      tuple(
+        BYTES.decode(features[name][i])
+        for name in ("encoder_input_tokens", "decoder_target_tokens")
+      )
       for i in range(60)
     ]
     assert sorted(decoded) == EXPECTED and "encoder_segment_ids" not in features
@@ -157,7 +169,9 @@ def test_it_is_tokenised_once(tmp_path, tsv, capsys):
 
 
 def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv):
-  built = build(tmp_path, tsv, architecture="decoder", prefix=True, inputs_length=128, targets_length=None)
+  built = build(
+    tmp_path, tsv, architecture="decoder", prefix=True, inputs_length=128, targets_length=None
+  )
   features = epoch(built)
   found = []
   for row in range(built.num_examples):
@@ -165,24 +179,31 @@ def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv
     for segment in range(1, one["decoder_segment_ids"].max() + 1):
       at = one["decoder_segment_ids"] == segment
       tokens, inputs, paid, seen = (
-        one[f"decoder_{name}"][at] for name in ("target_tokens", "input_tokens", "loss_weights", "causal_attention")
+        one[f"decoder_{name}"][at]
+        for name in ("target_tokens", "input_tokens", "loss_weights", "causal_attention")
       )
       assert inputs[0] == 1 and np.array_equal(inputs[1:], tokens[:-1])
       assert np.array_equal(one["decoder_positions"][at], np.arange(at.sum()))
       prompt = int((paid == 0).sum())
-      assert (paid[prompt:] == 1).all() and seen.tolist() == [1] * (prompt + 1) + [0] * (at.sum() - prompt - 1)
+      assert (paid[prompt:] == 1).all() and seen.tolist() == [1] * (prompt + 1) + [0] * (
+        at.sum() - prompt - 1
+      )
       assert tokens[-1] == 1
       found.append((BYTES.decode(tokens[:prompt]), BYTES.decode(tokens[prompt:])))
     assert not one["decoder_loss_weights"][one["decoder_segment_ids"] == 0].any()
   assert sorted(found) == EXPECTED
-  everything = build(tmp_path, tsv, architecture="decoder", loss_on="all", inputs_length=128, targets_length=None)
+  everything = build(
+    tmp_path, tsv, architecture="decoder", loss_on="all", inputs_length=128, targets_length=None
+  )
   other = epoch(everything)
   assert np.array_equal(other.pop("decoder_loss_weights"), other["decoder_segment_ids"] > 0)
   assert all(np.array_equal(x, features[name]) for name, x in other.items())
 
 
 def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
-  size = Variant(Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2), t5.V1_1, BYTES.size)
+  size = Variant(
+    Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2), t5.V1_1, BYTES.size
+  )
   model = tiny.model(size, layers="loop")
   evaluate = jax.jit(Objective())
   losses = []
@@ -194,11 +215,18 @@ def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
       total = {name: total[name] + float(sums[name]) for name in total}
     losses.append(total)
   assert losses[0]["weights"] == losses[1]["weights"] == sum(len(b) + 1 for _, b in PAIRS)
-  assert abs(losses[0]["loss"] / losses[1]["loss"] - 1) < 1e-5 and losses[0]["correct"] == losses[1]["correct"]
+  assert (
+    abs(losses[0]["loss"] / losses[1]["loss"] - 1) < 1e-5
+    and losses[0]["correct"] == losses[1]["correct"]
+  )
 
 
 def test_too_long_examples_are_refused_skipped_or_cut(tmp_path, tsv, capsys):
-  with pytest.raises(UserError, match=r"of 60 examples are too long \(inputs_length: \d+ over 24, the longest \d+"):
+  with pytest.raises(
+    UserError,
+    match=r"of 60 examples are too long \(inputs_length: \d+ over 24, "
+    r"the longest \d+",
+  ):
     build(tmp_path, tsv, inputs_length=24)
   short = [pair for pair in EXPECTED if len(pair[0]) < 24]
   built = build(tmp_path, tsv, inputs_length=24, too_long="skip")
@@ -215,23 +243,46 @@ def test_empty_fields_are_counted(tmp_path, tsv, capsys):
   tsv.write_text("source\ttarget\na\tb\n\tx\ny\t \nz\tw\n")
   assert epoch(build(tmp_path, tsv), batch_size=1)["encoder_input_tokens"].shape[0] == 1
   out = capsys.readouterr().out
-  assert "prepared 2 examples, 1 records skipped (empty inputs), 1 records skipped (empty targets)" in out
+  assert (
+    "prepared 2 examples, 1 records skipped (empty inputs), 1 records skipped (empty targets)"
+    in out
+  )
 
 
 @pytest.mark.parametrize(
   "text, changes, message",
   [
-    ("source\ttargte\na\tb\n", {}, r"pairs.tsv:1: found no field 'target' among source, targte.*did you mean 'targte'"),
+    (
+      "source\ttargte\na\tb\n",
+      {},
+      r"pairs.tsv:1: found no field 'target' among source, "
+      r"targte.*did you mean 'targte'",
+    ),
     ("source\ttarget\na\n", {}, r"pairs.tsv:2: found 1 tab-separated columns, expected 2"),
     ("source\ttarget\n", {}, r"split 'train': found 0 examples, expected at least one"),
     ("source\ttarget\n\t\n", {}, r"found 0 examples, 1 records skipped \(empty inputs\)"),
     ("a\tb\n1\t2\n", {"inputs": "{"}, r"config.task.inputs: found '\{'"),
-    ("a\tb\n1\t2\n", {"inputs": "nothing"}, r"config.task.inputs: found 'nothing', expected the name of a field"),
+    (
+      "a\tb\n1\t2\n",
+      {"inputs": "nothing"},
+      r"config.task.inputs: found 'nothing', expected the "
+      r"name of a field",
+    ),
     ("a\tb\n1\t2\n", {"inputs": "{a!r}"}, r"config.task.inputs.*conversion of 'a'"),
     ("a\tb\n1\t2\n", {"source": "tvs:x"}, r"found format 'tvs'.*did you mean 'tsv'"),
     ("a\tb\n1\t2\n", {"prefix": True}, r"config.task.prefix: found True"),
-    ("a\tb\n1\t2\n", {"loss_on": "all"}, r"config.task.loss_on: found 'all', expected architecture='decoder' and"),
-    ("a\tb\n1\t2\n", {"architecture": "decoder"}, r"config.task.targets_length: found 80, expected None"),
+    (
+      "a\tb\n1\t2\n",
+      {"loss_on": "all"},
+      r"config.task.loss_on: found 'all', expected "
+      r"architecture='decoder' and",
+    ),
+    (
+      "a\tb\n1\t2\n",
+      {"architecture": "decoder"},
+      r"config.task.targets_length: found 80, "
+      r"expected None",
+    ),
   ],
 )
 def test_bad_input_is_one_line(tmp_path, tsv, text, changes, message):
@@ -248,7 +299,11 @@ def test_a_file_changed_since_is_named(tmp_path, tsv):
   data = bytearray(shard.read_bytes())
   data[3] ^= 1
   shard.write_bytes(data)
-  with pytest.raises(DamageError, match=r"targets/000000000000: found SHA-256.*delete .* made again"):
+  with pytest.raises(
+    DamageError,
+    match=r"targets/000000000000: found SHA-256.*delete .* made "
+    r"again",
+  ):
     build(tmp_path, tsv)
 
 
@@ -260,7 +315,9 @@ def test_a_source_changed_since_is_prepared_again(tmp_path, tsv):
   os.utime(tsv, ns=(0, 10**18))  # a file system's clock may be coarse
   after = build(tmp_path, tsv)
   assert before.fingerprint != after.fingerprint
-  assert epoch(after, batch_size=1)["decoder_target_tokens"][0, 0] == after.vocabulary.encode("c")[0]
+  assert (
+    epoch(after, batch_size=1)["decoder_target_tokens"][0, 0] == after.vocabulary.encode("c")[0]
+  )
 
 
 def test_a_full_disk_is_one_line(tmp_path, tsv, monkeypatch):
@@ -313,7 +370,9 @@ def test_rows_that_cannot_be_told_apart_are_refused(tmp_path):
   pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
   assert "found 2 columns 'y', expected one" in refused(f"parquet:{tmp_path}/a.parquet", field="y")
   bad = pyarrow.Array.from_buffers(
-    pyarrow.string(), 1, [None, pyarrow.py_buffer(np.array([0, 1], np.int32)), pyarrow.py_buffer(b"\xff")]
+    pyarrow.string(),
+    1,
+    [None, pyarrow.py_buffer(np.array([0, 1], np.int32)), pyarrow.py_buffer(b"\xff")],
   )
   pyarrow.parquet.write_table(pyarrow.table({"en": bad}), tmp_path / "a.parquet")
   assert "found damaged Parquet data" in refused(f"parquet:{tmp_path}/a.parquet")
@@ -332,7 +391,11 @@ def test_records_of_formats(tmp_path):
   pattern = f"parallel:{tmp_path}/{{split}}.{{field}}.gz"
   read = [row for _, row in open_source(pattern, fields=("en", "de")).records("train")]
   assert read == [{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei"}]
-  with pytest.raises(UserError, match=r"train.fr.gz: found 1 lines, expected as many as in the other files"):
+  with pytest.raises(
+    UserError,
+    match=r"train.fr.gz: found 1 lines, expected as many as in the "
+    r"other files",
+  ):
     list(open_source(pattern, fields=("en", "fr")).records("train"))
 
   answers = [{"text": "Ada", "answer_start": 0}]
@@ -349,9 +412,14 @@ def test_records_of_formats(tmp_path):
 
   (tmp_path / "c.conll").write_text("Ada\tB-PER\nwrote\tO\n\nIt\tO\n")
   read = [row for _, row in open_source(f"conll:{tmp_path}/c.conll").records("train")]
-  assert read[0] == {"tokens": ["Ada", "wrote"], "0": ["Ada", "wrote"], "1": ["B-PER", "O"]} and len(read) == 2
+  assert (
+    read[0] == {"tokens": ["Ada", "wrote"], "0": ["Ada", "wrote"], "1": ["B-PER", "O"]}
+    and len(read) == 2
+  )
 
-  (tmp_path / "j.jsonl").write_text('{"a": {"b": ["x", 3]}, "c": [{"d": "y"}, {"d": null}, {"d": true}], "e": []}\n')
+  (tmp_path / "j.jsonl").write_text(
+    '{"a": {"b": ["x", 3]}, "c": [{"d": "y"}, {"d": null}, {"d": true}], "e": []}\n'
+  )
   ((where, row),) = open_source(f"jsonl:{tmp_path}/j.jsonl").records("train")
   assert Template("{a.b.1}", "inputs")(row, where) == "3"
   assert Template("{a.b.*} {c.*.d}", "inputs")(row, where) == "x 3 y True"
@@ -363,7 +431,11 @@ def test_records_of_formats(tmp_path):
 @pytest.mark.parametrize("sentinels", [0, 2, 125])
 def test_items_of_a_list_stand_behind_sentinels_as_far_as_there_are_any(sentinels):
   row = {"words": ["the", None, "fox"], "deep": [{"tag": 7}], "none": [], "empty": ["", None]}
-  marked = {0: "the fox", 2: "<extra_id_0> the <extra_id_1> fox", 125: "<extra_id_0> the <extra_id_1> <extra_id_2> fox"}
+  marked = {
+    0: "the fox",
+    2: "<extra_id_0> the <extra_id_1> fox",
+    125: "<extra_id_0> the <extra_id_1> <extra_id_2> fox",
+  }
   template = Template("tag: {words.<*>}", "inputs", sentinels)
   assert template(row, "here") == f"tag: {marked[sentinels]}" and template.fields == ("words.*",)
   assert template.marked == (sentinels > 0) and not Template("{words.*}", "inputs", 9).marked
@@ -376,10 +448,22 @@ def test_sentinels_of_a_template_are_sentinels_and_those_in_other_texts_are_text
   (tmp_path / "c.conll").write_text("Ada\tB\n<extra_id_9>\tO\n\n")
   for inputs, expected in (
     ("{tokens.*}", BYTES.encode("Ada <extra_id_9>")),
-    ("{tokens.<*>}", vocabularies.encode_sentinels(BYTES, "<extra_id_0> Ada <extra_id_1> <extra_id_9>")),
+    (
+      "{tokens.<*>}",
+      vocabularies.encode_sentinels(BYTES, "<extra_id_0> Ada <extra_id_1> <extra_id_9>"),
+    ),
   ):
-    built = build(tmp_path, f"{tmp_path}/c.conll", source=f"conll:{tmp_path}/c.conll", inputs=inputs, targets="{1.<*>}")
+    built = build(
+      tmp_path,
+      f"{tmp_path}/c.conll",
+      source=f"conll:{tmp_path}/c.conll",
+      inputs=inputs,
+      targets="{1.<*>}",
+    )
     row = built.batch(np.array([0]), np.array([0]), 0)
-    assert row["encoder_input_tokens"][0].numpy().tolist()[: len(expected) + 1] == [*expected, BYTES.eos_id]
+    assert row["encoder_input_tokens"][0].numpy().tolist()[: len(expected) + 1] == [
+      *expected,
+      BYTES.eos_id,
+    ]
     target = vocabularies.encode_sentinels(BYTES, "<extra_id_0> B <extra_id_1> O")
     assert row["decoder_target_tokens"][0].numpy().tolist()[: len(target)] == target

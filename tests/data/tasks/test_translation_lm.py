@@ -1,4 +1,5 @@
-"""Rows of translations: their layout, languages and positions, and masks of their own in every epoch."""
+"""Rows of translations: their layout, languages and positions, and masks of their own in every
+epoch."""
 
 import numpy as np
 import pytest
@@ -29,16 +30,20 @@ def test_a_sentence_and_its_translation_share_a_row(tmp_path):
   given = arguments(tmp_path, too_long="truncate", languages=[3, 5])
   made = task.build(split="train", **given)
   assert made.features == features.of(given)
-  batch, later = rows(made), rows(made, epoch=1)
+  batch = rows(made)
+  later = rows(made, epoch=1)
   hidden = batch["encoder_loss_weights"] > 0
   tokens = np.where(hidden, batch["encoder_target_tokens"], batch["encoder_input_tokens"])
-  a, b = BYTES.encode("the cat sleeps"), BYTES.encode("die Katze")
+  a = BYTES.encode("the cat sleeps")
+  b = BYTES.encode("die Katze")
   assert tokens[0].tolist() == [CLS, *a, SEP, CLS, *b, SEP] + [BYTES.pad_id] * 5
   assert batch["encoder_token_types"][0].tolist() == [3] * 16 + [5] * 11 + [3] * 5
   assert batch["encoder_positions"][0].tolist() == [*range(16), *range(16)]
   cut = BYTES.encode("a much longer sentence than that")[:24]
   assert tokens[1].tolist() == [CLS, *cut, SEP, CLS, *BYTES.encode("kurz"), SEP]
-  assert hidden.sum(1).tolist() == [3, 4] and not np.isin(tokens[hidden], [CLS, SEP, BYTES.pad_id]).any()
+  assert (
+    hidden.sum(1).tolist() == [3, 4] and not np.isin(tokens[hidden], [CLS, SEP, BYTES.pad_id]).any()
+  )
   for row, places in enumerate(batch["encoder_masked_positions"]):
     assert np.flatnonzero(hidden[row]).tolist() == places[: hidden[row].sum()].tolist()
   assert (hidden != (later["encoder_loss_weights"] > 0)).any()
@@ -46,9 +51,14 @@ def test_a_sentence_and_its_translation_share_a_row(tmp_path):
 
 
 def test_one_language_has_the_same_features(tmp_path):
-  alone, both = (task.build(split="train", **arguments(tmp_path, pair=pair)) for pair in (None, "{de}"))
+  alone, both = (
+    task.build(split="train", **arguments(tmp_path, pair=pair)) for pair in (None, "{de}")
+  )
   batch = rows(alone)
   assert alone.features == both.features and alone.fingerprint != both.fingerprint
-  assert batch["encoder_positions"][0].tolist() == list(range(32)) and not batch["encoder_token_types"].any()
+  assert (
+    batch["encoder_positions"][0].tolist() == list(range(32))
+    and not batch["encoder_token_types"].any()
+  )
   with pytest.raises(UserError, match=r"config.task.languages: found \[1\] .*, expected a number"):
     task.build(split="train", **arguments(tmp_path, languages=[1]))

@@ -1,4 +1,5 @@
-"""What the tests of the attention cores share: random inputs, kinds of masks, comparisons with the dense core."""
+"""What the tests of the attention cores share: random inputs, kinds of masks, comparisons with the
+dense core."""
 
 import dataclasses
 
@@ -44,7 +45,8 @@ def qkv(B=2, T=37, S=None, N=4, K=2, H=8, seed=0):
 def packed(T=37):
   """(segments, positions) int32 [2, T]: rows of several sequences, the last segment (0) padding."""
   lengths = [(11, 9, 14), (20, 6, 7)]
-  segments, pos = np.zeros((2, T), np.int32), np.zeros((2, T), np.int32)
+  segments = np.zeros((2, T), np.int32)
+  pos = np.zeros((2, T), np.int32)
   for row, parts in enumerate(lengths):
     start = 0
     for number, length in enumerate(parts):
@@ -68,7 +70,9 @@ def mask(kind: str, T=37) -> Mask:
     "causal": lambda: Mask(pos, pos, k_valid=valid, causal=True, window=window),
     "prefix": lambda: Mask(pos, pos, k_valid=valid, k_prefix=prefix, causal=True, window=window),
     "packed": lambda: Mask(packed_pos, packed_pos, segments, segments, segments > 0, window=window),
-    "packed_causal": lambda: Mask(packed_pos, packed_pos, segments, segments, segments > 0, causal=True, window=window),
+    "packed_causal": lambda: Mask(
+      packed_pos, packed_pos, segments, segments, segments > 0, causal=True, window=window
+    ),
   }[kind]()
 
 
@@ -88,7 +92,9 @@ def seen(mask: Mask, B=2) -> jax.Array:
   """bool [B, T]: queries that see any key."""
   allowed = mask.dense()
   T = mask.q_pos.shape[1]
-  return jnp.ones((B, T), bool) if allowed is None else jnp.broadcast_to(allowed[:, 0].any(-1), (B, T))
+  return (
+    jnp.ones((B, T), bool) if allowed is None else jnp.broadcast_to(allowed[:, 0].any(-1), (B, T))
+  )
 
 
 def with_gradients(core, mask: Mask, rows: jax.Array, *, scale=0.4, **options):

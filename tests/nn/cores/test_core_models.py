@@ -1,4 +1,5 @@
-"""Whole models with each core: scan equals loop, decoding equals the forward pass, and what they refuse."""
+"""Whole models with each core: scan equals loop, decoding equals the forward pass, and what they
+refuse."""
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +30,9 @@ SPECS = {
 
 def model(kind, core, position="rope", **options):
   variant = Variant(DIMS, Design(norm="rmsnorm", position=position), 32)
-  return jax.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design={"core": core}, **options))(
-    jax.random.key(0)
-  )
+  return jax.jit(
+    lambda key: kind(nnx.Rngs(params=key), variant=variant, design={"core": core}, **options)
+  )(jax.random.key(0))
 
 
 def batch(side):
@@ -47,54 +48,75 @@ MODELS += [(Decoder, "local", "relative_bias")]
 
 @pytest.mark.parametrize("kind, name, position", more.beyond(2, MODELS))
 def test_models_scan_equals_loop(kind, name, position):
-  """Outputs, and all gradients of cores with parameters or a backward pass of their own, rematerialised in the scan;
-  the dense core agrees where the core is exact."""
+  """Outputs, and all gradients of cores with parameters or a backward pass of their own,
+  rematerialised in the scan; the dense core agrees where the core is exact."""
   features = batch("encoder" if kind is Encoder else "decoder")
   valid = next(iter(features.values()))[..., None] != 0
 
   def run(core, **options):
     made = model(kind, core, position, **options)
     if name in ("local", "bigbird"):
-      return jax.jit(lambda m: jnp.where(valid, m(features)["logits"], 0))(made), {"none": jnp.ones(())}
-    loss = jax.jit(jax.value_and_grad(lambda m: jnp.sum(jnp.where(valid, m(features)["logits"], 0) ** 2)))
+      return jax.jit(lambda m: jnp.where(valid, m(features)["logits"], 0))(made), {
+        "none": jnp.ones(())
+      }
+    loss = jax.jit(
+      jax.value_and_grad(lambda m: jnp.sum(jnp.where(valid, m(features)["logits"], 0) ** 2))
+    )
     value, gradients = loss(made)
     return value, params.arrays(gradients)
 
-  scan, loop = run(SPECS[name], remat="full"), run(SPECS[name], layers="loop")
+  scan = run(SPECS[name], remat="full")
+  loop = run(SPECS[name], layers="loop")
   exact = run("dense") if name == "chunked" else scan
   scale = max(float(jnp.abs(g).max()) for g in scan[1].values())
-  for a, b, c in zip(jax.tree.leaves(scan), jax.tree.leaves(loop), jax.tree.leaves(exact), strict=True):
+  for a, b, c in zip(
+    jax.tree.leaves(scan), jax.tree.leaves(loop), jax.tree.leaves(exact), strict=True
+  ):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * scale)
     np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-5 * scale)
 
 
 def test_layerwise_projections_are_one_matrix_in_all_layers():
   """The model is that of key-value sharing whose layers all have the stack's matrix."""
-  made, features = model(Encoder, SPECS["linformer"]), batch("encoder")
+  made = model(Encoder, SPECS["linformer"])
+  features = batch("encoder")
   arrays = params.arrays(made)
   one = arrays.pop("encoder/projection")
   of_layers = model(Encoder, {**SPECS["linformer"], "share": "kv"})
-  keys = {name: jnp.stack([one] * DIMS.layers) for name in params.arrays(of_layers).keys() - arrays.keys()}
+  keys = {
+    name: jnp.stack([one] * DIMS.layers) for name in params.arrays(of_layers).keys() - arrays.keys()
+  }
   of_layers = params.with_arrays(of_layers, arrays | keys)
   logits = jax.jit(lambda models: [m(features)["logits"] for m in models])([made, of_layers])
   np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
   sizes = ({"name": "linformer", "k": k, "length": T, "share": "layerwise"} for k in (4, 6))
-  with pytest.raises(UserError, match="core: found 'layerwise' projections of .6, 30. and .4, 30., expected one size"):
+  with pytest.raises(
+    UserError, match="core: found 'layerwise' projections of .6, 30. and .4, 30., expected one size"
+  ):
     model(Encoder, tuple(sizes))
 
 
-DECODING = [("memory_compressed", "rope"), ("turns", "rope"), ("chunked", "rope"), ("local", "relative_bias")]
+DECODING = [
+  ("memory_compressed", "rope"),
+  ("turns", "rope"),
+  ("chunked", "rope"),
+  ("local", "relative_bias"),
+]
 DECODING += [("chunked", "relative_bias"), ("local", "rope")]
 
 
 @pytest.mark.parametrize("name, position", more.beyond(4, DECODING))
 def test_decoding_equals_the_forward_pass(name, position):
-  made, features = model(Decoder, SPECS[name], position), batch("decoder")
+  made = model(Decoder, SPECS[name], position)
+  features = batch("decoder")
   tokens = features["decoder_input_tokens"]
   expected = jax.jit(lambda b: made(b)["logits"])(features)
   state = made.start_decoding(features, T + 2)
   decode = jax.jit(lambda tokens, state: made.decode(tokens, state, tokens != 0))
-  prompt = jnp.zeros((2, 22), jnp.int32).at[0, 2:].set(tokens[0, :20]).at[1, :20].set(tokens[1, :20])  # padded anywhere
+  # padded anywhere
+  prompt = (
+    jnp.zeros((2, 22), jnp.int32).at[0, 2:].set(tokens[0, :20]).at[1, :20].set(tokens[1, :20])
+  )
   first, state = decode(prompt, state)
   steps = [jnp.stack([first[0, 2:], first[1, :20]])]
   for t in range(20, 25):

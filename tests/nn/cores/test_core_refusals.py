@@ -42,33 +42,47 @@ def test_refusals_of_the_approximate_cores(name, what, words):
   if what == "prefix" and name in BIDIRECTIONAL:
     words = "causal attention"  # a prefix comes with causality, which is refused first
   bias = Alibi(cases.DIMS) if what == "bias" else None
-  position = {"layer_bias": Alibi(cases.DIMS), "shaw": ShawPosition(cases.rngs(), cases.DIMS)}.get(what)
+  position = {"layer_bias": Alibi(cases.DIMS), "shaw": ShawPosition(cases.rngs(), cases.DIMS)}.get(
+    what
+  )
   with pytest.raises(UserError) as error:
-    core.decoding() if what == "decoding" else core(*cases.qkv(), M.get(what, M["full"]), bias, position, scale=0.4)
-  assert f"attention core {name!r} cannot do {words}" in str(error.value) and "core='dense'" in str(error.value)
+    core.decoding() if what == "decoding" else core(
+      *cases.qkv(), M.get(what, M["full"]), bias, position, scale=0.4
+    )
+  assert f"attention core {name!r} cannot do {words}" in str(error.value) and "core='dense'" in str(
+    error.value
+  )
   assert "\n" not in str(error.value)
 
 
 def test_refusals_of_the_exact_cores():
   shaw = ShawPosition(cases.rngs(), cases.DIMS)
   for name in ("chunked", "local"):
-    with pytest.raises(UserError, match=f"core '{name}' cannot do positions that depend on the query"):
+    with pytest.raises(
+      UserError, match=f"core '{name}' cannot do positions that depend on the query"
+    ):
       cases.make(name)(*cases.qkv(), M["full_w5"], None, shaw, scale=0.4)
-  with pytest.raises(UserError, match="core 'local' cannot do attention without a window.*design.windows"):
+  with pytest.raises(
+    UserError, match="core 'local' cannot do attention without a window.*design.windows"
+  ):
     cases.make("local")(*cases.qkv(), M["full"], scale=0.4)
 
 
 @pytest.mark.parametrize("name", ["local", "bigbird"])
 def test_refusal_of_other_lengths_of_keys(name):
   core = cases.make({"name": "local", "window": 3} if name == "local" else name)
-  with pytest.raises(UserError, match=f"core '{name}' cannot do attention from 37 queries to 20 keys"):
+  with pytest.raises(
+    UserError, match=f"core '{name}' cannot do attention from 37 queries to 20 keys"
+  ):
     core(*cases.qkv(S=20), Mask(positions(37), positions(20)), scale=0.4)
 
 
 def test_refusals_of_lengths():
   core = BigBird(block=4, random_blocks=2)
   for T in (1, 36):
-    with pytest.raises(UserError, match=f"core 'bigbird': found a length of {T}, expected at least 37"):
+    with pytest.raises(
+      UserError, match=f"core 'bigbird': found a length of {T}, expected at least 37"
+    ):
       core(*cases.qkv(T=T), Mask(positions(T), positions(T)), scale=0.4)
   jax.eval_shape(lambda: core(*cases.qkv(T=37), M["full"], scale=0.4))
   with pytest.raises(UserError, match="core 'linformer': found 37 keys, expected at most 36"):
@@ -77,26 +91,49 @@ def test_refusals_of_lengths():
 
 def test_memory_compressed_refuses_the_other_kind_of_stack():
   core = MemoryCompressed(cases.rngs(), cases.DIMS, causal=True)
-  with pytest.raises(UserError, match="cannot do bidirectional attention in a core made for a causal stack"):
+  with pytest.raises(
+    UserError, match="cannot do bidirectional attention in a core made for a causal stack"
+  ):
     core(*cases.qkv(), M["full"], scale=0.4)
 
 
 @pytest.mark.parametrize(
   "spec, words",
   [
-    ({"name": "chunked", "key_chunk": 0}, "core.key_chunk: found 0 .*, expected a whole number above 0"),
+    (
+      {"name": "chunked", "key_chunk": 0},
+      "core.key_chunk: found 0 .*, expected a whole number above 0",
+    ),
     (
       {"name": "local", "window": 2.5},
       "core.window: found 2.5 .*, expected a whole number above 0 and below .* or None",
     ),
-    ({"name": "bigbird", "plan": "none"}, "core.plan: found 'none' .*, expected 'random' or 'first'"),
-    ({"name": "bigbird", "random_blocks": -1}, "core.random_blocks: found -1 .*, expected a whole number, at least 0"),
-    ({"name": "linformer", "share": "layers"}, "core.share: found 'layers' .*, expected 'none' or 'headwise'"),
-    ({"name": "linformer", "start": "mean"}, "core.start: found 'mean' .*, expected 'random' or 'pooling'"),
-    ({"name": "memory_compressed", "stride": True}, "core.stride: found True .*, expected a whole number above 0"),
+    (
+      {"name": "bigbird", "plan": "none"},
+      "core.plan: found 'none' .*, expected 'random' or 'first'",
+    ),
+    (
+      {"name": "bigbird", "random_blocks": -1},
+      "core.random_blocks: found -1 .*, expected a whole number, at least 0",
+    ),
+    (
+      {"name": "linformer", "share": "layers"},
+      "core.share: found 'layers' .*, expected 'none' or 'headwise'",
+    ),
+    (
+      {"name": "linformer", "start": "mean"},
+      "core.start: found 'mean' .*, expected 'random' or 'pooling'",
+    ),
+    (
+      {"name": "memory_compressed", "stride": True},
+      "core.stride: found True .*, expected a whole number above 0",
+    ),
     ({"name": "memory_compressed", "kernel": 3}, "core.kernel: unknown key; it takes stride"),
     ({"name": "local", "windw": 3}, "core.windw: unknown key .did you mean 'window'"),
-    ("bigbrid", "core: found 'bigbrid', expected one of auto, bigbird, chunked.*did you mean 'bigbird'"),
+    (
+      "bigbrid",
+      "core: found 'bigbrid', expected one of auto, bigbird, chunked.*did you mean 'bigbird'",
+    ),
   ],
 )
 def test_bad_options(spec, words):
@@ -130,6 +167,13 @@ def test_what_a_core_refuses_is_what_the_base_checks(name):
 
 def test_the_signature_of_attention_is_in_one_place():
   files = sorted(pathlib.Path(cores.__file__).parent.glob("*.py"))
-  functions = [(f.stem, n) for f in files for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.FunctionDef)]
+  functions = [
+    (f.stem, n)
+    for f in files
+    for n in ast.walk(ast.parse(f.read_text()))
+    if isinstance(n, ast.FunctionDef)
+  ]
   arguments = [(stem, {a.arg for a in (*n.args.args, *n.args.kwonlyargs)}) for stem, n in functions]
-  assert [stem for stem, names in arguments if names & {"scale", "softcap", "dropout"}] == ["__init__"]
+  assert [stem for stem, names in arguments if names & {"scale", "softcap", "dropout"}] == [
+    "__init__"
+  ]

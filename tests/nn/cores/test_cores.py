@@ -1,4 +1,5 @@
-"""The exact cores: chunked and local attention are dense attention, in values and gradients, at less memory or work."""
+"""The exact cores: chunked and local attention are dense attention, in values and gradients, at
+less memory or work."""
 
 import dataclasses
 
@@ -20,7 +21,11 @@ from t5x_like.parallel.rules import Rules
 
 @pytest.mark.parametrize(
   "spec, kind",
-  [("dense", "causal"), ("local", "causal_w5"), ({"name": "bigbird", "block": 2, "random_blocks": 1}, "full")],
+  [
+    ("dense", "causal"),
+    ("local", "causal_w5"),
+    ({"name": "bigbird", "block": 2, "random_blocks": 1}, "full"),
+  ],
 )
 def test_weights_are_kept_in_the_dtype_of_the_values(spec, kind):
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv())
@@ -35,7 +40,8 @@ def test_weights_are_kept_in_the_dtype_of_the_values(spec, kind):
 
 # Chunked
 
-GRID = [  # mask, aligned, bias, softcap, kv heads; every kind of mask, each with another bias and grouping
+# mask, aligned, bias, softcap, kv heads; every kind of mask, each with another bias and grouping
+GRID = [
   ("full", True, "none", None, 1),
   ("padded", False, "table", 2.0, 2),
   ("causal", True, "alibi_layer", None, 4),
@@ -57,11 +63,14 @@ def test_chunked_equals_dense(kind, aligned, bias, softcap, kv_heads):
   cases.assert_equals_dense(core, mask, args, softcap=softcap)
 
 
-@pytest.mark.parametrize("name", ["chunked", "splash", later("short"), later("fused"), later("ring")])
+@pytest.mark.parametrize(
+  "name", ["chunked", "splash", later("short"), later("fused"), later("ring")]
+)
 def test_values_may_be_narrower_than_keys(name):
   """As those of latent attention are; a core that pads them cuts the result."""
   q, k, v = cases.qkv(K=4)
-  args, mask = (q, k, v[..., :5], None, None), dataclasses.replace(cases.mask("packed_causal"), aligned=True)
+  args = (q, k, v[..., :5], None, None)
+  mask = dataclasses.replace(cases.mask("packed_causal"), aligned=True)
   mask = dataclasses.replace(mask, k_valid=None)
   cases.assert_equals_dense(cases.make(name), mask, args, mask.q_segments > 0)
 
@@ -75,7 +84,8 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 @pytest.mark.parametrize("kind", ["causal", "causal_w5", "full_w5", "packed", "packed_causal"])
 def test_chunked_does_not_compute_hidden_blocks(kind):
-  """Zero times NaN is NaN: values of keys that no query of its block sees must not get into a query."""
+  """Zero times NaN is NaN: values of keys that no query of its block sees must not get into a
+  query."""
   mask = dataclasses.replace(cases.mask(kind), aligned=True)
   q, k, v = cases.qkv()
   run = jax.jit(lambda v: Chunked(query_chunk=4, key_chunk=4)(q, k, v, mask, scale=0.4))
@@ -93,7 +103,8 @@ def test_chunked_does_not_compute_hidden_blocks(kind):
   [
     (dict(data=2, tensor=4), 2, "packed_causal", {}),  # each device has one of two heads of a group
     (dict(fsdp=2, tensor=2, sequence=2), 4, "causal_w5", {}),
-    later((dict(data=2, tensor=4), 2, "full", {"length": "tensor"})),  # queries and heads ask for the same mesh axis
+    # queries and heads ask for the same mesh axis
+    later((dict(data=2, tensor=4), 2, "full", {"length": "tensor"})),
     later((dict(tensor=8), 2, "full", {})),  # four heads do not divide: left whole
   ],
 )
@@ -104,7 +115,9 @@ def test_chunked_on_a_mesh_equals_one_device(mesh, kv_heads, kind, changes):
   options = dict(dropout=Dropout(0.2), key=jax.random.key(3))
 
   def run():
-    return cases.with_gradients(Chunked(query_chunk=5, key_chunk=8), mask, cases.seen(mask), **options)(*args)
+    return cases.with_gradients(
+      Chunked(query_chunk=5, key_chunk=8), mask, cases.seen(mask), **options
+    )(*args)
 
   expected = run()
   with Rules.make(make_mesh(mesh), changes).activate():
@@ -148,10 +161,20 @@ def test_chunked_dropout(shared):
 
   def run(q, k, v, key=half, chunk=8, rate=0.5):
     core = Chunked(query_chunk=chunk, key_chunk=10)
-    return core(q, k, v, cases.mask("causal"), scale=0.4, dropout=Dropout(rate, (-2,) if shared else ()), key=key)
+    return core(
+      q,
+      k,
+      v,
+      cases.mask("causal"),
+      scale=0.4,
+      dropout=Dropout(rate, (-2,) if shared else ()),
+      key=key,
+    )
 
   out = jax.jit(run)(q, k, v)
-  np.testing.assert_allclose(out, jax.jit(lambda *a: run(*a, chunk=37))(q, k, v), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    out, jax.jit(lambda *a: run(*a, chunk=37))(q, k, v), rtol=1e-4, atol=1e-5
+  )
 
   def apart(*args):
     return jnp.vdot(run(*args), other)
@@ -162,7 +185,9 @@ def test_chunked_dropout(shared):
   # A central difference in q and k, which holds only if both passes drop the same weights.
   to_q, to_k = (jnp.asarray(cases.normal(*x.shape, seed=31 + i)) for i, x in enumerate((q, k)))
   ahead, behind = (loss(q + step * to_q, k + step * to_k, v) for step in (5e-3, -5e-3))
-  np.testing.assert_allclose(jnp.vdot(dq, to_q) + jnp.vdot(dk, to_k), (ahead - behind) / 1e-2, rtol=2e-2)
+  np.testing.assert_allclose(
+    jnp.vdot(dq, to_q) + jnp.vdot(dk, to_k), (ahead - behind) / 1e-2, rtol=2e-2
+  )
   keys = jax.random.split(jax.random.key(0), 256)
   draws = jax.jit(jax.vmap(lambda key: run(q, k, v, key=key, chunk=37, rate=0.2)))(keys)
   error = jnp.abs(draws.mean(0) - run(q, k, v, key=None))
@@ -170,7 +195,8 @@ def test_chunked_dropout(shared):
 
 
 def temporary_bytes(core, T, bias=None, layers=None):
-  """Of the compiled forward and backward pass on one row of T tokens, through a scanned stack if there are `layers`."""
+  """Of the compiled forward and backward pass on one row of T tokens, through a scanned stack if
+  there are `layers`."""
   shapes = [jax.ShapeDtypeStruct((1, T, heads, 8), jnp.float32) for heads in (2, 1, 1)]
   mask = Mask(positions(T), positions(T), causal=True, aligned=True)
 
@@ -181,13 +207,16 @@ def temporary_bytes(core, T, bias=None, layers=None):
     layer = jax.checkpoint(lambda q: attend(q, k, v))
     return jax.lax.scan(lambda q, _: (layer(q), None), q, length=layers)[0]
 
-  run = jax.grad(lambda q, k, v: jnp.sum((stack if layers else attend)(q, k, v) ** 2), argnums=(0, 1, 2))
+  run = jax.grad(
+    lambda q, k, v: jnp.sum((stack if layers else attend)(q, k, v) ** 2), argnums=(0, 1, 2)
+  )
   return jax.jit(run).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("layers", [None, 2])
 def test_chunked_memory_grows_linearly(layers):
-  """Also in a stack, whose layers share masks and biases: these are not computed for all blocks before the stack."""
+  """Also in a stack, whose layers share masks and biases: these are not computed for all blocks
+  before the stack."""
   bias = cases.bias("table", N=2)[0]
   core = Chunked(query_chunk=64, key_chunk=64)
   small, large = (temporary_bytes(core, T, bias, layers) for T in (2048, 8192))
@@ -223,10 +252,12 @@ def test_the_narrower_of_two_windows_holds():
   q, k, v = cases.qkv()
   for own, masked in ((4, None), (4, 9), (9, 4)):
     mask = cases.mask("causal" if masked is None else f"causal_w{masked}")
-    out = jax.jit(lambda *qkv: Local(window=own)(*qkv, mask, scale=0.4))(q, k, v)  # noqa: B023
+    out = jax.jit(lambda *qkv: Local(window=own)(*qkv, mask, scale=0.4))(q, k, v)
     expected = Dense()(q, k, v, cases.mask("causal_w4"), scale=0.4)
     rows = cases.seen(cases.mask("causal_w4"))[:, :, None, None]
-    np.testing.assert_allclose(jnp.where(rows, out, 0), jnp.where(rows, expected, 0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+      jnp.where(rows, out, 0), jnp.where(rows, expected, 0), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_local_decodes_under_its_own_window():
@@ -235,7 +266,9 @@ def test_local_decodes_under_its_own_window():
   full = jax.jit(lambda *qkv: core(*qkv, cases.mask("causal"), scale=0.4))(q, k, v)
   decode = jax.jit(lambda mask, *qkv: core.decoding()(*qkv, mask, scale=0.4))
   for t in (0, 3, 20):
-    last = Mask(positions(37)[:, t : t + 1], positions(37), k_valid=cases.mask("causal").k_valid, causal=True)
+    last = Mask(
+      positions(37)[:, t : t + 1], positions(37), k_valid=cases.mask("causal").k_valid, causal=True
+    )
     step = decode(last, q[:, t : t + 1], k, v)
     np.testing.assert_allclose(step[:, 0], full[:, t], rtol=1e-4, atol=1e-5)
 
@@ -243,7 +276,7 @@ def test_local_decodes_under_its_own_window():
 def test_packed_rows_equal_each_sequence_alone():
   q, k, v = cases.qkv()
   for core in (Local(window=4), Chunked(query_chunk=8, key_chunk=8)):
-    run = jax.jit(lambda mask, *qkv: core(*qkv, mask, scale=0.4))  # noqa: B023
+    run = jax.jit(lambda mask, *qkv: core(*qkv, mask, scale=0.4))
     out = run(cases.mask("packed"), q, k, v)
     alone = run(Mask(positions(9), positions(9)), *(x[:1, 11:20] for x in (q, k, v)))
     np.testing.assert_allclose(out[:1, 11:20], alone, rtol=1e-4, atol=1e-5)
@@ -259,7 +292,9 @@ def test_local_dropout_keeps_the_expectation():
   out = jax.jit(jax.vmap(attend))(jax.random.split(jax.random.key(0), 256))
   rows = cases.seen(mask)
   error = jnp.abs(out.mean(0) - jax.jit(lambda: attend(None))())[rows]
-  assert float(error.max()) < 6 * float(out.std(0)[rows].max()) / 16 and float(out.std(0).max()) > 0.1
+  assert (
+    float(error.max()) < 6 * float(out.std(0)[rows].max()) / 16 and float(out.std(0).max()) > 0.1
+  )
 
 
 def test_the_backward_pass_runs_inside_remat_scan_and_vmap():
@@ -274,4 +309,6 @@ def test_the_backward_pass_runs_inside_remat_scan_and_vmap():
     return jax.vmap(jax.grad(loss))
 
   both = jnp.stack([q, 2 * q])
-  np.testing.assert_allclose(jax.jit(gradient(core))(both), jax.jit(gradient(Dense()))(both), rtol=1e-3, atol=1e-5)
+  np.testing.assert_allclose(
+    jax.jit(gradient(core))(both), jax.jit(gradient(Dense()))(both), rtol=1e-3, atol=1e-5
+  )

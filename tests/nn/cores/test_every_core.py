@@ -1,4 +1,5 @@
-"""What holds for every attention core, with the arguments it has by default: new ones are found by themselves."""
+"""What holds for every attention core, with the arguments it has by default: new ones are found by
+themselves."""
 
 import core_cases as cases
 import jax
@@ -12,7 +13,8 @@ from t5x_like.errors import UserError
 from t5x_like.nn import cores
 from t5x_like.nn.mask import Mask, positions
 
-LENGTHS = (720, 480, 60)  # long enough for BigBird's blocks, short enough for Linformer's projections, for `short`
+# long enough for BigBird's blocks, short enough for Linformer's projections, for `short`
+LENGTHS = (720, 480, 60)
 PADDING = 11  # keys at the end
 RULES = {
   "bidirectional": {},
@@ -26,7 +28,9 @@ def attention(name, rule, T):
   """A function (q, k, v) -> out that the core computes under a rule; None where it refuses to."""
   pos = positions(T)
   mask = Mask(pos, pos, k_valid=jnp.arange(T)[None] < T - PADDING, **RULES[rule])
-  core = slots.make("core", name, cores, "make", rngs=cases.rngs(), dims=cases.DIMS, causal=mask.causal)
+  core = slots.make(
+    "core", name, cores, "make", rngs=cases.rngs(), dims=cases.DIMS, causal=mask.causal
+  )
   run = jax.jit(lambda q, k, v: core(q, k, v, mask, scale=0.3))
   try:
     jax.eval_shape(run, *cases.qkv(B=1, T=T))
@@ -47,7 +51,9 @@ def test_core(name):
     out = run(q, k, v)
     assert out.shape == q.shape and np.isfinite(out).all()
     garbage = run(q, k.at[:, REAL:].set(1e3), v.at[:, REAL:].set(-1e3))
-    np.testing.assert_allclose(garbage[:, :REAL], out[:, :REAL], atol=1e-5, err_msg=f"{rule}: padding is seen")
+    np.testing.assert_allclose(
+      garbage[:, :REAL], out[:, :REAL], atol=1e-5, err_msg=f"{rule}: padding is seen"
+    )
     if RULES[rule].get("causal"):
       changed = run(q, k.at[:, PRESENT:].add(1.0), v.at[:, PRESENT:].add(1.0))
       np.testing.assert_allclose(

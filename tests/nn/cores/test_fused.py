@@ -36,7 +36,8 @@ CORE = Fused()
   ),
 )
 def test_it_equals_dense(kind, bias, kv_heads, logits, monkeypatch):
-  """Output and all gradients, with several rows in a step or one; rows of one array of biases share its gradient."""
+  """Output and all gradients, with several rows in a step or one; rows of one array of biases share
+  its gradient."""
   monkeypatch.setattr(fused, "_LOGITS", logits)
   cases.assert_equals_dense(CORE, cases.mask(kind), (*cases.qkv(K=kv_heads), *cases.bias(bias)))
 
@@ -65,7 +66,8 @@ def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses)
 @pytest.mark.parametrize("width", [80, 96])
 def test_cross_attention_of_odd_lengths_with_a_row_that_sees_nothing(width):
   """And with biases of each row."""
-  T, S = 19, 45
+  T = 19
+  S = 45
   mask = Mask(positions(T), positions(S), k_valid=jnp.arange(S)[None] < jnp.array([[S], [0]]))
   args = (*cases.qkv(T=T, S=S, H=width), jnp.asarray(cases.normal(2, 4, T, S, seed=3)), None)
   cases.assert_equals_dense(CORE, mask, args, rows=jnp.ones((2, T), bool))
@@ -75,16 +77,20 @@ def test_cross_attention_of_odd_lengths_with_a_row_that_sees_nothing(width):
 def test_rows_and_heads_of_a_step_in_16_bits():
   """Two heads of width 64 fill a register; eight rows of 24 tokens share a step."""
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=8, T=24, S=40, N=4, K=4, H=64))
-  mask = Mask(positions(24), positions(40), k_valid=jnp.arange(40)[None] < jnp.arange(33, 41)[:, None])
+  mask = Mask(
+    positions(24), positions(40), k_valid=jnp.arange(40)[None] < jnp.arange(33, 41)[:, None]
+  )
   exact = cases.make("dense")(q, k, v, mask, scale=0.1).astype(jnp.float32)
   np.testing.assert_allclose(CORE(q, k, v, mask, scale=0.1).astype(jnp.float32), exact, atol=0.02)
 
 
 @pytest.mark.parametrize("shared", beyond(1, [(), ((-2,),)]))
 def test_dropout_with_the_mask_that_it_draws(shared):
-  """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh that splits rows,
-  queries and heads."""
-  dropout, key, mask = Dropout(0.3, shared), jax.random.key(3), cases.mask("causal", T=38)
+  """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh
+  that splits rows, queries and heads."""
+  dropout = Dropout(0.3, shared)
+  key = jax.random.key(3)
+  mask = cases.mask("causal", T=38)
   q, k, v = cases.qkv(T=38, K=4)
   drawn = [kept(dropout, seeds(key), 38, 38, row, head) for row in range(2) for head in range(4)]
   keep = jnp.stack(drawn).reshape(2, 4, -1, 38)
@@ -111,18 +117,28 @@ def test_stages_of_a_pipeline_map_over_it():
   mask = Mask(positions(128), positions(128), causal=True)
 
   def loss(q, key):
-    return CORE(q, q, q, mask, scale=0.4, dropout=Dropout(0.1), key=jax.random.wrap_key_data(key)).sum()
+    return CORE(
+      q, q, q, mask, scale=0.4, dropout=Dropout(0.1), key=jax.random.wrap_key_data(key)
+    ).sum()
 
-  q, keys = jax.ShapeDtypeStruct((2, 2, 128, 2, 64), jnp.bfloat16), jax.ShapeDtypeStruct((2, 2), jnp.uint32)
+  q = jax.ShapeDtypeStruct((2, 2, 128, 2, 64), jnp.bfloat16)
+  keys = jax.ShapeDtypeStruct((2, 2), jnp.uint32)
   with target("tpu"):
-    lowered = jax.jit(jax.vmap(jax.value_and_grad(loss))).trace(q, keys).lower(lowering_platforms=("tpu",))
+    lowered = (
+      jax.jit(jax.vmap(jax.value_and_grad(loss))).trace(q, keys).lower(lowering_platforms=("tpu",))
+    )
   assert lowered.as_text().count("@tpu_custom_call(") == 2
 
 
 def test_what_dropout_keeps_is_random():
   """Rate, and independence of neighbours, heads, rows and keys, within five standard deviations."""
   draws = np.stack(
-    [kept(Dropout(0.1), pair, 64, 65, row, head) for pair in ((1, 2), (2, 1)) for row in (0, 1) for head in (0, 1)]
+    [
+      kept(Dropout(0.1), pair, 64, 65, row, head)
+      for pair in ((1, 2), (2, 1))
+      for row in (0, 1)
+      for head in (0, 1)
+    ]
   )
   centred = (draws - 0.9) / 0.3
   pairs = [centred.ravel(), centred[:, 1:] * centred[:, :-1], centred[..., 1:] * centred[..., :-1]]

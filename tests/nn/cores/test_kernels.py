@@ -25,7 +25,9 @@ from t5x_like.parallel.rules import Rules
 CORE = Splash(block=128)
 
 
-@pytest.mark.parametrize("kind, softcap, kv_heads", [("packed_causal", None, 1), ("full_w60", 2.0, 2)])
+@pytest.mark.parametrize(
+  "kind, softcap, kv_heads", [("packed_causal", None, 1), ("full_w60", 2.0, 2)]
+)
 def test_splash_equals_dense_in_the_interpreter(kind, softcap, kv_heads):
   mask = dataclasses.replace(cases.mask(kind, T=200), aligned=True)
   args = (*cases.qkv(T=200, N=2, K=kv_heads), None, None)
@@ -44,7 +46,9 @@ def test_dropout_shared_by_queries_is_exact_in_kernels():
     return (out**2).sum(), out
 
   (_, out), gradients = jax.value_and_grad(partial(loss, CORE), (0, 1, 2), has_aux=True)(q, k, v)
-  (_, expected), dense = jax.value_and_grad(partial(loss, Dense()), (0, 1, 2), has_aux=True)(q, k, v)
+  (_, expected), dense = jax.value_and_grad(partial(loss, Dense()), (0, 1, 2), has_aux=True)(
+    q, k, v
+  )
   for found, exact in zip((out, *gradients), (expected, *dense), strict=True):
     np.testing.assert_allclose(found, exact, rtol=2e-3, atol=2e-4)
   with pytest.raises(UserError, match="core 'splash' cannot do dropout of attention probabilities"):
@@ -52,7 +56,8 @@ def test_dropout_shared_by_queries_is_exact_in_kernels():
 
 
 def test_the_scope_of_every_splash_kernel_tells_its_flops():
-  """Plans read them from compiled programs; of 3 x 3 blocks, causality leaves 6 and a window of 128 leaves 5."""
+  """Plans read them from compiled programs; of 3 x 3 blocks, causality leaves 6 and a window of 128
+  leaves 5."""
 
   def loss(q, k, v, mask):
     return jax.checkpoint(lambda q: CORE(q, k, v, mask, scale=0.4))(q).sum()
@@ -67,17 +72,24 @@ def test_the_scope_of_every_splash_kernel_tells_its_flops():
 
 
 def test_splash_on_a_mesh_and_across_lengths():
-  mask = Mask(positions(20), positions(200), k_valid=jnp.broadcast_to(jnp.arange(200) < 170, (2, 200)))
+  mask = Mask(
+    positions(20), positions(200), k_valid=jnp.broadcast_to(jnp.arange(200) < 170, (2, 200))
+  )
   with Rules.make(make_mesh(dict(data=2, tensor=2), jax.devices()[:4])).activate():
     cases.assert_equals_dense(CORE, mask, (*cases.qkv(T=20, S=200, N=4, K=2), None, None))
 
 
 def test_kernels_refuse_what_they_cannot_do():
   q, k, v = cases.qkv()
-  with pytest.raises(UserError, match="core 'splash' cannot do causality or windows over explicit positions"):
+  with pytest.raises(
+    UserError, match="core 'splash' cannot do causality or windows over explicit positions"
+  ):
     CORE(q, k, v, cases.mask("causal"), scale=0.4)
   causal = Mask(positions(37), positions(37), causal=True, aligned=True)
-  for mask, words in ((cases.mask("packed"), "packed sequences"), (cases.mask("padded"), "keys that are padding")):
+  for mask, words in (
+    (cases.mask("packed"), "packed sequences"),
+    (cases.mask("padded"), "keys that are padding"),
+  ):
     with pytest.raises(UserError, match=f"core 'cudnn' cannot do {words}"):
       cases.make("cudnn")(q, k, v, mask, scale=0.4)
   with pytest.raises(UserError, match="core 'cudnn' cannot do a CPU, it needs an NVIDIA GPU"):
@@ -112,36 +124,46 @@ def test_the_choice(platform, kind, options, expected):
   def name(T, aligned=True):
     mask = dataclasses.replace(cases.mask(kind, T), aligned=aligned)
     bias = cases.bias(options.get("bias", "none"), T)[0]
-    softmax = Softmax(bias, **{name: options[name] for name in ("softcap", "dropout") if name in options})
+    softmax = Softmax(
+      bias, **{name: options[name] for name in ("softcap", "dropout") if name in options}
+    )
     x = jax.ShapeDtypeStruct((2, T, 4, 64), options.get("dtype", jnp.bfloat16))
     with target(platform):
       return Auto().chosen(x, x, mask, softmax).name
 
   exact = platform != "tpu" or "softcap" in options
   by_pairs = "dropout" in options and not options["dropout"].shared
-  few, some = "dense" if exact or by_pairs else "short", "dense" if exact else "fused"
+  few = "dense" if exact or by_pairs else "short"
+  some = "dense" if exact else "fused"
   assert (name(64), name(512), name(2048)) == (few, some, expected)
   if "causal" in kind:
     assert name(2048, aligned=False) == "chunked"
 
 
 @pytest.mark.parametrize(
-  "capability, name", [("7.5", "chunked"), ("gfx942", "chunked"), ("8.0", "cudnn"), ("12.0", "cudnn")]
+  "capability, name",
+  [("7.5", "chunked"), ("gfx942", "chunked"), ("8.0", "cudnn"), ("12.0", "cudnn")],
 )
 def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capability, name):
   """Those before Ampere, and AMD's."""
   device = types.SimpleNamespace(device_kind="a GPU", compute_capability=capability)
   mesh = types.SimpleNamespace(devices=np.array([device]))
-  x, mask = jax.ShapeDtypeStruct((2, 1024, 4, 64), jnp.bfloat16), cases.mask("full", 1024)
+  x = jax.ShapeDtypeStruct((2, 1024, 4, 64), jnp.bfloat16)
+  mask = cases.mask("full", 1024)
   with target("gpu"), activated(types.SimpleNamespace(mesh=mesh, ways=lambda name: 1)):
     assert Auto().chosen(x, x, mask, Softmax()).name == name
 
 
 def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes():
   def name(T, aligned=True):
-    x, mask = jax.ShapeDtypeStruct((2, T, 4, 64), jnp.bfloat16), cases.mask("causal", T)
+    x = jax.ShapeDtypeStruct((2, T, 4, 64), jnp.bfloat16)
+    mask = cases.mask("causal", T)
     with target("tpu"):
-      return Auto().chosen(x, x, dataclasses.replace(mask, aligned=aligned), Softmax(dropout=Dropout(0.1))).name
+      return (
+        Auto()
+        .chosen(x, x, dataclasses.replace(mask, aligned=aligned), Softmax(dropout=Dropout(0.1)))
+        .name
+      )
 
   assert (name(1024), name(1024, aligned=False), name(2048)) == ("fused", "chunked", "chunked")
 
@@ -150,6 +172,11 @@ def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes
 def test_biases_that_depend_on_the_query_have_a_core_at_every_length(platform):
   """DeBERTa's, which are arrays; blocks could not compute them piece by piece."""
   mask = Mask(positions(1024), positions(1024))
-  q, bias = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 1024, 2, 8), (1, 2, 1024, 1024)))
+  q, bias = (
+    jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 1024, 2, 8), (1, 2, 1024, 1024))
+  )
   with target(platform):
-    assert jax.eval_shape(lambda q, bias: Auto()(q, q, q, mask, bias, scale=0.4), q, bias).shape == q.shape
+    assert (
+      jax.eval_shape(lambda q, bias: Auto()(q, q, q, mask, bias, scale=0.4), q, bias).shape
+      == q.shape
+    )

@@ -36,7 +36,9 @@ def mesh(**axes):
 )
 def test_it_equals_dense_on_a_split_length(kind, bias, options):
   with Rules.make(mesh(data=2, sequence=4)).activate(), cores_used() as used:
-    cases.assert_equals_dense(CORE, cases.mask(kind, T), (*cases.qkv(T=T), *cases.bias(bias, T)), **options)
+    cases.assert_equals_dense(
+      CORE, cases.mask(kind, T), (*cases.qkv(T=T), *cases.bias(bias, T)), **options
+    )
   assert used == {"attention": {"ring", "dense"}}
 
 
@@ -44,7 +46,9 @@ def test_no_device_holds_all_keys():
   on = mesh(data=2, sequence=4)
   (q, k, v), mask = cases.qkv(T=T), cases.mask("causal", T)
   with Rules.make(on).activate():
-    split = [jax.device_put(x, NamedSharding(on, PartitionSpec("data", "sequence"))) for x in (q, k, v)]
+    split = [
+      jax.device_put(x, NamedSharding(on, PartitionSpec("data", "sequence"))) for x in (q, k, v)
+    ]
     run = jax.jit(lambda q, k, v: CORE(q, k, v, mask, scale=0.4))
     program = run.lower(*split).compile().as_text()
   assert "collective-permute" in program and "all-gather" not in program
@@ -53,13 +57,17 @@ def test_no_device_holds_all_keys():
 
 @pytest.mark.parametrize("n", [4, 5, 8])
 def test_causal_work_is_the_same_on_every_device(n):
-  """Pieces are whole again after they have changed places, and no device has more visible pairs than another."""
+  """Pieces are whole again after they have changed places, and no device has more visible pairs
+  than another."""
   on = Mesh(np.array(jax.devices()[:n]), ("sequence",))
 
   def moved(x, back):
     local = partial(ring._zigzag, (("sequence",), n), back=back)
     return jax.shard_map(
-      local, mesh=on, in_specs=PartitionSpec(None, "sequence"), out_specs=PartitionSpec(None, "sequence")
+      local,
+      mesh=on,
+      in_specs=PartitionSpec(None, "sequence"),
+      out_specs=PartitionSpec(None, "sequence"),
     )(x)
 
   pos = np.arange(6 * n)[None]

@@ -36,7 +36,8 @@ def test_it_equals_dense(kind, bias, T, N, K, H):
 
 def test_devices_that_share_queries_are_refused():
   """Each has all keys, more than its queries."""
-  q, mask = jnp.ones((2, 32, 2, 16)), Mask(positions(32), positions(32))
+  q = jnp.ones((2, 32, 2, 16))
+  mask = Mask(positions(32), positions(32))
   with Rules.make(make_mesh(dict(sequence=2), jax.devices()[:2])).activate():
     with pytest.raises(UserError, match="core 'short' cannot do queries that 2 devices share"):
       jax.eval_shape(lambda q: Short()(q, q, q, mask, scale=0.4), q)
@@ -46,11 +47,13 @@ def test_devices_that_share_queries_are_refused():
 def test_blocks_of_sequences_and_heads_in_16_bits():
   """And over a mesh; sequences share the bias, and its gradient is a sum over all of them."""
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=80, T=49, N=8, K=8, H=32))
-  mask, bias = Mask(positions(49), positions(49)), jnp.asarray(cases.normal(1, 8, 49, 49, seed=7))
+  mask = Mask(positions(49), positions(49))
+  bias = jnp.asarray(cases.normal(1, 8, 49, 49, seed=7))
   rows = jnp.ones((80, 49), bool)
   with Rules.make(make_mesh(dict(data=2), jax.devices()[:2])).activate():
     found = cases.with_gradients(Short(), mask, rows)(q, k, v, bias, None)
   expected = cases.with_gradients(Dense(), mask, rows)(q, k, v, bias, None)
   for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-    a, e = a.astype(jnp.float32), e.astype(jnp.float32)
+    a = a.astype(jnp.float32)
+    e = e.astype(jnp.float32)
     np.testing.assert_allclose(a, e, atol=0.02 * float(jnp.abs(e).max()))

@@ -44,7 +44,9 @@ def value_and_gradients(core, kind, bias, rules=None):
 def test_a_sink_is_a_logit_without_a_value():
   core, (q, k, v), mask = made(), cases.qkv(), cases.mask("causal")
   out = core(q, k, v, mask, scale=0.4)
-  logits = np.einsum("BTKGH,BSKH->BKGTS", np.reshape(q, (2, 37, 2, 2, 8)) * 0.4, k).reshape(2, 4, 37, 37)
+  logits = np.einsum("BTKGH,BSKH->BKGTS", np.reshape(q, (2, 37, 2, 2, 8)) * 0.4, k).reshape(
+    2, 4, 37, 37
+  )
   weights = np.where(mask.dense(), np.exp(logits), 0.0)
   weights /= weights.sum(-1, keepdims=True) + np.exp(core.sinks[...])[:, None, None]
   expected = np.einsum("BKGTS,BSKH->BTKGH", weights.reshape(2, 2, 2, 37, 37), v).reshape(q.shape)
@@ -55,7 +57,11 @@ def test_a_sink_is_a_logit_without_a_value():
 def test_blocks_are_the_whole(kind, bias):
   expected = value_and_gradients(made(), kind, bias)
   assert np.abs(expected[1][0]["sinks"]).min() > 1e-3
-  rules = Rules.make(make_mesh({"data": 2, "tensor": 2, "fsdp": 2}))  # each device has sinks of its own heads
-  for got in (value_and_gradients(made(0), kind, bias), value_and_gradients(made(0), kind, bias, rules)):
+  # each device has sinks of its own heads
+  rules = Rules.make(make_mesh({"data": 2, "tensor": 2, "fsdp": 2}))
+  for got in (
+    value_and_gradients(made(0), kind, bias),
+    value_and_gradients(made(0), kind, bias, rules),
+  ):
     for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
       np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)

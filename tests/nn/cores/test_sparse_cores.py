@@ -1,4 +1,5 @@
-"""The cores that compute something else than dense attention, against plain numpy, and what they cost."""
+"""The cores that compute something else than dense attention, against plain numpy, and what they
+cost."""
 
 import core_cases as cases
 import jax
@@ -15,7 +16,8 @@ from t5x_like.nn.mask import Mask, positions
 
 
 def attention(q, k, v, counts, scale):
-  """Dense attention in float64 where each key counts `counts` [N, T, S] times; all rows of one example [T, N, H]."""
+  """Dense attention in float64 where each key counts `counts` [N, T, S] times; all rows of one
+  example [T, N, H]."""
   T, N, _ = q.shape
   out = np.zeros(q.shape, np.float64)
   for head in range(N):
@@ -30,7 +32,9 @@ def attention(q, k, v, counts, scale):
 def moved(core):
   """The core with all its parameters away from their initial values, so that a null key is none."""
   arrays = params.arrays(core)
-  noisy = {name: a + cases.normal(*a.shape, seed=50 + i) for i, (name, a) in enumerate(arrays.items())}
+  noisy = {
+    name: a + cases.normal(*a.shape, seed=50 + i) for i, (name, a) in enumerate(arrays.items())
+  }
   return params.with_arrays(core, noisy)
 
 
@@ -106,7 +110,8 @@ def test_linformer(share, S):
   E = np.asarray(core.keys[...])
   F = E if share == "kv" else np.asarray(core.values[...])
   for row in range(2):
-    short_k, short_v = np.zeros((5, 2, 8)), np.zeros((5, 2, 8))
+    short_k = np.zeros((5, 2, 8))
+    short_v = np.zeros((5, 2, 8))
     for slot in range(5):
       for head in range(2):
         for s in range(S):
@@ -119,7 +124,9 @@ def test_linformer(share, S):
 
 @pytest.mark.parametrize("share", ["none", "headwise"])
 def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
-  core = moved(cases.make({"name": "linformer", "k": 5, "length": 37, "share": share, "sequences": 2}))
+  core = moved(
+    cases.make({"name": "linformer", "k": 5, "length": 37, "share": share, "sequences": 2})
+  )
   q, k, v = cases.qkv()
   segments, pos = cases.packed()
   out = core(q, k, v, Mask(pos, pos, segments, segments, segments > 0), scale=0.4)
@@ -128,7 +135,9 @@ def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
     for length in lengths:
       one = tuple(x[row : row + 1, start : start + length] for x in (q, k, v))
       alone = core(*one, Mask(positions(length), positions(length)), scale=0.4)
-      np.testing.assert_allclose(out[row : row + 1, start : start + length], alone, rtol=1e-4, atol=1e-5)
+      np.testing.assert_allclose(
+        out[row : row + 1, start : start + length], alone, rtol=1e-4, atol=1e-5
+      )
       start += length
   assert np.array_equal(np.isnan(out).any((2, 3)), segments > 2)
 
@@ -136,11 +145,13 @@ def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
 @pytest.mark.parametrize("share", ["none", "kv"])
 @pytest.mark.parametrize("length", [5, 15])
 def test_linformer_that_starts_by_pooling(share, length):
-  core = cases.make({"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"})
+  core = cases.make(
+    {"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"}
+  )
   q, k, v = (np.asarray(x) for x in cases.qkv(T=length))
   out = core(q, k, v, Mask(positions(length), positions(length)), scale=0.4)
   for row in range(2):
-    pooled = lambda x: x[row].reshape(5, -1, 2, 8).sum(1) / (length // 5) ** 0.5  # noqa: B023, E731
+    pooled = lambda x: x[row].reshape(5, -1, 2, 8).sum(1) / (length // 5) ** 0.5  # noqa: E731
     expected = attention(q[row], pooled(k), pooled(v), np.ones((4, length, 5)), 0.4)
     np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
 
@@ -161,7 +172,10 @@ def test_memory_compressed(causal, S, stride):
   n = -(-S // stride)
   for row in range(2):
     short = {}
-    for name, x, kernel in (("k", k, np.asarray(core.keys[...])), ("v", v, np.asarray(core.values[...]))):
+    for name, x, kernel in (
+      ("k", k, np.asarray(core.keys[...])),
+      ("v", v, np.asarray(core.values[...])),
+    ):
       short[name] = np.zeros((n, 2, 8))
       for s in range(S):
         if valid[row, s]:
@@ -187,7 +201,9 @@ def test_memory_compressed_is_causal():
   core = moved(MemoryCompressed(cases.rngs(), cases.DIMS, causal=True))
   q, k, v = cases.qkv(B=1, T=12)
   mask = Mask(positions(12), positions(12), causal=True)
-  run = jax.jit(jax.grad(lambda k, v, t: core(q, k, v, mask, scale=0.4)[0, t].sum(), argnums=(0, 1)))
+  run = jax.jit(
+    jax.grad(lambda k, v, t: core(q, k, v, mask, scale=0.4)[0, t].sum(), argnums=(0, 1))
+  )
   for t in (0, 1, 2, 7, 11):
     for gradient in run(k, v, t):
       reached = np.abs(np.asarray(gradient[0])).sum((1, 2)) > 0
@@ -197,7 +213,9 @@ def test_memory_compressed_is_causal():
 @pytest.mark.parametrize("core", ["linformer", "bigbird"])
 def test_dropout_keeps_the_expectation(core):
   core = (
-    Linformer(cases.rngs(), cases.DIMS, k=5, length=40) if core == "linformer" else BigBird(block=4, random_blocks=1)
+    Linformer(cases.rngs(), cases.DIMS, k=5, length=40)
+    if core == "linformer"
+    else BigBird(block=4, random_blocks=1)
   )
   q, k, v = cases.qkv(T=40)
   mask = Mask(positions(40), positions(40))
@@ -222,7 +240,12 @@ def flops(spec, T, causal=False):
   def run(core, q, k, v):
     return jnp.sum(core(q, k, v, mask, scale=0.25) ** 2)
 
-  return jax.jit(jax.grad(run, argnums=(0, 1, 2, 3))).lower(core, *shapes).compile().cost_analysis()["flops"]
+  return (
+    jax.jit(jax.grad(run, argnums=(0, 1, 2, 3)))
+    .lower(core, *shapes)
+    .compile()
+    .cost_analysis()["flops"]
+  )
 
 
 @pytest.mark.parametrize(
@@ -245,5 +268,6 @@ def test_linformer_flops_grow_linearly_with_the_length():
 
 @pytest.mark.parametrize("stride", [3, 6])
 def test_memory_compressed_takes_a_part_of_the_flops_of_dense(stride):
-  compressed, dense = ({"name": "memory_compressed", "stride": stride}, "dense")
+  compressed = {"name": "memory_compressed", "stride": stride}
+  dense = "dense"
   assert flops(compressed, 3072, True) < 1.25 / stride * flops(dense, 3072, True)

@@ -24,7 +24,11 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import compilation
 
-B, T, D, F, E = 4, 8, 16, 32, 4
+B = 4
+T = 8
+D = 16
+F = 32
+E = 4
 KINDS = {
   "switch": {"top_k": 1, "normalise": False},
   "mixtral": {"top_k": 2},
@@ -48,7 +52,9 @@ def layer(gated=True, dropout_rate=0.0, **options):
   )
   if made.experts.router == "noisy_top_k":  # whose gate starts at zero
     kernels = 0.3 * jax.random.normal(jax.random.key(6), (2, D, E))
-    made = params.with_arrays(made, params.arrays(made) | {"router/kernel": kernels[0], "router/noise": kernels[1]})
+    made = params.with_arrays(
+      made, params.arrays(made) | {"router/kernel": kernels[0], "router/noise": kernels[1]}
+    )
   return made
 
 
@@ -73,14 +79,16 @@ def run(made, x_BTD, context, key=None):
 def reference(made, x, valid=None):
   """(outputs, chosen experts, probabilities, logits, dropped choices); loops over everything."""
   arrays = {name: np.asarray(a, np.float64) for name, a in params.arrays(made).items()}
-  options, x = made.experts, np.asarray(x, np.float64)
+  options = made.experts
+  x = np.asarray(x, np.float64)
   k, (rows, length, _) = options.top_k, x.shape
   capacity = min(length, math.ceil(options.capacity_factor * length * k / E))
   capacity = capacity if options.dispatch == "capacity" else length
   logits = np.einsum("btd,de->bte", x, arrays["router/kernel"])
   probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   chosen = np.argsort(-probs, axis=-1)[..., :k]
-  y, dropped = np.zeros_like(x), 0
+  y = np.zeros_like(x)
+  dropped = 0
   for b in range(rows):
     load = np.zeros(E, int)
     for j in range(k):
@@ -131,7 +139,10 @@ def test_evaluations_have_slots_of_their_own():
   """Training, which has a key, drops as many choices as with its own factor alone."""
   made = layer(top_k=1, dispatch="capacity", capacity_factor=0.6, eval_capacity_factor=float(E))
   alone = layer(top_k=1, dispatch="capacity", capacity_factor=0.6)
-  for key, dropped in ((None, 0.0), (jax.random.key(0), float(run(alone, tokens(), context())[1]["moe_dropped"]))):
+  for key, dropped in (
+    (None, 0.0),
+    (jax.random.key(0), float(run(alone, tokens(), context())[1]["moe_dropped"])),
+  ):
     assert float(run(made, tokens(), context(), key)[1]["moe_dropped"]) == dropped
   assert dropped > 0
 
@@ -146,11 +157,15 @@ def test_dispatches_agree_in_values_and_gradients(kind):
     y, aux, _ = params.with_arrays(model, arrays)(x, here, None, key)
     aux = scalars(aux)
     y = jnp.where(marks[..., None], y, 0.0)
-    return jnp.sum(jnp.sin(y)) + sum(value for name, value in aux.items() if name.endswith("_loss")), y
+    return jnp.sum(jnp.sin(y)) + sum(
+      value for name, value in aux.items() if name.endswith("_loss")
+    ), y
 
   results = []
   for dispatch in ({}, ENOUGH):
-    made = layer(**KINDS[kind], **dispatch, balance_loss=1.0, z_loss=1.0, importance_loss=1.0, load_loss=1.0)
+    made = layer(
+      **KINDS[kind], **dispatch, balance_loss=1.0, z_loss=1.0, importance_loss=1.0, load_loss=1.0
+    )
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
     results.append(gradient(params.arrays(made), tokens(), made))
   ((_, y), (by_name, by_x)), ((_, y2), (by_name2, by_x2)) = results
@@ -169,10 +184,13 @@ def test_gradients_are_those_of_the_values():
     def f(x, made=made):
       return jnp.sum(jnp.sin(made(x, context(), None, None)[0]))
 
-    x, direction = tokens(), tokens(1)
+    x = tokens()
+    direction = tokens(1)
     value = jax.jit(f)
     slope = (float(value(x + 1e-3 * direction)) - float(value(x - 1e-3 * direction))) / 2e-3
-    np.testing.assert_allclose(float(jnp.sum(jax.jit(jax.grad(f))(x) * direction)), slope, rtol=2e-2)
+    np.testing.assert_allclose(
+      float(jnp.sum(jax.jit(jax.grad(f))(x) * direction)), slope, rtol=2e-2
+    )
 
 
 # Losses
@@ -194,54 +212,89 @@ def test_losses_are_means_over_valid_tokens(kind, where):
   loud = jnp.where(marks[..., None], tokens(), 50.0)  # what padding holds must not matter
   _, aux = run(made, loud, here)
   _, chosen, probs, logits, _ = reference(made, tokens())
-  fractions = np.array([(chosen[marks] == e).sum() for e in range(E)]) / (marks.sum() * made.experts.top_k)
+  fractions = np.array([(chosen[marks] == e).sum() for e in range(E)]) / (
+    marks.sum() * made.experts.top_k
+  )
   balance = E * np.sum(fractions * probs[marks].mean(0))
   np.testing.assert_allclose(aux["moe_balance_loss"], 0.3 * balance, rtol=1e-5)
-  np.testing.assert_allclose(aux["moe_z_loss"], 0.2 * np.mean(np.log(np.exp(logits[marks]).sum(-1)) ** 2), rtol=1e-5)
+  np.testing.assert_allclose(
+    aux["moe_z_loss"], 0.2 * np.mean(np.log(np.exp(logits[marks]).sum(-1)) ** 2), rtol=1e-5
+  )
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_importance_and_load_are_the_papers(training):
-  """Shazeer et al. 2017, equations 6 to 11, token by token; the noise is read back from the logits."""
-  made, x, valid = layer(top_k=2, router="noisy_top_k", importance_loss=0.3, load_loss=0.2), tokens(), valid_tokens()
+  """Shazeer et al. 2017, equations 6 to 11, token by token; the noise is read back from the
+  logits."""
+  made = layer(top_k=2, router="noisy_top_k", importance_loss=0.3, load_loss=0.2)
+  x = tokens()
+  valid = valid_tokens()
   key = jax.random.key(4) if training else None
-  routing = jax.jit(lambda router, x, key: router(x, key))(made.router, x, None if key is None else subkey(key, 0))
-  _, aux = run(made, jnp.where(valid[..., None], x, 50.0) if not training else x, context(k_valid=valid), key)
-  kernel, noise = (np.asarray(made.router.__dict__[name][...], np.float64) for name in ("kernel", "noise"))
-  importance, load = np.zeros(E), np.zeros(E)
+  routing = jax.jit(lambda router, x, key: router(x, key))(
+    made.router, x, None if key is None else subkey(key, 0)
+  )
+  _, aux = run(
+    made, jnp.where(valid[..., None], x, 50.0) if not training else x, context(k_valid=valid), key
+  )
+  kernel, noise = (
+    np.asarray(made.router.__dict__[name][...], np.float64) for name in ("kernel", "noise")
+  )
+  importance = np.zeros(E)
+  load = np.zeros(E)
   for b, t in zip(*np.nonzero(valid), strict=True):
-    clean, h = np.asarray(x[b, t], np.float64) @ kernel, np.asarray(routing.logits_BTE[b, t], np.float64)
+    clean = np.asarray(x[b, t], np.float64) @ kernel
+    h = np.asarray(routing.logits_BTE[b, t], np.float64)
     deviation = np.log1p(np.exp(np.asarray(x[b, t], np.float64) @ noise))
-    chosen = sorted(range(E), key=lambda e: -h[e])[:2]  # noqa: B023
+    chosen = sorted(range(E), key=lambda e: -h[e])[:2]
     importance[chosen] += np.exp(h[chosen]) / np.exp(h[chosen]).sum()
     for e in range(E):
       kth = sorted(np.delete(h, e))[-2]
-      above = math.erf((clean[e] - kth) / deviation[e] / 2**0.5) if training else 2 * (e in chosen) - 1
+      above = (
+        math.erf((clean[e] - kth) / deviation[e] / 2**0.5) if training else 2 * (e in chosen) - 1
+      )
       load[e] += (1 + above) / 2
-  np.testing.assert_allclose(aux["moe_importance_loss"], 0.3 * (importance.std() / importance.mean()) ** 2, rtol=1e-4)
+  np.testing.assert_allclose(
+    aux["moe_importance_loss"], 0.3 * (importance.std() / importance.mean()) ** 2, rtol=1e-4
+  )
   np.testing.assert_allclose(aux["moe_load_loss"], 0.2 * (load.std() / load.mean()) ** 2, rtol=1e-4)
 
 
 def test_the_noisy_gate_starts_at_zero_and_even():
-  """Both kernels are zero at first; the noise spreads tokens over all experts, and both kernels get gradients."""
-  made = Moe(D, F, nnx.Rngs(params=0), Experts(experts=E, router="noisy_top_k"), activation=jax.nn.relu, gated=False)
-  arrays, x, key = params.arrays(made), tokens(length=64), jax.random.key(1)
+  """Both kernels are zero at first; the noise spreads tokens over all experts, and both kernels get
+  gradients."""
+  made = Moe(
+    D,
+    F,
+    nnx.Rngs(params=0),
+    Experts(experts=E, router="noisy_top_k"),
+    activation=jax.nn.relu,
+    gated=False,
+  )
+  arrays = params.arrays(made)
+  x = tokens(length=64)
+  key = jax.random.key(1)
   assert not arrays["router/kernel"].any() and not arrays["router/noise"].any()
 
   def losses(arrays):
-    y, aux, _ = params.with_arrays(made, arrays)(x, Context(mask=Mask(positions(64), positions(64))), None, key)
+    y, aux, _ = params.with_arrays(made, arrays)(
+      x, Context(mask=Mask(positions(64), positions(64))), None, key
+    )
     return jnp.sum(jnp.sin(y)) + scalars(aux)["moe_load_loss"], (scalars(aux), aux["load"])
 
   gradients, (values, sums) = jax.jit(jax.grad(losses, has_aux=True))(arrays)
   np.testing.assert_allclose(sums.load_E, x[..., 0].size * 2 / E, rtol=0.1)
-  assert float(values["moe_importance_loss"]) < 0.1 * 0.02 and float(values["moe_load_loss"]) < 0.1 * 0.02
+  assert (
+    float(values["moe_importance_loss"]) < 0.1 * 0.02
+    and float(values["moe_load_loss"]) < 0.1 * 0.02
+  )
   assert all(np.abs(gradients[f"router/{name}"]).max() > 0 for name in ("kernel", "noise"))
 
 
 def test_a_batch_of_padding_is_finite_and_even_loads_cost_one():
   made = layer(top_k=E, balance_loss=1.0)
   _, aux = run(made, tokens(), context())
-  np.testing.assert_allclose(aux["moe_balance_loss"], 1.0, rtol=1e-6)  # every expert chosen by every token
+  # every expert chosen by every token
+  np.testing.assert_allclose(aux["moe_balance_loss"], 1.0, rtol=1e-6)
   for router in ("softmax", "noisy_top_k"):
     made = layer(dispatch="capacity", router=router)
     y, aux = run(made, tokens(), context(k_valid=jnp.zeros((B, T), bool)))
@@ -253,26 +306,40 @@ def test_a_batch_of_padding_is_finite_and_even_loads_cost_one():
 
 
 def test_noise_only_with_a_key():
-  made, x = layer(top_k=2, router="noisy_top_k"), tokens(rows=64, length=64)
+  made = layer(top_k=2, router="noisy_top_k")
+  x = tokens(rows=64, length=64)
   route = jax.jit(lambda router, x, key: router(x, key))
-  clean, noisy = route(made.router, x, None).logits_BTE, route(made.router, x, jax.random.key(0)).logits_BTE
+  clean = route(made.router, x, None).logits_BTE
+  noisy = route(made.router, x, jax.random.key(0)).logits_BTE
   np.testing.assert_allclose(clean, np.asarray(x) @ np.asarray(made.router.kernel[...]), atol=1e-4)
-  deviation = np.log1p(np.exp(np.asarray(x, np.float64) @ np.asarray(made.router.noise[...], np.float64)))
+  deviation = np.log1p(
+    np.exp(np.asarray(x, np.float64) @ np.asarray(made.router.noise[...], np.float64))
+  )
   z = (np.asarray(noisy) - np.asarray(clean)) / deviation
   assert abs(z.mean()) < 4 / math.sqrt(z.size) and abs(z.std() - 1) < 4 / math.sqrt(2 * z.size)
-  jittered, plain = layer(top_k=2, jitter=0.1).router, layer(top_k=2).router
+  jittered = layer(top_k=2, jitter=0.1).router
+  plain = layer(top_k=2).router
   clean = route(plain, x, None).logits_BTE
   np.testing.assert_array_equal(route(jittered, x, None).logits_BTE, clean)
   moved = jnp.abs(route(jittered, x, jax.random.key(0)).logits_BTE - clean)
-  assert float(jnp.max(moved - 0.1 * jnp.abs(x) @ jnp.abs(jittered.kernel[...]))) < 1e-4 and float(moved.mean()) > 1e-2
+  assert (
+    float(jnp.max(moved - 0.1 * jnp.abs(x) @ jnp.abs(jittered.kernel[...]))) < 1e-4
+    and float(moved.mean()) > 1e-2
+  )
   np.testing.assert_array_equal(route(plain, x, jax.random.key(0)).logits_BTE, clean)
 
 
-@pytest.mark.parametrize("options", [{"jitter": 0.1}, {"router": "noisy_top_k"}, {"router": "sigmoid"}])
+@pytest.mark.parametrize(
+  "options", [{"jitter": 0.1}, {"router": "noisy_top_k"}, {"router": "sigmoid"}]
+)
 def test_the_backward_pass_of_a_router_keeps_tokens_in_their_own_dtype(options):
   route = functools.partial(layer(top_k=2, **options).router, key=jax.random.key(0))
-  back = jax.eval_shape(lambda x: jax.vjp(lambda x: route(x).gates_BTk, x)[1], tokens().astype(jnp.bfloat16))
-  assert not [x for x in jax.tree.leaves(back) if x.dtype == jnp.float32 and x.ndim > 2 and x.shape[-1] == D]
+  back = jax.eval_shape(
+    lambda x: jax.vjp(lambda x: route(x).gates_BTk, x)[1], tokens().astype(jnp.bfloat16)
+  )
+  assert not [
+    x for x in jax.tree.leaves(back) if x.dtype == jnp.float32 and x.ndim > 2 and x.shape[-1] == D
+  ]
 
 
 def test_dropout_only_with_a_key():
@@ -280,7 +347,9 @@ def test_dropout_only_with_a_key():
     made = layer(dropout_rate=0.5, **dispatch)
     first, second = (run(made, tokens(), context(), jax.random.key(n))[0] for n in (0, 1))
     assert float(jnp.abs(first - second).max()) > 1e-2
-    assert (run(made, tokens(), context())[0] == run(layer(**dispatch), tokens(), context())[0]).all()
+    assert (
+      run(made, tokens(), context())[0] == run(layer(**dispatch), tokens(), context())[0]
+    ).all()
 
 
 @pytest.mark.parametrize("dispatch", [{}, ENOUGH], ids=["dropless", "capacity"])
@@ -288,21 +357,30 @@ def test_the_router_is_float32_under_bfloat16(dispatch):
   made = layer(**dispatch)
   x = tokens().astype(jnp.bfloat16)
   y, aux = run(made, x, context())
-  assert y.dtype == jnp.bfloat16 and {value.dtype for value in aux.values()} == {jnp.dtype("float32")}
+  assert y.dtype == jnp.bfloat16 and {value.dtype for value in aux.values()} == {
+    jnp.dtype("float32")
+  }
   routing = made.router(x, None)
-  assert {a.dtype for a in (routing.logits_BTE, routing.probs_BTE, routing.gates_BTk)} == {jnp.dtype("float32")}
+  assert {a.dtype for a in (routing.logits_BTE, routing.probs_BTE, routing.gates_BTk)} == {
+    jnp.dtype("float32")
+  }
   expected, *_, logits, _ = reference(made, np.asarray(x, np.float32))
   np.testing.assert_allclose(routing.logits_BTE, logits, rtol=1e-5, atol=1e-5)
-  np.testing.assert_allclose(np.asarray(y, np.float32), expected, atol=0.03 * np.abs(expected).max())
+  np.testing.assert_allclose(
+    np.asarray(y, np.float32), expected, atol=0.03 * np.abs(expected).max()
+  )
 
 
 # While decoding
 
 
 def test_decoding_never_drops():
-  made, x = layer(dispatch="capacity", capacity_factor=0.1), tokens()
+  made = layer(dispatch="capacity", capacity_factor=0.1)
+  x = tokens()
   # A cache is longer than the tokens fed.
-  slots = Context(mask=Mask(positions(T), positions(20), k_valid=jnp.ones((B, 20), bool)), slot=jnp.int32(0))
+  slots = Context(
+    mask=Mask(positions(T), positions(20), k_valid=jnp.ones((B, 20), bool)), slot=jnp.int32(0)
+  )
   y, _ = run(made, x, slots)
   np.testing.assert_allclose(y, run(layer(), x, context())[0], atol=1e-5)
   np.testing.assert_allclose(run(made, x[:, 3:4], slots)[0], y[:, 3:4], atol=1e-5)
@@ -312,15 +390,20 @@ def test_decoding_never_drops():
 
 
 def compiled_on_mesh(made, x, rows="data", **changes):
-  """(loss and gradients compiled for expert=2 x data=2 x tensor=2, shardings of the parameters, of the rows)."""
+  """(loss and gradients compiled for expert=2 x data=2 x tensor=2, shardings of the parameters, of
+  the rows)."""
   rules = Rules.make(make_mesh({"expert": 2, rows: 2, "tensor": 2}, jax.devices()), changes)
 
   def on_mesh(arrays, x):
     with rules.activate():
-      return jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True)(arrays, x)
+      return jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True)(
+        arrays, x
+      )
 
   shardings = rules.of_params(params.named_params(made))
-  assert shardings["wi"].spec == jax.sharding.PartitionSpec("expert", None if rows == "data" else rows, "tensor")
+  assert shardings["wi"].spec == jax.sharding.PartitionSpec(
+    "expert", None if rows == "data" else rows, "tensor"
+  )
   out = (None, (None, None)), (shardings, None)
   step = jax.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=out)
   return step.lower(params.arrays(made), x).compile(), shardings, rules.batch()
@@ -332,11 +415,16 @@ def loss(made, arrays, x):
   return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"], (y, aux)
 
 
-@pytest.mark.parametrize("dispatch, over", [("dropless", "data"), ("capacity", "data"), ("capacity", "fsdp")])
+@pytest.mark.parametrize(
+  "dispatch, over", [("dropless", "data"), ("capacity", "data"), ("capacity", "fsdp")]
+)
 def test_sharded_is_unsharded(dispatch, over):
-  made, x = layer(dispatch=dispatch, capacity_factor=1.0), tokens()
+  made = layer(dispatch=dispatch, capacity_factor=1.0)
+  x = tokens()
   step, shardings, rows = compiled_on_mesh(made, x, over)
-  (_, (y, aux)), gradients = step(jax.device_put(params.arrays(made), shardings), jax.device_put(x, rows))
+  (_, (y, aux)), gradients = step(
+    jax.device_put(params.arrays(made), shardings), jax.device_put(x, rows)
+  )
   alone = jax.jit(jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True))
   (_, (y1, aux1)), gradients1 = alone(params.arrays(made), x)
   assert (float(aux["moe_dropped"]) > 0) == (dispatch == "capacity")
@@ -348,18 +436,27 @@ def test_sharded_is_unsharded(dispatch, over):
 
 
 def test_tokens_go_to_experts_and_kernels_stay():
-  """Two all-to-alls forward and two backward; what would be gathered if the rows stayed instead is the control."""
+  """Two all-to-alls forward and two backward; what would be gathered if the rows stayed instead is
+  the control."""
   made = layer(dispatch="capacity", capacity_factor=1.0)
-  kernels = {f"{E},{a},{b}" for f in (F, F // 2) for a, b in ((D, f), (f, D))}  # those of all experts
-  texts = [compiled_on_mesh(made, tokens(), **changes)[0].as_text() for changes in ({}, {"activation_expert": None})]
-  ours, control = ({m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)} for text in texts)
+  # those of all experts
+  kernels = {f"{E},{a},{b}" for f in (F, F // 2) for a, b in ((D, f), (f, D))}
+  texts = [
+    compiled_on_mesh(made, tokens(), **changes)[0].as_text()
+    for changes in ({}, {"activation_expert": None})
+  ]
+  ours, control = (
+    {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)} for text in texts
+  )
   assert texts[0].count(" all-to-all(") == 4 and not ours & kernels, ours
   assert control & kernels
-  # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the gradients of its own
-  # experts: nothing of all experts is on any device.
+  # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the
+  # gradients of its own experts: nothing of all experts is on any device.
   text = compiled_on_mesh(made, tokens(), "fsdp")[0].as_text()
   found = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
-  assert found and all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in found), found
+  assert found and all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in found), (
+    found
+  )
 
 
 # Cost and options
@@ -368,11 +465,16 @@ def test_tokens_go_to_experts_and_kernels_stay():
 @pytest.mark.parametrize("kind", ["switch", "mixtral"])
 def test_flops_are_those_of_the_chosen_experts(kind):
   made = layer(**KINDS[kind])
-  k, n = made.experts.top_k, B * T
-  count = compilation.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
+  k = made.experts.top_k
+  n = B * T
+  count = compilation.forward_flops(
+    lambda made, x: made(x, context(), None, None)[0], made, tokens()
+  )
   assert count == 2 * n * k * 3 * D * F + 2 * n * D * E
   made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=1.0)
-  assert count == compilation.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
+  assert count == compilation.forward_flops(
+    lambda made, x: made(x, context(), None, None)[0], made, tokens()
+  )
 
 
 @pytest.mark.parametrize(
@@ -380,12 +482,25 @@ def test_flops_are_those_of_the_chosen_experts(kind):
   [
     ({"expert": 8}, "config.model.design.experts.expert: unknown key .did you mean 'experts'"),
     ({"top_k": "two"}, "config.model.design.experts.top_k: found 'two'"),
-    ({"experts": 0}, "config.model.design.experts.experts: found 0 .*expected a whole number above 0"),
-    ({"jitter": 1.0}, "config.model.design.experts.jitter: found 1.0 .*expected a number, at least 0 and less than 1"),
+    (
+      {"experts": 0},
+      "config.model.design.experts.experts: found 0 .*expected a whole number above 0",
+    ),
+    (
+      {"jitter": 1.0},
+      "config.model.design.experts.jitter: found 1.0 .*expected a number, at "
+      "least 0 and less than 1",
+    ),
     ({"top_k": 9}, "config.model.design.experts.top_k: found 9, expected 1 to 8"),
     ({"router": "hash"}, "config.model.design.experts.router: found 'hash'"),
-    ({"top_k": 1, "normalise": True}, "config.model.design.experts.normalise: found True, expected False"),
-    ({"capacity_factor": 0.0}, "config.model.design.experts.capacity_factor: found 0.0 .*expected a number above 0"),
+    (
+      {"top_k": 1, "normalise": True},
+      "config.model.design.experts.normalise: found True, expected False",
+    ),
+    (
+      {"capacity_factor": 0.0},
+      "config.model.design.experts.capacity_factor: found 0.0 .*expected a number above 0",
+    ),
   ],
 )
 def test_wrong_options_are_refused(options, message):
@@ -396,5 +511,7 @@ def test_wrong_options_are_refused(options, message):
 
 def test_a_noisy_gate_without_a_gradient_is_refused():
   for options in ({"top_k": 1}, {"top_k": 2, "normalise": False}):
-    with pytest.raises(UserError, match="experts.router: found 'noisy_top_k' .*expected top_k above 1 and normalised"):
+    with pytest.raises(
+      UserError, match="experts.router: found 'noisy_top_k' .*expected top_k above 1 and normalised"
+    ):
       layer(router="noisy_top_k", **options)

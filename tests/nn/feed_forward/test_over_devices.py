@@ -18,7 +18,11 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.planning.hlo import Program
 
-B, T, D, F, E = 8, 4, 16, 8, 8
+B = 8
+T = 4
+D = 16
+F = 8
+E = 8
 MESHES = (
   {"data": 2, "expert": 4},
   {"fsdp": 2, "expert": 2, "tensor": 2},
@@ -28,33 +32,45 @@ MESHES = (
 
 
 def layer(top_k=2, dropout=0.0, factor=1.25):
-  activation, init = jax.nn.silu, params.normal(0.5)
+  activation = jax.nn.silu
+  init = params.normal(0.5)
   experts = Experts(experts=E, top_k=top_k, capacity_factor=factor)
   rngs = nnx.Rngs(params=jax.random.key(5))
-  made = Moe(D, F, rngs, experts, activation=activation, gated=True, init=init, dropout=Dropout(dropout))
+  made = Moe(
+    D, F, rngs, experts, activation=activation, gated=True, init=init, dropout=Dropout(dropout)
+  )
   return made, params.arrays(made)
 
 
 def run(made, arrays, x_BTD, key=None):
   """Return a loss that depends on every output, and the router's sums."""
-  y_BTD, aux, _ = params.with_arrays(made, arrays)(x_BTD, Context(Mask(positions(T), positions(T))), None, key)
+  y_BTD, aux, _ = params.with_arrays(made, arrays)(
+    x_BTD, Context(Mask(positions(T), positions(T))), None, key
+  )
   return jnp.sum(jnp.sin(y_BTD + jnp.arange(T, dtype=y_BTD.dtype)[:, None])), (y_BTD, aux)
 
 
 def on(rules, made, arrays, x_BTD):
-  gradient = jax.value_and_grad(lambda arrays, x_BTD: run(made, arrays, x_BTD), (0, 1), has_aux=True)
+  gradient = jax.value_and_grad(
+    lambda arrays, x_BTD: run(made, arrays, x_BTD), (0, 1), has_aux=True
+  )
   if rules is None:
     return jax.jit(gradient)(arrays, x_BTD)
   named = params.named_params(made)
   placed = {name: jax.device_put(x, rules.sharding(named[name].axes)) for name, x in arrays.items()}
   with rules.activate():
-    return jax.jit(gradient)(placed, jax.device_put(x_BTD, rules.sharding(("batch", "length", None))))
+    return jax.jit(gradient)(
+      placed, jax.device_put(x_BTD, rules.sharding(("batch", "length", None)))
+    )
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=["-".join(f"{a}{n}" for a, n in mesh.items()) for mesh in MESHES])
+@pytest.mark.parametrize(
+  "mesh", MESHES, ids=["-".join(f"{a}{n}" for a, n in mesh.items()) for mesh in MESHES]
+)
 @pytest.mark.parametrize("even", [True, False], ids=["", "one_expert"])
 def test_outputs_and_gradients_are_one_devices(mesh, even):
-  """Also where every token of the batch chooses the same two experts, so that one device gets all rows."""
+  """Also where every token of the batch chooses the same two experts, so that one device gets all
+  rows."""
   made, arrays = layer()
   x_BTD = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), jnp.float32)
   if not even:
@@ -68,7 +84,9 @@ def test_outputs_and_gradients_are_one_devices(mesh, even):
   np.testing.assert_allclose(y_, y, atol=2e-5)
   np.testing.assert_allclose(value_, value, rtol=1e-5)
   jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(b, a, atol=3e-5 * max(1, np.abs(a).max())), gradients, gradients_
+    lambda a, b: np.testing.assert_allclose(b, a, atol=3e-5 * max(1, np.abs(a).max())),
+    gradients,
+    gradients_,
   )
 
 
@@ -77,8 +95,12 @@ def test_no_device_gathers_the_rows_of_the_batch():
   rules = Rules.make(make_mesh({"data": 2, "expert": 4}))
   x_BTD = jax.device_put(jnp.ones((B, T, D)), rules.sharding(("batch",)))
   with rules.activate():
-    text = jax.jit(lambda arrays, x: run(made, arrays, x)[0]).lower(arrays, x_BTD).compile().as_text()
-  assert "all-to-all" in text and f"f32[{B},{T},{D}]" not in text and f"f32[{2 * B * T},{D}]" not in text
+    text = (
+      jax.jit(lambda arrays, x: run(made, arrays, x)[0]).lower(arrays, x_BTD).compile().as_text()
+    )
+  assert (
+    "all-to-all" in text and f"f32[{B},{T},{D}]" not in text and f"f32[{2 * B * T},{D}]" not in text
+  )
 
 
 @pytest.mark.parametrize("factor", [1.25, 4.0])
@@ -90,11 +112,15 @@ def test_the_planner_knows_the_rounds_that_balanced_loads_skip(factor):
   with rules.activate():
     text = gradient.lower(arrays, jnp.ones((B, T, D))).compile().as_text()
   program = Program(text)
-  assert len(program.skipped) == (0 if factor == 4.0 else 2), program.skipped  # forwards and backwards
+  # forwards and backwards
+  assert len(program.skipped) == (0 if factor == 4.0 else 2), program.skipped
 
 
 def test_dropout_within_experts_is_refused():
   made, arrays = layer(dropout=0.1)
   rules = Rules.make(make_mesh({"expert": 8}))
-  with rules.activate(), pytest.raises(UserError, match="mlp_dropout: found 0.1, expected 0 for experts"):
+  with (
+    rules.activate(),
+    pytest.raises(UserError, match="mlp_dropout: found 0.1, expected 0 for experts"),
+  ):
     jax.eval_shape(lambda x: run(made, arrays, x, jax.random.key(0)), jnp.ones((B, T, D)))

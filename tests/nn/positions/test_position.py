@@ -13,7 +13,8 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.positions import Position
 from t5x_like.nn.positions.relative_bias import RelativeBias, relative_buckets
 
-# First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives them.
+# First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives
+# them.
 BIDIRECTIONAL = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
 CAUSAL = {
   16: 16,
@@ -37,18 +38,24 @@ CAUSAL = {
 
 def past(distances, *, bidirectional, buckets=32, max_distance=128):
   relative = jnp.asarray(-np.asarray(distances, np.int32))
-  return np.asarray(relative_buckets(relative, bidirectional=bidirectional, buckets=buckets, max_distance=max_distance))
+  return np.asarray(
+    relative_buckets(
+      relative, bidirectional=bidirectional, buckets=buckets, max_distance=max_distance
+    )
+  )
 
 
 def exact_bucket(d, buckets, max_distance):
-  """`exact + floor(log(d/exact) / log(max/exact) * (buckets-exact))` by comparing rationals: no rounding anywhere."""
+  """`exact + floor(log(d/exact) / log(max/exact) * (buckets-exact))` by comparing rationals: no
+  rounding anywhere."""
   exact = buckets // 2
   if d < exact:
     return d
-  n, bucket = buckets - exact, exact
-  while bucket < buckets - 1 and fractions.Fraction(d, exact) ** n >= fractions.Fraction(max_distance, exact) ** (
-    bucket + 1 - exact
-  ):
+  n = buckets - exact
+  bucket = exact
+  while bucket < buckets - 1 and fractions.Fraction(d, exact) ** n >= fractions.Fraction(
+    max_distance, exact
+  ) ** (bucket + 1 - exact):
     bucket += 1
   return bucket
 
@@ -57,7 +64,8 @@ def exact_bucket(d, buckets, max_distance):
 def test_buckets_of_the_past(bidirectional, first):
   got = past(range(400), bidirectional=bidirectional)
   small = min(first)
-  expected, bucket = [], 0
+  expected = []
+  bucket = 0
   for d in range(400):
     bucket = d if d < small else first.get(d, bucket)
     expected.append(bucket)
@@ -67,7 +75,9 @@ def test_buckets_of_the_past(bidirectional, first):
   assert past([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [last, last]
 
 
-@pytest.mark.parametrize("buckets, max_distance", [(32, 128), (16, 128), (32, 64), (64, 1000), (8, 20)])
+@pytest.mark.parametrize(
+  "buckets, max_distance", [(32, 128), (16, 128), (32, 64), (64, 1000), (8, 20)]
+)
 def test_buckets_equal_the_formula_in_rationals(buckets, max_distance):
   distances = list(range(3 * max_distance))
   expected = [exact_bucket(d, buckets, max_distance) for d in distances]
@@ -81,14 +91,17 @@ def test_buckets_equal_the_formula_in_rationals(buckets, max_distance):
 
 def test_the_future():
   distances = np.arange(1, 300)
-  np.testing.assert_array_equal(past(-distances, bidirectional=True), 16 + past(distances, bidirectional=True))
+  np.testing.assert_array_equal(
+    past(-distances, bidirectional=True), 16 + past(distances, bidirectional=True)
+  )
   assert (past(-distances, bidirectional=False) == 0).all()
   assert past([0], bidirectional=True) == 0 and past([0], bidirectional=False) == 0
 
 
 def test_bias_reads_the_table_at_explicit_positions():
   position = RelativeBias(rngs(), heads(3))
-  q, k = np.array([[5, 0, 90], [7, 7, 7]], np.int32), np.array([[0, 5, 6, 300], [1, 2, 3, 4]], np.int32)
+  q = np.array([[5, 0, 90], [7, 7, 7]], np.int32)
+  k = np.array([[0, 5, 6, 300], [1, 2, 3, 4]], np.int32)
   bias = np.asarray(position.bias(q, k))
   table = np.asarray(position.table[...])
   assert bias.shape == (2, 3, 3, 4) and bias.dtype == np.float32
@@ -112,7 +125,11 @@ def test_bias_trains_the_table():
 
 def test_no_position_is_the_identity():
   x = np.ones((1, 2, 3), np.float32)
-  assert Position().embed(x, None) is x and Position().rotate(x, None) is x and Position().bias(None, None) is None
+  assert (
+    Position().embed(x, None) is x
+    and Position().rotate(x, None) is x
+    and Position().bias(None, None) is None
+  )
 
 
 def rngs():

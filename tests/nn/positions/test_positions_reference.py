@@ -1,4 +1,5 @@
-"""Position schemes and DeepNorm against the formulas of their papers, in plain numpy, one number at a time."""
+"""Position schemes and DeepNorm against the formulas of their papers, in plain numpy, one number at
+a time."""
 
 import math
 
@@ -36,8 +37,10 @@ def rngs():
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_sinusoidal(interleaved):
-  """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos of the same."""
-  D, x = 8, normal(2, 5, 8)
+  """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos of
+  the same."""
+  D = 8
+  x = normal(2, 5, 8)
   expected = x.astype(np.float64)
   for b, t in np.ndindex(*POS.shape):
     for i in range(D // 2):
@@ -51,8 +54,10 @@ def test_sinusoidal(interleaved):
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_learned(offset):
-  scheme, pos = LearnedPosition(rngs(), 8, params.normal(1.0), length=40, offset=offset), np.minimum(POS, 39)
-  table, x = np.asarray(scheme.table[...]), normal(2, 5, 8)
+  scheme = LearnedPosition(rngs(), 8, params.normal(1.0), length=40, offset=offset)
+  pos = np.minimum(POS, 39)
+  table = np.asarray(scheme.table[...])
+  x = normal(2, 5, 8)
   assert table.shape == (40 + offset, 8)
   got = scheme.embed(jnp.asarray(x), pos)
   for b, t in np.ndindex(*pos.shape):
@@ -78,17 +83,21 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("interleaved, fraction", [(False, 1.0), (True, 1.0), (False, 0.5), (True, 0.25)])
+@pytest.mark.parametrize(
+  "interleaved, fraction", [(False, 1.0), (True, 1.0), (False, 0.5), (True, 0.25)]
+)
 def test_rope(interleaved, fraction, scaling):
   """Su et al. 2021, equation 15: the pair (x1, x2) turns by pos * theta^(-2i/R)."""
-  H, x = 16, normal(2, 5, 3, 16)
+  H = 16
+  x = normal(2, 5, 3, 16)
   R, (ours, scale) = int(H * fraction), SCALINGS[scaling]
   expected = x.astype(np.float64)
   for b, t in np.ndindex(*POS.shape):
     for i in range(R // 2):
       angle = POS[b, t] * scale(100.0 ** (-2 * i / R))
       one, two = (2 * i, 2 * i + 1) if interleaved else (i, R // 2 + i)
-      x1, x2 = x[b, t, :, one].astype(np.float64), x[b, t, :, two].astype(np.float64)
+      x1 = x[b, t, :, one].astype(np.float64)
+      x2 = x[b, t, :, two].astype(np.float64)
       expected[b, t, :, one] = x1 * math.cos(angle) - x2 * math.sin(angle)
       expected[b, t, :, two] = x1 * math.sin(angle) + x2 * math.cos(angle)
   rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, **ours)
@@ -111,7 +120,9 @@ def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_gradient_of_rope_is_that_of_its_values(interleaved):
   rope = Rope(interleaved=interleaved, fraction=0.5)
-  check_grads(lambda x: rope.rotate(x, POS), (jnp.asarray(normal(2, 5, 3, 16)),), order=1, modes=["rev"])
+  check_grads(
+    lambda x: rope.rotate(x, POS), (jnp.asarray(normal(2, 5, 3, 16)),), order=1, modes=["rev"]
+  )
 
 
 def test_llama3_scaling_has_all_its_regions():
@@ -131,7 +142,8 @@ def test_alibi(heads):
 
 
 def test_alibi_slopes_of_other_head_counts():
-  """The paper's code for 6 heads: those of 4, then every second of 8; MPT: all of 8, every second first."""
+  """The paper's code for 6 heads: those of 4, then every second of 8; MPT: all of 8, every second
+  first."""
   eight = [2.0**-i for i in range(1, 9)]
   assert alibi_slopes(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, eight[0], eight[2])
   assert alibi_slopes(6, mpt=True) == (eight[1], eight[3], eight[5], eight[7], eight[0], eight[2])
@@ -139,9 +151,12 @@ def test_alibi_slopes_of_other_head_counts():
 
 
 def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
-  """Slopes and products with absolute positions in bfloat16, the sum with the logits divided by sqrt(head_dim)."""
+  """Slopes and products with absolute positions in bfloat16, the sum with the logits divided by
+  sqrt(head_dim)."""
   k_pos = jnp.asarray([[0, 1, 7, 255, 257, 2047]])
-  bias = np.asarray(jax.jit(Alibi(Dims(64, 16, 16, 4, 128, 1), falcon=True).bias)(POS[:1, :3], k_pos))
+  bias = np.asarray(
+    jax.jit(Alibi(Dims(64, 16, 16, 4, 128, 1), falcon=True).bias)(POS[:1, :3], k_pos)
+  )
   assert bias.shape == (1, 16, 3, 6) and bias.dtype == np.float32
   numbers = [np.asarray(x).astype(jnp.bfloat16) for x in (alibi_slopes(16), k_pos[0])]
   expected = (numbers[0][:, None] * numbers[1]).astype(np.float32) / 2
@@ -151,19 +166,31 @@ def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_shaw(values, kv_heads):
-  """Shaw et al. 2018, equations 3 to 5: e_ij = q_i (k_j + aK_ij) / sqrt(H), z_i = sum_j alpha_ij (v_j + aV_ij)."""
-  B, T, N, H, clip = 2, 5, 4, 6, 3
+  """Shaw et al. 2018, equations 3 to 5: e_ij = q_i (k_j + aK_ij) / sqrt(H), z_i = sum_j alpha_ij
+  (v_j + aV_ij)."""
+  B = 2
+  T = 5
+  N = 4
+  H = 6
+  clip = 3
   scheme = ShawPosition(rngs(), Dims(N * H, N, N, H, 8, 1), clip=clip, values=values)
   a_key = np.asarray(scheme.keys[...], np.float64)
   a_value = np.asarray(scheme.value_table[...], np.float64) if values else np.zeros_like(a_key)
-  q, k, v = normal(B, T, N, H), normal(B, T, kv_heads, H, seed=1), normal(B, T, kv_heads, H, seed=2)
+  q = normal(B, T, N, H)
+  k = normal(B, T, kv_heads, H, seed=1)
+  v = normal(B, T, kv_heads, H, seed=2)
   mask = Mask(jnp.asarray(POS), jnp.asarray(POS), causal=True)
   got = Dense()(*map(jnp.asarray, (q, k, v)), mask, None, scheme, scale=H**-0.5)
   for b, t, n in np.ndindex(B, T, N):
     seen = [s for s in range(T) if POS[b, s] <= POS[b, t]]
     at = [min(max(int(POS[b, s]) - int(POS[b, t]), -clip), clip) + clip for s in seen]
     head = n * kv_heads // N
-    e = np.array([q[b, t, n] @ (k[b, s, head] + a_key[r]) / math.sqrt(H) for s, r in zip(seen, at, strict=True)])
+    e = np.array(
+      [
+        q[b, t, n] @ (k[b, s, head] + a_key[r]) / math.sqrt(H)
+        for s, r in zip(seen, at, strict=True)
+      ]
+    )
     alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
     z = sum(p * (v[b, s, head] + a_value[r]) for p, s, r in zip(alpha, seen, at, strict=True))
     np.testing.assert_allclose(got[b, t, n], z, rtol=1e-4, atol=1e-5)
@@ -174,21 +201,33 @@ def test_shaw(values, kv_heads):
 
 def test_deepnorm_weights():
   """Wang et al. 2022, figure 2, at the depths of its table: N encoder layers, M decoder layers."""
-  N, M = 18, 6
-  assert deepnorm_weights(N, 0)["encoder"] == pytest.approx(((2 * N) ** (1 / 4), (8 * N) ** (-1 / 4)))
-  assert deepnorm_weights(0, M)["decoder"] == pytest.approx(((2 * M) ** (1 / 4), (8 * M) ** (-1 / 4)))
+  N = 18
+  M = 6
+  assert deepnorm_weights(N, 0)["encoder"] == pytest.approx(
+    ((2 * N) ** (1 / 4), (8 * N) ** (-1 / 4))
+  )
+  assert deepnorm_weights(0, M)["decoder"] == pytest.approx(
+    ((2 * M) ** (1 / 4), (8 * M) ** (-1 / 4))
+  )
   both = deepnorm_weights(N, M)
-  assert both["encoder"] == pytest.approx((0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16)))
+  assert both["encoder"] == pytest.approx(
+    (0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16))
+  )
   assert both["decoder"] == pytest.approx(((3 * M) ** (1 / 4), (12 * M) ** (-1 / 4)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_deepnorm_blocks(causal):
-  """`LayerNorm(alpha x + G(x))`; the gain `beta` on value, output and feed-forward kernels, not on query and key."""
-  design, dims = Design(norm="layernorm", norm_position="deepnorm"), Dims(64, 4, 4, 16, 128, 6)
-  alpha, beta = deepnorm_weights(*((0, 6) if causal else (6, 0)))["decoder" if causal else "encoder"]
+  """`LayerNorm(alpha x + G(x))`; the gain `beta` on value, output and feed-forward kernels, not on
+  query and key."""
+  design = Design(norm="layernorm", norm_position="deepnorm")
+  dims = Dims(64, 4, 4, 16, 128, 6)
+  alpha, beta = deepnorm_weights(*((0, 6) if causal else (6, 0)))[
+    "decoder" if causal else "encoder"
+  ]
   stack = StackBuilder(design, dims, causal=causal, deepnorm=(alpha, beta)).stack(rngs())
-  attention, mlp = stack.blocks.self_attention, stack.blocks.mlp
+  attention = stack.blocks.self_attention
+  mlp = stack.blocks.mlp
   assert isinstance(attention, Residual) and attention.alpha == mlp.alpha == alpha
   for linear, gain in (
     (attention.layer.query, 1),
@@ -200,8 +239,15 @@ def test_deepnorm_blocks(causal):
   ):
     kernel = np.asarray(linear.kernel[...])
     assert kernel.std() * math.sqrt(kernel.shape[1]) == pytest.approx(gain, rel=0.03)
-  x, y = normal(1, 3, 64).astype(np.float64), 0.0
-  residual = Residual(lambda x, *_: (jnp.tanh(x), {}, None), out_norm=design.make_norm(64, rngs()), alpha=alpha)
+  x = normal(1, 3, 64).astype(np.float64)
+  y = 0.0
+  residual = Residual(
+    lambda x, *_: (jnp.tanh(x), {}, None), out_norm=design.make_norm(64, rngs()), alpha=alpha
+  )
   y = alpha * x + np.tanh(x)
-  expected = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + design.norm_epsilon)
-  np.testing.assert_allclose(residual(jnp.asarray(x, jnp.float32), None, None, None)[0], expected, atol=2e-5)
+  expected = (y - y.mean(-1, keepdims=True)) / np.sqrt(
+    y.var(-1, keepdims=True) + design.norm_epsilon
+  )
+  np.testing.assert_allclose(
+    residual(jnp.asarray(x, jnp.float32), None, None, None)[0], expected, atol=2e-5
+  )

@@ -1,4 +1,5 @@
-"""Shampoo is its formula in numpy, has the size of Adam's update, and is Adam where nothing is preconditioned."""
+"""Shampoo is its formula in numpy, has the size of Adam's update, and is Adam where nothing is
+preconditioned."""
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,26 @@ def powers(x, power):
 @pytest.mark.parametrize("widest", [9, 5], ids=["both", "one"])
 def test_the_update_is_that_of_the_formula(widest):
   """Roots of the second step on are those of the last even one."""
-  gradients, b1, b2 = gradients_of((6, 4))[:4], 0.9, 0.99
+  gradients = gradients_of((6, 4))[:4]
+  b1 = 0.9
+  b2 = 0.99
   found = updates(gradients, "shampoo", b1=b1, b2=b2, every=2, widest=widest, ridge=1e-3)
-  left, right, mu, nu = np.zeros((6, 6)), np.zeros((4, 4)), 0.0, 0.0
+  left = np.zeros((6, 6))
+  right = np.zeros((4, 4))
+  mu = 0.0
+  nu = 0.0
   for step, g in enumerate(np.asarray(g, np.float64) for g in gradients):
-    left, right = b2 * left + (1 - b2) * g @ g.T, b2 * right + (1 - b2) * g.T @ g
-    mu, nu = b1 * mu + (1 - b1) * g, b2 * nu + (1 - b2) * g**2
+    left = b2 * left + (1 - b2) * g @ g.T
+    right = b2 * right + (1 - b2) * g.T @ g
+    mu = b1 * mu + (1 - b1) * g
+    nu = b2 * nu + (1 - b2) * g**2
     scale = 1 - b2 ** (step + 1)
     if step % 2 == 0:
       power = -1 / 4 if widest == 9 else -1 / 2
-      roots = (powers(left / scale, power) if widest == 9 else np.eye(6)), powers(right / scale, power)
+      roots = (
+        (powers(left / scale, power) if widest == 9 else np.eye(6)),
+        powers(right / scale, power),
+      )
     adam = mu / (1 - b1 ** (step + 1)) / (np.sqrt(nu / scale) + 1e-8)
     way = roots[0] @ mu @ roots[1]
     expected = -0.1 * way * np.linalg.norm(adam) / np.linalg.norm(way)
@@ -45,9 +56,12 @@ def test_gradients_of_zero_give_updates_of_zero():
 
 def test_every_layer_of_a_stack_has_its_own_roots():
   gradients = gradients_of((2, 6, 4))
-  optimizer = layerwise(OPTIMIZERS["shampoo"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")})
+  optimizer = layerwise(
+    OPTIMIZERS["shampoo"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
+  )
   params = {"w": jnp.zeros((2, 6, 4))}
-  state, update = optimizer.init(params), jax.jit(optimizer.update)
+  state = optimizer.init(params)
+  update = jax.jit(optimizer.update)
   for step, gradient in enumerate(gradients):
     made, state = update({"w": gradient}, state, params, step=step)
   for layer in range(2):

@@ -1,4 +1,5 @@
-"""SOAP is Adam in a basis of its own: it turns with its gradients, and without rotation it is Adam."""
+"""SOAP is Adam in a basis of its own: it turns with its gradients, and without rotation it is
+Adam."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,9 @@ def updates(gradients, name="soap", **options):
   """The update of each step for the parameters `w`, which stay where they are."""
   optimizer = OPTIMIZERS[name](RATE, weight_decay=0.0, **options)
   params = {"w": jnp.zeros_like(gradients[0])}
-  state, update, found = optimizer.init(params), jax.jit(optimizer.update), []
+  state = optimizer.init(params)
+  update = jax.jit(optimizer.update)
+  found = []
   for step, gradient in enumerate(gradients):
     made, state = update({"w": gradient}, state, params, step=step)
     found.append(np.asarray(made["w"]))
@@ -30,12 +33,16 @@ def updates(gradients, name="soap", **options):
 
 
 def gradients_of(shape, seed=0):
-  return list(jax.random.normal(jax.random.key(seed), (STEPS, *shape)) * jnp.arange(1.0, shape[-1] + 1))
+  return list(
+    jax.random.normal(jax.random.key(seed), (STEPS, *shape)) * jnp.arange(1.0, shape[-1] + 1)
+  )
 
 
 def test_the_update_of_rotated_gradients_is_the_rotated_update():
   gradients = gradients_of((5, 5))  # of full rank, or a basis of what they never touch would be any
-  left, right = (np.linalg.qr(np.random.default_rng(seed).standard_normal((5, 5)))[0] for seed in (1, 2))
+  left, right = (
+    np.linalg.qr(np.random.default_rng(seed).standard_normal((5, 5)))[0] for seed in (1, 2)
+  )
   expected = [left @ u @ right.T for u in updates(gradients, every=2)]
   got = updates([left @ g @ right.T for g in gradients], every=2)
   adam = updates([left @ g @ right.T for g in gradients], "adamw")
@@ -65,7 +72,9 @@ def test_one_long_side_leaves_the_other_rotated():
 
 def test_every_layer_of_a_stack_has_its_own_basis():
   gradients = gradients_of((2, 6, 4))
-  optimizer = layerwise(OPTIMIZERS["soap"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")})
+  optimizer = layerwise(
+    OPTIMIZERS["soap"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
+  )
   params = {"w": jnp.zeros((2, 6, 4))}
   state = optimizer.init(params)
   for step, gradient in enumerate(gradients):
@@ -79,8 +88,12 @@ def test_every_layer_of_a_stack_has_its_own_basis():
 def test_statistics_that_do_not_divide_over_a_mesh_are_whole(name):
   """A router's six experts over eight devices, which divide its rows."""
   make = lambda: Linear((64, 6), ("embed", None), params.zeros, nnx.Rngs(0))  # noqa: E731
-  model, rules = jax.eval_shape(make), Rules.make(make_mesh({"fsdp": 8}))
+  model = jax.eval_shape(make)
+  rules = Rules.make(make_mesh({"fsdp": 8}))
   optimizer = layerwise(OPTIMIZERS[name](RATE), {"kernel": ("embed", None)})
   state = init_state(lambda key: make(), optimizer, abstract_state(model, optimizer, rules), seed=0)
   own = state.opt_state["whole"][0]
-  assert not own.left["kernel"].sharding.is_fully_replicated and own.right["kernel"].sharding.is_fully_replicated
+  assert (
+    not own.left["kernel"].sharding.is_fully_replicated
+    and own.right["kernel"].sharding.is_fully_replicated
+  )

@@ -1,4 +1,5 @@
-"""Rates by layer and weight decay by kind, as timm and the authors of the families group parameters."""
+"""Rates by layer and weight decay by kind, as timm and the authors of the families group
+parameters."""
 
 import json
 import re
@@ -86,7 +87,9 @@ def timm_names(name: str, layers: int, head: str) -> list[str]:
   if merging := re.fullmatch(r"stage_(\d+)/entry/(norm|linear)/(\w+)", name):
     part = {"norm": "norm", "linear": "reduction"}[merging[2]]
     return [f"layers.{int(merging[1]) - 1}.downsample.{part}.{_LEAVES[leaf]}"]
-  stage, entry, rest = re.fullmatch(r"(?:stage_(\d+)/)?(?:(entry)|(?:stack|encoder)/blocks)/(.*)", name).groups()
+  stage, entry, rest = re.fullmatch(
+    r"(?:stage_(\d+)/)?(?:(entry)|(?:stack|encoder)/blocks)/(.*)", name
+  ).groups()
   turn = re.match(r"(?:self_attention|mlp)_(\d)/", rest)
   rest = re.sub(r"^(self_attention|mlp)_\d/", r"\1/", rest)
   inner = _WHOLE.get(rest) or f"{_PARTS[rest.rpartition('/')[0]]}.{_LEAVES[leaf]}"
@@ -101,21 +104,32 @@ def timm_names(name: str, layers: int, head: str) -> list[str]:
 def parameters(family: str, variant: str) -> dict[str, nnx.Param]:
   """Return the abstract parameters of a model by name."""
   spec = {"name": family, "variant": variant}
-  make = lambda key: slots.make("config.model", spec, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))  # noqa: E731
+
+  def make(key):
+    return slots.make("config.model", spec, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
+
   return params.named_params(jax.eval_shape(make, jax.random.key(0)))
 
 
-@pytest.mark.parametrize("ours, theirs", [(ours, theirs) for ours, (theirs, _) in timm_groups.MODELS.items()], ids=str)
+@pytest.mark.parametrize(
+  "ours, theirs", [(ours, theirs) for ours, (theirs, _) in timm_groups.MODELS.items()], ids=str
+)
 def test_rates_and_decays_are_timms_by_name(ours, theirs):
-  named, golden, seen = parameters(*ours), GOLDEN[theirs], set()
+  named = parameters(*ours)
+  golden = GOLDEN[theirs]
+  seen = set()
   head = next(name for name in ("head", "head.fc", "fc") if f"{name}.weight" in golden)
-  one = {n: jax.ShapeDtypeStruct(p.shape[p.axes[:1] == ("layers",) :], p.dtype) for n, p in named.items()}
+  one = {
+    n: jax.ShapeDtypeStruct(p.shape[p.axes[:1] == ("layers",) :], p.dtype) for n, p in named.items()
+  }
   decayed = _decayed(one)
   for name, below in layer_decay.layers_below_heads(named).items():
     for number, layer in enumerate(np.atleast_1d(below)):
       other = timm_names(name, np.size(below), head)[number]
       seen.add(other)
-      np.testing.assert_allclose(timm_groups.DECAY**layer, golden[other][0], rtol=1e-4, err_msg=f"{name} {other}")
+      np.testing.assert_allclose(
+        timm_groups.DECAY**layer, golden[other][0], rtol=1e-4, err_msg=f"{name} {other}"
+      )
       assert decayed[name] == golden[other][1], (name, other)
   assert seen == set(golden)
 
@@ -130,20 +144,40 @@ def _decayed(arrays) -> dict[str, bool]:
 
 
 def test_a_recipes_update_decays_each_layer_at_its_own_rate():
-  """Without gradients an update is weight decay alone: rate of the step, rate of the layer, decay, parameter."""
-  changes = ["model.variant=vit-tiny", "model.patch=4", "model.resolution=32", "schedule.warmup_steps=0"]
-  built = build(resolve(recipes.load("configs/vit/mae_classify.py", [*changes, "optimizer.weight_decay=0.5"])))
+  """Without gradients an update is weight decay alone: rate of the step, rate of the layer, decay,
+  parameter."""
+  changes = [
+    "model.variant=vit-tiny",
+    "model.patch=4",
+    "model.resolution=32",
+    "schedule.warmup_steps=0",
+  ]
+  built = build(
+    resolve(recipes.load("configs/vit/mae_classify.py", [*changes, "optimizer.weight_decay=0.5"]))
+  )
   arrays = {name: jnp.ones(a.shape) for name, a in params.arrays(built.model).items()}
   zeros = jax.tree.map(jnp.zeros_like, arrays)
   step = jnp.int32(1)
   extra = {"accepted": True}
-  updates, _ = built.optimizer.update(zeros, built.optimizer.init(arrays), arrays, step=step, **extra)
-  shares = {name: np.asarray(u) / (-0.5 * float(built.schedule(step))) for name, u in updates.items()}
-  expected = {"head/out/kernel": 1, "patches/kernel": 0.75**5, "tokens": 0, "patches/bias": 0, "head/norm/scale": 0}
+  updates, _ = built.optimizer.update(
+    zeros, built.optimizer.init(arrays), arrays, step=step, **extra
+  )
+  shares = {
+    name: np.asarray(u) / (-0.5 * float(built.schedule(step))) for name, u in updates.items()
+  }
+  expected = {
+    "head/out/kernel": 1,
+    "patches/kernel": 0.75**5,
+    "tokens": 0,
+    "patches/bias": 0,
+    "head/norm/scale": 0,
+  }
   for name, share in expected.items():
     np.testing.assert_allclose(shares[name], share, rtol=1e-5)
   for layer in range(4):
-    np.testing.assert_allclose(shares["encoder/blocks/mlp/layer/wi/kernel"][layer], 0.75 ** (4 - layer), rtol=1e-5)
+    np.testing.assert_allclose(
+      shares["encoder/blocks/mlp/layer/wi/kernel"][layer], 0.75 ** (4 - layer), rtol=1e-5
+    )
 
 
 def test_the_layers_of_a_period_and_of_towers_are_counted_one_by_one():
@@ -154,9 +188,18 @@ def test_the_layers_of_a_period_and_of_towers_are_counted_one_by_one():
   turns = [gemma[f"decoder/blocks/mlp_{turn}/in_norm/scale"] for turn in (0, 1)]
   np.testing.assert_array_equal(np.stack(turns, 1).reshape(-1), [4, 3, 2, 1])
   clip = below("clip", "clip-tiny")
-  assert (clip["image/patches/kernel"], clip["text/embed/table"], clip["projection/kernel"]) == (5, 3, 0)
+  assert (clip["image/patches/kernel"], clip["text/embed/table"], clip["projection/kernel"]) == (
+    5,
+    3,
+    0,
+  )
   dinov2 = below("dinov2", "dinov2-tiny-registers")
   assert dinov2["registers"] == dinov2["tokens"] == dinov2["patches/kernel"] == 5
   coatnet = below("coatnet", "coatnet-tiny")
-  names = ["first/kernel", "convolutions/0/expand/kernel", "convolutions/1/expand/kernel", "third/attention/key/kernel"]
+  names = [
+    "first/kernel",
+    "convolutions/0/expand/kernel",
+    "convolutions/1/expand/kernel",
+    "third/attention/key/kernel",
+  ]
   assert [coatnet[name] for name in names] == [7, 6, 5, 4]

@@ -13,7 +13,8 @@ from t5x_like.training.optimizer import adafactor, adamw
 from t5x_like.training.resolve import resolve
 
 ONE = (
-  'model.variant={"dims": {"embed": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp": 512, "layers": 1}, '
+  'model.variant={"dims": {"embed": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp": 512, '
+  '"layers": 1}, '
   '"design": {"init_stddev": 0.02, "tied": false}, "vocab_size": 384}',
 )
 
@@ -26,17 +27,22 @@ def resolved(base, *flags, recipe="configs/llama/8b.py:debug"):
 def known(config):
   """Return {parameter: (initial deviation as a multiple of the base's, rate)}."""
   model, _ = build.model_of(config)
-  return {name.split("/", 1)[1]: (p.growth, p.rate) for name, p in params.named_params(model).items()}
+  return {
+    name.split("/", 1)[1]: (p.growth, p.rate) for name, p in params.named_params(model).items()
+  }
 
 
 def test_matrices_tables_norms_and_outputs_have_the_rules_of_table_8():
   config = resolved(128)  # a model twice as wide
   found = known(config)
-  matrix, vector = (0.5**0.5, 0.5), (1.0, 1.0)
+  matrix = (0.5**0.5, 0.5)
+  vector = (1.0, 1.0)
   block = "blocks/self_attention/layer"
   assert {found[f"{block}/{n}/kernel"] for n in ("query", "key", "value", "out")} == {matrix}
   assert {found[f"blocks/mlp/layer/{n}/kernel"] for n in ("wi", "gate", "wo")} == {matrix}
-  assert {found[n] for n in ("table", "kernel", "final_norm/scale", "blocks/mlp/in_norm/scale")} == {vector}
+  assert {
+    found[n] for n in ("table", "kernel", "final_norm/scale", "blocks/mlp/in_norm/scale")
+  } == {vector}
   assert config.model.design.logits_scale == 0.5 and "attention_scale" not in config.model.design
   assert resolve(config, "cpu").to_dict() == config.to_dict()
 
@@ -47,13 +53,15 @@ def test_heads_of_another_width_are_scaled_by_their_width_and_t5_keeps_its_queri
   assert config.model.design.attention_scale == 1.0 * 16 / 64
   model, _ = build.model_of(config)
   query = params.named_params(model)["encoder/blocks/self_attention/layer/query/kernel"]
-  assert query.stddev == pytest.approx((64 * 16) ** -0.5 * (64 / 256) ** 0.5)  # T5's 1/sqrt(D H), at the base
+  # T5's 1/sqrt(D H), at the base
+  assert query.stddev == pytest.approx((64 * 16) ** -0.5 * (64 / 256) ** 0.5)
 
 
 def test_a_head_of_labels_and_a_scaled_tied_table_carry_the_factor_themselves():
   bert = resolved(64, recipe="configs/bert/base.py:debug")
   assert known(bert)["next_sentence/kernel"] == (0.5, 0.5)
-  gemma = resolved(64, recipe="configs/gemma2/2b.py:debug")  # token vectors times sqrt(D), table tied; 256 wide
+  # token vectors times sqrt(D), table tied; 256 wide
+  gemma = resolved(64, recipe="configs/gemma2/2b.py:debug")
   assert known(gemma)["table"] == (0.5, 0.5) and gemma.model.design.logits_scale == 0.25 * 2
 
 
@@ -62,11 +70,16 @@ def test_initial_values_are_those_of_the_draw_and_the_base_is_as_without_mup():
     _, make = build.model_of(config)
     return jax.jit(lambda key: params.arrays(make(key)))(jax.random.key(0))
 
-  wide, plain = drawn(resolved(128, *ONE)), drawn(resolved(256, *ONE))
-  standard = drawn(resolve(recipes.load("configs/llama/8b.py:debug", ["model.vocab_size=384", *ONE]), "cpu"))
+  wide = drawn(resolved(128, *ONE))
+  plain = drawn(resolved(256, *ONE))
+  standard = drawn(
+    resolve(recipes.load("configs/llama/8b.py:debug", ["model.vocab_size=384", *ONE]), "cpu")
+  )
   assert all(np.array_equal(plain[name], x) for name, x in standard.items())
   kernel = wide["decoder/blocks/mlp/layer/wo/kernel"]
-  np.testing.assert_allclose(kernel, standard["decoder/blocks/mlp/layer/wo/kernel"] * 0.5**0.5, rtol=1e-6)
+  np.testing.assert_allclose(
+    kernel, standard["decoder/blocks/mlp/layer/wo/kernel"] * 0.5**0.5, rtol=1e-6
+  )
   assert np.std(kernel) == pytest.approx(0.02 * 0.5**0.5, rel=0.01)
 
 
@@ -81,7 +94,8 @@ def steps(config, optimizer, name, gradient):
 
 
 def test_rates_scale_the_step_but_not_the_decay():
-  config, optimizer = resolved(128), adamw(lambda step: 0.1, weight_decay=0.5)
+  config = resolved(128)
+  optimizer = adamw(lambda step: 0.1, weight_decay=0.5)
   for name, rate in (("decoder/blocks/mlp/layer/wi/kernel", 0.5), ("head/kernel", 1.0)):
     decay, both = (steps(config, optimizer, name, gradient) for gradient in (0.0, 1.0))
     np.testing.assert_allclose(decay, -0.1 * 0.5, rtol=1e-6)
@@ -107,7 +121,10 @@ def test_steps_in_proportion_to_parameters_need_the_root_alone():
 @pytest.mark.parametrize(
   ("flags", "says"),
   [
-    (["model.design.logits_scale=2.0"], "config.model.design.logits_scale: found 2.0, but muP sets 0.5"),
+    (
+      ["model.design.logits_scale=2.0"],
+      "config.model.design.logits_scale: found 2.0, but muP sets 0.5",
+    ),
     (["tuning.base=100"], "config.tuning.base: found the width 100, expected a multiple of 64"),
     (["tuning.base=llama"], "config.tuning.base: found 'llama'"),
   ],

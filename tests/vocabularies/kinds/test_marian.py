@@ -1,4 +1,5 @@
-"""Marian's tokenizers against their SentencePiece models; `tests/parity` compares them with `transformers`."""
+"""Marian's tokenizers against their SentencePiece models; `tests/parity` compares them with
+`transformers`."""
 
 import json
 
@@ -28,7 +29,9 @@ def test_each_side_has_its_model_and_both_have_the_same_ids(directory):
   for text in [*plain, "XOF NWORB", "the quick brown fox"]:
     assert vocabulary.encode(text) == numbered(directory, "source", text)
     assert vocabulary.for_targets().encode(text) == numbered(directory, "target", text)
-  assert vocabulary.encode("the quick brown fox") != vocabulary.for_targets().encode("the quick brown fox")
+  assert vocabulary.encode("the quick brown fox") != vocabulary.for_targets().encode(
+    "the quick brown fox"
+  )
   assert vocabulary.unk_id in vocabulary.encode("世 £")
   assert vocabulary.decode(vocabulary.for_targets().encode("XOF NWORB")) == "XOF NWORB"
   assert (vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id) == (0, 1, vocabulary.size - 1)
@@ -46,7 +49,10 @@ def test_pieces_that_older_files_add_are_special(directory, tmp_path):
 
 def test_words_begin_at_the_mark_of_a_space(directory):
   vocabulary = vocabularies.load(str(directory))
-  for encoder, text in ((vocabulary, "the quick brown fox"), (vocabulary.for_targets(), "XOF NWORB KCIUQ EHT")):
+  for encoder, text in (
+    (vocabulary, "the quick brown fox"),
+    (vocabulary.for_targets(), "XOF NWORB KCIUQ EHT"),
+  ):
     ids = encoder.encode(text)
     assert vocabulary.starts_word[ids].sum() == 4
     assert b"".join(vocabulary.bytes_of(ids)).decode() == f" {text}"
@@ -80,9 +86,21 @@ def test_a_saved_vocabulary_is_the_same_and_brings_its_files(directory, tmp_path
   [
     ("target.spm", None, "found no target.spm, expected it beside"),
     ("source.spm", b"\xff", "source.spm: found 1 bytes that are not a SentencePiece model"),
-    ("vocab.json", b'{"</s>": 0, "<unk>": 1, "<pad>": 99}', "vocab.json: found 3 pieces with ids up to 99"),
-    ("vocab.json", b'{"</s>": 0, "<unk>": 1}', "found the special piece '<pad>', expected only pieces of vocab.json"),
-    ("vocab.json", b'{"</s>": 0, "<unk>": 1, "<pad>": 2, "a": null}', "vocab.json: found 4 pieces with ids up to 2"),
+    (
+      "vocab.json",
+      b'{"</s>": 0, "<unk>": 1, "<pad>": 99}',
+      "vocab.json: found 3 pieces with ids up to 99",
+    ),
+    (
+      "vocab.json",
+      b'{"</s>": 0, "<unk>": 1}',
+      "found the special piece '<pad>', expected only pieces of vocab.json",
+    ),
+    (
+      "vocab.json",
+      b'{"</s>": 0, "<unk>": 1, "<pad>": 2, "a": null}',
+      "vocab.json: found 4 pieces with ids up to 2",
+    ),
     ("vocab.json", b'{"</s>": -1}', "expected an id from 0 to"),
     (
       "tokenizer_config.json",
@@ -91,7 +109,11 @@ def test_a_saved_vocabulary_is_the_same_and_brings_its_files(directory, tmp_path
     ),
     ("added_tokens.json", b'{"</s>": null}', "found the added piece '</s>' with id None"),
     ("added_tokens.json", b'{"<sep>": 500}', "found the added piece '<sep>' with id 500"),
-    ("tokenizer_config.json", b'{"separate_vocabs": true}', "found True for 'separate_vocabs', expected none"),
+    (
+      "tokenizer_config.json",
+      b'{"separate_vocabs": true}',
+      "found True for 'separate_vocabs', expected none",
+    ),
     (
       "tokenizer_config.json",
       b'{"sp_model_kwargs": {"enable_sampling": true}}',

@@ -1,4 +1,5 @@
-"""Published tokenizers: ids, special ids and sentinels, from each form of their files; `make parity` has the rest."""
+"""Published tokenizers: ids, special ids and sentinels, from each form of their files; `make
+parity` has the rest."""
 
 import json
 import shutil
@@ -20,7 +21,9 @@ from tools import convert_hf
 
 KINDS = list(published.CONFIGS)
 CHARACTERS = st.characters(exclude_categories=["Cs"])
-TEXT = st.lists(CHARACTERS | st.sampled_from([*"ab  \t'", "</s>", "<mask>", "<s>", "fox"]), max_size=40).map("".join)
+TEXT = st.lists(
+  CHARACTERS | st.sampled_from([*"ab  \t'", "</s>", "<mask>", "<s>", "fox"]), max_size=40
+).map("".join)
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +39,18 @@ def loaded(directories):
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_byt5s_sentinels_are_the_last_bytes(tmp_path, file):
-  """As `transformers`' page of ByT5 masks: "The dog [258]a ball [257]park." Its directory has no file of pieces."""
+  """As `transformers`' page of ByT5 masks: "The dog [258]a ball [257]park." Its directory has no
+  file of pieces."""
   (tmp_path / file).write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer", "model_type": "t5"}))
   found = vocabularies.load(str(tmp_path))
   text = "Thé dog <extra_id_0>a ball <extra_id_1>park."
   ids = vocabularies.encode_sentinels(found, text)
-  assert (found.size, found.sentinels) == (384, tuple(range(258, 247, -1))) and found.decode(ids) == text
-  assert [i for i in ids if i > 247] == [258, 257] and not set(found.sentinels) & set(found.encode("\U0010ffff\xff"))
+  assert (found.size, found.sentinels) == (384, tuple(range(258, 247, -1))) and found.decode(
+    ids
+  ) == text
+  assert [i for i in ids if i > 247] == [258, 257] and not set(found.sentinels) & set(
+    found.encode("\U0010ffff\xff")
+  )
   found.save(tmp_path / "saved")
   saved = vocabularies.load(str(tmp_path / "saved"))
   assert (saved.fingerprint, saved.sentinels) == (found.fingerprint, found.sentinels)
@@ -62,22 +70,41 @@ SPECIAL = {  # pad, bos, eos, unk, mask, cls, sep, and what an encoder-decoder's
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_ids_are_the_tokenizers_own(loaded, kind):
-  names = ("pad_id", "bos_id", "eos_id", "unk_id", "mask_id", "cls_id", "sep_id", "decoder_start_id")
+  names = (
+    "pad_id",
+    "bos_id",
+    "eos_id",
+    "unk_id",
+    "mask_id",
+    "cls_id",
+    "sep_id",
+    "decoder_start_id",
+  )
   assert tuple(getattr(loaded[kind], name) for name in names) == SPECIAL[kind]
   assert loaded[kind].extra_ids == (100 if kind == "t5" else 0)
-  assert set(filter(None.__ne__, (loaded[kind].pad_id, loaded[kind].mask_id))) <= loaded[kind].special_ids
+  assert (
+    set(filter(None.__ne__, (loaded[kind].pad_id, loaded[kind].mask_id)))
+    <= loaded[kind].special_ids
+  )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_older_files_enclose_a_text_as_their_classes_do(loaded, kind):
   _, bos, eos, _, _, cls, sep, _ = SPECIAL[kind]
-  known = {"roberta": ([bos], [eos]), "bart": ([bos], [eos]), "t5": ([], [eos]), "bert": ([cls], [sep])}
+  known = {
+    "roberta": ([bos], [eos]),
+    "bart": ([bos], [eos]),
+    "t5": ([], [eos]),
+    "bert": ([cls], [sep]),
+  }
   assert loaded[kind].around() == known.get(kind, ([] if kind == "gpt2" else [bos], []))
 
 
 def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
   published.byte_level(published.BART).save(str(tmp_path / "tokenizer.json"))
-  (tmp_path / "config.json").write_text('{"model_type": "xlm-roberta", "bos_token_id": 0, "eos_token_id": 2}')
+  (tmp_path / "config.json").write_text(
+    '{"model_type": "xlm-roberta", "bos_token_id": 0, "eos_token_id": 2}'
+  )
   found = vocabularies.load(str(tmp_path))
   assert (found.cls_id, found.sep_id, found.mask_id, found.pad_id) == (0, 2, 4, 1)
 
@@ -85,15 +112,24 @@ def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
 def pipeline(kind, directory) -> Tokenizer:
   """The tokenizer of a directory put together with the library's own objects."""
   if kind in ("gpt2", "roberta", "bart"):
-    tokenizer = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
+    tokenizer = Tokenizer(
+      models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     specials = ["<|endoftext|>"] if kind == "gpt2" else published.BART
   else:
-    tokenizer = Tokenizer(models.WordPiece.from_file(str(directory / "vocab.txt"), unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(
+      models.WordPiece.from_file(str(directory / "vocab.txt"), unk_token="[UNK]")
+    )
+    tokenizer.normalizer, tokenizer.pre_tokenizer = (
+      normalizers.BertNormalizer(),
+      pre_tokenizers.BertPreTokenizer(),
+    )
     specials = ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"]
   tokenizer.decoder = decoders.ByteLevel()
-  tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+  tokenizer.add_special_tokens(
+    [AddedToken(token, special=True, normalized=False) for token in specials]
+  )
   return tokenizer
 
 
@@ -101,16 +137,21 @@ def pipeline(kind, directory) -> Tokenizer:
 def test_text_files_make_the_librarys_tokenizer(directories, loaded, kind):
   theirs = pipeline(kind, directories[kind])
   for text in published.HOSTILE:
-    assert loaded[kind].encode(text) == theirs.encode(text, add_special_tokens=False).ids, repr(text)
+    assert loaded[kind].encode(text) == theirs.encode(text, add_special_tokens=False).ids, repr(
+      text
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "t5"])
 def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
-  """On text without special spellings, odd spaces and characters that normalisers treat differently."""
+  """On text without special spellings, odd spaces and characters that normalisers treat
+  differently."""
   import sentencepiece
 
   processor = sentencepiece.SentencePieceProcessor()
-  processor.LoadFromSerializedProto(b"".join(path.read_bytes() for path in directories[kind].glob("*.model")))
+  processor.LoadFromSerializedProto(
+    b"".join(path.read_bytes() for path in directories[kind].glob("*.model"))
+  )
   texts = [*published.LINES[:50], "the quick fox, wizards' jugs", "naïve 世界", "zebra & yak"]
   if kind != "t5":  # these spell what is in no piece as bytes
     texts += ["\U0001f600 \u05e9", "x" * 50]
@@ -122,35 +163,56 @@ def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
 @settings(max_examples=40)
 @given(texts=st.lists(TEXT, max_size=4))
 def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
-  one, other = loaded[kind], saved[kind]
-  assert (other.fingerprint, other.size, other.sentinels) == (one.fingerprint, one.size, one.sentinels)
+  one = loaded[kind]
+  other = saved[kind]
+  assert (other.fingerprint, other.size, other.sentinels) == (
+    one.fingerprint,
+    one.size,
+    one.sentinels,
+  )
   ids = [one.encode(text) for text in texts]
   assert [found.tolist() for found in other.encode_batch(texts)] == ids
   with pytest.MonkeyPatch.context() as patch:  # long texts are encoded in pieces
     patch.setattr(tokenizers_kind, "_LONG", 3)
     assert [found.tolist() for found in one.encode_batch(texts)] == ids
-  assert all(isinstance(one.decode(found), str) and len(one.pieces_of(found)) == len(found) for found in ids)
+  assert all(
+    isinstance(one.decode(found), str) and len(one.pieces_of(found)) == len(found) for found in ids
+  )
 
 
 def test_olmo2_keeps_its_words_under_the_class_of_gpt2(tmp_path):
   described = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
   digits = {"type": "Digits", "individual_digits": True}
-  described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, described["pre_tokenizer"]]}
+  described["pre_tokenizer"] = {
+    "type": "Sequence",
+    "pretokenizers": [digits, described["pre_tokenizer"]],
+  }
   (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>", "tokenizer_class": "GPT2Tokenizer"}')
+  (tmp_path / "tokenizer_config.json").write_text(
+    '{"eos_token": "<|endoftext|>", "tokenizer_class": "GPT2Tokenizer"}'
+  )
   ids = {}
   for kind in ("olmo2", "gpt2"):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     ids[kind] = vocabularies.load(str(tmp_path)).encode("the 17 foxes")
-  assert ids["olmo2"] == Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("the 17 foxes").ids != ids["gpt2"]
+  assert (
+    ids["olmo2"]
+    == Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("the 17 foxes").ids
+    != ids["gpt2"]
+  )
 
 
 @pytest.mark.parametrize("special", [True, False])
 def test_a_special_piece_without_a_vector_is_left_out(directories, tmp_path, special):
   shutil.copytree(directories["gpt2"], tmp_path / "gpt2")
   (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 360}')
-  added = {"0": {"content": "<|endoftext|>", "special": True}, "360": {"content": "<image>", "special": special}}
-  (tmp_path / "gpt2" / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+  added = {
+    "0": {"content": "<|endoftext|>", "special": True},
+    "360": {"content": "<image>", "special": special},
+  }
+  (tmp_path / "gpt2" / "tokenizer_config.json").write_text(
+    json.dumps({"added_tokens_decoder": added})
+  )
   vocabulary = vocabularies.load(str(tmp_path / "gpt2"))
   assert vocabulary.size == (360 if special else 361)
   assert (360 in vocabulary.encode("a <image>")) == (not special)
@@ -167,7 +229,11 @@ def saved(loaded, tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
   found = saved[kind].exported()
-  there = {path.name: path.read_bytes() for path in directories[kind].iterdir() if path.name != "config.json"}
+  there = {
+    path.name: path.read_bytes()
+    for path in directories[kind].iterdir()
+    if path.name != "config.json"
+  }
   assert found == there and found
 
 
@@ -183,7 +249,8 @@ def test_text_comes_back(loaded, kind):
 def test_special_spellings_are_pieces_unless_the_config_splits_them(directories, tmp_path):
   path = published.write(tmp_path / "split", "gpt2")
   (path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": True}))
-  split, usual = vocabularies.load(str(path)), vocabularies.load(str(directories["gpt2"]))
+  split = vocabularies.load(str(path))
+  usual = vocabularies.load(str(directories["gpt2"]))
   text = "a<|endoftext|>b"
   assert 0 in usual.encode(text) and 0 not in split.encode(text)
   assert split.decode(split.encode(text)) == text and split.fingerprint != usual.fingerprint
@@ -203,7 +270,9 @@ def test_a_tokenizer_json_of_no_known_class_is_taken_whole(tmp_path):
   tokenizer.add_tokens([AddedToken("quick fox", normalized=False)])
   tokenizer.save(str(tmp_path / "tokenizer.json"))
   named = {"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}, "pad_token": "<|end|>"}
-  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
+  (tmp_path / "tokenizer_config.json").write_text(
+    json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named)
+  )
   found = vocabularies.load(str(tmp_path))
   assert isinstance(found, PublishedVocabulary)
   assert (found.bos_id, found.eos_id, found.pad_id) == (360, 361, None)  # EOS is no padding
@@ -213,7 +282,9 @@ def test_a_tokenizer_json_of_no_known_class_is_taken_whole(tmp_path):
 
 def test_sentinels_are_taken_from_unused_pieces(directories):
   found = vocabularies.load(str(directories["gemma2"]), sentinels="<unused{}>")
-  assert found.extra_ids == 40 and found.sentinels == tuple(range(found.sentinels[0], found.sentinels[0] + 40))
+  assert found.extra_ids == 40 and found.sentinels == tuple(
+    range(found.sentinels[0], found.sentinels[0] + 40)
+  )
   ids = vocabularies.encode_sentinels(found, "the <extra_id_1> fox")
   assert found.sentinels[1] in ids and found.decode(ids).split() == ["the", "<extra_id_1>", "fox"]
   assert set(found.sentinels) < found.special_ids
@@ -249,37 +320,58 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, kind, name, content, sa
 
 
 def test_pieces_of_deberta_v3_alone_are_a_tokenizer_to_save_again(tmp_path):
-  """Its files on the Hub have no `tokenizer.json`; the data of a recipe are of another vocabulary."""
+  """Its files on the Hub have no `tokenizer.json`; the data of a recipe are of another
+  vocabulary."""
   (tmp_path / "spm.model").write_bytes(published.t5())
   (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
   assert vocabularies.has_tokenizer(tmp_path)
-  with pytest.raises(UserError, match="found no tokenizer.json, expected one.*save it with transformers' save_pretr"):
+  with pytest.raises(
+    UserError, match="found no tokenizer.json, expected one.*save it with transformers' save_pretr"
+  ):
     vocabularies.load(str(tmp_path))
 
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path):
   published.byte_level([]).save(str(tmp_path / "tokenizer.json"))
-  with pytest.raises(UserError, match="found no end of text, expected eos_token or sep_token in tokenizer_config.json"):
+  with pytest.raises(
+    UserError,
+    match="found no end of text, expected eos_token or sep_token in tokenizer_config.json",
+  ):
     vocabularies.load(str(tmp_path))
 
 
 def test_words_and_special_ids_of_missing_pieces(loaded):
-  for kind, text in (("gpt2", "the fox box"), ("llama", "the fox box"), ("t5", "the fox box"), ("bert", "the fox box")):
-    assert loaded[kind].starts_word[loaded[kind].encode(text)].sum() in (2, 3)  # the first may lack its space
-  with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--sentinels takes unused pieces"):
+  for kind, text in (
+    ("gpt2", "the fox box"),
+    ("llama", "the fox box"),
+    ("t5", "the fox box"),
+    ("bert", "the fox box"),
+  ):
+    # the first may lack its space
+    assert loaded[kind].starts_word[loaded[kind].encode(text)].sum() in (2, 3)
+  with pytest.raises(
+    UserError, match="found no mask piece and 0 sentinels.*--sentinels takes unused pieces"
+  ):
     vocabularies.special(loaded["gpt2"], "mask")
-  assert np.array_equal(loaded["t5"].sentinels, np.arange(loaded["t5"].size - 1, loaded["t5"].size - 101, -1))
+  assert np.array_equal(
+    loaded["t5"].sentinels, np.arange(loaded["t5"].size - 1, loaded["t5"].size - 101, -1)
+  )
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(named, tmp_path, monkeypatch):
-  """As `save_pretrained` of the library writes them, or older files, whose model type tells the class."""
+def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(
+  named, tmp_path, monkeypatch
+):
+  """As `save_pretrained` of the library writes them, or older files, whose model type tells the
+  class."""
   (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1, "a</w>": 2, "<pad>": 3}')
   (tmp_path / "merges.txt").write_text("")
   (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlm"}))
   if named:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLMTokenizer"}))
-  with pytest.raises(UserError, match="found a XLMTokenizer, .* tools.convert_hf takes the weights") as refusal:
+  with pytest.raises(
+    UserError, match="found a XLMTokenizer, .* tools.convert_hf takes the weights"
+  ) as refusal:
     vocabularies.load(str(tmp_path))
   assert "save_pretrained" not in str(refusal.value)
   vocabulary = vocabularies.load("bytes")
@@ -295,19 +387,34 @@ TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst",
 
 
 def with_post_processor(directory, tmp_path, **changes):
-  """The directory of a RoBERTa whose `tokenizer.json` has a post-processor and changes of a test's."""
+  """The directory of a RoBERTa whose `tokenizer.json` has a post-processor and changes of a
+  test's."""
   shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
   described = json.loads(vocabularies.load(str(directory)).model)
   ends = {"sep": ["</s>", 2], "cls": ["<s>", 0]}
-  described["post_processor"] = {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
+  described["post_processor"] = {
+    "type": "RobertaProcessing",
+    **ends,
+    "trim_offsets": True,
+    "add_prefix_space": False,
+  }
   (tmp_path / "tokenizer.json").write_text(json.dumps(described | changes))
   return vocabularies.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(directories, loaded, tmp_path, padding):
-  padding = {"pad_id": 1, "pad_type_id": 0, "pad_token": "<pad>", "pad_to_multiple_of": None} | padding
-  found = with_post_processor(directories["roberta"], tmp_path, padding=padding, truncation=TRUNCATION)
+def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(
+  directories, loaded, tmp_path, padding
+):
+  padding = {
+    "pad_id": 1,
+    "pad_type_id": 0,
+    "pad_token": "<pad>",
+    "pad_to_multiple_of": None,
+  } | padding
+  found = with_post_processor(
+    directories["roberta"], tmp_path, padding=padding, truncation=TRUNCATION
+  )
   assert found.around() == ([0], [2])
   assert found.between() == 2
   for text in published.LINES[:5]:
@@ -335,7 +442,9 @@ def test_a_piece_longer_than_sentencepiece_takes_is_refused(directories, tmp_pat
       proto.pieces.add(piece="ab" * 1_000_000, score=-50.0)
       data = proto.SerializeToString()
     (tmp_path / path.name).write_bytes(data)
-  with pytest.raises(UserError, match="found a piece of 2000000 bytes, expected pieces of fewer than 8000"):
+  with pytest.raises(
+    UserError, match="found a piece of 2000000 bytes, expected pieces of fewer than 8000"
+  ):
     vocabularies.load(str(tmp_path))
 
 

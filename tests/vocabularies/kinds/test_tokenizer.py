@@ -1,4 +1,5 @@
-"""WordPiece and byte-level BPE: round trips on hostile Unicode, special ids, saving and refusals."""
+"""WordPiece and byte-level BPE: round trips on hostile Unicode, special ids, saving and
+refusals."""
 
 import base64
 import json
@@ -16,7 +17,9 @@ from t5x_like.vocabularies.kinds import tokenizer as tokenizers_kind
 from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary
 from tools import train_tokenizer
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz".split()
+WORDS = (
+  "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz"
+).split()
 LINES = [" ".join(WORDS[i % 18 :] + WORDS[: i % 7] + [str(i)]).encode() for i in range(300)]
 HOSTILE = {
   "NULs": "a\0b\0\0",
@@ -48,9 +51,17 @@ def lowercase():
 @pytest.mark.parametrize("kind", train_tokenizer.KINDS)
 def test_ids_lie_where_documented(trained, kind, tmp_path):
   vocabulary = trained[kind]
-  assert vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind] and vocabulary.extra_ids == 100
+  assert (
+    vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind]
+    and vocabulary.extra_ids == 100
+  )
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
-  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, vocabulary.bos_id) == (3, 4, 5, None)
+  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, vocabulary.bos_id) == (
+    3,
+    4,
+    5,
+    None,
+  )
   assert vocabulary.special_ids == {0, 1, 3, 4, 5, *range(vocabulary.size - 100, vocabulary.size)}
   ids = encode_sentinels(vocabulary, "<extra_id_0> the fox<extra_id_99>")
   assert (ids[0], ids[-1]) == (vocabulary.size - 1, vocabulary.size - 100)
@@ -77,14 +88,20 @@ def test_hostile_text(trained, name):
   assert trained["bytelevel_bpe"].decode(trained["bytelevel_bpe"].encode(text)) == text
   for vocabulary in trained.values():
     ids = vocabulary.encode_batch([text, "fox", text])
-    assert ids[0].dtype == np.int32 and ids[0].tolist() == ids[2].tolist() == vocabulary.encode(text)
+    assert ids[0].dtype == np.int32 and ids[0].tolist() == ids[2].tolist() == vocabulary.encode(
+      text
+    )
     assert not set(ids[0].tolist()) & vocabulary.special_ids
     assert isinstance(vocabulary.decode(ids[0]), str)
 
 
 @settings(max_examples=100)
 @given(
-  st.text(st.characters(exclude_categories=[]) | st.sampled_from("ab'1\u00e9\u0301\u4e2d.   \t\x1c\u00a0"), max_size=80)
+  st.text(
+    st.characters(exclude_categories=[])
+    | st.sampled_from("ab'1\u00e9\u0301\u4e2d.   \t\x1c\u00a0"),
+    max_size=80,
+  )
 )
 def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text):
   for vocabulary in (*trained.values(), lowercase):
@@ -92,14 +109,19 @@ def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(tokenizers_kind, "_LONG", 3)
       assert vocabulary.encode(text) == whole
-      assert [ids.tolist() for ids in vocabulary.encode_batch([text, "a b", text])][::2] == [whole, whole]
+      assert [ids.tolist() for ids in vocabulary.encode_batch([text, "a b", text])][::2] == [
+        whole,
+        whole,
+      ]
 
 
 def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monkeypatch):
   monkeypatch.setattr(tokenizers_kind, "_LONG", 3)
   calls = []
   for vocabulary in trained.values():
-    monkeypatch.setattr(vocabulary, "_ids", lambda texts, ids=vocabulary._ids: calls.append(texts) or ids(texts))
+    monkeypatch.setattr(
+      vocabulary, "_ids", lambda texts, ids=vocabulary._ids: calls.append(texts) or ids(texts)
+    )
     vocabulary.encode("lazy fox jumps")
   assert calls == [["lazy"], [" fox"], [" jumps"]] * 2
 
@@ -114,9 +136,9 @@ def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monk
 @given(st.text(st.characters(exclude_categories=[]), max_size=60))
 def test_any_text_comes_back_from_byte_level(trained, text):
   vocabulary = trained["bytelevel_bpe"]
-  assert vocabulary.decode(vocabulary.encode(text)) == text.encode("utf-16-le", "surrogatepass").decode(
-    "utf-16-le", "replace"
-  )
+  assert vocabulary.decode(vocabulary.encode(text)) == text.encode(
+    "utf-16-le", "surrogatepass"
+  ).decode("utf-16-le", "replace")
 
 
 @given(st.lists(st.integers(0, 500), max_size=20))
@@ -127,7 +149,10 @@ def test_any_id_is_decoded(trained, ids):
 
 
 def test_words_start_where_they_do(trained):
-  for kind, text, count in (("wordpiece", "the zebra, fox", 4), ("bytelevel_bpe", "the zebra, fox", 2)):
+  for kind, text, count in (
+    ("wordpiece", "the zebra, fox", 4),
+    ("bytelevel_bpe", "the zebra, fox", 2),
+  ):
     vocabulary = trained[kind]
     ids = vocabulary.encode(text)
     assert vocabulary.starts_word[ids].sum() == count, vocabulary.pieces_of(ids)
@@ -164,7 +189,9 @@ def test_what_is_no_tokenizer_is_refused(data, said):
 
 
 def test_padding_elsewhere_than_0_is_refused(trained, tmp_path):
-  with pytest.raises(UserError, match="padding at id 1 and '</s>' at id 0, expected .PAD. or <pad> at id 0"):
+  with pytest.raises(
+    UserError, match="padding at id 1 and '</s>' at id 0, expected .PAD. or <pad> at id 0"
+  ):
     TokenizerVocabulary(edited(trained["wordpiece"], tmp_path, swap_pad))
 
 
@@ -187,20 +214,38 @@ def _replace(pattern, content):
     [_replace({"String": "a"}, "a" * 20), _replace({"String": "a"}, "a" * 20)],
     [{"type": "Sequence", "normalizers": [_replace({"Regex": "a*"}, "b" * 300)]}],
     [_replace({"Regex": ""}, "ab")] * 5,
-    [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + b"x" * 200).decode()}],
+    [
+      {
+        "type": "Precompiled",
+        "precompiled_charsmap": base64.b64encode(bytes(4) + b"x" * 200).decode(),
+      }
+    ],
   ],
 )
 def test_a_file_that_multiplies_text_is_refused(tmp_path, steps, key):
   parts = {"normalizer": "normalizers", "decoder": "decoders"}
-  model = {"type": "WordLevel", "vocab": {"[PAD]": 0, "</s>": 1, "[UNK]": 2, "a": 3}, "unk_token": "[UNK]"}
-  file = {"version": "1.0", "added_tokens": [], "model": model, key: {"type": "Sequence", parts[key]: steps}}
+  model = {
+    "type": "WordLevel",
+    "vocab": {"[PAD]": 0, "</s>": 1, "[UNK]": 2, "a": 3},
+    "unk_token": "[UNK]",
+  }
+  file = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": model,
+    key: {"type": "Sequence", parts[key]: steps},
+  }
   (tmp_path / "tokenizer.json").write_text(json.dumps(file))
-  with pytest.raises(UserError, match=f"found a {key} that may make .* characters of one, expected at most 100"):
+  with pytest.raises(
+    UserError, match=f"found a {key} that may make .* characters of one, expected at most 100"
+  ):
     vocabularies.load(str(tmp_path))
 
 
 def test_a_sentencepiece_model_that_multiplies_text_is_refused():
   table = bytes(4) + b"x" * 200 + b"\0"
-  with pytest.raises(UserError, match="a model: found a normaliser that may make 200 characters of one"):
+  with pytest.raises(
+    UserError, match="a model: found a normaliser that may make 200 characters of one"
+  ):
     _growth.check_charsmap(table, "a model")
   _growth.check_charsmap(bytes(4) + b"x" * 18 + b"\0", "a model")

@@ -1,4 +1,6 @@
-"""The embedded corpus: English technical prose from the docstrings of installed packages; needs no download.
+"""The embedded corpus: English technical prose from the docstrings of installed packages; needs no
+download.
 
-`extract.py` extracts and cleans the docstrings (standard library only); `builder.py` wraps it in a TFDS builder.
+`extract.py` extracts and cleans the docstrings (standard library only); `builder.py` wraps it in a
+TFDS builder.
 """

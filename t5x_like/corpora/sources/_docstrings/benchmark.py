@@ -1,12 +1,14 @@
-"""Supervised tasks from docstrings: classify the package, match halves, name the function, extract a description.
+"""Supervised tasks from docstrings: classify the package, match halves, name the function, extract
+a description.
 
     package    text, label: the first words, without the names of packages, and their package
     halves     first, second, label: the beginning of a docstring, and its continuation or another docstring's
     name       text, name: the summary of a function, and the words of its name
-    parameter  question, context, answers: a parameter, several descriptions, and its own description, as in SQuAD
+    parameter  question, context, answers: a parameter, several descriptions, and its own
+    description, as in SQuAD
 
-Every record also has an `id`. Documents are ordered by a hash that determines all choices, so the same documents give
-the same records on any machine. Classes are exactly balanced.
+Every record also has an `id`. Documents are ordered by a hash that determines all choices, so the
+same documents give the same records on any machine. Classes are exactly balanced.
 """
 
 import hashlib
@@ -23,17 +25,25 @@ PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflo
 HALVES = ("apart", "together")
 MOST = 8_000  # records per split
 KEPT = 0.05  # share of the modules seen in pretraining that form the split validation
-_TEXT, _HALF, _SUMMARY, _DESCRIPTION = 30, 15, 30, 8  # words: 64 tokens hold most inputs
+# words: 64 tokens hold most inputs
+_TEXT = 30
+_HALF = 15
+_SUMMARY = 30
+_DESCRIPTION = 8
 _AROUND = 1  # parameters before and after the one in question
 
-_PACKAGE_NAMES = re.compile(r"\b(jax|jnp|keras|matplotlib|mpl|plt|numpy|np|ocp|orbax|scipy|tensorflow|tf)\b", re.I)
+_PACKAGE_NAMES = re.compile(
+  r"\b(jax|jnp|keras|matplotlib|mpl|plt|numpy|np|ocp|orbax|scipy|tensorflow|tf)\b", re.I
+)
 _NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")  # of the section Args in Google's style
+# of the section Args in Google's style
+_ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")
 _NUMPY_ENTRY = re.compile(r"(\w+)(?: ?:.*)?$")
 
 
 def is_kept(module: str) -> bool:
-  """Return whether a module of the corpus's training split is in the benchmark's validation instead of its train."""
+  """Return whether a module of the corpus's training split is in the benchmark's validation instead
+  of its train."""
   return int.from_bytes(_digest("benchmark", module)[:8], "big") / 2**64 < KEPT
 
 
@@ -48,7 +58,8 @@ def package(documents: Sequence[Document]) -> list[Record]:
 
 
 def halves(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `halves`: every second document keeps its second half, the others take the next's."""
+  """Return records of the task `halves`: every second document keeps its second half, the others
+  take the next's."""
   pairs = []
   for document in documents:
     words = document["text"].split()[: 2 * _HALF]
@@ -62,7 +73,8 @@ def halves(documents: Sequence[Document]) -> list[Record]:
 
 
 def name(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `name`: functions and methods not named by Python (`__init__`) or by their summary."""
+  """Return records of the task `name`: functions and methods not named by Python (`__init__`) or by
+  their summary."""
   made = []
   for document in documents:
     leaf = document["qualname"].rpartition(".")[2]
@@ -76,18 +88,21 @@ def name(documents: Sequence[Document]) -> list[Record]:
 
 
 def parameter(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `parameter`: one per docstring that describes at least two parameters."""
+  """Return records of the task `parameter`: one per docstring that describes at least two
+  parameters."""
   made = []
   for document in documents:
     entries = [
-      (one, _words(re.split(r"(?<=\.)\s", what)[0], _DESCRIPTION)) for one, what in parameters(document["text"])
+      (one, _words(re.split(r"(?<=\.)\s", what)[0], _DESCRIPTION))
+      for one, what in parameters(document["text"])
     ]
     entries = [(one, what) for one, what in entries if len(what.split()) > 2]
     if len(entries) < 2:
       continue
     asked = _digest("asked", document["text"])[0] % len(entries)
     begin = max(0, asked - _AROUND)
-    before, after = entries[begin:asked], entries[asked : asked + 1 + _AROUND]
+    before = entries[begin:asked]
+    after = entries[asked : asked + 1 + _AROUND]
     context = [f"{one}: {what}" for one, what in before + after]
     question, answer = entries[asked]
     start = sum(len(text) + 1 for text in context[: len(before)]) + len(f"{question}: ")
@@ -107,7 +122,9 @@ TASKS: dict[str, Callable[[Sequence[Document]], list[Record]]] = {
 def records(task: str, documents: Sequence[Document]) -> list[Record]:
   """Return at most `MOST` records of a task, independent of the order of the documents."""
   ordered = sorted(documents, key=lambda d: _digest(d["module"], d["qualname"], d["text"]))
-  return [{"id": f"{task}-{number}"} | record for number, record in enumerate(TASKS[task](ordered)[:MOST])]
+  return [
+    {"id": f"{task}-{number}"} | record for number, record in enumerate(TASKS[task](ordered)[:MOST])
+  ]
 
 
 def parameters(text: str) -> list[tuple[str, str]]:
@@ -119,18 +136,24 @@ def parameters(text: str) -> list[tuple[str, str]]:
       return list(_entries(textwrap.dedent("\n".join(section)).splitlines(), _ENTRY))
     if line == "Parameters" and _is_rule(lines[number + 1 : number + 2]):
       section = lines[number + 2 :]
-      end = next((n - 1 for n in range(1, len(section)) if _is_rule(section[n : n + 1])), len(section))
+      end = next(
+        (n - 1 for n in range(1, len(section)) if _is_rule(section[n : n + 1])), len(section)
+      )
       return list(_entries(section[:end], _NUMPY_ENTRY))
   return []
 
 
 def _entries(lines: list[str], form: re.Pattern) -> Iterator[tuple[str, str]]:
-  """Yield entries: an unindented line of the form begins an entry, any other unindented line ends it."""
+  """Yield entries: an unindented line of the form begins an entry, any other unindented line ends
+  it."""
   begins = [n for n, line in enumerate(lines) if line[:1].strip()]
   for first, past in zip(begins, [*begins[1:], len(lines)]):
     if found := form.match(lines[first]):
       named, *rest = found.groups()
-      yield named, " ".join(" ".join([rest[0] or "" if rest else "", *lines[first + 1 : past]]).split())
+      yield (
+        named,
+        " ".join(" ".join([rest[0] or "" if rest else "", *lines[first + 1 : past]]).split()),
+      )
 
 
 def _is_rule(lines: list[str]) -> bool:

@@ -1,8 +1,10 @@
-"""The TFDS builder `docstrings`: a real corpus of English technical prose that is already on the machine.
+"""The TFDS builder `docstrings`: a real corpus of English technical prose that is already on the
+machine.
 
-Documents are the docstrings of the Python standard library and of this project's dependencies, as installed. A hash of
-a module's name assigns the whole module to train or validation, and duplicate texts are kept once, so no validation
-document is seen in training. The same installed files give the same records in the same order.
+Documents are the docstrings of the Python standard library and of this project's dependencies, as
+installed. A hash of a module's name assigns the whole module to train or validation, and duplicate
+texts are kept once, so no validation document is seen in training. The same installed files give
+the same records in the same order.
 """
 
 import contextlib
@@ -73,7 +75,8 @@ class DocstringsConfig(tfds.core.BuilderConfig):
 
 
 class Docstrings(tfds.core.GeneratorBasedBuilder):
-  """The docstrings of installed packages; features `text`, `package`, `module`, `qualname`, all strings.
+  """The docstrings of installed packages; features `text`, `package`, `module`, `qualname`, all
+  strings.
 
   Args:
     config: a name among BUILDER_CONFIGS (`installed` by default) or another `DocstringsConfig`.
@@ -100,10 +103,15 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
       validation=_TINY_VALIDATION,
     ),
   ]
-  code_path = epath.Path(__file__)  # TFDS 4.9.10 finds it only with importlib_resources, which it does not depend on
+  # TFDS 4.9.10 finds it only with importlib_resources, which it does not depend on
+  code_path = epath.Path(__file__)
 
   def __init__(
-    self, *, file_format: str = "array_record", progress: Callable[[int, int], None] | None = None, **arguments
+    self,
+    *,
+    file_format: str = "array_record",
+    progress: Callable[[int, int], None] | None = None,
+    **arguments,
   ):
     self._progress = progress or (lambda done, total: None)
     super().__init__(file_format=file_format, **arguments)
@@ -120,7 +128,9 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
     del dl_manager  # nothing is downloaded
     documents = {"train": [], "validation": []}
-    seen, characters, content = set(), Counter(), hashlib.sha256()
+    seen = set()
+    characters = Counter()
+    content = hashlib.sha256()
     for done, total, docstrings in extract.scan(self.builder_config.packages):
       for docstring in docstrings:
         digest = hashlib.sha256(docstring.text.encode()).digest()
@@ -155,9 +165,14 @@ def prepare(builder: Docstrings) -> bool:
     if builder.is_prepared():
       return False
     try:
-      builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-    except (OSError, RuntimeError) as error:  # the record writer raises RuntimeError when the disk is full
-      raise UserError(f"{builder.data_dir}: cannot build the corpus there ({one_line(error)})") from error
+      builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+      )
+    # the record writer raises RuntimeError when the disk is full
+    except (OSError, RuntimeError) as error:
+      raise UserError(
+        f"{builder.data_dir}: cannot build the corpus there ({one_line(error)})"
+      ) from error
   return True
 
 

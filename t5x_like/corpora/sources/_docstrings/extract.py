@@ -1,8 +1,10 @@
-"""Docstrings of installed packages, read from their source files by `ast`; nothing is imported or executed.
+"""Docstrings of installed packages, read from their source files by `ast`; nothing is imported or
+executed.
 
-`scan` yields them in a fixed order (package as given, then path, then position), so the same installed files give the
-same result. Child processes of this module do the parsing: each takes every n-th file and writes one line of JSON per
-file. The parent reads the lines in turn, so it holds only a few files at any time.
+`scan` yields them in a fixed order (package as given, then path, then position), so the same
+installed files give the same result. Child processes of this module do the parsing: each takes
+every n-th file and writes one line of JSON per file. The parent reads the lines in turn, so it
+holds only a few files at any time.
 """
 
 import ast
@@ -26,14 +28,17 @@ STANDARD_LIBRARY = "stdlib"
 MIN_CHARACTERS = 80
 MIN_LETTERS = 0.6  # share of the characters other than white space
 
-_NOT_PROSE = frozenset({"test", "tests", "site-packages", "dist-packages", "__pycache__", "_vendor"})
+_NOT_PROSE = frozenset(
+  {"test", "tests", "site-packages", "dist-packages", "__pycache__", "_vendor"}
+)
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Docstring(NamedTuple):
-  """One docstring: its text without indentation, and its origin (`qualname` is empty for a module)."""
+  """One docstring: its text without indentation, and its origin (`qualname` is empty for a
+  module)."""
 
   text: str
   package: str
@@ -58,7 +63,8 @@ def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
           found.append((package, module, str(path)))
   if not found:
     raise UserError(
-      f"docstrings: found no Python source files of {', '.join(packages) or 'no packages'}, expected at "
+      f"docstrings: found no Python source files of {', '.join(packages) or 'no packages'}, "
+      "expected at "
       "least one installed package"
     )
   return found
@@ -68,7 +74,8 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
   """Yield (number of files done, number of files, docstrings of the next file), file after file.
 
   Args:
-    packages: top-level names of packages or modules, or `stdlib`; packages that are not installed are ignored.
+    packages: top-level names of packages or modules, or `stdlib`; packages that are not installed
+      are ignored.
     processes: number of child processes that parse; it does not affect the result.
 
   Raises:
@@ -76,9 +83,15 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
   """
   files = source_files(packages)
   root = str(Path(__file__).resolve().parents[3])
-  environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+  environment = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+  }
   pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-  children = [subprocess.Popen([sys.executable, "-m", __name__], env=environment, **pipes) for _ in range(processes)]
+  children = [
+    subprocess.Popen([sys.executable, "-m", __name__], env=environment, **pipes)
+    for _ in range(processes)
+  ]
   try:
     for k, child in enumerate(children):
       with child.stdin:
@@ -89,10 +102,15 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
       if not line.endswith("\n"):
         code = children[number % processes].wait()
         raise UserError(
-          f"docstrings: the process parsing {path} ended with code {code}, expected the docstrings of that file; "
+          f"docstrings: the process parsing {path} ended with code {code}, expected the "
+          "docstrings of that file; "
           "check that there is enough memory"
         )
-      yield number + 1, len(files), [Docstring(text, package, module, name) for text, name in json.loads(line)]
+      yield (
+        number + 1,
+        len(files),
+        [Docstring(text, package, module, name) for text, name in json.loads(line)],
+      )
   finally:
     for child in children:
       child.kill()
@@ -101,7 +119,8 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
 
 
 def parse(source: bytes) -> list[tuple[str, str]]:
-  """Return (text, qualname) of each docstring in one file's source that `is_prose`; none if it is not Python."""
+  """Return (text, qualname) of each docstring in one file's source that `is_prose`; none if it is
+  not Python."""
   if b'"""' not in source and b"'''" not in source:
     return []
   try:
@@ -114,7 +133,8 @@ def parse(source: bytes) -> list[tuple[str, str]]:
 
 
 def is_prose(text: str) -> bool:
-  """Return whether a text is long enough, mostly letters, and free of characters that no text file should hold."""
+  """Return whether a text is long enough, mostly letters, and free of characters that no text file
+  should hold."""
   if len(text) < MIN_CHARACTERS or _NOT_TEXT.search(text):
     return False
   visible = sum(map(len, text.split()))
@@ -135,7 +155,8 @@ def _docstrings(node: ast.AST, outer: str) -> Iterator[tuple[str, str]]:
 
 
 def _roots(package: str) -> list[tuple[Path, tuple[str, ...]]]:
-  """Locate a top-level package without importing it: (directory or single file, module prefix) pairs."""
+  """Locate a top-level package without importing it: (directory or single file, module prefix)
+  pairs."""
   if package == STANDARD_LIBRARY:
     return [(Path(sysconfig.get_path("stdlib")), ())]
   try:
