@@ -170,23 +170,23 @@ def was_read(path: str, content: Any, directory: str = "", signed: bool = False)
 
 
 def links(directory: str, file: str) -> None:
-  """Check the links in a local directory, unless this user signed its file or the command has
-  `--trust`.
+  """Check the links in a local directory and below it, unless the command may follow them: this
+  user signed its file, or it has `--trust`.
 
   Raises:
     UserError: one leads out of the directory, where a command would then read or write.
   """
   if file in _state.signed or _state.everything or "://" in directory:
     return
-  with os.scandir(directory) as entries:
-    paths = [entry.path for entry in entries if entry.is_symlink()]
-  for path in paths:
-    if not is_inside(path, directory):
-      raise UserError(
-        f"{path}: found a link to {_shown(os.path.realpath(path))}, expected what it names in "
-        f"{directory} itself; move"
-        f" it there, or add {FLAG}"
-      )
+  for folder, folders, files in os.walk(directory):
+    for name in (*folders, *files):
+      path = os.path.join(folder, name)
+      if os.path.islink(path) and not is_inside(path, directory):
+        target = _shown(os.path.realpath(path))
+        raise UserError(
+          f"{path}: found a link to {target}, expected what it names in {directory} itself; move "
+          f"it there, or add {FLAG}"
+        )
 
 
 def function(where: str, name: str) -> Callable:

@@ -187,11 +187,14 @@ def test_evaluate_reaches_nothing_that_a_saved_config_names(
 
 @pytest.mark.runs
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("name", ["evaluations", "data", "vocabulary"])
+@pytest.mark.parametrize(
+  "name", ["evaluations", "data", "vocabulary", "data/train/tokens", "checkpoints/4", "data/a/b"]
+)
 def test_a_link_in_a_foreign_workdir_leads_nowhere(name, trained, tmp_path, sentinels, check):
   workdir = foreign(trained, tmp_path, {})
   if (workdir / name).exists():
     shutil.rmtree(workdir / name)
+  (workdir / name).parent.mkdir(parents=True, exist_ok=True)
   (workdir / name).symlink_to(sentinels.folder)
   line = check(lambda inside: evaluate.main([f"--workdir={workdir}"]))
   assert f"{workdir}/{name}: found a link to " in line
