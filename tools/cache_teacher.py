@@ -2,8 +2,8 @@
 without the teacher.
 
 Example:
-  python -m tools.cache_teacher --workdir=runs/teacher --config=configs/gpt/my_text.py --k=32
-  --output=data/taught
+  python -m tools.cache_teacher --workdir=runs/teacher --config=configs/gpt/my_text.py \\
+      --k=32 --output=data/taught
   python -m t5x_like.train --config=configs/gpt/my_text.py --workdir=runs/student \\
     '--config.task={"name": "taught", "store": "data/taught"}' '--config.objective={"name":
     "cached_distillation"}'

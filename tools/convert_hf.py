@@ -1,8 +1,8 @@
 """Converts between Hugging Face model directories and workdirs.
 
 Examples:
-  python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned
-  --config=configs/t5/base.py:small
+  python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned \\
+      --config=configs/t5/base.py:small
   python -m tools.convert_hf --input=runs/small --output=exported
 
 A workdir made from a Hugging Face directory holds step 0 of a run with its weights and its

@@ -1,12 +1,12 @@
 """Converts a checkpoint of T5X into a workdir that goes on training.
 
 Examples:
-  python -m tools.convert_t5x --input=t5_1_1_base/checkpoint_1000000 --output=runs/more
-    --config=configs/t5/base.py
+  python -m tools.convert_t5x --input=t5_1_1_base/checkpoint_1000000 --output=runs/more \\
+      --config=configs/t5/base.py
     --vocabulary=cc_all.32000.100extra/sentencepiece.model --loss_normalizing_factor=None
     --target_tokens=14592
-  python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE
-  --vocabulary=bytes --fresh
+  python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE \\
+      --vocabulary=bytes --fresh
 
 Reads T5X's own checkpoints and the ones it saves through Orbax, of the models in `t5x/examples/t5`
 and `t5x/examples/scalable_t5`, with and without `scan_layers`: T5 1.0 and 1.1, mT5, ByT5 and umT5.

@@ -2,10 +2,10 @@
 several widths.
 
 Examples:
-  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256
-  --config.optimizer.name=adamw
-  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256
-    --config.optimizer.name=adamw \\
+  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256 \\
+      --config.optimizer.name=adamw
+  python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256 \\
+      --config.optimizer.name=adamw \\
     --config.tuning.name=mup --config.tuning.base=32 --output=mup.json
 
 Every width trains --steps steps at one rate. The table has, for every layer and width, the mean

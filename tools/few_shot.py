@@ -1,10 +1,10 @@
 """Zero- and few-shot questions from files, by likelihood or by generation.
 
 Examples:
-  python -m tools.few_shot --workdir=runs/gpt2 --input=arc_easy.jsonl.gz
-  --input=lambada_openai.jsonl.gz
-  python -m tools.few_shot --workdir=runs/gpt2 --input=mmlu_dev_test.jsonl.gz --shots=5
-  --output=results.json
+  python -m tools.few_shot --workdir=runs/gpt2 --input=arc_easy.jsonl.gz \\
+      --input=lambada_openai.jsonl.gz
+  python -m tools.few_shot --workdir=runs/gpt2 --input=mmlu_dev_test.jsonl.gz --shots=5 \\
+      --output=results.json
   python -m tools.few_shot --workdir=runs/gpt2 --input=novels.jsonl.gz --stride=512
 
 A file is JSON lines, plain or compressed; its keys say what is asked:

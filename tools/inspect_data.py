@@ -3,8 +3,8 @@ an HTML page.
 
 Example:
   python -m tools.inspect_data --config=configs/t5/base.py:debug
-  python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus
-  --step=9 --html=seen.html
+  python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus \\
+      --step=9 --html=seen.html
 
 The rows come from the global batch at --step, so --step=9 shows the examples of step 9. Colours are
 segments; padding and positions without weight are grey, special ids bold, targets without weight a

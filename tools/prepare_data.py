@@ -1,8 +1,8 @@
 """Cleans and tokenises a corpus into a token store per split, which training reads.
 
 Example:
-  python -m tools.prepare_data --source='jsonl:corpus/*.jsonl.gz' --vocabulary=vocabulary
-  --output=data/corpus
+  python -m tools.prepare_data --source='jsonl:corpus/*.jsonl.gz' --vocabulary=vocabulary \\
+      --output=data/corpus
   python -m tools.prepare_data --source='jsonl:gs://b/c4-*.gz' --vocabulary=gs://b/vocabulary \\
     --output=gs://b/stores/c4 --clean=c4,exact --engine=beam --runner=DataflowRunner --project=p
     --region=r --temp_location=gs://b/tmp

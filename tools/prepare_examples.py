@@ -1,8 +1,8 @@
 """Prepares the examples of a recipe's task, which training otherwise does when it starts.
 
 Example:
-  python -m tools.prepare_examples --config=configs/t5/finetune.py
-  --config.task.source=tsv:train=a.tsv,validation=b.tsv
+  python -m tools.prepare_examples --config=configs/t5/finetune.py \\
+      --config.task.source=tsv:train=a.tsv,validation=b.tsv
 
 Takes the `--config.…` flags of training, builds the task for the training and the evaluation split,
 and prints how many examples there are, how many rows were skipped and why, and how full packed rows

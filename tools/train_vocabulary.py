@@ -2,10 +2,10 @@
 
 Example:
   python -m tools.train_vocabulary --source=text:book.txt --size=8192 --output=data/vocabulary
-  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --kind=unigram
-  --output=vocabulary
-  python -m tools.train_vocabulary --source=text:b/*.txt --size=30000 --kind=wordpiece --with_mask
-  --output=vocabulary
+  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 \\
+      --kind=unigram --output=vocabulary
+  python -m tools.train_vocabulary --source=text:b/*.txt --size=30000 --kind=wordpiece \\
+      --with_mask --output=vocabulary
 
 The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4)
 and [MASK] (5), the pieces, and the sentinels (100 at the top). bytelevel_bpe (GPT-2's) gives every

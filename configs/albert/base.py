@@ -1,7 +1,7 @@
 """ALBERT, pretrained with masked words and the order of sentences (Lan et al. 2020, section 4.1).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
-  --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
+      --vocabulary=VOCABULARY --output=data/books_wiki
   python -m t5x_like.train --config=configs/albert/base.py --workdir=runs/albert_base
 
 Batches of 4,096 rows of 512 tokens for 125,000 steps, LAMB at 1.76e-3. Half of the pairs have their

@@ -1,8 +1,8 @@
 """BERT, pretrained with masked tokens and next sentences in two phases (Devlin et al. 2019, section
 3.1, A.2).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
-  --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
+      --vocabulary=VOCABULARY --output=data/books_wiki
   python -m t5x_like.train --config=configs/bert/base.py --workdir=runs/bert_base
 
 Batches of 256 rows, 900,000 steps at length 128 and then 100,000 at 512, in one run (`phases`).

@@ -4,7 +4,7 @@ section 5.3).
   python -m t5x_like.evaluate --workdir=runs/bert_base --suite=tags --tasks=conll --data=DATA \\
       --config=configs/bert/features.py:concat_last_four
       --output=runs/bert_base/suites/concat_last_four
-  python -m t5x_like.train --config=configs/bert/features.py --workdir=runs/conll
+  python -m t5x_like.train --config=configs/bert/features.py --workdir=runs/conll \\
       --config.task.data_dir=DATA \\
       --config.init.workdir=runs/bert_base
 

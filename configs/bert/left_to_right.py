@@ -1,7 +1,7 @@
 """BERT base from left to right: the ablation "LTR & No NSP" (Devlin et al. 2019, section 5.1).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
-      --append_eos \\
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
+      --vocabulary=VOCABULARY --append_eos \\
       --output=data/books_wiki_eos
   python -m t5x_like.train --config=configs/bert/left_to_right.py --workdir=runs/bert_left_to_right
 
@@ -10,7 +10,7 @@ with the schedule of `base.py`; every token is a target. `evaluate --suite=glue`
 GPT's form. A head of encoders reads it too, for SQuAD alone or, in the row "+ BiLSTM", above two
 layers of LSTM:
 
-  python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official
+  python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official \\
       --workdir=runs/ltr_squad \\
       --config.init.workdir=runs/bert_left_to_right --config.task.data_dir=DATA \\
       '--config.model.head={"name": "bilstm", "head": "spans"}'

@@ -1,8 +1,8 @@
 """BigBird base: masked language modelling of 4,096 tokens by block-sparse attention (Zaheer et al.
 2020).
 
-  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos
-  --output=data/web
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
+      --output=data/web
   python -m t5x_like.train --config=configs/bigbird/base.py --workdir=runs/bigbird_base
 
 Batches of 256 rows of 4,096, short documents joined, AdamW up to 1e-4 over 10,000 steps and

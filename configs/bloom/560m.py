@@ -1,7 +1,7 @@
 """BLOOM 560M, pretrained as a language model (BigScience Workshop 2022, arXiv:2211.05100).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/bloom/560m.py --workdir=runs/bloom_560m
 
 Batches of 256 windows of 2,048 tokens, AdamW up to 3e-4 and down by a cosine to 1e-5 at 410 billion

@@ -1,7 +1,7 @@
 """ByT5, pretrained by span corruption of UTF-8 bytes (Xue et al. 2022, arXiv:2105.13626).
 
-  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=bytes
-  --output=data/mc4_bytes
+  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=bytes \\
+      --output=data/mc4_bytes
   python -m t5x_like.train --config=configs/byt5/base.py --workdir=runs/byt5_base
 
 Ids are bytes, so no vocabulary is trained. Sentinels are ids of their own, from 383 down; the

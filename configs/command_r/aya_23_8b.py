@@ -1,10 +1,10 @@
 """A decoder with the sizes of Aya 23 8B (Aryabumi et al. 2024, arXiv:2405.15032), pretrained as a
 language model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
-  python -m t5x_like.train --config=configs/command_r/aya_23_8b.py
-  --workdir=runs/command_r_aya_23_8b
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
+  python -m t5x_like.train --config=configs/command_r/aya_23_8b.py \\
+      --workdir=runs/command_r_aya_23_8b
 
 The training of its base model is not published: optimizer, rates and batch are those of Llama 2 7B
 (Touvron et al. 2023, section 2.2: AdamW, 3e-4 after 2,000 steps, down to a tenth by a cosine, 2^22

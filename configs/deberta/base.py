@@ -1,8 +1,8 @@
 """DeBERTa v3 base: a generator of six layers, a discriminator on all tokens (He et al. 2021,
 arXiv:2111.09543).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
-  --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
+      --vocabulary=VOCABULARY --output=data/books_wiki
   python -m t5x_like.train --config=configs/deberta/base.py --workdir=runs/deberta_base
 
 Batches of 8,192 rows of 512 tokens for 500,000 steps, AdamW up to 6e-4 over 10,000 steps and

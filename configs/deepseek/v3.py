@@ -1,8 +1,8 @@
 """DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437), pretrained as a language model that predicts
 two tokens.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/deepseek/v3.py --workdir=runs/deepseek_v3
 
 Sections 4.1 and 4.2: windows of 4,096 tokens, 14.8 trillion of them, AdamW, weights of 0.3 for the

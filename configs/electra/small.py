@@ -1,8 +1,8 @@
 """ELECTRA small: a generator a quarter as wide, a discriminator on all tokens (Clark et al. 2020,
 table 6).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
-  --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
+      --vocabulary=VOCABULARY --output=data/books_wiki
   python -m t5x_like.train --config=configs/electra/small.py --workdir=runs/electra_small
 
 A million steps of 128 rows of 128 tokens: AdamW up to 5e-4 over 10,000 steps and linearly down, eps

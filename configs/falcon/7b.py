@@ -1,7 +1,7 @@
 """Falcon 7B, pretrained as a language model (Almazrouei et al. 2023, arXiv:2311.16867).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/falcon/7b.py --workdir=runs/falcon_7b
 
 By its model card: batches of 2,304 windows of 2,048 tokens, 1.5 trillion tokens in all, AdamW up to

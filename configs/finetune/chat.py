@@ -1,7 +1,7 @@
 """Llama 3.1 8B, fine-tuned to answer: loss on the assistant's turns of conversations alone.
 
   python -m tools.convert_hf --input=Llama-3.1-8B --output=runs/llama --config=configs/llama/8b.py
-  python -m t5x_like.train --config=configs/finetune/chat.py --workdir=runs/chat
+  python -m t5x_like.train --config=configs/finetune/chat.py --workdir=runs/chat \\
       --config.init.workdir=runs/llama \\
       --config.task.source=jsonl:train=chats/train.jsonl,validation=chats/dev.jsonl
 

@@ -1,6 +1,6 @@
 """GPT, fine-tuned on whole texts (Radford et al. 2018, sections 3.2, 3.3 and 4.1).
 
-  python -m t5x_like.train --config=configs/finetune/decoder.py:glue/cola,official
+  python -m t5x_like.train --config=configs/finetune/decoder.py:glue/cola,official \\
       --workdir=runs/cola \\
       --config.init.workdir=runs/gpt1 --config.task.data_dir=glue_data
 

@@ -10,7 +10,7 @@ such files, or a folder of texts for each class. The labels, the columns, the va
 the number of steps follow from the table; docs/how-to/fine-tune.md has the keys that name them.
 Benchmarks have their own arguments:
 
-  python -m t5x_like.train --config=configs/finetune/encoder.py:glue/cola,official
+  python -m t5x_like.train --config=configs/finetune/encoder.py:glue/cola,official \\
       --workdir=runs/cola \\
       --config.init.workdir=runs/bert_base --config.task.data_dir=glue_data
 

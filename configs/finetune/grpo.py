@@ -1,7 +1,7 @@
 """Llama 3.1 8B, after supervised fine-tuning, trained by GRPO on questions whose answers a program
 checks.
 
-  python -m t5x_like.train --config=configs/finetune/grpo.py --workdir=runs/grpo
+  python -m t5x_like.train --config=configs/finetune/grpo.py --workdir=runs/grpo \\
       --config.init.workdir=runs/chat \\
       --config.task.source=jsonl:train=gsm8k/train.jsonl,validation=gsm8k/test.jsonl
 

@@ -1,7 +1,7 @@
 """T5, fine-tuned or trained on many tasks at once (Raffel et al. 2020, section 3.5.2).
 
-  python -m t5x_like.train --config=configs/finetune/mixture.py:superglue --workdir=runs/superglue
-      \\
+  python -m t5x_like.train --config=configs/finetune/mixture.py:superglue \\
+      --workdir=runs/superglue \\
       --config.init.workdir=runs/t5_base --config.task.maximum=65536 --config.task.temperature=2
 
 The argument is `glue`, `superglue`, or `all`: both with SQuAD, summaries (CNN/Daily Mail) and

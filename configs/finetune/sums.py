@@ -2,8 +2,8 @@
 from rewards alone.
 
   python -m t5x_like.train --config=configs/finetune/sums.py:supervised --workdir=runs/sums
-  python -m t5x_like.train --config=configs/finetune/sums.py --workdir=runs/sums_grpo
-  --config.init.workdir=runs/sums
+  python -m t5x_like.train --config=configs/finetune/sums.py --workdir=runs/sums_grpo \\
+      --config.init.workdir=runs/sums
 
 The first command teaches it in 150 steps of `7+15=22` in bytes, which leaves it wrong in most sums.
 The second shows no sum any more: it draws 8 answers to each of 32 prompts, and each is rewarded

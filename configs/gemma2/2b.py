@@ -1,7 +1,7 @@
 """Gemma 2 2B's architecture, pretrained as a language model (Gemma Team 2024, arXiv:2408.00118).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gemma2/2b.py --workdir=runs/gemma2_2b
 
 The published 2B was distilled from a larger model on 2 trillion tokens; the report gives neither

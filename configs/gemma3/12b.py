@@ -1,8 +1,8 @@
 """A decoder with the sizes of Gemma 3 12B (Gemma Team 2025, arXiv:2503.19786), pretrained as a
 language model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gemma3/12b.py --workdir=runs/gemma3_12b
 
 The text model alone, without its image encoder, on text instead of distillation from a larger model

@@ -1,7 +1,7 @@
 """GPT-1 (117M parameters), pretrained as a language model (Radford et al. 2018, section 4.1).
 
-  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY --append_eos
-  --output=data/books_eos
+  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY \\
+      --append_eos --output=data/books_eos
   python -m t5x_like.train --config=configs/gpt/gpt1.py --workdir=runs/gpt1
 
 Windows of 512 tokens, batches of 64, Adam up to 2.5e-4 over 2,000 steps and down to 0 by a half

@@ -1,7 +1,7 @@
 """GPT-2 of 124M parameters, pretrained as a language model (Radford et al. 2019).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=runs/gpt2_124m
 
 The paper gives only the batch, 512 windows of 1,024 tokens; learning rate, warm-up, decay, betas,

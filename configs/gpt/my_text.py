@@ -1,10 +1,10 @@
 """A small GPT on a text of your own: one file of half a megabyte or more is enough.
 
-  python -m tools.train_vocabulary --source=text:input.txt --kind=bytelevel_bpe --size=1024
-    --extra_ids=0 \\
+  python -m tools.train_vocabulary --source=text:input.txt --kind=bytelevel_bpe --size=1024 \\
+      --extra_ids=0 \\
     --output=data/vocabulary
-  python -m tools.prepare_data --source=text:input.txt --vocabulary=data/vocabulary --append_eos
-  --output=data/text
+  python -m tools.prepare_data --source=text:input.txt --vocabulary=data/vocabulary \\
+      --append_eos --output=data/text
   python -m t5x_like.train --config=configs/gpt/my_text.py --workdir=runs/text
   python -m t5x_like.chat --workdir=runs/text
 

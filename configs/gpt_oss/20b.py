@@ -1,8 +1,8 @@
 """A decoder with the sizes of gpt-oss-20b (OpenAI 2025, arXiv:2508.10925), pretrained as a language
 model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt_oss/20b.py --workdir=runs/gpt_oss_20b
 
 Windows of 4,096 tokens, without YaRN, which stretches the positions to 131,072 afterwards. The card

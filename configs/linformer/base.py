@@ -1,8 +1,8 @@
 """Linformer base: RoBERTa with keys and values projected to 256 positions (Wang et al. 2020,
 arXiv:2006.04768).
 
-  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos
-  --output=data/web
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
+      --output=data/web
   python -m t5x_like.train --config=configs/linformer/base.py --workdir=runs/linformer_base
 
 250,000 steps on RoBERTa's objective at length 512 (section 5.1); other settings are RoBERTa's. 64

@@ -1,7 +1,7 @@
 """Llama 3.1 8B, pretrained as a language model (Grattafiori et al. 2024).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/8b.py --workdir=runs/llama_8b
 
 Windows of 8,192 tokens in batches of 2^22, attention inside documents only (section 3.2), AdamW up

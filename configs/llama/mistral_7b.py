@@ -1,7 +1,7 @@
 """Mistral 7B, pretrained as a language model (Jiang et al. 2023).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/mistral_7b.py --workdir=runs/mistral_7b
 
 Windows of 8,192 tokens, in which each token sees the last 4,096 (section 2). The paper gives sizes

@@ -1,7 +1,7 @@
 """Mixtral 8x7B, pretrained as a language model (Jiang et al. 2024).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mixtral/8x7b.py --workdir=runs/mixtral_8x7b
 
 The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B

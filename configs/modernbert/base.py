@@ -1,7 +1,7 @@
 """ModernBERT base: masked language modelling at 30% (Warner et al. 2024, arXiv:2412.13663).
 
-  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos
-  --output=data/web
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
+      --output=data/web
   python -m t5x_like.train --config=configs/modernbert/base.py --workdir=runs/modernbert_base
 
 The first of the paper's phases (section 2.2, and modernbert-base-pretrain.yaml of

@@ -1,7 +1,7 @@
 """MPT 7B, pretrained as a language model (MosaicML 2023).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mpt/7b.py --workdir=runs/mpt_7b
 
 Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. The published model

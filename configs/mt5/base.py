@@ -1,7 +1,7 @@
 """mT5, pretrained by span corruption on many languages (Xue et al. 2021, arXiv:2010.11934).
 
-  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY
-  --output=data/mc4_LANGUAGE
+  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY \\
+      --output=data/mc4_LANGUAGE
   python -m t5x_like.train --config=configs/mt5/base.py --workdir=runs/mt5_base
 
 One token store for each of `LANGUAGES`, with one vocabulary of 250,000 pieces and 100 sentinels:

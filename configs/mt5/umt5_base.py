@@ -1,8 +1,8 @@
 """umT5: mT5 with a position table in every layer and languages drawn more evenly (Chung et al.
 2023).
 
-  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY
-  --output=data/mc4_LANGUAGE
+  python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY \\
+      --output=data/mc4_LANGUAGE
   python -m t5x_like.train --config=configs/mt5/umt5_base.py --workdir=runs/umt5_base
 
 The vocabulary has 256,000 pieces and 300 sentinels. Languages are drawn equally, but none of their

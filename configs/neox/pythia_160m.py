@@ -1,7 +1,7 @@
 """Pythia 160M, pretrained as a language model (Biderman et al. 2023, arXiv:2304.01373).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/neox/pythia_160m.py --workdir=runs/pythia_160m
 
 Batches of 1,024 windows of 2,048 tokens for 143,000 steps (300 billion tokens), AdamW up to 6e-4

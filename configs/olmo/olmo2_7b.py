@@ -1,7 +1,7 @@
 """OLMo 2 7B, the first stage of its pretraining (OLMo Team 2025, arXiv:2501.00656).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/olmo/olmo2_7b.py --workdir=runs/olmo2_7b
 
 Windows of 4,096 tokens in batches of 1,024, attention across documents; AdamW up to 3e-4 after

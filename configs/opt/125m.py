@@ -1,7 +1,7 @@
 """OPT 125M, pretrained as a language model (Zhang et al. 2022, arXiv:2205.01068).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/opt/125m.py --workdir=runs/opt_125m
 
 Batches of 256 windows of 2,048 tokens (0.5 million), AdamW up to 6e-4 over 375 million tokens and

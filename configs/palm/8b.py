@@ -1,7 +1,7 @@
 """PaLM 8B, pretrained as a language model (Chowdhery et al. 2022).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/palm/8b.py --workdir=runs/palm_8b
 
 Adafactor without factors, with rates scaled by the parameters: 1e-2 for 10,000 steps, then

@@ -7,8 +7,8 @@ arXiv:1503.02531).
 The teacher runs in every step, about ten times the student's forward pass. `distil.py:cached`
 learns instead from its 64 likeliest tokens, which are stored once, 512 bytes a token:
 
-  python -m tools.cache_teacher --config=configs/qwen/distil.py --workdir=Qwen/Qwen3-8B --k=64
-  --output=data/qwen_taught
+  python -m tools.cache_teacher --config=configs/qwen/distil.py --workdir=Qwen/Qwen3-8B \\
+      --k=64 --output=data/qwen_taught
   python -m t5x_like.train --config=configs/qwen/distil.py:cached --workdir=runs/qwen_cached
 
 Store, vocabulary and rates are those of `qwen3_8b.py`; the store has the vocabulary of the

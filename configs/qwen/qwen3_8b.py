@@ -1,8 +1,8 @@
 """A decoder with the sizes of Qwen 3 8B (Qwen Team 2025, arXiv:2505.09388), pretrained as a
 language model.
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/qwen/qwen3_8b.py --workdir=runs/qwen3_8b
 
 Windows of 4,096 tokens, as in the first stage (section 3.2), which runs over 30 trillion tokens.

@@ -1,10 +1,10 @@
 """REALM: a retriever and a reader trained together (Guu et al. 2020).
 
   python -m t5x_like.train --config=configs/realm/base.py:cloze --workdir=runs/cloze
-  python -m t5x_like.train --config=configs/realm/base.py --workdir=runs/realm
-  --config.init.workdir=runs/cloze
-  python -m t5x_like.train --config=configs/realm/base.py:questions --workdir=runs/nq
-  --config.init.workdir=runs/realm
+  python -m t5x_like.train --config=configs/realm/base.py --workdir=runs/realm \\
+      --config.init.workdir=runs/cloze
+  python -m t5x_like.train --config=configs/realm/base.py:questions --workdir=runs/nq \\
+      --config.init.workdir=runs/realm
 
 The first command warms up the retriever by the inverse cloze task (Lee et al. 2019, 100,000 steps
 of 4,096 sentences). The second masks salient spans of the passages' own sentences, 200,000 steps of

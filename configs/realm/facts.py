@@ -2,8 +2,8 @@
 parameter holds.
 
   python -m t5x_like.train --config=configs/realm/facts.py:cloze --workdir=runs/cloze
-  python -m t5x_like.train --config=configs/realm/facts.py --workdir=runs/facts
-  --config.init.workdir=runs/cloze
+  python -m t5x_like.train --config=configs/realm/facts.py --workdir=runs/facts \\
+      --config.init.workdir=runs/cloze
   python -m t5x_like.train --config=configs/realm/facts.py:closed --workdir=runs/closed
 
 The first command warms up the retriever by the inverse cloze task: find the passage that a sentence

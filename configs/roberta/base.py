@@ -1,8 +1,8 @@
 """RoBERTa: dynamic masks, full sentences, no next sentences, large batches (Liu et al. 2019,
 sections 4 and 5).
 
-  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos
-  --output=data/web
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos \\
+      --output=data/web
   python -m t5x_like.train --config=configs/roberta/base.py --workdir=runs/roberta_base
 
 500,000 steps of 8,192 rows of 512 (table 9): AdamW up to 6e-4 over 24,000 steps and linearly down

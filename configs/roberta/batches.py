@@ -1,11 +1,11 @@
 """RoBERTa's batches at equal passes over the data: all rows of table 3 (Liu et al. 2019, section
 4.3).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
-      --append_eos \\
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
+      --vocabulary=VOCABULARY --append_eos \\
       --output=data/books_wiki_eos
-  python -m t5x_like.train --config=configs/roberta/batches.py:batch_2k
-  --workdir=runs/roberta_batch_2k
+  python -m t5x_like.train --config=configs/roberta/batches.py:batch_2k \\
+      --workdir=runs/roberta_batch_2k
 
 RoBERTa base on BERT's text. Each row passes as many sequences as 1,000,000 steps of 256, at a peak
 rate of its own. The paper does not give the warm-ups; here all rows have the sequences of BERT's.

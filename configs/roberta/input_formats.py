@@ -1,8 +1,8 @@
 """RoBERTa's four input formats side by side, with next sentences and without: table 2 (Liu et al.
 2019, section 4.2).
 
-  python -m t5x_like.train --config=configs/roberta/input_formats.py:doc_sentences
-  --workdir=runs/doc_sentences
+  python -m t5x_like.train --config=configs/roberta/input_formats.py:doc_sentences \\
+      --workdir=runs/doc_sentences
 
 BERT base in the recipe of `configs/bert/base.py`, at length 512 throughout; pairs also learn next
 sentences. `data/tasks/mlm.py` describes the formats. The paper's dev scores (SQuAD 1.1 and 2.0 F1):

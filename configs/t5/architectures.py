@@ -1,8 +1,8 @@
 """T5's architectures and objectives: all ten rows of table 2 of Raffel et al. 2020 (section 3.2.4).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
-  python -m t5x_like.train --config=configs/t5/architectures.py:prefix_lm
-  --workdir=runs/prefix_denoising
+  python -m t5x_like.train --config=configs/t5/architectures.py:prefix_lm \\
+      --workdir=runs/prefix_denoising
 
 Denoising drops 15 % of the tokens and replaces each run of them by a sentinel, the paper's baseline
 objective (section

@@ -1,8 +1,8 @@
 """T5's prefix LM: one stack with a bidirectional prefix (Raffel et al. 2020, sections 3.2.1 and
 3.2.4).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/t5/prefix_lm.py --workdir=runs/t5_prefix_lm
 
 Blocks of T5 base; windows of 512 tokens cut at a random place; the hyper-parameters of the paper's

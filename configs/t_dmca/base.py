@@ -1,11 +1,11 @@
 """T-DMCA, trained to write Wikipedia's articles from web pages (Liu et al. 2018, sections 4 and
 5.2).
 
-  python -m tools.train_vocabulary --source=lines:train=wikisum/train.txt --kind=bpe --size=32000
-      --extra_ids=0 \\
+  python -m tools.train_vocabulary --source=lines:train=wikisum/train.txt --kind=bpe \\
+      --size=32000 --extra_ids=0 \\
       --output=vocabulary
-  python -m t5x_like.train --config=configs/t_dmca/base.py --workdir=runs/t_dmca
-  --config.task.vocabulary=vocabulary
+  python -m t5x_like.train --config=configs/t_dmca/base.py --workdir=runs/t_dmca \\
+      --config.task.vocabulary=vocabulary
 
 Each line of `wikisum/train.jsonl` has a `title`, its `references` and the `article`, or its first
 section. References are the paragraphs of cited pages and search results, the most relevant first:

@@ -1,7 +1,7 @@
 """Transformer base, trained to translate (Vaswani et al. 2017, sections 5 and 6.1).
 
-  python -m tools.train_vocabulary --source=lines:train=corpus/train.* --kind=bpe --size=37000
-      --extra_ids=0 \\
+  python -m tools.train_vocabulary --source=lines:train=corpus/train.* --kind=bpe \\
+      --size=37000 --extra_ids=0 \\
       --output=vocabulary
   python -m t5x_like.train --config=configs/transformer/base.py --workdir=runs/transformer_base \\
       --config.task.source='parallel:corpus/{split}.{field}.gz' --config.task.vocabulary=vocabulary

@@ -1,7 +1,7 @@
 """XGLM 564M, pretrained as a language model (Lin et al. 2021, arXiv:2112.10668).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos
-  --output=data/c4_en_eos
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos \\
+      --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/xglm/564m.py --workdir=runs/xglm_564m
 
 Windows of 2,048 tokens, 500 billion tokens in all. Batch, rates and weight decay are those of GPT-3

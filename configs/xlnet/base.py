@@ -1,8 +1,8 @@
 """XLNet: tokens predicted in random orders by two-stream attention (Yang et al. 2019,
 arXiv:1906.08237).
 
-  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY
-  --output=data/books_wiki
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt \\
+      --vocabulary=VOCABULARY --output=data/books_wiki
   python -m t5x_like.train --config=configs/xlnet/base.py --workdir=runs/xlnet_base
 
 Pairs of segments in rows of 512 tokens, one token in six predicted (K = 6), in spans of 1 to 5

@@ -1,7 +1,7 @@
 """A cache of compiled programs on disk, so that a restarted run does not compile again.
 
-jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for
-the features of one processor, so entries lie in a directory of their own per set of features. An
+jax keys an entry by the program, the versions and the flags. On CPU an entry is machine \\
+    code for the features of one processor, so entries lie in a directory of their own per set of features. An
 entry is written in place, with a
 checksum: machine code with a flipped bit would compute something else, or crash. The next start
   removes entries that a kill cut short or a disk damaged, since jax would warn of them at every

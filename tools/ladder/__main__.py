@@ -2,8 +2,8 @@
 size.
 
 Examples:
-  python -m tools.ladder --config=configs/gpt/my_text.py --sizes=32,64,128 --predict=256
-    --workdir=runs/ladder \\
+  python -m tools.ladder --config=configs/gpt/my_text.py --sizes=32,64,128 --predict=256 \\
+      --workdir=runs/ladder \\
     --config.optimizer.name=adamw --config.tuning.name=mup --config.tuning.base=32
   python -m tools.ladder … --rates=0.002,0.004,0.008 --check=rates   # also finds rates, and trains the larger size
 

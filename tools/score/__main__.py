@@ -4,8 +4,8 @@ last line.
 Examples:
   python -m tools.score squad --references=dev-v1.1.json --predictions=predictions.json
   python -m tools.score glue/cola --references=CoLA/dev.tsv --predictions=CoLA.tsv --bootstrap=1000
-  python -m tools.score bleu --references=test.de --predictions=ours.txt --compare=theirs.txt
-  --tokenize=intl
+  python -m tools.score bleu --references=test.de --predictions=ours.txt \\
+      --compare=theirs.txt --tokenize=intl
   python -m tools.score glue --references=glue_data --predictions=submission
 
 Files are plain or compressed; docs/how-to/score-predictions.md has their formats, and the flags of
