@@ -26,7 +26,7 @@ from t5x_like.errors import (
   TransientError,
   UserError,
 )
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.redaction import is_secret_name, redact, redact_word
 from t5x_like.terminal_text import visible
 

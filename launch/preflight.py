@@ -22,7 +22,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, door, is_transient, one_line
-from t5x_like.files.places import directory, place
+from t5x_like.files.paths import directory, place
 
 _SIZE = 1024
 _LINK_BYTES = 2**26  # of the all-reduce, a device

@@ -23,7 +23,7 @@ from t5x_like.errors import (
   one_line,
 )
 from t5x_like.files import streams
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.terminal_text import visible
 
 _INTERRUPTED = 130

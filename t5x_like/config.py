@@ -166,7 +166,7 @@ class OptimizerMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-  """`config.init`: the run to start from; see `training/other_runs.py`.
+  """`config.init`: the run to start from; see `training/warm_start.py`.
 
   Attributes:
     step: its checkpoint; None is the newest.
@@ -187,7 +187,7 @@ class Init:
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-  """`config.teacher`: the run to distil; see `training/other_runs.py`.
+  """`config.teacher`: the run to distil; see `training/warm_start.py`.
 
   Attributes:
     workdir: the run's; `random` is a teacher with random weights, for two steps of `:debug`.

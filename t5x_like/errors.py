@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from t5x_like.files import answers, streams
-from t5x_like.files.answers import Kind, chain
+from t5x_like.files import store_errors, streams
+from t5x_like.files.store_errors import Kind, chain
 from t5x_like.terminal_text import visible
 
 EXIT_BUG = 1
@@ -103,7 +103,7 @@ def is_transient(error: BaseException) -> bool:
   """
   if exit_code(error) is not None:
     return error_class(error) is TransientError
-  return not is_out_of_memory(error) and answers.kind(error) is Kind.TRANSIENT
+  return not is_out_of_memory(error) and store_errors.kind(error) is Kind.TRANSIENT
 
 
 def answered(error: Exception, address: str, done: str, kind: Kind | None = None) -> Exception:
@@ -117,13 +117,13 @@ def answered(error: Exception, address: str, done: str, kind: Kind | None = None
   """
   if exit_code(error) is not None or is_out_of_memory(error):
     return error
-  kind = kind or answers.kind(error)
+  kind = kind or store_errors.kind(error)
   if kind is None and not isinstance(error, OSError | ValueError):
     return error
   if kind is Kind.ABSENT:
     return FileNotFoundError(f"{address}: {kind.value}")
   made = {Kind.DAMAGED: DamageError, Kind.TRANSIENT: TransientError}.get(kind, UserError)
-  return made(answers.message(kind, address, done, error))
+  return made(store_errors.message(kind, address, done, error))
 
 
 def retried(
@@ -189,7 +189,7 @@ def error_class(error: BaseException) -> type[Exception] | None:
   kind = next((kind for kind in _ENDS if isinstance(error, kind)), None)
   cause = error.__cause__
   if kind is UserError and isinstance(cause, OSError) and not isinstance(cause, BrokenPipeError):
-    return TransientError if answers.of_errno(cause.errno) is Kind.TRANSIENT else UserError
+    return TransientError if store_errors.of_errno(cause.errno) is Kind.TRANSIENT else UserError
   return kind
 
 

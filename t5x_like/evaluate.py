@@ -47,7 +47,7 @@ from t5x_like import command_line, slots, trust
 from t5x_like.benchmarks import suites
 from t5x_like.errors import UserError, door
 from t5x_like.files import checked_json
-from t5x_like.files.places import directory, is_remote
+from t5x_like.files.paths import directory, is_remote
 from t5x_like.interop import hub
 
 _QUESTIONS = "questions"
@@ -178,9 +178,9 @@ def main(argv: list[str]) -> None:
     return _suite(args, overrides)
 
   from t5x_like import data, report
-  from t5x_like.files.places import check_writable
+  from t5x_like.files.paths import check_writable
   from t5x_like.runtime import process
-  from t5x_like.training import opening, workdir
+  from t5x_like.training import open_with_recipe, workdir
   from t5x_like.training.build import objective_of
   from t5x_like.training.evaluation import Evaluation
 
@@ -188,11 +188,11 @@ def main(argv: list[str]) -> None:
     raise hub.absent(args.workdir, "--workdir")  # results are written beside the model
   process.prepare()
   data.use_cache(args.workdir)
-  run = opening.open_run(args.workdir, args.config, overrides)
+  run = open_with_recipe.open_run(args.workdir, args.config, overrides)
   config = run.config
   only = None if args.evals is None else args.evals.split(",")
   evaluation = Evaluation(config, run.model, objective_of(config), run.rules, only)
-  opening.check(run, evaluation.task.vocabulary)
+  open_with_recipe.check(run, evaluation.task.vocabulary)
   if process.first():
     check_writable("--workdir", args.workdir, ("evaluations",))
   step, arrays = run.restore(args.step)
@@ -249,7 +249,7 @@ def _suite(args, overrides: list[str]) -> None:
   """Run a suite and print its table."""
   from t5x_like.benchmarks import outside, steps, suite, tables
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training import trained
+  from t5x_like.training import saved_model
 
   names = [] if args.suite is None else args.suite.split(",")
   trust.admit(names)
@@ -276,7 +276,7 @@ def _suite(args, overrides: list[str]) -> None:
     raise UserError(f"--workdir={given[0]}: needs --output=DIR, a local directory for the results")
   workdirs = [hub.directory(word, "--workdir") for word in given]
   for word in workdirs:
-    trained.identity_of(word)  # raises if there is none
+    saved_model.identity_of(word)  # raises if there is none
   form = "from_scratch" if args.from_scratch else ""
   folder = "+".join(map(outside.short, names)) or _QUESTIONS
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / folder / form)

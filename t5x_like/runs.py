@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from t5x_like import train
 from t5x_like.files.mirror import copied
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.library.task import config_of
 from t5x_like.report.writer import read_metrics
 

@@ -156,11 +156,11 @@ def restored(workdir, step: int) -> dict[str, np.ndarray]:
   """Every tensor of a checkpoint, parameters and optimizer state, by name."""
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import flatten
-  from t5x_like.training import opening
+  from t5x_like.training import open_with_recipe
   from t5x_like.training.build import build
   from t5x_like.training.state import to_tree
 
-  run = opening.open_run(str(workdir), None, ['mesh={"data": -1}'], rows=True)
+  run = open_with_recipe.open_run(str(workdir), None, ['mesh={"data": -1}'], rows=True)
   abstract = to_tree(build(run.config).state)
   with Checkpoints(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     _, tree, _ = checkpoints.restore(abstract, step)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store import ids, writer
 from t5x_like.store.tokens import TOKENS, TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary

@@ -19,7 +19,7 @@ import published
 from t5x_like import chat, evaluate, predict, train, trust, vocabularies
 from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError, door
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.library import model as library
 from t5x_like.training import workdir as workdirs
 from tests.fuzz.harness import Ground

@@ -21,7 +21,7 @@ from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.inference import generation, masks, predictors, strategies
 from t5x_like.nn import params
-from t5x_like.training import trained as trained_run
+from t5x_like.training import saved_model as trained_run
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary

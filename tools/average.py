@@ -18,7 +18,7 @@ import sys
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 
 from .ladder import sizes
 
@@ -60,9 +60,9 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import nest
   from t5x_like.nn.linear import has_adapters
-  from t5x_like.training import importing, opening, trained
+  from t5x_like.training import imported_weights, open_with_recipe, saved_model
 
-  run = trained.open_saved(workdir)
+  run = saved_model.open_saved(workdir)
   if run.published is not None:
     raise UserError(
       f"--workdir: {workdir} is a published model, which has no checkpoints of a "
@@ -91,7 +91,9 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
     )
   tree = {f"params/{name}": x for name, x in mean.items()}
   tree["step"] = jax.device_put(np.int32(steps[-1]), run.rules.replicated)
-  importing.write(output, run.config, opening.vocabulary_of(run), steps[-1], nest(tree))
+  imported_weights.write(
+    output, run.config, open_with_recipe.vocabulary_of(run), steps[-1], nest(tree)
+  )
   return steps
 
 

@@ -19,7 +19,7 @@ import sys
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 
 
 @door
@@ -78,12 +78,12 @@ class Teacher:
 
     from t5x_like.nn import params
     from t5x_like.objectives._token_distillation import by_tokens
-    from t5x_like.training import opening, trained
+    from t5x_like.training import open_with_recipe, saved_model
 
     if jax.process_count() > 1:
       raise UserError(f"tools.cache_teacher runs on one process, found {jax.process_count()}")
-    run = trained.open_saved(workdir)
-    self.workdir, self.run, self.vocabulary = workdir, run, opening.vocabulary_of(run)
+    run = saved_model.open_saved(workdir)
+    self.workdir, self.run, self.vocabulary = workdir, run, open_with_recipe.vocabulary_of(run)
     self.step, self._arrays = run.restore(None)
     if k > (size := min(run.model.variant.vocab_size, self.vocabulary.size)):
       raise UserError(f"--k={k}: expected at most {size}, the tokens of {workdir}")
@@ -140,7 +140,7 @@ def write(
 
   from t5x_like.data import loader
   from t5x_like.data.tasks import taught as tasks
-  from t5x_like.files.places import place
+  from t5x_like.files.paths import place
   from t5x_like.store import manifest, writer
 
   (T,) = built.features["decoder_target_tokens"].shape

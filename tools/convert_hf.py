@@ -17,7 +17,7 @@ import functools
 from t5x_like import command_line, recipes, slots
 from t5x_like.errors import UserError, door
 from t5x_like.files import checked_json, outputs
-from t5x_like.files.places import directory, place
+from t5x_like.files.paths import directory, place
 from t5x_like.interop import hub
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -97,13 +97,13 @@ def _import(
   from t5x_like.interop import hf, sentences
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, importing
+  from t5x_like.training import assembly, imported_weights
   from t5x_like.training.build import build
   from t5x_like.training.resolve import resolve
   from t5x_like.training.state import init_state, to_tree
 
   process.prepare()
-  config = importing.with_architecture(
+  config = imported_weights.with_architecture(
     recipes.load(recipe, overrides), *hf.architecture(directory), directory
   )
   vocabulary = _vocabulary(config, directory, sentinels)
@@ -111,10 +111,10 @@ def _import(
   assembly.check_vocabulary(config, vocabulary)
   parts = build(config)
   model = hf.load(directory, rules=parts.rules)
-  importing.check_parameters(model, parts.model, directory, recipe)
+  imported_weights.check_parameters(model, parts.model, directory, recipe)
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   state = dataclasses.replace(state, params=params.arrays(model))
-  importing.write(workdir, config, vocabulary, 0, to_tree(state))
+  imported_weights.write(workdir, config, vocabulary, 0, to_tree(state))
   flags = "".join(f" --config.{override}" for override in overrides)
   prepare = ""
   if "vocab_size" in config.model:
@@ -145,7 +145,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
   """Return the vocabulary of the directory or, if it has none, of the recipe's data."""
   from t5x_like import vocabularies
   from t5x_like.runtime import process
-  from t5x_like.training import importing
+  from t5x_like.training import imported_weights
   from t5x_like.vocabularies.kinds import published
 
   name = published.python_class(place(directory))
@@ -158,7 +158,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
       f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out"
     )
   try:
-    return importing.vocabulary_of(config)
+    return imported_weights.vocabulary_of(config)
   except UserError as error:
     raise UserError(
       f"{directory}: found no tokenizer that can be read; copy its files there, or prepare the "

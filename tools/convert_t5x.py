@@ -19,7 +19,7 @@ import functools
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.interop import t5x
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -82,7 +82,7 @@ def _convert(args, overrides: list[str]) -> None:
   from t5x_like.models import t5
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, guard, importing, optimizer
+  from t5x_like.training import assembly, guard, imported_weights, optimizer
   from t5x_like.training.build import build
   from t5x_like.training.resolve import resolve
 
@@ -91,11 +91,13 @@ def _convert(args, overrides: list[str]) -> None:
   kept = not args.fresh and t5x.has_statistics(checkpoint)
   scale = _gradient_scale(args, checkpoint.where) if kept else 1.0
   variant = t5x.variant(checkpoint, args.mlp_activations)
-  config = importing.with_architecture(
+  config = imported_weights.with_architecture(
     recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where
   )
   vocabulary = (
-    vocabularies.load(args.vocabulary) if args.vocabulary else importing.vocabulary_of(config)
+    vocabularies.load(args.vocabulary)
+    if args.vocabulary
+    else imported_weights.vocabulary_of(config)
   )
   config = assembly.with_tokens(resolve(config), vocabulary)
   assembly.check_vocabulary(config, vocabulary)
@@ -121,7 +123,7 @@ def _convert(args, overrides: list[str]) -> None:
     shapes = {name: leaf.shape for name, leaf in wanted.items()}
     for name, array in t5x.statistics(checkpoint, parts.model, shapes, scale):
       named[name] = jax.device_put(array, wanted[name].sharding)
-  importing.write(args.output, config, vocabulary, step, nest(named))
+  imported_weights.write(args.output, config, vocabulary, step, nest(named))
   flags = "".join(f" --config.{override}" for override in overrides)
   what = "weights and Adafactor's state" if kept else "weights"
   late = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""

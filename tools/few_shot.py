@@ -36,7 +36,7 @@ import sys
 from t5x_like import command_line, rows
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.inference import questions
 from t5x_like.library import model as library
 

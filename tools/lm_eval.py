@@ -14,7 +14,7 @@ from typing import Any
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.inference import prompts, strategies
 from t5x_like.inference.stops import Stops
 from t5x_like.library import model as library

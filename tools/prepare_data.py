@@ -31,7 +31,7 @@ from t5x_like.corpora.job import Job, skips
 from t5x_like.corpora.tokens import PART_BYTES, Tokens, summary
 from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
 from t5x_like.files import file_names
-from t5x_like.files.places import directory, is_remote, place
+from t5x_like.files.paths import directory, is_remote, place
 from t5x_like.store.tokens import TokenStore
 from t5x_like.store.writer import SHARD_VALUES
 

@@ -20,7 +20,7 @@ from typing import Any
 from t5x_like import recipes
 from t5x_like.benchmarks import comparison
 from t5x_like.errors import UserError, door
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
 

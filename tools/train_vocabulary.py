@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from t5x_like import command_line, trust, vocabularies
 from t5x_like.errors import UserError, door, one_line
-from t5x_like.files.places import Place, directory, place
+from t5x_like.files.paths import Place, directory, place
 from t5x_like.vocabularies import MAIN, MANIFEST
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary

@@ -9,7 +9,7 @@ from typing import Any
 
 from t5x_like.benchmarks import predictions, suites
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime.process import environment
 from t5x_like.training import workdir as workdirs

@@ -37,7 +37,7 @@ from t5x_like import slots, trust
 from t5x_like.benchmarks import suites
 from t5x_like.benchmarks.suites import Benchmark, Suite
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 FORMS = {
   one.__name__: one

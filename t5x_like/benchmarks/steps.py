@@ -14,7 +14,7 @@ from typing import Any
 from t5x_like.benchmarks import suite
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
 from t5x_like.training import workdir as workdirs

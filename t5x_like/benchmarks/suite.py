@@ -30,10 +30,10 @@ from t5x_like.benchmarks.suites import Benchmark, Form, Suite
 from t5x_like.corpora.sources import parted
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
-from t5x_like.files.places import check_writable, is_remote
+from t5x_like.files.paths import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.training import opening, selection, trained
+from t5x_like.training import open_with_recipe, saved_model, selection
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import assemble
 from t5x_like.training.build import objective_of
@@ -236,7 +236,7 @@ def _folder(rate: float | None, seed: int) -> str:
 
 def kind(workdir: str) -> str:
   """Return the form in which tasks are learned, from the pretrained run's architecture."""
-  features = opening.features_of(trained.identity_of(workdir))
+  features = open_with_recipe.features_of(saved_model.identity_of(workdir))
   if "decoder_input_tokens" in features:
     return "text" if "encoder_input_tokens" in features else "decoder"
   return "encoder"
@@ -346,7 +346,7 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
     name: {"name": first} | values | {"split": split, "max_examples": None}
     for name, split in tests.items()
   }
-  run = opening.open_run(
+  run = open_with_recipe.open_run(
     str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()]
   )
   step, arrays = run.restore(None, selection.FOLDER)

@@ -25,11 +25,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import slots
+from t5x_like.checkpoints.emergency_steps import NearSteps
 from t5x_like.checkpoints.manager import Checkpoints, Wanted
-from t5x_like.checkpoints.near_steps import NearSteps
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import checked_json
-from t5x_like.files.places import Place, place
+from t5x_like.files.paths import Place, place
 from t5x_like.parallel import distributed
 
 # in the workdir

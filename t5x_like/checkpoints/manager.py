@@ -34,7 +34,7 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
-from t5x_like.files.places import is_remote, place
+from t5x_like.files.paths import is_remote, place
 from t5x_like.parallel import distributed
 
 _TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")

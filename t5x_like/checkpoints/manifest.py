@@ -21,8 +21,8 @@ from t5x_like.errors import (
   retried,
 )
 from t5x_like.files import file_names, local
-from t5x_like.files.answers import chain
 from t5x_like.files.checked_json import digest
+from t5x_like.files.store_errors import chain
 
 _DISK_ERRORS = (
   errno.ENOSPC,

@@ -24,7 +24,7 @@ import numpy as np
 from t5x_like.checkpoints.manifest import Damaged
 from t5x_like.checkpoints.tensors import Copies
 from t5x_like.errors import TransientError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.parallel import distributed
 
 _STEP = re.compile(r"([0-9]+)-[0-9a-f]{8}-([0-9]+)")

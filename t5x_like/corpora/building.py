@@ -22,7 +22,7 @@ import numpy as np
 from t5x_like.corpora import duplicates, progress_files
 from t5x_like.corpora.job import Batch, Job, Made, batches, skips
 from t5x_like.errors import UserError
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.files.remote import Remote
 from t5x_like.store import writer
 from t5x_like.store.manifest import Array

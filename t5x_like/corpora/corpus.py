@@ -32,7 +32,7 @@ from t5x_like.corpora.tokens import Tokens, summary
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files import checked_json, locks
 from t5x_like.files.locks import Held
-from t5x_like.files.places import Local, Place, place
+from t5x_like.files.paths import Local, Place, place
 from t5x_like.store import manifest as manifests
 
 _EDITION = 1  # of the result for the same request

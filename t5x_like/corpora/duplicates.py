@@ -19,7 +19,7 @@ from t5x_like.corpora import progress_files
 from t5x_like.corpora.cleaning import Comparison, Duplicates, Entries
 from t5x_like.corpora.job import Job, Marks
 from t5x_like.errors import UserError
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 
 Marked = list[tuple[int, np.ndarray]]  # parts, and places in each
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from t5x_like.corpora import cleaning
 from t5x_like.files import checked_json
-from t5x_like.files.places import Place, is_remote, place
+from t5x_like.files.paths import Place, is_remote, place
 from t5x_like.terminal_text import visible
 from t5x_like.vocabularies import Vocabulary
 

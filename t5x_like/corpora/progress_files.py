@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from t5x_like.files.locks import Lock, NoLocks
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.files.remote import Remote
 
 _HEAD = 65  # a SHA-256 in hexadecimal, and a line end

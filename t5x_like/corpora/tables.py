@@ -11,7 +11,7 @@ from t5x_like.corpora.sources import _compression
 from t5x_like.corpora.sources._files import SPLIT_WORDS
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _FORMS = {
   ".csv": "csv",

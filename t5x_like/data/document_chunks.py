@@ -29,7 +29,7 @@ from t5x_like.data import cache_directory, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files import checked_json
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store.tokens import TOKENS, TokenStore
 
 BLOCK = 256  # documents

@@ -30,7 +30,7 @@ from t5x_like import slots
 from t5x_like.data import preprocessors
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, TransientError, UserError
-from t5x_like.files import answers
+from t5x_like.files import store_errors
 
 
 def iterate(
@@ -95,7 +95,9 @@ class _Pipeline:
         raise
       name, message = refusal.groups()
       kinds = {kind.__name__: kind for kind in (UserError, DamageError, TransientError)}
-      if name == "UserError" and answers.names_passing_fault(message):  # TensorFlow drops the cause
+      if name == "UserError" and store_errors.names_passing_fault(
+        message
+      ):  # TensorFlow drops the cause
         name = "TransientError"
       raise kinds[name](message) from error
     if self._drained:  # at the program's end; elements before this one may have been lost

@@ -35,7 +35,7 @@ from t5x_like.corpora.sources import (
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import checked_json, locks
 from t5x_like.files.locks import Held
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import Vocabulary

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.files.places import is_remote
+from t5x_like.files.paths import is_remote
 from t5x_like.store.reader import Verify
 
 

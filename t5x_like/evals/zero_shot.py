@@ -8,7 +8,7 @@ from t5x_like import trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals import Result, Setting, _top_classes
 from t5x_like.evals._embeddings import of_texts
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, Positive
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import fsspec
 
 from t5x_like.errors import TransientError, UserError, is_transient, one_line
-from t5x_like.files import answers
-from t5x_like.files.answers import Kind
+from t5x_like.files import store_errors
 from t5x_like.files.local import Versioned
+from t5x_like.files.store_errors import Kind
 
 Part = slice | None  # a range of a file's bytes; None is the whole file
 
@@ -124,7 +124,7 @@ class _Fsspec:
         start, end = (part.start, part.stop) if part else (None, None)
         return Answer("value", self.files.cat_file(self.path(key), start=start, end=end))
       except Exception as error:
-        if answers.kind(error) is not Kind.ABSENT:
+        if store_errors.kind(error) is not Kind.ABSENT:
           raise
         return Answer("missing")
 

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.places import is_remote, place
+from t5x_like.files.paths import is_remote, place
 from t5x_like.files.remote import Remote
 
 _RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")

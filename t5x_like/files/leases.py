@@ -11,7 +11,7 @@ import uuid
 
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.locks import Held
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 
 SECONDS = 60.0  # after which the lease of a dead process is taken over
 _BEATS = 6  # signs of life during the time after which a silent lease may be taken

@@ -16,7 +16,7 @@ import threading
 from t5x_like import slots
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.local import Local
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 
 WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.local import Local
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 # The files that a resumed run goes on from.
 _READ = (

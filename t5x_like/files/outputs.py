@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from t5x_like.errors import UserError
 from t5x_like.files.local import replacing
-from t5x_like.files.places import Place, place
+from t5x_like.files.paths import Place, place
 
 _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}

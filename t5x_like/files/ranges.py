@@ -23,7 +23,7 @@ from typing import Protocol
 from t5x_like import slots
 from t5x_like.errors import DamageError, UserError, is_transient, one_line, retried
 from t5x_like.files.local import Local
-from t5x_like.files.places import Place, place
+from t5x_like.files.paths import Place, place
 
 _READ_BYTES = 2**24  # per request when a whole file is read
 _MOST_OPEN = 2**15

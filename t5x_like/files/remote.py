@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 from t5x_like import trust
 from t5x_like.errors import DamageError, answered, exit_code, retried
-from t5x_like.files import answers, clients
-from t5x_like.files.answers import Kind
+from t5x_like.files import clients, store_errors
 from t5x_like.files.clients import Part
 from t5x_like.files.local import Versioned
+from t5x_like.files.store_errors import Kind
 
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
 _ATTEMPT_SECONDS = 30.0  # for an answer, besides the time for its bytes
@@ -144,7 +144,7 @@ class Remote:
       try:
         return files.create(self._key, data, timeout)
       except Exception as error:
-        if answers.kind(error) is not Kind.EXISTS:
+        if store_errors.kind(error) is not Kind.EXISTS:
           raise
         return False
 
@@ -220,7 +220,7 @@ class Remote:
     try:
       return retried(lambda: client.files.info(client.path(self._key)), self._url)
     except Exception as error:
-      if exit_code(error) is None and answers.kind(error) is Kind.ABSENT:
+      if exit_code(error) is None and store_errors.kind(error) is Kind.ABSENT:
         _look(self._root, self._url, "read")
       raise answered(error, self._url, "read") from error
 
@@ -289,7 +289,7 @@ def _read(
         return None
       if part and len(answer.value) != size:
         raise DamageError(
-          answers.message(
+          store_errors.message(
             Kind.DAMAGED, address(key), "read", EOFError(f"{len(answer.value)} of {size} bytes")
           )
         )
@@ -314,7 +314,7 @@ def _answers(url: str, done: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    absent = exit_code(error) is None and answers.kind(error) is Kind.ABSENT
+    absent = exit_code(error) is None and store_errors.kind(error) is Kind.ABSENT
     raise answered(error, url, done, Kind.NO_BUCKET if absent else None) from error
 
 
@@ -335,7 +335,7 @@ def _look(root: str, url: str, done: str) -> None:
   except Exception as error:
     if isinstance(error.__cause__, ImportError):  # who could tell is not installed
       return
-    gone = answers.kind(error) in (Kind.ABSENT, Kind.NO_BUCKET)
+    gone = store_errors.kind(error) in (Kind.ABSENT, Kind.NO_BUCKET)
     if gone or done == "listed" or exit_code(error) is not None:
       raise answered(error, url, done, Kind.NO_BUCKET if gone else None) from error
   _looked[root] = time.monotonic()

@@ -14,7 +14,7 @@ from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
 from t5x_like.files import globs
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.nn import params
 from t5x_like.resolution import sides
 from t5x_like.rows import Runner, in_batches

@@ -7,7 +7,7 @@ from typing import Any
 
 from t5x_like.data.supervised.chat import messages_of
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 BLANK = "blank line"
 

@@ -6,7 +6,7 @@ import re
 import textwrap
 
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.places import is_remote, place
+from t5x_like.files.paths import is_remote, place
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # weights and tokenizers, never code

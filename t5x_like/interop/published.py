@@ -14,7 +14,7 @@ from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.interop import field_kinds, generation_settings, hf, hub, published_images
 from t5x_like.interop.files import read_text
 from t5x_like.nn import params

@@ -10,7 +10,7 @@ from t5x_like.data import features
 from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.resolution import Resolution, given, sides
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 

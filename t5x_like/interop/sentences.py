@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from t5x_like.files.file_names import is_name
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _POOLINGS = {
   "cls_token": "cls",

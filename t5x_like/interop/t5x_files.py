@@ -23,7 +23,7 @@ from t5x_like.files import checked_json, file_names
 from t5x_like.files.clients import TENSORSTORE
 from t5x_like.files.file_names import shown
 from t5x_like.files.local import Local
-from t5x_like.files.places import Place, is_remote, place
+from t5x_like.files.paths import Place, is_remote, place
 
 INDEX = "checkpoint"
 METADATA = "_METADATA"

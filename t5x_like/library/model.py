@@ -21,7 +21,7 @@ from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
 from t5x_like.files import outputs
-from t5x_like.files.places import is_remote
+from t5x_like.files.paths import is_remote
 from t5x_like.inference import classification, image_texts, images, predictors, texts
 from t5x_like.inference.classification import TextClassification
 from t5x_like.inference.embedding import Embedding
@@ -36,9 +36,9 @@ from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
 from t5x_like.runtime import process
-from t5x_like.training import trained
-from t5x_like.training.opening import features_of, open_run, vocabulary_of
-from t5x_like.training.trained import Trained
+from t5x_like.training import saved_model
+from t5x_like.training.open_with_recipe import features_of, open_run, vocabulary_of
+from t5x_like.training.saved_model import Trained
 
 CONVERSATIONS = ("chat", "preferences", "prompts")  # tasks whose decoders answer in a chat template
 
@@ -337,7 +337,7 @@ class Model:
     from t5x_like.interop import enclosing, hf
 
     output = outputs.check_new(directory)
-    whole = trained.finished(params.with_arrays(self.model, self.run.arrays))
+    whole = saved_model.finished(params.with_arrays(self.model, self.run.arrays))
     with tempfile.TemporaryDirectory() as aside:
       made = pathlib.Path(aside if is_remote(directory) else directory)
       prepared = self._source.config.task.to_dict() if "image" in self.features else None
@@ -469,7 +469,7 @@ def load(
   """
   process.prepare()
   trust.admit_locations(str(path))
-  model = Model(trained.open_saved(str(path), rules, "t5x.load"), step, batch_size)
+  model = Model(saved_model.open_saved(str(path), rules, "t5x.load"), step, batch_size)
   _ = model.run
   return model
 
@@ -488,7 +488,7 @@ def opened(
   """
   process.prepare()
   if recipe is None and not overrides:
-    return Model(trained.open_saved(path), step, batch_size)
+    return Model(saved_model.open_saved(path), step, batch_size)
   return Model(open_run(path, recipe, overrides, rows=True), step, batch_size)
 
 

@@ -20,7 +20,7 @@ from t5x_like.checkpoints.tensors import HOST
 from t5x_like.data import features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
-from t5x_like.training import assembly, classes, compilation, phases
+from t5x_like.training import assembly, class_count, compilation, phases
 from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.resolve import resolve as resolved
 from t5x_like.training.resolve import table_size
@@ -57,7 +57,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     store = config.task.get("shared", config.task).get("store", "builtin")
     with config.ignore_type():
       config.model.vocab_size = table_size(features.vocabulary(store))
-  config = resolved(classes.uncounted(config), platform)
+  config = resolved(class_count.uncounted(config), platform)
   *earlier_phases, last_phase = phases.built(
     config, lambda arguments: _task(arguments, config.train_split)
   )

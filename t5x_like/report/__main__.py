@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from t5x_like.errors import UserError, door
-from t5x_like.files.places import directory, is_remote
+from t5x_like.files.paths import directory, is_remote
 from t5x_like.report import comparison, page
 
 

@@ -14,7 +14,7 @@ import jinja2
 from t5x_like import objectives, slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.redaction import redact_config
 from t5x_like.report import readable
 from t5x_like.report.charts import Metrics, charts, gaps, series

@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.numbers import duration, short

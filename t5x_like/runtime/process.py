@@ -44,7 +44,7 @@ def prepare() -> None:
   jax.config.update("jax_threefry_partitionable", True)
   _skip_tpus_that_are_not_there()
   distributed.initialize()
-  # A CPU alone runs steps in this thread, where `kept_memory` acts; hosts of a job compare their
+  # A CPU alone runs steps in this thread, where `runtime.malloc` acts; hosts of a job compare their
   # time beside the steps.
   jax.config.update("jax_cpu_enable_async_dispatch", jax.distributed.is_initialized())
 

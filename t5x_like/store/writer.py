@@ -17,7 +17,7 @@ import numpy as np
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.local import Local, synced
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
 from t5x_like.store.manifest import Array, Manifest

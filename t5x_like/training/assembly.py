@@ -71,8 +71,8 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   )
   vocabulary = made[-1].task.vocabulary
   if config.init or config.teacher or workdirs.imported(workdir):
-    slots.module("other_runs", training).check(config, vocabulary, workdir)
-  config = slots.module("classes", training).counted(
+    slots.module("warm_start", training).check(config, vocabulary, workdir)
+  config = slots.module("class_count", training).counted(
     with_tokens(config, vocabulary), len(made[-1].task.classes)
   )
   parts = build(config)
@@ -152,7 +152,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
         f"with model {model};"
         " choose another --config.model.head, model or objective"
       )
-  slots.module("classes", training).check(config, objective, outputs, task)
+  slots.module("class_count", training).check(config, objective, outputs, task)
   return in_words(used)
 
 

@@ -130,7 +130,7 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
     tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")}
   )
   if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
-    optimizer = slots.module("signed", training).moved(optimizer, steps)
+    optimizer = slots.module("sign_steps", training).moved(optimizer, steps)
   optimizer = slots.module("ema", training).added(optimizer, schedule, config.optimizer)
   trained = [
     n for n in tune.trained(named) if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))

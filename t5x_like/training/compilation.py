@@ -88,9 +88,7 @@ def compiled_step(
     return lowered.compile(compiler_options=more), more
   compiled = lowered.compile()
   if device.platform == "cpu":
-    slots.module("kept_memory", "t5x_like.runtime").keep(
-      compiled.memory_analysis().temp_size_in_bytes
-    )
+    slots.module("malloc", "t5x_like.runtime").keep(compiled.memory_analysis().temp_size_in_bytes)
   return compiled, {}
 
 
@@ -173,10 +171,10 @@ def step_flops(
     model: an abstract or concrete model.
     objective: `(model, batch, key) -> (loss sum, sums)`.
     batch: abstract features of the global batch.
-    trained: names of the trained parameters; None for all. See `training.frozen` for some.
+    trained: names of the trained parameters; None for all. See `training.frozen_flops` for some.
   """
   if trained is not None:
-    return slots.module("frozen", "t5x_like.training").step_flops(
+    return slots.module("frozen_flops", "t5x_like.training").step_flops(
       dense(model), objective, batch, trained
     )
   return 3.0 * forward_flops(
@@ -191,7 +189,9 @@ def dense(model):
   for _, part in list(nnx.iter_modules(made)):
     if isinstance(part, Attention) and part.core.exact:
       part.core = (
-        Dense() if part.window is None else slots.module("windowed", "t5x_like.training").Windowed()
+        Dense()
+        if part.window is None
+        else slots.module("window_flops", "t5x_like.training").Windowed()
       )
     elif hasattr(part, "experts"):
       part.experts = dataclasses.replace(part.experts, dispatch="dropless")

@@ -18,7 +18,7 @@ from t5x_like import config as config_lib
 from t5x_like.data import open_values, tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.slots import Slot
 from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
@@ -50,7 +50,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     UserError: naming the key, the value and the expectation.
   """
   config = (
-    slots.module("other_runs", training).inherited(config)
+    slots.module("warm_start", training).inherited(config)
     if config.init
     else ConfigDict(config.to_dict())
   )
@@ -69,7 +69,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     "config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective"
   )
   if objective.teacher:
-    resolved.teacher = slots.module("other_runs", training).teacher(config, computed, platform)
+    resolved.teacher = slots.module("warm_start", training).teacher(config, computed, platform)
   elif config.teacher:
     raise UserError(
       f"config.teacher: the objective {config.objective.name!r} has none; set "
@@ -96,7 +96,7 @@ def adopted(config: ConfigDict, found: dict[str, Any] | None, workdir: str) -> C
   """Return the config with the model of a workdir's weights, if these were imported; see
   `workdir.imported`."""
   return (
-    slots.module("other_runs", training).with_model(config, found["model"], workdir)
+    slots.module("warm_start", training).with_model(config, found["model"], workdir)
     if found
     else config
   )

@@ -57,7 +57,7 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
     state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
     loaded = None
     if config.init.get("weights") or config.teacher:
-      state, loaded = slots.module("other_runs", training).initial_state(config, parts, state)
+      state, loaded = slots.module("warm_start", training).initial_state(config, parts, state)
     return Restored(state, 0, none, loaded)
   step, tree, metadata = found
   rollbacks = none | metadata.pop("rollbacks", {})

@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import report, slots, training
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows
 from t5x_like.runtime import process

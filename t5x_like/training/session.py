@@ -16,7 +16,7 @@ from t5x_like import checkpoints, files, slots
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import Preempted
 from t5x_like.files import checked_json
-from t5x_like.files.places import check_writable, is_remote
+from t5x_like.files.paths import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process

@@ -15,7 +15,7 @@ from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names, local, locks
 from t5x_like.files.locks import Lock
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.redaction import redact_config
 
 FILE = "config.json"

@@ -32,7 +32,7 @@ from t5x_like import slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.local import Local, check_link
-from t5x_like.files.places import Place, place
+from t5x_like.files.paths import Place, place
 from t5x_like.vocabularies.protocol import (
   Vocabulary,
   encode_sentinels,

@@ -12,7 +12,7 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.files import clients, remote
 from t5x_like.files.leases import Lease
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from tests import object_server
 from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state, mesh_of
 

@@ -12,10 +12,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from t5x_like.checkpoints import near_steps
+from t5x_like.checkpoints import emergency_steps
 from t5x_like.checkpoints.emergency import Emergency, checked
+from t5x_like.checkpoints.emergency_steps import from_replicas
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.checkpoints.near_steps import from_replicas
 from t5x_like.errors import NumericError, UserError
 from t5x_like.parallel.mesh import make_mesh
 
@@ -184,7 +184,7 @@ def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(
     run.restore(abstract(shardings))
     run.save(9, state(9, shardings), {})
     monkeypatch.setattr(
-      near_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False
+      emergency_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False
     )
     run.keep(9, state(9, shardings), {}, lambda: None)
     with pytest.raises(NumericError, match="params/w"):
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_last_whole_copy(killed, shardings, monkeypatch):
   with opened(killed) as run:
     run.restore(abstract(shardings))
     monkeypatch.setattr(
-      near_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full"))
+      emergency_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full"))
     )
     for step in (4, 5):
       run.keep(step, state(step, shardings), {}, lambda: None)
@@ -218,7 +218,9 @@ def test_bits_survive_the_mesh(shardings):
     shardings["params"]["w"],
   )
   for x in jax.tree.leaves(kept):
-    own = {near_steps._start(shard.index): np.asarray(shard.data) for shard in x.addressable_shards}
+    own = {
+      emergency_steps._start(shard.index): np.asarray(shard.data) for shard in x.addressable_shards
+    }
     wanted = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
     assert np.asarray(from_replicas(wanted, own)).tobytes() == np.asarray(x).tobytes()
     assert not np.any(from_replicas(wanted, None))
@@ -238,7 +240,7 @@ class OfTwoSlices:
 
 def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
   def covers(*held):
-    return near_steps._covering(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())
+    return emergency_steps._covering(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())
 
   assert covers(0, 1) and covers(0, 3) and not covers(0, 2)
 
@@ -255,7 +257,7 @@ def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
 )
 def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 4)
-  needs = near_steps.Needs({"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())})
+  needs = emergency_steps.Needs({"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())})
   found, held_P = needs.places(np.array(first))
   assert (found, tuple(held_P)) == (places, held)
 

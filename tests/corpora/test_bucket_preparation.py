@@ -19,7 +19,7 @@ from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.files import leases, locks, remote
 from t5x_like.files.leases import Lease
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 

@@ -15,7 +15,7 @@ from t5x_like.corpora.held_out import Part
 from t5x_like.corpora.job import Job
 from t5x_like.corpora.tokens import Tokens
 from t5x_like.errors import UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 

@@ -13,7 +13,7 @@ import pytest
 
 from t5x_like.corpora import building
 from t5x_like.files import ranges
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 

@@ -31,7 +31,7 @@ from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import trained
+from t5x_like.training import saved_model
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 ENCODER, T5, VIT, CLIP = (
@@ -313,7 +313,7 @@ class Run:
 
   @functools.cached_property
   def _model(self):
-    run = trained.open_saved(
+    run = saved_model.open_saved(
       str(self.workdir), Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
     )
     return run.config, params.with_arrays(run.model, run.restore()[1])

@@ -15,7 +15,7 @@ import pytest
 from t5x_like.errors import TransientError
 from t5x_like.files import leases, locks
 from t5x_like.files.locks import Held
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 GONE = 2**22 + 1  # more than any process number of Linux
 SECONDS = 1.2

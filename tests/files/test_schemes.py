@@ -12,7 +12,7 @@ import more
 from stores import many_documents, write
 from t5x_like import evaluate, predict, train
 from t5x_like.files import remote
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from tests import object_server
 from tools import convert_hf, few_shot, prepare_data
 

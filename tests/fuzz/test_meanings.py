@@ -22,7 +22,7 @@ from t5x_like.errors import door
 from t5x_like.interop import hf
 from t5x_like.runtime import process
 from t5x_like.store.tokens import TokenStore
-from t5x_like.training import opening, other_runs
+from t5x_like.training import open_with_recipe, warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.build import objective_of
 from t5x_like.training.evaluation import Evaluation
@@ -75,7 +75,7 @@ class Maker:
     (workdir / "config.json").write_text(json.dumps(identity))
 
     def call() -> None:
-      run = opening.open_run(str(workdir), None, ())
+      run = open_with_recipe.open_run(str(workdir), None, ())
       Evaluation(run.config, run.model, objective_of(run.config), run.rules, None)
 
     return told, call
@@ -87,8 +87,10 @@ class Maker:
     def call() -> None:
       config = nano.get_config()
       config.init = {"workdir": str(inside / "run")}
-      other_runs.inherited(config)
-      opening.vocabulary_of(opening.open_run(str(inside / "run"), nano.__file__, ()))
+      warm_start.inherited(config)
+      open_with_recipe.vocabulary_of(
+        open_with_recipe.open_run(str(inside / "run"), nano.__file__, ())
+      )
 
     return told, call
 
@@ -96,7 +98,7 @@ class Maker:
     content = {"model": self.identity["model"], "vocabulary": "0"}
     content, told = self.mutate(choice, content, inside)
     (inside / "imported.json").write_text(json.dumps(content))
-    return told, lambda: other_runs.with_model(
+    return told, lambda: warm_start.with_model(
       self.config, workdirs.imported(inside)["model"], str(inside)
     )
 

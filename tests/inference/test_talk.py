@@ -16,7 +16,7 @@ from t5x_like import chat, predict, train
 from t5x_like.data.supervised.chat import Message
 from t5x_like.inference import terminal, web
 from t5x_like.library import model as saved_model
-from t5x_like.training import trained as saved
+from t5x_like.training import saved_model as saved
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 KINDS = {"decoder": "tests/recipes/nano_decoder.py", "encoder": "tests/recipes/nano_encoder.py"}

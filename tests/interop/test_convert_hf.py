@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from t5x_like import train
 from t5x_like.interop import hf
 from t5x_like.nn import params
-from t5x_like.training import trained as trained_run
+from t5x_like.training import saved_model as trained_run
 from tools import convert_hf
 
 pytestmark = pytest.mark.runs

@@ -18,8 +18,8 @@ from t5x_like.interop import t5x as interop
 from t5x_like.interop.t5x_files import Checkpoint
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime import process
-from t5x_like.training import importing
-from t5x_like.training import trained as trained_run
+from t5x_like.training import imported_weights
+from t5x_like.training import saved_model as trained_run
 from tools import convert_hf, convert_t5x
 
 pytestmark = pytest.mark.runs
@@ -208,7 +208,7 @@ def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeyp
   params = t5x.tree(form)
   directory = t5x.write(tmp_path / "there", params, t5x.moments(form, params))
   monkeypatch.setattr(
-    importing, "write", lambda *arguments: trees.append(manifest.flatten(arguments[-1]))
+    imported_weights, "write", lambda *arguments: trees.append(manifest.flatten(arguments[-1]))
   )
   argv = [
     f"--input={directory}",

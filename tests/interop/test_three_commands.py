@@ -18,7 +18,7 @@ from t5x_like.models import bart, gemma2, gpt, llama, roberta, t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.store.tokens import TokenStore
-from t5x_like.training import trained as trained_run
+from t5x_like.training import saved_model as trained_run
 from tools import convert_hf, prepare_data
 
 pytestmark = pytest.mark.runs

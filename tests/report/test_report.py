@@ -11,7 +11,7 @@ import pytest
 import t5x_like as t5x
 from t5x_like import report
 from t5x_like.errors import UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.report import page as report_page
 from t5x_like.report.__main__ import main
 from t5x_like.report.charts import Metrics, names, series

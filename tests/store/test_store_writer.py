@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stores
 from t5x_like.errors import DamageError, UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store
 from t5x_like.store.writer import described, publish, write_shard

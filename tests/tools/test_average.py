@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t5x_like.training import trained as trained_runs
+from t5x_like.training import saved_model as trained_runs
 from tests import runs
 from tools import average
 

@@ -9,8 +9,8 @@ import tests.recipes.nano  # noqa: F401 -- the variant of the run that it starts
 from t5x_like import recipes, slots
 from t5x_like.benchmarks import suites
 from t5x_like.data import mixture
-from t5x_like.training.other_runs import inherited
 from t5x_like.training.resolve import resolve
+from t5x_like.training.warm_start import inherited
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 

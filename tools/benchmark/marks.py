@@ -19,7 +19,7 @@ import types
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.slots import find
 
 from . import timing

@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 from t5x_like import command_line, recipes, train
 from t5x_like.errors import NumericError, UserError, door
 from t5x_like.files import checked_json, outputs
-from t5x_like.files.places import directory
+from t5x_like.files.paths import directory
 from t5x_like.report.writer import read_metrics
 
 from . import fitting, page, sizes

@@ -17,7 +17,7 @@ from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison, Entries
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 
 try:
   import apache_beam as beam

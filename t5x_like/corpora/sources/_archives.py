@@ -6,7 +6,7 @@ import zipfile
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _UTF8 = 0x800  # the flag of a name
 LONGEST = 2**28  # bytes of one file: far beyond any image, and no bomb

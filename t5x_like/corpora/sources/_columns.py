@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 from t5x_like.corpora.sources import Record, Skip, check_fields, column_of
 from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 AT_ONCE = 1024
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text can also begin with "BZh"

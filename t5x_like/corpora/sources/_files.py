@@ -12,7 +12,7 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, text_of
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs, local
-from t5x_like.files.places import is_remote, place
+from t5x_like.files.paths import is_remote, place
 
 # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
 LONGEST = 2**27

@@ -14,7 +14,7 @@ from typing import Any
 from t5x_like.corpora.sources._columns import AT_ONCE, ColumnSource
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
-from t5x_like.files.places import Place, place
+from t5x_like.files.paths import Place, place
 
 _SPLITS = "dataset_dict.json"
 _STATE = "state.json"

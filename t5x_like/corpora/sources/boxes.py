@@ -19,7 +19,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _files, _name, _patterns, bytes_of, lines
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
 _NAMES = {  # the columns, by the names that they have in the tables of tools

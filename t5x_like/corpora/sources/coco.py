@@ -17,7 +17,7 @@ from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.checked_json import kind_of
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 
 class Source(boxes.Source):

@@ -22,7 +22,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import SPLIT_WORDS, _patterns, bytes_of
 from t5x_like.errors import UserError
 from t5x_like.files import globs
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 
 class Source(Base):

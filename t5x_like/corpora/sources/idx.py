@@ -16,7 +16,7 @@ import numpy as np
 from t5x_like.corpora.sources import Record, _compression
 from t5x_like.corpora.sources._files import FileSource, _unreadable
 from t5x_like.errors import UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 # bytes of values allowed in any file, and further bytes per byte of its stored size
 _SMALL = 2**26

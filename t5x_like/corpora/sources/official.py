@@ -45,7 +45,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import lines
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import globs
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _UNLABELLED = "-1"
 _PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from t5x_like.corpora.sources import Record, Skip, _files
 from t5x_like.errors import UserError
 from t5x_like.files import globs
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _ENDS = tuple(".!?'`\")\u2019\u201d")
 _HIGHLIGHT = "@highlight"

@@ -22,7 +22,7 @@ from t5x_like.corpora.sources._files import _name, _patterns, bytes_of, decode
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 _SPLITS = {"train": "train", "val": "validation", "trainval": "trainval", "test": "test"}
 _PICTURES = ("images", "JPEGImages")

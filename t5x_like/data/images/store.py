@@ -31,7 +31,7 @@ from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names, globs
 from t5x_like.files.local import Irregular
-from t5x_like.files.places import is_remote, place
+from t5x_like.files.paths import is_remote, place
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
 

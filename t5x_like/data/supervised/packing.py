@@ -30,7 +30,7 @@ import numpy as np
 from t5x_like.corpora import progress_files
 from t5x_like.data.supervised import bins
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 
 EDITION = 1  # of the plans; increment it whenever the result of `plan` changes
 

@@ -21,7 +21,7 @@ from t5x_like.data.supervised.labelled import batch_of
 from t5x_like.data.task import Task, digest
 from t5x_like.data.windows import Prepared, Windows
 from t5x_like.errors import UserError
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import start_id

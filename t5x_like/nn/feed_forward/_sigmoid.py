@@ -7,7 +7,7 @@ it goes down by `bias_rate` if the expert had more than the mean load in the glo
 it had less.
 
 The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its
-"gradient" is the load above the mean, and `training/signed.py` moves it against the sign of that.
+"gradient" is the load above the mean, and `training/sign_steps.py` moves it against the sign of that.
 So the load is summed over microbatches, devices and stages by the sums that gradients go through
 anyway, and a refused step moves no bias. The load is scaled by 2^-70: its sign is that of the exact
 sum, and norms of gradients, by which others are clipped, do not see it.
@@ -57,7 +57,7 @@ class SigmoidRouter(Router):
       most = f"at most {groups} groups, with the {experts.top_k} experts of a token"
       raise UserError(f"config.model.design.experts.top_groups: found {best}, expected {most}")
     self.balance = params.param(rngs, params.zeros, (E,), (None,))
-    self.balance.set_metadata(step=experts.bias_rate)  # see `training/signed.py`
+    self.balance.set_metadata(step=experts.bias_rate)  # see `training/sign_steps.py`
     self.groups = groups
     self.top_groups = best
     self.scale = experts.scale

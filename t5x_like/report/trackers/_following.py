@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from t5x_like.errors import one_line
-from t5x_like.files.places import place
+from t5x_like.files.paths import place
 from t5x_like.report.writer import FILE
 
 _log = logging.getLogger("t5x_like.trackers")

@@ -8,7 +8,7 @@ from typing import Any
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.file_names import shown
-from t5x_like.files.places import Place, place
+from t5x_like.files.paths import Place, place
 from t5x_like.vocabularies import CONFIG, FORMAT, MAIN, MANIFEST, read
 from t5x_like.vocabularies.protocol import SPECIAL, Vocabulary
 

@@ -8,7 +8,7 @@ from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.vocabularies import CONFIG, TOKENIZER
 
 MODEL_CONFIG = "config.json"

@@ -7,7 +7,7 @@ import numpy as np
 
 import t5x_like.vocabularies.kinds._shared as shared
 from t5x_like import vocabularies
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.vocabularies.kinds._shared import BYT5_EXTRA_IDS
 from t5x_like.vocabularies.protocol import Vocabulary
 

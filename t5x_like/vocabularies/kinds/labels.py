@@ -10,7 +10,7 @@ import t5x_like.vocabularies.kinds._shared as shared
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.vocabularies.protocol import Vocabulary
 
 KIND = "labels"

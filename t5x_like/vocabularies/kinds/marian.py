@@ -23,7 +23,7 @@ from t5x_like import slots, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.file_names import shown
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.vocabularies import CONFIG
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds._facts import Facts, find_facts

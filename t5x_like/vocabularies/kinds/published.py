@@ -22,7 +22,7 @@ from t5x_like import slots, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.checked_json import kind_of
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.vocabularies import CONFIG, SENTENCE_PIECE, TOKENIZER
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _pipelines as pipelines

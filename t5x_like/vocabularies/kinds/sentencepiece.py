@@ -12,7 +12,7 @@ import sentencepiece
 import t5x_like.vocabularies.kinds._shared as shared
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.places import Place
+from t5x_like.files.paths import Place
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _sentencepiece_json as sentencepiece_json
 from t5x_like.vocabularies.kinds._pipelines import CONTROL, charsmaps, model_proto

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 import published
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
-from t5x_like.training import importing
+from t5x_like.training import imported_weights
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import tokenizer as tokenizers_kind
 from t5x_like.vocabularies.kinds.published import PublishedVocabulary
@@ -375,7 +375,7 @@ def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(
     vocabularies.load(str(tmp_path))
   assert "save_pretrained" not in str(refusal.value)
   vocabulary = vocabularies.load("bytes")
-  monkeypatch.setattr(importing, "vocabulary_of", lambda config: vocabulary)
+  monkeypatch.setattr(imported_weights, "vocabulary_of", lambda config: vocabulary)
   assert convert_hf._vocabulary(None, str(tmp_path), None) is vocabulary
 
 

@@ -14,10 +14,10 @@ from t5x_like.data import features, open_values
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
-from t5x_like.training import build, classes, importing, other_runs
+from t5x_like.training import build, class_count, imported_weights, warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopted, resolve
-from t5x_like.training.trained import Trained, opened, vocabulary_at
+from t5x_like.training.saved_model import Trained, opened, vocabulary_at
 
 
 def open_run(
@@ -51,9 +51,9 @@ def open_run(
   else:
     config, _ = open_values.complete(load_recipe(recipe, overrides))
   if recipe is not None and published is not None:
-    config = other_runs.with_model(config, identity["model"], workdir)
+    config = warm_start.with_model(config, identity["model"], workdir)
   elif recipe is not None:
-    config = classes.of_run(adopted(config, imported, workdir), identity["model"])
+    config = class_count.of_run(adopted(config, imported, workdir), identity["model"])
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
@@ -65,7 +65,7 @@ def open_run(
   run = Trained(workdir, config, identity, model, rules, published)
   check(run)
   if published is not None:
-    importing.check_parameters(published.model, model, workdir, recipe)
+    imported_weights.check_parameters(published.model, model, workdir, recipe)
   return run
 
 

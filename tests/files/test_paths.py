@@ -11,7 +11,7 @@ import pytest
 from t5x_like import evaluate, predict, train, trust
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files import globs, leases, locks, remote
-from t5x_like.files.places import directory, is_remote, place
+from t5x_like.files.paths import directory, is_remote, place
 from tests import object_server
 from tools import convert_hf, few_shot, prepare_data, train_vocabulary
 

@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.runtime import process
 from t5x_like.runtime.process import environment
-from t5x_like.training import other_runs
+from t5x_like.training import warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.vocabularies import Vocabulary
 
@@ -40,7 +40,7 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   taken = slots.takes(model_class)  # a decoder's variant has a head too, and no use for it
   more = {key: found[key] for key in ("head", "labels", "queries") if key in found and key in taken}
   more |= {"vocab_size": variant.vocab_size, "tokens": {}} if text else {}
-  return other_runs.with_model(config, {"variant": found} | more, where)
+  return warm_start.with_model(config, {"variant": found} | more, where)
 
 
 def vocabulary_of(config: ConfigDict) -> Vocabulary:
@@ -79,7 +79,7 @@ def write(
   """
   prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
   identity = config.to_dict() | {"fingerprints": prints, "features": {}}
-  model = {key: value for key, value in identity["model"].items() if key in other_runs.FIXED}
+  model = {key: value for key, value in identity["model"].items() if key in warm_start.FIXED}
   workdirs.write(workdir, workdirs.IMPORTED, {"model": model, "vocabulary": vocabulary.fingerprint})
   vocabulary.save(f"{workdir}/vocabulary")
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:

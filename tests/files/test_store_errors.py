@@ -10,9 +10,9 @@ import aiohttp.http_exceptions
 import pytest
 
 from t5x_like.errors import DamageError, TransientError, UserError, answered, is_transient
-from t5x_like.files import answers, clients, remote
-from t5x_like.files.answers import Kind
-from t5x_like.files.places import place
+from t5x_like.files import clients, remote, store_errors
+from t5x_like.files.paths import place
+from t5x_like.files.store_errors import Kind
 from tests import object_server
 from tests.object_answers import ANSWERS
 
@@ -247,7 +247,7 @@ class RefreshError(Exception):
   ids=lambda value: repr(value)[:60],
 )
 def test_kinds(error, kind):
-  assert answers.kind(error) is kind
+  assert store_errors.kind(error) is kind
   assert is_transient(error) == (kind is Kind.TRANSIENT)
 
 
@@ -270,4 +270,4 @@ def test_what_was_being_handled_counts_only_where_nothing_else_does():
     (RuntimeError("a client's own"), Kind.TRANSIENT),
   ):
     error.__context__ = ConnectionResetError()
-    assert answers.kind(error) is kind
+    assert store_errors.kind(error) is kind

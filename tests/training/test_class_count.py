@@ -8,7 +8,7 @@ import pytest
 
 from t5x_like import recipes
 from t5x_like.errors import UserError
-from t5x_like.training import classes, opening
+from t5x_like.training import class_count, open_with_recipe
 from t5x_like.training.assembly import assemble
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
@@ -17,7 +17,7 @@ NAMES = ("cat", "dog", "owl")
 
 
 def counted(recipe: str, *overrides: str):
-  return classes.counted(resolve(recipes.load(recipe, overrides)), len(NAMES))
+  return class_count.counted(resolve(recipes.load(recipe, overrides)), len(NAMES))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_head_without_labels_has_those_of_the_data(recipe):
   config = counted(recipe)
   assert config.model.head.labels == 3
   assert not config.teacher or config.teacher.model.head.labels == 3
-  assert classes.of_run(recipes.load(recipe), config.model.to_dict()).model.head.labels == 3
+  assert class_count.of_run(recipes.load(recipe), config.model.to_dict()).model.head.labels == 3
 
 
 def test_a_detector_counts_and_a_number_stays():
@@ -54,11 +54,11 @@ def test_a_run_takes_the_number_from_its_data(tmp_path):
 
 def test_without_classes_auto_is_refused():
   config = resolve(recipes.load("configs/vit/base.py", ["model.head.labels=auto"]))
-  assert classes.uncounted(config).model.head.get("labels") is None
+  assert class_count.uncounted(config).model.head.get("labels") is None
   with pytest.raises(
     UserError, match="config.model.head.labels: found 'auto', but task image_classification has no"
   ):
-    classes.counted(config, 0)
+    class_count.counted(config, 0)
 
 
 def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
@@ -67,7 +67,7 @@ def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
 
   def checked(names, labels):
     task = SimpleNamespace(name="pets", classes=names, labels=np.array(labels, np.int32))
-    classes.check(
+    class_count.check(
       config, objective, {"logits": jax.ShapeDtypeStruct((2, len(names)), np.float32)}, task
     )
     return capsys.readouterr().out
@@ -89,14 +89,14 @@ def test_data_of_some_of_a_runs_classes_are_told_how_to_be_used(tmp_path):
   saved = {"model": {}, "fingerprints": {"vocabulary": learned.fingerprint}}
   config = SimpleNamespace(model=SimpleNamespace(to_dict=dict))
   run = SimpleNamespace(workdir=str(tmp_path), identity=saved, config=config, published=None)
-  opening.check(run, LabelVocabulary(NAMES))
+  open_with_recipe.check(run, LabelVocabulary(NAMES))
   with pytest.raises(
     UserError, match="learned 3; name all of them, --config.task.classes=...cat., .dog., .owl...$"
   ):
-    opening.check(run, LabelVocabulary(("cat", "owl")))
+    open_with_recipe.check(run, LabelVocabulary(("cat", "owl")))
   with pytest.raises(UserError, match="learned 3; name all of them"):
-    opening.check(run, LabelVocabulary(NAMES[::-1]))
+    open_with_recipe.check(run, LabelVocabulary(NAMES[::-1]))
   with pytest.raises(
     UserError, match="data of the class 'yak', but .* learned cat, dog, owl; take data of these"
   ):
-    opening.check(run, LabelVocabulary(("cat", "yak")))
+    open_with_recipe.check(run, LabelVocabulary(("cat", "yak")))

@@ -39,7 +39,7 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
 from t5x_like.runtime import process
-from t5x_like.training import trained
+from t5x_like.training import saved_model
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.build import REFERENCE, Parts, model_of
 from t5x_like.training.resolve import model_slot
@@ -98,7 +98,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
   if not values["inherit"]:
     return found
   directory = values["workdir"]
-  saved = trained.identity_of(directory, _INIT)
+  saved = saved_model.identity_of(directory, _INIT)
   if _lends(saved["model"], config.model):
     with found.unlocked(), found.ignore_type():
       found.model.backbone = ConfigDict(_backbone(directory, saved, config))
@@ -122,7 +122,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
       return found  # the store has its own, see `assembly`; images may have other classes
     for task in _of_texts(found):
       if task.get("vocabulary") is None:
-        task["vocabulary"] = trained.vocabulary_at(directory, saved)
+        task["vocabulary"] = saved_model.vocabulary_at(directory, saved)
       else:
         workdirs.check_vocabulary(
           directory, saved, vocabularies.load(task["vocabulary"]), task["vocabulary"]
@@ -143,7 +143,7 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
   Raises:
     UserError: the other model is no image encoder.
   """
-  _, published = trained.opened(directory, _INIT)
+  _, published = saved_model.opened(directory, _INIT)
   model = (
     published.model
     if published
@@ -214,7 +214,7 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
   model = values["model"]
   saved = None
   if values["inherit"] and directory not in (None, RANDOM):
-    saved = (trained.found if model else trained.identity_of)(directory, _TEACHER)
+    saved = (saved_model.found if model else saved_model.identity_of)(directory, _TEACHER)
   elif not model:
     raise UserError(
       f"{_TEACHER}: found {directory!r}, expected the workdir of a run; train the teacher first, "
@@ -249,7 +249,7 @@ def _check_start(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init` has; classes of images may
   differ."""
   if config.init and "vocab_size" in config.model:
-    saved = trained.identity_of(config.init.workdir, _INIT)  # its vocabulary is needed
+    saved = saved_model.identity_of(config.init.workdir, _INIT)  # its vocabulary is needed
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
@@ -260,11 +260,11 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
   A teacher that is gone is not missed here: a resumed run has its parameters.
   """
   directory = config.teacher.get("workdir")
-  saved = trained.found(directory, _TEACHER) if directory not in (None, RANDOM) else None
+  saved = saved_model.found(directory, _TEACHER) if directory not in (None, RANDOM) else None
   if saved is None:
     return
   if workdirs.vocabulary_print(saved) != vocabulary.fingerprint:
-    theirs = vocabularies.load(trained.vocabulary_at(directory, saved))
+    theirs = vocabularies.load(saved_model.vocabulary_at(directory, saved))
     names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
     told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
     ours = (
@@ -408,9 +408,9 @@ def _of_run(
 
   Of a generator and a discriminator, a model that is not both takes the discriminator.
   """
-  run = trained.open_saved(directory, parts.rules, flag)
+  run = saved_model.open_saved(directory, parts.rules, flag)
   found, arrays = run.restore(step)
-  model = trained.finished(params.with_arrays(run.model, arrays))
+  model = saved_model.finished(params.with_arrays(run.model, arrays))
   if hasattr(model, "networks") and not hasattr(parts.model, "networks"):
     _, model = model.networks()
   return found, params.arrays(model), run.model

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from t5x_like.runtime import kept_memory
+from t5x_like.runtime import malloc
 
 _PROGRAM = """
 import resource
@@ -47,4 +47,4 @@ def test_steps_use_the_same_pages_again():
 )
 def test_tunables_of_the_user_stand(tunable, monkeypatch):
   monkeypatch.setenv("GLIBC_TUNABLES", tunable)
-  assert not kept_memory.keep(0)
+  assert not malloc.keep(0)
