@@ -138,8 +138,7 @@ def job(args: argparse.Namespace) -> Job:
   if not workdir:
     raise UserError(
       "no train command with a --workdir; give it after --, for example: -- python -m "
-      "t5x_like.train"
-      " --config=configs/t5/base.py --workdir=gs://bucket/run"
+      "t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/run"
     )
   directory(workdir)
   name = args.name or job_name(workdir)

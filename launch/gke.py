@@ -247,8 +247,8 @@ def check_host_directory(path: str) -> None:
   if posixpath.normpath(path) != path or not own:
     raise UserError(
       f"--host_directory={path}: expected a directory of the job's own below "
-      f"{', '.join(_HOST_FOLDERS)}, such as"
-      " /dev/shm/t5x_like; every user of the node may write to it"
+      f"{', '.join(_HOST_FOLDERS)}, such as /dev/shm/t5x_like; every user of the node may write "
+      "to it"
     )
 
 

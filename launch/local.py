@@ -117,8 +117,8 @@ class Launcher:
         if self._signals or failures > restarts:
           _say(
             "not restarting: "
-            f"{'asked to stop' if self._signals else f'{restarts} restarts allowed'}"
-            f" ({failures} failures, 0 preemptions)"
+            f"{'asked to stop' if self._signals else f'{restarts} restarts allowed'} ({failures} "
+            "failures, 0 preemptions)"
           )
           return code
         if attempt.codes[attempt.first_bad] == -signal.SIGKILL:

@@ -234,8 +234,7 @@ class Slices:
       kind = TransientError if _no_capacity(reason) else UserError
       raise kind(
         f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see "
-        "--accelerator_type,"
-        " --runtime_version, --zone and --requests"
+        "--accelerator_type, --runtime_version, --zone and --requests"
       )
     say(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
 

@@ -75,8 +75,7 @@ def _check_reaches_hosts(file: pathlib.Path, folders: Sequence[str]) -> None:
     places = ", ".join(f"{folder}/" for folder in folders) or "the files"
     raise UserError(
       f"--config={file}: the hosts get {places} of this project only; put the recipe into "
-      "configs/, or leave the check"
-      " out with --unchecked"
+      "configs/, or leave the check out with --unchecked"
     )
 
 

@@ -55,8 +55,7 @@ _AT_ONCE = 32
 # Flags that have no meaning without --suite.
 _OF_SUITES = (
   "tasks seeds rates epochs evaluations output data data_dir no_submission from_scratch compare "
-  "questions shots"
-  " max_examples steps template"
+  "questions shots max_examples steps template"
 ).split()
 _NOT_BY_STEP = ("step", "from_scratch", "compare", "questions")
 _output = functools.partial(directory, flag="--output")

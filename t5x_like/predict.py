@@ -68,8 +68,7 @@ from t5x_like.inference import flags
 
 _TEMPLATE = (
   "the chat template of texts and conversations (default: the training's or, of a published "
-  "model's conversations, its"
-  " own, published); none continues texts"
+  "model's conversations, its own, published); none continues texts"
 )
 
 

@@ -121,8 +121,7 @@ def module(file: str) -> types.ModuleType:
     near = names()
     raise UserError(
       f"--config={file}: no such recipe{did_you_mean(file, near)}; recipes are Python files, such "
-      "as"
-      f" {', '.join(near[:3])}"
+      f"as {', '.join(near[:3])}"
     )
   _find_recipes()
   spec = importlib.util.spec_from_file_location(f"recipe_{found.stem}", found)

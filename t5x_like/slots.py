@@ -74,8 +74,7 @@ def check_name(where: str, name: Any) -> None:
   if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
     raise UserError(
       f"{where}: found the name {shown(name)}, expected at most {_LONGEST_NAME} letters, digits, "
-      "_ and -, and a letter"
-      " or digit first; rename it"
+      "_ and -, and a letter or digit first; rename it"
     )
 
 
@@ -167,8 +166,7 @@ def fill(
     for key in parameters.keys() & more.keys():
       raise UserError(
         f"{where}: {one.__module__}:{one.__qualname__} declares the argument {key!r}, which is a "
-        "key here already;"
-        " give the argument another name"
+        "key here already; give the argument another name"
       )
     parameters = parameters | more
     kinds = kinds | their_kinds

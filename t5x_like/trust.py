@@ -336,10 +336,8 @@ def _refused_function(where: str, name: str) -> UserError:
   origin = _state.origins.get(name)
   return UserError(
     f"{f'{origin.file}: ' if origin else ''}{where}: found {name!r}, which this command does not "
-    "name, so it is not"
-    f" imported; give that name in the recipe or a flag{_flag(where, name)}, or add {FLAG} to "
-    "import what saved files"
-    f" name (in a program: t5x_like.trust.admit({name!r}))"
+    f"name, so it is not imported; give that name in the recipe or a flag{_flag(where, name)}, or "
+    f"add {FLAG} to import what saved files name (in a program: t5x_like.trust.admit({name!r}))"
   )
 
 
@@ -347,9 +345,8 @@ def _refused_location(origin: Origin, where: str, text: str) -> UserError:
   outside = f"is outside {origin.directory} and " if origin.directory else ""
   return UserError(
     f"{origin.file}: {where}: found {_shown(text)}, which {outside}this command does not name, so "
-    "it is not opened;"
-    f" give it in the recipe or a flag{_flag(where, text)}, or add {FLAG} to open what saved "
-    "files name"
+    f"it is not opened; give it in the recipe or a flag{_flag(where, text)}, or add {FLAG} to "
+    "open what saved files name"
   )
 
 
@@ -357,8 +354,8 @@ def _refused_address(where: str, text: str) -> UserError:
   known = ", ".join(f"{scheme}://" for scheme in SCHEMES[:-2])
   return UserError(
     f"{where}{': ' if where else ''}found {_shown(text)}, which this command does not name, "
-    "expected one address of"
-    f" {known}; give it in the recipe or a flag (in a program: t5x_like.trust.admit)"
+    f"expected one address of {known}; give it in the recipe or a flag (in a program: "
+    "t5x_like.trust.admit)"
   )
 
 

@@ -20,10 +20,8 @@ RUN_MODULES = (
 )
 VAGUE_NAMES = frozenset(
   "found one made given own held kept taken told asked wanted seen more other others known what "
-  "along "
-  "beside inside left rest least most mine theirs ours their usual thing word whole shown there "
-  "here past "
-  "got had new_one it this that these those stuff something ".split()
+  "along beside inside left rest least most mine theirs ours their usual thing word whole shown "
+  "there here past got had new_one it this that these those stuff something ".split()
 )
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 

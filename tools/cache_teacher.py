@@ -110,8 +110,7 @@ class Teacher:
       if name not in built.features or len(built.features[name].shape) != 1:
         raise UserError(
           f"--workdir={self.workdir}: needs rows of the feature {name!r}, which task {built.name} "
-          "does not make (it"
-          f" makes {', '.join(built.features)}); choose another task"
+          f"does not make (it makes {', '.join(built.features)}); choose another task"
         )
 
   def __call__(self, batch):

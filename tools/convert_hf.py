@@ -120,8 +120,7 @@ def _import(
   if "vocab_size" in config.model:
     prepare = (
       f" and a vocabulary of {vocabulary.size} ids in a table of {config.model.vocab_size}; "
-      "prepare data with "
-      f"--vocabulary={workdir}/vocabulary"
+      f"prepare data with --vocabulary={workdir}/vocabulary"
     )
   command = f"train with --config={recipe} --workdir={workdir}{flags}"
   head = (

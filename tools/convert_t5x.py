@@ -129,9 +129,8 @@ def _convert(args, overrides: list[str]) -> None:
   late = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""
   process.say(
     f"{args.output}: step {step} with {what} of {checkpoint.where} and {vocabulary.size} ids in a "
-    "table "
-    f"of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; train with "
-    f"--config={args.config} --workdir={args.output}{flags}{late}"
+    f"table of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; "
+    f"train with --config={args.config} --workdir={args.output}{flags}{late}"
   )
 
 
@@ -143,8 +142,8 @@ def _gradient_scale(args, where: str) -> float:
   if found is None:
     raise UserError(
       f"--loss_normalizing_factor: missing, and {where} holds Adafactor's state, whose unit it "
-      "fixes; give the one of "
-      "T5X's gin files (None in most) with --target_tokens, or --fresh to start the optimizer anew"
+      "fixes; give the one of T5X's gin files (None in most) with --target_tokens, or --fresh to "
+      "start the optimizer anew"
     )
   if found == "NUM_REAL_TARGET_TOKENS":
     return 1.0
@@ -160,8 +159,7 @@ def _gradient_scale(args, where: str) -> float:
   if tokens is None or tokens < 1:
     raise UserError(
       f"--target_tokens={tokens}: expected the target tokens in a batch of T5X, such as 128 x 114 "
-      "= 14592, with "
-      f"--loss_normalizing_factor={found}"
+      f"= 14592, with --loss_normalizing_factor={found}"
     )
   return factor / tokens
 

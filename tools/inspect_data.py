@@ -206,8 +206,7 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   facts = (
     f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "
     f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, "
-    "fingerprint "
-    f"{task.fingerprint[:12]}"
+    f"fingerprint {task.fingerprint[:12]}"
   )
   shown = [
     describe({name: value[row] for name, value in batch.items()}, task.vocabulary)

@@ -52,8 +52,7 @@ def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, 
     if same := next((name for name, part in plan.items() if part.split == (split or output)), None):
       raise UserError(
         f"--split={pair}: found the split {split or output!r} in {same!r} already, expected its "
-        "documents in one of "
-        "them; without --split, --validation_fraction divides train"
+        "documents in one of them; without --split, --validation_fraction divides train"
       )
     plan[output] = Part(split or output)
   return plan
@@ -89,8 +88,7 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
     if count:
       print(
         f"{path}: warning: {count} of the source's files were written to since, at the same size: "
-        "if their text has "
-        f"changed, remove {path} to prepare it anew",
+        f"if their text has changed, remove {path} to prepare it anew",
         flush=True,
       )
 
@@ -105,8 +103,8 @@ def _check_reached(output: str) -> None:
   except Exception as error:  # each scheme's library raises its own types
     raise UserError(
       f"--output={output}: cannot be reached ({type(error).__name__}: {one_line(error)}); "
-      "expected a "
-      "local directory or a gs://, s3:// or fsspec address that this machine may write to"
+      "expected a local directory or a gs://, s3:// or fsspec address that this machine may write "
+      "to"
     ) from error
 
 

@@ -51,8 +51,7 @@ def main(argv: list[str] | None = None) -> None:
   ) or config.optimizer.name != "adamw":
     raise UserError(
       f"--workdir={args.workdir}: found {config.model.name} on {config.task.name} with "
-      f"{config.optimizer.name},"
-      " expected bert on classification with adamw"
+      f"{config.optimizer.name}, expected bert on classification with adamw"
     )
   found = fine_tuned(config, args.model, args.max_steps or config.total_steps)
   workdirs.write(args.workdir, RESULT, found)

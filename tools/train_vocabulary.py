@@ -256,14 +256,12 @@ def _training_error(message: str, size: int) -> str:
   if match := re.search(r"too high \(\d+\).*?<= (\d+)", message):
     return (
       f"--size: found {size} pieces, sentinels not counted, expected at most {match[1]} for this "
-      "text; ask for a "
-      "smaller vocabulary or give more text"
+      "text; ask for a smaller vocabulary or give more text"
     )
   if match := re.search(r"(\d+) vs (\d+)", message):
     return (
       f"--size: found {size} pieces, sentinels not counted, too few for the characters of this "
-      "text, expected "
-      f"at least {match[2]}, or a lower --character_coverage"
+      f"text, expected at least {match[2]}, or a lower --character_coverage"
     )
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
@@ -296,8 +294,7 @@ def _exists(output: Place, record: dict) -> bool:
   keys = [key for key in record if not isinstance(found, dict) or found.get(key) != record[key]]
   raise UserError(
     f"{output}: found a vocabulary trained with other {', '.join(keys)}, expected none or the "
-    "same one; "
-    "choose another --output or delete that directory"
+    "same one; choose another --output or delete that directory"
   )
 
 

@@ -19,12 +19,9 @@ from configs.t5 import base
 Size = Literal["small", "base", "large", "xl", "xxl"]
 LANGUAGES = (
   "af am ar az be bg bg-Latn bn ca ceb co cs cy da de el el-Latn en eo es et eu fa fi fil fr fy "
-  "ga gd gl gu ha haw hi "
-  "hi-Latn hmn ht hu hy id ig is it iw ja ja-Latn jv ka kk km kn ko ku ky la lb lo lt lv mg mi mk "
-  "ml mn mr ms mt my ne "
-  "nl no ny pa pl ps pt ro ru ru-Latn sd si sk sl sm sn so sq sr st su sv sw ta te tg th tr uk ur "
-  "uz vi xh yi yo zh "
-  "zh-Latn zu"
+  "ga gd gl gu ha haw hi hi-Latn hmn ht hu hy id ig is it iw ja ja-Latn jv ka kk km kn ko ku ky "
+  "la lb lo lt lv mg mi mk ml mn mr ms mt my ne nl no ny pa pl ps pt ro ru ru-Latn sd si sk sl sm "
+  "sn so sq sr st su sv sw ta te tg th tr uk ur uz vi xh yi yo zh zh-Latn zu"
 ).split()
 LAPTOP = {
   "task.parts": {"en": {}, "de": {}},

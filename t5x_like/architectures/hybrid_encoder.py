@@ -192,8 +192,7 @@ class TransformerStage(nnx.Module):
     if type(parts.inputs(rngs).position) is not Position:
       raise UserError(
         f"config.model.design.position: found {variant.design.position!r}, expected one between "
-        "pairs of cells, as"
-        " 'relative_2d', or 'none'"
+        "pairs of cells, as 'relative_2d', or 'none'"
       )
     block = parts.block(rngs)
     narrow = dataclasses.replace(dims, embed=inputs)

@@ -307,6 +307,6 @@ def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
     key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"
     raise UserError(
       f"config.model.{key}: the model is for images of {list(expected)}, found "
-      f"{list(image_BYXC.shape[1:])} (height,"
-      f" width, channels); set config.model.{key} and config.task.{key} alike"
+      f"{list(image_BYXC.shape[1:])} (height, width, channels); set config.model.{key} and "
+      f"config.task.{key} alike"
     )

@@ -66,8 +66,7 @@ class LearnedCells(nnx.Module):
     if max(Y, X) > _LONGEST:
       raise UserError(
         f"config.model.places.kind: learned positions are for up to {_LONGEST} rows and columns, "
-        f"found {Y} x {X};"
-        " make the images smaller or choose 'sines'"
+        f"found {Y} x {X}; make the images smaller or choose 'sines'"
       )
     shape = (Y, X, self.rows.shape[-1])
     halves = self.columns[...][None, :X], self.rows[...][:Y, None]

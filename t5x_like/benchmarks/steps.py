@@ -69,8 +69,7 @@ def _check(workdir: str, steps: Sequence[int]) -> None:
     told = f"expected some of {', '.join(map(str, known))}" if known else "which has none"
     raise UserError(
       f"--steps: found no checkpoint of step {lacking[0]} in {workdir}, {told}; a run keeps every "
-      "Nth with"
-      " --config.checkpoint.keep_every=N"
+      "Nth with --config.checkpoint.keep_every=N"
     )
 
 

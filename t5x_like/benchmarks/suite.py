@@ -467,7 +467,6 @@ def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     before, now = (values.get(other[0]) for values in (made, asked))
     raise UserError(
       f"{path}: was made with {other[0]}={before}, found {other[0]}={now}; give another --output, "
-      "or delete"
-      f" {path.parent} to make it again"
+      f"or delete {path.parent} to make it again"
     )
   return found | {"workdir": str(path.parent)}  # not where it says that it was made

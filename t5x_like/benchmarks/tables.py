@@ -99,18 +99,15 @@ def notes(found: dict[str, Any]) -> str:
   if evaluations > 1:
     words = (
       f"`score` is of the best of a run's evaluations, up to {evaluations}, by the first of its "
-      "details and on the same"
-      " examples, so it is a little better than it would be on others; `last` comes from the last "
-      "evaluation. "
+      "details and on the same examples, so it is a little better than it would be on others; "
+      "`last` comes from the last evaluation. "
     )
   if found["seeds"] > 1:
     words += (
       "Of several seeds the run with the median score counts, with an even number the lower of "
-      "the two in the middle,"
-      " at the rate where it is best: score, last, details, intervals and charts are of this run. "
-      "`best seed` is the"
-      " score of the best run, whose predictions a submission has; `spread` is the best minus the "
-      "worst. "
+      "the two in the middle, at the rate where it is best: score, last, details, intervals and "
+      "charts are of this run. `best seed` is the score of the best run, whose predictions a "
+      "submission has; `spread` is the best minus the worst. "
     )
   words += "`majority` is the score of giving the commonest label every time."
   if _published(found):

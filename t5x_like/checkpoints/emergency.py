@@ -64,8 +64,7 @@ def checked(values: Any) -> ConfigDict:
   if not filled["directory"].startswith(("/", "$")):
     raise UserError(
       f"config.checkpoint.emergency.directory: found {filled['directory']!r}, expected an "
-      "absolute path on each host's"
-      " own disk or in its memory, such as /dev/shm/t5x_like"
+      "absolute path on each host's own disk or in its memory, such as /dev/shm/t5x_like"
     )
   return ConfigDict(filled)
 

@@ -337,8 +337,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     if differing:
       raise UserError(
         f"{self._store.where(step)}: step exists with other values, for example of tensor "
-        f"{differing[0]}; "
-        "move it away or use a new workdir"
+        f"{differing[0]}; move it away or use a new workdir"
       )
 
   @contextlib.contextmanager
@@ -356,26 +355,22 @@ class Checkpoints(contextlib.AbstractContextManager):
       if number is not None:
         raise UserError(
           f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix "
-          "the permissions and "
-          f"run the same command again (steps saved: {self.steps()})"
+          f"the permissions and run the same command again (steps saved: {self.steps()})"
         ) from error
       if not is_remote(self._directory) and self._used and not os.path.isdir(self._directory):
         raise UserError(
           f"{self._directory}: the directory of the checkpoints is gone; mount or restore it and "
-          "run the same command "
-          "again"
+          "run the same command again"
         ) from error
       if any(word in str(error) for word in _TIMEOUT_WORDS):
         raise TransientError(
           f"{where}: checkpoint was not written by all processes within {self._timeout} s (one of "
-          "them failed, or the "
-          f"disk is slow); steps saved: {self.steps()}"
+          f"them failed, or the disk is slow); steps saved: {self.steps()}"
         ) from error
       if is_transient(error):
         raise TransientError(
           f"{where}: checkpoint could not be written: {one_line(error)[:300]}; run the same "
-          "command again "
-          f"(steps saved: {self.steps()})"
+          f"command again (steps saved: {self.steps()})"
         ) from error
       raise
 

@@ -159,8 +159,8 @@ class ObjectSteps:
       if saving.is_alive():  # it dies with the process
         raise TransientError(
           f"{self._place}: checkpoint was not written within {self._timeout:g} s (the store is "
-          "slow, or does not"
-          " answer); run the same command again, or raise --config.checkpoint.save_timeout_seconds"
+          "slow, or does not answer); run the same command again, or raise "
+          "--config.checkpoint.save_timeout_seconds"
         )
     failed = self._failed
     self._failed = None
@@ -291,8 +291,7 @@ class ObjectSteps:
       except RuntimeError as error:
         raise TransientError(
           f"{self._place}: checkpoint was not written by all processes within {self._timeout:g} s "
-          "(one of them"
-          " failed, or the store is slow)"
+          "(one of them failed, or the store is slow)"
         ) from error
 
   def _clean(self, attempt: str) -> None:

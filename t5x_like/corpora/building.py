@@ -243,8 +243,7 @@ def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
   if not shards:
     raise UserError(
       f"{job.name}, split {job.split!r}: found 0 {job.kind.items}{skips(totals['skipped'])}, "
-      "expected at "
-      f"least one: {job.kind.advice}"
+      f"expected at least one: {job.kind.advice}"
     )
   source = job.source
   if job.kind.counted:

@@ -102,8 +102,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
       if old != home:
         print(
           f"data: {corpus.source}: its files have changed since {old} was made (other names, "
-          "sizes or times): "
-          f"preparing them anew; delete {old} when no run needs it",
+          f"sizes or times): preparing them anew; delete {old} when no run needs it",
           flush=True,
         )
     print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)

@@ -80,8 +80,8 @@ def plan(documents: Documents, fraction: float) -> dict[str, Part]:
   if shared := source.in_two_splits():
     raise UserError(
       f"source {documents.spelled}: found {shared} in two splits, expected it in one, since a "
-      "model must not be "
-      "evaluated on texts that it has trained on; narrow the pattern of the other"
+      "model must not be evaluated on texts that it has trained on; narrow the pattern of the "
+      "other"
     )
   parts = {split: Part(split) for split in source.splits}
   if len(names(source, fraction)) == len(parts):
@@ -104,8 +104,7 @@ def plan(documents: Documents, fraction: float) -> dict[str, Part]:
     held = sum(n for other, n in lengths.items() if other < key) + lengths[key] - at
     print(
       f"{source.name}: no whole document makes a validation part of {fraction:g}, so it gets the "
-      f"last {held:,} of "
-      f"{sum(lengths.values()):,} characters, cut after {end}",
+      f"last {held:,} of {sum(lengths.values()):,} characters, cut after {end}",
       flush=True,
     )
   return parts | {"train": train, "validation": validation}

@@ -46,8 +46,8 @@ def _check_source(job: Job) -> None:
   if not current:
     raise UserError(
       f"{job.name}, split {job.split!r}: the source's files changed while they were read, so that "
-      "the store would mix "
-      "old and new ones; run the same command again once nothing writes to them"
+      "the store would mix old and new ones; run the same command again once nothing writes to "
+      "them"
     )
 
 

@@ -95,8 +95,7 @@ def _form(given: str, files: Sequence[str]) -> str:
     )
     raise UserError(
       f"config.task.source: found {given!r}, expected files of one form that their suffix tells, "
-      f"{_SUFFIXES}, not"
-      f" {name}; or write the form before it, such as csv:{given}"
+      f"{_SUFFIXES}, not {name}; or write the form before it, such as csv:{given}"
     )
   (form,) = forms
   if form != "json":
@@ -124,8 +123,7 @@ def _of_directory(folder: str) -> str:
       return f"text_folders:{folder}"
     raise UserError(
       f"config.task.source: found no table in {folder}, expected files such as train.csv and "
-      "validation.csv"
-      f" ({_SUFFIXES}), or a folder of texts for each class"
+      f"validation.csv ({_SUFFIXES}), or a folder of texts for each class"
     )
   form = _form(folder, files)
   splits = [_split_in(path) for path in files]
@@ -135,8 +133,7 @@ def _of_directory(folder: str) -> str:
     stray = os.path.basename(files[splits.index(None)])
     raise UserError(
       f"config.task.source: found {stray!r} in {folder} beside files of splits, expected a split "
-      "in its name, such as"
-      f" train; or name the files, {form}:train={folder}/{stray},validation=…"
+      f"in its name, such as train; or name the files, {form}:train={folder}/{stray},validation=…"
     )
   order = ["train", "validation", "test"]
   listed = sorted(zip(splits, files), key=lambda entry: (order.index(entry[0]), entry[1]))

@@ -209,7 +209,6 @@ def _vocabulary(tokens: Tokens) -> vocabularies.Vocabulary:
   if vocabulary.fingerprint != tokens.vocabulary_fingerprint:
     raise UserError(
       f"vocabulary {tokens.vocabulary_path}: found another one than when the preparation began; "
-      "run the same command "
-      "again"
+      "run the same command again"
     )
   return vocabulary

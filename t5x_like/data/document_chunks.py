@@ -65,8 +65,7 @@ class Chunks:
     if tokens.num_tokens < length:
       raise UserError(
         f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of "
-        f"{length} "
-        "tokens: shorten the task's lengths or prepare a larger corpus"
+        f"{length} tokens: shorten the task's lengths or prepare a larger corpus"
       )
     self.others = Others(tokens, length)
     self._first_document = tokens.first_items

@@ -334,8 +334,7 @@ def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:
       odd = sorted(set(part.features) ^ set(expected.features))
       raise UserError(
         f"mixture: parts {first} and {label} do not have the same features ({', '.join(odd)} in "
-        "only one "
-        "of them): mix tasks for one architecture, with the same options of packing"
+        "only one of them): mix tasks for one architecture, with the same options of packing"
       )
     if part.vocabulary.fingerprint != expected.vocabulary.fingerprint:
       raise UserError(

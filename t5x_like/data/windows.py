@@ -138,8 +138,7 @@ class Windows:
     if not self.num_examples:
       raise UserError(
         f"{self.tokens.path}: found {self.tokens.num_tokens} tokens, expected at least one window "
-        "of "
-        f"{length} tokens; shorten the task's lengths, or prepare more text or with a larger "
+        f"of {length} tokens; shorten the task's lengths, or prepare more text or with a larger "
         "validation_fraction"
       )
 

@@ -78,8 +78,7 @@ class Temperature:
     if not _COLDEST <= self.value <= _HOTTEST:
       raise UserError(
         f"Temperature: found {self.value}, expected a number above 0, from {_COLDEST:g} to "
-        f"{_HOTTEST:g}; use greedy for"
-        " the likeliest token"
+        f"{_HOTTEST:g}; use greedy for the likeliest token"
       )
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:

@@ -66,8 +66,8 @@ class Features:
     if is_same or _same_images(setting.task, self.support.task):
       raise UserError(
         f"evaluator {where}: found the split {setting.split!r} and the support_split "
-        f"{support_split!r} of the same"
-        " images, so images that it learns from would be scored; set either to another split"
+        f"{support_split!r} of the same images, so images that it learns from would be scored; "
+        "set either to another split"
       )
     self._where = where
     self._is_told = False
@@ -106,14 +106,12 @@ class Features:
     if copies == len(is_new_N):
       raise UserError(
         f"evaluator {self._where}: all {copies} images to score are also among those that it "
-        "learns from; set"
-        " support_split to a split of other images"
+        "learns from; set support_split to a split of other images"
       )
     if copies and not self._is_told and jax.process_index() == 0:
       print(
         f"evaluator {self._where}: {copies} of {len(is_new_N)} images are also among those that "
-        "it learns from, and are"
-        " not scored",
+        "it learns from, and are not scored",
         flush=True,
       )
     self._is_told = True

@@ -128,14 +128,12 @@ def check(
       shape = list(found[name].shape) if name in found else "none"
       raise UserError(
         f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}: the "
-        "model lacks the head;"
-        " set --config.model.head, or --config.model.scores of a decoder"
+        "model lacks the head; set --config.model.head, or --config.model.scores of a decoder"
       )
   if labels is not None and found["logits"].shape[-1] != labels:
     raise UserError(
       f"config.model.head.{key}: found {found['logits'].shape[-1]}, but task {task.name} has "
-      f"{labels}"
-      f" ({', '.join(task.classes) or 'a number'}); set --config.model.head.{key}={labels}"
+      f"{labels} ({', '.join(task.classes) or 'a number'}); set --config.model.head.{key}={labels}"
     )
 
 

@@ -46,8 +46,7 @@ class Evaluator:
     if not classes and (scores != ("accuracy",) or questions):
       raise UserError(
         "evaluator classification: scores, questions: the labels are numbers, expected neither; "
-        "leave them out, or name"
-        " the classes with config.task.labels"
+        "leave them out, or name the classes with config.task.labels"
       )
     _labelled.check(setting, "classification", {"logits": 2}, len(classes) or 1)
     self._classes = classes

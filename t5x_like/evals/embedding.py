@@ -38,8 +38,7 @@ class Evaluator:
     if task.examples is None or task.classes:
       raise UserError(
         f"evaluator embedding: task {task.name} has no numbers to compare with, expected task "
-        "classification with text,"
-        " pair and no labels"
+        "classification with text, pair and no labels"
       )
     found = [one for one in task.examples(ids) if one["label"] is not None][:max_examples]
     if not found or len(found[0]["text"]) != 2:

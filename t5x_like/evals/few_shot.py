@@ -91,8 +91,7 @@ def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.
     if len(own) < shots:
       raise UserError(
         f"evaluator few_shot: class {task.classes[number]!r} has {len(own)} images in "
-        f"{task.name}, expected {shots};"
-        " set shots to fewer"
+        f"{task.name}, expected {shots}; set shots to fewer"
       )
     out.append(own)
   return np.sort(np.concatenate(out))

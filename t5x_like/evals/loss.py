@@ -38,8 +38,8 @@ class Evaluator:
     if lacking := objective.missing(setting.task.features):
       raise UserError(
         f"evaluator loss: the objective needs the feature {lacking[0]!r}, which task "
-        f"{setting.task.name} does not make"
-        f" (it makes {', '.join(setting.task.features)}); choose another task"
+        f"{setting.task.name} does not make (it makes {', '.join(setting.task.features)}); choose "
+        "another task"
       )
 
     features = setting.task.features

@@ -29,8 +29,7 @@ class Evaluator:
     if reward is None or "decoder_log_probabilities" not in task.features:
       raise UserError(
         "evaluator reward: needs the task `prompts` and an objective with a reward, found task "
-        f"{task.name}; choose"
-        " another evaluator"
+        f"{task.name}; choose another evaluator"
       )
     rewards.find(reward)
     self._setting = setting

@@ -72,8 +72,8 @@ class Evaluator:
     else:
       raise UserError(
         f"evaluator samples: task {setting.task.name} gives a model nothing to continue and no "
-        "masks to fill; use the"
-        " evaluator span_infilling for span corruption, or generation for text-to-text"
+        "masks to fill; use the evaluator span_infilling for span corruption, or generation for "
+        "text-to-text"
       )
 
   def names(self) -> tuple[str, ...]:

@@ -29,8 +29,7 @@ def expand(pattern: str) -> list[str]:
     if not low <= high < low + _MOST_NUMBERS:
       raise UserError(
         f"{pattern}: found the range {match[0]}, expected {{LOW..HIGH}} with LOW at most HIGH and "
-        "at "
-        f"most {_MOST_NUMBERS} numbers"
+        f"at most {_MOST_NUMBERS} numbers"
       )
     pieces.append(pattern[start : match.start()])
     ranges.append([f"{number:0{len(match[1])}d}" for number in range(low, high + 1)])

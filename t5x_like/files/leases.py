@@ -65,8 +65,7 @@ class Lease:
     else:
       raise TransientError(
         f"{self._file}: is there whenever it is to be written, and gone whenever it is read, "
-        f"{_ATTEMPTS} times; remove"
-        " it if it is a link, and run the same command again"
+        f"{_ATTEMPTS} times; remove it if it is a link, and run the same command again"
       )
     self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
     self._thread.start()

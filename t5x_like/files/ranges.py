@@ -237,8 +237,8 @@ class LocalFiles(Files):
           if not done:
             raise DamageError(
               f"{self.name(shards.file(array, shard))}: found {os.fstat(descriptor.fd).st_size} "
-              "bytes, expected over "
-              f"{offset}: the file is truncated; copy it again or {self._remedy}"
+              f"bytes, expected over {offset}: the file is truncated; copy it again or "
+              f"{self._remedy}"
             )
           offset = offset + done
           into = into[done:]

@@ -61,8 +61,7 @@ def check(
     )
     raise UserError(
       f"--max_new_tokens={new_tokens}: {least} {available / 1e9:.1f} GB of free memory; generate "
-      "fewer tokens, or use"
-      " fewer samples or beams, a smaller --batch_size or shorter texts"
+      "fewer tokens, or use fewer samples or beams, a smaller --batch_size or shorter texts"
     )
 
 

@@ -94,8 +94,7 @@ class TextClassification:
     if others := [name for name in flags if name != "top_k"]:
       raise UserError(
         f"--{others[0]}={flags[others[0]]}: the model classifies texts and generates nothing; of "
-        "these flags it takes"
-        " --top_k, the number of labels to give"
+        "these flags it takes --top_k, the number of labels to give"
       )
     top_k = flags.get("top_k", _SHOWN)
     if top_k < 1:

@@ -22,8 +22,7 @@ def options(flags: dict[str, Any]) -> dict[str, Any]:
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
       f"--{other[0]}={flags[other[0]]}: the model is an encoder, which fills masks and generates "
-      "nothing; of these"
-      " flags it takes --top_k, the candidates for each mask"
+      "nothing; of these flags it takes --top_k, the candidates for each mask"
     )
   return flags
 
@@ -72,8 +71,7 @@ class MaskFilling:
       if len(ids) + 2 > longest:
         raise UserError(
           f"{where} has {len(ids) + 2} tokens with those that begin and end it, expected at most "
-          f"{longest}, the length"
-          " the model was trained with; shorten or split it"
+          f"{longest}, the length the model was trained with; shorten or split it"
         )
       rows.append([cls_id, *ids, sep_id])
     return rows
@@ -144,6 +142,5 @@ def _masked_lm(model) -> Callable:
     return model.outputs
   raise UserError(
     f"--workdir: the model is an encoder whose head ({head}) says nothing about masked tokens; "
-    "give the workdir of its"
-    " pretraining, or evaluate this one with python -m t5x_like.evaluate"
+    "give the workdir of its pretraining, or evaluate this one with python -m t5x_like.evaluate"
   )

@@ -39,8 +39,7 @@ GENERATION = (
     "top_k",
     int,
     "sample from the N likeliest tokens; for an encoder, candidates for each mask, or classes "
-    "(default: 5); for a"
-    " detector, objects (default: those with a score of at least 0.5)",
+    "(default: 5); for a detector, objects (default: those with a score of at least 0.5)",
   ),
   ("top_p", float, "sample from the fewest likeliest tokens with this total probability"),
   ("min_p", float, "sample from tokens at least this fraction as likely as the likeliest"),

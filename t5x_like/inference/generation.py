@@ -159,8 +159,7 @@ class Generation:
     if self.positions is not None and length + self.new_tokens > self.positions:
       raise UserError(
         f"{what}--max_new_tokens={self.new_tokens}: the model has positions for {self.positions} "
-        "tokens in all; "
-        "generate fewer, or use a model with more positions"
+        "tokens in all; generate fewer, or use a model with more positions"
       )
 
 
@@ -196,8 +195,7 @@ class TextToText(Generation):
       if len(ids) > longest:
         raise UserError(
           f"{origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, "
-          "the length the"
-          " model was trained with; shorten or split it"
+          "the length the model was trained with; shorten or split it"
         )
       rows.append(ids)
     return rows

@@ -130,8 +130,7 @@ class ImageClassification(_OfImages):
     if "logits" not in out or out["logits"].ndim != 2:
       raise UserError(
         f"--workdir: the model's head ({type(getattr(model, 'head', None)).__name__}) gives "
-        "images no classes; give the"
-        " workdir of a classifier"
+        "images no classes; give the workdir of a classifier"
       )
     labels = out["logits"].shape[-1]
     self.names, self.top_k = _names(vocabulary, labels), min(self.top_k, labels)
@@ -213,8 +212,7 @@ def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
       f"--{other[0]}={flags[other[0]]}: the model {does} and generates nothing; of these flags it "
-      "takes --top_k, the"
-      f" number of {what} to give"
+      f"takes --top_k, the number of {what} to give"
     )
   if "top_k" in flags and flags["top_k"] < 1:
     raise UserError(f"--top_k={flags['top_k']}: expected at least 1")

@@ -253,8 +253,8 @@ def lettered(
       count = "1 example" if len(others) == 1 else f"{len(others) or 'no'} examples"
       raise UserError(
         f"{where}: found {count} of the split dev and the subject {subject!r} beside the question "
-        f"in {examples.path},"
-        f" expected {options.shots}; ask with fewer shots, or give a file of examples"
+        f"in {examples.path}, expected {options.shots}; ask with fewer shots, or give a file of "
+        "examples"
       )
     about = str(subject).replace("_", " ")
     header = (
@@ -356,8 +356,7 @@ class Asker:
     if self._examples and self._examples.kind != questions.kind:
       raise UserError(
         f"{self._examples.path}: holds questions of the kind {self._examples.kind!r}, expected "
-        f"{questions.kind!r}, as"
-        f" {questions.path} has"
+        f"{questions.kind!r}, as {questions.path} has"
       )
     return getattr(self, f"_{questions.kind}")(questions)
 
@@ -388,9 +387,8 @@ class Asker:
       if len(others) < options.shots:
         raise UserError(
           f"{questions.wheres[number]}: found {len(others)} other questions in {examples.path}, "
-          "expected"
-          f" {options.shots} for the examples before it; ask with fewer shots, or give a file of "
-          "examples"
+          f"expected {options.shots} for the examples before it; ask with fewer shots, or give a "
+          "file of examples"
         )
       chosen = rng.sample(others, options.shots)
       out.append((questions.wheres[number], row, "".join(f"{shown(one)}\n\n" for one in chosen)))
@@ -437,8 +435,7 @@ class Asker:
       if most is not None and longest > most:
         raise UserError(
           f"{where}: an answer has {longest} tokens, expected at most {most}, as many as the "
-          "model reads; leave the row"
-          " out or ask a model that reads more"
+          "model reads; leave the row out or ask a model that reads more"
         )
     found = iter(self._prompts.likelihood(pairs))
     return [list(itertools.islice(found, count)) for count in counts]

@@ -58,8 +58,7 @@ class Retrieved:
       if not 1 < len(ids) <= longest:
         raise UserError(
           f"{origin}: {shown(text, number)} has {len(ids)} tokens with its end, expected 2 to "
-          f"{longest}, the length the"
-          " model was trained with; shorten it"
+          f"{longest}, the length the model was trained with; shorten it"
         )
       rows.append(ids)
     return rows

@@ -341,8 +341,7 @@ def refuse_experts(experts, *, normalised: bool) -> None:
     gates = " whose gates add up to one" if normalised else ""
     raise UserError(
       f"design.experts is {experts!r}; this type supports only a softmax over two or more "
-      f"experts{gates}, with "
-      "dispatch 'dropless', each as wide as the MLP, and none shared"
+      f"experts{gates}, with dispatch 'dropless', each as wide as the MLP, and none shared"
     )
 
 

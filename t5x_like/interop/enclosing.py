@@ -109,16 +109,12 @@ def conversation(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict
     + " | trim" * form.stripped
   )
   jinja = (
-    f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}"
-    f"{{%- set start = {json.dumps(start)} %}}"
-    "{%- if not messages or not before.get(messages[0]['role'], '').startswith(start) %}{{- start "
-    "}}{%- endif %}"
-    "{%- for message in messages %}"
-    "{%- if message['role'] not in before %}{{- raise_exception('no turn of ' + message['role']) "
-    "}}{%- endif %}"
-    f"{{{{- before[message['role']] + ({content}) + after[message['role']] }}}}"
-    "{%- endfor %}"
-    f"{{%- if add_generation_prompt %}}{{{{- before['{ASSISTANT}'] }}}}{{%- endif %}}"
+    f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}{{%- set "
+    f"start = {json.dumps(start)} %}}{{%- if not messages or not before.get(messages[0]['role'], "
+    "'').startswith(start) %}{{- start }}{%- endif %}{%- for message in messages %}{%- if "
+    "message['role'] not in before %}{{- raise_exception('no turn of ' + message['role']) }}{%- "
+    f"endif %}}{{{{- before[message['role']] + ({content}) + after[message['role']] }}}}{{%- "
+    f"endfor %}}{{%- if add_generation_prompt %}}{{{{- before['{ASSISTANT}'] }}}}{{%- endif %}}"
   )
   return found | {FILE: jinja.encode()}
 

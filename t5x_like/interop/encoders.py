@@ -184,8 +184,7 @@ def config(
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or not variant.types:
     raise UserError(
       f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, "
-      "heads that "
-      "share the width, and token types"
+      "heads that share the width, and token types"
     )
   head, labels = written_head(model_type, variant, heads)
   return {

@@ -116,8 +116,7 @@ _COUNTS = set(
 )
 _UNBOUNDED = set(  # sizes that may exceed every tensor
   "max_position_embeddings original_max_position_embeddings relative_attention_max_distance "
-  "sliding_window "
-  "query_pre_attn_scalar sliding_window_pattern global_attn_every_n_layers".split()
+  "sliding_window query_pre_attn_scalar sliding_window_pattern global_attn_every_n_layers".split()
 )
 
 
@@ -149,8 +148,7 @@ def check(
       if name in _COUNTS and tensors is not None and size > tensors:
         raise UserError(
           f"{origin}: field {name!r} is {shown(value)}, expected no more than the {tensors:,} "
-          "tensors of the files; "
-          "the config is of another model"
+          "tensors of the files; the config is of another model"
         )
       if (
         kind in (Size, Size | Sizes, Sizes, Whole)
@@ -160,8 +158,7 @@ def check(
       ):
         raise UserError(
           f"{origin}: field {name!r} is {shown(value)}, expected no more than the {held:,} values "
-          "that the files "
-          "hold; the config is of another model"
+          "that the files hold; the config is of another model"
         )
 
 

@@ -121,8 +121,7 @@ class Fields:
     for name in sorted(self._left.difference(passed)):
       raise UserError(
         f"{self.origin}: field {name!r} is {shown(self.values[name])}, which this model type is "
-        "not known to have;"
-        " remove it if it does not matter"
+        "not known to have; remove it if it does not matter"
       )
 
   def refusal(self, name: str, found: Any, expected: str) -> UserError:

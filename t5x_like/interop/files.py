@@ -99,8 +99,7 @@ class Files:
     if file.dtypes[written] not in _FLOATS:
       raise UserError(
         f"{self.where}: tensor {written!r} is of dtype {file.dtypes[written]}, expected one of "
-        f"{', '.join(_FLOATS)}; "
-        "quantized models are not read, copy the original"
+        f"{', '.join(_FLOATS)}; quantized models are not read, copy the original"
       )
     return file.read(written)
 

@@ -321,8 +321,7 @@ def _check(mapping: Mapping, files: Files) -> None:
   for name in sorted(expected - files.names):
     raise UserError(
       f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; "
-      "the file "
-      "is of another model or incomplete"
+      "the file is of another model or incomplete"
     )
   for name in sorted(files.names - expected - set(mapping.copies)):
     if not name.endswith(mapping.ignored + mapping.unread):
@@ -364,8 +363,7 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
       if part.shape != shape[len(index) :]:
         raise UserError(
           f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected a shape "
-          "that fits "
-          f"{name} of {list(shape[len(index) :])}; config.json is of another model"
+          f"that fits {name} of {list(shape[len(index) :])}; config.json is of another model"
         )
       if out is None:  # allocate only now that the files are known to hold this much
         out = np.empty(shape, np.float32)

@@ -60,8 +60,7 @@ def directory(path: str, flag: str) -> str:
     reason = _REASONS.get(type(error).__name__) or f"failed ({type(error).__name__}: {told})"
     raise UserError(
       f"{found} nor a model that the Hub gave: it {reason}; correct the path or, for a model of "
-      f"the Hub, run {fetch}"
-      " where there is a network, and give DIR"
+      f"the Hub, run {fetch} where there is a network, and give DIR"
     ) from error
 
 
@@ -80,8 +79,7 @@ def absent(path: str, flag: str) -> UserError:
     return UserError(f"{flag}: found no directory {path}{_near(path)}; correct the path{asked}")
   return UserError(
     f"{flag}: {path} holds no run and no Hugging Face model: config.json is not there; give the "
-    "workdir of a run that"
-    " has begun, or a directory with config.json and model.safetensors"
+    "workdir of a run that has begun, or a directory with config.json and model.safetensors"
   )
 
 

@@ -88,8 +88,7 @@ def find(path: str, flag: str) -> Published | None:
   if vocabulary.size > size:
     raise UserError(
       f"{flag}: {path}: the tokenizer has {vocabulary.size} ids, the model {size} token vectors; "
-      "the tokenizer is"
-      " another model's"
+      "the tokenizer is another model's"
     )
   values = json.loads(model.origin.config)
   told = _generated(
@@ -173,8 +172,7 @@ def _of_images(path: str, directory: str, model, flag: str, layers: str) -> Publ
   if flag.startswith("config.teacher") or "text_input_tokens" in model.NEEDS:
     raise UserError(
       f"{flag}: {path} is a published model of images, whose classes are numbered as its training "
-      "says; make a workdir"
-      " of it with python -m tools.convert_hf and a recipe of its family"
+      "says; make a workdir of it with python -m tools.convert_hf and a recipe of its family"
     )
   variant = model.variant
   values = json.loads(model.origin.config)

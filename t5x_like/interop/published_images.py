@@ -65,9 +65,8 @@ def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[
     if not flag.startswith("config.init"):
       raise UserError(
         f"{flag}: {directory} has no {FILE} with image_mean and image_std, by which its images "
-        "are prepared; copy it"
-        " there, or make a workdir of the model with python -m tools.convert_hf and a recipe of "
-        "its family"
+        "are prepared; copy it there, or make a workdir of the model with python -m "
+        "tools.convert_hf and a recipe of its family"
       )
     return {"name": "object_detection" if detects else "image_classification"}
   pixels = {"mean": mean, "std": std, "channels": variant.channels}

@@ -77,8 +77,7 @@ def variant(checkpoint: Checkpoint, activations: str | None = None) -> Variant:
   if joined % heads:
     raise UserError(
       f"{checkpoint.where}: found queries of {joined} values and relative positions for {heads} "
-      "heads, expected a "
-      "multiple; the checkpoint is of another model"
+      "heads, expected a multiple; the checkpoint is of another model"
     )
   tied = "target/decoder/logits_dense/kernel" not in checkpoint.names
   position = {"name": "relative_bias", "buckets": buckets, "shared": shared}
@@ -232,8 +231,8 @@ def _read(checkpoint: Checkpoint, root: str, suffix: str, place: _Place) -> np.n
       )
       raise UserError(
         f"{checkpoint.where}: array '{root}/{path}{suffix}' has shape {list(found.shape)}, "
-        "expected "
-        f"{shape[::-1] if place.is_bias else shape}; the checkpoint is of another model or damaged"
+        f"expected {shape[::-1] if place.is_bias else shape}; the checkpoint is of another model "
+        "or damaged"
       )
     layers.append(array.reshape(-1, *place.shape))
   joined = np.concatenate(layers)
@@ -313,8 +312,7 @@ def _factors(checkpoint: Checkpoint, path: str, place: _Place) -> tuple[np.ndarr
     if array.shape != (layers, size):
       raise UserError(
         f"{checkpoint.where}: the factors '{path}' have shape {list(array.shape)} for {kind}, "
-        "expected "
-        f"{[layers, size]}; the checkpoint is of another model or damaged"
+        f"expected {[layers, size]}; the checkpoint is of another model or damaged"
       )
   return found[0], found[1]
 

@@ -89,8 +89,7 @@ class Checkpoint:
       except (ValueError, OSError, MemoryError) as error:
         raise UserError(
           f"{self.where}: array {leaf.name!r} cannot be read ({one_line(error)[:200]}), expected "
-          "all of its chunks; "
-          "copy the checkpoint again"
+          "all of its chunks; copy the checkpoint again"
         ) from error
     return array if np.issubdtype(array.dtype, np.integer) else np.asarray(array, np.float32)
 
@@ -98,9 +97,8 @@ class Checkpoint:
     if name not in self.names:
       raise UserError(
         f"{self.where}: array {name!r} is missing{did_you_mean(name, self.names)}, expected the "
-        "tree of T5X's "
-        "`minimal` or `scalable_t5` encoder-decoder; the checkpoint is of another model or "
-        "incomplete"
+        "tree of T5X's `minimal` or `scalable_t5` encoder-decoder; the checkpoint is of another "
+        "model or incomplete"
       )
     return self._leaves[name]
 
@@ -135,8 +133,7 @@ class Checkpoint:
     except (ValueError, OSError) as error:
       raise UserError(
         f"{self.where}: array {leaf.name!r} cannot be opened ({one_line(error)[:200]}), expected "
-        "a Zarr array, as the "
-        "index states; copy the checkpoint again"
+        "a Zarr array, as the index states; copy the checkpoint again"
       ) from error
     shape = tuple(opened.shape)
     dtype = opened.dtype.name
@@ -148,8 +145,7 @@ class Checkpoint:
     if leaf.shape is not None and shape != leaf.shape:
       raise UserError(
         f"{self.where}: array {leaf.name!r} has shape {list(shape)}, expected {list(leaf.shape)} "
-        "as the index states; "
-        "copy the checkpoint again"
+        "as the index states; copy the checkpoint again"
       )
     size = math.prod(shape) * opened.dtype.numpy_dtype.itemsize
     held = (
@@ -181,8 +177,7 @@ def _directory(path: Place) -> Place:
     return _directory(path / steps[max(steps)].rstrip("/"))
   raise UserError(
     f"{path}: found neither {INDEX} nor {METADATA} there, expected a checkpoint directory of T5X, "
-    "such as "
-    "checkpoint_1000000"
+    "such as checkpoint_1000000"
   )
 
 

@@ -497,8 +497,8 @@ def checked(options: Options) -> dict[str, Any]:
   for name in options:
     if name not in Options.__annotations__:
       raise UserError(
-        f"{name}: unknown option{did_you_mean(name, Options.__annotations__)}; a prediction takes"
-        f" {', '.join(Options.__annotations__)}"
+        f"{name}: unknown option{did_you_mean(name, Options.__annotations__)}; a prediction takes "
+        f"{', '.join(Options.__annotations__)}"
       )
   lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
   return {name: value for name, value in {**options, **lists}.items() if value is not None}

@@ -98,8 +98,8 @@ class Rouge(Metric):
     if 2 * count > len(references):
       raise UserError(
         f"rouge: {count} of {len(references)} references are mostly in other scripts than Latin, "
-        "of which rouge-score"
-        " counts no word; set tokenize=unicode (tools.score: --tokenize=unicode)"
+        "of which rouge-score counts no word; set tokenize=unicode (tools.score: "
+        "--tokenize=unicode)"
       )
 
   def _other_scripts(self, references: Sequence[Sequence[str]]) -> int:

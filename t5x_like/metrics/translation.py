@@ -58,8 +58,7 @@ class Bleu(_SacreBleu):
     except Exception as error:  # a package that is not installed, or a model that cannot be fetched
       raise UserError(
         f"bleu: tokenize={tokenize}: not available ({one_line(error)}); install what it needs, or "
-        "fetch its model where"
-        " there is a network, or choose another tokenizer"
+        "fetch its model where there is a network, or choose another tokenizer"
       ) from error
     super().__init__("bleu", metric)
 

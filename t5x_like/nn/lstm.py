@@ -128,8 +128,7 @@ class Recurrence(Layer):
     if mask.k_prefix is not None:
       raise UserError(
         "config.task: found a prefix that is read in both directions, but an LSTM reads from left "
-        "to right; use a"
-        " causal task, such as causal_lm"
+        "to right; use a causal task, such as causal_lm"
       )
     if mask.q_segments is not None:
       before = jnp.pad(mask.q_segments[:, :-1], ((0, 0), (1, 0)))

@@ -124,14 +124,12 @@ def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) 
   if layers % (stages * rounds):
     raise UserError(
       f"config.model.pipeline: found {layers} layers (or periods of them), expected a multiple of "
-      f"{stages * rounds} for"
-      f" {stages} stages and {rounds} rounds"
+      f"{stages * rounds} for {stages} stages and {rounds} rounds"
     )
   if rounds > 1 and microbatches < stages:
     raise UserError(
       f"config.model.pipeline.microbatches: found {microbatches}, expected at least the {stages} "
-      f"stages for {rounds}"
-      " rounds"
+      f"stages for {rounds} rounds"
     )
   if rows % microbatches:
     raise UserError(

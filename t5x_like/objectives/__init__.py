@@ -46,8 +46,8 @@ def check_declarations(name: str, objective: Any) -> None:
     if not hasattr(objective, attribute):
       raise UserError(
         f"config.objective.name: {name} declares no {attribute!r}; declare it, or derive from "
-        "EncoderTargets or"
-        " DecoderTargets of t5x_like.objectives._losses (docs/how-to/add-an-objective.md)"
+        "EncoderTargets or DecoderTargets of t5x_like.objectives._losses "
+        "(docs/how-to/add-an-objective.md)"
       )
 
 
@@ -69,8 +69,8 @@ def evaluate(
       raise
     raise UserError(
       f"config.objective.name: {name} looked for {feature!r}, found the features "
-      f"{', '.join(batch)}; declare in `also`"
-      " what it reads of a batch, and return the sum `weights`"
+      f"{', '.join(batch)}; declare in `also` what it reads of a batch, and return the sum "
+      "`weights`"
     ) from error
   if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)):
     raise UserError(
@@ -79,8 +79,7 @@ def evaluate(
   if "weights" not in outcome[1]:
     raise UserError(
       f"config.objective.name: {name} returned the sums {', '.join(outcome[1]) or 'of nothing'}, "
-      "expected `weights`"
-      " among them: the sum of the targets' weights, which divides the loss"
+      "expected `weights` among them: the sum of the targets' weights, which divides the loss"
     )
   return outcome
 

@@ -61,17 +61,15 @@ class FromRewards(DecoderTargets):
     if completions < self.least:
       raise UserError(
         f"config.task.completions: found {completions}, expected at least {self.least}, as "
-        "completions of the same"
-        " prompt are compared with one another"
+        "completions of the same prompt are compared with one another"
       )
     experts = model.variant.design.experts
     least = experts and experts.dispatch == "capacity" and experts.experts / experts.top_k
     if least and (experts.eval_capacity_factor or experts.capacity_factor) < least:
       raise UserError(
         "config.model.design.experts.dispatch: found 'capacity', which drops tokens in updates "
-        "and none in rollouts, so"
-        " that their probabilities differ; set it to 'dropless', or eval_capacity_factor to "
-        f"{least:g} or more"
+        "and none in rollouts, so that their probabilities differ; set it to 'dropless', or "
+        f"eval_capacity_factor to {least:g} or more"
       )
 
   def completions(self, model, batch: Batch) -> Completions:

@@ -51,8 +51,8 @@ class Objective(Base):
     if slots > queries:
       raise UserError(
         f"config.model.queries: found {queries}, but images have up to {slots} boxes "
-        "(config.task.boxes), each of which"
-        f" needs a query of its own; set --config.model.queries={slots} or more"
+        "(config.task.boxes), each of which needs a query of its own; set "
+        f"--config.model.queries={slots} or more"
       )
 
   def prepare(self, batch: dict[str, jax.Array], model) -> dict[str, jax.Array]:

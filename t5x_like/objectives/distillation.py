@@ -80,8 +80,7 @@ class Objective(Base):
       if shape != expected:
         raise UserError(
           f"config.teacher: is for images of {list(expected)}, found {list(shape)} (height, "
-          "width, channels); choose"
-          " another teacher, or set config.task and config.model alike"
+          "width, channels); choose another teacher, or set config.task and config.model alike"
         )
     batch = {
       name: jax.ShapeDtypeStruct((1, *feature.shape), feature.dtype)

@@ -49,8 +49,7 @@ class Objective(GivenAnswers):
     if self.beta <= 0 or not 0 <= self.label_smoothing < 0.5:
       raise UserError(
         f"config.objective: found beta {self.beta} and label_smoothing {self.label_smoothing}, "
-        "expected beta above 0 "
-        "and label_smoothing at least 0 and less than 0.5"
+        "expected beta above 0 and label_smoothing at least 0 and less than 0.5"
       )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:

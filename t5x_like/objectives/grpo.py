@@ -63,8 +63,7 @@ class Objective(FromRewards):
     if not 0 < self.clip < 1 or self.beta < 0:
       raise UserError(
         f"config.objective: found clip {self.clip} and beta {self.beta}, expected clip between 0 "
-        "and 1, and beta at"
-        " least 0"
+        "and 1, and beta at least 0"
       )
     check_reward(self.reward)
 

@@ -76,10 +76,9 @@ class Objective(FromRewards):
     if not (positive and 0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1):
       raise UserError(
         f"config.objective: found clip {self.clip}, value_clip {self.value_clip}, value_weight "
-        f"{self.value_weight},"
-        f" beta {self.beta}, gamma {self.gamma} and gae_lambda {self.gae_lambda}, expected clip "
-        "between 0 and 1,"
-        " value_clip and value_weight above 0, beta at least 0, gamma and gae_lambda from 0 to 1"
+        f"{self.value_weight}, beta {self.beta}, gamma {self.gamma} and gae_lambda "
+        f"{self.gae_lambda}, expected clip between 0 and 1, value_clip and value_weight above 0, "
+        "beta at least 0, gamma and gae_lambda from 0 to 1"
       )
     check_reward(self.reward)
 

@@ -36,8 +36,7 @@ _LINE_BYTES = 4096
 _SAY_SECONDS = 60.0
 _ABORTED = (
   "jax has ended this process, as a rule because another process of the job has ended or does not "
-  "answer; see the logs"
-  " of the others, and run the same command again"
+  "answer; see the logs of the others, and run the same command again"
 )
 _abort_handler = None  # kept, as libc calls it
 # Calls are counted alike in all processes, so that each has a key of its own in JAX's key-value
@@ -160,8 +159,7 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
         if report.get(name) != facts.get(name):
           raise UserError(
             f"process {index} has {name} {report.get(name)}, process 0 has {facts.get(name)}; "
-            "start all processes "
-            "with the same code, config, workdir and packages"
+            "start all processes with the same code, config, workdir and packages"
           )
 
   # Process 0 reads all facts, and the others its verdict: two messages a process, however many
@@ -190,8 +188,7 @@ def _read(store, key: str, seconds: float, late: str) -> str:
     if is_transient(error):
       raise TransientError(
         f"process 0 of {jax.process_count()} cannot be reached: {one_line(error)[:200]}; see its "
-        "log, and run the same"
-        " command again"
+        "log, and run the same command again"
       ) from error
     raise
 
@@ -345,8 +342,7 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
   except OSError as error:
     raise UserError(
       f"coordinator port {port} cannot be opened: {os.strerror(error.errno)}; end the job that "
-      "uses it, or give "
-      "another port in JAX_COORDINATOR_ADDRESS (launch/local.py: --port)"
+      "uses it, or give another port in JAX_COORDINATOR_ADDRESS (launch/local.py: --port)"
     ) from None
   with contextlib.ExitStack() as stack:
     stack.enter_context(server)
@@ -373,8 +369,7 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
       # It may belong to another job, so it alone is refused, and this job goes on.
       refusal = (
         f"process {index} of {greeting['processes']} came to a job of {count} processes (twice, "
-        "or counted otherwise);"
-        " give every process its own JAX_PROCESS_ID"
+        "or counted otherwise); give every process its own JAX_PROCESS_ID"
       )
       _send(peer, {"refused": refusal, "transient": False})
       peer.close()

@@ -67,8 +67,7 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
     if shape[0] % slices:
       raise UserError(
         f"mesh.replica={shape[0]}: found {slices} slices, expected a multiple of {slices}: only "
-        "replica spans slices;"
-        f" set mesh.replica={slices}"
+        f"replica spans slices; set mesh.replica={slices}"
       )
     inner = [shape[0] // slices, *shape[1:]]
     across = [slices] + [1] * (len(shape) - 1)

@@ -91,8 +91,8 @@ class Rules:
         rules = ", ".join(f"{name}->{'+'.join(axes)}" for name, axes in table.items() if axes)
         raise UserError(
           f"mesh.{axis}={size}: no rule splits anything over it, so its devices would repeat each "
-          "other's work; leave"
-          f" it out, or set a rule, such as rules.layers={axis} (there are {rules})"
+          f"other's work; leave it out, or set a rule, such as rules.layers={axis} (there are "
+          f"{rules})"
         )
     return cls(mesh, table)
 
@@ -150,8 +150,7 @@ class Rules:
       )
       raise UserError(
         f"config.{key}: found {batch_size}, expected a multiple of {ways * parts}: it is split "
-        f"over {over}"
-        f" ({ways} ways) and into {parts} accumulation steps"
+        f"over {over} ({ways} ways) and into {parts} accumulation steps"
       )
 
   def of_optimizer(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -179,8 +178,7 @@ class Rules:
         held = f"{size // unit} {axis}" + (f" of width {unit}" if unit > 1 else "")
         raise UserError(
           f"{name}: axis {axis!r} holds {held}, which rule {axis}->{'+'.join(over)} cannot cut "
-          f"into {ways} equal"
-          f" parts; change the mesh or set rules.{axis}=None"
+          f"into {ways} equal parts; change the mesh or set rules.{axis}=None"
         )
 
   @contextlib.contextmanager

@@ -144,8 +144,7 @@ def library() -> str:
   if path is None or not path.is_file():
     raise UserError(
       "plans for TPUs are made by libtpu, which is not installed: pip install 't5x-like[plan]', "
-      "or set"
-      f" {LIBRARY} to the path of a libtpu.so; --topology=cpu:8 needs neither"
+      f"or set {LIBRARY} to the path of a libtpu.so; --topology=cpu:8 needs neither"
     )
   return str(path)
 

@@ -153,8 +153,7 @@ def _decoding(config: ConfigDict, parts: Parts, task):
   if len(shapes["decoder_target_tokens"]) > 1:
     raise UserError(
       f"--step=decode: task {config.task.name} has several rows of tokens for each example, "
-      "expected one;"
-      " plan the recipe that the model starts from"
+      "expected one; plan the recipe that the model starts from"
     )
   strategy = strategies.Greedy()
   if "encoder_input_tokens" in shapes:

@@ -21,8 +21,8 @@ def text(plan: dict[str, Any]) -> str:
     f"{plan['model']}: {plan['parameters']:,} parameters; {plan['devices']} x "
     f"{plan['device_kind']}; {mesh}",
     f"batch {plan['batch_size']}{accumulation}; remat {plan['remat']}; {cores}",
-    f"rows per host: {rows['fewest']}{most_rows} of {plan['batch_size']} on {rows['hosts']} hosts;"
-    f" {rows['ranges']} of the hosts read one range",
+    f"rows per host: {rows['fewest']}{most_rows} of {plan['batch_size']} on {rows['hosts']} "
+    f"hosts; {rows['ranges']} of the hosts read one range",
     "",
     "memory, GB a device",
   ]
@@ -62,12 +62,12 @@ def text(plan: dict[str, Any]) -> str:
   minimum = plan["minimum"]
   kernels = f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else ""
   lines += [
-    f"  ring bytes {plan['ring_gigabytes']:.1f} GB a device; parameters and gradients need at least"
-    f" {plan['minimum_ring_gigabytes']:.1f} ({minimum['gathers'] / _GIGA:.1f} gathers,"
-    f" {minimum['reductions'] / _GIGA:.1f} reductions)",
+    f"  ring bytes {plan['ring_gigabytes']:.1f} GB a device; parameters and gradients need at "
+    f"least {plan['minimum_ring_gigabytes']:.1f} ({minimum['gathers'] / _GIGA:.1f} gathers, "
+    f"{minimum['reductions'] / _GIGA:.1f} reductions)",
     "",
-    f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program"
-    f" {plan['hlo_flops'] / _GIGA:,.2f}{kernels}; compiled in {plan['compile_seconds']:.0f} s",
+    f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program "
+    f"{plan['hlo_flops'] / _GIGA:,.2f}{kernels}; compiled in {plan['compile_seconds']:.0f} s",
   ]
   if "seconds" in plan:
     lines += _times(plan)
@@ -75,8 +75,8 @@ def text(plan: dict[str, Any]) -> str:
     lines += ["", "dearest operations: seconds, executions, traced name, type"]
     for operation in plan["dearest"]:
       lines.append(
-        f"  {operation['seconds']:>8.4f} {operation['times']:>6,}  {operation['name']} "
-        f" {operation['type']}"
+        f"  {operation['seconds']:>8.4f} {operation['times']:>6,}  {operation['name']}  "
+        f"{operation['type']}"
       )
   if plan["options"]:
     lines.append(

@@ -213,8 +213,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     except OSError as error:
       raise UserError(
         f"{self._path}: metrics could not be written: {error.strerror or one_line(error)}; free "
-        "space or fix the "
-        "permissions and run the same command again"
+        "space or fix the permissions and run the same command again"
       ) from error
 
 

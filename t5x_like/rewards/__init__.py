@@ -69,8 +69,7 @@ def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
   if len(found) > length:
     raise UserError(
       f"{where}: found {len(found)} bytes in its fields {', '.join(fields)}, expected at most "
-      f"{length}; raise"
-      " --config.task.fields_length"
+      f"{length}; raise --config.task.fields_length"
     )
   return np.frombuffer(found.ljust(length, b"\0"), np.uint8)
 

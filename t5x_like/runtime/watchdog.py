@@ -67,9 +67,8 @@ class Watchdog:
   def _bark(self) -> None:
     print(
       f"transient error: process {self._process}: nothing has ended for {self._seconds:g} s while "
-      f"{self._doing};"
-      " another process may hang or be gone; the stacks of all threads follow; run the same "
-      "command again",
+      f"{self._doing}; another process may hang or be gone; the stacks of all threads follow; run "
+      "the same command again",
       file=sys.stderr,
       flush=True,
     )

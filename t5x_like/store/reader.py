@@ -275,8 +275,7 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, table: bytes | Non
     ) != manifest.fingerprint:
       raise UserError(
         f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the "
-        "content gives "
-        f"{computed[:12]!r}; {REMEDY}"
+        f"content gives {computed[:12]!r}; {REMEDY}"
       )
   return (
     f"checked {what}: {len(sizes)} files, {shards.num_bytes / 1e6:.1f} MB in "
@@ -293,8 +292,7 @@ def _verify_checksum(
   if digest != expected:
     raise DamageError(
       f"{files.name(file)}: found SHA-256 {digest[:12]}, expected {expected[:12]}: the file is "
-      "corrupt; copy it "
-      f"again or {REMEDY}"
+      f"corrupt; copy it again or {REMEDY}"
     )
 
 

@@ -154,8 +154,7 @@ def _read(
   if found != expected:
     raise DamageError(
       f"{where}: found SHA-256 {found[:12]}, expected {str(expected)[:12]} from the manifest: the "
-      "file is corrupt; "
-      f"copy it again or {REMEDY}"
+      f"file is corrupt; copy it again or {REMEDY}"
     )
   size = manifest.num_shards * int(np.prod(row)) * np.dtype(dtype).itemsize
   if len(table) != size:

@@ -56,8 +56,7 @@ class TokenStore(Store):
     if (wrong := np.flatnonzero(documents_S > tokens_S)).size:
       raise UserError(
         f"{files.name(TABLE)}: row {wrong[0]}: found {documents_S[wrong[0]]} documents, expected "
-        "1 to "
-        f"{tokens_S[wrong[0]]} (the shard's tokens): {REMEDY}"
+        f"1 to {tokens_S[wrong[0]]} (the shard's tokens): {REMEDY}"
       )
 
   @property

@@ -124,8 +124,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
     rows = ("one row", "several rows")
     raise UserError(
       f"config.objective: {name} needs examples of {rows[objective.several]}, but task "
-      f"{config.task.name} makes"
-      f" {rows[several]} for each; {choose}"
+      f"{config.task.name} makes {rows[several]} for each; {choose}"
     )
   for feature in parts.model.NEEDS:
     if feature not in task.features:
@@ -136,8 +135,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   if parts.model.NEEDS[-1] not in objective.beside:
     raise UserError(
       f"config.objective: {name} needs a model with outputs for {' or '.join(objective.beside)}, "
-      f"but {model}'s are"
-      f" for {parts.model.NEEDS[-1]}; {choose}"
+      f"but {model}'s are for {parts.model.NEEDS[-1]}; {choose}"
     )
   objective.check(parts.model, task.features)
   with cores_used() as used, parts.rules.activate():
@@ -149,8 +147,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
     if found != f"{axes} axes":
       raise UserError(
         f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} "
-        f"with model {model};"
-        " choose another --config.model.head, model or objective"
+        f"with model {model}; choose another --config.model.head, model or objective"
       )
   slots.module("class_count", training).check(config, objective, outputs, task)
   return in_words(used)
@@ -161,8 +158,7 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
   if vocabulary.size > config.model.get("vocab_size", vocabulary.size):
     raise UserError(
       f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data "
-      f"has {vocabulary.size}"
-      f" ids; set --config.model.vocab_size={table_size(vocabulary)}"
+      f"has {vocabulary.size} ids; set --config.model.vocab_size={table_size(vocabulary)}"
     )
 
 
@@ -190,8 +186,7 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
     if key in given and given[key] != found[key]:
       raise UserError(
         f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has "
-        f"{found[key]}; leave it "
-        "out: special ids come from the vocabulary"
+        f"{found[key]}; leave it out: special ids come from the vocabulary"
       )
   ids = {key: i for key, i in found.items() if key in fixed or i is not None} | given
   made = ConfigDict(config.to_dict())
@@ -215,8 +210,8 @@ def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) 
   if need > memory:
     raise UserError(
       f"config.model: its parameters and their optimizer take {_told(need)}, and there are "
-      f"{_told(memory)} of memory;"
-      " choose a smaller --config.model.variant or sizes, or more devices"
+      f"{_told(memory)} of memory; choose a smaller --config.model.variant or sizes, or more "
+      "devices"
     )
   host = _host_memory()
   for phase in made:
@@ -226,8 +221,8 @@ def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) 
     if need > host:
       raise UserError(
         f"config.{config_lib.batch_key(phase.name)}: found {rows}, but such a batch takes "
-        f"{_told(need)} of the"
-        f" {_told(host)} of this machine; choose a smaller batch or shorter rows"
+        f"{_told(need)} of the {_told(host)} of this machine; choose a smaller batch or shorter "
+        "rows"
       )
 
 

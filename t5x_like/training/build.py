@@ -71,8 +71,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   if objective.among_rows and config.accumulation_steps > 1:
     raise UserError(
       f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} "
-      "compares all rows of"
-      " a batch with one another; set it to 1 and "
+      "compares all rows of a batch with one another; set it to 1 and "
       f"--config.objective.chunks={config.accumulation_steps}"
     )
   guard = slots.make("config.guard", config.guard, GUARDS)
@@ -146,8 +145,7 @@ def _check_kept(config: ConfigDict, guard: Guard) -> None:
   if guard.steps > kept:
     raise UserError(
       f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - "
-      "1) *"
-      " checkpoint.every, as a step that far back must still be there; raise "
+      "1) * checkpoint.every, as a step that far back must still be there; raise "
       "--config.checkpoint.keep_last"
     )
 

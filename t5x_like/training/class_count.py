@@ -100,8 +100,7 @@ def check(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
   if objective.targets == "label" and len(classes) < 2:
     raise UserError(
       f"config.task: found one class, {classes[0]!r}, in task {config.task.name}, from which "
-      "nothing can be learned;"
-      " expected two or more, such as a folder for each"
+      "nothing can be learned; expected two or more, such as a folder for each"
     )
   of_N = getattr(task, "labels", None)
   if of_N is not None and (

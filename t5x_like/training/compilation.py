@@ -131,9 +131,8 @@ def compile_step(
   )
   process.say(
     f"step compiled in {time.perf_counter() - start:.1f} "
-    f"s{' (from the cache)' * (compile_cache.hits() > hits)}:"
-    f" {cost / 1e9:,.1f} model GFLOPs (causal attention halved); {cores}; "
-    f"{against if peak else 'no MFU'} ({source})"
+    f"s{' (from the cache)' * (compile_cache.hits() > hits)}: {cost / 1e9:,.1f} model GFLOPs "
+    f"(causal attention halved); {cores}; {against if peak else 'no MFU'} ({source})"
     + "".join(f"; {name}={value}" for name, value in options.items())
   )
   if parts.rules.dropped:

@@ -48,8 +48,7 @@ def added(
     if values.get(key):
       raise UserError(
         f"config.optimizer.{key}: found {values[key]}, expected 0 with schedule_free, which takes "
-        "its place; set"
-        f" --config.optimizer.{key}=0"
+        f"its place; set --config.optimizer.{key}=0"
       )
   return schedule_free(optimizer, schedule, b1)
 

@@ -154,8 +154,7 @@ class Evaluation:
         if other != name:
           raise UserError(
             f"config.evals.{name}: eval/{label}/{metric} is written twice, by {other} too; give "
-            "this instance another"
-            " name"
+            "this instance another name"
           )
 
   def __call__(
@@ -198,7 +197,6 @@ def _chosen(known: dict[str, Any], only: Sequence[str] | None) -> list[str]:
     if name not in known:
       raise UserError(
         f"--evals={','.join(only)}: the config has no evaluator "
-        f"{name!r}{did_you_mean(name, known)};"
-        f" it has {', '.join(known) or 'none'}"
+        f"{name!r}{did_you_mean(name, known)}; it has {', '.join(known) or 'none'}"
       )
   return list(known if only is None else dict.fromkeys(only))

@@ -146,10 +146,8 @@ def stopped(why: str, step: int, saved: list[int]) -> NumericError:
   """Return the error that ends a run."""
   return NumericError(
     f"{why} at step {step}; the newest step saved is {max(saved, default='none')}; lower the "
-    "learning rate, clip"
-    " gradients (--config.clip_norm=1.0) or leave such updates out (--config.guard.name=skip), "
-    "and run the same command"
-    " again"
+    "learning rate, clip gradients (--config.clip_norm=1.0) or leave such updates out "
+    "(--config.guard.name=skip), and run the same command again"
   )
 
 

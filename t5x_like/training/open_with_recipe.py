@@ -43,8 +43,7 @@ def open_run(
   if recipe is None and published is not None:
     raise UserError(
       f"{workdir}: a published model, without a config or data of its own; add --config=RECIPE of "
-      "its family and"
-      " --config.task.store=DIR, or ask it --questions=FILE"
+      "its family and --config.task.store=DIR, or ask it --questions=FILE"
     )
   if recipe is None:
     config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
@@ -95,14 +94,12 @@ def _check_classes(run: Trained, vocabulary: vocabularies.Vocabulary) -> None:
   if foreign := [name for name in ours if theirs and name not in theirs]:
     raise UserError(
       f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned "
-      f"{', '.join(theirs[:8])}; take"
-      " data of these, under their names"
+      f"{', '.join(theirs[:8])}; take data of these, under their names"
     )
   if theirs:
     raise UserError(
       f"config.task: found data of {len(ours)} classes, {', '.join(ours[:8])}, but {run.workdir} "
-      f"learned {len(theirs)};"
-      f" name all of them, --config.task.classes='{json.dumps(theirs)}'"
+      f"learned {len(theirs)}; name all of them, --config.task.classes='{json.dumps(theirs)}'"
     )
 
 

@@ -91,8 +91,7 @@ def check_past(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> No
     if then != here:
       raise UserError(
         f"{workdir}: its steps up to {step} were made with {_told(then)}, found {_told(here)}: "
-        "set config.phases as it"
-        " was for these steps, or use a new --workdir"
+        "set config.phases as it was for these steps, or use a new --workdir"
       )
 
 

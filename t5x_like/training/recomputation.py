@@ -33,8 +33,7 @@ def computed_twice(
   if wrong:
     raise TransientError(
       f"step {number} was computed twice, and {wrong[0]} ({len(wrong)} of {len(found)} tensors) "
-      "came out differently: a"
-      " device computes wrongly; nothing of it is saved; test the devices, then run the same "
-      "command again"
+      "came out differently: a device computes wrongly; nothing of it is saved; test the devices, "
+      "then run the same command again"
     )
   return state, metrics

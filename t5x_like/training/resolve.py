@@ -151,8 +151,7 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   if store is None:
     raise UserError(
       "config.model.vocab_size: found 'auto', but config.task names neither a vocabulary nor a "
-      "store; name one, or give"
-      " the size"
+      "store; name one, or give the size"
     )
   if store == "builtin":
     return vocabularies.load("bytes")
@@ -165,8 +164,7 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
     found = "no vocabulary in it" if place(directory).is_dir() else "no such directory"
     raise UserError(
       f"{directory}: no token store ({found}): make one with python -m tools.prepare_data "
-      "--source=... --vocabulary=..."
-      f" --output={store}"
+      f"--source=... --vocabulary=... --output={store}"
     )
   return vocabularies.load(f"{directory}/vocabulary")
 

@@ -52,8 +52,7 @@ class Steps:
       self._shelf = shelf(parts.objective.search, *given)
       process.say(
         f"retrieval: {k} of {passages.number:,} passages for each of {config.batch_size} rows, by "
-        "an index made every"
-        f" {self._every:,} steps"
+        f"an index made every {self._every:,} steps"
       )
     kept = {name: x for name, x in parts.state.params.items() if name.startswith(REFERENCE)}
     self._copied = jax.jit(

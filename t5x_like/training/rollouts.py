@@ -48,8 +48,7 @@ class Steps:
     _, K, N = batch["decoder_log_probabilities"].shape
     process.say(
       f"rollouts: {K} completions of each of {config.batch_size} prompts, of at most {N} tokens, "
-      "rewarded by"
-      f" {parts.objective.reward}"
+      f"rewarded by {parts.objective.reward}"
     )
     answer = answering(parts.model, parts.rules, seed=config.seed, ends=self._ends)
     self._answer = answer.lower(parts.state.params, batch, parts.state.step).compile()
@@ -167,9 +166,8 @@ def _check_minibatches(config: ConfigDict, parts: Parts) -> None:
   if config.batch_size % (number * ways):
     raise UserError(
       f"config.objective.minibatches: found {number}, but {config.batch_size} prompts do not "
-      f"divide into {number}"
-      f" minibatches of a multiple of {ways} (devices times accumulation steps); change it or "
-      "--config.batch_size"
+      f"divide into {number} minibatches of a multiple of {ways} (devices times accumulation "
+      "steps); change it or --config.batch_size"
     )
 
 
@@ -194,8 +192,8 @@ def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
     if odd:
       raise UserError(
         f"config.task.parts.{label}: found another length of {odd[0]} than in other parts, "
-        "expected the same"
-        " prompt_length, new_tokens and completions in all; set them in config.task.shared"
+        "expected the same prompt_length, new_tokens and completions in all; set them in "
+        "config.task.shared"
       )
   steps = Steps(config, parts, task)
   return steps, steps.cost

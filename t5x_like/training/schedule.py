@@ -99,8 +99,7 @@ def _checked_warmup(warmup_steps: float, total_steps: int) -> int:
   if steps >= total_steps:
     raise UserError(
       f"config.schedule.warmup_steps: found {warmup_steps:g} in a run of {total_steps} steps, "
-      "expected fewer; set"
-      " --config.schedule.warmup_steps, such as 0.1 for a tenth of the run"
+      "expected fewer; set --config.schedule.warmup_steps, such as 0.1 for a tenth of the run"
     )
   return steps
 
@@ -145,8 +144,7 @@ def warmup_stable_decay(
   if warmup_steps + last > total_steps:
     raise UserError(
       f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, "
-      "expected at most "
-      f"{total_steps - last} before the decay; set --config.schedule.warmup_steps"
+      f"expected at most {total_steps - last} before the decay; set --config.schedule.warmup_steps"
     )
 
   def rate(step):

@@ -207,8 +207,7 @@ class Session(contextlib.AbstractContextManager):
     if missing := self._writer.missing:
       process.say(
         f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the "
-        "file was cut or "
-        "removed); the report leaves a gap there"
+        "file was cut or removed); the report leaves a gap there"
       )
 
   def metrics(self) -> list[dict[str, Any]]:

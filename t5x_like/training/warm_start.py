@@ -76,8 +76,7 @@ def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigD
   if own.get("name", made.model.get("name")) != made.model.get("name"):
     raise UserError(
       f"config.model.name: found {made.model.get('name')!r}, but {where} holds {own['name']!r}; "
-      "use a recipe of that "
-      "family"
+      "use a recipe of that family"
     )
   design = made.model.to_dict().get("design", {})
   design = {cell: value for cell, value in design.items() if cell in _TRAINING}
@@ -165,8 +164,8 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
   else:
     raise UserError(
       f"{_INIT}: {directory} holds {saved['model']['name']!r}, which is no backbone of "
-      f"{config.model.name!r}; give"
-      " a run of an image encoder, as vit, dinov2, swin, resnet or convnext"
+      f"{config.model.name!r}; give a run of an image encoder, as vit, dinov2, swin, resnet or "
+      "convnext"
     )
   name, changes = slots.name_and_arguments("config.model.backbone", own) if own else (None, {})
   return spec | (changes if name in (None, spec["name"]) else {})
@@ -218,8 +217,7 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
   elif not model:
     raise UserError(
       f"{_TEACHER}: found {directory!r}, expected the workdir of a run; train the teacher first, "
-      "or give a Hugging Face"
-      " directory"
+      "or give a Hugging Face directory"
     )
   if not saved and model.get("vocab_size") == "auto":
     computed = computed | {"vocab_size": config.model.vocab_size}
@@ -238,8 +236,7 @@ def check(config: ConfigDict, vocabulary, workdir: str) -> None:
   if found is not None and found["vocabulary"] != vocabulary.fingerprint:
     raise UserError(
       f"{workdir}: holds imported weights with their vocabulary, but the data were made with "
-      "another; prepare them "
-      f"with --vocabulary={workdir}/vocabulary"
+      f"another; prepare them with --vocabulary={workdir}/vocabulary"
     )
   _check_start(config, vocabulary)
   _check_teacher(config, vocabulary)

@@ -108,8 +108,8 @@ def read(workdir, address=None) -> dict[str, Any] | None:
     return None
   raise UserError(
     f"{path}: {damage}, and {HISTORY} has no copy of it; restore the file from a backup, or "
-    "delete it and run the "
-    "train command that the run was started with (checkpoints say whether the config is theirs)"
+    "delete it and run the train command that the run was started with (checkpoints say whether "
+    "the config is theirs)"
   )
 
 
@@ -191,8 +191,7 @@ def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> 
   if vocabulary.fingerprint != vocabulary_print(saved):
     raise UserError(
       f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; "
-      "leave the key out, and"
-      f" {workdir}/vocabulary is used, or prepare the store with it"
+      f"leave the key out, and {workdir}/vocabulary is used, or prepare the store with it"
     )
 
 

@@ -94,9 +94,8 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   if not found:
     raise UserError(
       f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a Hugging "
-      "Face directory,"
-      " a SentencePiece .model file or the name 'bytes' (python -m tools.train_vocabulary makes a "
-      "vocabulary)"
+      "Face directory, a SentencePiece .model file or the name 'bytes' (python -m "
+      "tools.train_vocabulary makes a vocabulary)"
     )
   if path.name == TOKENIZER:
     path = path.parent
@@ -110,8 +109,8 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
     if has_tokenizer(directory):
       return _kind("published").read(directory, sentinels)
     raise UserError(
-      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(MAIN)}, expected a"
-      " directory written by python -m tools.train_vocabulary, or a Hugging Face directory"
+      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(MAIN)}, expected a "
+      "directory written by python -m tools.train_vocabulary, or a Hugging Face directory"
     )
   manifest = _manifest(path)
   kind = _kind(manifest["kind"])

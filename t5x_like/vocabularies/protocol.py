@@ -133,10 +133,9 @@ def special(vocabulary: Vocabulary, name: str) -> int:
     return vocabulary.sentinels[sentinel]
   raise UserError(
     f"vocabulary of {vocabulary.size} ids: found no {name} piece and {vocabulary.extra_ids} "
-    "sentinels, expected the "
-    f"piece or at least {sentinel + 1} sentinels; python -m tools.train_vocabulary --with_mask "
-    "makes one with the "
-    "piece, and python -m tools.convert_hf --sentinels takes unused pieces of a published one"
+    f"sentinels, expected the piece or at least {sentinel + 1} sentinels; python -m "
+    "tools.train_vocabulary --with_mask makes one with the piece, and python -m tools.convert_hf "
+    "--sentinels takes unused pieces of a published one"
   )
 
 

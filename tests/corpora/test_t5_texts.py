@@ -64,8 +64,7 @@ def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
   }
   text = (
     "multirc question: Why was Joey surprised? answer: There was only pie to eat paragraph: Sent "
-    "1: Once upon a time,"
-    " Joey woke. Sent 2: He loved pie."
+    "1: Once upon a time, Joey woke. Sent 2: He loved pie."
   )
   rows = made("multirc", [row | {"label": label} for label in (1, "False", -1)], tmp_path)
   assert rows == [
@@ -125,8 +124,8 @@ WHIPPED = (
 )
 CALMED = (
   "When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic "
-  "pebble in an iron safe ."
-  " Some day they might want to use it , but really for now, what more could they wish for?"
+  "pebble in an iron safe . Some day they might want to use it , but really for now, what more "
+  "could they wish for?"
 )
 
 
@@ -213,12 +212,10 @@ def test_definite_pronouns_are_marked_as_in_wsc(sentence, pronoun, expected, tmp
     ),
     (
       "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some "
-      "of the glue was stuck"
-      " on it.",
+      "of the glue was stuck on it.",
       "Some of the glue was stuck on the window sill.",
       "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some "
-      "of the glue was stuck"
-      " on *it* .",
+      "of the glue was stuck on *it* .",
       "the window sill",
     ),
     (

@@ -9,13 +9,11 @@ from tests.fuzz.sentinels import MODULE
 
 SCHEMES = (
   "gs s3 s3a http https ftp sftp ssh file local memory reference zip tar simplecache filecache "
-  "blockcache dir git"
-  " github hdfs webhdfs smb jlab dask libarchive data az hf FILE GS Reference"
+  "blockcache dir git github hdfs webhdfs smb jlab dask libarchive data az hf FILE GS Reference"
 ).split()
 FORMATS = (
   "jsonl json parquet arrow webdataset hf tsv csv text lines parallel squad conll folders idx voc "
-  "coco boxes tfds"
-  " multirc sgm stories builtin digits facts docstrings official"
+  "coco boxes tfds multirc sgm stories builtin digits facts docstrings official"
 ).split()
 WRAPPERS = (
   "held_out:2@",
@@ -38,8 +36,7 @@ FUNCTIONS = (
 )
 KEYS = (
   "store source cache data_dir vocabulary folder passages workdir directory name preprocessors "
-  "sentence_rule files"
-  " names template core head backbone split train_split verify"
+  "sentence_rule files names template core head backbone split train_split verify"
 ).split()
 NUMBERS = (
   0,

@@ -200,8 +200,7 @@ def test_links_close_to_rings_only_where_a_slice_has_them(name, along, links):
     ),
     (
       "RESOURCE_EXHAUSTED: E1000: Ran out of memory on HBM, the total memory required for HLO "
-      "temporaries (34.05G) "
-      "exceeds available HBM (15.75G). HLO module: jit_step.",
+      "temporaries (34.05G) exceeds available HBM (15.75G). HLO module: jit_step.",
       "34.05G of 15.75G",
     ),
     ("RESOURCE_EXHAUSTED: another way to say it", "another way"),

@@ -202,17 +202,14 @@ def _measure(
   )
   print(
     f"Method: {words} from {where}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, "
-    "batches of "
-    f"{args.batch_size} as numpy arrays on the host, consumed as fast as they come by one "
-    "process. After 50 "
-    f"batches of warm-up, {args.repeats} repeats of {args.steps} batches; the figure is the "
-    "median repeat. Raw "
-    f"tokens are tokens of the store, {args.batch_size} * {raw_tokens:g} a batch."
+    f"batches of {args.batch_size} as numpy arrays on the host, consumed as fast as they come by "
+    f"one process. After 50 batches of warm-up, {args.repeats} repeats of {args.steps} batches; "
+    f"the figure is the median repeat. Raw tokens are tokens of the store, {args.batch_size} * "
+    f"{raw_tokens:g} a batch."
   )
   print(
     f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; "
-    "the store itself "
-    f"was opened and checked in {opened:.2f} s."
+    f"the store itself was opened and checked in {opened:.2f} s."
   )
   print(
     f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure "

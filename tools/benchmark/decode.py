@@ -59,15 +59,11 @@ def main(args: argparse.Namespace) -> None:
         runs[f"pytorch {dtype}"] = _theirs(folder, tokens, args, dtype, threads)
     print(
       f"Method: {args.config} with random weights, {args.dtypes}. A batch of {args.batch} texts "
-      f"of {args.inputs} random"
-      f" tokens, {args.new} new ones each, taken greedily with a cache and without an end. "
-      "Seconds from the call, with"
-      " the tokens on the host, until the new tokens are there; loading, casting and compiling "
-      "come before."
-      f" The {args.repeats} repeats of all systems and dtypes alternate, and medians are "
-      "compared. PyTorch is"
-      f" transformers' generate on the same weights, its attention left to its choice, {threads} "
-      "threads both.",
+      f"of {args.inputs} random tokens, {args.new} new ones each, taken greedily with a cache and "
+      "without an end. Seconds from the call, with the tokens on the host, until the new tokens "
+      f"are there; loading, casting and compiling come before. The {args.repeats} repeats of all "
+      "systems and dtypes alternate, and medians are compared. PyTorch is transformers' generate "
+      f"on the same weights, its attention left to its choice, {threads} threads both.",
       flush=True,
     )
     found = {name: run() for name, run in runs.items()}  # the first call compiles and allocates

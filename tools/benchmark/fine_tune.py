@@ -61,12 +61,9 @@ def main(args: argparse.Namespace) -> None:
   process.prepare()
   print(
     "Method: MiniLM-L6-H384 with a classifier of two classes, float32, full rows of random "
-    "tokens, dropout"
-    f" {args.dropout:g}, gradient clipped at 1, AdamW, on {len(cores)} cores in one process. "
-    "Steps of each in turns:"
-    f" {_UNTIMED} untimed, then {args.steps}; medians of the process's CPU seconds and of wall "
-    "seconds."
-    " PyTorch's threads wait without spinning.",
+    f"tokens, dropout {args.dropout:g}, gradient clipped at 1, AdamW, on {len(cores)} cores in "
+    f"one process. Steps of each in turns: {_UNTIMED} untimed, then {args.steps}; medians of the "
+    "process's CPU seconds and of wall seconds. PyTorch's threads wait without spinning.",
     flush=True,
   )
   peers = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")

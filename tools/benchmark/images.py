@@ -88,15 +88,12 @@ def main(args: argparse.Namespace) -> None:
   where = args.source or "smooth JPEGs of 500 x 375 pixels, quality 90"
   print(
     f"Method: {images.num_images:,} images, {where}. The limit is tf.data with nothing but "
-    "`decode_image` on encoded"
-    " bytes in memory, parallel calls AUTOTUNE. The pipeline reads, decodes, augments"
-    f" ({args.augmentations}) and batches {args.batch_size} x {args.resolution} x "
-    f"{args.resolution} as float32 on the"
-    f" host. After 3 batches of warm-up, {args.repeats} repeats of {args.steps} batches; medians. "
-    "CPU milliseconds are"
-    " those of all threads, for an image. torchvision takes turns in a process of one thread, on "
-    "the same files, with"
-    " bicubic crops and its own RandAugment and erasing."
+    "`decode_image` on encoded bytes in memory, parallel calls AUTOTUNE. The pipeline reads, "
+    f"decodes, augments ({args.augmentations}) and batches {args.batch_size} x {args.resolution} "
+    f"x {args.resolution} as float32 on the host. After 3 batches of warm-up, {args.repeats} "
+    f"repeats of {args.steps} batches; medians. CPU milliseconds are those of all threads, for an "
+    "image. torchvision takes turns in a process of one thread, on the same files, with bicubic "
+    "crops and its own RandAugment and erasing."
   )
   print(
     f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures "

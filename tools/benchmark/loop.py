@@ -44,18 +44,14 @@ def main(args: argparse.Namespace) -> None:
   every = args.steps // args.saves
   print(
     f"Method: the loop of {args.config} (layers={config.model.layers}, "
-    f"dtype={config.model.dtype}), which writes its"
-    f" metrics at every step. After five steps, {args.steps} are timed. host_seconds_per_step is "
-    "the processor time of"
-    " the loop's thread in a step (median): taking a batch, dispatching, reading and writing "
-    "metrics; waiting for the"
-    " device is none. overhead_of_half_a_second is its share of a step of 0.5 s. "
-    "save_stall_seconds is how much longer"
-    " the loop takes for a step whose state it saves and the one after it than for two others "
-    f"(medians; every {every}"
-    " steps), with the wait for the step itself, which a save needs, included. On a CPU the "
-    "writing threads also take"
-    " cores from the step.",
+    f"dtype={config.model.dtype}), which writes its metrics at every step. After five steps, "
+    f"{args.steps} are timed. host_seconds_per_step is the processor time of the loop's thread in "
+    "a step (median): taking a batch, dispatching, reading and writing metrics; waiting for the "
+    "device is none. overhead_of_half_a_second is its share of a step of 0.5 s. "
+    "save_stall_seconds is how much longer the loop takes for a step whose state it saves and the "
+    f"one after it than for two others (medians; every {every} steps), with the wait for the step "
+    "itself, which a save needs, included. On a CPU the writing threads also take cores from the "
+    "step.",
     flush=True,
   )
   with tempfile.TemporaryDirectory() as workdir, opened(config, workdir) as run:
@@ -93,10 +89,8 @@ def main(args: argparse.Namespace) -> None:
   blocked = statistics.median(seconds for _, seconds, _ in saving)
   print(
     f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's "
-    f"({host_seconds / 0.5:.2%} of a step of"
-    f" 0.5 s); a save holds the loop up for {stall:.3f} s ({stall / 0.5:.1%} of a step of 0.5 s), "
-    f"{blocked:.3f} s of"
-    " them in the call.",
+    f"({host_seconds / 0.5:.2%} of a step of 0.5 s); a save holds the loop up for {stall:.3f} s "
+    f"({stall / 0.5:.1%} of a step of 0.5 s), {blocked:.3f} s of them in the call.",
     flush=True,
   )
   figures = {

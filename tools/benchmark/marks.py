@@ -163,8 +163,7 @@ def main(args: argparse.Namespace) -> None:
     return _measure(chosen[0], args)
   print(
     "Method: one training step (forward, backward, optimizer, metrics) as the training loop "
-    "compiles it, on a fixed"
-    f" batch of random numbers, without dropout, remat={args.remat}, "
+    f"compiles it, on a fixed batch of random numbers, without dropout, remat={args.remat}, "
     f"quantization={args.quantization}. "
     + timing.METHOD.format(warmup=_warmup(args), steps=args.steps)
   )

@@ -55,12 +55,9 @@ def main(args: argparse.Namespace) -> None:
   }
   print(
     "Method: the first 50,000 places of 8 epochs' orders (4 of each of two seeds; more epochs of "
-    "small corpora) and "
-    "the first, second and last places under 4,096 seeds. The figure is the largest deviation in "
-    "each group of tests, "
-    "in standard deviations; a random order has none beyond 6.4 in all of 90 sizes, but for a "
-    "chance of 1e-6. "
-    f"Seed {args.seed}."
+    "small corpora) and the first, second and last places under 4,096 seeds. The figure is the "
+    "largest deviation in each group of tests, in standard deviations; a random order has none "
+    f"beyond 6.4 in all of 90 sizes, but for a chance of 1e-6. Seed {args.seed}."
   )
   scores = {name: _scores(permute, args.seed) for name, permute in permutations.items()}
   for name, by_size in scores.items():
@@ -71,8 +68,8 @@ def main(args: argparse.Namespace) -> None:
     _table(name, rows)
   print(
     "Method: seconds of the processor, summed over threads, per index, of one call inside "
-    "tf.function, the lower "
-    f"quartile of {_REPEATS} repeats that alternate between the two; all indices of one epoch."
+    f"tf.function, the lower quartile of {_REPEATS} repeats that alternate between the two; all "
+    "indices of one epoch."
   )
   costs = _costs(permutations)
   _table(

@@ -50,12 +50,10 @@ def main(args: argparse.Namespace) -> None:
     raise UserError("--repeats, --steps: expected at least 1")
   print(
     f"Method: {args.config} is trained for {args.steps} steps and ends with a checkpoint and a "
-    "filled compile cache."
-    f" Then the same command is started {args.repeats} times for one more step each, and timed "
-    "from the start of the"
-    " process until the line of that step is printed: imports, opening the data, restoring, "
-    "compiling (from the"
-    " cache), computing. The figure is the median."
+    f"filled compile cache. Then the same command is started {args.repeats} times for one more "
+    "step each, and timed from the start of the process until the line of that step is printed: "
+    "imports, opening the data, restoring, compiling (from the cache), computing. The figure is "
+    "the median."
     + (
       f" Then it is killed {args.kills} times, each {args.after} s (uniform) after its start."
       if args.kills

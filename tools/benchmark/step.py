@@ -69,10 +69,9 @@ def main(args: argparse.Namespace) -> None:
   read = compilation.positions(batch)
   print(
     f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, "
-    f"dtype={config.model.dtype}. One"
-    f" step of the training loop (forward, backward, {config.optimizer.name}, metrics), compiled "
-    "as the loop compiles"
-    f" it, on a fixed batch of {read['positions']:,} {read.get('of', 'random tokens')}. "
+    f"dtype={config.model.dtype}. One step of the training loop (forward, backward, "
+    f"{config.optimizer.name}, metrics), compiled as the loop compiles it, on a fixed batch of "
+    f"{read['positions']:,} {read.get('of', 'random tokens')}. "
     + timing.METHOD.format(warmup=args.warmup, steps=args.steps),
     flush=True,
   )

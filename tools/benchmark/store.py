@@ -192,16 +192,12 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
   store_rate, small_rate = (statistics.median(rates[name]) for name in ("store", "small"))
   print(
     f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random places, "
-    f"{args.batch_size} in "
-    f"a batch, {args.steps} batches, read by {os.cpu_count()} threads: for the first time, then "
-    "the same ones again, "
-    f"which the page cache holds. Documents of random tokens, {args.batch_size} in a batch. Span "
-    "corruption "
-    f"{_INPUTS_LENGTH}/114 as in training, also for the first time and again, the latter in turns "
-    "with a store of one "
-    f"shard of {_SMALL:,} tokens; medians of {args.repeats} repeats. Load average "
-    f"{os.getloadavg()[0]:.2f} on "
-    f"{os.cpu_count()} cores."
+    f"{args.batch_size} in a batch, {args.steps} batches, read by {os.cpu_count()} threads: for "
+    "the first time, then the same ones again, which the page cache holds. Documents of random "
+    f"tokens, {args.batch_size} in a batch. Span corruption {_INPUTS_LENGTH}/114 as in training, "
+    "also for the first time and again, the latter in turns with a store of one shard of "
+    f"{_SMALL:,} tokens; medians of {args.repeats} repeats. Load average {os.getloadavg()[0]:.2f} "
+    f"on {os.cpu_count()} cores."
   )
   print(
     json.dumps(

@@ -14,14 +14,11 @@ from . import profile
 
 METHOD = (
   "After {warmup} steps, {steps} are timed one by one, each until all its outputs are there; "
-  "seconds_per_step is their"
-  " median. model_flops: three times the matrix products of the forward pass (causal attention "
-  "halved; gathers,"
-  " elementwise work and the optimizer free). matmul_flops_per_second: the fastest product of two "
-  "square matrices of"
-  " the compute dtype, through the same compiler, measured before and after the steps; mfu is "
-  "against the device's"
-  " published dense 16-bit peak."
+  "seconds_per_step is their median. model_flops: three times the matrix products of the forward "
+  "pass (causal attention halved; gathers, elementwise work and the optimizer free). "
+  "matmul_flops_per_second: the fastest product of two square matrices of the compute dtype, "
+  "through the same compiler, measured before and after the steps; mfu is against the device's "
+  "published dense 16-bit peak."
 )
 
 
@@ -64,11 +61,10 @@ def measure(
   median = statistics.median(seconds)
   matmul = max(before, after)
   print(
-    f"{model_flops / 1e9:.1f} GFLOPs a step, {median:.3f} s (fastest {min(seconds):.3f}):"
-    f" {model_flops / median / 1e9:.0f} GFLOP/s of {matmul / 1e9:.0f} (before {before / 1e9:.0f}, "
-    "after"
-    f" {after / 1e9:.0f}): {model_flops / median / matmul:.1%}. A machine with other work on it "
-    "shows in the spread.",
+    f"{model_flops / 1e9:.1f} GFLOPs a step, {median:.3f} s (fastest {min(seconds):.3f}): "
+    f"{model_flops / median / 1e9:.0f} GFLOP/s of {matmul / 1e9:.0f} (before {before / 1e9:.0f}, "
+    f"after {after / 1e9:.0f}): {model_flops / median / matmul:.1%}. A machine with other work on "
+    "it shows in the spread.",
     flush=True,
   )
   device = jax.devices()[0]

@@ -51,8 +51,8 @@ def fit(points: Sequence[Point]) -> Law:
   if sizes < 3 or times == 2 or len(points) < needed:
     raise UserError(
       f"the fit has {sizes} sizes, {times} numbers of steps and {len(points)} runs, expected 3 or "
-      "more sizes, and one"
-      f" number of steps or 3 or more, with {needed} runs or more; extend --sizes or --steps"
+      f"more sizes, and one number of steps or 3 or more, with {needed} runs or more; extend "
+      "--sizes or --steps"
     )
   # as units, they keep coefficients apart
   middle_N = np.exp(np.mean(np.log(N)))

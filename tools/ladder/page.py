@@ -41,8 +41,8 @@ def verdict(law, prediction) -> list[str]:
   )
   said = [
     f"Loss = {law.E:.4f} + {law.A:.4g} / N^{law.a:.3f}{tokens}.",
-    f"Size {prediction.size}, {prediction.N:,} parameters, {prediction.steps} steps: predicted loss"
-    f" {prediction.loss:.4f}{between}, at the rate {prediction.rate:g}.",
+    f"Size {prediction.size}, {prediction.N:,} parameters, {prediction.steps} steps: predicted "
+    f"loss {prediction.loss:.4f}{between}, at the rate {prediction.rate:g}.",
   ]
   if prediction.measured is not None:
     said.append(

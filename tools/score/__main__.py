@@ -275,8 +275,7 @@ def _by_id(made: Benchmark, where: str, rows: list, ids: Ids, entries: list[Row]
   if not alignment.matches:
     raise UserError(
       f"{path}: none of its ids ({_some(list(given))}) is one of the references' "
-      f"({_some(names)}); are these the"
-      " predictions of this split?"
+      f"({_some(names)}); are these the predictions of this split?"
     )
   if missing and not made.partial:
     raise UserError(
@@ -330,8 +329,7 @@ def _best(alignments: list[_Alignment], ids: Ids, path: str) -> _Alignment:
       )
       raise UserError(
         f"{path}: its {chosen.field!r} could be an example's {names}, in different orders; call "
-        "it by the name of the"
-        " references' field"
+        "it by the name of the references' field"
       )
   return chosen
 

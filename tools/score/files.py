@@ -21,8 +21,7 @@ IDS = (
 # Keys that hold a prediction in some files, and the input or the right answer in others.
 VALUES = (
   "label answer output outputs output_text text tags response responses completion completions "
-  "resps filtered_resps"
-  " candidate decoded guess hyp"
+  "resps filtered_resps candidate decoded guess hyp"
 ).split()
 # Words in keys that can only hold a prediction, and words of what is told about one.
 _PREDICTION_WORDS = frozenset(
@@ -34,8 +33,8 @@ _PREDICTION_WORDS = frozenset(
 _MODEL_WORDS = frozenset("answer output response text label".split())
 _ABOUT_WORDS = frozenset(
   "prob probs probability probabilities score scores logit logits logprob logprobs confidence "
-  "token tokens length"
-  " lengths id ids index time seconds correct is right error rank model start end".split()
+  "token tokens length lengths id ids index time seconds correct is right error rank model start "
+  "end".split()
 )
 _FORMS = {
   ".jsonl": "jsonl",

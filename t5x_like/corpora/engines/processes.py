@@ -180,8 +180,7 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
     except concurrent.futures.process.BrokenProcessPool as error:
       raise UserError(
         "a tokenising process was killed, by the system if memory ran out: lower --workers and "
-        "run the "
-        "same command again"
+        "run the same command again"
       ) from error
     finally:
       ended.set()

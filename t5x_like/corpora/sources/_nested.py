@@ -27,6 +27,5 @@ class Nested(jsonl.Source):
       except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
           f"{where}: found an object in another form ({type(error).__name__}: {one_line(error)}), "
-          "expected"
-          f" {self.expected}"
+          f"expected {self.expected}"
         ) from None

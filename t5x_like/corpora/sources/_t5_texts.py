@@ -267,8 +267,7 @@ def check(form: str, record: Record, where: str) -> None:
     if field not in record:
       raise UserError(
         f"{where}: found no field {field!r} among {', '.join(map(str, record))[:99] or 'none'}; "
-        f"t5:{form} needs"
-        f" {', '.join(fields)}"
+        f"t5:{form} needs {', '.join(fields)}"
       )
     kind = _KINDS.get(field)
     if kind is not None and not isinstance(record[field], kind):

@@ -58,8 +58,7 @@ class Source(boxes.Source):
         if not file_names.is_inside(image["file_name"]):
           raise UserError(
             f"{where}: found file_name {file_names.shown(image['file_name'])}, expected a path "
-            f"below {folder}; give the"
-            " directory of the images as FILE@FOLDER"
+            f"below {folder}; give the directory of the images as FILE@FOLDER"
           )
         file = f"{folder}/{image['file_name']}"
         height = float(image["height"])
@@ -74,8 +73,7 @@ class Source(boxes.Source):
       except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise UserError(
           f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and "
-          "annotations with bbox"
-          " [x, y, width, height] and a category_id of its categories"
+          "annotations with bbox [x, y, width, height] and a category_id of its categories"
         ) from error
       if not place(file).exists():
         yield where, Skip(f"no such file in {folder}")
@@ -135,10 +133,8 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
     )
     raise UserError(
       f"{path}: {len(strays)} of {len(content['annotations'])} annotations are of none of the "
-      f"{len(annotations)}"
-      f" images, annotation {number} first (image_id {name!r:.40}{hint}); correct or remove them: "
-      "their images would be"
-      " taught as empty"
+      f"{len(annotations)} images, annotation {number} first (image_id {name!r:.40}{hint}); "
+      "correct or remove them: their images would be taught as empty"
     )
   return annotations
 

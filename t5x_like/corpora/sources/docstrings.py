@@ -15,8 +15,7 @@ def _open_builder(rest: str, data_dir: str | None) -> Docstrings:
   if rest and rest not in configs:
     raise UserError(
       f"source docstrings:{rest}: found {rest!r} after the colon, expected nothing or one of "
-      f"{', '.join(configs)}"
-      f"{did_you_mean(rest, configs)}"
+      f"{', '.join(configs)}{did_you_mean(rest, configs)}"
     )
   builder = Docstrings(
     config=rest or configs[0], data_dir=data_dir, progress=None if rest else _Progress()

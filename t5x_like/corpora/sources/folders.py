@@ -125,8 +125,7 @@ def _check_classes(folder: str, names: Iterable[str]) -> None:
     given = ",".join(f"{SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
     raise UserError(
       f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders "
-      "of the splits, as"
-      f" folders:{given}, or write folders:train={folder} if they are classes"
+      f"of the splits, as folders:{given}, or write folders:train={folder} if they are classes"
     )
 
 

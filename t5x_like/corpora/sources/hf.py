@@ -46,9 +46,8 @@ class Source(Base):
     except Exception as error:  # the library, its clients and file readers raise types of their own
       raise UserError(
         f"source hf:{rest}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); "
-        "check the name and the "
-        "network, or download it where there is one: huggingface-cli download --repo-type "
-        f"dataset {name}"
+        "check the name and the network, or download it where there is one: huggingface-cli "
+        f"download --repo-type dataset {name}"
       ) from error
     if split and split not in found:
       raise UserError(

@@ -77,8 +77,7 @@ class Source(Base):
     except (AttributeError, IndexError, ValueError, TypeError) as error:
       raise UserError(
         f"source official:{rest}: found no table of files ({one_line(error)}), expected a JSON "
-        "object with name, format"
-        " and splits"
+        "object with name, format and splits"
       ) from None
     self._fields = tuple(dict.fromkeys(field.partition(".")[0] for field in fields)) or tuple(
       self._table.fields

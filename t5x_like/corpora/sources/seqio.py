@@ -85,8 +85,7 @@ class Source(Base):
     if repr(once) != repr(again):
       raise UserError(
         f"{where}: preprocessors return other records when they are called again; draw numbers "
-        "with the seeds of "
-        "seqio.map_over_dataset, or leave the shuffling to training"
+        "with the seeds of seqio.map_over_dataset, or leave the shuffling to training"
       )
     self._left.clear()
     for number, record in enumerate(self._made(split)):
@@ -148,8 +147,7 @@ class Source(Base):
     if length is not None and length.default is inspect.Parameter.empty:
       raise UserError(
         f"{self._where}: {_label(step)} needs sequence_length, which is known only in training; "
-        "leave it out, a task "
-        "here has a length of its own"
+        "leave it out, a task here has a length of its own"
       )
     return step
 

@@ -33,8 +33,7 @@ class Source(Derived):
     if self._form not in known or not inner:
       raise UserError(
         f"source t5:{rest[:80]}: found the form {self._form!r}, expected t5:FORM:SOURCE with one "
-        f"of {', '.join(known)}"
-        f"{did_you_mean(self._form, known)}"
+        f"of {', '.join(known)}{did_you_mean(self._form, known)}"
       )
     self._fields, self._texts = known[self._form]
     self._inner = open_source(inner, fields=self._fields, data_dir=data_dir)
@@ -49,8 +48,7 @@ class Source(Derived):
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
       raise UserError(
         f"{where}: found values that t5:{self._form} cannot read ({one_line(error)[:99]}), "
-        f"expected {self._form}'s in"
-        f" {', '.join(self._fields)}"
+        f"expected {self._form}'s in {', '.join(self._fields)}"
       ) from error
     yield from ((where, text) for text in texts)
 

@@ -55,8 +55,7 @@ def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   if name.namespace and not trust.everything():
     raise UserError(
       f"source tfds:{rest}: names a community dataset, which runs code that it brings; prepare it "
-      "with TFDS and give"
-      f" its name and the data directory, or add {trust.FLAG}"
+      f"with TFDS and give its name and the data directory, or add {trust.FLAG}"
     )
   return tfds.builder(rest, data_dir=data_dir)
 

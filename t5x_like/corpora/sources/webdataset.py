@@ -33,8 +33,7 @@ class Source(FileSource):
     if "pipe:" in rest:
       raise UserError(
         f"source webdataset:{rest}: found a command, expected files or addresses; no command is "
-        "executed, so copy the "
-        "shards first"
+        "executed, so copy the shards first"
       )
     super().__init__(rest, fields=fields, data_dir=data_dir)
     self._rest = rest
@@ -56,16 +55,14 @@ class Source(FileSource):
       )
       raise UserError(
         f"source {self.name}: found numbers and texts in field {field!r}, such as {examples}, "
-        "expected one kind; write"
-        " the shards again"
+        "expected one kind; write the shards again"
       )
     if kinds == {str}:
       return tuple(sorted(map(str, found)))
     if not 0 <= min(found, default=0) <= max(found, default=0) < _MOST_CLASSES:
       raise UserError(
         f"source {self.name}: found classes {min(found)} to {max(found)} in field {field!r}, "
-        "expected 0 to at most "
-        f"{_MOST_CLASSES - 1}; write the shards again"
+        f"expected 0 to at most {_MOST_CLASSES - 1}; write the shards again"
       )
     return tuple(str(number) for number in range(max(found, default=-1) + 1))
 

@@ -19,8 +19,7 @@ from t5x_like.slots import Condition, NotNegative, Positive
 
 NAMES = (
   "auto_contrast equalize invert rotate posterize solarize solarize_add color contrast brightness "
-  "sharpness shear_x"
-  " shear_y translate_x translate_y"
+  "sharpness shear_x shear_y translate_x translate_y"
 ).split()
 NUMBERS = 4  # random numbers of one change
 _HIGHEST = 10.0

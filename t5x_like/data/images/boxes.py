@@ -68,8 +68,7 @@ class Boxes:
       worst = image_K[place_K.argmax()]
       raise UserError(
         f"config.task.boxes: found {number}, but image {worst} has {most} boxes; set "
-        f"--config.task.boxes={most}, and"
-        f" --config.model.queries to no less"
+        f"--config.task.boxes={most}, and --config.model.queries to no less"
       )
     boxes_NM4 = np.zeros((len(self.ends), most, 4), np.float32)
     labels_NM = np.full((len(self.ends), most), -1)
@@ -114,8 +113,7 @@ def _reader(
     except (KeyError, TypeError, ValueError):
       raise UserError(
         f"{where}: found {str(objects)[:80]} in field {field!r}, expected lists: `bbox`, of four "
-        "numbers each, and"
-        " `label`, as long"
+        "numbers each, and `label`, as long"
       ) from None
     labels_K = np.array(
       [number_of(str(name), numbers, f"{field}.label", where) for name in names], np.int32

@@ -74,8 +74,7 @@ class ImageStore:
     ):
       raise UserError(
         f"{self.path}: found no images, or not one label for each of {store.num_items}; delete "
-        f"{self.path} and it is "
-        "made again"
+        f"{self.path} and it is made again"
       )
     self._ends = store.ends(_IMAGE)
     self.labels = store.values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
@@ -272,8 +271,7 @@ def _path(name: str, field: str, where: str, folder: str, directories: tuple[str
   )
   raise UserError(
     f"{where}: found {file_names.shown(name)} in field {field!r}, expected {mend}; name its "
-    "directory in"
-    f" config.task.folder, or add {trust.FLAG} for any path of this machine"
+    f"directory in config.task.folder, or add {trust.FLAG} for any path of this machine"
   )
 
 

@@ -28,10 +28,9 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
       return values.complete(config)
   elif config.total_steps is None:
     raise UserError(
-      "config.total_steps: found None, expected a number; passes over the examples,"
-      f" config.epochs={config.epochs:g}, are counted for the task "
-      f"{' or '.join(slots.names(__name__))} only,"
-      f" not for {name!r}"
+      "config.total_steps: found None, expected a number; passes over the examples, "
+      f"config.epochs={config.epochs:g}, are counted for the task "
+      f"{' or '.join(slots.names(__name__))} only, not for {name!r}"
     )
   return with_steps(config), []
 

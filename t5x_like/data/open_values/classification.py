@@ -120,8 +120,8 @@ class _Table:
     given = self._task.get("source")
     if given is None:
       raise UserError(
-        "config.task.source: found None, expected your table of texts and labels, such as"
-        " --config.task.source=reviews.csv or "
+        "config.task.source: found None, expected your table of texts and labels, such as "
+        "--config.task.source=reviews.csv or "
         "--config.task.source=train=train.csv,validation=dev.csv"
       )
     self._source = tables.source_of(given)
@@ -173,8 +173,8 @@ class _Table:
       advice = ""
       if self._source.startswith(("csv:", "tsv:")):
         advice = (
-          "; if that is a row and no header, number the columns from 0, --config.task.text='{0}'"
-          " --config.task.label_field=1"
+          "; if that is a row and no header, number the columns from 0, --config.task.text='{0}' "
+          "--config.task.label_field=1"
         )
       raise UserError(
         f"{self._source}: found the columns {names}, {', and '.join(problems)}{advice}"
@@ -207,8 +207,7 @@ class _Table:
         return number
     raise UserError(
       f"{self._source}: found too few different rows to hold some out for validation, expected "
-      "more; or name"
-      " another file, --config.task.source=train=FILE,validation=FILE"
+      "more; or name another file, --config.task.source=train=FILE,validation=FILE"
     )
 
   def scan(self) -> _Scan:

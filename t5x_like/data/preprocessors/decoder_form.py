@@ -30,8 +30,7 @@ def described(form: str, features: Features) -> Features:
   if not {"encoder_input_tokens", "decoder_target_tokens"} <= features.keys():
     raise UserError(
       f"config.task.as_decoder: found {form!r}, but this task does not make the inputs and "
-      "targets of an"
-      " encoder-decoder; leave it out"
+      "targets of an encoder-decoder; leave it out"
     )
   (inputs,), (targets,) = (
     features[name].shape for name in ("encoder_input_tokens", "decoder_target_tokens")

@@ -85,8 +85,7 @@ class Masking:
     if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
       raise UserError(
         f"mask_share, random_share: found {self.mask_share} and {self.random_share}, expected "
-        "fractions "
-        "that add up to at most 1"
+        "fractions that add up to at most 1"
       )
     budgets = [max(1, round(self.rate * n)) if n else 0 for n in range(self.length + 1)]
     ordinary = ordinary_ids(self.vocabulary)

@@ -182,8 +182,7 @@ class _Step:
       if value.dtype.name != feature.dtype or not value.shape.is_compatible_with(shape):
         raise UserError(
           f"{self.label}: returned {name} as {value.dtype.name} {_spelled(value.shape)}, expected "
-          f"{feature.dtype} "
-          f"{_spelled(shape)}"
+          f"{feature.dtype} {_spelled(shape)}"
         )
       out[name] = tf.ensure_shape(value, shape)
     return out
@@ -220,8 +219,7 @@ def _check(step: _Step, batch: Batch, examples: int) -> None:
     if not np.array_equal(value, again[name]):
       raise UserError(
         f"{step.label}: returned another {name} for the same examples when it was called again; "
-        "draw random numbers "
-        "with tf.random.stateless_… and the argument `seed`"
+        "draw random numbers with tf.random.stateless_… and the argument `seed`"
       )
     if not np.array_equal(value[:1], alone[name]):
       raise UserError(

@@ -154,20 +154,17 @@ class SpanCorruption:
     if self.targets_length < derived:
       raise UserError(
         f"targets_length: found {self.targets_length}, but inputs_length={self.inputs_length} at "
-        "noise_density="
-        f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes "
-        f"targets of {derived} "
-        f"tokens; set it to at least {derived}, or leave it out"
+        f"noise_density={self.noise_density} and "
+        f"mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} tokens; "
+        f"set it to at least {derived}, or leave it out"
       )
     if spans + room > len(self.sentinels):
       raise UserError(
         f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} "
-        "noise spans but the "
-        f"vocabulary has {len(self.sentinels)} sentinels; shorten inputs_length, lengthen "
-        "mean_noise_span_length "
-        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra "
-        "ids (of a published "
-        "one, python -m tools.convert_hf --sentinels takes unused pieces)"
+        f"noise spans but the vocabulary has {len(self.sentinels)} sentinels; shorten "
+        f"inputs_length, lengthen mean_noise_span_length ({self.mean_noise_span_length}), or use "
+        f"a vocabulary with at least {spans + room} extra ids (of a published one, python -m "
+        "tools.convert_hf --sentinels takes unused pieces)"
       )
     object.__setattr__(self, "window", window)
     object.__setattr__(self, "noise_tokens", tokens)

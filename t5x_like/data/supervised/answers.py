@@ -133,8 +133,7 @@ def answers_of(found: Any, where: str) -> list[tuple[str, int]]:
   except (KeyError, OverflowError, TypeError, ValueError):
     raise UserError(
       f"{where}: found {str(one)[:80]!r} in field 'answers', expected {{text, answer_start}}: the "
-      "text and its place in"
-      " the context"
+      "text and its place in the context"
     ) from None
   return out
 

@@ -61,8 +61,7 @@ class ChatTemplate:
     if self.ends not in self.pieces or not after.startswith(self.ends):
       raise UserError(
         f"{_WHERE}.ends: found {self.ends!r}, expected one of pieces, {', '.join(self.pieces)}, "
-        "with which the text"
-        f" after an answer, {after!r}, begins"
+        f"with which the text after an answer, {after!r}, begins"
       )
 
 
@@ -169,8 +168,8 @@ class Chat:
       if piece != EOS and piece not in known:
         raise UserError(
           f"{_WHERE}: {template!r} needs the piece {piece!r}, which the vocabulary of "
-          f"{vocabulary.size} ids"
-          " lacks; choose template 'plain', which needs none, or a vocabulary that has it"
+          f"{vocabulary.size} ids lacks; choose template 'plain', which needs none, or a "
+          "vocabulary that has it"
         )
       self._pieces |= {piece: known[piece]} if piece != EOS else {}
     self._spelled = vocabulary.pieces_of(list(self._pieces.values()))
@@ -285,8 +284,7 @@ def messages_of(record: Record, field: str, where: str) -> list[Message]:
   if not isinstance(found, list) or not found:
     raise UserError(
       f"{where}: found {'an empty array' if found == [] else kind_of(found)} in field {field!r}, "
-      "expected an array of"
-      " messages, each an object with 'role' and 'content'"
+      "expected an array of messages, each an object with 'role' and 'content'"
     )
   return [
     _message(one, f"{where}: message {number} of {field!r}") for number, one in enumerate(found)

@@ -67,8 +67,8 @@ class ExampleStore:
       ):
         raise UserError(
           f"{store.path}: {name}: found {count} values, expected one or several for each of "
-          f"{self.num_examples} "
-          f"examples, or one per token; delete {store.path} and it is made again"
+          f"{self.num_examples} examples, or one per token; delete {store.path} and it is made "
+          "again"
         )
     self.arrays = {name: store.values(name) for name in found if name not in streams}
     self.ends = {name: store.ends(name) for name in streams}

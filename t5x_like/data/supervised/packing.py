@@ -101,8 +101,7 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
   if (over := (lengths_ND > limits_D).any(axis=1)).any():
     raise UserError(
       f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected "
-      "at "
-      f"most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long"
+      f"at most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long"
     )
   row_N = bins.rows(lengths_ND, limits_D, seed)
   _, row_N = np.unique(row_N, return_inverse=True)

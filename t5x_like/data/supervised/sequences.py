@@ -128,8 +128,8 @@ class Encoded(Sequences):
     if store.vocabulary.pad_id is None:
       raise UserError(
         f"{store.path}: its vocabulary has no padding piece, expected one, by which encoders tell "
-        "padding; add one to "
-        "the published tokenizer (tokenizer.add_special_tokens, then model.resize_token_embeddings)"
+        "padding; add one to the published tokenizer (tokenizer.add_special_tokens, then "
+        "model.resize_token_embeddings)"
       )
     cls_id, sep_id = (vocabularies.special(store.vocabulary, name) for name in ("cls", "sep"))
     self._ids = [cls_id, *[sep_id] * len(streams)]

@@ -37,8 +37,7 @@ class Template:
     except ValueError as error:
       raise UserError(
         f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in "
-        "braces, "
-        "such as 'summarize: {document}'"
+        "braces, such as 'summarize: {document}'"
       ) from error
     self.fields = tuple(_list(field) for _, field in self._parts if field is not None)
     if not self.fields or "" in self.fields:
@@ -85,8 +84,7 @@ def as_text(found: Any, field: str, where: str) -> str:
   if not isinstance(found, str | int | float):
     raise UserError(
       f"{where}: found {type(found).__name__} in field {field!r}, expected text or a number; a "
-      "list's "
-      f"items are {field}.0, {field}.1, … and {field}.* all of them, joined by spaces"
+      f"list's items are {field}.0, {field}.1, … and {field}.* all of them, joined by spaces"
     )
   if isinstance(found, float) and not math.isfinite(found):
     raise UserError(

@@ -39,8 +39,7 @@ def fit(
   if too_long == "refuse":
     raise UserError(
       f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens); raise "
-      "that "
-      "length, or set config.task.too_long to skip or truncate"
+      "that length, or set config.task.too_long to skip or truncate"
     )
   if too_long == "truncate":
     print(

@@ -90,10 +90,8 @@ def task(
   if style == "replace_spans" and runs > vocabulary.extra_ids:
     raise UserError(
       f"inputs_length={inputs_length}: a window of {window} tokens can have {runs} runs of noise "
-      "but the vocabulary "
-      f"has {vocabulary.extra_ids} sentinels; shorten inputs_length, lower noise_density "
-      f"({noise_density}), or use a "
-      f"vocabulary with at least {runs} extra ids"
+      f"but the vocabulary has {vocabulary.extra_ids} sentinels; shorten inputs_length, lower "
+      f"noise_density ({noise_density}), or use a vocabulary with at least {runs} extra ids"
     )
   mask_id = (
     vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None

@@ -158,8 +158,8 @@ def task(
   if pairs and random_next and tokens.num_documents < 2:
     raise UserError(
       f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second "
-      "segments come "
-      "from another one; prepare a corpus of several, or set task.input_format=full_sentences"
+      "segments come from another one; prepare a corpus of several, or set "
+      "task.input_format=full_sentences"
     )
   if length < 16:
     raise UserError(f"length: found {length}, expected at least 16")
@@ -167,8 +167,7 @@ def task(
   if vocabulary.pad_id is None and not segment_ids:
     raise UserError(
       f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding "
-      "piece, so that only "
-      "segments tell padding; leave it out"
+      "piece, so that only segments tell padding; leave it out"
     )
   pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
   ids = segments.Ids(special(vocabulary, "cls"), special(vocabulary, "sep"), pad_id)

@@ -114,8 +114,7 @@ def task(
   if messages is not None and template is None or template is not None and not decoder:
     raise UserError(
       f"config.task.template: found {template!r}, expected one of a decoder's for `messages`, and "
-      "None for an"
-      " encoder-decoder"
+      "None for an encoder-decoder"
     )
   if source.buckets > 1:
     raise UserError(

@@ -111,8 +111,7 @@ def task(
     cut = (store.lengths["question"] > question_length).sum()
     print(
       f"data: {store.path}: {store.num_examples:,} questions ({cut:,} cut to {question_length} "
-      "tokens) in "
-      f"{example_W.size:,} windows",
+      f"tokens) in {example_W.size:,} windows",
       flush=True,
     )
 

@@ -114,8 +114,7 @@ def task(
   if decoder and targets_length is not None:
     raise UserError(
       f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is "
-      "one "
-      "sequence of inputs_length tokens"
+      "one sequence of inputs_length tokens"
     )
   if prefix and not decoder:
     raise UserError(

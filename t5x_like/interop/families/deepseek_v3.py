@@ -42,8 +42,8 @@ def build(fields: Fields, names: set[str]):
   if fields.take("quantization_config", None):
     raise UserError(
       f"{fields.origin}: field 'quantization_config' is there: the kernels are in 8 bits, which "
-      "are not read; take a"
-      " copy of the model in bfloat16, as fp8_cast_bf16.py of DeepSeek-V3's repository writes it"
+      "are not read; take a copy of the model in bfloat16, as fp8_cast_bf16.py of DeepSeek-V3's "
+      "repository writes it"
     )
   fields.ignore("max_position_embeddings", "attention_dropout", "ep_size", "aux_loss_alpha")
   fields.ignore(

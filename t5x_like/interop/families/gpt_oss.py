@@ -21,9 +21,8 @@ def build(fields: Fields, names: set[str]):
   if fields.take("quantization_config", None):
     raise UserError(
       f"{fields.origin}: field 'quantization_config' is there: the experts are in 4 bits (MXFP4), "
-      "which are not read;"
-      " load the model in transformers with quantization_config=Mxfp4Config(dequantize=True) and "
-      "save it again"
+      "which are not read; load the model in transformers with "
+      "quantization_config=Mxfp4Config(dequantize=True) and save it again"
     )
   fields.ignore("experts_per_token", "initial_context_length", "num_experts")
   for name, value in (("hidden_act", "silu"), ("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):

@@ -109,8 +109,7 @@ def config(model, model_type: str | None) -> dict:
   if variant.head != "mlm" or variant.types or variant.embed or dims.kv_heads != dims.heads:
     raise UserError(
       f"the head {variant.head!r}, types={variant.types}, embed={variant.embed}, {dims}: "
-      "ModernBERT is "
-      "written with the head 'mlm', no types, and as many key/value heads as heads"
+      "ModernBERT is written with the head 'mlm', no types, and as many key/value heads as heads"
     )
   kinds = [FULL if window is None else SLIDING for window in design.windows]
   thetas = {}
@@ -125,8 +124,7 @@ def config(model, model_type: str | None) -> dict:
     ):
       raise UserError(
         f"design.position has {position!r}; this type supports only 'rope' with one theta for the "
-        "layers that see all "
-        "tokens and one for the others"
+        "layers that see all tokens and one for the others"
       )
   if len(windows) > 1:
     raise UserError(f"design.windows has {sorted(windows)}; this type supports only one width")

@@ -32,8 +32,8 @@ def _check(variant: WindowVariant) -> None:
     ):
       raise UserError(
         f"config.model.resolution: found {variant.resolution}, whose width limits the windows of "
-        f"{variant.window} in"
-        f" stage {stage + 1}; the library's swinv2 takes them by the height; choose wider images"
+        f"{variant.window} in stage {stage + 1}; the library's swinv2 takes them by the height; "
+        "choose wider images"
       )
 
 

@@ -95,8 +95,7 @@ def config(model, model_type: str | None) -> dict:
   if not experts or experts.top_k != 1 or other:
     raise UserError(
       f"design.experts is {experts!r}; this type supports only one expert per token, as wide as "
-      "the MLP, by its"
-      " probability"
+      "the MLP, by its probability"
     )
   decoder_layers = variant.decoder_dims.layers
   return {

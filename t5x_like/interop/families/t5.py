@@ -108,8 +108,7 @@ def refuse_others(model, **expected) -> None:
   if variant.shared or variant.embed or variant.dims.kv_heads != variant.dims.heads:
     raise UserError(
       f"{variant.dims} with shared={variant.shared}, embed={variant.embed}: this type has an "
-      "encoder of its own, a"
-      " table as wide as the stack, and as many key/value heads as heads"
+      "encoder of its own, a table as wide as the stack, and as many key/value heads as heads"
     )
   sizes = dataclasses.replace(variant.decoder_dims, layers=variant.dims.layers)
   if sizes != variant.dims:

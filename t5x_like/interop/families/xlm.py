@@ -86,8 +86,7 @@ def config(model, model_type: str | None) -> dict:
   if shape != (dims.heads, dims.embed, 4 * dims.embed) or variant.embed or variant.types == 1:
     raise UserError(
       f"{dims} with types={variant.types}, embed={variant.embed}: xlm has heads that share the "
-      "width, an MLP four "
-      "times as wide, a table as wide as the stack, and no language or several"
+      "width, an MLP four times as wide, a table as wide as the stack, and no language or several"
     )
   head, labels = encoders.written_head("xlm", variant, HEADS)
   return {

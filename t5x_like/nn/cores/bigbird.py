@@ -66,8 +66,7 @@ class BigBird(Core):
     if T < least:
       raise UserError(
         f"attention core 'bigbird': found a length of {T}, expected at least {least} with "
-        f"block={b} and "
-        f"random_blocks={self.random_blocks}; use core='dense' for short sequences"
+        f"block={b} and random_blocks={self.random_blocks}; use core='dense' for short sequences"
       )
     n = -(-T // b)
     valid_BS = jnp.broadcast_to(

@@ -79,8 +79,7 @@ class Linformer(Core):
     if stack.projection.shape != shape:
       raise UserError(
         f"config.model.design.core: found 'layerwise' projections of {shape} and "
-        f"{stack.projection.shape}, expected one"
-        " size; give these cores the same 'k' and 'length'"
+        f"{stack.projection.shape}, expected one size; give these cores the same 'k' and 'length'"
       )
     return stack
 
@@ -89,8 +88,7 @@ class Linformer(Core):
     if self.keys is None:
       raise UserError(
         "config.model.design.core.share: found 'layerwise', which the stack of this family does "
-        "not take; set it to"
-        " 'kv'"
+        "not take; set it to 'kv'"
       )
     if S > self.length:
       raise UserError(

@@ -83,8 +83,8 @@ def dispatched(
   if key is not None and layer.dropout_rate:
     raise UserError(
       f"config.model.design.mlp_dropout: found {layer.dropout_rate}, expected 0 for experts "
-      "dispatched as 'dropless' on"
-      " several devices; set it, or config.model.design.experts.dispatch=capacity"
+      "dispatched as 'dropless' on several devices; set it, or "
+      "config.model.design.experts.dispatch=capacity"
     )
   whole = params.arrays(layer)
   arrays = {}

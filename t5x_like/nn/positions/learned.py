@@ -41,8 +41,7 @@ class LearnedPosition(Position):
     if x_BTD.shape[1] > self.length:
       raise UserError(
         f"the model has positions for {self.length} tokens, found a length of {x_BTD.shape[1]}; "
-        "shorten "
-        "the sequences or make a model with more positions"
+        "shorten the sequences or make a model with more positions"
       )
     return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(
       x_BTD.dtype

@@ -65,8 +65,7 @@ def applied(product: Scaled, block: nnx.Module) -> nnx.Module:
       if part.experts.dispatch != "capacity":
         raise UserError(
           f"config.model.design.quantization: found {product.factors} factors with experts "
-          "dispatched as"
-          f" {part.experts.dispatch!r}, expected 'capacity'; set "
+          f"dispatched as {part.experts.dispatch!r}, expected 'capacity'; set "
           "--config.model.design.experts.dispatch=capacity"
         )
       part.multiply = product.experts

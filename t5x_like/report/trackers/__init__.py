@@ -52,6 +52,5 @@ def need(library: str, extra: str) -> None:
   if importlib.util.find_spec(library) is None:
     raise UserError(
       f"config.trackers: {library} is not installed; install it with pip install "
-      f"'t5x-like[{extra}]', or leave the"
-      " tracker out"
+      f"'t5x-like[{extra}]', or leave the tracker out"
     )

@@ -73,8 +73,8 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
       )
     if given is None and config.init.get("weights"):
       raise UserError(
-        f"config.tuning.name: found 'mup', but {config.init.workdir} was trained without it; set"
-        " --config.tuning.name=all"
+        f"config.tuning.name: found 'mup', but {config.init.workdir} was trained without it; set "
+        "--config.tuning.name=all"
       )
   with config.unlocked(), model.unlocked(), model.ignore_type():
     model.design = (

@@ -26,8 +26,7 @@ def check(described: dict[str, Any], where: str) -> None:
     if factor > LARGEST:
       raise UserError(
         f"{where}: found a {key} that may make {factor:.3g} characters of one, expected at most "
-        f"{LARGEST}; it is no"
-        " tokenizer of a published model, use another"
+        f"{LARGEST}; it is no tokenizer of a published model, use another"
       )
 
 
@@ -41,8 +40,7 @@ def check_charsmap(charsmap: bytes, where: str) -> None:
   if length > LARGEST:
     raise UserError(
       f"{where}: found a normaliser that may make {length} characters of one, expected at most "
-      f"{LARGEST}; it is no"
-      " tokenizer of a published model, use another"
+      f"{LARGEST}; it is no tokenizer of a published model, use another"
     )
 
 

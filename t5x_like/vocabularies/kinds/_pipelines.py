@@ -131,8 +131,7 @@ def model_proto(data: bytes, where: str):
   except Exception as error:  # protobuf's own
     raise UserError(
       f"{where}: found {len(data)} bytes that are not a SentencePiece model, expected a complete "
-      ".model file "
-      f"({one_line(error)})"
+      f".model file ({one_line(error)})"
     ) from None
   check_lengths((p.piece for p in proto.pieces), where)
   return proto
@@ -144,8 +143,7 @@ def check_lengths(pieces: Iterable[str], where: str) -> None:
   if longest >= LONGEST_PIECE:
     raise UserError(
       f"{where}: found a piece of {longest} bytes, expected pieces of fewer than {LONGEST_PIECE}, "
-      "as the sentencepiece"
-      " library has them; the model is damaged, copy it again"
+      "as the sentencepiece library has them; the model is damaged, copy it again"
     )
 
 

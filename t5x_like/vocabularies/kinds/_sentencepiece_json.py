@@ -68,9 +68,8 @@ def described(proto, special: dict[int, str], where: str) -> dict[str, Any]:
     if is_so:
       raise UserError(
         f"{where}: found a SentencePiece model with {reason}, which has no equal tokenizer.json, "
-        "expected a unigram or"
-        " BPE model without; train on a store with another vocabulary to export a model with its "
-        "tokenizer"
+        "expected a unigram or BPE model without; train on a store with another vocabulary to "
+        "export a model with its tokenizer"
       )
   model = _unigram(proto) if kind == UNIGRAM else _bpe(proto)
   vocab = model["vocab"]

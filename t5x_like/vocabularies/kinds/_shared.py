@@ -115,8 +115,7 @@ def checked_extra_ids(extra_ids, origin: str) -> int:
   ):
     raise UserError(
       f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or "
-      "more and at most"
-      f" {MOST_EXTRA_IDS}"
+      f"more and at most {MOST_EXTRA_IDS}"
     )
   return extra_ids
 
@@ -188,7 +187,6 @@ def model(path: Place, manifest: dict) -> tuple[bytes, int]:
   if found != stated:
     raise UserError(
       f"{path}: found a model of {len(data)} bytes with fingerprint {found[:12]}, expected "
-      f"{stated[:12]} as {MANIFEST}"
-      " states; the directory is damaged, copy or train it again"
+      f"{stated[:12]} as {MANIFEST} states; the directory is damaged, copy or train it again"
     )
   return data, extra_ids

@@ -79,8 +79,7 @@ _ADDED = "an object from ids to tokens, objects with 'content' and flags", _are_
 _LISTED = "a list of tokens, objects with 'id', 'content' and flags", _are_listed
 _BOOLS = (
   "add_bos_token add_eos_token add_prefix_space do_lower_case legacy split_special_tokens "
-  "strip_accents "
-  "tokenize_chinese_chars separate_vocabs"
+  "strip_accents tokenize_chinese_chars separate_vocabs"
 )
 _KINDS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
   TOKENIZER: dict.fromkeys(

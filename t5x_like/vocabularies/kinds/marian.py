@@ -294,7 +294,6 @@ def _numbered(brought: dict[str, bytes], where: str) -> dict[str, int]:
   if not ids or numbers != list(range(len(ids))):
     raise UserError(
       f"{where}/{VOCABULARY}: found {len(ids)} pieces with ids up to {max(numbers, default=0)}, "
-      "expected the ids 0 to"
-      f" {max(len(ids), 1) - 1}, one a piece; copy the file again"
+      f"expected the ids 0 to {max(len(ids), 1) - 1}, one a piece; copy the file again"
     )
   return ids

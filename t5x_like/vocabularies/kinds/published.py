@@ -170,8 +170,8 @@ def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encodin
     if encoding.sequence_ids.count(number) != 1:
       raise UserError(
         f"{TOKENIZER}: found a post_processor that puts text {number + 1} "
-        f"{encoding.sequence_ids.count(number)} times,"
-        " expected each text once; copy the file again"
+        f"{encoding.sequence_ids.count(number)} times, expected each text once; copy the file "
+        "again"
       )
   return encoding
 
@@ -234,15 +234,16 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
       defaults = pipelines.DEFAULTS[name]
     elif file is None and name in pipelines.PYTHON:
       raise UserError(
-        f"{where}: found a {name}, which is a program without a {TOKENIZER}, and is not read here;"
-        " python -m tools.convert_hf takes the weights, with the vocabulary of the recipe's data"
+        f"{where}: found a {name}, which is a program without a {TOKENIZER}, and is not read "
+        "here; python -m tools.convert_hf takes the weights, with the vocabulary of the recipe's "
+        "data"
       )
     elif file is None:
       raise UserError(
         f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class "
-        f"{name or 'is not named and'} can be"
-        f" read from no other file; save it with transformers' save_pretrained, or name one of "
-        f"{', '.join(pipelines.PIPELINES)} as tokenizer_class in {CONFIG}"
+        f"{name or 'is not named and'} can be read from no other file; save it with transformers' "
+        f"save_pretrained, or name one of {', '.join(pipelines.PIPELINES)} as tokenizer_class in "
+        f"{CONFIG}"
       )
     else:
       pieces = None
@@ -313,8 +314,7 @@ def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pi
   if vocab is None or not (directory / "merges.txt").exists():
     raise UserError(
       f"vocabulary {directory}: found no files of a {name}, expected {TOKENIZER}, or vocab.json "
-      "and merges.txt, "
-      "vocab.txt, or a SentencePiece model, as its class has them; copy them there"
+      "and merges.txt, vocab.txt, or a SentencePiece model, as its class has them; copy them there"
     )
   lines = (
     line.split(" ") for line in _lines(directory / "merges.txt") if not line.startswith("#version")

@@ -156,8 +156,7 @@ def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProc
   except Exception as error:  # RuntimeError, or protobuf's own
     raise UserError(
       f"{origin}: found {len(model)} bytes that are not a SentencePiece model, expected a "
-      "complete .model file "
-      f"({one_line(error)})"
+      f"complete .model file ({one_line(error)})"
     ) from None
   for charsmap in tables:
     growth.check_charsmap(charsmap, origin)
@@ -174,8 +173,7 @@ def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcesso
     if found[name] != expected_id:
       raise UserError(
         f"{origin}: found {name} id {found[name]}, expected {expected_id}; train the model with "
-        "pad_id=0, eos_id=1, "
-        "unk_id=2, bos_id=-1 (python -m tools.train_vocabulary does)"
+        "pad_id=0, eos_id=1, unk_id=2, bos_id=-1 (python -m tools.train_vocabulary does)"
       )
   return processor
 

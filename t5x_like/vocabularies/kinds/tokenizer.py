@@ -291,8 +291,7 @@ def _check_pad(ids: dict[str, int], origin: str) -> None:
     found = "no padding token" if pad is None else f"padding at id {pad}"
     raise UserError(
       f"{origin}: found {found} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since 0 "
-      "is padding "
-      "everywhere here; train one with python -m tools.train_vocabulary"
+      "is padding everywhere here; train one with python -m tools.train_vocabulary"
     )
 
 

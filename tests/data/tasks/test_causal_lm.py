@@ -102,9 +102,8 @@ def test_a_store_whose_documents_end_otherwise_is_refused(tmp_path, append_eos, 
   for name, arguments in refused:
     message = (
       f"{tmp_path}/train: found {found} at the end of documents, expected {expected}: prepare "
-      "another store with "
-      f"python -m tools.prepare_data {how}--append_eos, or set task.documents_end={found} to "
-      "train on this one"
+      f"another store with python -m tools.prepare_data {how}--append_eos, or set "
+      f"task.documents_end={found} to train on this one"
     )
     with pytest.raises(UserError) as error:
       task.build(name, "train", store=str(tmp_path), **arguments)

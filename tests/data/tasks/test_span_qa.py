@@ -17,9 +17,8 @@ from tools import train_tokenizer, train_vocabulary
 
 TEXT = (
   "The Denver Broncos, led by Peyton Manning, won Super Bowl 50 in 2015. Łódź and São Paulo are "
-  "cities; a naïve café "
-  "costs $1.58 (about £1.20). Beyoncé's “Lemonade” won the Grammy-winning artist's twenty-fourth "
-  "award! Fußball 日本語"
+  "cities; a naïve café costs $1.58 (about £1.20). Beyoncé's “Lemonade” won the Grammy-winning "
+  "artist's twenty-fourth award! Fußball 日本語"
 )
 LINES = [" ".join(TEXT.split()[n % 20 :]).encode() for n in range(200)]
 KINDS = ("uncased", "cased", "bytelevel_bpe", "sentencepiece", "bytes")

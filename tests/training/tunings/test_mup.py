@@ -14,8 +14,7 @@ from t5x_like.training.resolve import resolve
 
 ONE = (
   'model.variant={"dims": {"embed": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp": 512, '
-  '"layers": 1}, '
-  '"design": {"init_stddev": 0.02, "tied": false}, "vocab_size": 384}',
+  '"layers": 1}, "design": {"init_stddev": 0.02, "tied": false}, "vocab_size": 384}',
 )
 
 

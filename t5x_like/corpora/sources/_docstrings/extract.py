@@ -64,8 +64,7 @@ def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
   if not found:
     raise UserError(
       f"docstrings: found no Python source files of {', '.join(packages) or 'no packages'}, "
-      "expected at "
-      "least one installed package"
+      "expected at least one installed package"
     )
   return found
 
