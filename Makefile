@@ -38,7 +38,8 @@ test-services: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[services]'
 	$(RUN) -m pytest -m services $(PYTEST) tests/corpora tests/store tests/files tests/report
 
-# The documentation site, in build/site; a broken link or anchor is an error. Its tools are installed for it alone.
+# The documentation site, in build/site, with its generated pages; a broken link or anchor is an error. Its tools are
+# installed for it alone.
 docs: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	$(RUN) -m tools.write_reference
@@ -47,6 +48,7 @@ docs: $(VENV)/.ready
 
 test-docs: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(RUN) -m tools.write_reference
 	$(RUN) -m pytest -m site $(PYTEST) tests/test_docs.py
 
 # Hostile configs and files, hundreds of each kind; make test runs a few of each.
@@ -61,7 +63,7 @@ test-install: $(VENV)/.ready
 test-more: $(VENV)/.ready
 	$(RUN) -m pytest -n auto --dist loadfile -m more $(PYTEST)
 
-# The TPU compiler against what is stored of it, and docs/plans.md anew; it is installed for this alone. Half an hour.
+# Compile the stored plans (docs/plans.json) anew with the TPU compiler, which is installed for this alone. Half an hour.
 plans: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[plan]'
 	$(RUN) -m pytest -m heavy $(PYTEST) tests/planning tests/parallel/test_slices.py

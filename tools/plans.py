@@ -1,14 +1,13 @@
-"""Writes the table of docs/plans.md: published models on TPU slices, as the TPU compiler plans
-them, and their cost.
+"""Compile published models for TPU slices with the TPU compiler, and store the plans.
 
   python -m tools.plans                      # all of them, one after another: about half an hour on two cores
-  python -m tools.plans --only='llama.*8b'   # those whose name matches; the others keep their lines
-  python -m tools.plans --accept             # although a program does more work than the stored one
+  python -m tools.plans --only='llama.*8b'   # the plans whose name matches; the others stay as they are
+  python -m tools.plans --accept             # store programs that do more work than the stored ones, too
 
-A plan whose program grows (`planning/counts.py`) is refused with exit code 4: its old line stays,
-and the counts that grew are printed. So does the line of a plan whose compiler fails or is not done
-in time, with exit code 5. Needs libtpu (the extra `plan`), but no TPU. The measured plans are kept
-beside the page, in docs/plans.json.
+Plans are stored in docs/plans.json; `python -m tools.write_reference` makes a page of them. A plan
+whose program grows (`planning/counts.py`) is refused with exit code 4: the stored plan stays, and the
+counts that grew are printed. The stored plan also stays where the compiler fails or is not done in
+time, with exit code 5. Needs libtpu (the extra `plan`), but no TPU.
 """
 
 import json
@@ -138,7 +137,7 @@ PLANS: dict[str, child.Request] = {
 _KEPT = """fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds compile_cpu_seconds
   options counts dearest""".split()
 EXIT_GREW = 4
-_PAGE = pathlib.Path("docs/plans.md")
+STORED = pathlib.Path(__file__).resolve().parents[1] / "docs" / "plans.json"
 _COLUMNS = (
   "plan",
   "mesh",
@@ -149,36 +148,55 @@ _COLUMNS = (
   "sent GB (least)",
   "seconds, MFU",
   "options",
+  "compiling",
 )
-_TABLE = f"| {' | '.join(_COLUMNS)} | compiling |"
+_PAGE = """# Plans of published models
+
+<!-- Written by `python -m tools.write_reference` from docs/plans.json; do not edit. -->
+
+Look here for a mesh, a batch size and a remat policy that fit a slice. The TPU compiler has compiled each of these
+steps for its slice, on a machine without a TPU. [Plan a run](../how-to/plan-a-run.md) explains every figure, and [size
+and cost](sizing.md) has the hours. Nothing on this page was measured on hardware.
+
+All figures are for one device and one step:
+
+- **GB** are 10^9 bytes.
+- **Sent** counts the bytes that a device sends around rings. The number in brackets is the least that parameters and
+  gradients need.
+- **Seconds** are an estimate: the compiler's cycles, attention kernels at a share of the peak rate, and the links of the
+  slice. Gaps between operations are left out.
+- **Options** says whether the chip's compiler options were passed. Evaluation and decoding have none.
+- **Compiling** is CPU time on busy cores.
+
+Below the table are the command of each plan, and the most expensive operations of each step.
+
+"""
 
 
-def page(plans: dict[str, dict[str, Any]], text: str) -> str:
-  """Return the page `text` with its table and all below it made anew. The words above the table are
-  written by hand."""
-  rows = [_TABLE, "|---" * 10 + "|"]
-  flags = []
-  for name, asked in PLANS.items():
-    words = [f"--config={asked.config}", f"--topology={asked.topology}"]
-    words += [f"--slices={asked.slices}"] * (asked.slices > 1) + [f"--step={asked.step}"] * (
-      asked.step != "train"
-    )
-    flags.append(
-      "python -m t5x_like.plan "
-      + " ".join([*words, *(f"--config.{one}" for one in asked.overrides)])
-    )
-    if name in plans:
-      rows.append(_row(name, plans[name]))
-  dear = "".join(
-    _dearest(name, plans[name]) for name in PLANS if plans.get(name, {}).get("dearest")
-  )
-  return (
-    text.partition(_TABLE)[0] + "\n".join(rows) + "\n\n```\n" + "\n".join(flags) + f"\n```\n{dear}"
-  )
+def page(plans: dict[str, dict[str, Any]]) -> str:
+  """Return the page of the stored plans in Markdown."""
+  rows = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+  rows += [_row(name, plans[name]) for name in PLANS if name in plans]
+  commands = [_command(request) for request in PLANS.values()]
+  sections = [
+    _operations(name, plans[name]) for name in PLANS if plans.get(name, {}).get("dearest")
+  ]
+  table = "\n".join(rows)
+  return f"{_PAGE}{table}\n\n```\n" + "\n".join(commands) + "\n```\n" + "".join(sections)
 
 
-def _dearest(name: str, plan: dict[str, Any]) -> str:
-  """Return a section with the dearest operations of a plan, and the parts of its step."""
+def _command(request: child.Request) -> str:
+  flags = [f"--config={request.config}", f"--topology={request.topology}"]
+  if request.slices > 1:
+    flags.append(f"--slices={request.slices}")
+  if request.step != "train":
+    flags.append(f"--step={request.step}")
+  flags += [f"--config.{override}" for override in request.overrides]
+  return "python -m t5x_like.plan " + " ".join(flags)
+
+
+def _operations(name: str, plan: dict[str, Any]) -> str:
+  """Return a section with the most expensive operations of a plan, and the parts of its step."""
   seconds = plan["seconds"]
   parts = (
     f"cycles {seconds['compiler']:.3f}, kernels {seconds['kernels']:.3f}, waiting "
@@ -188,7 +206,7 @@ def _dearest(name: str, plan: dict[str, Any]) -> str:
     f"| {one['seconds']:.4f} | {one['times']:,} | `{one['name']}` | `{one['type']}` |"
     for one in plan["dearest"]
   ]
-  head = f"\n## The dearest operations of {name}\n\nSeconds of the step: {parts}.\n\n"
+  head = f"\n## Most expensive operations: {name}\n\nSeconds of the step: {parts}.\n\n"
   return (
     head
     + "\n".join(["| seconds | executions | traced as | first result |", "|---" * 4 + "|", *lines])
@@ -242,13 +260,12 @@ def main(argv: list[str] | None = None) -> int:
     raise UserError(f"--only={args.only}: no regular expression: {error}") from None
   if not chosen:
     raise UserError(f"--only={args.only}: matches none of {', '.join(PLANS)}")
-  measured = _PAGE.with_suffix(".json")
   worst = 0
   for name in chosen:
     plan = child.plan(PLANS[name], args.timeout_seconds)
     print(f"{name}: {plan['verdict']}", flush=True)
     # read now: another may be writing it too
-    plans = json.loads(measured.read_text()) if measured.exists() else {}
+    plans = json.loads(STORED.read_text()) if STORED.exists() else {}
     grew = counts.grown(plans.get(name, {}).get("counts", {}), plan.get("counts", {}))
     if grew and not args.accept:
       print(f"  refused, its program does more work: {'; '.join(grew)}", flush=True)
@@ -262,10 +279,9 @@ def main(argv: list[str] | None = None) -> int:
       key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")
     }
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
-    measured.write_text(
+    STORED.write_text(
       json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n"
     )
-    _PAGE.write_text(page(plans, _PAGE.read_text() if _PAGE.exists() else "# Plans\n\n"))
   return worst
 
 

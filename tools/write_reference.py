@@ -1,11 +1,10 @@
-"""Writes the generated pages of docs/reference: every key of a recipe, and the size and cost of
-published models.
+"""Write the generated pages of docs/reference: every key of a recipe, the size and cost of
+published models, and their plans.
 
-  python -m tools.write_reference            # writes config-keys.md and sizing.md
-  python -m tools.write_reference --check    # exits with 1 if a page is not up to date
+  python -m tools.write_reference   # writes config-keys.md, sizing.md and plans.md; `make docs` runs it
 
-The keys come from signatures and docstrings (`t5x_like.listing`). Sizes and costs come from
-docs/plans.json, which `python -m tools.plans` compiles; nothing is compiled here.
+The pages are not in git. Keys come from signatures and docstrings (`t5x_like.listing`); sizes, costs
+and plans come from docs/plans.json, which `python -m tools.plans` compiles. Nothing is compiled here.
 """
 
 import dataclasses
@@ -94,7 +93,7 @@ def _table(section: str, keys: tuple[listing.Key, ...]) -> str:
 
 def sizing() -> str:
   """Return the page of sizes and costs in Markdown."""
-  measured = json.loads((_REPO / "docs" / "plans.json").read_text())
+  measured = json.loads(plans.STORED.read_text())
   rows = [
     "| model | slice | chips | rows a step | GB a chip | seconds a step | MFU | whole run | hours "
     "| chip-hours |",
@@ -124,7 +123,7 @@ _HOW = """
 3. **Let it search**: `python -m t5x_like.plan --config=RECIPE --topology=v5e:8x8 --search=6` ranks meshes, remat and
    rows.
 
-All figures of each plan, with their commands: [plans](../plans.md).
+[Plans](plans.md) has all figures of each plan, with its command.
 """
 
 
@@ -165,32 +164,27 @@ def _short(number: float) -> str:
   return f"{number:,.0f}"
 
 
-PAGES = {"config-keys.md": config_keys, "sizing.md": sizing}
+def published_plans() -> str:
+  """Return the page of all stored plans in Markdown."""
+  return plans.page(json.loads(plans.STORED.read_text()))
+
+
+PAGES = {"config-keys.md": config_keys, "sizing.md": sizing, "plans.md": published_plans}
 
 
 @door
 def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
-  parser.add_argument(
-    "--check", action="store_true", help="write nothing; exit with 1 if a page is not up to date"
-  )
-  args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+  parser.parse_args(sys.argv[1:] if argv is None else argv)
   if not _FOLDER.is_dir():
     raise UserError(
       f"{_FOLDER}: no such directory; the pages are written in a clone of the project"
     )
-  stale = []
   for name, page in PAGES.items():
     path = _FOLDER / name
-    text = page()
-    if not path.exists() or path.read_text() != text:
-      stale.append(name)
-      if not args.check:
-        path.write_text(text)
-        print(f"wrote {path.relative_to(_REPO)}")
-  if args.check and stale:
-    print(f"not up to date: {', '.join(stale)}; run python -m tools.write_reference")
-  return int(args.check and bool(stale))
+    path.write_text(page())
+    print(f"wrote {path.relative_to(_REPO)}")
+  return 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ words. The paper took four days on 16 TPU chips for base, on 64 for large. Expec
 fine-tuning (table 1, base and large): GLUE 79.6 and 82.1, MNLI 84.6 and 86.7. Not run at full size
 here.
 
-Large is planned on v5e 4x4: 0.20 s a step, 42 % MFU (docs/plans.md).
+Large is planned on v5e 4x4: 0.20 s a step, 42 % MFU (docs/plans.json).
 """
 
 from typing import Literal

@@ -11,8 +11,8 @@ second token and of 1e-4 for the balance within rows, biases that move by 0.001.
 the paper, at 7.3e-6 for the last 167 billion). The paper's batch grows from 3,072 to 15,360 rows
 over 469 billion tokens; after 10 trillion set --config.objective.next_weight=0.1, for the last 0.5
 --config.model.design.experts.bias_rate=0. No token is dropped. 2,048 accelerators or more: v5p
-8x16x16 holds 12,288 rows in 98.0 of 102.0 GB (docs/plans.md). The published base model scores 87.1
-on MMLU with 5 shots (table 3). Not run at full size here.
+8x16x16 holds 12,288 rows in 98.0 of 102.0 GB (docs/plans.json). The published base model scores
+87.1 on MMLU with 5 shots (table 3). Not run at full size here.
 """
 
 from t5x_like.config import defaults

@@ -10,7 +10,7 @@ weight decay and clipping follow GPT-3 at this size (Brown et al. 2020, table 2.
 its own corpus (table 3, first column): LAMBADA perplexity 35.13, WikiText-103 37.50. Not run at
 full size here.
 
-It is planned on v5p 2x2x1: 0.65 s a step, 35 % MFU (docs/plans.md).
+It is planned on v5p 2x2x1: 0.65 s a step, 35 % MFU (docs/plans.json).
 """
 
 from t5x_like.config import defaults

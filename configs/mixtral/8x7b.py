@@ -10,10 +10,10 @@ The paper gives sizes but not the training: optimizer, rates and batch are those
 layers pooled (`transformers`): twice the layers' mean, where ours is of their sum. Experts are
 split over eight chips, and each has slots for 1.25 times its share in training, twice in
 evaluations (`dispatch`), as Zoph et al. 2022 advise for two choices (ST-MoE). 512 chips or more: 60
-GB of a v5p chip's 102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model
+GB of a v5p chip's 102 (docs/plans.json), with `--config.model.remat=full` 9 GB. The published model
 scores 70.6 on MMLU with 5 shots (table 2). Not run at full size here.
 
-It is planned on v5p 8x8x8: 2.77 s a step, 51 % MFU (docs/plans.md).
+It is planned on v5p 8x8x8: 2.77 s a step, 51 % MFU (docs/plans.json).
 """
 
 from t5x_like.config import defaults

@@ -12,7 +12,7 @@ does not say; here it is 512 from the start. 744,000 steps are the 780 billion t
 pod of 256 chips or more. The published 8B scores 69.5 on LAMBADA with no shots (appendix H.1). Not
 run at full size here.
 
-540B is planned on v4 12x16x16: 24.72 s a step, 49 % MFU (docs/plans.md).
+540B is planned on v4 12x16x16: 24.72 s a step, 49 % MFU (docs/plans.json).
 """
 
 from t5x_like.config import defaults

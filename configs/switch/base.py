@@ -13,7 +13,7 @@ the batch are split over the mesh axis `expert`. Expected negative log-perplexit
 base -1.636): -1.505 with 16 experts, -1.474 with 32, -1.444 with 64, -1.432 with 128, -1.427 with
 256. Not run at full size here.
 
-128 experts are planned on v5e 8x8: 0.43 s a step, 16 % MFU (docs/plans.md).
+128 experts are planned on v5e 8x8: 0.43 s a step, 16 % MFU (docs/plans.json).
 """
 
 from typing import Literal

@@ -11,9 +11,9 @@ hyper-parameters: `:mini` (version 1.0: 31M parameters, Tay et al. 2021, table 2
   versions (Mesh TensorFlow's `Unitransformer`). Expected after fine-tuning (table 1, the baseline
   of version 1.0): GLUE 83.28, SuperGLUE 71.36, SQuAD EM 80.88.
 
-Large is planned on v5p 2x2x1 with 256 rows: 0.46 s a step, 45 % MFU (docs/plans.md).
+Large is planned on v5p 2x2x1 with 256 rows: 0.46 s a step, 45 % MFU (docs/plans.json).
 XXL is planned on v5p 4x4x4 with 1,024 rows, minimal remat, planes of 16: 1.02 s a step, 71 % MFU
-(docs/plans.md).
+(docs/plans.json).
 """
 
 from typing import Literal

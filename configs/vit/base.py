@@ -19,7 +19,7 @@ head goes on, theirs is new and positions are interpolated by cubics, theirs lin
 --config.schedule.warmup_steps=500. Expected of B/16: 77.9 % top-1 (table 5). 32 chips of TPU v3 or
 more. Not run at full size here.
 
-Huge is planned on v5e 8x8: 0.70 s a step, 47 % MFU (docs/plans.md).
+Huge is planned on v5e 8x8: 0.70 s a step, 47 % MFU (docs/plans.json).
 """
 
 from typing import Literal

@@ -1,23 +1,21 @@
-"""The generated pages of docs/reference are up to date, and the listing knows every key that a
-recipe takes."""
+"""The generated pages hold their facts, and the listing knows every key that a recipe takes."""
 
 from t5x_like import listing, recipes
 from tools import write_reference
 
 
-def test_the_pages_are_up_to_date(capsys):
-  assert write_reference.main(["--check"]) == 0, capsys.readouterr().out
-
-
-def test_a_stale_page_is_named_and_written_anew(tmp_path, monkeypatch, capsys):
+def test_the_generated_pages_hold_every_key_and_every_plan(tmp_path, monkeypatch):
   monkeypatch.setattr(write_reference, "_FOLDER", tmp_path)
   monkeypatch.setattr(write_reference, "_REPO", tmp_path)
-  monkeypatch.setattr(write_reference, "PAGES", {"page.md": lambda: "new\n"})
-  (tmp_path / "page.md").write_text("old\n")
-  assert write_reference.main(["--check"]) == 1
-  assert "page.md" in capsys.readouterr().out and (tmp_path / "page.md").read_text() == "old\n"
   assert write_reference.main([]) == 0
-  assert (tmp_path / "page.md").read_text() == "new\n"
+  keys = (tmp_path / "config-keys.md").read_text()
+  for group in listing.groups():
+    assert not group.name or f"`{group.name}`" in keys
+    assert not group.name or group.about in keys
+    for key in group.keys:
+      assert f"`{key.name.removeprefix(f'{group.section}.')}`" in keys
+  for page in ("sizing.md", "plans.md"):
+    assert "llama 3.1 8b" in (tmp_path / page).read_text()
 
 
 def groups():
