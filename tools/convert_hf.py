@@ -94,7 +94,7 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
 def _import(
   directory: str, workdir: str, recipe: str, overrides: list[str], sentinels: str | None
 ) -> None:
-  from t5x_like.interop import hf, sentences
+  from t5x_like.interop import hf, sentence_pooling
   from t5x_like.nn import params
   from t5x_like.runtime import process
   from t5x_like.training import assembly, imported_weights
@@ -136,7 +136,7 @@ def _import(
       f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
     )
   process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")
-  if note := sentences.told(directory, "mean"):
+  if note := sentence_pooling.told(directory, "mean"):
     process.say(note)
 
 

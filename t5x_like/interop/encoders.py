@@ -5,9 +5,9 @@ import dataclasses
 
 from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop.fields import Fields
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 

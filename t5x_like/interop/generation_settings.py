@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.files.file_names import shown
-from t5x_like.interop.field_kinds import Factor, Whole, Wholes
+from t5x_like.interop.field_types import Factor, Whole, Wholes
 from t5x_like.slots import Condition
 
 FILE = "generation_config.json"

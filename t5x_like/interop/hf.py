@@ -29,9 +29,9 @@ from t5x_like.files.file_names import shown
 from t5x_like.files.local import check_link
 from t5x_like.files.mirror import fetched
 from t5x_like.interop import families, published_images
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_files import INDEX, WEIGHTS, Files, read_text
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.nn import params
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.vocabularies.kinds._shared import FILES

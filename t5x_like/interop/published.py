@@ -15,8 +15,8 @@ from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.paths import place
-from t5x_like.interop import field_kinds, generation_settings, hf, hub, published_images
-from t5x_like.interop.files import read_text
+from t5x_like.interop import field_types, generation_settings, hf, hub, published_images
+from t5x_like.interop.tensor_files import read_text
 from t5x_like.nn import params
 from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.parallel.rules import Rules
@@ -150,7 +150,7 @@ def _generated(
     own = checked_json.parsed(
       read_text(path), dict, str(path), "the settings of generation; copy it again"
     )
-    field_kinds.check({name: own.get(name) for name in ("eos_token_id", *_FORCED)}, str(path))
+    field_types.check({name: own.get(name) for name in ("eos_token_id", *_FORCED)}, str(path))
 
   def ids(found: Any) -> list[int]:
     return [

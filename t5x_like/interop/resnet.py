@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping
 
 _NORM = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
 _BASIC = {"block": "basic", "widths": (64, 128, 256, 512)}

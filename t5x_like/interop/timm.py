@@ -1,7 +1,7 @@
 """Shared by the models of timm: their `config.json`, which names an architecture and arguments that
 change it."""
 
-from t5x_like.interop.fields import Fields
+from t5x_like.interop.config_fields import Fields
 from t5x_like.resolution import Resolution, given
 
 # Fields and arguments that do not affect logits, or that stand in `model_args` too.

@@ -31,7 +31,7 @@ from t5x_like.inference.prompts import Prompts
 from t5x_like.inference.retrieved import Retrieved
 from t5x_like.inference.streaming import Stream
 from t5x_like.inference.talk import Talk
-from t5x_like.interop import generation_settings, sentences
+from t5x_like.interop import generation_settings, sentence_pooling
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
@@ -334,7 +334,7 @@ class Model:
     Raises:
       UserError: the directory has files, or `transformers` has no model of this kind.
     """
-    from t5x_like.interop import enclosing, hf
+    from t5x_like.interop import hf, tokenizer_export
 
     output = outputs.check_new(directory)
     whole = saved_model.finished(params.with_arrays(self.model, self.run.arrays))
@@ -343,9 +343,9 @@ class Model:
       prepared = self._source.config.task.to_dict() if "image" in self.features else None
       names = self.labels or getattr(self.vocabulary, "names", ())  # the vocabulary's are of images
       hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
-      files = enclosing.files(self.vocabulary, self.features)
+      files = tokenizer_export.files(self.vocabulary, self.features)
       files |= (
-        enclosing.conversation(self.vocabulary, self.template)
+        tokenizer_export.conversation(self.vocabulary, self.template)
         if self.template and self._decoder
         else {}
       )
@@ -419,7 +419,7 @@ class Model:
       raise UserError(f"pooling: found {pooling!r}, expected one of {', '.join(get_args(Pooling))}")
     if pooling not in self._pooled:
       self._pooled[pooling] = Embedding(self.model, self.vocabulary, pooling)
-      if note := sentences.told(self._source.identity.get("directory"), pooling):
+      if note := sentence_pooling.told(self._source.identity.get("directory"), pooling):
         process.say(note)
     return self._pooled[pooling]
 

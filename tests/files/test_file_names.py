@@ -24,7 +24,7 @@ from t5x_like.data import task
 from t5x_like.data.images import store as image_store
 from t5x_like.errors import DamageError, UserError
 from t5x_like.files import file_names
-from t5x_like.interop.files import Files
+from t5x_like.interop.tensor_files import Files
 from t5x_like.training import workdir
 from tests import published, stores
 from tools import convert_hf, prepare_data

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 from interop.test_golden import GOLDEN
 from parity import cases
 from t5x_like.interop import hf
-from t5x_like.interop.files import INDEX, WEIGHTS
+from t5x_like.interop.tensor_files import INDEX, WEIGHTS
 from tests.fuzz import bending
 
 pytestmark = pytest.mark.runs

@@ -20,7 +20,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.inference.likelihood import positions
 from t5x_like.interop import hf
-from t5x_like.interop.fields import Fields
+from t5x_like.interop.config_fields import Fields
 from t5x_like.models import command_r, falcon, gemma3, gpt, llama, mpt, neox, opt, palm, xglm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
-from t5x_like.interop.fields import Fields
+from t5x_like.interop.config_fields import Fields
 
 pytestmark = pytest.mark.parity
 

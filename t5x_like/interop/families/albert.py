@@ -4,9 +4,9 @@ import dataclasses
 
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head, under
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import albert
 
 MODEL_TYPES = ("albert",)

@@ -4,9 +4,9 @@ import dataclasses
 
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop.fields import Fields
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import only, plain_core
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import bart, transformer
 from t5x_like.nn.dims import Dims
 

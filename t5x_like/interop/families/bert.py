@@ -9,9 +9,9 @@ Every family has these functions; `interop/families/__init__.py` describes them.
 """
 
 from t5x_like.interop import encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head, under
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import bert
 
 MODEL_TYPES = ("bert",)

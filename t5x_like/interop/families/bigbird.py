@@ -8,11 +8,11 @@ attention.
 """
 
 from t5x_like.interop import encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.families.bert import MLM, NEXT
-from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import bigbird
 from t5x_like.nn.cores.auto import EXACT
 

@@ -3,9 +3,9 @@
 import dataclasses
 
 from t5x_like.architectures.design import Variant
-from t5x_like.interop import causal, fused
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders, fused_tensors
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import bloom
 from t5x_like.nn.dims import Dims
 
@@ -37,14 +37,14 @@ def build(fields: Fields, names: set[str]):
     tied=fields.take("tie_word_embeddings", True),
   )
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
-  tokens = causal.special_ids(fields, start=1, eos=2)
+  tokens = decoders.special_ids(fields, start=1, eos=2)
   return bloom.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
 
 def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     norm="layernorm",
     activation="gelu_tanh",
@@ -52,7 +52,7 @@ def config(model, model_type: str | None) -> dict:
     embed_norm=True,
     tied=[True, False],
   )
-  causal.position_of(model, "alibi")
+  decoders.position_of(model, "alibi")
   return {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",
@@ -62,7 +62,7 @@ def config(model, model_type: str | None) -> dict:
     "n_head": variant.dims.heads,
     "layer_norm_epsilon": design.norm_epsilon,
     "tie_word_embeddings": design.tied,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
 
 
@@ -83,7 +83,7 @@ def tensors(m: Mapping) -> None:
     mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
-    fused.grouped_qkv(
+    fused_tensors.grouped_qkv(
       m,
       f"{theirs}.self_attention.query_key_value",
       f"{attention}/layer",

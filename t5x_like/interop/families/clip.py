@@ -6,11 +6,11 @@ from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.architectures.dual_encoder import DualVariant
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
-from t5x_like.interop import images
+from t5x_like.interop import image_encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import clip
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
@@ -166,7 +166,7 @@ def tensors(m: Mapping) -> None:
   m.ignored = ("position_ids",)
   variant = m.model.image.variant
   embeddings = "vision_model.embeddings"
-  images.patches(m, f"{embeddings}.patch_embedding", "image/", variant)
+  image_encoders.patches(m, f"{embeddings}.patch_embedding", "image/", variant)
   m.fused(
     f"{embeddings}.class_embedding",
     ["image/tokens"],

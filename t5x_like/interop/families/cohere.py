@@ -3,10 +3,10 @@
 import dataclasses
 
 from t5x_like.architectures.heads.lm import scale_of
-from t5x_like.interop import causal
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import command_r
 
 MODEL_TYPES = ("cohere",)
@@ -19,16 +19,16 @@ def build(fields: Fields, names: set[str]):
   design = dataclasses.replace(
     command_r.DESIGN,
     norm_epsilon=fields.take("layer_norm_eps", 1e-5),
-    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
-    position=causal.rope(fields, theta=5e5) | {"interleaved": True},
+    position=decoders.rope(fields, theta=5e5) | {"interleaved": True},
     qk_norm=fields.take("use_qk_norm", False),
     logits_scale=fields.take("logit_scale", 0.0625),
   )
   variant = llama.variant_of(fields, design, kv_heads=None)
   ids = {"pad": 0, "start": 5, "eos": 255_001}
   return command_r.Model, {
-    "variant": dataclasses.replace(variant, tokens=causal.special_ids(fields, **ids))
+    "variant": dataclasses.replace(variant, tokens=decoders.special_ids(fields, **ids))
   }
 
 
@@ -36,7 +36,7 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     heads=False,
     mlp=False,
@@ -44,12 +44,12 @@ def config(model, model_type: str | None) -> dict:
     parallel="one_norm",
     biases=[(), ("qkv", "out")],
     qk_norm=[True, False],
-    activation=list(causal.GATED.values()),
+    activation=list(decoders.GATED.values()),
     logits_scale=[design.logits_scale],
   )
-  position = causal.position_of(model, "rope", "theta", *causal.SCALINGS, "interleaved")
+  position = decoders.position_of(model, "rope", "theta", *decoders.SCALINGS, "interleaved")
   if not position.get("interleaved"):
-    causal.only(model, position=[{**position, "interleaved": True}])
+    decoders.only(model, position=[{**position, "interleaved": True}])
   scale = scale_of(design, dims.embed)
   return {
     "architectures": ["CohereForCausalLM"],
@@ -60,14 +60,14 @@ def config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.kv_heads,
-    "hidden_act": causal.name_of(causal.GATED, design.activation),
+    "hidden_act": decoders.name_of(decoders.GATED, design.activation),
     "layer_norm_eps": design.norm_epsilon,
     "attention_bias": bool(design.biases),
     "use_qk_norm": design.qk_norm,
     "logit_scale": scale,
-    **causal.rope_fields(causal.rope_config(position)),
+    **decoders.rope_fields(decoders.rope_config(position)),
     "tie_word_embeddings": True,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
 
 

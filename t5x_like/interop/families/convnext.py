@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from t5x_like.errors import UserError
-from t5x_like.interop import images
+from t5x_like.interop import image_encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import convnext
 
 MODEL_TYPES = ("convnext",)
@@ -18,13 +18,13 @@ _WITHOUT_EFFECT = (
 
 
 def build(fields: Fields, names: set[str]):
-  head = images.head(fields, *CLASSES, "norm")
+  head = image_encoders.head(fields, *CLASSES, "norm")
   head |= {"norm": "after"} if head["name"] == "image_classification" else {}
   fields.ignore(*_WITHOUT_EFFECT.split())
   widths = tuple(fields.take("hidden_sizes", [96, 192, 384, 768]))
   backbone = {
     "name": "convnext",
-    "patch": images.side(fields, "patch_size", 4),
+    "patch": image_encoders.side(fields, "patch_size", 4),
     "widths": widths,
     "depths": tuple(fields.take("depths", [3, 3, 9, 3])),
     "activation": fields.choose("hidden_act", ACTIVATIONS, "gelu"),
@@ -37,7 +37,7 @@ def build(fields: Fields, names: set[str]):
       backbone=backbone,
       width=widths[-1],
       design=replace(base.design, norm_epsilon=fields.take("layer_norm_eps", 1e-12)),
-      resolution=images.resolution(fields, "image_size", 224),
+      resolution=image_encoders.resolution(fields, "image_size", 224),
       channels=fields.take("num_channels", 3),
       head=head,
     )
@@ -46,7 +46,7 @@ def build(fields: Fields, names: set[str]):
 
 def config(model, model_type: str | None) -> dict:
   variant = model.variant
-  fields = images.head_fields(model, "convnext", *CLASSES, poolers=("norm",), norm="after")
+  fields = image_encoders.head_fields(model, "convnext", *CLASSES, poolers=("norm",), norm="after")
   spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
   if spec["name"] != "convnext":
     raise UserError(f"the backbone {spec}: the model type convnext has 'convnext'")

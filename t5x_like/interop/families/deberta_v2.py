@@ -5,10 +5,10 @@ import dataclasses
 
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.families import bert
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import deberta
 from t5x_like.nn.dims import Dims
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
-from t5x_like.interop import causal
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import deepseek
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.latent_attention import Latent
@@ -65,7 +65,7 @@ def build(fields: Fields, names: set[str]):
   if dense >= layers:
     raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
   latent = {
-    ours: causal.optional(fields, theirs, _PUBLISHED.design.latent[ours])
+    ours: decoders.optional(fields, theirs, _PUBLISHED.design.latent[ours])
     for ours, theirs in LATENT.items()
   }
   if (epsilon := fields.take("rms_norm_eps", _EPSILON)) != _EPSILON:
@@ -80,7 +80,7 @@ def build(fields: Fields, names: set[str]):
   design = dataclasses.replace(
     _PUBLISHED.design,
     norm_epsilon=epsilon,
-    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
     position=position,
     attention_scale=scale,
@@ -92,7 +92,7 @@ def build(fields: Fields, names: set[str]):
   dims = Dims(
     fields.take("hidden_size"), heads, heads, head_dim, fields.take("intermediate_size"), layers
   )
-  ids = causal.special_ids(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
+  ids = decoders.special_ids(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
   ahead = any(name.startswith(f"model.layers.{layers}.") for name in names)
   return deepseek.Model, {
     "variant": Variant(dims, design, fields.take("vocab_size"), ids),
@@ -113,8 +113,10 @@ def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
   every = yarn.pop("mscale_all_dim", None)
   factor = float(yarn.get("factor") or 1.0)
   if one and every and yarn.get("attention_factor") is None:
-    yarn["attention_factor"] = causal.temperature(factor, one) / causal.temperature(factor, every)
-  position = causal.rope(Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin))
+    yarn["attention_factor"] = decoders.temperature(factor, one) / decoders.temperature(
+      factor, every
+    )
+  position = decoders.rope(Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin))
   fields.ignore(*_ROPE)
   return position, _scale(head_dim, factor, every) if every else None
 
@@ -123,7 +125,7 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddin
 
 
 def _scale(head_dim: int, factor: float, every: float) -> float:
-  return head_dim**-0.5 * causal.temperature(factor, every) ** 2
+  return head_dim**-0.5 * decoders.temperature(factor, every) ** 2
 
 
 def config(model, model_type: str | None) -> dict:
@@ -139,13 +141,13 @@ def config(model, model_type: str | None) -> dict:
   own = Latent(**design.latent)
   usual = deepseek.routing(**{ours: getattr(experts, ours) for ours in EXPERTS})
   free = dict(bias_rate=experts.bias_rate, balance_loss=experts.balance_loss)
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     square=False,
     mlp=False,
     norm="rmsnorm",
     biases=[(), ("qkv", "out")],
-    activation=list(causal.GATED.values()),
+    activation=list(decoders.GATED.values()),
     attention_scale=[design.attention_scale],
     latent=[
       design.latent
@@ -157,9 +159,9 @@ def config(model, model_type: str | None) -> dict:
     experts_every=1,
     tied=[True, False],
   )
-  position = causal.position_of(model, "rope", "theta", "interleaved", *causal.SCALINGS)
+  position = decoders.position_of(model, "rope", "theta", "interleaved", *decoders.SCALINGS)
   sizes = {theirs: getattr(own, ours) for ours, theirs in LATENT.items()}
-  rope = causal.rope_config(position, **_mscale(design, dims.head_dim, position))
+  rope = decoders.rope_config(position, **_mscale(design, dims.head_dim, position))
   return {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -169,9 +171,9 @@ def config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.heads,
-    "hidden_act": causal.name_of(causal.GATED, design.activation),
+    "hidden_act": decoders.name_of(decoders.GATED, design.activation),
     "rms_norm_eps": design.norm_epsilon,
-    **causal.rope_fields(rope),
+    **decoders.rope_fields(rope),
     "rope_interleave": bool(position.get("interleaved")),
     "attention_bias": bool(design.biases),
     "tie_word_embeddings": design.tied,
@@ -181,7 +183,7 @@ def config(model, model_type: str | None) -> dict:
     "norm_topk_prob": experts.normalise is not False,
     "first_k_dense_replace": design.dense_layers,
     "num_nextn_predict_layers": model.mtp_depth,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
 
 

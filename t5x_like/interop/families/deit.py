@@ -1,9 +1,9 @@
 """DeiT: distilled, with two classifiers, or with one that reads the class token."""
 
 from t5x_like.errors import UserError
-from t5x_like.interop import images
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop import image_encoders
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import deit
 
 MODEL_TYPES = ("deit",)
@@ -15,11 +15,11 @@ BODY = "DeiTModel"
 
 def build(fields: Fields, names: set[str]):
   if (fields.values.get("architectures") or [DISTILLED])[0] == DISTILLED:
-    head = {"name": "distillation", "labels": images.labels_of(fields)}
+    head = {"name": "distillation", "labels": image_encoders.labels_of(fields)}
   else:
-    head = images.head(fields, PLAIN, BODY, images.POOLER in names and "dense")
+    head = image_encoders.head(fields, PLAIN, BODY, image_encoders.POOLER in names and "dense")
   return deit.Model, {
-    "variant": images.build(fields, deit.VARIANTS["deit-b16"], class_tokens=2, head=head)
+    "variant": image_encoders.build(fields, deit.VARIANTS["deit-b16"], class_tokens=2, head=head)
   }
 
 
@@ -28,22 +28,22 @@ def config(model, model_type: str | None) -> dict:
     model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
   )
   if head["name"] == "distillation":
-    fields = {"architectures": [DISTILLED]} | images.label_fields(head.get("labels", 1000))
+    fields = {"architectures": [DISTILLED]} | image_encoders.label_fields(head.get("labels", 1000))
   else:
-    fields = images.head_fields(model, "deit", PLAIN, BODY, poolers=("none", "dense"))
+    fields = image_encoders.head_fields(model, "deit", PLAIN, BODY, poolers=("none", "dense"))
   if model.variant.class_tokens != 2 or model.variant.registers:
     found = f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}"
     raise UserError(f"{found}; deit has 2 and 0")
-  return fields | images.config(model, "deit")
+  return fields | image_encoders.config(model, "deit")
 
 
 def tensors(m: Mapping) -> None:
   classifies = "head/out/kernel" in m.names
   prefix = "deit." if classifies else ""
-  images.tensors(m, prefix, ("cls_token", "distillation_token"))
+  image_encoders.tensors(m, prefix, ("cls_token", "distillation_token"))
   if "head/distilled/kernel" in m.names:
     m.linear("cls_classifier", "head/out")
     m.linear("distillation_classifier", "head/distilled")
   elif classifies:
     m.linear("classifier", "head/out")
-  images.pooler(m, prefix)
+  image_encoders.pooler(m, prefix)

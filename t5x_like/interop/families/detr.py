@@ -12,11 +12,11 @@ from collections.abc import Callable
 from t5x_like.architectures.detector import DetectorVariant
 from t5x_like.architectures.placed import Places
 from t5x_like.errors import UserError
-from t5x_like.interop import images, resnet
+from t5x_like.interop import image_encoders, resnet
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import detr
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
@@ -72,7 +72,7 @@ def build(fields: Fields, names: set[str]):
       decoder_layers=fields.take("decoder_layers", 6),
       decoder_mlp=fields.take("decoder_ffn_dim", 2048),
       queries=fields.take("num_queries", 100),
-      labels=images.labels_of(fields),
+      labels=image_encoders.labels_of(fields),
       channels=channels,
     )
   }
@@ -166,7 +166,7 @@ def config(model, model_type: str | None) -> dict:
     "num_queries": variant.queries,
     "num_channels": variant.channels,
     "position_embedding_type": "sine",
-  } | images.label_fields(variant.labels)
+  } | image_encoders.label_fields(variant.labels)
 
 
 def tensors(m: Mapping) -> None:

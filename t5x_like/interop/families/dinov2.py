@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
-from t5x_like.interop import fused, images
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop import fused_tensors, image_encoders
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import dinov2
 
 PLAIN = "dinov2"
@@ -22,7 +22,7 @@ _WITHOUT_EFFECT = """
 def build(fields: Fields, names: set[str]):
   model_type = fields.values["model_type"]
   body = f"{CLASSES[model_type]}Model"
-  head = images.head(fields, f"{CLASSES[model_type]}ForImageClassification", body)
+  head = image_encoders.head(fields, f"{CLASSES[model_type]}ForImageClassification", body)
   if head["name"] == "image_classification":
     head["pooling"] = "both"
   fields.ignore(*_WITHOUT_EFFECT.split())
@@ -31,7 +31,7 @@ def build(fields: Fields, names: set[str]):
   D = fields.take("hidden_size", 768)
   ratio = fields.take("mlp_ratio", 4)
   gated = fields.choose("use_swiglu_ffn", {True: True, False: False}, False)
-  variant = images.build(
+  variant = image_encoders.build(
     fields,
     dinov2.VARIANTS["dinov2-b14"],
     mlp=_gated(int(D * ratio)) if gated else int(D * ratio),
@@ -63,7 +63,7 @@ def config(model, model_type: str | None) -> dict:
   model_type = REGISTERS if variant.registers else PLAIN
   dims = variant.dims
   classes = CLASSES[model_type]
-  fields = images.head_fields(
+  fields = image_encoders.head_fields(
     model, model_type, f"{classes}ForImageClassification", f"{classes}Model", pooling="both"
   )
   scale = variant.design.layer_scale
@@ -76,7 +76,7 @@ def config(model, model_type: str | None) -> dict:
       f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square"
     )
   positions = ("learned_1d", dinov2.ANTIALIASED) if variant.registers else ("learned_1d",)
-  fields |= images.config(model, model_type, positions, layer_scale=scale, gated=gated)
+  fields |= image_encoders.config(model, model_type, positions, layer_scale=scale, gated=gated)
   mlp = fields.pop("intermediate_size")
   ratio = next(
     (n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None
@@ -93,13 +93,13 @@ def tensors(m: Mapping) -> None:
   classifies = "head/out/kernel" in m.names
   registers = m.model.variant.registers
   prefix = f"{REGISTERS if registers else PLAIN}." if classifies else ""
-  images.embeddings(m, prefix, ("cls_token",))
+  image_encoders.embeddings(m, prefix, ("cls_token",))
   if registers:
     m.fused(
       f"{prefix}embeddings.register_tokens",
       ["registers"],
       split=lambda x: [x[0]],
-      join=images.leading(1),
+      join=image_encoders.leading(1),
     )
   for at in range(m.model.variant.dims.layers):
     theirs, attention, mlp = (
@@ -107,11 +107,11 @@ def tensors(m: Mapping) -> None:
       *(f"encoder/blocks/{n}" for n in ("self_attention", "mlp")),
     )
     m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
-    m.attention(f"{theirs}.attention", f"{attention}/layer", at, names=images.ATTENTION)
+    m.attention(f"{theirs}.attention", f"{attention}/layer", at, names=image_encoders.ATTENTION)
     m.copy(f"{theirs}.layer_scale1.lambda1", f"{attention}/res_norm/scale", at)
     m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
     if "encoder/blocks/mlp/layer/gate/kernel" in m.names:
-      fused.stacked(m, f"{theirs}.mlp.weights_in", f"{mlp}/layer", at, parts=("gate", "wi"))
+      fused_tensors.stacked(m, f"{theirs}.mlp.weights_in", f"{mlp}/layer", at, parts=("gate", "wi"))
       m.linear(f"{theirs}.mlp.weights_out", f"{mlp}/layer/wo", at)
     else:
       m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)

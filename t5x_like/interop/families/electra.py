@@ -6,9 +6,9 @@ A joint `electra.Model` is saved as its two networks: `generator, discriminator 
 import dataclasses
 
 from t5x_like.interop import encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import electra
 
 MODEL_TYPES = ("electra",)

@@ -4,9 +4,9 @@ import dataclasses
 
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
-from t5x_like.interop import causal, fused
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders, fused_tensors
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import falcon
 from t5x_like.nn.dims import Dims
 
@@ -22,7 +22,7 @@ def build(fields: Fields, names: set[str]):
     fields.ignore("rope_theta", "rope_scaling", "rope_parameters")
     position = ALIBI
   else:
-    position = causal.rope(fields)
+    position = decoders.rope(fields)
   fields.ignore(
     "hidden_dropout",
     "attention_dropout",
@@ -40,7 +40,7 @@ def build(fields: Fields, names: set[str]):
     falcon.DESIGN,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
     parallel="two_norms" if norms == 2 else "one_norm" if parallel else "no",
-    activation=fields.choose("activation", causal.PLAIN, "gelu"),
+    activation=fields.choose("activation", decoders.PLAIN, "gelu"),
     biases=("qkv", "out", "mlp") if fields.take("bias", False) else (),
     position=position,
     tied=fields.take("tie_word_embeddings", True),
@@ -51,7 +51,7 @@ def build(fields: Fields, names: set[str]):
   kv_heads = kv_heads if new or several else 1
   layers = fields.take("num_hidden_layers", 32)
   dims = Dims(D, heads, kv_heads, D // heads, fields.take("ffn_hidden_size", 4 * D), layers)
-  tokens = causal.special_ids(fields, start=11, eos=11)
+  tokens = decoders.special_ids(fields, start=11, eos=11)
   return falcon.Model, {"variant": Variant(dims, design, fields.take("vocab_size", 65024), tokens)}
 
 
@@ -59,7 +59,7 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     heads=False,
     mlp=False,
@@ -67,14 +67,14 @@ def config(model, model_type: str | None) -> dict:
     parallel=["no", "one_norm", "two_norms"],
     biases=[(), ("qkv", "out", "mlp")],
     tied=[True, False],
-    activation=list(causal.PLAIN.values()),
+    activation=list(decoders.PLAIN.values()),
   )
   alibi = design.position == ALIBI
   if alibi:
     positions = {}
   else:
-    positions = causal.rope_fields(
-      causal.rope_config(causal.position_of(model, "rope", "theta", *causal.SCALINGS))
+    positions = decoders.rope_fields(
+      decoders.rope_config(decoders.position_of(model, "rope", "theta", *decoders.SCALINGS))
     )
   new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
   if new and design.parallel == "no":
@@ -95,13 +95,13 @@ def config(model, model_type: str | None) -> dict:
     "multi_query": dims.kv_heads == 1,
     "parallel_attn": design.parallel != "no",
     "num_ln_in_parallel_attn": 2 if design.parallel == "two_norms" else 1,
-    "activation": causal.name_of(causal.PLAIN, design.activation),
+    "activation": decoders.name_of(decoders.PLAIN, design.activation),
     "layer_norm_epsilon": design.norm_epsilon,
     "alibi": alibi,
     "bias": bool(design.biases),
     **positions,
     "tie_word_embeddings": design.tied,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
 
 
@@ -129,7 +129,7 @@ def tensors(m: Mapping) -> None:
     else:
       m.norm(f"{theirs}.input_layernorm", "decoder/blocks/parallel/in_norm", at)
     heads = dict(heads=dims.heads, kv_heads=dims.kv_heads)
-    fused.grouped_qkv(
+    fused_tensors.grouped_qkv(
       m, f"{theirs}.self_attention.query_key_value", f"{attention}{inner}", at, **heads
     )
     m.linear(f"{theirs}.self_attention.dense", f"{attention}{inner}/out", at)

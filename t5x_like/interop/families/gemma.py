@@ -5,10 +5,10 @@ import dataclasses
 import re
 
 from t5x_like.errors import UserError
-from t5x_like.interop import causal
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import gemma2, gemma3
 
 MODEL_TYPES = ("gemma2", "gemma3_text", "gemma3")
@@ -42,30 +42,30 @@ def build(fields: Fields, names: set[str]):
     every = fields.take("sliding_window_pattern", gemma3.GLOBAL_EVERY)
     # the library's own note; it writes `layer_types` with it
     fields.ignore("_sliding_window_pattern")
-    local = causal.local_layers(fields, lambda layer: (layer + 1) % every != 0)
-    position = causal.by_kind(
-      local, *causal.ropes(fields, local=1e4, full=1e6, local_name="rope_local_base_freq")
+    local = decoders.local_layers(fields, lambda layer: (layer + 1) % every != 0)
+    position = decoders.by_kind(
+      local, *decoders.ropes(fields, local=1e4, full=1e6, local_name="rope_local_base_freq")
     )
   else:
-    local = causal.local_layers(fields, lambda layer: layer % 2 == 0)
-    position = causal.rope(fields)
-  window = causal.optional(fields, "sliding_window", 4096)
+    local = decoders.local_layers(fields, lambda layer: layer % 2 == 0)
+    position = decoders.rope(fields)
+  window = decoders.optional(fields, "sliding_window", 4096)
   fields.only("use_bidirectional_attention", None, False)
   fields.ignore("hidden_act", "cache_implementation")
   design = dataclasses.replace(
     gemma3.DESIGN if third else gemma2.DESIGN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-6),
-    activation=fields.choose("hidden_activation", causal.GATED, "gelu_pytorch_tanh"),
+    activation=fields.choose("hidden_activation", decoders.GATED, "gelu_pytorch_tanh"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
     position=position,
     attention_scale=fields.take("query_pre_attn_scalar", 256) ** -0.5,
-    softcap=causal.optional(fields, "attn_logit_softcapping", None if third else 50.0),
+    softcap=decoders.optional(fields, "attn_logit_softcapping", None if third else 50.0),
     windows=tuple(window if here else None for here in local),
     tied=fields.take("tie_word_embeddings", True),
-    logits_softcap=causal.optional(fields, "final_logit_softcapping", None if third else 30.0),
+    logits_softcap=decoders.optional(fields, "final_logit_softcapping", None if third else 30.0),
   )
   variant = llama.variant_of(fields, design, kv_heads=4, head_dim=256)
-  tokens = causal.special_ids(fields, pad=0, start=2, eos=1)
+  tokens = decoders.special_ids(fields, pad=0, start=2, eos=1)
   return (gemma3 if third else gemma2).Model, {
     "variant": dataclasses.replace(variant, tokens=tokens)
   }
@@ -75,7 +75,7 @@ def config(model, model_type: str | None) -> dict:
   design = model.variant.design
   dims = model.variant.dims
   third = bool(design.qk_norm)
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     square=False,
     heads=False,
@@ -85,21 +85,21 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
     qk_norm=[True, False],
     biases=[(), ("qkv", "out")],
-    activation=list(causal.GATED.values()),
+    activation=list(decoders.GATED.values()),
     attention_scale=[design.attention_scale],
     softcap=[None if third else design.softcap],
     embed_scale=True,
     logits_softcap=[design.logits_softcap],
-    **causal.one_window(design),
+    **decoders.one_window(design),
   )
   scale = dims.head_dim**-0.5 if design.attention_scale is None else design.attention_scale
   scalar = round(scale**-2)
   if abs(scalar**-0.5 - scale) > 1e-6 * scale:
     raise UserError(f"design.attention_scale is {scale!r}; this type supports only 1/sqrt(integer)")
-  sizes = llama.sizes_config(model, causal.ropes_config(model) if third else None)
+  sizes = llama.sizes_config(model, decoders.ropes_config(model) if third else None)
   activation = sizes.pop("hidden_act")
   local = (
-    {"rope_local_base_freq": sizes["rope_parameters"].get(causal.KINDS[0], sizes)["rope_theta"]}
+    {"rope_local_base_freq": sizes["rope_parameters"].get(decoders.KINDS[0], sizes)["rope_theta"]}
     if third
     else {}
   )
@@ -113,8 +113,8 @@ def config(model, model_type: str | None) -> dict:
     "query_pre_attn_scalar": scalar,
     "attn_logit_softcapping": design.softcap,
     "final_logit_softcapping": design.logits_softcap,
-    "sliding_window": causal.width_of(design, 4096),
-    "layer_types": causal.layer_types(design.windows, dims.layers),
+    "sliding_window": decoders.width_of(design, 4096),
+    "layer_types": decoders.layer_types(design.windows, dims.layers),
   }
 
 

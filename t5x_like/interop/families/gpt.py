@@ -3,9 +3,9 @@
 import dataclasses
 
 from t5x_like.architectures.design import Variant
-from t5x_like.interop import causal, fused
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders, fused_tensors
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import gpt
 from t5x_like.nn.dims import Dims
 
@@ -21,7 +21,7 @@ def build(fields: Fields, names: set[str]):
     activation = fields.choose("afn", GPT1_ACTIVATIONS, "gelu")
     mlp = None
   else:
-    activation = fields.choose("activation_function", causal.PLAIN, "gelu_new")
+    activation = fields.choose("activation_function", decoders.PLAIN, "gelu_new")
     mlp = fields.take("n_inner", None)
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
@@ -40,7 +40,7 @@ def build(fields: Fields, names: set[str]):
   layers = fields.take("n_layer", 12)
   dims = Dims(D, heads, heads, D // heads, mlp or 4 * D, layers)
   tokens = (
-    causal.special_ids(fields) if first else causal.special_ids(fields, start=50256, eos=50256)
+    decoders.special_ids(fields) if first else decoders.special_ids(fields, start=50256, eos=50256)
   )
   return gpt.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
@@ -50,27 +50,27 @@ def config(model, model_type: str | None) -> dict:
   design = model.variant.design
   dims = variant.dims
   first = design.norm_position == "post"
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     mlp=first,
     norm="layernorm",
     norm_position=["pre", "post"],
     biases=("qkv", "out", "mlp"),
     tied=[True, False],
-    activation=list((GPT1_ACTIVATIONS if first else causal.PLAIN).values()),
+    activation=list((GPT1_ACTIVATIONS if first else decoders.PLAIN).values()),
   )
   common = {
     "vocab_size": variant.vocab_size,
-    "n_positions": causal.position_of(model, "learned", "length", "stddev").get("length", 512),
+    "n_positions": decoders.position_of(model, "learned", "length", "stddev").get("length", 512),
     "n_embd": dims.embed,
     "n_layer": dims.layers,
     "n_head": dims.heads,
     "layer_norm_epsilon": design.norm_epsilon,
     "tie_word_embeddings": design.tied,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
   if first:
-    afn = causal.name_of(GPT1_ACTIVATIONS, design.activation)
+    afn = decoders.name_of(GPT1_ACTIVATIONS, design.activation)
     return {
       "architectures": ["OpenAIGPTLMHeadModel"],
       "model_type": "openai-gpt",
@@ -81,7 +81,7 @@ def config(model, model_type: str | None) -> dict:
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
     "n_inner": dims.mlp,
-    "activation_function": causal.name_of(causal.PLAIN, design.activation),
+    "activation_function": decoders.name_of(decoders.PLAIN, design.activation),
     **common,
   }
 
@@ -108,7 +108,7 @@ def tensors(m: Mapping) -> None:
     mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.ln_1", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.ln_2", f"{mlp}/{norm}", at)
-    fused.conv1d_qkv(m, f"{theirs}.attn.c_attn", f"{attention}/layer", at)
-    fused.conv1d(m, f"{theirs}.attn.c_proj", f"{attention}/layer/out", at)
-    fused.conv1d(m, f"{theirs}.mlp.c_fc", f"{mlp}/layer/wi", at)
-    fused.conv1d(m, f"{theirs}.mlp.c_proj", f"{mlp}/layer/wo", at)
+    fused_tensors.conv1d_qkv(m, f"{theirs}.attn.c_attn", f"{attention}/layer", at)
+    fused_tensors.conv1d(m, f"{theirs}.attn.c_proj", f"{attention}/layer/out", at)
+    fused_tensors.conv1d(m, f"{theirs}.mlp.c_fc", f"{mlp}/layer/wi", at)
+    fused_tensors.conv1d(m, f"{theirs}.mlp.c_proj", f"{mlp}/layer/wo", at)

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.interop import causal
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import gpt_oss
 
 MODEL_TYPES = ("gpt_oss",)
@@ -31,7 +31,7 @@ def build(fields: Fields, names: set[str]):
   top_k = fields.take("num_experts_per_tok", 4)
   if not 2 <= top_k <= experts:  # a single normalised gate would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
-  window = causal.optional(fields, "sliding_window", 128)
+  window = decoders.optional(fields, "sliding_window", 128)
   yarn = (
     gpt_oss.DESIGN.position
     if {"rope_parameters", "rope_scaling"}.isdisjoint(fields.values)
@@ -41,9 +41,10 @@ def build(fields: Fields, names: set[str]):
     PLAIN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
     biases=("qkv", "out", "mlp") if fields.take("attention_bias", True) else ("mlp",),
-    position=yarn or causal.rope(fields, theta=150_000.0),
+    position=yarn or decoders.rope(fields, theta=150_000.0),
     windows=tuple(
-      window if here else None for here in causal.local_layers(fields, lambda layer: layer % 2 == 0)
+      window if here else None
+      for here in decoders.local_layers(fields, lambda layer: layer % 2 == 0)
     ),
     experts=dataclasses.replace(
       PLAIN.experts,
@@ -63,7 +64,7 @@ def config(model, model_type: str | None) -> dict:
   dims = model.variant.dims
   experts = model.variant.design.experts
   core = design.core if isinstance(design.core, dict) else {"name": design.core}
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     square=False,
     heads=False,
@@ -75,9 +76,9 @@ def config(model, model_type: str | None) -> dict:
     experts=[experts or PLAIN.experts],
     experts_every=1,
     tied=[True, False],
-    **causal.one_window(design),
+    **decoders.one_window(design),
   )
-  causal.refuse_experts(experts, normalised=True)
+  decoders.refuse_experts(experts, normalised=True)
   sizes = llama.sizes_config(model, activation="silu")
   return {
     "architectures": ["GptOssForCausalLM"],
@@ -85,8 +86,8 @@ def config(model, model_type: str | None) -> dict:
     **sizes,
     "attention_bias": "qkv" in design.biases,
     "swiglu_limit": 7.0,
-    "sliding_window": causal.width_of(design, 128),
-    "layer_types": causal.layer_types(design.windows, dims.layers),
+    "sliding_window": decoders.width_of(design, 128),
+    "layer_types": decoders.layer_types(design.windows, dims.layers),
     "num_local_experts": experts.experts,
     "num_experts_per_tok": experts.top_k,
     "router_aux_loss_coef": experts.balance_loss,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop import causal
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import llama
 from t5x_like.nn.dims import Dims
 
@@ -23,16 +23,16 @@ def build(fields: Fields, names: set[str]):
   biases = ()
   windows = (None,)
   if fields.values["model_type"] == "mistral":
-    windows = (causal.optional(fields, "sliding_window", 4096),)
+    windows = (decoders.optional(fields, "sliding_window", 4096),)
   else:
     biases = ("qkv", "out") if fields.take("attention_bias", False) else ()
     biases += ("mlp",) if fields.take("mlp_bias", False) else ()
   design = dataclasses.replace(
     llama.LLAMA2,
     norm_epsilon=fields.take("rms_norm_eps", EPSILON),
-    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
     biases=biases,
-    position=causal.rope(fields),
+    position=decoders.rope(fields),
     windows=windows,
     tied=fields.take("tie_word_embeddings", False),
   )
@@ -63,7 +63,7 @@ def variant_of(
   dims = Dims(
     D,
     heads,
-    (causal.optional(fields, "num_key_value_heads", kv_heads) or heads),
+    (decoders.optional(fields, "num_key_value_heads", kv_heads) or heads),
     fields.take("head_dim", head_dim or D // heads),
     fields.take(mlp),
     fields.take("num_hidden_layers"),
@@ -72,7 +72,7 @@ def variant_of(
     dims,
     design,
     fields.take("vocab_size"),
-    causal.special_ids(fields, start=ids.start, eos=ids.eos),
+    decoders.special_ids(fields, start=ids.start, eos=ids.eos),
   )
 
 
@@ -84,7 +84,7 @@ def config(model, model_type: str | None) -> dict:
   both = [() if mistral else tuple(b for b in ("qkv", "out", "mlp") if b in biases)]
   if not mistral and ("qkv" in biases) != ("out" in biases):
     both = [(), ("qkv", "out"), ("mlp",), ("qkv", "out", "mlp")]
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     square=False,
     heads=False,
@@ -92,7 +92,7 @@ def config(model, model_type: str | None) -> dict:
     norm="rmsnorm",
     tied=[True, False],
     biases=both,
-    activation=list(causal.GATED.values()),
+    activation=list(decoders.GATED.values()),
     windows=(window,),
   )
   kind = (
@@ -120,7 +120,9 @@ def sizes_config(model, rope: dict | None = None, activation: str | None = None)
     raise UserError(
       f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs"
     )
-  rope = rope or causal.rope_config(causal.position_of(model, "rope", "theta", *causal.SCALINGS))
+  rope = rope or decoders.rope_config(
+    decoders.position_of(model, "rope", "theta", *decoders.SCALINGS)
+  )
   return {
     "vocab_size": variant.vocab_size,
     "hidden_size": dims.embed,
@@ -129,11 +131,11 @@ def sizes_config(model, rope: dict | None = None, activation: str | None = None)
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.kv_heads,
     "head_dim": dims.head_dim,
-    "hidden_act": activation or causal.name_of(causal.GATED, design.activation),
+    "hidden_act": activation or decoders.name_of(decoders.GATED, design.activation),
     "rms_norm_eps": design.norm_epsilon,
-    **causal.rope_fields(rope),
+    **decoders.rope_fields(rope),
     "tie_word_embeddings": design.tied,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
 
 

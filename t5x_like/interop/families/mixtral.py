@@ -3,10 +3,10 @@
 import dataclasses
 
 from t5x_like.errors import UserError
-from t5x_like.interop import causal
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import mixtral
 
 MODEL_TYPES = ("mixtral",)
@@ -22,8 +22,8 @@ def build(fields: Fields, names: set[str]):
   design = dataclasses.replace(
     mixtral.DESIGN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
-    activation=fields.choose("hidden_act", causal.GATED, "silu"),
-    position=causal.rope(fields, theta=1e6),
+    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
+    position=decoders.rope(fields, theta=1e6),
     windows=(fields.take("sliding_window", None),),
     experts=dataclasses.replace(
       mixtral.DESIGN.experts,
@@ -42,7 +42,7 @@ def config(model, model_type: str | None) -> dict:
   experts = model.variant.design.experts
   if not experts:
     raise UserError("design.experts is None, which this model type has in every layer")
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     square=False,
     heads=False,
@@ -50,11 +50,11 @@ def config(model, model_type: str | None) -> dict:
     norm="rmsnorm",
     tied=[True, False],
     windows=(design.windows[0],),
-    activation=list(causal.GATED.values()),
+    activation=list(decoders.GATED.values()),
     experts=[experts],
     experts_every=1,
   )
-  causal.refuse_experts(experts, normalised=True)
+  decoders.refuse_experts(experts, normalised=True)
   return {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",

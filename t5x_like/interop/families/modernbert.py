@@ -6,11 +6,11 @@ import numpy as np
 
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import special
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.fused import stacked
+from t5x_like.interop.fused_tensors import stacked
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import modernbert
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims

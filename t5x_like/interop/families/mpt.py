@@ -3,9 +3,9 @@
 import dataclasses
 
 from t5x_like.architectures.design import Variant
-from t5x_like.interop import causal, fused
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders, fused_tensors
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import mpt
 from t5x_like.nn.dims import Dims
 
@@ -52,7 +52,7 @@ def build(fields: Fields, names: set[str]):
   attention.finish()
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
   return mpt.Model, {
-    "variant": Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields))
+    "variant": Variant(dims, design, fields.take("vocab_size"), decoders.special_ids(fields))
   }
 
 
@@ -60,7 +60,7 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     norm="layernorm_no_bias",
     activation="gelu",
@@ -68,9 +68,9 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
   )
   power_of_two = dims.heads & (dims.heads - 1) == 0  # then both definitions of the slopes agree
-  if not power_of_two and not causal.position_of(model, "alibi", "mpt").get("mpt"):
-    causal.only(model, position=[{"name": "alibi", "mpt": True}])
-  causal.position_of(model, "alibi", "mpt")
+  if not power_of_two and not decoders.position_of(model, "alibi", "mpt").get("mpt"):
+    decoders.only(model, position=[{"name": "alibi", "mpt": True}])
+  decoders.position_of(model, "alibi", "mpt")
   return {
     "architectures": ["MptForCausalLM"],
     "model_type": "mpt",
@@ -81,7 +81,7 @@ def config(model, model_type: str | None) -> dict:
     "layer_norm_epsilon": design.norm_epsilon,
     "attn_config": {"alibi": True, "softmax_scale": design.attention_scale},
     "tie_word_embeddings": design.tied,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
 
 
@@ -95,7 +95,7 @@ def tensors(m: Mapping) -> None:
     mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.norm_1", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.norm_2", f"{mlp}/in_norm", at)
-    fused.stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
+    fused_tensors.stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.out_proj", f"{attention}/layer/out", at)
     m.linear(f"{theirs}.ffn.up_proj", f"{mlp}/layer/wi", at)
     m.linear(f"{theirs}.ffn.down_proj", f"{mlp}/layer/wo", at)

@@ -3,9 +3,9 @@
 import dataclasses
 
 from t5x_like.architectures.design import Variant
-from t5x_like.interop import causal, fused
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders, fused_tensors
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import neox
 from t5x_like.nn.dims import Dims
 
@@ -26,9 +26,9 @@ def build(fields: Fields, names: set[str]):
     neox.DESIGN,
     norm_epsilon=fields.take("layer_norm_eps", 1e-5),
     parallel="two_norms" if fields.take("use_parallel_residual", True) else "no",
-    activation=fields.choose("hidden_act", causal.PLAIN, "gelu"),
+    activation=fields.choose("hidden_act", decoders.PLAIN, "gelu"),
     biases=("qkv", "out", "mlp") if fields.take("attention_bias", True) else ("mlp",),
-    position=causal.rope(fields, fraction=0.25, names=("rotary_emb_base", "rotary_pct")),
+    position=decoders.rope(fields, fraction=0.25, names=("rotary_emb_base", "rotary_pct")),
     tied=fields.take("tie_word_embeddings", False),
   )
   D = fields.take("hidden_size")
@@ -36,7 +36,7 @@ def build(fields: Fields, names: set[str]):
   dims = Dims(
     D, heads, heads, D // heads, fields.take("intermediate_size"), fields.take("num_hidden_layers")
   )
-  tokens = causal.special_ids(fields, start=0, eos=2)
+  tokens = decoders.special_ids(fields, start=0, eos=2)
   return neox.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
 
@@ -44,18 +44,18 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     mlp=False,
     norm="layernorm",
     parallel=["no", "two_norms"],
     tied=[True, False],
     biases=[("qkv", "out", "mlp"), ("mlp",)],
-    activation=list(causal.PLAIN.values()),
+    activation=list(decoders.PLAIN.values()),
   )
-  position = causal.position_of(model, "rope", "theta", "fraction", *causal.SCALINGS)
+  position = decoders.position_of(model, "rope", "theta", "fraction", *decoders.SCALINGS)
   fraction = position.get("fraction", 1.0)
-  rope = causal.rope_fields(causal.rope_config(position, partial_rotary_factor=fraction))
+  rope = decoders.rope_fields(decoders.rope_config(position, partial_rotary_factor=fraction))
   return {
     "architectures": ["GPTNeoXForCausalLM"],
     "model_type": "gpt_neox",
@@ -64,7 +64,7 @@ def config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": causal.name_of(causal.PLAIN, design.activation),
+    "hidden_act": decoders.name_of(decoders.PLAIN, design.activation),
     "layer_norm_eps": design.norm_epsilon,
     "use_parallel_residual": design.parallel != "no",
     "attention_bias": "qkv" in design.biases,
@@ -72,7 +72,7 @@ def config(model, model_type: str | None) -> dict:
     "rotary_pct": fraction,
     **rope,
     "tie_word_embeddings": design.tied,
-    **causal.ids_config(variant.tokens),
+    **decoders.ids_config(variant.tokens),
   }
 
 
@@ -97,7 +97,7 @@ def tensors(m: Mapping) -> None:
     mlp = f"{blocks}/mlp"
     m.norm(f"{theirs}.input_layernorm", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/{norm}", at)
-    fused.grouped_qkv(
+    fused_tensors.grouped_qkv(
       m,
       f"{theirs}.attention.query_key_value",
       f"{attention}/layer",

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from t5x_like.interop import causal
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import olmo
 
 MODEL_TYPES = ("olmo2", "olmo3")
@@ -17,28 +17,28 @@ def build(fields: Fields, names: set[str]):
   windows = (None,)
   position = None
   if fields.values["model_type"] == "olmo3":
-    local = causal.local_layers(fields, lambda layer: (layer + 1) % 4 != 0)
-    window = causal.optional(fields, "sliding_window", 4096)
+    local = decoders.local_layers(fields, lambda layer: (layer + 1) % 4 != 0)
+    window = decoders.optional(fields, "sliding_window", 4096)
     windows = tuple(window if here else None for here in local)
-    position = causal.by_kind(local, *causal.ropes(fields, local=5e5, full=5e5))
+    position = decoders.by_kind(local, *decoders.ropes(fields, local=5e5, full=5e5))
   design = dataclasses.replace(
     olmo.OLMO2,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
-    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
-    position=position or causal.rope(fields),
+    position=position or decoders.rope(fields),
     windows=windows,
     tied=fields.take("tie_word_embeddings", False),
   )
   variant = llama.variant_of(fields, design, kv_heads=None)
-  tokens = causal.special_ids(fields, pad=1, start=olmo.TOKENS.start, eos=50_279)
+  tokens = decoders.special_ids(fields, pad=1, start=olmo.TOKENS.start, eos=50_279)
   return olmo.Model, {"variant": dataclasses.replace(variant, tokens=tokens)}
 
 
 def config(model, model_type: str | None) -> dict:
   design = model.variant.design
   dims = model.variant.dims
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     heads=False,
     mlp=False,
@@ -46,16 +46,16 @@ def config(model, model_type: str | None) -> dict:
     norm_position="output",
     biases=[(), ("qkv", "out")],
     qk_norm=["all_heads"],
-    activation=list(causal.GATED.values()),
+    activation=list(decoders.GATED.values()),
     tied=[True, False],
-    **causal.one_window(design),
+    **decoders.one_window(design),
   )
   third = model_type == "olmo3" or design.windows != (None,) or isinstance(design.position, tuple)
-  sizes = llama.sizes_config(model, causal.ropes_config(model) if third else None)
+  sizes = llama.sizes_config(model, decoders.ropes_config(model) if third else None)
   del sizes["head_dim"]
   if third:
-    sizes["sliding_window"] = causal.width_of(design, 4096)
-    sizes["layer_types"] = causal.layer_types(design.windows, dims.layers)
+    sizes["sliding_window"] = decoders.width_of(design, 4096)
+    sizes["layer_types"] = decoders.layer_types(design.windows, dims.layers)
   name, model_type = ("Olmo3", "olmo3") if third else ("Olmo2", "olmo2")
   return {
     "architectures": [f"{name}ForCausalLM"],

@@ -3,9 +3,9 @@
 import dataclasses
 
 from t5x_like.architectures.design import Variant
-from t5x_like.interop import causal
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import opt
 from t5x_like.nn.dims import Dims
 
@@ -25,7 +25,7 @@ def build(fields: Fields, names: set[str]):
   design = dataclasses.replace(
     opt.DESIGN,
     norm_position="pre" if fields.take("do_layer_norm_before", True) else "post",
-    activation=fields.choose("activation_function", causal.PLAIN, "relu"),
+    activation=fields.choose("activation_function", decoders.PLAIN, "relu"),
     position={
       "name": "learned",
       "length": fields.take("max_position_embeddings", 2048),
@@ -36,7 +36,7 @@ def build(fields: Fields, names: set[str]):
     D, heads, heads, D // heads, fields.take("ffn_dim", 3072), fields.take("num_hidden_layers", 12)
   )
   table = fields.take("word_embed_proj_dim", D)
-  tokens = causal.special_ids(fields, pad=1, start=2, eos=2)
+  tokens = decoders.special_ids(fields, pad=1, start=2, eos=2)
   variant = Variant(
     dims, design, fields.take("vocab_size", 50272), tokens, embed=None if table == D else table
   )
@@ -47,18 +47,18 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     mlp=False,
     norm="layernorm",
     norm_epsilon=1e-5,
     norm_position=["pre", "post"],
     biases=("qkv", "out", "mlp"),
-    activation=list(causal.PLAIN.values()),
+    activation=list(decoders.PLAIN.values()),
   )
-  position = causal.position_of(model, "learned", "length", "offset")
+  position = decoders.position_of(model, "learned", "length", "offset")
   if position.get("offset", 0) != 2:
-    causal.only(model, position=[{**position, "offset": 2}])
+    decoders.only(model, position=[{**position, "offset": 2}])
   return {
     "architectures": ["OPTForCausalLM"],
     "model_type": "opt",
@@ -70,8 +70,8 @@ def config(model, model_type: str | None) -> dict:
     "num_attention_heads": dims.heads,
     "max_position_embeddings": position.get("length", 512),
     "do_layer_norm_before": design.norm_position == "pre",
-    "activation_function": causal.name_of(causal.PLAIN, design.activation),
-    **causal.ids_config(variant.tokens),
+    "activation_function": decoders.name_of(decoders.PLAIN, design.activation),
+    **decoders.ids_config(variant.tokens),
   }
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 
 from t5x_like.errors import UserError
-from t5x_like.interop import causal
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import qwen
 from t5x_like.nn.feed_forward import Experts
 
@@ -21,8 +21,8 @@ def build(fields: Fields, names: set[str]):
   design = dataclasses.replace(
     qwen.QWEN2 if kind == "qwen2" else qwen.QWEN3,
     norm_epsilon=fields.take("rms_norm_eps", 1e-6),
-    activation=fields.choose("hidden_act", causal.GATED, "silu"),
-    position=causal.rope(fields),
+    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
+    position=decoders.rope(fields),
     windows=_windows(fields, every=kind == "qwen3_moe"),
     tied=fields.take("tie_word_embeddings", False),
   )
@@ -41,10 +41,10 @@ def build(fields: Fields, names: set[str]):
 def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
   """Return the windows of a period; of a dense model's layers, only those from `max_window_layers`
   on have one."""
-  window = causal.optional(fields, "sliding_window", 4096)
+  window = decoders.optional(fields, "sliding_window", 4096)
   window = window if fields.take("use_sliding_window", False) else None
   first = fields.take("max_window_layers", 28)
-  local = causal.local_layers(
+  local = decoders.local_layers(
     fields, lambda layer: window is not None and (every or layer >= first)
   )
   return tuple(window if here else None for here in local)
@@ -85,7 +85,7 @@ def config(model, model_type: str | None) -> dict:
   dims = model.variant.dims
   experts = model.variant.design.experts
   old = not design.qk_norm
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     square=old,
     heads=False,
@@ -93,16 +93,16 @@ def config(model, model_type: str | None) -> dict:
     norm="rmsnorm",
     biases=("qkv",) if old else [(), ("qkv", "out")],
     qk_norm=[True, False],
-    activation=list(causal.GATED.values()),
+    activation=list(decoders.GATED.values()),
     experts=[None] if old else [experts],
     experts_every=design.experts_every if experts else 1,
     tied=[True, False],
-    **causal.one_window(design),
+    **decoders.one_window(design),
   )
   name, model_type = (
     ("Qwen2", "qwen2") if old else ("Qwen3Moe", "qwen3_moe") if experts else ("Qwen3", "qwen3")
   )
-  window = causal.width_of(design, None)
+  window = decoders.width_of(design, None)
   sizes = llama.sizes_config(model)
   if old or (experts and dims.embed == dims.heads * dims.head_dim):
     del sizes["head_dim"]
@@ -116,7 +116,7 @@ def config(model, model_type: str | None) -> dict:
   if not old:
     values["attention_bias"] = bool(design.biases)
   if not experts:
-    return values | {"layer_types": causal.layer_types(design.windows, dims.layers)}
+    return values | {"layer_types": decoders.layer_types(design.windows, dims.layers)}
   if len(design.windows) > 1:
     raise UserError(
       f"design.windows is {design.windows!r}; with experts, this type has the same in every layer"
@@ -126,7 +126,7 @@ def config(model, model_type: str | None) -> dict:
       f"design.experts.mlp is {experts.mlp}; this type has a width of experts only "
       "beside dense layers"
     )
-  causal.refuse_experts(dataclasses.replace(experts, mlp=None), normalised=False)
+  decoders.refuse_experts(dataclasses.replace(experts, mlp=None), normalised=False)
   if design.experts_every > 1:
     values["decoder_sparse_step"] = design.experts_every
   return values | {

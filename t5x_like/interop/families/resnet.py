@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from t5x_like.errors import UserError
-from t5x_like.interop import images, resnet, timm
-from t5x_like.interop.fields import Fields
+from t5x_like.interop import image_encoders, resnet, timm
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import type_of
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import resnet as models
 from t5x_like.resolution import sides
 
@@ -48,12 +48,12 @@ def build(fields: Fields, names: set[str]):
   base = models.VARIANTS["resnet-50"]
   if type_of(fields.values) == TIMM:
     return models.Model, {"variant": _of_timm(fields, base)}
-  head = images.head(fields, "ResNetForImageClassification", "ResNetModel")
+  head = image_encoders.head(fields, "ResNetForImageClassification", "ResNetModel")
   fields.ignore("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
   backbone = {"name": "resnet"} | resnet.arguments(fields)
   # ours: theirs take any
   channels = fields.take("num_channels", 3)
-  side = images.resolution(fields, "image_size", 224)
+  side = image_encoders.resolution(fields, "image_size", 224)
   width = backbone["widths"][-1]
   return models.Model, {
     "variant": replace(
@@ -96,7 +96,7 @@ def _of_timm(fields: Fields, base):
 def config(model, model_type: str | None) -> dict:
   variant = model.variant
   spec = resnet.spec_of(variant.backbone, LIBRARY)
-  fields = images.head_fields(model, LIBRARY, "ResNetForImageClassification", "ResNetModel")
+  fields = image_encoders.head_fields(model, LIBRARY, "ResNetForImageClassification", "ResNetModel")
   if not _is_timm(model) and spec["last_stage"] == "strided":
     return fields | resnet.fields_of(spec, variant.channels) | {"image_size": variant.resolution}
   if spec["stem"] != 64 or len(spec["depths"]) != 4:

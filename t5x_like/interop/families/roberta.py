@@ -5,9 +5,9 @@ In training, their classification head applies dropout twice; ours once, after i
 
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import roberta
 
 MODEL_TYPES = ("roberta", "xlm-roberta")

@@ -6,10 +6,10 @@ from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.architectures.dual_encoder import DualVariant
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
-from t5x_like.interop import fused, images
+from t5x_like.interop import fused_tensors, image_encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import clip
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import siglip
 
 MODEL_TYPES = ("siglip",)
@@ -29,8 +29,8 @@ def build(fields: Fields, names: set[str]):
   vision = ImageVariant(
     dims,
     design,
-    patch=images.side(image, "patch_size", 16),
-    resolution=images.side(image, "image_size", 224),
+    patch=image_encoders.side(image, "patch_size", 16),
+    resolution=image_encoders.side(image, "image_size", 224),
     channels=image.take("num_channels", 3),
     class_tokens=0,
     head="attention_pool",
@@ -101,14 +101,17 @@ def tensors(m: Mapping) -> None:
   variant = m.model.image.variant
   vision = "vision_model"
   words = "text_model"
-  images.patches(m, f"{vision}.embeddings.patch_embedding", "image/", variant)
+  image_encoders.patches(m, f"{vision}.embeddings.patch_embedding", "image/", variant)
   m.copy(f"{vision}.embeddings.position_embedding.weight", "image/inputs/position/table")
   clip.layers(m, vision, "image", variant.dims.layers)
   m.norm(f"{vision}.post_layernorm", "image/encoder/final_norm")
   m.fused(
-    f"{vision}.head.probe", ["image/head/query"], split=lambda x: [x[0]], join=images.leading(1)
+    f"{vision}.head.probe",
+    ["image/head/query"],
+    split=lambda x: [x[0]],
+    join=image_encoders.leading(1),
   )
-  fused.stacked(m, f"{vision}.head.attention.in_proj", "image/head/attention", join="_")
+  fused_tensors.stacked(m, f"{vision}.head.attention.in_proj", "image/head/attention", join="_")
   m.linear(f"{vision}.head.attention.out_proj", "image/head/attention/out")
   m.norm(f"{vision}.head.layernorm", "image/head/norm")
   for theirs, ours in (("fc1", "wi"), ("fc2", "wo")):
@@ -119,4 +122,4 @@ def tensors(m: Mapping) -> None:
   m.norm(f"{words}.final_layer_norm", "text/encoder/final_norm")
   m.linear(f"{words}.head", "projection")
   for theirs, ours in (("logit_scale", "scale"), ("logit_bias", "bias")):
-    m.fused(theirs, [ours], split=lambda x: [x[0]], join=images.leading(1))
+    m.fused(theirs, [ours], split=lambda x: [x[0]], join=image_encoders.leading(1))

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from t5x_like.architectures.window_encoder import WindowVariant
 from t5x_like.errors import UserError
-from t5x_like.interop import images
+from t5x_like.interop import image_encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import swin
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.resolution import sides
@@ -54,15 +54,15 @@ def variant(
     depths=tuple(fields.take("depths", (2, 2, 6, 2))),
     heads=tuple(fields.take("num_heads", (3, 6, 12, 24))),
     design=design,
-    patch=images.side(fields, "patch_size", 4),
-    resolution=images.resolution(fields, "image_size", 224),
+    patch=image_encoders.side(fields, "patch_size", 4),
+    resolution=image_encoders.resolution(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     window=fields.take("window_size", 7),
     patch_position=fields.choose(
       "use_absolute_embeddings", {True: "learned_1d", False: "none"}, False
     ),
     mlp_ratio=fields.take("mlp_ratio", 4.0),
-    head=images.head(fields, f"{classes}ForImageClassification", f"{classes}Model"),
+    head=image_encoders.head(fields, f"{classes}ForImageClassification", f"{classes}Model"),
     **changes,
   )
 
@@ -114,7 +114,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
     raise UserError(
       f"{found}; with positions at the patches this model type supports only multiples"
     )
-  return images.head_fields(
+  return image_encoders.head_fields(
     model, model_type, f"{classes}ForImageClassification", f"{classes}Model"
   ) | {
     "model_type": model_type,
@@ -154,10 +154,10 @@ def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int]
   """
   classifies = "head/out/kernel" in m.names
   prefix = prefix if classifies else ""
-  images.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
+  image_encoders.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
   m.norm(f"{prefix}embeddings.norm", "inputs/norm")
   if m.model.variant.patch_position != "none":
-    images.positions(
+    image_encoders.positions(
       m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position
     )
   for number, layers in enumerate(m.model.variant.depths):

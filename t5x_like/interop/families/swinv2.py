@@ -2,9 +2,9 @@
 
 from t5x_like.architectures.window_encoder import WindowVariant
 from t5x_like.errors import UserError
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import swin
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import swin_v2
 from t5x_like.resolution import sides
 

@@ -9,9 +9,9 @@ import dataclasses
 
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families.t5 import map_stacks, refuse_others, special_ids
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import switch
 from t5x_like.models.t5 import V1_0
 from t5x_like.nn.dims import Dims

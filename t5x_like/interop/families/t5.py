@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop import causal
-from t5x_like.interop.fields import Fields
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import only, plain_core
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import t5
 from t5x_like.nn.dims import Dims
 
@@ -144,7 +144,7 @@ def config(model, model_type: str | None) -> dict:
     "relative_attention_num_buckets": position.get("buckets", 32),
     "relative_attention_max_distance": position.get("max_distance", 128),
     "layer_norm_epsilon": design.norm_epsilon,
-    "feed_forward_proj": causal.name_of(ACTIVATIONS, design.activation),
+    "feed_forward_proj": decoders.name_of(ACTIVATIONS, design.activation),
     # the library takes it to mean scaling in this family
     "tie_word_embeddings": design.logits_scale,
     **({"scale_decoder_outputs": design.logits_scale} if model_type == "t5" else {}),

@@ -5,9 +5,9 @@ cosines, and a model with `sinusoidal_2d` is written with this table.
 """
 
 from t5x_like.errors import UserError
-from t5x_like.interop import images
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop import image_encoders
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import vit
 
 MODEL_TYPES = ("vit_mae",)
@@ -32,7 +32,7 @@ def build(fields: Fields, names: set[str]):
     ours: fields.take(name, default) for name, (ours, default) in SIZES.items()
   }
   return vit.Model, {
-    "variant": images.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)
+    "variant": image_encoders.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)
   }
 
 
@@ -44,7 +44,7 @@ def config(model, model_type: str | None) -> dict:
     found = f"the head {head['name']!r} with {model.variant.class_tokens} class tokens"
     raise UserError(f"{found}: vit_mae has 'reconstruction' and 1")
   sizes = {name: head.get(ours, default) for name, (ours, default) in SIZES.items()}
-  fields = images.config(model, "vit_mae", ("learned_1d", "sinusoidal_2d"))
+  fields = image_encoders.config(model, "vit_mae", ("learned_1d", "sinusoidal_2d"))
   return (
     {"architectures": ["ViTMAEForPreTraining"]}
     | fields
@@ -54,12 +54,17 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  images.tensors(m, "vit.", ("cls_token",))
+  image_encoders.tensors(m, "vit.", ("cls_token",))
   m.linear("decoder.decoder_embed", "head/project")
   m.fused(
-    "decoder.mask_token", ["head/mask"], split=lambda x: [x.reshape(-1)], join=images.leading(2)
+    "decoder.mask_token",
+    ["head/mask"],
+    split=lambda x: [x.reshape(-1)],
+    join=image_encoders.leading(2),
   )
-  images.positions(m, "decoder.decoder_pos_embed", "head/inputs", m.model.head.inputs.position)
-  images.layers(m, "decoder.decoder_layers", "head/decoder", m.model.head.decoder.repeats)
+  image_encoders.positions(
+    m, "decoder.decoder_pos_embed", "head/inputs", m.model.head.inputs.position
+  )
+  image_encoders.layers(m, "decoder.decoder_layers", "head/decoder", m.model.head.decoder.repeats)
   m.norm("decoder.decoder_norm", "head/decoder/final_norm")
   m.linear("decoder.decoder_pred", "head/out")

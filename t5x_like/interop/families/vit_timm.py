@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fused, images, timm
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop import fused_tensors, image_encoders, timm
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
 from t5x_like.resolution import sides
@@ -51,8 +51,10 @@ def build(fields: Fields, names: set[str]):
     vit.VARIANTS["vit-b16"],
     dims=Dims(D, N, N, D // N, int(D * given.take("mlp_ratio", 4.0)), given.take("depth", layers)),
     design=replace(vit.DESIGN, biases=biases, layer_scale=given.take("init_values", 0.0) or None),
-    patch=images.side(given, "patch_size", int(name[2])),
-    resolution=images.resolution(given, "img_size", timm.resolution_of(fields, int(name[3]))),
+    patch=image_encoders.side(given, "patch_size", int(name[2])),
+    resolution=image_encoders.resolution(
+      given, "img_size", timm.resolution_of(fields, int(name[3]))
+    ),
     channels=given.take("in_chans", 3),
     class_tokens=int(given.choose("class_token", {True: True, False: False}, True)),
     head=_HEADS[labels > 0, pooling] | ({"labels": labels} if labels else {}),
@@ -77,7 +79,7 @@ def config(model, model_type: str | None) -> dict:
     raise UserError(
       f"{told}: timm's vit has 'image_classification' or 'image_features', at most 1 and 0"
     )
-  fields = images.config(model, "timm's vit", layer_scale=variant.design.layer_scale)
+  fields = image_encoders.config(model, "timm's vit", layer_scale=variant.design.layer_scale)
   if (fields["layer_norm_eps"], fields["hidden_act"]) != (1e-6, "gelu"):
     found = f"design.norm_epsilon is {fields['layer_norm_eps']}, activation {fields['hidden_act']}"
     raise UserError(f"{found}: timm's vit has 1e-6 and gelu")
@@ -101,17 +103,19 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  images.patches(m, "patch_embed.proj")
+  image_encoders.patches(m, "patch_embed.proj")
   if m.model.variant.class_tokens:
-    m.fused("cls_token", ["tokens"], 0, split=lambda x: [x.reshape(-1)], join=images.leading(2))
-  images.positions(m, "pos_embed", "inputs", m.model.inputs.position)
+    m.fused(
+      "cls_token", ["tokens"], 0, split=lambda x: [x.reshape(-1)], join=image_encoders.leading(2)
+    )
+  image_encoders.positions(m, "pos_embed", "inputs", m.model.inputs.position)
   for at in range(m.model.variant.dims.layers):
     theirs, attention, mlp = (
       f"blocks.{at}",
       *(f"encoder/blocks/{name}" for name in ("self_attention", "mlp")),
     )
     m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
-    fused.stacked(m, f"{theirs}.attn.qkv", f"{attention}/layer", at)
+    fused_tensors.stacked(m, f"{theirs}.attn.qkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.proj", f"{attention}/layer/out", at)
     m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
     m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)

@@ -3,9 +3,9 @@
 import dataclasses
 
 from t5x_like.architectures.design import Variant
-from t5x_like.interop import causal
-from t5x_like.interop.fields import Fields
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop import decoders
+from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import xglm
 from t5x_like.nn.dims import Dims
 
@@ -24,14 +24,14 @@ def build(fields: Fields, names: set[str]):
   heads = fields.take("attention_heads", 16)
   design = dataclasses.replace(
     xglm.DESIGN,
-    activation=fields.choose("activation_function", causal.PLAIN, "gelu"),
+    activation=fields.choose("activation_function", decoders.PLAIN, "gelu"),
     embed_scale=fields.take("scale_embedding", True),
   )
   dims = Dims(
     D, heads, heads, D // heads, fields.take("ffn_dim", 4096), fields.take("num_layers", 24)
   )
   start = fields.values.get("decoder_start_token_id")
-  tokens = causal.special_ids(fields, pad=1, eos=2)
+  tokens = decoders.special_ids(fields, pad=1, eos=2)
   tokens = dataclasses.replace(tokens, start=2 if start is None else start)
   return xglm.Model, {"variant": Variant(dims, design, fields.take("vocab_size", 256_008), tokens)}
 
@@ -40,14 +40,14 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  causal.refuse_others(
+  decoders.refuse_others(
     model,
     mlp=False,
     norm="layernorm",
     norm_epsilon=1e-5,
     biases=("qkv", "out", "mlp"),
     embed_scale=[True, False],
-    activation=list(causal.PLAIN.values()),
+    activation=list(decoders.PLAIN.values()),
     position=[xglm.DESIGN.position],
   )
   return {
@@ -58,7 +58,7 @@ def config(model, model_type: str | None) -> dict:
     "ffn_dim": dims.mlp,
     "num_layers": dims.layers,
     "attention_heads": dims.heads,
-    "activation_function": causal.name_of(causal.PLAIN, design.activation),
+    "activation_function": decoders.name_of(decoders.PLAIN, design.activation),
     "scale_embedding": design.embed_scale,
     "pad_token_id": variant.tokens.pad,
     "bos_token_id": 0,

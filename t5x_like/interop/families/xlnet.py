@@ -6,10 +6,10 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
-from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import Mapping, places
 from t5x_like.models import xlnet
 from t5x_like.nn.dims import Dims
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions.sinusoidal_2d import table_of

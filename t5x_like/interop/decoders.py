@@ -7,7 +7,7 @@ from typing import Any
 
 from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
-from t5x_like.interop.fields import Fields
+from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import only, plain_core
 
 GATED = {

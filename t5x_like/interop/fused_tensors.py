@@ -3,7 +3,7 @@ model has them."""
 
 import numpy as np
 
-from t5x_like.interop.mapping import Mapping
+from t5x_like.interop.tensor_mapping import Mapping
 
 QKV = ("query", "key", "value")
 

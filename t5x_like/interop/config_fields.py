@@ -7,7 +7,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.files.file_names import shown
-from t5x_like.interop.field_kinds import check
+from t5x_like.interop.field_types import check
 
 # Fields about training, generation, the tokenizer, the file itself or its author's tools, which do
 # not affect logits.
