@@ -183,8 +183,8 @@ def main(argv: list[str]) -> None:
   from t5x_like.training.build import objective_of
   from t5x_like.training.evaluation import Evaluation
 
-  if hub.named(args.workdir):
-    raise hub.absent(args.workdir, "--workdir")  # results are written beside the model
+  if hub.is_hub_name(args.workdir):
+    raise hub.missing_model_error(args.workdir, "--workdir")  # results are written beside the model
   process.prepare()
   data.use_cache(args.workdir)
   run = open_with_recipe.open_run(args.workdir, args.config, overrides)
@@ -264,7 +264,7 @@ def _suite(args, overrides: list[str]) -> None:
     flags = "--seeds, --epochs, --rates, --evaluations, --max_examples"
     raise UserError(f"{flags}: expected finite numbers above 0, and --shots not less")
   process.prepare()
-  borrowed = hub.named(given[0])  # its files are the Hub's cache, where nothing is written
+  borrowed = hub.is_hub_name(given[0])  # its files are the Hub's cache, where nothing is written
   if borrowed and not args.output:
     told = (
       f"found no directory {given[0]}; correct the path or, for the Hub's model of this "
@@ -273,7 +273,7 @@ def _suite(args, overrides: list[str]) -> None:
     raise UserError(f"--workdir: {told}")
   if is_remote(given[0]) and not args.output:
     raise UserError(f"--workdir={given[0]}: needs --output=DIR, a local directory for the results")
-  workdirs = [hub.directory(word, "--workdir") for word in given]
+  workdirs = [hub.local_directory(word, "--workdir") for word in given]
   for word in workdirs:
     saved_model.identity_of(word)  # raises if there is none
   form = "from_scratch" if args.from_scratch else ""

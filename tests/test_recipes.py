@@ -12,7 +12,7 @@ from t5x_like import config as config_lib
 from t5x_like import laptop, models, recipes, slots, train
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.interop.published_images import processor
+from t5x_like.interop.published_images import processor_config
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
 from t5x_like.training.build import build
@@ -250,7 +250,7 @@ def test_the_baseline_of_big_vision_has_the_activation_of_flax():
 
 
 def test_siglip_sees_images_in_evaluations_as_its_published_processors_do():
-  made = processor(recipes.load("configs/siglip/base.py").task.to_dict())
+  made = processor_config(recipes.load("configs/siglip/base.py").task.to_dict())
   assert made["size"] == {"height": 224, "width": 224} and "do_center_crop" not in made
 
 

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
   )
   args, overrides = parser.parse(argv)
   outputs.check_new(args.output, "--output=")
-  args.input = hub.directory(args.input, "--input")
+  args.input = hub.local_directory(args.input, "--input")
   if _is_workdir(args.input):
     if args.config or overrides:
       raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag out")
@@ -69,7 +69,7 @@ def _is_workdir(path: str) -> bool:
   try:
     content = file.read_bytes()
   except FileNotFoundError:
-    raise hub.absent(path, "--input") from None
+    raise hub.missing_model_error(path, "--input") from None
   except OSError as error:
     raise UserError(
       f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory"
@@ -104,7 +104,7 @@ def _import(
 
   process.prepare()
   config = imported_weights.with_architecture(
-    recipes.load(recipe, overrides), *hf.architecture(directory), directory
+    recipes.load(recipe, overrides), *hf.read_architecture(directory), directory
   )
   vocabulary = _vocabulary(config, directory, sentinels)
   config = assembly.with_tokens(resolve(config), vocabulary)
@@ -136,7 +136,7 @@ def _import(
       f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
     )
   process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")
-  if note := sentence_pooling.told(directory, "mean"):
+  if note := sentence_pooling.pooling_mismatch(directory, "mean"):
     process.say(note)
 
 

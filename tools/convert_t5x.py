@@ -88,9 +88,9 @@ def _convert(args, overrides: list[str]) -> None:
 
   process.prepare()
   checkpoint = Checkpoint(args.input)
-  kept = not args.fresh and t5x.has_statistics(checkpoint)
+  kept = not args.fresh and t5x.has_optimizer_state(checkpoint)
   scale = _gradient_scale(args, checkpoint.where) if kept else 1.0
-  variant = t5x.variant(checkpoint, args.mlp_activations)
+  variant = t5x.read_variant(checkpoint, args.mlp_activations)
   config = imported_weights.with_architecture(
     recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where
   )
@@ -103,7 +103,7 @@ def _convert(args, overrides: list[str]) -> None:
   assembly.check_vocabulary(config, vocabulary)
   parts = build(config)
   abstract = params.named_params(parts.model)
-  step = 0 if args.fresh else t5x.step(checkpoint) or 0
+  step = 0 if args.fresh else t5x.read_step(checkpoint) or 0
   named = {"step": jax.device_put(np.int32(step), parts.rules.replicated)}
   for name, array in t5x.parameters(checkpoint, parts.model):
     named[f"params/{name}"] = jax.device_put(array, parts.rules.sharding(abstract[name].axes))
@@ -121,7 +121,7 @@ def _convert(args, overrides: list[str]) -> None:
     }
     named["adafactor/count"] = jax.device_put(np.int32(step), wanted["adafactor/count"].sharding)
     shapes = {name: leaf.shape for name, leaf in wanted.items()}
-    for name, array in t5x.statistics(checkpoint, parts.model, shapes, scale):
+    for name, array in t5x.second_moments(checkpoint, parts.model, shapes, scale):
       named[name] = jax.device_put(array, wanted[name].sharding)
   imported_weights.write(args.output, config, vocabulary, step, nest(named))
   flags = "".join(f" --config.{override}" for override in overrides)

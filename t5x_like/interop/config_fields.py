@@ -7,7 +7,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.files.file_names import shown
-from t5x_like.interop.field_types import check
+from t5x_like.interop.field_types import check_fields
 
 # Fields about training, generation, the tokenizer, the file itself or its author's tools, which do
 # not affect logits.
@@ -71,7 +71,7 @@ class Fields:
   def __init__(
     self, values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None
   ):
-    check(values, origin, tensors, held)
+    check_fields(values, origin, tensors, held)
     self.values = values
     self.origin = origin
     self._left = set(values) - _WITHOUT_EFFECT

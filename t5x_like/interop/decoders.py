@@ -8,7 +8,7 @@ from typing import Any
 from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.hf import only, plain_core
+from t5x_like.interop.hf import exact_cores, require_design
 
 GATED = {
   "silu": "swiglu",
@@ -353,11 +353,11 @@ def position_of(model, name: str, *cells: str, found: str | dict | tuple | None 
   """
   found = model.variant.design.position if found is None else found
   if isinstance(found, tuple):
-    only(model, position=[name])
+    require_design(model, position=[name])
   position = found if isinstance(found, dict) else {"name": found}
   extra = {key for key, value in position.items() if key not in cells and key != "name" and value}
   if position["name"] != name or extra:
-    only(model, position=[name])
+    require_design(model, position=[name])
   return position
 
 
@@ -385,7 +385,7 @@ def refuse_others(
     attention_scale=[None, H**-0.5],
     softcap=None,
     windows=(None,),
-    core=plain_core(model.variant.design),
+    core=exact_cores(model.variant.design),
     experts=None,
     embed_scale=False,
     embed_norm=False,
@@ -394,7 +394,7 @@ def refuse_others(
     logits_softcap=None,
     logits_bias=False,
   )
-  only(model, **(plain | expected))
+  require_design(model, **(plain | expected))
   dims = model.variant.dims
   if square and dims.heads * H != D:
     raise UserError(

@@ -6,8 +6,8 @@ import dataclasses
 from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 
@@ -152,7 +152,7 @@ def refuse_others(model, **expected) -> None:
     logits_scale=False,
     core=[*EXACT],
   )
-  only(model, **usual | expected)
+  require_design(model, **usual | expected)
 
 
 def config(
@@ -241,18 +241,18 @@ def _meant(spec: str | dict) -> dict:
   }
 
 
-def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
+def tensors(m: TensorMapping, prefix: str, heads: tuple[Head, ...]) -> None:
   """Map every tensor of the body and of the head.
 
   Args:
     prefix: the prefix of the body's tensors, such as "bert".
   """
   body = embeddings_and_head(m, prefix, heads)
-  for number, (_, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
+  for number, (_, at) in enumerate(locate_layers(m.model.encoder, m.model.variant.dims.layers)):
     layer(m, f"{body}encoder.layer.{number}", at, ATTENTION)
 
 
-def layer(m: Mapping, theirs: str, at: int, names: tuple[str, ...]) -> None:
+def layer(m: TensorMapping, theirs: str, at: int, names: tuple[str, ...]) -> None:
   """Map one layer; `names` are those of the four projections of attention."""
   ours = "encoder/blocks"
   m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=names)
@@ -263,7 +263,7 @@ def layer(m: Mapping, theirs: str, at: int, names: tuple[str, ...]) -> None:
 
 
 def embeddings_and_head(
-  m: Mapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project"
+  m: TensorMapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project"
 ) -> str:
   """Map all but the layers; return the prefix of the layers.
 

@@ -14,12 +14,16 @@ from t5x_like.errors import UserError
 from t5x_like.files.file_names import shown
 from t5x_like.slots import Condition
 
-MOST = 2**31 - 1  # the largest size, whatever the files hold
+MAX_SIZE = 2**31 - 1  # the largest size, whatever the files hold
 
-Size = Annotated[int, Condition(f"a whole number from 1 to {MOST}", lambda n: 0 < n <= MOST)]
-Whole = Annotated[int, Condition(f"a whole number from 0 to {MOST}", lambda n: 0 <= n <= MOST)]
+Size = Annotated[
+  int, Condition(f"a whole number from 1 to {MAX_SIZE}", lambda n: 0 < n <= MAX_SIZE)
+]
+Count = Annotated[
+  int, Condition(f"a whole number from 0 to {MAX_SIZE}", lambda n: 0 <= n <= MAX_SIZE)
+]
 Id = Annotated[
-  int, Condition(f"an id, from 0 to {MOST}, or -1 for none", lambda n: -1 <= n <= MOST)
+  int, Condition(f"an id, from 0 to {MAX_SIZE}, or -1 for none", lambda n: -1 <= n <= MAX_SIZE)
 ]
 Number = Annotated[
   float, Condition("a finite number from 0 on", lambda x: 0 <= x and math.isfinite(float(x)))
@@ -27,7 +31,7 @@ Number = Annotated[
 Factor = Annotated[
   float, Condition("a finite number above 0", lambda x: 0 < x and math.isfinite(float(x)))
 ]
-Texts = Annotated[
+Strings = Annotated[
   list, Condition("a list of texts", lambda values: all(isinstance(value, str) for value in values))
 ]
 Ids = Annotated[
@@ -36,8 +40,8 @@ Ids = Annotated[
 Sizes = Annotated[
   list, Condition("a list of sizes", lambda n: len(n) > 0 and all(slots.fits(i, Size) for i in n))
 ]
-Wholes = Annotated[
-  list, Condition("a list of whole numbers", lambda n: all(slots.fits(i, Whole) for i in n))
+Counts = Annotated[
+  list, Condition("a list of whole numbers", lambda n: all(slots.fits(i, Count) for i in n))
 ]
 
 Factors = Annotated[
@@ -64,14 +68,14 @@ _NAMES: dict[Any, str] = {
     projection_size sliding_window_pattern kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
     n_group topk_group n_routed_experts n_shared_experts
   """,
-  Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks "
+  Count: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks "
   "num_sparse_encoder_layers "
   "n_langs type_vocab_size max_window_layers num_classes num_register_tokens "
   "first_k_dense_replace num_nextn_predict_layers",
   Size | Sizes: "image_size img_size patch_size num_heads",
   Sizes: "channels depths hidden_sizes layers",
   Factors: "short_factor long_factor",
-  Wholes: "pretrained_window_sizes mlp_only_layers",
+  Counts: "pretrained_window_sizes mlp_only_layers",
   Id: "max_relative_positions pad_token_id bos_token_id cls_token_id sep_token_id "
   "decoder_start_token_id "
   "forced_bos_token_id",
@@ -98,13 +102,13 @@ _NAMES: dict[Any, str] = {
     activation activation_function afn architecture attention_type backbone dense_act_fn feed_forward_proj ff_activation
     global_pool hidden_act hidden_activation layer_type model_type rope_type scoring_func topk_method type
   """,
-  Texts: "architectures layer_types out_features",
+  Strings: "architectures layer_types out_features",
   dict: """
     attn_config backbone_config full_attention id2label model_args pretrained_cfg rope_parameters rope_scaling
     sliding_attention text_config vision_config
   """,
 }
-KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+TYPES = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _SECTIONS = set(_NAMES[dict].split()) - {"id2label", "pretrained_cfg"}
 # Counts of units with tensors of their own: there are no more units than tensors.
 _COUNTS = set(
@@ -120,7 +124,7 @@ _UNBOUNDED = set(  # sizes that may exceed every tensor
 )
 
 
-def check(
+def check_fields(
   values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None
 ) -> None:
   """Refuse a config with a field of the wrong type, out of range, or too large for the files beside
@@ -135,7 +139,7 @@ def check(
     UserError: a field is invalid; names the first.
   """
   for name, value in values.items():
-    kind = KINDS.get(name)
+    kind = TYPES.get(name)
     if value is None or kind is None:
       continue
     if not slots.fits(value, kind):
@@ -143,7 +147,7 @@ def check(
         f"{origin}: field {name!r} is {shown(value)}, expected {slots.words(kind)}; correct it"
       )
     if name in _SECTIONS:
-      check(value, f"{origin}, {name}", tensors, held)
+      check_fields(value, f"{origin}, {name}", tensors, held)
     for size in _whole_numbers(value):
       if name in _COUNTS and tensors is not None and size > tensors:
         raise UserError(
@@ -151,7 +155,7 @@ def check(
           "tensors of the files; the config is of another model"
         )
       if (
-        kind in (Size, Size | Sizes, Sizes, Whole)
+        kind in (Size, Size | Sizes, Sizes, Count)
         and name not in _UNBOUNDED
         and held is not None
         and size > held

@@ -3,18 +3,18 @@ model has them."""
 
 import numpy as np
 
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 
 QKV = ("query", "key", "value")
 
 
-def conv1d(m: Mapping, theirs: str, ours: str, *index: int) -> None:
+def map_conv1d(m: TensorMapping, theirs: str, ours: str, *index: int) -> None:
   """Map a linear layer of GPT and GPT-2, whose kernels are [in, out], like ours."""
   m.copy(f"{theirs}.weight", f"{ours}/kernel", *index)
   m.copy(f"{theirs}.bias", f"{ours}/bias", *index)
 
 
-def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
+def map_conv1d_qkv(m: TensorMapping, theirs: str, ours: str, *index: int) -> None:
   """Map [in, 3 N H]: all queries, all keys, all values (GPT and GPT-2)."""
   for their_name, name in (("weight", "kernel"), ("bias", "bias")):
     m.fused(
@@ -26,8 +26,13 @@ def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
     )
 
 
-def stacked(
-  m: Mapping, theirs: str, ours: str, *index: int, parts: tuple[str, ...] = QKV, join: str = "."
+def map_stacked(
+  m: TensorMapping,
+  theirs: str,
+  ours: str,
+  *index: int,
+  parts: tuple[str, ...] = QKV,
+  join: str = ".",
 ) -> None:
   """Map [3 N H, in]: all queries, all keys, all values (MPT, timm's ViT); or several layers of
   other names.
@@ -45,7 +50,9 @@ def stacked(
     )
 
 
-def grouped_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int, kv_heads: int) -> None:
+def map_grouped_qkv(
+  m: TensorMapping, theirs: str, ours: str, *index: int, heads: int, kv_heads: int
+) -> None:
   """Map [K (N / K + 2) H, in]: for each key/value head in turn its queries, key and value (BLOOM,
   GPT-NeoX, Falcon)."""
   group = heads // kv_heads
@@ -73,6 +80,6 @@ def grouped_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int, kv_
     )
 
 
-def _held(m: Mapping, ours: str) -> list[tuple[str, str]]:
+def _held(m: TensorMapping, ours: str) -> list[tuple[str, str]]:
   biased = f"{ours}/bias" in m.names
   return [("weight", "kernel")] + ([("bias", "bias")] if biased else [])

@@ -12,25 +12,25 @@ from typing import Annotated, Any, Literal
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.files.file_names import shown
-from t5x_like.interop.field_types import Factor, Whole, Wholes
+from t5x_like.interop.field_types import Count, Counts, Factor
 from t5x_like.slots import Condition
 
 FILE = "generation_config.json"
 _Sequences = Annotated[
-  list, Condition("lists of ids", lambda some: all(one and slots.fits(one, Wholes) for one in some))
+  list, Condition("lists of ids", lambda some: all(one and slots.fits(one, Counts) for one in some))
 ]
 _KINDS = {
   "repetition_penalty": Factor,
-  **dict.fromkeys(("no_repeat_ngram_size", "num_beams", "min_length", "max_length"), Whole),
-  **dict.fromkeys(("min_new_tokens", "max_new_tokens"), Whole),
+  **dict.fromkeys(("no_repeat_ngram_size", "num_beams", "min_length", "max_length"), Count),
+  **dict.fromkeys(("min_new_tokens", "max_new_tokens"), Count),
   "length_penalty": float,
   "early_stopping": bool | Literal["never"],
   "bad_words_ids": _Sequences,
-  "suppress_tokens": Wholes,
+  "suppress_tokens": Counts,
 }
 
 
-def options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, Any]:
+def predict_options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, Any]:
   """Return the options of `predict` that settings ask for, and `early_stopping` beside beams.
 
   Lengths that count a decoder's prompt are left out.
@@ -70,14 +70,14 @@ def options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, Any]:
   }
 
 
-def banned(own: Mapping[str, Any], size: int) -> list[list[int]]:
+def banned_sequences(own: Mapping[str, Any], size: int) -> list[list[int]]:
   """Return the sequences of ids that checked settings ban, without those that have ids from `size`
   on."""
   some = [*(own.get("bad_words_ids") or ()), *([i] for i in own.get("suppress_tokens") or ())]
   return [ids for ids in some if max(ids) < size]
 
 
-def exported(
+def export_settings(
   evals: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any], own: bytes = b"{}"
 ) -> bytes | None:
   """Return the file by which `transformers` searches as the first evaluator `generation` of a run;
@@ -110,7 +110,7 @@ def exported(
   return (json.dumps(whole, indent=2) + "\n").encode()
 
 
-def merged(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def merge_options(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
   """Return the options given, completed with a model's settings where these do not contradict them.
 
   A model's beams give way to draws, and to beams, samples or a penalty that are asked for.

@@ -30,8 +30,8 @@ from t5x_like.files.local import check_link
 from t5x_like.files.mirror import fetched
 from t5x_like.interop import families, published_images
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_files import INDEX, WEIGHTS, Files, read_text
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.nn import params
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.vocabularies.kinds._shared import FILES
@@ -69,17 +69,17 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
     UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and
       the file.
   """
-  model = abstract(path, dtype=dtype, layers=layers)
-  loaded = params.with_arrays(model, read(model, rules))
+  model = load_abstract(path, dtype=dtype, layers=layers)
+  loaded = params.with_arrays(model, read_parameters(model, rules))
   loaded.origin = model.origin
   return loaded
 
 
-def read(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
+def read_parameters(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
   """Return the parameters of an abstract model by name, float32, from its directory; see `load` for
   `rules`."""
   family, files = _opened(json.loads(model.origin.config), pathlib.Path(model.origin.path))
-  mapping = Mapping(model)
+  mapping = TensorMapping(model)
   family.tensors(mapping)
   _check(mapping, files)
   arrays = {}
@@ -91,7 +91,9 @@ def read(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
   return arrays
 
 
-def abstract(path: str, *, dtype: str = "float32", layers: str = "scan", **changes) -> nnx.Module:
+def load_abstract(
+  path: str, *, dtype: str = "float32", layers: str = "scan", **changes
+) -> nnx.Module:
   """Return the abstract model of a directory, with `changes` of its variant, without its weights;
   see `load`."""
   directory = fetched(str(path))
@@ -107,7 +109,7 @@ def abstract(path: str, *, dtype: str = "float32", layers: str = "scan", **chang
   return model
 
 
-def architecture(path: str) -> tuple[type, Variant]:
+def read_architecture(path: str) -> tuple[type, Variant]:
   """Return the class and the variant of a directory's model, without loading its weights; raise as
   `load`."""
   _, _, model_class, arguments = _read(fetched(str(path)))
@@ -129,7 +131,7 @@ def _read(directory: pathlib.Path):
   return text, files, model_class, arguments
 
 
-def type_of(values: dict):
+def model_type_of(values: dict):
   """Return a config's `model_type`; of a config of timm, "timm/" and the first word of its
   architecture."""
   known = values.get("architecture") if "model_type" not in values else None
@@ -140,14 +142,16 @@ def type_of(values: dict):
 
 def _opened(values: dict, directory: pathlib.Path):
   """Return (family, files) of a directory with the values of its config."""
-  family = _family(type_of(values), f"{directory}/config.json")
+  family = _family(model_type_of(values), f"{directory}/config.json")
   return family, _files(family, directory, values)
 
 
-def _files(family, directory: pathlib.Path, values: dict) -> Files:
+def _files(family, directory: pathlib.Path, values: dict) -> TensorFiles:
   named = values.get("architectures") or ["Model"]
   bare = hasattr(family, "HEADS") and isinstance(named, list) and str(named[0]).endswith("Model")
-  return Files(directory, getattr(family, "renamed", str), getattr(family, "BODY_PREFIX", ""), bare)
+  return TensorFiles(
+    directory, getattr(family, "renamed", str), getattr(family, "BODY_PREFIX", ""), bare
+  )
 
 
 @contextlib.contextmanager
@@ -197,18 +201,18 @@ def save(
   directory = pathlib.Path(path)
   origin = getattr(model, "origin", None)
   old = json.loads(origin.config) if origin else {}
-  family, config = _config_of(model, type_of(old))
+  family, config = _config_of(model, model_type_of(old))
   dtype = dtype or (origin.dtype if origin else "float32")
   config["dtype"] = dtype
-  mapping = Mapping(model)
+  mapping = TensorMapping(model)
   family.tensors(mapping)
   if lost := mapping.names - {name for tensor in mapping.tensors for name, _ in tensor.parts}:
     raise UserError(
-      f"{directory}: {type_of(config)} has no tensor for the parameter {min(lost)!r}, without "
+      f"{directory}: {model_type_of(config)} has no tensor for the parameter {min(lost)!r}, without "
       "which it is another model"
     )
   same = False
-  if type_of(old) == type_of(config):
+  if model_type_of(old) == model_type_of(config):
     names = {t.name for t in mapping.tensors}
     same = (
       family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
@@ -220,9 +224,11 @@ def save(
     config |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
   beside = {}
   if images and "pretrained_cfg" in config:  # timm's
-    config["pretrained_cfg"] = config["pretrained_cfg"] | published_images.pretrained(images)
+    config["pretrained_cfg"] = config["pretrained_cfg"] | published_images.timm_pretrained_config(
+      images
+    )
     config |= {"label_names": list(labels)} if len(labels) == config["num_classes"] else {}
-  elif images and (processor := published_images.processor(images)):
+  elif images and (processor := published_images.processor_config(images)):
     beside[published_images.FILE] = processor
   arrays = params.arrays(model)
   unread = _unread(mapping, pathlib.Path(origin.path), family, old) if same else {}
@@ -312,7 +318,7 @@ def _config_of(model, model_type: str | None) -> tuple:
   raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {why}")
 
 
-def _check(mapping: Mapping, files: Files) -> None:
+def _check(mapping: TensorMapping, files: TensorFiles) -> None:
   """Refuse files with missing or unknown tensors, or with tied tensors that differ; a copy may
   stand alone."""
   for copy, name in mapping.copies.items():
@@ -337,7 +343,7 @@ def _check(mapping: Mapping, files: Files) -> None:
 
 
 def _unread(
-  mapping: Mapping, directory: pathlib.Path, family, values: dict
+  mapping: TensorMapping, directory: pathlib.Path, family, values: dict
 ) -> dict[str, np.ndarray]:
   """Read the tensors that the model does not use from the files it was loaded from, if these still
   exist."""
@@ -347,7 +353,9 @@ def _unread(
   return {name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread)}
 
 
-def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files) -> np.ndarray:
+def _assemble(
+  name: str, shape: tuple[int, ...], mapping: TensorMapping, files: TensorFiles
+) -> np.ndarray:
   """Assemble one parameter, float32, from the tensors that hold its slices."""
   out = None
   filled = 0
@@ -379,7 +387,7 @@ def _joined(tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
   )
 
 
-def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:
+def _shards(mapping: TensorMapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:
   """Return the tensors in order, grouped so that each file holds at most SHARD_BYTES."""
   shards = [[]]
   size = 0
@@ -393,7 +401,7 @@ def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> li
   return shards
 
 
-def plain_core(design) -> list:
+def exact_cores(design) -> list:
   """Return the values of `design.core` for `only`: its own, if it computes plain attention, or
   those that do."""
 
@@ -405,7 +413,7 @@ def plain_core(design) -> list:
   return [design.core] if names(design.core) <= set(EXACT) else [*EXACT]
 
 
-def only(model, **expected) -> None:
+def require_design(model, **expected) -> None:
   """Refuse a model whose design a Hugging Face model type cannot express.
 
   Raises:

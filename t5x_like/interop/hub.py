@@ -20,7 +20,7 @@ _REASONS = {
 }
 
 
-def named(path: str) -> bool:
+def is_hub_name(path: str) -> bool:
   """Return whether a path is a name of the Hub and no local path.
 
   It has the form `name` or `owner/name`, and neither that path nor a directory `owner` exists here.
@@ -33,7 +33,7 @@ def _has_form(path: str) -> bool:
 
 
 @functools.cache
-def directory(path: str, flag: str) -> str:
+def local_directory(path: str, flag: str) -> str:
   """Return the directory of a model: the path itself or, of a name, the Hub's files in its cache on
   this machine.
 
@@ -42,7 +42,7 @@ def directory(path: str, flag: str) -> str:
   Raises:
     UserError: huggingface_hub is not installed, or cannot fetch a model of this name.
   """
-  if not named(path):
+  if not is_hub_name(path):
     return path
   found = f"{flag}: {path} is neither a directory here{_near(path)}"
   fetch = f"hf download {path} --local-dir DIR"
@@ -64,7 +64,7 @@ def directory(path: str, flag: str) -> str:
     ) from error
 
 
-def absent(path: str, flag: str) -> UserError:
+def missing_model_error(path: str, flag: str) -> UserError:
   """Return the error for a path that holds no model.
 
   Args:

@@ -9,8 +9,8 @@ from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions.sinusoidal_2d import table_of
@@ -101,7 +101,7 @@ def config(
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  only(
+  require_design(
     model,
     norm="layernorm",
     norm_position="pre",
@@ -203,7 +203,7 @@ def label_fields(labels: int) -> dict:
   }
 
 
-def tensors(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
+def tensors(m: TensorMapping, prefix: str, tokens: tuple[str, ...]) -> None:
   """Map the body: embeddings, layers and the last norm.
 
   Args:
@@ -215,7 +215,7 @@ def tensors(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
   m.norm(f"{prefix}layernorm", "encoder/final_norm")
 
 
-def embeddings(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
+def embeddings(m: TensorMapping, prefix: str, tokens: tuple[str, ...]) -> None:
   """Map patches, tokens and positions; see `tensors`."""
   patches(m, f"{prefix}embeddings.patch_embeddings.projection")
   for number, token in enumerate(tokens):
@@ -229,7 +229,9 @@ def embeddings(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
   positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
 
 
-def patches(m: Mapping, theirs: str, ours: str = "", variant: ImageVariant | None = None) -> None:
+def patches(
+  m: TensorMapping, theirs: str, ours: str = "", variant: ImageVariant | None = None
+) -> None:
   """Map the projection of patches, which is a convolution in the library.
 
   Args:
@@ -249,7 +251,7 @@ def patches(m: Mapping, theirs: str, ours: str = "", variant: ImageVariant | Non
     m.copy(f"{theirs}.bias", f"{ours}patches/bias")
 
 
-def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:
+def positions(m: TensorMapping, theirs: str, ours: str, scheme: Position) -> None:
   """Map a table of positions; write a fixed scheme as a table."""
   if f"{ours}/position/table" in m.names:
     m.fused(theirs, [f"{ours}/position/table"], split=lambda x: [x[0]], join=leading(1))
@@ -259,7 +261,7 @@ def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:
     )
 
 
-def pooler(m: Mapping, prefix: str) -> None:
+def pooler(m: TensorMapping, prefix: str) -> None:
   """Map the pooler of a body; a classifier does not read it."""
   if "head/dense/kernel" in m.names:
     m.linear("pooler.dense", "head/dense")
@@ -267,7 +269,7 @@ def pooler(m: Mapping, prefix: str) -> None:
     m.unread = tuple(f"{prefix}pooler.dense.{end}" for end in ("weight", "bias"))
 
 
-def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
+def layers(m: TensorMapping, theirs: str, ours: str, number: int) -> None:
   """Map the layers of a stack."""
   for at in range(number):
     m.attention(

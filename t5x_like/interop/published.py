@@ -27,7 +27,7 @@ _UNLIMITED = 2048  # tokens of a model that names no length
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class PublishedModel:
   """A published model, whose parameters can be read.
 
   Attributes:
@@ -50,8 +50,8 @@ class Published:
   def arrays(self, rules: Rules) -> dict[str, jax.Array]:
     """Return the parameters by name, float32, on the mesh of `rules`; raise as `hf.load`."""
     if self.held is None:
-      return hf.read(self.model, rules)
-    found = hf.read(self.held, rules)
+      return hf.read_parameters(self.model, rules)
+    found = hf.read_parameters(self.held, rules)
     shapes = params.arrays(self.model)
     # positions
     for name in (name for name, array in found.items() if array.shape != shapes[name].shape):
@@ -62,7 +62,7 @@ class Published:
     return found
 
 
-def find(path: str, flag: str) -> Published | None:
+def find(path: str, flag: str) -> PublishedModel | None:
   """Open a Hugging Face directory or a name of the Hub; return None if the path is neither.
 
   Args:
@@ -71,11 +71,11 @@ def find(path: str, flag: str) -> Published | None:
     UserError: the Hub does not give the model; there is no tokenizer, or it is another model's; of
       a model of images, see `published_images`; or as `hf.load`.
   """
-  directory = hub.directory(path, flag)
+  directory = hub.local_directory(path, flag)
   if not (place(directory) / "config.json").is_file():
     return None
   layers = "loop" if jax.default_backend() == "cpu" else "scan"
-  model = hf.abstract(directory, layers=layers)
+  model = hf.load_abstract(directory, layers=layers)
   if "image" in model.NEEDS:
     return _of_images(path, directory, model, flag, layers)
   if not vocabularies.has_tokenizer(place(directory)):
@@ -110,7 +110,7 @@ def find(path: str, flag: str) -> Published | None:
     **told,
     "ends": sorted({vocabulary.eos_id, *told["ends"]}),
   }
-  return Published(identity, model, vocabulary)
+  return PublishedModel(identity, model, vocabulary)
 
 
 def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, Any]:
@@ -150,7 +150,9 @@ def _generated(
     own = checked_json.parsed(
       read_text(path), dict, str(path), "the settings of generation; copy it again"
     )
-    field_types.check({name: own.get(name) for name in ("eos_token_id", *_FORCED)}, str(path))
+    field_types.check_fields(
+      {name: own.get(name) for name in ("eos_token_id", *_FORCED)}, str(path)
+    )
 
   def ids(found: Any) -> list[int]:
     return [
@@ -161,14 +163,14 @@ def _generated(
   return {
     "ends": ends,
     "forced": [next(iter(ids(own.get(name))), None) for name in _FORCED],
-    "generation": generation_settings.options(
+    "generation": generation_settings.predict_options(
       own, both, str(path if path.is_file() else directory / "config.json")
     ),
-    "banned": generation_settings.banned(own, size),
+    "banned": generation_settings.banned_sequences(own, size),
   }
 
 
-def _of_images(path: str, directory: str, model, flag: str, layers: str) -> Published:
+def _of_images(path: str, directory: str, model, flag: str, layers: str) -> PublishedModel:
   if flag.startswith("config.teacher") or "text_input_tokens" in model.NEEDS:
     raise UserError(
       f"{flag}: {path} is a published model of images, whose classes are numbered as its training "
@@ -179,18 +181,18 @@ def _of_images(path: str, directory: str, model, flag: str, layers: str) -> Publ
   head = getattr(variant, "head", None)
   detects = hasattr(variant, "queries")
   labels = head.get("labels", 0) if isinstance(head, dict) else getattr(variant, "labels", 0)
-  vocabulary = published_images.classes(values, labels)
-  task = published_images.task_of(variant, values, directory, flag)
-  described = published_images.features_of(variant, task)
+  vocabulary = published_images.class_names(values, labels)
+  task = published_images.image_task(variant, values, directory, flag)
+  described = published_images.image_features(variant, task)
   held = None
   side = task.get("resolution")
   if not detects and side != variant.resolution and not flag.startswith("config.init"):
     held = model
-    model = hf.abstract(directory, layers=layers, resolution=side)
+    model = hf.load_abstract(directory, layers=layers, resolution=side)
     variant = model.variant
   own = {"head": head} if head else {"labels": variant.labels, "queries": variant.queries}
   identity = {
-    "model": published_images.open_head(
+    "model": published_images.drop_label_count(
       {"name": _name(type(model)), "variant": _plain(variant)} | own
     ),
     "fingerprints": {"vocabulary": vocabulary.fingerprint},
@@ -200,7 +202,7 @@ def _of_images(path: str, directory: str, model, flag: str, layers: str) -> Publ
     "directory": directory,
     "ends": [],
   }
-  return Published(identity, model, vocabulary, held)
+  return PublishedModel(identity, model, vocabulary, held)
 
 
 def _features(model, values: dict[str, Any], vocabulary) -> features.Features:

@@ -30,7 +30,7 @@ _USUAL = {  # by model type, the processor of a file that names none, and its si
 _ANY_SIDE = ("convnext", "resnet", "dinov2", "dinov2_with_registers")
 
 
-def classes(values: dict[str, Any], labels: int) -> LabelVocabulary:
+def class_names(values: dict[str, Any], labels: int) -> LabelVocabulary:
   """Return the names of the classes in a config of the library or of timm; those without a name
   have numbers."""
   named = values.get("id2label") or dict(enumerate(values.get("label_names") or ()))
@@ -38,7 +38,7 @@ def classes(values: dict[str, Any], labels: int) -> LabelVocabulary:
   return LabelVocabulary([names.get(number, str(number)) for number in range(labels)])
 
 
-def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[str, Any]:
+def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> dict[str, Any]:
   """Return the arguments of `config.task` with which a model sees images as it did in its training.
 
   They are in `preprocessor_config.json` or, of a model of timm, in its config. A run that starts
@@ -99,7 +99,7 @@ def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[
   return {"name": "image_classification", "resolution": side, "method": method} | way | pixels
 
 
-def processor(task: Mapping[str, Any]) -> dict[str, Any] | None:
+def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
   """Return `preprocessor_config.json` for the images of a task's evaluations, the inverse of
   `task_of`.
 
@@ -145,9 +145,9 @@ def processor(task: Mapping[str, Any]) -> dict[str, Any] | None:
   return made | {"image_processor_type": "BitImageProcessor", "size": shortest} | cut
 
 
-def pretrained(task: Mapping[str, Any]) -> dict[str, Any]:
+def timm_pretrained_config(task: Mapping[str, Any]) -> dict[str, Any]:
   """Return the like of `processor` for the `pretrained_cfg` of timm."""
-  if not (made := processor(task)):
+  if not (made := processor_config(task)):
     return {}
   task = described.arguments(task)
   least = min(sides(task["resolution"]))
@@ -163,14 +163,14 @@ def pretrained(task: Mapping[str, Any]) -> dict[str, Any]:
   return pixels | way
 
 
-def features_of(variant, task: dict[str, Any]) -> features.Features:
+def image_features(variant, task: dict[str, Any]) -> features.Features:
   """Return the features of its training."""
   if hasattr(variant, "queries"):
     return features.of({"name": "object_detection", "boxes": variant.queries} | task)
   return described.images(task.get("resolution", variant.resolution), variant.channels)
 
 
-def open_head(model: dict[str, Any]) -> dict[str, Any]:
+def drop_label_count(model: dict[str, Any]) -> dict[str, Any]:
   """Return a `config.model` whose variant leaves the number of classes to the data of a new run."""
   variant = json.loads(json.dumps(model["variant"]))
   if isinstance(variant.get("head"), dict):

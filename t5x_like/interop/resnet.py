@@ -6,7 +6,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 
 _NORM = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
 _BASIC = {"block": "basic", "widths": (64, 128, 256, 512)}
@@ -102,7 +102,7 @@ def fields_of(spec: dict[str, Any], channels: int) -> dict[str, Any]:
   }
 
 
-def tensors(m: Mapping, prefix: str) -> None:
+def tensors(m: TensorMapping, prefix: str) -> None:
   """Map the parameters under `backbone`.
 
   Args:
@@ -119,7 +119,7 @@ def tensors(m: Mapping, prefix: str) -> None:
         _unit(m, f"{theirs}.shortcut", f"stages/{stage}/{at}/shortcut")
 
 
-def _unit(m: Mapping, theirs: str, ours: str) -> None:
+def _unit(m: TensorMapping, theirs: str, ours: str) -> None:
   """Map a convolution and its norm."""
   m.fused(
     f"{theirs}.convolution.weight",

@@ -15,7 +15,7 @@ _POOLINGS = {
 _PLAIN = ("Transformer", "Pooling", "Normalize")
 
 
-def told(directory: str | None, pooling: str) -> str | None:
+def pooling_mismatch(directory: str | None, pooling: str) -> str | None:
   """Say how a directory's embeddings differ from ours with a pooling; None if they do not, or if it
   tells nothing.
 

@@ -47,7 +47,7 @@ _STATE = "state/param_states"
 _STEP = "state/step"
 
 
-def variant(checkpoint: Checkpoint, activations: str | None = None) -> Variant:
+def read_variant(checkpoint: Checkpoint, activations: str | None = None) -> Variant:
   """Return sizes and design of the model in a checkpoint.
 
   T5X stores neither the activation nor the scaling of logits. A gated feed-forward layer is taken
@@ -103,7 +103,7 @@ def parameters(checkpoint: Checkpoint, model) -> Iterator[tuple[str, np.ndarray]
     yield name, _read(checkpoint, "target", "", place)
 
 
-def step(checkpoint: Checkpoint) -> int | None:
+def read_step(checkpoint: Checkpoint) -> int | None:
   """Return the number of finished steps, or None if the checkpoint has none; raise UserError for an
   impossible one."""
   if _STEP not in checkpoint.names:
@@ -120,12 +120,12 @@ def step(checkpoint: Checkpoint) -> int | None:
   return int(found.reshape(()))
 
 
-def has_statistics(checkpoint: Checkpoint) -> bool:
+def has_optimizer_state(checkpoint: Checkpoint) -> bool:
   """Return whether the checkpoint holds the state of an optimizer."""
   return any(name.startswith(_STATE) for name in checkpoint.names)
 
 
-def statistics(
+def second_moments(
   checkpoint: Checkpoint, model, wanted: Mapping[str, tuple[int, ...]], scale: float = 1.0
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yield (name, array) of Adafactor's second moments; float32.

@@ -19,7 +19,7 @@ _FLOATS = ("F32", "BF16", "F16", "F64")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-class Files:
+class TensorFiles:
   """All tensors of a directory, in one file or in several with an index.
 
   Args:

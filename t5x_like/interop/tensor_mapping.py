@@ -29,7 +29,7 @@ class Tensor:
   join: Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
-class Mapping:
+class TensorMapping:
   """The tensors of one model. Biases are mapped if the model has them.
 
   Attributes:
@@ -90,7 +90,7 @@ class Mapping:
       self.linear(f"{theirs}.{their_name}", f"{ours}/{name}", *index)
 
 
-def places(stack: Stack, layers: int) -> list[tuple[str, int]]:
+def locate_layers(stack: Stack, layers: int) -> list[tuple[str, int]]:
   """Return (suffix of the sublayers' names in the block, index of the block) for each layer.
 
   A block holds one layer, without a suffix, or one period of numbered layers.

@@ -21,7 +21,7 @@ from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening, specia
 GENERATION = "generation_config.json"
 
 
-def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, bytes]:
+def tokenizer_files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, bytes]:
   """Return the files of a vocabulary by name.
 
   A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's
@@ -80,7 +80,7 @@ def _converted(found: dict[str, bytes]) -> dict[str, bytes]:
   return {TOKENIZER: model, CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
 
 
-def conversation(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[str, bytes]:
+def chat_files(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[str, bytes]:
   """Return the files that tell how a decoder converses: where its answers end and, if pieces mark
   its turns, how.
 

@@ -343,15 +343,17 @@ class Model:
       prepared = self._source.config.task.to_dict() if "image" in self.features else None
       names = self.labels or getattr(self.vocabulary, "names", ())  # the vocabulary's are of images
       hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
-      files = tokenizer_export.files(self.vocabulary, self.features)
+      files = tokenizer_export.tokenizer_files(self.vocabulary, self.features)
       files |= (
-        tokenizer_export.conversation(self.vocabulary, self.template)
+        tokenizer_export.chat_files(self.vocabulary, self.template)
         if self.template and self._decoder
         else {}
       )
       config = json.loads((made / "config.json").read_text())
       own = files.get(generation_settings.FILE, b"{}")
-      if found := generation_settings.exported(self._source.config.get("evals") or {}, config, own):
+      if found := generation_settings.export_settings(
+        self._source.config.get("evals") or {}, config, own
+      ):
         files[generation_settings.FILE] = found
       for name, data in files.items():
         (made / name).write_bytes(data)
@@ -419,7 +421,7 @@ class Model:
       raise UserError(f"pooling: found {pooling!r}, expected one of {', '.join(get_args(Pooling))}")
     if pooling not in self._pooled:
       self._pooled[pooling] = Embedding(self.model, self.vocabulary, pooling)
-      if note := sentence_pooling.told(self._source.identity.get("directory"), pooling):
+      if note := sentence_pooling.pooling_mismatch(self._source.identity.get("directory"), pooling):
         process.say(note)
     return self._pooled[pooling]
 
@@ -427,7 +429,7 @@ class Model:
     flags = checked(options)
     given = None if template == "none" else template or self.template
     if "decoder_target_tokens" in self.features:
-      flags = generation_settings.merged(self.settings, flags)
+      flags = generation_settings.merge_options(self.settings, flags)
     key = (repr(given), *sorted(flags.items()))
     if key not in self._predictors:  # the programs of one that is kept are compiled once
       make = self._retrieved if "passage_tokens" in self.features else predictors.predictor

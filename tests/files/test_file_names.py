@@ -24,7 +24,7 @@ from t5x_like.data import task
 from t5x_like.data.images import store as image_store
 from t5x_like.errors import DamageError, UserError
 from t5x_like.files import file_names
-from t5x_like.interop.tensor_files import Files
+from t5x_like.interop.tensor_files import TensorFiles
 from t5x_like.training import workdir
 from tests import published, stores
 from tools import convert_hf, prepare_data
@@ -222,7 +222,7 @@ def test_an_index_of_tensors_names_files_of_its_directory(tmp_path, file):
     match=r"model\.safetensors\.index\.json: (weight_map: found .*, expected a|found "
     r"no 'weight_map')",
   ):
-    Files(directory, lambda name: name)
+    TensorFiles(directory, lambda name: name)
 
 
 def picture(path: pathlib.Path) -> None:

@@ -83,7 +83,7 @@ def test_an_embedding_is_of_the_text_alone(converted, pooling, tmp_path):
 def test_a_directory_that_pools_otherwise_is_told(converted, tmp_path, capsys):
   directory = shutil.copytree(converted[0], tmp_path / "hf")
   modules = [
-    {"path": path, "type": f"sentence_pooling.models.{kind}"} for path, kind in MODULES.items()
+    {"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in MODULES.items()
   ]
   (directory / "modules.json").write_text(json.dumps(modules))
   (directory / "1_Pooling").mkdir()
@@ -97,14 +97,16 @@ def test_a_directory_that_pools_otherwise_is_told(converted, tmp_path, capsys):
   ]
   assert predict.main([*flags, "--embed"]) == 0
   assert "pooled by cls, not by mean; add --embed=cls" in capsys.readouterr().out
-  assert sentence_pooling.told(str(directory), "cls") is None
+  assert sentence_pooling.pooling_mismatch(str(directory), "cls") is None
   (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
-  assert sentence_pooling.told(str(directory), "mean").endswith(
+  assert sentence_pooling.pooling_mismatch(str(directory), "mean").endswith(
     "pooled by max, not by mean; which --embed cannot do"
   )
-  dense = {"path": "2_Dense", "type": "sentence_pooling.models.Dense"}
+  dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
   (directory / "modules.json").write_text(json.dumps([*modules, dense]))
-  assert "its embeddings pass Dense after the model" in sentence_pooling.told(str(directory), "cls")
+  assert "its embeddings pass Dense after the model" in sentence_pooling.pooling_mismatch(
+    str(directory), "cls"
+  )
 
 
 def test_cosines_are_held_against_numbers(converted, tmp_path):

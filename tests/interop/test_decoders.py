@@ -250,7 +250,7 @@ def test_a_design_no_type_can_say_is_refused_by_its_cell(family, name, changes, 
 
 def test_generation_finds_the_positions_behind_a_projection(tmp_path):
   write("opt-350m", tmp_path / "model")
-  assert positions(hf.abstract(str(tmp_path / "model")).inputs) == 32
+  assert positions(hf.load_abstract(str(tmp_path / "model")).inputs) == 32
 
 
 def test_a_parameter_without_a_tensor_is_refused_by_name(tmp_path):

@@ -6,7 +6,12 @@ import json
 import pytest
 
 from t5x_like.errors import UserError
-from t5x_like.interop.generation_settings import banned, exported, merged, options
+from t5x_like.interop.generation_settings import (
+  banned_sequences,
+  export_settings,
+  merge_options,
+  predict_options,
+)
 
 BART_CNN = {  # the published ones
   "eos_token_id": 2,
@@ -28,8 +33,8 @@ OWN = {
 
 
 def test_published_settings_are_options():
-  assert options(BART_CNN, True, "file") == OWN
-  assert options(BART_CNN, False, "file") == {k: OWN[k] for k in OWN if "new" not in k}
+  assert predict_options(BART_CNN, True, "file") == OWN
+  assert predict_options(BART_CNN, False, "file") == {k: OWN[k] for k in OWN if "new" not in k}
   drawn = {
     "do_sample": True,
     "temperature": 0.6,
@@ -37,14 +42,16 @@ def test_published_settings_are_options():
     "repetition_penalty": 1.05,
     "min_new_tokens": None,
   }
-  assert options(drawn, False, "file") == {"repetition_penalty": 1.05}
+  assert predict_options(drawn, False, "file") == {"repetition_penalty": 1.05}
   assert (
-    options({"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0}, True, "file")
+    predict_options(
+      {"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0}, True, "file"
+    )
     == {}
   )
   assert (
-    banned({"bad_words_ids": [[7], [8, 99]], "suppress_tokens": [3]}, 50) == [[7], [3]]
-    and banned({}, 50) == []
+    banned_sequences({"bad_words_ids": [[7], [8, 99]], "suppress_tokens": [3]}, 50) == [[7], [3]]
+    and banned_sequences({}, 50) == []
   )
 
 
@@ -59,21 +66,21 @@ def test_published_settings_are_options():
 )
 def test_a_setting_of_the_wrong_type_is_named(settings):
   with pytest.raises(UserError, match=f"file: field '{next(iter(settings))}' is .*; correct it"):
-    options(settings, True, "file")
+    predict_options(settings, True, "file")
 
 
 def test_what_is_asked_for_replaces_settings():
-  assert merged(OWN, {"beams": 2, "max_new_tokens": 20}) == OWN | {
+  assert merge_options(OWN, {"beams": 2, "max_new_tokens": 20}) == OWN | {
     "beams": 2,
     "max_new_tokens": 20,
     "min_new_tokens": 20,
   }
   kept = {name: OWN[name] for name in ("no_repeat_ngram_size", "min_new_tokens", "max_new_tokens")}
-  assert merged(OWN, {"top_p": 0.9}) == kept | {"top_p": 0.9} and merged(
+  assert merge_options(OWN, {"top_p": 0.9}) == kept | {"top_p": 0.9} and merge_options(
     OWN, {"beams": 1}
   ) == kept | {"beams": 1}
-  assert merged(OWN, {"length_penalty": 1.0}) == kept | {"beams": 4, "length_penalty": 1.0}
-  assert merged({}, {"top_k": 4}) == {"top_k": 4}
+  assert merge_options(OWN, {"length_penalty": 1.0}) == kept | {"beams": 4, "length_penalty": 1.0}
+  assert merge_options({}, {"top_k": 4}) == {"top_k": 4}
 
 
 def test_a_run_exports_the_search_of_its_evaluator():
@@ -82,13 +89,15 @@ def test_a_run_exports_the_search_of_its_evaluator():
   evaluator |= {name: OWN[name] for name in ("beams", "length_power", "max_new_tokens")}
   ids = {"eos_token_id": 2, "pad_token_id": 1}
   found = json.loads(
-    exported({"loss": {}, "dev": evaluator}, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}')
+    export_settings(
+      {"loss": {}, "dev": evaluator}, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}'
+    )
   )
   assert found["eos_token_id"] == [2, 5] and found["pad_token_id"] == 1 and "d_model" not in found
   # T5X's rule is the nearest to it
-  assert options(found, True, "file") == OWN | {"early_stopping": "never"}
+  assert predict_options(found, True, "file") == OWN | {"early_stopping": "never"}
   assert (
-    exported({"loss": {}}, ids)
-    is exported({"dev": {"name": "generation", "max_new_tokens": 9}}, ids)
+    export_settings({"loss": {}}, ids)
+    is export_settings({"dev": {"name": "generation", "max_new_tokens": 9}}, ids)
     is None
   )

@@ -47,9 +47,9 @@ def asked(tmp_path, monkeypatch):
   (tmp_path / "runs" / "gpt").mkdir(parents=True)
   (tmp_path / "in.txt").write_text("the\n")
   (tmp_path / "asked.jsonl").write_text('{"query": "the", "choices": ["fox", "dog"], "gold": 0}\n')
-  hub.directory.cache_clear()
+  hub.local_directory.cache_clear()
   yield names
-  hub.directory.cache_clear()
+  hub.local_directory.cache_clear()
 
 
 def told(capsys, door: str, path: str) -> str:
@@ -106,4 +106,4 @@ def test_without_the_client_the_extra_is_named(asked, monkeypatch):
   "path", ["/runs/x", "./runs/x", "gs://bucket/run", "a/b/c", "-x/y", "runs", "runs/x"]
 )
 def test_what_is_no_name_of_the_hub(path, asked):
-  assert not hub.named(path) and hub.directory(path, "--workdir") == path
+  assert not hub.is_hub_name(path) and hub.local_directory(path, "--workdir") == path

@@ -42,13 +42,13 @@ MADE = {"mean": (0.4, 0.4, 0.4), "std": (0.1, 0.2, 0.3), "channels": 3}
 )
 def test_what_is_written_is_read_back(task, expected, tmp_path):
   task = {"source": "digits", "split": "train", **task}
-  (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor(task)))
+  (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor_config(task)))
   variant = SimpleNamespace(
     channels=task.get("channels", 3), resolution=task.get("resolution", 224)
   )
   if task["name"] == "object_detection":
     variant.queries = 5
-  found = published_images.task_of(variant, {}, str(tmp_path), "--workdir")
+  found = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
   assert found | expected == found
 
 
@@ -95,7 +95,7 @@ def test_older_files_and_each_processor_are_followed(kind, own, expected, tmp_pa
     if "Detr" not in kind
     else SimpleNamespace(channels=3, queries=5)
   )
-  found = published_images.task_of(variant, {}, str(tmp_path), "--workdir")
+  found = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
   assert found | expected == found
   if "Detr" not in kind:
     assert found["method"] == (
@@ -105,9 +105,16 @@ def test_older_files_and_each_processor_are_followed(kind, own, expected, tmp_pa
 
 def test_images_that_the_library_prepares_otherwise_have_no_file():
   task = {"name": "image_classification", "resolution": [28, 40]}
-  assert published_images.processor(task) is None and published_images.pretrained(task) == {}
-  assert published_images.processor({"name": "image_classification", "fit": "padded"}) is None
-  timms = published_images.pretrained({"name": "image_classification", "resolution": 28, **PIXELS})
+  assert (
+    published_images.processor_config(task) is None
+    and published_images.timm_pretrained_config(task) == {}
+  )
+  assert (
+    published_images.processor_config({"name": "image_classification", "fit": "padded"}) is None
+  )
+  timms = published_images.timm_pretrained_config(
+    {"name": "image_classification", "resolution": 28, **PIXELS}
+  )
   assert (
     timms["crop_pct"] == 0.875 and timms["mean"] == [0.4] * 3 and timms["crop_mode"] == "center"
   )
@@ -134,9 +141,9 @@ def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its
   with pytest.raises(
     UserError, match="found resample 4, expected nearest, lanczos, bilinear, bicubic"
   ):
-    published_images.task_of(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
+    published_images.image_task(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
   path.write_text(json.dumps(content | {"resample": 1}))
-  found = published_images.task_of(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
+  found = published_images.image_task(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
   assert found | {"resolution": 224, "crop": 0.875, "method": "lanczos", "mean": (0.5,)} == found
 
 
@@ -144,7 +151,7 @@ def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its
   "side, crop, whole", [(256, 0.875, 292), (384, 0.875, 438), (224, 0.9, 248)]
 )
 def test_evaluations_resize_to_a_size_rounded_down_as_the_authors_do(side, crop, whole):
-  assert published_images.processor(
+  assert published_images.processor_config(
     {"name": "image_classification", "resolution": side, "crop": crop}
   )["size"] == {"shortest_edge": whole}
   assert all(pictures.covered(side, side / n) == n for n in range(side, 2 * side))
@@ -158,11 +165,11 @@ def test_timms_share_is_of_a_whole_number_of_pixels_rounded_down_both_ways(tmp_p
     ({"crop_pct": 0.95, "crop_mode": "squash"}, {"crop": 224 / 235, "fit": "squeezed_cut"}),
     ({"crop_pct": 1.0, "crop_mode": "squash"}, {"fit": "squeezed"}),
   ):
-    found = published_images.task_of(
+    found = published_images.image_task(
       variant, {"pretrained_cfg": about | way}, str(tmp_path), "--workdir"
     )
     assert found | expected | {"method": "bilinear"} == found
-    back = published_images.pretrained(found)
+    back = published_images.timm_pretrained_config(found)
     assert (
       int(224 / back["crop_pct"]) == round(224 / found.get("crop", 1.0)) and back | about == back
     )

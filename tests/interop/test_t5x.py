@@ -189,7 +189,7 @@ def test_checkpoints_saved_through_orbax_are_the_same(ocdbt, tmp_path, compiled)
   read = Checkpoint(str(tmp_path))  # the newest of the checkpoints there
   assert read.names == own.names
   assert all(np.array_equal(read.read(name), own.read(name)) for name in own.names)
-  assert interop.variant(read) == interop.variant(own) and interop.step(read) == 7
+  assert interop.read_variant(read) == interop.read_variant(own) and interop.read_step(read) == 7
 
 
 def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, compiled, one_device):

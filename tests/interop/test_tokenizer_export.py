@@ -38,12 +38,12 @@ def vocabulary(request):
 def test_a_tokenizer_made_here_encloses_texts(kind, vocabulary, tmp_path):
   features, *around = MODELS[kind]
   before, after = around[isinstance(vocabulary, SentencePieceVocabulary)]
-  for name, data in tokenizer_export.files(vocabulary, features).items():
+  for name, data in tokenizer_export.tokenizer_files(vocabulary, features).items():
     (tmp_path / name).write_bytes(data)
   a, b = (vocabulary.encode(text) for text in ("the quick", "fox"))
   again = vocabularies.load(str(tmp_path))
   assert again.around() == (before, after) and again.encode("the quick") == a
-  assert tokenizer_export.files(again, features) == again.exported()
+  assert tokenizer_export.tokenizer_files(again, features) == again.exported()
   if (tmp_path / "tokenizer.json").exists():
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.encode("the quick").ids == [*before, *a, *after]
@@ -57,7 +57,7 @@ def test_an_exported_tokenizer_gives_the_ids_of_training(kind, tmp_path):
   """Texts of twenty scripts, in the tokenizers library and read here again; `make parity` has more
   of them."""
   vocabulary = hostile_texts.vocabulary(kind)
-  files = tokenizer_export.files(vocabulary, DECODER)
+  files = tokenizer_export.tokenizer_files(vocabulary, DECODER)
   for name, data in files.items():
     (tmp_path / name).write_bytes(data)
   again = vocabularies.load(str(tmp_path))
@@ -75,7 +75,7 @@ def test_bytes_of_rare_letters_are_exported():
   vocabulary = hostile_texts.vocabulary("english_bytes")
   (ids,) = vocabulary.encode_batch(["Å"])
   tokenizer = Tokenizer.from_str(
-    tokenizer_export.files(vocabulary, DECODER)["tokenizer.json"].decode()
+    tokenizer_export.tokenizer_files(vocabulary, DECODER)["tokenizer.json"].decode()
   )
   assert vocabulary.unk_id not in ids
   assert tokenizer.encode("Å", add_special_tokens=False).ids == ids.tolist()
@@ -88,7 +88,7 @@ def test_a_model_of_words_has_no_form_and_is_refused():
   with pytest.raises(
     UserError, match="words or characters as pieces, which has no equal tokenizer.json"
   ):
-    tokenizer_export.files(SentencePieceVocabulary(model), DECODER)
+    tokenizer_export.tokenizer_files(SentencePieceVocabulary(model), DECODER)
 
 
 def test_a_conversation_ends_and_is_written_as_in_training(tmp_path):
@@ -97,11 +97,11 @@ def test_a_conversation_ends_and_is_written_as_in_training(tmp_path):
   (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
   (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.6}')
   vocabulary = vocabularies.load(str(tmp_path))
-  found = tokenizer_export.conversation(vocabulary, "chatml")
+  found = tokenizer_export.chat_files(vocabulary, "chatml")
   assert json.loads(found["generation_config.json"]) == {"eos_token_id": [0, 2], "temperature": 0.6}
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
   messages = [Message("system", "Be brief."), Message("user", " the quick fox?")]
   template = environment.from_string(found["chat_template.jinja"].decode())
   text = template.render(messages=[one._asdict() for one in messages], add_generation_prompt=True)
   assert vocabulary.encode(text) == [0, *Chat("chatml", vocabulary).prompt(messages)]
-  assert list(tokenizer_export.conversation(vocabulary, "plain")) == []
+  assert list(tokenizer_export.chat_files(vocabulary, "plain")) == []

@@ -212,9 +212,9 @@ def fake_hub(directories, monkeypatch):
   monkeypatch.setitem(
     sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download)
   )
-  hub.directory.cache_clear()
+  hub.local_directory.cache_clear()
   yield asked
-  hub.directory.cache_clear()
+  hub.local_directory.cache_clear()
 
 
 def test_a_name_of_the_hub(fake_hub, directories, tmp_path, monkeypatch, capsys):

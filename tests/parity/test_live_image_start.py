@@ -218,7 +218,7 @@ SIZES = [(90, 70), (71, 97), (33, 40), (64, 64), (301, 52)]
 )
 def test_the_library_prepares_images_as_evaluations_do(changes, tmp_path):
   task = {"name": "image_classification", "resolution": 28} | changes
-  (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor(task)))
+  (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor_config(task)))
   for sides_2 in SIZES:
     theirs, ours = seen("resnet", tmp_path, task, smooth(*sides_2))
     np.testing.assert_allclose(theirs, ours, atol=0.03)  # theirs are rounded to 8 bits
@@ -254,7 +254,7 @@ def test_images_are_prepared_as_the_library_does_by_a_file(model_type, own, tmp_
   size = (
     {"queries": 3} if model_type == "detr" else {"resolution": 28 if model_type != "dinov2" else 70}
   )
-  task = published_images.task_of(
+  task = published_images.image_task(
     SimpleNamespace(channels=3, **size), {"model_type": model_type}, str(tmp_path), "--workdir"
   )
   for sides_2 in SIZES:

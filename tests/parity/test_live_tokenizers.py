@@ -164,7 +164,9 @@ def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
     from tools import train_tokenizer
 
     vocabulary = train_tokenizer.train(lines, size=300, kind=kind, with_mask=True)
-  for name, data in tokenizer_export.files(vocabulary, {"decoder_target_tokens": [8]}).items():
+  for name, data in tokenizer_export.tokenizer_files(
+    vocabulary, {"decoder_target_tokens": [8]}
+  ).items():
     (tmp_path / name).write_bytes(data)
   theirs = AutoTokenizer.from_pretrained(str(tmp_path))
   for text in published.LINES[:40]:
@@ -179,7 +181,7 @@ def test_ten_thousand_texts_of_twenty_scripts(tmp_path, kind, model_type):
   vocabulary = hostile_texts.vocabulary(kind)
   features = {"gpt2": ["decoder_target_tokens"], "bert": ["encoder_input_tokens"]}
   names = features.get(model_type, ["encoder_input_tokens", "decoder_target_tokens"])
-  for name, data in tokenizer_export.files(vocabulary, dict.fromkeys(names, [8])).items():
+  for name, data in tokenizer_export.tokenizer_files(vocabulary, dict.fromkeys(names, [8])).items():
     (tmp_path / name).write_bytes(data)
   (tmp_path / "config.json").write_text(
     json.dumps({"model_type": model_type, "vocab_size": vocabulary.size})
@@ -198,7 +200,7 @@ def test_conversations_are_written_as_in_training(tmp_path, template):
     '{"eos_token": "<|endoftext|>", "chat_template": "another"}'
   )
   vocabulary = vocabularies.load(str(tmp_path))
-  for name, data in tokenizer_export.conversation(vocabulary, template).items():
+  for name, data in tokenizer_export.chat_files(vocabulary, template).items():
     (tmp_path / name).write_bytes(data)
   messages = [
     Message("user", "the quick fox? "),

@@ -6,7 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head, under
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import albert
 
 MODEL_TYPES = ("albert",)
@@ -71,7 +71,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   body = encoders.embeddings_and_head(m, "albert", HEADS, "encoder.embedding_hidden_mapping_in")
   names = ("query", "key", "value", "dense")
   ours = "encoder/blocks"

@@ -5,8 +5,8 @@ import dataclasses
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.hf import only, plain_core
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.hf import exact_cores, require_design
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import bart, transformer
 from t5x_like.nn.dims import Dims
 
@@ -117,10 +117,10 @@ def config(model, model_type: str | None) -> dict:
     "mlp_dropout",
   )
   free += ("core", "quantization")
-  only(model, core=plain_core(design))
+  require_design(model, core=exact_cores(design))
   for field in dataclasses.fields(design):
     if field.name not in free:
-      only(model, **{field.name: [getattr(like, field.name)]})
+      require_design(model, **{field.name: [getattr(like, field.name)]})
   position = (
     {"name": design.position} if isinstance(design.position, str) else dict(design.position)
   )
@@ -162,7 +162,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   variant = m.model.variant
   m.copy("model.shared.weight", "embed/table")
   m.copies = dict.fromkeys(
@@ -182,7 +182,7 @@ def tensors(m: Mapping) -> None:
     if f"{side}/final_norm/scale" in m.names:
       m.norm(f"model.{side}.layer_norm", f"{side}/final_norm")
     norm = "in_norm" if variant.design.norm_position == "pre" else "out_norm"
-    for layer, (_, at) in enumerate(places(getattr(m.model, side), layers)):
+    for layer, (_, at) in enumerate(locate_layers(getattr(m.model, side), layers)):
       theirs = f"model.{side}.layers.{layer}"
       ours = f"{side}/blocks"
       kinds = {"self_attention": "self_attn"} | (

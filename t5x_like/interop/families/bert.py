@@ -11,7 +11,7 @@ Every family has these functions; `interop/families/__init__.py` describes them.
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head, under
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import bert
 
 MODEL_TYPES = ("bert",)
@@ -66,7 +66,7 @@ def config(model, model_type: str | None) -> dict:
   return encoders.config(model, "bert", "Bert", HEADS)
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   encoders.tensors(m, "bert", HEADS)
   m.copies = {  # tied tensors that a file may hold twice: copy -> original
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

@@ -11,8 +11,8 @@ from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.families.bert import MLM, NEXT
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import bigbird
 from t5x_like.nn.cores.auto import EXACT
 
@@ -83,7 +83,7 @@ def config(model, model_type: str | None) -> dict:
   }
   core = {"name": design.core} if isinstance(design.core, str) else design.core
   if core.get("name") != "bigbird":
-    only(model, core=[*EXACT, "bigbird"])
+    require_design(model, core=[*EXACT, "bigbird"])
     return values | {"attention_type": "original_full"}
   return values | {
     "attention_type": "block_sparse",
@@ -92,7 +92,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   encoders.tensors(m, "bert", HEADS)
   m.copies = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Variant
 from t5x_like.interop import decoders, fused_tensors
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import bloom
 from t5x_like.nn.dims import Dims
 
@@ -71,19 +71,19 @@ def renamed(name: str) -> str:
   return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   m.copy("transformer.word_embeddings.weight", "embed/table")
   m.norm("transformer.word_embeddings_layernorm", "inputs/norm")
   m.norm("transformer.ln_f", "decoder/final_norm")
   m.output("transformer.word_embeddings.weight")
   dims = m.model.variant.dims
-  for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, dims.layers)):
     theirs = f"transformer.h.{layer}"
     attention = "decoder/blocks/self_attention"
     mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
-    fused_tensors.grouped_qkv(
+    fused_tensors.map_grouped_qkv(
       m,
       f"{theirs}.self_attention.query_key_value",
       f"{attention}/layer",

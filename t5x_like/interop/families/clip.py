@@ -9,8 +9,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import clip
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
@@ -130,7 +130,7 @@ def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
   """Return the fields of an encoder; raise UserError for a design that the type cannot express."""
   design = model.variant.design
   dims = model.variant.dims
-  only(
+  require_design(
     model,
     norm="layernorm",
     norm_position="pre",
@@ -162,7 +162,7 @@ def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   m.ignored = ("position_ids",)
   variant = m.model.image.variant
   embeddings = "vision_model.embeddings"
@@ -186,7 +186,7 @@ def tensors(m: Mapping) -> None:
   m.copy("logit_scale", "scale")
 
 
-def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
+def layers(m: TensorMapping, theirs: str, ours: str, number: int) -> None:
   """Map the layers of an encoder."""
   for at in range(number):
     their_layer = f"{theirs}.encoder.layers.{at}"

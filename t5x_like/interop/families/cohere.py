@@ -6,7 +6,7 @@ from t5x_like.architectures.heads.lm import scale_of
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import command_r
 
 MODEL_TYPES = ("cohere",)
@@ -49,7 +49,7 @@ def config(model, model_type: str | None) -> dict:
   )
   position = decoders.position_of(model, "rope", "theta", *decoders.SCALINGS, "interleaved")
   if not position.get("interleaved"):
-    decoders.only(model, position=[{**position, "interleaved": True}])
+    decoders.require_design(model, position=[{**position, "interleaved": True}])
   scale = scale_of(design, dims.embed)
   return {
     "architectures": ["CohereForCausalLM"],
@@ -71,11 +71,11 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   llama.map_table(m)
   m.norm("model.norm", "decoder/final_norm")
   block = "decoder/blocks/parallel"
-  for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, m.model.variant.dims.layers)):
     theirs = f"model.layers.{layer}"
     attention = f"{block}/layer/self_attention"
     m.norm(f"{theirs}.input_layernorm", f"{block}/in_norm", at)

@@ -6,7 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import convnext
 
 MODEL_TYPES = ("convnext",)
@@ -65,7 +65,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   classifies = "head/out/kernel" in m.names
   body = "convnext." if classifies else ""
   _convolution(
@@ -98,7 +98,7 @@ def tensors(m: Mapping) -> None:
     m.linear("classifier", "head/out")
 
 
-def _convolution(m: Mapping, theirs: str, ours: str, side: int) -> None:
+def _convolution(m: TensorMapping, theirs: str, ours: str, side: int) -> None:
   """Map a convolution of separate squares, which is a linear layer here."""
   m.fused(
     f"{theirs}.weight",

@@ -8,7 +8,7 @@ from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.families import bert
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import deberta
 from t5x_like.nn.dims import Dims
 
@@ -128,7 +128,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   body = encoders.embeddings_and_head(m, "deberta", HEADS)
   m.copy(f"{body}encoder.rel_embeddings.weight", "encoder/distances")
   m.norm(f"{body}encoder.LayerNorm", "encoder/distance_norm")
@@ -141,5 +141,5 @@ def tensors(m: Mapping) -> None:
     "mask_predictions.dense.weight",
     "mask_predictions.dense.bias",
   )
-  for layer, (_, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.encoder, m.model.variant.dims.layers)):
     encoders.layer(m, f"{body}encoder.layer.{layer}", at, ATTENTION)

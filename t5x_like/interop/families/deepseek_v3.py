@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import deepseek
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.latent_attention import Latent
@@ -204,7 +204,7 @@ def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
   return {"mscale_all_dim": next((x for x in shorter if scale(x) == design.attention_scale), every)}
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   variant = m.model.variant
   dims = variant.dims
   dense = variant.design.dense_layers
@@ -233,7 +233,7 @@ def tensors(m: Mapping) -> None:
     _layer(m, theirs, "mtp/stack", 0, dense=False)
 
 
-def _layer(m: Mapping, theirs: str, stack: str, at: int, dense: bool) -> None:
+def _layer(m: TensorMapping, theirs: str, stack: str, at: int, dense: bool) -> None:
   attention = f"{stack}/blocks/self_attention"
   heads = m.model.variant.dims.heads
   m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)

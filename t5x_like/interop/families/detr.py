@@ -15,8 +15,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders, resnet
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import detr
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
@@ -109,7 +109,7 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  only(
+  require_design(
     model,
     norm="layernorm",
     norm_epsilon=1e-5,
@@ -169,7 +169,7 @@ def config(model, model_type: str | None) -> dict:
   } | image_encoders.label_fields(variant.labels)
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   resnet.tensors(m, BACKBONE)
   m.fused(
     "model.input_projection.weight",

@@ -6,7 +6,7 @@ from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import fused_tensors, image_encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import dinov2
 
 PLAIN = "dinov2"
@@ -89,7 +89,7 @@ def config(model, model_type: str | None) -> dict:
   return fields | more | {"mlp_ratio": ratio, "layerscale_value": scale, "use_swiglu_ffn": gated}
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   classifies = "head/out/kernel" in m.names
   registers = m.model.variant.registers
   prefix = f"{REGISTERS if registers else PLAIN}." if classifies else ""
@@ -111,7 +111,9 @@ def tensors(m: Mapping) -> None:
     m.copy(f"{theirs}.layer_scale1.lambda1", f"{attention}/res_norm/scale", at)
     m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
     if "encoder/blocks/mlp/layer/gate/kernel" in m.names:
-      fused_tensors.stacked(m, f"{theirs}.mlp.weights_in", f"{mlp}/layer", at, parts=("gate", "wi"))
+      fused_tensors.map_stacked(
+        m, f"{theirs}.mlp.weights_in", f"{mlp}/layer", at, parts=("gate", "wi")
+      )
       m.linear(f"{theirs}.mlp.weights_out", f"{mlp}/layer/wo", at)
     else:
       m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)

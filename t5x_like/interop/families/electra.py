@@ -8,7 +8,7 @@ import dataclasses
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import electra
 
 MODEL_TYPES = ("electra",)
@@ -76,6 +76,6 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   encoders.tensors(m, "electra", HEADS)
   m.copies = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}

@@ -6,7 +6,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import decoders, fused_tensors
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import falcon
 from t5x_like.nn.dims import Dims
 
@@ -105,7 +105,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   dims = m.model.variant.dims
   design = m.model.variant.design
   m.copy("transformer.word_embeddings.weight", "embed/table")
@@ -116,7 +116,7 @@ def tensors(m: Mapping) -> None:
   two = design.parallel == "two_norms"
   blocks = "decoder/blocks" if serial else "decoder/blocks/parallel/layer"
   inner = "/layer" if design.parallel != "one_norm" else ""
-  for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, dims.layers)):
     theirs = f"transformer.h.{layer}"
     attention = f"{blocks}/self_attention"
     mlp = f"{blocks}/mlp"
@@ -129,7 +129,7 @@ def tensors(m: Mapping) -> None:
     else:
       m.norm(f"{theirs}.input_layernorm", "decoder/blocks/parallel/in_norm", at)
     heads = dict(heads=dims.heads, kv_heads=dims.kv_heads)
-    fused_tensors.grouped_qkv(
+    fused_tensors.map_grouped_qkv(
       m, f"{theirs}.self_attention.query_key_value", f"{attention}{inner}", at, **heads
     )
     m.linear(f"{theirs}.self_attention.dense", f"{attention}{inner}/out", at)

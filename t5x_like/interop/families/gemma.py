@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import gemma2, gemma3
 
 MODEL_TYPES = ("gemma2", "gemma3_text", "gemma3")
@@ -124,11 +124,11 @@ def renamed(name: str) -> str:
   return "" if _SEEING.match(name) else text.removeprefix("language_model.")
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   llama.map_decoder(m, _feed_forward)
 
 
-def _feed_forward(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def _feed_forward(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours.format('self_attention')}/res_norm", at)
   ours = ours.format("mlp")
   m.norm(f"{theirs}.pre_feedforward_layernorm", f"{ours}/in_norm", at)

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Variant
 from t5x_like.interop import decoders, fused_tensors
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import gpt
 from t5x_like.nn.dims import Dims
 
@@ -91,7 +91,7 @@ def renamed(name: str) -> str:
   return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   first = m.model.variant.design.norm_position == "post"
   table, positions = ("tokens_embed", "positions_embed") if first else ("wte", "wpe")
   m.copy(f"transformer.{table}.weight", "embed/table")
@@ -102,13 +102,13 @@ def tensors(m: Mapping) -> None:
     m.norm("transformer.ln_f", "decoder/final_norm")
   norm = "out_norm" if first else "in_norm"
   layers = m.model.variant.dims.layers
-  for layer, (_, at) in enumerate(places(m.model.decoder, layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, layers)):
     theirs = f"transformer.h.{layer}"
     attention = "decoder/blocks/self_attention"
     mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.ln_1", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.ln_2", f"{mlp}/{norm}", at)
-    fused_tensors.conv1d_qkv(m, f"{theirs}.attn.c_attn", f"{attention}/layer", at)
-    fused_tensors.conv1d(m, f"{theirs}.attn.c_proj", f"{attention}/layer/out", at)
-    fused_tensors.conv1d(m, f"{theirs}.mlp.c_fc", f"{mlp}/layer/wi", at)
-    fused_tensors.conv1d(m, f"{theirs}.mlp.c_proj", f"{mlp}/layer/wo", at)
+    fused_tensors.map_conv1d_qkv(m, f"{theirs}.attn.c_attn", f"{attention}/layer", at)
+    fused_tensors.map_conv1d(m, f"{theirs}.attn.c_proj", f"{attention}/layer/out", at)
+    fused_tensors.map_conv1d(m, f"{theirs}.mlp.c_fc", f"{mlp}/layer/wi", at)
+    fused_tensors.map_conv1d(m, f"{theirs}.mlp.c_proj", f"{mlp}/layer/wo", at)

@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import gpt_oss
 
 MODEL_TYPES = ("gpt_oss",)
@@ -94,11 +94,11 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   llama.map_decoder(m, _experts)
 
 
-def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def _experts(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   m.copy(f"{theirs}.self_attn.sinks", f"{ours.format('self_attention')}/layer/core/sinks", at)
   layer = f"{ours.format('moe')}/layer"
   experts = f"{theirs}.mlp.experts"

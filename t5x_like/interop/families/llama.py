@@ -7,7 +7,7 @@ from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import llama
 from t5x_like.nn.dims import Dims
 
@@ -139,16 +139,16 @@ def sizes_config(model, rope: dict | None = None, activation: str | None = None)
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   map_decoder(m, mlp)
 
 
-def map_decoder(m: Mapping, feed_forward: Callable) -> None:
+def map_decoder(m: TensorMapping, feed_forward: Callable) -> None:
   """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
   block)` maps."""
   map_table(m)
   m.norm("model.norm", "decoder/final_norm")
-  for layer, (suffix, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
+  for layer, (suffix, at) in enumerate(locate_layers(m.model.decoder, m.model.variant.dims.layers)):
     theirs = f"model.layers.{layer}"
     attention = f"decoder/blocks/self_attention{suffix}"
     m.attention(f"{theirs}.self_attn", f"{attention}/layer", at, names=NAMES)
@@ -160,25 +160,27 @@ def map_decoder(m: Mapping, feed_forward: Callable) -> None:
     feed_forward(m, theirs, f"decoder/blocks/{{}}{suffix}", at)
 
 
-def map_table(m: Mapping) -> None:
+def map_table(m: TensorMapping) -> None:
   """Map the token table and the output projection."""
   m.copy("model.embed_tokens.weight", "embed/table")
   m.output("model.embed_tokens.weight")
   m.ignored = ("rotary_emb.inv_freq",)
 
 
-def mlp(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def mlp(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   ours = ours.format("mlp")
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
   gated(m, f"{theirs}.mlp", f"{ours}/layer", at)
 
 
-def gated(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def gated(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   for their_name, name in GATED.items():
     m.linear(f"{theirs}.{their_name}", f"{ours}/{name}", at)
 
 
-def experts(m: Mapping, theirs: str, ours: str, at: int, names: dict[str, str] = GATED) -> None:
+def experts(
+  m: TensorMapping, theirs: str, ours: str, at: int, names: dict[str, str] = GATED
+) -> None:
   """Map experts with tensors of their own."""
   for expert in range(m.model.variant.design.experts.experts):
     for their_name, name in names.items():

@@ -6,7 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import mixtral
 
 MODEL_TYPES = ("mixtral",)
@@ -67,11 +67,11 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   llama.map_decoder(m, _experts)
 
 
-def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def _experts(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   ours = ours.format("moe")
   block = f"{theirs}.block_sparse_moe"
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)

@@ -8,9 +8,9 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import special
-from t5x_like.interop.fused_tensors import stacked
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.fused_tensors import map_stacked
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import modernbert
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
@@ -90,7 +90,7 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  only(
+  require_design(
     model,
     norm=list(NORMS.values()),
     norm_position="pre",
@@ -154,16 +154,16 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   m.copies = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
   m.copy("model.embeddings.tok_embeddings.weight", "embed/table")
   m.norm("model.embeddings.norm", "inputs/norm")
-  for layer, (suffix, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
+  for layer, (suffix, at) in enumerate(locate_layers(m.model.encoder, m.model.variant.dims.layers)):
     theirs = f"model.layers.{layer}"
     attention, mlp = (f"encoder/blocks/{name}{suffix}" for name in ("self_attention", "mlp"))
     if f"{attention}/in_norm/scale" in m.names:
       m.norm(f"{theirs}.attn_norm", f"{attention}/in_norm", at)
-    stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
+    map_stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.Wo", f"{attention}/layer/out", at)
     m.norm(f"{theirs}.mlp_norm", f"{mlp}/in_norm", at)
     m.fused(

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Variant
 from t5x_like.interop import decoders, fused_tensors
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import mpt
 from t5x_like.nn.dims import Dims
 
@@ -69,7 +69,7 @@ def config(model, model_type: str | None) -> dict:
   )
   power_of_two = dims.heads & (dims.heads - 1) == 0  # then both definitions of the slopes agree
   if not power_of_two and not decoders.position_of(model, "alibi", "mpt").get("mpt"):
-    decoders.only(model, position=[{"name": "alibi", "mpt": True}])
+    decoders.require_design(model, position=[{"name": "alibi", "mpt": True}])
   decoders.position_of(model, "alibi", "mpt")
   return {
     "architectures": ["MptForCausalLM"],
@@ -85,17 +85,17 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   m.copy("transformer.wte.weight", "embed/table")
   m.norm("transformer.norm_f", "decoder/final_norm")
   m.output("transformer.wte.weight")
-  for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, m.model.variant.dims.layers)):
     theirs = f"transformer.blocks.{layer}"
     attention = "decoder/blocks/self_attention"
     mlp = "decoder/blocks/mlp"
     m.norm(f"{theirs}.norm_1", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.norm_2", f"{mlp}/in_norm", at)
-    fused_tensors.stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
+    fused_tensors.map_stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.out_proj", f"{attention}/layer/out", at)
     m.linear(f"{theirs}.ffn.up_proj", f"{mlp}/layer/wi", at)
     m.linear(f"{theirs}.ffn.down_proj", f"{mlp}/layer/wo", at)

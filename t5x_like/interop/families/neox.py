@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Variant
 from t5x_like.interop import decoders, fused_tensors
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import neox
 from t5x_like.nn.dims import Dims
 
@@ -76,7 +76,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   dims = m.model.variant.dims
   design = m.model.variant.design
   m.copy("gpt_neox.embed_in.weight", "embed/table")
@@ -91,13 +91,13 @@ def tensors(m: Mapping) -> None:
     if design.parallel == "no"
     else ("decoder/blocks/parallel/layer", "norm")
   )
-  for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, dims.layers)):
     theirs = f"gpt_neox.layers.{layer}"
     attention = f"{blocks}/self_attention"
     mlp = f"{blocks}/mlp"
     m.norm(f"{theirs}.input_layernorm", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/{norm}", at)
-    fused_tensors.grouped_qkv(
+    fused_tensors.map_grouped_qkv(
       m,
       f"{theirs}.attention.query_key_value",
       f"{attention}/layer",

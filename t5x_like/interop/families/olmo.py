@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import olmo
 
 MODEL_TYPES = ("olmo2", "olmo3")
@@ -65,11 +65,11 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   llama.map_decoder(m, _feed_forward)
 
 
-def _feed_forward(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def _feed_forward(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours.format('self_attention')}/res_norm", at)
   m.norm(f"{theirs}.post_feedforward_layernorm", f"{ours.format('mlp')}/res_norm", at)
   llama.gated(m, f"{theirs}.mlp", f"{ours.format('mlp')}/layer", at)

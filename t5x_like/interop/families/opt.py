@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Variant
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import opt
 from t5x_like.nn.dims import Dims
 
@@ -58,7 +58,7 @@ def config(model, model_type: str | None) -> dict:
   )
   position = decoders.position_of(model, "learned", "length", "offset")
   if position.get("offset", 0) != 2:
-    decoders.only(model, position=[{**position, "offset": 2}])
+    decoders.require_design(model, position=[{**position, "offset": 2}])
   return {
     "architectures": ["OPTForCausalLM"],
     "model_type": "opt",
@@ -80,7 +80,7 @@ def renamed(name: str) -> str:
   return f"model.{name}" if name.startswith("decoder.") else name
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   variant = m.model.variant
   inputs = "inputs/inner" if variant.embed else "inputs"
   m.copy("model.decoder.embed_tokens.weight", "embed/table")
@@ -93,7 +93,7 @@ def tensors(m: Mapping) -> None:
   if pre:
     m.norm("model.decoder.final_layer_norm", "decoder/final_norm")
   norm = "in_norm" if pre else "out_norm"
-  for layer, (_, at) in enumerate(places(m.model.decoder, variant.dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, variant.dims.layers)):
     theirs = f"model.decoder.layers.{layer}"
     attention = "decoder/blocks/self_attention"
     mlp = "decoder/blocks/mlp"

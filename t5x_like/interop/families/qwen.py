@@ -6,7 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import qwen
 from t5x_like.nn.feed_forward import Experts
 
@@ -139,11 +139,11 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   llama.map_decoder(m, _experts_of if m.model.variant.design.experts else llama.mlp)
 
 
-def _experts_of(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def _experts_of(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   if f"{ours.format('moe')}/in_norm/scale" not in m.names:
     llama.mlp(m, theirs, ours, at)
     return

@@ -8,8 +8,8 @@ from dataclasses import replace
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders, resnet, timm
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.hf import type_of
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.hf import model_type_of
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import resnet as models
 from t5x_like.resolution import sides
 
@@ -41,12 +41,12 @@ def written(model) -> Callable[[str], str]:
 
 def _is_timm(model) -> bool:
   origin = getattr(model, "origin", None)
-  return origin is not None and type_of(json.loads(origin.config)) == TIMM
+  return origin is not None and model_type_of(json.loads(origin.config)) == TIMM
 
 
 def build(fields: Fields, names: set[str]):
   base = models.VARIANTS["resnet-50"]
-  if type_of(fields.values) == TIMM:
+  if model_type_of(fields.values) == TIMM:
     return models.Model, {"variant": _of_timm(fields, base)}
   head = image_encoders.head(fields, "ResNetForImageClassification", "ResNetModel")
   fields.ignore("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
@@ -117,7 +117,7 @@ def config(model, model_type: str | None) -> dict:
   )
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   resnet.tensors(m, BODY)
   if "head/out/kernel" in m.names:
     m.linear(CLASSIFIER.removesuffix("."), "head/out")

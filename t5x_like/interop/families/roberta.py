@@ -7,7 +7,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import roberta
 
 MODEL_TYPES = ("roberta", "xlm-roberta")
@@ -61,7 +61,7 @@ def config(model, model_type: str | None) -> dict:
   return values | {"bos_token_id": tokens.start, "eos_token_id": tokens.eos}
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   encoders.tensors(m, "roberta", HEADS)
   m.copies = {
     "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",

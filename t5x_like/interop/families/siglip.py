@@ -9,7 +9,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fused_tensors, image_encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import clip
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import siglip
 
 MODEL_TYPES = ("siglip",)
@@ -96,7 +96,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   m.ignored = ("position_ids",)
   variant = m.model.image.variant
   vision = "vision_model"
@@ -111,7 +111,7 @@ def tensors(m: Mapping) -> None:
     split=lambda x: [x[0]],
     join=image_encoders.leading(1),
   )
-  fused_tensors.stacked(m, f"{vision}.head.attention.in_proj", "image/head/attention", join="_")
+  fused_tensors.map_stacked(m, f"{vision}.head.attention.in_proj", "image/head/attention", join="_")
   m.linear(f"{vision}.head.attention.out_proj", "image/head/attention/out")
   m.norm(f"{vision}.head.layernorm", "image/head/norm")
   for theirs, ours in (("fc1", "wi"), ("fc2", "wo")):

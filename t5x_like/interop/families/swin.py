@@ -8,8 +8,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import swin
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.resolution import sides
@@ -85,7 +85,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
   Raises:
     UserError: the type cannot express a field of the design; names it.
   """
-  only(
+  require_design(
     model,
     norm="layernorm",
     parallel="no",
@@ -135,7 +135,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   def layer(theirs: str, ours: str, at: int) -> None:
     table = f"{theirs}.attention.self.relative_position_bias_table"
     m.copy(table, f"{ours}/layer/position/table", at)
@@ -143,7 +143,9 @@ def tensors(m: Mapping) -> None:
   body(m, "swin.", "in_norm", layer)
 
 
-def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int], None]) -> None:
+def body(
+  m: TensorMapping, prefix: str, norm: str, attention: Callable[[str, str, int], None]
+) -> None:
   """Map all tensors.
 
   Args:
@@ -164,7 +166,7 @@ def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int]
     stage = f"stage_{number + 1}"
     theirs = f"{prefix}encoder.layers.{number}"
     stack = getattr(m.model, stage).stack
-    for layer, (suffix, at) in enumerate(places(stack, layers)):
+    for layer, (suffix, at) in enumerate(locate_layers(stack, layers)):
       block, self_attention, mlp = (
         f"{theirs}.blocks.{layer}",
         *(f"{stage}/stack/blocks/{name}{suffix}" for name in ("self_attention", "mlp")),

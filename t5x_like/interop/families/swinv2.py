@@ -4,7 +4,7 @@ from t5x_like.architectures.window_encoder import WindowVariant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import swin
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import swin_v2
 from t5x_like.resolution import sides
 
@@ -46,7 +46,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   def layer(theirs: str, ours: str, at: int) -> None:
     attention = f"{theirs}.attention.self"
     network = f"{ours}/layer/position"

@@ -11,7 +11,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families.t5 import map_stacks, refuse_others, special_ids
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import switch
 from t5x_like.models.t5 import V1_0
 from t5x_like.nn.dims import Dims
@@ -127,8 +127,8 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
-  def feed_forward(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def tensors(m: TensorMapping) -> None:
+  def feed_forward(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
     if f"{ours}/wi/kernel" in m.names:
       m.linear(f"{theirs}.mlp.wi", f"{ours}/wi", at)
       m.linear(f"{theirs}.mlp.wo", f"{ours}/wo", at)

@@ -7,8 +7,8 @@ from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.hf import only, plain_core
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.hf import exact_cores, require_design
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import t5
 from t5x_like.nn.dims import Dims
 
@@ -97,14 +97,14 @@ def refuse_others(model, **expected) -> None:
     attention_scale=1.0,
     softcap=None,
     windows=(None,),
-    core=plain_core(variant.design),
+    core=exact_cores(variant.design),
     embed_scale=False,
     embed_norm=False,
     logits_scale=[True, False],
     logits_softcap=None,
     logits_bias=False,
   )
-  only(model, **usual | expected)
+  require_design(model, **usual | expected)
   if variant.shared or variant.embed or variant.dims.kv_heads != variant.dims.heads:
     raise UserError(
       f"{variant.dims} with shared={variant.shared}, embed={variant.embed}: this type has an "
@@ -124,7 +124,7 @@ def config(model, model_type: str | None) -> dict:
   design = model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   ours = position["name"] == "relative_bias" and "bidirectional" not in position
-  only(model, position=[design.position] if ours else ["relative_bias"])
+  require_design(model, position=[design.position] if ours else ["relative_bias"])
   dims = variant.dims
   if not position.get("shared", True):
     model_type = "umt5"
@@ -154,11 +154,11 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   map_stacks(m, dense)
 
 
-def map_stacks(m: Mapping, feed_forward: Callable) -> None:
+def map_stacks(m: TensorMapping, feed_forward: Callable) -> None:
   """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
   block)` maps."""
   variant = m.model.variant
@@ -173,7 +173,7 @@ def map_stacks(m: Mapping, feed_forward: Callable) -> None:
         f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         f"{side}/position/table",
       )
-    for layer, (suffix, at) in enumerate(places(getattr(m.model, side), layers)):
+    for layer, (suffix, at) in enumerate(locate_layers(getattr(m.model, side), layers)):
       theirs = f"{side}.block.{layer}.layer"
       ours = f"{side}/blocks"
       own = f"{ours}/self_attention{suffix}/layer/position/table"
@@ -197,7 +197,7 @@ def map_stacks(m: Mapping, feed_forward: Callable) -> None:
       feed_forward(m, f"{theirs}.{last}", f"{ours}/{name}{suffix}/layer", at)
 
 
-def dense(m: Mapping, theirs: str, ours: str, at: int) -> None:
+def dense(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
   """Map the feed-forward layer, gated or not."""
   gated = f"{ours}/gate/kernel" in m.names
   if gated:

@@ -3,7 +3,7 @@
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import vit
 
 MODEL_TYPES = ("vit",)
@@ -27,7 +27,7 @@ def config(model, model_type: str | None) -> dict:
   return fields | image_encoders.config(model, "vit")
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   classifies = "head/out/kernel" in m.names
   prefix = "vit." if classifies else ""
   image_encoders.tensors(m, prefix, ("cls_token",))

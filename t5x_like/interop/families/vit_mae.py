@@ -7,7 +7,7 @@ cosines, and a model with `sinusoidal_2d` is written with this table.
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import vit
 
 MODEL_TYPES = ("vit_mae",)
@@ -53,7 +53,7 @@ def config(model, model_type: str | None) -> dict:
   )
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   image_encoders.tensors(m, "vit.", ("cls_token",))
   m.linear("decoder.decoder_embed", "head/project")
   m.fused(

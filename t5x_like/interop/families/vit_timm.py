@@ -6,7 +6,7 @@ from dataclasses import replace
 from t5x_like.errors import UserError
 from t5x_like.interop import fused_tensors, image_encoders, timm
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
 from t5x_like.resolution import sides
@@ -102,7 +102,7 @@ def config(model, model_type: str | None) -> dict:
   )
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   image_encoders.patches(m, "patch_embed.proj")
   if m.model.variant.class_tokens:
     m.fused(
@@ -115,7 +115,7 @@ def tensors(m: Mapping) -> None:
       *(f"encoder/blocks/{name}" for name in ("self_attention", "mlp")),
     )
     m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
-    fused_tensors.stacked(m, f"{theirs}.attn.qkv", f"{attention}/layer", at)
+    fused_tensors.map_stacked(m, f"{theirs}.attn.qkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.proj", f"{attention}/layer/out", at)
     m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
     m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Variant
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import xglm
 from t5x_like.nn.dims import Dims
 
@@ -67,12 +67,12 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   m.copy("model.embed_tokens.weight", "embed/table")
   m.copies["lm_head.weight"] = "model.embed_tokens.weight"
   m.ignored = ("embed_positions.weights",)  # sines and cosines
   m.norm("model.layer_norm", "decoder/final_norm")
-  for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, m.model.variant.dims.layers)):
     theirs = f"model.layers.{layer}"
     attention = "decoder/blocks/self_attention"
     mlp = "decoder/blocks/mlp"

@@ -6,7 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import xlm
 from t5x_like.nn.dims import Dims
 
@@ -109,7 +109,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   variant = m.model.variant
   name = variant.head["name"] if isinstance(variant.head, dict) else variant.head
   head = next(h for h in HEADS if h.name == name)
@@ -121,7 +121,7 @@ def tensors(m: Mapping) -> None:
   if variant.types:
     m.copy(f"{body}lang_embeddings.weight", "inputs/types/table")
   m.norm(f"{body}layer_norm_emb", "inputs/norm")
-  for layer, (_, at) in enumerate(places(m.model.encoder, variant.dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.encoder, variant.dims.layers)):
     ours = "encoder/blocks"
     attention = ("q_lin", "k_lin", "v_lin", "out_lin")
     m.attention(f"{body}attentions.{layer}", f"{ours}/self_attention/layer", at, names=attention)

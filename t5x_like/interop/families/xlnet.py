@@ -8,8 +8,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import Head
-from t5x_like.interop.hf import only
-from t5x_like.interop.tensor_mapping import Mapping, places
+from t5x_like.interop.hf import require_design
+from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import xlnet
 from t5x_like.nn.dims import Dims
 
@@ -75,7 +75,7 @@ def config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  only(
+  require_design(
     model,
     norm="layernorm",
     norm_position="post",
@@ -123,7 +123,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: Mapping) -> None:
+def tensors(m: TensorMapping) -> None:
   variant = m.model.variant
   dims = m.model.variant.dims
   N = dims.heads
@@ -149,7 +149,7 @@ def tensors(m: Mapping) -> None:
     f"{body}mask_emb", ["unknown"], split=lambda x: [x[0, 0]], join=lambda xs: xs[0][None, None]
   )
   m.copies = {"lm_loss.weight": "transformer.word_embedding.weight"}
-  for layer, (_, at) in enumerate(places(m.model.encoder, dims.layers)):
+  for layer, (_, at) in enumerate(locate_layers(m.model.encoder, dims.layers)):
     theirs = f"{body}layer.{layer}"
     ours = "encoder/blocks"
     attention = f"{ours}/self_attention/layer"

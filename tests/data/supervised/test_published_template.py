@@ -146,7 +146,7 @@ def test_the_start_token_stands_once_before_a_conversation(template, tmp_path):
   assert smol.pieces_of(inputs[:2]) == ["<|im_start|>", "u" if template == "chatml" else "s"]
   learned = targets[batch["decoder_loss_weights"][0] > 0]
   assert np.array_equal(learned, [*smol.encode("jumps."), 2, *smol.encode("the dog"), 2])
-  files = tokenizer_export.conversation(smol, template)
+  files = tokenizer_export.chat_files(smol, template)
   exported = vocabulary(tmp_path / "exported", files["chat_template.jinja"].decode())
   assert PublishedChat(exported).opened(TALK[:1]) == [
     1,
@@ -159,7 +159,7 @@ def test_a_start_token_that_no_turn_begins_with_stays(tmp_path):
   assert Chat("chatml", other).prompt(TALK[:1])[0] == 1
   exported = vocabulary(
     tmp_path / "exported",
-    tokenizer_export.conversation(other, "published")["chat_template.jinja"].decode(),
+    tokenizer_export.chat_files(other, "published")["chat_template.jinja"].decode(),
     bos_token="<|endoftext|>",
   )
   assert PublishedChat(exported).opened(TALK[:1])[:2] == [0, 1]
