@@ -77,7 +77,7 @@ class Teacher:
     import jax
 
     from t5x_like.nn import params
-    from t5x_like.objectives._token_distillation import by_tokens
+    from t5x_like.objectives._token_distillation import map_token_chunks
     from t5x_like.training import open_with_recipe, saved_model
 
     if jax.process_count() > 1:
@@ -91,7 +91,7 @@ class Teacher:
     def likeliest(arrays, batch):
       with run.rules.activate():
         logits = params.with_arrays(run.model, arrays).outputs(batch)["logits"]
-        log_p, ids = by_tokens(
+        log_p, ids = map_token_chunks(
           lambda x: jax.lax.top_k(jax.nn.log_softmax(x[..., :size]), k), (logits,)
         )
       return ids, log_p

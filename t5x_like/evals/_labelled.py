@@ -12,7 +12,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.metrics.classification import MultiRc
-from t5x_like.objectives import flat
+from t5x_like.objectives import flatten_rows
 from t5x_like.rows import in_batches, merged_lengths, padded_length
 
 _READ_AT_ONCE = 256
@@ -86,7 +86,7 @@ def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[st
   (`chosen`), sums over the rows if these are the orders of a pair.
   """
   several = next(x for name, x in batch.items() if name.endswith("_input_tokens")).ndim == 3
-  found = model(flat(batch) if several else batch)
+  found = model(flatten_rows(batch) if several else batch)
   if "scores" not in found:
     return found
   scores_BRC = found["scores"].reshape(*batch["decoder_input_tokens"].shape[:2], -1)

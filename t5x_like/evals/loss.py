@@ -9,7 +9,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
-from t5x_like.objectives import METRICS, denominator, evaluate
+from t5x_like.objectives import METRIC_NAMES, denominator, evaluate
 from t5x_like.slots import Positive
 
 
@@ -35,7 +35,7 @@ class Evaluator:
     self._max_examples = max_examples
     objective = setting.objective
     size = setting.task.vocabulary.size
-    if lacking := objective.missing(setting.task.features):
+    if lacking := objective.missing_features(setting.task.features):
       raise UserError(
         f"evaluator loss: the objective needs the feature {lacking[0]!r}, which task "
         f"{setting.task.name} does not make (it makes {', '.join(setting.task.features)}); choose "
@@ -70,7 +70,12 @@ class Evaluator:
     means = (
       name for name in found if not name.endswith("weights") and name not in ("counts", "examples")
     )
-    return (*(METRICS.get(name, name) for name in means), *classes, "examples", "target_tokens")
+    return (
+      *(METRIC_NAMES.get(name, name) for name in means),
+      *classes,
+      "examples",
+      "target_tokens",
+    )
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return the means of the objective's sums (`loss`, `accuracy`, …), `examples` and
@@ -86,7 +91,7 @@ class Evaluator:
     counts = total.pop("counts", None)
     examples = total.pop("examples")
     means = {
-      METRICS.get(name, name): float(value) / max(float(total[denominator(name, total)]), 1.0)
+      METRIC_NAMES.get(name, name): float(value) / max(float(total[denominator(name, total)]), 1.0)
       for name, value in total.items()
       if not name.endswith("weights")
     }

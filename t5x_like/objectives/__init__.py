@@ -1,8 +1,8 @@
-"""Objectives, one per file: the module path is the registry (`config.objective = {"name": "mlm",
-…}`).
+"""Objectives, one a file.
 
-An objective is a frozen dataclass `Objective` whose fields are the arguments of the slot. It is
-called as
+The module path is the registry: `config.objective = {"name": "mlm", …}` selects `mlm.py`. An
+objective is a frozen dataclass `Objective` whose fields are the arguments of the slot. It is called
+as
 
   (loss sum, sums) = objective(model, batch, key)
 
@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 from t5x_like.errors import UserError
 
-METRICS = {"correct": "accuracy"}  # sums whose mean is reported under another name
+# Names of sums whose means are reported under another name.
+METRIC_NAMES = {"correct": "accuracy"}
 
 
 def denominator(name: str, sums: Collection[str]) -> str:
@@ -28,8 +29,11 @@ def denominator(name: str, sums: Collection[str]) -> str:
   means over tokens and means over examples remain correct when the sums of many batches are added.
   """
   words = name.split("_")
-  groups = ("_".join(words[:n]) + "_weights" for n in range(len(words), 0, -1))
-  return next((group for group in groups if group in sums), "weights")
+  for length in range(len(words), 0, -1):
+    group_weights = "_".join(words[:length]) + "_weights"
+    if group_weights in sums:
+      return group_weights
+  return "weights"
 
 
 def check_declarations(name: str, objective: Any) -> None:
@@ -42,7 +46,7 @@ def check_declarations(name: str, objective: Any) -> None:
     raise UserError(
       f"config.objective.name: {name}: expected a subclass of t5x_like.objectives.Base"
     )
-  for attribute in ("beside", "targets", "weights"):
+  for attribute in ("model_inputs", "targets", "weights"):
     if not hasattr(objective, attribute):
       raise UserError(
         f"config.objective.name: {name} declares no {attribute!r}; declare it, or derive from "
@@ -69,8 +73,8 @@ def evaluate(
       raise
     raise UserError(
       f"config.objective.name: {name} looked for {feature!r}, found the features "
-      f"{', '.join(batch)}; declare in `also` what it reads of a batch, and return the sum "
-      "`weights`"
+      f"{', '.join(batch)}; declare the features that it "
+      "reads in `extra_features`, and return the sum `weights`"
     ) from error
   if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)):
     raise UserError(
@@ -88,76 +92,73 @@ class Base:
   """An objective's declarations, checked before anything is compiled.
 
   Attributes:
-    beside: alternative model inputs; the model's outputs correspond to the one it takes.
+    model_inputs: alternative inputs of the model, the one whose axes its outputs share.
     targets: the feature to predict.
     weights: the feature that weights each target.
-    also: other required features.
+    extra_features: further required features.
     outputs: the required model outputs, by name, with their number of axes.
-    gives: the sums it returns if data and model allow, besides sums of weights and the model's
-      scalars, such as a router's losses.
+    reported_sums: the sums it returns if data and model allow, besides sums of weights and the
+      model's scalars, such as a router's losses.
     advice: the setting to suggest when the data lacks a feature.
-    several: whether examples have several rows, features [B, C, …].
-    reference: whether it needs `model.reference`, an untrained copy of the model with the run's
-      initial weights.
+    multi_row: whether an example has several rows, so that its features are [B, C, …].
+    needs_reference: whether it needs `model.reference`, an untrained copy of the model with the
+      run's initial weights.
     teacher: whether `model.reference` is the model of `config.teacher` instead.
-    steps: the module of `training/` that makes steps for its batches, see `training/rollouts.py`;
-      "" for plain ones.
-    among_rows: whether the loss of a row depends on the other rows of the batch, which rules out
-      accumulation.
+    step_module: the module of `training/` that builds the steps for its batches, such as
+      `training/rollouts.py`; "" for the plain step.
+    uses_batch_negatives: whether the loss of a row depends on the other rows of the batch, which
+      rules out accumulation.
     spare_classes: the number of logits that belong to no class of the task.
-    unit: of the metric `loss`, for reports; "" if it has none.
-    likelihood: whether the metric `loss` is the negative log-likelihood of the targets, in nats:
-      then it is reported beside their unigram entropy and, of tokens, as a perplexity. Without it
-      neither is.
+    unit: unit of the metric `loss`, for reports; "" if it has none.
+    likelihood: whether the metric `loss` is the negative log-likelihood of the targets, in nats.
+      Only then is it reported beside their unigram entropy and, for tokens, as a perplexity.
   """
 
-  beside: ClassVar[tuple[str, ...]]
+  model_inputs: ClassVar[tuple[str, ...]]
   targets: ClassVar[str]
   weights: ClassVar[str]
-  also: ClassVar[tuple[str, ...]] = ()
+  extra_features: ClassVar[tuple[str, ...]] = ()
   outputs: ClassVar[dict[str, int]] = {"logits": 3}
-  gives: ClassVar[tuple[str, ...]] = ("loss", "z_loss", "correct")
+  reported_sums: ClassVar[tuple[str, ...]] = ("loss", "z_loss", "correct")
   advice: ClassVar[str] = ""
-  several: ClassVar[bool] = False
-  reference: ClassVar[bool] = False
+  multi_row: ClassVar[bool] = False
+  needs_reference: ClassVar[bool] = False
   teacher: ClassVar[bool] = False
-  steps: ClassVar[str] = ""
-  among_rows: ClassVar[bool] = False
+  step_module: ClassVar[str] = ""
+  uses_batch_negatives: ClassVar[bool] = False
   spare_classes: ClassVar[int] = 0
   unit: ClassVar[str] = ""
   likelihood: ClassVar[bool] = False
 
   @classmethod
-  def missing(cls, features: Collection[str]) -> list[str]:
+  def missing_features(cls, features: Collection[str]) -> list[str]:
     """Return the required features that `features` lacks."""
-    return [name for name in (cls.targets, cls.weights, *cls.also) if name not in features]
+    required = (cls.targets, cls.weights, *cls.extra_features)
+    return [name for name in required if name not in features]
 
   @classmethod
-  def rows(cls, batch: dict) -> dict:
-    """Return the batch for the model's call; flatten examples of several rows from [B, C, …] to [B
-    * C, …]."""
-    return flat(batch) if cls.several else batch
+  def model_rows(cls, batch: dict) -> dict:
+    """Return the batch of the model's call, with examples of several rows flattened."""
+    return flatten_rows(batch) if cls.multi_row else batch
 
   @classmethod
   def check(cls, model, features: dict) -> None:
     """Raise UserError if the model's head does not fit the task's features."""
 
   def prepare(self, batch: dict, model) -> dict:
-    """Return the whole batch with facts about it, such as the number of real rows, before it is
-    divided."""
+    """Add facts about the global batch, such as its number of real rows, before it is divided."""
     del model
     return batch
 
-  def extended(self, model, key):
+  def extend_model(self, model, key):
     """Return the model with the parts that only this objective trains, such as PPO's value head."""
     return model
 
 
-def flat(batch: dict) -> dict:
-  """Flatten the `encoder_` and `decoder_` features of examples of several rows from [B, C, …] to [B
-  * C, …]."""
-  return {
-    name: x.reshape(-1, *x.shape[2:])
-    for name, x in batch.items()
-    if name.startswith(("encoder_", "decoder_"))
-  }
+def flatten_rows(batch: dict) -> dict:
+  """Reshape the `encoder_` and `decoder_` features from [B, C, …] to [B * C, …]."""
+  rows = {}
+  for name, x in batch.items():
+    if name.startswith(("encoder_", "decoder_")):
+      rows[name] = x.reshape(-1, *x.shape[2:])
+  return rows

@@ -22,12 +22,12 @@ import jax.numpy as jnp
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import constrain, gathered, scattered, ways
 
-LOGITS = 2**24  # the most logits of a chunk on one device
+MAX_CHUNK_LOGITS = 2**24  # the most logits of a chunk on one device
 # columns of a chunk, on one device
-LEAST = 1024
-MOST = 8192
+MIN_CHUNK_COLUMNS = 1024
+MAX_CHUNK_COLUMNS = 8192
 # prefix of the products' named scope, with real and computed columns, for the FLOP count
-COLUMNS = "columns_"
+COLUMNS_SCOPE = "columns_"
 LANES = 128  # columns are a multiple of this, the width of an accelerator's registers
 
 
@@ -52,8 +52,8 @@ def statistics(
     total: whether the sum is needed; otherwise it may be zero.
   """
   if isinstance(logits, VocabularyLogits):
-    chunks = Chunks.of(logits)
-    if chunks.several:
+    chunks = Chunking.for_logits(logits)
+    if chunks.is_chunked:
       return Statistics(
         *_statistics(chunks, total, logits.x, logits.kernel, logits.bias, targets_BT)
       )
@@ -68,7 +68,9 @@ def statistics(
   return Statistics(log_z_BT, target_BT, jnp.sum(logits_BTV, axis=-1), peak_BT)
 
 
-def sample(logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: float) -> jax.Array:
+def sample_tokens(
+  logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: float
+) -> jax.Array:
   """Sample one id per token from softmax(logits / temperature): int32 [B, T], without gradient.
 
   The sample is the argmax of the logits plus Gumbel noise.
@@ -78,13 +80,13 @@ def sample(logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: fl
   def noisy(logits, key):
     return logits / temperature + jax.random.gumbel(key, logits.shape)
 
-  chunks = Chunks.of(logits) if isinstance(logits, VocabularyLogits) else None
-  if chunks is None or not chunks.several:
+  chunks = Chunking.for_logits(logits) if isinstance(logits, VocabularyLogits) else None
+  if chunks is None or not chunks.is_chunked:
     logits_BTV = logits if chunks is None else logits.dense()
     return jnp.argmax(noisy(logits_BTV.astype(jnp.float32), key), axis=-1).astype(jnp.int32)
 
   def chunk(best, index):
-    piece = chunks.piece(logits.kernel, logits.bias, index, logits.x.dtype)
+    piece = chunks.vocabulary_chunk(logits.kernel, logits.bias, index, logits.x.dtype)
     found_BTpc = noisy(chunks.logits(logits.x, piece), jax.random.fold_in(key, index))
     peak_BT, last_BT = best
     new_BT = jnp.max(found_BTpc, axis=(-2, -1))
@@ -94,12 +96,12 @@ def sample(logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: fl
     return jnp.maximum(peak_BT, new_BT), jnp.where(new_BT > peak_BT, ids_BT, last_BT)
 
   shape = logits.shape[:2]
-  return chunks.over(chunk, (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32)))[
+  return chunks.scan(chunk, (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32)))[
     1
   ]
 
 
-class Piece(NamedTuple):
+class VocabularyChunk(NamedTuple):
   """A chunk of the vocabulary: c columns of each of p parts.
 
   Attributes:
@@ -116,7 +118,7 @@ class Piece(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunks:
+class Chunking:
   """The division of logits into chunks.
 
   Attributes:
@@ -131,13 +133,13 @@ class Chunks:
   vocab: int
   tied: bool
   softcap: float | None
-  parts: int
+  vocab_shards: int
   columns: int
-  splits: int
-  rows: int
+  sequence_shards: int
+  token_chunks: int
 
   @classmethod
-  def of(cls, logits: VocabularyLogits) -> "Chunks":
+  def for_logits(cls, logits: VocabularyLogits) -> "Chunking":
     B, T, V = logits.shape
     parts = max(ways("vocab"), ways("activation_vocab"))
     splits = ways("length")
@@ -147,103 +149,117 @@ class Chunks:
     width = V // parts
     length = T // splits
     # a split kernel is gathered by chunks
-    fits = tokens * width <= LOGITS and parts * ways("embed") == 1
-    most = width if fits else min(max(LOGITS // tokens, LEAST), MOST)
+    fits = tokens * width <= MAX_CHUNK_LOGITS and parts * ways("embed") == 1
+    most = (
+      width if fits else min(max(MAX_CHUNK_LOGITS // tokens, MIN_CHUNK_COLUMNS), MAX_CHUNK_COLUMNS)
+    )
     even = -(-width // -(-width // most))
     columns = min(-(-even // LANES) * LANES, width)
     rows = next(
       n
       for n in range(1, length + 1)
-      if length % n == 0 and tokens * columns <= n * LOGITS or n == length
+      if length % n == 0 and tokens * columns <= n * MAX_CHUNK_LOGITS or n == length
     )
     return cls(V, logits.tied, logits.softcap, parts, columns, splits, rows)
 
   @property
-  def several(self) -> bool:
-    return self.parts * self.columns < self.vocab or self.rows > 1
+  def is_chunked(self) -> bool:
+    return self.vocab_shards * self.columns < self.vocab or self.token_chunks > 1
 
   @property
-  def uneven(self) -> bool:
-    return self.vocab // self.parts % self.columns > 0
+  def overlaps(self) -> bool:
+    return self.vocab // self.vocab_shards % self.columns > 0
 
   @property
   def count(self) -> int:
-    return -(-self.vocab // self.parts // self.columns)
+    return -(-self.vocab // self.vocab_shards // self.columns)
 
-  def over(self, body: Callable, carry):
+  def scan(self, body: Callable, carry):
     """Run `carry = body(carry, index)` for every chunk of the vocabulary; return the last carry."""
     return jax.lax.scan(
       lambda carry, index: (body(carry, index), None), carry, jnp.arange(self.count)
     )[0]
 
   @property
-  def axis(self) -> int:
+  def column_axis(self) -> int:
     """The axis of the columns within a part, in a kernel cut into parts."""
     return 1 if self.tied else 2
 
   @property
-  def axes(self) -> tuple[str | None, ...]:
+  def logical_axes(self) -> tuple[str | None, ...]:
     """The logical axes of a kernel cut into parts."""
     return ("vocab", None, "embed") if self.tied else ("embed", "vocab", None)
 
-  def view(self, kernel: jax.Array) -> jax.Array:
+  def split_kernel(self, kernel: jax.Array) -> jax.Array:
     """Reshape a kernel [V, D] or [D, V] into parts."""
-    wide = (self.parts, self.vocab // self.parts)
+    wide = (self.vocab_shards, self.vocab // self.vocab_shards)
     return kernel.reshape(*wide, -1) if self.tied else kernel.reshape(-1, *wide)
 
-  def cut(self, x: jax.Array) -> jax.Array:
+  def split_tokens(self, x: jax.Array) -> jax.Array:
     """Reshape [B, T, ...] to [rows, B, T / rows, ...]; every device keeps its tokens."""
     (B, T), rest = x.shape[:2], x.shape[2:]
-    x = x.reshape(B, self.splits, self.rows, T // (self.splits * self.rows), *rest)
-    return jnp.moveaxis(x, 2, 0).reshape(self.rows, B, T // self.rows, *rest)
+    x = x.reshape(
+      B,
+      self.sequence_shards,
+      self.token_chunks,
+      T // (self.sequence_shards * self.token_chunks),
+      *rest,
+    )
+    return jnp.moveaxis(x, 2, 0).reshape(self.token_chunks, B, T // self.token_chunks, *rest)
 
-  def uncut(self, x: jax.Array) -> jax.Array:
+  def merge_tokens(self, x: jax.Array) -> jax.Array:
     rows, B, length, *rest = x.shape
-    x = x.reshape(rows, B, self.splits, length // self.splits, *rest)
+    x = x.reshape(rows, B, self.sequence_shards, length // self.sequence_shards, *rest)
     return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *rest)
 
-  def added(self, total: jax.Array, more: jax.Array, start: jax.Array, axis: int) -> jax.Array:
+  def add_gradient(
+    self, total: jax.Array, more: jax.Array, start: jax.Array, axis: int
+  ) -> jax.Array:
     """Add a chunk of gradients to `total`; columns that were in an earlier chunk get zeros
     added."""
     more = more.astype(total.dtype)
-    if self.uneven:
+    if self.overlaps:
       more += jax.lax.dynamic_slice_in_dim(total, start, self.columns, axis)
     return jax.lax.dynamic_update_slice_in_dim(total, more, start, axis)
 
-  def piece(
+  def vocabulary_chunk(
     self, kernel: jax.Array, bias: jax.Array | None, index: jax.Array, dtype: jnp.dtype
-  ) -> Piece:
-    width = self.vocab // self.parts
+  ) -> VocabularyChunk:
+    width = self.vocab // self.vocab_shards
     first = index * self.columns
     start = jnp.minimum(first, width - self.columns)
-    w = jax.lax.dynamic_slice_in_dim(self.view(kernel), start, self.columns, self.axis).astype(
-      dtype
-    )
+    w = jax.lax.dynamic_slice_in_dim(
+      self.split_kernel(kernel), start, self.columns, self.column_axis
+    ).astype(dtype)
     bias_pc = None
     if bias is not None:
       bias_pc = jax.lax.dynamic_slice_in_dim(
-        bias.reshape(self.parts, width), start, self.columns, 1
+        bias.reshape(self.vocab_shards, width), start, self.columns, 1
       )
     columns_c = start + jnp.arange(self.columns)
-    ids_pc = jnp.where(columns_c < first, -1, columns_c + width * jnp.arange(self.parts)[:, None])
-    return Piece(gathered(w, self.axes), bias_pc, start, ids_pc)
+    ids_pc = jnp.where(
+      columns_c < first, -1, columns_c + width * jnp.arange(self.vocab_shards)[:, None]
+    )
+    return VocabularyChunk(gathered(w, self.logical_axes), bias_pc, start, ids_pc)
 
-  def logits(self, x: jax.Array, piece: Piece) -> jax.Array:
+  def logits(self, x: jax.Array, piece: VocabularyChunk) -> jax.Array:
     """Compute the logits of the piece's columns, float32 [B, T, p, c]; -inf for columns of the
     previous chunk."""
     product = "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc"
-    with jax.named_scope(f"{COLUMNS}{self.vocab}_of_{self.parts * self.columns * self.count}"):
+    with jax.named_scope(
+      f"{COLUMNS_SCOPE}{self.vocab}_of_{self.vocab_shards * self.columns * self.count}"
+    ):
       logits = jnp.einsum(product, x, piece.kernel, preferred_element_type=jnp.float32)
     logits = constrain(logits, "batch", "length", "activation_vocab", None)
     if piece.bias_pc is not None:
       logits = logits + piece.bias_pc
     logits = logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
-    return jnp.where(piece.ids_pc < 0, -jnp.inf, logits) if self.uneven else logits
+    return jnp.where(piece.ids_pc < 0, -jnp.inf, logits) if self.overlaps else logits
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _statistics(
-  chunks: Chunks,
+  chunks: Chunking,
   sum_up: bool,
   x: jax.Array,
   kernel: jax.Array,
@@ -254,11 +270,11 @@ def _statistics(
   return _forward(chunks, sum_up, x, kernel, bias, targets)[0]
 
 
-def _forward(chunks: Chunks, sum_up: bool, x, kernel, bias, targets):
-  inputs = chunks.cut(x), chunks.cut(targets)
+def _forward(chunks: Chunking, sum_up: bool, x, kernel, bias, targets):
+  inputs = chunks.split_tokens(x), chunks.split_tokens(targets)
 
   def chunk(so_far, index):
-    piece = chunks.piece(kernel, bias, index, x.dtype)
+    piece = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
 
     def row(_, inputs):
       (x, targets), (peak, z, target, total) = inputs
@@ -273,18 +289,18 @@ def _forward(chunks: Chunks, sum_up: bool, x, kernel, bias, targets):
     return jax.lax.scan(row, None, (inputs, so_far))[1]
 
   zeros = constrain(
-    jnp.zeros((*inputs[1].shape, chunks.parts)), None, "batch", "length", "activation_vocab"
+    jnp.zeros((*inputs[1].shape, chunks.vocab_shards)), None, "batch", "length", "activation_vocab"
   )
-  peaks, z, target, total = chunks.over(chunk, (zeros - math.inf, zeros, zeros, zeros))
+  peaks, z, target, total = chunks.scan(chunk, (zeros - math.inf, zeros, zeros, zeros))
   peak = peaks.max(-1)
   log_z = peak + jnp.log(jnp.sum(z * jnp.exp(peaks - peak[..., None]), axis=-1))
-  found = tuple(chunks.uncut(a) for a in (log_z, target.sum(-1), total.sum(-1), peak))
+  found = tuple(chunks.merge_tokens(a) for a in (log_z, target.sum(-1), total.sum(-1), peak))
   return found, (x, kernel, bias, targets, found[0])
 
 
-def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
+def _backward(chunks: Chunking, sum_up: bool, kept, gradients):
   x, kernel, bias, targets, log_z = kept
-  inputs = [chunks.cut(a) for a in (x, targets, log_z, *gradients[:3])]
+  inputs = [chunks.split_tokens(a) for a in (x, targets, log_z, *gradients[:3])]
   to_x = "BTpc,pcD->BTpD" if chunks.tied else "BTpc,Dpc->BTpD"
   to_kernel = partial(
     jnp.einsum, "BTpc,BTD->pcD" if chunks.tied else "BTD,BTpc->Dpc", preferred_element_type=x.dtype
@@ -292,7 +308,7 @@ def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
 
   def chunk(so_far, index):
     dx, d_kernel, d_bias = so_far
-    piece = chunks.piece(kernel, bias, index, x.dtype)
+    piece = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
 
     def row(inputs, dx):
       x, targets, *others = inputs
@@ -304,33 +320,37 @@ def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
       d = d + d_total if sum_up else d
       if chunks.softcap is not None:
         d *= 1.0 - jnp.square(logits / chunks.softcap)
-      if chunks.uneven:
+      if chunks.overlaps:
         d = jnp.where(piece.ids_pc < 0, 0.0, d)
       low = d.astype(x.dtype)
       dx += jnp.einsum(to_x, low, piece.kernel, preferred_element_type=jnp.float32)
       both = (low, x) if chunks.tied else (x, low)
-      return dx, scattered(to_kernel, *both, chunks.axes), d.sum((0, 1))
+      return dx, scattered(to_kernel, *both, chunks.logical_axes), d.sum((0, 1))
 
     def next_row(sums, both):
       dx, *more = row(*both)
       return jax.tree.map(jnp.add, sums, tuple(more)), dx
 
-    if chunks.rows == 1:
+    if chunks.token_chunks == 1:
       dx, more, more_bias = row([a[0] for a in inputs], dx[0])
       dx = dx[None]
     else:
       zeros = (jnp.zeros(a.shape, jnp.float32) for a in (piece.kernel, piece.ids_pc))
       (more, more_bias), dx = jax.lax.scan(next_row, tuple(zeros), (inputs, dx))
-    d_kernel = chunks.added(d_kernel, more, piece.start, chunks.axis)
-    return dx, d_kernel, None if bias is None else chunks.added(d_bias, more_bias, piece.start, 1)
+    d_kernel = chunks.add_gradient(d_kernel, more, piece.start, chunks.column_axis)
+    return (
+      dx,
+      d_kernel,
+      None if bias is None else chunks.add_gradient(d_bias, more_bias, piece.start, 1),
+    )
 
-  dx = jnp.zeros((*inputs[1].shape, chunks.parts, x.shape[-1]))
+  dx = jnp.zeros((*inputs[1].shape, chunks.vocab_shards, x.shape[-1]))
   dx = constrain(dx, None, "batch", "length", "activation_vocab", None)
-  layout = ["optimizer_embed" if axis == "embed" else axis for axis in chunks.axes]
-  d_kernel = constrain(jnp.zeros_like(chunks.view(kernel)), *layout)
-  d_bias = None if bias is None else jnp.zeros_like(bias).reshape(chunks.parts, -1)
-  dx, d_kernel, d_bias = chunks.over(chunk, (dx, d_kernel, d_bias))
-  dx = chunks.uncut(dx.sum(-2)).astype(x.dtype)
+  layout = ["optimizer_embed" if axis == "embed" else axis for axis in chunks.logical_axes]
+  d_kernel = constrain(jnp.zeros_like(chunks.split_kernel(kernel)), *layout)
+  d_bias = None if bias is None else jnp.zeros_like(bias).reshape(chunks.vocab_shards, -1)
+  dx, d_kernel, d_bias = chunks.scan(chunk, (dx, d_kernel, d_bias))
+  dx = chunks.merge_tokens(dx.sum(-2)).astype(x.dtype)
   return dx, d_kernel.reshape(kernel.shape), None if bias is None else d_bias.reshape(-1), None
 
 

@@ -15,7 +15,7 @@ Sums = dict[str, jax.Array]
 class EncoderTargets(Base):
   """The base of objectives that predict some or all tokens of an encoder."""
 
-  beside = ("encoder_input_tokens",)
+  model_inputs = ("encoder_input_tokens",)
   targets = "encoder_target_tokens"
   weights = "encoder_loss_weights"
 
@@ -24,7 +24,7 @@ class DecoderTargets(Base):
   """Cross-entropy of a decoder's targets. Subclasses have the fields `label_smoothing` and
   `z_loss`."""
 
-  beside = ("decoder_input_tokens",)
+  model_inputs = ("decoder_input_tokens",)
   targets = "decoder_target_tokens"
   weights = "decoder_loss_weights"
 
@@ -102,16 +102,16 @@ def token_losses(
   return jnp.sum((loss_BT + z_BT) * weights_BT), sums
 
 
-def predicted(batch: Batch) -> tuple[jax.Array, jax.Array]:
+def masked_targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
   """Return targets int32 and weights float32 [B, K] at `encoder_masked_positions`; without this
   feature, all [B, S].
 
   Unused slots of a row point to position 0, which holds [CLS] and has no weight.
   """
-  return at_masked(batch, "encoder_target_tokens"), at_masked(batch, "encoder_loss_weights")
+  return gather_masked(batch, "encoder_target_tokens"), gather_masked(batch, "encoder_loss_weights")
 
 
-def at_masked(batch: Batch, name: str) -> jax.Array:
+def gather_masked(batch: Batch, name: str) -> jax.Array:
   """Gather a feature [B, S] at the batch's `encoder_masked_positions` [B, K]; unchanged if the
   batch has none."""
   if "encoder_masked_positions" not in batch:
@@ -119,7 +119,7 @@ def at_masked(batch: Batch, name: str) -> jax.Array:
   return jnp.take_along_axis(batch[name], batch["encoder_masked_positions"], axis=1)
 
 
-def shared(total: jax.Array, real: jax.Array) -> jax.Array:
+def spread_evenly(total: jax.Array, real: jax.Array) -> jax.Array:
   """Divide `total` equally among the places where `real` is 1, so that a weighted sum divided by
   `total` is a mean."""
   return real * (total / jnp.maximum(jnp.sum(real), 1.0))

@@ -10,7 +10,7 @@ from t5x_like import rewards, slots
 from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
-from t5x_like.objectives import flat
+from t5x_like.objectives import flatten_rows
 from t5x_like.objectives._cross_entropy import statistics
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
 
@@ -27,16 +27,16 @@ class Completions(NamedTuple):
     outputs: the model's.
   """
 
-  own_BKN: jax.Array
-  old_BKN: jax.Array
-  base_BKN: jax.Array
+  policy_BKN: jax.Array
+  rollout_BKN: jax.Array
+  reference_BKN: jax.Array
   weights_BKN: jax.Array
   reward_BK: jax.Array
   real_BK: jax.Array
   outputs: dict
 
 
-class FromRewards(DecoderTargets):
+class RewardObjective(DecoderTargets):
   """The base of objectives on rollouts; `training/rollouts.py` makes their batches.
 
   The model runs without dropout, as it does in the rollout. Subclasses have the fields `reward` (a
@@ -44,23 +44,23 @@ class FromRewards(DecoderTargets):
   cost of departing from the reference, which has the run's initial weights; at 0 there is none).
   """
 
-  also = ("decoder_log_probabilities", "rewards")
-  gives = ("loss", "reward", "groups_with_signal", "kl", "completion_length")
-  several = True
-  steps = "rollouts"
+  extra_features = ("decoder_log_probabilities", "rewards")
+  reported_sums = ("loss", "reward", "groups_with_signal", "kl", "completion_length")
+  multi_row = True
+  step_module = "rollouts"
   updates: ClassVar[int] = 1  # of the model from each batch of rollouts
-  least: ClassVar[int] = 2  # completions of a prompt
+  min_completions: ClassVar[int] = 2  # completions of a prompt
 
   @property
-  def reference(self) -> bool:
+  def needs_reference(self) -> bool:
     return self.beta > 0
 
   def check(self, model, features: dict) -> None:
     rewards.find(self.reward)
     (completions,) = features["rewards"].shape
-    if completions < self.least:
+    if completions < self.min_completions:
       raise UserError(
-        f"config.task.completions: found {completions}, expected at least {self.least}, as "
+        f"config.task.completions: found {completions}, expected at least {self.min_completions}, as "
         "completions of the same prompt are compared with one another"
       )
     experts = model.variant.design.experts
@@ -80,22 +80,24 @@ class FromRewards(DecoderTargets):
       batch: features of `decoding/rollouts.py`, [B, K, …], and `rewards` float32 [B, K]; the
         reference is not run if it has `reference_log_probabilities` float32 [B, K, N].
     """
-    rows = flat(batch)
+    rows = flatten_rows(batch)
     outputs = model.outputs(rows)
     shape = batch["decoder_log_probabilities"].shape
     weights_BKN = batch[self.weights][..., -shape[-1] :]
-    own_BKN = log_probabilities(outputs["logits"], rows, shape) * weights_BKN
-    old_BKN = batch["decoder_log_probabilities"] * weights_BKN
-    base_BKN = batch.get("reference_log_probabilities", old_BKN)
-    if self.reference and "reference_log_probabilities" not in batch:
+    policy_BKN = completion_log_probabilities(outputs["logits"], rows, shape) * weights_BKN
+    rollout_BKN = batch["decoder_log_probabilities"] * weights_BKN
+    reference_BKN = batch.get("reference_log_probabilities", rollout_BKN)
+    if self.needs_reference and "reference_log_probabilities" not in batch:
       reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
-      base_BKN = jax.lax.stop_gradient(
-        log_probabilities(reference.outputs(rows)["logits"], rows, shape) * weights_BKN
+      reference_BKN = jax.lax.stop_gradient(
+        completion_log_probabilities(reference.outputs(rows)["logits"], rows, shape) * weights_BKN
       )
     real_BK = jnp.any(weights_BKN > 0, axis=-1).astype(jnp.float32)
-    return Completions(own_BKN, old_BKN, base_BKN, weights_BKN, batch["rewards"], real_BK, outputs)
+    return Completions(
+      policy_BKN, rollout_BKN, reference_BKN, weights_BKN, batch["rewards"], real_BK, outputs
+    )
 
-  def summed(
+  def sum_completions(
     self, found: Completions, loss_BK: jax.Array, tokens: jax.Array | None = None, **each: jax.Array
   ) -> tuple[jax.Array, Sums]:
     """Sum the loss and further figures [B, K] over completions.
@@ -122,7 +124,7 @@ class FromRewards(DecoderTargets):
     return add_auxiliary(loss, sums, found.outputs)
 
 
-def log_probabilities(logits, rows: Batch, shape: tuple[int, int, int]) -> jax.Array:
+def completion_log_probabilities(logits, rows: Batch, shape: tuple[int, int, int]) -> jax.Array:
   """Return the log-probabilities of the last N targets of rows [B * K, T], in the shape [B, K,
   N]."""
   N = shape[-1]
@@ -135,14 +137,14 @@ def log_probabilities(logits, rows: Batch, shape: tuple[int, int, int]) -> jax.A
   return (target_RN - log_z_RN).reshape(shape)
 
 
-def k3(own_BKN: jax.Array, base_BKN: jax.Array) -> jax.Array:
+def k3(policy_BKN: jax.Array, reference_BKN: jax.Array) -> jax.Array:
   """Return the estimate of KL(model || reference) at each token, `r - log r - 1` with `r =
   reference / model`.
 
   Schulman 2020, "Approximating KL divergence": unbiased for tokens of the model, and never
   negative.
   """
-  log_r_BKN = base_BKN - own_BKN
+  log_r_BKN = reference_BKN - policy_BKN
   return jnp.expm1(log_r_BKN) - log_r_BKN
 
 

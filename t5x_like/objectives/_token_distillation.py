@@ -13,14 +13,14 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
-from t5x_like.objectives._cross_entropy import LOGITS, Chunks
+from t5x_like.objectives._cross_entropy import MAX_CHUNK_LOGITS, Chunking
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
 from t5x_like.parallel.constrain import ways
 
-Figures = dict[str, jax.Array]
+TokenFigures = dict[str, jax.Array]
 
 
-class Distilled(DecoderTargets):
+class TokenDistillation(DecoderTargets):
   """The base: `(1 - share) * CE(student, target) + share * KL(teacher || student)`, the mean of
   weighted tokens.
 
@@ -31,11 +31,11 @@ class Distilled(DecoderTargets):
     if not 0 <= self.share <= 1:
       raise UserError(f"config.objective.share: found {self.share}, expected a number from 0 to 1")
 
-  def distilled(
+  def mix_losses(
     self,
     outputs: dict,
     batch: Batch,
-    divergence: Callable[..., Figures],
+    divergence: Callable[..., TokenFigures],
     others: Sequence,
     *arrays: jax.Array,
   ) -> tuple[jax.Array, Sums]:
@@ -59,7 +59,7 @@ class Distilled(DecoderTargets):
       found = {"loss": -own_Bt, "correct": own_Bt >= jnp.max(log_q_BtV, axis=-1)}
       return found | divergence(log_q_BtV, *rest)
 
-    found = by_tokens(each, (outputs["logits"], *others), *arrays, batch[self.targets])
+    found = map_token_chunks(each, (outputs["logits"], *others), *arrays, batch[self.targets])
     weights_BT = batch[self.weights]
     sums = {name: jnp.sum(x_BT * weights_BT) for name, x_BT in found.items()} | {
       "weights": jnp.sum(weights_BT)
@@ -68,7 +68,7 @@ class Distilled(DecoderTargets):
     return add_auxiliary(loss, sums, outputs)
 
 
-def by_tokens(
+def map_token_chunks(
   function: Callable, logits: Sequence[jax.Array | VocabularyLogits], *arrays: jax.Array
 ) -> Any:
   """Apply `function(*dense logits [B, t, V], *arrays [B, t, …]) -> arrays [B, t, …]` to chunks of
@@ -76,12 +76,20 @@ def by_tokens(
   B, T, V = logits[0].shape
   splits = ways("length") if T % ways("length") == 0 else 1
   parts = max(ways("vocab"), ways("activation_vocab"))
-  most = LOGITS * parts * ways("batch") * splits
+  most = MAX_CHUNK_LOGITS * parts * ways("batch") * splits
   length = T // splits
   rows = next(
     n for n in range(1, length + 1) if length % n == 0 and B * T * V <= n * most or n == length
   )
-  chunks = Chunks(V, tied=False, softcap=None, parts=1, columns=V, splits=splits, rows=rows)
+  chunks = Chunking(
+    V,
+    tied=False,
+    softcap=None,
+    vocab_shards=1,
+    columns=V,
+    sequence_shards=splits,
+    token_chunks=rows,
+  )
 
   def chunk(inputs):
     xs, arrays = inputs
@@ -90,8 +98,8 @@ def by_tokens(
   xs = [one.x if isinstance(one, VocabularyLogits) else one for one in logits]
   if rows == 1:
     return chunk((xs, arrays))
-  found = jax.lax.map(jax.checkpoint(chunk), jax.tree.map(chunks.cut, (xs, arrays)))
-  return jax.tree.map(chunks.uncut, found)
+  found = jax.lax.map(jax.checkpoint(chunk), jax.tree.map(chunks.split_tokens, (xs, arrays)))
+  return jax.tree.map(chunks.merge_tokens, found)
 
 
 def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
@@ -102,7 +110,9 @@ def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
   )
 
 
-def whole(log_q_BtV: jax.Array, teacher_BtV: jax.Array, temperature: float = 1.0) -> Figures:
+def full_divergence(
+  log_q_BtV: jax.Array, teacher_BtV: jax.Array, temperature: float = 1.0
+) -> TokenFigures:
   """Return KL(teacher || student) of each token in nats, and whether both predict the same.
 
   At a temperature T, logits of both are divided by T, and the divergence is multiplied by T^2,
@@ -118,7 +128,9 @@ def whole(log_q_BtV: jax.Array, teacher_BtV: jax.Array, temperature: float = 1.0
   return {"distillation_loss": loss_Bt, "agreement": same_Bt}
 
 
-def likeliest(log_q_BtV: jax.Array, ids_Btk: jax.Array, log_p_Btk: jax.Array) -> Figures:
+def top_k_divergence(
+  log_q_BtV: jax.Array, ids_Btk: jax.Array, log_p_Btk: jax.Array
+) -> TokenFigures:
   """Return KL(teacher || student) over the teacher's k likeliest tokens and one event for all
   others.
 

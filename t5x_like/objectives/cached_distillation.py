@@ -6,11 +6,11 @@ import dataclasses
 import jax
 
 from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._token_distillation import Distilled, likeliest
+from t5x_like.objectives._token_distillation import TokenDistillation, top_k_divergence
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Distilled):
+class Objective(TokenDistillation):
   """`(1 - share) * CE(student, target) + share * KL(teacher || student)`; the teacher is not run.
 
   The divergence is over the teacher's k likeliest tokens and one event for all others together.
@@ -23,8 +23,8 @@ class Objective(Distilled):
 
   unit = "nats per target token"
   likelihood = True  # of the targets, beside the teacher
-  also = ("teacher_tokens", "teacher_log_probabilities")
-  gives = ("loss", "correct", "distillation_loss", "agreement", "remainder")
+  extra_features = ("teacher_tokens", "teacher_log_probabilities")
+  reported_sums = ("loss", "correct", "distillation_loss", "agreement", "remainder")
   advice = (
     "store the teacher's likeliest tokens with python -m tools.cache_teacher, and set "
     "--config.task.name=taught"
@@ -40,8 +40,8 @@ class Objective(Distilled):
       batch: as for `DecoderTargets`, and the teacher's likeliest tokens, in order: `teacher_tokens`
         int32 and `teacher_log_probabilities` float32, [B, T, k].
     Returns:
-      (loss sum, sums), see `Distilled.distilled`, with `distillation_loss`, `remainder` and
+      (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss`, `remainder` and
       `agreement`.
     """
     taught = batch["teacher_tokens"], batch["teacher_log_probabilities"]
-    return self.distilled(model.outputs(batch, key), batch, likeliest, (), *taught)
+    return self.mix_losses(model.outputs(batch, key), batch, top_k_divergence, (), *taught)

@@ -25,11 +25,11 @@ class Objective(Base):
   """
 
   unit = "mean of examples"
-  beside = ("encoder_input_tokens", "image")
+  model_inputs = ("encoder_input_tokens", "image")
   targets = "label"
   weights = "example_weights"
   outputs = {"logits": 2}
-  gives = ("loss", "correct")
+  reported_sums = ("loss", "correct")
 
   label_smoothing: Rate = 0.0
   loss: Literal[*LABEL_LOSSES] = "softmax"

@@ -6,13 +6,20 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from t5x_like.objectives._contrastive import (
+  MASKED,
+  ImageTextObjective,
+  cosines,
+  embed_in_chunks,
+  gather_rows,
+  map_chunks,
+)
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.objectives._pairs import MASKED, Pairs, by_rows, cosines, embedded, whole
 from t5x_like.slots import Positive
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Pairs):
+class Objective(ImageTextObjective):
   """Cross-entropy of each image's text among all texts of the global batch, and of each text's
   image among all images.
 
@@ -35,12 +42,12 @@ class Objective(Pairs):
       (loss sum, sums): `loss`, the mean of both directions; `correct` (an image's own text is
       likeliest) and `weights`; and the scalars of the model.
     """
-    outputs = embedded(model, batch, key, self.chunks)
+    outputs = embed_in_chunks(model, batch, key, self.chunks)
     scale = outputs["logit_scale"]
     weights_B = batch["example_weights"]
     image_BP = outputs["image_embeddings"]
     text_BP = outputs["text_embeddings"]
-    others = jnp.where(whole(weights_B) > 0, 0.0, MASKED)
+    others = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
 
     def compared(a_bP, own_bP, b_BP):
       logits_bB = scale * cosines(a_bP, b_BP) + others
@@ -49,12 +56,12 @@ class Objective(Pairs):
         logits_bB, axis=1
       ) - 1e-5 * scale
 
-    every = whole(text_BP)
-    loss_B, correct_B = by_rows(
+    every = gather_rows(text_BP)
+    loss_B, correct_B = map_chunks(
       lambda a, own: compared(a, own, every), self.chunks, image_BP, text_BP
     )
-    every_image = whole(image_BP)
-    back_B, _ = by_rows(
+    every_image = gather_rows(image_BP)
+    back_B, _ = map_chunks(
       lambda a, own: compared(a, own, every_image), self.chunks, text_BP, image_BP
     )
     loss = jnp.sum((loss_B + back_B) / 2 * weights_B)

@@ -30,12 +30,12 @@ class Objective(Base):
     earlier: whether layers before the last have losses.
   """
 
-  beside = ("image_size",)
+  model_inputs = ("image_size",)
   targets = "box_labels"
   weights = "example_weights"
-  also = ("boxes",)
+  extra_features = ("boxes",)
   outputs = {"logits": 3, "boxes": 3}
-  gives = ("loss", "class_loss", "l1_loss", "giou_loss", "matched_accuracy")
+  reported_sums = ("loss", "class_loss", "l1_loss", "giou_loss", "matched_accuracy")
   spare_classes = 1
 
   class_cost: float = 1.0
@@ -84,7 +84,7 @@ class Objective(Base):
     Q, V = logits_BLQV.shape[2:]
     real_BM = _real(batch)
     examples_B = batch["example_weights"]
-    target_BM4 = jnp.where(real_BM[..., None] > 0, centred(batch["boxes"]), 0.5)
+    target_BM4 = jnp.where(real_BM[..., None] > 0, to_centre_form(batch["boxes"]), 0.5)
     label_BM = jnp.where(real_BM > 0, batch["box_labels"], 0)
 
     log_p_BLQV = jax.nn.log_softmax(logits_BLQV)
@@ -138,12 +138,12 @@ class Objective(Base):
     # NaN would never match.
     cost_BLMQ = jnp.nan_to_num(cost_BLMQ * real_BM[:, None, :, None])
     matched = per_device(
-      assigned, (jax.lax.stop_gradient(cost_BLMQ),), (("batch", None, None, None),)
+      assign_queries, (jax.lax.stop_gradient(cost_BLMQ),), (("batch", None, None, None),)
     )
     return matched * real_BM[:, None, :, None]
 
 
-def assigned(cost_BLMQ: jax.Array) -> jax.Array:
+def assign_queries(cost_BLMQ: jax.Array) -> jax.Array:
   """Solve the assignment of least cost: float32 [B, L, M, Q], one 1 per row, at most one per
   column; M <= Q."""
 
@@ -154,7 +154,7 @@ def assigned(cost_BLMQ: jax.Array) -> jax.Array:
   return jax.vmap(jax.vmap(one))(cost_BLMQ)
 
 
-def centred(boxes: jax.Array) -> jax.Array:
+def to_centre_form(boxes: jax.Array) -> jax.Array:
   """Convert boxes from (ymin, xmin, ymax, xmax) to (centre x, centre y, width, height)."""
   y0, x0, y1, x1 = jnp.moveaxis(boxes, -1, 0)
   return jnp.stack([(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], axis=-1)

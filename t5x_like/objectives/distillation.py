@@ -34,11 +34,11 @@ class Objective(Base):
     loss: the loss of the labels; see `objectives/classification.py`.
   """
 
-  beside = ("encoder_input_tokens", "image")
+  model_inputs = ("encoder_input_tokens", "image")
   targets = "label"
   weights = "example_weights"
   outputs = {"logits": 2}
-  gives = ("loss", "correct", "distillation_loss", "teacher_correct", "agreement")
+  reported_sums = ("loss", "correct", "distillation_loss", "teacher_correct", "agreement")
   teacher = True
   unit = "mean of examples"
 

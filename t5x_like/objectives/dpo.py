@@ -7,13 +7,17 @@ import jax
 
 from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
-from t5x_like.objectives import flat
-from t5x_like.objectives._answers import GivenAnswers, log_probabilities, summed
+from t5x_like.objectives import flatten_rows
 from t5x_like.objectives._losses import Batch, Sums
+from t5x_like.objectives._preferences import (
+  PreferenceObjective,
+  answer_log_probabilities,
+  sum_over_pairs,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(GivenAnswers):
+class Objective(PreferenceObjective):
   """`-log sigmoid(margin)`, with margin `beta * (log p(chosen)/r(chosen) - log
   p(rejected)/r(rejected))` (equation 7).
 
@@ -29,7 +33,7 @@ class Objective(GivenAnswers):
   """
 
   unit = "nats per pair of answers"
-  gives = (
+  reported_sums = (
     "loss",
     "correct",
     "margin",
@@ -40,7 +44,7 @@ class Objective(GivenAnswers):
     "reference_chosen_log_probability",
     "reference_rejected_log_probability",
   )
-  reference = True
+  needs_reference = True
 
   beta: float = 0.1
   label_smoothing: float = 0.0
@@ -65,11 +69,13 @@ class Objective(GivenAnswers):
       `weights` (pairs), the rewards `beta * log p/r` of both answers and their log-probabilities,
       and the scalars of the model.
     """
-    rows = flat(batch)
+    rows = flatten_rows(batch)
     outputs = model.outputs(rows, key)
     reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
-    own_B2 = log_probabilities(outputs["logits"], rows)
-    base_B2 = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows))
+    own_B2 = answer_log_probabilities(outputs["logits"], rows)
+    base_B2 = jax.lax.stop_gradient(
+      answer_log_probabilities(reference.outputs(rows)["logits"], rows)
+    )
     reward_B2 = self.beta * (own_B2 - base_B2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
     right = 1.0 - self.label_smoothing
@@ -86,4 +92,4 @@ class Objective(GivenAnswers):
       "reference_chosen_log_probability": base_B2[:, 0],
       "reference_rejected_log_probability": base_B2[:, 1],
     }
-    return summed(batch[self.weights], loss_B, each, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, each, outputs)

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.dims import subkey
-from t5x_like.objectives._cross_entropy import sample
+from t5x_like.objectives._cross_entropy import sample_tokens
 from t5x_like.objectives._losses import (
   Batch,
   EncoderTargets,
   Sums,
   add_auxiliary,
-  predicted,
-  shared,
+  masked_targets,
+  spread_evenly,
   token_losses,
 )
 
@@ -41,7 +41,12 @@ class Objective(EncoderTargets):
   outputs = {"generator_logits": 3, "logits": 2}
   unit = "nats per target token"
   likelihood = True  # of the generator
-  gives = (*EncoderTargets.gives, "discriminator_loss", "discriminator_accuracy", "replaced")
+  reported_sums = (
+    *EncoderTargets.reported_sums,
+    "discriminator_loss",
+    "discriminator_accuracy",
+    "replaced",
+  )
 
   discriminator: float = 50.0
   temperature: float = 1.0
@@ -58,7 +63,7 @@ class Objective(EncoderTargets):
       real_BS = batch["encoder_input_tokens"] != pad
     else:
       real_BS = jnp.ones_like(batch["encoder_input_tokens"], bool)
-    weights_BS = shared(jnp.sum(batch["encoder_loss_weights"]), real_BS.astype(jnp.float32))
+    weights_BS = spread_evenly(jnp.sum(batch["encoder_loss_weights"]), real_BS.astype(jnp.float32))
     return batch | {"discriminator_weights": weights_BS}
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
@@ -79,12 +84,12 @@ class Objective(EncoderTargets):
       batch = self.prepare(batch, model)
     tokens_BS = batch["encoder_input_tokens"]
     weights_BS = batch["encoder_loss_weights"]
-    targets_BK, weights_BK = predicted(batch)
+    targets_BK, weights_BK = masked_targets(batch)
     generated = model.generate(batch, subkey(key, 0))
     loss, sums = token_losses(generated["logits"], targets_BK, weights_BK, 0.0, 0.0)
     loss, sums = add_auxiliary(loss, sums, generated)
     sampling_key = jax.random.key(_EVALUATION_KEY) if key is None else subkey(key, 1)
-    sampled_BS = sample(generated["logits"], sampling_key, self.temperature)
+    sampled_BS = sample_tokens(generated["logits"], sampling_key, self.temperature)
     if "encoder_masked_positions" in batch:  # put each row's K samples at their positions
       places = jnp.arange(tokens_BS.shape[0])[:, None], batch["encoder_masked_positions"]
       # unused slots point to [CLS], which is never masked

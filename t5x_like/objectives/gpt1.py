@@ -6,8 +6,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives import Base, flat
-from t5x_like.objectives._losses import Batch, Sums, add_auxiliary, shared, token_losses
+from t5x_like.objectives import Base, flatten_rows
+from t5x_like.objectives._losses import Batch, Sums, add_auxiliary, spread_evenly, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,26 +23,26 @@ class Objective(Base):
     language_model: lambda; 0 drops L1.
   """
 
-  beside = ("decoder_input_tokens",)
+  model_inputs = ("decoder_input_tokens",)
   targets = "label"
   weights = "example_weights"
-  also = ("decoder_target_tokens", "decoder_loss_weights")
+  extra_features = ("decoder_target_tokens", "decoder_loss_weights")
   outputs = {"scores": 2}
   unit = "mean of examples"
   likelihood = True  # of the labels
-  gives = ("loss", "correct", "language_model_loss", "language_model_accuracy")
+  reported_sums = ("loss", "correct", "language_model_loss", "language_model_accuracy")
   advice = "set --config.task.architecture=decoder"
 
   language_model: float = 0.5
 
-  several = True
+  multi_row = True
 
   def prepare(self, batch: Batch, model) -> Batch:
     """Add `language_model_weights` float32 [B, R, S]: examples per predicted token of their
     rows."""
     weights_B = batch["example_weights"]
     real_BRS = batch["decoder_loss_weights"] * (weights_B > 0)[:, None, None]
-    return batch | {"language_model_weights": shared(jnp.sum(weights_B), real_BRS)}
+    return batch | {"language_model_weights": spread_evenly(jnp.sum(weights_B), real_BRS)}
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run a decoder with scores on a batch.
@@ -60,7 +60,7 @@ class Objective(Base):
     """
     if "language_model_weights" not in batch:
       batch = self.prepare(batch, model)
-    rows, (B, R, _) = flat(batch), batch["decoder_input_tokens"].shape
+    rows, (B, R, _) = flatten_rows(batch), batch["decoder_input_tokens"].shape
     outputs = model.outputs(rows, key)
     scores_BRC = outputs["scores"].reshape(B, R, -1)
     label_B = batch["label"]

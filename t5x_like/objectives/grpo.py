@@ -14,14 +14,14 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._rollouts import FromRewards, check_reward, k3, mean_over_tokens
+from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3, mean_over_tokens
 from t5x_like.slots import AboveZero, Positive
 
 _EPSILON = 1e-4  # added to a group's standard deviation
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(FromRewards):
+class Objective(RewardObjective):
   """`-min(r A, clip(r, 1 - clip, 1 + clip_high) A) + beta * KL` at each token (equation 3, KL by
   equation 4).
 
@@ -50,7 +50,7 @@ class Objective(FromRewards):
     updates: updates from each batch of rollouts, the paper's mu.
   """
 
-  gives = (*FromRewards.gives, "clip_fraction")
+  reported_sums = (*RewardObjective.reported_sums, "clip_fraction")
 
   reward: str | dict
   form: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
@@ -80,31 +80,31 @@ class Objective(FromRewards):
     """Run the model on a batch.
 
     Args:
-      model, batch: see `FromRewards.completions`.
+      model, batch: see `RewardObjective.completions`.
       key: not used.
     Returns:
       (loss sum, sums), sums over completions, of `dapo` a loss over tokens: see
-      `FromRewards.summed`; `clip_fraction` and, with a reference, `kl` are means over each
+      `RewardObjective.sum_completions`; `clip_fraction` and, with a reference, `kl` are means over each
       completion's tokens.
     """
     found = self.completions(model, batch)
     A_BK1 = self.advantages(found.reward_BK)[..., None]
-    log_ratio_BKN = found.own_BKN - found.old_BKN
+    log_ratio_BKN = found.policy_BKN - found.rollout_BKN
     if self.form == "gspo":
       log_ratio_BKN = mean_over_tokens(log_ratio_BKN, found.weights_BKN)[..., None]
     ratio_BKN = jnp.exp(log_ratio_BKN)
     high = self.clip if self.clip_high is None else self.clip_high
     free_BKN = ratio_BKN * A_BK1
     bound_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + high) * A_BK1
-    loss_BKN = jnp.broadcast_to(-jnp.minimum(free_BKN, bound_BKN), found.own_BKN.shape)
+    loss_BKN = jnp.broadcast_to(-jnp.minimum(free_BKN, bound_BKN), found.policy_BKN.shape)
     each = {"clip_fraction": mean_over_tokens(bound_BKN < free_BKN, found.weights_BKN)}
-    if self.reference:
-      kl_BKN = k3(found.own_BKN, found.base_BKN)
+    if self.needs_reference:
+      kl_BKN = k3(found.policy_BKN, found.reference_BKN)
       loss_BKN += self.beta * kl_BKN
       each["kl"] = mean_over_tokens(kl_BKN, found.weights_BKN)
     if self.form in ("grpo", "gspo"):
-      return self.summed(found, mean_over_tokens(loss_BKN, found.weights_BKN), **each)
+      return self.sum_completions(found, mean_over_tokens(loss_BKN, found.weights_BKN), **each)
     loss_BK = jnp.sum(loss_BKN * found.weights_BKN, axis=-1)
     if self.form == "dr_grpo":
-      return self.summed(found, loss_BK / loss_BKN.shape[-1], **each)
-    return self.summed(found, loss_BK, jnp.sum(found.weights_BKN), **each)
+      return self.sum_completions(found, loss_BK / loss_BKN.shape[-1], **each)
+    return self.sum_completions(found, loss_BK, jnp.sum(found.weights_BKN), **each)

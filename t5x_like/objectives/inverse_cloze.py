@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.objectives import Base
+from t5x_like.objectives._contrastive import MASKED, cosines, gather_rows
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.objectives._pairs import MASKED, cosines, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Objective(Base):
   product."""
 
   unit = "nats per example"
-  beside = ("passage_tokens",)
+  model_inputs = ("passage_tokens",)
   targets = "passage_tokens"
   weights = "example_weights"
-  also = ("encoder_input_tokens",)
+  extra_features = ("encoder_input_tokens",)
   outputs = {"query_embeddings": 2, "passage_embeddings": 3}
-  gives = ("loss", "correct")
-  among_rows = True
+  reported_sums = ("loss", "correct")
+  uses_batch_negatives = True
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the retriever on a batch.
@@ -42,7 +42,9 @@ class Objective(Base):
     weights_B = batch["example_weights"]
     query_BP = outputs["query_embeddings"]
     passage_BP = outputs["passage_embeddings"][:, 0]
-    score_BB = cosines(query_BP, whole(passage_BP)) + jnp.where(whole(weights_B) > 0, 0.0, MASKED)
+    score_BB = cosines(query_BP, gather_rows(passage_BP)) + jnp.where(
+      gather_rows(weights_B) > 0, 0.0, MASKED
+    )
     own_B = jnp.sum(query_BP * passage_BP, axis=-1)
     loss = jnp.sum((jax.nn.logsumexp(score_BB, axis=1) - own_B) * weights_B)
     nearest_B = jnp.argmax(score_BB, axis=1) == jnp.arange(len(query_BP))

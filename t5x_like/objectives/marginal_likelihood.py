@@ -32,19 +32,19 @@ class Objective(Base):
   """
 
   unit = "nats per example"
-  beside = ("passage_tokens",)
+  model_inputs = ("passage_tokens",)
   targets = "decoder_target_tokens"
   weights = "decoder_loss_weights"
-  also = ("encoder_input_tokens", "decoder_input_tokens", "passage_tokens", "own_passage")
+  extra_features = ("encoder_input_tokens", "decoder_input_tokens", "passage_tokens", "own_passage")
   outputs = {"query_embeddings": 2, "passage_embeddings": 3, "logits": 3}
-  gives = ("loss", "null_probability", "utility")
-  steps = "retrieval"
+  reported_sums = ("loss", "null_probability", "utility")
+  step_module = "retrieval"
 
   refresh_every: Positive = 500
   refresh: Literal["between", "beside"] = "between"
   search: Literal["device", "faiss"] = "device"
 
-  def extended(self, model, key: jax.Array):
+  def extend_model(self, model, key: jax.Array):
     """Return the model; for a refresh beside the steps, its reference has one of its own: the
     retriever before."""
     if self.refresh == "beside":
@@ -63,7 +63,7 @@ class Objective(Base):
       utility; `weights`, and the scalars of the model.
     """
     outputs = model.outputs(batch, key)
-    prior_BZ, likelihood_BZ = log_probabilities(outputs, batch)
+    prior_BZ, likelihood_BZ = passage_log_probabilities(outputs, batch)
     loss_B = -jax.nn.logsumexp(prior_BZ + likelihood_BZ, axis=1)
     gain_B = jnp.sum(jnp.exp(prior_BZ) * (likelihood_BZ - likelihood_BZ[:, :1]), axis=1)
     real_B = jnp.any(batch[self.weights] > 0, axis=1).astype(jnp.float32)
@@ -74,7 +74,7 @@ class Objective(Base):
     return add_auxiliary(sums["loss"], sums, outputs)
 
 
-def log_probabilities(outputs: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def passage_log_probabilities(outputs: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
   """Return (log p(z|x), log p(y|x, z)), float32 [B, Z], from the outputs of a `RetrieverReader` for
   a batch."""
   Z = batch["passage_tokens"].shape[1]

@@ -21,11 +21,11 @@ class Objective(Base):
   """
 
   unit = "squared error of masked pixels"
-  beside = ("masked_patches",)
+  model_inputs = ("masked_patches",)
   targets = "image"
   weights = "example_weights"
-  also = ("visible_patches", "masked_patches")
-  gives = ("loss",)
+  extra_features = ("visible_patches", "masked_patches")
+  reported_sums = ("loss",)
 
   normalised: bool = True
 

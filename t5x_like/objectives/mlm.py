@@ -10,8 +10,8 @@ from t5x_like.objectives._losses import (
   EncoderTargets,
   Sums,
   add_auxiliary,
-  predicted,
-  shared,
+  masked_targets,
+  spread_evenly,
   token_losses,
 )
 
@@ -34,7 +34,7 @@ class Objective(EncoderTargets):
 
   unit = "nats per target token"
   likelihood = True
-  gives = (*EncoderTargets.gives, "next_sentence_loss", "next_sentence_accuracy")
+  reported_sums = (*EncoderTargets.reported_sums, "next_sentence_loss", "next_sentence_accuracy")
 
   z_loss: float = 0.0
   next_sentence: float = 1.0
@@ -49,7 +49,9 @@ class Objective(EncoderTargets):
     if "encoder_cls_positions" in batch:
       firsts_BP = batch["encoder_cls_positions"]
       real = real[:, None] & ((firsts_BP > 0) | (jnp.arange(firsts_BP.shape[1]) == 0))
-    return batch | {"next_sentence_weights": shared(jnp.sum(weights_BS), real.astype(jnp.float32))}
+    return batch | {
+      "next_sentence_weights": spread_evenly(jnp.sum(weights_BS), real.astype(jnp.float32))
+    }
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
@@ -67,7 +69,7 @@ class Objective(EncoderTargets):
       examples; and the scalars of the model.
     """
     outputs = model.outputs(batch, key)
-    loss, sums = token_losses(outputs["logits"], *predicted(batch), 0.0, self.z_loss)
+    loss, sums = token_losses(outputs["logits"], *masked_targets(batch), 0.0, self.z_loss)
     loss, sums = add_auxiliary(loss, sums, outputs)
     if "next_sentence_logits" not in outputs or "next_sentence_label" not in batch:
       return loss, sums

@@ -24,7 +24,7 @@ class Objective(DecoderTargets):
   unit = "nats per target token"
   likelihood = True
   outputs = {"logits": 3, "next_logits": 3}
-  gives = ("loss", "z_loss", "correct", "next_loss", "next_correct")
+  reported_sums = ("loss", "z_loss", "correct", "next_loss", "next_correct")
 
   next_weight: NotNegative = 0.3
   label_smoothing: float = 0.0

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
-from t5x_like.objectives import Base, flat
+from t5x_like.objectives import Base, flatten_rows
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 
 
@@ -18,14 +18,14 @@ class Objective(Base):
 
   unit = "nats per example"
   likelihood = True
-  beside = ("encoder_input_tokens",)
+  model_inputs = ("encoder_input_tokens",)
   targets = "label"
   weights = "example_weights"
-  also = ("option_labels",)
+  extra_features = ("option_labels",)
   outputs = {"logits": 2}
-  gives = ("loss", "correct")
+  reported_sums = ("loss", "correct")
 
-  several = True
+  multi_row = True
 
   @classmethod
   def check(cls, model, features) -> None:
@@ -48,7 +48,7 @@ class Objective(Base):
       (loss sum, sums): `loss`, `correct` (the best option is a right one), `weights`, and the
       scalars of the model.
     """
-    outputs = model(flat(batch), key)
+    outputs = model(flatten_rows(batch), key)
     kinds_BC = batch["option_labels"]
     weights_B = batch["example_weights"]
     scores_BC = jnp.where(kinds_BC > 0, outputs["logits"].astype(jnp.float32), -1e9)

@@ -7,13 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
-from t5x_like.objectives import flat
-from t5x_like.objectives._answers import GivenAnswers, log_probabilities, summed
+from t5x_like.objectives import flatten_rows
 from t5x_like.objectives._losses import Batch, Sums
+from t5x_like.objectives._preferences import (
+  PreferenceObjective,
+  answer_log_probabilities,
+  sum_over_pairs,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(GivenAnswers):
+class Objective(PreferenceObjective):
   """`-log P(chosen) - beta * log sigmoid(log odds(chosen)/odds(rejected))` (arXiv:2403.07691,
   equations 4 to 7).
 
@@ -24,7 +28,7 @@ class Objective(GivenAnswers):
     beta: the weight of the second term, the paper's lambda.
   """
 
-  gives = (
+  reported_sums = (
     "loss",
     "correct",
     "language_model_loss",
@@ -50,10 +54,10 @@ class Objective(GivenAnswers):
       `weights` (pairs), `language_model_loss` (the first term), `log_odds_ratio`, the mean
       log-probabilities of both answers' tokens, and the scalars of the model.
     """
-    rows = flat(batch)
+    rows = flatten_rows(batch)
     outputs = model.outputs(rows, key)
     tokens_B2 = jnp.maximum(jnp.sum(batch[self.weights], axis=-1), 1.0)
-    mean_B2 = log_probabilities(outputs["logits"], rows) / tokens_B2
+    mean_B2 = answer_log_probabilities(outputs["logits"], rows) / tokens_B2
     odds_B2 = mean_B2 - jnp.log(-jnp.expm1(jnp.minimum(mean_B2, -1e-6)))  # log P - log(1 - P)
     ratio_B = odds_B2[:, 0] - odds_B2[:, 1]
     loss_B = -mean_B2[:, 0] + self.beta * jax.nn.softplus(-ratio_B)
@@ -64,4 +68,4 @@ class Objective(GivenAnswers):
       "chosen_log_probability": mean_B2[:, 0],
       "rejected_log_probability": mean_B2[:, 1],
     }
-    return summed(batch[self.weights], loss_B, each, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, each, outputs)

@@ -7,13 +7,20 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
+from t5x_like.objectives._contrastive import (
+  MASKED,
+  ImageTextObjective,
+  cosines,
+  embed_in_chunks,
+  gather_rows,
+  map_chunks,
+)
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.objectives._pairs import MASKED, Pairs, by_rows, cosines, embedded, whole
 from t5x_like.slots import Positive
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Pairs):
+class Objective(ImageTextObjective):
   """`-log sigmoid(z (scale cosine + bias))` of all pairs in the global batch; z is 1 for matching
   pairs, else -1.
 
@@ -39,12 +46,12 @@ class Objective(Pairs):
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch; like `contrastive`, except for the loss."""
-    outputs = embedded(model, batch, key, self.chunks)
+    outputs = embed_in_chunks(model, batch, key, self.chunks)
     scale = outputs["logit_scale"]
     bias = outputs["logit_bias"]
     weights_B = batch["example_weights"]
-    others_B = jnp.where(whole(weights_B) > 0, 0.0, MASKED)
-    text_BP = whole(outputs["text_embeddings"])
+    others_B = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
+    text_BP = gather_rows(outputs["text_embeddings"])
 
     def compared(a_bP, own_bP, rows_b):
       logits_bB = scale * cosines(a_bP, text_BP) + bias + others_B
@@ -57,7 +64,7 @@ class Objective(Pairs):
 
     rows_B = jnp.arange(len(weights_B))
     arrays = outputs["image_embeddings"], outputs["text_embeddings"], rows_B
-    loss_B, correct_B = by_rows(compared, self.chunks, *arrays)
+    loss_B, correct_B = map_chunks(compared, self.chunks, *arrays)
     loss = jnp.sum(loss_B * weights_B)
     sums = {"loss": loss, "correct": jnp.sum(correct_B * weights_B), "weights": jnp.sum(weights_B)}
     return add_auxiliary(loss, sums, outputs)

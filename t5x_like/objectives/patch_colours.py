@@ -16,10 +16,10 @@ class Objective(Base):
 
   unit = "nats per patch"
   likelihood = True
-  beside = ("patch_sources",)
+  model_inputs = ("patch_sources",)
   targets = "patch_colours"
   weights = "patch_weights"
-  gives = ("loss", "correct")
+  reported_sums = ("loss", "correct")
 
   def __call__(
     self, model, batch: dict[str, jax.Array], key: jax.Array | None = None

@@ -10,7 +10,7 @@ from t5x_like.objectives._losses import (
   EncoderTargets,
   Sums,
   add_auxiliary,
-  predicted,
+  masked_targets,
   token_losses,
 )
 
@@ -26,7 +26,7 @@ class Objective(EncoderTargets):
 
   unit = "nats per target token"
   likelihood = True
-  also = ("encoder_order", "encoder_masked_positions")
+  extra_features = ("encoder_order", "encoder_masked_positions")
   outputs = {"permutation_logits": 3}
   advice = "config.task.name=permutation_lm"
 
@@ -43,5 +43,7 @@ class Objective(EncoderTargets):
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights`, and the scalars of the model.
     """
     outputs = model.outputs(batch, key)
-    loss, sums = token_losses(outputs["permutation_logits"], *predicted(batch), 0.0, self.z_loss)
+    loss, sums = token_losses(
+      outputs["permutation_logits"], *masked_targets(batch), 0.0, self.z_loss
+    )
     return add_auxiliary(loss, sums, outputs)

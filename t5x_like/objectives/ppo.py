@@ -16,14 +16,14 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.linear import Linear
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.objectives._rollouts import FromRewards, check_reward, k3
+from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3
 from t5x_like.slots import Positive
 
 _EPSILON = 1e-8  # added to the variance of advantages
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(FromRewards):
+class Objective(RewardObjective):
   """`-min(r A, clip(r) A) + value_weight / 2 * max((V - R)^2, (clip(V) - R)^2)`, the mean over the
   batch's tokens.
 
@@ -48,7 +48,7 @@ class Objective(FromRewards):
     minibatches: updates in a pass, each of an equal share of the prompts, drawn anew in every pass.
   """
 
-  gives = (
+  reported_sums = (
     "loss",
     "policy_loss",
     "value_loss",
@@ -57,7 +57,7 @@ class Objective(FromRewards):
     "clip_fraction",
     "completion_length",
   )
-  least: ClassVar[int] = 1
+  min_completions: ClassVar[int] = 1
 
   reward: str | dict
   clip: float = 0.2
@@ -82,28 +82,28 @@ class Objective(FromRewards):
       )
     check_reward(self.reward)
 
-  def extended(self, model, key: jax.Array):
+  def extend_model(self, model, key: jax.Array):
     """Return the model with a value head, `model.value`, which begins at 0 everywhere."""
     variant = model.variant
     width = (variant.design.tied and variant.embed) or variant.dims.embed
     model.value = Linear((width, 1), ("embed", None), params.zeros, nnx.Rngs(params=key), bias=True)
     return model
 
-  def judged(self, model, batch: Batch) -> Batch:
+  def estimate_advantages(self, model, batch: Batch) -> Batch:
     """Return a rollout with all that its updates share, from the model that made it.
 
     Args:
-      batch: see `FromRewards.completions`.
+      batch: see `RewardObjective.completions`.
     Returns:
       The batch with `advantages`, `returns`, `values` and, with a reference,
       `reference_log_probabilities`, float32 [B, K, N]; 0 behind the end of a completion.
     """
     found = self.completions(model, batch)
     w_BKN = found.weights_BKN
-    V_BKN = values(model, found.outputs, w_BKN.shape) * w_BKN
+    V_BKN = predict_values(model, found.outputs, w_BKN.shape) * w_BKN
     later_BKN = jnp.pad(w_BKN, ((0, 0), (0, 0), (0, 1)))[..., 1:]
     reward_BKN = (
-      -self.beta * (found.old_BKN - found.base_BKN)
+      -self.beta * (found.rollout_BKN - found.reference_BKN)
       + (w_BKN - later_BKN) * found.reward_BK[..., None]
     )
 
@@ -116,15 +116,15 @@ class Objective(FromRewards):
     by_token = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), (reward_BKN, V_BKN, w_BKN))
     none_BK = jnp.zeros(w_BKN.shape[:2])
     A_BKN = jnp.moveaxis(jax.lax.scan(back, (none_BK, none_BK), by_token, reverse=True)[1], 0, -1)
-    made = {"advantages": whitened(A_BKN, w_BKN), "returns": A_BKN + V_BKN, "values": V_BKN}
-    made |= {"reference_log_probabilities": found.base_BKN} if self.reference else {}
+    made = {"advantages": whiten(A_BKN, w_BKN), "returns": A_BKN + V_BKN, "values": V_BKN}
+    made |= {"reference_log_probabilities": found.reference_BKN} if self.needs_reference else {}
     return batch | jax.lax.stop_gradient(made)
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
 
     Args:
-      model: see `FromRewards.completions`, with a value head.
+      model: see `RewardObjective.completions`, with a value head.
       batch: see `judged`; one without advantages is judged by the model itself.
       key: not used.
     Returns:
@@ -132,23 +132,23 @@ class Objective(FromRewards):
       `clip_fraction`, with a reference `kl`, and `weights` (tokens); over completions `reward` and
       `completion_length`, with their weights; and the scalars of the model.
     """
-    batch = batch if "advantages" in batch else self.judged(model, batch)
+    batch = batch if "advantages" in batch else self.estimate_advantages(model, batch)
     found = self.completions(model, batch)
     A_BKN = batch["advantages"]
     R_BKN = batch["returns"]
-    old_BKN = batch["values"]
+    rollout_BKN = batch["values"]
     w_BKN = found.weights_BKN
-    ratio_BKN = jnp.exp(found.own_BKN - found.old_BKN)
+    ratio_BKN = jnp.exp(found.policy_BKN - found.rollout_BKN)
     free_BKN = ratio_BKN * A_BKN
     bound_BKN = jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BKN
-    V_BKN = values(model, found.outputs, w_BKN.shape)
-    near_BKN = jnp.clip(V_BKN, old_BKN - self.value_clip, old_BKN + self.value_clip)
+    V_BKN = predict_values(model, found.outputs, w_BKN.shape)
+    near_BKN = jnp.clip(V_BKN, rollout_BKN - self.value_clip, rollout_BKN + self.value_clip)
     each = {
       "policy_loss": -jnp.minimum(free_BKN, bound_BKN),
       "value_loss": 0.5 * jnp.maximum(jnp.square(V_BKN - R_BKN), jnp.square(near_BKN - R_BKN)),
       "clip_fraction": (bound_BKN < free_BKN).astype(jnp.float32),
     }
-    each |= {"kl": k3(found.own_BKN, found.base_BKN)} if self.reference else {}
+    each |= {"kl": k3(found.policy_BKN, found.reference_BKN)} if self.needs_reference else {}
     sums = {name: jnp.sum(x_BKN * w_BKN) for name, x_BKN in each.items()}
     loss = sums["policy_loss"] + self.value_weight * sums["value_loss"]
     tokens = w_BKN.sum()
@@ -163,14 +163,14 @@ class Objective(FromRewards):
     return add_auxiliary(loss, sums, found.outputs)
 
 
-def values(model, outputs: dict, shape: tuple[int, int, int]) -> jax.Array:
+def predict_values(model, outputs: dict, shape: tuple[int, int, int]) -> jax.Array:
   """Return the values of the states before the last N tokens of rows [B * K, T], float32 in the
   shape [B, K, N]."""
   x_RND = outputs["logits"].x[:, -shape[-1] :]
   return model.value(x_RND.astype(jnp.float32)).reshape(shape)
 
 
-def whitened(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
+def whiten(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
   """Return numbers with a mean of 0 and a variance of 1 (of a sample, n - 1) where the weight is 1,
   and 0 elsewhere."""
   n = jnp.sum(weights_BKN)

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
-from t5x_like.objectives import flat
-from t5x_like.objectives._answers import GivenAnswers, summed
+from t5x_like.objectives import flatten_rows
 from t5x_like.objectives._losses import Batch, Sums
+from t5x_like.objectives._preferences import PreferenceObjective, sum_over_pairs
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(GivenAnswers):
+class Objective(PreferenceObjective):
   """`-log sigmoid(r(chosen) - r(rejected) - gap)` (Ouyang et al. 2022, equation 1; Touvron et al.
   2023, section 3.2.2).
 
@@ -27,7 +27,7 @@ class Objective(GivenAnswers):
 
   unit = "nats per pair of answers"
   outputs = {"scores": 2}
-  gives = ("loss", "correct", "margin", "chosen_reward", "rejected_reward")
+  reported_sums = ("loss", "correct", "margin", "chosen_reward", "rejected_reward")
 
   centre: float = 0.0
   gap: float = 0.0
@@ -50,7 +50,7 @@ class Objective(GivenAnswers):
       (loss sum, sums), sums over pairs: `loss`, `correct` (pairs in the right order), `margin`, the
       rewards of both answers and `weights` (pairs), and the scalars of the model.
     """
-    outputs = model.outputs(flat(batch), key)
+    outputs = model.outputs(flatten_rows(batch), key)
     reward_B2 = outputs["scores"][:, 0].reshape(-1, 2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
     gap_B = self.gap + batch.get("margin", 0.0)
@@ -62,4 +62,4 @@ class Objective(GivenAnswers):
       "chosen_reward": reward_B2[:, 0],
       "rejected_reward": reward_B2[:, 1],
     }
-    return summed(batch[self.weights], loss_B, each, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, each, outputs)

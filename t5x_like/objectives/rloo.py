@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._rollouts import FromRewards, check_reward, k3, mean_over_tokens
+from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3, mean_over_tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(FromRewards):
+class Objective(RewardObjective):
   """`-A log p(completion)`, where A is its reward minus the mean of the other K - 1 of its prompt
   (section 3.1).
 
@@ -42,15 +42,15 @@ class Objective(FromRewards):
     """Run the model on a batch.
 
     Args:
-      model, batch: see `FromRewards.completions`.
+      model, batch: see `RewardObjective.completions`.
       key: not used.
     Returns:
-      (loss sum, sums), sums over completions: see `FromRewards.summed`; with a reference, `kl` is
+      (loss sum, sums), sums over completions: see `RewardObjective.sum_completions`; with a reference, `kl` is
       the mean over each completion's tokens.
     """
     found = self.completions(model, batch)
-    cost_BK = self.beta * jnp.sum(found.old_BKN - found.base_BKN, axis=-1)
+    cost_BK = self.beta * jnp.sum(found.rollout_BKN - found.reference_BKN, axis=-1)
     A_BK = self.advantages(found.reward_BK - cost_BK)
-    loss_BK = -A_BK * jnp.sum(found.own_BKN, axis=-1)
-    kl = mean_over_tokens(k3(found.own_BKN, found.base_BKN), found.weights_BKN)
-    return self.summed(found, loss_BK, **({"kl": kl} if self.reference else {}))
+    loss_BK = -A_BK * jnp.sum(found.policy_BKN, axis=-1)
+    kl = mean_over_tokens(k3(found.policy_BKN, found.reference_BKN), found.weights_BKN)
+    return self.sum_completions(found, loss_BK, **({"kl": kl} if self.needs_reference else {}))

@@ -12,8 +12,8 @@ from t5x_like.objectives._losses import (
   EncoderTargets,
   Sums,
   add_auxiliary,
-  at_masked,
-  predicted,
+  gather_masked,
+  masked_targets,
   token_losses,
 )
 
@@ -29,8 +29,8 @@ class Objective(EncoderTargets):
 
   unit = "nats per target token"
   likelihood = True
-  also = ("encoder_span_starts", "encoder_span_ends")
-  gives = (*EncoderTargets.gives, "span_boundary_loss", "span_boundary_accuracy")
+  extra_features = ("encoder_span_starts", "encoder_span_ends")
+  reported_sums = (*EncoderTargets.reported_sums, "span_boundary_loss", "span_boundary_accuracy")
   advice = "set --config.task.masking=spans"
 
   span_boundary: float = 1.0
@@ -57,11 +57,11 @@ class Objective(EncoderTargets):
     x_BSD, valid, aux = model.encode(batch, subkey(key, 0))
     everywhere_BS = jnp.broadcast_to(jnp.arange(x_BSD.shape[1]), x_BSD.shape[:2])
     places_BK = batch.get("encoder_masked_positions", everywhere_BS)
-    targets_BK, weights_BK = predicted(batch)
+    targets_BK, weights_BK = masked_targets(batch)
     outputs = model.head(x_BSD, model.embed, valid, subkey(key, 1), places_BK) | aux
     loss, sums = token_losses(outputs["logits"], targets_BK, weights_BK, 0.0, 0.0)
     loss, sums = add_auxiliary(loss, sums, outputs)
-    beside = at_masked(batch, "encoder_span_starts"), at_masked(batch, "encoder_span_ends")
+    beside = gather_masked(batch, "encoder_span_starts"), gather_masked(batch, "encoder_span_ends")
     logits_BKV = model.head.boundary(x_BSD, places_BK, *beside, model.embed)
     boundary_loss, boundary = token_losses(logits_BKV, targets_BK, weights_BK, 0.0, 0.0)
     sums |= {"span_boundary_loss": boundary["loss"], "span_boundary_accuracy": boundary["correct"]}

@@ -16,12 +16,12 @@ class Objective(Base):
   padding."""
 
   unit = "nats per example"
-  beside = ("encoder_input_tokens",)
+  model_inputs = ("encoder_input_tokens",)
   targets = "span_start"
   weights = "example_weights"
-  also = ("span_end",)
+  extra_features = ("span_end",)
   outputs = {"start_logits": 2, "end_logits": 2}
-  gives = ("loss", "correct")
+  reported_sums = ("loss", "correct")
 
   def __call__(
     self, model, batch: dict[str, jax.Array], key: jax.Array | None = None

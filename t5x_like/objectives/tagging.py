@@ -13,7 +13,7 @@ class Objective(EncoderTargets):
 
   unit = "nats per target token"
   likelihood = True
-  gives = ("loss", "correct")
+  reported_sums = ("loss", "correct")
 
   label_smoothing: float = 0.0
 

@@ -8,12 +8,12 @@ import jax
 
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
-from t5x_like.objectives._token_distillation import Distilled, whole
+from t5x_like.objectives._token_distillation import TokenDistillation, full_divergence
 from t5x_like.slots import AboveZero
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Distilled):
+class Objective(TokenDistillation):
   """`(1 - share) * CE(student, target) + share * T^2 KL(teacher || student)`; the teacher runs in
   every step.
 
@@ -28,7 +28,7 @@ class Objective(Distilled):
 
   unit = "nats per target token"
   likelihood = True  # of the targets, beside the teacher
-  gives = ("loss", "correct", "distillation_loss", "agreement")
+  reported_sums = ("loss", "correct", "distillation_loss", "agreement")
   teacher = True
 
   share: float = 0.5
@@ -63,9 +63,9 @@ class Objective(Distilled):
       batch: as for `DecoderTargets`.
       key: dropout key of the student; None evaluates.
     Returns:
-      (loss sum, sums), see `Distilled.distilled`, with `distillation_loss` and `agreement`, the
+      (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss` and `agreement`, the
       tokens for which both predict the same.
     """
     teacher = jax.lax.stop_gradient(model.reference.outputs(batch)["logits"])
-    divergence = functools.partial(whole, temperature=self.temperature)
-    return self.distilled(model.outputs(batch, key), batch, divergence, (teacher,))
+    divergence = functools.partial(full_divergence, temperature=self.temperature)
+    return self.mix_losses(model.outputs(batch, key), batch, divergence, (teacher,))

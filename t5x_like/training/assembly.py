@@ -108,22 +108,22 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
     for other in slots.names(t5x_like.objectives)
     if not (
       found := slots.find("config.objective", other, t5x_like.objectives, "Objective")
-    ).missing(task.features)
-    and parts.model.NEEDS[-1] in found.beside
-    and found.several == several
+    ).missing_features(task.features)
+    and parts.model.NEEDS[-1] in found.model_inputs
+    and found.multi_row == several
   ]
   choose = (
     f"choose another task or the objective {' or '.join(fitting)}"
     if fitting
     else ("choose another task")
   )
-  if lacking := objective.missing(task.features):
+  if lacking := objective.missing_features(task.features):
     advice = objective.advice or choose
     raise UserError(f"config.objective: {name} needs the feature {lacking[0]!r}, {makes}; {advice}")
-  if objective.several != several:
+  if objective.multi_row != several:
     rows = ("one row", "several rows")
     raise UserError(
-      f"config.objective: {name} needs examples of {rows[objective.several]}, but task "
+      f"config.objective: {name} needs examples of {rows[objective.multi_row]}, but task "
       f"{config.task.name} makes {rows[several]} for each; {choose}"
     )
   for feature in parts.model.NEEDS:
@@ -132,15 +132,17 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
         f"config.model: {model} needs the feature {feature!r}, {makes}; choose "
         "another model or task"
       )
-  if parts.model.NEEDS[-1] not in objective.beside:
+  if parts.model.NEEDS[-1] not in objective.model_inputs:
     raise UserError(
-      f"config.objective: {name} needs a model with outputs for {' or '.join(objective.beside)}, "
+      f"config.objective: {name} needs a model with outputs for {' or '.join(objective.model_inputs)}, "
       f"but {model}'s are for {parts.model.NEEDS[-1]}; {choose}"
     )
   objective.check(parts.model, task.features)
   with cores_used() as used, parts.rules.activate():
     outputs = jax.eval_shape(
-      lambda m, b: m(objective.rows(b)), parts.model, abstract_batch(config, parts.rules, task)
+      lambda m, b: m(objective.model_rows(b)),
+      parts.model,
+      abstract_batch(config, parts.rules, task),
     )
   for output, axes in objective.outputs.items():
     found = f"{outputs[output].ndim} axes" if output in outputs else "none"

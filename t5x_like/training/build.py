@@ -68,7 +68,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
   optimizer, trained = _optimizer(config, schedule, named)
   objective = objective_of(config)
-  if objective.among_rows and config.accumulation_steps > 1:
+  if objective.uses_batch_negatives and config.accumulation_steps > 1:
     raise UserError(
       f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} "
       "compares all rows of a batch with one another; set it to 1 and "
@@ -106,9 +106,9 @@ def model_of(config: ConfigDict):
     model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS), config.model)
     if objective.teacher:
       model.reference = bare(key, "teacher.model", config.teacher.model)
-    elif objective.reference and not slots.module("lora", tunings).alone(model, tune):
+    elif objective.needs_reference and not slots.module("lora", tunings).alone(model, tune):
       model.reference = bare(key)
-    return objective.extended(model, key)
+    return objective.extend_model(model, key)
 
   return jax.eval_shape(make_model, jax.random.key(0)), make_model
 

@@ -19,7 +19,7 @@ from t5x_like.nn.attention import CAUSAL, Attention
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.objectives import evaluate
-from t5x_like.objectives._cross_entropy import COLUMNS
+from t5x_like.objectives._cross_entropy import COLUMNS_SCOPE
 from t5x_like.parallel import distributed
 from t5x_like.runtime import compile_cache, process
 from t5x_like.training.state import shardings
@@ -275,7 +275,7 @@ def equation_flops(equation, halved: bool) -> float:
 
 def _share(scopes: str) -> float:
   """Return the share of a product's columns that counts: chunks of a vocabulary may overlap."""
-  found = re.search(COLUMNS + r"(\d+)_of_(\d+)", scopes)
+  found = re.search(COLUMNS_SCOPE + r"(\d+)_of_(\d+)", scopes)
   return int(found[1]) / int(found[2]) if found else 1.0
 
 

@@ -20,7 +20,7 @@ from t5x_like.decoding.generate import drawn
 from t5x_like.decoding.rollouts import rollout
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.objectives import flat
+from t5x_like.objectives import flatten_rows
 from t5x_like.parallel.rules import fetch, from_local_rows, local_rows
 from t5x_like.runtime import process
 from t5x_like.training.build import Parts, abstract_batch
@@ -53,7 +53,7 @@ class Steps:
     answer = answering(parts.model, parts.rules, seed=config.seed, ends=self._ends)
     self._answer = answer.lower(parts.state.params, batch, parts.state.step).compile()
     self._divide = None
-    if hasattr(parts.objective, "judged"):
+    if hasattr(parts.objective, "estimate_advantages"):
       _check_minibatches(config, parts)
       divide = dividing(parts.model, parts.objective, parts.rules, config.seed)
       lowered = divide.lower(parts.state.params, batch, parts.state.step)
@@ -112,7 +112,9 @@ def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
   def answer(arrays, batch, step):
     with rules.activate():
       B, K, N = batch["decoder_log_probabilities"].shape
-      rows = flat({name: x for name, x in batch.items() if name != "decoder_log_probabilities"})
+      rows = flatten_rows(
+        {name: x for name, x in batch.items() if name != "decoder_log_probabilities"}
+      )
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ROLLOUTS), step)
       keys_R = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(B * K))
       made = rollout(
@@ -135,7 +137,7 @@ def dividing(model, objective, rules, seed: int) -> Callable:
 
   def divide(arrays, batch, step):
     with rules.activate():
-      batch = objective.judged(params.with_arrays(model, arrays), batch)
+      batch = objective.estimate_advantages(params.with_arrays(model, arrays), batch)
       if number == 1:
         return (batch,) * updates
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ORDERS), step)

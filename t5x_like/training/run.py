@@ -115,7 +115,7 @@ class Run:
     if before and before.phase is phase:  # as after a rollback
       step = before.step
       cost = before.cost
-    elif maker := "buckets" if cutting else made.parts.objective.steps:
+    elif maker := "buckets" if cutting else made.parts.objective.step_module:
       step, cost = slots.module(maker, training).compiled(phase.config, made.parts, phase.task)
     else:
       step, cost = compile_step(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.nn import params
-from t5x_like.objectives import METRICS, denominator, evaluate
+from t5x_like.objectives import METRIC_NAMES, denominator, evaluate
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.adafactor import reread
 from t5x_like.training.guard import Guard
@@ -86,7 +86,7 @@ def make_step(
       frozen = {name: x for name, x in state.params.items() if name not in arrays}
       grads, sums = gradients(arrays, frozen, batch, key)
       metrics = {
-        METRICS.get(name, name): total / jnp.maximum(sums[denominator(name, sums)], 1.0)
+        METRIC_NAMES.get(name, name): total / jnp.maximum(sums[denominator(name, sums)], 1.0)
         for name, total in sums.items()
         if not name.endswith("weights")
       }

@@ -10,8 +10,8 @@ from t5x_like.data import features, loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.objectives import flat
-from t5x_like.objectives._rollouts import log_probabilities
+from t5x_like.objectives import flatten_rows
+from t5x_like.objectives._rollouts import completion_log_probabilities
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.rollouts import answering, compiled
@@ -76,11 +76,11 @@ def test_log_probabilities_are_those_of_the_forward_and_of_every_layout(architec
     one["decoder_log_probabilities"], sharded["decoder_log_probabilities"], atol=1e-4
   )
 
-  rows = flat(one)
+  rows = flatten_rows(one)
   weights = one["decoder_loss_weights"][..., -N:]
-  forward = jax.jit(lambda rows: log_probabilities(made.outputs(rows)["logits"], rows, (B, K, N)))(
-    rows
-  )
+  forward = jax.jit(
+    lambda rows: completion_log_probabilities(made.outputs(rows)["logits"], rows, (B, K, N))
+  )(rows)
   np.testing.assert_allclose(one["decoder_log_probabilities"], forward * weights, atol=1e-4)
   tokens = one["decoder_target_tokens"][..., -N:]
   assert len(np.unique(tokens[0, :, 0])) > 1, "the same completion for every row"

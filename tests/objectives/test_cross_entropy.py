@@ -31,7 +31,9 @@ WEIGHTS = RNG.choice([0.0, 0.5, 1.0], (B, T)).astype(np.float32)
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-  for name, value in dict(LOGITS=4096, LEAST=128, MOST=256).items():
+  for name, value in dict(
+    MAX_CHUNK_LOGITS=4096, MIN_CHUNK_COLUMNS=128, MAX_CHUNK_COLUMNS=256
+  ).items():
     monkeypatch.setattr(_cross_entropy, name, value)
 
 
@@ -75,7 +77,8 @@ def assert_equal(found, expected, tolerance=1e-6):
 def test_chunks_change_nothing(case, smoothing, small_chunks):
   logits = logits_of(**case)
   assert (
-    _cross_entropy.Chunks.of(logits).columns == 128 and _cross_entropy.Chunks.of(logits).rows == 2
+    _cross_entropy.Chunking.for_logits(logits).columns == 128
+    and _cross_entropy.Chunking.for_logits(logits).token_chunks == 2
   )
   found = jax.jit(loss_and_gradients, static_argnums=1)(logits, smoothing)
   assert_equal(found, jax.jit(dense_loss_and_gradients, static_argnums=1)(logits, smoothing))
@@ -85,11 +88,11 @@ def test_logits_that_fit_are_computed_once():
   """A wide vocabulary is one chunk if its logits are few, unless its kernel is split and gathered
   by chunks."""
   logits = logits_of(vocab=10_000)
-  assert not _cross_entropy.Chunks.of(logits).several
+  assert not _cross_entropy.Chunking.for_logits(logits).is_chunked
   traced = str(jax.make_jaxpr(loss_and_gradients)(logits))
   assert traced.count("dot_general[") == 3  # the logits and two gradients
   with Rules.make(make_mesh(dict(fsdp=8))).activate():
-    assert _cross_entropy.Chunks.of(logits).several
+    assert _cross_entropy.Chunking.for_logits(logits).is_chunked
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_meshes_change_nothing(mesh, tied, small_chunks, capfd):
 
   def run(logits):
     with rules.activate():
-      assert _cross_entropy.Chunks.of(logits).several
+      assert _cross_entropy.Chunking.for_logits(logits).is_chunked
       return loss_and_gradients(logits)
 
   found = jax.jit(run)(jax.device_put(logits, shardings))
@@ -161,7 +164,9 @@ def test_no_array_of_all_logits_in_the_compiled_program(vocab, tokens, family):
   whole = tokens * vocab
   chunked = compiled(objective)
   assert (
-    largest(chunked.as_text()) <= max(tokens * _cross_entropy.MOST, vocab * SIZES.embed) < whole / 3
+    largest(chunked.as_text())
+    <= max(tokens * _cross_entropy.MAX_CHUNK_COLUMNS, vocab * SIZES.embed)
+    < whole / 3
   )
   if vocab == 32_128:  # the control: the scan would find them
     control = compiled(dense)
@@ -175,7 +180,7 @@ def test_samples_in_chunks_have_the_distribution(small_chunks):
   shares[[3, 130, 500, 999]] = 0.5, 0.25, 0.15, 0.1 - 996e-5
   logits = VocabularyLogits(jnp.ones((4, 2_500, 1)), jnp.log(shares)[None].astype(jnp.float32))
   for temperature in (1.0, 2.0):
-    found = _cross_entropy.sample(logits, jax.random.key(1), temperature)
+    found = _cross_entropy.sample_tokens(logits, jax.random.key(1), temperature)
     weights = shares ** (1 / temperature)
     groups = np.searchsorted([4, 131, 501, 1000], np.arange(1000), side="right")
     assert_fits(

@@ -75,7 +75,7 @@ def test_the_chart_of_the_loss_has_its_unit():
 
 def test_a_sum_or_declaration_that_is_missing_is_one_line():
   class Hinge(objectives.Base):
-    beside = ("decoder_input_tokens",)
+    model_inputs = ("decoder_input_tokens",)
     targets = "label"
 
   with pytest.raises(UserError, match="my:Hinge declares no 'weights'"):
@@ -88,7 +88,8 @@ def test_a_sum_or_declaration_that_is_missing_is_one_line():
     evaluate(lambda model, batch, key: (1.0, {"loss": 1.0, "correct": 2.0}), None, {})
   batch = {"decoder_target_tokens": 0}
   with pytest.raises(
-    UserError, match="looked for 'segments', found the features decoder_target_tokens; declare in"
+    UserError,
+    match="looked for 'segments', found the features decoder_target_tokens; declare the features",
   ):
     evaluate(lambda model, batch, key: batch["segments"], None, batch)
   with pytest.raises(KeyError):  # of another dict: a bug

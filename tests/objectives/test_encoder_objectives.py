@@ -80,7 +80,7 @@ def test_mlm_with_next_sentences():
   model = tiny.model(SIZE, family=bert)
   data = batch()
   loss, sums = jax.jit(mlm.Objective())(model, data)
-  assert set(sums) == {*mlm.Objective.gives, "weights", "next_sentence_weights"}
+  assert set(sums) == {*mlm.Objective.reported_sums, "weights", "next_sentence_weights"}
   outputs = jax.jit(model.__class__.__call__)(model, data)
   count = data["encoder_loss_weights"].sum()
   masked, accuracy = token_mean(
@@ -145,7 +145,7 @@ def test_span_boundary():
   model = tiny.model(SIZE, family=bert, head="span_boundary")
   data = batch()
   loss, sums = jax.jit(span_boundary.Objective())(model, data)
-  assert set(sums) == {*span_boundary.Objective.gives, "weights"}
+  assert set(sums) == {*span_boundary.Objective.reported_sums, "weights"}
   targets = data["encoder_target_tokens"]
   weights = data["encoder_loss_weights"]
   x = np.asarray(model.encode(data)[0], np.float64)
@@ -185,7 +185,7 @@ def test_electra():
   data = batch()
   loss, sums = jax.jit(electra_objective.Objective())(model, data)
   weights_of = {"weights", "discriminator_weights", "replaced_weights"}
-  assert set(sums) == {*electra_objective.Objective.gives, *weights_of}
+  assert set(sums) == {*electra_objective.Objective.reported_sums, *weights_of}
   targets, weights, real = (
     data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids")
   )

@@ -61,7 +61,7 @@ def config_for(name, folder):
   for recipe in RECIPES:
     if recipes.load(recipe).objective.name == name:
       return recipes.load(f"{recipe}:debug")
-  beside = slots.find("objective", name, objectives, "Objective").beside
+  beside = slots.find("objective", name, objectives, "Objective").model_inputs
   return recipes.load(f"{USUAL[beside[0]]}:debug", [f"objective.name={name}"])
 
 
@@ -75,12 +75,14 @@ def test_objective(name, tmp_path):
   batch = next(loader.train_batches(task, batch_size=4, seed=1))
   objective = parts.objective
   arrays = params.arrays(jax.jit(parts.make_model)(jax.random.key(0)))
-  assert not objective.missing(task.features), "it needs features that its own recipe does not have"
+  assert not objective.missing_features(task.features), (
+    "it needs features that its own recipe does not have"
+  )
   batch = answered(batch) if objective.steps else objective.prepare(batch, parts.model)
-  if hasattr(objective, "judged"):
-    batch = jax.jit(lambda arrays, b: objective.judged(params.with_arrays(parts.model, arrays), b))(
-      arrays, batch
-    )
+  if hasattr(objective, "estimate_advantages"):
+    batch = jax.jit(
+      lambda arrays, b: objective.estimate_advantages(params.with_arrays(parts.model, arrays), b)
+    )(arrays, batch)
 
   @jax.jit
   def sums_and_gradients(arrays, batch):
@@ -91,7 +93,10 @@ def test_objective(name, tmp_path):
     return sums, gradients
 
   whole, gradients = sums_and_gradients(arrays, batch)
-  assert {"weights", *objective.gives} >= {"weights", "loss"} and set(whole) >= {"weights", "loss"}
+  assert {"weights", *objective.reported_sums} >= {"weights", "loss"} and set(whole) >= {
+    "weights",
+    "loss",
+  }
   assert whole["weights"] > 0 and np.isfinite(whole["loss"])
   assert whole["loss"] > 0 or objective.steps and whole["loss"] != 0
   norms = [float(np.abs(g).max()) for g in jax.tree.leaves(gradients)]
@@ -109,7 +114,9 @@ def test_objective(name, tmp_path):
   repeated, _ = sums_and_gradients(
     arrays, {key: np.concatenate([x[:2], x[:2]]) for key, x in batch.items()}
   )
-  for key in {"weights"} if getattr(objective, "among_rows", False) else {"weights", "loss"}:
+  for key in (
+    {"weights"} if getattr(objective, "uses_batch_negatives", False) else {"weights", "loss"}
+  ):
     np.testing.assert_allclose(
       repeated[key], 2 * half[key], rtol=1e-4, err_msg=f"{key}: a mean and no sum"
     )

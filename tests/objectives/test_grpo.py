@@ -120,10 +120,10 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
     "kl",
     "groups_with_signal",
     "completion_length",
-    *{"clip_fraction"} & set(objective.gives),
+    *{"clip_fraction"} & set(objective.reported_sums),
   ):
     assert sums[denominator(name, sums)] == B * K, name
-  if "clip_fraction" in objective.gives:
+  if "clip_fraction" in objective.reported_sums:
     np.testing.assert_allclose(sums["clip_fraction"], clipped, rtol=1e-5)
     assert 0 < clipped < B * K
   padded = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
@@ -195,7 +195,10 @@ def test_equal_rewards_give_no_advantage():
 
 
 def test_without_beta_there_is_no_reference():
-  assert not grpo.Objective("exact", beta=0.0).reference and rloo.Objective("exact").reference
+  assert (
+    not grpo.Objective("exact", beta=0.0).needs_reference
+    and rloo.Objective("exact").needs_reference
+  )
 
 
 def of_experts(factor: float):

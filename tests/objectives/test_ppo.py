@@ -111,7 +111,7 @@ def test_loss_and_figures_are_those_of_the_papers():
     "exact", clip=0.1, value_clip=0.05, value_weight=0.3, gamma=0.9, gae_lambda=0.8, beta=0.2
   )
   own, rollout = (Small(*m, Small(*models[2])) for m in models[:2])
-  judged = o.judged(rollout, batch)
+  judged = o.estimate_advantages(rollout, batch)
   loss, sums = o(own, judged)
   names = ("loss", "policy_loss", "value_loss", "clip_fraction")
   np.testing.assert_allclose([sums[name] for name in names], by_hand(o, models, batch), rtol=1e-4)
@@ -132,7 +132,7 @@ def test_a_first_update_is_the_policy_gradient_and_a_clipped_token_has_none():
   models, batch = case()
   o = Objective("exact", beta=0.0, value_weight=1e-9)
   x, table, head = models[1]
-  judged = o.judged(Small(x, table, head), batch)
+  judged = o.estimate_advantages(Small(x, table, head), batch)
 
   def loss(x, clip):
     return Objective("exact", beta=0.0, value_weight=1e-9, clip=clip)(

@@ -258,7 +258,7 @@ def test_ppo(both):
 
   def with_head(arrays):
     model = params.with_arrays(
-      objective.extended(hf.load(str(both.folder / "theirs")), jax.random.key(0)), arrays
+      objective.extend_model(hf.load(str(both.folder / "theirs")), jax.random.key(0)), arrays
     )
     model.reference = both.model
     return model

@@ -12,20 +12,22 @@ from t5x_like.parallel.constrain import constrain
 MASKED = -1e9  # finite, so that rows without weight keep finite gradients
 
 
-class Pairs(Base):
+class ImageTextObjective(Base):
   """The base of objectives on pairs: image i belongs to text i. Subclasses have a field
   `chunks`."""
 
-  beside = ("text_input_tokens",)
+  model_inputs = ("text_input_tokens",)
   targets = "text_input_tokens"
   weights = "example_weights"
-  also = ("image",)
+  extra_features = ("image",)
   outputs = {"image_embeddings": 2, "text_embeddings": 2}
-  gives = ("loss", "correct")
-  among_rows = True
+  reported_sums = ("loss", "correct")
+  uses_batch_negatives = True
 
 
-def embedded(model, batch: Batch, key: jax.Array | None, chunks: int) -> dict[str, jax.Array]:
+def embed_in_chunks(
+  model, batch: Batch, key: jax.Array | None, chunks: int
+) -> dict[str, jax.Array]:
   """Return the outputs of a model for a batch, encoded in `chunks` consecutive parts.
 
   The backward pass encodes each part again, so that memory holds the activations of one part at a
@@ -39,12 +41,12 @@ def embedded(model, batch: Batch, key: jax.Array | None, chunks: int) -> dict[st
     index, part = indexed
     return model.outputs(part, subkey(key, index))
 
-  parts = jax.tree.map(lambda x: split(x, chunks), {name: batch[name] for name in model.NEEDS})
+  parts = jax.tree.map(lambda x: split_rows(x, chunks), {name: batch[name] for name in model.NEEDS})
   found = jax.lax.map(jax.checkpoint(encoded), (jnp.arange(chunks), parts))
-  return {name: joined(x) if x.ndim > 2 else x.mean() for name, x in found.items()}
+  return {name: merge_rows(x) if x.ndim > 2 else x.mean() for name, x in found.items()}
 
 
-def split(x: jax.Array, chunks: int) -> jax.Array:
+def split_rows(x: jax.Array, chunks: int) -> jax.Array:
   """Reshape [B, …] to [chunks, B / chunks, …]; every device keeps its rows.
 
   Raises:
@@ -58,23 +60,23 @@ def split(x: jax.Array, chunks: int) -> jax.Array:
   return constrain(x, None, "batch", *[None] * (x.ndim - 2))
 
 
-def joined(x: jax.Array) -> jax.Array:
+def merge_rows(x: jax.Array) -> jax.Array:
   """Undo `split`."""
   return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
 
-def by_rows(function, chunks: int, *arrays: jax.Array) -> jax.Array:
+def map_chunks(function, chunks: int, *arrays: jax.Array) -> jax.Array:
   """Apply `function(*rows) -> arrays [b]` to all rows in `chunks` parts, which the backward pass
   recomputes."""
   if chunks == 1:
     return function(*arrays)
   found = jax.lax.map(
-    jax.checkpoint(lambda rows: function(*rows)), tuple(split(x, chunks) for x in arrays)
+    jax.checkpoint(lambda rows: function(*rows)), tuple(split_rows(x, chunks) for x in arrays)
   )
-  return jax.tree.map(joined, found)
+  return jax.tree.map(merge_rows, found)
 
 
-def whole(x: jax.Array) -> jax.Array:
+def gather_rows(x: jax.Array) -> jax.Array:
   """Gather all rows of the global batch on every device."""
   return constrain(x, *[None] * x.ndim)
 

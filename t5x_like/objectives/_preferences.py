@@ -9,26 +9,26 @@ from t5x_like.objectives._cross_entropy import statistics
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
 
 
-class GivenAnswers(DecoderTargets):
+class PreferenceObjective(DecoderTargets):
   """The base of objectives on pairs of answers, features [B, 2, …]."""
 
-  several = True
+  multi_row = True
 
   @classmethod
-  def missing(cls, features: Collection[str]) -> list[str]:
+  def missing_features(cls, features: Collection[str]) -> list[str]:
     """Return the required features that `features` lacks; completions that are yet to be drawn are
     no answers."""
     answers = ["a chosen and a rejected answer"] if "decoder_log_probabilities" in features else []
-    return super().missing(features) + answers
+    return super().missing_features(features) + answers
 
 
-def log_probabilities(logits, rows: Batch) -> jax.Array:
+def answer_log_probabilities(logits, rows: Batch) -> jax.Array:
   """Sum the log-probabilities of each row's weighted targets: float32 [B, 2]."""
   log_z_RT, target_logit_RT, *_ = statistics(logits, rows["decoder_target_tokens"], total=False)
   return jnp.sum((target_logit_RT - log_z_RT) * rows["decoder_loss_weights"], axis=1).reshape(-1, 2)
 
 
-def summed(
+def sum_over_pairs(
   weights_B2T: jax.Array, loss_B: jax.Array, each: dict[str, jax.Array], outputs: dict
 ) -> tuple[jax.Array, Sums]:
   """Sum over the pairs that are not padding, which have a weighted token.
