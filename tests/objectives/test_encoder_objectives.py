@@ -191,7 +191,7 @@ def test_electra():
   )
   generated = model.generate(data)["logits"].dense()
   masked, _ = token_mean(generated, targets, weights)
-  sampled = np.asarray(electra_objective.sample(generated, jax.random.key(0), 1.0))
+  sampled = np.asarray(electra_objective.sample_tokens(generated, jax.random.key(0), 1.0))
   corrupted = np.where(weights > 0, sampled, data["encoder_input_tokens"])
   judged = np.asarray(
     model.discriminate(data | {"encoder_input_tokens": corrupted})["logits"], np.float64
@@ -230,7 +230,7 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
   shares = np.array([0.5, 0.3, 0.15, 0.05])
   logits = jnp.tile(jnp.log(shares), (1, 60_000, 1))
   for temperature in (1.0, 2.0):
-    found = electra_objective.sample(logits, jax.random.key(1), temperature)
+    found = electra_objective.sample_tokens(logits, jax.random.key(1), temperature)
     assert_fits(np.bincount(np.asarray(found)[0], minlength=4), shares ** (1 / temperature))
   model = tiny.model(ELECTRA, family=electra)
   data = batch()
