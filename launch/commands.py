@@ -28,7 +28,7 @@ from t5x_like.errors import (
 )
 from t5x_like.files.paths import directory
 from t5x_like.redaction import is_secret_name, redact, redact_word
-from t5x_like.terminal_text import visible
+from t5x_like.terminal_text import escape_controls
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # a tab is none that breaks lines
@@ -436,7 +436,7 @@ def _is_value(word: str) -> bool:
 
 
 def say(message: str) -> None:
-  print(f"[launcher] {visible(message)}", file=sys.stderr, flush=True)
+  print(f"[launcher] {escape_controls(message)}", file=sys.stderr, flush=True)
 
 
 def last_line(text: str) -> str:

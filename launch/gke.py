@@ -29,7 +29,7 @@ if __package__ in (None, ""):
 
 from launch import commands
 from launch.commands import Job, Shell, last_line, parse_answer, say
-from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
+from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, handle_errors
 from t5x_like.redaction import redact_tree
 
 _KIND = "jobsets.jobset.x-k8s.io"
@@ -271,7 +271,7 @@ def _positive(text: str) -> int:
   return int(text)
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument("--image", default="", help="of launch/Dockerfile, in a registry")

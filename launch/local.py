@@ -35,7 +35,13 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch.commands import printable
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError, door
+from t5x_like.errors import (
+  EXIT_PREEMPTED,
+  EXIT_TRANSIENT,
+  EXITS_NOT_RESTARTED,
+  UserError,
+  handle_errors,
+)
 
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 # of another job
@@ -283,7 +289,7 @@ def _say(message: str) -> None:
   print(f"[launcher] {message}", file=sys.stderr, flush=True)
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

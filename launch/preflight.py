@@ -21,7 +21,14 @@ import time
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, door, is_transient, one_line
+from t5x_like.errors import (
+  EXIT_TRANSIENT,
+  TransientError,
+  UserError,
+  handle_errors,
+  is_transient,
+  one_line,
+)
 from t5x_like.files.paths import directory, place
 
 _SIZE = 1024
@@ -148,7 +155,7 @@ def _end_late(seconds: float) -> None:
   os._exit(EXIT_TRANSIENT)
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -193,4 +200,4 @@ def check_host(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
   from t5x_like import command_line
 
-  command_line.program(main)
+  command_line.run_program(main)

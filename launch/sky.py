@@ -26,7 +26,7 @@ if __package__ in (None, ""):
 
 from launch import commands
 from launch.commands import Job, Shell, last_line, parse_answer, say
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, handle_errors
 
 # as often as need be; the last are signals before the first step
 _AGAIN = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)
@@ -122,7 +122,7 @@ def _failure(what: str, text: str) -> Exception:
   return TransientError(f"sky {what}: {said}")
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument(

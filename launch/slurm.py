@@ -23,7 +23,7 @@ if __package__ in (None, ""):
 
 from launch import commands
 from launch.commands import Job, Shell, last_line, say
-from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
+from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, handle_errors
 
 _SRUN = "srun --kill-on-bad-exit=1"
 # Around the command of each task, after a file's name. The first task to fail ends the others, and
@@ -145,7 +145,7 @@ def _failure(what: str, text: str) -> Exception:
   return TransientError(f"{what}: {said}")
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument("--nodes", type=int, default=1, help="(default: 1)")

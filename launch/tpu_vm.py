@@ -37,8 +37,15 @@ if __package__ in (None, ""):
 
 from launch import commands
 from launch.commands import EXIT_NO_ANSWER, Job, Shell, last_line, parse_answer, say
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door, retried
-from t5x_like.terminal_text import visible
+from t5x_like.errors import (
+  EXIT_PREEMPTED,
+  EXIT_TRANSIENT,
+  TransientError,
+  UserError,
+  handle_errors,
+  retry,
+)
+from t5x_like.terminal_text import escape_controls
 
 _SHIPPED = (
   "t5x_like",
@@ -166,7 +173,7 @@ class Slices:
   def describe(self) -> dict:
     """Return `state`, `reason` and `code` of the queued resource; {} if there is none. Retries
     transient errors."""
-    answer = retried(self._describe, self.name)
+    answer = retry(self._describe, self.name)
     self.exists = bool(answer)
     return answer
 
@@ -278,7 +285,7 @@ class Slices:
       say(self.billed())
       return code
     try:
-      retried(self.delete, self.name)
+      retry(self.delete, self.name)
     except (UserError, TransientError) as error:
       say(f"the slice cannot be deleted: {error}; {self.billed()}")
       return code or EXIT_TRANSIENT
@@ -611,7 +618,7 @@ def stop(slices: Slices, job: Job) -> int:
   control = f"bash jobs/{job.name}/control.sh"
   hosts = slices.hosts()
   for (node, worker), answer in slices.ssh(hosts, f"{control} stop").items():
-    print(f"{node} worker {worker}: {visible(answer)}", flush=True)
+    print(f"{node} worker {worker}: {escape_controls(answer)}", flush=True)
   latest = time.monotonic() + _GRACE_SECONDS
   while not slices.shell.dry_run:
     if slices.state() != "ACTIVE":
@@ -659,7 +666,7 @@ def _failure(what: str, text: str) -> Exception:
   return TransientError(f"gcloud {what}: {said}")
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop", "delete"))
   parser.add_argument("--project", required=True, help="the cloud project")
@@ -724,10 +731,10 @@ def main(argv: list[str] | None = None) -> int:
     return stop(slices, job)
   hosts = slices.hosts()
   if args.action == "logs":
-    print(visible(slices.ssh(hosts[:1], f"{control} log 200")[hosts[0]]))
+    print(escape_controls(slices.ssh(hosts[:1], f"{control} log 200")[hosts[0]]))
     return 0
   for (node, worker), answer in slices.ssh(hosts, f"{control} state").items():
-    print(f"{node} worker {worker}: {visible(answer)}")
+    print(f"{node} worker {worker}: {escape_controls(answer)}")
   say(slices.billed())
   return 0
 

@@ -12,7 +12,7 @@ import sys
 
 from t5x_like import errors
 
-DOORS = ("train", "evaluate", "predict", "chat", "plan")
+COMMANDS = ("train", "evaluate", "predict", "chat", "plan")
 
 
 def tools() -> dict[str, str]:
@@ -33,11 +33,11 @@ def main(argv: list[str] | None = None) -> None:
   """Run the program named by the first argument with the others; exit as it does, with 2 for an
   unknown name."""
   words = sys.argv[1:] if argv is None else argv
-  programs = {name: f"t5x_like.{name}" for name in DOORS} | tools()
+  programs = {name: f"t5x_like.{name}" for name in COMMANDS} | tools()
   if not words or words[0] in ("-h", "--help"):
     print(__doc__)
-    print("programs: " + ", ".join(DOORS))
-    print("tools:    " + ", ".join(name for name in programs if name not in DOORS))
+    print("programs: " + ", ".join(COMMANDS))
+    print("tools:    " + ", ".join(name for name in programs if name not in COMMANDS))
     print("\nt5x-like NAME --help describes one.")
     sys.exit(0)
   if words[0] not in programs:

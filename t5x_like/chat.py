@@ -19,7 +19,7 @@ import io
 import sys
 
 from t5x_like import command_line
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.inference import flags
 
 PORT = 8000
@@ -56,7 +56,7 @@ def _tokens(text: str) -> int:
   return int(text)
 
 
-@door
+@handle_errors
 def main(argv: list[str]) -> None:
   given = {"metavar": "X", "type": float}
   args, overrides = command_line.parse(
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
     (
       "--step",
       {
-        "type": command_line.step,
+        "type": command_line.step_number,
         "metavar": "N",
         "help": "the checkpoint to use (default: the newest)",
       },
@@ -133,4 +133,4 @@ def _opened(args):
 
 
 if __name__ == "__main__":
-  command_line.program(main)
+  command_line.run_program(main)

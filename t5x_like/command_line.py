@@ -24,7 +24,7 @@ from t5x_like.errors import (
 )
 from t5x_like.files import streams
 from t5x_like.files.paths import directory
-from t5x_like.terminal_text import visible
+from t5x_like.terminal_text import escape_controls
 
 _INTERRUPTED = 130
 _STEPS = 2**31
@@ -73,7 +73,7 @@ class _List(argparse.Action):
 class Parser(argparse.ArgumentParser):
   """A parser of a program's own flags and of `--config.KEY=VALUE`; errors are `UserError`.
 
-  Parsing calls `trust.begin`: functions named by the flags may be imported.
+  Parsing calls `trust.begin_command`: functions named by the flags may be imported.
 
   Args:
     opens_runs: whether the program may open runs saved by another program, and so takes `--trust`.
@@ -93,10 +93,10 @@ class Parser(argparse.ArgumentParser):
 
   def parse_known_args(self, args=None, namespace=None):
     # flags may open what they name while they are parsed
-    trust.begin(sys.argv[1:] if args is None else list(args))
+    trust.begin_command(sys.argv[1:] if args is None else list(args))
     found, rest = super().parse_known_args(args, namespace)
     values = [word.partition("=")[2] for word in rest]
-    trust.begin([*vars(found).values(), *values], everything=getattr(found, "trust", False))
+    trust.begin_command([*vars(found).values(), *values], everything=getattr(found, "trust", False))
     return found, rest
 
   def parse(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f"{message}; see --help")
 
 
-def step(text: str) -> int:
+def step_number(text: str) -> int:
   """Parse a step number, as the type of a flag; raise `argparse.ArgumentTypeError` if it is
   invalid."""
   if not text.isdecimal() or not text.isascii() or len(text) > 10 or int(text) >= _STEPS:
@@ -132,7 +132,7 @@ def step(text: str) -> int:
   return int(text)
 
 
-def program(main: Callable[[list[str]], int]) -> NoReturn:
+def run_program(main: Callable[[list[str]], int]) -> NoReturn:
   """Run `main` and exit with the code it returns; docs/reference/exit-codes.md lists the codes.
 
   In a job of several processes, a failing process exits at once. An orderly shutdown of jax would
@@ -173,7 +173,7 @@ def _unforeseen(error: Exception) -> int:
   if is_transient(error):
     print(f"transient error: {told}; run the same command again", file=sys.stderr)
     return EXIT_TRANSIENT
-  print(visible(traceback.format_exc()), end="", file=sys.stderr)
+  print(escape_controls(traceback.format_exc()), end="", file=sys.stderr)
   return EXIT_BUG
 
 

@@ -46,7 +46,7 @@ class Corpus:
 _CORPUS = tuple(field.name for field in dataclasses.fields(Corpus))
 
 
-def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def change_task(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
   """Return a task's arguments with `changes` applied; a new `source` replaces a `store`, and a new
   store a source."""
   kept = dict(task)
@@ -57,7 +57,7 @@ def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
   return kept | dict(changes)
 
 
-def corpus_from(
+def split_corpus(
   where: str, arguments: Mapping[str, Any], task: Callable
 ) -> tuple[dict[str, Any], Corpus | None]:
   """Separate the arguments that describe a store's source from a task's other arguments.
@@ -69,7 +69,7 @@ def corpus_from(
     UserError: both a source and a store are given, or an argument has the wrong type.
   """
   rest = dict(arguments)
-  takes = slots.takes(task)
+  takes = slots.argument_names(task)
   if "store" not in takes or "source" in takes:
     return rest, None
   if rest.get("source") is None:
@@ -102,30 +102,34 @@ class Recipe:
   train_split: str = "train"
   eval_split: str = "validation"
   objective: dict = _slot(name="encoder_decoder")  # name: a module of objectives/
-  batch_size: slots.Positive = 128  # examples per step, over all devices and all accumulation steps
-  accumulation_steps: slots.Positive = 1
-  total_steps: slots.Positive | None = 1000  # None for `epochs` of the training examples
-  epochs: slots.AboveZero = 3.0  # passes over the training examples, where `total_steps` is None
+  batch_size: slots.PositiveInt = (
+    128  # examples per step, over all devices and all accumulation steps
+  )
+  accumulation_steps: slots.PositiveInt = 1
+  total_steps: slots.PositiveInt | None = 1000  # None for `epochs` of the training examples
+  epochs: slots.PositiveFloat = (
+    3.0  # passes over the training examples, where `total_steps` is None
+  )
   seed: int = 0
   # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
   optimizer: dict = _slot(name="adafactor")
   schedule: dict = _slot(name="rsqrt")  # name: a key of training/schedule.SCHEDULES
-  clip_norm: slots.NotNegative = 0.0  # global gradient norm; 0 for no clipping
+  clip_norm: slots.NonNegativeFloat = 0.0  # global gradient norm; 0 for no clipping
   # the response to NaN and spikes: stop, skip, rollback; see training/guard.py
   guard: dict = _slot(name="stop")
   mesh: dict = _slot(data=-1)  # length of each mesh axis; -1 for the remaining devices
   rules: dict = _slot()  # changes to parallel.rules.DEFAULT
   # by name, an `Instance` and its evaluator's arguments; see training/evaluation.py
   evals: dict = _slot(loss={})
-  eval_every: slots.Positive | None = 1000  # None for a tenth of the run
-  log_every: slots.Positive = 1
+  eval_every: slots.PositiveInt | None = 1000  # None for a tenth of the run
+  log_every: slots.PositiveInt = 1
   trackers: dict = _slot(tensorboard={})  # by name, a tracker's arguments; see report/trackers/
   # a process without progress for this long exits; 0 for no limit
   step_timeout_seconds: slots.Seconds = 1800.0
   # every so many steps, compute one twice to detect faulty devices; 0 for never
-  recompute_every: slots.Count = 0
+  recompute_every: slots.NonNegativeInt = 0
   checkpoint: dict = _slot(every=1000, keep_last=3)  # a `Checkpoint`
-  peak_flops: slots.NotNegative = 0.0  # per device, for the MFU; 0 to look it up by device
+  peak_flops: slots.NonNegativeFloat = 0.0  # per device, for the MFU; 0 to look it up by device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +147,11 @@ class Checkpoint:
       `checkpoints/emergency.py`; {} for none.
   """
 
-  every: slots.Positive
-  minutes: slots.AboveZero | None = 15
-  keep_last: slots.Positive = 3
-  keep_every: slots.Positive | None = None
-  save_timeout_seconds: slots.Positive = 1200
+  every: slots.PositiveInt
+  minutes: slots.PositiveFloat | None = 15
+  keep_last: slots.PositiveInt = 3
+  keep_every: slots.PositiveInt | None = None
+  save_timeout_seconds: slots.PositiveInt = 1200
   fresh_optimizer: bool = False
   emergency: dict = _slot()
 
@@ -182,7 +186,7 @@ class Init:
   step: int | None = None
   weights: bool = True
   inherit: bool = True
-  layers: slots.Count | None = None
+  layers: slots.NonNegativeInt | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +218,7 @@ class Selection:
 
   metric: str
   goal: Literal["max", "min"] = "max"
-  patience: slots.Positive | None = None
+  patience: slots.PositiveInt | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,9 +226,9 @@ class Phase:
   """An entry of `config.phases`: the step before which it ends, changes to `config.task`, and its
   batch size."""
 
-  until: slots.Positive
+  until: slots.PositiveInt
   task: dict = _slot()
-  batch_size: slots.Positive | None = None
+  batch_size: slots.PositiveInt | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,22 +252,22 @@ def check_values(config: ConfigDict) -> None:
   Raises:
     UserError: a value or name is invalid; names the key, the value and the expectation.
   """
-  in_order(config)
+  ordered_phases(config)
   for key, kind in typing.get_type_hints(Recipe, include_extras=True).items():
-    slots.typed(f"config.{key}", config[key], kind)
+    slots.coerce(f"config.{key}", config[key], kind)
   for key in ("evals", "phases", "trackers"):
     for name in config[key]:
       slots.check_name(f"config.{key}", name)
 
 
-def in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
+def ordered_phases(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
   """Return (name, until, changes to the task, batch size) of every phase; the last is `main`.
 
   Raises:
     UserError: a phase cannot be, or ends where another does; names the key.
   """
   early = {}
-  for name, given in (slots.plain(config.phases) or {}).items():
+  for name, given in (slots.to_plain(config.phases) or {}).items():
     phase = Phase(**slots.fill(f"config.phases.{name}", given, Phase))
     if phase.until in early:
       raise UserError(
@@ -283,12 +287,12 @@ def batch_key(phase: str) -> str:
   return "batch_size" if phase == "main" else f"phases.{phase}.batch_size"
 
 
-def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
+def restore(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
   """Return a run's saved config with overrides applied; unknown keys are dropped, and new ones have
   their defaults.
 
   Raises:
-    UserError: the model or the task is missing, or `override` refuses.
+    UserError: the model or the task is missing, or `apply_overrides` refuses.
   """
   known = defaults()
   new = {key: value for key, value in known.to_dict().items() if key not in saved}
@@ -308,7 +312,7 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
     raise UserError(
       f"{origin}: a key is none of a config ({one_line(error)}); restore it from a backup"
     ) from None
-  return override(config, overrides, origin)
+  return apply_overrides(config, overrides, origin)
 
 
 def check_keys(config: Any, origin) -> None:
@@ -338,7 +342,7 @@ def _check_tree(value: Any, origin, name: str, above: tuple[int, ...]) -> None:
       _check_tree(part, origin, name, (*above, id(value)))
 
 
-def override(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
+def apply_overrides(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
   """Apply `KEY=VALUE` overrides to the config and return it: names of slots first, the rest from
   left to right.
 
@@ -356,12 +360,12 @@ def _override(config: ConfigDict, text: str) -> None:
   key, equals, word = text.partition("=")
   if not equals:
     raise UserError(f"--config.{key}: found no value, expected --config.{key}=VALUE")
-  node, last = place(config, key, f"--config.{key}")
+  node, last = find_node(config, key, f"--config.{key}")
   old = node.get(last)
   value = _value(word)
   if isinstance(old, ConfigDict) and not isinstance(value, dict):
     raise UserError(
-      f"--config.{key}: found {slots.shown(word)}, expected one of its keys, "
+      f"--config.{key}: found {slots.format_value(word)}, expected one of its keys, "
       f"--config.{key}.KEY=VALUE"
     )
   if isinstance(old, str) and old != "auto" and not isinstance(value, (dict, list)):
@@ -384,17 +388,17 @@ def _override(config: ConfigDict, text: str) -> None:
       # a key with a dot, or that is an attribute of dicts, such as __class__; a whole number beyond
       # any float
       raise UserError(
-        f"--config.{key}: found {slots.shown(word)}, which is no value: {one_line(error)}"
+        f"--config.{key}: found {slots.format_value(word)}, which is no value: {one_line(error)}"
       ) from None
     if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
-      kept = changed({name: node[name] for name in node if name != last}, {last: value})
+      kept = change_task({name: node[name] for name in node if name != last}, {last: value})
       for name in [name for name in node if name not in kept]:
         del node[name]
     if key == "epochs":
       config.total_steps = None  # the last of the two counts
 
 
-def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
+def find_node(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
   """Return the dict and last part of a dotted key: `model.design.windows` ->
   (`config.model.design`, "windows").
 
@@ -446,12 +450,12 @@ def _value(text: str) -> Any:
     return text
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
   """Flatten nested dicts: `{"model": {"name": "t5"}}` -> `{"model.name": "t5"}`."""
   out = {}
   for key, value in tree.items():
     if isinstance(value, dict):
-      out.update(flat(value, f"{prefix}{key}."))
+      out.update(flatten(value, f"{prefix}{key}."))
     else:
       out[f"{prefix}{key}"] = value
   return out

@@ -1,6 +1,6 @@
 """The error classes and their exit codes: docs/reference/exit-codes.md.
 
-Every program (`train`, `evaluate`, `predict`, the tools and launchers) wraps its `main` in `door`.
+Every program (`train`, `evaluate`, `predict`, the tools and launchers) decorates its `main` with `handle_errors`.
 An error of a class below becomes one line on stderr that names the file, key or tensor, the value,
 the expectation and the remedy. Any other exception is a bug or a machine fault, and keeps its
 traceback.
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from t5x_like.files import store_errors, streams
 from t5x_like.files.store_errors import Kind, chain
-from t5x_like.terminal_text import visible
+from t5x_like.terminal_text import escape_controls
 
 EXIT_BUG = 1
 EXIT_USER_ERROR = 2
@@ -84,7 +84,7 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 def one_line(error: BaseException) -> str:
   """Return an exception's message on a single line, its control characters escaped."""
-  return visible(" ".join(str(error).split())) or type(error).__name__
+  return escape_controls(" ".join(str(error).split())) or type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -106,7 +106,9 @@ def is_transient(error: BaseException) -> bool:
   return not is_out_of_memory(error) and store_errors.kind(error) is Kind.TRANSIENT
 
 
-def answered(error: Exception, address: str, done: str, kind: Kind | None = None) -> Exception:
+def translate_error(
+  error: Exception, address: str, done: str, kind: Kind | None = None
+) -> Exception:
   """Translate an object store's error to a class above; return it unchanged if it has a class or is
   a bug.
 
@@ -126,7 +128,7 @@ def answered(error: Exception, address: str, done: str, kind: Kind | None = None
   return made(store_errors.message(kind, address, done, error))
 
 
-def retried(
+def retry(
   call: Callable[[], _T], what, *, seconds: float | None = None, first_wait: float = 0.5
 ) -> _T:
   """Return `call()`, retrying after transient errors with waits that double up to 15 s.
@@ -199,7 +201,9 @@ def exit_code(error: BaseException) -> int | None:
   return None if kind is None else _ENDS[kind][1]
 
 
-def door(main: Callable[..., int | None] | None = None, *, prints_results: bool = True) -> Callable:
+def handle_errors(
+  main: Callable[..., int | None] | None = None, *, prints_results: bool = True
+) -> Callable:
   """Wrap a program's `main`: print an error of a class above as one line and return its exit code.
 
   Output that cannot be written ends no program. If its reader has closed a pipe, it is dropped
@@ -210,7 +214,7 @@ def door(main: Callable[..., int | None] | None = None, *, prints_results: bool 
       only a log.
   """
   if main is None:
-    return functools.partial(door, prints_results=prints_results)
+    return functools.partial(handle_errors, prints_results=prints_results)
 
   @functools.wraps(main)
   def run(*args, **kwargs) -> int:

@@ -45,7 +45,7 @@ import pathlib
 
 from t5x_like import command_line, slots, trust
 from t5x_like.benchmarks import suites
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json
 from t5x_like.files.paths import directory, is_remote
 from t5x_like.interop import hub
@@ -62,11 +62,11 @@ _output = functools.partial(directory, flag="--output")
 
 
 def _steps(text: str) -> list[int]:
-  """Parse step numbers, in ascending order, as the type of a flag; raise as `command_line.step`."""
-  return sorted({command_line.step(word) for word in text.split(",")})
+  """Parse step numbers, in ascending order, as the type of a flag; raise as `command_line.step_number`."""
+  return sorted({command_line.step_number(word) for word in text.split(",")})
 
 
-@door
+@handle_errors
 def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
     (
       "--step",
       {
-        "type": command_line.step,
+        "type": command_line.step_number,
         "help": "the checkpoint to evaluate, or to fine-tune (default: the newest)",
       },
     ),
@@ -402,4 +402,4 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
 
 
 if __name__ == "__main__":
-  command_line.program(main)
+  command_line.run_program(main)

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.config import changed, place
+from t5x_like.config import change_task, find_node
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 
@@ -88,7 +88,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
       config.model.design = dict(_ENCODER)
     config.batch_size = 8 if debug else 64  # only one token in seven is predicted
   for key, value in changes.items():
-    node, last = place(config, key, f"LAPTOP[{key!r}]")
+    node, last = find_node(config, key, f"LAPTOP[{key!r}]")
     with node.unlocked(), node.ignore_type():
       node[last] = value
   if debug:
@@ -126,6 +126,8 @@ def _design(variant) -> dict[str, Any]:
 def _told(task: str | None, member: str) -> Any:
   """Return a member of a task's file that describes its laptop form, such as `tiny`; None if it has
   no such member."""
+  if task not in slots.names(tasks):
+    return None
   return getattr(slots.module(task, tasks), member, None)
 
 
@@ -189,7 +191,7 @@ def _build_in(config: ConfigDict) -> None:
     config.selection = {}
   else:
     store = task.get("shared", task)
-    kept = changed(store.to_dict(), {"store": "builtin"})
+    kept = change_task(store.to_dict(), {"store": "builtin"})
     for key in [key for key in store if key not in kept]:
       del store[key]
     store.store = "builtin"

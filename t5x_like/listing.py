@@ -101,20 +101,21 @@ class Group:
 def groups() -> list[Group]:
   """Return the keys of the top level, of each record, and of each object that a slot can name."""
   top = tuple(key for key in keys() if "." not in key.name)
-  found = [Group("", "", sentence(config_lib.Recipe), top)]
+  found = [Group("", "", first_sentence(config_lib.Recipe), top)]
   for section in [*_SLOTS, *_RECORDS]:
     registry, member, records = _SLOTS.get(section, ({}, "", (_RECORDS.get(section),)))
     found += [
-      Group(section, "", sentence(record), tuple(_record(section, record))) for record in records
+      Group(section, "", first_sentence(record), tuple(_record(section, record)))
+      for record in records
     ]
     for name in slots.names(registry):
       one = slots.find(section, name, registry, member)
-      about = sentence(inspect.getmodule(one) if member else one)
+      about = first_sentence(inspect.getmodule(one) if member else one)
       found.append(Group(section, name, about, tuple(_record(section, one, (name,)))))
   return found
 
 
-def sentence(thing: Any) -> str:
+def first_sentence(thing: Any) -> str:
   """Return the first sentence of a docstring."""
   text = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
   return re.split(r"(?<=[.])\s+(?=[A-Z`])", text)[0]
@@ -133,7 +134,12 @@ def keys() -> list[Key]:
         field.default if field.default is not dataclasses.MISSING else field.default_factory()
       )
       found.append(
-        Key(field.name, slots.words(hints[field.name]), repr(default), comments.get(field.name, ""))
+        Key(
+          field.name,
+          slots.describe_type(hints[field.name]),
+          repr(default),
+          comments.get(field.name, ""),
+        )
       )
     for section in inside:
       found += _record(section, _RECORDS[section]) if section in _RECORDS else _slot(section)
@@ -149,12 +155,12 @@ def _record(section: str, record: Callable, of: tuple[str, ...] = ()) -> list[Ke
   return [
     Key(
       f"{section}.{name}",
-      slots.words(hints.get(name, Any)),
+      slots.describe_type(hints.get(name, Any)),
       repr(usual[name]) if name in usual else None,
       about.get(name, ""),
       of,
     )
-    for name in slots.takes(record)
+    for name in slots.argument_names(record)
     if name not in _GIVEN
   ]
 
@@ -233,12 +239,12 @@ def _attributes(doc: str) -> dict[str, str]:
   return found
 
 
-def listed(kind: str) -> str:
+def format_list(kind: str) -> str:
   """Return the list for `--list KIND`, a name a line; raise UserError for an unknown kind."""
   if kind not in KINDS:
     raise UserError(f"--list={kind}: expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
   if kind == "recipes":
-    return "\n".join(_described({name: recipes.module(name) for name in recipes.names()}))
+    return "\n".join(_described({name: recipes.load_module(name) for name in recipes.names()}))
   if kind == "keys":
     return "\n".join(map(_line, keys()))
   registry, member, _ = _SLOTS[_LISTED[kind]]
@@ -263,7 +269,7 @@ def overview() -> str:
   return "\n".join([*wrapped, f"--list KIND describes one of {', '.join(KINDS)}."])
 
 
-def meant(word: str) -> str:
+def suggest_flag(word: str) -> str:
   """Return `" (did you mean --config.schedule.learning_rate=0.1?)"` for a flag that lacks its
   section, or nothing."""
   name, equals, value = word.lstrip("-").partition("=")

@@ -15,7 +15,7 @@ import json
 import sys
 
 from t5x_like import command_line
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 
 EXIT_DOES_NOT_FIT = 5
@@ -23,7 +23,7 @@ EXIT_NO_ANSWER = 6
 _STEPS = ("train", "eval", "decode")
 
 
-@door
+@handle_errors
 def main(argv: list[str]) -> int:
   from t5x_like.planning import child, hardware, table
 
@@ -115,4 +115,4 @@ def _write_json(output: outputs.Output | None, plans) -> None:
 
 
 if __name__ == "__main__":
-  command_line.program(main)
+  command_line.run_program(main)

@@ -62,7 +62,7 @@ import sys
 from typing import Any
 
 from t5x_like import command_line
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.inference import flags
 
@@ -72,7 +72,7 @@ _TEMPLATE = (
 )
 
 
-@door
+@handle_errors
 def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> None:
     (
       "--step",
       {
-        "type": command_line.step,
+        "type": command_line.step_number,
         "metavar": "N",
         "help": "the checkpoint to use (default: the newest)",
       },
@@ -229,4 +229,4 @@ def _template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-  command_line.program(main)
+  command_line.run_program(main)

@@ -26,7 +26,7 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 FORMS = ("tiny", "debug")  # laptop forms, made by `t5x_like.laptop`
 _PACKAGE = pathlib.Path(__file__).parent
 # In a wheel the recipes lie inside the package, in a clone beside it.
-OWN = next(
+CONFIGS = next(
   folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir()
 )
 
@@ -45,15 +45,15 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
       or a value has the wrong type.
   """
   file, _, argument = path.partition(":")
-  recipe = module(file)
+  recipe = load_module(file)
   with _failing(file):
-    chosen = _chosen(file, argument, arguments(recipe.get_config))
+    chosen = _chosen(file, argument, argument_choices(recipe.get_config))
     form = chosen.pop("laptop", None)
     config = recipe.get_config(**chosen)
     config_lib.check_keys(config, file)
     if form:
       slots.module("laptop", "t5x_like").shrink(config, form, getattr(recipe, "LAPTOP", {}))
-  config = config_lib.override(config, overrides, file)
+  config = config_lib.apply_overrides(config, overrides, file)
   trust.admit(config)
   return config
 
@@ -72,7 +72,7 @@ def _failing(file: str) -> Iterator[None]:
     ) from error
 
 
-def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
+def argument_choices(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
   """Return the words that a recipe takes after the colon, each mapped to the parameter it sets and
   its value: `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny"), …}`.
   """
@@ -102,7 +102,7 @@ def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> di
   return chosen
 
 
-def module(file: str) -> types.ModuleType:
+def load_module(file: str) -> types.ModuleType:
   """Import a recipe as a module.
 
   Recipes import one another as `configs.…`: from the current directory, and from this project's own
@@ -116,7 +116,7 @@ def module(file: str) -> types.ModuleType:
   """
   found = pathlib.Path(file)
   if not found.is_file() and found.parts[:1] == ("configs",):
-    found = OWN.parent / found
+    found = CONFIGS.parent / found
   if not found.is_file() or found.suffix != ".py":
     near = names()
     raise UserError(
@@ -134,7 +134,7 @@ def module(file: str) -> types.ModuleType:
 def names() -> list[str]:
   """Return the recipes in `configs/` of the current directory and of this project, such as
   `configs/t5/base.py`."""
-  folders = {pathlib.Path("configs"), OWN}
+  folders = {pathlib.Path("configs"), CONFIGS}
   return sorted(
     {
       f"configs/{path.relative_to(folder).as_posix()}"
@@ -151,4 +151,4 @@ def _find_recipes() -> None:
   if root not in sys.path:
     sys.path.insert(0, root)
   package = sys.modules.setdefault("configs", types.ModuleType("configs"))
-  package.__path__ = [f"{root}/configs", str(OWN)]
+  package.__path__ = [f"{root}/configs", str(CONFIGS)]

@@ -2,21 +2,21 @@
 
 from typing import Annotated, Any
 
-from t5x_like.slots import Condition, Positive
+from t5x_like.slots import Condition, PositiveInt
 
 
 def _both(value: Any) -> bool:
   return len(value) == 2 and all(type(n) is int and 0 < n < 2**31 for n in value)
 
 
-Resolution = Positive | Annotated[tuple, Condition("two, height and width", _both)]
+Resolution = PositiveInt | Annotated[tuple, Condition("two, height and width", _both)]
 
 
-def sides(resolution: Resolution) -> tuple[int, int]:
+def height_and_width(resolution: Resolution) -> tuple[int, int]:
   """Return the height and the width."""
   return (resolution, resolution) if isinstance(resolution, int) else tuple(resolution)
 
 
-def given(height: int, width: int) -> Resolution:
+def from_sides(height: int, width: int) -> Resolution:
   """Return a resolution as recipes give it."""
   return height if height == width else (height, width)

@@ -32,27 +32,27 @@ class Condition(NamedTuple):
   """A condition on a value beyond its type: `Annotated[float, Condition("a number above 0", lambda
   x: x > 0)]`."""
 
-  words: str
+  describe_type: str
   holds: Callable[[Any], bool]
 
 
 _INT32 = 2**31
 _INT64 = 2**63
-LONGEST = 2**24  # positions of a row: far beyond any model, and small enough for arithmetic
-Positive = Annotated[
+MAX_LENGTH = 2**24  # positions of a row: far beyond any model, and small enough for arithmetic
+PositiveInt = Annotated[
   int, Condition("a whole number above 0 and below 2**31", lambda n: 0 < n < _INT32)
 ]
-Count = Annotated[
+NonNegativeInt = Annotated[
   int, Condition("a whole number, at least 0 and below 2**31", lambda n: 0 <= n < _INT32)
 ]
 Length = Annotated[
-  int, Condition(f"a whole number from 1 to {LONGEST:,}", lambda n: 0 < n <= LONGEST)
+  int, Condition(f"a whole number from 1 to {MAX_LENGTH:,}", lambda n: 0 < n <= MAX_LENGTH)
 ]
-NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
+NonNegativeFloat = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
 Seconds = Annotated[
   float, Condition("0, or a number of seconds from 1 to 1e9", lambda x: x == 0 or 1 <= x <= 1e9)
 ]
-AboveZero = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
+PositiveFloat = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
 Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda x: 0 <= x < 1)]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -73,7 +73,7 @@ def check_name(where: str, name: Any) -> None:
   """
   if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
     raise UserError(
-      f"{where}: found the name {shown(name)}, expected at most {_LONGEST_NAME} letters, digits, "
+      f"{where}: found the name {format_value(name)}, expected at most {_LONGEST_NAME} letters, digits, "
       "_ and -, and a letter or digit first; rename it"
     )
 
@@ -100,10 +100,10 @@ def name_and_arguments(where: str, value: Any) -> tuple[str | None, dict[str, An
   if isinstance(value, str):
     return value, {}
   if isinstance(value, Mapping) or hasattr(value, "to_dict"):
-    arguments = dict(plain(value))
+    arguments = dict(to_plain(value))
     return arguments.pop("name", None), arguments
   raise UserError(
-    f"{where}: found {shown(value)}, expected a name, or a name and its arguments: {{'name': …}}"
+    f"{where}: found {format_value(value)}, expected a name, or a name and its arguments: {{'name': …}}"
   )
 
 
@@ -116,15 +116,17 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
       `t5x_like.trust`.
     member: the attribute to take from a package's module, such as `Objective`.
   Raises:
-    UserError: there is no such name (suggests the nearest), or `trust.function` refuses.
+    UserError: there is no such name (suggests the nearest), or `trust.import_function` refuses.
   """
   if isinstance(name, str) and ":" in name and not isinstance(registry, Mapping):
-    return trust.function(where, name)
+    return trust.import_function(where, name)
   if name is not None and not isinstance(name, str):
-    raise UserError(f"{where}: found {shown(name)}, expected one of {', '.join(names(registry))}")
+    raise UserError(
+      f"{where}: found {format_value(name)}, expected one of {', '.join(names(registry))}"
+    )
   known = names(registry)
   if name not in known:
-    found = "no name" if name is None else shown(name)
+    found = "no name" if name is None else format_value(name)
     raise UserError(
       f"{where}: found {found}, expected one of {', '.join(known)}{did_you_mean(str(name), known)}"
     )
@@ -134,10 +136,17 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
   return getattr(importlib.import_module(f"{package}.{name}"), member)
 
 
-def module(name: str | None, package: types.ModuleType | str) -> types.ModuleType | None:
-  """Import and return the module of this name from a registry package; None if there is none."""
+def module(name: str | None, package: types.ModuleType | str) -> types.ModuleType:
+  """Import and return the module of this name from a registry package.
+
+  Raises:
+    LookupError: the package has no such public module. Look a user's name up by `names` or `find`.
+  """
+  modules = names(package)
   root = package if isinstance(package, str) else package.__name__
-  return importlib.import_module(f"{root}.{name}") if name in names(package) else None
+  if name not in modules:
+    raise LookupError(f"{root} has no module {name!r}{did_you_mean(str(name), modules)}")
+  return importlib.import_module(f"{root}.{name}")
 
 
 def fill(
@@ -172,18 +181,20 @@ def fill(
     kinds = kinds | their_kinds
   keys = [key for key in parameters if key not in given]
   takes = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
-  values = plain(values)
+  values = to_plain(values)
   if not isinstance(values, Mapping):
-    raise UserError(f"{where}: found {shown(values)}, expected keys and values; {takes}")
+    raise UserError(f"{where}: found {format_value(values)}, expected keys and values; {takes}")
   for key in values:
     if key not in keys:
-      raise UserError(f"{where}.{shown(key, '')}: unknown key{did_you_mean(key, keys)}; {takes}")
+      raise UserError(
+        f"{where}.{format_value(key, '')}: unknown key{did_you_mean(key, keys)}; {takes}"
+      )
   filled = {}
   for key in keys:
     default = parameters[key].default
     if key not in values and default is inspect.Parameter.empty:
       raise UserError(f"{where}.{key}: missing; {takes}")
-    filled[key] = typed(f"{where}.{key}", values.get(key, default), kinds.get(key, Any))
+    filled[key] = coerce(f"{where}.{key}", values.get(key, default), kinds.get(key, Any))
   return filled
 
 
@@ -222,21 +233,21 @@ class Slot(NamedTuple):
     return {"name": name or usual} | fill(where, arguments, function, self.given, self.also)
 
 
-def variant_of(model_class: type, model: Any) -> Any:
+def resolve_variant(model_class: type, model: Any) -> Any:
   """Return the variant of a `config.model`: a name in the family's table, or a variant given by all
   its fields."""
   table = getattr(model_class, "VARIANTS", {})
-  given = plain(model.variant)
+  given = to_plain(model.variant)
   if isinstance(given, str):
     return find("config.model.variant", given, table)
-  return typed(
+  return coerce(
     "config.model.variant",
     given,
     getattr(model_class, "VARIANT", None) or type(next(iter(table.values()))),
   )
 
 
-def takes(function: Callable) -> list[str]:
+def argument_names(function: Callable) -> list[str]:
   """Return the names of a function's arguments, including the fields of the records that it
   unpacks."""
   return list(_signature(function)[0])
@@ -252,9 +263,9 @@ def defaults(function: Callable) -> dict[str, Any]:
   }
 
 
-def change(where: str, record: Any, changes: Any) -> Any:
+def replace_fields(where: str, record: Any, changes: Any) -> Any:
   """Return a copy of a dataclass with some fields changed; raise UserError as `fill`."""
-  changes = plain(changes)
+  changes = to_plain(changes)
   values = {**vars(record), **changes} if isinstance(changes, Mapping) else changes
   return type(record)(**fill(where, values, type(record)))
 
@@ -299,24 +310,24 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
   return parameters, kinds
 
 
-def typed(where: str, value: Any, kind: Any) -> Any:
+def coerce(where: str, value: Any, kind: Any) -> Any:
   """Return the value if it has the declared type; convert lists to declared tuples and dicts to
   declared dataclasses.
 
   Raises:
     UserError: it has another type.
   """
-  _check_inner(where, plain(value))
+  _check_inner(where, to_plain(value))
   if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
     return tuple(value)
   records = [member for member in (kind, *typing.get_args(kind)) if inspect.isclass(member)]
   record = next(filter(dataclasses.is_dataclass, records), None)
-  if record and isinstance(plain(value), Mapping):
+  if record and isinstance(to_plain(value), Mapping):
     return record(**fill(where, value, record))
   if not fits(value, kind):
     raise UserError(
-      f"{where}: found {shown(value)} of type {type(value).__name__}, expected "
-      f"{words(kind)}{_unsound(plain(value))}"
+      f"{where}: found {format_value(value)} of type {type(value).__name__}, expected "
+      f"{describe_type(kind)}{_unsound(to_plain(value))}"
     )
   return value
 
@@ -331,14 +342,14 @@ def _check_inner(where: str, value: Any, depth: int = 0) -> None:
   if isinstance(value, Mapping):
     for key, one in value.items():
       if not isinstance(key, str) or _unsound(key):
-        raise UserError(f"{where}: found the key {shown(key)}, expected text{_unsound(key)}")
-      _check_inner(f"{where}.{shown(key, '')}", one, depth + 1)
+        raise UserError(f"{where}: found the key {format_value(key)}, expected text{_unsound(key)}")
+      _check_inner(f"{where}.{format_value(key, '')}", one, depth + 1)
   elif isinstance(value, (list, tuple)):
     for number, one in enumerate(value):
       _check_inner(f"{where}[{number}]", one, depth + 1)
   elif depth and (why := _unsound(value)):
     raise UserError(
-      f"{where}: found {shown(value)} of type {type(value).__name__}, expected one{why.strip(',')}"
+      f"{where}: found {format_value(value)} of type {type(value).__name__}, expected one{why.strip(',')}"
     )
 
 
@@ -354,7 +365,7 @@ def _unsound(value: Any) -> str:
   return ""
 
 
-def shown(value: Any, quoted: str = "'") -> str:
+def format_value(value: Any, quoted: str = "'") -> str:
   """Format a value for a message: short, on one line, and printable."""
   text = repr(value) if quoted else str(value)
   text = text if text.isprintable() else ascii(text)[1:-1]
@@ -368,7 +379,7 @@ def fits(value: Any, kind: Any) -> bool:
   UTF-8.
   """
   origin = typing.get_origin(kind)
-  value = plain(value)
+  value = to_plain(value)
   if _unsound(value):
     return False
   if kind is Any:
@@ -387,24 +398,24 @@ def fits(value: Any, kind: Any) -> bool:
   return isinstance(value, origin or kind)
 
 
-def words(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
   """Describe a declared type in words: `int | None` is "int or None"."""
   if typing.get_origin(kind) in (typing.Union, types.UnionType):
-    return " or ".join(words(member) for member in typing.get_args(kind))
+    return " or ".join(describe_type(member) for member in typing.get_args(kind))
   if typing.get_origin(kind) is typing.Literal:
     return " or ".join(map(repr, typing.get_args(kind)))
   if typing.get_origin(kind) is Annotated:
     return typing.get_args(kind)[1].words
   if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
-    return f"a list of {words(typing.get_args(kind)[0])}"
+    return f"a list of {describe_type(typing.get_args(kind)[0])}"
   return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
 
 
-def as_saved(values: Any) -> dict[str, Any]:
+def to_json(values: Any) -> dict[str, Any]:
   """Return values as a saved config has them: lists, no tuples."""
-  return json.loads(json.dumps(plain(values)))
+  return json.loads(json.dumps(to_plain(values)))
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
   """Convert a `ConfigDict` to a dict; return anything else unchanged."""
   return value.to_dict() if hasattr(value, "to_dict") else value

@@ -10,7 +10,7 @@ _CONTROLS = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
   """Return text with every control character but tab and line feed written as an escape, such as
   `\\x1b`."""
   return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)

@@ -9,7 +9,7 @@ state saved (docs/reference/exit-codes.md).
 import argparse
 
 from t5x_like import command_line, recipes
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
@@ -26,7 +26,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]
   back = (
     "--from_step",
     {
-      "type": command_line.step,
+      "type": command_line.step_number,
       "metavar": "STEP",
       "help": "go back to this saved step; later ones are set aside",
     },
@@ -43,7 +43,7 @@ def check_window(text: str | None, window: range | None, config) -> None:
     )
 
 
-@door(prints_results=False)
+@handle_errors(prints_results=False)
 def main(argv: list[str]) -> None:
   args, overrides, window = parse(argv)
   config = recipes.load(args.config, overrides)
@@ -83,7 +83,7 @@ def _window(text: str | None) -> range | None:
   if text is None:
     return None
   try:
-    first, last = map(command_line.step, text.split(":"))
+    first, last = map(command_line.step_number, text.split(":"))
   except (ValueError, argparse.ArgumentTypeError):
     raise UserError(f"--profile={text}: expected FIRST:LAST, two step numbers") from None
   if last < first:
@@ -93,4 +93,4 @@ def _window(text: str | None) -> range | None:
 
 if __name__ == "__main__":
   use_huge_pages()
-  command_line.program(main)
+  command_line.run_program(main)

@@ -54,7 +54,7 @@ SCHEMES = (
   "local",
 )
 # Functions of this package that defaults and recipes name in this form, and so saved configs too.
-OWN = frozenset(
+BUILT_IN_FUNCTIONS = frozenset(
   f"t5x_like.{name}"
   for name in (
     "data.preprocessors.sentences:punctuation",
@@ -109,23 +109,23 @@ class State:
 _state = State()
 
 
-def begin(given: Any, everything: bool = False) -> None:
+def begin_command(given: Any, everything: bool = False) -> None:
   """Start a command: admit what its flags name, and forget the previous command's.
 
   Args:
     given: the values of flags: strings, lists, dictionaries.
     everything: whether the command has `--trust`, which admits every name.
   """
-  resume(State(everything=everything))
+  set_state(State(everything=everything))
   admit(given)
 
 
-def state() -> State:
-  """Return what this command admits, for `resume` in a process that works for it."""
+def current_state() -> State:
+  """Return what this command admits, for `set_state` in a process that works for it."""
   return _state
 
 
-def resume(state: State) -> None:
+def set_state(state: State) -> None:
   """Admit in a worker what its command admits."""
   global _state
   _state = state
@@ -146,12 +146,12 @@ def admit_locations(given: Any) -> None:
   _state.texts.update(_texts(given))
 
 
-def everything() -> bool:
+def allows_everything() -> bool:
   """Return whether this command has `--trust`."""
   return _state.everything
 
 
-def was_read(path: str, content: Any, directory: str = "", signed: bool = False) -> None:
+def record_file(path: str, content: Any, directory: str = "", signed: bool = False) -> None:
   """Record the strings of a file, whose locations are checked before they are opened.
 
   Args:
@@ -169,7 +169,7 @@ def was_read(path: str, content: Any, directory: str = "", signed: bool = False)
     admit_locations(content)
 
 
-def links(directory: str, file: str) -> None:
+def check_links(directory: str, file: str) -> None:
   """Check the links in a local directory and below it, unless the command may follow them: this
   user signed its file, or it has `--trust`.
 
@@ -189,7 +189,7 @@ def links(directory: str, file: str) -> None:
         )
 
 
-def function(where: str, name: str) -> Callable:
+def import_function(where: str, name: str) -> Callable:
   """Import the function `module:function` from the installed packages or the current directory.
 
   Args:
@@ -197,7 +197,7 @@ def function(where: str, name: str) -> Callable:
   Raises:
     UserError: the name is not admitted, or the module cannot be imported or lacks the function.
   """
-  if name not in OWN and name not in _state.names and not _state.everything:
+  if name not in BUILT_IN_FUNCTIONS and name not in _state.names and not _state.everything:
     raise _refused_function(where, name)
   module, _, attribute = name.partition(":")
   here = str(pathlib.Path.cwd())
@@ -211,7 +211,7 @@ def function(where: str, name: str) -> Callable:
     ) from error
 
 
-def location(where: str, text: Any) -> None:
+def check_location(where: str, text: Any) -> None:
   """Check a path or an address before it is opened or written.
 
   Args:
@@ -228,7 +228,7 @@ def location(where: str, text: Any) -> None:
     raise _refused_location(origin, where, text)
 
 
-def source(where: str, text: Any) -> None:
+def check_source(where: str, text: Any) -> None:
   """Check a source, `FORMAT:REST`, before it is opened.
 
   A file may name sources that make their records themselves, and single files in its own directory.
@@ -250,7 +250,7 @@ def source(where: str, text: Any) -> None:
     raise _refused_location(origin, where, text)
 
 
-def address(url: str) -> None:
+def check_address(url: str) -> None:
   """Check an address before a client is made for it.
 
   Raises:
@@ -285,7 +285,7 @@ def is_inside(path: str, directory: str, links: bool = True) -> bool:
   return f"{resolve(path)}/".startswith(f"{resolve(directory).rstrip('/')}/")
 
 
-def secret() -> bytes:
+def load_secret() -> bytes:
   """Return bytes that only this user can read, made once.
 
   Raises:
@@ -303,18 +303,18 @@ def secret() -> bytes:
   return path.read_bytes()
 
 
-def signature(content: Any) -> str | None:
+def sign(content: Any) -> str | None:
   """Return this user's signature of a value as JSON; None without a secret."""
   try:
     text = json.dumps(content, sort_keys=True)
-    return hmac.new(secret(), text.encode(), "sha256").hexdigest()
+    return hmac.new(load_secret(), text.encode(), "sha256").hexdigest()
   except (OSError, RuntimeError, ValueError, TypeError, RecursionError):
     return None
 
 
 def is_signed(content: Any, text: Any) -> bool:
   """Return whether a text is this user's signature of a value."""
-  expected = signature(content) if isinstance(text, str) and text.isascii() else None
+  expected = sign(content) if isinstance(text, str) and text.isascii() else None
   return expected is not None and hmac.compare_digest(expected, text)
 
 

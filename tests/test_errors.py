@@ -64,7 +64,7 @@ def test_seconds_of_the_environment_that_are_no_number_are_refused(seconds, monk
     errors.UserError,
     match=f"T5X_LIKE_RETRY_SECONDS: found '{seconds}', expected a number of seconds",
   ):
-    errors.retried(lambda: "read", "a/path")
+    errors.retry(lambda: "read", "a/path")
 
 
 def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
@@ -81,7 +81,7 @@ def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
 
   busy = OSError(errno.EIO, "Input/output error")
   assert (
-    errors.retried(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read"
+    errors.retry(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read"
     and len(calls) == 4
   )
   calls.clear()
@@ -90,11 +90,11 @@ def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
     match=r"^a/path: .*Input/output error; tried \d+ times in 0 s; run the "
     r"same",
   ):
-    errors.retried(fails(99, busy), "a/path", seconds=0.05, first_wait=0.001)
+    errors.retry(fails(99, busy), "a/path", seconds=0.05, first_wait=0.001)
   assert len(calls) > 2
   calls.clear()
   with pytest.raises(ValueError):
-    errors.retried(fails(1, ValueError("no")), "a/path", seconds=5)
+    errors.retry(fails(1, ValueError("no")), "a/path", seconds=5)
   assert len(calls) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
   ],
 )
 def test_every_class_is_one_line_and_a_code(error, code, capsys):
-  @errors.door
+  @errors.handle_errors
   def main():
     raise getattr(errors, error)("first\n  second")
 
@@ -123,7 +123,7 @@ def test_every_class_is_one_line_and_a_code(error, code, capsys):
   + [("ENOSPC", 2), ("EDQUOT", 2), ("EROFS", 2), ("EACCES", 2), ("ENOENT", 2)],
 )
 def test_a_fault_of_a_moment_is_none_of_the_users_whatever_file_has_it(name, code, capsys):
-  @errors.door
+  @errors.handle_errors
   def main():
     try:
       raise OSError(getattr(errno, name), "a reason")
@@ -149,7 +149,7 @@ def test_a_retry_that_worked_is_told_once_in_a_while(caplog, monkeypatch):
         raise answers.pop()
       return "read"
 
-    assert errors.retried(call, "a/path", first_wait=0.001) == "read"
+    assert errors.retry(call, "a/path", first_wait=0.001) == "read"
   assert [record.message for record in caplog.records] == [
     "a/path: [Errno 116] Stale file handle; worked at attempt 3, after 0 s"
   ]

@@ -44,7 +44,7 @@ def poisoned(built, position, rows):
   for number, batch in enumerate(batches(built, position, rows), start=position):
     yield batch | {{"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}} if number == 9 else batch
 phases.batches = poisoned
-command_line.program(train.main)
+command_line.run_program(train.main)
 """
 
 

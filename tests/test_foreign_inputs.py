@@ -18,7 +18,7 @@ import pytest
 import published
 from t5x_like import chat, evaluate, predict, train, trust, vocabularies
 from t5x_like.corpora.sources import open_source
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files.paths import place
 from t5x_like.library import model as library
 from t5x_like.training import workdir as workdirs
@@ -33,7 +33,7 @@ FUNCTION = f"{MODULE}:function"
 
 @pytest.fixture
 def sentinels(tmp_path) -> Sentinels:
-  trust.begin(())
+  trust.begin_command(())
   return Sentinels(tmp_path / "elsewhere")
 
 
@@ -238,7 +238,7 @@ COMMANDS = {
       "--config.model.dropout=oops",
     ]
   ),
-  "python": lambda workdir, inside: door(asked)(workdir),
+  "python": lambda workdir, inside: handle_errors(asked)(workdir),
 }
 
 
@@ -349,7 +349,7 @@ def test_records_reach_nothing(case, tmp_path, check):
     for _ in open_source(spelled.format(folder)).records("train"):
       pass
 
-  check(door(read))
+  check(handle_errors(read))
 
 
 @pytest.mark.parametrize(
@@ -372,12 +372,12 @@ def test_the_card_of_a_data_set_names_files_of_its_directory(value, tmp_path, ch
     f"'{value}'\n---\n# A\n"
   )
   ends = ("success",) if value.startswith("**") else ("refusal",)
-  check(door(lambda inside: hf._check_card(place(card))), *ends)
+  check(handle_errors(lambda inside: hf._check_card(place(card))), *ends)
 
 
 def test_a_task_of_a_program_opens_what_the_program_names(sentinels, check):
   source = f"jsonl:{sentinels.folder}/rows.jsonl"
-  trust.was_read("theirs/config.json", {"source": source})
+  trust.record_file("theirs/config.json", {"source": source})
   with pytest.raises(UserError, match="theirs/config.json: source: found 'jsonl:"):
     open_source(source)
   trust.admit_locations({"source": source})
@@ -406,12 +406,12 @@ def test_a_child_of_multiprocessing_admits_no_more_than_its_parent(sentinels):
 
 
 def test_a_run_of_this_user_may_name_any_data(tmp_path):
-  trust.begin(())
+  trust.begin_command(())
   text = "/data/store"
   workdirs.write_identity(tmp_path, {"task": {"store": text}, "sizes": {2: 1, 10: 2}})
   assert workdirs.read(tmp_path) == {"task": {"store": text}, "sizes": {"2": 1, "10": 2}}
-  trust.location("config.task.store", text)
-  trust.begin(())
+  trust.check_location("config.task.store", text)
+  trust.begin_command(())
   content = json.loads((tmp_path / "config.json").read_text())
   (tmp_path / "config.json").write_text(json.dumps(content | {"seed": 1}))
   workdirs.read(tmp_path)
@@ -419,13 +419,13 @@ def test_a_run_of_this_user_may_name_any_data(tmp_path):
     UserError,
     match=f"{tmp_path}/config.json: config.task.store: found '/data/store', which is outs",
   ):
-    trust.location("config.task.store", text)
-  trust.begin(["--x", text])
+    trust.check_location("config.task.store", text)
+  trust.begin_command(["--x", text])
   workdirs.read(tmp_path)
-  trust.location("config.task.store", text)
-  trust.begin((), everything=True)
+  trust.check_location("config.task.store", text)
+  trust.begin_command((), everything=True)
   workdirs.read(tmp_path)
-  trust.location("config.task.store", text)
+  trust.check_location("config.task.store", text)
   assert np.isfinite(content["sizes"]["2"])
 
 
@@ -433,9 +433,9 @@ def test_a_run_of_this_user_may_name_any_data(tmp_path):
   "text", ["reference://x::file:///a", "zip://a::gs://b/c", "hdfs://a/b", "simplecache::gs://a/b"]
 )
 def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text):
-  trust.begin((), everything=True)
-  trust.was_read("theirs/config.json", {"task": {"store": text}}, "theirs")
-  for check_it in (trust.location, trust.source):
+  trust.begin_command((), everything=True)
+  trust.record_file("theirs/config.json", {"task": {"store": text}}, "theirs")
+  for check_it in (trust.check_location, trust.check_source):
     with pytest.raises(
       UserError, match="theirs/config.json: config.x: found .*expected one address of gs://"
     ):
@@ -444,13 +444,13 @@ def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text):
     UserError, match="which this command does not name, expected one address of gs://"
   ):
     place(text if "://" in text.partition("::")[0] else f"{text}/x")
-  for name_it in (trust.admit, lambda text: trust.was_read("ours", [text], signed=True)):
-    trust.begin(())
-    trust.was_read("theirs/config.json", [text])
+  for name_it in (trust.admit, lambda text: trust.record_file("ours", [text], signed=True)):
+    trust.begin_command(())
+    trust.record_file("theirs/config.json", [text])
     name_it(text)
-    trust.location("config.x", text)
-    trust.source("config.x", text)
-    trust.address(text)
+    trust.check_location("config.x", text)
+    trust.check_source("config.x", text)
+    trust.check_address(text)
 
 
 def test_a_location_in_the_directory_of_its_file_is_opened(tmp_path):
@@ -459,28 +459,28 @@ def test_a_location_in_the_directory_of_its_file_is_opened(tmp_path):
   (inside / "rows.jsonl").write_text("{}\n")
   (inside / "link").symlink_to(tmp_path)
   names = ["store", "link/x", "../x", ".", "a/../../x"]
-  trust.begin(())
+  trust.begin_command(())
   sources = [
     f"jsonl:{inside}/rows.jsonl",
     f"jsonl:{inside}/*.jsonl",
     f"jsonl:train={inside}/rows.jsonl",
   ]
-  trust.was_read(
+  trust.record_file(
     "config.json",
     [*(f"{inside}/{name}" for name in names), *sources, "facts:9", "digits"],
     str(inside),
   )
-  trust.location("a", f"{inside}/store")
-  trust.location("a", f"{inside}/.")
-  trust.location("a", "a string of the program's own")
+  trust.check_location("a", f"{inside}/store")
+  trust.check_location("a", f"{inside}/.")
+  trust.check_location("a", "a string of the program's own")
   for name in ("link/x", "../x", "a/../../x"):
     with pytest.raises(UserError, match="which is outside"):
-      trust.location("a", f"{inside}/{name}")
+      trust.check_location("a", f"{inside}/{name}")
   for source in (sources[0], "facts:9", "digits"):
-    trust.source("a", source)
+    trust.check_source("a", source)
   for source in sources[1:]:
     with pytest.raises(UserError, match="which is outside"):
-      trust.source("a", source)
+      trust.check_source("a", source)
 
 
 def test_addresses_are_inside_by_their_spelling():

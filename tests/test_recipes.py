@@ -148,7 +148,7 @@ def test_bigbird_masks_whole_words_as_its_code_does():
 def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
   """`MC4_LANGUAGES` of TFDS, which mT5's mixture takes, and adafactor_momentum_nofactor.gin of
   umT5's XXL."""
-  languages = recipes.module("configs/mt5/base.py").LANGUAGES
+  languages = recipes.load_module("configs/mt5/base.py").LANGUAGES
   latin = [f"{language}-Latn" for language in ("bg", "el", "hi", "ja", "ru", "zh")]
   assert len(set(languages)) == 101 + 6 and [name for name in languages if "-" in name] == latin
   base, xxl = (resolve(recipes.load(f"configs/mt5/umt5_base.py{size}")) for size in ("", ":xxl"))
@@ -313,14 +313,17 @@ def test_an_unknown_argument_is_refused(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_argument_resolves_to_a_config_of_its_own(recipe):
   words = [
-    word for word, (parameter, _) in recipes.arguments(recipes.module(recipe).get_config).items()
+    word
+    for word, (parameter, _) in recipes.argument_choices(
+      recipes.load_module(recipe).get_config
+    ).items()
   ]
   assert words[-2:] == ["tiny", "debug"]
   default = checked_json.digest(resolve(recipes.load(recipe)).to_dict())
   resolved = {
     checked_json.digest(resolve(recipes.load(f"{recipe}:{word}")).to_dict()) for word in words[:-2]
   }
-  parameters = inspect.signature(recipes.module(recipe).get_config).parameters
+  parameters = inspect.signature(recipes.load_module(recipe).get_config).parameters
   # the size of the recipe itself
   defaults = sum(str(parameter.default) in words for parameter in parameters.values())
   same = max(1, defaults) - 1  # each parameter's default is the recipe itself

@@ -91,7 +91,7 @@ def test_refusals_name_the_key_and_what_was_expected(value, message):
 
 @dataclasses.dataclass(frozen=True)
 class Boat:
-  sails: slots.Positive = 2
+  sails: slots.PositiveInt = 2
   crew: tuple[str | None, ...] = ()
 
 
@@ -124,7 +124,7 @@ def test_a_class_takes_what_its_constructor_hands_on_and_a_dictionary_makes_a_da
     sea=0,
   )
   assert (ship.power, ship.length, ship.boat) == (2, 3, Boat(2, ("Ann", None)))
-  assert slots.change("config.x", ship.boat, {"sails": 1}) == Boat(1, ("Ann", None))
+  assert slots.replace_fields("config.x", ship.boat, {"sails": 1}) == Boat(1, ("Ann", None))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_refusals_inside_of_arguments(value, message):
 def test_a_function_takes_the_fields_of_the_record_that_it_unpacks():
   @dataclasses.dataclass(frozen=True)
   class Catch:
-    nets: slots.Positive
+    nets: slots.PositiveInt
     bait: str = "worm"
 
   def lake(*, bait: str = "fly", **catch: Unpack[Catch]):
@@ -202,10 +202,17 @@ def test_a_package_given_by_its_name_is_imported_when_it_is_asked():
   assert member is slots.find("config.objective", "mlm", objectives, "Objective")
 
 
+def test_an_unknown_module_of_a_package_is_refused_with_the_nearest_name():
+  with pytest.raises(LookupError, match=r"t5x_like\.objectives has no module 'mln' \(did you mean"):
+    slots.module("mln", objectives)
+  with pytest.raises(LookupError, match="has no module None"):
+    slots.module(None, "t5x_like.objectives")
+
+
 def test_a_function_from_outside(tmp_path, monkeypatch):
   (tmp_path / "my_waves.py").write_text("def long(scale: int = 2):\n  return 10 * scale\n")
   monkeypatch.chdir(tmp_path)
-  trust.begin(["my_waves:long", "my_waves:short", "no_waves:long"])
+  trust.begin_command(["my_waves:long", "my_waves:short", "no_waves:long"])
   package = types.ModuleType("package")
   package.__path__ = []
   assert slots.make("config.task", {"name": "my_waves:long", "scale": 3}, package, "task") == 30

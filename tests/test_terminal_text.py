@@ -7,26 +7,26 @@ import logging
 import pytest
 
 from t5x_like.corpora.job import skips
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.inference import terminal
 from t5x_like.runtime import process
-from t5x_like.terminal_text import visible
+from t5x_like.terminal_text import escape_controls
 
 EVIL = "a\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1m\u202e\r\x08b"
 
 
 @pytest.mark.parametrize("text", ["tab\tand\nline", "é世界 – “x” 🙂", "\\x1b"])
 def test_text_stays(text):
-  assert visible(text) == text
+  assert escape_controls(text) == text
 
 
 def test_controls_become_escapes():
-  assert visible("\x1b[2J\x00\u2028") == r"\x1b[2J\x00\u2028"
-  assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in visible(EVIL))
+  assert escape_controls("\x1b[2J\x00\u2028") == r"\x1b[2J\x00\u2028"
+  assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in escape_controls(EVIL))
 
 
 def test_an_error_of_data_is_printed_without_them(capsys):
-  @door
+  @handle_errors
   def main():
     raise UserError(f"in.jsonl: found the field {EVIL}")
 

@@ -185,55 +185,55 @@ def test_functions_that_the_command_names_are_used_and_need_no_trust(
 
 
 def test_only_whole_names_that_were_given_are_admitted():
-  trust.begin(
+  trust.begin_command(
     ['{"name": "a.b:c", "more": ["d:e"]}', {"x": [{"y": "f:g"}]}, "--flag h:i", None, 3, "[broken"]
   )
-  assert trust.state().names == {"a.b:c", "d:e", "f:g"}
+  assert trust.current_state().names == {"a.b:c", "d:e", "f:g"}
   for name in ("a.b:d", "b:c", "h:i", "os:system", "a.b:c\n", ":c", "a.b:"):
     with pytest.raises(UserError) as told:
-      trust.function("config.task.name", name)
+      trust.import_function("config.task.name", name)
     assert len(str(told.value).splitlines()) == 1
-  trust.begin(())
+  trust.begin_command(())
   with pytest.raises(
     UserError,
     match=r"config.x: found 'a.b:c', which "
     r".*--config.x=a.b:c.*--trust.*admit\('a.b:c'\)",
   ):
-    trust.function("config.x", "a.b:c")
+    trust.import_function("config.x", "a.b:c")
 
 
 def test_values_of_a_saved_config_are_not_admitted_by_the_flags_beside_them():
-  trust.begin(())
+  trust.begin_command(())
   saved = nano.get_config().to_dict() | {"mesh": {"data": ATTACK}, "objective": {"name": ATTACK}}
-  config_lib.restored(saved, ["batch_size=8", f'mesh={{"data": "{ATTACK}"}}'], "saved")
-  assert ATTACK not in trust.state().names
+  config_lib.restore(saved, ["batch_size=8", f'mesh={{"data": "{ATTACK}"}}'], "saved")
+  assert ATTACK not in trust.current_state().names
   recipes.load(nano.__file__, ["objective.name=some.module:Thing"])
-  assert "some.module:Thing" in trust.state().names
+  assert "some.module:Thing" in trust.current_state().names
 
 
-@pytest.mark.parametrize("name", sorted(trust.OWN))
+@pytest.mark.parametrize("name", sorted(trust.BUILT_IN_FUNCTIONS))
 def test_names_of_the_package_itself_need_no_flag(name):
-  trust.begin(())
-  assert callable(trust.function("config.x", name))
+  trust.begin_command(())
+  assert callable(trust.import_function("config.x", name))
 
 
 WORKER = """
 import pickle, sys
 from t5x_like import trust
 c4 = pickle.load(sys.stdin.buffer)
-print(c4._page("Some words here. More words. And more."), trust.state().names)
+print(c4._page("Some words here. More words. And more."), trust.current_state().names)
 """
 
 
 def test_a_worker_may_import_the_language_id_of_its_command(tmp_path, monkeypatch):
   (tmp_path / "lang.py").write_text("def german(text):\n  return 'de'\n")
   monkeypatch.chdir(tmp_path)
-  trust.begin(())
+  trust.begin_command(())
   with pytest.raises(
     UserError, match="language id: found 'lang:german', which this command does not name"
   ):
     c4.Step(language_id="lang:german")
-  trust.begin("lang:german")
+  trust.begin_command("lang:german")
   data = pickle.dumps(c4.Step(language_id="lang:german"))
   done = subprocess.run(
     [sys.executable, "-c", WORKER], input=data, capture_output=True, env={"PYTHONPATH": str(REPO)}
@@ -273,7 +273,7 @@ def test_a_prepared_dataset_imports_no_module_that_its_files_name(tmp_path, monk
         text.replace("made_here", "foreign")
       )
   source = dict(data_dir=str(tmp_path / "data"))
-  trust.begin(())
+  trust.begin_command(())
   assert open_source("tfds:foreign", **source).splits == ("train",)
   text = features.read_text()
   assert "tensorflow_datasets.core.features.text_feature.Text" in text

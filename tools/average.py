@@ -16,14 +16,14 @@ import functools
 import sys
 
 from t5x_like import command_line
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.files.paths import directory
 
 from .ladder import sizes
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.average")
   parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="of the run")

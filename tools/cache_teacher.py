@@ -17,12 +17,12 @@ interrupted command begins anew.
 import sys
 
 from t5x_like import command_line, recipes
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.files.paths import directory
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.cache_teacher")
   parser.add_argument(

@@ -15,14 +15,14 @@ import dataclasses
 import functools
 
 from t5x_like import command_line, recipes, slots
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json, outputs
 from t5x_like.files.paths import directory, place
 from t5x_like.interop import hub
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_hf")
   parser.add_argument(
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument(
     "--step",
-    type=command_line.step,
+    type=command_line.step_number,
     help="the workdir's checkpoint to convert (default: the newest)",
   )
   parser.add_argument(

@@ -17,14 +17,14 @@ kept if the checkpoint has them.
 import functools
 
 from t5x_like import command_line, recipes
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.files.paths import directory
 from t5x_like.interop import t5x
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_t5x")
   parser.add_argument(

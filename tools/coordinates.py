@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import command_line, recipes, slots
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.nn import params
 from t5x_like.nn.block import Residual
@@ -35,7 +35,7 @@ from t5x_like.nn.block import Residual
 from .ladder import sizes
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.coordinates")
   parser.add_argument(
@@ -92,7 +92,7 @@ def prepared(config: ConfigDict, rate: float) -> ConfigDict:
     config.trackers = {}
     config.peak_flops = 1.0  # unused, and not measured
     plain = {"layers": "loop", "remat": "none", "dropout": 0.0, "drop_path": 0.0}
-    takes = slots.takes(
+    takes = slots.argument_names(
       slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
     )
     config.model.update({key: value for key, value in plain.items() if key in takes})

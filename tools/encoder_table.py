@@ -33,7 +33,7 @@ import time
 
 from t5x_like import command_line, evaluate
 from t5x_like.benchmarks import outside, tables
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, door
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, handle_errors
 from t5x_like.training import workdir as workdirs
 
 from . import convert_hf, torch_beside
@@ -44,7 +44,7 @@ _MRPC = ("MRPC/train.tsv*", "msr_paraphrase_train.txt*")
 _TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples of --max_steps
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   known = outside.suite(str(SUITE)).tasks
   parser = command_line.Parser(__doc__, prog="python -m tools.encoder_table")
@@ -282,4 +282,4 @@ def _with_torch(result: dict) -> dict:
 
 
 if __name__ == "__main__":
-  command_line.program(main)
+  command_line.run_program(main)

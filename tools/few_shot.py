@@ -34,14 +34,14 @@ import json
 import sys
 
 from t5x_like import command_line, rows
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.files.paths import directory
 from t5x_like.inference import questions
 from t5x_like.library import model as library
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
   given = "of the model, or a Hugging Face directory, or a name of the Hub"

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from t5x_like import command_line, recipes
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.vocabularies import Vocabulary
 
@@ -231,7 +231,7 @@ def without_preprocessors(config: Any) -> Any | None:
   return ConfigDict(values) if any(found) else None
 
 
-@door
+@handle_errors
 def main(argv: Sequence[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.inspect_data")
   parser.add_argument(
@@ -239,7 +239,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--split", help="split of the corpus (default: the recipe's training split)")
   parser.add_argument(
-    "--step", type=command_line.step, default=0, help="the step whose batch is shown (default: 0)"
+    "--step",
+    type=command_line.step_number,
+    default=0,
+    help="the step whose batch is shown (default: 0)",
   )
   parser.add_argument("--examples", type=int, default=3, help="the most rows to show (default: 3)")
   parser.add_argument(

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from t5x_like import command_line
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.files.paths import directory
 from t5x_like.inference import prompts, strategies
@@ -135,7 +135,7 @@ def __getattr__(name: str):
   raise AttributeError(name)
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
   given = "of the model, or a Hugging Face directory, or a name of the Hub"

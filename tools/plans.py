@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from t5x_like import command_line
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.plan import EXIT_DOES_NOT_FIT
 from t5x_like.planning import child, counts
 
@@ -241,7 +241,7 @@ def _row(name: str, plan: dict[str, Any]) -> str:
   return "| " + " | ".join(cells) + " |"
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
   parser.add_argument(

@@ -29,7 +29,7 @@ from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.held_out import Part
 from t5x_like.corpora.job import Job, skips
 from t5x_like.corpora.tokens import PART_BYTES, Tokens, summary
-from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
+from t5x_like.errors import DamageError, TransientError, UserError, handle_errors, one_line
 from t5x_like.files import file_names
 from t5x_like.files.paths import directory, is_remote, place
 from t5x_like.store.tokens import TokenStore
@@ -262,10 +262,10 @@ def _cleaning(listed: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
   return json.loads(json.dumps(record))
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   # flags may open what they name while they are parsed
-  trust.begin(sys.argv[1:] if argv is None else argv)
+  trust.begin_command(sys.argv[1:] if argv is None else argv)
   args, pipeline = _parser().parse_known_args(argv)
   trust.admit([*vars(args).values()])
   engine_class = slots.find("--engine", args.engine, engines, "Engine")

@@ -12,10 +12,10 @@ are.
 import sys
 
 from t5x_like import command_line, recipes
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.prepare_examples")
   parser.add_argument(

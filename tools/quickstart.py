@@ -19,7 +19,7 @@ from typing import Any
 
 from t5x_like import recipes
 from t5x_like.benchmarks import comparison
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files.paths import directory
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
@@ -44,7 +44,7 @@ _TUNING = {
 }
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -24,13 +24,13 @@ import numpy as np
 
 from t5x_like import command_line, slots
 from t5x_like import config as config_lib
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.training import workdir as workdirs
 
 RESULT = "torch.json"
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.torch_beside")
   parser.add_argument("--workdir", required=True, metavar="DIR", help="of the finished run")
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     raise UserError(f"--workdir={args.workdir}: holds no run; give one of tools.encoder_table")
   if not importlib.util.find_spec("torch") or not importlib.util.find_spec("transformers"):
     raise UserError("torch and transformers are not installed: pip install 't5x-like[parity]'")
-  config = config_lib.restored(identity, [], f"{args.workdir}/{workdirs.FILE}")
+  config = config_lib.restore(identity, [], f"{args.workdir}/{workdirs.FILE}")
   if (config.model.name, config.task.name) != (
     "bert",
     "classification",
@@ -172,4 +172,4 @@ def _scores(model, task, config) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-  command_line.program(main)
+  command_line.run_program(main)

@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from t5x_like import command_line, trust, vocabularies
-from t5x_like.errors import UserError, door, one_line
+from t5x_like.errors import UserError, handle_errors, one_line
 from t5x_like.files.paths import Place, directory, place
 from t5x_like.vocabularies import MAIN, MANIFEST
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
@@ -46,7 +46,7 @@ _SEED = 0
 _SAY_SECONDS = 60.0
 
 
-@door
+@handle_errors
 def main(arguments: Sequence[str] | None = None) -> int:
   options = _options(arguments)
   output = place(options.output)
@@ -342,7 +342,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   )
   parser.add_argument("--threads", type=int, default=2, help="threads of the trainer (default: 2)")
   # flags may open what they name while they are parsed
-  trust.begin(sys.argv[1:] if arguments is None else arguments)
+  trust.begin_command(sys.argv[1:] if arguments is None else arguments)
   args = parser.parse_args(arguments)
   trust.admit([*vars(args).values()])
   return args

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from t5x_like import command_line, config, listing, recipes
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.planning import child
 
 from . import plans
@@ -172,7 +172,7 @@ def published_plans() -> str:
 PAGES = {"config-keys.md": config_keys, "sizing.md": sizing, "plans.md": published_plans}
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
   parser.parse_args(sys.argv[1:] if argv is None else argv)

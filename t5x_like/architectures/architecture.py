@@ -18,7 +18,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
 from t5x_like.nn.vocabulary_logits import dense
-from t5x_like.slots import Positive, Rate
+from t5x_like.slots import PositiveInt, Rate
 
 Batch = dict[str, jax.Array]
 Dtype = Literal["float32", "bfloat16", "auto"]
@@ -52,7 +52,7 @@ class Architecture(nnx.Module):
     rngs: nnx.Rngs,
     *,
     variant: str | Variant,
-    vocab_size: Positive | None = None,
+    vocab_size: PositiveInt | None = None,
     dropout: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",

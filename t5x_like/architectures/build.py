@@ -354,7 +354,7 @@ def chosen(
   given = {name: value for name, value in given.items() if value is not None}
   for name, changes in {"design": design, "tokens": tokens}.items():
     if changes:
-      given[name] = slots.change(f"config.model.{name}", getattr(variant, name), changes)
+      given[name] = slots.replace_fields(f"config.model.{name}", getattr(variant, name), changes)
   return dataclasses.replace(variant, **given)
 
 
@@ -367,7 +367,7 @@ def computed(
     raise UserError(
       f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1"
     )
-  stages = slots.change("config.model.pipeline", EVEN, pipeline)
+  stages = slots.replace_fields("config.model.pipeline", EVEN, pipeline)
   return dict(
     dropout_rate=dropout,
     drop_path=drop_path,

@@ -18,7 +18,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import remat as policies
 from t5x_like.nn.dims import Dims
 from t5x_like.resolution import Resolution
-from t5x_like.slots import Positive, Rate
+from t5x_like.slots import PositiveInt, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class ConvVariant:
   """
 
   backbone: str | dict
-  width: Positive
+  width: PositiveInt
   design: Design
   resolution: Resolution = 224
-  channels: Positive = 3
+  channels: PositiveInt = 3
   head: str | dict = "image_classification"
 
   class_tokens: ClassVar[int] = 0
@@ -76,7 +76,7 @@ class ConvEncoder(ImageModel):
     variant: str | ConvVariant,
     backbone: str | dict | None = None,
     resolution: Resolution | None = None,
-    channels: Positive | None = None,
+    channels: PositiveInt | None = None,
     head: str | dict | None = None,
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,

@@ -17,7 +17,7 @@ from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
-from t5x_like.slots import Count
+from t5x_like.slots import NonNegativeInt
 
 
 class Decoder(Architecture):
@@ -32,7 +32,9 @@ class Decoder(Architecture):
   NEEDS = ("decoder_input_tokens",)
   BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
 
-  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, scores: Count = 0, **options):
+  def __init__(
+    self, rngs: nnx.Rngs, *, variant: str | Variant, scores: NonNegativeInt = 0, **options
+  ):
     self._number = scores
     super().__init__(rngs, variant=variant, **options)
 

@@ -17,7 +17,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
 from t5x_like.nn.norm import NORMS, AllHeads
-from t5x_like.slots import AboveZero, Count, Positive
+from t5x_like.slots import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +82,19 @@ class Design:
   qk_norm: bool | Literal["all_heads"] = False
   attention_scale: float | Literal["cosine"] | None = None
   softcap: float | None = None
-  windows: tuple[Positive | None, ...] = (None,)
+  windows: tuple[PositiveInt | None, ...] = (None,)
   core: str | dict | tuple = "auto"
   quantization: str | dict = "none"
   latent: dict | None = None
   experts: Experts | None = None
-  experts_every: Positive = 1
-  dense_layers: Count = 0
+  experts_every: PositiveInt = 1
+  dense_layers: NonNegativeInt = 0
   mlp_dropout: bool = False
   shared_dropout: bool = False
   no_dropout: tuple[Literal["inputs", "mlp"], ...] = ()
   attention_dropout: Literal["pairs", "keys", "none"] = "pairs"
   init_stddev: float | None = None
-  kernel_scales: tuple[AboveZero, ...] = (1.0, 1.0, 1.0, 1.0)
+  kernel_scales: tuple[PositiveFloat, ...] = (1.0, 1.0, 1.0, 1.0)
   residual_init: bool = False
   embed_init: float | None = None
   embed_scale: bool = False

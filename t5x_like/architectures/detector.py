@@ -21,7 +21,7 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.constrain import constrain
-from t5x_like.slots import Positive, Rate
+from t5x_like.slots import PositiveInt, Rate
 
 _BOX_LAYERS = 3
 
@@ -48,9 +48,9 @@ class DetectorVariant:
   backbone: str | dict = "resnet"
   decoder_layers: int | None = None
   decoder_mlp: int | None = None
-  queries: Positive = 100
-  labels: Positive = 91
-  channels: Positive = 3
+  queries: PositiveInt = 100
+  labels: PositiveInt = 91
+  channels: PositiveInt = 3
   places: Places = Places()
 
   @property
@@ -84,9 +84,9 @@ class Detector(nnx.Module):
     *,
     variant: str | DetectorVariant,
     backbone: str | dict | None = None,
-    queries: Positive | None = None,
-    labels: Positive | Literal["auto"] | None = None,
-    channels: Positive | None = None,
+    queries: PositiveInt | None = None,
+    labels: PositiveInt | Literal["auto"] | None = None,
+    channels: PositiveInt | None = None,
     places: Places | None = None,
     dropout: Rate = 0.0,
     dtype: Dtype = "float32",

@@ -21,7 +21,7 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.resolution import Resolution
-from t5x_like.slots import Positive, Rate
+from t5x_like.slots import PositiveInt, Rate
 
 # upper bound of the scale's logarithm in training (Radford et al. 2021, section 2.5)
 MOST = math.log(100.0)
@@ -129,7 +129,7 @@ class DualEncoder(nnx.Module):
     *,
     variant: str | DualVariant,
     resolution: Resolution | None = None,
-    vocab_size: Positive | None = None,
+    vocab_size: PositiveInt | None = None,
     scale: float = 1 / 0.07,
     bias: float | None = None,
     dropout: Rate = 0.0,
@@ -246,8 +246,8 @@ def _unit(x_BP: jax.Array) -> jax.Array:
 
 def _changes(design: dict, side: str) -> dict:
   """Return the changes to the design of one of the two encoders."""
-  changes = dict(slots.plain(design))
-  position = slots.plain(changes.pop("position", {}))
+  changes = dict(slots.to_plain(design))
+  position = slots.to_plain(changes.pop("position", {}))
   if not isinstance(position, dict) or set(position) - {*_SIDES}:
     raise UserError(
       f"config.model.design.position: found {position!r}, expected one for each encoder: "

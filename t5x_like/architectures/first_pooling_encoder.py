@@ -22,7 +22,7 @@ from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity
-from t5x_like.slots import Count
+from t5x_like.slots import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FirstPoolingVariant(PoolingVariant):
 
   TOKENS: ClassVar[int] = 1
 
-  class_tokens: Count = 1
+  class_tokens: NonNegativeInt = 1
 
 
 class FirstPoolingAttention(PoolingAttention):

@@ -27,8 +27,8 @@ from t5x_like.nn.mbconv import Convolution, MbConv, per_cell, pooled
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
-from t5x_like.resolution import Resolution, sides
-from t5x_like.slots import Positive, Rate
+from t5x_like.resolution import Resolution, height_and_width
+from t5x_like.slots import PositiveInt, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +53,11 @@ class HybridVariant:
   widths: tuple[int, ...]
   depths: tuple[int, ...]
   design: Design
-  head_dim: Positive = 32
-  middle: tuple[Positive, ...] | None = None
-  expansion: Positive = 4
+  head_dim: PositiveInt = 32
+  middle: tuple[PositiveInt, ...] | None = None
+  expansion: PositiveInt = 4
   resolution: Resolution = 224
-  channels: Positive = 3
+  channels: PositiveInt = 3
   head: str | dict = "image_classification"
 
   class_tokens: ClassVar[int] = 0
@@ -75,7 +75,7 @@ class HybridVariant:
 
   def grid_of(self, stage: int) -> Grid:
     # each halving rounds up
-    return Grid(*(-(-side // 2 ** (stage + 2)) for side in sides(self.resolution)))
+    return Grid(*(-(-side // 2 ** (stage + 2)) for side in height_and_width(self.resolution)))
 
 
 class HybridEncoder(ImageModel):
@@ -99,7 +99,7 @@ class HybridEncoder(ImageModel):
     *,
     variant: str | HybridVariant,
     resolution: Resolution | None = None,
-    channels: Positive | None = None,
+    channels: PositiveInt | None = None,
     head: str | dict | None = None,
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,

@@ -24,8 +24,8 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import positions
 from t5x_like.nn.norm import Identity
 from t5x_like.parallel.constrain import constrain
-from t5x_like.resolution import Resolution, sides
-from t5x_like.slots import AboveZero, Count, Positive, Rate
+from t5x_like.resolution import Resolution, height_and_width
+from t5x_like.slots import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 
 DropPathRates = Literal["linear", "uniform"]
 
@@ -56,20 +56,20 @@ class ImageVariant:
 
   dims: Dims
   design: Design
-  patch: Positive = 16
+  patch: PositiveInt = 16
   resolution: Resolution = 224
-  channels: Positive = 3
-  class_tokens: Count = 1
-  registers: Count = 0
+  channels: PositiveInt = 3
+  class_tokens: NonNegativeInt = 1
+  registers: NonNegativeInt = 0
   head: str | dict = "image_classification"
   patch_bias: bool = True
-  patch_scale: AboveZero = 1.0
+  patch_scale: PositiveFloat = 1.0
   backbone: str | dict | None = None
   edge: Literal["refused", "dropped"] = "refused"
 
   @property
   def grid(self) -> Grid:
-    rows, columns = (side // self.patch for side in sides(self.resolution))
+    rows, columns = (side // self.patch for side in height_and_width(self.resolution))
     return Grid(rows, columns, self.class_tokens)
 
 
@@ -123,10 +123,10 @@ class ImageEncoder(ImageModel):
     *,
     variant: str | ImageVariant,
     resolution: Resolution | None = None,
-    patch: Positive | None = None,
-    channels: Positive | None = None,
-    class_tokens: Count | None = None,
-    registers: Count | None = None,
+    patch: PositiveInt | None = None,
+    channels: PositiveInt | None = None,
+    class_tokens: NonNegativeInt | None = None,
+    registers: NonNegativeInt | None = None,
     head: str | dict | None = None,
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,
@@ -157,8 +157,10 @@ class ImageEncoder(ImageModel):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
     dims = self.variant.dims
-    left = [side % variant.patch for side in sides(variant.resolution)]
-    if any(left) and (variant.edge == "refused" or min(sides(variant.resolution)) < variant.patch):
+    left = [side % variant.patch for side in height_and_width(variant.resolution)]
+    if any(left) and (
+      variant.edge == "refused" or min(height_and_width(variant.resolution)) < variant.patch
+    ):
       found = f"found {variant.resolution} with patches of {variant.patch}"
       raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
     E = variant.class_tokens
@@ -302,7 +304,7 @@ def cut(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
 
 def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
   """Raise a `UserError` unless the images have the variant's resolution and channels."""
-  expected = (*sides(variant.resolution), variant.channels)
+  expected = (*height_and_width(variant.resolution), variant.channels)
   if image_BYXC.shape[1:] != expected:
     key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"
     raise UserError(

@@ -23,8 +23,8 @@ from t5x_like.nn.norm import Identity
 from t5x_like.nn.remat import Remat
 from t5x_like.nn.stack import Stack
 from t5x_like.parallel.constrain import constrain
-from t5x_like.resolution import Resolution, sides
-from t5x_like.slots import Count, Positive
+from t5x_like.resolution import Resolution, height_and_width
+from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +45,16 @@ class StagedVariant:
 
   TOKENS: ClassVar[int] = 0
 
-  embed: Positive
-  depths: tuple[Positive, ...]
-  heads: tuple[Positive, ...]
+  embed: PositiveInt
+  depths: tuple[PositiveInt, ...]
+  heads: tuple[PositiveInt, ...]
   design: Design
-  patch: Positive = 4
+  patch: PositiveInt = 4
   resolution: Resolution = 224
-  channels: Positive = 3
+  channels: PositiveInt = 3
   mlp_ratio: float = 4.0
   head: str | dict = "image_classification"
-  class_tokens: Count = 0
+  class_tokens: NonNegativeInt = 0
 
   def __post_init__(self):
     if len(self.heads) != len(self.depths):
@@ -81,7 +81,11 @@ class StagedVariant:
   @property
   def grids(self) -> tuple[Grid, ...]:
     """The grid of each stage."""
-    found = [Grid(*(-(-side // self.patch) for side in sides(self.resolution)), self.class_tokens)]
+    found = [
+      Grid(
+        *(-(-side // self.patch) for side in height_and_width(self.resolution)), self.class_tokens
+      )
+    ]
     while len(found) < len(self.depths):
       found.append(found[-1].coarser(2))
     return tuple(found)

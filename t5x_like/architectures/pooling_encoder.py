@@ -12,7 +12,7 @@ from t5x_like.architectures.pooling import PoolingBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.norm import Identity
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,8 @@ class PoolingVariant(StagedVariant):
     down to 1.
   """
 
-  patch_size: Positive = 7
-  kv_stride: Positive = 4
+  patch_size: PositiveInt = 7
+  kv_stride: PositiveInt = 4
 
 
 class OverlappingPatches(nnx.Module):

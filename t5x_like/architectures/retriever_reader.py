@@ -17,7 +17,7 @@ from t5x_like.nn.dims import subkey
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.vocabulary_logits import dense
 from t5x_like.parallel.constrain import constrain
-from t5x_like.slots import Positive, Rate
+from t5x_like.slots import PositiveInt, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class RetrieverReader(nnx.Module):
     rngs: nnx.Rngs,
     *,
     variant: str | RetrievalVariant,
-    vocab_size: Positive | None = None,
+    vocab_size: PositiveInt | None = None,
     dropout: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
@@ -118,7 +118,7 @@ class RetrieverReader(nnx.Module):
     tokens: dict = {},
   ):
     variant = chosen(self.VARIANTS, variant)
-    both = dict(slots.plain(design))
+    both = dict(slots.to_plain(design))
     of_one = {part: both.pop(part, {}) for part in ("retriever", "reader")}
     changes = {part: both | own for part, own in of_one.items()}
     reader = chosen({}, variant.reader, changes["reader"], tokens, vocab_size=vocab_size)

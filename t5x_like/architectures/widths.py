@@ -63,7 +63,7 @@ def resized(where: str, variants: dict[str, Any], variant: Any, size: int | str 
   if named is not None:
     dims = dataclasses.replace(named.dims, layers=variant.dims.layers)
   elif isinstance(size, dict):
-    dims = slots.change(where, variant.dims, size)
+    dims = slots.replace_fields(where, variant.dims, size)
   else:
     dims = at_width(where, variant.dims, size)
   return dataclasses.replace(variant, dims=dims)

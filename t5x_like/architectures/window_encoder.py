@@ -18,8 +18,8 @@ from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity
-from t5x_like.resolution import sides
-from t5x_like.slots import Positive
+from t5x_like.resolution import height_and_width
+from t5x_like.slots import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class WindowVariant(StagedVariant):
     always rounds up.
   """
 
-  window: Positive = 7
+  window: PositiveInt = 7
   patch_position: str | dict = "none"
   pretrained_windows: tuple[int, ...] = ()
   rounding: Literal["up", "down"] = "up"
@@ -53,7 +53,7 @@ class WindowVariant(StagedVariant):
     window = self.window
     side = min(self.grids[stage].rows, self.grids[stage].columns)
     if self.rounding == "down":
-      side = max(1, min(sides(self.resolution)) // self.patch >> stage)
+      side = max(1, min(height_and_width(self.resolution)) // self.patch >> stage)
     return (window, window // 2) if window < side else (side, 0)
 
 
@@ -99,7 +99,7 @@ class WindowEncoder(StagedEncoder):
     rngs: nnx.Rngs,
     *,
     variant: str | WindowVariant,
-    window: Positive | None = None,
+    window: PositiveInt | None = None,
     patch_position: str | dict | None = None,
     pretrained_windows: tuple[int, ...] | None = None,
     **options,

@@ -58,9 +58,9 @@ _SPLITS = slots.Condition(
 class _Own:
   """The keys that a task has beside its form's; see `Benchmark`."""
 
-  epochs: slots.AboveZero | None = None
-  rates: tuple[slots.AboveZero, ...] = ()
-  seeds: slots.Positive | None = None
+  epochs: slots.PositiveFloat | None = None
+  rates: tuple[slots.PositiveFloat, ...] = ()
+  seeds: slots.PositiveInt | None = None
   config: dict = dataclasses.field(default_factory=dict)
   published: Annotated[dict, _NUMBERS] = dataclasses.field(default_factory=dict)
 
@@ -104,7 +104,7 @@ def _read(path: str) -> Suite:
     tables = tomllib.loads(place(path).read_bytes().decode())
   except (OSError, ValueError, RecursionError) as error:
     raise UserError(f"--suite={path}: cannot be read: {one_line(error)}") from None
-  trust.was_read(path, tables, str(pathlib.PurePath(path).parent))
+  trust.record_file(path, tables, str(pathlib.PurePath(path).parent))
   if not tables or not all(isinstance(table, dict) for table in tables.values()):
     raise UserError(f"--suite={path}: expected a table for each task, such as [relatedness]")
   for task in tables:
@@ -119,7 +119,7 @@ def _benchmark(where: str, table: dict[str, Any]) -> Benchmark:
   given = {
     field.name: table.pop(field.name) for field in dataclasses.fields(_Own) if field.name in table
   }
-  checked = slots.typed(where, given, _Own)
+  checked = slots.coerce(where, given, _Own)
   own = {key: getattr(checked, key) for key in given}
   like = table.pop("like", None)
   form = table.pop("form", None)
@@ -141,7 +141,7 @@ def _of_package(where: str, name: Any) -> Benchmark:
   suite_name, _, task = str(name).partition("/")
   if ":" in suite_name:
     raise UserError(
-      f"{where}.like: found {slots.shown(name)}, expected a task of "
+      f"{where}.like: found {slots.format_value(name)}, expected a task of "
       f"{', '.join(slots.names(suites))}"
     )
   found = slots.find(f"{where}.like", suite_name, suites, "SUITE")
@@ -161,7 +161,7 @@ def _formed(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
   fields = table["files"].get("fields") if isinstance(table.get("files"), dict) else None
   if "ids" in parameters and not (isinstance(fields, dict) and "idx" in fields):
     defaults["ids"] = ()  # only the records of leaderboards have numbers
-  slots.typed(f"{where}.evaluated", table.get("evaluated"), Annotated[dict, _SPLITS] | None)
+  slots.coerce(f"{where}.evaluated", table.get("evaluated"), Annotated[dict, _SPLITS] | None)
   values = slots.fill(where, defaults | table, function)
   try:
     return function(values.pop("source"), values.pop("examples"), **values, **more)

@@ -381,7 +381,7 @@ def _config(
     config = recipes.load(f"{recipe}:{argument}")
     official = options.data is not None and benchmark.files is not None
     suites.apply(config, benchmark, getattr(benchmark, kind), official)
-    config = config_lib.override(config, overrides, where)
+    config = config_lib.apply_overrides(config, overrides, where)
   if options.max_examples:
     for values in config.evals.values():
       values["split"] = _first(values.get("split") or config.eval_split, options.max_examples)

@@ -51,7 +51,7 @@ class Options:
   """
 
   directory: str
-  every: slots.Positive = 10
+  every: slots.PositiveInt = 10
 
 
 def checked(values: Any) -> ConfigDict:

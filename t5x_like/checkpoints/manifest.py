@@ -18,7 +18,7 @@ from t5x_like.errors import (
   did_you_mean,
   is_out_of_memory,
   one_line,
-  retried,
+  retry,
 )
 from t5x_like.files import file_names, local
 from t5x_like.files.checked_json import digest
@@ -169,7 +169,7 @@ def together(path: str, read: Callable[[], Any]) -> Any:
   value = None
   error = None
   try:
-    value = retried(read, path)
+    value = retry(read, path)
   except Exception as caught:
     error = caught
   verdict = _verdict(error)

@@ -18,7 +18,7 @@ import numpy as np
 from t5x_like.corpora import cleaning
 from t5x_like.files import checked_json
 from t5x_like.files.paths import Place, is_remote, place
-from t5x_like.terminal_text import visible
+from t5x_like.terminal_text import escape_controls
 from t5x_like.vocabularies import Vocabulary
 
 _VERSION = 5  # of parts and signatures; other versions are rebuilt
@@ -201,6 +201,6 @@ def batches(
 def skips(skipped: Mapping[str, int]) -> str:
   """Return the words that report skipped records, to follow the number of used ones."""
   return "".join(
-    f", {number:,} records skipped ({visible(reason)})"
+    f", {number:,} records skipped ({escape_controls(reason)})"
     for reason, number in sorted(skipped.items())
   )

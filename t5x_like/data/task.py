@@ -140,14 +140,14 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   function = slots.find(f"{where}.name", name, tasks, "task")
   after = arguments.get("preprocessors")
   arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}
-  if after and "shared" in slots.takes(function):  # of a mixture: its parts apply them
+  if after and "shared" in slots.argument_names(function):  # of a mixture: its parts apply them
     arguments["shared"], after = {"preprocessors": after} | dict(arguments.get("shared", {})), None
-  arguments, corpus = config.corpus_from(where, arguments, function)
+  arguments, corpus = config.split_corpus(where, arguments, function)
   given: dict[str, Any] = {}
   if corpus:
     corpus = dataclasses.replace(corpus, cache=corpus.cache or cache_directory())
     given["store"] = functools.partial(slots.find(where, "corpus", _PREPARERS, "prepared"), corpus)
-  elif arguments.get("store") == "builtin" and "store" in slots.takes(function):
+  elif arguments.get("store") == "builtin" and "store" in slots.argument_names(function):
     given["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepared")
   file_names.check(f"{where}: its split", split, "choose another split")
   made = function(
@@ -169,9 +169,9 @@ def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
     if isinstance(value, Mapping):
       _check_locations(f"{where}.{key}", value)
     elif key in _SOURCES:
-      trust.source(f"{where}.{key}", value)
+      trust.check_source(f"{where}.{key}", value)
     elif key in _LOCATIONS and value != _LOCATIONS[key]:
-      trust.location(f"{where}.{key}", value)
+      trust.check_location(f"{where}.{key}", value)
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:

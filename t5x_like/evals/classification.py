@@ -7,7 +7,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.classification import SCORES, Classification, Correlation, MultiRc
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Evaluator:
@@ -35,7 +35,7 @@ class Evaluator:
     scores: tuple[str, ...] = ("accuracy",),
     questions: tuple[str, ...] = (),
     ids: tuple[str, ...] = (),
-    max_examples: Positive | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     classes = setting.task.classes
     if unknown := [name for name in scores if name not in SCORES]:

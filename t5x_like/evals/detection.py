@@ -13,7 +13,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _best_boxes
 from t5x_like.parallel.rules import fetch
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 _SIZES = ("small", "medium", "large")
 METRICS = ("AP", "AP50", "AP75", *(f"AP_{size}" for size in _SIZES))
@@ -35,7 +35,7 @@ class Evaluator:
   """
 
   def __init__(
-    self, setting: Setting, *, max_examples: Positive | None = None, at_most: Positive = 100
+    self, setting: Setting, *, max_examples: PositiveInt | None = None, at_most: PositiveInt = 100
   ):
     task = setting.task
     self._setting = setting
@@ -124,7 +124,7 @@ class Evaluator:
 
 
 def average_precision(
-  truth, detections: list[tuple], classes: tuple[str, ...], at_most: Positive = 100
+  truth, detections: list[tuple], classes: tuple[str, ...], at_most: PositiveInt = 100
 ) -> dict[str, float]:
   """Compute the metrics of detections with pycocotools, in percent.
 

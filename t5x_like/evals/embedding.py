@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _embeddings, _labelled
 from t5x_like.metrics.classification import Correlation
 from t5x_like.rows import in_batches
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Evaluator:
@@ -31,7 +31,7 @@ class Evaluator:
     *,
     pooling: _embeddings.Pooling = "mean",
     ids: tuple[str, ...] = (),
-    max_examples: Positive | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     _embeddings.check(setting.model, "evaluator embedding")
     task = setting.task

@@ -7,7 +7,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.evals._image_features import Features
 from t5x_like.parallel.rules import local_rows
-from t5x_like.slots import AboveZero, Count, Positive
+from t5x_like.slots import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class Evaluator:
@@ -35,12 +35,12 @@ class Evaluator:
     self,
     setting: Setting,
     *,
-    shots: Positive = 10,
+    shots: PositiveInt = 10,
     support_split: str = "train",
-    l2: AboveZero = 1024.0,
-    draws: Positive = 3,
-    seed: Count = 0,
-    max_examples: Positive | None = None,
+    l2: PositiveFloat = 1024.0,
+    draws: PositiveInt = 3,
+    seed: NonNegativeInt = 0,
+    max_examples: PositiveInt | None = None,
   ):
     self._features = Features(setting, support_split, "few_shot")
     self._setting = setting

@@ -15,7 +15,7 @@ from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.classification import MultiRc
 from t5x_like.metrics.texts import METRICS, texts_of
 from t5x_like.rows import in_batches, merged_lengths, padded_length
-from t5x_like.slots import Condition, Length, Positive
+from t5x_like.slots import Condition, Length, PositiveInt
 
 _UNLABELLED = "-1"
 Beams = Annotated[int, Condition("a whole number from 1 to 1,024", lambda n: 1 <= n <= 1024)]
@@ -62,7 +62,7 @@ class Evaluator:
     penalties: dict | None = None,
     max_new_tokens: Length | None = None,
     ids: tuple[str, ...] = (),
-    max_examples: Positive | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     task = setting.task
     targets = task.features.get("decoder_target_tokens")

@@ -6,7 +6,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _top_classes
 from t5x_like.parallel.rules import fetch
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Evaluator:
@@ -19,7 +19,7 @@ class Evaluator:
     UserError: the task has no images or no classes.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
+  def __init__(self, setting: Setting, *, max_examples: PositiveInt | None = None):
     self._setting = setting
     self._most = max_examples
     self._classes = setting.task.classes

@@ -5,7 +5,7 @@ import numpy as np
 
 from t5x_like.evals import Result, Setting
 from t5x_like.evals._image_features import Features
-from t5x_like.slots import AboveZero, Positive
+from t5x_like.slots import PositiveFloat, PositiveInt
 
 _ROWS = 256  # images that are compared with all others at once
 
@@ -32,11 +32,11 @@ class Evaluator:
     self,
     setting: Setting,
     *,
-    neighbours: Positive = 20,
-    temperature: AboveZero = 0.07,
+    neighbours: PositiveInt = 20,
+    temperature: PositiveFloat = 0.07,
     support_split: str = "train",
-    support_examples: Positive | None = None,
-    max_examples: Positive | None = None,
+    support_examples: PositiveInt | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     self._features = Features(setting, support_split, "knn")
     self._setting = setting

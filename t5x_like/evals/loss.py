@@ -10,7 +10,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.objectives import METRIC_NAMES, denominator, evaluate
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Evaluator:
@@ -30,7 +30,7 @@ class Evaluator:
     UserError: the task lacks a feature that the objective needs.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
+  def __init__(self, setting: Setting, *, max_examples: PositiveInt | None = None):
     self._setting = setting
     self._max_examples = max_examples
     objective = setting.objective

@@ -7,7 +7,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.squad import Answers
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Evaluator:
@@ -32,7 +32,7 @@ class Evaluator:
     *,
     scores: tuple[str, ...] = ("accuracy",),
     ids: tuple[str, ...] = (),
-    max_examples: Positive | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     if unknown := [name for name in scores if name not in ("accuracy", "answers")]:
       raise UserError(

@@ -12,7 +12,7 @@ from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, texts_of
 from t5x_like.parallel.rules import fetch
 from t5x_like.retrieval import answered, index, shelf, voted
-from t5x_like.slots import Length, Positive
+from t5x_like.slots import Length, PositiveInt
 
 
 class Evaluator:
@@ -40,7 +40,7 @@ class Evaluator:
     references: str | None = None,
     normalization: Literal["squad", "triviaqa"] = "squad",
     max_new_tokens: Length | None = None,
-    max_examples: Positive | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     task = setting.task
     if getattr(task, "passages", None) is None:

@@ -15,7 +15,7 @@ import jax
 from t5x_like import slots, trust
 from t5x_like.evals import Result, Setting
 from t5x_like.rows import Runner
-from t5x_like.slots import Count, Positive
+from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Evaluator:
     setting: Setting,
     *,
     files: tuple[str, ...],
-    shots: Count = 0,
-    seed: Count = 0,
-    stride: Positive | None = None,
-    max_new_tokens: Positive | None = None,
-    max_examples: Positive | None = None,
+    shots: NonNegativeInt = 0,
+    seed: NonNegativeInt = 0,
+    stride: PositiveInt | None = None,
+    max_new_tokens: PositiveInt | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     questions = slots.module("questions", "t5x_like.inference")
     for pattern in files:
-      trust.location("evaluator questions: files", pattern)
+      trust.check_location("evaluator questions: files", pattern)
     found = questions.files(files)
     self._beat, self._files = (
       setting.beat,

@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.evals._embeddings import of_texts
 from t5x_like.parallel.rules import fetch
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 _AT_ONCE = 256
 
@@ -32,8 +32,8 @@ class Evaluator:
     self,
     setting: Setting,
     *,
-    at: tuple[Positive, ...] = (1, 5, 10),
-    max_examples: Positive | None = None,
+    at: tuple[PositiveInt, ...] = (1, 5, 10),
+    max_examples: PositiveInt | None = None,
   ):
     if setting.task.captions is None or not hasattr(setting.model, "embed_texts"):
       raise UserError(

@@ -10,7 +10,7 @@ from t5x_like.decoding.rollouts import rollout
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.parallel.rules import fetch
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Evaluator:
@@ -23,7 +23,7 @@ class Evaluator:
     UserError: the task is not `prompts`, or the objective has no reward.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
+  def __init__(self, setting: Setting, *, max_examples: PositiveInt | None = None):
     task = setting.task
     reward = getattr(setting.objective, "reward", None)
     if reward is None or "decoder_log_probabilities" not in task.features:

@@ -15,7 +15,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.parallel.rules import fetch
 from t5x_like.rows import in_batches, padded_length
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import special, start_id
 
 _SEED = 0  # of the draws, so that steps differ by their weights alone
@@ -44,9 +44,9 @@ class Evaluator:
     self,
     setting: Setting,
     *,
-    max_examples: Positive = 4,
-    prompt: Positive = 48,
-    tokens: Positive = 48,
+    max_examples: PositiveInt = 4,
+    prompt: PositiveInt = 48,
+    tokens: PositiveInt = 48,
     temperature: float = 0.7,
   ):
     self._setting = setting

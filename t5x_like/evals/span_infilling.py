@@ -9,7 +9,7 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.evals import Result, Setting
 from t5x_like.parallel.rules import fetch
-from t5x_like.slots import Count, Positive
+from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
 class Evaluator:
@@ -20,7 +20,9 @@ class Evaluator:
     samples: the number of decoded examples to keep for the report.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: Positive | None = 64, samples: Count = 8):
+  def __init__(
+    self, setting: Setting, *, max_examples: PositiveInt | None = 64, samples: NonNegativeInt = 8
+  ):
     self._setting = setting
     self._max_examples = max_examples
     self._samples = samples

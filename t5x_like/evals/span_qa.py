@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_mlqa
 from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 _LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 
@@ -49,11 +49,11 @@ class Evaluator:
     *,
     unanswerable: bool = False,
     language: str | None = None,
-    n_best: Positive = 20,
-    max_answer_tokens: Positive = 30,
+    n_best: PositiveInt = 20,
+    max_answer_tokens: PositiveInt = 30,
     null_threshold: float = 0.0,
     ids: tuple[str, ...] = ("id",),
-    max_examples: Positive | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     if language is not None and language not in _LANGUAGES:
       raise UserError(

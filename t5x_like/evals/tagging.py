@@ -6,7 +6,7 @@ import numpy as np
 
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 _OUTSIDE = "O"
 
@@ -26,7 +26,7 @@ class Evaluator:
   """
 
   def __init__(
-    self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: Positive | None = None
+    self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: PositiveInt | None = None
   ):
     self._tags = setting.task.classes
     self._ids = ids

@@ -10,7 +10,7 @@ from t5x_like.evals import Result, Setting, _top_classes
 from t5x_like.evals._embeddings import of_texts
 from t5x_like.files.paths import place
 from t5x_like.parallel.rules import fetch
-from t5x_like.slots import Length, Positive
+from t5x_like.slots import Length, PositiveInt
 
 
 class Evaluator:
@@ -42,7 +42,7 @@ class Evaluator:
     templates: tuple[str, ...] = ("a photo of a {}.",),
     names: str | None = None,
     length: Length | None = None,
-    max_examples: Positive | None = None,
+    max_examples: PositiveInt | None = None,
   ):
     task = setting.task
     if (
@@ -98,7 +98,7 @@ def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:
 
 
 def _read(path: str, classes: int) -> tuple[str, ...]:
-  trust.location("evaluator zero_shot: names", path)
+  trust.check_location("evaluator zero_shot: names", path)
   try:
     with place(path).open("r", encoding="utf-8") as file:
       names = tuple(line.strip() for line in file if line.strip())

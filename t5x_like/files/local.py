@@ -10,7 +10,7 @@ import stat
 import uuid
 from typing import Any, NamedTuple
 
-from t5x_like.errors import UserError, one_line, retried
+from t5x_like.errors import UserError, one_line, retry
 
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems without fsync
 _KINDS = {
@@ -190,7 +190,7 @@ class Local(type(pathlib.Path())):
         return file.read(part.stop - part.start if part else -1)
 
     try:
-      return retried(call, self)
+      return retry(call, self)
     except (FileNotFoundError, NotADirectoryError):
       return None
 
@@ -206,7 +206,7 @@ class Local(type(pathlib.Path())):
       with open(self, "rb") as file:
         return file.read()
 
-    return retried(call, self)
+    return retry(call, self)
 
   def read_text(self, encoding: str | None = "utf-8", errors: str | None = None) -> str:
     text = self.read_bytes().decode(encoding or "utf-8", errors or "strict")
@@ -224,7 +224,7 @@ class Local(type(pathlib.Path())):
       if made:
         synced(self.parent.parent)
 
-    retried(call, self)
+    retry(call, self)
 
   def write_text(self, text: str) -> None:
     self.write_bytes(text.encode())
@@ -249,7 +249,7 @@ class Local(type(pathlib.Path())):
         return Versioned(file.read(), _version(file.fileno()))
 
     try:
-      return retried(call, self)
+      return retry(call, self)
     except (FileNotFoundError, NotADirectoryError):
       return None
 
@@ -289,22 +289,22 @@ class Local(type(pathlib.Path())):
 
   def sizes(self, prefix: str = "") -> dict[str, int]:
     """Return the files below this directory whose names begin with a prefix, with their sizes."""
-    return retried(lambda: self._sizes(prefix), self)
+    return retry(lambda: self._sizes(prefix), self)
 
   def names(self) -> list[str]:
     """Return the sorted names of the directory's entries; [] if there is no such directory."""
     try:
-      return sorted(retried(lambda: os.listdir(self), self))
+      return sorted(retry(lambda: os.listdir(self), self))
     except (FileNotFoundError, NotADirectoryError):
       return []
 
   def size(self) -> int:
     """Return the size of the file in bytes."""
-    return retried(lambda: os.path.getsize(self), self)
+    return retry(lambda: os.path.getsize(self), self)
 
   def changed(self) -> int:
     """Return when the file was last modified, in nanoseconds."""
-    return retried(lambda: os.stat(self).st_mtime_ns, self)
+    return retry(lambda: os.stat(self).st_mtime_ns, self)
 
   def rmtree(self, missing_ok: bool = False) -> None:
     with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from t5x_like import slots
-from t5x_like.errors import DamageError, UserError, is_transient, one_line, retried
+from t5x_like.errors import DamageError, UserError, is_transient, one_line, retry
 from t5x_like.files.local import Local
 from t5x_like.files.paths import Place, place
 
@@ -212,7 +212,7 @@ class LocalFiles(Files):
       if not is_transient(error):
         raise self._refusal(error) from error
       try:
-        retried(lambda: self._fill(shards, array, reads), self._root)
+        retry(lambda: self._fill(shards, array, reads), self._root)
       except OSError as second:
         raise self._refusal(second) from second
 

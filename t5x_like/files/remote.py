@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from t5x_like import trust
-from t5x_like.errors import DamageError, answered, exit_code, retried
+from t5x_like.errors import DamageError, exit_code, retry, translate_error
 from t5x_like.files import clients, store_errors
 from t5x_like.files.clients import Part
 from t5x_like.files.local import Versioned
@@ -66,7 +66,7 @@ class Remote:
       f"{self._scheme}://{bucket}{self._chain}" if chain else f"{self._scheme}://{bucket}/"
     )
     self._url = f"{first.rstrip('/')}{self._chain}"
-    trust.address(self._url)
+    trust.check_address(self._url)
 
   def __str__(self) -> str:
     return self._url
@@ -197,7 +197,7 @@ class Remote:
     """Return the sorted addresses of files and directories that match this one, a glob pattern,
     with the type (`file` or `directory`) and size in bytes (None if unknown) of each."""
     with _answers(self._url, "listed"):
-      found = retried(lambda: clients.asked(self._root).matches(self._key), self._url)
+      found = retry(lambda: clients.asked(self._root).matches(self._key), self._url)
     return {str(Remote(self._address(key))): about for key, about in found.items()}
 
   def is_dir(self) -> bool:
@@ -218,11 +218,11 @@ class Remote:
     listed."""
     client = clients.asked(self._root)
     try:
-      return retried(lambda: client.files.info(client.path(self._key)), self._url)
+      return retry(lambda: client.files.info(client.path(self._key)), self._url)
     except Exception as error:
       if exit_code(error) is None and store_errors.kind(error) is Kind.ABSENT:
         _look(self._root, self._url, "read")
-      raise answered(error, self._url, "read") from error
+      raise translate_error(error, self._url, "read") from error
 
   def size(self) -> int:
     """Return the size of the file in bytes."""
@@ -257,7 +257,7 @@ class Remote:
     files = clients.client(self._root)
     timeout = _ATTEMPT_SECONDS + size / _SLOWEST
     with _answers(self._url, done):
-      return retried(lambda: request(files, timeout), self._url)
+      return retry(lambda: request(files, timeout), self._url)
 
 
 def _read(
@@ -300,7 +300,7 @@ def _read(
       return bytes(answer.value)
 
     with _answers(address(key), "read"):
-      data = retried(ask, address(key), seconds=seconds)
+      data = retry(ask, address(key), seconds=seconds)
     if data is None:
       _look(root, address(key), "read")
     found.append(data)
@@ -315,7 +315,7 @@ def _answers(url: str, done: str) -> Iterator[None]:
     yield
   except Exception as error:
     absent = exit_code(error) is None and store_errors.kind(error) is Kind.ABSENT
-    raise answered(error, url, done, Kind.NO_BUCKET if absent else None) from error
+    raise translate_error(error, url, done, Kind.NO_BUCKET if absent else None) from error
 
 
 def _look(root: str, url: str, done: str) -> None:
@@ -329,15 +329,15 @@ def _look(root: str, url: str, done: str) -> None:
   scheme = root.partition("://")[0]
   try:
     if scheme == "s3" and scheme in clients.TENSORSTORE:
-      retried(lambda: clients.client(root).find("no/such/file/", _ATTEMPT_SECONDS), url)
+      retry(lambda: clients.client(root).find("no/such/file/", _ATTEMPT_SECONDS), url)
     elif scheme in ("gs", "s3"):
-      retried(lambda: clients.asked(root).look(), url)
+      retry(lambda: clients.asked(root).look(), url)
   except Exception as error:
     if isinstance(error.__cause__, ImportError):  # who could tell is not installed
       return
     gone = store_errors.kind(error) in (Kind.ABSENT, Kind.NO_BUCKET)
     if gone or done == "listed" or exit_code(error) is not None:
-      raise answered(error, url, done, Kind.NO_BUCKET if gone else None) from error
+      raise translate_error(error, url, done, Kind.NO_BUCKET if gone else None) from error
   _looked[root] = time.monotonic()
 
 

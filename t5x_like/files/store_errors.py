@@ -2,7 +2,7 @@
 has the table.
 
 fsspec's clients (gcsfs, s3fs, adlfs, http), TensorStore and the operating system each have their
-own exceptions for the same answers. `kind` classifies them; `errors.answered` turns a kind into the
+own exceptions for the same answers. `kind` classifies them; `errors.translate_error` turns a kind into the
 error that ends the program.
 """
 

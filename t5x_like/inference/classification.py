@@ -273,4 +273,4 @@ class TextClassification:
 
 def shown_entry(entry: Any) -> str:
   """Describe an input for a message."""
-  return shown(entry, 0).partition(" ")[2] if isinstance(entry, str) else slots.shown(entry)
+  return shown(entry, 0).partition(" ")[2] if isinstance(entry, str) else slots.format_value(entry)

@@ -16,7 +16,7 @@ from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
 from t5x_like.files import globs
 from t5x_like.files.paths import place
 from t5x_like.nn import params
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 from t5x_like.rows import Runner, in_batches
 
 
@@ -138,7 +138,7 @@ class ImageClassification(_OfImages):
   def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
     task = described.arguments(task)
     self.top_k = _most(flags, "classifies images", "classes", 5)
-    self._sides = sides(variant.resolution)
+    self._sides = height_and_width(variant.resolution)
     self.channels = variant.channels
     self._way = {name: task[name] for name in ("crop", "fit", "mean", "method")}
     self._normalised = _normalisation(task)

@@ -8,7 +8,7 @@ from typing import TextIO
 from t5x_like.data.supervised.chat import ASSISTANT, Message
 from t5x_like.errors import UserError
 from t5x_like.inference.talk import Talk
-from t5x_like.terminal_text import visible
+from t5x_like.terminal_text import escape_controls
 
 COMMANDS = "/reset, /temperature X, /system TEXT, /quit"
 
@@ -63,7 +63,7 @@ def _show(text: str, out: TextIO, end: str = "\n") -> None:
   """Print text of a model or a person: without control characters, and with ? for what the encoding
   lacks."""
   encoding = out.encoding or "utf-8"
-  printable = visible(text).encode(encoding, "replace").decode(encoding)
+  printable = escape_controls(text).encode(encoding, "replace").decode(encoding)
   print(printable, end=end, file=out, flush=True)
 
 

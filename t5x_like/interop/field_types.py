@@ -144,7 +144,7 @@ def check_fields(
       continue
     if not slots.fits(value, kind):
       raise UserError(
-        f"{origin}: field {name!r} is {shown(value)}, expected {slots.words(kind)}; correct it"
+        f"{origin}: field {name!r} is {shown(value)}, expected {slots.describe_type(kind)}; correct it"
       )
     if name in _SECTIONS:
       check_fields(value, f"{origin}, {name}", tensors, held)

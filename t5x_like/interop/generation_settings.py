@@ -48,7 +48,7 @@ def predict_options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str
     if not slots.fits(value, _KINDS[name]):
       raise UserError(
         f"{origin}: field {name!r} is {shown(value)}, expected "
-        f"{slots.words(_KINDS[name])}; correct it"
+        f"{slots.describe_type(_KINDS[name])}; correct it"
       )
   found = {
     name: given.get(name, 0)

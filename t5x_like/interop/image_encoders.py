@@ -15,7 +15,7 @@ from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions.sinusoidal_2d import table_of
 from t5x_like.nn.positions import Position
-from t5x_like.resolution import Resolution, given
+from t5x_like.resolution import Resolution, from_sides
 
 POOLER = "pooler.dense.weight"  # of a body
 ATTENTION = ("attention.query", "attention.key", "attention.value", "output.dense")
@@ -79,7 +79,7 @@ def resolution(fields: Fields, name: str, default: Resolution) -> Resolution:
   if isinstance(found, int):
     return found
   if isinstance(found, list | tuple) and len(found) == 2 and all(isinstance(n, int) for n in found):
-    return given(*found)
+    return from_sides(*found)
   raise fields.refusal(name, found, "one number, or height and width")
 
 

@@ -11,7 +11,7 @@ from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.paths import place
-from t5x_like.resolution import Resolution, given, sides
+from t5x_like.resolution import Resolution, from_sides, height_and_width
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 FILE = "preprocessor_config.json"
@@ -87,7 +87,7 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
   if values.get("model_type") in _ANY_SIDE:
     side = (_resolution(found.get("crop_size", 224)) if cuts else edge) or side
   squeezed = found.get("crop_mode") == "squash" or "height" in edges or convnext and edge >= 384
-  whole = least = min(sides(side))
+  whole = least = min(height_and_width(side))
   if not edges or convnext and not squeezed:
     share = found.get("crop_pct", 0.875)
     whole = int(least / share) if isinstance(share, int | float) and 0 < share <= 1 else least
@@ -130,7 +130,7 @@ def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
       "resample": bilinear,
       "do_pad": True,
     }
-  (y, x), fit = sides(resolution), task["fit"]
+  (y, x), fit = height_and_width(resolution), task["fit"]
   made |= {"resample": _METHODS.index(task["method"])}
   if fit == "squeezed":
     return made | {"image_processor_type": "ViTImageProcessor", "size": {"height": y, "width": x}}
@@ -150,7 +150,7 @@ def timm_pretrained_config(task: Mapping[str, Any]) -> dict[str, Any]:
   if not (made := processor_config(task)):
     return {}
   task = described.arguments(task)
-  least = min(sides(task["resolution"]))
+  least = min(height_and_width(task["resolution"]))
   crop = task["crop"]
   squeezed = task["fit"].startswith("squeezed")
   whole = pictures.covered(least, crop)
@@ -213,7 +213,7 @@ def _resolution(found: Any) -> Resolution | None:
   named = found if isinstance(found, dict) else {"height": found, "width": found}
   y = named.get("height")
   x = named.get("width")
-  return given(y, x) if all(isinstance(n, int) and 0 < n < 2**15 for n in (y, x)) else None
+  return from_sides(y, x) if all(isinstance(n, int) and 0 < n < 2**15 for n in (y, x)) else None
 
 
 def _channels(found: Any, channels: int) -> tuple[float, ...]:

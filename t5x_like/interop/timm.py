@@ -2,7 +2,7 @@
 change it."""
 
 from t5x_like.interop.config_fields import Fields
-from t5x_like.resolution import Resolution, given
+from t5x_like.resolution import Resolution, from_sides
 
 # Fields and arguments that do not affect logits, or that stand in `model_args` too.
 _FIELDS = (
@@ -33,7 +33,7 @@ def resolution_of(fields: Fields, default: int) -> Resolution:
   size = (fields.values.get("pretrained_cfg") or {}).get("input_size") or [3, default, default]
   if not isinstance(size, list) or len(size) != 3 or not all(isinstance(n, int) for n in size):
     raise fields.refusal("pretrained_cfg.input_size", size, "channels, height and width")
-  return given(*size[1:])
+  return from_sides(*size[1:])
 
 
 def config(

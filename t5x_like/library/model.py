@@ -109,7 +109,7 @@ class Model:
     self.settings: dict[str, Any] = identity.get("generation", {})
     self._banned = {tuple(ids) for ids in identity.get("banned", ())}
     self.template: str | dict | None = (
-      slots.plain(task.get("template")) if task.name in CONVERSATIONS else None
+      slots.to_plain(task.get("template")) if task.name in CONVERSATIONS else None
     )
     self.features: dict[str, list[int]] = {
       name: list(shape[-1:]) for name, shape in features_of(identity).items()

@@ -106,6 +106,6 @@ def config_of(
     overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
   if isinstance(config, str):
     return recipes.load(config, overrides)
-  found = config_lib.override(ConfigDict(config.to_dict()), overrides, "config")
+  found = config_lib.apply_overrides(ConfigDict(config.to_dict()), overrides, "config")
   trust.admit(found)
   return found

@@ -18,7 +18,7 @@ from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.shared_stack import SharedStack
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 DESIGN = replace(bert.DESIGN, activation="gelu_tanh")
 TOKENS = Tokens(pad=0, start=2, eos=3)  # <pad>, [CLS], [SEP]
@@ -34,8 +34,8 @@ class AlbertVariant(Variant):
     inner: number of blocks of a group, which are applied one after another in each turn.
   """
 
-  groups: Positive = 1
-  inner: Positive = 1
+  groups: PositiveInt = 1
+  inner: PositiveInt = 1
 
   @property
   def times(self) -> tuple[int, ...]:

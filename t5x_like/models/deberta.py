@@ -17,7 +17,7 @@ from t5x_like.errors import UserError
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.disentangled import DisentangledStack
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 DESIGN = replace(bert.DESIGN, norm_epsilon=1e-7, position="none")
 TOKENS = Tokens(pad=0, start=1, eos=2)  # [PAD], [CLS], [SEP]
@@ -32,8 +32,8 @@ class DebertaVariant(Variant):
       bucket.
   """
 
-  buckets: Positive = 256
-  max_distance: Positive = 512
+  buckets: PositiveInt = 256
+  max_distance: PositiveInt = 512
 
   def __post_init__(self):
     if self.max_distance <= self.buckets // 2 + 1 or self.buckets < 4:

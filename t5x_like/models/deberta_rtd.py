@@ -28,7 +28,7 @@ from t5x_like.architectures.encoder import PLACES, Encoder
 from t5x_like.models import deberta, electra
 from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 VARIANTS = {
   name: replace(variant, head="discriminator") for name, variant in deberta.VARIANTS.items()
@@ -65,7 +65,7 @@ class Model(deberta.Model):
     rngs: nnx.Rngs,
     *,
     variant: str | deberta.DebertaVariant,
-    generator_layers: Positive | None = None,
+    generator_layers: PositiveInt | None = None,
     head: Literal["discriminator"] | None = None,
     **options,
   ):

@@ -28,7 +28,7 @@ from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain, gathered
-from t5x_like.slots import AboveZero, Positive
+from t5x_like.slots import PositiveFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Latent:
     norm_epsilon: of the norms of latents; None is that of the stack's norms.
   """
 
-  rank: Positive = 512
-  query_rank: Positive | None = 1536
-  rope: Positive = 64
-  value: Positive = 128
-  norm_epsilon: AboveZero | None = None
+  rank: PositiveInt = 512
+  query_rank: PositiveInt | None = 1536
+  rope: PositiveInt = 64
+  value: PositiveInt = 128
+  norm_epsilon: PositiveFloat | None = None
 
 
 class Expansion(Linear):

@@ -19,7 +19,7 @@ from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.parallel.constrain import ways
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Pipeline:
       microbatches as stages.
   """
 
-  microbatches: Positive | None = None
-  rounds: Positive = 1
+  microbatches: PositiveInt | None = None
+  rounds: PositiveInt = 1
 
 
 EVEN = Pipeline()

@@ -15,7 +15,7 @@ from t5x_like.objectives._contrastive import (
   map_chunks,
 )
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Objective(ImageTextObjective):
 
   unit = "nats per image or text"
 
-  chunks: Positive = 1
+  chunks: PositiveInt = 1
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.

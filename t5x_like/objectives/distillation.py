@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.objectives import Base
 from t5x_like.objectives._class_losses import LABEL_LOSSES, label_losses
 from t5x_like.objectives._losses import Sums, add_auxiliary
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 from t5x_like.slots import Rate
 
 
@@ -76,7 +76,7 @@ class Objective(Base):
     if hasattr(teacher.variant, "resolution"):
       shape = features["image"].shape
       variant = teacher.variant
-      expected = (*sides(variant.resolution), variant.channels)
+      expected = (*height_and_width(variant.resolution), variant.channels)
       if shape != expected:
         raise UserError(
           f"config.teacher: is for images of {list(expected)}, found {list(shape)} (height, "

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
 from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3, mean_over_tokens
-from t5x_like.slots import AboveZero, Positive
+from t5x_like.slots import PositiveFloat, PositiveInt
 
 _EPSILON = 1e-4  # added to a group's standard deviation
 
@@ -55,9 +55,9 @@ class Objective(RewardObjective):
   reward: str | dict
   form: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
   clip: float = 0.2
-  clip_high: AboveZero | None = None
+  clip_high: PositiveFloat | None = None
   beta: float = 0.04
-  updates: Positive = 1
+  updates: PositiveInt = 1
 
   def __post_init__(self):
     if not 0 < self.clip < 1 or self.beta < 0:

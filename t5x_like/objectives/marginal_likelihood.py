@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from t5x_like.objectives import Base
 from t5x_like.objectives._cross_entropy import statistics
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Objective(Base):
   reported_sums = ("loss", "null_probability", "utility")
   step_module = "retrieval"
 
-  refresh_every: Positive = 500
+  refresh_every: PositiveInt = 500
   refresh: Literal["between", "beside"] = "between"
   search: Literal["device", "faiss"] = "device"
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary, token_losses
-from t5x_like.slots import NotNegative
+from t5x_like.slots import NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Objective(DecoderTargets):
   outputs = {"logits": 3, "next_logits": 3}
   reported_sums = ("loss", "z_loss", "correct", "next_loss", "next_correct")
 
-  next_weight: NotNegative = 0.3
+  next_weight: NonNegativeFloat = 0.3
   label_smoothing: float = 0.0
   z_loss: float = 0.0
 

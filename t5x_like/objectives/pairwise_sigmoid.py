@@ -16,7 +16,7 @@ from t5x_like.objectives._contrastive import (
   map_chunks,
 )
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Objective(ImageTextObjective):
 
   unit = "nats per image or text"
 
-  chunks: Positive = 1
+  chunks: PositiveInt = 1
 
   @classmethod
   def check(cls, model, features: dict) -> None:

@@ -17,7 +17,7 @@ from t5x_like.nn import params
 from t5x_like.nn.linear import Linear
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 from t5x_like.objectives._rollouts import RewardObjective, check_reward, k3
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 _EPSILON = 1e-8  # added to the variance of advantages
 
@@ -66,8 +66,8 @@ class Objective(RewardObjective):
   gamma: float = 1.0
   gae_lambda: float = 0.95
   beta: float = 0.05
-  updates: Positive = 4
-  minibatches: Positive = 1
+  updates: PositiveInt = 4
+  minibatches: PositiveInt = 1
 
   def __post_init__(self):
     positive = (

@@ -9,7 +9,7 @@ import jax
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
 from t5x_like.objectives._token_distillation import TokenDistillation, full_divergence
-from t5x_like.slots import AboveZero
+from t5x_like.slots import PositiveFloat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Objective(TokenDistillation):
   teacher = True
 
   share: float = 0.5
-  temperature: AboveZero = 1.0
+  temperature: PositiveFloat = 1.0
 
   @classmethod
   def check(cls, model, features: dict) -> None:

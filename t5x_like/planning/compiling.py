@@ -67,7 +67,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "device_kind": devices[0].device_kind,
     "batch_size": config.batch_size,
     "accumulation_steps": config.accumulation_steps,
-    "remat": slots.plain(config.model.get("remat")),
+    "remat": slots.to_plain(config.model.get("remat")),
     "parameters": sum(math.prod(p.shape) for p in named.values()),
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
     "rows": _rows(rules, config.batch_size),
@@ -265,7 +265,7 @@ def main(request_file: str, answer_file: str) -> None:
   jax.config.update("jax_threefry_partitionable", True)
   try:
     request = json.loads(pathlib.Path(request_file).read_text())
-    trust.begin((), request["trust"])
+    trust.begin_command((), request["trust"])
     if request["search"]:
       answer = {"candidates": search.candidates(request)}
     else:

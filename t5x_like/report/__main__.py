@@ -8,12 +8,12 @@ evaluations, curves on the same axes and the keys in which their configs differ.
 import argparse
 import sys
 
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 from t5x_like.files.paths import directory, is_remote
 from t5x_like.report import comparison, page
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   """Write a page and print its path; raise UserError for a workdir that holds no run."""
   parser = argparse.ArgumentParser(

@@ -25,7 +25,7 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.remat import NONE
 from t5x_like.report import box_pictures
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 from t5x_like.rows import in_batches
 
 FOLDER = "pictures"
@@ -208,7 +208,7 @@ def _unpatchified(x_NTP: np.ndarray, variant) -> np.ndarray:
   grid = variant.grid
   C = variant.channels
   x = x_NTP.reshape(-1, grid.rows, grid.columns, P, P, C).transpose(0, 1, 3, 2, 4, 5)
-  return x.reshape(-1, *sides(variant.resolution), C)
+  return x.reshape(-1, *height_and_width(variant.resolution), C)
 
 
 def _recordable(model) -> bool:

@@ -35,7 +35,7 @@ def find(value: str | dict[str, Any]) -> Reward:
   """Return the function of a name, or of a name and arguments.
 
   Raises:
-    UserError: there is none, it may not be imported (`trust.function`), or it takes other
+    UserError: there is none, it may not be imported (`trust.import_function`), or it takes other
       arguments.
   """
   name, arguments = slots.name_and_arguments(_WHERE, value)
@@ -43,7 +43,7 @@ def find(value: str | dict[str, Any]) -> Reward:
   if value == name and ":" in name:  # a function of the user's, of any signature
     return function
   return functools.partial(
-    function, **slots.fill(_WHERE, arguments, function, given=slots.takes(function)[:2])
+    function, **slots.fill(_WHERE, arguments, function, given=slots.argument_names(function)[:2])
   )
 
 

@@ -30,7 +30,7 @@ def reward(
     step: its checkpoint; None is the newest.
     prompt: the field that holds the prompt.
   """
-  trust.location("reward model: workdir", workdir)
+  trust.check_location("reward model: workdir", workdir)
   for names in (", ".join(example) or "none" for example in examples if prompt not in example):
     raise UserError(
       f"found no {prompt!r} among {names}; name the prompt's field in config.task.fields"

@@ -116,7 +116,7 @@ def _place(workdir: str) -> pathlib.Path:
   else:
     local = pathlib.Path(workdir).absolute()
   own = distributed.from_first(
-    lambda: hmac.new(trust.secret(), os.fsencode(local), "sha256").hexdigest()[:16]
+    lambda: hmac.new(trust.load_secret(), os.fsencode(local), "sha256").hexdigest()[:16]
   )
   return local / "compiled" / f"{_machine()}-{own}"
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from t5x_like.parallel import distributed
-from t5x_like.terminal_text import visible
+from t5x_like.terminal_text import escape_controls
 
 _PACKAGES = (
   "t5x-like",
@@ -92,14 +92,14 @@ class _Formatter(logging.Formatter):
   """Formats warnings, whose texts may come from data, without control characters."""
 
   def format(self, record: logging.LogRecord) -> str:
-    return visible(super().format(record))
+    return escape_controls(super().format(record))
 
 
 def say(text: str) -> None:
   """Print in the first process only, without control characters: parts of the text may come from
   data."""
   if first():
-    print(visible(text), flush=True)
+    print(escape_controls(text), flush=True)
 
 
 def environment() -> dict[str, Any]:

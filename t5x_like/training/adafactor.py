@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from t5x_like.parallel.constrain import platform, ways
-from t5x_like.slots import AboveZero, NotNegative
+from t5x_like.slots import NonNegativeFloat, PositiveFloat
 from t5x_like.training.schedule import Schedule
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
@@ -38,10 +38,10 @@ def reread(tree):
 def adafactor(
   schedule: Schedule,
   *,
-  decay_rate: AboveZero = 0.8,
-  clipping_threshold: AboveZero = 1.0,
+  decay_rate: PositiveFloat = 0.8,
+  clipping_threshold: PositiveFloat = 1.0,
   multiply_by_parameter_scale: bool = True,
-  weight_decay: NotNegative = 0.0,
+  weight_decay: NonNegativeFloat = 0.0,
 ) -> optax.GradientTransformation:
   """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it: factored second moments, no
   momentum.

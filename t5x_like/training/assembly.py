@@ -180,9 +180,9 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
     found["start"] = vocabularies.start_id(vocabulary)
   elif sides == ["encoder"]:
     found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
-  usual = slots.variant_of(model_class, config.model).tokens
+  usual = slots.resolve_variant(model_class, config.model).tokens
   given = config.model.tokens.to_dict()
-  slots.change("config.model.tokens", usual, given)
+  slots.replace_fields("config.model.tokens", usual, given)
   fixed = ("pad",) if len(sides) == 1 else tuple(found)
   for key in fixed:
     if key in given and given[key] != found[key]:

@@ -57,7 +57,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
     UserError: the mesh does not fit the devices, or a parameter or a phase's batch does not divide
       over it.
   """
-  phases = config_lib.in_order(config)
+  phases = config_lib.ordered_phases(config)
   rules = Rules.of_config(config, devices)
   for name, _, _, batch_size in phases:
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))

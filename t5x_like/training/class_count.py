@@ -42,10 +42,10 @@ def counted(config: ConfigDict, classes: int) -> ConfigDict:
     if key != "labels":
       given = model.get("head") or "none"
       model_class = slots.find("config.model.name", model.get("name"), t5x_like.models, "Model")
-      if given == "none" and "head" in slots.takes(model_class):
-        given = getattr(slots.variant_of(model_class, model), "head", "none")
+      if given == "none" and "head" in slots.argument_names(model_class):
+        given = getattr(slots.resolve_variant(model_class, model), "head", "none")
       name, arguments = slots.name_and_arguments("config.model.head", given)
-      if key is None or "labels" not in slots.takes(
+      if key is None or "labels" not in slots.argument_names(
         slots.find("config.model.head", name, heads, "make")
       ):
         continue  # the model has no classes

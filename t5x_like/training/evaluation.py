@@ -118,7 +118,7 @@ class Evaluation:
       split = values.pop("split") or config.eval_split
       made = setting(
         f"evals.{name}.task",
-        changes if "name" in changes else config_lib.changed(own, changes),
+        changes if "name" in changes else config_lib.change_task(own, changes),
         split,
       )
       # for zero-shot

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from t5x_like.errors import NumericError, UserError
-from t5x_like.slots import Count, NotNegative, Positive
+from t5x_like.slots import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Watch = dict[str, jax.Array]
 _HORIZON = 100
@@ -71,19 +71,25 @@ def watch() -> Watch:
   return {"mean_loss": np.float32(0), "accepted": np.int32(0), "refused": np.int32(0)}
 
 
-def stop(*, spike: NotNegative = 0.0, window: Positive = 100) -> Guard:
+def stop(*, spike: NonNegativeFloat = 0.0, window: PositiveInt = 100) -> Guard:
   """End the run; nothing is saved after the last good step."""
   return _checked(Guard(spike, window))
 
 
-def skip(*, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 10) -> Guard:
+def skip(
+  *, spike: NonNegativeFloat = 0.0, window: PositiveInt = 100, at_most: NonNegativeInt = 10
+) -> Guard:
   """Leave the update out and take the next batch; end the run after more than `at_most` in a row,
   or a quarter of the last 100 updates (four times `at_most`, if that is more)."""
   return _checked(Guard(spike, window, skips=True, at_most=at_most))
 
 
 def rollback(
-  *, steps: Positive, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 5
+  *,
+  steps: PositiveInt,
+  spike: NonNegativeFloat = 0.0,
+  window: PositiveInt = 100,
+  at_most: NonNegativeInt = 5,
 ) -> Guard:
   """Go back to a saved step, at least `steps` before, and on with the batches after the refused
   one."""

@@ -37,7 +37,7 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
     )
   found = json.loads(json.dumps(dataclasses.asdict(variant)))
   text = hasattr(variant, "vocab_size")
-  taken = slots.takes(model_class)  # a decoder's variant has a head too, and no use for it
+  taken = slots.argument_names(model_class)  # a decoder's variant has a head too, and no use for it
   more = {key: found[key] for key in ("head", "labels", "queries") if key in found and key in taken}
   more |= {"vocab_size": variant.vocab_size, "tokens": {}} if text else {}
   return warm_start.with_model(config, {"variant": found} | more, where)

@@ -46,7 +46,7 @@ def open_run(
       "its family and --config.task.store=DIR, or ask it --questions=FILE"
     )
   if recipe is None:
-    config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
+    config = config_lib.restore(identity, overrides, f"{workdir}/{workdirs.FILE}")
   else:
     config, _ = open_values.complete(load_recipe(recipe, overrides))
   if recipe is not None and published is not None:

@@ -51,7 +51,7 @@ class Decay:
       class tokens and embeddings; "embeddings", which are these tables alone; or "nothing".
   """
 
-  weight_decay: slots.NotNegative = 0.01
+  weight_decay: slots.NonNegativeFloat = 0.01
   undecayed: Literal["vectors", "tables", "embeddings", "nothing"] = "vectors"
 
   def of(self, params: Named) -> dict[str, bool]:
@@ -70,7 +70,7 @@ def adamw(
   *,
   b1: slots.Rate = 0.9,
   b2: slots.Rate = 0.999,
-  eps: slots.NotNegative = 1e-8,
+  eps: slots.NonNegativeFloat = 1e-8,
   mu_dtype: Moments = "float32",
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:

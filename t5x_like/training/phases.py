@@ -45,10 +45,10 @@ def built(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> lis
   task's arguments."""
   built = []
   start = 0
-  for name, until, changes, batch_size in config_lib.in_order(config):
+  for name, until, changes, batch_size in config_lib.ordered_phases(config):
     own = copy.deepcopy(config)
     own.batch_size = batch_size
-    task = make_task({"name": None} | config_lib.changed(config.task.to_dict(), changes))
+    task = make_task({"name": None} | config_lib.change_task(config.task.to_dict(), changes))
     built.append(Phase(name, start, until, task, own))
     start = until
   return built
@@ -96,7 +96,9 @@ def check_past(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> No
 
 
 def _past(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
-  ended = [(name, min(until, step), size) for name, until, _, size in config_lib.in_order(config)]
+  ended = [
+    (name, min(until, step), size) for name, until, _, size in config_lib.ordered_phases(config)
+  ]
   return [one for number, one in enumerate(ended) if number == 0 or ended[number - 1][1] < step]
 
 

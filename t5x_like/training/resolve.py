@@ -63,7 +63,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   if config.schedule.get("name") in _TO_TOTAL:
     config.schedule = ConfigDict({"total_steps": config.total_steps} | config.schedule.to_dict())
   for name, slot in _SLOTS.items():
-    resolved[name] = ConfigDict(slots.as_saved(slot.complete(f"config.{name}", config[name])))
+    resolved[name] = ConfigDict(slots.to_json(slot.complete(f"config.{name}", config[name])))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
   objective = slots.find(
     "config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective"
@@ -88,7 +88,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     entries = {
       name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()
     }
-    resolved[key] = ConfigDict(slots.as_saved(entries))
+    resolved[key] = ConfigDict(slots.to_json(entries))
   return slots.make("config.tuning", resolved.tuning, tunings, "make").resolved(resolved)
 
 
@@ -114,10 +114,10 @@ def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDic
       resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
     if "variant" in resolved:
       resolved.variant = values.variant  # as given: all of its fields may be
-      variant = slots.variant_of(model_class, values)
+      variant = slots.resolve_variant(model_class, values)
       if "design" in resolved:
-        slots.change("config.model.design", variant.design, resolved.design)
-        resolved.design = ConfigDict(slots.as_saved(resolved.design))
+        slots.replace_fields("config.model.design", variant.design, resolved.design)
+        resolved.design = ConfigDict(slots.to_json(resolved.design))
       if "vocab_size" in resolved and resolved.vocab_size is None:
         resolved.vocab_size = variant.vocab_size
   on_cpu = (platform or jax.default_backend()) == "cpu"
@@ -155,7 +155,7 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
     )
   if store == "builtin":
     return vocabularies.load("bytes")
-  trust.location("config.task.store", store)
+  trust.check_location("config.task.store", store)
   file_names.check("config.train_split", config.train_split, "choose another split")
   directory = f"{store}/{config.train_split}"
   # web servers have files, but no directories

@@ -93,7 +93,7 @@ def open_saved(workdir: str, rules: Rules | None = None, flag: str = "--workdir"
   if published is not None:
     rules = rules or Rules.make(make_mesh({"data": -1}))
     return Trained(workdir, ConfigDict(identity), identity, published.model, rules, published)
-  config = config_lib.restored(identity, [], f"{workdir}/{workdirs.FILE}")
+  config = config_lib.restore(identity, [], f"{workdir}/{workdirs.FILE}")
   model, _ = build.model_of(config)
   return Trained(workdir, config, identity, model, rules or Rules.of_config(config))
 
@@ -129,12 +129,12 @@ def opened(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
 
 
 def _look(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
-  trust.location(flag, workdir)
+  trust.check_location(flag, workdir)
   saved = workdirs.read(workdir)
   if saved is not None and not {"model_type", "architecture"} & saved.keys():
     for key in _PUBLISHED:
       saved.pop(key, None)
-    trust.links(str(workdir), f"{workdir}/{workdirs.FILE}")
+    trust.check_links(str(workdir), f"{workdir}/{workdirs.FILE}")
     return saved, None
   published = slots.module("published", "t5x_like.interop").find(str(workdir), flag)
   return published and published.identity, published

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.errors import UserError
-from t5x_like.slots import AboveZero, Condition, Count, NotNegative, Positive
+from t5x_like.slots import Condition, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Schedule = optax.Schedule
 _STEPS_OR_SHARE = Condition(
@@ -16,17 +16,17 @@ _STEPS_OR_SHARE = Condition(
 Warmup = Annotated[float, _STEPS_OR_SHARE]
 
 
-def constant(*, learning_rate: NotNegative) -> Schedule:
+def constant(*, learning_rate: NonNegativeFloat) -> Schedule:
   return optax.constant_schedule(learning_rate)
 
 
-def rsqrt(*, learning_rate: NotNegative = 1.0, warmup_steps: Positive = 10_000) -> Schedule:
+def rsqrt(*, learning_rate: NonNegativeFloat = 1.0, warmup_steps: PositiveInt = 10_000) -> Schedule:
   """Stay constant, then decay: `learning_rate / sqrt(max(step, warmup_steps))` (Raffel et al. 2020,
   3.1.2)."""
   return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
 
 
-def warmup_rsqrt(*, learning_rate: NotNegative, warmup_steps: Positive) -> Schedule:
+def warmup_rsqrt(*, learning_rate: NonNegativeFloat, warmup_steps: PositiveInt) -> Schedule:
   """Linear warm-up from zero to `learning_rate`, then inverse square root decay (Vaswani et al.
   2017, section 5.3).
 
@@ -44,10 +44,10 @@ def warmup_rsqrt(*, learning_rate: NotNegative, warmup_steps: Positive) -> Sched
 
 def linear(
   *,
-  learning_rate: NotNegative,
+  learning_rate: NonNegativeFloat,
   warmup_steps: Warmup,
-  total_steps: Positive,
-  end: NotNegative = 0.0,
+  total_steps: PositiveInt,
+  end: NonNegativeFloat = 0.0,
   decay: Literal["after_warmup", "from_start", "from_start_times_warmup"] = "after_warmup",
 ) -> Schedule:
   """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps`.
@@ -75,7 +75,11 @@ def linear(
 
 
 def cosine(
-  *, learning_rate: NotNegative, warmup_steps: Warmup, total_steps: Positive, end: NotNegative = 0.0
+  *,
+  learning_rate: NonNegativeFloat,
+  warmup_steps: Warmup,
+  total_steps: PositiveInt,
+  end: NonNegativeFloat = 0.0,
 ) -> Schedule:
   """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter
   2017).
@@ -106,10 +110,10 @@ def _checked_warmup(warmup_steps: float, total_steps: int) -> int:
 
 def drops(
   *,
-  learning_rate: NotNegative,
-  steps: tuple[Positive, ...] = (),
-  factor: NotNegative = 0.1,
-  warmup_steps: Count = 0,
+  learning_rate: NonNegativeFloat,
+  steps: tuple[PositiveInt, ...] = (),
+  factor: NonNegativeFloat = 0.1,
+  warmup_steps: NonNegativeInt = 0,
 ) -> Schedule:
   """Linear warm-up from zero, then constant but for a multiplication by `factor` at each of
   `steps`."""
@@ -123,11 +127,11 @@ def drops(
 
 def warmup_stable_decay(
   *,
-  learning_rate: NotNegative,
+  learning_rate: NonNegativeFloat,
   warmup_steps: Warmup,
-  total_steps: Positive,
-  decay: AboveZero = 0.2,
-  end: NotNegative = 0.0,
+  total_steps: PositiveInt,
+  decay: PositiveFloat = 0.2,
+  end: NonNegativeFloat = 0.0,
   shape: Literal["linear", "sqrt", "cosine"] = "linear",
 ) -> Schedule:
   """Linear warm-up from zero, a plateau, then a decay to `end * learning_rate` (Hu et al. 2024,

@@ -118,6 +118,6 @@ def _check_name(metric: str, metrics: Collection[str]) -> None:
       else ("but config.evals has no evaluator")
     )
     raise UserError(
-      f"config.selection.metric: found {slots.shown(metric)}, "
+      f"config.selection.metric: found {slots.format_value(metric)}, "
       f"{known}{did_you_mean(metric, metrics)}"
     )

@@ -146,7 +146,7 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
   model = (
     published.model
     if published
-    else model_of(config_lib.restored(saved, [], f"{directory}/{workdirs.FILE}"))[0]
+    else model_of(config_lib.restore(saved, [], f"{directory}/{workdirs.FILE}"))[0]
   )
   variant = getattr(model, "variant", None)
   own = config.model.get("backbone")
@@ -189,7 +189,7 @@ def _lengthen(config: ConfigDict) -> None:
     return
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
   position = config.model.design.to_dict().get(
-    "position", slots.variant_of(model_class, config.model).design.position
+    "position", slots.resolve_variant(model_class, config.model).design.position
   )
   longest = max(config.task.get(key) or 0 for key in ("length", "inputs_length", "targets_length"))
   if (

@@ -90,7 +90,7 @@ def read(workdir, address=None) -> dict[str, Any] | None:
       if not isinstance(found, dict):
         raise ValueError("not a JSON object")
       signature = found.pop(trust.SIGNATURE, None)
-      trust.was_read(path, found, address or workdir, trust.is_signed(found, signature))
+      trust.record_file(path, found, address or workdir, trust.is_signed(found, signature))
       return found
     damage = "missing"
   except (ValueError, RecursionError) as error:
@@ -102,7 +102,7 @@ def read(workdir, address=None) -> dict[str, Any] | None:
   if copy is not None:
     _log.warning("%s: %s; its copy in %s is used", path, damage, HISTORY)
     signed = any(trust.is_signed(copy, row.get(trust.SIGNATURE)) for row in rows)
-    trust.was_read(where, copy, address or workdir, signed)
+    trust.record_file(where, copy, address or workdir, signed)
     return copy
   if content is None:
     return None
@@ -121,7 +121,7 @@ def imported(workdir) -> dict[str, Any] | None:
     if content is None:
       return None
     found = json.loads(content)
-    trust.was_read(f"{workdir}/{IMPORTED}", found, workdir)
+    trust.record_file(f"{workdir}/{IMPORTED}", found, workdir)
     return {"model": dict(found["model"]), "vocabulary": str(found["vocabulary"])}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
@@ -154,8 +154,8 @@ def check(
       listed.
   """
   as_saved = json.loads(json.dumps(current))  # where tuples are lists
-  before = config_lib.flat(redact_config(saved))
-  now = config_lib.flat(redact_config(as_saved))
+  before = config_lib.flatten(redact_config(saved))
+  now = config_lib.flatten(redact_config(as_saved))
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
   found = before.get(f"fingerprints.{_EDITION}", 1)
   if edition is not None and found != edition:
@@ -182,7 +182,7 @@ def check(
 
 def vocabulary_print(saved: dict[str, Any]) -> str | None:
   """Return the fingerprint of the vocabulary in a saved identity; None if it is damaged."""
-  return config_lib.flat(saved).get("fingerprints.vocabulary")
+  return config_lib.flatten(saved).get("fingerprints.vocabulary")
 
 
 def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> None:
@@ -199,7 +199,7 @@ def write_identity(workdir, identity: dict[str, Any]) -> None:
   """Write `config.json` atomically with this user's signature; raise UserError if it cannot be
   written."""
   content = json.loads(json.dumps(identity))
-  signature = trust.signature(content)
+  signature = trust.sign(content)
   write(workdir, FILE, content | ({trust.SIGNATURE: signature} if signature else {}))
 
 
@@ -329,7 +329,7 @@ def add_start(
   known = _config(history(workdir))
   if changes or known is None or _digest(known) != digest:
     row["config"] = identity
-    row[trust.SIGNATURE] = trust.signature(json.loads(json.dumps(identity)))
+    row[trust.SIGNATURE] = trust.sign(json.loads(json.dumps(identity)))
   add_line(workdir, row)
 
 

@@ -81,7 +81,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   """
   if str(path_or_name) == "bytes":
     return _kind("bytes").ByteVocabulary()
-  trust.location("vocabulary", path_or_name)
+  trust.check_location("vocabulary", path_or_name)
   try:
     path = place(path_or_name)
     is_directory = (path / MANIFEST).is_file() or path.is_dir()
@@ -116,7 +116,9 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
   kind = _kind(manifest["kind"])
   if kind is None:
     known = ", ".join(slots.names(_KINDS))
-    raise UserError(f"{path}: found kind {slots.shown(manifest['kind'])}, expected one of {known}")
+    raise UserError(
+      f"{path}: found kind {slots.format_value(manifest['kind'])}, expected one of {known}"
+    )
   vocabulary = kind.load(directory, manifest)
   for key in ("size", "fingerprint"):
     if getattr(vocabulary, key) != manifest[key]:
@@ -127,7 +129,7 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
 
 
 def _kind(name: str) -> ModuleType | None:
-  return slots.module(name, _KINDS)
+  return slots.module(name, _KINDS) if name in slots.names(_KINDS) else None
 
 
 def has_tokenizer(directory: Place | pathlib.Path) -> bool:

@@ -12,10 +12,10 @@ pytestmark = pytest.mark.runs
 PROGRAM = """
 import sys
 sys.path[:0] = [{repo!r}]
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 from t5x_like.parallel import distributed
 
-@door
+@handle_errors
 def main():
   distributed.initialize(timeout_seconds=60)
   import jax, numpy as np

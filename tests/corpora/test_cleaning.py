@@ -62,7 +62,7 @@ def test_filters_of_a_page(text, kept, counts):
 
 def test_a_hook_that_is_not_there_is_refused():
   for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
-    trust.begin(name)
+    trust.begin_command(name)
     with pytest.raises(UserError, match="language id"):
       c4.hook(name)
 

@@ -212,8 +212,8 @@ def test_a_source_takes_the_place_of_a_store_and_a_store_that_of_a_source():
   assert made.store == "data/x" and not {"source", "vocabulary", "clean"} & set(made)
   assert recipes.load(f"{recipe}:debug", source).task.source == "jsonl:a"
   own = made.to_dict() | {"name": "t"}
-  assert config.changed({"source": "a", "vocabulary": "v", "length": 3}, {"store": "b"}) == {
+  assert config.change_task({"source": "a", "vocabulary": "v", "length": 3}, {"store": "b"}) == {
     "store": "b",
     "length": 3,
   }
-  assert "store" not in config.changed(own, Corpus("a", "v").__dict__)
+  assert "store" not in config.change_task(own, Corpus("a", "v").__dict__)

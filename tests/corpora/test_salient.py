@@ -80,7 +80,7 @@ def test_a_function_or_a_file_of_names_finds_the_spans(tmp_path, monkeypatch):
   name = "salient_finder:find"
   with pytest.raises(UserError, match="which this command does not name"):
     records(f"salient:{name}@{texts}")
-  trust.begin([f"salient:{name}@{texts}"])
+  trust.begin_command([f"salient:{name}@{texts}"])
   assert [row["inputs"] for row in records(f"salient:{name}@{texts}")] == [
     "nem: They asked _X_.",
     "nem: Ada of York knew _X_.",

@@ -26,7 +26,7 @@ def pairs(tmp_path):
 
 
 def records(source: str, split: str = "train") -> list:
-  trust.begin([source])
+  trust.begin_command([source])
   return [record for _, record in open_source(source).records(split)]
 
 
@@ -75,7 +75,7 @@ def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
   store = TokenStore.open(tmp_path / "store" / "train")
   assert store.num_tokens == sum(len(record["inputs"].encode()) for record in expected())
   assert store.manifest.skipped == {"null": 1}
-  trust.begin([source])
+  trust.begin_command([source])
   arguments = {
     "source": source,
     "vocabulary": "bytes",
@@ -99,10 +99,10 @@ def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
 
 
 def test_only_a_name_that_the_command_gives_is_imported(pairs):
-  trust.begin([])
+  trust.begin_command([])
   with pytest.raises(UserError, match="'seqio_tasks:steps', which this command does not name"):
     open_source(f"seqio:seqio_tasks:steps@jsonl:{pairs}")
-  trust.was_read("theirs/config.json", {"task": {"source": "seqio:subprocess:getoutput"}})
+  trust.record_file("theirs/config.json", {"task": {"source": "seqio:subprocess:getoutput"}})
   with pytest.raises(
     UserError, match="theirs/config.json: source: found 'seqio:subprocess:getoutput'"
   ):

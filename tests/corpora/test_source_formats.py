@@ -264,7 +264,7 @@ def test_remote_places(scheme, tmp_path):
     tmp_path
   ) not in json.dumps(facts)
   assert "found no file" in refusal(f"lines:{root}/*.none")
-  trust.begin(())
+  trust.begin_command(())
   assert "found 'nosuch://x/y', which this command does not name" in refusal("lines:nosuch://x/y")
   trust.admit("lines:nosuch://x/y")
   assert "nosuch://x/: cannot be opened" in refusal("lines:nosuch://x/y")

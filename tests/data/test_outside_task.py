@@ -64,7 +64,7 @@ def test_it_is_inspected_and_trained_on(here, compiled, one_device, capsys):
 
 
 def test_its_arguments_are_checked_and_it_may_be_part_of_a_mixture(here):
-  trust.begin(["echo_tasks:echo", "echo_tasks:eco"])
+  trust.begin_command(["echo_tasks:echo", "echo_tasks:eco"])
   assert task.build("echo_tasks:echo", "train", store="builtin", length=16).features[
     "encoder_input_tokens"
   ].shape == (16,)

@@ -31,7 +31,7 @@ sys.addaudithook(watch)
 {also}
 import {door} as door
 from t5x_like import command_line
-command_line.program(door.main)
+command_line.run_program(door.main)
 """
 
 

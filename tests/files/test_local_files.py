@@ -10,7 +10,7 @@ import socket
 
 import pytest
 
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 from t5x_like.files import local
 from t5x_like.report import page
 from t5x_like.training import workdir as workdirs
@@ -66,17 +66,17 @@ def export(folder: pathlib.Path) -> int:
   return convert_hf.main([f"--input={folder}", f"--output={folder.parent / 'exported'}"])
 
 
-@door
+@handle_errors
 def report(folder: pathlib.Path) -> None:
   page.write_report(folder)
 
 
-@door
+@handle_errors
 def read_history(folder: pathlib.Path) -> None:
   workdirs.history(folder)
 
 
-@door
+@handle_errors
 def read_config(folder: pathlib.Path) -> None:
   workdirs.read(folder)
 

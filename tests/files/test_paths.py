@@ -265,7 +265,7 @@ def test_a_file_inside_a_file_has_an_address_too(tmp_path):
   with zipfile.ZipFile(tmp_path / "pages.zip", "w") as archive:
     for name in ("a/0.txt", "a/1.txt"):
       archive.writestr(name, name)
-  trust.begin(f"zip://a/*.txt::{tmp_path}/pages.zip")
+  trust.begin_command(f"zip://a/*.txt::{tmp_path}/pages.zip")
   assert globs.matches(f"zip://a/*.txt::{tmp_path}/pages.zip") == [
     f"zip://{name}::{tmp_path}/pages.zip" for name in ("a/0.txt", "a/1.txt")
   ]

@@ -9,7 +9,7 @@ import aiohttp
 import aiohttp.http_exceptions
 import pytest
 
-from t5x_like.errors import DamageError, TransientError, UserError, answered, is_transient
+from t5x_like.errors import DamageError, TransientError, UserError, is_transient, translate_error
 from t5x_like.files import clients, remote, store_errors
 from t5x_like.files.paths import place
 from t5x_like.files.store_errors import Kind
@@ -253,7 +253,7 @@ def test_kinds(error, kind):
 
 def test_bugs_stay_bugs():
   for error in (KeyError("x"), RuntimeError("x"), MemoryError(), UserError("told")):
-    assert answered(error, "gs://bucket/x", "read") is error
+    assert translate_error(error, "gs://bucket/x", "read") is error
 
 
 def test_a_bucket_that_may_not_be_listed_counts_as_there(server):

@@ -15,9 +15,9 @@ REPO = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = f"""
 import sys
 sys.path[:0] = [{str(REPO)!r}]
-from t5x_like.errors import UserError, door
+from t5x_like.errors import UserError, handle_errors
 
-@door(prints_results=sys.argv[1] == "results")
+@handle_errors(prints_results=sys.argv[1] == "results")
 def main():
   for line in range(20_000):
     print("line", line, flush=line % 1_000 == 0)

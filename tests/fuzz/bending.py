@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 from tests.fuzz.harness import Ground, generator
 
 SECONDS = 20
@@ -238,7 +238,7 @@ def run(
 
     def called(inside: pathlib.Path, call=call) -> int | None:
       with _executing() as executed:
-        code = door(lambda: call(inside))()
+        code = handle_errors(lambda: call(inside))()
       ran.extend(f"{what}: {one}" for one in executed)
       return code
 

@@ -10,7 +10,7 @@ of a known class.
 
 Anything else is a failure: a traceback, a call of `sys.exit`, no line or several, a hang, a file
 written outside the case's own directory, or memory that grows beyond a bound. Functions that raise
-instead of printing are wrapped: `lambda workdir: door(function)(…)`.
+instead of printing are wrapped: `lambda workdir: handle_errors(function)(…)`.
 """
 
 import collections

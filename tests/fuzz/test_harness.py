@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from t5x_like.errors import DamageError, UserError, door
+from t5x_like.errors import DamageError, UserError, handle_errors
 from tests.fuzz.harness import Ground, generator
 
 pytestmark = pytest.mark.runs
@@ -51,8 +51,8 @@ def another_code(workdir):
   [
     ("success", lambda workdir: None),
     ("success", wrote_inside),
-    ("refusal", door(refused)),
-    ("refusal", door(damaged)),
+    ("refusal", handle_errors(refused)),
+    ("refusal", handle_errors(damaged)),
     ("traceback", lambda workdir: [][1]),
     ("exit", lambda workdir: sys.exit(0)),
     ("lines", two_lines),

@@ -18,7 +18,7 @@ from t5x_like import trust, vocabularies
 from t5x_like.benchmarks import outside
 from t5x_like.corpora.sources import open_source
 from t5x_like.data.images import store as image_store
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 from t5x_like.interop import hf
 from t5x_like.runtime import process
 from t5x_like.store.tokens import TokenStore
@@ -233,11 +233,11 @@ def tried(maker: Maker, folder: pathlib.Path, cases: range) -> None:
     changes = []
 
     def case(inside: pathlib.Path, choice=choice, kind=kind, changes=changes) -> int:
-      trust.begin(())
+      trust.begin_command(())
       told, call = getattr(maker, kind)(choice, inside)
       changes.append(told)
       with maker.sentinels.watching() as events:
-        code = door(_without_result)(call)
+        code = handle_errors(_without_result)(call)
       reached.extend(f"seed {SEED}, case {number}, {kind}: {told}: {event}" for event in events)
       return code
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from t5x_like.data import loader, task
 from t5x_like.data.images import store as image_store
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 from t5x_like.store.tokens import TokenStore
 from tests import stores
 from tests.fuzz.harness import Ground, generator
@@ -62,7 +62,7 @@ class Tokens:
 
   def door(self, folder: pathlib.Path) -> int:
     if not self._shown:
-      return door(self.use)(folder)
+      return handle_errors(self.use)(folder)
     return inspect_data.main(
       ["--config=tests/recipes/nano.py", f"--config.task.store={folder}", "--split=train"]
     )
@@ -92,7 +92,7 @@ class Examples:
     return folder_mutation(choice, folder, top if choice.random() < 0.5 else files, signed)
 
   def door(self, folder: pathlib.Path) -> int:
-    return door(self.use)(folder)
+    return handle_errors(self.use)(folder)
 
   def use(self, folder: pathlib.Path) -> None:
     found = self._first(folder)
@@ -135,7 +135,7 @@ class Images:
     )
 
   def door(self, folder: pathlib.Path) -> int:
-    return door(self.use)(folder)
+    return handle_errors(self.use)(folder)
 
   def use(self, folder: pathlib.Path) -> None:
     assert self._content(folder, self._verify) == self.expected or self._verify == "size", (

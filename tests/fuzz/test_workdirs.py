@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from t5x_like import evaluate, predict, train
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 from t5x_like.report import page
 from tests.fuzz.harness import Ground, alone, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
@@ -113,7 +113,7 @@ class Workdir:
       flags = (f"--input={self._input}", f"--output={inside / 'out.jsonl'}", "--max_new_tokens=2")
       return predict.main([f"--workdir={folder}", *flags, *step])
     if name == "report":
-      return door(self._report)(folder)
+      return handle_errors(self._report)(folder)
     with contextlib.redirect_stdout(io.StringIO()):
       return convert_hf.main([f"--input={folder}", f"--output={inside / 'exported'}", *step])
 

@@ -27,7 +27,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 
 # S and T differ: a nudge of the embeddings finds its side by its length
 VOCAB = 64
@@ -286,7 +286,7 @@ def packed(case: Case) -> dict[str, np.ndarray]:
 def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
   """Rows without padding, or images."""
   if not case.sides:
-    shape = (rows, *sides(case.variant.resolution), case.variant.channels)
+    shape = (rows, *height_and_width(case.variant.resolution), case.variant.channels)
     batch = {"image": np.random.default_rng(5).standard_normal(shape).astype(np.float32)}
     if "reconstruction" in str(case.variant.head):
       order = np.stack([np.random.default_rng(row).permutation(9) for row in range(rows)]).astype(

@@ -23,13 +23,13 @@ CORE = '''
 import jax.numpy as jnp
 
 from t5x_like.nn.cores import Core
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Toy(Core):
   refuses = ("causal", "bias", "softcap")
 
-  def __init__(self, dims, *, power: Positive = 1):
+  def __init__(self, dims, *, power: PositiveInt = 1):
     self.groups = dims.heads // dims.kv_heads
     self.power = power
 
@@ -70,11 +70,11 @@ HEAD = '''
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Toy(nnx.Module):
-  def __init__(self, *, parts: Positive = 2):
+  def __init__(self, *, parts: PositiveInt = 2):
     self.parts = parts
 
   def __call__(self, x_BTD, embed, valid_BT=None, key=None):

@@ -38,4 +38,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  command_line.program(main) if sys.argv[1:] else sys.exit(2)
+  command_line.run_program(main) if sys.argv[1:] else sys.exit(2)

@@ -15,7 +15,7 @@ from PIL import Image  # noqa: E402
 from t5x_like import predict, train  # noqa: E402
 from t5x_like.data.images import described, pictures  # noqa: E402
 from t5x_like.interop import published_images  # noqa: E402
-from t5x_like.resolution import sides  # noqa: E402
+from t5x_like.resolution import height_and_width  # noqa: E402
 from tools import convert_hf  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -193,7 +193,7 @@ def seen(
     ours = pictures.within(pixels, asked["shortest"], asked["resolution"])
   else:
     way = {name: asked[name] for name in ("crop", "fit", "method")}
-    ours = pictures.at_resolution(pixels, sides(asked["resolution"]), **way)
+    ours = pictures.at_resolution(pixels, height_and_width(asked["resolution"]), **way)
   ours = (ours / 255 - np.array(asked["mean"])) / np.array(asked["std"])
   return theirs.transpose(1, 2, 0), ours
 

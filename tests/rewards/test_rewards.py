@@ -43,7 +43,7 @@ def test_texts_end_before_their_ends():
 
 
 def test_a_function_elsewhere_must_be_named_in_the_command():
-  trust.begin(())
+  trust.begin_command(())
   with pytest.raises(
     UserError, match="config.objective.reward: found 'os:getcwd', which this command does not name"
   ):

@@ -434,7 +434,7 @@ def test_ademamix_is_the_papers_with_a_slow_average_that_grows():
 
 
 @pytest.mark.parametrize(
-  "name", [name for name in OPTIMIZERS if "mu_dtype" in slots.takes(OPTIMIZERS[name])]
+  "name", [name for name in OPTIMIZERS if "mu_dtype" in slots.argument_names(OPTIMIZERS[name])]
 )
 def test_first_moments_in_bfloat16_stay_so(name):
   """The slow average of AdEMAMix is none of them: a ten-thousandth of a change is lost in

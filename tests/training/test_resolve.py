@@ -37,7 +37,7 @@ def test_a_recipe_changes_the_design_of_its_family():
     "model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop"
   )
   assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
-  assert config.model.to_dict() == slots.as_saved(config)["model"]
+  assert config.model.to_dict() == slots.to_json(config)["model"]
   design = build(config).model.variant.design
   assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
   assert resolved().model.design.to_dict() == {}
@@ -113,12 +113,12 @@ def test_a_config_saved_before_a_key_has_its_default(capsys):
   older = {
     key: value for key, value in saved.items() if key not in ("recompute_every", "selection")
   }
-  assert config_lib.restored(older, ["seed=3"], "w/config.json").to_dict() == saved | {"seed": 3}
+  assert config_lib.restore(older, ["seed=3"], "w/config.json").to_dict() == saved | {"seed": 3}
   assert capsys.readouterr().out.startswith(
     'w/config.json: written before there were {"recompute_every": 0, "sel'
   )
   with pytest.raises(UserError, match="key 'task' is missing; the file is damaged"):
-    config_lib.restored({"model": {}}, [], "w/config.json")
+    config_lib.restore({"model": {}}, [], "w/config.json")
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_a_saved_config_with_a_name_of_python_is_refused():
   with pytest.raises(
     UserError, match="^w/config.json: .*__class__ cannot be overridden.*restore it from a backup"
   ):
-    config_lib.restored(saved | {"mesh": {"__class__": 1}}, [], "w/config.json")
+    config_lib.restore(saved | {"mesh": {"__class__": 1}}, [], "w/config.json")

@@ -13,7 +13,7 @@ import argparse
 import importlib
 import sys
 
-from t5x_like.errors import door
+from t5x_like.errors import handle_errors
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 _SUBJECTS = {
@@ -32,7 +32,7 @@ _SUBJECTS = {
 }
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> int | None:
   argv = sys.argv[1:] if argv is None else argv
   parser = argparse.ArgumentParser(

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from t5x_like import command_line, recipes, train
-from t5x_like.errors import NumericError, UserError, door
+from t5x_like.errors import NumericError, UserError, handle_errors
 from t5x_like.files import checked_json, outputs
 from t5x_like.files.paths import directory
 from t5x_like.report.writer import read_metrics
@@ -69,7 +69,7 @@ class Prediction:
     return None if self.measured is None else self.loss / self.measured - 1.0
 
 
-@door
+@handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.ladder")
   parser.add_argument("--config", required=True, metavar="RECIPE", help="trained at every size")

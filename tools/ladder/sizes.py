@@ -39,9 +39,9 @@ def at_size(config: ConfigDict, size: str, flag: str) -> ConfigDict:
     slots.find(flag, size, variants)
     given = size
   else:
-    variant = resized(flag, variants, slots.variant_of(family, config.model), int(numbers[1]))
+    variant = resized(flag, variants, slots.resolve_variant(family, config.model), int(numbers[1]))
     if numbers[2] and dims_of(variant):
-      layers = slots.change(flag, variant.dims, {"layers": int(numbers[2])})
+      layers = slots.replace_fields(flag, variant.dims, {"layers": int(numbers[2])})
       variant = dataclasses.replace(variant, dims=layers)
     given = ConfigDict(json.loads(json.dumps(dataclasses.asdict(variant))))
   with config.model.unlocked(), config.model.ignore_type():

@@ -29,7 +29,7 @@ from t5x_like import slots
 from t5x_like.benchmarks import suites
 from t5x_like.benchmarks.suites import glue, superglue
 from t5x_like.command_line import Parser
-from t5x_like.errors import UserError, did_you_mean, door
+from t5x_like.errors import UserError, did_you_mean, handle_errors
 from t5x_like.files import outputs
 from t5x_like.metrics import resampling
 from t5x_like.metrics.metric import Metric
@@ -47,7 +47,7 @@ _SAMPLES = 1000
 _NAMED = 5
 
 
-@door
+@handle_errors
 def main(argv: Sequence[str] | None = None) -> None:
   args, options = _arguments(sys.argv[1:] if argv is None else argv)
   make = slots.find("NAME", args.name, BENCHMARKS | {name: _options for name in _SUITES})

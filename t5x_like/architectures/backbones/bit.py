@@ -13,7 +13,7 @@ from flax import nnx
 from t5x_like.architectures.backbones.resnet import ResNet, Unit
 from t5x_like.errors import UserError
 from t5x_like.nn.convolution import GroupNorm, StandardizedConv, even_borders, max_pool
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class BitResNet(ResNet):
@@ -30,10 +30,10 @@ class BitResNet(ResNet):
     rngs: nnx.Rngs,
     channels: int,
     *,
-    stem: Positive = 64,
-    widths: tuple[Positive, ...] = (256, 512, 1024),
-    depths: tuple[Positive, ...] = (3, 4, 9),
-    groups: Positive = 32,
+    stem: PositiveInt = 64,
+    widths: tuple[PositiveInt, ...] = (256, 512, 1024),
+    depths: tuple[PositiveInt, ...] = (3, 4, 9),
+    groups: PositiveInt = 32,
   ):
     if any(n % groups for n in (stem, *(width // 4 for width in widths))):
       found = f"found {groups} with a stem of {stem} and widths {widths}"

@@ -10,7 +10,7 @@ from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm, LayerScale
-from t5x_like.slots import NotNegative, Positive, Rate
+from t5x_like.slots import NonNegativeFloat, PositiveInt, Rate
 
 _SIZE = 7
 _STDDEV = 0.02
@@ -92,11 +92,11 @@ class ConvNeXt(nnx.Module):
     rngs: nnx.Rngs,
     channels: int,
     *,
-    patch: Positive = 4,
-    widths: tuple[Positive, ...] = (96, 192, 384, 768),
-    depths: tuple[Positive, ...] = (3, 3, 9, 3),
+    patch: PositiveInt = 4,
+    widths: tuple[PositiveInt, ...] = (96, 192, 384, 768),
+    depths: tuple[PositiveInt, ...] = (3, 3, 9, 3),
     activation: str = "gelu",
-    layer_scale: NotNegative = 1e-6,
+    layer_scale: NonNegativeFloat = 1e-6,
     drop_path: Rate = 0.0,
   ):
     self.patches = Patches(patch, channels, widths[0], rngs)

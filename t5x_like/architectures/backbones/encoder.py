@@ -9,7 +9,7 @@ from t5x_like.architectures.architecture import Dtype, Layers
 from t5x_like.architectures.build import chosen
 from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.errors import UserError
-from t5x_like.resolution import Resolution, given, sides
+from t5x_like.resolution import Resolution, from_sides, height_and_width
 from t5x_like.slots import Rate
 
 
@@ -47,9 +47,11 @@ class EncoderBackbone(nnx.Module):
         "encoders, as 'vit'"
       )
     if not isinstance(variant, str):
-      variant = slots.typed("config.model.backbone.variant", variant, family.VARIANT)
+      variant = slots.coerce("config.model.backbone.variant", variant, family.VARIANT)
     found = chosen(family.VARIANTS, variant, design, channels=channels, head="image_features")
-    whole = given(*(-(-side // found.patch) * found.patch for side in sides(resolution)))
+    whole = from_sides(
+      *(-(-side // found.patch) * found.patch for side in height_and_width(resolution))
+    )
     self.encoder = family(
       rngs,
       variant=found,
@@ -65,13 +67,13 @@ class EncoderBackbone(nnx.Module):
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     B, Y, X, _ = image_BYXC.shape
-    if (Y, X) != sides(self.resolution):
+    if (Y, X) != height_and_width(self.resolution):
       found = f"found {self.resolution}, but images of {Y} x {X} pixels"
       raise UserError(
         f"config.model.backbone.resolution: {found}; set it and config.task.resolution alike"
       )
     variant = self.encoder.variant
-    whole = sides(self.encoder.variant.resolution)
+    whole = height_and_width(self.encoder.variant.resolution)
     x_BTD, _ = self.encoder.encode(
       jnp.pad(image_BYXC, ((0, 0), (0, whole[0] - Y), (0, whole[1] - X), (0, 0))), key
     )

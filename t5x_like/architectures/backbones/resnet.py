@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from t5x_like.nn.convolution import NORMS, Conv, max_pool
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Unit(nnx.Module):
@@ -94,12 +94,12 @@ class ResNet(nnx.Module):
     rngs: nnx.Rngs,
     channels: int,
     *,
-    stem: Positive = 64,
-    widths: tuple[Positive, ...] = (256, 512, 1024, 2048),
-    depths: tuple[Positive, ...] = (3, 4, 6, 3),
+    stem: PositiveInt = 64,
+    widths: tuple[PositiveInt, ...] = (256, 512, 1024, 2048),
+    depths: tuple[PositiveInt, ...] = (3, 4, 6, 3),
     block: Literal["bottleneck", "basic"] = "bottleneck",
     norm: Literal["frozen_batch", "group"] = "frozen_batch",
-    groups: Positive = 32,
+    groups: PositiveInt = 32,
     last_stage: Literal["strided", "dilated"] = "strided",
   ):
     self.local = norm == "frozen_batch"

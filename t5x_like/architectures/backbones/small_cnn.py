@@ -7,7 +7,7 @@ from flax import nnx
 
 from t5x_like.architectures.backbones.resnet import ResidualUnits, Unit
 from t5x_like.nn.convolution import GroupNorm
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class SmallCnn(nnx.Module):
@@ -18,7 +18,9 @@ class SmallCnn(nnx.Module):
     widths: channels of the N layers, multiples of 8.
   """
 
-  def __init__(self, rngs: nnx.Rngs, channels: int, *, widths: tuple[Positive, ...] = (16, 32, 64)):
+  def __init__(
+    self, rngs: nnx.Rngs, channels: int, *, widths: tuple[PositiveInt, ...] = (16, 32, 64)
+  ):
     self.stem = Unit(GroupNorm, 3, channels, widths[0], rngs, stride=2)
     pairs = zip(widths, widths[1:])
     self.blocks = nnx.List(

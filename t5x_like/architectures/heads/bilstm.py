@@ -16,7 +16,7 @@ from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.hidden_states import LAST
 from t5x_like.nn.lstm import BiLstm
-from t5x_like.slots import Positive, Rate
+from t5x_like.slots import PositiveInt, Rate
 
 
 class BiLstmHead(nnx.Module):
@@ -41,8 +41,8 @@ class BiLstmHead(nnx.Module):
     head: str | dict = "tokens",
     states: tuple[int, ...] = LAST,
     combine: Literal["concatenate", "weighted_sum"] = "concatenate",
-    layers: Positive = 2,
-    hidden: Positive | None = None,
+    layers: PositiveInt = 2,
+    hidden: PositiveInt | None = None,
     dropout: Rate = 0.0,
   ):
     dims = variant.dims

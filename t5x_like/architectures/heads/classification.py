@@ -9,7 +9,7 @@ from t5x_like.architectures.heads._pooler import Pooler
 from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.linear import Linear
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class SequenceClassifier(nnx.Module):
@@ -26,7 +26,7 @@ class SequenceClassifier(nnx.Module):
     variant: Variant,
     dropout_rate: float,
     *,
-    labels: Positive = 2,
+    labels: PositiveInt = 2,
     activation: str | None = "tanh",
   ):
     D = variant.dims.embed

@@ -8,14 +8,14 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.linear import Linear
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class DistillationHead(nnx.Module):
   """{"logits", "class_logits", "distillation_logits"}, each float32 [B, labels]; the first is the
   mean of the others (Touvron et al. 2021, section 4)."""
 
-  def __init__(self, rngs: nnx.Rngs, variant, *, labels: Positive = 1000):
+  def __init__(self, rngs: nnx.Rngs, variant, *, labels: PositiveInt = 1000):
     if variant.class_tokens < 2:
       raise UserError(
         f"config.model.class_tokens: found {variant.class_tokens}, the head 'distillation' reads 2"

@@ -12,7 +12,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm
-from t5x_like.slots import Positive, Rate
+from t5x_like.slots import PositiveInt, Rate
 
 Pooling = Literal["token", "mean", "both"]
 
@@ -76,7 +76,7 @@ class ImageClassifier(nnx.Module):
     rngs: nnx.Rngs,
     variant,
     *,
-    labels: Positive = 1000,
+    labels: PositiveInt = 1000,
     pooling: Pooling | None = None,
     hidden: bool = False,
     norm: Literal["before", "after", "both"] = "before",

@@ -6,7 +6,7 @@ from flax import nnx
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads.classification import SequenceClassifier
 from t5x_like.nn.embed import Embed
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class MultipleChoice(SequenceClassifier):
@@ -19,7 +19,7 @@ class MultipleChoice(SequenceClassifier):
     variant: Variant,
     dropout_rate: float,
     *,
-    choices: Positive = 4,
+    choices: PositiveInt = 4,
     activation: str = "tanh",
   ):
     super().__init__(rngs, variant, dropout_rate, labels=1, activation=activation)

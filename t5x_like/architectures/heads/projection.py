@@ -4,14 +4,14 @@ import jax
 from flax import nnx
 
 from t5x_like.nn.linear import Linear
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class ProjectionHead(nnx.Module):
   """{"embeddings": [B, width]}: the projected class token, or mean of the patches if there is no
   class token."""
 
-  def __init__(self, rngs: nnx.Rngs, variant, *, width: Positive):
+  def __init__(self, rngs: nnx.Rngs, variant, *, width: PositiveInt):
     D = variant.dims.embed
     self.extra = variant.class_tokens
     self.out = Linear((D, width), ("embed", None), variant.design.kernel_init(D), rngs)

@@ -11,7 +11,7 @@ from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.evened import encoded
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.remat import NONE, Remat
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class ReconstructionHead(nnx.Module):
@@ -35,10 +35,10 @@ class ReconstructionHead(nnx.Module):
     remat: Remat = NONE,
     layers: str = "scan",
     *,
-    depth: Positive = 8,
-    embed: Positive = 512,
-    heads: Positive = 16,
-    mlp: Positive = 2048,
+    depth: PositiveInt = 8,
+    embed: PositiveInt = 512,
+    heads: PositiveInt = 16,
+    mlp: PositiveInt = 2048,
   ):
     design = variant.design
     D = variant.dims.embed

@@ -11,7 +11,7 @@ from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class SpanBoundaryHead(nnx.Module):
@@ -23,7 +23,12 @@ class SpanBoundaryHead(nnx.Module):
   """
 
   def __init__(
-    self, rngs: nnx.Rngs, variant: Variant, *, places: Positive = 32, place_dim: Positive = 200
+    self,
+    rngs: nnx.Rngs,
+    variant: Variant,
+    *,
+    places: PositiveInt = 32,
+    place_dim: PositiveInt = 200,
   ):
     design = variant.design
     D = variant.dims.embed

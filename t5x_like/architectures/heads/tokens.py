@@ -8,14 +8,14 @@ from t5x_like.architectures.design import Variant
 from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.linear import Linear
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class TokenClassifier(nnx.Module):
   """Logits [B, T, labels]."""
 
   def __init__(
-    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: Positive = 2
+    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: PositiveInt = 2
   ):
     D = variant.dims.embed
     self.out = Linear((D, labels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)

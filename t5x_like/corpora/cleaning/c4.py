@@ -132,7 +132,7 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern:
 @functools.cache
 def hook(name: str) -> Callable[[str], str]:
   """Import the function at `module:function`; raise UserError if it is missing or not admitted."""
-  found = trust.function("language id", name)
+  found = trust.import_function("language id", name)
   if not callable(found):
     raise UserError(
       f"language id {name!r}: found {type(found).__name__}, expected a function "

@@ -64,7 +64,7 @@ class Engine(engines.Engine):
   def _each(self, job: Job, work: Callable[[int], None]) -> None:
     with _pipeline(self._options, _refusals(job)) as pipeline:
       _parts(pipeline, job) | "make" >> beam.Map(
-        _call, work=work, refusals=_refusals(job), admitted=trust.state()
+        _call, work=work, refusals=_refusals(job), admitted=trust.current_state()
       )
 
   def compare(self, job: Job, one: Comparison) -> None:
@@ -81,7 +81,7 @@ class Engine(engines.Engine):
         job=job,
         one=one,
         buckets=min(job.kind.num_parts, _MOST_BUCKETS),
-        admitted=trust.state(),
+        admitted=trust.current_state(),
       ).with_output_types(tuple[int, Any])
       marked = (
         divided
@@ -165,7 +165,7 @@ def _call(number: int, work: Callable[[int], Any], refusals: Place, admitted: tr
   Args:
     admitted: what the command admits, whose flags a worker lacks.
   """
-  trust.resume(admitted)
+  trust.set_state(admitted)
   try:
     return work(number)
   except UserError as error:

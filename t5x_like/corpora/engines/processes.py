@@ -142,7 +142,7 @@ def _worker(admitted: trust.State) -> None:
   Args:
     admitted: what the command admits, whose flags the worker lacks.
   """
-  trust.resume(admitted)
+  trust.set_state(admitted)
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   parent = multiprocessing.parent_process()
 
@@ -172,7 +172,9 @@ class _Spawn(multiprocessing.context.SpawnContext):
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
   ended = threading.Event()
-  with concurrent.futures.ProcessPoolExecutor(workers, _Spawn(), _worker, (trust.state(),)) as pool:
+  with concurrent.futures.ProcessPoolExecutor(
+    workers, _Spawn(), _worker, (trust.current_state(),)
+  ) as pool:
     watch = threading.Thread(target=_end_if_stuck, args=(pool, ended), daemon=True)
     watch.start()
     try:

@@ -166,7 +166,7 @@ def open_source(
     UserError: the format, file, dataset or field does not exist, a file is empty, or the source was
       read from a file that may not name it, see `trust`.
   """
-  trust.source("source", source)
+  trust.check_source("source", source)
   name, _, rest = source.partition(":")
   if name not in formats():
     raise UserError(

@@ -38,7 +38,7 @@ def load(where: str, name: str) -> tuple[Finder, str]:
       its spans.
   """
   if not re.search(r"\.jsonl(\.\w+)?$", name):
-    return trust.function(where, name), name
+    return trust.import_function(where, name), name
   names = {
     words for text in _names(name) if 0 < len(words := tuple(_WORD.findall(text))) <= _LONGEST
   }

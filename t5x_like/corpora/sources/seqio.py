@@ -168,7 +168,7 @@ def _task(where: str, name: str) -> Any:
   """Return a task or a list of preprocessors by `module:TASK`."""
   module, _, task = name.partition(":")
   try:
-    found = trust.function("source", name)
+    found = trust.import_function("source", name)
   except UserError:
     registry = getattr(sys.modules.get("seqio"), "TaskRegistry", None)
     if module not in sys.modules or registry is None or task not in registry.names():

@@ -52,7 +52,7 @@ def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   """
   _gate_features()
   name, _ = tfds.core.naming.parse_builder_name_kwargs(rest)
-  if name.namespace and not trust.everything():
+  if name.namespace and not trust.allows_everything():
     raise UserError(
       f"source tfds:{rest}: names a community dataset, which runs code that it brings; prepare it "
       f"with TFDS and give its name and the data directory, or add {trust.FLAG}"
@@ -69,7 +69,7 @@ def _gate_features() -> None:
 
   def gated(_, name: str) -> type:
     if name not in connector._registered_features and not name.startswith("tensorflow_datasets."):
-      if not trust.everything():
+      if not trust.allows_everything():
         raise ValueError(
           f"a feature has the class {name!r}, which is not one of TFDS; "
           f"{trust.FLAG} would import it"

@@ -8,11 +8,14 @@ import itertools
 
 from t5x_like.data.augmentations import Augmentation, _pixels
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import NotNegative
+from t5x_like.slots import NonNegativeFloat
 
 
 def make(
-  *, brightness: NotNegative = 0.3, contrast: NotNegative = 0.3, saturation: NotNegative = 0.3
+  *,
+  brightness: NonNegativeFloat = 0.3,
+  contrast: NonNegativeFloat = 0.3,
+  saturation: NonNegativeFloat = 0.3,
 ) -> Augmentation:
   """Make the change; a strength s draws a factor between 1 - s (but at least 0) and 1 + s."""
   steps = (

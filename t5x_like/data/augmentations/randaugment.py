@@ -15,7 +15,7 @@ import numpy as np
 
 from t5x_like.data.augmentations import Augmentation, Share, _pixels
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import Condition, NotNegative, Positive
+from t5x_like.slots import Condition, NonNegativeFloat, PositiveInt
 
 NAMES = (
   "auto_contrast equalize invert rotate posterize solarize solarize_add color contrast brightness "
@@ -95,9 +95,9 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
 def make(
   mean: tuple,
   *,
-  ops: Positive = 2,
+  ops: PositiveInt = 2,
   magnitude: Magnitude = 9.0,
-  deviation: NotNegative = 0.5,
+  deviation: NonNegativeFloat = 0.5,
   probability: Share = 0.5,
 ) -> Augmentation:
   """Make `ops` random changes, of which one may occur twice.

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from t5x_like.data.augmentations import Augmentation
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
-def make(*, border: Positive = 4) -> Augmentation:
+def make(*, border: PositiveInt = 4) -> Augmentation:
   """Make the crop; `border` is the number of black pixels on each side."""
 
   def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:

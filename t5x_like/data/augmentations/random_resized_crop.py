@@ -6,7 +6,7 @@ from typing import Literal
 
 from t5x_like.data.augmentations import Augmentation, Range, _box, _pixels, _resize
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.resolution import Resolution, sides
+from t5x_like.resolution import Resolution, height_and_width
 
 
 def make(
@@ -28,6 +28,6 @@ def make(
     return _box.box(u_N, size_2[0], size_2[1], area, ratio)[0]
 
   def apply(part_YXC: tf.Tensor, _) -> tf.Tensor:
-    return _pixels.clipped(_resize.resized(part_YXC, sides(resolution), method))
+    return _pixels.clipped(_resize.resized(part_YXC, height_and_width(resolution), method))
 
   return Augmentation(_box.NUMBERS, apply, box)

@@ -7,10 +7,10 @@ from typing import Annotated
 from t5x_like.data.augmentations import Augmentation, Share
 from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import Condition, Positive
+from t5x_like.slots import Condition, PositiveInt
 
 Sides = Annotated[
-  tuple[Positive, ...],
+  tuple[PositiveInt, ...],
   Condition("two numbers above 0, the smaller first", lambda n: len(n) == 2 and n[0] <= n[1]),
 ]
 _LONGEST = 4  # times the shorter side; the few longer images would take gigabytes
@@ -19,7 +19,7 @@ _LONGEST = 4  # times the shorter side; the few longer images would take gigabyt
 def make(
   *,
   probability: Share = 0.5,
-  shortest: tuple[Positive, ...] = (400, 500, 600),
+  shortest: tuple[PositiveInt, ...] = (400, 500, 600),
   sides: Sides = (384, 600),
   centres: bool = False,
 ) -> Augmentation[Boxed]:

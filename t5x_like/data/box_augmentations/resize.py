@@ -5,14 +5,14 @@ from __future__ import annotations
 from t5x_like.data.augmentations import Augmentation
 from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 def make(
   resolution: int,
   *,
-  shortest: tuple[Positive, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
-  longest: Positive | None = None,
+  shortest: tuple[PositiveInt, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
+  longest: PositiveInt | None = None,
 ) -> Augmentation[Boxed]:
   """Make the resizing; the longer side is at most `longest`, or the batch's resolution if that is
   less."""

@@ -6,13 +6,13 @@ from typing import Any
 from t5x_like import slots
 from t5x_like.data import tasks
 from t5x_like.data.features import Feature, Features
-from t5x_like.resolution import Resolution, sides
+from t5x_like.resolution import Resolution, height_and_width
 
 
 def images(resolution: Resolution, channels: int, mixed: bool = False) -> Features:
   """Describe a labelled image; `mixed` adds the label and share of a second image mixed in."""
   described = {
-    "image": Feature((*sides(resolution), channels), "float32"),
+    "image": Feature((*height_and_width(resolution), channels), "float32"),
     "label": Feature((), "int32"),
     "example_weights": Feature((), "float32"),
   }

@@ -23,8 +23,8 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import Source
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
-from t5x_like.resolution import Resolution, sides
-from t5x_like.slots import Positive, plain
+from t5x_like.resolution import Resolution, height_and_width
+from t5x_like.slots import PositiveInt, to_plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 # streams of random numbers of an example: its image and the mixing
@@ -58,7 +58,7 @@ class Seen(Source):
   resolution: Resolution = 224
   channels: Literal[1, 3] = 3
   augmentations: tuple = ("random_resized_crop", "flip")
-  repeats: Positive = 1
+  repeats: PositiveInt = 1
   crop: float = pictures.CROP
   fit: pictures.Fit = "cut"
   method: pictures.Method = "bicubic"
@@ -182,7 +182,9 @@ def task(
   pixels = Pixels(store, channels, images.mean, images.std)
   given = dict(resolution=resolution, mean=pixels.mean, std=pixels.std)
   way = dict(fit=images.fit, method=images.method)
-  fitted = functools.partial(at_resolution, sides_2=sides(resolution), mean=pixels.mean, **way)
+  fitted = functools.partial(
+    at_resolution, sides_2=height_and_width(resolution), mean=pixels.mean, **way
+  )
   steps = [
     slots.make("config.task.augmentations", value, available, "make", **given)
     for value in images.augmentations
@@ -192,7 +194,7 @@ def task(
   N = store.num_images
   features = declared.images(resolution, channels, mixed=mixing is not None)
   labels_N = tf.constant(store.labels)
-  shape = tf.TensorSpec([*sides(resolution), channels], tf.float32)
+  shape = tf.TensorSpec([*height_and_width(resolution), channels], tf.float32)
 
   def finished(
     image_BYXC: tf.Tensor, index_B: tf.Tensor, other_B: tf.Tensor, share_B: tf.Tensor
@@ -250,7 +252,7 @@ def task(
     fingerprint=digest(
       task="image_classification.v4",
       images=store.fingerprint,
-      augmentations=[plain(value) for value in images.augmentations],
+      augmentations=[to_plain(value) for value in images.augmentations],
       mixing=vars(mixing) if mixing else None,
       **dict(channels=channels, crop=crop, repeats=repeats, **given),
       **way,

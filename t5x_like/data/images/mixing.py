@@ -16,7 +16,7 @@ from scipy import special
 from t5x_like.data import random
 from t5x_like.data.augmentations import Share, cut
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import NotNegative
+from t5x_like.slots import NonNegativeFloat
 
 NUMBERS = 5
 _TABLE = 4096
@@ -33,8 +33,8 @@ class Mixing:
     switch: probability of CutMix where both are on.
   """
 
-  mixup: NotNegative = 0.0
-  cutmix: NotNegative = 0.0
+  mixup: NonNegativeFloat = 0.0
+  cutmix: NonNegativeFloat = 0.0
   probability: Share = 1.0
   switch: Share = 0.5
 

@@ -261,7 +261,7 @@ def _path(name: str, field: str, where: str, folder: str, directories: tuple[str
     return os.path.join(folder, name)
   roots = (folder,) if folder else (os.getcwd(), *directories)
   if any(trust.is_inside(name, root, links=False) for root in roots) or (
-    trust.everything() and not is_remote(name)
+    trust.allows_everything() and not is_remote(name)
   ):
     return name
   mend = (

@@ -167,7 +167,7 @@ class _Table:
       for key, column in zip(("text", "pair"), texts):
         self._task[key] = "{" + column + "}"
     if problems:
-      names = ", ".join(repr(slots.shown(name, "")) for name in columns[:12]) + ", …" * (
+      names = ", ".join(repr(slots.format_value(name, "")) for name in columns[:12]) + ", …" * (
         len(columns) > 12
       )
       advice = ""
@@ -374,4 +374,6 @@ def _rows(number: int) -> str:
 
 
 def _listed(names: list[str]) -> str:
-  return ", ".join(slots.shown(name, "") for name in names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+  return ", ".join(slots.format_value(name, "") for name in names[:_SHOWN]) + ", …" * (
+    len(names) > _SHOWN
+  )

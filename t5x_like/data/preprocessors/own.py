@@ -112,7 +112,7 @@ class _Step:
     if not name or ":" not in name:
       raise UserError(f"{where}[{number}]: found {name!r}, expected a function, module:function")
     self.label = f"{where}: {name}"
-    self._function = trust.function(f"{where}[{number}]", name)
+    self._function = trust.import_function(f"{where}[{number}]", name)
     parameters = list(inspect.signature(self._function).parameters)
     if not parameters or parameters[0] not in ("example", "batch"):
       found = f"{parameters[0]!r}" if parameters else "none"

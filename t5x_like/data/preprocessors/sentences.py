@@ -55,7 +55,7 @@ class Sentences:
     self.fact = rule
     ends = None
     if rule != DEFAULT_RULE:
-      ends = np.asarray(trust.function("config.task.sentence_rule", rule)(vocabulary))
+      ends = np.asarray(trust.import_function("config.task.sentence_rule", rule)(vocabulary))
       if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
         raise UserError(
           f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "

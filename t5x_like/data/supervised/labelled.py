@@ -21,7 +21,7 @@ from t5x_like.data.source import Source
 from t5x_like.data.supervised import example_store, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.task import Task, digest
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 
 
@@ -36,7 +36,7 @@ class Records(Source):
   """
 
   vocabulary: str = "bytes"
-  buckets: Positive = 1
+  buckets: PositiveInt = 1
 
   @property
   def gaps(self) -> bool:

@@ -25,8 +25,8 @@ from t5x_like.data.images import examples
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
-from t5x_like.resolution import Resolution, sides
-from t5x_like.slots import Positive
+from t5x_like.resolution import Resolution, height_and_width
+from t5x_like.slots import PositiveInt
 
 _LEVELS = 8  # 3 bits
 
@@ -37,7 +37,7 @@ BUILT_IN = {"source": "digits"}
 
 def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int, **_) -> Features:
   """Return the features of the task with these arguments."""
-  T = math.prod(side // patch for side in sides(resolution))
+  T = math.prod(side // patch for side in height_and_width(resolution))
   dtypes = {"patch_sources": "int32", "patch_weights": "float32", "patch_colours": "int32"}
   return declared.images(resolution, channels) | {
     name: Feature((T,), dtype) for name, dtype in dtypes.items()
@@ -46,7 +46,7 @@ def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int
 
 def task(
   *,
-  patch: Positive = 16,
+  patch: PositiveInt = 16,
   rate: float = 0.5,
   masked: float = 0.8,
   swapped: float = 0.1,
@@ -65,7 +65,11 @@ def task(
     UserError: no whole number of patches, or impossible shares; and as `image_classification`.
   """
   source = examples.Images(**images)
-  resolution, channels, (Y, X) = source.resolution, source.channels, sides(source.resolution)
+  resolution, channels, (Y, X) = (
+    source.resolution,
+    source.channels,
+    height_and_width(source.resolution),
+  )
   T = Y // patch * (X // patch)
   corrupted = round(T * rate)
   if (

@@ -25,7 +25,7 @@ from t5x_like.data.images import described as declared
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.resolution import Resolution
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -64,7 +64,7 @@ class Captioned(examples.Seen):
   """
 
   vocabulary: str = "bytes"
-  length: Positive = 77
+  length: PositiveInt = 77
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.9, 1.0)},)
   crop: float = 1.0
   mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)

@@ -23,8 +23,8 @@ from t5x_like.data.images import examples
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
-from t5x_like.resolution import Resolution, sides
-from t5x_like.slots import Positive
+from t5x_like.resolution import Resolution, height_and_width
+from t5x_like.slots import PositiveInt
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digits"}
@@ -43,14 +43,14 @@ def features(
 
 def patches(resolution: Resolution, patch: int, mask_ratio: float) -> tuple[int, int]:
   """Return the numbers of visible and masked patches of an image."""
-  whole = math.prod(side // patch for side in sides(resolution))
+  whole = math.prod(side // patch for side in height_and_width(resolution))
   visible = int(whole * (1 - mask_ratio))
   return visible, whole - visible
 
 
 def task(
   *,
-  patch: Positive = 16,
+  patch: PositiveInt = 16,
   mask_ratio: float = 0.75,
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.2, 1.0)}, "flip"),
   **images: Unpack[examples.Images],
@@ -67,7 +67,7 @@ def task(
   """
   source = examples.Images(augmentations=augmentations, **images)
   visible, masked = patches(source.resolution, patch, mask_ratio)
-  if any(side % patch for side in sides(source.resolution)) or not visible or not masked:
+  if any(side % patch for side in height_and_width(source.resolution)) or not visible or not masked:
     found = f"found resolution {source.resolution}, patch {patch} and mask_ratio {mask_ratio}"
     raise UserError(
       f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked"

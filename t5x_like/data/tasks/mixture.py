@@ -27,7 +27,7 @@ from t5x_like.data import mixture
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 def features(
@@ -49,8 +49,8 @@ def task(
   rates: dict | Literal["equal", "proportional", "temperature", "unimax"] = "equal",
   maximum: int | None = None,
   temperature: float = 1.0,
-  draws: Positive | None = None,
-  epochs: Positive = 1,
+  draws: PositiveInt | None = None,
+  epochs: PositiveInt = 1,
   weights: dict = {},
   period: int = 10_000,
   shared: dict = {},
@@ -145,8 +145,10 @@ def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
       f"config.{slot}: found {values!r}, expected the name and the arguments of a task"
     )
   if values.get("name") != "mixture":
-    arguments = config.changed(shared, values)
+    arguments = config.change_task(shared, values)
     return build_at(slot, arguments.pop("name", None), split, arguments)
   arguments = {key: value for key, value in values.items() if key != "name"}
   arguments = slots.fill(f"config.{slot}", arguments, task, given=("split",))
-  return _made(slot, split, **arguments | {"shared": config.changed(shared, arguments["shared"])})
+  return _made(
+    slot, split, **arguments | {"shared": config.change_task(shared, arguments["shared"])}
+  )

@@ -31,7 +31,7 @@ from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit, truncated
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
-from t5x_like.slots import Length, Positive
+from t5x_like.slots import Length, PositiveInt
 
 ABSENT = 0
 WRONG = 1
@@ -63,7 +63,7 @@ def task(
   label_field: str = "label",
   labels: list | tuple | None = None,
   answers: str | None = None,
-  choices: Positive = 4,
+  choices: PositiveInt = 4,
   fewer: bool = False,
   length: Length = 128,
   architecture: Literal["encoder", "decoder"] = "encoder",

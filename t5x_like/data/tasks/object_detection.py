@@ -28,7 +28,7 @@ from t5x_like.data.images import store as stores
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import Source
 from t5x_like.data.task import Task, digest
-from t5x_like.slots import Positive, plain
+from t5x_like.slots import PositiveInt, to_plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 # On the built-in corpus, for `:debug`.
@@ -48,13 +48,13 @@ def features(vocabulary, /, *, resolution: int, channels: int, boxes: int, **_) 
 
 def task(
   *,
-  resolution: Positive = 1333,
-  shortest: Positive = 800,
+  resolution: PositiveInt = 1333,
+  shortest: PositiveInt = 800,
   channels: Literal[1, 3] = 3,
-  boxes: Positive = 100,
+  boxes: PositiveInt = 100,
   augmentations: tuple = ("flip", "crop", "resize"),
   classes: tuple[str, ...] = (),
-  buckets: Positive = 1,
+  buckets: PositiveInt = 1,
   mean: tuple[float, ...] = pictures.IMAGENET_MEAN,
   std: tuple[float, ...] = pictures.IMAGENET_STD,
   image_field: str = "image",
@@ -150,7 +150,7 @@ def task(
       task="object_detection.v3",
       images=store.fingerprint,
       classes=list(classes),
-      augmentations=[plain(value) for value in augmentations],
+      augmentations=[to_plain(value) for value in augmentations],
       **dict(
         resolution=resolution, channels=channels, boxes=boxes, mean=pixels.mean, std=pixels.std
       ),

@@ -30,7 +30,7 @@ from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
-from t5x_like.slots import Count, Length
+from t5x_like.slots import Length, NonNegativeInt
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -73,7 +73,7 @@ def task(
   passages: str,
   passage: str = "{text}",
   passages_split: str = "train",
-  retrieved: Count = 8,
+  retrieved: NonNegativeInt = 8,
   own: str | None = None,
   inputs_length: Length = 64,
   targets_length: Length = 32,

@@ -28,7 +28,7 @@ from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import fit
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
-from t5x_like.slots import Length, Positive
+from t5x_like.slots import Length, PositiveInt
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -78,7 +78,7 @@ def task(
   template: str | dict | None = None,
   fields: tuple[str, ...] = (),
   fields_length: Length = 256,
-  completions: Positive = 8,
+  completions: PositiveInt = 8,
   prompt_length: Length = 256,
   new_tokens: Length = 256,
   architecture: Literal["decoder", "encoder_decoder"] = "decoder",

@@ -11,7 +11,7 @@ from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import model_type_of
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import resnet as models
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 
 LIBRARY = "resnet"
 TIMM = "timm/resnet"
@@ -110,7 +110,7 @@ def config(model, model_type: str | None) -> dict:
     variant.width,
     labels,
     "avg",
-    (variant.channels, *sides(variant.resolution)),
+    (variant.channels, *height_and_width(variant.resolution)),
     layers=list(spec["depths"]),
     channels=[n // wider for n in spec["widths"]],
     output_stride=next(stride for stride, word in _STRIDES.items() if word == spec["last_stage"]),

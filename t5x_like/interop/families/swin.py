@@ -12,7 +12,7 @@ from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import swin
 from t5x_like.nn.cores.auto import EXACT
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 
 MODEL_TYPES = ("swin",)
 MODELS = (swin.Model,)
@@ -105,7 +105,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
     found = f"config.model.patch_position: found {variant.patch_position!r}"
     raise UserError(f"{found}; this model type supports only {' or '.join(map(repr, ABSOLUTE))}")
   if variant.patch_position != "none" and any(
-    side % variant.patch for side in sides(variant.resolution)
+    side % variant.patch for side in height_and_width(variant.resolution)
   ):
     found = (
       f"config.model.resolution: found {variant.resolution}, no multiple of the patch's "

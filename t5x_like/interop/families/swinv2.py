@@ -6,7 +6,7 @@ from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import swin
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import swin_v2
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 
 MODEL_TYPES = ("swinv2",)
 MODELS = (swin_v2.Model,)
@@ -26,7 +26,7 @@ def _check(variant: WindowVariant) -> None:
   """Refuse images whose width, and not their height, limits the windows: the library looks at the
   height alone."""
   for stage in range(len(variant.depths)):
-    rows = max(1, sides(variant.resolution)[0] // variant.patch >> stage)
+    rows = max(1, height_and_width(variant.resolution)[0] // variant.patch >> stage)
     if variant.window_of(stage) != (
       (variant.window, variant.window // 2) if variant.window < rows else (rows, 0)
     ):

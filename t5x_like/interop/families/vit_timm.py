@@ -9,7 +9,7 @@ from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
-from t5x_like.resolution import sides
+from t5x_like.resolution import height_and_width
 
 MODEL_TYPES = ("timm/vit",)
 MODELS = (vit.Model,)
@@ -89,7 +89,7 @@ def config(model, model_type: str | None) -> dict:
     dims.embed,
     spec.get("labels", 1000) if found[0] else 0,
     found[1],
-    (variant.channels, *sides(variant.resolution)),
+    (variant.channels, *height_and_width(variant.resolution)),
     img_size=variant.resolution,
     patch_size=variant.patch,
     embed_dim=dims.embed,

@@ -22,7 +22,7 @@ from t5x_like.nn.cores._blocks import blocked, padded
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
-from t5x_like.slots import Condition, Positive
+from t5x_like.slots import Condition, PositiveInt
 
 
 class BigBird(Core):
@@ -50,7 +50,7 @@ class BigBird(Core):
   def __init__(
     self,
     *,
-    block: Positive = 64,
+    block: PositiveInt = 64,
     random_blocks: Annotated[int, Condition("a whole number, at least 0", lambda n: n >= 0)] = 3,
     seed: int = 0,
     plan: Literal["random", "first"] = "random",

@@ -15,7 +15,7 @@ import jax
 
 from t5x_like.nn.cores import _blockwise as blockwise
 from t5x_like.nn.cores._devices import PerDevice
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Chunked(PerDevice):
@@ -33,7 +33,7 @@ class Chunked(PerDevice):
   pieces_above = 0
   exact = True
 
-  def __init__(self, *, query_chunk: Positive = 512, key_chunk: Positive = 512):
+  def __init__(self, *, query_chunk: PositiveInt = 512, key_chunk: PositiveInt = 512):
     self.query_chunk = query_chunk
     self.key_chunk = key_chunk
 

@@ -19,7 +19,7 @@ from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.slots import Count, Positive
+from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
 class Linformer(Core):
@@ -48,11 +48,11 @@ class Linformer(Core):
     rngs: nnx.Rngs,
     dims: Dims,
     *,
-    k: Positive = 256,
-    length: Positive = 512,
+    k: PositiveInt = 256,
+    length: PositiveInt = 512,
     share: Literal["none", "headwise", "kv", "layerwise"] = "headwise",
     start: Literal["random", "pooling"] = "random",
-    sequences: Count = 0,
+    sequences: NonNegativeInt = 0,
   ):
     shape = (k, length)
     axes = (None, None)

@@ -24,7 +24,7 @@ from t5x_like.nn.cores._blocks import blocked
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class Local(Core):
@@ -39,7 +39,7 @@ class Local(Core):
   refuses = ("query_bias", "lengths")
   pieces_above = 0
 
-  def __init__(self, *, window: Positive | None = None):
+  def __init__(self, *, window: PositiveInt | None = None):
     self.window = window
 
   def attend(self, q, k, v, mask, softmax):

@@ -19,7 +19,7 @@ from t5x_like.nn.cores._blocks import blocked
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class MemoryCompressed(Core):
@@ -43,7 +43,7 @@ class MemoryCompressed(Core):
 
   refuses = ("window", "prefix", "bias", "query_bias")
 
-  def __init__(self, rngs: nnx.Rngs, dims: Dims, causal: bool, *, stride: Positive = 3):
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, causal: bool, *, stride: PositiveInt = 3):
     K = dims.kv_heads
     H = dims.head_dim
     init = params.fan_in_normal(stride * H)

@@ -19,7 +19,7 @@ from t5x_like.nn.cores.auto import SHORT
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.positions import Position
-from t5x_like.slots import NotNegative
+from t5x_like.slots import NonNegativeFloat
 
 _BLOCK = 512  # tokens
 
@@ -33,7 +33,7 @@ class Sinks(Dense):
 
   pieces_above = short = SHORT  # logits a head up to which they are materialised
 
-  def __init__(self, rngs: nnx.Rngs, dims: Dims, *, stddev: NotNegative = 0.02):
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, *, stddev: NonNegativeFloat = 0.02):
     self.sinks = params.param(rngs, params.normal(stddev), (dims.heads,), ("heads",))
 
   def computed(self, q, k, v, mask, softmax):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
-from t5x_like.slots import AboveZero, Count, NotNegative, Positive, Rate
+from t5x_like.slots import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rate
 
 _gelu_tanh = jax.checkpoint(partial(jax.nn.gelu, approximate=True), prevent_cse=False)
 
@@ -88,23 +88,23 @@ class Experts:
       (Switch: 0.01).
   """
 
-  experts: Positive = 8
-  top_k: Positive = 2
-  mlp: Positive | None = None
-  shared: Count = 0
+  experts: PositiveInt = 8
+  top_k: PositiveInt = 2
+  mlp: PositiveInt | None = None
+  shared: NonNegativeInt = 0
   normalise: bool | None = None
   router: Literal["softmax", "noisy_top_k", "sigmoid"] = "softmax"
-  groups: Positive = 1
-  top_groups: Positive = 1
-  scale: AboveZero = 1.0
-  bias_rate: NotNegative = 0.001
+  groups: PositiveInt = 1
+  top_groups: PositiveInt = 1
+  scale: PositiveFloat = 1.0
+  bias_rate: NonNegativeFloat = 0.001
   dispatch: Literal["dropless", "capacity"] = "dropless"
-  capacity_factor: AboveZero = 1.25
-  eval_capacity_factor: AboveZero | None = None
-  balance_loss: NotNegative = 0.01
-  z_loss: NotNegative = 0.001
-  importance_loss: NotNegative = 0.1
-  load_loss: NotNegative = 0.1
+  capacity_factor: PositiveFloat = 1.25
+  eval_capacity_factor: PositiveFloat | None = None
+  balance_loss: NonNegativeFloat = 0.01
+  z_loss: NonNegativeFloat = 0.001
+  importance_loss: NonNegativeFloat = 0.1
+  load_loss: NonNegativeFloat = 0.1
   jitter: Rate = 0.0
 
   def __post_init__(self):

@@ -13,7 +13,7 @@ from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.image_positions.relative_2d import offsets
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.positions import Position
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class LogCpb(Position):
@@ -33,7 +33,7 @@ class LogCpb(Position):
   biased = True
 
   def __init__(
-    self, rngs: nnx.Rngs, dims: Dims, grid: Grid, *, hidden: Positive = 512, pretrained: int = 0
+    self, rngs: nnx.Rngs, dims: Dims, grid: Grid, *, hidden: PositiveInt = 512, pretrained: int = 0
   ):
     init = params.normal(0.02)
     self.hidden = Linear((2, hidden), (None, None), init, rngs, bias=True)

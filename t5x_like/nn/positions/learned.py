@@ -9,7 +9,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.positions import Position
-from t5x_like.slots import AboveZero, Positive
+from t5x_like.slots import PositiveFloat, PositiveInt
 
 
 class LearnedPosition(Position):
@@ -28,9 +28,9 @@ class LearnedPosition(Position):
     width: int,
     init: Callable,
     *,
-    length: Positive = 512,
+    length: PositiveInt = 512,
     offset: int = 0,
-    stddev: AboveZero | None = None,
+    stddev: PositiveFloat | None = None,
   ):
     init = init if stddev is None else params.normal(stddev)
     self.table = params.param(rngs, init, (length + offset, width), (None, "embed"))

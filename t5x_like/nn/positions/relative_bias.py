@@ -10,7 +10,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.positions import Position
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 def relative_buckets(
@@ -77,8 +77,8 @@ class RelativeBias(Position):
     dims: Dims,
     causal: bool = False,
     *,
-    buckets: Positive = 32,
-    max_distance: Positive = 128,
+    buckets: PositiveInt = 32,
+    max_distance: PositiveInt = 128,
     shared: bool = True,
     bidirectional: bool | None = None,
   ):

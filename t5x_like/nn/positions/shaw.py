@@ -7,7 +7,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.positions import Position
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 
 
 class ShawPosition(Position):
@@ -20,7 +20,7 @@ class ShawPosition(Position):
 
   query_dependent = True
 
-  def __init__(self, rngs: nnx.Rngs, dims: Dims, *, clip: Positive = 16, values: bool = True):
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, *, clip: PositiveInt = 16, values: bool = True):
     init = params.fan_in_normal(dims.head_dim)
     shape = (2 * clip + 1, dims.head_dim)
     self.keys = params.param(rngs, init, shape, (None, None))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.positions import Position
-from t5x_like.slots import AboveZero, Count
+from t5x_like.slots import NonNegativeInt, PositiveFloat
 
 
 class SinusoidalPosition(Position):
@@ -22,7 +22,11 @@ class SinusoidalPosition(Position):
   place = "inputs"
 
   def __init__(
-    self, *, interleaved: bool = True, offset: Count = 0, last_frequency: AboveZero | None = None
+    self,
+    *,
+    interleaved: bool = True,
+    offset: NonNegativeInt = 0,
+    last_frequency: PositiveFloat | None = None,
   ):
     self.interleaved = interleaved
     self.offset = offset

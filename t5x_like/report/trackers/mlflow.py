@@ -57,7 +57,9 @@ class _Run:
       )
       self._id = self._client.create_run(experiment, run_name=name).info.run_id
       _following.keep_id(workdir, "mlflow", self._id)
-      values = {key: str(value)[:_LONGEST_VALUE] for key, value in config_lib.flat(config).items()}
+      values = {
+        key: str(value)[:_LONGEST_VALUE] for key, value in config_lib.flatten(config).items()
+      }
       for some in _parts([Param(key, value) for key, value in values.items()], _MOST_PARAMETERS):
         self._client.log_batch(self._id, params=some)
     else:

@@ -4,7 +4,7 @@ import math
 
 import optax
 
-from t5x_like.slots import Count, NotNegative, Rate
+from t5x_like.slots import NonNegativeFloat, NonNegativeInt, Rate
 from t5x_like.training.optimizer import Decay, Moments, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -15,11 +15,11 @@ def make(
   b1: Rate = 0.9,
   b2: Rate = 0.999,
   b3: Rate = 0.9999,
-  alpha: NotNegative = 5.0,
-  warmup_steps: Count = 0,
-  eps: NotNegative = 1e-8,
+  alpha: NonNegativeFloat = 5.0,
+  warmup_steps: NonNegativeInt = 0,
+  eps: NonNegativeFloat = 1e-8,
   mu_dtype: Moments = "float32",
-  weight_decay: NotNegative = 0.1,
+  weight_decay: NonNegativeFloat = 0.1,
 ) -> optax.GradientTransformation:
   """AdEMAMix (Pagliardini et al. 2024, arXiv:2409.03137, algorithm 1): the slow average, of decay
   `b3`, is added `alpha` times to the fast one before the division.

@@ -4,7 +4,7 @@ from typing import Unpack
 
 import optax
 
-from t5x_like.slots import NotNegative, Rate
+from t5x_like.slots import NonNegativeFloat, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -14,7 +14,7 @@ def make(
   *,
   b1: Rate = 0.9,
   b2: Rate = 0.999,
-  eps: NotNegative = 1e-6,
+  eps: NonNegativeFloat = 1e-6,
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
   """LAMB (You et al. 2020, algorithm 2): AdamW, with the update of each tensor as long as the

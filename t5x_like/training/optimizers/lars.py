@@ -2,7 +2,7 @@
 
 import optax
 
-from t5x_like.slots import AboveZero, NotNegative, Rate
+from t5x_like.slots import NonNegativeFloat, PositiveFloat, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -11,8 +11,8 @@ def make(
   schedule: Schedule,
   *,
   momentum: Rate = 0.9,
-  weight_decay: NotNegative = 0.0,
-  trust_coefficient: AboveZero = 1e-3,
+  weight_decay: NonNegativeFloat = 0.0,
+  trust_coefficient: PositiveFloat = 1e-3,
 ) -> optax.GradientTransformation:
   """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient`
   and the rate; vectors have plain momentum."""

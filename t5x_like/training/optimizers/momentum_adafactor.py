@@ -5,7 +5,7 @@ from typing import Unpack
 import jax.numpy as jnp
 import optax
 
-from t5x_like.slots import AboveZero, Rate
+from t5x_like.slots import PositiveFloat, Rate
 from t5x_like.training.optimizer import Decay, Moments, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -15,7 +15,7 @@ _MIN_FACTORED = 32  # a matrix with a smaller second-largest side keeps a full s
 def make(
   schedule: Schedule,
   *,
-  decay_rate: AboveZero = 0.8,
+  decay_rate: PositiveFloat = 0.8,
   b2: Rate = 0.999,
   momentum: Rate = 0.9,
   mu_dtype: Moments = "bfloat16",

@@ -5,7 +5,7 @@ import functools
 import jax
 import optax
 
-from t5x_like.slots import NotNegative, Rate
+from t5x_like.slots import NonNegativeFloat, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -16,8 +16,8 @@ def make(
   momentum: Rate = 0.95,
   b1: Rate = 0.9,
   b2: Rate = 0.999,
-  eps: NotNegative = 1e-8,
-  weight_decay: NotNegative = 0.1,
+  eps: NonNegativeFloat = 1e-8,
+  weight_decay: NonNegativeFloat = 0.1,
 ) -> optax.GradientTransformation:
   """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of
   blocks, AdamW for the

@@ -2,7 +2,7 @@
 
 import optax
 
-from t5x_like.slots import NotNegative, Rate
+from t5x_like.slots import NonNegativeFloat, Rate
 from t5x_like.training.optimizer import Decay, Moments, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -12,7 +12,7 @@ def make(
   *,
   momentum: Rate = 0.0,
   mu_dtype: Moments = "float32",
-  weight_decay: NotNegative = 0.0,
+  weight_decay: NonNegativeFloat = 0.0,
 ) -> optax.GradientTransformation:
   """Gradient descent; `weight_decay` adds its share of each matrix to the gradient, before the
   momentum."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t5x_like.slots import AboveZero, NotNegative, Positive, Rate
+from t5x_like.slots import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -36,11 +36,11 @@ def make(
   *,
   b1: Rate = 0.9,
   b2: Rate = 0.999,
-  eps: NotNegative = 1e-8,
-  ridge: AboveZero = 1e-6,
-  every: Positive = 10,
-  widest: Positive = 8_192,
-  weight_decay: NotNegative = 0.1,
+  eps: NonNegativeFloat = 1e-8,
+  ridge: PositiveFloat = 1e-6,
+  every: PositiveInt = 10,
+  widest: PositiveInt = 8_192,
+  weight_decay: NonNegativeFloat = 0.1,
 ) -> optax.GradientTransformation:
   """Shampoo (Gupta et al. 2018, arXiv:1802.09568, algorithm 1) for matrices, Adam for other
   parameters.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t5x_like.slots import NotNegative, Positive, Rate
+from t5x_like.slots import NonNegativeFloat, PositiveInt, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -34,10 +34,10 @@ def make(
   *,
   b1: Rate = 0.95,
   b2: Rate = 0.95,
-  eps: NotNegative = 1e-8,
-  every: Positive = 10,
-  widest: Positive = 10_000,
-  weight_decay: NotNegative = 0.1,
+  eps: NonNegativeFloat = 1e-8,
+  every: PositiveInt = 10,
+  widest: PositiveInt = 10_000,
+  weight_decay: NonNegativeFloat = 0.1,
 ) -> optax.GradientTransformation:
   """SOAP (Vyas et al. 2024, arXiv:2409.11321, algorithm 3) for matrices, Adam for other parameters.
 

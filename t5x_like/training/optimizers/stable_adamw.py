@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t5x_like.slots import NotNegative, Rate
+from t5x_like.slots import NonNegativeFloat, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -16,7 +16,7 @@ def make(
   *,
   b1: Rate = 0.9,
   b2: Rate = 0.99,
-  eps: NotNegative = 1e-6,
+  eps: NonNegativeFloat = 1e-6,
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
   """StableAdamW (Wortsman et al. 2023, arXiv:2304.13013, algorithm 2): AdamW, with the rate of each

@@ -2,7 +2,7 @@
 
 import optax
 
-from t5x_like.slots import AboveZero, NotNegative, Rate
+from t5x_like.slots import NonNegativeFloat, PositiveFloat, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -10,10 +10,10 @@ from t5x_like.training.schedule import Schedule
 def make(
   schedule: Schedule,
   *,
-  decay_rate: AboveZero = 0.8,
+  decay_rate: PositiveFloat = 0.8,
   momentum: Rate = 0.9,
-  clipping_threshold: AboveZero | None = None,
-  decay_power: NotNegative | None = 2.0,
+  clipping_threshold: PositiveFloat | None = None,
+  decay_power: NonNegativeFloat | None = 2.0,
 ) -> optax.GradientTransformation:
   """PaLM's Adafactor (Chowdhery et al. 2022, section 5): whole second moments, momentum, and
   relative step sizes.

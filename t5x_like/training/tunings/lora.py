@@ -6,13 +6,13 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS, has_adapters
 from t5x_like.nn.lora import adapted
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 from t5x_like.training.tunings import Tuning
 
 
 def make(
   *,
-  rank: Positive = 8,
+  rank: PositiveInt = 8,
   alpha: float = 16.0,
   targets: tuple[str, ...] = ("query", "value"),
   also: tuple[str, ...] = ("head/*/*", "scores/*", "value/*"),

@@ -15,7 +15,7 @@ from t5x_like.architectures.heads.lm import scale_of
 from t5x_like.architectures.widths import dims_of, resized
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.slots import Positive
+from t5x_like.slots import PositiveInt
 from t5x_like.training.tunings import Named, Tuning
 
 _BASE = "config.tuning.base"
@@ -25,7 +25,7 @@ _TABLE = ("vocab", "embed")
 _OUTPUT = ("embed", "vocab")
 
 
-def make(*, base: Positive | str | dict, relative: bool | None = None) -> Tuning:
+def make(*, base: PositiveInt | str | dict, relative: bool | None = None) -> Tuning:
   """Train all parameters in the maximal update parametrization (Yang et al. 2021, arXiv:2203.03466,
   table 8).
 
@@ -91,7 +91,7 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
 def _variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, Any]:
   """Return (the family's class, the variant of `config.model`, the base)."""
   family = slots.find("config.model.name", values.name, t5x_like.models, "Model")
-  variant = slots.variant_of(family, values)
+  variant = slots.resolve_variant(family, values)
   return family, variant, resized(_BASE, getattr(family, "VARIANTS", {}), variant, base)
 
 
@@ -102,7 +102,7 @@ def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
     return {}
   ours = ("attention_scale", "logits_scale")
   changes = {key: value for key, value in values.design.to_dict().items() if key not in ours}
-  design = slots.change("config.model.design", variant.design, changes)
+  design = slots.replace_fields("config.model.design", variant.design, changes)
   factors = {}
   H = variant.dims.head_dim
   base_H = narrow.dims.head_dim

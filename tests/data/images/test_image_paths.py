@@ -23,7 +23,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
 def records(tmp_path, monkeypatch):
   """A function from image names to the store of records that have them, in `data/`, with an image
   beside them."""
-  trust.begin(())
+  trust.begin_command(())
   (tmp_path / "here").mkdir()
   (tmp_path / "data" / "images").mkdir(parents=True)
   (tmp_path / "data" / "images" / "1.png").write_bytes(encoded(Image.fromarray(PIXELS)))
@@ -96,7 +96,7 @@ def test_files_below_the_named_directories_are_read(records, tmp_path):
   assert records(str(tmp_path / "data" / "images" / "1.png")).num_images == 2
   assert records("../data/images/1.png".removeprefix("../"), folder=str(tmp_path)).num_images == 2
   assert records(str(tmp_path / "elsewhere.png"), folder=str(tmp_path)).num_images == 2
-  trust.begin((), everything=True)
+  trust.begin_command((), everything=True)
   assert records(str(tmp_path / "elsewhere.png")).num_images == 2
 
 

@@ -61,7 +61,7 @@ def mine(tmp_path, monkeypatch):
   # made together, of which no more than one is read here
   monkeypatch.setattr(loader, "_MOST_STEPS", 1)
   monkeypatch.setattr(sys, "path", sys.path.copy())
-  trust.begin(
+  trust.begin_command(
     [f"mine:{name}" for name in re.findall(r"^def (\w+)", MINE, re.MULTILINE)] + ["mine:missing"]
   )
   yield tmp_path / "mine.py"

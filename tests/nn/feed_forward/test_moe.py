@@ -505,7 +505,7 @@ def test_flops_are_those_of_the_chosen_experts(kind):
 )
 def test_wrong_options_are_refused(options, message):
   with pytest.raises(UserError, match=message) as error:
-    slots.change("config.model.design", Design(), {"experts": options})
+    slots.replace_fields("config.model.design", Design(), {"experts": options})
   assert "\n" not in str(error.value)
 
 
