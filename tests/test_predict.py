@@ -282,7 +282,7 @@ def test_masked_tokens_have_the_probabilities_of_the_model(encoder, ask):
   lines = ["The [MASK] of", "a<mask>c and <extra_id_0><mask>, in a text that is a little longer"]
   answers = ask(encoder, lines, "--top_k=4")
   cls_id, sep_id, mask_id = (
-    vocabularies.special(vocabulary, name) for name in ("cls", "sep", "mask")
+    vocabularies.special_id(vocabulary, name) for name in ("cls", "sep", "mask")
   )
   for line, answer, count in zip(lines, answers, (1, 3)):
     ids = masks.encode_masks(vocabulary, line, mask_id, ("[MASK]", "<mask>"))

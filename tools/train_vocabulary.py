@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from t5x_like import command_line, trust, vocabularies
 from t5x_like.errors import UserError, handle_errors, one_line
 from t5x_like.files.paths import Place, directory, place
-from t5x_like.vocabularies import MAIN, MANIFEST
+from t5x_like.vocabularies import MANIFEST, TOKENIZER_FILES
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import MASK_TOKENS
@@ -270,7 +270,7 @@ def _exists(output: Place, record: dict) -> bool:
   """Return whether the output holds the vocabulary of this record; raise UserError if it holds
   another one."""
   if not (output / MANIFEST).exists():
-    if others := [name for name in MAIN if (output / name).exists()]:
+    if others := [name for name in TOKENIZER_FILES if (output / name).exists()]:
       raise UserError(
         f"{output}: found the {others[0]} of another tokenizer, expected none; "
         "choose another --output"

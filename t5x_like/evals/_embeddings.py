@@ -9,7 +9,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.rows import in_batches
-from t5x_like.vocabularies import special
+from t5x_like.vocabularies import special_id
 
 Pooling = Literal["mean", "cls"]
 
@@ -41,7 +41,7 @@ def check(model, where: str) -> None:
 
 def row(vocabulary, text: str, longest: int) -> list[int]:
   """Encode a text between CLS and SEP, cut to `longest` ids."""
-  cls_id, sep_id = (special(vocabulary, name) for name in ("cls", "sep"))
+  cls_id, sep_id = (special_id(vocabulary, name) for name in ("cls", "sep"))
   return [cls_id, *vocabulary.encode(text)[: longest - 2], sep_id]
 
 

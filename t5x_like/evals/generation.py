@@ -186,7 +186,7 @@ class Evaluator:
     truncated = 0
     rows = []
     before = (
-      vocabularies.opening(vocabulary) if self._encoder else [vocabularies.start_id(vocabulary)]
+      vocabularies.opening_ids(vocabulary) if self._encoder else [vocabularies.start_id(vocabulary)]
     )
     after = [vocabulary.eos_id] * self._encoder
     room = self._longest - len(before) - 1 if self._encoder else max(self._longest - self._new, 2)

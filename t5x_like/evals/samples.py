@@ -16,7 +16,7 @@ from t5x_like.evals import Result, Setting
 from t5x_like.parallel.rules import fetch
 from t5x_like.rows import in_batches, padded_length
 from t5x_like.slots import PositiveInt
-from t5x_like.vocabularies import special, start_id
+from t5x_like.vocabularies import special_id, start_id
 
 _SEED = 0  # of the draws, so that steps differ by their weights alone
 _SHORTEST = 8  # tokens of a document that is used for itself
@@ -55,7 +55,7 @@ class Evaluator:
     features = setting.task.features
     vocabulary = setting.task.vocabulary
     if "encoder_masked_positions" in features:
-      self._mask = special(vocabulary, "mask")
+      self._mask = special_id(vocabulary, "mask")
       self._write, self._run = self._filled, setting.jit(self._fill)
     elif "decoder_target_tokens" in features and "encoder_input_tokens" not in features:
       eos = (vocabulary.eos_id, *setting.task.ends)
@@ -118,7 +118,7 @@ class Evaluator:
   def _bare(self, ids: Sequence[int]) -> list[int]:
     """Return the ids without the padding, CLS and SEP around texts."""
     vocabulary = self._setting.task.vocabulary
-    around = {vocabulary.pad_id, *(special(vocabulary, name) for name in ("cls", "sep"))}
+    around = {vocabulary.pad_id, *(special_id(vocabulary, name) for name in ("cls", "sep"))}
     return [i for i in ids if i not in around and i < vocabulary.size]
 
   def _continued(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:

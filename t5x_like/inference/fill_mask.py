@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference import masks
 from t5x_like.inference.texts import shown
 from t5x_like.rows import Runner, padded_length
-from t5x_like.vocabularies import special
+from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds._shared import SPELLINGS
 
 
@@ -45,7 +45,7 @@ class MaskFilling:
     _masked_lm(model)
     self.vocabulary = vocabulary
     self.features = features
-    self.mask_id = special(vocabulary, "mask")
+    self.mask_id = special_id(vocabulary, "mask")
     self.spellings = tuple(
       dict.fromkeys((*vocabulary.pieces_of([self.mask_id]), *SPELLINGS["mask"]))
     )
@@ -59,7 +59,7 @@ class MaskFilling:
     """Encode each text between CLS and SEP; raise UserError if one has no mask, or is longer than
     in training."""
     (longest,) = self.features["encoder_input_tokens"]
-    cls_id, sep_id = (special(self.vocabulary, name) for name in ("cls", "sep"))
+    cls_id, sep_id = (special_id(self.vocabulary, name) for name in ("cls", "sep"))
     rows = []
     for number, text in enumerate(texts):
       ids = masks.encode_masks(self.vocabulary, text, self.mask_id, self.spellings)

@@ -170,7 +170,7 @@ class TextToText(Generation):
     return self.trained_length
 
   def default_around(self) -> tuple[list[int], list[int]]:
-    return vocabularies.opening(self.vocabulary), [self.vocabulary.eos_id]
+    return vocabularies.opening_ids(self.vocabulary), [self.vocabulary.eos_id]
 
   def decoder_inputs(self, model):
     return model.decoder_inputs

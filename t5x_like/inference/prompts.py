@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference import generation, strategies
 from t5x_like.inference.likelihood import Likelihood
 from t5x_like.inference.stops import NEVER, Stops
-from t5x_like.vocabularies import opening, start_id
+from t5x_like.vocabularies import opening_ids, start_id
 
 Ids = list[int]
 
@@ -50,9 +50,9 @@ class Prompts:
     self._opened = opened
     self._vocabulary = opened.vocabulary
     self._predictors: dict[tuple, generation.Generation] = {}
-    self._before, self._after = opened.vocabulary.around() or ([], [])
-    if self.both and opened.vocabulary.around() is None:
-      self._before = opening(opened.vocabulary)
+    self._before, self._after = opened.vocabulary.enclosing_ids() or ([], [])
+    if self.both and opened.vocabulary.enclosing_ids() is None:
+      self._before = opening_ids(opened.vocabulary)
       self._after = [opened.vocabulary.eos_id]
     elif start and not self.both:
       self._before = [self.start_id]
@@ -65,7 +65,7 @@ class Prompts:
     if template == PUBLISHED and opened.is_published:
       self._before = []  # the template writes all
     first = opened.forced[0]
-    self._answer = opening(opened.vocabulary) if first is None else [first]
+    self._answer = opening_ids(opened.vocabulary) if first is None else [first]
 
   def encode(self, text: str, special: bool = True) -> Ids:
     """Return the ids of a context or, without `special`, of what continues one."""

@@ -34,7 +34,7 @@ from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.nn import params
 from t5x_like.nn.cores.auto import EXACT
-from t5x_like.vocabularies.kinds._shared import FILES
+from t5x_like.vocabularies.kinds._shared import PUBLISHED_FILES
 
 SHARD_BYTES = 5 * 10**9
 
@@ -258,7 +258,7 @@ def save(
     if len(shards) > 1:
       index = {"metadata": {"total_size": total}, "weight_map": weight_map}
       (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    for name in FILES if origin else ():
+    for name in PUBLISHED_FILES if origin else ():
       if (pathlib.Path(origin.path) / name).is_file():
         _check_link(pathlib.Path(origin.path) / name)
         shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)

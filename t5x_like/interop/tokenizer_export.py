@@ -16,7 +16,7 @@ from t5x_like.data.supervised.published_template import (
   chat_of,
   text_of,
 )
-from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening, special, start_id
+from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening_ids, special_id, start_id
 
 GENERATION = "generation_config.json"
 
@@ -34,8 +34,8 @@ def tokenizer_files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict
     UserError: an encoder's vocabulary has neither CLS and SEP nor sentinels for them, or the
       vocabulary has no form in which `transformers` would give the ids of training.
   """
-  found = vocabulary.exported()
-  if CONFIG not in found or vocabulary.around() is not None:
+  found = vocabulary.export_files()
+  if CONFIG not in found or vocabulary.enclosing_ids() is not None:
     return found
   import tokenizers
 
@@ -43,10 +43,10 @@ def tokenizer_files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict
     before = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
     after = [vocabulary.eos_id]
   elif "decoder_target_tokens" not in features:
-    before = [special(vocabulary, "cls")]
-    after = [special(vocabulary, "sep")]
+    before = [special_id(vocabulary, "cls")]
+    after = [special_id(vocabulary, "sep")]
   elif "encoder_input_tokens" in features:
-    before = opening(vocabulary)
+    before = opening_ids(vocabulary)
     after = [vocabulary.eos_id]
   else:
     before = [start_id(vocabulary)]
@@ -88,7 +88,7 @@ def chat_files(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[s
     template: see `published_template.chat_of`.
   """
   chat = chat_of(template, vocabulary)
-  own = json.loads(vocabulary.exported().get(GENERATION, b"{}"))
+  own = json.loads(vocabulary.export_files().get(GENERATION, b"{}"))
   ends = own.get("eos_token_id") or []
   ends = {*(ends if isinstance(ends, list) else [ends]), vocabulary.eos_id, chat.end}
   told = own | {"eos_token_id": sorted(ends)}

@@ -439,7 +439,7 @@ class Model:
         made.forced = self.forced
         made.banned = {*made.banned, *self._banned}
         if self._source.published is not None:  # not trained here, but with its tokenizer
-          made.around = self.vocabulary.around() or made.around
+          made.around = self.vocabulary.enclosing_ids() or made.around
         if self.is_published and given == published_template.PUBLISHED:
           made.around = [], []  # the template writes all
     return self._predictors[key]

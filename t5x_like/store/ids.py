@@ -38,7 +38,7 @@ def stored(
   """
   tokens_N = np.asarray(tokens_N)
   lengths_D = np.asarray(lengths_D, np.int64)
-  if tokens_N.size and (wrong := vocabularies.outside(vocabulary, tokens_N)):
+  if tokens_N.size and (wrong := vocabularies.describe_invalid_id(vocabulary, tokens_N)):
     raise UserError(f"{where}: {wrong}")
   tokens_N = tokens_N.astype(array(vocabulary).dtype)
   if append_eos:

@@ -35,12 +35,12 @@ from t5x_like.files.local import Local, check_link
 from t5x_like.files.paths import Place, place
 from t5x_like.vocabularies.protocol import (
   Vocabulary,
+  describe_invalid_id,
   encode_sentinels,
   encode_sentinels_batch,
-  opening,
-  outside,
-  padding,
-  special,
+  opening_ids,
+  padding_id,
+  special_id,
   start_id,
 )
 
@@ -49,10 +49,10 @@ __all__ = [
   "encode_sentinels",
   "encode_sentinels_batch",
   "load",
-  "opening",
-  "outside",
-  "padding",
-  "special",
+  "opening_ids",
+  "describe_invalid_id",
+  "padding_id",
+  "special_id",
   "start_id",
 ]
 
@@ -63,7 +63,7 @@ TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 # a directory with one has a tokenizer
-MAIN = (TOKENIZER, *SENTENCE_PIECE, "spm.model", "vocab.json", "vocab.txt")
+TOKENIZER_FILES = (TOKENIZER, *SENTENCE_PIECE, "spm.model", "vocab.json", "vocab.txt")
 
 
 def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
@@ -109,7 +109,7 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
     if has_tokenizer(directory):
       return _kind("published").read(directory, sentinels)
     raise UserError(
-      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(MAIN)}, expected a "
+      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(TOKENIZER_FILES)}, expected a "
       "directory written by python -m tools.train_vocabulary, or a Hugging Face directory"
     )
   manifest = _manifest(path)
@@ -135,7 +135,7 @@ def _kind(name: str) -> ModuleType | None:
 def has_tokenizer(directory: Place | pathlib.Path) -> bool:
   """Return whether a Hugging Face directory has a tokenizer: its main file or, for bytes, the name
   of its class."""
-  if any((directory / name).exists() for name in MAIN):
+  if any((directory / name).exists() for name in TOKENIZER_FILES):
     return True
   named = (directory / name for name in (CONFIG, "config.json"))
   return any(path.exists() and b'"ByT5Tokenizer"' in path.read_bytes() for path in named)
@@ -144,7 +144,7 @@ def has_tokenizer(directory: Place | pathlib.Path) -> bool:
 def _manifest(path: Place) -> dict:
   """Read the manifest at a path; raise UserError if it is damaged or lacks a key."""
   found = checked_json.parsed(
-    read(path), dict, str(path), "the manifest of a vocabulary; copy its directory again"
+    read_file(path), dict, str(path), "the manifest of a vocabulary; copy its directory again"
   )
   if found.get("format") != FORMAT:
     raise UserError(f"{path}: found format {str(found.get('format'))[:80]!r}, expected {FORMAT!r}")
@@ -154,7 +154,7 @@ def _manifest(path: Place) -> dict:
   return found
 
 
-def read(path: Place) -> bytes:
+def read_file(path: Place) -> bytes:
   """Read a file; raise UserError if it cannot be read, or is a link out of its directory."""
   try:
     if isinstance(path, Local):

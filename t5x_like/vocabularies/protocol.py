@@ -13,8 +13,8 @@ from t5x_like.errors import UserError
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
-# in the order of the sentinels that replace them, see `special`
-SPECIAL = ("mask", "cls", "sep", "bos")
+# in the order of the sentinels that replace them, see `special_id`
+SPECIAL_NAMES = ("mask", "cls", "sep", "bos")
 
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
@@ -29,7 +29,7 @@ class Vocabulary(Protocol):
     pad_id: the id of padding; None in published vocabularies without it, such as GPT-2's, whose id
       0 is a token.
     mask_id, cls_id, sep_id, bos_id: the ids of these pieces, None if the vocabulary lacks the
-      piece; `special` lends a sentinel instead.
+      piece; `special_id` lends a sentinel instead.
     decoder_start_id: the first input of an encoder-decoder's decoder: padding in T5, EOS in BART.
     special_ids: the ids that never stand for text: pad, EOS, the existing pieces among the four
       above, and the sentinels. The unknown id stands for text, so it is not included.
@@ -104,17 +104,17 @@ class Vocabulary(Protocol):
   def save(self, directory) -> None:
     """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""
 
-  def exported(self) -> dict[str, bytes]:
+  def export_files(self) -> dict[str, bytes]:
     """Return the files by which `transformers` opens the vocabulary, by name; none for a vocabulary
     without a file."""
     return {}
 
-  def around(self) -> tuple[list[int], list[int]] | None:
+  def enclosing_ids(self) -> tuple[list[int], list[int]] | None:
     """Return the ids that `transformers` puts before and after a text by default; None for a
     vocabulary made here."""
 
 
-def special(vocabulary: Vocabulary, name: str) -> int:
+def special_id(vocabulary: Vocabulary, name: str) -> int:
   """Return the id of a special piece: `mask`, `cls`, `sep` or `bos`.
 
   A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives
@@ -123,12 +123,12 @@ def special(vocabulary: Vocabulary, name: str) -> int:
   Raises:
     UserError: the name is unknown, or the vocabulary has neither the piece nor enough sentinels.
   """
-  if name not in SPECIAL:
-    raise UserError(f"special id: found name {name!r}, expected one of {', '.join(SPECIAL)}")
+  if name not in SPECIAL_NAMES:
+    raise UserError(f"special id: found name {name!r}, expected one of {', '.join(SPECIAL_NAMES)}")
   own = getattr(vocabulary, f"{name}_id", None)
   if own is not None:
     return own
-  sentinel = SPECIAL.index(name)
+  sentinel = SPECIAL_NAMES.index(name)
   if sentinel < vocabulary.extra_ids:
     return vocabulary.sentinels[sentinel]
   raise UserError(
@@ -139,13 +139,13 @@ def special(vocabulary: Vocabulary, name: str) -> int:
   )
 
 
-def padding(vocabulary: Vocabulary) -> int:
+def padding_id(vocabulary: Vocabulary) -> int:
   """Return the id that pads rows: the padding id or, in a vocabulary without it, -1, which
   `data.padding` replaces."""
   return -1 if vocabulary.pad_id is None else vocabulary.pad_id
 
 
-def outside(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
+def describe_invalid_id(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
   """Describe the first error in the ids of documents; return None if all are ids of the vocabulary
   and none is padding (unless text can produce padding)."""
   low = int(tokens_N.min())
@@ -160,7 +160,7 @@ def outside(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
   )
 
 
-def opening(vocabulary: Vocabulary) -> list[int]:
+def opening_ids(vocabulary: Vocabulary) -> list[int]:
   """Return the ids that begin an encoder-decoder's sequences: BOS in vocabularies published with
   BART, whose decoder starts with EOS and restores `<s> text </s>`; none in others."""
   bos = vocabulary.bos_id

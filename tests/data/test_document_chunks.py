@@ -13,7 +13,7 @@ from t5x_like.data import chunk_rows, loader, random, task
 from t5x_like.data.document_chunks import Chunks, Others
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import special
+from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SIZE = 64  # tokens of every document
@@ -183,7 +183,7 @@ def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(cor
 def test_pairs_of_a_row_are_sequences_of_their_own(corpus):
   made = build(corpus, "segment_pair", short_pairs=0.3)
   batch = next(loader.train_batches(made, batch_size=100, seed=1))
-  cls_id, sep_id = (special(made.vocabulary, name) for name in ("cls", "sep"))
+  cls_id, sep_id = (special_id(made.vocabulary, name) for name in ("cls", "sep"))
   pairs = 0
   for row, tokens in enumerate(rows(batch)):
     segments = batch["encoder_segment_ids"][row]

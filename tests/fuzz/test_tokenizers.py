@@ -131,8 +131,8 @@ def case(rng: random.Random, root):
       assert all(0 <= i < vocabulary.size for row in ids for i in row.tolist())
       [vocabulary.decode(row.tolist()) for row in ids]
       vocabularies.encode_sentinels(vocabulary, TEXTS[1])
-    vocabulary.exported()
-    vocabulary.around()
+    vocabulary.export_files()
+    vocabulary.enclosing_ids()
     vocabulary.save(out / "again")
     assert vocabularies.load(str(out / "again")).fingerprint == vocabulary.fingerprint
 

@@ -15,7 +15,7 @@ from t5x_like import evaluate, predict
 from t5x_like.interop import hf, sentence_pooling
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims
-from t5x_like.vocabularies import load, special
+from t5x_like.vocabularies import load, special_id
 from tools import convert_hf
 
 pytestmark = pytest.mark.runs
@@ -50,7 +50,7 @@ def expected(directory, pooling):
   vocabulary = load(str(directory))
   found = []
   for text in TEXTS:
-    ids = [special(vocabulary, "cls"), *vocabulary.encode(text), special(vocabulary, "sep")]
+    ids = [special_id(vocabulary, "cls"), *vocabulary.encode(text), special_id(vocabulary, "sep")]
     x_TD = np.asarray(model({"encoder_input_tokens": np.array([ids], np.int32)})["logits"][0])
     x_D = x_TD[0] if pooling == "cls" else x_TD.mean(0)
     found.append(x_D / np.linalg.norm(x_D))

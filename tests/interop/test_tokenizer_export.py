@@ -42,8 +42,8 @@ def test_a_tokenizer_made_here_encloses_texts(kind, vocabulary, tmp_path):
     (tmp_path / name).write_bytes(data)
   a, b = (vocabulary.encode(text) for text in ("the quick", "fox"))
   again = vocabularies.load(str(tmp_path))
-  assert again.around() == (before, after) and again.encode("the quick") == a
-  assert tokenizer_export.tokenizer_files(again, features) == again.exported()
+  assert again.enclosing_ids() == (before, after) and again.encode("the quick") == a
+  assert tokenizer_export.tokenizer_files(again, features) == again.export_files()
   if (tmp_path / "tokenizer.json").exists():
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.encode("the quick").ids == [*before, *a, *after]
@@ -68,7 +68,7 @@ def test_an_exported_tokenizer_gives_the_ids_of_training(kind, tmp_path):
     assert again.encode(text) == ids, repr(text)
   assert (again.size, again.pad_id, again.eos_id, again.unk_id) == (vocabulary.size, 0, 1, 2)
   assert again.sentinels == vocabulary.sentinels
-  assert again.around() == ([1], [])
+  assert again.enclosing_ids() == ([1], [])
 
 
 def test_bytes_of_rare_letters_are_exported():

@@ -16,7 +16,7 @@ from t5x_like.report.writer import read_metrics
 
 BYTES = vocabularies.load("bytes")
 START = vocabularies.start_id(BYTES)
-DELIMITER, EXTRACT = (vocabularies.special(BYTES, name) for name in ("sep", "cls"))
+DELIMITER, EXTRACT = (vocabularies.special_id(BYTES, name) for name in ("sep", "cls"))
 PAIRS = [{"a": "one", "b": "two", "label": "no"}, {"a": "one one", "b": "one", "label": "yes"}]
 CHOICE = {"text": "one", "options": ["two", "three"], "label": 1}
 

@@ -87,7 +87,7 @@ def check_marian(path) -> None:
     assert ours.for_targets().encode(text) == ids, repr(text)
     ids = [i for i in ids if i not in (ours.pad_id, ours.eos_id)]
     assert ours.decode(ids) == theirs.decode(ids), repr(text)
-  assert ours.around() == ([], theirs("").input_ids)
+  assert ours.enclosing_ids() == ([], theirs("").input_ids)
   assert (ours.pad_id, ours.eos_id, ours.unk_id) == (
     theirs.pad_token_id,
     theirs.eos_token_id,

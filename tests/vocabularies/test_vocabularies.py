@@ -313,7 +313,7 @@ def test_special_pieces_and_their_stand_ins(pieces):
   never does."""
   for vocabulary in (pieces, ByteVocabulary()):
     top = vocabulary.size - 1
-    assert [vocabularies.special(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [
+    assert [vocabularies.special_id(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [
       top - i for i in range(4)
     ]
     assert (vocabulary.mask_id, vocabulary.bos_id) == (None, None)
@@ -323,7 +323,7 @@ def test_special_pieces_and_their_stand_ins(pieces):
       *range(vocabulary.size - vocabulary.extra_ids, vocabulary.size),
     }
   own = SentencePieceVocabulary(sentencepiece_model(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
-  assert [vocabularies.special(own, n) for n in ("cls", "sep", "mask")] == [
+  assert [vocabularies.special_id(own, n) for n in ("cls", "sep", "mask")] == [
     own.cls_id,
     own.sep_id,
     own.mask_id,
@@ -339,9 +339,9 @@ def test_special_pieces_and_their_stand_ins(pieces):
     f"<{own.size}?>",
   ]
   with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--with_mask"):
-    vocabularies.special(ByteVocabulary(0), "mask")
+    vocabularies.special_id(ByteVocabulary(0), "mask")
   with pytest.raises(UserError, match="found name 'msk'"):
-    vocabularies.special(own, "msk")
+    vocabularies.special_id(own, "msk")
 
 
 def test_words_start_where_they_do(pieces):

@@ -43,7 +43,7 @@ def described(form: str, features: Features) -> Features:
 def applied(form: str, before: Batch, vocabulary: Vocabulary) -> Batch:
   """Return the `batch` of a task in the form `causal` or `prefix`, from its `batch` for
   encoder-decoders."""
-  pad = vocabularies.padding(vocabulary)
+  pad = vocabularies.padding_id(vocabulary)
   start = vocabularies.start_id(vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:

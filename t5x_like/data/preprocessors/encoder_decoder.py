@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.vocabularies import Vocabulary, padding
+from t5x_like.vocabularies import Vocabulary, padding_id
 
 __all__ = ["encoder_decoder", "shift_right"]
 
@@ -21,7 +21,7 @@ def encoder_decoder(
   Args:
     inputs_BS: int32 [B, S].
     targets_BT: int32 [B, T].
-    vocabulary: determines the padding of both (`vocabularies.padding`) and the decoder's start id;
+    vocabulary: determines the padding of both (`vocabularies.padding_id`) and the decoder's start id;
       None means 0 for both, as in vocabularies made here.
 
   Returns:
@@ -30,7 +30,9 @@ def encoder_decoder(
     target is not padding. If the vocabulary has no padding, also `encoder_segment_ids` int32 [B,
     S], 0 on padding.
   """
-  pad, start = (0, 0) if vocabulary is None else (padding(vocabulary), vocabulary.decoder_start_id)
+  pad, start = (
+    (0, 0) if vocabulary is None else (padding_id(vocabulary), vocabulary.decoder_start_id)
+  )
   made = {
     "encoder_input_tokens": inputs_BS,
     "decoder_input_tokens": shift_right(targets_BT, start),

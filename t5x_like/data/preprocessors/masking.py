@@ -44,7 +44,7 @@ from t5x_like.data.preprocessors.boundaries import Boundaries
 from t5x_like.data.preprocessors.span_corruption import scatter
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import Vocabulary, special
+from t5x_like.vocabularies import Vocabulary, special_id
 
 Mode = Literal["tokens", "words", "spans", "ngrams", "token_spans"]
 GEOMETRIC_P = 0.2
@@ -97,7 +97,7 @@ class Masking:
     set_("_maskable", maskable)
     if self.mode in ("words", "spans", "ngrams"):
       set_("_boundaries", Boundaries(self.vocabulary))
-    set_("_mask_id", special(self.vocabulary, "mask"))
+    set_("_mask_id", special_id(self.vocabulary, "mask"))
 
   @property
   def most(self) -> int:

@@ -10,7 +10,7 @@ the delimiter and the extract token are SEP and CLS. Worked example of the latte
     decoder_input_tokens   start 5 6 delimiter 7 extract 0     decoder_segment_ids    1 1 1 1 1 1 0
     decoder_target_tokens  5 6 delimiter 7 extract 0 0         decoder_loss_weights   1 1 1 1 0 0 0
 
-A vocabulary without these pieces lends sentinels, see `vocabularies.special`. Published
+A vocabulary without these pieces lends sentinels, see `vocabularies.special_id`. Published
 vocabularies of decoders often have neither; EOS then stands in these places, which a causal model
 tells apart by the tokens before them.
 """
@@ -131,7 +131,7 @@ class Encoded(Sequences):
         "padding; add one to the published tokenizer (tokenizer.add_special_tokens, then "
         "model.resize_token_embeddings)"
       )
-    cls_id, sep_id = (vocabularies.special(store.vocabulary, name) for name in ("cls", "sep"))
+    cls_id, sep_id = (vocabularies.special_id(store.vocabulary, name) for name in ("cls", "sep"))
     self._ids = [cls_id, *[sep_id] * len(streams)]
 
   def __call__(self, example_B, lengths_BD, skip_B=0) -> dict[str, np.ndarray]:
@@ -151,7 +151,7 @@ class Delimited(Sequences):
     vocabulary = store.vocabulary
     lent = vocabulary.extra_ids > 0 or getattr(vocabulary, "cls_id", None) is not None
     after = [
-      vocabularies.special(vocabulary, name) if lent else vocabulary.eos_id
+      vocabularies.special_id(vocabulary, name) if lent else vocabulary.eos_id
       for name in (*between, "cls")
     ]
     self._ids = [vocabularies.start_id(vocabulary), *after]

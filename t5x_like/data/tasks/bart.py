@@ -22,7 +22,7 @@ from t5x_like.data.task import Task
 from t5x_like.data.windows import Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.vocabularies import opening, padding, special
+from t5x_like.vocabularies import opening_ids, padding_id, special_id
 
 
 def features(vocabulary, /, *, length: int, **_) -> Features:
@@ -76,11 +76,11 @@ def task(
     raise UserError(f"length: found {length}, expected at least 8")
   source = Text(**text)
   vocabulary = source.tokens().vocabulary
-  pad_id = padding(vocabulary)
-  begin = opening(vocabulary)
+  pad_id = padding_id(vocabulary)
+  begin = opening_ids(vocabulary)
   W = length - 1 - len(begin)
   windows = source.windows(W)
-  mask_id = special(vocabulary, "mask")
+  mask_id = special_id(vocabulary, "mask")
   eos_id = vocabulary.eos_id
   rule = sentences.Sentences(vocabulary, sentence_rule)
 

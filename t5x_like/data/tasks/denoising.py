@@ -94,7 +94,7 @@ def task(
       f"noise_density ({noise_density}), or use a vocabulary with at least {runs} extra ids"
     )
   mask_id = (
-    vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
+    vocabularies.special_id(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
   )
   windows = source.windows(window, documents_end)
   ordinary = tf.constant(ordinary_ids(vocabulary))
@@ -111,7 +111,7 @@ def task(
         tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole, vocabulary
       )
     noise_BW = noise.noise_mask(bits_BN[:, :window], tokens_of_noise)
-    ends = dict(eos_id=vocabulary.eos_id, pad_id=vocabularies.padding(vocabulary))
+    ends = dict(eos_id=vocabulary.eos_id, pad_id=vocabularies.padding_id(vocabulary))
     sizes = dict(inputs_length=inputs_length, targets_length=targets_length, **ends)
     if style == "replace_spans":
       out = noise.replace_spans(window_BW, noise_BW, sentinels=vocabulary.sentinels, **sizes)

@@ -46,7 +46,7 @@ from t5x_like.data.windows import Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, Rate
 from t5x_like.store.tokens import TokenStore
-from t5x_like.vocabularies import special
+from t5x_like.vocabularies import special_id
 
 PACKED = ("segment_pair", "doc_sentences")
 FEW_TARGETS = True  # see `laptop`
@@ -170,7 +170,7 @@ def task(
       "piece, so that only segments tell padding; leave it out"
     )
   pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
-  ids = segments.Ids(special(vocabulary, "cls"), special(vocabulary, "sep"), pad_id)
+  ids = segments.Ids(special_id(vocabulary, "cls"), special_id(vocabulary, "sep"), pad_id)
   packed = packed and segment_ids and input_format in PACKED
   rows = dict(length=length, input_format=input_format, sentence_rule=rule.fact) | (
     {"packed": True} if packed else {}

@@ -28,7 +28,7 @@ from t5x_like.data.task import Task
 from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.vocabularies import padding, start_id
+from t5x_like.vocabularies import padding_id, start_id
 
 
 def features(vocabulary, /, *, length: int, architecture: str, **_) -> Features:
@@ -77,7 +77,7 @@ def task(
     if decoder:
       return decoder_only(tokens_BW, start, prefix_B=prefix_B)
     return encoder_decoder(
-      *split_at(tokens_BW, prefix_B, vocabulary.eos_id, padding(vocabulary)), vocabulary
+      *split_at(tokens_BW, prefix_B, vocabulary.eos_id, padding_id(vocabulary)), vocabulary
     )
 
   made = dict(length=length, architecture=architecture)

@@ -123,7 +123,8 @@ def task(
   text = None if prompt is None else Template(prompt, "prompt")
   chat = None if template is None else chat_of(template, vocabulary)
   begin = np.array(
-    [vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening(vocabulary), np.int32
+    [vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening_ids(vocabulary),
+    np.int32,
   )
   used_fields = (*(text.fields if text else (messages,)), *fields)
 

@@ -18,7 +18,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.slots import Length
-from t5x_like.vocabularies import padding
+from t5x_like.vocabularies import padding_id
 
 
 def features(
@@ -82,7 +82,7 @@ def task(
     noise_density=float(noise_density),
     mean_noise_span_length=float(mean_noise_span_length),
     eos_id=vocabulary.eos_id,
-    pad_id=padding(vocabulary),
+    pad_id=padding_id(vocabulary),
     random_roll=random_roll,
   )
   windows = source.windows(corruption.window, documents_end)

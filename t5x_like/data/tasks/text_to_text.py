@@ -130,7 +130,7 @@ def task(
   vocabulary = vocabularies.load(source.vocabulary)
   texts = {"inputs": inputs, "targets": targets}
   templates = {name: Template(text, name, vocabulary.extra_ids) for name, text in texts.items()}
-  begin = np.array([] if decoder else vocabularies.opening(vocabulary), np.int32)
+  begin = np.array([] if decoder else vocabularies.opening_ids(vocabulary), np.int32)
   limits = (
     (inputs_length,)
     if decoder

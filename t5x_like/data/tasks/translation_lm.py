@@ -86,7 +86,7 @@ def task(
   source = Records(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
-  cls = np.array([vocabularies.special(vocabulary, "cls")], np.int32)
+  cls = np.array([vocabularies.special_id(vocabulary, "cls")], np.int32)
 
   def example(record, where):
     texts = {name: template(record, where) for name, template in templates.items()}

@@ -41,7 +41,7 @@ from t5x_like.data.task import Task
 from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
-from t5x_like.vocabularies import Vocabulary, padding
+from t5x_like.vocabularies import Vocabulary, padding_id
 
 
 def features(
@@ -152,7 +152,7 @@ class _Denoiser:
       noise_density=density,
       mean_noise_span_length=float(noise if mean is QUARTER else mean),
       eos_id=vocabulary.eos_id,
-      pad_id=padding(vocabulary),
+      pad_id=padding_id(vocabulary),
       random_roll=roll,
     )
     self.inputs_length = len(self._prefix) + self.corruption.inputs_length

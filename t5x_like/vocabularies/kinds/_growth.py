@@ -11,11 +11,11 @@ from typing import Any
 
 from t5x_like.errors import UserError
 
-LARGEST = 100  # characters from one; published tokenizers stay below 40
+MAX_CHARACTERS = 100  # characters from one; published tokenizers stay below 40
 _TABLE_BYTES = 4  # before the table of a charsmap: its length
 
 
-def check(described: dict[str, Any], where: str) -> None:
+def check_normalizers(described: dict[str, Any], where: str) -> None:
   """Check the normaliser and the decoder of a parsed `tokenizer.json`.
 
   Raises:
@@ -23,10 +23,10 @@ def check(described: dict[str, Any], where: str) -> None:
   """
   for key in ("normalizer", "decoder"):
     factor = math.prod(_factor(step) for step in _steps(described.get(key)))
-    if factor > LARGEST:
+    if factor > MAX_CHARACTERS:
       raise UserError(
         f"{where}: found a {key} that may make {factor:.3g} characters of one, expected at most "
-        f"{LARGEST}; it is no tokenizer of a published model, use another"
+        f"{MAX_CHARACTERS}; it is no tokenizer of a published model, use another"
       )
 
 
@@ -37,10 +37,10 @@ def check_charsmap(charsmap: bytes, where: str) -> None:
     UserError: a replacement has more than `LARGEST` characters.
   """
   length = longest_replacement(charsmap)
-  if length > LARGEST:
+  if length > MAX_CHARACTERS:
     raise UserError(
       f"{where}: found a normaliser that may make {length} characters of one, expected at most "
-      f"{LARGEST}; it is no tokenizer of a published model, use another"
+      f"{MAX_CHARACTERS}; it is no tokenizer of a published model, use another"
     )
 
 

@@ -15,7 +15,9 @@ from typing import Any
 from t5x_like.errors import UserError, one_line
 
 WORD = "\u2581"  # SentencePiece's mark of a space
-LONGEST_PIECE = 8000  # bytes; the sentencepiece library opens no model with a piece of this length
+MAX_PIECE_BYTES = (
+  8000  # bytes; the sentencepiece library opens no model with a piece of this length
+)
 # types of a SentencePiece model's pieces
 NORMAL = 1
 UNKNOWN = 2
@@ -63,7 +65,7 @@ class Pieces:
       sentinels = [(f"<extra_id_{i}>", 0.0) for i in reversed(range(extra_ids))]
       return cls([*((p.piece, p.score) for p in proto.pieces), *sentinels], [], charsmap, added)
     vocab = {p.piece: i for i, p in enumerate(proto.pieces)}
-    return cls(vocab, merges_of(vocab), charsmap, added)
+    return cls(vocab, derive_merges(vocab), charsmap, added)
 
 
 @functools.cache
@@ -140,9 +142,9 @@ def model_proto(data: bytes, where: str):
 def check_lengths(pieces: Iterable[str], where: str) -> None:
   """Raise UserError if one of the pieces of a SentencePiece model is too long."""
   longest = max((len(piece.encode()) for piece in pieces), default=0)
-  if longest >= LONGEST_PIECE:
+  if longest >= MAX_PIECE_BYTES:
     raise UserError(
-      f"{where}: found a piece of {longest} bytes, expected pieces of fewer than {LONGEST_PIECE}, "
+      f"{where}: found a piece of {longest} bytes, expected pieces of fewer than {MAX_PIECE_BYTES}, "
       "as the sentencepiece library has them; the model is damaged, copy it again"
     )
 
@@ -152,13 +154,13 @@ def is_unigram(proto) -> bool:
   return proto.trainer_spec.model_type in (0, 1)
 
 
-def charsmaps(model: bytes) -> list[bytes]:
+def read_charsmaps(model: bytes) -> list[bytes]:
   """Return the tables of replacements of a SentencePiece model, of texts and of pieces."""
   proto = _model_proto().FromString(model)
   return [spec.precompiled_charsmap for spec in (proto.normalizer_spec, proto.denormalizer_spec)]
 
 
-def merges_of(vocab: dict[str, int]) -> list[list[str]]:
+def derive_merges(vocab: dict[str, int]) -> list[list[str]]:
   """Derive the merges that join two pieces into each piece of a SentencePiece BPE model, in the
   order of its pieces."""
   lengths = set(map(len, vocab))
@@ -329,7 +331,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
   },
 }
 # special pieces of a `tokenizer.json` used whole, where no file names them
-NAMED = {"xlm-roberta": _BART}
+DEFAULTS_BY_MODEL_TYPE = {"xlm-roberta": _BART}
 PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
   "GPT2Tokenizer": _byte_level,
   "RobertaTokenizer": _byte_level,
@@ -340,14 +342,14 @@ PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
 }
 # Classes that `transformers` runs as Python, with rules that are not read here. XLM cuts words by
 # Moses and others.
-PYTHON = ("XLMTokenizer",)
-FROM_SENTENCE_PIECE = ("LlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
-SAME = {
+PYTHON_CLASSES = ("XLMTokenizer",)
+SENTENCE_PIECE_CLASSES = ("LlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
+CLASS_ALIASES = {
   "BartTokenizer": "RobertaTokenizer",
   "ElectraTokenizer": "BertTokenizer",
   "MT5Tokenizer": "T5Tokenizer",
 }
-OF_MODELS = {
+CLASSES_BY_MODEL_TYPE = {
   "gpt2": "GPT2Tokenizer",
   "roberta": "RobertaTokenizer",
   "bart": "RobertaTokenizer",
@@ -365,7 +367,7 @@ OF_MODELS = {
   "xlm": "XLMTokenizer",
 }
 # model types whose `tokenizer.json` is used whole; the class serves directories without that file
-WHOLE = {
+WHOLE_FILE_MODEL_TYPES = {
   "llama": "LlamaTokenizer",
   "mistral": "LlamaTokenizer",
   "mixtral": "LlamaTokenizer",
@@ -377,7 +379,7 @@ WHOLE = {
 }
 
 
-def class_of(
+def choose_class(
   config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None
 ) -> str | None:
   """Choose the tokenizer's class as the library does: the named class, else the model type's
@@ -386,13 +388,13 @@ def class_of(
   name = str(name).removesuffix("Fast") if name else None
   kind = model_config.get("model_type")
   if file is None:
-    name = name or OF_MODELS.get(kind) or WHOLE.get(kind)
-  elif kind in WHOLE and kind != "llama":
+    name = name or CLASSES_BY_MODEL_TYPE.get(kind) or WHOLE_FILE_MODEL_TYPES.get(kind)
+  elif kind in WHOLE_FILE_MODEL_TYPES and kind != "llama":
     name = None
   elif name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps(
     [file.get("pre_tokenizer"), file.get("decoder")]
   ):
     name = None  # Llama 3's pieces under the class of Llama 2
   else:
-    name = name or OF_MODELS.get(kind)
-  return SAME.get(name, name)
+    name = name or CLASSES_BY_MODEL_TYPE.get(kind)
+  return CLASS_ALIASES.get(name, name)

@@ -15,8 +15,8 @@ from t5x_like.vocabularies.kinds._pipelines import (
   UNKNOWN,
   USER_DEFINED,
   WORD,
+  derive_merges,
   is_unigram,
-  merges_of,
 )
 
 # types of models
@@ -33,7 +33,7 @@ def needs_t5s_class(proto) -> bool:
   spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
   fits = (
     is_unigram(proto)
-    and not falls_back(proto)
+    and not has_byte_pieces(proto)
     and not proto.trainer_spec.treat_whitespace_as_suffix
   )
   return bool(fits and spaces and _has_user_defined(proto))
@@ -43,12 +43,12 @@ def _has_user_defined(proto) -> bool:
   return any(piece.type == USER_DEFINED for piece in proto.pieces)
 
 
-def falls_back(proto) -> bool:
+def has_byte_pieces(proto) -> bool:
   """Return whether a model spells a character that is in no piece as bytes."""
   return any(piece.type == BYTE for piece in proto.pieces)
 
 
-def described(proto, special: dict[int, str], where: str) -> dict[str, Any]:
+def build_tokenizer_json(proto, special: dict[int, str], where: str) -> dict[str, Any]:
   """Return the content of a `tokenizer.json`.
 
   Args:
@@ -131,7 +131,7 @@ def _words(proto) -> dict[str, Any] | None:
   """
   known = {character for piece in proto.pieces if piece.type == NORMAL for character in piece.piece}
   missing = "".join(character for character in _BYTE_CHARACTERS if character not in known)
-  if not falls_back(proto) or not missing:
+  if not has_byte_pieces(proto) or not missing:
     return None
   return {
     "type": "Split",
@@ -147,14 +147,14 @@ def _unigram(proto) -> dict[str, Any]:
   lowest = min((piece.score for piece in proto.pieces if piece.type == NORMAL), default=0.0)
   never = _BYTE_SPELLING * lowest - 100.0  # less than any way to spell them by other pieces
   vocab = [[piece.piece, piece.score if piece.type == NORMAL else never] for piece in proto.pieces]
-  return {"type": "Unigram", "unk_id": 2, "vocab": vocab, "byte_fallback": falls_back(proto)}
+  return {"type": "Unigram", "unk_id": 2, "vocab": vocab, "byte_fallback": has_byte_pieces(proto)}
 
 
 def _bpe(proto) -> dict[str, Any]:
   vocab = {piece.piece: i for i, piece in enumerate(proto.pieces)}
   normal = [piece for piece in proto.pieces if piece.type == NORMAL]
   ranked = sorted(normal, key=lambda piece: -piece.score)
-  merges = merges_of({piece.piece: rank for rank, piece in enumerate(ranked)})
+  merges = derive_merges({piece.piece: rank for rank, piece in enumerate(ranked)})
   options = {
     "dropout": None,
     "continuing_subword_prefix": None,
@@ -162,5 +162,5 @@ def _bpe(proto) -> dict[str, Any]:
     "ignore_merges": False,
   }
   unknown = next(piece.piece for piece in proto.pieces if piece.type == UNKNOWN)
-  options |= {"unk_token": unknown, "fuse_unk": True, "byte_fallback": falls_back(proto)}
+  options |= {"unk_token": unknown, "fuse_unk": True, "byte_fallback": has_byte_pieces(proto)}
   return {"type": "BPE", **options, "vocab": vocab, "merges": merges}

@@ -9,15 +9,17 @@ from typing import Any
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.file_names import shown
 from t5x_like.files.paths import Place, place
-from t5x_like.vocabularies import CONFIG, FORMAT, MAIN, MANIFEST, read
-from t5x_like.vocabularies.protocol import SPECIAL, Vocabulary
+from t5x_like.vocabularies import CONFIG, FORMAT, MANIFEST, TOKENIZER_FILES, read_file
+from t5x_like.vocabularies.protocol import SPECIAL_NAMES, Vocabulary
 
 T5_EXTRA_IDS = 100
 BYT5_EXTRA_IDS = 125
-MOST_EXTRA_IDS = 2**18
-BROUGHT = "huggingface."  # prefix of the names of original files in a directory written here
-FILES = (  # of published tokenizers
-  *MAIN,
+MAX_EXTRA_IDS = 2**18
+ORIGINAL_PREFIX = (
+  "huggingface."  # prefix of the names of original files in a directory written here
+)
+PUBLISHED_FILES = (  # of published tokenizers
+  *TOKENIZER_FILES,
   CONFIG,
   "special_tokens_map.json",
   "added_tokens.json",
@@ -35,7 +37,7 @@ SPELLINGS = {
 }
 
 
-def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
+def look_up_special_pieces(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
   """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown
   piece."""
   found = {}
@@ -50,12 +52,12 @@ def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
   own = [
     vocabulary.pad_id,
     vocabulary.eos_id,
-    *(getattr(vocabulary, f"{name}_id") for name in SPECIAL),
+    *(getattr(vocabulary, f"{name}_id") for name in SPECIAL_NAMES),
   ]
   return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
 
 
-def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
+def split_at_sentinels(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
   """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and
   SEP."""
   run = []
@@ -102,20 +104,20 @@ def _numbers(vocabulary: Vocabulary) -> dict[int, int]:
   return {i: number for number, i in enumerate(vocabulary.sentinels)}
 
 
-def top(size: int, extra_ids: int) -> tuple[int, ...]:
+def top_ids(size: int, extra_ids: int) -> tuple[int, ...]:
   """Return sentinels that count down from the highest id."""
   return tuple(range(size - 1, size - 1 - extra_ids, -1))
 
 
-def checked_extra_ids(extra_ids, origin: str) -> int:
+def check_extra_ids(extra_ids, origin: str) -> int:
   if (
     not isinstance(extra_ids, int)
     or isinstance(extra_ids, bool)
-    or not 0 <= extra_ids <= MOST_EXTRA_IDS
+    or not 0 <= extra_ids <= MAX_EXTRA_IDS
   ):
     raise UserError(
       f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or "
-      f"more and at most {MOST_EXTRA_IDS}"
+      f"more and at most {MAX_EXTRA_IDS}"
     )
   return extra_ids
 
@@ -164,7 +166,7 @@ def save(
     raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
 
 
-def config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
+def tokenizer_config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
   """Return a `tokenizer_config.json` with the special pieces of a vocabulary."""
   names = {
     name: getattr(vocabulary, f"{name}_id")
@@ -176,12 +178,12 @@ def config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
   return (json.dumps(pieces | more, indent=2, sort_keys=True) + "\n").encode()
 
 
-def model(path: Place, manifest: dict) -> tuple[bytes, int]:
+def read_model(path: Place, manifest: dict) -> tuple[bytes, int]:
   """Read the model file of a directory, checked against its manifest; return it and the number of
   sentinels."""
   where = str(path.parent / MANIFEST)
-  data = read(path)
-  extra_ids = checked_extra_ids(manifest["extra_ids"], where)
+  data = read_file(path)
+  extra_ids = check_extra_ids(manifest["extra_ids"], where)
   found = fingerprint(manifest["kind"], data, extra_ids)
   stated = str(manifest["fingerprint"])
   if found != stated:

@@ -96,7 +96,7 @@ _KINDS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
 _EVERY = {ADDED: _ID, VOCABULARY: _ID}  # files whose values are all alike
 
 
-def read(directory: Place, name: str) -> dict[str, Any] | None:
+def read_file(directory: Place, name: str) -> dict[str, Any] | None:
   """Read the JSON object in a file of a directory; return None if the file does not exist.
 
   Raises:
@@ -105,10 +105,10 @@ def read(directory: Place, name: str) -> dict[str, Any] | None:
   path = directory / name
   if not path.exists():
     return None
-  return parsed(vocabularies.read(path), str(path), name)
+  return parse_file(vocabularies.read_file(path), str(path), name)
 
 
-def parsed(data: bytes, path: str, name: str) -> dict[str, Any]:
+def parse_file(data: bytes, path: str, name: str) -> dict[str, Any]:
   """Return the JSON object in the content of the file `name` of a tokenizer; raise as `read`,
   naming the path."""
   found = checked_json.parsed(data, dict, path, "the file of a tokenizer; copy it again")

@@ -24,7 +24,7 @@ class ByteVocabulary(Vocabulary):
   Published ByT5s have 384 ids, but no sentinels of their `own`: these are the last bytes, the
   eleven that UTF-8 lacks. Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are
   not UTF-8 and unknown ids decode to U+FFFD. There is no mask, CLS, SEP or BOS;
-  `vocabularies.special` lends sentinels.
+  `vocabularies.special_id` lends sentinels.
   """
 
   mask_id = cls_id = sep_id = bos_id = None
@@ -32,9 +32,9 @@ class ByteVocabulary(Vocabulary):
 
   def __init__(self, extra_ids: int = BYT5_EXTRA_IDS, own: bool = True):
     self.own = own
-    self.extra_ids = shared.checked_extra_ids(extra_ids, "byte vocabulary") if own else _NEVER
+    self.extra_ids = shared.check_extra_ids(extra_ids, "byte vocabulary") if own else _NEVER
     self.size = _TEXT + (self.extra_ids if own else BYT5_EXTRA_IDS)
-    self.sentinels = shared.top(self.size if own else _TEXT, self.extra_ids)
+    self.sentinels = shared.top_ids(self.size if own else _TEXT, self.extra_ids)
     self.special_ids = shared.special_ids(self)
     self.fingerprint = shared.fingerprint(KIND if own else f"last {KIND}", b"", self.extra_ids)
 
@@ -47,7 +47,8 @@ class ByteVocabulary(Vocabulary):
 
   def decode(self, ids: Sequence[int]) -> str:
     return "".join(
-      part if isinstance(part, str) else _text(part) for part in shared.parts(ids, self)
+      part if isinstance(part, str) else _text(part)
+      for part in shared.split_at_sentinels(ids, self)
     )
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
@@ -61,9 +62,7 @@ class ByteVocabulary(Vocabulary):
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> ByteVocabulary:
-  extra_ids = shared.checked_extra_ids(
-    manifest["extra_ids"], str(directory / vocabularies.MANIFEST)
-  )
+  extra_ids = shared.check_extra_ids(manifest["extra_ids"], str(directory / vocabularies.MANIFEST))
   return ByteVocabulary(extra_ids, manifest.get("own", True) is not False)
 
 

@@ -56,7 +56,7 @@ class LabelVocabulary(Vocabulary):
 def load(directory: Place, manifest: dict[str, Any]) -> LabelVocabulary:
   path = directory / FILE
   names = checked_json.parsed(
-    vocabularies.read(path), list, str(path), "a list of class names; copy it again"
+    vocabularies.read_file(path), list, str(path), "a list of class names; copy it again"
   )
   if not all(isinstance(name, str) for name in names):
     raise UserError(

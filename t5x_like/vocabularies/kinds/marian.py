@@ -26,8 +26,8 @@ from t5x_like.files.file_names import shown
 from t5x_like.files.paths import Place
 from t5x_like.vocabularies import CONFIG
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
-from t5x_like.vocabularies.kinds._facts import Facts, find_facts
 from t5x_like.vocabularies.kinds._pipelines import text_of
+from t5x_like.vocabularies.kinds._special_ids import SpecialIds, find_special_ids
 from t5x_like.vocabularies.kinds._tokenizer_files import (
   ADDED,
   MODEL_CONFIG,
@@ -59,7 +59,7 @@ class MarianVocabulary(Vocabulary):
     UserError: a file is missing or damaged, or the tokenizer has an option that is not supported.
   """
 
-  def __init__(self, facts: Facts, brought: dict[str, bytes], origin: str):
+  def __init__(self, facts: SpecialIds, brought: dict[str, bytes], origin: str):
     self._facts = facts
     self.brought = brought
     self._origin = origin
@@ -70,7 +70,7 @@ class MarianVocabulary(Vocabulary):
     specials = _specials(_settings(brought, origin), self._ids, origin)
     ids = [
       *facts.sentinels,
-      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL)),
+      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)),
     ]
     outside = [i for i in ids if i is not None and not 0 <= i < self.size]
     if outside:
@@ -119,7 +119,7 @@ class MarianVocabulary(Vocabulary):
 
   def decode(self, ids: Sequence[int]) -> str:
     text = ""
-    for part in shared.parts(ids, self):
+    for part in shared.split_at_sentinels(ids, self):
       if isinstance(part, str):
         text += f"{part} "
         continue
@@ -140,13 +140,13 @@ class MarianVocabulary(Vocabulary):
     return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
 
   def save(self, directory) -> None:
-    brought = {shared.BROUGHT + name: data for name, data in self.brought.items()}
+    brought = {shared.ORIGINAL_PREFIX + name: data for name, data in self.brought.items()}
     shared.save(directory, KIND, self, brought, published=dataclasses.asdict(self._facts))
 
-  def exported(self) -> dict[str, bytes]:
+  def export_files(self) -> dict[str, bytes]:
     return self.brought
 
-  def around(self) -> tuple[list[int], list[int]]:
+  def enclosing_ids(self) -> tuple[list[int], list[int]]:
     return [], [self.eos_id]
 
   def with_text_only(self) -> "MarianVocabulary":
@@ -183,16 +183,16 @@ def load(directory: Place, manifest: dict[str, Any]) -> MarianVocabulary:
   """Open a directory written by `save`."""
   where = f"{directory / vocabularies.MANIFEST}"
   files = manifest.get("files")
-  facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
+  facts = SpecialIds(**slots.fill(f"{where}: published", manifest.get("published"), SpecialIds))
   if not isinstance(files, dict):
     raise UserError(
       f"{where}: found {shown(files)} in 'files', expected an object; copy the directory again"
     )
   brought = {}
   for name in files:
-    original = name.removeprefix(shared.BROUGHT)
+    original = name.removeprefix(shared.ORIGINAL_PREFIX)
     file_names.check(f"{where}: files", original, "copy the vocabulary again")
-    brought[original] = vocabularies.read(directory / name)
+    brought[original] = vocabularies.read_file(directory / name)
   return MarianVocabulary(facts, brought, str(directory))
 
 
@@ -200,17 +200,19 @@ def read(directory: Place, sentinels: str | None = None) -> MarianVocabulary:
   """Read a Hugging Face directory; see `published.read`."""
   where = str(directory)
   brought = {
-    name: vocabularies.read(directory / name)
-    for name in shared.FILES
+    name: vocabularies.read_file(directory / name)
+    for name in shared.PUBLISHED_FILES
     if (directory / name).exists()
   }
   ids = _numbered(brought, where)
   config = _settings(brought, where)
   _specials(config, ids, where)
   named = {name: text_of(token) for name, token in _named(config).items()}
-  model_config = tokenizer_files.read(directory, MODEL_CONFIG) or {}
+  model_config = tokenizer_files.read_file(directory, MODEL_CONFIG) or {}
   start = {name: value for name, value in model_config.items() if name == "decoder_start_token_id"}
-  return MarianVocabulary(find_facts(where, ids, named, start, config, sentinels), brought, where)
+  return MarianVocabulary(
+    find_special_ids(where, ids, named, start, config, sentinels), brought, where
+  )
 
 
 def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
   files = {}
   for name in (CONFIG, SPECIAL, ADDED):
     files[name] = (
-      tokenizer_files.parsed(brought[name], f"{where}/{name}", name) if name in brought else {}
+      tokenizer_files.parse_file(brought[name], f"{where}/{name}", name) if name in brought else {}
     )
   config = files[CONFIG]
   if config.get("added_tokens_decoder") is None:  # older files
@@ -289,7 +291,7 @@ def _numbered(brought: dict[str, bytes], where: str) -> dict[str, int]:
         f"{where}: found no {name}, expected it beside the other files of a "
         "MarianTokenizer; copy it"
       )
-  ids = tokenizer_files.parsed(brought[VOCABULARY], f"{where}/{VOCABULARY}", VOCABULARY)
+  ids = tokenizer_files.parse_file(brought[VOCABULARY], f"{where}/{VOCABULARY}", VOCABULARY)
   numbers = sorted(i for i in ids.values() if i is not None)
   if not ids or numbers != list(range(len(ids))):
     raise UserError(

@@ -28,8 +28,8 @@ from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds import marian
-from t5x_like.vocabularies.kinds._facts import Facts, find_facts
 from t5x_like.vocabularies.kinds._pipelines import text_of
+from t5x_like.vocabularies.kinds._special_ids import SpecialIds, find_special_ids
 from t5x_like.vocabularies.kinds._tokenizer_files import (
   ADDED,
   FLAGS,
@@ -39,7 +39,11 @@ from t5x_like.vocabularies.kinds._tokenizer_files import (
   VOCABULARY,
 )
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
-from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, described_by, refusing
+from t5x_like.vocabularies.kinds.tokenizer import (
+  TokenizerVocabulary,
+  convert_errors,
+  parse_tokenizer_json,
+)
 
 if TYPE_CHECKING:
   import tokenizers
@@ -65,7 +69,7 @@ class PublishedVocabulary(TokenizerVocabulary):
   """
 
   def __init__(
-    self, model: bytes, facts: Facts, brought: dict[str, bytes], origin: str = "tokenizer.json"
+    self, model: bytes, facts: SpecialIds, brought: dict[str, bytes], origin: str = "tokenizer.json"
   ):
     for name, value in dataclasses.asdict(facts).items():
       setattr(self, name, value)
@@ -74,7 +78,7 @@ class PublishedVocabulary(TokenizerVocabulary):
     _, added = self._open(model, origin)
     ids = [
       *facts.sentinels,
-      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL)),
+      *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL_NAMES)),
     ]
     if wrong := [i for i in ids if i is not None and not 0 <= i < self.size]:
       raise UserError(
@@ -85,7 +89,7 @@ class PublishedVocabulary(TokenizerVocabulary):
     self.fingerprint = hashlib.sha256(f"{KIND}\n{content}\n".encode() + model).hexdigest()
 
   def save(self, directory) -> None:
-    brought = {shared.BROUGHT + name: data for name, data in self.brought.items()}
+    brought = {shared.ORIGINAL_PREFIX + name: data for name, data in self.brought.items()}
     shared.save(
       directory,
       KIND,
@@ -94,7 +98,7 @@ class PublishedVocabulary(TokenizerVocabulary):
       published=dataclasses.asdict(self._facts),
     )
 
-  def exported(self) -> dict[str, bytes]:
+  def export_files(self) -> dict[str, bytes]:
     return self.brought
 
   def with_text_only(self) -> "PublishedVocabulary":
@@ -121,7 +125,7 @@ class PublishedVocabulary(TokenizerVocabulary):
     last_of_first = len(texts) - 1 - texts[::-1].index(0)
     return texts.index(1) - last_of_first - 1
 
-  def around(self) -> tuple[list[int], list[int]]:
+  def enclosing_ids(self) -> tuple[list[int], list[int]]:
     config, file = (json.loads(self.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
     bos, eos = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
     if "add_bos_token" in config or "add_eos_token" in config:
@@ -132,7 +136,7 @@ class PublishedVocabulary(TokenizerVocabulary):
       return encoding.ids[:start], encoding.ids[start + 1 :]
     name = str(config.get("tokenizer_class")).removesuffix("Fast")
     if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in self.brought:
-      return [protocol.special(self, "cls")], [protocol.special(self, "sep")]
+      return [protocol.special_id(self, "cls")], [protocol.special_id(self, "sep")]
     encloses = name in ("BartTokenizer", "RobertaTokenizer") or (
       "merges.txt" in self.brought and self.cls_id is not None
     )
@@ -164,7 +168,7 @@ def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encodin
     "post_processor": post_processor,
     "model": model,
   }
-  with refusing(TOKENIZER, "its post_processor cannot be used"):
+  with convert_errors(TOKENIZER, "its post_processor cannot be used"):
     encoding = tokenizers.Tokenizer.from_str(json.dumps(described)).encode(*["a"] * texts)
   for number in range(texts):
     if encoding.sequence_ids.count(number) != 1:
@@ -180,22 +184,30 @@ def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   """Open a directory written by `save`."""
   where = f"{directory / vocabularies.MANIFEST}"
   files = manifest.get("files", {})
-  facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
+  facts = SpecialIds(**slots.fill(f"{where}: published", manifest.get("published"), SpecialIds))
   if not isinstance(files, dict):
     raise UserError(
       f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again"
     )
-  brought = [name for name in files if name.startswith(shared.BROUGHT)]
-  if shared.BROUGHT + TOKENIZER in brought:
-    growth.check(described_by(vocabularies.read(directory / (shared.BROUGHT + TOKENIZER))), where)
+  brought = [name for name in files if name.startswith(shared.ORIGINAL_PREFIX)]
+  if shared.ORIGINAL_PREFIX + TOKENIZER in brought:
+    growth.check_normalizers(
+      parse_tokenizer_json(
+        vocabularies.read_file(directory / (shared.ORIGINAL_PREFIX + TOKENIZER))
+      ),
+      where,
+    )
   for name in brought:
     file_names.check(
-      f"{where}: files", name.removeprefix(shared.BROUGHT), "copy the vocabulary again"
+      f"{where}: files", name.removeprefix(shared.ORIGINAL_PREFIX), "copy the vocabulary again"
     )
   return PublishedVocabulary(
-    vocabularies.read(directory / TOKENIZER),
+    vocabularies.read_file(directory / TOKENIZER),
     facts,
-    {name.removeprefix(shared.BROUGHT): vocabularies.read(directory / name) for name in brought},
+    {
+      name.removeprefix(shared.ORIGINAL_PREFIX): vocabularies.read_file(directory / name)
+      for name in brought
+    },
     str(directory / TOKENIZER),
   )
 
@@ -211,10 +223,10 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
     UserError: a file is missing, damaged or of an unsupported class, or no end-of-text token is
       named.
   """
-  config = tokenizer_files.read(directory, CONFIG) or {}
-  model_config = tokenizer_files.read(directory, MODEL_CONFIG) or {}
-  file = tokenizer_files.read(directory, TOKENIZER)
-  name = pipelines.class_of(config, model_config, file)
+  config = tokenizer_files.read_file(directory, CONFIG) or {}
+  model_config = tokenizer_files.read_file(directory, MODEL_CONFIG) or {}
+  file = tokenizer_files.read_file(directory, TOKENIZER)
+  name = pipelines.choose_class(config, model_config, file)
   if name == "ByT5Tokenizer":
     return ByteVocabulary(own=False)
   if file is None and name == "MarianTokenizer":
@@ -223,16 +235,17 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
   legacy = config.get("added_tokens_decoder") is None
   if legacy:
     config |= {
-      key: _added(value) for key, value in (tokenizer_files.read(directory, SPECIAL) or {}).items()
+      key: _added(value)
+      for key, value in (tokenizer_files.read_file(directory, SPECIAL) or {}).items()
     }
-  with refusing(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
+  with convert_errors(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
     if name in pipelines.PIPELINES:
       pieces = pipelines.Pieces.of(file) if file is not None else _pieces(directory, name, config)
       if not pieces.vocab:
         raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
       described = pipelines.PIPELINES[name](pieces, config)
       defaults = pipelines.DEFAULTS[name]
-    elif file is None and name in pipelines.PYTHON:
+    elif file is None and name in pipelines.PYTHON_CLASSES:
       raise UserError(
         f"{where}: found a {name}, which is a program without a {TOKENIZER}, and is not read "
         "here; python -m tools.convert_hf takes the weights, with the vocabulary of the recipe's "
@@ -248,7 +261,7 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
     else:
       pieces = None
       described = file
-      defaults = pipelines.NAMED.get(model_config.get("model_type"), {})
+      defaults = pipelines.DEFAULTS_BY_MODEL_TYPE.get(model_config.get("model_type"), {})
     described = {**described, "truncation": None, "padding": None, "post_processor": None}
     named = {n: config.get(f"{n}_token", defaults.get(n)) for n in NAMES}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
@@ -264,12 +277,12 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
       {text_of(token) for token in (*named.values(), *extra) if token},
     )
     pipelines.check_charsmap(described, where)
-    growth.check(file or {}, where)  # which `around` and `between` use as it is
-    growth.check(described, where)
+    growth.check_normalizers(file or {}, where)  # which `enclosing_ids` and `between` use as it is
+    growth.check_normalizers(described, where)
     if described["model"].get("type") == "Unigram":
       pipelines.check_lengths((piece for piece, _ in described["model"]["vocab"]), where)
     described, ids = _with_added(described, added, named, [*own, *extra], _vectors(model_config))
-  facts = find_facts(
+  facts = find_special_ids(
     where,
     ids,
     {n: text_of(token) for n, token in named.items() if token},
@@ -279,8 +292,8 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
   )
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
   brought = {
-    name: vocabularies.read(directory / name)
-    for name in shared.FILES
+    name: vocabularies.read_file(directory / name)
+    for name in shared.PUBLISHED_FILES
     if (directory / name).exists()
   }
   return PublishedVocabulary(model, facts, brought, where)
@@ -291,18 +304,20 @@ def python_class(directory: Place) -> str | None:
   `tokenizer.json`."""
   if (directory / TOKENIZER).exists():
     return None
-  config = tokenizer_files.read(directory, CONFIG) or {}
-  name = pipelines.class_of(config, tokenizer_files.read(directory, MODEL_CONFIG) or {}, None)
-  return name if name in pipelines.PYTHON else None
+  config = tokenizer_files.read_file(directory, CONFIG) or {}
+  name = pipelines.choose_class(
+    config, tokenizer_files.read_file(directory, MODEL_CONFIG) or {}, None
+  )
+  return name if name in pipelines.PYTHON_CLASSES else None
 
 
 def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pieces:
   """Read pieces and merges from files other than `tokenizer.json`."""
   where = f"vocabulary {directory}"
   for file in SENTENCE_PIECE:
-    if (directory / file).exists() and name in pipelines.FROM_SENTENCE_PIECE:
+    if (directory / file).exists() and name in pipelines.SENTENCE_PIECE_CLASSES:
       return pipelines.Pieces.of_sentence_piece(
-        vocabularies.read(directory / file),
+        vocabularies.read_file(directory / file),
         name,
         _extra_ids(config, where),
         f"vocabulary {directory / file}",
@@ -310,7 +325,7 @@ def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pi
   if name == "BertTokenizer" and (directory / "vocab.txt").exists():
     lines = _lines(directory / "vocab.txt")
     return pipelines.Pieces({line.rstrip(): i for i, line in enumerate(lines)})
-  vocab = tokenizer_files.read(directory, VOCABULARY)
+  vocab = tokenizer_files.read_file(directory, VOCABULARY)
   if vocab is None or not (directory / "merges.txt").exists():
     raise UserError(
       f"vocabulary {directory}: found no files of a {name}, expected {TOKENIZER}, or vocab.json "
@@ -330,7 +345,7 @@ def _added_tokens(
   if not legacy:
     return {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
   found = {}
-  for token, i in (tokenizer_files.read(directory, ADDED) or {}).items():
+  for token, i in (tokenizer_files.read_file(directory, ADDED) or {}).items():
     found[i] = _added(
       {"content": token, "normalized": token not in special, "special": token in special}
     )
@@ -407,12 +422,12 @@ def _extra_ids(config: dict[str, Any], where: str) -> int:
   return (
     shared.T5_EXTRA_IDS
     if extra_ids is None
-    else shared.checked_extra_ids(extra_ids, f"{where}, {CONFIG}")
+    else shared.check_extra_ids(extra_ids, f"{where}, {CONFIG}")
   )
 
 
 def _lines(path: Place) -> list[str]:
   try:
-    return vocabularies.read(path).decode().removesuffix("\n").split("\n")
+    return vocabularies.read_file(path).decode().removesuffix("\n").split("\n")
   except UnicodeDecodeError as error:
     raise UserError(f"{path}: not UTF-8 at byte {error.start}; copy it again") from None

@@ -15,7 +15,7 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files.paths import Place
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _sentencepiece_json as sentencepiece_json
-from t5x_like.vocabularies.kinds._pipelines import CONTROL, charsmaps, model_proto
+from t5x_like.vocabularies.kinds._pipelines import CONTROL, model_proto, read_charsmaps
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID, Vocabulary
 
@@ -57,12 +57,12 @@ class SentencePieceVocabulary(Vocabulary):
     self._processor = _processor(self.model, origin)
     self.pieces = self._processor.vocab_size()
     if not self.sentinels:
-      size = self.pieces + shared.checked_extra_ids(extra_ids, origin)
-      self.sentinels = shared.top(size, extra_ids)
+      size = self.pieces + shared.check_extra_ids(extra_ids, origin)
+      self.sentinels = shared.top_ids(size, extra_ids)
     self.extra_ids = len(self.sentinels)
     added = [i for i in self.sentinels if i >= self.pieces]
     self.size = self.pieces + len(added)
-    found = shared.find_specials(self._special)
+    found = shared.look_up_special_pieces(self._special)
     self.mask_id = found["mask"]
     self.cls_id = found["cls"]
     self.sep_id = found["sep"]
@@ -80,7 +80,7 @@ class SentencePieceVocabulary(Vocabulary):
 
   def decode(self, ids: Sequence[int]) -> str:
     text = ""
-    for part in shared.parts(ids, self):
+    for part in shared.split_at_sentinels(ids, self):
       if isinstance(part, str):
         text += f" {part}" if text else part
         continue
@@ -109,7 +109,7 @@ class SentencePieceVocabulary(Vocabulary):
   def save(self, directory) -> None:
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
-  def exported(self) -> dict[str, bytes]:
+  def export_files(self) -> dict[str, bytes]:
     """Return a `tokenizer.json` with the ids of training, or the files of `T5Tokenizer` for a T5's
     model with user-defined pieces.
 
@@ -118,16 +118,18 @@ class SentencePieceVocabulary(Vocabulary):
     """
     proto = model_proto(self.model, KIND)
     if sentencepiece_json.needs_t5s_class(proto):
-      config = shared.config(
+      config = shared.tokenizer_config(
         self, {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces}
       )
       return {vocabularies.SENTENCE_PIECE[0]: self.model, vocabularies.CONFIG: config}
     special = sorted({*self.special_ids, UNK_ID})
     spelled = dict(zip(special, self.pieces_of(special)))
-    described = sentencepiece_json.described(proto, spelled, "vocabulary")
+    described = sentencepiece_json.build_tokenizer_json(proto, spelled, "vocabulary")
     return {
       vocabularies.TOKENIZER: (json.dumps(described, ensure_ascii=False, indent=1) + "\n").encode(),
-      vocabularies.CONFIG: shared.config(self, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+      vocabularies.CONFIG: shared.tokenizer_config(
+        self, {"tokenizer_class": "PreTrainedTokenizerFast"}
+      ),
     }
 
   def _special(self, spelling: str) -> int | None:
@@ -137,13 +139,15 @@ class SentencePieceVocabulary(Vocabulary):
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> SentencePieceVocabulary:
-  model, extra_ids = shared.model(directory / MODEL_FILE, manifest)
+  model, extra_ids = shared.read_model(directory / MODEL_FILE, manifest)
   return SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
 
 
 def read(path: Place) -> SentencePieceVocabulary:
   """Read a model file made elsewhere; T5's sentinels are added to a model that has none."""
-  return SentencePieceVocabulary(vocabularies.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
+  return SentencePieceVocabulary(
+    vocabularies.read_file(path), T5_EXTRA_IDS, origin=f"vocabulary {path}"
+  )
 
 
 def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
@@ -152,7 +156,7 @@ def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProc
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
-    tables = charsmaps(model)
+    tables = read_charsmaps(model)
   except Exception as error:  # RuntimeError, or protobuf's own
     raise UserError(
       f"{origin}: found {len(model)} bytes that are not a SentencePiece model, expected a "
@@ -192,7 +196,7 @@ def _with_plain_sentinels(model: bytes, origin: str) -> tuple[bytes, tuple[int, 
   sentinels = tuple(ids[f"<extra_id_{number}>"] for number in numbers)
   if not sentinels:
     return model, ()
-  if sentinels == shared.top(len(proto.pieces), len(sentinels)):
+  if sentinels == shared.top_ids(len(proto.pieces), len(sentinels)):
     del proto.pieces[-len(sentinels) :]
   else:
     for i in sentinels:

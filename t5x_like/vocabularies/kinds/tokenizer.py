@@ -62,7 +62,7 @@ class TokenizerVocabulary(Vocabulary):
     extra_ids = next(
       i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i
     )
-    self.sentinels = shared.top(self.size, extra_ids)
+    self.sentinels = shared.top_ids(self.size, extra_ids)
     _check_pad(ids, origin)
     self.eos_id = _first(ids, "eos")
     if self.eos_id is None:
@@ -72,8 +72,10 @@ class TokenizerVocabulary(Vocabulary):
     self.unk_id = _first(ids, "unk")
     if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
-    found = shared.find_specials(added.get)
-    self.mask_id, self.cls_id, self.sep_id, self.bos_id = (found[name] for name in protocol.SPECIAL)
+    found = shared.look_up_special_pieces(added.get)
+    self.mask_id, self.cls_id, self.sep_id, self.bos_id = (
+      found[name] for name in protocol.SPECIAL_NAMES
+    )
     self._finish(added)
     self.fingerprint = shared.fingerprint(KIND, model, self.extra_ids)
 
@@ -121,7 +123,7 @@ class TokenizerVocabulary(Vocabulary):
     text = shared.well_formed(text)
     if self._is_long(text):
       return self._long(text).tolist()
-    with refusing(self._origin, "the text cannot be encoded"):
+    with convert_errors(self._origin, "the text cannot be encoded"):
       return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids).tolist()
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -136,7 +138,7 @@ class TokenizerVocabulary(Vocabulary):
     return [self._long(text) if self._is_long(text) else next(ids) for text in texts]
 
   def _ids(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
-    with refusing(self._origin, "a text cannot be encoded"):
+    with convert_errors(self._origin, "a text cannot be encoded"):
       batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ()
     return (self._checked(encoding.ids) for encoding in batch)
 
@@ -157,12 +159,12 @@ class TokenizerVocabulary(Vocabulary):
 
   def decode(self, ids: Sequence[int]) -> str:
     text = ""
-    for part in shared.parts(ids, self):
+    for part in shared.split_at_sentinels(ids, self):
       if isinstance(part, str):
         text += f" {part}" if text and not self._byte_level else part
         continue
       known = [i if i < self.size and self._spelled[i] else self.unk_id for i in part]
-      with refusing(self._origin, "ids cannot be decoded"):
+      with convert_errors(self._origin, "ids cannot be decoded"):
         decoded = self._tokenizer.decode(known, skip_special_tokens=False)
       is_apart = known[0] in self.special_ids or self._data(known[0])[:1].isspace()
       spaced = text and not self._byte_level and is_apart and not decoded.startswith(" ")
@@ -178,8 +180,8 @@ class TokenizerVocabulary(Vocabulary):
   def save(self, directory) -> None:
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
-  def exported(self) -> dict[str, bytes]:
-    config = shared.config(self, {"tokenizer_class": "PreTrainedTokenizerFast"})
+  def export_files(self) -> dict[str, bytes]:
+    config = shared.tokenizer_config(self, {"tokenizer_class": "PreTrainedTokenizerFast"})
     return {MODEL_FILE: self.model, vocabularies.CONFIG: config}
 
   def _checked(self, ids: list[int]) -> np.ndarray:
@@ -213,7 +215,7 @@ class TokenizerVocabulary(Vocabulary):
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> TokenizerVocabulary:
-  model, _ = shared.model(directory / MODEL_FILE, manifest)
+  model, _ = shared.read_model(directory / MODEL_FILE, manifest)
   return TokenizerVocabulary(model, origin=str(directory / MODEL_FILE))
 
 
@@ -244,7 +246,7 @@ def _bytes_of_characters() -> dict[str, bytes]:
 
 
 @contextlib.contextmanager
-def refusing(where: str, what: str) -> Iterator[None]:
+def convert_errors(where: str, what: str) -> Iterator[None]:
   """Turn the tokenizers library's errors into a `UserError`: plain `Exception` or, if its Rust code
   stops at a broken invariant of a damaged file, `PanicException`, which is not an `Exception`."""
   try:
@@ -260,7 +262,7 @@ def refusing(where: str, what: str) -> Iterator[None]:
     ) from None
 
 
-def described_by(model: bytes) -> dict[str, Any]:
+def parse_tokenizer_json(model: bytes) -> dict[str, Any]:
   """Return the content of a `tokenizer.json`; {} if it has none, which the library then refuses."""
   try:
     described = json.loads(model)
@@ -272,8 +274,8 @@ def described_by(model: bytes) -> dict[str, Any]:
 def _tokenizer(model: bytes, origin: str):
   import tokenizers
 
-  growth.check(described_by(model), origin)
-  with refusing(
+  growth.check_normalizers(parse_tokenizer_json(model), origin)
+  with convert_errors(
     origin, f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"
   ):
     tokenizer = tokenizers.Tokenizer.from_buffer(model)

@@ -10,11 +10,11 @@ from t5x_like.data import random
 from t5x_like.data.preprocessors.masking import LENGTHS, Masking, lengths, ordinary_ids
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import special
+from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 VOCABULARY = ByteVocabulary(extra_ids=800)  # spaces, ids 35, begin words
-MASK, CLS, SEP = (special(VOCABULARY, name) for name in ("mask", "cls", "sep"))
+MASK, CLS, SEP = (special_id(VOCABULARY, name) for name in ("mask", "cls", "sep"))
 SPECIAL = VOCABULARY.special_ids
 
 

@@ -12,7 +12,7 @@ from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import denoising
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.kinds._shared import top
+from t5x_like.vocabularies.kinds._shared import top_ids
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SIZE = corpora.SIZE
@@ -188,8 +188,8 @@ def test_lengths_hold_the_worst_case_and_waste_nothing():
 
 def test_noise_may_lie_anywhere_when_rolled():
   n = 6_000
-  rolled = SpanCorruption(top(SIZE, corpora.SENTINELS), inputs_length=30, random_roll=True)
-  fixed = SpanCorruption(top(SIZE, corpora.SENTINELS), inputs_length=29)
+  rolled = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=30, random_roll=True)
+  fixed = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=29)
   assert (
     (rolled.window, rolled.targets_length) == (fixed.window, fixed.targets_length + 1) == (31, 9)
   )

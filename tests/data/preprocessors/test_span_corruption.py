@@ -20,7 +20,7 @@ from t5x_like.data.preprocessors.span_corruption import (
 )
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.kinds._shared import top
+from t5x_like.vocabularies.kinds._shared import top_ids
 
 SIZE = 32_100
 SENTINELS = 100
@@ -62,7 +62,7 @@ def test_lengths_are_the_t5_librarys(inputs_length, window, targets_length):
 
 def test_noise_of_568_tokens():
   assert noise_counts(568, 0.15, 3.0) == (85, 28)
-  mask = SpanCorruption(top(SIZE, SENTINELS)).noise_mask(keys(500)).numpy()
+  mask = SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(keys(500)).numpy()
   assert mask.shape == (500, 568)
   assert not mask[:, 0].any() and mask[:, -1].all()
   assert (mask.sum(axis=1) == 85).all()
@@ -71,7 +71,7 @@ def test_noise_of_568_tokens():
 
 
 def test_inputs_and_targets_follow_the_mask():
-  corruption = SpanCorruption(top(SIZE, SENTINELS))
+  corruption = SpanCorruption(top_ids(SIZE, SENTINELS))
   window = windows(corruption, 50)
   key = keys(50)
   out = corruption(tf.constant(window), key)
@@ -106,7 +106,7 @@ def test_any_arithmetic_reassembles(inputs_length, density, mean_length, extra, 
   window, targets_length = random_spans_lengths(inputs_length, density, mean_length)
   assume(window < 2_000)
   corruption = SpanCorruption(
-    top(3_000, 1_500), inputs_length, targets_length + extra, density, mean_length
+    top_ids(3_000, 1_500), inputs_length, targets_length + extra, density, mean_length
   )
   assert corruption.window == window
   raw = windows(corruption, 3)
@@ -132,7 +132,7 @@ def test_segment_lengths_are_uniform_compositions():
   """3 of 7 tokens are noise in 2 spans: all C(3,1) * C(2,1) = 6 masks, equally often
   (chi-square)."""
   corruption = SpanCorruption(
-    top(400, 10), inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5
+    top_ids(400, 10), inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5
   )
   assert (corruption.window, corruption.noise_tokens, corruption.noise_spans) == (7, 3, 2)
   n = 12_000
@@ -163,7 +163,7 @@ def noise_chance(place, kept, noise, spans):
 
 def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of_a_uniform_cut():
   n = 4_000
-  mask = SpanCorruption(top(SIZE, SENTINELS)).noise_mask(keys(n)).numpy()
+  mask = SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(keys(n)).numpy()
   law = np.array([noise_chance(place, 483, 85, 28) for place in range(568)])
   assert law.sum() == pytest.approx(85) and law[0] == 0 and law[-1] == pytest.approx(1)
   assert abs(law[60:-60] - 85 / 568).max() < 0.005  # uniform but near the ends
@@ -197,7 +197,7 @@ def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of
 
 
 def test_rows_depend_on_nothing_but_their_key():
-  corruption = SpanCorruption(top(SIZE, SENTINELS))
+  corruption = SpanCorruption(top_ids(SIZE, SENTINELS))
   raw = tf.constant(windows(corruption, 32))
   key = keys(32)
   whole = corruption(raw, key)
@@ -213,7 +213,7 @@ def test_rows_depend_on_nothing_but_their_key():
   "kwargs, message",
   [
     (
-      dict(sentinels=top(SIZE, 27)),
+      dict(sentinels=top_ids(SIZE, 27)),
       "568 tokens has 28 noise spans but the vocabulary has 27 sentinels",
     ),
     (dict(targets_length=113), "targets_length: found 113.*at least 114"),
@@ -226,7 +226,7 @@ def test_rows_depend_on_nothing_but_their_key():
 )
 def test_impossible_arguments_are_refused(kwargs, message):
   with pytest.raises(UserError, match=message) as error:
-    SpanCorruption(**{"sentinels": top(SIZE, SENTINELS), **kwargs})
+    SpanCorruption(**{"sentinels": top_ids(SIZE, SENTINELS), **kwargs})
   assert "\n" not in str(error.value)
 
 
@@ -279,7 +279,7 @@ def test_keys_differ_by_seed_epoch_and_index():
 )
 def test_examples_are_frozen(random_roll, expected):
   """As `test_keys_and_orders_are_frozen`, for what is made of a window."""
-  corruption = SpanCorruption(top(SIZE, SENTINELS), random_roll=random_roll)
+  corruption = SpanCorruption(top_ids(SIZE, SENTINELS), random_roll=random_roll)
   raw = np.arange(4 * corruption.window, dtype=np.int32).reshape(4, -1) + 3
   out = corruption(tf.constant(raw), keys(4, seed=7))
   digest = hashlib.sha256(out["inputs"].numpy().tobytes() + out["targets"].numpy().tobytes())

@@ -11,11 +11,11 @@ from t5x_like import trust
 from t5x_like.data import task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import special
+from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()
-CLS, SEP, MASK = (special(VOCABULARY, name) for name in ("cls", "sep", "mask"))
+CLS, SEP, MASK = (special_id(VOCABULARY, name) for name in ("cls", "sep", "mask"))
 STOP = ord(".") + 3
 SPACE = ord(" ") + 3
 FIRST = 70

@@ -53,7 +53,7 @@ def build(folder, records, **arguments):
 
 def spelled(batch, row):
   """Each option's row, with its types: `text|option`."""
-  cls, sep = (vocabularies.special(BYTES, name) for name in ("cls", "sep"))
+  cls, sep = (vocabularies.special_id(BYTES, name) for name in ("cls", "sep"))
   out = []
   for tokens, types in zip(batch["encoder_input_tokens"][row], batch["encoder_token_types"][row]):
     tokens, types = tokens[tokens != 0], types[tokens != 0]

@@ -11,7 +11,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
 BYTES = vocabularies.load("bytes")
-CLS, SEP = (vocabularies.special(BYTES, name) for name in ("cls", "sep"))
+CLS, SEP = (vocabularies.special_id(BYTES, name) for name in ("cls", "sep"))
 
 
 def arguments(tmp_path, **more):

@@ -35,7 +35,10 @@ def test_each_side_has_its_model_and_both_have_the_same_ids(directory):
   assert vocabulary.unk_id in vocabulary.encode("世 £")
   assert vocabulary.decode(vocabulary.for_targets().encode("XOF NWORB")) == "XOF NWORB"
   assert (vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id) == (0, 1, vocabulary.size - 1)
-  assert vocabulary.decoder_start_id == vocabulary.pad_id and vocabulary.around() == ([], [0])
+  assert vocabulary.decoder_start_id == vocabulary.pad_id and vocabulary.enclosing_ids() == (
+    [],
+    [0],
+  )
 
 
 def test_pieces_that_older_files_add_are_special(directory, tmp_path):
@@ -78,7 +81,7 @@ def test_a_saved_vocabulary_is_the_same_and_brings_its_files(directory, tmp_path
   assert again.fingerprint == vocabulary.fingerprint
   assert again.for_targets().encode("XOF") == vocabulary.for_targets().encode("XOF")
   files = ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json")
-  assert again.exported() == {name: (directory / name).read_bytes() for name in files}
+  assert again.export_files() == {name: (directory / name).read_bytes() for name in files}
 
 
 @pytest.mark.parametrize(

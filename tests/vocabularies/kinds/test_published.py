@@ -97,7 +97,7 @@ def test_older_files_enclose_a_text_as_their_classes_do(loaded, kind):
     "t5": ([], [eos]),
     "bert": ([cls], [sep]),
   }
-  assert loaded[kind].around() == known.get(kind, ([] if kind == "gpt2" else [bos], []))
+  assert loaded[kind].enclosing_ids() == known.get(kind, ([] if kind == "gpt2" else [bos], []))
 
 
 def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
@@ -228,7 +228,7 @@ def saved(loaded, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
-  found = saved[kind].exported()
+  found = saved[kind].export_files()
   there = {
     path.name: path.read_bytes()
     for path in directories[kind].iterdir()
@@ -258,7 +258,7 @@ def test_special_spellings_are_pieces_unless_the_config_splits_them(directories,
   saved = vocabularies.load(str(tmp_path / "saved"))
   assert saved.encode(text) == split.encode(text)
   shutil.copytree(directories["gpt2"], tmp_path / "back")
-  for name, data in saved.exported().items():
+  for name, data in saved.export_files().items():
     (tmp_path / "back" / name).write_bytes(data)
   assert vocabularies.load(str(tmp_path / "back")).encode(text) == split.encode(text)
 
@@ -292,7 +292,7 @@ def test_sentinels_are_taken_from_unused_pieces(directories):
     vocabularies.load(str(directories["gemma2"]), sentinels="<spare{}>")
   with pytest.raises(UserError, match="--sentinels=unused: expected a pattern with {}"):
     vocabularies.load(str(directories["gemma2"]), sentinels="unused")
-  assert vocabularies.special(found, "cls") == found.sentinels[1]
+  assert vocabularies.special_id(found, "cls") == found.sentinels[1]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_words_and_special_ids_of_missing_pieces(loaded):
   with pytest.raises(
     UserError, match="found no mask piece and 0 sentinels.*--sentinels takes unused pieces"
   ):
-    vocabularies.special(loaded["gpt2"], "mask")
+    vocabularies.special_id(loaded["gpt2"], "mask")
   assert np.array_equal(
     loaded["t5"].sentinels, np.arange(loaded["t5"].size - 1, loaded["t5"].size - 101, -1)
   )
@@ -415,7 +415,7 @@ def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(
   found = with_post_processor(
     directories["roberta"], tmp_path, padding=padding, truncation=TRUNCATION
   )
-  assert found.around() == ([0], [2])
+  assert found.enclosing_ids() == ([0], [2])
   assert found.between() == 2
   for text in published.LINES[:5]:
     assert found.encode(text) == loaded["roberta"].encode(text)
@@ -429,7 +429,7 @@ def test_a_tokenizer_without_a_piece_for_a_has_its_start_before_the_text(directo
   model = model | {"vocab": vocab, "merges": merges, "unk_token": None}
   found = with_post_processor(directories["roberta"], tmp_path, model=model)
   assert found.encode("a") == []
-  assert found.around() == ([0], [2])
+  assert found.enclosing_ids() == ([0], [2])
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

@@ -22,7 +22,7 @@ ENDS_FIRST = ("bart", "mbart")
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class SpecialIds:
   """Ids decided by files beside the `tokenizer.json`, see `protocol.Vocabulary`; EOS must not be
   None."""
 
@@ -38,14 +38,14 @@ class Facts:
   specials_in_text: bool
 
 
-def find_facts(
+def find_special_ids(
   where: str,
   ids: dict[str, int],
   named: dict[str, str],
   model_config: dict,
   config: dict,
   pattern: str | None,
-) -> Facts:
+) -> SpecialIds:
   """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
   size = max(ids.values()) + 1
   found = {}
@@ -67,7 +67,7 @@ def find_facts(
       eos if model_config.get("model_type") in ENDS_FIRST or found["pad"] is None else found["pad"]
     )
   others = {eos, *(i for name, i in found.items() if name != "pad")}
-  return Facts(
+  return SpecialIds(
     pad_id=None
     if found["pad"] in others
     else found["pad"],  # a piece that also stands for something else is not padding
