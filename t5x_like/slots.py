@@ -405,7 +405,7 @@ def describe_type(kind: Any) -> str:
   if typing.get_origin(kind) is typing.Literal:
     return " or ".join(map(repr, typing.get_args(kind)))
   if typing.get_origin(kind) is Annotated:
-    return typing.get_args(kind)[1].words
+    return typing.get_args(kind)[1].description
   if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
     return f"a list of {describe_type(typing.get_args(kind)[0])}"
   return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
