@@ -30,7 +30,7 @@ from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 
 # of a stream: the part's label, its numbering and its number of examples
-Key = tuple[str, str, int]
+StreamKey = tuple[str, str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class PhaseStart:
   """The beginning of a phase: its example n is example `offset + n` of the task over `streams`.
 
   Attributes:
@@ -62,14 +62,14 @@ class Start:
 
   def batch(self, index_B: tf.Tensor) -> dict[str, tf.Tensor]:
     """Return the features of examples of the phase: int64 [B] -> each [B, *shape]."""
-    return self.task.drawn(index_B + self.offset, self.seed, self.streams)
+    return self.task.draw(index_B + self.offset, self.seed, self.streams)
 
-  def after(self, examples: int) -> tuple[Stream, ...]:
+  def advance(self, examples: int) -> tuple[Stream, ...]:
     """Return the streams after the phase has drawn `examples` examples."""
-    return self.task.after(self.offset + examples, self.seed, self.streams)
+    return self.task.advance(self.offset + examples, self.seed, self.streams)
 
 
-def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
+def phase_start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> PhaseStart:
   """Return the start of a phase of `task` after earlier phases.
 
   Time and memory grow with the number of phases and the periods of their schedules, not with the
@@ -83,7 +83,7 @@ def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
   Raises:
     UserError: an earlier phase without steps or with an empty batch.
   """
-  left: dict[Key, Stream] = {}
+  left: dict[StreamKey, Stream] = {}
   tasks = [*(phase.task for phase in earlier), task]
   now = _begin(tasks[0], seed, left)
   drawn = 0
@@ -96,23 +96,23 @@ def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
     drawn += phase.batch_size * phase.steps
     if _draws(following) == _draws(phase.task):
       continue
-    left |= dict(zip(_keys(phase.task), now.after(drawn), strict=True))
+    left |= dict(zip(_keys(phase.task), now.advance(drawn), strict=True))
     now = _begin(following, seed, left)
     drawn = 0
   return dataclasses.replace(now, task=task, offset=drawn)
 
 
-def _begin(task: Task, seed: int, left: dict[Key, Stream]) -> Start:
+def _begin(task: Task, seed: int, left: dict[StreamKey, Stream]) -> PhaseStart:
   fresh = (
     Stream(part_seed(seed, label) if label else seed, part.num_examples, repeats=part.repeats)
     for label, part in task.leaves.items()
   )
-  return Start(
+  return PhaseStart(
     task, seed, 0, tuple(left.get(key, new) for key, new in zip(_keys(task), fresh, strict=True))
   )
 
 
-def _keys(task: Task) -> list[Key]:
+def _keys(task: Task) -> list[StreamKey]:
   """Return the keys that identify the streams of a task."""
   return [
     (label, part.numbering or part.fingerprint, part.num_examples)

@@ -36,8 +36,8 @@ def dataset(
   Raises:
     UserError: rows outside the batch, or a negative start.
   """
-  chosen = loader.checked_rows(batch_size, rows)
-  steps, made = loader.training(task, batch_size, seed, start, chosen, ())
+  chosen = loader.check_rows(batch_size, rows)
+  steps, made = loader.training_pipeline(task, batch_size, seed, start, chosen, ())
 
   def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
     found = made(step[None])

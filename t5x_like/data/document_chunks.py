@@ -67,7 +67,7 @@ class Chunks:
         f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of "
         f"{length} tokens: shorten the task's lengths or prepare a larger corpus"
       )
-    self.others = Others(tokens, length)
+    self.others = OtherDocuments(tokens, length)
     self._first_document = tokens.first_items
     blocks_S = -(-np.diff(self._first_document) // block)
     self._first_block = np.concatenate([[0], np.cumsum(blocks_S)])
@@ -190,7 +190,7 @@ class Chunks:
     return self.tokens.padded(TOKENS, begins, sizes, self.length), sizes.astype(np.int32)
 
 
-class Others:
+class OtherDocuments:
   """Stretches of documents other than the given ones.
 
   Args:

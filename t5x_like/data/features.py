@@ -5,12 +5,14 @@ without data. The functions below describe layouts that several tasks share.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from t5x_like import slots, vocabularies
-from t5x_like.data import preprocessors, tasks
+from t5x_like import vocabularies
 from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,40 +24,11 @@ class Feature:
 
 
 Features = dict[str, Feature]
+# see `Task.batch`
+BatchFunction = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]
 
 
-def known(name: str | None) -> bool:
-  """Return whether a task's features are known without building it."""
-  return name in slots.names(tasks)
-
-
-def of(arguments: Mapping[str, Any]) -> Features:
-  """Return the features of a task.
-
-  Args:
-    arguments: its name and arguments, as in a recipe; missing arguments have their defaults.
-
-  Raises:
-    UserError: the task is not `known`.
-  """
-  values = dict(arguments)
-  name = values.pop("name", None)
-  if not known(name):
-    raise UserError(
-      f"config.task.name: the features of {name!r} are told only by making the task, from its data"
-    )
-  make, declare = (
-    slots.find("config.task.name", name, tasks, member) for member in ("task", "features")
-  )
-  encoding = vocabulary(values.get("store", "builtin"))
-  described = declare(encoding, **slots.defaults(make) | values)
-  form = values.get("as_decoder")
-  return (
-    slots.module("decoder_form", preprocessors).described(form, described) if form else described
-  )
-
-
-def vocabulary(store: str) -> vocabularies.Vocabulary:
+def load_vocabulary(store: str) -> vocabularies.Vocabulary:
   """Return the vocabulary of a store, or bytes where there is none to read."""
   try:
     return vocabularies.load("bytes" if store == "builtin" else f"{store}/train/vocabulary")
@@ -63,36 +36,50 @@ def vocabulary(store: str) -> vocabularies.Vocabulary:
     return vocabularies.load("bytes")
 
 
-def encoder_decoder(inputs_length: int, targets_length: int, vocabulary=None) -> Features:
-  """Describe an unpacked encoder-decoder example; segments mark padding where the vocabulary has no
-  id for it."""
+def encoder_decoder(
+  inputs_length: int, targets_length: int, vocabulary: vocabularies.Vocabulary | None = None
+) -> Features:
+  """Describe an unpacked encoder-decoder example.
+
+  Segments mark padding where the vocabulary has no id for it.
+  """
   targets = Feature((targets_length,), "int32")
-  segments = vocabulary is not None and vocabulary.pad_id is None
-  return ({"encoder_segment_ids": Feature((inputs_length,), "int32")} if segments else {}) | {
+  features = {
     "encoder_input_tokens": Feature((inputs_length,), "int32"),
     "decoder_input_tokens": targets,
     "decoder_target_tokens": targets,
     "decoder_loss_weights": Feature((targets_length,), "float32"),
   }
+  if vocabulary is not None and vocabulary.pad_id is None:
+    features = {"encoder_segment_ids": Feature((inputs_length,), "int32")} | features
+  return features
 
 
-def decoder(length: int, *more: str) -> Features:
+def decoder(length: int, *extra_names: str) -> Features:
   """Describe a decoder's row of `length` tokens, with further features of int32."""
-  names = ("input_tokens", "target_tokens", *more)
-  described = {f"decoder_{name}": Feature((length,), "int32") for name in names}
-  return described | {"decoder_loss_weights": Feature((length,), "float32")}
+  names = ("input_tokens", "target_tokens", *extra_names)
+  features = {f"decoder_{name}": Feature((length,), "int32") for name in names}
+  features["decoder_loss_weights"] = Feature((length,), "float32")
+  return features
 
 
-def encoder(length: int, *more: str) -> Features:
+def encoder(length: int, *extra_names: str) -> Features:
   """Describe an encoder's row of `length` tokens, with further features of int32."""
-  names = ("input_tokens", "token_types", *more)
+  names = ("input_tokens", "token_types", *extra_names)
   return {f"encoder_{name}": Feature((length,), "int32") for name in names}
 
 
-def rows_of(length: int, architecture: str, rows: int | None) -> Features:
-  """Describe the rows of labelled texts; without `rows`, an encoder has a single row and no axis
-  for it."""
-  described = encoder(length) if architecture == "encoder" else decoder(length, "segment_ids")
-  if rows is None and architecture == "encoder":
-    return described
-  return {name: Feature((rows or 1, *one.shape), one.dtype) for name, one in described.items()}
+def labelled_rows(length: int, architecture: str, rows: int | None) -> Features:
+  """Describe the rows of labelled texts.
+
+  Without `rows`, an encoder has a single row and no axis for it.
+  """
+  if architecture == "encoder":
+    row = encoder(length)
+    if rows is None:
+      return row
+  else:
+    row = decoder(length, "segment_ids")
+  return {
+    name: Feature((rows or 1, *feature.shape), feature.dtype) for name, feature in row.items()
+  }

@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from t5x_like import slots
-from t5x_like.data import preprocessors
+from t5x_like.data.preprocessors import user_defined
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.files import store_errors
@@ -84,14 +83,10 @@ class _Pipeline:
       element = next(self._elements, None)
     except tf.errors.OpError as error:
       refusal = re.search(r"\b(UserError|DamageError|TransientError): (.*)", error.message)
-      mine = (
-        slots.module("own", preprocessors).told(error.message)
-        if preprocessors.OWN in error.message
-        else None
-      )
-      if refusal is None and mine:
-        raise UserError(f"config.task.preprocessors: {mine}") from error
       if refusal is None:
+        failure = user_defined.failure_message(error.message)
+        if failure:
+          raise UserError(f"config.task.preprocessors: {failure}") from error
         raise
       name, message = refusal.groups()
       kinds = {kind.__name__: kind for kind in (UserError, DamageError, TransientError)}

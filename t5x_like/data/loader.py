@@ -54,11 +54,11 @@ def train_batches(
     UserError: rows outside the batch, a step before the phase's first, or an earlier phase without
       steps.
   """
-  rows = checked_rows(batch_size, rows)
-  return _iterate(*training(task, batch_size, seed, start_step, rows, earlier), task, rows)
+  rows = check_rows(batch_size, rows)
+  return _iterate(*training_pipeline(task, batch_size, seed, start_step, rows, earlier), task, rows)
 
 
-def training(
+def training_pipeline(
   task: Task,
   batch_size: int,
   seed: int,
@@ -71,10 +71,10 @@ def training(
   first_step = sum(phase.steps for phase in earlier)
   if start_step < first_step:
     raise UserError(f"start_step: found {start_step}, expected at least {first_step}")
-  start = consumption.start(task, seed, earlier)
+  start = consumption.phase_start(task, seed, earlier)
 
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
-    return task.declared(start.batch(_rows_of(step_S - first_step, batch_size, rows)))
+    return task.set_shapes(start.batch(_rows_of(step_S - first_step, batch_size, rows)))
 
   last_step = np.iinfo(np.int64).max // (2 * batch_size) - 1  # its example indices still fit int64
   return tf.data.Dataset.range(start_step, last_step), made
@@ -106,11 +106,11 @@ def eval_batches(
   Raises:
     UserError: rows outside the batch, or max_examples below 1.
   """
-  rows = checked_rows(batch_size, rows)
+  rows = check_rows(batch_size, rows)
   if max_examples is not None and max_examples < 1:
     raise UserError(f"max_examples: found {max_examples}, expected at least 1, or None for all")
   num_examples = min(task.num_examples if only is None else len(only), max_examples or math.inf)
-  batch = task.evaluated or task.batch
+  batch = task.eval_batch or task.batch
 
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
     index_B = _rows_of(step_S, batch_size, rows)
@@ -120,7 +120,9 @@ def eval_batches(
       if only is None
       else tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
     )
-    features = task.declared(batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED))
+    features = task.set_shapes(
+      batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED)
+    )
     features = {
       name: tf.where(
         tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype)
@@ -138,7 +140,7 @@ def _rows_of(step_S: tf.Tensor, batch_size: int, rows: np.ndarray) -> tf.Tensor:
   return tf.reshape(step_S[:, None] * batch_size + rows, [-1])
 
 
-def checked_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
+def check_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
   if batch_size < 1:
     raise UserError(f"batch_size: found {batch_size}, expected at least 1")
   found = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)

@@ -33,7 +33,7 @@ from t5x_like.data.task import Feature, Task
 from t5x_like.errors import UserError
 
 
-def temperature(
+def temperature_rates(
   num_examples: Sequence[int], temperature: float, maximum: int | None = None
 ) -> list[float]:
   """Return normalised rates, proportional to the number of examples to the power of 1 /
@@ -59,7 +59,7 @@ def temperature(
   return (powers / powers.sum()).tolist()
 
 
-def unimax(num_examples: Sequence[float], draws: int, epochs: float) -> list[float]:
+def unimax_draws(num_examples: Sequence[float], draws: int, epochs: float) -> list[float]:
   """Return the draws of each task (Chung et al. 2023, arXiv:2304.09151, algorithm 1).
 
   From the smallest on, each gets an equal share of the draws that are left, but at most `epochs`
@@ -74,7 +74,7 @@ def unimax(num_examples: Sequence[float], draws: int, epochs: float) -> list[flo
   return found
 
 
-def counts(rates: Mapping[str, float], period: int) -> list[int]:
+def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
   """Convert rates, of any sum, to each task's count in a period; the counts add up to `period`.
 
   The largest remainders are rounded up; among equal remainders, the first.
@@ -127,7 +127,7 @@ class Schedule:
     self._task_P = task_P[order_P]
     self._which_P = which_P[order_P]
 
-  def at(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  def locate(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places, int64 [B] in
     0..period-1."""
     task_B = tf.gather(self._task_P, place_B)
@@ -139,9 +139,9 @@ class Schedule:
     """Return `at` for global indices int64 [B], after the shuffle of the loader and `mix`."""
     place_B = global_index_B % self.period
     period_B = global_index_B // self.period
-    return self.at(random.shuffled(place_B, period_B, seed, self.period), period_B)
+    return self.locate(random.shuffle(place_B, period_B, seed, self.period), period_B)
 
-  def drawn(self, examples: int, seed: int) -> list[tuple[int, np.ndarray]]:
+  def draws_before(self, examples: int, seed: int) -> list[tuple[int, np.ndarray]]:
     """Return each task's draws among the first `examples` global indices.
 
     Returns:
@@ -181,21 +181,22 @@ class Mixture(Task):
   def counts(self) -> tuple[int, ...]:
     return self.schedule.counts
 
-  def drawn(
+  def draw(
     self, index_B: tf.Tensor, seed: int, streams: tuple[Stream, ...]
   ) -> dict[str, tf.Tensor]:
     period = self.schedule.period
     place_B = index_B % period
     period_B = index_B // period
-    return self.rows(random.shuffled(place_B, period_B, seed, period), period_B, streams)
+    return self.rows(random.shuffle(place_B, period_B, seed, period), period_B, streams)
 
-  def after(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+  def advance(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
     return tuple(
-      s.after(*one) for s, one in zip(streams, self.schedule.drawn(examples, seed), strict=True)
+      s.advance(*one)
+      for s, one in zip(streams, self.schedule.draws_before(examples, seed), strict=True)
     )
 
 
-def corpus_examples(task: Task) -> int:
+def count_corpus_examples(task: Task) -> int:
   """Return the number of distinct examples, for rates that depend on it; a mixture counts its
   parts' sum."""
   return (
@@ -212,7 +213,7 @@ def mix(
 
   Its epoch is a period of the schedule, so `num_examples` is `period`, and the loader's order of an
   epoch is the shuffle of that period. Each part makes only its own rows of a batch. Shorter
-  features are padded at the end of every axis; see `padded`.
+  features are padded at the end of every axis; see `pad_features`.
 
   A part that is a mixture divides its rate among its own parts by their counts in its period. They
   become parts of the new mixture, labelled `<part>/<its part>`.
@@ -225,23 +226,23 @@ def mix(
 
   Raises:
     UserError: a part's features, dtypes or vocabulary differ from the first part's; or see
-      `counts`.
+      `counts_per_period`.
   """
   parts, rates = _unnested(parts, rates)
   labels = sorted(parts)
   tasks = [parts[label] for label in labels]
   features = _common_features(dict(zip(labels, tasks)))
-  schedule = Schedule(counts({label: rates[label] for label in labels}, period))
+  schedule = Schedule(counts_per_period({label: rates[label] for label in labels}, period))
 
   def rows(
     place_B: tf.Tensor, period_B: tf.Tensor, streams: Sequence[Stream]
   ) -> dict[str, tf.Tensor]:
-    task_B, draw_B = schedule.at(place_B, period_B)
+    task_B, draw_B = schedule.locate(place_B, period_B)
     rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
     draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
     made = [
-      padded(
-        part.declared(part.batch(*stream.at(draw_N), stream.seed)),
+      pad_features(
+        part.set_shapes(part.batch(*stream.locate(draw_N), stream.seed)),
         features,
         tasks[0].vocabulary.pad_id,
       )
@@ -300,7 +301,7 @@ def _unnested(
   return leaves, shares
 
 
-def padded(
+def pad_features(
   made: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0
 ) -> dict[str, tf.Tensor]:
   """Pad values [B, ...] at the end of every axis to the shapes of `features`, tokens with `pad_id`

@@ -44,7 +44,7 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Records(Kind):
+class PreparedStore(Kind):
   """The base of kinds of stores that are made of a source's records.
 
   Attributes:
@@ -56,7 +56,7 @@ class Records(Kind):
     vocabulary: the vocabulary of the ids; None for none.
   """
 
-  source: Source | None
+  open_source_fields: Source | None
   split: str
   cache: str
   store_facts: dict[str, Any]
@@ -120,12 +120,12 @@ class Records(Kind):
     )
 
 
-def source(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:
+def open_source_fields(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:
   """Open a source of records with these fields, given in any order and number."""
   return open_source(name, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
 
 
-def opened(records: Records, engine: Engine, verify: Verify) -> Store:
+def open_store(records: PreparedStore, engine: Engine, verify: Verify) -> Store:
   """Open a store, after preparing it if necessary.
 
   Args:

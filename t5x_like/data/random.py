@@ -79,18 +79,18 @@ def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
   return tf.sort(places, axis=1)
 
 
-def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
+def shuffle(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
   """Return the examples at places of epochs' random orders of range(size): int64 [B], int64 [B] ->
   int64 [B].
 
-  An order is `permuted` by a key of (seed, epoch), never materialised;
+  An order is `permute` with a key of (seed, epoch), never materialised;
   docs/explanation/permutation.md defines it, with tests. Only the seed's value modulo 2^64 counts.
-  Raises as `permuted`.
+  Raises as `permute`.
   """
-  return permuted(index_B, row_keys(seed, epoch_B), size)
+  return permute(index_B, row_keys(seed, epoch_B), size)
 
 
-def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False) -> tf.Tensor:
+def permute(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False) -> tf.Tensor:
   """Map an index by the permutation of range(size) that the key selects: int64 [B], uint64 [B] ->
   int64 [B].
 

@@ -31,7 +31,7 @@ class Stream:
   passed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
   repeats: int = 1
 
-  def at(self, draw_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  def locate(self, draw_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (example, epoch) of each draw, both int64 [B]."""
     position_B = draw_B + (self.next - self.passed.size)
     if self.passed.size:
@@ -41,9 +41,9 @@ class Stream:
     position_B = position_B // self.repeats
     epoch_B = position_B // self.size
     place_B = position_B % self.size
-    return random.shuffled(place_B, epoch_B, self.seed, self.size), epoch_B * self.repeats + turn_B
+    return random.shuffle(place_B, epoch_B, self.seed, self.size), epoch_B * self.repeats + turn_B
 
-  def after(self, whole: int, more: np.ndarray = np.zeros(0, np.int64)) -> Stream:  # noqa: B008
+  def advance(self, whole: int, more: np.ndarray = np.zeros(0, np.int64)) -> Stream:  # noqa: B008
     """Return the stream after draws 0..whole-1 and the later draws in `more`, int64 [N]
     ascending."""
     end = max(whole, self.passed.size, int(more[-1]) + 1 if more.size else 0)

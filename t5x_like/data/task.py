@@ -1,5 +1,4 @@
-"""A task: a corpus, a vocabulary and a preprocessor that together turn an example's index into
-features.
+"""A task: a corpus, a vocabulary and a preprocessor that turn an example's index into features.
 
 The module path is the registry: the task named `span_corruption` is the function `task` of
 `t5x_like/data/tasks/span_corruption.py`, and its keyword arguments are the task's configuration.
@@ -15,17 +14,18 @@ from typing import Any
 import numpy as np
 
 from t5x_like import config, slots, trust
-from t5x_like.data import cache_directory, preprocessors, tasks
-from t5x_like.data.features import Feature
+from t5x_like.data import cache_directory, tasks
+from t5x_like.data.features import BatchFunction, Feature
+from t5x_like.data.preprocessors import user_defined
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream
 from t5x_like.files import checked_json, file_names
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
-Batch = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]  # see `Task.batch`
-_PREPARERS = "t5x_like.corpora"  # imported only by recipes that name no store of their own
-# Arguments of tasks that are opened: sources, and paths or addresses with the words that stand for
+# Imported only by recipes that name no store of their own.
+_PREPARERS = "t5x_like.corpora"
+# Arguments of tasks that name data to open: sources, and locations with the word that stands for
 # data made here.
 _SOURCES = ("source", "passages")
 _LOCATIONS = {"store": "builtin", "vocabulary": "bytes", "cache": "", "data_dir": "", "folder": ""}
@@ -50,11 +50,12 @@ class Task:
     examples: the metrics' view of each example, for tasks made from labelled records: `(names of
       further record fields) -> dicts` in index order, with the keys that the task documents. Every
       process reads them from the source again.
-    marked: whether `<extra_id_N>` in the `inputs` of its `examples` is a sentinel rather than text.
+    has_sentinels: whether `<extra_id_N>` in the `inputs` of its `examples` is a sentinel rather
+      than text.
     classes: the class names of its labels, in order; empty if labels are numbers or texts.
-    ends: ids besides EOS that end a generated text.
+    end_ids: ids besides EOS that end a generated text.
     labels: the class of every example, int32 [num_examples], if known without making the examples.
-    evaluated: replaces `batch` in evaluations, for example without image augmentation; None is
+    eval_batch: replaces `batch` in evaluations, for example without image augmentation; None is
       `batch`.
     captions: for images with texts, `() -> (int32 [C, T] rows of all captions, int64 [C] the
       example of each)`.
@@ -69,25 +70,24 @@ class Task:
   fingerprint: str
   num_examples: int
   features: dict[str, Feature]
-  batch: Batch
+  batch: BatchFunction
   numbering: str | None = None
   examples: Callable[[Sequence[str]], list[dict[str, Any]]] | None = None
-  marked: bool = False
+  has_sentinels: bool = False
   classes: tuple[str, ...] = ()
-  ends: tuple[int, ...] = ()
+  end_ids: tuple[int, ...] = ()
   labels: np.ndarray | None = None
-  evaluated: Batch | None = None
+  eval_batch: BatchFunction | None = None
   captions: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
   boxes: Any = None
   repeats: int = 1
   buckets: int = 1
 
-  def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Set the declared shapes on a batch; values from a Python function have no static shape of
-    their own."""
+  def set_shapes(self, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Set the declared shapes on a batch; values from Python functions have no static shape."""
     return {
       name: tf.ensure_shape(value, [None, *self.features[name].shape])
-      for name, value in made.items()
+      for name, value in features.items()
     }
 
   @property
@@ -100,29 +100,27 @@ class Task:
     """The draws from each leaf in a period; () for a single task."""
     return ()
 
-  def drawn(
+  def draw(
     self, index_B: tf.Tensor, seed: int, streams: tuple[Stream, ...]
   ) -> dict[str, tf.Tensor]:
-    """Return the features of examples int64 [B], counted from where the streams of its leaves
-    are."""
+    """Return the features of examples int64 [B], counted from the positions of the streams."""
     (stream,) = streams
-    return self.batch(*stream.at(index_B), stream.seed)
+    return self.batch(*stream.locate(index_B), stream.seed)
 
-  def after(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
-    """Return the streams of its leaves after it has drawn so many examples."""
-    return tuple(stream.after(examples) for stream in streams)
+  def advance(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+    """Return the streams of the leaves after `examples` draws of the task."""
+    return tuple(stream.advance(examples) for stream in streams)
 
 
-def build(name: str | None, split: str, **kwargs: Any) -> Task:
-  """Make a task by name, of a split of its corpus, from arguments as `config.task` gives them; see
-  `build_at`."""
-  return build_at("task", name, split, kwargs)
+def build(name: str | None, split: str, **arguments: Any) -> Task:
+  """Make a task of a split of its corpus from the arguments in `config.task`; see `build_at`."""
+  return build_at("task", name, split, arguments)
 
 
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
   """Make a task from the arguments at `config.<slot>`, such as a part of a mixture.
 
-  Every task accepts `preprocessors`, see `data/preprocessors/own.py`. A task with a `store` also
+  Every task accepts `preprocessors`, see `data/preprocessors/user_defined.py`. A task with a `store` also
   accepts the fields of `config.Corpus` instead. Its `store` is then a function that prepares a
   split, see `data.windows.open_tokens`, as it is for `store="builtin"`, the small corpus of
   `corpora/builtin.py`.
@@ -130,7 +128,7 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   Args:
     name: a module of `t5x_like/data/tasks`, or `module:function`.
     split: the split of its corpus.
-    arguments: of the module's `task` function, as a recipe gives them.
+    arguments: arguments of the module's `task` function, as a recipe gives them.
   Raises:
     UserError: no such task; an unknown, missing or wrongly typed argument, named as
       `config.<slot>.<key>`; any error of the task itself.
@@ -138,29 +136,31 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   where = f"config.{slot}"
   _check_locations(where, arguments)
   function = slots.find(f"{where}.name", name, tasks, "task")
-  after = arguments.get("preprocessors")
+  user_preprocessors = arguments.get("preprocessors")
   arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}
-  if after and "shared" in slots.argument_names(function):  # of a mixture: its parts apply them
-    arguments["shared"], after = {"preprocessors": after} | dict(arguments.get("shared", {})), None
+  if user_preprocessors and "shared" in slots.argument_names(function):
+    # The parts of a mixture apply them.
+    shared = {"preprocessors": user_preprocessors}
+    shared.update(arguments.get("shared", {}))
+    arguments["shared"] = shared
+    user_preprocessors = None
   arguments, corpus = config.split_corpus(where, arguments, function)
-  given: dict[str, Any] = {}
+  filled: dict[str, Any] = {"split": split}
   if corpus:
     corpus = dataclasses.replace(corpus, cache=corpus.cache or cache_directory())
-    given["store"] = functools.partial(slots.find(where, "corpus", _PREPARERS, "prepared"), corpus)
+    prepare = slots.find(where, "corpus", _PREPARERS, "prepared")
+    filled["store"] = functools.partial(prepare, corpus)
   elif arguments.get("store") == "builtin" and "store" in slots.argument_names(function):
-    given["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepared")
+    filled["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepared")
   file_names.check(f"{where}: its split", split, "choose another split")
-  made = function(
-    split=split, **given, **slots.fill(where, arguments, function, given=("split", *given))
-  )
+  arguments = slots.fill(where, arguments, function, given=tuple(filled))
+  task = function(**filled, **arguments)
   file_names.check(
-    f"{where}: the task's name", made.name, "its files are named after it; name its data otherwise"
+    f"{where}: the task's name", task.name, "its files are named after it; name its data otherwise"
   )
-  return (
-    slots.module("own", preprocessors).behind(made, f"{where}.preprocessors", after)
-    if after
-    else made
-  )
+  if user_preprocessors:
+    task = user_defined.append_to_task(task, f"{where}.preprocessors", user_preprocessors)
+  return task
 
 
 def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
@@ -175,8 +175,7 @@ def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
-  """Return the SHA-256 of a task over one token store: name and version, the store's content,
-  arguments as JSON."""
+  """Return the SHA-256 of a task's name and version, its token store's content and its arguments."""
   return digest(task=task, store=tokens.fingerprint, **arguments)
 
 

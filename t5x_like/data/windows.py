@@ -26,11 +26,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from t5x_like import slots
-from t5x_like.data import preprocessors, random
-from t5x_like.data.features import Features
+from t5x_like.data import random
+from t5x_like.data.features import BatchFunction, Features
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Batch, Task, fingerprint
+from t5x_like.data.task import Task, fingerprint
 from t5x_like.errors import DamageError, UserError
 from t5x_like.store.reader import Verify
 from t5x_like.store.tokens import TokenStore
@@ -38,14 +37,17 @@ from t5x_like.vocabularies import Vocabulary
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
 # (split, whether documents end with EOS) -> path of the store
-Prepared = Callable[[str, bool], str]
+PrepareSplit = Callable[[str, bool], str]
 
 _open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def open_tokens(
-  store: str | Prepared, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
+  store: str | PrepareSplit,
+  split: str,
+  verify: Verify = "auto",
+  documents_end: DocumentsEnd = "any",
 ) -> TokenStore:
   """Open and report `<store>/<split>`, or return it if a task of this process already has it open.
 
@@ -119,7 +121,7 @@ class Windows:
 
   def __init__(
     self,
-    store: str | Prepared | TokenStore,
+    store: str | PrepareSplit | TokenStore,
     split: str,
     length: int,
     verify: Verify = "auto",
@@ -133,7 +135,7 @@ class Windows:
       if not isinstance(store, TokenStore)
       else store
     )
-    self.length, self.facts = length, offset_facts(dynamic_offsets)
+    self.length, self.facts = length, offset_fingerprint(dynamic_offsets)
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:
       raise UserError(
@@ -180,9 +182,9 @@ class Windows:
     starts_B = example_index_B * self.length
     T = self.tokens.num_tokens
     if self.facts and epoch_B is not None:
-      starts_B = (starts_B + offsets(epoch_B, seed, T)) % T
+      starts_B = (starts_B + epoch_offsets(epoch_B, seed, T)) % T
     out_BW = tf.numpy_function(
-      lambda starts_B: after(around(read, starts_B, self.length, T)),
+      lambda starts_B: after(read_wrapped(read, starts_B, self.length, T)),
       [starts_B],
       tf.int32,
       stateful=False,
@@ -197,13 +199,13 @@ def _numbered(begins_BW: np.ndarray) -> np.ndarray:
   return np.cumsum(begins_BW, axis=1, dtype=np.int32)
 
 
-def offset_facts(dynamic_offsets: bool) -> dict[str, Any]:
+def offset_fingerprint(dynamic_offsets: bool) -> dict[str, Any]:
   """Return the option's part of a fingerprint: nothing if off, so fingerprints older than the
   option stay valid."""
   return {"dynamic_offsets": True} if dynamic_offsets else {}
 
 
-def offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
+def epoch_offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
   """Draw the first token of epochs, uniform to within num_tokens / 2^63; 0 for epoch 0: int64 [B]
   -> int64 [B]."""
   key_B = random.row_keys(seed, epoch_B, tf.constant(-1, tf.int64))  # no example has this index
@@ -211,7 +213,7 @@ def offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
   return tf.where(epoch_B > 0, word_B % num_tokens, 0)
 
 
-def around(
+def read_wrapped(
   read: Callable[[np.ndarray, int], np.ndarray], starts_B: np.ndarray, length: int, num_tokens: int
 ) -> np.ndarray:
   """Read windows of a stream that wraps around.
@@ -241,7 +243,7 @@ def around(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Text:
+class TextArguments:
   """The arguments that tasks on running text share.
 
   Attributes:
@@ -253,7 +255,7 @@ class Text:
     verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see
       `TokenStore.open`.
     as_decoder: the form for decoders of a task for encoder-decoders, see
-      `preprocessors/decoder_form.py`.
+      `preprocessors/as_decoder.py`.
   """
 
   store: str
@@ -273,7 +275,7 @@ class Text:
     return open_tokens(self.store, self.split, self.verify, documents_end)
 
   def task(
-    self, version: str, windows: Windows, batch: Batch, features: Features, **facts: Any
+    self, version: str, windows: Windows, batch: BatchFunction, features: Features, **facts: Any
   ) -> Task:
     """Make a task whose example i is window i.
 
@@ -285,10 +287,9 @@ class Text:
       facts: all that examples depend on besides the windows; JSON.
     """
     if self.as_decoder:
-      form = slots.module("decoder_form", preprocessors)
       facts = facts | {"as_decoder": self.as_decoder}
-      features = form.described(self.as_decoder, features)
-      batch = form.applied(self.as_decoder, batch, windows.vocabulary)
+      features = as_decoder.describe(self.as_decoder, features)
+      batch = as_decoder.apply(self.as_decoder, batch, windows.vocabulary)
     return Task(
       name=self.label or f"{windows.tokens.name}_{version.partition('.')[0]}",
       vocabulary=windows.vocabulary,

@@ -95,7 +95,7 @@ class Evaluator:
     (targets,) = targets.shape
     self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
     self._prompts, self._truncated = self._encode()
-    options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.ends})}
+    options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.end_ids})}
     options["transforms"] = named.transforms(
       penalties or {}, "evaluator generation: penalties.", named.PENALTIES
     )
@@ -131,7 +131,7 @@ class Evaluator:
       lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows
     )
     texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
-    ends = list({self._setting.task.vocabulary.eos_id, *self._setting.task.ends})
+    ends = list({self._setting.task.vocabulary.eos_id, *self._setting.task.end_ids})
     scores: dict[str, float] = {
       "examples": len(texts),
       "empty": sum(not text.strip() for text in texts),
@@ -191,7 +191,7 @@ class Evaluator:
     after = [vocabulary.eos_id] * self._encoder
     room = self._longest - len(before) - 1 if self._encoder else max(self._longest - self._new, 2)
     texts = [example["inputs"] for example in self._examples]
-    marked = self._setting.task.marked
+    marked = self._setting.task.has_sentinels
     texts = (
       vocabularies.encode_sentinels_batch(vocabulary, texts)
       if marked
@@ -224,6 +224,6 @@ class Evaluator:
 
   def _text(self, prompt: list[int], ids: list[int]) -> str:
     vocabulary = self._setting.task.vocabulary
-    ends = {vocabulary.eos_id, *self._setting.task.ends}
+    ends = {vocabulary.eos_id, *self._setting.task.end_ids}
     ids = ids[: next((place for place, i in enumerate(ids) if i in ends), None)]
     return vocabulary.decode([i for i in ids if i < vocabulary.size]).strip()

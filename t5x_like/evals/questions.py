@@ -69,7 +69,7 @@ class Evaluator:
     self._run = Runner(setting.model, setting.rules, {}, setting.batch_size)
     vocabulary = setting.vocabulary or task.vocabulary
     features = {name: list(one.shape[-1:]) for name, one in task.features.items()}
-    ends = tuple({vocabulary.eos_id, *task.ends})
+    ends = tuple({vocabulary.eos_id, *task.end_ids})
     options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
     self._metrics = questions.METRICS
     self._ask = questions.Asker(

@@ -58,7 +58,7 @@ class Evaluator:
       self._mask = special_id(vocabulary, "mask")
       self._write, self._run = self._filled, setting.jit(self._fill)
     elif "decoder_target_tokens" in features and "encoder_input_tokens" not in features:
-      eos = (vocabulary.eos_id, *setting.task.ends)
+      eos = (vocabulary.eos_id, *setting.task.end_ids)
       drawn = (Temperature(temperature),)
       key = jax.random.key(_SEED)
       self._write, self._run = (
@@ -155,7 +155,8 @@ class Evaluator:
       ids = [i for i in ids.tolist() if i < vocabulary.size]
       ids = ids[
         : next(
-          (n for n, i in enumerate(ids) if i in {vocabulary.eos_id, *self._setting.task.ends}), None
+          (n for n, i in enumerate(ids) if i in {vocabulary.eos_id, *self._setting.task.end_ids}),
+          None,
         )
       ]
       ended = len(ids) < new

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_like.data import features
+from t5x_like.data import task_features
+from t5x_like.data.features import Features
 from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
@@ -163,10 +164,10 @@ def timm_pretrained_config(task: Mapping[str, Any]) -> dict[str, Any]:
   return pixels | way
 
 
-def image_features(variant, task: dict[str, Any]) -> features.Features:
+def image_features(variant, task: dict[str, Any]) -> Features:
   """Return the features of its training."""
   if hasattr(variant, "queries"):
-    return features.of({"name": "object_detection", "boxes": variant.queries} | task)
+    return task_features.declare({"name": "object_detection", "boxes": variant.queries} | task)
   return described.images(task.get("resolution", variant.resolution), variant.channels)
 
 

@@ -17,7 +17,7 @@ from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
 from t5x_like.checkpoints.tensors import HOST
-from t5x_like.data import features
+from t5x_like.data import features, task_features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
 from t5x_like.training import assembly, class_count, compilation, phases
@@ -56,7 +56,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
   if config.model.get("vocab_size") == "auto":
     store = config.task.get("shared", config.task).get("store", "builtin")
     with config.ignore_type():
-      config.model.vocab_size = table_size(features.vocabulary(store))
+      config.model.vocab_size = table_size(features.load_vocabulary(store))
   config = resolved(class_count.uncounted(config), platform)
   *earlier_phases, last_phase = phases.built(
     config, lambda arguments: _task(arguments, config.train_split)
@@ -73,10 +73,10 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
 
 
 def _task(arguments: dict[str, Any], split: str):
-  if features.known(arguments.get("name")):
-    vocabulary = features.vocabulary(arguments.get("store", "builtin"))
+  if task_features.is_known(arguments.get("name")):
+    vocabulary = features.load_vocabulary(arguments.get("store", "builtin"))
     return types.SimpleNamespace(
-      name=arguments["name"], features=features.of(arguments), vocabulary=vocabulary
+      name=arguments["name"], features=task_features.declare(arguments), vocabulary=vocabulary
     )
   from t5x_like.data import task  # tensorflow: a task of the recipe's own
 

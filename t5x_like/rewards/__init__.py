@@ -82,7 +82,7 @@ def unpacked(fields_RF: np.ndarray) -> list[dict[str, Any]]:
 def ends_of(task) -> tuple[int, ...]:
   """Return the ids that end a completion in any part of a task."""
   return tuple(
-    {task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)}
+    {task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.end_ids)}
   )
 
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like import vocabularies
-from t5x_like.data import features, open_values
+from t5x_like.data import open_values, task_features
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
@@ -120,5 +120,5 @@ def features_of(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
     UserError: imported weights, and a task whose features only its data tell.
   """
   return identity["features"] or {
-    name: list(one.shape) for name, one in features.of(identity["task"]).items()
+    name: list(one.shape) for name, one in task_features.declare(identity["task"]).items()
   }

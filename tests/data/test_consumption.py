@@ -142,14 +142,14 @@ def test_what_a_period_passed_over_comes_first():
       *(x.numpy() for x in schedule.draws(tf.range(examples, dtype=tf.int64), SEED))
     ):
       drawn[part].append(draw)
-    start = consumption.start(other, SEED, [Phase(one, examples, 1)] if examples else [])
+    start = consumption.phase_start(other, SEED, [Phase(one, examples, 1)] if examples else [])
     for part, stream in enumerate(start.streams):
       size = SIZES["ab"[part]]
       seed = mixture.part_seed(SEED, "ab"[part])
       left = tf.constant([place for place in range(60) if place not in drawn[part]][:20], tf.int64)
-      example, epoch = stream.at(tf.range(20, dtype=tf.int64))
+      example, epoch = stream.locate(tf.range(20, dtype=tf.int64))
       np.testing.assert_array_equal(epoch, left // size)
-      np.testing.assert_array_equal(example, random.shuffled(left % size, left // size, seed, size))
+      np.testing.assert_array_equal(example, random.shuffle(left % size, left // size, seed, size))
 
 
 def test_far_phases_cost_what_near_ones_do():
@@ -157,9 +157,9 @@ def test_far_phases_cost_what_near_ones_do():
   mixed = mix(a=5, b=3, c=2)
   other = mix(a=1, b=1)
   phases = [Phase(mixed, 10**6 + 1, 10**9), Phase(other, 3, 10**9), Phase(mixed, 10**6, 10**8)]
-  start = consumption.start(A, SEED, phases)
+  start = consumption.phase_start(A, SEED, phases)
   assert start.streams[0].next == 0  # a single task is no part of a mixture
-  start = consumption.start(other, SEED, phases)
+  start = consumption.phase_start(other, SEED, phases)
   total = 10**9 * (10**6 + 1) // 2 + 3 * 10**9 // 2 + 10**14 // 2
   assert abs(start.streams[0].next - total) <= 30 and start.streams[0].passed.size <= 30
   before = next(

@@ -10,7 +10,7 @@ import more
 import stores
 from chances import assert_share
 from t5x_like.data import chunk_rows, loader, random, task
-from t5x_like.data.document_chunks import Chunks, Others
+from t5x_like.data.document_chunks import Chunks, OtherDocuments
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import special_id
@@ -46,7 +46,7 @@ def test_other_documents_are_drawn_from_all(num_documents):
   index = np.random.default_rng(0).integers(0, num_documents, 4_000)
   key_B = random.row_keys(0, tf.range(4_000))
   bits_B2 = random.bits(random.row_keys(5, key_B), 2).numpy().astype(np.uint64)
-  other, other_size, place, _ = Others(store, SIZE).read(index, bits_B2)
+  other, other_size, place, _ = OtherDocuments(store, SIZE).read(index, bits_B2)
   (documents,) = drawn
   assert (documents != index).all() and (other[:, 0] == documents % 2**31).all()
   assert (0 <= place).all() and (place < other_size).all()

@@ -76,7 +76,7 @@ def test_every_token_at_most_once_an_epoch(lm, hosts):
     assert sorted(mine[:, 0]) == sorted((begin + LENGTH * np.arange(EXAMPLES)) % TOKENS)
     offsets.append(begin)
   assert offsets[0] == 0 and len({offset % LENGTH for offset in offsets}) == 3
-  drawn = windows.offsets(tf.constant([0, 1, 2], tf.int64), SEED, TOKENS).numpy().tolist()
+  drawn = windows.epoch_offsets(tf.constant([0, 1, 2], tf.int64), SEED, TOKENS).numpy().tolist()
   assert drawn == offsets
 
 
@@ -86,9 +86,9 @@ def test_evaluation_has_no_offset(lm):
 
 
 def test_offsets_are_uniform():
-  drawn = windows.offsets(tf.range(1, 20_001, dtype=tf.int64), SEED, 10).numpy()
+  drawn = windows.epoch_offsets(tf.range(1, 20_001, dtype=tf.int64), SEED, 10).numpy()
   assert np.abs(np.bincount(drawn, minlength=10) - 2_000).max() < 5 * np.sqrt(2_000)
-  far = windows.offsets(tf.constant([1, 2], tf.int64), SEED, 2**61).numpy()
+  far = windows.epoch_offsets(tf.constant([1, 2], tf.int64), SEED, 2**61).numpy()
   assert (far > 2**40).all() and (far < 2**61).all()
 
 
@@ -100,14 +100,14 @@ def test_every_task_on_windows(root, name, monkeypatch):
   assert moving.fingerprint != fixed.fingerprint and moving.numbering != fixed.numbering
   assert task.build(name, "train", store=root, **TASKS[name]).fingerprint == moving.fingerprint
   asked = []
-  around = windows.around
+  around = windows.read_wrapped
   monkeypatch.setattr(
-    windows, "around", lambda read, *window: asked.append(window) or around(read, *window)
+    windows, "read_wrapped", lambda read, *window: asked.append(window) or around(read, *window)
   )
   n = moving.num_examples
   index_B = tf.range(n, dtype=tf.int64)
   epoch_B = tf.fill([n], tf.constant(2, tf.int64))
-  for one, offset in ((moving, int(windows.offsets(epoch_B, SEED, TOKENS)[0])), (fixed, 0)):
+  for one, offset in ((moving, int(windows.epoch_offsets(epoch_B, SEED, TOKENS)[0])), (fixed, 0)):
     one.batch(index_B, epoch_B, SEED)
     ((starts_B, length, tokens),) = asked
     assert n == TOKENS // length and tokens == TOKENS
@@ -122,7 +122,7 @@ def test_documents_around_the_end(root):
   index_B = tf.range(EXAMPLES, dtype=tf.int64)
   for epoch in range(4):
     epoch_B = tf.fill([EXAMPLES], tf.constant(epoch, tf.int64))
-    offset = int(windows.offsets(epoch_B, SEED, TOKENS)[0])
+    offset = int(windows.epoch_offsets(epoch_B, SEED, TOKENS)[0])
     for row, found in enumerate(moving.documents(index_B, epoch_B, SEED).numpy()):
       begin = (offset + row * LENGTH) % TOKENS
       _, numbers = np.unique(document[begin : begin + LENGTH], return_inverse=True)

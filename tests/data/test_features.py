@@ -3,7 +3,7 @@
 import pytest
 
 from t5x_like import slots
-from t5x_like.data import features, tasks
+from t5x_like.data import task_features, tasks
 from t5x_like.data.task import build
 
 BUILT_IN = {"store": "builtin", "split": "train"}
@@ -40,7 +40,10 @@ BUILT_IN = {"store": "builtin", "split": "train"}
   ids=str,
 )
 def test_features_of_tasks_on_stores(arguments):
-  assert features.of({"store": "builtin", **arguments}) == build(**BUILT_IN, **arguments).features
+  assert (
+    task_features.declare({"store": "builtin", **arguments})
+    == build(**BUILT_IN, **arguments).features
+  )
 
 
 def test_features_of_mixtures():
@@ -50,7 +53,7 @@ def test_features_of_mixtures():
   }
   arguments = {"name": "mixture", "parts": parts, "shared": {"store": "builtin"}}
   parts["a"]["inputs_length"] = 100
-  assert features.of(arguments) == build(split="train", **arguments).features
+  assert task_features.declare(arguments) == build(split="train", **arguments).features
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_features_of_examples(more, tmp_path):
     "targets": "{reversed}",
   }
   arguments |= {"inputs_length": 1024, "too_long": "skip", "cache": str(tmp_path), **more}
-  assert features.of(arguments) == build(split="validation", **arguments).features
+  assert task_features.declare(arguments) == build(split="validation", **arguments).features
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
   path.write_text(contents)
   form = "jsonl" if contents.startswith("{") else "tsv"
   arguments = arguments | {"source": f"{form}:{path}", "cache": str(tmp_path / "cache")}
-  assert features.of(arguments) == build(split="train", **arguments).features
+  assert task_features.declare(arguments) == build(split="train", **arguments).features
 
 
 def test_features_of_images_with_boxes(tmp_path):
@@ -107,7 +110,7 @@ def test_features_of_images_with_boxes(tmp_path):
     "boxes": 5,
   }
   arguments |= {"resolution": 48, "channels": 1, "mean": (0.5,), "std": (0.5,)}
-  assert features.of(arguments) == build(split="validation", **arguments).features
+  assert task_features.declare(arguments) == build(split="validation", **arguments).features
 
 
 @pytest.mark.parametrize(
@@ -123,9 +126,9 @@ def test_features_of_images_with_boxes(tmp_path):
 )
 def test_features_of_images(more, tmp_path):
   arguments = {"source": "digits", "cache": str(tmp_path), **more}
-  assert features.of(arguments) == build(split="validation", **arguments).features
+  assert task_features.declare(arguments) == build(split="validation", **arguments).features
 
 
 def test_every_task_of_the_package_is_known():
   names = slots.names(tasks)
-  assert {name for name in names if not features.known(name)} == set()
+  assert {name for name in names if not task_features.is_known(name)} == set()

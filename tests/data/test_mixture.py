@@ -56,19 +56,19 @@ def three(root):
 
 
 def test_rates():
-  assert mixture.temperature([100, 300], 1.0) == [0.25, 0.75]
-  assert mixture.temperature([100, 10**9], 1.0, maximum=300) == [0.25, 0.75]
-  np.testing.assert_allclose(mixture.temperature([1, 16], 2.0), [0.2, 0.8])
-  np.testing.assert_allclose(mixture.temperature([1, 10**6], 2.0, maximum=16), [0.2, 0.8])
-  np.testing.assert_allclose(mixture.temperature([7, 10**9], 1e6), [0.5, 0.5], atol=1e-4)
+  assert mixture.temperature_rates([100, 300], 1.0) == [0.25, 0.75]
+  assert mixture.temperature_rates([100, 10**9], 1.0, maximum=300) == [0.25, 0.75]
+  np.testing.assert_allclose(mixture.temperature_rates([1, 16], 2.0), [0.2, 0.8])
+  np.testing.assert_allclose(mixture.temperature_rates([1, 10**6], 2.0, maximum=16), [0.2, 0.8])
+  np.testing.assert_allclose(mixture.temperature_rates([7, 10**9], 1e6), [0.5, 0.5], atol=1e-4)
 
 
 def test_unimax_is_equal_up_to_its_epochs():
-  assert mixture.unimax([100, 1, 10], 90, 1) == [79, 1, 10]
+  assert mixture.unimax_draws([100, 1, 10], 90, 1) == [79, 1, 10]
   generator = np.random.default_rng(0)
   for epochs in (1, 5):
     sizes = generator.integers(1, 10**6, 100)
-    found = np.array(mixture.unimax(sizes.tolist(), int(sizes.sum() * epochs) // 3, epochs))
+    found = np.array(mixture.unimax_draws(sizes.tolist(), int(sizes.sum() * epochs) // 3, epochs))
     assert (
       found.sum() == pytest.approx(int(sizes.sum() * epochs) // 3)
       and (found <= epochs * sizes).all()
@@ -82,13 +82,13 @@ def test_unimax_is_equal_up_to_its_epochs():
 
 
 def test_counts_are_the_rounded_rates():
-  assert mixture.counts({"a": 0.5, "b": 0.3, "c": 0.2}, 10) == [5, 3, 2]
-  assert mixture.counts({"a": 1, "b": 1, "c": 1}, 10) == [4, 3, 3]
+  assert mixture.counts_per_period({"a": 0.5, "b": 0.3, "c": 0.2}, 10) == [5, 3, 2]
+  assert mixture.counts_per_period({"a": 1, "b": 1, "c": 1}, 10) == [4, 3, 3]
   generator = np.random.default_rng(0)
   for _ in range(200):
     rates = generator.random(5) + 0.05
     period = int(generator.integers(60, 5_000))
-    found = mixture.counts(dict(zip("abcde", rates)), period)
+    found = mixture.counts_per_period(dict(zip("abcde", rates)), period)
     assert sum(found) == period and (abs(np.array(found) - rates / rates.sum() * period) < 1).all()
 
 
@@ -108,15 +108,17 @@ def test_counts_are_the_rounded_rates():
 )
 def test_impossible_rates_are_refused(rates, period, message):
   with pytest.raises(UserError, match=message):
-    mixture.counts(rates, period)
+    mixture.counts_per_period(rates, period)
   with pytest.raises(UserError, match="temperature: found 0"):
-    mixture.temperature([1, 2], 0)
+    mixture.temperature_rates([1, 2], 0)
 
 
 def test_the_schedule_counts_draws_without_gaps():
   schedule = mixture.Schedule([2, 1])
   for period, expected in ((0, [(0, 0), (1, 0), (0, 1)]), (5, [(0, 10), (1, 5), (0, 11)])):
-    found = schedule.at(tf.range(3, dtype=tf.int64), tf.fill([3], tf.constant(period, tf.int64)))
+    found = schedule.locate(
+      tf.range(3, dtype=tf.int64), tf.fill([3], tf.constant(period, tf.int64))
+    )
     assert list(zip(*(part.numpy().tolist() for part in found))) == expected
   schedule = mixture.Schedule([50, 30, 7])
   periods = 20
@@ -132,7 +134,7 @@ def test_the_schedule_counts_draws_without_gaps():
   other = schedule.draws(tf.range(87, dtype=tf.int64), seed=4)[0].numpy()
   assert tuple(other) not in orders
   # Before the shuffle, which evaluations see, every stretch has the rates too.
-  unshuffled = schedule.at(tf.range(87, dtype=tf.int64), tf.zeros([87], tf.int64))[0].numpy()
+  unshuffled = schedule.locate(tf.range(87, dtype=tf.int64), tf.zeros([87], tf.int64))[0].numpy()
   for number, count in enumerate(schedule.counts):
     assert (abs(np.cumsum(unshuffled == number) - np.arange(1, 88) * count / 87) <= 1.5).all()
 
@@ -187,7 +189,7 @@ def test_a_part_draws_as_it_would_alone(root):
     seed = mixture.part_seed(9, label)
     epoch = draws[row : row + 1] // part.num_examples
     place = draws[row : row + 1] % part.num_examples
-    example = random.shuffled(place, epoch, seed, part.num_examples)
+    example = random.shuffle(place, epoch, seed, part.num_examples)
     for name, value in part.batch(example, epoch, seed).items():
       found = batch[name][row]
       np.testing.assert_array_equal(found[: value.shape[1]], value[0])
@@ -375,7 +377,9 @@ def test_ul2_is_one_task_over_one_order_of_windows(root):
   }
   shared = {"store": str(root / "a")}
   mixed = build(sizes, rates="proportional", period=420, shared=shared)
-  expected = mixture.counts({label: mixed.parts[label].num_examples for label in mixed.parts}, 420)
+  expected = mixture.counts_per_period(
+    {label: mixed.parts[label].num_examples for label in mixed.parts}, 420
+  )
   assert mixed.schedule.counts == tuple(expected) and mixed.parts["ul2"].num_examples == 21
 
 

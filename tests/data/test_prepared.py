@@ -16,7 +16,7 @@ from t5x_like.store import writer
 from t5x_like.store.manifest import FORMAT
 
 
-class Rows(prepared.Records):
+class Rows(prepared.PreparedStore):
   """A number for each record."""
 
   items = "rows"
@@ -51,7 +51,7 @@ def rows_of(tmp_path):
 
 
 def opened(rows, verify="auto"):
-  return prepared.opened(rows, processes.Engine(1), verify)
+  return prepared.open_store(rows, processes.Engine(1), verify)
 
 
 def test_a_request_is_prepared_once_and_each_has_its_own(rows_of):

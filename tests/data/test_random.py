@@ -23,7 +23,7 @@ LARGE = [10**6, 2**33 + 1, 976_562_500, 10**12, 2**62 - 1, 2**62]
 def order(size, count=None, *, epoch=0, seed=0):
   """The first `count` places of an epoch's order."""
   index = tf.range(size if count is None else count, dtype=tf.int64)
-  return random.shuffled(index, tf.fill(tf.shape(index), np.int64(epoch)), seed, size).numpy()
+  return random.shuffle(index, tf.fill(tf.shape(index), np.int64(epoch)), seed, size).numpy()
 
 
 # The definition once more, in plain integers.
@@ -113,7 +113,7 @@ def test_every_small_size_is_permuted_as_defined(first):
     if size % 64 == 0:
       places = tf.constant(found)
       keys = random.row_keys(seed, tf.fill(size, np.int64(epoch)))
-      assert random.permuted(places, keys, size, back=True).numpy().tolist() == list(range(size))
+      assert random.permute(places, keys, size, back=True).numpy().tolist() == list(range(size))
     for index in {0, size // 3, size - 1}:
       assert found[index] == place_of(index, epoch, seed, size), (size, index)
 
@@ -137,11 +137,11 @@ def test_equals_the_definition_and_goes_back(size):
   epoch = generator.integers(-(2**63), 2**63 - 1, 50)
   index[:2] = 0, size - 1
   for seed in (0, 2**64 - 1, -3):
-    found = random.shuffled(tf.constant(index), tf.constant(epoch), seed, size).numpy().tolist()
+    found = random.shuffle(tf.constant(index), tf.constant(epoch), seed, size).numpy().tolist()
     expected = [place_of(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
     assert found == expected
     assert [index_of(*pair, seed, size) for pair in zip(found, epoch.tolist())] == index.tolist()
-    back = random.permuted(
+    back = random.permute(
       tf.constant(found), random.row_keys(seed, tf.constant(epoch)), size, back=True
     )
     assert back.numpy().tolist() == index.tolist()
@@ -165,15 +165,15 @@ def test_rows_depend_on_their_own_index_and_epoch_alone(size):
   index = generator.integers(0, size, 40)
   epoch = generator.integers(0, 9, 40)
   one_by_one = [
-    random.shuffled(tf.constant(index[[i]]), tf.constant(epoch[[i]]), 5, size).numpy()[0]
+    random.shuffle(tf.constant(index[[i]]), tf.constant(epoch[[i]]), 5, size).numpy()[0]
     for i in range(40)
   ]
   assert (
-    random.shuffled(tf.constant(index), tf.constant(epoch), 5, size).numpy().tolist() == one_by_one
+    random.shuffle(tf.constant(index), tf.constant(epoch), 5, size).numpy().tolist() == one_by_one
   )
   vector = tf.TensorSpec([None], tf.int64)
   function = tf.function(
-    lambda index, epoch: random.shuffled(index, epoch, 5, size), input_signature=[vector, vector]
+    lambda index, epoch: random.shuffle(index, epoch, 5, size), input_signature=[vector, vector]
   )
   assert function(tf.constant(index), tf.constant(epoch)).numpy().tolist() == one_by_one
   dataset = tf.data.Dataset.from_tensor_slices((index, epoch)).batch(16).map(function)
@@ -191,19 +191,19 @@ def test_an_index_outside_is_refused(size, outside):
     match=r"index: expected each in \[0, "
     rf"{size}\)",
   ):
-    random.shuffled(index, epoch, 1, size)
+    random.shuffle(index, epoch, 1, size)
   with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
-    tf.function(lambda index: random.shuffled(index, epoch, 1, size))(index)
+    tf.function(lambda index: random.shuffle(index, epoch, 1, size))(index)
   with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
     list(
-      tf.data.Dataset.from_tensors(index).map(lambda index: random.shuffled(index, epoch, 1, size))
+      tf.data.Dataset.from_tensors(index).map(lambda index: random.shuffle(index, epoch, 1, size))
     )
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
 def test_a_size_outside_is_refused(size):
   with pytest.raises(ValueError, match=f"size: found {size}, expected 1 to 2"):
-    random.shuffled(tf.constant([0], tf.int64), tf.constant([0], tf.int64), 1, size)
+    random.shuffle(tf.constant([0], tf.int64), tf.constant([0], tf.int64), 1, size)
 
 
 def test_round_constants_are_the_stream_of_seed_0():
@@ -280,7 +280,7 @@ GOLDEN = {
   "size", [n if i % 2 else more.later(n) for i, n in enumerate(randomness.sizes())]
 )
 def test_orders_are_random(size):
-  scores = randomness.study(random.permuted, size, seed=0)
+  scores = randomness.study(random.permute, size, seed=0)
   far = {
     name: found.round(1).tolist() for name, found in scores.items() if np.abs(found).max() > MOST
   }
@@ -289,8 +289,8 @@ def test_orders_are_random(size):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
 def test_every_order_of_a_tiny_corpus_is_as_likely(size):
-  assert abs(randomness.permutation_score(random.permuted, size, seed=7, epochs=40_000)) < MOST
-  over_seeds = random.permuted(
+  assert abs(randomness.permutation_score(random.permute, size, seed=7, epochs=40_000)) < MOST
+  over_seeds = random.permute(
     tf.tile(tf.range(size, dtype=tf.int64), [4096]),
     tf.repeat(randomness.seed_keys(0, 4096), size),
     size,
@@ -314,20 +314,20 @@ def _failed(permute, size):
 @pytest.mark.parametrize("size", [257, 1000])
 def test_the_tests_find_a_network_of_four_rounds(monkeypatch, size):
   monkeypatch.setattr(random, "_ROUND_CONSTANTS", random._ROUND_CONSTANTS[:4])
-  assert "lags 1 to 64" in _failed(random.permuted, size)
+  assert "lags 1 to 64" in _failed(random.permute, size)
 
 
 def test_the_tests_find_orders_that_are_not_random():
   """An order without a key, one that only starts at random, a stride, and one key for all epochs
   and seeds."""
   size = 10_007
-  everything = set(randomness.study(random.permuted, 10_007, 0))
+  everything = set(randomness.study(random.permute, 10_007, 0))
 
   def start(key_B):
     return tf.cast(key_B % np.uint64(size), tf.int64)
 
   def keyless(index_B, key_B, size):
-    return random.permuted(index_B, tf.zeros_like(key_B), size)
+    return random.permute(index_B, tf.zeros_like(key_B), size)
 
   assert _failed(lambda index_B, key_B, size: index_B, size) == everything
   assert _failed(keyless, size) >= {

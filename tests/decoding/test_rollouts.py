@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from t5x_like import rewards
-from t5x_like.data import features, loader
+from t5x_like.data import loader, task_features
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -40,7 +40,7 @@ def prompts(architecture, vocab):
     "completions": K,
     "architecture": architecture,
   }
-  described = features.of(arguments)
+  described = task_features.declare(arguments)
   batch = {name: np.zeros((B, *one.shape), one.dtype) for name, one in described.items()}
   generator = np.random.default_rng(0)
   side, places = ("decoder", slice(0, 5)) if architecture == "decoder" else ("encoder", slice(0, 5))
@@ -99,7 +99,7 @@ def test_rows_of_prompts(architecture, tmp_path):
   )
   sizes = dict(prompt_length=8, new_tokens=3, completions=2, architecture=architecture)
   built = tasks.build("prompts", "train", **given, **sizes)
-  assert built.features == features.of({"name": "prompts", **sizes, "fields_length": 32})
+  assert built.features == task_features.declare({"name": "prompts", **sizes, "fields_length": 32})
   batch = next(loader.eval_batches(built, batch_size=4))
   vocabulary = built.vocabulary
   side = architecture.split("_")[0]

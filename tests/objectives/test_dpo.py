@@ -10,7 +10,7 @@ import pytest
 
 import more
 from t5x_like import evaluate, train, vocabularies
-from t5x_like.data import features, loader, task
+from t5x_like.data import loader, task, task_features
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, without_adapters
@@ -52,7 +52,7 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
     {"prompt": more, "chosen": [answer], "rejected": [answer | {"content": "No"}]},
   ]
   built = build(tmp_path, records, length=96)
-  assert built.features == features.of({"name": "preferences", "length": 96})
+  assert built.features == task_features.declare({"name": "preferences", "length": 96})
   batch = next(loader.eval_batches(built, batch_size=4))
   texts = [[BYTES.decode(ids) for ids in row] for row in batch["decoder_target_tokens"]]
   first = "User: Hi!\n\nAssistant: Hello."
@@ -77,7 +77,9 @@ def test_a_margin_goes_with_its_pair(tmp_path):
     {"prompt": "a", "chosen": "b", "rejected": "c" * n, "better_by": n / 2} for n in (1, 2)
   ]
   built = build(tmp_path, records, margin="better_by")
-  assert built.features == features.of({"name": "preferences", "length": 64, "margin": "better_by"})
+  assert built.features == task_features.declare(
+    {"name": "preferences", "length": 64, "margin": "better_by"}
+  )
   batch = next(loader.eval_batches(built, batch_size=2))
   assert batch["margin"].tolist() == [0.5, 1.0] and batch["margin"].dtype == np.float32
 

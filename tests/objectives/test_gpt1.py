@@ -9,7 +9,7 @@ import pytest
 
 import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
 from t5x_like import train, vocabularies
-from t5x_like.data import features, loader, task
+from t5x_like.data import loader, task, task_features
 from t5x_like.errors import UserError
 from t5x_like.objectives.gpt1 import Objective
 from t5x_like.report.writer import read_metrics
@@ -60,7 +60,7 @@ def test_rows_of_pairs_in_both_orders_and_of_options(tmp_path):
     "labels": ["no", "yes"],
     "architecture": "decoder",
   }
-  assert one.features == features.of(about) and both.features == features.of(
+  assert one.features == task_features.declare(about) and both.features == task_features.declare(
     about | {"both_orders": True}
   )
   batch = next(loader.eval_batches(both, batch_size=2))

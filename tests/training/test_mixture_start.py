@@ -42,7 +42,9 @@ def test_tasks_are_drawn_by_their_examples_up_to_a_limit():
     1000,
     2,
   )
-  first, second = mixture.temperature([250, 138_854], config.task.temperature, config.task.maximum)
+  first, second = mixture.temperature_rates(
+    [250, 138_854], config.task.temperature, config.task.maximum
+  )
   assert second / first == pytest.approx(2)
 
 
@@ -52,7 +54,7 @@ def test_every_task_of_the_pretraining_mixture_is_drawn(size):
   task = recipes.load(f"configs/t5/multitask.py:{size}").task
   rates = task.rates.to_dict()
   assert rates.keys() == task.parts.to_dict().keys()
-  found = dict(zip(rates, mixture.counts(rates, task.period)))
+  found = dict(zip(rates, mixture.counts_per_period(rates, task.period)))
   assert min(found.values()) > 0 and rates["rte"] == rates["superglue_rte"] == 1_245
   unlabelled = {"small": 710_000, "xxl": 133_000_000}[size]
   assert [

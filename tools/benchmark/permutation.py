@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
 
   permutations = {
     f"RandomIndexShuffle, {args.tensorflow_rounds} rounds": tensorflows,
-    "ours": random.permuted,
+    "ours": random.permute,
   }
   print(
     "Method: the first 50,000 places of 8 epochs' orders (4 of each of two seeds; more epochs of "

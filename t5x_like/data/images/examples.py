@@ -263,7 +263,7 @@ def task(
     numbering=f"{store.fingerprint} {repeats}",
     classes=classes,
     labels=store.labels if classes else None,
-    evaluated=evaluated,
+    eval_batch=evaluated,
     repeats=repeats,
   )
 
@@ -301,7 +301,7 @@ def extended(
     fingerprint=digest(task=version, images=whole.fingerprint, **facts),
     features=features,
     batch=extending(whole.batch, True),
-    evaluated=extending(whole.evaluated, False),
+    eval_batch=extending(whole.eval_batch, False),
   )
 
 

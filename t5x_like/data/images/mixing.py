@@ -93,10 +93,10 @@ def partners(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf
   The last of an odd number has the one before it; a single example itself.
   """
   key_B = random.row_keys(seed, epoch_B)
-  place_B = random.permuted(index_B, key_B, size, back=True)
+  place_B = random.permute(index_B, key_B, size, back=True)
   other_B = tf.bitwise.bitwise_xor(place_B, tf.constant(1, tf.int64))
   other_B = tf.where(other_B < size, other_B, tf.maximum(place_B - 1, 0))
-  return random.permuted(other_B, key_B, size)
+  return random.permute(other_B, key_B, size)
 
 
 def _beta(alpha: float, u: tf.Tensor) -> tf.Tensor:

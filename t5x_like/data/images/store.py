@@ -149,10 +149,10 @@ def open_store(
     verify: the checks on opening, see `Store.open`.
 
   Raises:
-    UserError, DamageError: see `prepared.opened`.
+    UserError, DamageError: see `prepared.open_store`.
   """
   notes = notes or Notes((), {}, lambda record, where: {})
-  opened = prepared.source(
+  opened = prepared.open_source_fields(
     source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir
   )
   names = list(classes) or _classes(opened, label_field, cache) if label_field else []
@@ -160,7 +160,7 @@ def open_store(
   made = Images(
     opened, split, cache, {"classes": names}, arguments, None, notes, _directories(opened)
   )
-  return ImageStore(prepared.opened(made, processes.Engine(1), verify))
+  return ImageStore(prepared.open_store(made, processes.Engine(1), verify))
 
 
 def _directories(source: Source) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def _classes(source: Source, field: str, cache: str) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Images(prepared.Records):
+class Images(prepared.PreparedStore):
   """The images of a source, with notes.
 
   Attributes:

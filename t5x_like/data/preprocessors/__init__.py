@@ -1,3 +1,4 @@
-"""Preprocessors, one a file: from windows or records to features."""
+"""Functions from raw tokens to the features of examples."""
 
-OWN = "own_preprocessor-"  # begins the name scope of a user's preprocessor, see `own.py`
+# Begins the name scope of a user's preprocessor, see `user_defined.py`.
+SCOPE_PREFIX = "own_preprocessor-"

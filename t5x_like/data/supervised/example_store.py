@@ -128,9 +128,9 @@ def open_store(
     verify: the checks on opening, see `Store.open`.
 
   Raises:
-    UserError, DamageError: see `prepared.opened`.
+    UserError, DamageError: see `prepared.open_store`.
   """
-  opened = prepared.source(source, fields, data_dir)
+  opened = prepared.open_source_fields(source, fields, data_dir)
   if opened.name == builtin.NAME:
     cache = builtin.directory() + "_examples"
   about = dict(
@@ -147,11 +147,11 @@ def open_store(
     unit=next(iter(streams)),
     **about,
   )
-  return ExampleStore(prepared.opened(made, batches.Engine(os.cpu_count() or 1), verify))
+  return ExampleStore(prepared.open_store(made, batches.Engine(os.cpu_count() or 1), verify))
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples(prepared.Records):
+class Examples(prepared.PreparedStore):
   """The examples of a task; `streams`, `examples`: see `open_store`. The other entries of an
   example are numbers."""
 

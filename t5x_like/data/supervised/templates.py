@@ -21,7 +21,7 @@ class Template:
 
   Attributes:
     fields: its field names, in order.
-    marked: whether its texts have sentinels.
+    has_sentinels: whether its texts have sentinels.
 
   Raises:
     UserError: a malformed template; formats and conversions (`{x:>5}`, `{x!r}`) are not supported.
@@ -46,7 +46,7 @@ class Template:
         f"braces, such as '{{text}}'"
       )
     self._sentinels = sentinels
-    self.marked = sentinels > 0 and any(
+    self.has_sentinels = sentinels > 0 and any(
       field != _list(field) for _, field in self._parts if field is not None
     )
 
@@ -64,10 +64,10 @@ class Template:
         if isinstance(found, list) and "*" in plain.split("."):
           texts = [as_text(one, plain, where) for one in found]
           if field != plain and any(texts):
-            marked = [
+            texts_with_sentinels = [
               f"<extra_id_{n}> {text}".strip() for n, text in enumerate(texts[: self._sentinels])
             ]
-            texts = [*marked, *texts[self._sentinels :]]
+            texts = [*texts_with_sentinels, *texts[self._sentinels :]]
           text = " ".join(filter(None, texts))
         else:
           text = as_text(found, plain, where)

@@ -13,7 +13,7 @@ import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.chunk_rows import ChunkRows
-from t5x_like.data.document_chunks import Others
+from t5x_like.data.document_chunks import OtherDocuments
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised import packing
@@ -145,7 +145,7 @@ class Pairs:
     """Return (chunk, its tokens, *the values of `Others.read`) of each pair, int32."""
     tokens = self._rows.tokens
     width = int(size_n.max(initial=2))
-    others = Others(tokens, width).read(document_n, words_n5, size_n)
+    others = OtherDocuments(tokens, width).read(document_n, words_n5, size_n)
     return tokens.padded(TOKENS, start_n, size_n, width), size_n.astype(np.int32), *others
 
   def _layout(self, row_n, number_n, used_n, label_n, sizes):

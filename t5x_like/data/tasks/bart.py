@@ -19,7 +19,7 @@ from t5x_like.data.preprocessors import bart, sentences
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
-from t5x_like.data.windows import Text
+from t5x_like.data.windows import TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import opening_ids, padding_id, special_id
@@ -42,7 +42,7 @@ def task(
   mask: float = 0.0,
   delete: float = 0.0,
   sentence_rule: str = sentences.DEFAULT_RULE,
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -74,7 +74,7 @@ def task(
     raise UserError(f"poisson_mean: found {poisson_mean}, expected at least 1")
   if length < 8:
     raise UserError(f"length: found {length}, expected at least 8")
-  source = Text(**text)
+  source = TextArguments(**text)
   vocabulary = source.tokens().vocabulary
   pad_id = padding_id(vocabulary)
   begin = opening_ids(vocabulary)

@@ -19,7 +19,7 @@ from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, Text
+from t5x_like.data.windows import DocumentsEnd, TextArguments
 from t5x_like.slots import Length
 from t5x_like.vocabularies import start_id
 
@@ -34,7 +34,7 @@ def task(
   length: Length = 1024,
   document_mask: bool = False,
   documents_end: DocumentsEnd = "eos",
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -50,7 +50,7 @@ def task(
     UserError: the store cannot be used, is shorter than one window, or its documents do not end as
       they should.
   """
-  source = Text(**text)
+  source = TextArguments(**text)
   windows = source.windows(length, documents_end)
   start = start_id(windows.vocabulary)
 

@@ -150,5 +150,5 @@ def task(
     rows=rows,
     features=features(vocabulary, length=length),
     made=made | {"vocabulary": vocabulary.fingerprint},
-    ends=(chat.end,),
+    end_ids=(chat.end,),
   )

@@ -24,7 +24,7 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, value
-from t5x_like.data.features import Feature, Features, rows_of
+from t5x_like.data.features import Feature, Features, labelled_rows
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
 from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
 from t5x_like.data.supervised.sequences import layout, sequences, stacked
@@ -48,7 +48,7 @@ def features(
 ) -> Features:
   """Return the features of the task with these arguments."""
   label = Feature((), "float32" if labels is None else "int32")
-  rows = rows_of(length, architecture, 2 if both_orders else None)
+  rows = labelled_rows(length, architecture, 2 if both_orders else None)
   return rows | {"label": label, "example_weights": Feature((), "float32")}
 
 

@@ -37,7 +37,7 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import denoising as lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, Text
+from t5x_like.data.windows import DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
@@ -61,7 +61,7 @@ def task(
   inputs_length: Length = 512,
   noise_density: float = 0.15,
   documents_end: DocumentsEnd = "nothing",
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -83,7 +83,7 @@ def task(
       f"inputs_length: found {inputs_length}, expected at least 3 (two tokens and EOS)"
     )
   window, tokens_of_noise, targets_length = lengths(style, inputs_length, noise_density)
-  source = Text(**text)
+  source = TextArguments(**text)
   tokens = source.tokens(documents_end)
   vocabulary = tokens.vocabulary
   runs = min(tokens_of_noise, window - tokens_of_noise + 1)

@@ -23,7 +23,7 @@ from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, Text
+from t5x_like.data.windows import DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import start_id
@@ -43,7 +43,7 @@ def task(
   sentinels: tuple[str, ...] = (),
   document_mask: bool = False,
   documents_end: DocumentsEnd = "eos",
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -67,7 +67,7 @@ def task(
     raise UserError(f"length: found {length}, expected at least {ROOM + 3}")
   if not 0 <= rate <= 1 or not 0 <= spm_rate <= 1:
     raise UserError(f"rate, spm_rate: found {rate} and {spm_rate}, expected shares of 0 to 1")
-  source = Text(**text)
+  source = TextArguments(**text)
   windows = source.windows(length - ROOM, documents_end)
   vocabulary = windows.vocabulary
   rearrange = FillInTheMiddle(

@@ -22,8 +22,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from t5x_like import config, slots
-from t5x_like.data import features as declared
-from t5x_like.data import mixture
+from t5x_like.data import mixture, task_features
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError, did_you_mean
@@ -36,7 +35,7 @@ def features(
   """Return the features of the mixture, each padded to its greatest length in any part."""
   common: Features = {}
   for part in parts.values():
-    for name, feature in declared.of({**shared, **part}).items():
+    for name, feature in task_features.declare({**shared, **part}).items():
       longest = tuple(map(max, feature.shape, common.get(name, feature).shape))
       common[name] = Feature(longest, feature.dtype)
   return common
@@ -127,12 +126,14 @@ def _made(
   }
   shares = [explicit.get(name, 1.0) for name in made]
   if rates in ("proportional", "temperature", "unimax"):
-    sizes = [mixture.corpus_examples(part) * weights.get(name, 1.0) for name, part in made.items()]
+    sizes = [
+      mixture.count_corpus_examples(part) * weights.get(name, 1.0) for name, part in made.items()
+    ]
     power = rule["temperature"] if rates == "temperature" else 1.0
     shares = (
-      mixture.unimax(sizes, draws, rule["epochs"])
+      mixture.unimax_draws(sizes, draws, rule["epochs"])
       if draws
-      else mixture.temperature(sizes, power, maximum)
+      else mixture.temperature_rates(sizes, power, maximum)
     )
   return mixture.mix(
     made, dict(zip(made, shares, strict=True)), period=period, name=label or "mixture"

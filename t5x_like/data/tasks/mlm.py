@@ -42,7 +42,7 @@ from t5x_like.data.preprocessors.masking import Masking, Mode, places
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
-from t5x_like.data.windows import Text
+from t5x_like.data.windows import TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, Rate
 from t5x_like.store.tokens import TokenStore
@@ -105,7 +105,7 @@ def task(
   sentence_rule: str = sentences.DEFAULT_RULE,
   segment_ids: bool = True,
   packed: bool = True,
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -137,7 +137,7 @@ def task(
     UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask,
       [CLS] or [SEP] and no sentinels to lend; impossible shares or length.
   """
-  source = Text(**text)
+  source = TextArguments(**text)
   tokens = source.tokens()
   vocabulary = tokens.vocabulary
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
@@ -181,7 +181,7 @@ def task(
   shares |= {"swapped": float(swapped)} if swapped else {}
   if input_format == "full_sentences":
     reader = FullSentences(tokens, length, ids, rule)
-    rows |= windows.offset_facts(source.dynamic_offsets and static_copies is None)
+    rows |= windows.offset_fingerprint(source.dynamic_offsets and static_copies is None)
   elif not pairs:
     reader = (_packed_rows.DocSentences if packed else DocSentences)(tokens, length, ids)
   elif packed:
@@ -197,7 +197,9 @@ def task(
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     copy_B = epoch_B if static_copies is None else epoch_B % static_copies
     key_B = random.row_keys(seed, copy_B, example_index_B)
-    offset_B = windows.offsets(epoch_B, seed, tokens.num_tokens) if "dynamic_offsets" in rows else 0
+    offset_B = (
+      windows.epoch_offsets(epoch_B, seed, tokens.num_tokens) if "dynamic_offsets" in rows else 0
+    )
     row = reader(example_index_B, key_B, offset_B)
     masked = masks(row["tokens"], random.row_keys(8, key_B))
     made = {_FEATURES[name]: x for name, x in (row | masked).items() if name in _FEATURES}
@@ -273,7 +275,7 @@ class FullSentences:
     R = self._read_length
     T = self._tokens.num_tokens
     return tuple(
-      windows.around(read, starts_B, R, T)
+      windows.read_wrapped(read, starts_B, R, T)
       for read in (self._tokens.windows, self._tokens.document_begins)
     )
 

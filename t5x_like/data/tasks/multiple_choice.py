@@ -23,7 +23,7 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, value
-from t5x_like.data.features import Feature, Features, rows_of
+from t5x_like.data.features import Feature, Features, labelled_rows
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
 from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
 from t5x_like.data.supervised.sequences import layout, sequences, stacked
@@ -51,7 +51,11 @@ BUILT_IN |= {"labels": ["short", "long"], "choices": 2}
 def features(vocabulary, /, *, length: int, choices: int, architecture: str, **_) -> Features:
   """Return the features of the task with these arguments."""
   more = {"option_labels": Feature((choices,), "int32"), "label": Feature((), "int32")}
-  return rows_of(length, architecture, choices) | more | {"example_weights": Feature((), "float32")}
+  return (
+    labelled_rows(length, architecture, choices)
+    | more
+    | {"example_weights": Feature((), "float32")}
+  )
 
 
 def task(

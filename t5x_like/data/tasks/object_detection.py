@@ -162,5 +162,5 @@ def task(
     classes=classes,
     boxes=known,
     buckets=buckets,
-    evaluated=evaluated,
+    eval_batch=evaluated,
   )

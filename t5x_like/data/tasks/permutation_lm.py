@@ -25,7 +25,7 @@ from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Mode
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, digest
-from t5x_like.data.windows import Text
+from t5x_like.data.windows import TextArguments
 from t5x_like.slots import Length
 
 FEW_TARGETS = True  # see `laptop`
@@ -55,7 +55,7 @@ def task(
   sentence_rule: str = sentences.DEFAULT_RULE,
   segment_ids: bool = True,
   packed: bool = True,
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 

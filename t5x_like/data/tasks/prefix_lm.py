@@ -25,7 +25,7 @@ from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, Text
+from t5x_like.data.windows import DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import padding_id, start_id
@@ -43,7 +43,7 @@ def task(
   length: Length = 512,
   architecture: Literal["decoder", "encoder_decoder"] = "decoder",
   documents_end: DocumentsEnd | None = None,
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -65,7 +65,7 @@ def task(
       f"length: found {length}, expected at least {length - window + 2}: a token on "
       "each side of the cut"
     )
-  source = Text(**text)
+  source = TextArguments(**text)
   windows = source.windows(window, documents_end or ("eos" if decoder else "nothing"))
   vocabulary = windows.vocabulary
   start = start_id(vocabulary)

@@ -216,5 +216,5 @@ def task(
     rows=rows,
     features=described,
     made=sizes | {"too_long": too_long, "vocabulary": vocabulary.fingerprint},
-    ends=() if chat is None else (chat.end,),
+    end_ids=() if chat is None else (chat.end,),
   )

@@ -16,7 +16,7 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, random_spans_lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, Text
+from t5x_like.data.windows import DocumentsEnd, TextArguments
 from t5x_like.slots import Length
 from t5x_like.vocabularies import padding_id
 
@@ -52,7 +52,7 @@ def task(
   random_roll: bool = False,
   prefix: str = "",
   documents_end: DocumentsEnd = "nothing",
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -72,7 +72,7 @@ def task(
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks
       sentinels; impossible lengths or densities.
   """
-  source = Text(**text)
+  source = TextArguments(**text)
   vocabulary = source.tokens(documents_end).vocabulary
   prefix_ids = vocabulary.encode(prefix) if prefix else []
   corruption = SpanCorruption(

@@ -19,7 +19,7 @@ from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised.labelled import batch_of
 from t5x_like.data.task import Task, digest
-from t5x_like.data.windows import Prepared, Windows
+from t5x_like.data.windows import PrepareSplit, Windows
 from t5x_like.errors import UserError
 from t5x_like.files.paths import place
 from t5x_like.store import manifest as manifests
@@ -48,7 +48,7 @@ def features(vocabulary, /, *, store: str, **_) -> Features:
   return _BUILT_IN if store == "builtin" else _features(_opened(store, "train", "size"))
 
 
-def task(*, store: str | Prepared, split: str, verify: Verify = "auto") -> Task:
+def task(*, store: str | PrepareSplit, split: str, verify: Verify = "auto") -> Task:
   """Make the task.
 
   Args:

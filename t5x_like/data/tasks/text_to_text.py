@@ -140,7 +140,7 @@ def task(
   encoders = {"inputs": vocabulary, "targets": vocabulary if decoder else vocabulary.for_targets()}
 
   def encoded(name, text):
-    if templates[name].marked:
+    if templates[name].has_sentinels:
       return vocabularies.encode_sentinels(encoders[name], text)
     return encoders[name].encode(text)
 
@@ -248,5 +248,5 @@ def task(
       vocabulary, inputs_length=inputs_length, targets_length=targets_length, **own
     ),
     made={"task": "text_to_text.v2", "limits": limits, **own, **kept},
-    marked=templates["inputs"].marked,
+    has_sentinels=templates["inputs"].has_sentinels,
   )

@@ -38,7 +38,7 @@ from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, denoi
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd, Text
+from t5x_like.data.windows import DocumentsEnd, TextArguments
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding_id
@@ -65,7 +65,7 @@ def task(
   rates: dict = {},
   random_roll: bool = False,
   documents_end: DocumentsEnd = "nothing",
-  **text: Unpack[Text],
+  **text: Unpack[TextArguments],
 ) -> Task:
   """Make the task.
 
@@ -99,7 +99,7 @@ def task(
     raise UserError(
       "config.task.rates: found 0 for every denoiser, expected at least one that is drawn"
     )
-  source = Text(**text)
+  source = TextArguments(**text)
   windows = source.windows(length, documents_end)
   denoisers = [
     _Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares
@@ -116,7 +116,7 @@ def task(
     which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
     rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
     made = [
-      mixture.padded(
+      mixture.pad_features(
         noise(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)),
         described,
         windows.vocabulary.pad_id,

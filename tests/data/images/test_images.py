@@ -321,7 +321,7 @@ def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path
   for size in (1, 2, 7, 300, 301):
     index = tf.range(size, dtype=tf.int64)
     epoch = tf.fill([size], np.int64(3))
-    order = random.shuffled(index, epoch, 5, size).numpy()
+    order = random.shuffle(index, epoch, 5, size).numpy()
     places = np.arange(size) ^ 1
     places[-1] = max(size - 2, 0)  # also of an odd number
     assert np.array_equal(partners(tf.constant(order), epoch, 5, size), order[places])
@@ -331,7 +331,7 @@ def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path
   )
   made = built(source, tmp_path, repeats=3, mixing={"mixup": 0.5}, mean=(0.0,), std=(1 / 255,))
   batch = next(loader.train_batches(made, batch_size=36, seed=3))
-  order = random.shuffled(tf.range(12, dtype=tf.int64), tf.zeros(12, tf.int64), 3, 12).numpy()
+  order = random.shuffle(tf.range(12, dtype=tf.int64), tf.zeros(12, tf.int64), 3, 12).numpy()
   own = np.repeat(order, 3)
   other = np.repeat(order[np.arange(12) ^ 1], 3)
   share = batch["label_share"]

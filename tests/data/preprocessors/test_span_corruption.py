@@ -256,8 +256,8 @@ def test_keys_and_orders_are_frozen():
   assert random.row_keys(42, epoch, index).numpy().tolist() == KEYS
   small = tf.range(10, dtype=tf.int64)
   epochs = tf.constant([0] * 5 + [1] * 5, tf.int64)
-  assert random.shuffled(small, epochs, 42, 10).numpy().tolist() == ORDER
-  assert random.shuffled(index, epoch, 42, 10**13).numpy().tolist() == FAR_ORDER
+  assert random.shuffle(small, epochs, 42, 10).numpy().tolist() == ORDER
+  assert random.shuffle(index, epoch, 42, 10**13).numpy().tolist() == FAR_ORDER
 
 
 KEYS = [7138415436909018950, 13151335708014940318, 16908140964753355758, 5808286621832270839]

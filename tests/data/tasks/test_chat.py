@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from t5x_like import vocabularies
-from t5x_like.data import features, loader, task
+from t5x_like.data import loader, task, task_features
 from t5x_like.data.supervised.chat import TEMPLATES, Chat, Message
 from t5x_like.errors import UserError
 
@@ -120,7 +120,7 @@ def test_a_template_of_ones_own_is_a_part_of_the_recipe(tmp_path):
   length = int(batch["decoder_segment_ids"][0].sum())
   assert (
     BYTES.decode(ids).startswith("[INST]  Hi!0 [/INST] Hello.0")
-    and ids[-1] == BYTES.eos_id == built.ends[0]
+    and ids[-1] == BYTES.eos_id == built.end_ids[0]
   )
   assert batch["decoder_target_tokens"][0][: len(ids)].tolist() == ids.tolist() and length >= len(
     ids
@@ -167,7 +167,10 @@ def talks(n):
 
 def test_packed_rows_hold_every_conversation_once(tmp_path):
   built = build(tmp_path, talks(9), length=160)
-  assert features.of({"name": "chat", "length": 160}) == built.features and built.num_examples < 9
+  assert (
+    task_features.declare({"name": "chat", "length": 160}) == built.features
+    and built.num_examples < 9
+  )
   expected = {
     BYTES.decode(ids): int(answer.sum()) for ids, answer in map(Chat("plain", BYTES), _messages(9))
   }

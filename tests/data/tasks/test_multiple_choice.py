@@ -9,7 +9,7 @@ import pytest
 
 from t5x_like import vocabularies
 from t5x_like.benchmarks.suites import choices
-from t5x_like.data import features, loader, task
+from t5x_like.data import loader, task, task_features
 from t5x_like.errors import UserError
 from t5x_like.objectives.multiple_choice import Objective
 
@@ -68,7 +68,9 @@ def spelled(batch, row):
 
 def test_each_option_is_a_row_behind_its_text(tmp_path):
   built = build(tmp_path, [COPA, COPA | {"label": "choice2"}, COPA | {"label": -1}], **COPA_TASK)
-  assert built.features == features.of({"name": "multiple_choice", "length": 64, "choices": 2})
+  assert built.features == task_features.declare(
+    {"name": "multiple_choice", "length": 64, "choices": 2}
+  )
   batch = next(loader.eval_batches(built, batch_size=3))
   asked = "It rained. What was the effect?|"
   assert spelled(batch, 0) == spelled(batch, 2) == [asked + "Wet.", asked + "Dry, all of it."]

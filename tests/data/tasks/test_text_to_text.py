@@ -438,7 +438,10 @@ def test_items_of_a_list_stand_behind_sentinels_as_far_as_there_are_any(sentinel
   }
   template = Template("tag: {words.<*>}", "inputs", sentinels)
   assert template(row, "here") == f"tag: {marked[sentinels]}" and template.fields == ("words.*",)
-  assert template.marked == (sentinels > 0) and not Template("{words.*}", "inputs", 9).marked
+  assert (
+    template.has_sentinels == (sentinels > 0)
+    and not Template("{words.*}", "inputs", 9).has_sentinels
+  )
   assert Template("{deep.<*>.tag}", "inputs", 1)(row, "here") == "<extra_id_0> 7"
   assert Template("{none.<*>}", "inputs", 9)(row, "here") is None
   assert Template("{empty.<*>}", "inputs", 9)(row, "here") is None

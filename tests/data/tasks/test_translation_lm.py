@@ -6,7 +6,7 @@ import pytest
 
 from t5x_like import vocabularies
 from t5x_like.architectures.architecture import aligned
-from t5x_like.data import features, task
+from t5x_like.data import task, task_features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
@@ -29,7 +29,7 @@ def rows(made, epoch=0):
 def test_a_sentence_and_its_translation_share_a_row(tmp_path):
   given = arguments(tmp_path, too_long="truncate", languages=[3, 5])
   made = task.build(split="train", **given)
-  assert made.features == features.of(given)
+  assert made.features == task_features.declare(given)
   batch = rows(made)
   later = rows(made, epoch=1)
   hidden = batch["encoder_loss_weights"] > 0

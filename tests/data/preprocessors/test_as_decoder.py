@@ -35,7 +35,7 @@ def root(tmp_path_factory):
 def rows(root, name, arguments, form=None, seed=3):
   built = task.build(name, "train", store=root, as_decoder=form, **arguments)
   index = tf.range(12, dtype=tf.int64)
-  made = built.declared(built.batch(index, index % 2, seed))
+  made = built.set_shapes(built.batch(index, index % 2, seed))
   assert made.keys() == built.features.keys()
   return built, {key: value.numpy() for key, value in made.items()}
 

@@ -11,7 +11,7 @@ import pytest
 from t5x_like import trust
 from t5x_like.data import loader, task
 from t5x_like.data.dataset import dataset
-from t5x_like.data.preprocessors import own
+from t5x_like.data.preprocessors import user_defined
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from tools import inspect_data
@@ -161,7 +161,7 @@ def test_faults_are_one_line_that_names_it(mine, name, message):
 
 
 def test_a_fault_in_the_middle_of_training_names_it_too(mine, monkeypatch):
-  monkeypatch.setattr(own, "_check", lambda *_: None)  # the first examples have none
+  monkeypatch.setattr(user_defined, "_check", lambda *_: None)  # the first examples have none
   with pytest.raises(
     UserError, match=r"config.task.preprocessors: mine:late failed: .*a fault"
   ) as refused:

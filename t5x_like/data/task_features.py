@@ -1,0 +1,40 @@
+"""The features of a task from its arguments in a recipe, without building the task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like import slots
+from t5x_like.data import tasks
+from t5x_like.data.features import Features, load_vocabulary
+from t5x_like.data.preprocessors import as_decoder
+from t5x_like.errors import UserError
+
+
+def is_known(name: str | None) -> bool:
+  """Return whether a task's features are known without building it."""
+  return name in slots.names(tasks)
+
+
+def declare(arguments: Mapping[str, Any]) -> Features:
+  """Return the features of a task.
+
+  Args:
+    arguments: its name and arguments, as in a recipe; missing arguments have their defaults.
+
+  Raises:
+    UserError: `is_known` is false for the task.
+  """
+  values = dict(arguments)
+  name = values.pop("name", None)
+  if not is_known(name):
+    raise UserError(
+      f"config.task.name: the features of {name!r} are told only by making the task, from its data"
+    )
+  task_function = slots.find("config.task.name", name, tasks, "task")
+  features_function = slots.find("config.task.name", name, tasks, "features")
+  vocabulary = load_vocabulary(values.get("store", "builtin"))
+  features = features_function(vocabulary, **slots.defaults(task_function) | values)
+  form = values.get("as_decoder")
+  if form:
+    features = as_decoder.describe(form, features)
+  return features
