@@ -56,7 +56,7 @@ class PreparedStore(Kind):
     vocabulary: the vocabulary of the ids; None for none.
   """
 
-  open_source_fields: Source | None
+  source: Source | None
   split: str
   cache: str
   store_facts: dict[str, Any]

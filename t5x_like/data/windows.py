@@ -28,6 +28,7 @@ import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.features import BatchFunction, Features
+from t5x_like.data.preprocessors import as_decoder
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.errors import DamageError, UserError
