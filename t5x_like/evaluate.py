@@ -10,7 +10,7 @@ pictures. Groups name the run's metrics; see t5x_like/training/evaluation.py.
 
 With --suite it fine-tunes the checkpoint, the newest or the one given by --step, on every task of
 t5x_like/benchmarks/suites/NAME.py, of a file TASKS.toml or of module:SUITE
-(t5x_like/benchmarks/outside.py), and prints one table. --data is a directory with the official
+(t5x_like/benchmarks/custom_suites.py), and prints one table. --data is a directory with the official
 files of the tasks, plain or compressed, or --data_dir has them as TensorFlow datasets. --output
 also holds it as results.json, results.md and results.html, with files for the leaderboard unless
 --no_submission leaves the test sets alone. Each run is evaluated and saved --evaluations times at
@@ -246,7 +246,7 @@ def _flags(names: list[str]) -> str:
 
 def _suite(args, overrides: list[str]) -> None:
   """Run a suite and print its table."""
-  from t5x_like.benchmarks import outside, steps, suite, tables
+  from t5x_like.benchmarks import custom_suites, steps, suite, tables
   from t5x_like.runtime import compile_cache, process
   from t5x_like.training import saved_model
 
@@ -277,7 +277,7 @@ def _suite(args, overrides: list[str]) -> None:
   for word in workdirs:
     saved_model.identity_of(word)  # raises if there is none
   form = "from_scratch" if args.from_scratch else ""
-  folder = "+".join(map(outside.short, names)) or _QUESTIONS
+  folder = "+".join(map(custom_suites.short_name, names)) or _QUESTIONS
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / folder / form)
   process.say(compile_cache.use(args.output if borrowed else workdirs[0]))
   options = suite.Options(
@@ -301,7 +301,7 @@ def _suite(args, overrides: list[str]) -> None:
   )
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
   if args.steps:
-    return process.say(steps.markdown(steps.run(names, options, args.steps)))
+    return process.say(steps.markdown(steps.run_by_step(names, options, args.steps)))
   found = suite.run(names, options, others)
   process.say(tables.markdown(found))
   if not found["tasks"]:
@@ -331,7 +331,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
     raise UserError(
       "--questions: a model from scratch has learned nothing to be asked; leave out --from_scratch"
     )
-  able = next((one for one in workdirs if suite.kind(one) != "encoder"), None)
+  able = next((one for one in workdirs if suite.form_kind(one) != "encoder"), None)
   if able is None:
     raise UserError(
       f"--questions: --workdir={args.workdir} holds encoders; add a decoder or an encoder-decoder"
@@ -353,7 +353,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
     asker = None
     found = {}
     missing = {}
-    step = facts.newest(able) if args.step is None else [args.step]
+    step = facts.newest_step(able) if args.step is None else [args.step]
     for name, file in files.items():
       digest = hashlib.sha256(json.dumps(file.rows).encode()).hexdigest()
       asked = {

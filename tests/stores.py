@@ -30,7 +30,7 @@ def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabular
     shards.append(writer.write_shard(work, f"{len(shards):08d}", arrays, part))
     first = end
   about = dict(skipped={}, source={}) | about
-  writer.publish(work, path, writer.described(shards, arrays=arrays, **about), vocabulary)
+  writer.publish(work, path, writer.build_metadata(shards, arrays=arrays, **about), vocabulary)
 
 
 class TokenStoreWriter(contextlib.AbstractContextManager):
@@ -49,7 +49,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
   def add(self, tokens, lengths):
     lengths = np.asarray(lengths, np.int64)
     self._held.append(
-      ids.stored(self._vocabulary, self._append_eos, tokens, lengths[lengths > 0], self._path)
+      ids.prepare(self._vocabulary, self._append_eos, tokens, lengths[lengths > 0], self._path)
     )
 
   def __exit__(self, kind, error, traceback):

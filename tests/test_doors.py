@@ -232,7 +232,7 @@ def test_a_recipe_that_is_not_there(refused, capsys, tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-  return pathlib.Path(shutil.copytree(builtin.directory(), tmp_path / "store"))
+  return pathlib.Path(shutil.copytree(builtin.prepare(), tmp_path / "store"))
 
 
 def _flip(path):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from t5x_like.corpora.job import skips
+from t5x_like.corpora.job import describe_skipped
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.inference import terminal
 from t5x_like.runtime import process
@@ -36,9 +36,9 @@ def test_an_error_of_data_is_printed_without_them(capsys):
 
 
 def test_reasons_in_a_manifest_are_printed_without_them():
-  assert skips({EVIL: 3}).startswith(r", 3 records skipped (a\x1b]52;c;") and "\x1b" not in skips(
-    {EVIL: 3}
-  )
+  assert describe_skipped({EVIL: 3}).startswith(
+    r", 3 records skipped (a\x1b]52;c;"
+  ) and "\x1b" not in describe_skipped({EVIL: 3})
 
 
 def test_what_is_said_and_warned_of_is_printed_without_them(capsys):

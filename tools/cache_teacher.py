@@ -186,7 +186,7 @@ def write(
     "seed": config.seed,
   }
   about = dict(name=built.name, split=split, arrays=arrays, facts=facts, skipped={}, source=source)
-  writer.publish(work, path, writer.described(shards, **about), built.vocabulary)
+  writer.publish(work, path, writer.build_metadata(shards, **about), built.vocabulary)
   return rest / max(weight, 1.0)
 
 

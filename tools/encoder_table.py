@@ -32,7 +32,7 @@ import threading
 import time
 
 from t5x_like import command_line, evaluate
-from t5x_like.benchmarks import outside, tables
+from t5x_like.benchmarks import custom_suites, tables
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, handle_errors
 from t5x_like.training import workdir as workdirs
 
@@ -46,7 +46,7 @@ _TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples of --max_steps
 
 @handle_errors
 def main(argv: list[str] | None = None) -> int:
-  known = outside.suite(str(SUITE)).tasks
+  known = custom_suites.load_suite(str(SUITE)).tasks
   parser = command_line.Parser(__doc__, prog="python -m tools.encoder_table")
   parser.add_argument(
     "--data", required=True, metavar="DIR", help="the official files of the tasks"
@@ -261,7 +261,7 @@ def _write(folder: pathlib.Path, known: list[str], missing: dict[str, str], budg
     "seeds": max(part["seeds"] for part in found.values()),
     "mean": sum(scores) / len(scores),
   }
-  tables.write(folder, whole)
+  tables.write_results(folder, whole)
   told = f"\n{budget.spent / 3600:.2f} of {budget.seconds / 3600:g} CPU hours used.\n"
   text = tables.markdown(whole) + told
   workdirs.write_text(folder, "results.md", text)

@@ -24,11 +24,11 @@ import sys
 from typing import Any
 
 from t5x_like import command_line, slots, trust, vocabularies
-from t5x_like.corpora import cleaning, engines, held_out, losses, preparing, sources
+from t5x_like.corpora import cleaning, engines, held_out, lost_characters, preparing, sources
 from t5x_like.corpora.documents import Documents
-from t5x_like.corpora.held_out import Part
-from t5x_like.corpora.job import Job, skips
-from t5x_like.corpora.tokens import PART_BYTES, Tokens, summary
+from t5x_like.corpora.held_out import SplitPart
+from t5x_like.corpora.job import Job, describe_skipped
+from t5x_like.corpora.tokens import PART_BYTES, TokenStoreKind, summarize_facts
 from t5x_like.errors import DamageError, TransientError, UserError, handle_errors, one_line
 from t5x_like.files import file_names
 from t5x_like.files.paths import directory, is_remote, place
@@ -36,10 +36,10 @@ from t5x_like.store.tokens import TokenStore
 from t5x_like.store.writer import SHARD_VALUES
 
 
-def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, Part]:
+def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, SplitPart]:
   """Return the splits to make, each with its part of the source."""
   if not pairs:
-    return held_out.plan(documents, fraction)
+    return held_out.plan_parts(documents, fraction)
   plan = {}
   for pair in pairs:
     output, _, split = pair.partition("=")
@@ -54,7 +54,7 @@ def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, 
         f"--split={pair}: found the split {split or output!r} in {same!r} already, expected its "
         "documents in one of them; without --split, --validation_fraction divides train"
       )
-    plan[output] = Part(split or output)
+    plan[output] = SplitPart(split or output)
   return plan
 
 
@@ -66,7 +66,7 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
   manifest = store.manifest
   found = {
     **manifest.source,
-    "documents": summary(manifest.source.get("documents")),
+    "documents": summarize_facts(manifest.source.get("documents")),
     "vocabulary": manifest.facts["vocabulary"]["fingerprint"],
     "name": manifest.name,
     "append_eos": store.append_eos,
@@ -84,7 +84,9 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
 def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
   if not is_remote(path):
     made = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
-    count = sum(changed is not None and changed > made for changed in source.changed(split))
+    count = sum(
+      changed is not None and changed > made for changed in source.modification_times(split)
+    )
     if count:
       print(
         f"{path}: warning: {count} of the source's files were written to since, at the same size: "
@@ -251,7 +253,7 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
       f"--language={args.language}: expected --language_id with the function that tells a page's "
       "language"
     )
-  return cleaning.steps(f"--clean={args.clean}", args.clean, given)
+  return cleaning.parse_steps(f"--clean={args.clean}", args.clean, given)
 
 
 def _cleaning(listed: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
@@ -293,7 +295,7 @@ def main(argv: list[str] | None = None) -> None:
   for output, part in _plan(documents, args.split, args.validation_fraction).items():
     path = f"{root}/{output}"
     record = {
-      "documents": summary(documents.facts()),
+      "documents": summarize_facts(documents.facts()),
       "part": part.record,
       "shard_tokens": args.shard_tokens,
       "part_bytes": args.part_bytes,
@@ -302,7 +304,7 @@ def main(argv: list[str] | None = None) -> None:
       record["cleaning"] = _cleaning(args.clean, steps)
     name = file_names.check("--name", args.name or source.name)
     sizes = {"shard_values": args.shard_tokens, "part_bytes": args.part_bytes}
-    tokens = Tokens.of(
+    tokens = TokenStoreKind.of(
       documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes
     )
     job = Job(tokens, path, name, output, record)
@@ -322,7 +324,7 @@ def main(argv: list[str] | None = None) -> None:
     counts = store.manifest.source["counts"]
     print(
       f"{job.path}: {store.num_tokens:,} tokens in {store.num_documents:,} "
-      f"documents{skips(store.manifest.skipped)}; "
+      f"documents{describe_skipped(store.manifest.skipped)}; "
       f"fingerprint {store.fingerprint[:12]}; {store.verification}",
       flush=True,
     )
@@ -331,7 +333,11 @@ def main(argv: list[str] | None = None) -> None:
         "  removed: "
         + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items())
       )
-  if jobs and (told := losses.told(vocabulary, documents.wanted(jobs[0].kind.part.split))):
+  if jobs and (
+    told := lost_characters.describe_lost_characters(
+      vocabulary, documents.usable(jobs[0].kind.part.split)
+    )
+  ):
     print(f"vocabulary {args.vocabulary}: {told}", flush=True)
 
 

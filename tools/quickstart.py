@@ -139,7 +139,7 @@ def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -
     f"--output={output}",
     f"--compare={scratch}",
   )
-  return comparison.read(output)["compared"]
+  return comparison.read_results(output)["compared"]
 
 
 def _closing(

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       f"--character_coverage: found {options.character_coverage}, expected a share "
       "above 0.5 and up to 1"
     )
-  from t5x_like.corpora import losses
+  from t5x_like.corpora import lost_characters
   from t5x_like.corpora.documents import Documents
 
   documents = Documents(options.source, data_dir=options.data_dir, text_field=options.text_field)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
   started = time.monotonic()
   cut_up = cut_into_runs if options.kind == LOSSLESS else cut_into_lines
-  lines, total = sample(cut_up(documents.wanted(options.split)), options.max_bytes)
+  lines, total = sample(cut_up(documents.usable(options.split)), options.max_bytes)
   used = sum(map(len, lines))
   skipped = "".join(
     f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items())
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, "
     f"{time.monotonic() - started:.0f} s"
   )
-  if told := losses.told(vocabulary, documents.wanted(options.split)):
+  if told := lost_characters.describe_lost_characters(vocabulary, documents.usable(options.split)):
     print(f"  it {told}; --kind={LOSSLESS} loses none")
   return 0
 

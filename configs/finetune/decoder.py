@@ -20,14 +20,14 @@ from typing import Literal
 from t5x_like.benchmarks import suites
 from t5x_like.config import defaults
 
-_TASKS = suites.learned_as("decoder")
+_TASKS = suites.benchmarks_for("decoder")
 LAPTOP = {"schedule.learning_rate": 3e-4, "schedule.warmup_steps": 0.1}
 
 
 def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", official: bool = False):
   config = defaults()
   config.model = {"name": "gpt", "variant": "gpt1", "dropout": 0.1, "vocab_size": 40_576}
-  suites.apply(config, _TASKS[task], _TASKS[task].decoder, official)
+  suites.apply_form(config, _TASKS[task], _TASKS[task].decoder, official)
 
   config.batch_size = 32
   config.total_steps = max(1, 3 * _TASKS[task].examples // 32)

@@ -37,7 +37,7 @@ from typing import Literal
 from t5x_like.benchmarks import suites
 from t5x_like.config import defaults
 
-_TASKS = suites.learned_as("encoder")
+_TASKS = suites.benchmarks_for("encoder")
 LAPTOP = {"schedule.learning_rate": 3e-4, "schedule.warmup_steps": 0.1}
 
 # Rate, examples in a batch, decay and epochs, by the beginnings of tasks' names; "" is GLUE and all
@@ -74,7 +74,7 @@ def get_config(
   if task == "own":
     _read_own_table(config)
   else:
-    suites.apply(config, _TASKS[task], _TASKS[task].encoder, official)
+    suites.apply_form(config, _TASKS[task], _TASKS[task].encoder, official)
 
   table = _ROBERTA if roberta else _ELECTRA if electra else _BERT
   rate, config.batch_size, decay, epochs = next(

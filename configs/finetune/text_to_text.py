@@ -24,7 +24,7 @@ from typing import Literal
 from t5x_like.benchmarks import suites
 from t5x_like.config import defaults
 
-_TASKS = suites.learned_as("text")
+_TASKS = suites.benchmarks_for("text")
 _CLOSED_BOOK = ("text/web_questions", "text/natural_questions", "text/trivia_qa")
 LAPTOP = {"schedule.learning_rate": 1e-3}
 # fairseq's --beam 4 --lenpen 2.0 --min-len 55 --max-len-b 140 --no-repeat-ngram-size 3
@@ -47,7 +47,7 @@ def get_config(
     "dropout": 0.1,
     "vocab_size": 50_304 if bart else 32_128,
   }
-  suites.apply(config, _TASKS[task], _TASKS[task].text, official)
+  suites.apply_form(config, _TASKS[task], _TASKS[task].text, official)
 
   config.batch_size = 128
   config.total_steps = max(1, min(2**18, 10 * _TASKS[task].examples // 128))

@@ -24,7 +24,7 @@ _FEWEST = 8
 Charts = list[dict[str, str]]
 
 
-def charts(task: str, result: dict[str, Any]) -> Charts:
+def draw_task_charts(task: str, result: dict[str, Any]) -> Charts:
   """Draw one {title, svg} for each chart of a task of `results.json`; its runs must be there."""
   counted = result["counted"][0]
   label, score = counted.split("/", 1)
@@ -39,18 +39,20 @@ def charts(task: str, result: dict[str, Any]) -> Charts:
         one["score"]
       )
     drawn.append(_chart(f"{task}: score of every seed, by rate", report_charts.spread, by_rate))
-  run = predictions.median(result)
+  run = predictions.median_run(result)
   saved = workdirs.read(run)
   if label not in saved["evals"]:
     return drawn
   evaluator = saved["evals"][label]
-  rows = predictions.labelled(predictions.read(run, label), evaluator, saved["task"])
+  rows = predictions.rows_with_labels(
+    predictions.read_predictions(run, label), evaluator, saved["task"]
+  )
   classes, counts_GP = confusions(_pairs(evaluator, saved["task"], rows))
   if len(classes) > 1:
     drawn.append(
       _chart(f"{task}: targets and predictions", report_charts.confusion, classes, counts_GP)
     )
-  for metric, reference, prediction in predictions.metrics(evaluator, saved["task"]):
+  for metric, reference, prediction in predictions.metrics_with_readers(evaluator, saved["task"]):
     by_length = scores_by_length(
       rows, lambda part: metric([reference(r) for r in part], [prediction(r) for r in part])
     )

@@ -19,7 +19,7 @@ from t5x_like.training import workdir as workdirs
 _SAMPLES = 1000
 
 
-def read(directory: str) -> dict[str, Any]:
+def read_results(directory: str) -> dict[str, Any]:
   """Read the `results.json` of a suite's directory; raise UserError if there is none."""
   path = pathlib.Path(directory) / "results.json"
   try:
@@ -31,7 +31,7 @@ def read(directory: str) -> dict[str, Any]:
     ) from None
 
 
-def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def compare_results(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
   """Compare the scores that two results of one suite both have.
 
   Returns:
@@ -54,7 +54,7 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
       label, score = name.split("/", 1)
       if label not in tests:
         tests[label] = (
-          _tests(predictions.median(one), predictions.median(other), label)
+          _tests(predictions.median_run(one), predictions.median_run(other), label)
           if one["runs"] and other["runs"]
           else {}
         )
@@ -108,7 +108,8 @@ def _tests(first: str, second: str, label: str) -> dict[str, Any]:
   evaluator = saved["evals"][label]
   task = saved["task"]
   sides = [
-    predictions.labelled(predictions.read(run, label), evaluator, task) for run in (first, second)
+    predictions.rows_with_labels(predictions.read_predictions(run, label), evaluator, task)
+    for run in (first, second)
   ]
   if [row["input"] for row in sides[0]] != [row["input"] for row in sides[1]]:
     raise UserError(
@@ -116,7 +117,7 @@ def _tests(first: str, second: str, label: str) -> dict[str, Any]:
       "expected the same"
     )
   found = {}
-  for metric, reference, prediction in predictions.metrics(evaluator, task):
+  for metric, reference, prediction in predictions.metrics_with_readers(evaluator, task):
     gold = [reference(row) for row in sides[1]]
     rows_2NC = []
     for side in sides:

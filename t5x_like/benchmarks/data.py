@@ -4,7 +4,7 @@ downloads nothing."""
 from typing import Any
 
 from t5x_like.benchmarks.suites import Benchmark, Form
-from t5x_like.corpora.sources import open_source, parted, t5
+from t5x_like.corpora.sources import open_source, parse_split, t5
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 
@@ -13,7 +13,7 @@ class Unavailable(Exception):
   """The data of a task are not there."""
 
 
-def keys(
+def source_keys(
   benchmark: Benchmark, form: Form, data: str | None, data_dir: str | None
 ) -> dict[str, str]:
   """Return the config's keys that say where a benchmark's records are.
@@ -35,7 +35,7 @@ def keys(
   return benchmark.sources(official, form) | ({} if place is None else {"task.data_dir": place})
 
 
-def sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
+def file_sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
   """Return, as `data`, the sizes of a benchmark's official files that are learned and evaluated;
   nothing without any.
 
@@ -48,7 +48,7 @@ def sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
   except UserError:
     return {}
   own = [
-    parted(where if isinstance(where, str) else where["split"])[0]
+    parse_split(where if isinstance(where, str) else where["split"])[0]
     for where in benchmark.evaluated.values()
   ]
   found = [split for split in dict.fromkeys(["train", *own]) if source and split in source.splits]
@@ -67,7 +67,7 @@ def _bytes(facts: Any) -> int:
   return sum(map(_bytes, facts)) if isinstance(facts, list) else 0
 
 
-def check(config: Any) -> None:
+def check_available(config: Any) -> None:
   """Raise Unavailable unless the records of a config are there, in all splits that it uses."""
   data_dir = config.task.get("data_dir")
   sources = {config.task.source}
@@ -80,15 +80,17 @@ def check(config: Any) -> None:
     if lacking := distributed.from_first(lambda source=source: _lacking(source, data_dir)):
       raise Unavailable(lacking)
   own = [values["split"] for values in config.evals.values() if "task" not in values]
-  known = splits(config)
+  known = task_splits(config)
   for split in (config.train_split, *own):
-    if parted(split)[0] not in known:
-      raise Unavailable(f"has no split {parted(split)[0]!r}, only {', '.join(known)}; add its file")
+    if parse_split(split)[0] not in known:
+      raise Unavailable(
+        f"has no split {parse_split(split)[0]!r}, only {', '.join(known)}; add its file"
+      )
 
 
 def _lacking(source: str, data_dir: str | None) -> str | None:
   """Name the missing part of a source; return None if nothing is missing."""
-  source = t5.inner(source)
+  source = t5.inner_source(source)
   if source.startswith("tfds:"):
     from t5x_like.corpora.sources import tfds
 
@@ -104,6 +106,6 @@ def _lacking(source: str, data_dir: str | None) -> str | None:
   return None
 
 
-def splits(config: Any) -> tuple[str, ...]:
+def task_splits(config: Any) -> tuple[str, ...]:
   """Return the splits of a config's task."""
   return open_source(config.task.source, data_dir=config.task.get("data_dir")).splits

@@ -21,7 +21,7 @@ _VERSIONS = (
 ).split()
 
 
-def newest(workdir: str) -> list[int]:
+def newest_step(workdir: str) -> list[int]:
   """Return the step of a workdir's newest checkpoint; nothing of a published model, which has
   none."""
   if not place(f"{workdir}/checkpoints").exists():
@@ -30,7 +30,7 @@ def newest(workdir: str) -> list[int]:
     return checkpoints.steps()[-1:]
 
 
-def of_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]:
+def describe_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]:
   """Return the facts of a finished run.
 
   Args:
@@ -51,7 +51,9 @@ def of_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]:
   ]
   return {
     "evaluations": len(evaluated),
-    "last": suites.score({name: evaluated[-1].get(f"eval/{name}") for name in counted}, counted)
+    "last": suites.mean_score(
+      {name: evaluated[-1].get(f"eval/{name}") for name in counted}, counted
+    )
     if evaluated
     else None,
     "examples": evaluated[-1].get(f"eval/{counted[0].split('/', 1)[0]}/examples")
@@ -75,14 +77,16 @@ def _majority(folder: pathlib.Path, saved: dict[str, Any], counted: Sequence[str
   found: dict[str, float] = {}
   for label in dict.fromkeys(name.split("/", 1)[0] for name in counted):
     evaluator = saved["evals"][label]
-    rows = predictions.labelled(predictions.read(str(folder), label), evaluator, saved["task"])
+    rows = predictions.rows_with_labels(
+      predictions.read_predictions(str(folder), label), evaluator, saved["task"]
+    )
     given = _commonest(evaluator, saved["task"], rows)
     for metric, reference, prediction in (
-      predictions.metrics(evaluator, saved["task"]) if given else ()
+      predictions.metrics_with_readers(evaluator, saved["task"]) if given else ()
     ):
       scores = metric([reference(row) for row in rows], [prediction(row) for row in given])
       found |= {f"{label}/{name}": value for name, value in scores.items()}
-  return suites.score(found, counted) if all(name in found for name in counted) else None
+  return suites.mean_score(found, counted) if all(name in found for name in counted) else None
 
 
 def _commonest(

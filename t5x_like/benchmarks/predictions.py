@@ -9,20 +9,20 @@ from typing import Any
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
-from t5x_like.metrics.classification import Classification, Correlation, Matches
+from t5x_like.metrics.classification import Accuracy, Classification, Correlation
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.texts import METRICS
 
-Rows = list[dict[str, Any]]
+PredictionRows = list[dict[str, Any]]
 
 
-def median(result: dict[str, Any]) -> str:
+def median_run(result: dict[str, Any]) -> str:
   """Return the workdir of the run whose metrics stand for a task."""
   return next(run["workdir"] for run in result["runs"] if run["metrics"] == result["metrics"])
 
 
-def read(run: str, label: str) -> Rows:
+def read_predictions(run: str, label: str) -> PredictionRows:
   """Return the predictions of an evaluation, in order; UserError if they cannot be read."""
   file_names.check(f"{run}: the group of a score", label, "run its suite again")
   path = pathlib.Path(run) / "predictions" / f"{label}.jsonl"
@@ -35,7 +35,9 @@ def read(run: str, label: str) -> Rows:
     ) from None
 
 
-def labelled(rows: Rows, evaluator: dict[str, Any], task: dict[str, Any]) -> Rows:
+def rows_with_labels(
+  rows: PredictionRows, evaluator: dict[str, Any], task: dict[str, Any]
+) -> PredictionRows:
   """Return the rows whose examples have labels; a test set's have none, or -1 where that is no
   class."""
   classes = [*(task.get("labels") or ())]
@@ -49,7 +51,7 @@ def labelled(rows: Rows, evaluator: dict[str, Any], task: dict[str, Any]) -> Row
   return [row for row in rows if row["target"] not in absent]
 
 
-def metrics(
+def metrics_with_readers(
   evaluator: dict[str, Any], task: dict[str, Any]
 ) -> Iterator[tuple[Metric, Callable, Callable]]:
   """Yield each metric of an evaluator, and functions from a saved row to its reference and its
@@ -73,7 +75,7 @@ def metrics(
     ):
       yield metric, lambda row: row["target"].split(), lambda row: row["tags"]
   if evaluator["name"] == "multiple_choice" and "accuracy" in evaluator["scores"]:
-    yield Matches(), lambda row: row["target"], lambda row: row["prediction"]
+    yield Accuracy(), lambda row: row["target"], lambda row: row["prediction"]
   if evaluator["name"] != "classification":
     return
   if task.get("labels") is None:

@@ -20,7 +20,9 @@ from t5x_like.runtime import process
 from t5x_like.training import workdir as workdirs
 
 
-def run(names: Sequence[str], options: suite.Options, steps: Sequence[int]) -> dict[str, Any]:
+def run_by_step(
+  names: Sequence[str], options: suite.Options, steps: Sequence[int]
+) -> dict[str, Any]:
   """Make the tables of suites from each checkpoint; return the content of `steps.json`.
 
   Returns:

@@ -13,7 +13,7 @@ _BOOLEAN = {"False": "false", "True": "true"}
 _LOWER = ("boolq", "wic")
 
 
-def write(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
+def write_submission(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
   """Write a submission's files of a task, from the predictions of a run for its test splits, if it
   made any."""
   for file in suite.tasks[task].test:

@@ -24,10 +24,10 @@ from typing import Any
 
 from t5x_like import config as config_lib
 from t5x_like import recipes
-from t5x_like.benchmarks import comparison, data, outside, submission, suites, tables
+from t5x_like.benchmarks import comparison, custom_suites, data, submission, suites, tables
 from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
-from t5x_like.corpora.sources import parted
+from t5x_like.corpora.sources import parse_split
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.paths import check_writable, is_remote
@@ -42,8 +42,8 @@ from t5x_like.training.loop import train
 from t5x_like.training.resolve import resolve
 from t5x_like.training.run import opened
 
-RESULT = "result.json"
-ASKED = "asked.json"
+RESULT_FILE = "result.json"
+REQUEST_FILE = "asked.json"
 RECIPES = {
   "encoder": "configs/finetune/encoder.py",
   "decoder": "configs/finetune/decoder.py",
@@ -100,11 +100,11 @@ class Options:
 
 
 # results by task, and why others have none
-Found = tuple[dict[str, dict[str, Any]], dict[str, str]]
+SuiteResults = tuple[dict[str, dict[str, Any]], dict[str, str]]
 
 
 def run(
-  names: Sequence[str], options: Options, others: Mapping[str, Callable[[], Found]] = {}
+  names: Sequence[str], options: Options, others: Mapping[str, Callable[[], SuiteResults]] = {}
 ) -> dict[str, Any]:
   """Make the tables of suites; return the content of the whole's `results.json`.
 
@@ -115,13 +115,13 @@ def run(
     UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever
       a run raises.
   """
-  made = {outside.short(name): outside.suite(name) for name in names}
+  made = {custom_suites.short_name(name): custom_suites.load_suite(name) for name in names}
   if len(made) < len(names):
     raise UserError(
-      f"--suite={','.join(names)}: found two of the name {outside.short(names[-1])}; rename a file"
+      f"--suite={','.join(names)}: found two of the name {custom_suites.short_name(names[-1])}; rename a file"
     )
-  kinds = {workdir: kind(workdir) for workdir in options.workdirs}
-  other = comparison.read(options.compare) if options.compare else None
+  kinds = {workdir: form_kind(workdir) for workdir in options.workdirs}
+  other = comparison.read_results(options.compare) if options.compare else None
   known = [task for suite in made.values() for task in suite.tasks]
   for task in options.tasks or ():
     if task not in known:
@@ -150,17 +150,17 @@ def run(
   for name, suite in made.items():
     own = dataclasses.replace(options, output=options.output / name) if several else options
     found, missing = _suite(name, suite, kinds, own)
-    parts[name] = tables.results(name, own, found, missing)
+    parts[name] = tables.build_results(name, own, found, missing)
     if process.first() and found and several:
-      tables.write(own.output, parts[name])
+      tables.write_results(own.output, parts[name])
   if names and not any(part["tasks"] for part in parts.values()):
     raise _nothing(names, parts)
-  parts |= {name: tables.results(name, options, *make()) for name, make in others.items()}
-  results = tables.joined(parts) if several else next(iter(parts.values()))
+  parts |= {name: tables.build_results(name, options, *make()) for name, make in others.items()}
+  results = tables.join_results(parts) if several else next(iter(parts.values()))
   if other and process.first():
-    results["compared"] = comparison.compared(other, results)
+    results["compared"] = comparison.compare_results(other, results)
   if process.first():
-    tables.write(options.output, results)
+    tables.write_results(options.output, results)
   return results
 
 
@@ -171,7 +171,7 @@ def _nothing(names: Sequence[str], parts: dict[str, dict]) -> UserError:
   return UserError(f"--suite={','.join(names)}: no task could be run: {lacking[0]}{others}")
 
 
-def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> Found:
+def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> SuiteResults:
   """Return the results of a suite's tasks, and why others have none."""
   found: dict[str, dict[str, Any]] = {}
   missing: dict[str, str] = {}
@@ -208,14 +208,14 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
     if not able or options.tasks and task not in options.tasks:
       continue
     if distributed.from_first(
-      lambda folders=folders: all((folder / RESULT).exists() for folder in folders)
+      lambda folders=folders: all((folder / RESULT_FILE).exists() for folder in folders)
     ):
       continue
     rate, seed = next(_asked_for(benchmark, options))
     try:
       config = _config(f"{name}/{task}", benchmark, kinds[able[0]], rate, seed, able[0], options)
       made = assemble(resolve(config), str(folders[0]))
-      suites.check(getattr(benchmark, kinds[able[0]]), made.evaluation.metrics())
+      suites.check_counted(getattr(benchmark, kinds[able[0]]), made.evaluation.metrics())
       for split in _tests(benchmark, config, options).values():
         _built(config, split)
     except data.Unavailable:
@@ -234,7 +234,7 @@ def _folder(rate: float | None, seed: int) -> str:
   return f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
 
 
-def kind(workdir: str) -> str:
+def form_kind(workdir: str) -> str:
   """Return the form in which tasks are learned, from the pretrained run's architecture."""
   features = open_with_recipe.features_of(saved_model.identity_of(workdir))
   if "decoder_input_tokens" in features:
@@ -257,11 +257,13 @@ def _task(
   asked = _asked(workdir, benchmark, options)
   for rate, seed in _asked_for(benchmark, options):
     folder = options.output / task / _folder(rate, seed)
-    done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
+    done = distributed.from_first(lambda folder=folder: _read(folder / RESULT_FILE, asked))
     done = done or _one(
       f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options
     )
-    facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
+    facts = distributed.from_first(
+      lambda folder=folder: suite_facts.describe_run(folder, form.counted)
+    )
     runs.append(done | {"facts": facts | {"truncated": done.get("truncated")}})
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
@@ -274,7 +276,7 @@ def _task(
   middle = chosen[(len(chosen) - 1) // 2]
   best = chosen[-1]
   if benchmark.test and suite.submission and process.first():
-    submission.write(options.output / "submission", suite, task, best["workdir"])
+    submission.write_submission(options.output / "submission", suite, task, best["workdir"])
   return {
     "score": middle["score"],
     "best": best["score"],
@@ -302,9 +304,11 @@ def _one(
   """Fine-tune once, and write the result of the best checkpoint and its predictions."""
   process.say(f"=== {where}: {folder.name}")
   asked = _asked(workdir, benchmark, options)
-  if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
+  if (
+    distributed.from_first(lambda: _read(folder / REQUEST_FILE, asked)) is None and process.first()
+  ):
     # a run that is stopped goes on with the same flags alone
-    workdirs.write(folder, ASKED, {"asked": asked})
+    workdirs.write(folder, REQUEST_FILE, {"asked": asked})
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
   with opened(resolve(config), str(folder)) as tuned:
     task = tuned.made.task
@@ -326,14 +330,14 @@ def _one(
     "rate": rate,
     "seed": seed,
     "step": step,
-    "score": suites.score(metrics, form.counted),
+    "score": suites.mean_score(metrics, form.counted),
     "metrics": metrics,
     "truncated": 100.0 * truncated,
   }
   if process.first():
     for label, group in groups.items():
       workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
-    workdirs.write(folder, RESULT, result | {"asked": asked})
+    workdirs.write(folder, RESULT_FILE, result | {"asked": asked})
   process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
   return result
 
@@ -366,7 +370,7 @@ def _config(
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
   init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
   overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
-  places = data.keys(benchmark, getattr(benchmark, kind), options.data, options.data_dir)
+  places = data.source_keys(benchmark, getattr(benchmark, kind), options.data, options.data_dir)
   overrides += [f"{key}={found}" for key, found in places.items()]
   if rate is not None:
     overrides.append(f"schedule.learning_rate={rate}")
@@ -380,13 +384,13 @@ def _config(
   else:
     config = recipes.load(f"{recipe}:{argument}")
     official = options.data is not None and benchmark.files is not None
-    suites.apply(config, benchmark, getattr(benchmark, kind), official)
+    suites.apply_form(config, benchmark, getattr(benchmark, kind), official)
     config = config_lib.apply_overrides(config, overrides, where)
   if options.max_examples:
     for values in config.evals.values():
       values["split"] = _first(values.get("split") or config.eval_split, options.max_examples)
     config.eval_split = _first(config.eval_split, options.max_examples)
-  data.check(config)
+  data.check_available(config)
   epochs = options.epochs or benchmark.epochs or (None if benchmark.named else _EPOCHS)
   if epochs is not None and not any(word.startswith("total_steps=") for word in changes):
     rows = _built(config, config.train_split).num_examples
@@ -403,7 +407,7 @@ def _config(
 
 def _first(split: str, most: int) -> str:
   """Return the first records of a split, or of its own first ones."""
-  name, own = parted(split)
+  name, own = parse_split(split)
   return f"{name}[:{min(most, own or most)}]"
 
 
@@ -419,7 +423,7 @@ def _prepared(options: Options) -> str:
 def _tests(benchmark: Benchmark, config, options: Options) -> dict[str, str]:
   """Return the splits to predict for a submission that are there, by its file."""
   wanted = benchmark.test if options.submission and not options.max_examples else {}
-  return {file: split for file, split in wanted.items() if split in data.splits(config)}
+  return {file: split for file, split in wanted.items() if split in data.task_splits(config)}
 
 
 def _built(config, split: str):
@@ -435,12 +439,12 @@ def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, An
     if options.from_scratch
     else [options.step]
     if options.step is not None
-    else suite_facts.newest(workdir)
+    else suite_facts.newest_step(workdir)
   )
   where = workdir if is_remote(workdir) else os.path.abspath(workdir)
   asked = {"workdir": where, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in ("epochs", "from_scratch", "max_examples")}
-  asked |= distributed.from_first(lambda: data.sizes(benchmark, options.data))
+  asked |= distributed.from_first(lambda: data.file_sizes(benchmark, options.data))
   asked |= {"table": benchmark.table} if benchmark.table else {}
   asked |= {} if options.evaluations == EVALUATIONS else {"evaluations": options.evaluations}
   asked |= {} if options.submission or not benchmark.test else {"submission": False}

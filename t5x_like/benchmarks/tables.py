@@ -14,7 +14,7 @@ _LEADERBOARDS = ("glue", "superglue")
 _DASH = "–"
 
 
-def results(
+def build_results(
   name: str, options, found: dict[str, dict[str, Any]], missing: dict[str, str]
 ) -> dict[str, Any]:
   """Return the content of `results.json`.
@@ -42,7 +42,7 @@ def results(
   }
 
 
-def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def join_results(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
   """Join the results of several suites into one, with tasks `<suite>/<task>`."""
   first = next(iter(parts.values()))
   whole = {
@@ -69,10 +69,10 @@ def _mean(found: dict[str, dict[str, Any]]) -> float | None:
 def markdown(found: dict[str, Any]) -> str:
   """Return notes, a line for each task, the mean and, where every task is there, the leaderboard's
   average."""
-  head = columns(found)
+  head = column_names(found)
   lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
   lines += [
-    "| " + " | ".join([task, *cells(found, result)]) + " |"
+    "| " + " | ".join([task, *task_cells(found, result)]) + " |"
     for task, result in found["tasks"].items()
   ]
   for task, why in found["missing"].items():
@@ -84,14 +84,14 @@ def markdown(found: dict[str, Any]) -> str:
   scratch = ", from scratch" if found["from_scratch"] else ""
   made = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
   table = (
-    f"# {found['suite']}: {found['workdir']}{scratch}\n\n{notes(found)}\n\n"
+    f"# {found['suite']}: {found['workdir']}{scratch}\n\n{describe_columns(found)}\n\n"
     + "\n".join(lines)
     + f"\n\n{made}\n"
   )
   return table + (f"\n{comparison.markdown(found['compared'])}" if "compared" in found else "")
 
 
-def notes(found: dict[str, Any]) -> str:
+def describe_columns(found: dict[str, Any]) -> str:
   """Describe the columns."""
   facts = [result.get("facts", {}) for result in found["tasks"].values()]
   evaluations = max((one.get("evaluations", 1) for one in facts), default=1)
@@ -115,7 +115,7 @@ def notes(found: dict[str, Any]) -> str:
   return words
 
 
-def columns(found: dict[str, Any]) -> list[str]:
+def column_names(found: dict[str, Any]) -> list[str]:
   """Return the names of the columns."""
   seeds = ["best seed", "spread"] if found["seeds"] > 1 else []
   published = ["published"] if _published(found) else []
@@ -127,7 +127,7 @@ def _published(found: dict[str, Any]) -> bool:
   return any(result.get("published") for result in found["tasks"].values())
 
 
-def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
+def task_cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
   """Return the columns of a task, but for its name."""
   facts = result.get("facts", {})
   details = ", ".join(_detail(result, name) for name in result["counted"])
@@ -140,7 +140,7 @@ def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
   scores = ", ".join(f"{score:.1f} {model}" for model, score in result.get("published", {}).items())
   published = [scores or _DASH] if _published(found) else []
   rows = [facts.get("length") or _DASH, _shown(facts.get("truncated"))]
-  return [*map(_shown, numbers), *published, rate_of(result), steps, *rows, *counts, details]
+  return [*map(_shown, numbers), *published, format_rate(result), steps, *rows, *counts, details]
 
 
 def _detail(result: dict[str, Any], name: str) -> str:
@@ -150,7 +150,7 @@ def _detail(result: dict[str, Any], name: str) -> str:
   return shown if around is None else f"{shown} ({around['low']:.1f} to {around['high']:.1f})"
 
 
-def rate_of(result: dict[str, Any]) -> str:
+def format_rate(result: dict[str, Any]) -> str:
   """Format the learning rate of a task, as the tables show it."""
   if not result["runs"]:
     return "not trained"
@@ -161,7 +161,7 @@ def _shown(value: float | None) -> str:
   return _DASH if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
-def write(output: pathlib.Path, found: dict[str, Any]) -> None:
+def write_results(output: pathlib.Path, found: dict[str, Any]) -> None:
   """Write `results.json`, `results.md` and `results.html`; raise UserError if that fails."""
   workdirs.write(output, "results.json", found)
   workdirs.write_text(output, "results.md", markdown(found))
@@ -169,7 +169,7 @@ def write(output: pathlib.Path, found: dict[str, Any]) -> None:
     chart
     for task, result in found["tasks"].items()
     if result["runs"]
-    for chart in suite_charts.charts(task, result)
+    for chart in suite_charts.draw_task_charts(task, result)
   ]
   workdirs.write_text(
     output,
@@ -179,8 +179,8 @@ def write(output: pathlib.Path, found: dict[str, Any]) -> None:
       found=found,
       charts=charts,
       shown=_shown,
-      notes=notes(found),
-      columns=columns(found),
-      cells=cells,
+      notes=describe_columns(found),
+      columns=column_names(found),
+      cells=task_cells,
     ),
   )

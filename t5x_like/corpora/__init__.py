@@ -8,7 +8,7 @@ any order, on one machine or many. From the bottom up:
     documents       the text of one field of the records
     cleaning/       steps that filter pages or remove duplicates, one a file
     job             the kinds of stores, their batches, and the job that makes one
-    losses          the characters that a vocabulary does not give back
+    lost_characters          the characters that a vocabulary does not give back
     held_out        the documents of each split, or their parts
     tokens          the kind that pretraining reads; examples and images are under `data/`
     duplicates      the comparisons of all pages of a split, by group-bys

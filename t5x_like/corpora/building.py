@@ -20,19 +20,21 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora import duplicates, progress_files
-from t5x_like.corpora.job import Batch, Job, Made, batches, skips
+from t5x_like.corpora.job import ItemBatch, Job, StoredBatch, batch_items, describe_skipped
 from t5x_like.errors import UserError
 from t5x_like.files.paths import Place
 from t5x_like.files.remote import Remote
 from t5x_like.store import writer
 from t5x_like.store.manifest import Array
-from t5x_like.store.shards import Shard, files_of
+from t5x_like.store.shards import Shard, array_directories
 
 _COUNTS = ("skipped", "removed", "lengths")
 
 
 def make_part(
-  job: Job, number: int, spread: Callable[[Job, Iterable[Batch]], Iterator[Made]] | None = None
+  job: Job,
+  number: int,
+  spread: Callable[[Job, Iterable[ItemBatch]], Iterator[StoredBatch]] | None = None,
 ) -> None:
   """Build the shards of one part and keep intact ones.
 
@@ -41,7 +43,7 @@ def make_part(
     number: number of the part.
     spread: makes batches, in order, in other processes; None makes them here.
   """
-  with progress_files.writing(job.progress):
+  with progress_files.mark_writing(job.progress):
     record_path = job.progress / "parts" / f"{number:06d}"
     record = _resumed(job, number, record_path)
     if not record["done"]:
@@ -50,7 +52,7 @@ def make_part(
 
 def _make_part(job: Job, number: int, record: dict[str, Any], record_path: Place, spread) -> None:
   items = itertools.islice(job.kind.read(number), record["read"], None)
-  stream = batches(job.kind, items, duplicates.marks(job, number), record["read"])
+  stream = batch_items(job.kind, items, duplicates.load_marks(job, number), record["read"])
   held = _Held(job.kind.unit)
   pulse = progress_files.Pulse(job.progress / "now" / "parts" / f"{number:06d}")
   values = sum(shard["values"][job.kind.unit] for shard in record["shards"])
@@ -78,7 +80,7 @@ class _Held:
     self.reasons: list[str | None] = []
     self.values = 0
 
-  def add(self, made: Made) -> int:
+  def add(self, made: StoredBatch) -> int:
     """Add a batch and return its number of values."""
     self._waiting.append(made)
     self.reasons += made.reasons
@@ -86,7 +88,7 @@ class _Held:
     self.values += added
     return added
 
-  def take(self, values: int | None) -> Made:
+  def take(self, values: int | None) -> StoredBatch:
     """Take a shard of at least this many values, or everything held."""
     joined = {}
     for name in next((made.arrays for made in self._waiting if made.arrays), ()):
@@ -104,14 +106,14 @@ class _Held:
     for name, (array, lengths_D) in joined.items():
       cut = int(lengths_D[:items].sum())
       taken[name], left[name] = (array[:cut], lengths_D[:items]), (array[cut:], lengths_D[items:])
-    made = Made(taken, self.reasons[:items], removed[:items])
+    made = StoredBatch(taken, self.reasons[:items], removed[:items])
     self.reasons = self.reasons[items:]
-    self._waiting = [Made(left, self.reasons, removed[items:])]
+    self._waiting = [StoredBatch(left, self.reasons, removed[items:])]
     self.values = len(left[self._unit][0]) if left else 0
     return made
 
 
-def _write(job: Job, number: int, record: dict, made: Made) -> None:
+def _write(job: Job, number: int, record: dict, made: StoredBatch) -> None:
   """Write one shard, unless it is empty, and add it to the record."""
   record["read"] += len(made.reasons)
   kept_D = np.array([reason is None for reason in made.reasons], bool)
@@ -161,7 +163,7 @@ def _resumed(job: Job, number: int, path: Place) -> dict[str, Any]:
 def _remove(job: Job, number: int, record: dict[str, Any]) -> None:
   """Delete the shards of a part as it was before its files changed, and its progress."""
   for directory in [
-    directory for array in record["arrays"] for directory in files_of(array["name"])
+    directory for array in record["arrays"] for directory in array_directories(array["name"])
   ]:
     # the last may have been written and not recorded
     for shard in range(len(record["shards"]) + 1):
@@ -193,13 +195,13 @@ def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool
   found = {
     directory: (work / directory).sizes(part)
     for array in arrays
-    for directory in files_of(array.name)
+    for directory in array_directories(array.name)
   }
 
   def there(shard: dict[str, Any]) -> bool:
     expected = {}
     for array in arrays:
-      values, ends = files_of(array.name)
+      values, ends = array_directories(array.name)
       value_bytes = np.dtype(array.dtype).itemsize * array.width
       expected |= {values: shard["values"][array.name] * value_bytes, ends: shard["items"] * 8}
     return all(
@@ -218,7 +220,7 @@ def _sha256(path: Place) -> str | None:
     return None
 
 
-def record_of(job: Job, number: int) -> dict[str, Any]:
+def load_record(job: Job, number: int) -> dict[str, Any]:
   """Return the record of a finished part; raise UserError if it is missing."""
   path = job.progress / "parts" / f"{number:06d}"
   record = json.loads(progress_files.load(path) or "{}")
@@ -231,7 +233,7 @@ def _save(path: Place, record: dict[str, Any]) -> None:
   progress_files.save(path, json.dumps(record).encode())
 
 
-def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
+def build_contents(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
   """Return the manifest and tables of the store of all parts: contents by file."""
   totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
   fields = [field.name for field in dataclasses.fields(Shard)]
@@ -242,7 +244,7 @@ def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
   ]
   if not shards:
     raise UserError(
-      f"{job.name}, split {job.split!r}: found 0 {job.kind.items}{skips(totals['skipped'])}, "
+      f"{job.name}, split {job.split!r}: found 0 {job.kind.items}{describe_skipped(totals['skipped'])}, "
       f"expected at least one: {job.kind.advice}"
     )
   source = job.source
@@ -254,7 +256,7 @@ def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
       **source,
       "counts": {"removed_within_documents": removed, "document_lengths": lengths},
     }
-  return writer.described(
+  return writer.build_metadata(
     shards,
     name=job.name,
     split=job.split,

@@ -17,9 +17,9 @@ import numpy as np
 from t5x_like.corpora import preparing
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.engines import processes
-from t5x_like.corpora.held_out import Part
+from t5x_like.corpora.held_out import SplitPart
 from t5x_like.corpora.job import Job
-from t5x_like.corpora.tokens import Tokens
+from t5x_like.corpora.tokens import TokenStoreKind
 from t5x_like.store.manifest import FORMAT
 from t5x_like.store.tokens import TokenStore
 
@@ -27,12 +27,12 @@ NAME = "builtin"
 _VERSION = 3  # of the contents
 
 
-def prepared(split: str, append_eos: bool) -> str:
+def prepare_split(split: str, append_eos: bool) -> str:
   """Return the path of a split's token store; see `directory`."""
-  return f"{directory(append_eos)}/{split}"
+  return f"{prepare(append_eos)}/{split}"
 
 
-def directory(append_eos: bool = False) -> str:
+def prepare(append_eos: bool = False) -> str:
   """Return the directory of the token stores, which this user's first call builds in the temporary
   folder.
 
@@ -50,7 +50,7 @@ def directory(append_eos: bool = False) -> str:
     fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
     documents = Documents("docstrings:tiny", data_dir=str(fresh / "tfds"))
     for split in documents.source.splits:
-      tokens = Tokens.of(documents, Part(split), "bytes", append_eos=append_eos)
+      tokens = TokenStoreKind.of(documents, SplitPart(split), "bytes", append_eos=append_eos)
       preparing.prepare([Job(tokens, f"{fresh}/{split}", NAME, split, {})], processes.Engine(1))
     shutil.rmtree(fresh / "tfds")
     with contextlib.suppress(OSError):  # another process has already built the same stores
@@ -61,6 +61,6 @@ def directory(append_eos: bool = False) -> str:
 
 def texts(split: str) -> list[str]:
   """Return the documents of a split."""
-  store = TokenStore.open(prepared(split, append_eos=False), verify="size")
+  store = TokenStore.open(prepare_split(split, append_eos=False), verify="size")
   (tokens,) = store.windows([0], store.num_tokens)
   return [store.vocabulary.decode(ids) for ids in np.split(tokens, store.document_ends()[:-1])]

@@ -24,11 +24,11 @@ from typing import Any
 
 from t5x_like import vocabularies
 from t5x_like.config import Corpus
-from t5x_like.corpora import cleaning, held_out, losses, preparing
+from t5x_like.corpora import cleaning, held_out, lost_characters, preparing
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Job
-from t5x_like.corpora.tokens import Tokens, summary
+from t5x_like.corpora.tokens import TokenStoreKind, summarize_facts
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files import checked_json, locks
 from t5x_like.files.locks import Held
@@ -43,7 +43,7 @@ _SAY_SECONDS = 60.0
 _SILENCE_SECONDS = 600.0  # without a pulse of the preparing process
 
 
-def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
+def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
   """Return the directory of a corpus's token store for a split, and prepare the store if it does
   not exist.
 
@@ -56,7 +56,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not
       exist, or another process prepares the store and shows no sign of life.
   """
-  steps = cleaning.steps("config.task.clean", corpus.clean)
+  steps = cleaning.parse_steps("config.task.clean", corpus.clean)
   if not 0 <= corpus.validation_fraction < 1:
     raise UserError(
       f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1"
@@ -78,14 +78,14 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
   def located() -> tuple[Documents, str]:
     documents = _opened(corpus, root, request)
     source = documents.source
-    names = held_out.names(documents.source, corpus.validation_fraction)
+    names = held_out.split_names(documents.source, corpus.validation_fraction)
     if split not in names:
       raise UserError(
         f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(names)}"
         f"{did_you_mean(split, names)}"
       )
     files = checked_json.digest(
-      [documents.facts(), {name: source.changed(name) for name in source.splits}]
+      [documents.facts(), {name: source.modification_times(name) for name in source.splits}]
     )[:12]
     return documents, f"{root}/{source.name}-{request}-{files}"
 
@@ -106,13 +106,15 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
           flush=True,
         )
     print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
-    part = held_out.plan(documents, corpus.validation_fraction)[split]
-    tokens = Tokens.of(documents, part, corpus.vocabulary, append_eos=append_eos, steps=steps)
+    part = held_out.plan_parts(documents, corpus.validation_fraction)[split]
+    tokens = TokenStoreKind.of(
+      documents, part, corpus.vocabulary, append_eos=append_eos, steps=steps
+    )
     size = sum(map(tokens.part_size, range(tokens.num_parts)))
     engine = processes.Engine(max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES)))
-    record: dict[str, Any] = {"documents": summary(documents.facts()), **asked}
+    record: dict[str, Any] = {"documents": summarize_facts(documents.facts()), **asked}
     preparing.prepare([Job(tokens, path, source.name, split, record)], engine)
-    if told := losses.told(vocabulary, documents.wanted(part.split)):
+    if told := lost_characters.describe_lost_characters(vocabulary, documents.usable(part.split)):
       print(f"data: vocabulary {corpus.vocabulary}: {told}", flush=True)
   return path
 

@@ -20,8 +20,8 @@ class Documents:
 
   Attributes:
     source: the open source.
-    spelled, text_field, data_dir: the arguments.
-    skipped: number of skipped documents per split, by reason; complete once `wanted` is exhausted.
+    spec, text_field, data_dir: the arguments.
+    skipped: number of skipped documents per split, by reason; complete once `usable` is exhausted.
 
   Raises:
     UserError: see `open_source`.
@@ -29,7 +29,7 @@ class Documents:
 
   def __init__(self, source: str, *, text_field: str = "text", data_dir: str | None = None):
     self.source = open_source(source, fields=(text_field,), data_dir=data_dir)
-    self.spelled = source
+    self.spec = source
     self.text_field = text_field
     self.data_dir = data_dir
     self.skipped = {split: Counter() for split in self.source.splits}
@@ -44,7 +44,7 @@ class Documents:
     order."""
     return self.source.documents(split, self.text_field, part)
 
-  def wanted(self, split: str) -> Iterator[str]:
+  def usable(self, split: str) -> Iterator[str]:
     """Yield the usable documents of a split, at least one.
 
     Raises:
@@ -54,7 +54,7 @@ class Documents:
     skipped = self.skipped[split] = Counter()
     count = 0
     for document in self.read(split):
-      if reason := unwanted(document):
+      if reason := skip_reason(document):
         skipped[reason] += 1
       else:
         count += 1
@@ -65,12 +65,12 @@ class Documents:
         or "none skipped"
       )
       raise UserError(
-        f"source {self.spelled}: found 0 documents in split {split!r} ({reasons}), "
+        f"source {self.spec}: found 0 documents in split {split!r} ({reasons}), "
         "expected at least one"
       )
 
 
-def unwanted(document: str | Skip) -> str | None:
+def skip_reason(document: str | Skip) -> str | None:
   """Return the reason to skip a document, or None."""
   if isinstance(document, Skip):
     return document.reason

@@ -17,22 +17,22 @@ import numpy as np
 
 from t5x_like.corpora import progress_files
 from t5x_like.corpora.cleaning import Comparison, Duplicates, Entries
-from t5x_like.corpora.job import Job, Marks
+from t5x_like.corpora.job import DuplicateMarks, Job
 from t5x_like.errors import UserError
 from t5x_like.files.paths import Place
 
-Marked = list[tuple[int, np.ndarray]]  # parts, and places in each
+MarkedPlaces = list[tuple[int, np.ndarray]]  # parts, and places in each
 
 
-def steps(job: Job) -> list[Duplicates]:
+def duplicate_steps(job: Job) -> list[Duplicates]:
   """Return the steps of a job that remove duplicates, in order."""
   return [step for step in job.kind.steps if isinstance(step, Duplicates)]
 
 
-def missing(job: Job) -> list[Comparison]:
+def missing_comparisons(job: Job) -> list[Comparison]:
   """Return the comparisons to make: the first one that is not complete and intact, and all after
   it."""
-  wanted = [one for step in steps(job) for one in step.comparisons]
+  wanted = [one for step in duplicate_steps(job) for one in step.comparisons]
   for number, one in enumerate(wanted):
     paths = (_path(job, one.name, part) for part in range(job.kind.num_parts))
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -41,18 +41,18 @@ def missing(job: Job) -> list[Comparison]:
   return []
 
 
-def sign(job: Job, number: int) -> None:
+def sign_part(job: Job, number: int) -> None:
   """Save the signatures of a part's items, unless they exist."""
   path = _path(job, "signatures", number)
   if progress_files.load(path) is None:
-    with progress_files.writing(job.progress):
+    with progress_files.mark_writing(job.progress):
       _sign(job, number, path)
 
 
 def _sign(job: Job, number: int, path: Place) -> None:
   pulse = progress_files.Pulse(job.progress / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
-  comparing = steps(job)
+  comparing = duplicate_steps(job)
   signed = {step.name: [step.sign("")[:0]] for step in comparing}
   for item in job.kind.read(number):
     text = job.kind.clean(item)[0]
@@ -71,12 +71,12 @@ def _sign(job: Job, number: int, path: Place) -> None:
   pulse(len(kept), done=True)
 
 
-def begin(job: Job, one: Comparison) -> None:
+def begin_comparison(job: Job, one: Comparison) -> None:
   """Delete the completion marker."""
   _done(job, one).unlink(missing_ok=True)
 
 
-def entries(job: Job, one: Comparison, number: int) -> Entries:
+def load_entries(job: Job, one: Comparison, number: int) -> Entries:
   """Return a part's entries."""
   found = _arrays(job, "signatures", number)
   for step, live_n in _live(job, number, found):
@@ -87,7 +87,7 @@ def entries(job: Job, one: Comparison, number: int) -> Entries:
   raise ValueError(f"no step of the job compares {one.name}")
 
 
-def matched(one: Comparison, pieces: Iterable[tuple[int, Entries]]) -> Marked:
+def match_entries(one: Comparison, pieces: Iterable[tuple[int, Entries]]) -> MarkedPlaces:
   """Mark duplicates; `pieces`, pairs of a part and entries of it, must contain every entry of each
   key."""
   pieces = sorted(
@@ -104,21 +104,21 @@ def matched(one: Comparison, pieces: Iterable[tuple[int, Entries]]) -> Marked:
   return list(zip(part_p.tolist(), np.split(found["place"][marked_N], first_p[1:]), strict=True))
 
 
-def save(job: Job, one: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
+def save_marks(job: Job, one: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
   """Save the marked places of a part."""
-  with progress_files.writing(job.progress):
+  with progress_files.mark_writing(job.progress):
     found = np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
     progress_files.save_arrays(_path(job, one.name, number), places=found)
 
 
-def end(job: Job, one: Comparison) -> None:
+def end_comparison(job: Job, one: Comparison) -> None:
   """Record that the comparison is complete."""
   progress_files.save(_done(job, one), b"")
 
 
-def marks(job: Job, number: int) -> dict[str, Marks]:
+def load_marks(job: Job, number: int) -> dict[str, DuplicateMarks]:
   """Return the marks of a part's items by step."""
-  if not steps(job):
+  if not duplicate_steps(job):
     return {}
   found = _arrays(job, "signatures", number)
   marks = {}
@@ -127,7 +127,7 @@ def marks(job: Job, number: int) -> dict[str, Marks]:
     marked_n[_marked(job, number, step, found, live_n)] = True
     lengths_D = np.zeros(found["kept"].size, np.int64)
     lengths_D[found["kept"]] = found[f"{step.name}_lengths"]
-    marks[step.name] = Marks(marked_n, np.concatenate([[0], np.cumsum(lengths_D)]))
+    marks[step.name] = DuplicateMarks(marked_n, np.concatenate([[0], np.cumsum(lengths_D)]))
   return marks
 
 
@@ -137,11 +137,11 @@ def _live(
   """Yield each step and the places of a part's signatures of pages that no earlier step has
   removed."""
   live_P = np.ones(np.count_nonzero(found["kept"]), bool)
-  for step in steps(job):
+  for step in duplicate_steps(job):
     page_n = np.repeat(np.arange(live_P.size), found[f"{step.name}_lengths"])
     live_n = np.flatnonzero(live_P[page_n])
     yield step, live_n
-    if step.whole_pages:
+    if step.removes_pages:
       live_P[page_n[_marked(job, number, step, found, live_n)]] = False
 
 
@@ -150,7 +150,8 @@ def _marked(
 ) -> np.ndarray:
   """Return the places of a part's signatures that a step marks."""
   return np.union1d(
-    live_n[step.repeats(found[step.name][live_n])], _places(job, step.comparisons[-1], number)
+    live_n[step.mark_repeats_in_part(found[step.name][live_n])],
+    _places(job, step.comparisons[-1], number),
   )
 
 

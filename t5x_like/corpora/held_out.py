@@ -34,7 +34,7 @@ _ENDS: dict[str, Callable[[str, int, int], Iterator[int]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class SplitPart:
   """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high).
 
   Attributes:
@@ -64,7 +64,7 @@ class Part:
     return record if self.cut else {key: record[key] for key in ("split", "low", "high")}
 
 
-def names(source: Source, fraction: float) -> list[str]:
+def split_names(source: Source, fraction: float) -> list[str]:
   """Return the splits of a source, and `validation` if train lends it `fraction` of its
   documents."""
   # as `valid` or `dev`
@@ -73,25 +73,25 @@ def names(source: Source, fraction: float) -> list[str]:
   return [*source.splits, *(["validation"] if lends else [])]
 
 
-def plan(documents: Documents, fraction: float) -> dict[str, Part]:
+def plan_parts(documents: Documents, fraction: float) -> dict[str, SplitPart]:
   """Return the part of each split in `names`. If a document is cut, say so. UserError if two splits
   share a file."""
   source = documents.source
-  if shared := source.in_two_splits():
+  if shared := source.shared_file():
     raise UserError(
-      f"source {documents.spelled}: found {shared} in two splits, expected it in one, since a "
+      f"source {documents.spec}: found {shared} in two splits, expected it in one, since a "
       "model must not be evaluated on texts that it has trained on; narrow the pattern of the "
       "other"
     )
-  parts = {split: Part(split) for split in source.splits}
-  if len(names(source, fraction)) == len(parts):
+  parts = {split: SplitPart(split) for split in source.splits}
+  if len(split_names(source, fraction)) == len(parts):
     return parts
-  train = Part("train", low=fraction)
-  validation = Part("train", high=fraction)
+  train = SplitPart("train", low=fraction)
+  validation = SplitPart("train", high=fraction)
   lengths = {}
   missing = [train, validation]
   count = 0
-  for text in itertools.islice(documents.wanted("train"), _FEW):
+  for text in itertools.islice(documents.usable("train"), _FEW):
     count += 1
     lengths[_hash(text)] = len(text)
     if not (missing := [part for part in missing if not part.of(text)]):
@@ -99,8 +99,8 @@ def plan(documents: Documents, fraction: float) -> dict[str, Part]:
   if missing and count < _FEW:
     key, at, end = _cut(documents, lengths, fraction)
     bound = int(key, 16) / 2**64
-    train = Part("train", low=bound, cut=key, at=at)
-    validation = Part("train", high=bound, cut=key, at=at)
+    train = SplitPart("train", low=bound, cut=key, at=at)
+    validation = SplitPart("train", high=bound, cut=key, at=at)
     held = sum(n for other, n in lengths.items() if other < key) + lengths[key] - at
     print(
       f"{source.name}: no whole document makes a validation part of {fraction:g}, so it gets the "
@@ -123,7 +123,7 @@ def _cut(documents: Documents, lengths: dict[str, int], fraction: float) -> tupl
       return key, 0, "a document"
   else:
     key = last
-  text = next(text for text in documents.wanted("train") if _hash(text) == key)
+  text = next(text for text in documents.usable("train") if _hash(text) == key)
   least = max(1, int(wanted))
   for end, places in _ENDS.items():
     low = max(1, len(text) - least - least // 2)

@@ -25,7 +25,7 @@ _VERSION = 5  # of parts and signatures; other versions are rebuilt
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class StoredBatch:
   """What a batch of D items has become.
 
   Attributes:
@@ -41,7 +41,7 @@ class Made:
   removed: list[Counter | None]
 
 
-class Kind(abc.ABC):
+class StoreKind(abc.ABC):
   """The base of kinds, which are frozen dataclasses: they are pickled to other processes and
   machines.
 
@@ -99,7 +99,7 @@ class Kind(abc.ABC):
     """Return the size of an item, for dividing items into batches."""
 
   @abc.abstractmethod
-  def make(self, batch: "Batch") -> Made:
+  def make(self, batch: "ItemBatch") -> StoredBatch:
     """Make the arrays of a batch; called in any process."""
 
 
@@ -113,7 +113,7 @@ class Job:
     name, split, source: the corpus, its split and the provenance, for the manifest.
   """
 
-  kind: Kind
+  kind: StoreKind
   path: str
   name: str
   split: str
@@ -145,7 +145,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class ItemBatch:
   """Consecutive items of a part, and for each step that removes duplicates the marks of each
   item."""
 
@@ -154,7 +154,7 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Marks:
+class DuplicateMarks:
   """The marks of a step on the signatures of a part's items.
 
   Attributes:
@@ -175,16 +175,18 @@ BATCH_CHARACTERS = 2**19
 _BATCH_ITEMS = 2**16
 
 
-def batches(
-  kind: Kind, items: Iterator[Any], marks: dict[str, Marks], start: int
-) -> Iterator[Batch]:
+def batch_items(
+  kind: StoreKind, items: Iterator[Any], marks: dict[str, DuplicateMarks], start: int
+) -> Iterator[ItemBatch]:
   """Group items into batches of about 512 K characters; the first is number `start` of its part."""
   held: list[Any] = []
   characters = 0
   first = start
 
-  def batch() -> Batch:
-    return Batch(held, {step: each.of(first, first + len(held)) for step, each in marks.items()})
+  def batch() -> ItemBatch:
+    return ItemBatch(
+      held, {step: each.of(first, first + len(held)) for step, each in marks.items()}
+    )
 
   for item in items:
     held.append(item)
@@ -198,7 +200,7 @@ def batches(
     yield batch()
 
 
-def skips(skipped: Mapping[str, int]) -> str:
+def describe_skipped(skipped: Mapping[str, int]) -> str:
   """Return the words that report skipped records, to follow the number of used ones."""
   return "".join(
     f", {number:,} records skipped ({escape_controls(reason)})"

@@ -31,7 +31,7 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
   with contextlib.ExitStack() as held:
     checks = [held.enter_context(_begun(job)) for job in jobs]
     records = [_records(job, engine) for job in jobs]
-    made = [building.described(job, parts) for job, parts in zip(jobs, records, strict=True)]
+    made = [building.build_contents(job, parts) for job, parts in zip(jobs, records, strict=True)]
     for job, check, contents in zip(jobs, checks, made, strict=True):
       check()
       building.publish(job, contents)
@@ -53,16 +53,16 @@ def _check_source(job: Job) -> None:
 
 def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
   """Build the parts of a job and return their records."""
-  if left := duplicates.missing(job):
-    with progress_bar.shown(job, "signatures", f"{job.split}, signatures", job.kind.items):
+  if left := duplicates.missing_comparisons(job):
+    with progress_bar.show_progress(job, "signatures", f"{job.split}, signatures", job.kind.items):
       engine.sign(job)
       for one in left:
         engine.compare(job, one)
   building.remove_surplus(job)
-  with progress_bar.shown(job, "parts", job.split, job.kind.unit):
+  with progress_bar.show_progress(job, "parts", job.split, job.kind.unit):
     engine.make(job)
   _check_source(job)
-  return [building.record_of(job, number) for number in range(job.kind.num_parts)]
+  return [building.load_record(job, number) for number in range(job.kind.num_parts)]
 
 
 @contextlib.contextmanager

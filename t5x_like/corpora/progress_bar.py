@@ -47,7 +47,7 @@ class _Parts:
 
 
 @contextlib.contextmanager
-def shown(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
+def show_progress(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
   """Show the progress of a stage while the block runs: `parts` by tokens or `signatures` by
   documents."""
   parts = _Parts(job, stage)

@@ -49,7 +49,7 @@ def load_arrays(path: Place) -> dict[str, np.ndarray] | None:
     return dict(arrays)
 
 
-def writing(progress: Place) -> contextlib.AbstractContextManager:
+def mark_writing(progress: Place) -> contextlib.AbstractContextManager:
   """Mark a local job as being written by this process, until the block or the process ends."""
   if isinstance(progress, Remote):
     return contextlib.nullcontext()
@@ -61,7 +61,7 @@ def writing(progress: Place) -> contextlib.AbstractContextManager:
 
 
 def is_written(progress: Place) -> bool:
-  """Return whether a process is still `writing` a local job; a runner's process may outlive the run
+  """Return whether a process is still marked by `mark_writing` as writing a local job; a runner's process may outlive the run
   that started it."""
   patience = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
   while not isinstance(progress, Remote):

@@ -49,7 +49,7 @@ _LABELS = """
 """.split()
 
 
-def form_of(path: str) -> str | None:
+def format_of(path: str) -> str | None:
   """Return the format that a path's suffix names, with or without a suffix of compression; None if
   it names none."""
   name = os.path.basename(path).lower()
@@ -58,7 +58,7 @@ def form_of(path: str) -> str | None:
   return _FORMS.get(os.path.splitext(name)[1])
 
 
-def source_of(path: str) -> str:
+def source_for_path(path: str) -> str:
   """Return the source that a path means: `reviews.csv` is `csv:reviews.csv`.
 
   A directory holds files by split (`train.csv`, `dev.csv`), files of one form, a folder of texts
@@ -82,9 +82,9 @@ def source_of(path: str) -> str:
 
 def _form(given: str, files: Sequence[str]) -> str:
   """Return the one form of some files or patterns."""
-  forms = {form_of(file) for file in files}
+  forms = {format_of(file) for file in files}
   if None in forms or len(forms) > 1:
-    unknown = next((file for file in files if form_of(file) is None), None)
+    unknown = next((file for file in files if format_of(file) is None), None)
     if unknown and not globs.matches(unknown):
       raise UserError(
         f"config.task.source: found nothing at {unknown!r}, expected a file or a directory; check "
@@ -106,7 +106,7 @@ def _form(given: str, files: Sequence[str]) -> str:
 
 def _first_character(path: str) -> str:
   try:
-    with _compression.opened(path) as file:
+    with _compression.open_plain(path) as file:
       return file.read(4096).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()[:1]
   except _compression.DAMAGED as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
@@ -117,7 +117,7 @@ def _of_directory(folder: str) -> str:
   names = [os.path.basename(path) for path in inside]
   if any(name in _SAVED_BY_DATASETS for name in names):
     return f"arrow:{folder}"
-  files = [path for path in inside if globs.kind(path) == "file" and form_of(path)]
+  files = [path for path in inside if globs.kind(path) == "file" and format_of(path)]
   if not files:
     if any(globs.kind(path) == "directory" for path in inside):
       return f"text_folders:{folder}"

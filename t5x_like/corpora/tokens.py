@@ -12,9 +12,9 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.corpora import cleaning
-from t5x_like.corpora.documents import Documents, unwanted
-from t5x_like.corpora.held_out import Part
-from t5x_like.corpora.job import Batch, Kind, Made
+from t5x_like.corpora.documents import Documents, skip_reason
+from t5x_like.corpora.held_out import SplitPart
+from t5x_like.corpora.job import ItemBatch, StoredBatch, StoreKind
 from t5x_like.corpora.sources import Skip
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
@@ -27,7 +27,7 @@ _LONGEST_FACTS = 4096  # characters of JSON
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
 
 
-def summary(facts: Any) -> Any:
+def summarize_facts(facts: Any) -> Any:
   """Return a source's facts for a manifest: the facts themselves or, if too long, their SHA-256."""
   if len(json.dumps(facts, sort_keys=True)) <= _LONGEST_FACTS:
     return facts
@@ -35,7 +35,7 @@ def summary(facts: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokens(Kind):
+class TokenStoreKind(StoreKind):
   """The tokens of a part of a split.
 
   Attributes:
@@ -56,7 +56,7 @@ class Tokens(Kind):
   text_field: str
   documents_sha256: str
   changed: tuple[int | None, ...]
-  part: Part
+  part: SplitPart
   vocabulary_path: str
   vocabulary_fingerprint: str
   append_eos: bool
@@ -70,15 +70,17 @@ class Tokens(Kind):
   counted = True
 
   @classmethod
-  def of(cls, documents: Documents, part: Part, vocabulary: str, **more: Any) -> "Tokens":
+  def of(
+    cls, documents: Documents, part: SplitPart, vocabulary: str, **more: Any
+  ) -> "TokenStoreKind":
     """Return the tokens of open documents, with the vocabulary at a path; `more` are further
     attributes."""
     return cls(
-      source=documents.spelled,
+      source=documents.spec,
       data_dir=documents.data_dir,
       text_field=documents.text_field,
       documents_sha256=checked_json.digest(documents.facts()),
-      changed=tuple(documents.source.changed(part.split)),
+      changed=tuple(documents.source.modification_times(part.split)),
       part=part,
       vocabulary_path=vocabulary,
       vocabulary_fingerprint=vocabularies.load(vocabulary).fingerprint,
@@ -119,8 +121,11 @@ class Tokens(Kind):
 
   def is_current(self) -> bool:
     documents = _documents(self)
-    now = checked_json.digest(documents.facts()), tuple(documents.source.changed(self.part.split))
-    return now == (self.documents_sha256, self.changed) and documents.source.is_listed()
+    now = (
+      checked_json.digest(documents.facts()),
+      tuple(documents.source.modification_times(self.part.split)),
+    )
+    return now == (self.documents_sha256, self.changed) and documents.source.matches_listing()
 
   def part_size(self, number: int) -> int:
     return _documents(self).source.part_size(self.part.split, _parts(self)[number])
@@ -131,10 +136,10 @@ class Tokens(Kind):
   def characters(self, item: str | Skip) -> int:
     return len(item) if isinstance(item, str) else 1
 
-  def clean(self, document: str | Skip) -> cleaning.Cleaned:
+  def clean(self, document: str | Skip) -> cleaning.CleanResult:
     """Clean a document by itself."""
     removed: Counter[str] = Counter()
-    if reason := unwanted(document):
+    if reason := skip_reason(document):
       return None, reason, removed
     if not (document := self.part.of(document)):
       return None, _OTHER_SIDE, removed
@@ -149,20 +154,22 @@ class Tokens(Kind):
   def _filters(self) -> list[cleaning.Filter]:
     return [step for step in self.steps if isinstance(step, cleaning.Filter)]
 
-  def _without_duplicates(self, text: str, marks: dict[str, np.ndarray]) -> cleaning.Cleaned:
+  def _without_duplicates(self, text: str, marks: dict[str, np.ndarray]) -> cleaning.CleanResult:
     removed: Counter[str] = Counter()
     for step in self.steps:
       if step.name in marks and marks[step.name].any():
-        text, reason, amounts = step.without(text, marks[step.name])
+        text, reason, amounts = step.remove_marked(text, marks[step.name])
         removed += amounts
-        if text is not None and not (text and all(one.long_enough(text) for one in self._filters)):
+        if text is not None and not (
+          text and all(one.is_long_enough(text) for one in self._filters)
+        ):
           text = None
           reason = f"too short without repeated {step.name}"
         if text is None:
           return None, reason, removed
     return text, None, removed
 
-  def make(self, batch: Batch) -> Made:
+  def make(self, batch: ItemBatch) -> StoredBatch:
     texts = []
     reasons = []
     removed = []
@@ -181,14 +188,14 @@ class Tokens(Kind):
       if texts[number] and not document.size:
         reasons[number] = "no tokens"
     lengths_D = np.array([document.size for document in encoded], np.int64)
-    stored = ids.stored(
+    stored = ids.prepare(
       self.vocabulary, self.append_eos, np.concatenate(encoded), lengths_D, "vocabulary"
     )
-    return Made({TOKENS: stored}, reasons, removed)
+    return StoredBatch({TOKENS: stored}, reasons, removed)
 
 
 @functools.lru_cache(16)  # splits
-def _documents(tokens: Tokens) -> Documents:
+def _documents(tokens: TokenStoreKind) -> Documents:
   documents = Documents(tokens.source, data_dir=tokens.data_dir, text_field=tokens.text_field)
   if checked_json.digest(documents.facts()) != tokens.documents_sha256:
     raise UserError(
@@ -199,12 +206,12 @@ def _documents(tokens: Tokens) -> Documents:
 
 
 @functools.lru_cache(16)
-def _parts(tokens: Tokens) -> list[tuple[int, int]]:
+def _parts(tokens: TokenStoreKind) -> list[tuple[int, int]]:
   return _documents(tokens).source.parts(tokens.part.split, tokens.part_bytes)
 
 
 @functools.lru_cache(2)
-def _vocabulary(tokens: Tokens) -> vocabularies.Vocabulary:
+def _vocabulary(tokens: TokenStoreKind) -> vocabularies.Vocabulary:
   vocabulary = vocabularies.load(tokens.vocabulary_path)
   if vocabulary.fingerprint != tokens.vocabulary_fingerprint:
     raise UserError(

@@ -187,7 +187,7 @@ class Chunks:
     return self._count(sizes_NK).sum(axis=1)
 
   def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return self.tokens.padded(TOKENS, begins, sizes, self.length), sizes.astype(np.int32)
+    return self.tokens.read_padded(TOKENS, begins, sizes, self.length), sizes.astype(np.int32)
 
 
 class OtherDocuments:
@@ -240,7 +240,7 @@ class OtherDocuments:
     firsts = np.maximum(begins, drawn - self.search)
     sizes = np.clip(ends - firsts, 0, self.length)
     found = sizes, drawn - firsts, firsts == begins
-    return self.tokens.padded(TOKENS, firsts, sizes, self.length), *(
+    return self.tokens.read_padded(TOKENS, firsts, sizes, self.length), *(
       x.astype(np.int32) for x in found
     )
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from t5x_like.corpora import preparing
 from t5x_like.corpora.engines import Engine
-from t5x_like.corpora.job import Job, Kind, skips
+from t5x_like.corpora.job import Job, StoreKind, describe_skipped
 from t5x_like.corpora.sources import (
   Record,
   Skip,
@@ -30,7 +30,7 @@ from t5x_like.corpora.sources import (
   check_split,
   first_records,
   open_source,
-  parted,
+  parse_split,
 )
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import checked_json, locks
@@ -44,7 +44,7 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class PreparedStore(Kind):
+class PreparedStore(StoreKind):
   """The base of kinds of stores that are made of a source's records.
 
   Attributes:
@@ -74,7 +74,7 @@ class PreparedStore(Kind):
   @functools.cached_property
   def content(self) -> dict[str, Any]:
     """The request in JSON, which the manifest repeats as `source`."""
-    whole, _ = parted(self.split)
+    whole, _ = parse_split(self.split)
     check_split(self.source, whole)
     rows = self.source.split_facts(whole)
     content = {
@@ -92,16 +92,16 @@ class PreparedStore(Kind):
   @property
   def path(self) -> pathlib.Path:
     """The directory of the store."""
-    whole, most = parted(self.split)
+    whole, most = parse_split(self.split)
     key = checked_json.digest([self.content, self.store_facts])
     return pathlib.Path(self.cache) / f"{self.source.name}-{whole}{most or ''}-{key[:16]}"
 
   def is_current(self) -> bool:
-    whole, _ = parted(self.split)
+    whole, _ = parse_split(self.split)
     return json.loads(json.dumps(self.source.split_facts(whole))) == self.content["rows"]
 
   def part_size(self, number: int) -> int:
-    whole, _ = parted(self.split)
+    whole, _ = parse_split(self.split)
     return sum(self.source.part_size(whole, part) for part in self.source.parts(whole, 2**62))
 
   def read(self, number: int) -> Iterator[tuple[str, Record | Skip]]:
@@ -109,13 +109,13 @@ class PreparedStore(Kind):
 
   def prepare(self, engine: Engine) -> None:
     """Make the store and report it."""
-    path, (whole, _) = str(self.path), parted(self.split)
+    path, (whole, _) = str(self.path), parse_split(self.split)
     (changed,) = preparing.prepare([Job(self, path, self.source.name, whole, self.content)], engine)
     manifest = Store.open(path, "size").manifest
     counts = "".join(f", {number:,} {reason}" for reason, number in sorted(changed.items()))
     print(
       f"data: {path}: prepared {manifest.num_items:,} "
-      f"{self.items}{counts}{skips(manifest.skipped)}",
+      f"{self.items}{counts}{describe_skipped(manifest.skipped)}",
       flush=True,
     )
 

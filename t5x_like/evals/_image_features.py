@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.corpora.sources import parted
+from t5x_like.corpora.sources import parse_split
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.parallel.rules import fetch
@@ -61,7 +61,8 @@ class Features:
       )
     self.support = setting.on(support_split)
     is_same = (
-      self.support is setting or parted(setting.split or "")[0] == parted(support_split)[0]
+      self.support is setting
+      or parse_split(setting.split or "")[0] == parse_split(support_split)[0]
     )  # firsts of one split
     if is_same or _same_images(setting.task, self.support.task):
       raise UserError(

@@ -142,11 +142,11 @@ def by_question(
 ) -> dict[str, float]:
   """Return MultiRC's scores of labels 0 and 1, grouped by the fields that identify a question; None
   is wrong."""
-  from t5x_like.corpora.sources import value
+  from t5x_like.corpora.sources import field_value
 
   groups = collections.defaultdict(lambda: ([], []))
   for record, reference, prediction in zip(records, gold, given):
-    name = tuple(str(value(record, field, "")) for field in fields)
+    name = tuple(str(field_value(record, field, "")) for field in fields)
     groups[name][0].append(reference)
     groups[name][1].append(1 - reference if prediction is None else prediction)
   return MultiRc()(*zip(*groups.values()))

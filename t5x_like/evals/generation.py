@@ -13,7 +13,7 @@ from t5x_like.decoding.generate import generate, likeliest
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.classification import MultiRc
-from t5x_like.metrics.texts import METRICS, texts_of
+from t5x_like.metrics.texts import METRICS, reference_texts
 from t5x_like.rows import in_batches, merged_lengths, padded_length
 from t5x_like.slots import Condition, Length, PositiveInt
 
@@ -170,11 +170,13 @@ class Evaluator:
 
   def _texts(self, example: dict[str, Any]) -> list[str]:
     """Return the right texts of an example."""
-    from t5x_like.corpora.sources import value
+    from t5x_like.corpora.sources import field_value
 
     name = self._setting.task.name
-    return texts_of(
-      value(example["record"], self._references, name) if self._references else example["targets"]
+    return reference_texts(
+      field_value(example["record"], self._references, name)
+      if self._references
+      else example["targets"]
     )
 
   def _encode(self) -> tuple[list[list[int]], int]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
-from t5x_like.metrics.squad import Answers
+from t5x_like.metrics.squad import SquadV1
 from t5x_like.slots import PositiveInt
 
 
@@ -54,7 +54,7 @@ class Evaluator:
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     accuracy = ("accuracy",) if "accuracy" in self._scores else ()
-    answers = Answers.names if "answers" in self._scores else ()
+    answers = SquadV1.names if "answers" in self._scores else ()
     labelled = any(example["answers"] for example in self._examples)
     return (*((*accuracy, *answers) if labelled else ()), "examples", "unlabelled")
 
@@ -72,7 +72,7 @@ class Evaluator:
       ]
       found["accuracy"] = 100.0 * float(np.mean(right))
     if scored and "answers" in self._scores:
-      found |= Answers()(
+      found |= SquadV1()(
         [self._examples[n]["answers"] for n in scored], [predictions[n]["answer"] for n in scored]
       )
     found["examples"] = len(predictions)

@@ -9,7 +9,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_squad
-from t5x_like.metrics.texts import answers, texts_of
+from t5x_like.metrics.texts import answers, reference_texts
 from t5x_like.parallel.rules import fetch
 from t5x_like.retrieval import answered, index, shelf, voted
 from t5x_like.slots import Length, PositiveInt
@@ -107,13 +107,13 @@ class Evaluator:
     return Result(scores, _labelled.samples(predictions), predictions)
 
   def _right(self, example: dict, references: str | None) -> list[str]:
-    from t5x_like.corpora.sources import value
+    from t5x_like.corpora.sources import field_value
 
     name = self._setting.task.name
     where = f"task {name}, input {example['inputs'][:60]!r}"
     try:
-      right = texts_of(
-        value(example["record"], references, name) if references else example["targets"]
+      right = reference_texts(
+        field_value(example["record"], references, name) if references else example["targets"]
       )
     except ValueError as error:
       raise UserError(f"{where}, field {references!r}: {error}") from None

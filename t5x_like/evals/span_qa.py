@@ -12,7 +12,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_mlqa
-from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
+from t5x_like.metrics.squad import MultilingualSquad, SquadV1, SquadV2
 from t5x_like.slots import PositiveInt
 
 _LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
@@ -66,9 +66,9 @@ class Evaluator:
     self._n_best = n_best
     self._longest = max_answer_tokens
     self._ids = ids
-    self._metric = LocalAnswers(normalize_mlqa) if language else Answers()
+    self._metric = MultilingualSquad(normalize_mlqa) if language else SquadV1()
     if unanswerable:
-      self._metric = AnswersOrNone(threshold=0.5)
+      self._metric = SquadV2(threshold=0.5)
     self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._windows = setting.task.examples(ids)[: len(self._rows.tokens)]
     if not unanswerable and not all(window["answers"] for window in self._windows):
@@ -80,7 +80,7 @@ class Evaluator:
   def names(self) -> tuple[str, ...]:
     return (
       *self._metric.names,
-      *(AnswersOrNone.detailed if self._unanswerable else ()),
+      *(SquadV2.detailed if self._unanswerable else ()),
       "examples",
     )
 

@@ -136,7 +136,7 @@ class TextClassification:
     Raises:
       UserError: as `texts.read`, or a column is missing.
     """
-    form = tables.form_of(path)
+    form = tables.format_of(path)
     templates = self.templates
     if field is not None:
       if self.pairs:

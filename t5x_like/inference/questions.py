@@ -22,7 +22,7 @@ from t5x_like.inference.likelihood import Scored
 from t5x_like.inference.prompts import Prompts
 from t5x_like.metrics import resampling
 from t5x_like.metrics.answers import final_number, is_number, normalize_trivia_qa
-from t5x_like.metrics.texts import texts_of
+from t5x_like.metrics.texts import reference_texts
 
 LETTERS = string.ascii_uppercase
 NEW_TOKENS = 64  # of a generated answer, by default
@@ -170,7 +170,7 @@ def right_texts(where: str, row: Record) -> list[str]:
   texts = []
   for key in ("answer", "aliases"):
     try:
-      texts += texts_of(row.get(key))
+      texts += reference_texts(row.get(key))
     except ValueError as error:
       raise UserError(f"{where}: {key}: {error}") from None
     if key == "answer" and not any(text.strip() for text in texts):
@@ -482,7 +482,7 @@ class Asker:
     numbers = [_right_numbers(row, texts) for row, texts in zip(rows, answers)]
 
     def shown(row: Record) -> str:
-      answer = texts_of(row["answer"])[0]
+      answer = reference_texts(row["answer"])[0]
       if "chain_of_thought" in row and _right_numbers(row, [answer]):
         answer = f"{row['chain_of_thought']} #### {answer}"
       return f"{row['context']} {answer}"

@@ -118,7 +118,7 @@ def token_f1_or_empty(gold: str, predicted: str) -> float:
   return float(gold == predicted) if not gold or not predicted else token_f1(gold, predicted)
 
 
-def best(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
+def best_score(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
   """Return the maximum score over several right answers."""
   return max(float(score(gold, predicted)) for gold in golds)
 

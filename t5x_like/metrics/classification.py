@@ -74,7 +74,7 @@ class Classification(Metric):
     return {name: percent(score(*given)) for name, score in self._scores.items()}
 
 
-class Matches(Metric):
+class Accuracy(Metric):
   """The share of right predictions, according to a function of (reference, prediction)."""
 
   def __init__(

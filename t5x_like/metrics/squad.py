@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.metrics.answers import best, normalize_squad, token_f1, token_f1_or_empty
+from t5x_like.metrics.answers import best_score, normalize_squad, token_f1, token_f1_or_empty
 from t5x_like.metrics.metric import Metric, percent, ratio
 
 
@@ -18,10 +18,10 @@ def answer_row(
     return 0.0, 0.0
   golds = list(map(normalize, answers))
   predicted = normalize(prediction)
-  return float(predicted in golds), best(token_f1, golds, predicted)
+  return float(predicted in golds), best_score(token_f1, golds, predicted)
 
 
-class Answers(Metric):
+class SquadV1(Metric):
   """Exact match and token F1: the maximum over a question's answers, averaged over all questions
   (evaluate-v1.1.py).
 
@@ -50,8 +50,8 @@ class Answers(Metric):
     return {"exact_match": percent(exact), "f1": percent(f1)}
 
 
-class LocalAnswers(Answers):
-  """`Answers` in several languages: a reference is (language, answers).
+class MultilingualSquad(SquadV1):
+  """`SquadV1` in several languages: a reference is (language, answers).
 
   Args:
     normalize: a normalisation of (text, language), such as `answers.normalize_mlqa`.
@@ -68,7 +68,7 @@ class LocalAnswers(Answers):
     return answer_row(answers, prediction, lambda text: self._normalize_in(text, language))
 
 
-class AnswersOrNone(Metric):
+class SquadV2(Metric):
   """SQuAD 2.0's scores (evaluate-v2.0.py): questions may have no answer, which an empty prediction
   states.
 
@@ -109,7 +109,7 @@ class AnswersOrNone(Metric):
     text, probability = prediction
     golds = list(filter(None, map(normalize_squad, answers))) or [""]
     predicted = normalize_squad(text)
-    raw = [float(predicted in golds), best(token_f1_or_empty, golds, predicted)]
+    raw = [float(predicted in golds), best_score(token_f1_or_empty, golds, predicted)]
     counted = [float(not answerable)] * 2 if probability > self._threshold else raw
     return [*raw, *counted, answerable, probability, not text, 1]
 

@@ -16,9 +16,9 @@ from t5x_like.metrics.answers import (
   normalize_squad,
   normalize_trivia_qa,
 )
-from t5x_like.metrics.classification import Classification, Correlation, Matches
+from t5x_like.metrics.classification import Accuracy, Classification, Correlation
 from t5x_like.metrics.metric import Metric
-from t5x_like.metrics.squad import Answers
+from t5x_like.metrics.squad import SquadV1
 from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.translation import Bleu, Chrf
@@ -87,7 +87,7 @@ def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMet
   """Score exact match and F1, the best over the right answers; for closed-book QA and SQuAD as
   text."""
   return TextMetric(
-    Answers({"squad": normalize_squad, "triviaqa": normalize_trivia_qa}[normalization])
+    SquadV1({"squad": normalize_squad, "triviaqa": normalize_trivia_qa}[normalization])
   )
 
 
@@ -104,20 +104,20 @@ def referent() -> TextMetric:
     return None if texts[1] == "-1" else (texts[0], texts[1] == "True")
 
   return TextMetric(
-    Matches(lambda gold, given: names_referent(given, gold[0]) is gold[1]), reference
+    Accuracy(lambda gold, given: names_referent(given, gold[0]) is gold[1]), reference
   )
 
 
 def exact() -> TextMetric:
   """Score whether the text equals a right text, ignoring white space at its ends."""
   clean = lambda texts: [text.strip() for text in texts]  # noqa: E731
-  return TextMetric(Matches(lambda gold, given: given in gold, "exact_match"), clean, str.strip)
+  return TextMetric(Accuracy(lambda gold, given: given in gold, "exact_match"), clean, str.strip)
 
 
-def final(*, invalid: str = "") -> TextMetric:
+def last_number(*, invalid: str = "") -> TextMetric:
   """Score whether the last number is right (GSM8K, SVAMP)."""
   return TextMetric(
-    Matches(name="exact_match"),
+    Accuracy(name="exact_match"),
     lambda texts: final_number(texts[0]),
     lambda text: final_number(text) or invalid,
   )
@@ -131,7 +131,7 @@ def last_word() -> TextMetric:
       raise ValueError("found a text without words, expected a last word")
     return texts[0].split()[-1]
 
-  return TextMetric(Matches(), reference, str.strip)
+  return TextMetric(Accuracy(), reference, str.strip)
 
 
 def bleu(*, tokenize: str = "13a", lowercase: bool = False) -> TextMetric:
@@ -189,7 +189,7 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
   "answers": answers,
   "referent": referent,
   "exact": exact,
-  "final_number": final,
+  "final_number": last_number,
   "last_word": last_word,
   "bleu": bleu,
   "chrf": chrf,
@@ -199,7 +199,7 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
 }
 
 
-def texts_of(value: Any) -> list[str]:
+def reference_texts(value: Any) -> list[str]:
   """Return the right texts in a record's field: a text, a number, a list of them, or SQuAD's and
   TriviaQA's answers.
 
@@ -218,13 +218,13 @@ def texts_of(value: Any) -> list[str]:
   if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
     return [str(value)]
   if isinstance(value, list | tuple):
-    return [text for part in value for text in texts_of(part)]
+    return [text for part in value for text in reference_texts(part)]
   if isinstance(value, dict):
     if "text" in value:
-      return texts_of(value["text"])
+      return reference_texts(value["text"])
     names = [name for name in _ALIASES if name in value]
     if names:
-      return list(dict.fromkeys(text for name in names for text in texts_of(value[name])))
+      return list(dict.fromkeys(text for name in names for text in reference_texts(value[name])))
     raise ValueError(
       f"found an object of {', '.join(map(str, value)) or 'nothing'}, expected one "
       "with text or value"

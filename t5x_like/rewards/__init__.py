@@ -25,7 +25,7 @@ import numpy as np
 
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
-from t5x_like.metrics.texts import texts_of as right_texts
+from t5x_like.metrics.texts import reference_texts as right_texts
 
 _WHERE = "config.objective.reward"
 Reward = Callable[[list[str], list[dict[str, Any]]], Sequence[float]]
@@ -97,7 +97,7 @@ def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str
 
 def answers_of(example: dict[str, Any]) -> set[str]:
   """Return the right texts in the fields of an example, without white space around them; see
-  `metrics.texts.texts_of`.
+  `metrics.texts.reference_texts`.
 
   A truth value is right in Python's spelling and in JSON's. Empty texts are no answers, so that no
   empty completion is rewarded.
@@ -111,7 +111,7 @@ def answers_of(example: dict[str, Any]) -> set[str]:
       answers |= {str(value), str(value).lower()}
       continue
     if isinstance(value, float):
-      answers.add(str(value))  # 18.0 beside the 18 of `texts_of`
+      answers.add(str(value))  # 18.0 beside the 18 of `reference_texts`
     try:
       answers.update(text.strip() for text in right_texts(value))
     except ValueError:  # such as the messages of a conversation

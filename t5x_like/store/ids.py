@@ -23,7 +23,7 @@ def facts(vocabulary: Vocabulary, append_eos: Any) -> dict[str, Any]:
   return {"vocabulary": vocabulary_facts(vocabulary), "append_eos": append_eos}
 
 
-def stored(
+def prepare(
   vocabulary: Vocabulary,
   append_eos: bool,
   tokens_N: np.ndarray,

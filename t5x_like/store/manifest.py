@@ -116,7 +116,7 @@ def parse(text: bytes, where: str) -> Manifest:
     )
   checksum = data.pop("checksum", None)
   manifest = _value(Manifest, data, where, "")
-  check(manifest, where)
+  check_manifest(manifest, where)
   if checksum != manifest.checksum:
     raise UserError(
       f"{where}: checksum: found {str(checksum)[:12]!r}, but the fields give "
@@ -170,7 +170,7 @@ def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
   return {key: getattr(vocabulary, key) for key in ("fingerprint", "size", "extra_ids")}
 
 
-def check(manifest: Manifest, where: str) -> None:
+def check_manifest(manifest: Manifest, where: str) -> None:
   """Raise UserError for values out of range and for names that are not valid file names."""
   file_names.check(f"{where}: name", manifest.name, REMEDY)
   file_names.check(f"{where}: split", manifest.split, REMEDY)

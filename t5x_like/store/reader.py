@@ -30,7 +30,7 @@ from t5x_like.files.ranges import Files
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
 from t5x_like.store.manifest import REMEDY, Manifest
-from t5x_like.store.shards import CHECKSUMS, TABLE, Shards, files_of
+from t5x_like.store.shards import CHECKSUMS_TABLE, SHARDS_TABLE, Shards, array_directories
 
 Verify = Literal["auto", "full", "size"]
 FULL_VERIFY_BYTES = 2 * 2**30  # "auto" checks every byte of stores up to this size
@@ -86,8 +86,8 @@ class Store:
     if text is None:
       raise UserError(_missing(path))
     manifest = manifests.parse(text, files.name(manifests.FILE))
-    table = _table(files, TABLE)
-    shards = store_shards.read_shards(manifest, table, files.name(TABLE))
+    table = _table(files, SHARDS_TABLE)
+    shards = store_shards.read_shards(manifest, table, files.name(SHARDS_TABLE))
     full = verify == "full" or (verify == "auto" and shards.num_bytes <= FULL_VERIFY_BYTES)
     return cls(
       path, files, text, manifest, shards, _verify(files, manifest, shards, table if full else None)
@@ -107,8 +107,10 @@ class Store:
     changed = self._files.changed(self._shards)
     if not changed:
       return
-    table = _table(self._files, CHECKSUMS)
-    checksums_SF = store_shards.read_checksums(self.manifest, table, self._files.name(CHECKSUMS))
+    table = _table(self._files, CHECKSUMS_TABLE)
+    checksums_SF = store_shards.read_checksums(
+      self.manifest, table, self._files.name(CHECKSUMS_TABLE)
+    )
     for directory, shard in changed:
       _verify_checksum(self._files, self._shards, checksums_SF, shard, directory)
 
@@ -142,7 +144,7 @@ class Store:
       )
     return vocabulary
 
-  def stretches(self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray) -> np.ndarray:
+  def read_ranges(self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray) -> np.ndarray:
     """Read stretches of an array's values, across the bounds of items and shards.
 
     Args:
@@ -193,27 +195,27 @@ class Store:
       self._files.fill(self._shards, array, reads)
     return values if width == 1 else values.reshape(-1, width)
 
-  def padded(
+  def read_padded(
     self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray, length: int
   ) -> np.ndarray:
     """Read stretches of at most `length` values as rows, 0 after each stretch: int32 [N, length];
-    see `stretches`."""
+    see `read_ranges`."""
     rows_NL = np.zeros((sizes_N.size, length), np.int32)
-    rows_NL[np.arange(length) < sizes_N[:, None]] = self.stretches(array, starts_N, sizes_N)
+    rows_NL[np.arange(length) < sizes_N[:, None]] = self.read_ranges(array, starts_N, sizes_N)
     return rows_NL
 
-  def values(self, array: str) -> np.ndarray:
+  def read_values(self, array: str) -> np.ndarray:
     """Read all values of an array: [n] or [n, width]."""
-    return self.stretches(array, np.zeros(1, np.int64), self._shards.first_value[array][-1:])
+    return self.read_ranges(array, np.zeros(1, np.int64), self._shards.first_value[array][-1:])
 
-  def ends(self, array: str) -> np.ndarray:
+  def read_ends(self, array: str) -> np.ndarray:
     """Read where the values of every item end in an array: int64 [num_items], all in memory.
 
     Raises:
       DamageError: the ends do not ascend to the number of values.
     """
     shards = self._shards
-    directory = files_of(array)[1]
+    directory = array_directories(array)[1]
     ends_N = np.empty(self.num_items, "<i8")
     data = memoryview(ends_N).cast("B")
     bounds = (8 * shards.first_item).tolist()
@@ -267,7 +269,7 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, table: bytes | Non
   else:
     what = "all checksums"
     checksums_SF = store_shards.read_checksums(
-      manifest, _table(files, CHECKSUMS), files.name(CHECKSUMS)
+      manifest, _table(files, CHECKSUMS_TABLE), files.name(CHECKSUMS_TABLE)
     )
     _verify_checksums(files, shards, checksums_SF)
     if (

@@ -24,12 +24,12 @@ import numpy as np
 from t5x_like.errors import DamageError, UserError
 from t5x_like.store.manifest import FORMAT, REMEDY, Array, Manifest
 
-TABLE = "shards.table"
-CHECKSUMS = "checksums.table"
+SHARDS_TABLE = "shards.table"
+CHECKSUMS_TABLE = "checksums.table"
 _MOST = 2**40  # items or values in a shard
 
 
-def files_of(array: str) -> tuple[str, str]:
+def array_directories(array: str) -> tuple[str, str]:
   """Return the directories of an array's files: values and ends."""
   return array, f"{array}.ends"
 
@@ -70,7 +70,7 @@ class Shards:
     self._firsts: dict[str, tuple[np.ndarray, int]] = {}
     for array, first_value in zip(arrays, firsts_AS[1:], strict=True):
       self.first_value[array.name] = first_value
-      values, ends = files_of(array.name)
+      values, ends = array_directories(array.name)
       self.dtypes |= {values: np.dtype(array.dtype).newbyteorder("<"), ends: np.dtype("<i8")}
       self._firsts[values] = first_value, array.width * self.dtypes[values].itemsize
       self._firsts[ends] = self.first_item, 8
@@ -106,22 +106,28 @@ class Shards:
     return sum(int(firsts[-1]) * size for firsts, size in self._firsts.values())
 
 
-def tables(written: Sequence[Shard], arrays: Sequence[Array]) -> dict[str, bytes]:
+def build_tables(written: Sequence[Shard], arrays: Sequence[Array]) -> dict[str, bytes]:
   """Return the contents of the tables of written shards, by file."""
   rows = [
     [int(shard.name), shard.items, *(shard.values[array.name] for array in arrays)]
     for shard in written
   ]
   digests = [
-    shard.sha256[file] for shard in written for array in arrays for file in files_of(array.name)
+    shard.sha256[file]
+    for shard in written
+    for array in arrays
+    for file in array_directories(array.name)
   ]
-  return {TABLE: np.array(rows, "<u8").tobytes(), CHECKSUMS: bytes.fromhex("".join(digests))}
+  return {
+    SHARDS_TABLE: np.array(rows, "<u8").tobytes(),
+    CHECKSUMS_TABLE: bytes.fromhex("".join(digests)),
+  }
 
 
 def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
   """Read the shards from their table; raise UserError if the table is invalid or disagrees with the
   manifest."""
-  table_SA = _read(manifest, TABLE, table, "<u8", (2 + len(manifest.arrays),), where)
+  table_SA = _read(manifest, SHARDS_TABLE, table, "<u8", (2 + len(manifest.arrays),), where)
   counts_SA = table_SA[:, 1:].astype(np.int64)
   if ((table_SA[:, 1:] > _MOST) | (table_SA[:, 1:] < [1, *[0] * len(manifest.arrays)])).any():
     raise UserError(
@@ -143,7 +149,7 @@ def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
 def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
   """Read the checksums, uint8 [S, 2 * arrays, 32]; raise UserError if they disagree with the
   manifest."""
-  return _read(manifest, CHECKSUMS, table, "u1", (2 * len(manifest.arrays), 32), where)
+  return _read(manifest, CHECKSUMS_TABLE, table, "u1", (2 * len(manifest.arrays), 32), where)
 
 
 def _read(

@@ -18,10 +18,10 @@ from t5x_like.files import file_names
 from t5x_like.store import manifest as manifests
 from t5x_like.store.manifest import REMEDY
 from t5x_like.store.reader import Store
-from t5x_like.store.shards import TABLE, files_of
+from t5x_like.store.shards import SHARDS_TABLE, array_directories
 
 TOKENS = "tokens"
-_ENDS = files_of(TOKENS)[1]
+_ENDS = array_directories(TOKENS)[1]
 _BLOCK = 256  # ends read per step: half a page
 _FOLLOWING = 32  # ends read at once for the consecutive documents of a window
 _BYTES = 8  # per end
@@ -55,7 +55,7 @@ class TokenStore(Store):
     documents_S = np.diff(shards.first_item)
     if (wrong := np.flatnonzero(documents_S > tokens_S)).size:
       raise UserError(
-        f"{files.name(TABLE)}: row {wrong[0]}: found {documents_S[wrong[0]]} documents, expected "
+        f"{files.name(SHARDS_TABLE)}: row {wrong[0]}: found {documents_S[wrong[0]]} documents, expected "
         f"1 to {tokens_S[wrong[0]]} (the shard's tokens): {REMEDY}"
       )
 
@@ -71,10 +71,10 @@ class TokenStore(Store):
     """Read windows of the token stream, across shard boundaries: first tokens [B] -> int32 [B,
     length].
 
-    Raises: see `stretches`.
+    Raises: see `read_ranges`.
     """
     starts_B = np.asarray(starts_B, np.int64)
-    window_N = self.stretches(TOKENS, starts_B, np.full(starts_B.size, length))
+    window_N = self.read_ranges(TOKENS, starts_B, np.full(starts_B.size, length))
     return window_N.reshape(starts_B.size, length).astype(np.int32, copy=False)
 
   def document_ends(self) -> np.ndarray:
@@ -84,7 +84,7 @@ class TokenStore(Store):
     This reads all ends into memory; at scale, use `documents_at` for tokens or `document_spans` for
     documents.
     """
-    return self.ends(TOKENS)
+    return self.read_ends(TOKENS)
 
   def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the documents that contain tokens: places in the stream [N] -> (indices, starts, ends),

@@ -21,7 +21,7 @@ from t5x_like.files.paths import Place
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
 from t5x_like.store.manifest import Array, Manifest
-from t5x_like.store.shards import Shard, files_of
+from t5x_like.store.shards import Shard, array_directories
 from t5x_like.vocabularies import Vocabulary
 
 SHARD_VALUES = 2**26
@@ -52,7 +52,9 @@ def write_shard(root: Place, name: str, arrays: Sequence[Array], items: Items) -
     found = np.asarray(found).astype(
       np.dtype(array.dtype).newbyteorder("<"), casting="same_kind", copy=False
     )
-    for directory, numbers in zip(files_of(array.name), (found, ends.astype("<i8")), strict=True):
+    for directory, numbers in zip(
+      array_directories(array.name), (found, ends.astype("<i8")), strict=True
+    ):
       content = numbers.tobytes()
       with _refusals(root / directory / name):
         (root / directory / name).write_bytes(content)
@@ -60,7 +62,7 @@ def write_shard(root: Place, name: str, arrays: Sequence[Array], items: Items) -
   return Shard(name, ends.size, values, sha256)
 
 
-def described(
+def build_metadata(
   shards: Sequence[Shard],
   *,
   name: str,
@@ -75,7 +77,7 @@ def described(
 
   Args: see `Manifest`; the arrays need no counts.
   """
-  tables = store_shards.tables(shards, arrays)
+  tables = store_shards.build_tables(shards, arrays)
   manifest = Manifest(
     name=name,
     split=split,
@@ -92,7 +94,7 @@ def described(
     source=source,
     fingerprint="",
   )
-  manifests.check(manifest, name)
+  manifests.check_manifest(manifest, name)
   manifest = dataclasses.replace(
     manifest, fingerprint=store_shards.fingerprint(manifest, *tables.values())
   )

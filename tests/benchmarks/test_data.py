@@ -17,32 +17,34 @@ def benchmark(name: str):
 
 def test_official_files_come_before_tensorflow_datasets():
   rte = benchmark("glue/rte")
-  assert data.keys(rte, rte.encoder, None, "tfds") == {
+  assert data.source_keys(rte, rte.encoder, None, "tfds") == {
     "task.source": "tfds:glue/rte",
     "task.data_dir": "tfds",
   }
-  found = data.keys(rte, rte.encoder, FOLDER, "tfds")
+  found = data.source_keys(rte, rte.encoder, FOLDER, "tfds")
   assert found == {"task.source": rte.files.source, "task.data_dir": FOLDER}
   assert json.loads(found["task.source"].removeprefix("official:"))["classes"] == {
     "label": ["entailment", "not_entailment"]
   }
   name = benchmark("docstrings/name")
-  docstrings = data.keys(name, name.text, FOLDER, "tfds")  # of no files
+  docstrings = data.source_keys(name, name.text, FOLDER, "tfds")  # of no files
   assert docstrings == {"task.source": "docstring_tasks:name", "task.data_dir": "tfds"}
   with pytest.raises(
     data.Unavailable, match="needs its official files; give their directory with --data=DIR"
   ):
-    data.keys(benchmark("tags/ner"), benchmark("tags/ner").encoder, None, "tfds")
+    data.source_keys(benchmark("tags/ner"), benchmark("tags/ner").encoder, None, "tfds")
 
 
 def test_texts_that_t5_rewrites_are_read_through_their_form(tmp_path):
   stsb = benchmark("glue/stsb")
-  assert data.keys(stsb, stsb.encoder, None, None) == {"task.source": "tfds:glue/stsb"}
-  assert data.keys(stsb, stsb.text, None, None) == {"task.source": "t5:stsb:tfds:glue/stsb"}
-  assert data.keys(stsb, stsb.text, FOLDER, None)["task.source"] == f"t5:stsb:{stsb.files.source}"
+  assert data.source_keys(stsb, stsb.encoder, None, None) == {"task.source": "tfds:glue/stsb"}
+  assert data.source_keys(stsb, stsb.text, None, None) == {"task.source": "t5:stsb:tfds:glue/stsb"}
+  assert (
+    data.source_keys(stsb, stsb.text, FOLDER, None)["task.source"] == f"t5:stsb:{stsb.files.source}"
+  )
   config = recipes.load("configs/finetune/text_to_text.py:glue/stsb", [f"task.data_dir={tmp_path}"])
   with pytest.raises(data.Unavailable, match="glue/stsb is not in"):
-    data.check(config)
+    data.check_available(config)
 
 
 def test_bart_reads_articles_as_in_fairseq():
@@ -75,7 +77,7 @@ def test_roberta_is_fine_tuned_by_its_table(task, values):
 
 def test_evaluations_on_other_data_have_files_of_their_own(tmp_path):
   xquad = benchmark("xquad/xquad")
-  found = data.keys(xquad, xquad.encoder, FOLDER, None)
+  found = data.source_keys(xquad, xquad.encoder, FOLDER, None)
   config = recipes.load(
     "configs/finetune/encoder.py:xquad/xquad,official", [f"task.data_dir={FOLDER}"]
   )
@@ -93,15 +95,17 @@ def test_files_and_splits_that_are_not_there(tmp_path):
     "configs/finetune/encoder.py:glue/rte,official", [f"task.data_dir={tmp_path}"]
   )
   with pytest.raises(data.Unavailable, match="found none of the files of RTE, RTE/train.tsv"):
-    data.check(config)
+    data.check_available(config)
   (tmp_path / "RTE").mkdir()
   for split in ("dev", "train"):
     with pytest.raises(data.Unavailable):
-      data.check(config)
+      data.check_available(config)
     (tmp_path / "RTE" / f"{split}.tsv").write_text(
       "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
     )
-  data.check(config)
-  assert data.splits(config) == ("train", "validation")
+  data.check_available(config)
+  assert data.task_splits(config) == ("train", "validation")
   with pytest.raises(data.Unavailable, match="glue/rte is not in"):
-    data.check(recipes.load("configs/finetune/encoder.py:glue/rte", [f"task.data_dir={tmp_path}"]))
+    data.check_available(
+      recipes.load("configs/finetune/encoder.py:glue/rte", [f"task.data_dir={tmp_path}"])
+    )

@@ -39,7 +39,7 @@ def test_a_model_is_compared_with_itself_from_scratch(tmp_path, capsys, monkeypa
   found = json.loads((run / "suites" / "docstrings" / "results.json").read_text())
   rows = found["compared"]["rows"]
   assert [(row["task"], row["metric"]) for row in rows] == [("name", "f1"), ("name", "exact_match")]
-  first = comparison.read(str(scratch))
+  first = comparison.read_results(str(scratch))
   for row in rows:
     name = f"test/{row['metric']}"
     assert row["first"] == first["tasks"][row["task"]]["metrics"][name]
@@ -49,7 +49,7 @@ def test_a_model_is_compared_with_itself_from_scratch(tmp_path, capsys, monkeypa
       and row["difference"] == row["second"] - row["first"]
     )
   assert "Fine-tuned: docstrings" in (run / "report.html").read_text()
-  same = comparison.compared(first, first)["rows"]
+  same = comparison.compare_results(first, first)["rows"]
   assert all(
     row["difference"] == row["low"] == row["high"] == 0 and row["p_value"] == 1 for row in same
   )

@@ -41,7 +41,7 @@ def test_labels_are_spelled_as_superglue_spells_them(task, idx, prediction, expe
   }
   rows = [{"idx": idx, "prediction": prediction}, first]  # in another order
   workdirs.write_lines(tmp_path / "run" / "predictions", f"{file}.jsonl", rows)
-  submission.write(tmp_path, superglue.SUITE, task, str(tmp_path / "run"))
+  submission.write_submission(tmp_path, superglue.SUITE, task, str(tmp_path / "run"))
   written = [json.loads(line) for line in (tmp_path / f"{file}.jsonl").read_text().splitlines()]
   assert written == [expected | {"idx": 2}, expected]
 
@@ -66,7 +66,7 @@ def test_classes_are_numbers_where_glue_wants_numbers(task, prediction, expected
   (file,) = glue.SUITE.tasks[task].test
   rows = [{"idx": idx, "prediction": prediction} for idx in ("10", "9")]
   workdirs.write_lines(tmp_path / "run" / "predictions", f"{file}.jsonl", rows)
-  submission.write(tmp_path, glue.SUITE, task, str(tmp_path / "run"))
+  submission.write_submission(tmp_path, glue.SUITE, task, str(tmp_path / "run"))
   assert (
     tmp_path / f"{file}.tsv"
   ).read_text() == f"index\tprediction\n9\t{expected}\n10\t{expected}\n"

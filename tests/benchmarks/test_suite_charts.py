@@ -84,7 +84,7 @@ def test_tags_generated_labels_and_numbers_are_drawn_too(tmp_path):
         }
       )
     result = {"counted": [f"dev/{score}"], "runs": runs, "metrics": runs[0]["metrics"]}
-    drawn = suite_charts.charts(name, result)
+    drawn = suite_charts.draw_task_charts(name, result)
     assert [one["title"].removeprefix(f"{name}: ") for one in drawn] == [
       f"dev/{score} by step",
       "score of every seed, by rate",
@@ -92,4 +92,4 @@ def test_tags_generated_labels_and_numbers_are_drawn_too(tmp_path):
       f"dev/{score} by words of input",
     ]
     assert all(one["svg"].startswith("<svg") for one in drawn)
-  assert predictions.median(result) == runs[0]["workdir"]
+  assert predictions.median_run(result) == runs[0]["workdir"]

@@ -26,7 +26,7 @@ def of(folder, evaluator, task, rows, counted) -> dict:
     {"step": 4, "train/seconds_per_step": 4.0, f"eval/{counted[0]}": 60.0, "eval/dev/examples": 9},
   ]
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-  return facts.of_run(folder, counted)
+  return facts.describe_run(folder, counted)
 
 
 def test_the_last_evaluation_and_how_the_run_was_made(tmp_path):

@@ -35,13 +35,13 @@ def average(suite: str, row: dict, missing=(), tasks=None) -> float | None:
   for task, metrics in row.items():
     counted = slots.find("suite", suite, suites, "SUITE").tasks[task].encoder.counted
     found[task] = {
-      "score": suites.score(metrics, counted),
+      "score": suites.mean_score(metrics, counted),
       "metrics": metrics,
       "counted": counted,
       "runs": ["a run"],
     }
   options = types.SimpleNamespace(workdirs=["w"], from_scratch=False, seeds=1, tasks=tasks)
-  return tables.results(suite, options, found, dict.fromkeys(missing, "no data"))["average"]
+  return tables.build_results(suite, options, found, dict.fromkeys(missing, "no data"))["average"]
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def test_generated_predictions_are_submitted_as_classes_and_numbers(tmp_path):
       for n, (text, name) in enumerate(rows)
     ]
     lines(tmp_path / "run" / "predictions" / f"{file}.jsonl", told)
-  submission.write(tmp_path, superglue.SUITE, "wsc", tmp_path / "run")
-  submission.write(tmp_path, glue.SUITE, "stsb", tmp_path / "run")
+  submission.write_submission(tmp_path, superglue.SUITE, "wsc", tmp_path / "run")
+  submission.write_submission(tmp_path, glue.SUITE, "stsb", tmp_path / "run")
   assert [
     json.loads(row)["label"] for row in (tmp_path / "WSC.jsonl").read_text().splitlines()
   ] == ["True", "False"]

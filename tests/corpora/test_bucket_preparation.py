@@ -104,11 +104,11 @@ def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
       8
     ] * 20
     assert len(source.parts("train", 1)) == 30 and len(server.requests) - before < 12
-  assert source.is_listed()
+  assert source.matches_listing()
   (server.root / "pages" / "99.txt").write_text("added, and not a file of this source")
-  assert source.is_listed()
+  assert source.matches_listing()
   (server.root / "pages" / "07.txt").write_text("page seven")
-  assert not source.is_listed()
+  assert not source.matches_listing()
   with pytest.raises(UserError, match="30.txt: found no file of that name"):
     open_source("lines:gs://bucket/pages/{00..30}.txt")
   server.fault = lambda operation, name: "forbidden" if operation == "list" else None
@@ -177,14 +177,14 @@ def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
 def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypatch, capsys):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
-  record = building.record_of
+  record = building.load_record
 
   def taken(*arguments):
     place("gs://bucket/stores/.train.progress.lease").write_text('{"holder": "another"}')
     return record(*arguments)
 
   with monkeypatch.context() as patched:
-    patched.setattr(building, "record_of", taken)
+    patched.setattr(building, "load_record", taken)
     assert prepare_data.main(command) == 69
   assert "another process has taken it over" in capsys.readouterr().err
   assert not place("gs://bucket/stores/train/manifest.json").exists()

@@ -64,7 +64,7 @@ def test_a_hook_that_is_not_there_is_refused():
   for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
     trust.begin_command(name)
     with pytest.raises(UserError, match="language id"):
-      c4.hook(name)
+      c4.load_language_id(name)
 
 
 def test_sentences_add_up_to_the_text():

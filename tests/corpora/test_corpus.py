@@ -111,7 +111,9 @@ def test_changed_files_are_prepared_anew_beside_what_was_made(here, capsys):
 
 
 def test_an_interrupted_preparation_goes_on(here, monkeypatch, capsys):
-  monkeypatch.setattr(tokens.Tokens, "of", functools.partial(tokens.Tokens.of, shard_values=10_000))
+  monkeypatch.setattr(
+    tokens.TokenStoreKind, "of", functools.partial(tokens.TokenStoreKind.of, shard_values=10_000)
+  )
   expected = build(cache=str(here / "uninterrupted")).fingerprint
   write = building._write
   written = []

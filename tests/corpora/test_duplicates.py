@@ -37,7 +37,7 @@ def by_hand(texts, steps, min_sentences=3):
     for number in live:
       minhash = near.minhash(texts[number])
       like = False
-      for key in near.same_bands(minhash).tolist():
+      for key in near.band_keys(minhash).tolist():
         others = representatives.setdefault(key, [])
         if any(np.mean(other == minhash) >= 0.8 for other in others):
           like = True
@@ -56,7 +56,7 @@ def by_hand(texts, steps, min_sentences=3):
         seen.add(span)
       removed["span: repeated"] += sum(repeated)
       if any(repeated):
-        text = spans.Step().without(text, np.array(repeated, bool))[0]
+        text = spans.Step().remove_marked(text, np.array(repeated, bool))[0]
       if any(repeated) and len(list(sentences(text))) < min_sentences:
         counts["too short without repeated spans"] += 1
         continue
@@ -107,8 +107,8 @@ def test_comparisons_are_those_of_a_loop(count, monkeypatch):
   keys = found["key"].tolist()
   times = Counter(found["key"].tolist())
   firsts = {key: next(n for n in order if keys[n] == key) for key in times}
-  assert _repeats.earlier(**found).tolist() == [firsts[key] != n for n, key in enumerate(keys)]
-  assert near.shared(**found).tolist() == [times[key] > 1 for key in keys]
+  assert _repeats.mark_repeats(**found).tolist() == [firsts[key] != n for n, key in enumerate(keys)]
+  assert near.mark_shared(**found).tolist() == [times[key] > 1 for key in keys]
   minhash = generator.integers(0, 2, (count, 16)).astype(np.uint32)
   monkeypatch.setattr(near, "_ROWS", 7)
   for most in (3, 1_000):
@@ -120,7 +120,7 @@ def test_comparisons_are_those_of_a_loop(count, monkeypatch):
       expected[n] = any(np.mean(other == minhash[n]) >= 0.8 for other in others)
       if not expected[n] and len(others) < most:
         others.append(minhash[n])
-    assert near.similar(**found, minhash=minhash).tolist() == expected
+    assert near.mark_similar(**found, minhash=minhash).tolist() == expected
 
 
 @pytest.mark.parametrize("steps", ["exact", "near", "spans", "exact,near", "c4,exact,near,spans"])

@@ -98,7 +98,7 @@ def test_a_failure_stands_in_nobodys_way(tmp_path, capsys, monkeypatch):
   """Of a preparation that fails at its second split the first is not there; the next one resumes,
   or starts anew."""
   (tmp_path / "a.txt").write_text(BOOK)
-  described = building.described
+  described = building.build_contents
 
   def failing(job, *arguments):
     if job.split == "validation":
@@ -106,12 +106,12 @@ def test_a_failure_stands_in_nobodys_way(tmp_path, capsys, monkeypatch):
     return described(job, *arguments)
 
   with monkeypatch.context() as patched:
-    patched.setattr(building, "described", failing)
+    patched.setattr(building, "build_contents", failing)
     assert prepare(tmp_path) == 2
   assert not (tmp_path / "out" / "train").exists()
   capsys.readouterr()
   with monkeypatch.context() as patched:
-    patched.setattr(building, "described", failing)
+    patched.setattr(building, "build_contents", failing)
     assert prepare(tmp_path) == 2
   said = capsys.readouterr().out
   assert said.count("left by an interrupted run with the same inputs; going on from there") == 2

@@ -10,9 +10,9 @@ from seqeval.metrics.sequence_labeling import get_entities
 from tensorflow_datasets.summarization import cnn_dailymail as theirs
 from tensorflow_datasets.translate import wmt
 
-from t5x_like.benchmarks.suites import learned_as
+from t5x_like.benchmarks.suites import benchmarks_for
 from t5x_like.corpora.sources import Skip, open_source
-from t5x_like.corpora.sources.entities import bio
+from t5x_like.corpora.sources.entities import to_bio
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
 
@@ -31,7 +31,7 @@ def segments(*texts: str) -> str:
 
 
 def source(task: str, place):
-  return open_source(learned_as("text")[task].files.source, data_dir=str(place))
+  return open_source(benchmarks_for("text")[task].files.source, data_dir=str(place))
 
 
 def records(task: str, split: str, place) -> list:
@@ -39,7 +39,7 @@ def records(task: str, split: str, place) -> list:
 
 
 def texts(task: str, record: dict) -> list[str]:
-  form = learned_as("text")[task].text.task
+  form = benchmarks_for("text")[task].text.task
   return [Template(form[name], name, 100)(record, "here") for name in ("inputs", "targets")]
 
 
@@ -74,7 +74,7 @@ def test_translations_are_what_tfds_reads_and_t5_writes(tmp_path):
   assert texts("wmt/en_ro", {"en": "a", "ro": "b"}) == ["translate English to Romanian: a", "b"]
   assert texts("wmt/en_fr", {"en": "a", "fr": "b"}) == ["translate English to French: a", "b"]
   assert source("wmt/en_de", tmp_path).splits == ("train", "test")
-  assert len(source("wmt/en_de", tmp_path).changed("train")) == 6
+  assert len(source("wmt/en_de", tmp_path).modification_times("train")) == 6
 
 
 ADDRESSES = [
@@ -137,8 +137,8 @@ def test_every_scheme_keeps_its_entities():
         for mark, kind in generator.choice([*marks, "O"], (6, 2))
       ]
       tags = [tag if tag == "O" else f"{tag[0]}-{generator.choice(['X', 'Y'])}" for tag in tags]
-      made = bio(tags, "here")
-      assert get_entities(made) == get_entities(tags) and bio(made, "here") == made
+      made = to_bio(tags, "here")
+      assert get_entities(made) == get_entities(tags) and to_bio(made, "here") == made
       assert all(a[1:] == b[1:] for a, b in zip(made, tags))
 
 

@@ -11,9 +11,9 @@ import pytest
 import published
 from t5x_like.corpora import building, progress_bar, progress_files
 from t5x_like.corpora.documents import Documents
-from t5x_like.corpora.held_out import Part
+from t5x_like.corpora.held_out import SplitPart
 from t5x_like.corpora.job import Job
-from t5x_like.corpora.tokens import Tokens
+from t5x_like.corpora.tokens import TokenStoreKind
 from t5x_like.errors import UserError
 from t5x_like.files.paths import place
 from t5x_like.store.tokens import TokenStore
@@ -273,7 +273,7 @@ def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, mon
   monkeypatch.setattr(progress_files, "_PATIENCE_SECONDS", 0)
   progress = tmp_path / ".train.progress"
   progress.mkdir()
-  with progress_files.writing(place(progress)):
+  with progress_files.mark_writing(place(progress)):
     assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 2
   assert (
     f"{progress}: a process of an interrupted run still writes this store"
@@ -421,7 +421,7 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
   documents = Documents(f"lines:{tmp_path}/a.txt")
-  tokens = Tokens.of(documents, Part("train"), "bytes", append_eos=False)
+  tokens = TokenStoreKind.of(documents, SplitPart("train"), "bytes", append_eos=False)
   job = Job(tokens, f"{tmp_path}/train", "a", "train", {})
   (tmp_path / "a.txt").write_text("one more\n")
   with pytest.raises(UserError, match="found other files than when the preparation began"):

@@ -160,11 +160,11 @@ def test_a_finder_from_a_file_of_names(tmp_path):
     {"text": "nobody", "ents": []},
   ]
   file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  find, facts = _named_spans.load("config.task.finder", str(file))
+  find, facts = _named_spans.load_finder("config.task.finder", str(file))
   text = "York's yorkers saw J . R . Hartley in New  York."
   assert [text[start:end] for start, end in find(text)] == ["York", "J . R . Hartley", "New  York"]
   file.write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
-  assert _named_spans.load("", str(file))[1] == facts
+  assert _named_spans.load_finder("", str(file))[1] == facts
   opened = lambda: open_source(f"salient:{file}@builtin").split_facts("train")  # noqa: E731
   before = opened()
   file.write_text(json.dumps(lines[0]) + "\n")
@@ -183,4 +183,4 @@ def test_a_finder_from_a_file_of_names(tmp_path):
   ):
     file.write_text(line + "\n")
     with pytest.raises(UserError, match=message):
-      _named_spans.load("config.task.finder", str(file))
+      _named_spans.load_finder("config.task.finder", str(file))

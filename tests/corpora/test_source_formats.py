@@ -37,7 +37,7 @@ CONLLU = """# newdoc id = a
 
 
 def read(source: str, **options) -> list[str]:
-  return list(Documents(source, **options).wanted("train"))
+  return list(Documents(source, **options).usable("train"))
 
 
 def refusal(source: str, **options) -> str:
@@ -73,7 +73,7 @@ def test_json_arrays(tmp_path):
 def test_parquet(tmp_path, monkeypatch):
   path = parquet(tmp_path / "a.parquet", ["one", None, "two", ""])
   source = Documents(f"parquet:{path}")
-  assert list(source.wanted("train")) == ["one", "two"]
+  assert list(source.usable("train")) == ["one", "two"]
   assert source.skipped["train"] == {"null": 1, "empty": 1}
   monkeypatch.setattr(_columns, "LONGEST", 2)
   assert source.read("train").__next__() == Skip("text of over 2 characters")
@@ -97,7 +97,7 @@ def test_nulls_are_skipped_and_counted_in_every_format(tmp_path):
       ("meta.body", ["1"], {"null": 2}),
     ):
       source = Documents(f"{name}:{tmp_path}/a.{name}", text_field=field)
-      assert (list(source.wanted("train")), source.skipped["train"]) == (texts, skipped)
+      assert (list(source.usable("train")), source.skipped["train"]) == (texts, skipped)
 
 
 def test_conll_and_conllu(tmp_path):
@@ -211,7 +211,7 @@ def test_columns_of_one_name_are_refused(tmp_path):
 def test_blank_lines_of_tables_are_counted(tmp_path):
   (tmp_path / "a.tsv").write_text("\ntext\none\n\ntwo\n")
   source = Documents(f"tsv:{tmp_path}/a.tsv")
-  assert list(source.wanted("train")) == ["one", "two"]
+  assert list(source.usable("train")) == ["one", "two"]
   assert source.skipped["train"] == {"blank line": 2}
 
 
@@ -258,7 +258,7 @@ def test_remote_places(scheme, tmp_path):
     with fsspec.open(f"{root}/{name}", "wb") as file:
       file.write(gzip.compress(text.encode()))
   source = Documents(f"lines:{root}/*.txt")
-  assert list(source.wanted("train")) == ["one", "two"]
+  assert list(source.usable("train")) == ["one", "two"]
   facts = source.facts()["splits"]["train"]
   assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(
     tmp_path
@@ -281,7 +281,7 @@ def test_endless_lines_are_passed_over_in_bounded_memory(tmp_path, monkeypatch):
     file.write(b"\r\ntwo\n" + b"y" * 2**20 + b"\n" + b"z" * (2**20 + 1))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   source = Documents(f"lines:{path}")
-  documents = list(source.wanted("train"))
+  documents = list(source.usable("train"))
   assert [len(document) for document in documents] == [3, 3, 2**20]
   assert source.skipped["train"] == {"line of over 1 MiB": 2}
   assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
@@ -294,4 +294,4 @@ def test_parts_cover_the_split_in_order(tmp_path):
   source = Documents(f"text:{tmp_path}/*")
   parts = source.source.parts("train", 10)
   assert len(parts) == 4 and parts == source.source.parts("train", 10)
-  assert [d for part in parts for d in source.read("train", part)] == list(source.wanted("train"))
+  assert [d for part in parts for d in source.read("train", part)] == list(source.usable("train"))

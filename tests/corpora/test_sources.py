@@ -33,7 +33,7 @@ def write(path, data: str | bytes):
 
 
 def read(source: str, split="train", **options) -> list[str]:
-  return list(Documents(source, **options).wanted(split))
+  return list(Documents(source, **options).usable(split))
 
 
 def refusal(source: str, split="train", **options) -> str:
@@ -67,7 +67,7 @@ def test_jsonl_gives_back_every_document(tmp_path_factory, documents, zipped, as
     path, "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in documents)
   )
   source = Documents(f"jsonl:{path}")
-  assert list(source.wanted("train")) == documents
+  assert list(source.usable("train")) == documents
   assert not source.skipped["train"]
 
 
@@ -85,8 +85,8 @@ def test_files_come_in_sorted_order_and_splits_apart(tmp_path):
   assert read(f"lines:{tmp_path}/odd[1]") == ["odd[1]"]
   source = Documents(f"lines:train={tmp_path}/b/*,validation={tmp_path}/v/1,train={tmp_path}/a/*")
   assert source.source.splits == ("train", "validation")
-  assert list(source.wanted("train")) == ["b/10", "b/2", "a/1"] == list(source.wanted("train"))
-  assert list(source.wanted("validation")) == ["v/1"]
+  assert list(source.usable("train")) == ["b/10", "b/2", "a/1"] == list(source.usable("train"))
+  assert list(source.usable("validation")) == ["v/1"]
 
 
 def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
@@ -114,9 +114,9 @@ def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
 def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
   write(tmp_path / "a", "one\n\n \t\nn\0l\n\u3000\ntwo\n")
   source = Documents(f"lines:{tmp_path}/a")
-  assert list(source.wanted("train")) == ["one", "two"]
+  assert list(source.usable("train")) == ["one", "two"]
   assert source.skipped["train"] == {"empty": 3, "NUL character": 1}
-  assert list(source.wanted("train")) and source.skipped["train"]["empty"] == 3
+  assert list(source.usable("train")) and source.skipped["train"]["empty"] == 3
 
 
 def test_missing_files_are_refused(tmp_path):
@@ -228,7 +228,7 @@ def test_files_are_read_without_tensorflow(tmp_path):
   write(tmp_path / "a", "one")
   program = (
     "import sys; from t5x_like.corpora.documents import Documents;"
-    f"assert list(Documents('lines:{tmp_path}/a').wanted('train')) == ['one'];"
+    f"assert list(Documents('lines:{tmp_path}/a').usable('train')) == ['one'];"
     "assert 'tensorflow' not in sys.modules"
   )
   subprocess.run([sys.executable, "-c", program], check=True)
@@ -272,7 +272,7 @@ def test_a_prepared_dataset_is_read_in_order_in_both_formats(dataset):
   for name in ("my_texts", "my_texts:1.2.0", "my_texts:1.*.*"):
     source = Documents(f"tfds:{name}", data_dir=str(dataset), text_field="body")
     assert (source.source.name, source.source.splits) == ("my_texts", ("train",))
-    assert list(source.wanted("train")) == [f"document {i} é" for i in range(600) if i % 100]
+    assert list(source.usable("train")) == [f"document {i} é" for i in range(600) if i % 100]
     assert source.skipped["train"] == {"empty": 6}
     facts = source.facts()
     assert facts == json.loads(json.dumps(facts)) and facts["splits"]["train"]["examples"] == 600

@@ -6,10 +6,10 @@ import pytest
 
 from t5x_like import slots
 from t5x_like.benchmarks import suites
-from t5x_like.corpora.sources import Skip, open_source, value
+from t5x_like.corpora.sources import Skip, field_value, open_source
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
-from t5x_like.metrics.texts import METRICS, texts_of
+from t5x_like.metrics.texts import METRICS, reference_texts
 
 
 def made(form: str, rows: list[dict], folder, split: str = "validation") -> list[dict]:
@@ -315,7 +315,7 @@ def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, 
   assert texts == [f"{prefix} question: who?", "Ann"]
   (metric,) = form.evaluator["metrics"]
   made = slots.make("metric", metric, METRICS)
-  right = made.reference(list(texts_of(value(row, form.evaluator["references"], ""))))
+  right = made.reference(list(reference_texts(field_value(row, form.evaluator["references"], ""))))
   assert made.metric([right], [given])["exact_match"] == 100
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import stores
 from t5x_like.corpora.engines import processes
-from t5x_like.corpora.job import BATCH_CHARACTERS, Made
+from t5x_like.corpora.job import BATCH_CHARACTERS, StoredBatch
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import prepared
 from t5x_like.data.source import Source
@@ -31,7 +31,7 @@ class Rows(prepared.PreparedStore):
   def make(self, batch):
     self.made.append(self.path)
     count = len(batch.items)
-    return Made(
+    return StoredBatch(
       {"x": (np.arange(count, dtype=np.int32), np.ones(count, np.int64))},
       [None] * count,
       [None] * count,

@@ -65,7 +65,7 @@ def test_refusals(root, lengths):
     Windows(str(root), "train", 0)
   with pytest.raises(UserError, match="no such split; there are train"):
     Windows(str(root), "test", 5)
-  assert Windows(builtin.prepared, "train", 64).num_examples > 100
+  assert Windows(builtin.prepare_split, "train", 64).num_examples > 100
 
 
 def test_a_store_is_opened_once_for_all_who_have_it(tmp_path, capsys):

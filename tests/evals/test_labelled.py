@@ -19,7 +19,7 @@ from t5x_like.decoding.penalties import NoRepeatNgrams
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting, multiple_choice
-from t5x_like.metrics.squad import Answers
+from t5x_like.metrics.squad import SquadV1
 from t5x_like.nn import params
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
@@ -174,7 +174,7 @@ def test_a_model_that_points_at_the_answers_gets_them_right_from_any_window(tmp_
   result = evaluator(arrays)
   assert result.metrics == {"exact_match": 100.0, "f1": 100.0, "examples": 144}
   gold = [row["target"].split(" / ") for row in result.predictions]
-  assert Answers()(gold, [row["prediction"] for row in result.predictions])["exact_match"] == 100.0
+  assert SquadV1()(gold, [row["prediction"] for row in result.predictions])["exact_match"] == 100.0
 
 
 def test_a_span_counts_only_in_the_window_with_most_context_around_its_first_token(tmp_path):

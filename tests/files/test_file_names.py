@@ -112,7 +112,7 @@ def copied(trained, tmp_path):
 @pytest.mark.parametrize("key", ["name", "split"])
 def test_a_foreign_store_writes_no_files_elsewhere(copied, tmp_path, capsys, key):
   store = tmp_path / "store"
-  shutil.copytree(builtin.directory(), store)
+  shutil.copytree(builtin.prepare(), store)
   hostile = "x/../../../elsewhere"
   stores.edit(store / "validation", lambda manifest: manifest.update({key: hostile}), checked=True)
   with nothing_else_written(tmp_path, copied / "data"):
@@ -284,7 +284,7 @@ def test_records_name_images_of_the_folder_that_is_given(tmp_path):
 
 def test_a_suite_reads_no_group_of_another_directory(tmp_path):
   with pytest.raises(UserError, match="the group of a score: found '..'"):
-    predictions.read(str(tmp_path), "..")
+    predictions.read_predictions(str(tmp_path), "..")
 
 
 def test_small_files_of_a_workdir_have_names(tmp_path):

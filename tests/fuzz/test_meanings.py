@@ -15,7 +15,7 @@ import pytest
 import published
 from interop.test_golden import write as write_model
 from t5x_like import trust, vocabularies
-from t5x_like.benchmarks import outside
+from t5x_like.benchmarks import custom_suites
 from t5x_like.corpora.sources import open_source
 from t5x_like.data.images import store as image_store
 from t5x_like.errors import handle_errors
@@ -109,7 +109,7 @@ class Maker:
     (inside / "tasks.toml").write_text("[a]\n" + "\n".join(lines) + "\n")
 
     def call() -> None:
-      suite = outside.suite(str(inside / "tasks.toml"))
+      suite = custom_suites.load_suite(str(inside / "tasks.toml"))
       arguments = dict(suite.tasks["a"].table) if isinstance(suite.tasks["a"].table, dict) else {}
       open_source(table.get("source") or "builtin", data_dir=arguments.get("data_dir"))
 

@@ -276,8 +276,8 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
   reads what it has."""
   times = []
   steps = [1]
-  monkeypatch.setattr(suite, "kind", lambda workdir: "decoder")
-  monkeypatch.setattr(facts, "newest", lambda workdir: steps)
+  monkeypatch.setattr(suite, "form_kind", lambda workdir: "decoder")
+  monkeypatch.setattr(facts, "newest_step", lambda workdir: steps)
   monkeypatch.setattr(
     library, "load", lambda *_, **__: types.SimpleNamespace(chat_template=lambda: None)
   )

@@ -12,7 +12,7 @@ from t5x_like.metrics.answers import (
   normalize_trivia_qa,
   token_f1,
 )
-from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
+from t5x_like.metrics.squad import MultilingualSquad, SquadV1, SquadV2
 from t5x_like.metrics.texts import METRICS
 
 
@@ -60,22 +60,22 @@ def test_f1_is_of_multisets():
 
 def test_squad_takes_the_best_answer_for_each_score():
   golds = [["Denver Broncos", "the Broncos", "Carolina"], ["1 2 3 4", "5"]]
-  assert Answers()(golds, ["broncos!", "1 2 5"]) == {
+  assert SquadV1()(golds, ["broncos!", "1 2 5"]) == {
     "exact_match": 50.0,
     "f1": pytest.approx(100 * (1 + 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4)) / 2),
   }
 
 
 def test_unanswered_and_empty_score_nothing():
-  assert Answers()([["x"], ["x"]], [None, ""]) == {"exact_match": 0.0, "f1": 0.0}
+  assert SquadV1()([["x"], ["x"]], [None, ""]) == {"exact_match": 0.0, "f1": 0.0}
   # as in evaluate-v1.1.py, nothing equals an answer that normalises to nothing, but shares no word
   # with it
-  assert Answers()([["The"]], [""]) == {"exact_match": 100.0, "f1": 0.0}
-  assert Answers()([["The"]], [None]) == {"exact_match": 0.0, "f1": 0.0}
+  assert SquadV1()([["The"]], [""]) == {"exact_match": 100.0, "f1": 0.0}
+  assert SquadV1()([["The"]], [None]) == {"exact_match": 0.0, "f1": 0.0}
 
 
 def test_languages_in_one_set():
-  metric = LocalAnswers(normalize_mlqa)
+  metric = MultilingualSquad(normalize_mlqa)
   assert metric([("de", ["der Hund"]), ("en", ["der Hund"])], ["Hund", "Hund"]) == {
     "exact_match": 50.0,
     "f1": pytest.approx(100 * (1 + 2 / 3) / 2),
@@ -87,7 +87,7 @@ GOLDS = [["Paris", "the city of Paris"], ["Rome"], [], [], ["a"]]
 
 def test_squad_2():
   given = [("paris", 0.1), ("", 0.9), ("", 0.8), ("Berlin", 0.3), ("", 0.2)]
-  found = AnswersOrNone()(GOLDS, given)
+  found = SquadV2()(GOLDS, given)
   # ["a"] normalises to nothing, so that an empty prediction is right
   assert found["exact"] == found["f1"] == pytest.approx(100 * 3 / 5)
   assert found["HasAns_exact"] == pytest.approx(100 * 2 / 3) and found["NoAns_f1"] == 50.0
@@ -95,10 +95,10 @@ def test_squad_2():
 
 def test_squad_2_threshold():
   given = [("paris", 0.1), ("rome", 0.9), ("", 0.8), ("Berlin", 0.4), ("x", 0.2)]
-  found = AnswersOrNone(threshold=0.3)(GOLDS, given)
+  found = SquadV2(threshold=0.3)(GOLDS, given)
   assert found["HasAns_exact"] == pytest.approx(100 / 3)  # Rome falls
   assert found["NoAns_exact"] == 100.0  # Berlin too
-  metric = AnswersOrNone()
+  metric = SquadV2()
   details = metric.details(metric.rows(GOLDS, given), GOLDS, given)
   # from 2 (nothing answered): +1 paris, 0 x, -1 Berlin, 0 (empty), +1 rome: the first best is 3, at
   # 0.1
@@ -107,7 +107,7 @@ def test_squad_2_threshold():
 
 
 def test_squad_2_leaves_out_what_has_no_prediction():
-  found = AnswersOrNone()(GOLDS, [("paris", 0.0), None, None, None, None])
+  found = SquadV2()(GOLDS, [("paris", 0.0), None, None, None, None])
   assert found["exact"] == 100.0 and math.isnan(found["NoAns_exact"])
 
 

@@ -10,7 +10,7 @@ import seqeval.metrics
 import sklearn.metrics
 
 from t5x_like.errors import UserError
-from t5x_like.metrics.classification import SCORES, Classification, Correlation, Matches, MultiRc
+from t5x_like.metrics.classification import SCORES, Accuracy, Classification, Correlation, MultiRc
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 
 
@@ -121,6 +121,6 @@ def test_multirc_equals_sklearn_over_all_answers():
 
 def test_lengths_and_zero_examples_are_refused():
   with pytest.raises(UserError, match="2 predictions for 1 references"):
-    Matches()(["a"], ["a", "b"])
+    Accuracy()(["a"], ["a", "b"])
   with pytest.raises(UserError, match="zero examples"):
-    Matches()([], [])
+    Accuracy()([], [])

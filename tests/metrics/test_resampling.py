@@ -4,9 +4,9 @@ metric."""
 import numpy as np
 import pytest
 
-from t5x_like.metrics.classification import Classification, Correlation, Matches
+from t5x_like.metrics.classification import Accuracy, Classification, Correlation
 from t5x_like.metrics.resampling import bootstrap, paired_test
-from t5x_like.metrics.squad import Answers
+from t5x_like.metrics.squad import SquadV1
 from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1
 from t5x_like.metrics.translation import Bleu, Chrf
@@ -14,14 +14,14 @@ from t5x_like.metrics.translation import Bleu, Chrf
 
 def test_interval_of_a_share_is_the_binomials():
   rows_NC = np.repeat([[True], [False]], [360, 40], axis=0)
-  found = bootstrap(Matches(), rows_NC, samples=2000, seed=0)
+  found = bootstrap(Accuracy(), rows_NC, samples=2000, seed=0)
   interval = found["intervals"]["accuracy"]
   error = 100 * (0.9 * 0.1 / 400) ** 0.5
   assert interval["standard_error"] == pytest.approx(error, rel=0.06)
   assert interval["low"] == pytest.approx(90 - 1.96 * error, abs=0.4)
   assert interval["high"] == pytest.approx(90 + 1.96 * error, abs=0.4)
-  assert found == bootstrap(Matches(), rows_NC, samples=2000, seed=0)
-  assert found != bootstrap(Matches(), rows_NC, samples=2000, seed=1)
+  assert found == bootstrap(Accuracy(), rows_NC, samples=2000, seed=0)
+  assert found != bootstrap(Accuracy(), rows_NC, samples=2000, seed=1)
 
 
 def test_p_value_is_the_sign_tests():
@@ -29,7 +29,7 @@ def test_p_value_is_the_sign_tests():
   is 0.0386."""
   first = np.array([[True]] * 2 + [[False]] * 10 + [[True]] * 50)
   second = np.array([[False]] * 2 + [[True]] * 10 + [[True]] * 50)
-  found = paired_test(Matches(), first, second, samples=4000, seed=0)["differences"]["accuracy"]
+  found = paired_test(Accuracy(), first, second, samples=4000, seed=0)["differences"]["accuracy"]
   assert found["difference"] == pytest.approx(100 * 8 / 62)
   assert found["p_value"] == pytest.approx(0.0386, abs=0.01)
   assert found["low"] > 0
@@ -37,14 +37,14 @@ def test_p_value_is_the_sign_tests():
 
 def test_a_system_does_not_differ_from_itself():
   rows_NC = np.array([[True], [False], [True]])
-  found = paired_test(Matches(), rows_NC, rows_NC, samples=50, seed=0)["differences"]["accuracy"]
+  found = paired_test(Accuracy(), rows_NC, rows_NC, samples=50, seed=0)["differences"]["accuracy"]
   assert found == {"difference": 0.0, "p_value": 1.0, "low": 0.0, "high": 0.0}
 
 
 METRICS = [
   (Classification(2, ("f1", "matthews_correlation")), [0, 1] * 5, [0, 1, 1, 1] * 2 + [0, 0]),
   (Correlation(), list(range(10)), [0.0, 2, 1, 3, 5, 4, 7, 6, 9, 8]),
-  (Answers(), [["x b"], ["c"]] * 5, ["b", "c"] * 5),
+  (SquadV1(), [["x b"], ["c"]] * 5, ["b", "c"] * 5),
   (EntityF1(), [["B-A", "O"]] * 10, [["B-A", "B-B"], ["O", "O"]] * 5),
   (Bleu(), [["the dog bit the man"]] * 10, ["the dog bit a man", "the dog bit the man"] * 5),
   (Chrf(), [["the dog bit the man"]] * 10, ["the dog bit a man", "the dog bit the man"] * 5),

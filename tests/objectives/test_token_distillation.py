@@ -153,7 +153,7 @@ def test_bad_options_are_one_line(tmp_path):
     UserError, match="found no store .*/train; make it with python -m tools.cache_teacher"
   ):
     task.build("taught", "train", store=str(tmp_path))
-  store = builtin.directory()  # tokens alone
+  store = builtin.prepare()  # tokens alone
   with pytest.raises(UserError, match="expected a store that tools.cache_teacher made"):
     task.build("taught", "train", store=store)
 

@@ -157,7 +157,7 @@ def test_in_the_results_of_a_suite(tmp_path, value):
     "average": None,
     "versions": {value: value},
   }
-  tables.write(tmp_path / "out", found)
+  tables.write_results(tmp_path / "out", found)
   page = Page((tmp_path / "out" / "results.html").read_text())
   assert value in page.texts and f"{value}: targets and predictions" in page.labels
   assert page.labels and "script" not in page.elements

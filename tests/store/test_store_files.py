@@ -271,7 +271,7 @@ def test_a_fingerprint_that_is_not_the_contents_is_found(damaged):
 @pytest.mark.parametrize("change", ["zeros", "shorter", "another file", "one bit"])
 def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, damaged):
   store = TokenStore.open(damaged)
-  store.values(TOKENS)
+  store.read_values(TOKENS)
   store.check_unchanged()
   file = damaged / "tokens" / "00000002"
   content = file.read_bytes()
@@ -290,7 +290,7 @@ def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, damaged):
 
 def test_a_shard_that_is_copied_again_or_touched_is_none_of_them(damaged, monkeypatch):
   store = TokenStore.open(damaged)
-  before = store.values(TOKENS)
+  before = store.read_values(TOKENS)
   file = damaged / "tokens" / "00000002"
   content = file.read_bytes()
   file.unlink()
@@ -299,7 +299,7 @@ def test_a_shard_that_is_copied_again_or_touched_is_none_of_them(damaged, monkey
   store.check_unchanged()
   monkeypatch.setattr(reader, "_verify_checksum", None)  # they are verified once
   store.check_unchanged()
-  np.testing.assert_array_equal(store.values(TOKENS), before)
+  np.testing.assert_array_equal(store.read_values(TOKENS), before)
 
 
 PASSING = (
@@ -322,7 +322,7 @@ def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkey
   store = TokenStore.open(path, "size")
   read = os.preadv
   stale = []
-  store.values(TOKENS)
+  store.read_values(TOKENS)
 
   def preadv(file, *arguments):
     if not stale:
@@ -335,7 +335,7 @@ def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkey
 
   monkeypatch.setattr(os, "preadv", preadv)
   monkeypatch.setattr("time.sleep", lambda seconds: None)
-  np.testing.assert_array_equal(store.values(TOKENS), np.concatenate(documents))
+  np.testing.assert_array_equal(store.read_values(TOKENS), np.concatenate(documents))
   assert stale
 
 
@@ -353,4 +353,4 @@ def test_a_fault_that_lasts_is_of_its_class(name, kind, intact, monkeypatch):
   with pytest.raises(
     kind, match=f"tokens/0+.*{'tried once in 0 s' if kind is TransientError else 'copy it again'}"
   ):
-    store.values(TOKENS)
+    store.read_values(TOKENS)

@@ -13,7 +13,7 @@ from t5x_like.errors import DamageError, UserError
 from t5x_like.files.paths import place
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store
-from t5x_like.store.writer import described, publish, write_shard
+from t5x_like.store.writer import build_metadata, publish, write_shard
 
 ARRAYS = [Array("ids", "uint16"), Array("boxes", "float32", 4), Array("label", "int32")]
 ABOUT = dict(name="n", split="train", facts={"classes": ["a", "b"]}, source={"from": "here"})
@@ -66,24 +66,24 @@ def test_any_items_any_shards(tmp_path, lengths, shard_values, random):
   store = write(tmp_path / "one", items, shard_values)
   assert store.num_items == len(lengths) and store.manifest.skipped == {"too long": 3}
   for name, (values, counts) in items.items():
-    np.testing.assert_array_equal(store.values(name), values, strict=True)
-    np.testing.assert_array_equal(store.ends(name), np.cumsum(counts))
+    np.testing.assert_array_equal(store.read_values(name), values, strict=True)
+    np.testing.assert_array_equal(store.read_ends(name), np.cumsum(counts))
     starts = np.array([random.randint(0, len(values)) for _ in range(8)])
     sizes = np.array([random.randint(0, len(values) - start) for start in starts.tolist()])
     expected = np.concatenate(
       [values[start : start + size] for start, size in zip(starts, sizes, strict=True)]
     )
-    np.testing.assert_array_equal(store.stretches(name, starts, sizes), expected, strict=True)
+    np.testing.assert_array_equal(store.read_ranges(name, starts, sizes), expected, strict=True)
 
 
 def test_stretches_as_rows_and_outside(intact):
   store = Store.open(intact[0])
   values = intact[1]["ids"][0]
-  rows = store.padded("ids", np.array([3, len(values) - 2]), np.array([4, 2]), 5)
+  rows = store.read_padded("ids", np.array([3, len(values) - 2]), np.array([4, 2]), 5)
   assert rows.dtype == np.int32 and rows.tolist() == [[*values[3:7], 0], [*values[-2:], 0, 0, 0]]
   for start, size in ((-1, 2), (len(values) - 1, 2), (5, -1)):
     with pytest.raises(ValueError, match="outside|negative"):
-      store.stretches("ids", np.array([start]), np.array([size]))
+      store.read_ranges("ids", np.array([start]), np.array([size]))
 
 
 def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
@@ -97,21 +97,23 @@ def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
     )
     for number in reversed(range(len(bounds) - 1))
   }
-  joined = described(
+  joined = build_metadata(
     [shards[number] for number in sorted(shards)], arrays=ARRAYS, skipped={}, **ABOUT
   )
   publish(work, tmp_path / "train", joined, None)
   again = Store.open(tmp_path / "train", "full")
   # names of shards and skipped records are no content
   assert again.fingerprint == store.fingerprint
-  np.testing.assert_array_equal(again.values("boxes"), items["boxes"][0])
+  np.testing.assert_array_equal(again.read_values("boxes"), items["boxes"][0])
 
 
 def test_what_a_killed_writer_left_is_not_published(tmp_path):
   work = place(tmp_path / "work")
   shard = write_shard(work, "0", ARRAYS, items_of([(3, 2)]))
   (work / "ids" / "0.1.tmp").write_bytes(b"half of it")
-  publish(work, tmp_path / "train", described([shard], arrays=ARRAYS, skipped={}, **ABOUT), None)
+  publish(
+    work, tmp_path / "train", build_metadata([shard], arrays=ARRAYS, skipped={}, **ABOUT), None
+  )
   assert not (tmp_path / "work").exists() and not list((tmp_path / "train").rglob("*.tmp"))
 
 
@@ -138,7 +140,7 @@ def test_ends_that_do_not_ascend_are_refused(intact, tmp_path):
   for wrong in (ends[::-1], ends + 1, ends - 1, np.full_like(ends, 2**62), around):
     wrong.tofile(file)
     with pytest.raises(DamageError, match="boxes.ends: found ends that do not ascend"):
-      Store.open(path, "size").ends("boxes")
+      Store.open(path, "size").read_ends("boxes")
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the model is of
 from t5x_like import train
-from t5x_like.benchmarks import outside
+from t5x_like.benchmarks import custom_suites
 from tests.runs import alone
 from tools import encoder_table
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_run_is_one_line(flags, words, tmp_path, capsys):
 
 
 def test_the_tasks_are_those_of_the_packages_suites():
-  tasks = outside.suite(str(encoder_table.SUITE)).tasks
+  tasks = custom_suites.load_suite(str(encoder_table.SUITE)).tasks
   assert list(tasks) == ["rte", "cola", "stsb", "ner", "mrpc", "qqp", "pos", "sst2", "squad"]
   assert all(task.encoder and task.epochs and task.rates for task in tasks.values())
   assert tasks["squad"].config == {"task.length": 192, "task.stride": 64, "batch_size": 12}

@@ -309,4 +309,4 @@ def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   about = dict(
     name="synthetic", split=path.name, facts=ids.facts(vocabulary, False), skipped={}, source={}
   )
-  writer.publish(work, path, writer.described(shards, arrays=arrays, **about), vocabulary)
+  writer.publish(work, path, writer.build_metadata(shards, arrays=arrays, **about), vocabulary)

@@ -26,9 +26,9 @@ from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.store import ids
 from t5x_like.store import manifest as manifests
-from t5x_like.store.shards import Shard, files_of
+from t5x_like.store.shards import Shard, array_directories
 from t5x_like.store.tokens import TokenStore
-from t5x_like.store.writer import described
+from t5x_like.store.writer import build_metadata
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 from .data import synthetic_store
@@ -129,7 +129,7 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
     )
   vocabulary = ByteVocabulary(extra_ids=32_100 - ByteVocabulary(extra_ids=0).size)
   array = ids.array(vocabulary)
-  values, item_ends = files_of(array.name)
+  values, item_ends = array_directories(array.name)
   cuts = np.random.default_rng(0).choice(per_shard - 1, ends - 1, replace=False) + 1
   ends_D = np.append(np.sort(cuts), per_shard).astype("<i8")
   size = per_shard * np.dtype(array.dtype).itemsize
@@ -147,7 +147,7 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
         file.write_bytes(ends_D.tobytes())
         linked = file
     digests = {values: "0" * 64, item_ends: "0" * 64}  # as many bytes as real ones, and not checked
-    contents = described(
+    contents = build_metadata(
       [Shard(f"{shard:08d}", ends, {array.name: per_shard}, digests) for shard in range(shards)],
       name="simulated",
       split=_SPLIT,

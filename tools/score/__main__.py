@@ -373,7 +373,7 @@ def _suite(suite: str, args: argparse.Namespace, options: dict[str, Any]) -> dic
       results[full] = _result(made, args.references, [path], args)
       found |= {f"{label}/{key}": value for key, value in results[full].items()}
     if set(task.encoder.counted) <= found.keys():
-      scores.append(suites.score(found, task.encoder.counted))
+      scores.append(suites.mean_score(found, task.encoder.counted))
     else:
       missing.append(name)
   if not results:

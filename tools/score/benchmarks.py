@@ -18,11 +18,11 @@ from t5x_like.benchmarks.suites import Files, choices, glue, squad, superglue, t
 from t5x_like.corpora.sources import Skip, open_source
 from t5x_like.errors import UserError
 from t5x_like.metrics.answers import normalize_mlqa, normalize_squad
-from t5x_like.metrics.classification import Classification, Correlation, Matches, MultiRc
+from t5x_like.metrics.classification import Accuracy, Classification, Correlation, MultiRc
 from t5x_like.metrics.metric import Metric
-from t5x_like.metrics.squad import AnswersOrNone, LocalAnswers
+from t5x_like.metrics.squad import MultilingualSquad, SquadV2
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
-from t5x_like.metrics.texts import METRICS, texts_of
+from t5x_like.metrics.texts import METRICS, reference_texts
 
 from .choices import Choices, of_row
 from .files import Given, Row, form, prediction_key, predictions, records, rows
@@ -191,7 +191,7 @@ def _set(
       return row.get("subject")
 
     return Benchmark(
-      Matches(), lambda row: chosen(right(row), row), chosen, read, group=group, wrong=wrong
+      Accuracy(), lambda row: chosen(right(row), row), chosen, read, group=group, wrong=wrong
     )
 
   return make
@@ -263,7 +263,7 @@ def _right(row: Any) -> list[str]:
     raise ValueError(
       f"no answers or texts; found {found[:1] or list(record)}, expected one of {', '.join(_TEXTS)}"
     )
-  return [*found, *texts_of(record.get("aliases"))]
+  return [*found, *reference_texts(record.get("aliases"))]
 
 
 def _parallel(paths: Sequence[str]) -> list[Row]:
@@ -330,7 +330,7 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
     return text_of(given), float(chance)
 
   gold = lambda row: _right(row) if row["answers"] else []  # noqa: E731
-  return Benchmark(AnswersOrNone(na_threshold), gold, prediction, _squad, partial=True)
+  return Benchmark(SquadV2(na_threshold), gold, prediction, _squad, partial=True)
 
 
 def _language(path: str) -> str | None:
@@ -355,7 +355,7 @@ def _mlqa(
       )
     return [(where, row | {"language": spoken}) for where, row in _squad(paths)]
 
-  metric = LocalAnswers(
+  metric = MultilingualSquad(
     normalize_mlqa if normalization == "mlqa" else lambda text, _: normalize_squad(text)
   )
   gold = lambda row: (row["language"], _right(row))  # noqa: E731

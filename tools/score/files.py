@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.corpora.sources import Skip
-from t5x_like.corpora.sources._files import LONGEST, whole
+from t5x_like.corpora.sources._files import LONGEST, read_text
 from t5x_like.errors import UserError
 
 # Fields that hold an id, the surest first: a table's `index` is often only the number of its row.
@@ -99,7 +99,7 @@ def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> li
     UserError: the file is missing, damaged or empty, is not UTF-8, or is broken JSON or CSV; or a
       line lacks columns or has more.
   """
-  text = whole(path)
+  text = read_text(path)
   if isinstance(text, Skip) or not text.strip():
     raise UserError(
       f"{path}: {text.reason if isinstance(text, Skip) else 'empty'}, expected at least one example"
@@ -154,7 +154,7 @@ def predictions(path: str) -> Given:
       ids stand twice, or there are no predictions.
   """
   kind = form(path)
-  text = str(whole(path))
+  text = str(read_text(path))
   columns = []
   if kind == "csv":
     columns = next(iter(_cells(text, path)), [])

@@ -149,7 +149,7 @@ class Suite:
   numbered: Sequence[str] = ()
 
 
-def labelled(
+def classification(
   source: str | None,
   examples: int,
   *,
@@ -218,7 +218,7 @@ def _text(
   )
 
 
-def rewritten(
+def t5_text_form(
   form: str,
   metrics: Sequence[str | Values],
   counted: Sequence[str],
@@ -238,7 +238,7 @@ def rewritten(
   return dataclasses.replace(made, rewritten=form)
 
 
-def chosen(
+def multiple_choice(
   source: str | None,
   examples: int,
   *,
@@ -278,7 +278,7 @@ def chosen(
   return Benchmark(source, files, examples, form, instead, evaluated, test=test or {})
 
 
-def generated(
+def generation(
   source: str | None,
   examples: int,
   *,
@@ -299,7 +299,7 @@ def generated(
   return Benchmark(source, files, examples, text=text, evaluated=evaluated)
 
 
-def tagged(
+def tagging(
   source: str | None,
   examples: int,
   *,
@@ -330,7 +330,7 @@ def tagged(
   return Benchmark(source, files, examples, form, text, evaluated)
 
 
-def spans(
+def span_qa(
   source: str | None,
   examples: int,
   *,
@@ -361,13 +361,13 @@ def spans(
   text = None
   if not unanswerable and not evaluated:
     answers = {"ids": ["id"], "references": "answers", "inputs_length": 512, "targets_length": 32}
-    text = rewritten("squad", ["answers"], ("exact_match", "f1"), **answers)
+    text = t5_text_form("squad", ["answers"], ("exact_match", "f1"), **answers)
   return Benchmark(
     source, files, examples, form, text, evaluated or {"dev": "validation"}, own_files or {}
   )
 
 
-def learned_as(kind: str) -> dict[str, Benchmark]:
+def benchmarks_for(kind: str) -> dict[str, Benchmark]:
   """Return the tasks of all suites that have a form for `encoder`, `decoder` or `text`, by
   `SUITE/TASK`."""
   found = {
@@ -381,7 +381,7 @@ def learned_as(kind: str) -> dict[str, Benchmark]:
   return {name: benchmark for name, benchmark in tasks.items() if getattr(benchmark, kind)}
 
 
-def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False) -> None:
+def apply_form(config: Any, benchmark: Benchmark, form: Form, official: bool = False) -> None:
   """Fill in a recipe's slots: task, objective, head, evaluators and the metric that selects a
   checkpoint.
 
@@ -412,7 +412,7 @@ def _where(where: str | Values) -> Values:
   return {"split": where} if isinstance(where, str) else dict(where)
 
 
-def check(form: Form, metrics: Sequence[str] | None) -> None:
+def check_counted(form: Form, metrics: Sequence[str] | None) -> None:
   """Raise UserError for a counted score that is not among the metrics of a run's evaluations; None
   are unknown."""
   names = [name.removeprefix("eval/") for name in metrics or ()]
@@ -420,7 +420,7 @@ def check(form: Form, metrics: Sequence[str] | None) -> None:
     raise UserError(f"counted: found {unknown[0]!r}, expected some of {', '.join(names)}")
 
 
-def score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
+def mean_score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
   """Return the mean of a result's counted scores, `{"<evaluation>/<score>": value}`; undefined
   scores (None) are 0."""
   return sum(metrics[name] or 0.0 for name in counted) / len(counted)

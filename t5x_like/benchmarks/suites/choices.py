@@ -1,7 +1,7 @@
 """Multiple choice: RACE (Lai et al. 2017), SWAG (Zellers et al. 2018) and CODAH (Chen et al. 2019),
 for encoders."""
 
-from t5x_like.benchmarks.suites import SPLITS, Files, Suite, chosen
+from t5x_like.benchmarks.suites import SPLITS, Files, Suite, multiple_choice
 
 _FOUR = ("0", "1", "2", "3")
 _SWAG = {"train": ["data/train.csv"], "validation": ["data/val.csv"], "test": ["data/test.csv"]}
@@ -14,7 +14,7 @@ _ANSWERS = tuple(f"answer{number}" for number in _FOUR)
 
 
 def _race(part: str, examples: int):
-  return chosen(
+  return multiple_choice(
     None,
     examples,
     files=Files(
@@ -38,7 +38,7 @@ SUITE = Suite(
   {
     "race_middle": _race("middle", 25_421),
     "race_high": _race("high", 62_445),
-    "swag": chosen(
+    "swag": multiple_choice(
       None,
       73_546,
       files=Files("swag", "csv", _SWAG),
@@ -48,7 +48,7 @@ SUITE = Suite(
       labels=list(_FOUR),
       ids=("video-id", "fold-ind"),
     ),
-    "codah": chosen(
+    "codah": multiple_choice(
       None,
       1_665,
       files=Files("codah", "tsv", _CODAH, header=("category", "prompt", *_ANSWERS, "label")),

@@ -7,13 +7,13 @@ have 256 tokens, where T5 packs 512. The paper's data were lower-cased, with all
 line (version 0.0.2 of the TensorFlow dataset); T5's code has read them as they are here since.
 """
 
-from t5x_like.benchmarks.suites import Files, Suite, generated
+from t5x_like.benchmarks.suites import Files, Suite, generation
 
 _LISTS = {"train": ["all_train.txt"], "validation": ["all_val.txt"], "test": ["all_test.txt"]}
 
 SUITE = Suite(
   {
-    "cnn_dailymail": generated(
+    "cnn_dailymail": generation(
       "tfds:cnn_dailymail",
       287_113,
       files=Files("cnn_dailymail", "stories", _LISTS),

@@ -6,7 +6,7 @@ The test split counts: its modules are in no other split, nor in the corpus's pr
 
 import dataclasses
 
-from t5x_like.benchmarks.suites import Benchmark, Suite, generated, labelled, spans
+from t5x_like.benchmarks.suites import Benchmark, Suite, classification, generation, span_qa
 
 _PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflow")
 _SPLITS = {"dev": {"split": "validation", "max_examples": 256}, "test": {"split": "test"}}
@@ -25,10 +25,10 @@ def _on_test(benchmark: Benchmark) -> Benchmark:
 
 
 _QUESTION = "parameter: {question} context: {context}"
-_AS_SPANS = spans(
+_AS_SPANS = span_qa(
   "docstring_tasks:parameter", 8_000, evaluated=_SPLITS, counted=("test/f1", "test/exact_match")
 )
-_AS_TEXT = generated(
+_AS_TEXT = generation(
   "docstring_tasks:parameter",
   8_000,
   inputs=_QUESTION,
@@ -42,7 +42,7 @@ _AS_TEXT = generated(
 SUITE = Suite(
   {
     "package": _on_test(
-      labelled(
+      classification(
         "docstring_tasks:package",
         8_000,
         text="{text}",
@@ -52,7 +52,7 @@ SUITE = Suite(
       )
     ),
     "halves": _on_test(
-      labelled(
+      classification(
         "docstring_tasks:halves",
         8_000,
         text="{first}",
@@ -63,7 +63,7 @@ SUITE = Suite(
       )
     ),
     "name": _on_test(
-      generated(
+      generation(
         "docstring_tasks:name",
         8_000,
         inputs="name: {text}",

@@ -3,7 +3,7 @@ appendix D)."""
 
 import dataclasses
 
-from t5x_like.benchmarks.suites import SPLITS, Benchmark, Files, Suite, labelled, rewritten
+from t5x_like.benchmarks.suites import SPLITS, Benchmark, Files, Suite, classification, t5_text_form
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
@@ -62,7 +62,7 @@ def _with_published(tasks: dict[str, Benchmark]) -> dict[str, Benchmark]:
 SUITE = Suite(
   _with_published(
     {
-      "cola": labelled(
+      "cola": classification(
         "tfds:glue/cola",
         8_551,
         files=_tsv("CoLA", header=("source", "label", "mark", "sentence")),
@@ -74,7 +74,7 @@ SUITE = Suite(
         inputs="cola sentence: {sentence}",
         test={"CoLA": "test"},
       ),
-      "sst2": labelled(
+      "sst2": classification(
         "tfds:glue/sst2",
         67_349,
         files=_tsv("SST-2"),
@@ -84,7 +84,7 @@ SUITE = Suite(
         inputs="sst2 sentence: {sentence}",
         test={"SST-2": "test"},
       ),
-      "mrpc": labelled(
+      "mrpc": classification(
         "tfds:glue/mrpc",
         3_668,
         files=_MRPC,
@@ -95,17 +95,17 @@ SUITE = Suite(
         inputs="mrpc sentence1: {sentence1} sentence2: {sentence2}",
         test={"MRPC": "test"},
       ),
-      "stsb": labelled(
+      "stsb": classification(
         "tfds:glue/stsb",
         5_749,
         files=_tsv("STS-B", fields={"label": "score"}),
         **_PAIR,
         labels=None,
         symmetric=True,
-        inputs=rewritten("stsb", ["number"], ("pearson", "spearman")),
+        inputs=t5_text_form("stsb", ["number"], ("pearson", "spearman")),
         test={"STS-B": "test"},
       ),
-      "qqp": labelled(
+      "qqp": classification(
         "tfds:glue/qqp",
         363_846,
         # some questions hold line breaks
@@ -118,7 +118,7 @@ SUITE = Suite(
         inputs="qqp question1: {question1} question2: {question2}",
         test={"QQP": "test"},
       ),
-      "mnli": labelled(
+      "mnli": classification(
         "tfds:glue/mnli",
         392_702,
         files=_MNLI,
@@ -129,7 +129,7 @@ SUITE = Suite(
         evaluated=_HALVES,
         test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched", "AX": "test_ax"},
       ),
-      "qnli": labelled(
+      "qnli": classification(
         "tfds:glue/qnli",
         104_743,
         files=_tsv("QNLI"),
@@ -139,7 +139,7 @@ SUITE = Suite(
         inputs="qnli question: {question} sentence: {sentence}",
         test={"QNLI": "test"},
       ),
-      "rte": labelled(
+      "rte": classification(
         "tfds:glue/rte",
         2_490,
         files=_tsv("RTE"),
@@ -148,7 +148,7 @@ SUITE = Suite(
         inputs="rte sentence1: {sentence1} sentence2: {sentence2}",
         test={"RTE": "test"},
       ),
-      "wnli": labelled(
+      "wnli": classification(
         "tfds:glue/wnli",
         635,
         files=_tsv("WNLI"),

@@ -1,6 +1,6 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
 
-from t5x_like.benchmarks.suites import Files, Suite, spans
+from t5x_like.benchmarks.suites import Files, Suite, span_qa
 
 FILES = Files("squad", "squad", {"train": ["train-v1.1.json"], "validation": ["dev-v1.1.json"]})
 _FILES_V2 = Files(
@@ -9,7 +9,7 @@ _FILES_V2 = Files(
 
 SUITE = Suite(
   {
-    "squad": spans("tfds:squad/v1.1", 87_599, files=FILES),
-    "squad_v2": spans("tfds:squad/v2.0", 130_319, files=_FILES_V2, unanswerable=True),
+    "squad": span_qa("tfds:squad/v1.1", 87_599, files=FILES),
+    "squad_v2": span_qa("tfds:squad/v2.0", 130_319, files=_FILES_V2, unanswerable=True),
   }
 )

@@ -6,7 +6,7 @@ of a pronoun; it is trained on the records whose referent is right. At most 32 e
 are candidates; few passages have more.
 """
 
-from t5x_like.benchmarks.suites import Files, Suite, chosen, labelled, rewritten
+from t5x_like.benchmarks.suites import Files, Suite, classification, multiple_choice, t5_text_form
 
 _BOOLEAN = ("False", "True")
 _QUESTION = ("idx.paragraph", "idx.question")
@@ -27,7 +27,7 @@ _RTE.fields.update({"premise": "sentence1", "hypothesis": "sentence2"})
 
 SUITE = Suite(
   {
-    "boolq": labelled(
+    "boolq": classification(
       "tfds:super_glue/boolq",
       9_427,
       files=_jsonl("BoolQ"),
@@ -38,7 +38,7 @@ SUITE = Suite(
       length=256,
       test={"BoolQ": "test"},
     ),
-    "cb": labelled(
+    "cb": classification(
       "tfds:super_glue/cb",
       250,
       files=_jsonl("CB"),
@@ -50,7 +50,7 @@ SUITE = Suite(
       length=256,
       test={"CB": "test"},
     ),
-    "copa": chosen(
+    "copa": multiple_choice(
       "tfds:super_glue/copa",
       400,
       files=_jsonl("COPA"),
@@ -58,7 +58,7 @@ SUITE = Suite(
       options=("{choice1}", "{choice2}"),
       choices=2,
       labels=["choice1", "choice2"],
-      instead=labelled(
+      instead=classification(
         "tfds:super_glue/copa",
         400,
         text="{premise}",
@@ -67,7 +67,7 @@ SUITE = Suite(
       ).text,
       test={"COPA": "test"},
     ),
-    "multirc": labelled(
+    "multirc": classification(
       "tfds:super_glue/multirc",
       27_243,
       files=_jsonl("MultiRC", "multirc"),
@@ -76,7 +76,7 @@ SUITE = Suite(
       labels=_BOOLEAN,
       questions=_QUESTION,
       counted=("f1a", "exact_match"),
-      inputs=rewritten(
+      inputs=t5_text_form(
         "multirc",
         [{"name": "labels", "classes": list(_BOOLEAN)}],
         ("f1a", "exact_match"),
@@ -86,7 +86,7 @@ SUITE = Suite(
       length=512,
       test={"MultiRC": "test"},
     ),
-    "record": chosen(
+    "record": multiple_choice(
       "tfds:super_glue/record",
       100_730,
       files=_jsonl("ReCoRD", "record"),
@@ -100,7 +100,7 @@ SUITE = Suite(
       scores=("answers",),
       counted=("f1", "exact_match"),
       length=384,
-      instead=rewritten(
+      instead=t5_text_form(
         "record",
         ["answers"],
         ("f1", "exact_match"),
@@ -110,7 +110,7 @@ SUITE = Suite(
       ),
       test={"ReCoRD": "test"},
     ),
-    "rte": labelled(
+    "rte": classification(
       "tfds:super_glue/rte",
       2_490,
       files=_RTE,
@@ -120,7 +120,7 @@ SUITE = Suite(
       inputs="rte hypothesis: {hypothesis} premise: {premise}",
       test={"RTE": "test", "AX-b": "test_ax_b", "AX-g": "test_ax_g"},
     ),
-    "wic": labelled(
+    "wic": classification(
       "tfds:super_glue/wic",
       5_428,
       files=_jsonl("WiC"),
@@ -130,14 +130,16 @@ SUITE = Suite(
       inputs="wic sentence1: {sentence1} sentence2: {sentence2} word: {word}",
       test={"WiC": "test"},
     ),
-    "wsc": labelled(
+    "wsc": classification(
       "tfds:super_glue/wsc.fixed",
       554,
       files=_jsonl("WSC", "wsc"),
       text="{text}",
       pair="{span2_text}: {span1_text}",
       labels=_BOOLEAN,
-      inputs=rewritten("wsc", ["referent"], ("accuracy",), targets_length=32, references="judged"),
+      inputs=t5_text_form(
+        "wsc", ["referent"], ("accuracy",), targets_length=32, references="judged"
+      ),
       test={"WSC": "test"},
     ),
   },

@@ -2,7 +2,7 @@
 web (WNUT-17, Derczynski et al. 2017), and parts of speech (Universal Dependencies).
 """
 
-from t5x_like.benchmarks.suites import SPLITS, Files, Suite, tagged
+from t5x_like.benchmarks.suites import SPLITS, Files, Suite, tagging
 
 _BOTH = {"dev": "validation", "test": "test"}
 _KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
@@ -22,7 +22,7 @@ _EWT = {split: [f"en_ewt-ud-{name}.conllu"] for split, name in SPLITS.items()}
 
 SUITE = Suite(
   {
-    "conll": tagged(
+    "conll": tagging(
       None,
       14_041,
       files=Files("conll_2003", "entities", _CONLL),
@@ -31,7 +31,7 @@ SUITE = Suite(
       score="f1",
       evaluated=_BOTH,
     ),
-    "ner": tagged(
+    "ner": tagging(
       None,
       3_394,
       files=Files("wnut_17", "conll", _WNUT, fields={"ner_tags": "1"}),
@@ -40,7 +40,7 @@ SUITE = Suite(
       score="f1",
       evaluated=_BOTH,
     ),
-    "pos": tagged(
+    "pos": tagging(
       "tfds:universal_dependencies/en_ewt",
       12_544,
       files=Files("en_ewt", "conllu", _EWT),

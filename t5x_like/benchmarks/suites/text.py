@@ -6,7 +6,7 @@ judgement is that of its
 `evaluate.py`: ROUGE without a stemmer with the reference of the highest ROUGE-1.
 """
 
-from t5x_like.benchmarks.suites import SPLITS, Files, Suite, generated
+from t5x_like.benchmarks.suites import SPLITS, Files, Suite, generation
 
 _MULTI30K = {
   "train": ["train.{field}"],
@@ -21,7 +21,7 @@ _WEB_QUESTIONS = {
 
 SUITE = Suite(
   {
-    "multi30k": generated(
+    "multi30k": generation(
       None,
       29_000,
       files=Files("multi30k", "parallel", _MULTI30K, header=("en", "de")),
@@ -32,7 +32,7 @@ SUITE = Suite(
       evaluated={"dev": "validation", "test": "test"},
       beams=4,
     ),
-    "scitldr": generated(
+    "scitldr": generation(
       None,
       1_992,
       files=Files("scitldr", "jsonl", _SCITLDR),
@@ -45,7 +45,7 @@ SUITE = Suite(
       inputs_length=512,
       targets_length=64,
     ),
-    "web_questions": generated(
+    "web_questions": generation(
       "tfds:web_questions",
       3_778,
       files=Files("web_questions", "webquestions", _WEB_QUESTIONS),
@@ -57,7 +57,7 @@ SUITE = Suite(
       evaluated={"dev": "test"},
       targets_length=32,
     ),
-    "natural_questions": generated(
+    "natural_questions": generation(
       "tfds:natural_questions_open",
       87_925,
       inputs="nq question: {question}",
@@ -67,7 +67,7 @@ SUITE = Suite(
       references="answer",
       targets_length=32,
     ),
-    "trivia_qa": generated(
+    "trivia_qa": generation(
       "tfds:trivia_qa/unfiltered.nocontext",
       87_622,
       inputs="trivia_qa question: {question}",

@@ -9,7 +9,7 @@ leaderboard's is `13a`. The likeliest token is taken at every step, as in tables
 `--config.evals.dev.beams=4` is table 14's search. Rows have 256 tokens, where T5 packs 512.
 """
 
-from t5x_like.benchmarks.suites import Benchmark, Files, Suite, generated
+from t5x_like.benchmarks.suites import Benchmark, Files, Suite, generation
 
 
 def _translation(
@@ -24,7 +24,7 @@ def _translation(
   """Make a translation from English of TensorFlow datasets, or of official files whose training set
   has several."""
   splits = {"train": [train], "validation": validation, "test": test}
-  return generated(
+  return generation(
     source,
     examples,
     files=Files(f"wmt_en_{code}", "parallel", splits, header=("en", code)),

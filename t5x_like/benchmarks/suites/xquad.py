@@ -3,14 +3,14 @@
 Like XTREME's tables (`evaluate.py`), it is scored by SQuAD's script in every language.
 """
 
-from t5x_like.benchmarks.suites import Files, Suite, spans
+from t5x_like.benchmarks.suites import Files, Suite, span_qa
 from t5x_like.benchmarks.suites.squad import FILES
 
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ru", "th", "tr", "vi", "zh")
 
 SUITE = Suite(
   {
-    "xquad": spans(
+    "xquad": span_qa(
       "tfds:squad/v1.1",
       87_599,
       files=FILES,

@@ -18,7 +18,7 @@ from t5x_like import slots
 from t5x_like.errors import UserError
 
 # (text, or None if removed; why it is removed; amounts removed)
-Cleaned = tuple[str | None, str | None, Counter]
+CleanResult = tuple[str | None, str | None, Counter]
 Entries = dict[str, np.ndarray]  # key uint64 [n], place int64 [n], and what else a comparison needs
 
 
@@ -43,11 +43,11 @@ class Filter(Step):
   """A step that cleans each page by itself."""
 
   @abc.abstractmethod
-  def clean(self, text: str) -> Cleaned:
+  def clean(self, text: str) -> CleanResult:
     """Clean a page."""
 
   @abc.abstractmethod
-  def long_enough(self, text: str) -> bool:
+  def is_long_enough(self, text: str) -> bool:
     """Return whether a page from which a later step has removed text is still long enough."""
 
 
@@ -75,21 +75,21 @@ class Duplicates(Step):
 
   Attributes:
     comparisons: the comparisons to make, in order; the marks of the last one are duplicates.
-    whole_pages: whether marked pages are removed whole, so that later steps do not compare them.
+    removes_pages: whether marked pages are removed whole, so that later steps do not compare them.
   """
 
   comparisons: ClassVar[tuple[Comparison, ...]]
-  whole_pages: ClassVar[bool] = True
+  removes_pages: ClassVar[bool] = True
 
   @abc.abstractmethod
   def sign(self, text: str) -> np.ndarray:
     """Return the signatures of a page: [n, ...], for any n."""
 
   @abc.abstractmethod
-  def without(self, text: str, marked_n: np.ndarray) -> Cleaned:
+  def remove_marked(self, text: str, marked_n: np.ndarray) -> CleanResult:
     """Remove duplicates from a page, at least one of whose signatures is marked."""
 
-  def repeats(self, signatures: np.ndarray) -> np.ndarray:
+  def mark_repeats_in_part(self, signatures: np.ndarray) -> np.ndarray:
     """Mark the duplicates that need no comparison with other parts: signatures [n, ...] of a part
     -> bool [n]."""
     return np.zeros(len(signatures), bool)
@@ -99,7 +99,7 @@ def names() -> list[str]:
   return slots.names(sys.modules[__name__])
 
 
-def steps(
+def parse_steps(
   where: str, listed: str, arguments: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[Step, ...]:
   """Make cleaning steps.

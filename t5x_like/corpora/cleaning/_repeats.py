@@ -7,14 +7,16 @@ import numpy as np
 from t5x_like.corpora.cleaning import Duplicates, Entries
 
 
-def hashed(text: str) -> int:
+def hash_text(text: str) -> int:
   """Hash a text to 64 bits of BLAKE2b."""
   return int.from_bytes(
     hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
   )
 
 
-def by_key(part: np.ndarray, key: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sort_by_key(
+  part: np.ndarray, key: np.ndarray, place: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
   """Return (the order of the entries by key, then by corpus; marks of all but the first entry of
   each key)."""
   order_N = np.lexsort((place, part, key))
@@ -24,15 +26,17 @@ def by_key(part: np.ndarray, key: np.ndarray, place: np.ndarray) -> tuple[np.nda
   )
 
 
-def earlier(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
+def mark_repeats(
+  part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray
+) -> np.ndarray:
   """Mark entries whose key has an earlier entry: integers [N] each -> bool [N]."""
-  order_N, repeats_N = by_key(part, key, place)
+  order_N, repeats_N = sort_by_key(part, key, place)
   marked_N = np.empty_like(repeats_N)
   marked_N[order_N] = repeats_N
   return marked_N
 
 
-def firsts(signatures: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
+def first_places(signatures: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
   """Return the first place of each signature of a part."""
   key, first = np.unique(signatures, return_index=True)
   return {"key": key, "place": places[first]}
@@ -46,5 +50,5 @@ class Repeats(Duplicates):
   own repeats.
   """
 
-  def repeats(self, signatures: np.ndarray) -> np.ndarray:
-    return earlier(np.zeros(signatures.size, np.int64), signatures, np.arange(signatures.size))
+  def mark_repeats_in_part(self, signatures: np.ndarray) -> np.ndarray:
+    return mark_repeats(np.zeros(signatures.size, np.int64), signatures, np.arange(signatures.size))

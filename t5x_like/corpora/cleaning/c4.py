@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from t5x_like import segmentation, trust
-from t5x_like.corpora.cleaning import Cleaned, Filter
+from t5x_like.corpora.cleaning import CleanResult, Filter
 from t5x_like.errors import UserError
 
 QUOTES = ('"', "\u201d")  # end a line as terminators do
@@ -58,7 +58,7 @@ class Step(Filter):
 
   def __post_init__(self):
     if self.language_id:
-      hook(self.language_id)
+      load_language_id(self.language_id)
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     """Unpickle the filters in a worker. The command has checked them; the worker lacks the flags
@@ -66,7 +66,7 @@ class Step(Filter):
     vars(self).update(state)
     trust.admit(self.language_id)
 
-  def clean(self, text: str) -> Cleaned:
+  def clean(self, text: str) -> CleanResult:
     counts: Counter[str] = Counter()
     lines = []
     for line in text.splitlines():
@@ -86,7 +86,7 @@ class Step(Filter):
     reason = self._page(page)
     return None if reason else page, reason, counts
 
-  def long_enough(self, text: str) -> bool:
+  def is_long_enough(self, text: str) -> bool:
     """Return whether a text has at least `min_sentences`."""
     return (
       sum(1 for _ in itertools.islice(segmentation.sentences(text), self.min_sentences))
@@ -113,11 +113,11 @@ class Step(Filter):
       return "lorem ipsum"
     if "{" in page:
       return "curly brace"
-    if not self.long_enough(page):
+    if not self.is_long_enough(page):
       return f"under {self.min_sentences} sentences"
     if self.bad_words and _any_of(self.bad_words).search(lower):
       return "word of the list"
-    if self.language_id and hook(self.language_id)(page) != self.language:
+    if self.language_id and load_language_id(self.language_id)(page) != self.language:
       return f"not in {self.language}"
     return None
 
@@ -130,7 +130,7 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern:
 
 
 @functools.cache
-def hook(name: str) -> Callable[[str], str]:
+def load_language_id(name: str) -> Callable[[str], str]:
   """Import the function at `module:function`; raise UserError if it is missing or not admitted."""
   found = trust.import_function("language id", name)
   if not callable(found):

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from t5x_like import segmentation
-from t5x_like.corpora.cleaning import Cleaned, Filter
-from t5x_like.corpora.cleaning._repeats import hashed
-from t5x_like.corpora.sources._compression import DAMAGED, opened
+from t5x_like.corpora.cleaning import CleanResult, Filter
+from t5x_like.corpora.cleaning._repeats import hash_text
+from t5x_like.corpora.sources._compression import DAMAGED, open_plain
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
@@ -56,28 +56,28 @@ class Step(Filter):
       raise UserError(
         "--clean=decontaminate: found no --against, expected files of evaluation texts"
       )
-    sha256 = known(self.against)[1]
+    sha256 = load_known_texts(self.against)[1]
     if self.sha256 not in ("", sha256):
       raise UserError(
         f"--against={','.join(self.against)}: found other texts than when the preparation began"
       )
     object.__setattr__(self, "sha256", sha256)
 
-  def clean(self, text: str) -> Cleaned:
+  def clean(self, text: str) -> CleanResult:
     hashes_n = _hashes(_terms(text))
-    for words, (keys_n, names_n, files) in known(self.against)[0].items():
+    for words, (keys_n, names_n, files) in load_known_texts(self.against)[0].items():
       found_n = _rows(hashes_n, words)
       at_n = np.searchsorted(keys_n, found_n).clip(max=keys_n.size - 1)
       if (hit_n := keys_n[at_n] == found_n).any():
         return None, f"text of {files[names_n[at_n[hit_n.argmax()]]]}", Counter()
     return text, None, Counter()
 
-  def long_enough(self, text: str) -> bool:
+  def is_long_enough(self, text: str) -> bool:
     return True
 
 
 @functools.lru_cache(4)
-def known(
+def load_known_texts(
   against: tuple[str, ...],
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray, list[str]]], str]:
   """Return ({number of words: (sorted hashes of rows of words, the file of each, names of files)},
@@ -114,7 +114,7 @@ def texts(path: str) -> Iterator[str]:
   bare = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
   number = 0
   try:
-    with opened(path) as file:
+    with open_plain(path) as file:
       if bare.endswith(".json"):
         yield from _strings(json.load(file))
         return
@@ -156,7 +156,7 @@ def _hashes(terms: list[str]) -> np.ndarray:
   return np.fromiter(map(_hash, terms), np.uint64, len(terms))
 
 
-_hash = functools.lru_cache(2**18)(hashed)
+_hash = functools.lru_cache(2**18)(hash_text)
 
 
 def _rows(hashes_n: np.ndarray, words: int) -> np.ndarray:

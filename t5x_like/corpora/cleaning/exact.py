@@ -5,17 +5,17 @@ from collections import Counter
 
 import numpy as np
 
-from t5x_like.corpora.cleaning import Cleaned, Comparison
-from t5x_like.corpora.cleaning._repeats import Repeats, earlier, firsts, hashed
+from t5x_like.corpora.cleaning import CleanResult, Comparison
+from t5x_like.corpora.cleaning._repeats import Repeats, first_places, hash_text, mark_repeats
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Repeats):
   stage = 1
-  comparisons = (Comparison("exact", firsts, earlier),)
+  comparisons = (Comparison("exact", first_places, mark_repeats),)
 
   def sign(self, text: str) -> np.ndarray:
-    return np.array([hashed(" ".join(text.lower().split()))], np.uint64)
+    return np.array([hash_text(" ".join(text.lower().split()))], np.uint64)
 
-  def without(self, text: str, marked_n: np.ndarray) -> Cleaned:
+  def remove_marked(self, text: str, marked_n: np.ndarray) -> CleanResult:
     return None, "exact duplicate", Counter()

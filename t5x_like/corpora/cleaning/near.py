@@ -14,8 +14,8 @@ from collections import Counter
 import numpy as np
 
 from t5x_like import segmentation
-from t5x_like.corpora.cleaning import Cleaned, Comparison, Duplicates, Entries
-from t5x_like.corpora.cleaning._repeats import by_key, hashed
+from t5x_like.corpora.cleaning import CleanResult, Comparison, Duplicates, Entries
+from t5x_like.corpora.cleaning._repeats import hash_text, sort_by_key
 
 SHINGLE = 5  # words
 # 16 bands of 8: a pair of similarity 0.8 shares a band with probability 0.95, one of 0.5 0.06
@@ -26,15 +26,17 @@ REPRESENTATIVES = 1024  # maximum pages per key with which others are compared
 _ROWS = 2**14  # compared at once; bounds memory
 
 
-def shared(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
+def mark_shared(
+  part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray
+) -> np.ndarray:
   """Mark entries whose key has another entry: integers [N] each -> bool [N]."""
-  order_N, repeats_N = by_key(part, key, place)
+  order_N, repeats_N = sort_by_key(part, key, place)
   marked_N = np.empty_like(repeats_N)
   marked_N[order_N] = repeats_N | np.append(repeats_N[1:], False)[: repeats_N.size]
   return marked_N
 
 
-def similar(
+def mark_similar(
   part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_
 ) -> np.ndarray:
   """Mark entries similar to an earlier representative of their key, by `minhash` uint32 [N,
@@ -43,7 +45,7 @@ def similar(
   The first entry of a key is a representative. Every later entry is marked if it is similar to a
   representative, and otherwise becomes a representative itself, up to `REPRESENTATIVES`.
   """
-  order_N, repeats_N = by_key(part, key, place)
+  order_N, repeats_N = sort_by_key(part, key, place)
   marked_N = np.zeros(order_N.size, bool)
   left = order_N
   first = ~repeats_N
@@ -65,7 +67,7 @@ def similar(
   return marked_N
 
 
-def same_bands(minhash: np.ndarray) -> np.ndarray:
+def band_keys(minhash: np.ndarray) -> np.ndarray:
   """Compute band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]; equal
   keys are compared."""
   rows = minhash.reshape(*minhash.shape[:-1], BANDS, HASHES // BANDS).astype(np.uint64)
@@ -76,12 +78,12 @@ def same_bands(minhash: np.ndarray) -> np.ndarray:
 
 
 def _bands(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
-  key = np.unique(same_bands(minhash))
+  key = np.unique(band_keys(minhash))
   return {"key": key, "place": key.view(np.int64)}
 
 
 def _near(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
-  key_n = same_bands(minhash).reshape(-1)
+  key_n = band_keys(minhash).reshape(-1)
   _, inverse_n, count = np.unique(key_n, return_inverse=True, return_counts=True)
   some = np.flatnonzero((count[inverse_n] > 1) | np.isin(key_n, before.view(np.uint64)))
   return {"key": key_n[some], "place": places[some // BANDS], "minhash": minhash[some // BANDS]}
@@ -91,12 +93,12 @@ def _near(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entrie
 class Step(Duplicates):
   stage = 2
   edition = 3  # the second knew no words in scripts without spaces
-  comparisons = (Comparison("bands", _bands, shared), Comparison("near", _near, similar))
+  comparisons = (Comparison("bands", _bands, mark_shared), Comparison("near", _near, mark_similar))
 
   def sign(self, text: str) -> np.ndarray:
     return minhash(text)[None]
 
-  def without(self, text: str, marked_n: np.ndarray) -> Cleaned:
+  def remove_marked(self, text: str, marked_n: np.ndarray) -> CleanResult:
     return None, "near duplicate", Counter()
 
 
@@ -121,7 +123,7 @@ def minhash(text: str) -> np.ndarray:
   return least
 
 
-_word_hash = functools.lru_cache(2**17)(hashed)  # most words recur
+_word_hash = functools.lru_cache(2**17)(hash_text)  # most words recur
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

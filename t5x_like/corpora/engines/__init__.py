@@ -27,11 +27,11 @@ class Engine(abc.ABC):
 
   @abc.abstractmethod
   def sign(self, job: Job) -> None:
-    """Call `duplicates.sign` for every part."""
+    """Call `duplicates.sign_part` for every part."""
 
   @abc.abstractmethod
   def compare(self, job: Job, one: Comparison) -> None:
-    """Make a comparison of all parts: begin, entries, matched, save, end; see `duplicates.py`."""
+    """Make a comparison of all parts: see `duplicates.py`."""
 
   @abc.abstractmethod
   def make(self, job: Job) -> None:

@@ -13,7 +13,7 @@ import joblib
 
 from t5x_like.corpora import building
 from t5x_like.corpora.engines import processes
-from t5x_like.corpora.job import Batch, Job, Kind, Made
+from t5x_like.corpora.job import ItemBatch, Job, StoredBatch, StoreKind
 
 _ALONE = 2  # up to so many batches, starting processes does not pay
 
@@ -25,7 +25,7 @@ class Engine(processes.Engine):
     for number in range(job.kind.num_parts):
       building.make_part(job, number, self._made)
 
-  def _made(self, job: Job, batches: Iterable[Batch]) -> Iterator[Made]:
+  def _made(self, job: Job, batches: Iterable[ItemBatch]) -> Iterator[StoredBatch]:
     """Make batches and yield the results in order."""
     waiting = iter(batches)
     few = list(itertools.islice(waiting, _ALONE + 1))
@@ -37,6 +37,6 @@ class Engine(processes.Engine):
     )(calls)
 
 
-def _make(kind: Kind, batch: Batch) -> Made:
+def _make(kind: StoreKind, batch: ItemBatch) -> StoredBatch:
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes share the cores
   return kind.make(batch)

@@ -56,7 +56,7 @@ class Engine(engines.Engine):
     self._options = options
 
   def sign(self, job: Job) -> None:
-    self._each(job, functools.partial(duplicates.sign, job))
+    self._each(job, functools.partial(duplicates.sign_part, job))
 
   def make(self, job: Job) -> None:
     self._each(job, functools.partial(building.make_part, job))
@@ -73,7 +73,7 @@ class Engine(engines.Engine):
     A part's entries are divided by key into as many buckets as there are parts, so that a bucket
     has about as many entries as a part. A worker holds one part or one bucket at a time.
     """
-    duplicates.begin(job, one)
+    duplicates.begin_comparison(job, one)
     with _pipeline(self._options, _refusals(job)) as pipeline:
       numbers = _parts(pipeline, job)
       divided = numbers | "divide" >> beam.FlatMap(
@@ -93,7 +93,7 @@ class Engine(engines.Engine):
       )
       saved = (marked, every) | beam.Flatten() | "by part" >> beam.GroupByKey()
       saved | "save" >> beam.Map(_saved, job=job, one=one)
-    duplicates.end(job, one)
+    duplicates.end_comparison(job, one)
 
 
 def _refusals(job: Job) -> Place:
@@ -178,7 +178,7 @@ def _divided(
 ) -> Iterator[tuple[int, tuple[int, Entries]]]:
   """Yield (bucket, (part, its entries)) for every bucket with entries of the part."""
   found = _call(
-    number, lambda number: duplicates.entries(job, one, number), _refusals(job), admitted
+    number, lambda number: duplicates.load_entries(job, one, number), _refusals(job), admitted
   )
   if found is None or not found["key"].size:
     return
@@ -191,10 +191,10 @@ def _divided(
 
 def _matched(
   bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison
-) -> duplicates.Marked:
-  return duplicates.matched(one, bucket[1])
+) -> duplicates.MarkedPlaces:
+  return duplicates.match_entries(one, bucket[1])
 
 
 def _saved(part: tuple[int, Iterable], job: Job, one: Comparison) -> None:
   number, places = part
-  duplicates.save(job, one, number, [some for some in places if some is not None])
+  duplicates.save_marks(job, one, number, [some for some in places if some is not None])

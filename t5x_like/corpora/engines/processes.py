@@ -26,7 +26,7 @@ import numpy as np
 from t5x_like import trust
 from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison
-from t5x_like.corpora.job import Batch, Job, Made
+from t5x_like.corpora.job import ItemBatch, Job, StoredBatch
 from t5x_like.errors import UserError
 from t5x_like.files.remote import Remote
 
@@ -45,11 +45,11 @@ class Engine(engines.Engine):
   def sign(self, job: Job) -> None:
     with self._each(job) as each:
       collections.deque(
-        each(functools.partial(duplicates.sign, job), range(job.kind.num_parts)), maxlen=0
+        each(functools.partial(duplicates.sign_part, job), range(job.kind.num_parts)), maxlen=0
       )
 
   def compare(self, job: Job, one: Comparison) -> None:
-    duplicates.begin(job, one)
+    duplicates.begin_comparison(job, one)
     parts = job.kind.num_parts
     marked = collections.defaultdict(list)
     scratch = None if isinstance(job.progress, Remote) else job.progress
@@ -63,8 +63,8 @@ class Engine(engines.Engine):
         for part, places in found:
           marked[part].append(places)
     for part in range(parts):
-      duplicates.save(job, one, part, marked.pop(part, ()))
-    duplicates.end(job, one)
+      duplicates.save_marks(job, one, part, marked.pop(part, ()))
+    duplicates.end_comparison(job, one)
 
   def make(self, job: Job) -> None:
     """Build the parts: one per process if there are enough, else one after another with their
@@ -96,7 +96,7 @@ class Engine(engines.Engine):
 
 def _write(job: Job, one: Comparison, folder: str, number: int) -> int:
   """Write a part's entries, sorted by key, and return their size in bytes."""
-  found = duplicates.entries(job, one, number)
+  found = duplicates.load_entries(job, one, number)
   order_n = np.argsort(found["key"], kind="stable")
   part = pathlib.Path(folder, str(number))
   part.mkdir()
@@ -105,7 +105,9 @@ def _write(job: Job, one: Comparison, folder: str, number: int) -> int:
   return sum(values.nbytes for values in found.values())
 
 
-def _match(one: Comparison, folder: str, parts: int, ranges: int, number: int) -> duplicates.Marked:
+def _match(
+  one: Comparison, folder: str, parts: int, ranges: int, number: int
+) -> duplicates.MarkedPlaces:
   """Mark duplicates in range `number` of `ranges` equal ranges of keys."""
   bounds = [np.uint64(2**64 * edge // ranges - (edge == ranges)) for edge in (number, number + 1)]
   pieces = []
@@ -118,12 +120,12 @@ def _match(one: Comparison, folder: str, parts: int, ranges: int, number: int) -
       high = found["key"].size
     # closes the files
     pieces.append((part, {name: np.array(values[low:high]) for name, values in found.items()}))
-  return duplicates.matched(one, pieces)
+  return duplicates.match_entries(one, pieces)
 
 
 def _spread(
-  pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterable[Batch]
-) -> Iterator[Made]:
+  pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterable[ItemBatch]
+) -> Iterator[StoredBatch]:
   """Make batches in the processes of the pool and yield the results in order."""
   waiting = iter(batches)
 

@@ -100,7 +100,7 @@ class Source(abc.ABC):
     """Yield the texts of a field, a `Skip` for null; raise UserError where the field is missing or
     not text."""
     for where, record in self.records(split, part):
-      yield record if isinstance(record, Skip) else text_of(record, field, where)
+      yield record if isinstance(record, Skip) else field_text(record, field, where)
 
   def classes(self, field: str) -> tuple[str, ...]:
     """Return the class names of a field, in order; raise UserError if only the records would tell
@@ -118,15 +118,15 @@ class Source(abc.ABC):
     """Return the stored size of a part in bytes, for progress display."""
     return 1
 
-  def in_two_splits(self) -> str | None:
+  def shared_file(self) -> str | None:
     """Return a file that two splits have; None if there is none."""
     return None
 
-  def is_listed(self) -> bool:
+  def matches_listing(self) -> bool:
     """Return whether its files at addresses have the sizes that they had on opening."""
     return True
 
-  def changed(self, split: str) -> list[int | None]:
+  def modification_times(self, split: str) -> list[int | None]:
     """Return the last modification time of each file of the split in nanoseconds; None if
     unknown."""
     return []
@@ -194,7 +194,7 @@ def open_source(
 _FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
 
-def parted(split: str) -> tuple[str, int | None]:
+def parse_split(split: str) -> tuple[str, int | None]:
   """Parse a split into (name, number of records): `validation[:200]` means the first 200; None
   means all."""
   found = _FIRST.fullmatch(split)
@@ -204,7 +204,7 @@ def parted(split: str) -> tuple[str, int | None]:
 def first_records(source: Source, split: str) -> Iterator[tuple[str, Record | Skip]]:
   """Iterate over the records of a split, or over the first N of `split[:N]` without reading
   more."""
-  name, most = parted(split)
+  name, most = parse_split(split)
   return itertools.islice(source.records(name), most)
 
 
@@ -220,22 +220,22 @@ def check_split(source: Source, split: str) -> None:
 def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
   """Raise UserError for a field whose column is missing from `names` or occurs more than once."""
   for field in fields:
-    column = column_of(field, names)
+    column = top_level_column(field, names)
     if not names.count(column):
       raise _missing(column, field, names, where)
-  for column in {column_of(field, names) for field in fields} or names:
+  for column in {top_level_column(field, names) for field in fields} or names:
     if names.count(column) > 1:
       raise UserError(
         f"{where}: found {names.count(column)} columns {column!r}, expected one; rename the others"
       )
 
 
-def column_of(field: str, names: list[str]) -> str:
+def top_level_column(field: str, names: list[str]) -> str:
   """Return the top-level column that holds a field: `answers` for `answers.0.text`."""
   return field if field in names else field.partition(".")[0]
 
 
-def value(record: Record, field: str, where: str) -> Any:
+def field_value(record: Record, field: str, where: str) -> Any:
   """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`;
   `*` is a whole list.
 
@@ -257,7 +257,7 @@ def value(record: Record, field: str, where: str) -> Any:
       found = found[int(part)]
     elif isinstance(found, list) and part == "*":
       rest = field.split(".*.", 1)[1:]
-      return [value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
+      return [field_value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
     elif isinstance(found, list) and all(isinstance(one, dict) and part in one for one in found):
       found = [one[part] for one in found]
     elif found is None:
@@ -267,11 +267,11 @@ def value(record: Record, field: str, where: str) -> Any:
   return found
 
 
-def text_of(record: Record, field: str, where: str) -> str | Skip:
+def field_text(record: Record, field: str, where: str) -> str | Skip:
   """Return the text of a field, as a document, a `Skip` for null; raise UserError if it is missing
   or not text."""
   try:
-    found = value(record, field, where)
+    found = field_value(record, field, where)
   except UserError as error:
     raise UserError(f"{error}; choose the field with --text_field") from None
   if found is None:

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from t5x_like.corpora.sources import Record, Skip, check_fields, column_of
+from t5x_like.corpora.sources import Record, Skip, check_fields, top_level_column
 from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError
 from t5x_like.files.paths import place
@@ -13,18 +13,18 @@ AT_ONCE = 1024
 
 
 class ColumnSource(FileSource):
-  """One record per row; only the columns in `fields` are read. A format defines `opened` and
-  `damaged`."""
+  """One record per row; only the columns in `fields` are read. A format defines `open_columns` and
+  `damage_error`."""
 
   @abc.abstractmethod
-  def opened(
+  def open_columns(
     self, file: BinaryIO
   ) -> tuple[list[str], Callable[[list[str]], Iterable[list[Record]]]]:
     """Return (names of columns, a function from the columns in use to lists of at most `AT_ONCE`
     records)."""
 
   @abc.abstractmethod
-  def damaged(self, path: str, error: Exception) -> UserError:
+  def damage_error(self, path: str, error: Exception) -> UserError:
     """Return the error of a file whose content cannot be read."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
@@ -33,10 +33,10 @@ class ColumnSource(FileSource):
     number = 0
     try:
       with place(path).open("rb") as file:
-        names, records_of = self.opened(file)
+        names, records_of = self.open_columns(file)
         check_fields(self.fields, names, path)
         for records in records_of(
-          list({column_of(field, names): None for field in self.fields} or names)
+          list({top_level_column(field, names): None for field in self.fields} or names)
         ):
           for record in records:
             number += 1
@@ -45,7 +45,7 @@ class ColumnSource(FileSource):
               Skip(f"text of over {LONGEST:,} characters") if _long(record) else record,
             )
     except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
-      raise self.damaged(path, error) from error
+      raise self.damage_error(path, error) from error
 
 
 def _long(record: dict[str, Any]) -> bool:

@@ -34,7 +34,7 @@ def _kind(path: str, file: BinaryIO) -> str | None:
   return next((name for end, name in _ENDS.items() if path.endswith(end)), None)
 
 
-def opened(path: str) -> BinaryIO:
+def open_plain(path: str) -> BinaryIO:
   """Open the file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
   file = place(path).open("rb")
   found = _kind(path, file)

@@ -19,9 +19,11 @@ class Derived(Source):
   ) -> Iterator[tuple[str, Record | Skip]]:
     check_split(self, split)
     for where, record in self._inner.records(split, part):
-      yield from [(where, record)] if isinstance(record, Skip) else self._made(record, where, split)
+      yield from (
+        [(where, record)] if isinstance(record, Skip) else self._derive(record, where, split)
+      )
 
-  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
+  def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
     """Yield the records that a record of the other source becomes, each with its location."""
     yield where, record
 
@@ -31,8 +33,8 @@ class Derived(Source):
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     return self._inner.part_size(split, part)
 
-  def changed(self, split: str) -> list[int | None]:
-    return self._inner.changed(split)
+  def modification_times(self, split: str) -> list[int | None]:
+    return self._inner.modification_times(split)
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
     inner = self._inner.part_facts(split, field, part)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, text_of
+from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, field_text
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs, local
 from t5x_like.files.paths import is_remote, place
@@ -56,7 +56,7 @@ class FileSource(Source):
   def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
     """Yield the texts of one file, for pretraining."""
     for where, record in self.read(path):
-      yield record if isinstance(record, Skip) else text_of(record, field, where)
+      yield record if isinstance(record, Skip) else field_text(record, field, where)
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
@@ -70,14 +70,14 @@ class FileSource(Source):
       self.documents_of(path, field) for path in self._paths(split, part)
     )
 
-  def in_two_splits(self) -> str | None:
+  def shared_file(self) -> str | None:
     seen: dict[str, str] = {}
     files = (
       (split, globs.absolute(path)) for split, paths in self._files.items() for path in paths
     )
     return next((path for split, path in files if seen.setdefault(path, split) != split), None)
 
-  def is_listed(self) -> bool:
+  def matches_listing(self) -> bool:
     listed: dict[str, tuple[str, int | None]] = {}
     for pattern in itertools.chain.from_iterable(self._patterns.values()):
       listed |= globs.listed(pattern)
@@ -113,7 +113,7 @@ class FileSource(Source):
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     return sum(map(self._size, self._paths(split, part)))
 
-  def changed(self, split: str) -> list[int | None]:
+  def modification_times(self, split: str) -> list[int | None]:
     """Return the last modification time of each file of the split in nanoseconds; None for remote
     files."""
     return [place(path).changed() for path in self._files[split]]
@@ -130,7 +130,7 @@ class FileSource(Source):
     return [self.format, None if self.only_text else field, files]
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    return self._facts() | {"changed": self.changed(split)}
+    return self._facts() | {"changed": self.modification_times(split)}
 
   def _facts(self) -> dict[str, Any]:
     splits = {
@@ -151,7 +151,7 @@ def irregular_kind(path: str) -> str | None:
     return None
 
 
-def bytes_of(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
   """Return the bytes of a file; raise UserError if it cannot be read, or is a device or a pipe."""
   if kind := irregular_kind(path):
     raise UserError(f"{path}: found {kind}, expected a file")
@@ -171,7 +171,7 @@ def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
   """
   number = 0
   try:
-    with _compression.opened(path) as file:
+    with _compression.open_plain(path) as file:
       while line := file.readline(LONGEST + 1):
         number += 1
         if len(line) > LONGEST and not line.endswith(b"\n"):
@@ -188,11 +188,11 @@ def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
     raise _unreadable(f"{path}:{number + 1}", path, error) from error
 
 
-def whole(path: str) -> str | Skip:
+def read_text(path: str) -> str | Skip:
   """Read the text of a plain or compressed UTF-8 file; return a `Skip` for a file over `LONGEST`
   bytes."""
   try:
-    with _compression.opened(path) as file:
+    with _compression.open_plain(path) as file:
       data = file.read(LONGEST + 1)
   except _compression.DAMAGED as error:
     raise _unreadable(path, path, error) from error

@@ -29,7 +29,7 @@ _LONGEST = 24  # words of a name
 Finder = Callable[[str], list[tuple[int, int]]]
 
 
-def load(where: str, name: str) -> tuple[Finder, str]:
+def load_finder(where: str, name: str) -> tuple[Finder, str]:
   """Return (the finder of a file of names or of `module:function`, its contribution to a
   fingerprint).
 
@@ -56,10 +56,10 @@ def _names(path: str) -> Iterator[str]:
   for where, record in open_source(f"jsonl:{path}").records("train"):
     if isinstance(record, Skip):
       continue
-    yield from (record["text"][start:end] for start, end in of_record(record, where))
+    yield from (record["text"][start:end] for start, end in record_spans(record, where))
 
 
-def of_record(record: Record, where: str) -> list[tuple[int, int]]:
+def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
   """Return the spans of a record's text, in characters; UserError if it lacks a text or spans
   inside it."""
   text = record.get("text")

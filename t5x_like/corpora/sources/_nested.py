@@ -8,12 +8,12 @@ from t5x_like.errors import UserError, one_line
 
 
 class Nested(jsonl.Source):
-  """The records within each line's object; a format defines `within`."""
+  """The records within each line's object; a format defines `nested_records`."""
 
   expected: str  # the keys of an object, for messages
 
   @abc.abstractmethod
-  def within(self, found: Record) -> Iterator[Record]:
+  def nested_records(self, found: Record) -> Iterator[Record]:
     """Yield the records of an object; a KeyError, TypeError or AttributeError says that it has
     another form."""
 
@@ -23,7 +23,7 @@ class Nested(jsonl.Source):
         yield where, found
         continue
       try:
-        yield from ((where, record) for record in self.within(found))
+        yield from ((where, record) for record in self.nested_records(found))
       except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
           f"{where}: found an object in another form ({type(error).__name__}: {one_line(error)}), "

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from t5x_like.corpora.sources import Record, Skip, value
+from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.errors import UserError
 from t5x_like.files.checked_json import kind_of
 
@@ -70,7 +70,7 @@ def squad(record: Record, where: str, training: bool, context: bool = True) -> I
   """Yield a question with its context, punctuation between spaces; `answers` are the right ones."""
   del training
   answers = (
-    [_padded(answer) for answer in value(record, "answers.text", where)]
+    [_padded(answer) for answer in field_value(record, "answers.text", where)]
     if record["answers"]
     else []
   )

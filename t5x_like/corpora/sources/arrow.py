@@ -41,10 +41,10 @@ class Source(ColumnSource):
       with place(path).open("rb") as file:
         names = _described(_reader(file).schema).get(field, {}).get("names")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-      raise self.damaged(path, error) from error
+      raise self.damage_error(path, error) from error
     return tuple(names) if names else super().classes(field)
 
-  def opened(self, file):
+  def open_columns(self, file):
     reader = _reader(file)
 
     def records_of(columns):
@@ -63,7 +63,7 @@ class Source(ColumnSource):
 
     return reader.schema.names, records_of
 
-  def damaged(self, path, error):
+  def damage_error(self, path, error):
     return UserError(
       f"{path}: found damaged Arrow data ({one_line(error)[:200]}), expected a complete file; "
       "fetch it again"

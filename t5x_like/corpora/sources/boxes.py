@@ -16,7 +16,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import _files, _name, _patterns, bytes_of, lines
+from t5x_like.corpora.sources._files import _files, _name, _patterns, lines, read_bytes
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
 from t5x_like.files.paths import place
@@ -81,10 +81,10 @@ class Source(Base):
       objects = {"bbox": [edges for _, edges in rows], "label": [label for label, _ in rows]}
       yield (
         file,
-        {"image": bytes_of(file), "objects": objects} | ({} if shares else {"pixels": True}),
+        {"image": read_bytes(file), "objects": objects} | ({} if shares else {"pixels": True}),
       )
 
-  def changed(self, split: str) -> list[int | None]:
+  def modification_times(self, split: str) -> list[int | None]:
     return [place(self._parts[split][0]).changed()]
 
   def split_facts(self, split: str) -> dict[str, Any]:

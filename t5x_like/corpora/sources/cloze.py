@@ -10,7 +10,7 @@ record.
 import hashlib
 from collections.abc import Iterator
 
-from t5x_like.corpora.sources import Record, Skip, _salient_rules, open_source, text_of
+from t5x_like.corpora.sources import Record, Skip, _salient_rules, field_text, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
@@ -32,8 +32,8 @@ class Source(Derived):
     self.name = self._inner.name
     self.splits = self._inner.splits
 
-  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
-    text = text_of(record, "text", where)
+  def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
+    text = field_text(record, "text", where)
     if isinstance(text, Skip):
       yield where, text
       return

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, boxes
-from t5x_like.corpora.sources._files import bytes_of
+from t5x_like.corpora.sources._files import read_bytes
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
@@ -80,7 +80,7 @@ class Source(boxes.Source):
         continue
       yield (
         where,
-        {"image": bytes_of(file), "objects": objects, ANNOTATED: (round(height), round(width))},
+        {"image": read_bytes(file), "objects": objects, ANNOTATED: (round(height), round(width))},
       )
 
   def split_facts(self, split: str) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _wrong(error: Exception, names: dict[int, str]) -> str:
 
 
 def _load(path: str) -> dict[str, Any]:
-  found = checked_json.parsed(bytes_of(path), dict, path, "COCO's JSON of instances")
+  found = checked_json.parsed(read_bytes(path), dict, path, "COCO's JSON of instances")
   for key in ("images", "annotations", "categories"):
     if not isinstance(found.get(key), list) or not all(isinstance(one, dict) for one in found[key]):
       raise UserError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from t5x_like.corpora.sources import Record, check_split, digits
-from t5x_like.corpora.sources.idx import png
+from t5x_like.corpora.sources.idx import encode_png
 
 _SIDE = 40
 _GLYPH = 8
@@ -58,4 +58,4 @@ def _scene(found, own: np.ndarray, generator: np.random.Generator) -> Record:
     objects["label"].append(str(found.target[digit]))
     objects["area"].append(float((box[2] - box[0]) * (box[3] - box[1])))
     objects["is_crowd"].append(False)
-  return {"image": png(image), "objects": objects}
+  return {"image": encode_png(image), "objects": objects}

@@ -12,7 +12,7 @@ import numpy as np
 
 from t5x_like.corpora.sources import Record, check_split
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources.idx import png
+from t5x_like.corpora.sources.idx import encode_png
 
 TRAIN = 1500
 
@@ -39,7 +39,7 @@ class Source(Base):
     chosen = range(TRAIN) if split == "train" else range(TRAIN, len(found.target))
     for n in chosen:
       image = np.round(found.images[n] * (255 / 16)).astype(np.uint8)
-      yield f"digits, image {n}", {"image": png(image), "label": str(found.target[n])}
+      yield f"digits, image {n}", {"image": encode_png(image), "label": str(found.target[n])}
 
   def facts(self, field: str) -> dict[str, Any]:
     return self.split_facts("train")

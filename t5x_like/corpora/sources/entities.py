@@ -17,10 +17,10 @@ class Source(conll.Source):
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     for where, record in super().read(path):
-      yield where, record | {"entities": bio(list(record.values())[-1], where)}
+      yield where, record | {"entities": to_bio(list(record.values())[-1], where)}
 
 
-def bio(tags: Sequence[str], where: str) -> list[str]:
+def to_bio(tags: Sequence[str], where: str) -> list[str]:
   """Return the tags of a sentence in the BIO scheme; raise UserError for a tag of no known
   scheme."""
   made = []

@@ -19,7 +19,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, _archives
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import SPLIT_WORDS, _patterns, bytes_of
+from t5x_like.corpora.sources._files import SPLIT_WORDS, _patterns, read_bytes
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 from t5x_like.files.paths import place
@@ -62,7 +62,7 @@ class Source(Base):
         Skip("a file that is too long") if data is None else {"image": data, "label": _class(name)},
       )
 
-  def changed(self, split: str) -> list[int | None]:
+  def modification_times(self, split: str) -> list[int | None]:
     return [place(path).changed() for path in self._on_disk(split)]
 
   def _on_disk(self, split: str) -> list[str]:
@@ -154,7 +154,7 @@ def _is_image(name: str) -> bool:
 def _read(path: str) -> bytes | None:
   if found := _archives.split(path):
     return _archives.read(*found)
-  return bytes_of(path)
+  return read_bytes(path)
 
 
 def _print(path: str) -> tuple[int, int | None]:

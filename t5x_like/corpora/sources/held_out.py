@@ -65,8 +65,8 @@ class Source(Derived):
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     return super().part_size(_of(split), part)
 
-  def changed(self, split: str) -> list[int | None]:
-    return super().changed(_of(split))
+  def modification_times(self, split: str) -> list[int | None]:
+    return super().modification_times(_of(split))
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
     inner = super().part_facts(_of(split), field, part)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_like import trust
-from t5x_like.corpora.sources import Record, check_fields, check_split, column_of
+from t5x_like.corpora.sources import Record, check_fields, check_split, top_level_column
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.file_names import is_inside, shown
@@ -60,7 +60,7 @@ class Source(Base):
     self._features = next(iter(self._splits.values())).features
     check_fields(fields, list(self._features), self._where)
     self._columns = list(
-      {column_of(field, list(self._features)): None for field in fields} or self._features
+      {top_level_column(field, list(self._features)): None for field in fields} or self._features
     )
     encoded = {
       name: type(self._features[name])

@@ -40,7 +40,7 @@ class Source(FileSource):
         f"{path}: found {len(images)} images but {len(labels)} labels in {_beside(path)}"
       )
     for number, (image, label) in enumerate(zip(images, labels)):
-      yield f"{path}, image {number}", {"image": png(image), "label": str(label)}
+      yield f"{path}, image {number}", {"image": encode_png(image), "label": str(label)}
 
   def split_facts(self, split: str) -> dict[str, Any]:
     beside = [_beside(path) for path in self._files[split]]
@@ -49,7 +49,7 @@ class Source(FileSource):
     }
 
 
-def png(image: np.ndarray) -> bytes:
+def encode_png(image: np.ndarray) -> bytes:
   """Encode uint8 [Y, X], [Y, X, 1] or [Y, X, 3] as a PNG."""
   from PIL import Image
 
@@ -77,7 +77,7 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
   """Read the array of a file; raise UserError unless it is whole, uint8, and has one of these
   numbers of axes."""
   try:
-    with _compression.opened(path) as file:
+    with _compression.open_plain(path) as file:
       begin = file.read(4)
       lengths = file.read(4 * begin[3]) if len(begin) == 4 else b""
       shape = tuple(int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], ">u4"))

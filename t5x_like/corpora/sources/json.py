@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip
-from t5x_like.corpora.sources._files import FileSource, whole
+from t5x_like.corpora.sources._files import FileSource, read_text
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.checked_json import kind_of
@@ -18,7 +18,7 @@ class Source(FileSource):
   """One record per element of the arrays."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
-    found = parsed(
+    found = parse_file(
       path, list, f"an array of objects or strings; for one object per line use jsonl:{path}"
     )
     for number, element in enumerate(found):
@@ -28,9 +28,9 @@ class Source(FileSource):
       yield where, {"text": element} if isinstance(element, str) else element
 
 
-def parsed(path: str, kind: type, expected: str) -> Any:
+def parse_file(path: str, kind: type, expected: str) -> Any:
   """Parse a JSON file; raise UserError if it is too large, not JSON, or of another type."""
-  text = whole(path)
+  text = read_text(path)
   if isinstance(text, Skip):
     raise UserError(
       f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) "

@@ -13,7 +13,7 @@ class Source(Nested):
 
   expected = "idx and passage with questions[] of idx, question and answers[] of idx, text, label"
 
-  def within(self, found: Record) -> Iterator[Record]:
+  def nested_records(self, found: Record) -> Iterator[Record]:
     for question in found["passage"]["questions"]:
       for answer in question["answers"]:
         yield {

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.corpora.sources import Record, Skip, open_source, value
+from t5x_like.corpora.sources import Record, Skip, field_value, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.data.images import boxes
 from t5x_like.data.images.pictures import ANNOTATED, Unusable, plain, readable, upright
@@ -48,8 +48,8 @@ class Source(Derived):
   def classes(self, field: str) -> tuple[str, ...]:
     return self._inner.classes("objects.label")
 
-  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
-    data, objects = (value(record, field, where) for field in _FIELDS)
+  def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
+    data, objects = (field_value(record, field, where) for field in _FIELDS)
     try:
       image = readable(data, lambda image: plain(upright(image, record.get(ANNOTATED))))
     except Unusable as error:

@@ -37,9 +37,9 @@ from t5x_like.corpora.sources import (
   Skip,
   check_fields,
   check_split,
+  field_value,
   open_source,
   parallel,
-  value,
 )
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import lines
@@ -149,13 +149,13 @@ class Source(Base):
       if field in self._table.classes:
         out[field] = self._class(split, where, record, field, column)
       else:
-        out[field] = value(record, column, where)
+        out[field] = field_value(record, column, where)
     return out
 
   def _class(self, split: str, where: str, record: Record, field: str, column: str) -> str:
     test = split.startswith("test")
     names = self._table.classes[field]
-    found = record.get(column) if test else value(record, column, where)
+    found = record.get(column) if test else field_value(record, column, where)
     if found is None or found == "":
       if test and _UNLABELLED not in names:
         return _UNLABELLED
@@ -166,8 +166,8 @@ class Source(Base):
     named = text in names or any(map(str.isdecimal, names))
     return names[int(text)] if not named and text.isdecimal() and int(text) < len(names) else text
 
-  def changed(self, split: str) -> list[int | None]:
-    return self._open(split).changed("train")
+  def modification_times(self, split: str) -> list[int | None]:
+    return self._open(split).modification_times("train")
 
   def facts(self, field: str) -> dict[str, Any]:
     return {
@@ -224,7 +224,7 @@ def _found(
 def _search(name: str, table: _Table, inside: Mapping[str, str], where: str) -> str | None:
   """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages
   (`{field}`)."""
-  first = parallel.path_of(name, table.header, table.header[0]) if "{field}" in name else name
+  first = parallel.field_path(name, table.header, table.header[0]) if "{field}" in name else name
   spelled = first.lower()
   alone = f"/{os.path.basename(spelled)}"
   hits = [inside[alone]] if alone in inside else fnmatch.filter(inside, f"*/{spelled}")

@@ -22,7 +22,7 @@ from t5x_like.files import globs
 _EITHER = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
 
 
-def path_of(pattern: str, fields: Sequence[str], field: str) -> str:
+def field_path(pattern: str, fields: Sequence[str], field: str) -> str:
   """Return the path of a field's file; raise UserError if `{a|b}` has no part for it."""
 
   def part(found: re.Match) -> str:
@@ -59,7 +59,7 @@ class Source(Base):
       self.name = self._patterns[0].rsplit("/", 2)[-2]
 
   def _path(self, pattern: str, split: str, field: str) -> str:
-    return path_of(pattern, self._fields, field).replace("{split}", split)
+    return field_path(pattern, self._fields, field).replace("{split}", split)
 
   def _splits(self) -> tuple[str, ...]:
     """Return the values of {split} for which the first field has a file."""
@@ -119,12 +119,12 @@ class Source(Base):
       for side in sides.values()
     )
 
-  def changed(self, split: str) -> list[int | None]:
+  def modification_times(self, split: str) -> list[int | None]:
     return [
       time
       for sides in self._corpora(split)
       for side in sides.values()
-      for time in side.changed("train")
+      for time in side.modification_times("train")
     ]
 
   def facts(self, field: str) -> dict[str, Any]:

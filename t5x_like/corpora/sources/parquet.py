@@ -7,7 +7,7 @@ from t5x_like.errors import UserError, one_line
 class Source(ColumnSource):
   """See `ColumnSource`."""
 
-  def opened(self, file):
+  def open_columns(self, file):
     import pyarrow.parquet
 
     table = pyarrow.parquet.ParquetFile(file)
@@ -19,7 +19,7 @@ class Source(ColumnSource):
 
     return table.schema_arrow.names, records_of
 
-  def damaged(self, path, error):
+  def damage_error(self, path, error):
     return UserError(
       f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch "
       "it again"

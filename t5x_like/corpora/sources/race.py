@@ -15,7 +15,7 @@ class Source(Nested):
 
   expected = "id, article, and lists of as many questions, options and answers"
 
-  def within(self, found: Record) -> Iterator[Record]:
+  def nested_records(self, found: Record) -> Iterator[Record]:
     if "answer" in found:
       yield found
       return

@@ -14,7 +14,7 @@ class Source(Nested):
     "passage with text and entities[] of start, end, and qas[] of query, idx and answers[] of text"
   )
 
-  def within(self, found: Record) -> Iterator[Record]:
+  def nested_records(self, found: Record) -> Iterator[Record]:
     for article in found.get("data", [found]):  # ReCoRD's own file is one object
       passage = article.get("passage", {})
       text = passage.get("text", "")

@@ -43,13 +43,13 @@ class Source(Derived):
         "source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as "
         "salient:text:*.txt"
       )
-    self._find, finder = _named_spans.load("source salient", name) if name else (None, "")
+    self._find, finder = _named_spans.load_finder("source salient", name) if name else (None, "")
     self._inner = open_source(inner, data_dir=data_dir)
     self._own = {"form": "salient", "version": VERSION, "finder": finder}
     self.name = self._inner.name
     self.splits = self._inner.splits
 
-  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
+  def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
     for sentence, spans in self._spans(record, where):
       for start, end in spans:
         inputs = f"nem: {sentence[:start]}_X_{sentence[end:]}"
@@ -59,7 +59,7 @@ class Source(Derived):
     """Yield the sentences of a record with their spans."""
     key = next((key for key in _named_spans.KEYS if key in record), None)
     if self._find is None and key:
-      spans = _named_spans.of_record(record, where)
+      spans = _named_spans.record_spans(record, where)
       yield record["text"], spans
       return
     text = record.get("text")

@@ -112,8 +112,8 @@ class Source(Base):
       **inner,
     }
 
-  def changed(self, split: str) -> list[int | None]:
-    return self._inner.changed(split) if self._inner else []
+  def modification_times(self, split: str) -> list[int | None]:
+    return self._inner.modification_times(split) if self._inner else []
 
   def _made(self, split: str, first: int | None = None) -> Iterator[Record | Skip]:
     """Yield the results for all records of a split, or for the first."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from t5x_like.corpora.sources import Record
 from t5x_like.corpora.sources._files import FileSource
-from t5x_like.corpora.sources.json import parsed
+from t5x_like.corpora.sources.json import parse_file
 from t5x_like.errors import UserError, one_line
 
 _EXPECTED = "data > paragraphs > context, qas > id, question, answers"
@@ -20,7 +20,7 @@ class Source(FileSource):
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     try:
-      for article in parsed(path, dict, f"an object: {_EXPECTED}")["data"]:
+      for article in parse_file(path, dict, f"an object: {_EXPECTED}")["data"]:
         for paragraph in article["paragraphs"]:
           for question in paragraph["qas"]:
             yield (

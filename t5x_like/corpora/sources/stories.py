@@ -54,7 +54,7 @@ class Source(_files.FileSource):
           "unpack both archives"
         )
       if address:
-        text = _files.whole(story)
+        text = _files.read_text(story)
         yield where, text if isinstance(text, Skip) else _record(text)
 
 

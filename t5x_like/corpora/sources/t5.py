@@ -41,7 +41,7 @@ class Source(Derived):
     self.name = self._inner.name
     self.splits = self._inner.splits
 
-  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
+  def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
     _t5_texts.check(self._form, record, where)
     try:
       texts = list(self._texts(record, where, split.startswith("train")))
@@ -53,6 +53,6 @@ class Source(Derived):
     yield from ((where, text) for text in texts)
 
 
-def inner(source: str) -> str:
+def inner_source(source: str) -> str:
   """Return the source whose records a source rewrites; a source of another format is its own."""
   return source.split(":", 2)[2] if source.startswith("t5:") and source.count(":") > 1 else source

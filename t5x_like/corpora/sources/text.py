@@ -11,5 +11,5 @@ class Source(_files.FileSource):
   only_text = True
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    text = _files.whole(path)
+    text = _files.read_text(path)
     yield path, text if isinstance(text, Skip) else {"text": text}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_like import trust
-from t5x_like.corpora.sources import Record, check_split, column_of
+from t5x_like.corpora.sources import Record, check_split, top_level_column
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import decode
 from t5x_like.data.quiet_tensorflow import tfds
@@ -120,12 +120,12 @@ class Source(Base):
     info = self._builder.info
     known = sorted(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else []
     for field in fields:
-      if column_of(field, known) not in known:
+      if top_level_column(field, known) not in known:
         raise UserError(
           f"dataset {info.full_name}: found no feature {field!r} among {', '.join(known) or 'none'}"
           f"{did_you_mean(field, known)}"
         )
-    self._features = {column_of(field, known): True for field in fields} or dict.fromkeys(
+    self._features = {top_level_column(field, known): True for field in fields} or dict.fromkeys(
       known, True
     )
     self.name = info.name

@@ -18,7 +18,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import _name, _patterns, bytes_of, decode
+from t5x_like.corpora.sources._files import _name, _patterns, decode, read_bytes
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
@@ -56,16 +56,16 @@ class Source(Base):
       if image is None:
         yield path, Skip(f"no image of that name in {_PICTURES[1]}")
         continue
-      yield path, {"image": bytes_of(image)} | _annotation(path)
+      yield path, {"image": read_bytes(image)} | _annotation(path)
 
-  def changed(self, split: str) -> list[int | None]:
+  def modification_times(self, split: str) -> list[int | None]:
     return [place(path).changed() for pair in self._files[split] for path in pair if path]
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [path for pair in self._files[split] for path in pair if path]
     found = [
       (os.path.basename(p), place(p).size(), when)
-      for p, when in zip(files, self.changed(split), strict=True)
+      for p, when in zip(files, self.modification_times(split), strict=True)
     ]
     content = hashlib.sha256(repr(found).encode()).hexdigest()
     return {"form": "voc.v2", "files": len(self._files[split]), "content": content}
@@ -96,7 +96,7 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
   stems = [os.path.splitext(name)[0] for name in found]
   if listed:  # names, which may have spaces; a list of one class has 1, 0 or -1 behind them
     known = {*stems}
-    lines = filter(None, map(str.strip, decode(bytes_of(part), part).splitlines()))
+    lines = filter(None, map(str.strip, decode(read_bytes(part), part).splitlines()))
     stems = [line if line in known else line.split()[0] for line in lines]
     stems = [file_names.check(part, stem, "list names without .xml") for stem in stems]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
@@ -135,7 +135,7 @@ def _annotation(path: str) -> Record:
 def _parsed(path: str, changed: int | None) -> Record:
   """Parse the objects of an annotation; if it lacks the image's size, boxes are in `pixels`."""
   try:
-    root = ElementTree.fromstring(bytes_of(path), ElementTree.XMLParser(target=_Builder()))
+    root = ElementTree.fromstring(read_bytes(path), ElementTree.XMLParser(target=_Builder()))
     height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))
     known = height and width
     y, x = (height, width) if known else (1, 1)

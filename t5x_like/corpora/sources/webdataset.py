@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, _compression, value
+from t5x_like.corpora.sources import Record, Skip, _compression, field_value
 from t5x_like.corpora.sources._files import LONGEST, FileSource, decode
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
@@ -46,7 +46,7 @@ class Source(FileSource):
     records = (
       one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip)
     )
-    values = (value(record, field, where) for where, record in records)
+    values = (field_value(record, field, where) for where, record in records)
     found = {one if type(one) is int else str(one) for one in values}
     kinds = {type(label) for label in found}
     if len(kinds) > 1:
@@ -103,7 +103,7 @@ class Source(FileSource):
       # several archives in one file are one shard
       about = {"tarinfo": _Header, "ignore_zeros": True}
       with (
-        _compression.opened(path) as file,
+        _compression.open_plain(path) as file,
         tarfile.open(fileobj=_Ending(file), mode="r|", **about) as shard,
       ):
         for member in shard:

@@ -17,7 +17,7 @@ class Source(Nested):
 
   expected = "text, and target with span1_text, span1_index, span2_text and span2_index"
 
-  def within(self, found: Record) -> Iterator[Record]:
+  def nested_records(self, found: Record) -> Iterator[Record]:
     target = found["target"]
     spans = {name: _spelled(target[name], found["text"]) for name in ("span1_text", "span2_text")}
     indices = {name: target[name] for name in ("span1_index", "span2_index")}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.corpora.sources import Record, Source, value
+from t5x_like.corpora.sources import Record, Source, field_value
 from t5x_like.data.images.pictures import FORMATS
 from t5x_like.data.images.store import ImageStore, Notes
 from t5x_like.data.supervised.labels import number_of, numbered
@@ -101,10 +101,10 @@ def _reader(
   from PIL import Image
 
   def of(record: Record, where: str) -> dict[str, np.ndarray]:
-    with Image.open(io.BytesIO(value(record, image_field, where)), formats=FORMATS) as image:
+    with Image.open(io.BytesIO(field_value(record, image_field, where)), formats=FORMATS) as image:
       height = image.height
       width = image.width
-    objects: Any = value(record, field, where)
+    objects: Any = field_value(record, field, where)
     try:
       boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4)
       names = list(objects["label"])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from t5x_like.corpora.sources import Record, Skip, kind_of, value
+from t5x_like.corpora.sources import Record, Skip, field_value, kind_of
 from t5x_like.data.images.store import ImageStore, Notes
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
@@ -20,7 +20,7 @@ def notes(vocabulary: Vocabulary, caption_field: str) -> Notes:
   """
 
   def texts(record: Record, where: str) -> list[str]:
-    found = value(record, caption_field, where)
+    found = field_value(record, caption_field, where)
     found = found if isinstance(found, list) else [] if found is None else [found]
     if bad := [one for one in found if not isinstance(one, str)]:
       raise UserError(
@@ -35,7 +35,7 @@ def notes(vocabulary: Vocabulary, caption_field: str) -> Notes:
       if isinstance(record, Skip):
         yield where, record
         continue
-      image = value(record, image_field, where)
+      image = field_value(record, image_field, where)
       found = texts(record, where)
       if held and isinstance(image, str) and held[1][image_field] == image:
         held[1][caption_field] += found

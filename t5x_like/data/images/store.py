@@ -21,8 +21,8 @@ import numpy as np
 
 from t5x_like import trust
 from t5x_like.corpora.engines import processes
-from t5x_like.corpora.job import Batch, Made, skips
-from t5x_like.corpora.sources import Record, Skip, Source, value
+from t5x_like.corpora.job import ItemBatch, StoredBatch, describe_skipped
+from t5x_like.corpora.sources import Record, Skip, Source, field_value
 from t5x_like.corpora.sources._files import FileSource, irregular_kind
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
@@ -76,14 +76,14 @@ class ImageStore:
         f"{self.path}: found no images, or not one label for each of {store.num_items}; delete "
         f"{self.path} and it is made again"
       )
-    self._ends = store.ends(_IMAGE)
-    self.labels = store.values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
+    self._ends = store.read_ends(_IMAGE)
+    self.labels = store.read_values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
     self.notes = {
       name: (store.values(name), np.diff(store.ends(name), prepend=0)) for name in arrays
     }
     of = f" of {len(self.classes)} classes" if self.classes else ""
     print(
-      f"data: {self.path}: {self.num_images:,} images{of}{skips(self.skipped)}; "
+      f"data: {self.path}: {self.num_images:,} images{of}{describe_skipped(self.skipped)}; "
       f"{store.verification}",
       flush=True,
     )
@@ -97,7 +97,7 @@ class ImageStore:
     starts_B = np.where(index_B > 0, self._ends[index_B - 1], 0)
     sizes_B = self._ends[index_B] - starts_B
     images_B = np.empty(len(index_B), object)
-    data = self._store.stretches(_IMAGE, starts_B, sizes_B)
+    data = self._store.read_ranges(_IMAGE, starts_B, sizes_B)
     for row, image in enumerate(np.split(data, np.cumsum(sizes_B)[:-1])):
       images_B[row] = image.tobytes()
     return images_B
@@ -211,7 +211,7 @@ class Images(prepared.PreparedStore):
   def characters(self, item: tuple[str, Record | Skip], /) -> int:
     return _CHARACTERS
 
-  def make(self, batch: Batch) -> Made:
+  def make(self, batch: ItemBatch) -> StoredBatch:
     """Check images in threads; items are made in the order of the records."""
     image_field, label_field = self.arguments["fields"]
     numbers = numbered(self.store_facts["classes"], "classes") if label_field else {}
@@ -235,7 +235,9 @@ class Images(prepared.PreparedStore):
           continue
         item = {_IMAGE: np.frombuffer(kept[0], np.uint8)}
         if label_field:
-          label = number_of(str(value(record, label_field, where)), numbers, label_field, where)
+          label = number_of(
+            str(field_value(record, label_field, where)), numbers, label_field, where
+          )
           item[_LABEL] = np.array([label], np.int32)
         items.append(item | note)
         changed.append(Counter({kept[1]: 1}) if kept[1] else None)
@@ -245,7 +247,7 @@ class Images(prepared.PreparedStore):
       lengths_D = np.zeros(kept_D.size, np.int64)
       lengths_D[kept_D] = [len(item[name]) for item in items]
       arrays[name] = np.concatenate([item[name] for item in items]), lengths_D
-    return Made(arrays, reasons, changed)
+    return StoredBatch(arrays, reasons, changed)
 
 
 def _path(name: str, field: str, where: str, folder: str, directories: tuple[str, ...]) -> str:
@@ -285,7 +287,7 @@ def _bytes(
   """Return the encoded image of a record; `directories` are those of the source's files."""
   if isinstance(record, Skip):
     return record
-  found = value(record, field, where)
+  found = field_value(record, field, where)
   if isinstance(found, str):
     path = _path(found, field, where, folder, directories)
     try:

@@ -124,7 +124,7 @@ class _Table:
         "--config.task.source=reviews.csv or "
         "--config.task.source=train=train.csv,validation=dev.csv"
       )
-    self._source = tables.source_of(given)
+    self._source = tables.source_for_path(given)
     self._data_dir = self._task.get("data_dir")
     source = sources.open_source(self._source, fields=self._named_fields(), data_dir=self._data_dir)
     sources.check_split(source, TRAIN)
@@ -264,7 +264,7 @@ class _Table:
         skipped[f"a {record.reason}"] += 1
         continue
       try:
-        label = sources.value(record, self._label, where)
+        label = sources.field_value(record, self._label, where)
         if isinstance(label, list | dict):
           raise UserError(
             f"{where}: found {kind_of(label)} in column {self._label!r}, expected one label for "

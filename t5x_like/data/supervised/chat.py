@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t5x_like import slots
-from t5x_like.corpora.sources import Record, Skip, kind_of, value
+from t5x_like.corpora.sources import Record, Skip, field_value, kind_of
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.vocabularies import Vocabulary, start_id
 
@@ -280,7 +280,7 @@ def messages_of(record: Record, field: str, where: str) -> list[Message]:
   Raises:
     UserError: the field is missing, or is not such a list.
   """
-  found = value(record, field, where)
+  found = field_value(record, field, where)
   if not isinstance(found, list) or not found:
     raise UserError(
       f"{where}: found {'an empty array' if found == [] else kind_of(found)} in field {field!r}, "

@@ -17,7 +17,7 @@ import numpy as np
 
 from t5x_like.corpora import builtin
 from t5x_like.corpora.engines import batches
-from t5x_like.corpora.job import Batch, Made, skips
+from t5x_like.corpora.job import ItemBatch, StoredBatch, describe_skipped
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import prepared
 from t5x_like.data.supervised import records
@@ -70,11 +70,11 @@ class ExampleStore:
           f"{self.num_examples} examples, or one per token; delete {store.path} and it is made "
           "again"
         )
-    self.arrays = {name: store.values(name) for name in found if name not in streams}
-    self.ends = {name: store.ends(name) for name in streams}
+    self.arrays = {name: store.read_values(name) for name in found if name not in streams}
+    self.ends = {name: store.read_ends(name) for name in streams}
     self.lengths = {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
     sizes = ", ".join(f"{found[name]:,} tokens of {name}" for name in streams)
-    skipped = skips(store.manifest.skipped)
+    skipped = describe_skipped(store.manifest.skipped)
     print(
       f"data: {self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}",
       flush=True,
@@ -95,7 +95,7 @@ class ExampleStore:
     """
     L = max(int(length_n.max(initial=1)), 1)
     start_n = self.ends[stream][example_n] - self.lengths[stream][example_n] + skip_n
-    return self._store.padded(stream, start_n, length_n, L), np.arange(L) < length_n[:, None]
+    return self._store.read_padded(stream, start_n, length_n, L), np.arange(L) < length_n[:, None]
 
 
 def open_store(
@@ -132,7 +132,7 @@ def open_store(
   """
   opened = prepared.open_source_fields(source, fields, data_dir)
   if opened.name == builtin.NAME:
-    cache = builtin.directory() + "_examples"
+    cache = builtin.prepare() + "_examples"
   about = dict(
     source=opened,
     split=split,
@@ -169,7 +169,7 @@ class Examples(prepared.PreparedStore):
       0 if isinstance(record, Skip) else sum(len(x) for x in record.values() if isinstance(x, str))
     )
 
-  def make(self, batch: Batch) -> Made:
+  def make(self, batch: ItemBatch) -> StoredBatch:
     skipped: Counter[str] = Counter()
     made = []
     used = records.usable(iter(batch.items), skipped)
@@ -189,6 +189,8 @@ class Examples(prepared.PreparedStore):
       lengths = np.array([len(part) for part in parts], np.int64)
       if name in self.streams:
         given = self.vocabulary, self.streams[name], values, lengths, self.arguments["task"]
-        values, lengths = ids.stored(*given)
+        values, lengths = ids.prepare(*given)
       arrays[name] = values, np.concatenate([lengths, np.zeros(skipped.total(), np.int64)])
-    return Made(arrays, [None] * len(made) + list(skipped.elements()), [None] * len(batch.items))
+    return StoredBatch(
+      arrays, [None] * len(made) + list(skipped.elements()), [None] * len(batch.items)
+    )

@@ -12,7 +12,7 @@ import math
 import string
 from typing import Any
 
-from t5x_like.corpora.sources import Record, value
+from t5x_like.corpora.sources import Record, field_value
 from t5x_like.errors import UserError, one_line
 
 
@@ -60,7 +60,7 @@ class Template:
       out.append(literal)
       if field is not None:
         plain = _list(field)
-        found = value(record, plain, where)
+        found = field_value(record, plain, where)
         if isinstance(found, list) and "*" in plain.split("."):
           texts = [as_text(one, plain, where) for one in found]
           if field != plain and any(texts):

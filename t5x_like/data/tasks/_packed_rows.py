@@ -45,7 +45,7 @@ class DocSentences:
 
   def _read(self, index_B):
     row_n, _, start_n, size_n = self._rows.members(index_B)
-    chunk_nT = self._rows.tokens.padded(TOKENS, start_n, size_n, size_n.max(initial=1))
+    chunk_nT = self._rows.tokens.read_padded(TOKENS, start_n, size_n, size_n.max(initial=1))
     text_nL = np.pad(chunk_nT, ((0, 0), (1, 1)), constant_values=self._ids.cls)
     text_nL[np.arange(row_n.size), size_n + 1] = self._ids.sep
     tokens, segments_BL, positions = _placed(
@@ -146,7 +146,7 @@ class Pairs:
     tokens = self._rows.tokens
     width = int(size_n.max(initial=2))
     others = OtherDocuments(tokens, width).read(document_n, words_n5, size_n)
-    return tokens.padded(TOKENS, start_n, size_n, width), size_n.astype(np.int32), *others
+    return tokens.read_padded(TOKENS, start_n, size_n, width), size_n.astype(np.int32), *others
 
   def _layout(self, row_n, number_n, used_n, label_n, sizes):
     """Return each row's token indices into all pairs' tokens, segments and positions, int32 [B, L]

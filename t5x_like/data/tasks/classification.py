@@ -23,7 +23,7 @@ from typing import Literal, Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, value
+from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
 from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
@@ -90,7 +90,7 @@ def task(
   numbers = None if labels is None else numbered(labels, "labels")
 
   def parsed(record, where):
-    label = as_text(value(record, label_field, where), label_field, where)
+    label = as_text(field_value(record, label_field, where), label_field, where)
     return {
       name: template(record, where, source.gaps) for name, template in templates.items()
     }, label or None

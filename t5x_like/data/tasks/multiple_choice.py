@@ -22,7 +22,7 @@ from typing import Literal, Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, value
+from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
 from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
@@ -119,7 +119,7 @@ def task(
   def parsed(record, where):
     """Return (text, options, their rows, the right options or None without a label)."""
     found = (
-      value(record, options, where)
+      field_value(record, options, where)
       if listed
       else [part(record, where, source.gaps) or "" for part in parts]
     )
@@ -140,10 +140,10 @@ def task(
     else:
       written = [each(record | {"option": one}, where, source.gaps) or "" for one in found]
     if answers is not None:
-      given = value(record, answers, where)
+      given = field_value(record, answers, where)
       right = np.isin(found, [as_text(one, answers, where) for one in given]) if given else None
     else:
-      name = as_text(value(record, label_field, where), label_field, where)
+      name = as_text(field_value(record, label_field, where), label_field, where)
       right = (
         None
         if absent(name, names)
@@ -175,7 +175,7 @@ def task(
   def view(record, where, _):
     told, found, _, right = parsed(record, where)
     places = [] if right is None else np.flatnonzero(right).tolist()
-    texts = value(record, answers, where) if answers else [found[place] for place in places]
+    texts = field_value(record, answers, where) if answers else [found[place] for place in places]
     label = list(names)[places[0]] if places else None
     return {
       "text": told,

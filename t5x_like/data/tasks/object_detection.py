@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Literal, Unpack
 
 from t5x_like import slots
-from t5x_like.corpora.sources import check_split, open_source, parted
+from t5x_like.corpora.sources import check_split, open_source, parse_split
 from t5x_like.data import box_augmentations as available
 from t5x_like.data.augmentations import chained
 from t5x_like.data.box_augmentations import Boxed, _sizes
@@ -83,7 +83,7 @@ def task(
   """
   asked = Source(**images)
   opened = open_source(asked.source, fields=(image_field, objects_field), data_dir=asked.data_dir)
-  check_split(opened, parted(asked.split)[0])
+  check_split(opened, parse_split(asked.split)[0])
   notes, classes = kept.notes(opened, objects_field, image_field, classes)
   store = stores.open_store(**asked.opening, image_field=image_field, label_field=None, notes=notes)
   pixels = examples.Pixels(store, channels, mean, std)

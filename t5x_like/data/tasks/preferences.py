@@ -19,7 +19,7 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, value
+from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.supervised import packing
 from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
@@ -86,7 +86,7 @@ def task(
   chat = chat_of(template, vocabulary)
 
   def conversation(record, field, where):
-    answer = value(record, field, where)
+    answer = field_value(record, field, where)
     talk = messages_of(record, field, where) if isinstance(answer, list) else []
     if talk and (prompt is None or talk[0].role != ASSISTANT):
       return talk
@@ -95,7 +95,7 @@ def task(
         f"{where}: found text in field {field!r}, expected a conversation; name the "
         "field of its prompt"
       )
-    asked = value(record, prompt, where)
+    asked = field_value(record, prompt, where)
     text = not isinstance(asked, list)
     before = (
       [Message("user", as_text(asked, prompt, where))]
@@ -138,7 +138,7 @@ def task(
     return False
 
   def number(record, where):
-    found = value(record, margin, where)
+    found = field_value(record, margin, where)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
       raise UserError(
         f"{where}: found {str(found)[:40]!r} in field {margin!r}, expected a finite number"

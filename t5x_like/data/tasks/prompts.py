@@ -18,7 +18,7 @@ from typing import Literal, Unpack
 import numpy as np
 
 from t5x_like import rewards, vocabularies
-from t5x_like.corpora.sources import Skip, value
+from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data import features as declared
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
@@ -151,7 +151,7 @@ def task(
     if not ids:
       return Skip("empty prompt")
     kept = rewards.packed(
-      {name: value(record, name, where) for name in fields}, fields_length, where
+      {name: field_value(record, name, where) for name in fields}, fields_length, where
     )
     return {"prompt": np.append(begin, np.asarray(ids, np.int32)), "fields": kept}
 

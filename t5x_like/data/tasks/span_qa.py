@@ -27,7 +27,7 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, value
+from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.supervised.answers import Contexts, answers_of, most_context
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
@@ -77,13 +77,13 @@ def task(
 
   def example(record, where):
     question, context = (
-      as_text(value(record, name, where), name, where) for name in ("question", "context")
+      as_text(field_value(record, name, where), name, where) for name in ("question", "context")
     )
     asked = np.array(sum(contexts.cut(question.split()), []), np.int32)
     told = contexts(context).tokens
     if not told.size or not (asked.size or source.gaps):
       return Skip("empty context" if not told.size else "empty question")
-    answers = answers_of(value(record, "answers", where), where)
+    answers = answers_of(field_value(record, "answers", where), where)
     start, end = contexts.located(context, *answers[0], where) if answers else (-1, -1)
     return {
       "question": asked,
@@ -144,7 +144,7 @@ def task(
       return {
         "question": n,
         "context": record["context"],
-        "answers": [text for text, _ in answers_of(value(record, "answers", where), where)],
+        "answers": [text for text, _ in answers_of(field_value(record, "answers", where), where)],
         "first": int(row.extra - 1 + question_N[n]),
         "spans": contexts(record["context"]).spans[window(n, begin)],
         "most_context": owner(n)[window(n, begin)] == begin // stride,

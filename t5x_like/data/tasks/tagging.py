@@ -14,7 +14,7 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, value
+from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.supervised.labelled import Records, Rows, beside, labelled
 from t5x_like.data.supervised.labels import number_of, numbered
@@ -68,8 +68,8 @@ def task(
   cut = Words(vocabulary)
 
   def example(record, where):
-    words = value(record, tokens_field, where)
-    found = value(record, tags_field, where)
+    words = field_value(record, tokens_field, where)
+    found = field_value(record, tags_field, where)
     if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
       raise UserError(
         f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
@@ -90,7 +90,7 @@ def task(
 
   def view(record, where, _):
     named = ("tokens", tokens_field), ("tags", tags_field)
-    return {name: [str(one) for one in value(record, field, where)] for name, field in named}
+    return {name: [str(one) for one in field_value(record, field, where)] for name, field in named}
 
   def rows(store):
     row = Encoded(store, ["tokens"], length)

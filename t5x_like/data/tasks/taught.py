@@ -73,7 +73,7 @@ def task(*, store: str | PrepareSplit, split: str, verify: Verify = "auto") -> T
     made = {}
     for name, feature in described.items():
       size = math.prod(feature.shape)
-      found = opened.stretches(name, index_B * size, np.full(index_B.size, size))
+      found = opened.read_ranges(name, index_B * size, np.full(index_B.size, size))
       made[name] = found.reshape(index_B.size, *feature.shape)
     return made
 

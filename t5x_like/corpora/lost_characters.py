@@ -10,7 +10,7 @@ from t5x_like.vocabularies import Vocabulary
 _CHARACTERS = 2**18  # to measure on
 
 
-def told(vocabulary: Vocabulary, texts: Iterable[str]) -> str:
+def describe_lost_characters(vocabulary: Vocabulary, texts: Iterable[str]) -> str:
   """Return a clause on the characters of the first texts that a vocabulary loses; empty if it loses
   none.
 

@@ -2,7 +2,7 @@
 task.
 
   [relatedness]
-  form = "labelled"                # or chosen, generated, tagged, spans: the functions of `benchmarks/suites`
+  form = "classification"          # or multiple_choice, generation, tagging, span_qa: see `benchmarks/suites`
   files.name = "SICK"
   files.format = "tsv"
   files.splits = {train = ["SICK_train.txt"], validation = ["SICK_trial.txt"]}
@@ -19,8 +19,8 @@ task.
   config = {"task.length" = 48, batch_size = 16}
 
 `files` is the table that `corpora/sources/official.py` explains, searched in --data; `source` names
-records that need no files. The other keys are arguments of the form. Without `labels`, the labels
-of `labelled` are numbers; without `inputs`, text-to-text models read `text` and `pair`. Every task
+records that need no files. The other keys are arguments of the form. Without `labels`, the
+labels of `classification` are numbers; without `inputs`, text-to-text models read `text` and `pair`. Every task
 may have `epochs`, `rates`, `seeds`, `config` and `published`, as `Benchmark` explains them. Flags
 of the command come before `epochs`, `rates`, `seeds` and `config`.
 """
@@ -41,7 +41,20 @@ from t5x_like.files.paths import place
 
 FORMS = {
   one.__name__: one
-  for one in (suites.labelled, suites.chosen, suites.generated, suites.tagged, suites.spans)
+  for one in (
+    suites.classification,
+    suites.multiple_choice,
+    suites.generation,
+    suites.tagging,
+    suites.span_qa,
+  )
+}
+_RENAMED_FORMS = {
+  "labelled": "classification",
+  "chosen": "multiple_choice",
+  "generated": "generation",
+  "tagged": "tagging",
+  "spans": "span_qa",
 }
 _NUMBERS = slots.Condition(
   "numbers by name", lambda found: all(slots.fits(one, float) for one in found.values())
@@ -65,7 +78,7 @@ class _Own:
   published: Annotated[dict, _NUMBERS] = dataclasses.field(default_factory=dict)
 
 
-def suite(name: str) -> Suite:
+def load_suite(name: str) -> Suite:
   """Return the suite that a command names; raise UserError if there is none, or its file or a task
   cannot be used."""
   if name.endswith(".toml"):
@@ -89,7 +102,7 @@ def _printed(table: dict[str, Any]) -> str:
   return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
   """Return the name of a suite in tables and directories: `mine` of `lists/mine.toml` and of
   `lists.mine:SUITE`."""
   return (
@@ -149,10 +162,12 @@ def _of_package(where: str, name: Any) -> Benchmark:
 
 
 def _formed(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
+  if form in _RENAMED_FORMS:
+    raise UserError(f"{where}.form: found {form!r}, which is now {_RENAMED_FORMS[form]!r}")
   function = slots.find(f"{where}.form", form, FORMS)
   parameters = inspect.signature(function).parameters
   defaults = {}
-  if form == "labelled":
+  if form == "classification":
     texts = (table.get("text"), table.get("pair"))
     defaults = {"labels": None, "inputs": " ".join(str(text) for text in texts if text)}
   # arguments of the task, checked with it

@@ -7,7 +7,7 @@ import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
 from t5x_like import evaluate, train, trust
-from t5x_like.benchmarks import outside, suite
+from t5x_like.benchmarks import custom_suites, suite
 from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError
 from tests.runs import REPO, alone
@@ -123,8 +123,12 @@ def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained,
     ),
     (("length = 64", 'length = "64"'), "relatedness.length: found '64' of type str, expected int"),
     (
-      ('form = "labelled"', 'form = "label"'),
-      "relatedness.form: found 'label', expected one of chosen, generated",
+      ('form = "classification"', 'form = "label"'),
+      "relatedness.form: found 'label', expected one of classification, generation",
+    ),
+    (
+      ('form = "classification"', 'form = "labelled"'),
+      "relatedness.form: found 'labelled', which is now 'classification'",
     ),
     (('text = "{sentence_A}"', ""), "relatedness.text: missing"),
     (
@@ -195,41 +199,42 @@ def test_a_changed_task_of_a_module_is_another(tmp_path, monkeypatch):
     (tmp_path / f"suite_{number}.py").write_text(code + f"SUITE = Suite({{'cola': {task}}})\n")
   names = [f"suite_{number}:SUITE" for number in range(3)]
   trust.admit(names)
-  tables = [outside.suite(name).tasks["cola"].table for name in names]
-  assert tables[0] == tables[1] != tables[2] and outside.suite("glue").tasks["cola"].table is None
+  tables = [custom_suites.load_suite(name).tasks["cola"].table for name in names]
+  assert (
+    tables[0] == tables[1] != tables[2]
+    and custom_suites.load_suite("glue").tasks["cola"].table is None
+  )
 
 
 def test_a_test_set_is_counted_beside_the_dev_set_or_not(tmp_path):
-  table = '[%s]\nform = "labelled"\nsource = "tsv:a.tsv"\ntext = "{a}"\n'
+  table = '[%s]\nform = "classification"\nsource = "tsv:a.tsv"\ntext = "{a}"\n'
   table += 'evaluated = {dev = "validation", test = "test"}\n'
   (tmp_path / "mine.toml").write_text(
     table % "both" + table % "one" + 'counted = ["dev/spearman"]\n'
   )
   counted = {
     name: task.encoder.counted
-    for name, task in outside.suite(f"{tmp_path}/mine.toml").tasks.items()
+    for name, task in custom_suites.load_suite(f"{tmp_path}/mine.toml").tasks.items()
   }
   assert counted["both"] == ("dev/pearson", "dev/spearman", "test/pearson", "test/spearman")
   assert counted["one"] == ("dev/spearman",)
 
 
 def test_records_need_no_numbers(tmp_path):
-  table = (
-    '[who]\nform = "labelled"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
-  )
+  table = '[who]\nform = "classification"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
   table += 'label_field = "kind"\n'
   (tmp_path / "mine.toml").write_text(table)
-  task = outside.suite(f"{tmp_path}/mine.toml").tasks["who"]
+  task = custom_suites.load_suite(f"{tmp_path}/mine.toml").tasks["who"]
   assert task.encoder.evaluator["ids"] == [] and task.text.evaluator["ids"] == []
   assert (task.encoder.task["label_field"], task.text.task["targets"]) == ("kind", "{kind}")
   (tmp_path / "numbered.toml").write_text(TOML)
-  assert outside.suite(f"{tmp_path}/numbered.toml").tasks["relatedness"].encoder.evaluator[
-    "ids"
-  ] == ["idx"]
+  assert custom_suites.load_suite(f"{tmp_path}/numbered.toml").tasks[
+    "relatedness"
+  ].encoder.evaluator["ids"] == ["idx"]
 
 
 STARS = """[stars]
-form = "labelled"
+form = "classification"
 files = {name = "reviews", format = "tsv", splits = {train = "a.tsv", validation = "b.tsv"}}
 text = "{text}"
 evaluated = {dev = "validation[:3]"}
@@ -242,10 +247,10 @@ def test_splits_of_another_form_are_told(tmp_path):
     with pytest.raises(
       UserError, match="stars.evaluated: found {'dev': .*, expected a split for each name"
     ):
-      outside.suite(f"{tmp_path}/mine.toml")
+      custom_suites.load_suite(f"{tmp_path}/mine.toml")
   for files in ("5", "[]", "[5]"):
     (tmp_path / "mine.toml").write_text(STARS.replace('"b.tsv"', files))
-    task = outside.suite(f"{tmp_path}/mine.toml").tasks["stars"]
+    task = custom_suites.load_suite(f"{tmp_path}/mine.toml").tasks["stars"]
     with pytest.raises(
       UserError, match="found no table of files .*, expected a JSON object with name, for"
     ):
@@ -258,7 +263,7 @@ def test_numbers_that_name_classes_are_the_files_labels(tmp_path, labels):
   (tmp_path / "mine.toml").write_text(STARS + f"labels = {labels}\n")
   for name in ("a.tsv", "b.tsv"):
     (tmp_path / name).write_text("text\tlabel\n" + "".join(f"x\t{n}\n" for n in (1, 2, 3, 0)))
-  task = outside.suite(f"{tmp_path}/mine.toml").tasks["stars"]
+  task = custom_suites.load_suite(f"{tmp_path}/mine.toml").tasks["stars"]
   source = open_source(task.files.source, fields=("text", "label"), data_dir=str(tmp_path))
   # 0 is refused by the task
   assert [record["label"] for _, record in source.records("train")] == ["1", "2", "3", "0"]
@@ -281,15 +286,15 @@ def test_numbers_that_name_classes_are_the_files_labels(tmp_path, labels):
 
 def test_words_and_spans_need_no_files_and_no_test_split(tmp_path):
   table = (
-    '[who]\nform = "tagged"\nsource = "conll:train=a,validation=b"\ntags = ["O", "B-X"]\nfield = '
+    '[who]\nform = "tagging"\nsource = "conll:train=a,validation=b"\ntags = ["O", "B-X"]\nfield = '
     '"1"\nscore = "f1"\n'
   )
   table += (
-    '[where]\nform = "spans"\nsource = "squad:train=a,validation=b"\nevaluated = {valid = '
+    '[where]\nform = "span_qa"\nsource = "squad:train=a,validation=b"\nevaluated = {valid = '
     '"validation"}\n'
   )
   (tmp_path / "mine.toml").write_text(table)
-  tasks = outside.suite(f"{tmp_path}/mine.toml").tasks
+  tasks = custom_suites.load_suite(f"{tmp_path}/mine.toml").tasks
   assert tasks["who"].evaluated == {"dev": "validation"} and tasks["who"].encoder.counted == (
     "dev/f1",
   )
