@@ -51,12 +51,12 @@ class Shelf:
       retriever_of: Callable, arrays: dict[str, jax.Array], tokens_nL: jax.Array
     ) -> jax.Array:
       with rules.activate():
-        return retriever_of(params.with_arrays(model, arrays)).passages(tokens_nL)
+        return retriever_of(params.with_arrays(model, arrays)).embed_passages(tokens_nL)
 
     @jax.jit
     def asked(arrays: dict[str, jax.Array], tokens_BQ: jax.Array) -> jax.Array:
       with rules.activate():
-        return params.with_arrays(model, arrays).retriever.queries(tokens_BQ)
+        return params.with_arrays(model, arrays).retriever.embed_queries(tokens_BQ)
 
     self._embed = embed
     self._asked = asked

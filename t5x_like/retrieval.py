@@ -74,7 +74,7 @@ class Shelf:
         first = jnp.minimum(m * number, C - m)  # the last part may repeat some of the one before
         # every device keeps its passages
         tokens_CnL = jnp.swapaxes(tokens_NL.reshape(n, C, -1), 0, 1)
-        embed = lambda tokens_nL: retriever.passages(constrain(tokens_nL, "batch", None))  # noqa: E731
+        embed = lambda tokens_nL: retriever.embed_passages(constrain(tokens_nL, "batch", None))  # noqa: E731
         made_mnP = jax.lax.map(embed, jax.lax.dynamic_slice_in_dim(tokens_CnL, first, m))
         index_nCP = index_NP.reshape(n, C, -1)
         made_nCP = jax.lax.dynamic_update_slice_in_dim(
@@ -90,7 +90,9 @@ class Shelf:
     @functools.partial(jax.jit, out_shardings=rules.batch())
     def filled(arrays, index_NP: jax.Array, tokens_NL: jax.Array, batch: Batch) -> Batch:
       with rules.activate():
-        found = params.with_arrays(model, arrays).retriever.queries(batch["encoder_input_tokens"])
+        found = params.with_arrays(model, arrays).retriever.embed_queries(
+          batch["encoder_input_tokens"]
+        )
         k = batch["passage_tokens"].shape[1] - 1
         given = (found, index_NP, tokens_NL, batch["own_passage"])
         number_Bk, _, passage_BkL = nearest(mesh, *given, k=k, number=passages.number)
@@ -127,7 +129,9 @@ def answered(model, batch: Batch, new_tokens: int) -> tuple[jax.Array, jax.Array
   score_BZ = jnp.einsum(
     "BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest"
   )
-  tokens_RN, log_p_RN = generate(model.reader, model.read(batch), likeliest, max_length=new_tokens)
+  tokens_RN, log_p_RN = generate(
+    model.reader, model.reader_rows(batch), likeliest, max_length=new_tokens
+  )
   shape = score_BZ.shape
   return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(
     shape

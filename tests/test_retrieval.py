@@ -176,7 +176,9 @@ def test_the_loss_is_the_marginal_likelihood_of_separate_readings(model):
   given = batch()
   found = jax.jit(lambda model, x: marginal_likelihood.Objective()(model, x)[1])(model, given)
   read = jax.jit(lambda model, x: model.reader(x)["logits"])
-  embed = jax.jit(lambda model, x, y: (model.retriever.queries(x), model.retriever.passages(y)))
+  embed = jax.jit(
+    lambda model, x, y: (model.retriever.embed_queries(x), model.retriever.embed_passages(y))
+  )
   query_BP, _ = embed(model, given["encoder_input_tokens"], given["passage_tokens"][:, 0])
   expected = null = utility = 0.0
   for b in range(B):

@@ -106,7 +106,7 @@ class Teacher:
         f"--workdir={self.workdir}: was trained with another vocabulary than the "
         f"task {built.name} has"
       )
-    for name in (*self.run.model.NEEDS, "decoder_target_tokens"):
+    for name in (*self.run.model.REQUIRED_FEATURES, "decoder_target_tokens"):
       if name not in built.features or len(built.features[name].shape) != 1:
         raise UserError(
           f"--workdir={self.workdir}: needs rows of the feature {name!r}, which task {built.name} "

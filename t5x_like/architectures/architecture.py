@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.build import chosen, computed
+from t5x_like.architectures.build import resolve_variant, stack_options
 from t5x_like.architectures.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
-from t5x_like.nn.vocabulary_logits import dense
+from t5x_like.nn.vocabulary_logits import materialise_logits
 from t5x_like.slots import PositiveInt, Rate
 
 Batch = dict[str, jax.Array]
@@ -45,7 +45,7 @@ class Architecture(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, Variant]] = {}
   # required batch features; outputs are aligned with the last
-  NEEDS: ClassVar[tuple[str, ...]] = ()
+  REQUIRED_FEATURES: ClassVar[tuple[str, ...]] = ()
 
   def __init__(
     self,
@@ -61,7 +61,9 @@ class Architecture(nnx.Module):
     design: dict = {},
     tokens: dict = {},
   ):
-    self.variant = variant = chosen(self.VARIANTS, variant, design, tokens, vocab_size=vocab_size)
+    self.variant = variant = resolve_variant(
+      self.VARIANTS, variant, design, tokens, vocab_size=vocab_size
+    )
     self.dtype = jnp.dtype(dtype)
     self.embed = Embed(
       variant.vocab_size,
@@ -69,7 +71,7 @@ class Architecture(nnx.Module):
       rngs,
       init=variant.design.table_init(),
     )
-    self.build(rngs, **computed(dropout, remat, layers, pipeline))
+    self.build(rngs, **stack_options(dropout, remat, layers, pipeline))
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     """Build everything after the token table; `options` go to `StackBuilder`."""
@@ -77,7 +79,7 @@ class Architecture(nnx.Module):
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return `outputs` with float32 logits: {"logits" [B, T, V], …} for language models."""
-    return dense(self.outputs(batch, key))
+    return materialise_logits(self.outputs(batch, key))
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Return the head's outputs, with logits over the vocabulary as `VocabularyLogits`, and
@@ -100,7 +102,7 @@ class Architecture(nnx.Module):
     return tokens_BT, pos, segments, valid
 
 
-def aligned(batch: Batch, side: str) -> bool:
+def has_aligned_positions(batch: Batch, side: str) -> bool:
   """Return whether positions grow by one from slot to slot within a segment (`Mask.aligned`).
 
   Default positions do, and so do positions that come with segments.

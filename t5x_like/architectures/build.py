@@ -1,6 +1,6 @@
 """Build the parts of one stack from a design, turning every choice into an object.
 
-`chosen` and `computed` read a recipe's choices for a model.
+`resolve_variant` and `stack_options` read a recipe's choices for a model.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from t5x_like import nn, slots
+from t5x_like import slots
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import cores, feed_forward, positions
@@ -22,18 +22,22 @@ from t5x_like.nn.block import Block, Normed, Parallel, Residual
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.auto import Auto
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.cosine import ScaledUnitNorm, UnitNorm
 from t5x_like.nn.dims import NO_DROPOUT, Dims, Dropout
 from t5x_like.nn.embed import Inputs, Types
 from t5x_like.nn.feed_forward import ACTIVATIONS
+from t5x_like.nn.latent_attention import make_latent_attention
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import LayerScale
+from t5x_like.nn.pipeline import DEFAULT_PIPELINE, Pipeline
 from t5x_like.nn.positions import Position
-from t5x_like.nn.remat import NONE, Remat
-from t5x_like.nn.stack import EVEN, Pipeline, Stack
+from t5x_like.nn.remat import KEEP_ALL, Remat
+from t5x_like.nn.stack import Stack
+from t5x_like.nn.two_part_stack import build_two_part_stack
 
-POSITION = "config.model.design.position"
-CORE = "config.model.design.core"
+POSITION_KEY = "config.model.design.position"
+CORE_KEY = "config.model.design.core"
 _NORMS = {
   "pre": ("in_norm",),
   "sandwich": ("in_norm", "res_norm"),
@@ -57,7 +61,7 @@ class StackBuilder:
       None.
   """
 
-  SCHEMES: ClassVar[ModuleType] = positions  # the package of position schemes
+  POSITION_PACKAGE: ClassVar[ModuleType] = positions  # the package of position schemes
 
   design: Design
   dims: Dims
@@ -65,9 +69,9 @@ class StackBuilder:
   cross: bool = False
   deepnorm: tuple[float, float] = (1.0, 1.0)
   dropout_rate: float = 0.0
-  remat: Remat = NONE
+  remat: Remat = KEEP_ALL
   layers: str = "scan"
-  pipeline: Pipeline = EVEN
+  pipeline: Pipeline = DEFAULT_PIPELINE
   drop_path: float = 0.0
   depths: tuple[float, ...] | None = None
 
@@ -95,7 +99,7 @@ class StackBuilder:
     layers = self.dims.layers
     design = self.design
     if design.experts and design.dense_layers:
-      return slots.module("stacks", nn).make(self, rngs)
+      return build_two_part_stack(self, rngs)
     if layers % self.period:
       period = f"the layer pattern repeats every {self.period} layers"
       raise UserError(
@@ -103,13 +107,13 @@ class StackBuilder:
         f"of {self.period}"
       )
     kinds = jax.eval_shape(lambda: [*map(self._core, range(len(self.cores)))])
-    pieces = [core.pieces_above for core in kinds]
+    pieces = [core.piecewise_bias_above for core in kinds]
     stack = Stack(
       self.block,
       layers // self.period,
       rngs,
       position=self._position_at("stack", self.schemes[0], rngs),
-      pieces_above=min((n for n in pieces if n is not None), default=None),
+      piecewise_bias_above=min((n for n in pieces if n is not None), default=None),
       final_norm=design.make_norm(self.dims.embed, rngs) if design.final_norm else None,
       dropout=self.mlp_dropout,
       remat=self.remat,
@@ -118,7 +122,7 @@ class StackBuilder:
       depths=self.depths
       and tuple(self.depths[at : at + self.period] for at in range(0, layers, self.period)),
     )
-    return reduce(lambda stack, core: core.over(stack, rngs), kinds, stack)
+    return reduce(lambda stack, core: core.wrap_stack(stack, rngs), kinds, stack)
 
   def block(self, rngs: nnx.Rngs) -> Block:
     """Build one period of layers; if it has several, their sublayers' names end in the layer's
@@ -144,7 +148,7 @@ class StackBuilder:
     for scheme in schemes:
       if any(scheme != other for other in schemes) and self._place(scheme) != "layer":
         raise UserError(
-          f"{POSITION}: found {scheme!r} mixed with others, expected schemes that belong to a layer"
+          f"{POSITION_KEY}: found {scheme!r} mixed with others, expected schemes that belong to a layer"
         )
     return schemes
 
@@ -158,12 +162,12 @@ class StackBuilder:
   @cached_property
   def cores(self) -> tuple[tuple[str, str | dict], ...]:
     """The attention cores of the layers of a period, each with its key."""
-    where = CORE
+    where = CORE_KEY
     spec = self.design.core
     if isinstance(spec, dict) and "name" not in spec:
       side = "decoder" if self.causal else "encoder"
-      where = f"{CORE}.{side}"
-      spec = slots.fill(CORE, spec, _Sides)[side]
+      where = f"{CORE_KEY}.{side}"
+      spec = slots.fill(CORE_KEY, spec, _Sides)[side]
     return tuple((where, one) for one in (spec if isinstance(spec, tuple) else (spec,)))
 
   @property
@@ -185,7 +189,7 @@ class StackBuilder:
     return self.dropout if self.design.mlp_dropout else NO_DROPOUT
 
   @property
-  def gain(self) -> float:
+  def residual_gain(self) -> float:
     """Factor of the initial standard deviation of kernels that write to the residual stream."""
     if self.design.residual_init:
       return (2 * self.dims.layers) ** -0.5
@@ -194,7 +198,7 @@ class StackBuilder:
   @property
   def inner_gain(self) -> float:
     """The same factor for values and the MLP's first kernel, which DeepNorm scales too."""
-    return self.gain if self.design.norm_position == "deepnorm" else 1.0
+    return self.residual_gain if self.design.norm_position == "deepnorm" else 1.0
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
     design = self.design
@@ -227,7 +231,7 @@ class StackBuilder:
     N = dims.heads
     H = dims.head_dim
     qkv, out, *_ = design.kernel_scales
-    cosine = slots.module("cosine", nn) if design.attention_scale == "cosine" else None
+    cosine = design.attention_scale == "cosine"
     scale = (
       1.0
       if cosine
@@ -239,7 +243,7 @@ class StackBuilder:
     query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
     q_norm, k_norm = (design.make_qk_norm(heads, H, rngs) for heads in (N, dims.kv_heads))
     if own and design.latent is not None:
-      kind = slots.module("latent_attention", nn).of(design)
+      kind = make_latent_attention(design)
     return kind(
       dims,
       rngs,
@@ -247,10 +251,10 @@ class StackBuilder:
       init=design.kernel_init(D, 1.0, qkv),
       query_init=design.kernel_init(D, query_gain, qkv),
       value_init=design.kernel_init(D, self.inner_gain, qkv),
-      out_init=design.kernel_init(N * H, self.gain, out),
+      out_init=design.kernel_init(N * H, self.residual_gain, out),
       biases=design.biases,
-      q_norm=cosine.ScaledUnit(N, rngs) if cosine else q_norm,
-      k_norm=cosine.Unit() if cosine else k_norm,
+      q_norm=ScaledUnitNorm(N, rngs) if cosine else q_norm,
+      k_norm=UnitNorm() if cosine else k_norm,
       position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs)
       if own
       else None,
@@ -278,7 +282,7 @@ class StackBuilder:
       activation=activation,
       gated=gated,
       init=design.kernel_init(dims.embed, self.inner_gain, wi),
-      out_init=design.kernel_init(mlp, self.gain, wo),
+      out_init=design.kernel_init(mlp, self.residual_gain, wo),
       dropout=self.mlp_dropout,
     )
 
@@ -299,10 +303,10 @@ class StackBuilder:
 
   def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
     given = self.scheme_arguments() | dict(width=width or self.dims.embed, rngs=rngs)
-    return slots.make(POSITION, spec, self.SCHEMES, "make", **given)
+    return slots.make(POSITION_KEY, spec, self.POSITION_PACKAGE, "make", **given)
 
   def _place(self, spec: str | dict) -> str:
-    return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place
+    return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).owner
 
   def _position_at(
     self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None
@@ -337,7 +341,7 @@ def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tupl
   return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}
 
 
-def chosen(
+def resolve_variant(
   variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **given: Any
 ) -> Any:
   """Return the variant, looked up if it is a name, with its changes.
@@ -358,7 +362,7 @@ def chosen(
   return dataclasses.replace(variant, **given)
 
 
-def computed(
+def stack_options(
   dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0
 ) -> dict:
   """Return the options of a `StackBuilder`; raise UserError for a rate outside [0, 1), an unknown
@@ -367,11 +371,11 @@ def computed(
     raise UserError(
       f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1"
     )
-  stages = slots.replace_fields("config.model.pipeline", EVEN, pipeline)
+  stages = slots.replace_fields("config.model.pipeline", DEFAULT_PIPELINE, pipeline)
   return dict(
     dropout_rate=dropout,
     drop_path=drop_path,
-    remat=policies.make(remat),
+    remat=policies.build_remat(remat),
     layers=layers,
     pipeline=stages,
   )

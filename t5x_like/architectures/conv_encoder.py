@@ -11,9 +11,9 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import backbones, heads
 from t5x_like.architectures.architecture import Dtype, Layers
-from t5x_like.architectures.build import chosen
+from t5x_like.architectures.build import resolve_variant
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.image_encoder import ImageModel, check
+from t5x_like.architectures.image_encoder import ImageModel, check_images
 from t5x_like.errors import UserError
 from t5x_like.nn import remat as policies
 from t5x_like.nn.dims import Dims
@@ -86,7 +86,7 @@ class ConvEncoder(ImageModel):
     design: dict = {},
   ):
     given = dict(backbone=backbone, resolution=resolution, channels=channels, head=head)
-    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
     if (quantization := variant.design.quantization) != "none":
       raise UserError(
         f"config.model.design.quantization: found {quantization!r}, expected 'none' "
@@ -94,7 +94,7 @@ class ConvEncoder(ImageModel):
       )
     self.dtype = jnp.dtype(dtype)
     parts = dict(rngs=rngs, channels=variant.channels, drop_path=drop_path)
-    self.remat = policies.make(remat)
+    self.remat = policies.build_remat(remat)
     self.backbone = slots.make(
       "config.model.backbone", variant.backbone, backbones, "make", **parts
     )
@@ -105,7 +105,7 @@ class ConvEncoder(ImageModel):
       )
     given = dict(rngs=rngs, variant=variant, dropout=dropout)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
-    if getattr(self.head, "places", ()):
+    if getattr(self.head, "batch_features", ()):
       raise UserError(
         f"config.model.head: found {variant.head!r}, which puts patches back; "
         "convolutions have none"
@@ -113,6 +113,6 @@ class ConvEncoder(ImageModel):
 
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
     """Return (the cells of the last map in raster order, [B, T, D]; no auxiliary scalars)."""
-    check(image_BYXC, self.variant)
+    check_images(image_BYXC, self.variant)
     map_BYXD = self.remat.wrap(self.backbone, prevent_cse=True)(image_BYXC.astype(self.dtype), key)
     return map_BYXD.reshape(len(map_BYXD), -1, self.variant.width), {}

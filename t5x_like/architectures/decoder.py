@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.architecture import Architecture, Batch, aligned
+from t5x_like.architectures.architecture import Architecture, Batch, has_aligned_positions
 from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads import lm
 from t5x_like.architectures.heads._scores import Scores
-from t5x_like.nn.block import collect
+from t5x_like.nn.block import add_aux
 from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import CacheStart, Context
@@ -29,8 +29,8 @@ class Decoder(Architecture):
     others: see `Architecture`.
   """
 
-  NEEDS = ("decoder_input_tokens",)
-  BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
+  REQUIRED_FEATURES = ("decoder_input_tokens",)
+  STACK_BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
 
   def __init__(
     self, rngs: nnx.Rngs, *, variant: str | Variant, scores: NonNegativeInt = 0, **options
@@ -42,7 +42,7 @@ class Decoder(Architecture):
     variant = self.variant
     dims = self.variant.dims
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
-    parts = self.BUILDER(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
+    parts = self.STACK_BUILDER(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs)
     self.decoder = parts.stack(rngs)
     self.head = lm.make(rngs, variant)
@@ -63,16 +63,23 @@ class Decoder(Architecture):
     prefix = _prefix(batch, valid)
     # Padding comes last, where causality hides it from the tokens, or has a segment of its own.
     mask = Mask(
-      pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder")
+      pos,
+      pos,
+      segments,
+      segments,
+      None,
+      prefix,
+      causal=True,
+      aligned=has_aligned_positions(batch, "decoder"),
     )
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
     context = Context(mask=mask, valid=valid)
     x_BTD, aux, _ = self.decoder(x_BTD, context, key=subkey(key, 1))
-    collect(aux, "ahead", self.ahead(tokens_BT, x_BTD, context, subkey(key, 3)))
+    add_aux(aux, "ahead", self.predict_ahead(tokens_BT, x_BTD, context, subkey(key, 3)))
     scores = {} if self.scores is None else self.scores(x_BTD, valid, subkey(key, 2))
     return self.head(x_BTD, self.embed, valid) | scores | aux
 
-  def ahead(
+  def predict_ahead(
     self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
   ) -> dict:
     """Return further outputs in training, from the stack's output; see `multi_token`."""

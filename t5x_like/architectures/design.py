@@ -40,7 +40,7 @@ class Design:
     qk_norm: a norm on queries and keys, of each head or of all heads together ("all_heads", OLMo
       2).
     attention_scale: factor of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of
-      cosines (`cosine.ScaledUnit`).
+      cosines (`cosine.ScaledUnitNorm`).
     softcap: bound of the attention logits.
     windows: range of a query, as in `Mask.window`, None for no limit; layers cycle through the
       tuple.

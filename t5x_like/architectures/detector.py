@@ -11,9 +11,14 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import backbones
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.build import chosen, computed
+from t5x_like.architectures.build import resolve_variant, stack_options
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.placed import PlacedBuilder, Places, plus, sines
+from t5x_like.architectures.positioned_attention import (
+  PositionedBuilder,
+  PositionEmbeddings,
+  add_positions,
+  sine_positions,
+)
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, subkey
@@ -51,7 +56,7 @@ class DetectorVariant:
   queries: PositiveInt = 100
   labels: PositiveInt = 91
   channels: PositiveInt = 3
-  places: Places = Places()
+  places: PositionEmbeddings = PositionEmbeddings()
 
   @property
   def decoder_dims(self) -> Dims:
@@ -76,7 +81,7 @@ class Detector(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, DetectorVariant]] = {}
   VARIANT = DetectorVariant
-  NEEDS = ("image", "image_size")
+  REQUIRED_FEATURES = ("image", "image_size")
 
   def __init__(
     self,
@@ -87,7 +92,7 @@ class Detector(nnx.Module):
     queries: PositiveInt | None = None,
     labels: PositiveInt | Literal["auto"] | None = None,
     channels: PositiveInt | None = None,
-    places: Places | None = None,
+    places: PositionEmbeddings | None = None,
     dropout: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
@@ -98,7 +103,7 @@ class Detector(nnx.Module):
     given = dict(
       backbone=backbone, queries=queries, labels=labels, channels=channels, places=places
     )
-    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
     dims = variant.dims
     scheme = variant.design
     if dims.embed % 4:
@@ -111,7 +116,7 @@ class Detector(nnx.Module):
         f"config.model.design.position: found {scheme.position!r}, expected 'none': "
         "places are added"
       )
-    self.dtype, options = jnp.dtype(dtype), computed(dropout, remat, layers)
+    self.dtype, options = jnp.dtype(dtype), stack_options(dropout, remat, layers)
     D = dims.embed
     given = dict(rngs=rngs, channels=variant.channels, dtype=dtype, remat=remat, layers=layers)
     self.backbone = slots.make(
@@ -120,9 +125,9 @@ class Detector(nnx.Module):
     width = self.backbone.width
     self.project = Linear((width, D), (None, "embed"), params.fan_in_normal(width), rngs, bias=True)
     self.position = variant.places.positions(rngs, D)
-    self.encoder = PlacedBuilder(scheme, dims, causal=False, **options).stack(rngs)
+    self.encoder = PositionedBuilder(scheme, dims, causal=False, **options).stack(rngs)
     self.queries = params.param(rngs, params.normal(1.0), (variant.queries, D), (None, "embed"))
-    self.decoder = PlacedBuilder(
+    self.decoder = PositionedBuilder(
       scheme, variant.decoder_dims, causal=False, cross=True, **options
     ).stack(rngs)
     self.decoder_norm = scheme.make_norm(D, rngs)
@@ -164,9 +169,9 @@ class Detector(nnx.Module):
     memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
     memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
     (B, S, D), valid_BS = memory_BSD.shape, valid_BYX.reshape(len(valid_BYX), -1)
-    cells_BSD = (sines(valid_BYX, D) if self.position is None else self.position(valid_BYX)).astype(
-      self.dtype
-    )
+    cells_BSD = (
+      sine_positions(valid_BYX, D) if self.position is None else self.position(valid_BYX)
+    ).astype(self.dtype)
     Q = self.variant.queries
     queries_BQD = jnp.broadcast_to(self.queries[...].astype(self.dtype), (B, Q, D))
     vectors = {"cells": cells_BSD, "memory": cells_BSD, "queries": queries_BQD}
@@ -176,20 +181,20 @@ class Detector(nnx.Module):
     pos = positions(S)
     q_pos = positions(Q)
     context = Context(
-      mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=at_attention["cells"]
+      mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), position_vectors=at_attention["cells"]
     )
     memory_BSD, _, _ = self.encoder(
-      plus(memory_BSD, at_input["cells"]), context, key=subkey(key, 1)
+      add_positions(memory_BSD, at_input["cells"]), context, key=subkey(key, 1)
     )
     context = Context(
       mask=Mask(q_pos, q_pos, aligned=True),
-      places=at_attention["queries"],
+      position_vectors=at_attention["queries"],
       memory=memory_BSD,
       memory_mask=Mask(q_pos, pos, k_valid=valid_BS),
-      memory_places=at_attention["memory"],
+      memory_position_vectors=at_attention["memory"],
     )
     x_LBQD = self._every(
-      plus(jnp.zeros_like(queries_BQD), at_input["queries"]), context, subkey(key, 2)
+      add_positions(jnp.zeros_like(queries_BQD), at_input["queries"]), context, subkey(key, 2)
     )
     x_BTD = jnp.swapaxes(self.decoder_norm(x_LBQD), 0, 1).reshape(B, -1, D)
     logits_BLQV = self.classes(x_BTD).astype(jnp.float32).reshape(B, -1, Q, self.variant.labels + 1)
@@ -213,7 +218,7 @@ class Detector(nnx.Module):
       x_BQD, _, _ = block(x_BQD, context, None, layer_key)
       return x_BQD, x_BQD
 
-    return decoder.over(body, x_BQD, (decoder.blocks, keys_L), decoder.remat)[1]
+    return decoder.scan_layers(body, x_BQD, (decoder.blocks, keys_L), decoder.remat)[1]
 
   @staticmethod
   def _valid(size_B2: jax.Array, whole: tuple[int, int], shrunk: tuple[int, int]) -> jax.Array:

@@ -24,7 +24,7 @@ from t5x_like.resolution import Resolution
 from t5x_like.slots import PositiveInt, Rate
 
 # upper bound of the scale's logarithm in training (Radford et al. 2021, section 2.5)
-MOST = math.log(100.0)
+MAX_LOG_SCALE = math.log(100.0)
 _SIDES = ("image", "text")
 
 
@@ -75,7 +75,7 @@ class TextEncoder(Architecture):
     self.inputs = parts.inputs(rngs)
     self.encoder = parts.stack(rngs)
 
-  def pooled(self, batch: Batch, key: jax.Array | None = None):
+  def pool(self, batch: Batch, key: jax.Array | None = None):
     """Return ([B, D] the pooled states of the texts, auxiliary scalars)."""
     tokens_BT = batch["text_input_tokens"]
     T = tokens_BT.shape[1]
@@ -120,8 +120,8 @@ class DualEncoder(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, DualVariant]] = {}
   VARIANT = DualVariant
-  IMAGES: ClassVar[type[nnx.Module]] = ImageEncoder
-  NEEDS = ("image", "text_input_tokens")
+  IMAGE_ENCODER: ClassVar[type[nnx.Module]] = ImageEncoder
+  REQUIRED_FEATURES = ("image", "text_input_tokens")
 
   def __init__(
     self,
@@ -161,7 +161,7 @@ class DualEncoder(nnx.Module):
         f"config.model.variant.width: {found}, expected the same, as "
         "'attention_pool' does not project"
       )
-    self.image = self.IMAGES(
+    self.image = self.IMAGE_ENCODER(
       rngs,
       variant=dataclasses.replace(variant.image, head=head),
       resolution=resolution,
@@ -185,7 +185,7 @@ class DualEncoder(nnx.Module):
     bias_too = variant.projection_bias
     self.projection = Linear((D, variant.width), ("embed", None), init, rngs, bias=bias_too)
     self.scale = params.param(rngs, lambda *_: jnp.asarray(math.log(scale), jnp.float32), (), ())
-    self.scale.set_metadata(most=MOST)
+    self.scale.set_metadata(most=MAX_LOG_SCALE)
     self.bias = (
       None
       if bias is None
@@ -231,7 +231,7 @@ class DualEncoder(nnx.Module):
 
   def embed_texts(self, batch: Batch, key: jax.Array | None = None):
     """Return (embeddings of length 1, float32 [B, P]; auxiliary scalars)."""
-    x_BD, aux = self.text.pooled(batch, key)
+    x_BD, aux = self.text.pool(batch, key)
     return _unit(self.projection(x_BD)), aux
 
   def features(self, batch: Batch) -> jax.Array:

@@ -7,15 +7,18 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures import heads
-from t5x_like.architectures.architecture import Architecture, Batch, aligned
-from t5x_like.architectures.build import StackBuilder, chosen, deepnorm_weights
+from t5x_like.architectures.architecture import Architecture, Batch, has_aligned_positions
+from t5x_like.architectures.build import StackBuilder, deepnorm_weights, resolve_variant
 from t5x_like.architectures.design import Variant
 from t5x_like.nn.dims import subkey
-from t5x_like.nn.hidden_states import LAST, read
+from t5x_like.nn.hidden_states import LAST_STATE, read_states
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 
-PLACES = {"encoder_masked_positions": "places_BK", "encoder_cls_positions": "firsts_BP"}
+HEAD_POSITIONS = {
+  "encoder_masked_positions": "positions_BK",
+  "encoder_cls_positions": "first_positions_BP",
+}
 
 
 class Encoder(Architecture):
@@ -27,19 +30,19 @@ class Encoder(Architecture):
     others: see `Architecture`.
   """
 
-  NEEDS = ("encoder_input_tokens",)
-  BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
+  REQUIRED_FEATURES = ("encoder_input_tokens",)
+  STACK_BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
 
   def __init__(
     self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options
   ):
-    super().__init__(rngs, variant=chosen(self.VARIANTS, variant, head=head), **options)
+    super().__init__(rngs, variant=resolve_variant(self.VARIANTS, variant, head=head), **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
     dims = self.variant.dims
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
-    parts = self.BUILDER(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
+    parts = self.STACK_BUILDER(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs, width=variant.embed, types=variant.types)
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, dropout_rate=parts.dropout_rate)
@@ -58,7 +61,7 @@ class Encoder(Architecture):
       positions; see `architectures.heads` for others.
     """
     x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
-    places = {argument: batch[name] for name, argument in PLACES.items() if name in batch}
+    places = {argument: batch[name] for name, argument in HEAD_POSITIONS.items() if name in batch}
     return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
@@ -66,12 +69,14 @@ class Encoder(Architecture):
     bool [B, S] or None; auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     context = Context(
-      mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder"))
+      mask=Mask(
+        pos, pos, segments, segments, valid, aligned=has_aligned_positions(batch, "encoder")
+      )
     )
     x_BSD = self.inputs(
       self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0)
     )
-    x_BSD, aux = read(
-      self.encoder, x_BSD, context, subkey(key, 1), getattr(self.head, "states", LAST)
+    x_BSD, aux = read_states(
+      self.encoder, x_BSD, context, subkey(key, 1), getattr(self.head, "states", LAST_STATE)
     )
     return x_BSD, valid, aux

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like import nn, slots
-from t5x_like.architectures.architecture import Architecture, Batch, aligned
+from t5x_like.architectures.architecture import Architecture, Batch, has_aligned_positions
 from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.heads import lm
+from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask, positions
@@ -18,7 +18,7 @@ from t5x_like.nn.mask import Mask, positions
 class EncoderDecoder(Architecture):
   """A bidirectional stack, a causal one with cross-attention, and a language model head."""
 
-  NEEDS = ("encoder_input_tokens", "decoder_input_tokens")
+  REQUIRED_FEATURES = ("encoder_input_tokens", "decoder_input_tokens")
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
@@ -52,7 +52,12 @@ class EncoderDecoder(Architecture):
     both = q_segments is not None and k_segments is not None
     context = Context(
       mask=Mask(
-        q_pos, q_pos, q_segments, q_segments, causal=True, aligned=aligned(batch, "decoder")
+        q_pos,
+        q_pos,
+        q_segments,
+        q_segments,
+        causal=True,
+        aligned=has_aligned_positions(batch, "decoder"),
       ),
       memory=memory_BSD,
       memory_mask=Mask(
@@ -71,7 +76,9 @@ class EncoderDecoder(Architecture):
     auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     context = Context(
-      mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder"))
+      mask=Mask(
+        pos, pos, segments, segments, valid, aligned=has_aligned_positions(batch, "encoder")
+      )
     )
     encoder = self.decoder.without("cross_attention") if self.encoder is None else self.encoder
     x_BSD = self.encoder_inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
@@ -97,8 +104,9 @@ class EncoderDecoder(Architecture):
     memory_BSD, k_pos, _, k_valid, _ = self.encode(batch)
     B = memory_BSD.shape[0]
     start = CacheStart(B, room, self.dtype, memory_BSD, Mask(k_pos, k_pos))
-    empty = slots.module("decode", nn).DecodeState.empty
-    return empty(self.decoder.start_cache(start), B, room, memory_pos=k_pos, memory_valid=k_valid)
+    return DecodeState.empty(
+      self.decoder.start_cache(start), B, room, memory_pos=k_pos, memory_valid=k_valid
+    )
 
   def decode(self, tokens_BT: jax.Array, state, valid_BT=None, prefix_BT=None):
     """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V],

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.image_stages import Stage
-from t5x_like.architectures.pooling import PoolingAttention, PoolingBuilder, max_pooled
+from t5x_like.architectures.pooling import PoolingAttention, PoolingBuilder, max_pool_tokens
 from t5x_like.architectures.pooling_encoder import (
   OverlappingPatches,
   PoolingEncoder,
@@ -44,7 +44,7 @@ class FirstPoolingAttention(PoolingAttention):
     super().__init__(dims, rngs, q_stride=q_stride, **options)
     self.pool_query = Identity() if q_stride == 1 else self.pool_query
 
-  def joined(self, o_BTNH: jax.Array, q_BTNH: jax.Array) -> jax.Array:
+  def add_pooled_queries(self, o_BTNH: jax.Array, q_BTNH: jax.Array) -> jax.Array:
     return o_BTNH
 
 
@@ -58,8 +58,8 @@ class PooledResidual(Residual):
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     y_BTD, aux, _ = self.layer(self.in_norm(x_BTD), context, None, subkey(key, 0))
-    x_BTD = max_pooled(x_BTD, self.cells, self.stride)
-    return x_BTD + self.dropped(self.res_norm(y_BTD), context, key), aux, None
+    x_BTD = max_pool_tokens(x_BTD, self.cells, self.stride)
+    return x_BTD + self.apply_drop_path(self.res_norm(y_BTD), context, key), aux, None
 
 
 class WideningResidual(Residual):
@@ -73,15 +73,15 @@ class WideningResidual(Residual):
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     x_BTD = self.in_norm(x_BTD)
     y_BTD, aux, _ = self.layer(x_BTD, context, None, subkey(key, 0))
-    return self.shortcut(x_BTD) + self.dropped(y_BTD, context, key), aux, None
+    return self.shortcut(x_BTD) + self.apply_drop_path(y_BTD, context, key), aux, None
 
 
 class FirstPoolingBuilder(PoolingBuilder):
   """A builder of blocks with `FirstPoolingAttention`."""
 
-  KIND = FirstPoolingAttention
+  ATTENTION = FirstPoolingAttention
 
-  def single(self, rngs: nnx.Rngs, width: int) -> Block:
+  def build_end_block(self, rngs: nnx.Rngs, width: int) -> Block:
     """Build the first or the last block of a stage, which may pool queries and writes tokens of
     `width`."""
     parts = self._layer(0, rngs)
@@ -135,7 +135,7 @@ class FirstPoolingEncoder(PoolingEncoder):
   VARIANT = FirstPoolingVariant
   PATCHES = TokenAndPatches
 
-  def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+  def build_stage(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     variant = self.variant
     dims = self.variant.stages[number]
     grid = self.variant.grids[number]
@@ -152,10 +152,10 @@ class FirstPoolingEncoder(PoolingEncoder):
       before = variant.grids[number - 1]
       pooled = dict(cells=before, key_grid=before.coarser(kv_stride), q_stride=2)
       builder = FirstPoolingBuilder(variant.design, dims, **pooled, **given)
-      entry = builder.single(rngs, width if len(places) == 1 else dims.embed)
+      entry = builder.build_end_block(rngs, width if len(places) == 1 else dims.embed)
       rest = places[1:]
     if rest and width != dims.embed:
-      last = FirstPoolingBuilder(variant.design, dims, **same, **given).single(rngs, width)
+      last = FirstPoolingBuilder(variant.design, dims, **same, **given).build_end_block(rngs, width)
       rest = rest[:-1]
     if rest:
       layers = dataclasses.replace(dims, layers=len(rest))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from t5x_like.architectures.build import POSITION, StackBuilder
+from t5x_like.architectures.build import POSITION_KEY, StackBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import image_positions
 from t5x_like.nn.dims import NO_DROPOUT
@@ -27,8 +27,8 @@ class GridStackBuilder(StackBuilder):
     key_grid: the grid of keys, if it differs.
   """
 
-  SCHEMES: ClassVar[ModuleType] = image_positions
-  PLACES: ClassVar[tuple[str, ...]] = ("inputs", "stack", "layer")
+  POSITION_PACKAGE: ClassVar[ModuleType] = image_positions
+  POSITION_OWNERS: ClassVar[tuple[str, ...]] = ("inputs", "stack", "layer")
 
   grid: Grid = Grid(0, 0)
   key_grid: Grid | None = None
@@ -40,9 +40,9 @@ class GridStackBuilder(StackBuilder):
     return super().scheme_arguments() | {"grid": self.grid, "key_grid": self.key_grid}
 
   def _place(self, spec: str | dict) -> str:
-    if (place := super()._place(spec)) not in self.PLACES:
+    if (place := super()._place(spec)) not in self.POSITION_OWNERS:
       raise UserError(
-        f"{POSITION}: found {spec!r}, but this model adds positions to its inputs "
+        f"{POSITION_KEY}: found {spec!r}, but this model adds positions to its inputs "
         "alone; leave out 'at'"
       )
     return place
@@ -52,10 +52,10 @@ class EveryLayerBuilder(GridStackBuilder):
   """A builder of stacks whose blocks may begin by adding positions (Dosovitskiy et al. 2021,
   appendix D.4)."""
 
-  PLACES = (*GridStackBuilder.PLACES, "every_layer", "every_layer_shared")
+  POSITION_OWNERS = (*GridStackBuilder.POSITION_OWNERS, "every_layer", "every_layer_shared")
 
   def shared(self, rngs: nnx.Rngs) -> Position | None:
-    """Build the scheme whose vectors all layers add, given to the stack as `Context.places`; None
+    """Build the scheme whose vectors all layers add, given to the stack as `Context.position_vectors`; None
     without one."""
     return self._position_at("every_layer_shared", self.schemes[0], rngs)
 
@@ -63,17 +63,17 @@ class EveryLayerBuilder(GridStackBuilder):
     parts = super()._layer(turn, rngs)
     place = self._place(self.schemes[0])
     own = self._position_at("every_layer", self.schemes[0], rngs)
-    return {"position": Placed(own)} | parts if place.startswith("every_layer") else parts
+    return {"position": AddPositions(own)} | parts if place.startswith("every_layer") else parts
 
 
-class Placed(Layer):
+class AddPositions(Layer):
   """The first sublayer of a block, which adds the vectors of its own scheme, or
-  `context.places`."""
+  `context.position_vectors`."""
 
   def __init__(self, scheme: Position | None):
     self.scheme = scheme
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     if self.scheme is None:
-      return x_BTD + context.places, {}, cache
+      return x_BTD + context.position_vectors, {}, cache
     return self.scheme.embed(x_BTD, context.mask.q_pos), {}, cache

@@ -11,10 +11,15 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Dtype, Layers
-from t5x_like.architectures.build import chosen, computed
+from t5x_like.architectures.build import resolve_variant, stack_options
 from t5x_like.architectures.design import Design
 from t5x_like.architectures.grid_stack import GridStackBuilder
-from t5x_like.architectures.image_encoder import DropPathRates, ImageModel, check, path_depths
+from t5x_like.architectures.image_encoder import (
+  DropPathRates,
+  ImageModel,
+  check_images,
+  drop_path_shares,
+)
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, Dropout, subkey
@@ -23,7 +28,7 @@ from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.mbconv import Convolution, MbConv, per_cell, pooled
+from t5x_like.nn.mbconv import Convolution, MbConv, apply_per_cell, max_pool_2x2
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
@@ -65,15 +70,15 @@ class HybridVariant:
   @property
   def dims(self) -> Dims:
     """Sizes of the last stage, which the head reads."""
-    return self.dims_of(3)
+    return self.stage_dims(3)
 
-  def dims_of(self, stage: int) -> Dims:
+  def stage_dims(self, stage: int) -> Dims:
     """Return the sizes of a stage's blocks, not counting its first as a layer."""
     D = self.widths[stage]
     heads = self.widths[stage] // self.head_dim
     return Dims(D, heads, heads, self.head_dim, self.expansion * D, self.depths[stage] - 1)
 
-  def grid_of(self, stage: int) -> Grid:
+  def stage_grid(self, stage: int) -> Grid:
     # each halving rounds up
     return Grid(*(-(-side // 2 ** (stage + 2)) for side in height_and_width(self.resolution)))
 
@@ -111,15 +116,15 @@ class HybridEncoder(ImageModel):
     design: dict = {},
   ):
     given = dict(resolution=resolution, channels=channels, head=head)
-    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
-    options = computed(dropout, remat, layers, pipeline, drop_path)
+    options = stack_options(dropout, remat, layers, pipeline, drop_path)
     width, number = variant.middle or (variant.widths[1], 0)
     widths = (variant.stem, *variant.widths[:2], width)
     depths = (*variant.depths[:2], number)
     norm = functools.partial(variant.design.make_norm, rngs=rngs)
     layers = (*depths, *variant.depths[2:])
-    places = [path_depths(drop_path_rates, layers, run) for run in range(5)]
+    places = [drop_path_shares(drop_path_rates, layers, run) for run in range(5)]
     mbconv = functools.partial(MbConv, norm=norm, rngs=rngs, expansion=variant.expansion)
     self.first = Convolution(variant.channels, variant.stem, rngs, stride=2)
     self.first_norm = norm(variant.stem)
@@ -138,7 +143,7 @@ class HybridEncoder(ImageModel):
     )
     self.remat = options["remat"]
     self.third = TransformerStage(
-      width, variant, 2, rngs, options, places[3], pool=pooled if not number else Identity()
+      width, variant, 2, rngs, options, places[3], pool=max_pool_2x2 if not number else Identity()
     )
     self.fourth = TransformerStage(variant.widths[2], variant, 3, rngs, options, places[4])
     self.norm = norm(variant.dims.embed)
@@ -149,7 +154,7 @@ class HybridEncoder(ImageModel):
 
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
     """Return (the cells of the last grid in raster order, [B, T, D]; auxiliary scalars)."""
-    check(image_BYXC, self.variant)
+    check_images(image_BYXC, self.variant)
     x_BYXC = constrain(image_BYXC.astype(self.dtype), "batch", None, None, None)
     x_BYXC = self.second(gelu(self.first_norm(self.first(x_BYXC))))
     run = self.remat.wrap(lambda block, x_BYXC, key: block(x_BYXC, key), prevent_cse=True)
@@ -177,11 +182,11 @@ class TransformerStage(nnx.Module):
     rngs: nnx.Rngs,
     options: dict,
     places: tuple,
-    pool=pooled,
+    pool=max_pool_2x2,
   ):
     self.pool = pool
-    dims = variant.dims_of(stage)
-    self.grid = variant.grid_of(stage)
+    dims = variant.stage_dims(stage)
+    self.grid = variant.stage_grid(stage)
     if dims.embed % variant.head_dim:
       raise UserError(
         f"config.model.variant.widths: found {dims.embed}, expected a multiple of "
@@ -218,7 +223,7 @@ class TransformerStage(nnx.Module):
     entering_BTD = self.pool(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
     y_BTD, _, _ = self.attention(entering_BTD, context, None, subkey(key, 0))
     y_BTD = Dropout(self.drop_path, (-2, -1))(y_BTD, subkey(key, 1))
-    x_BTD = per_cell(self.project, self.pool(x_BYXC)).reshape(B, -1, D) + y_BTD
+    x_BTD = apply_per_cell(self.project, self.pool(x_BYXC)).reshape(B, -1, D) + y_BTD
     x_BTD, aux, _ = self.mlp(x_BTD, context, None, subkey(key, 2))
     if self.stack is not None:
       x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 3))

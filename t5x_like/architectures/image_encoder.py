@@ -12,14 +12,14 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.build import chosen, computed, deepnorm_weights
+from t5x_like.architectures.build import deepnorm_weights, resolve_variant, stack_options
 from t5x_like.architectures.design import Design
 from t5x_like.architectures.grid_stack import EveryLayerBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, subkey
-from t5x_like.nn.evened import encoded
 from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.length_padding import run_padded
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import positions
 from t5x_like.nn.norm import Identity
@@ -77,7 +77,7 @@ class ImageModel(nnx.Module):
   """The base of encoders of images: hidden states of an image, [B, T, D] from `encode`, and a
   `head` on them."""
 
-  NEEDS = ("image",)
+  REQUIRED_FEATURES = ("image",)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     return self.outputs(batch, key)
@@ -94,7 +94,7 @@ class ImageModel(nnx.Module):
 
   def features(self, batch: Batch) -> jax.Array:
     """Return the features that the head classifies, float32 [B, D]."""
-    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
+    return self.head.pool(self.encode(batch["image"])[0]).astype(jnp.float32)
 
 
 class ImageEncoder(ImageModel):
@@ -147,12 +147,12 @@ class ImageEncoder(ImageModel):
           "has none; leave it out"
         )
       given["registers"] = registers
-    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    self.variant = variant = resolve_variant(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
-    options = computed(dropout, remat, layers, pipeline, drop_path)
+    options = stack_options(dropout, remat, layers, pipeline, drop_path)
     self.drop_path_rates = drop_path_rates
     self.build(rngs, **options)
-    self.NEEDS = ("image", *getattr(self.head, "places", ()))
+    self.REQUIRED_FEATURES = ("image", *getattr(self.head, "batch_features", ()))
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
@@ -183,11 +183,11 @@ class ImageEncoder(ImageModel):
     R = variant.registers
     self.registers = params.param(rngs, table_init, (R, dims.embed), (None, "embed")) if R else None
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
-    depths = path_depths(self.drop_path_rates, (dims.layers,), 0)
+    depths = drop_path_shares(self.drop_path_rates, (dims.layers,), 0)
     common = dict(causal=False, deepnorm=deepnorm, grid=variant.grid, depths=depths)
     parts = EveryLayerBuilder(variant.design, dims, **common, **options)
     self.inputs, self.position = parts.inputs(rngs), parts.shared(rngs)
-    if R and self.inputs.position.place != "inputs":
+    if R and self.inputs.position.owner != "inputs":
       found = f"found {R} with positions {variant.design.position!r}"
       raise UserError(
         f"config.model.registers: {found}, expected positions at the inputs, which registers lack"
@@ -197,7 +197,7 @@ class ImageEncoder(ImageModel):
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
     if not getattr(self.head, "norm_before", True):
       self.encoder = self.encoder.without(final_norm=Identity())
-    if self.backbone and getattr(self.head, "places", ()):
+    if self.backbone and getattr(self.head, "batch_features", ()):
       raise UserError(
         f"config.model.head: found {variant.head!r}, but through a backbone patches "
         "see their neighbours"
@@ -215,8 +215,8 @@ class ImageEncoder(ImageModel):
         [B, M], for a head that reconstructs the patches that were not encoded; `patch_sources`
         int32 [B, T] for a head that corrupts patches.
     """
-    places = {name: batch[name] for name in getattr(self.head, "places", ())}
-    change = getattr(self.head, "corrupted", None)
+    places = {name: batch[name] for name in getattr(self.head, "batch_features", ())}
+    change = getattr(self.head, "corrupt", None)
     if change is not None:
       change = functools.partial(change, sources_BT=places["patch_sources"])
     x_BTD, aux = self.encode(batch["image"], subkey(key, 0), places.get("visible_patches"), change)
@@ -254,7 +254,7 @@ class ImageEncoder(ImageModel):
       )
       x_BTD = jnp.concatenate([x_BTD, registers_BRD], axis=1)
       pos = positions(x_BTD.shape[1])
-    x_BTD, aux = encoded(
+    x_BTD, aux = run_padded(
       self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position
     )
     return x_BTD[:, :T], aux
@@ -262,13 +262,15 @@ class ImageEncoder(ImageModel):
   def _patched(self, image_BYXC: jax.Array) -> jax.Array:
     """Return patches [B, T, inputs of the projection], of pixels or of the backbone's map."""
     if self.backbone is None:
-      return patchified(image_BYXC, self.variant)
-    check(image_BYXC, self.variant)
+      return patchify(image_BYXC, self.variant)
+    check_images(image_BYXC, self.variant)
     map_BYXC = self.backbone(constrain(image_BYXC.astype(self.dtype), "batch", None, None, None))
-    return cut(map_BYXC, self.variant.patch // self.backbone.stride, self.variant.grid)
+    return cut_patches(map_BYXC, self.variant.patch // self.backbone.stride, self.variant.grid)
 
 
-def path_depths(rates: DropPathRates, layers: tuple[int, ...], stage: int) -> tuple[float, ...]:
+def drop_path_shares(
+  rates: DropPathRates, layers: tuple[int, ...], stage: int
+) -> tuple[float, ...]:
   """Return the drop-path rates of a stage's layers as shares of the model's: the depth from 0 to 1,
   or 1 if uniform.
 
@@ -280,19 +282,19 @@ def path_depths(rates: DropPathRates, layers: tuple[int, ...], stage: int) -> tu
   return tuple(1.0 if rates == "uniform" else (before + n) / last for n in range(layers[stage]))
 
 
-def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
+def patchify(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
   """Cut images into patches in raster order: [B, patches, P * P * C], pixels by row, column and
   channel.
 
   Zeros fill the last patches where an image ends before them; pixels after them are dropped. Raises
-  as `check`.
+  as `check_images`.
   """
-  check(image_BYXC, variant)
-  return cut(image_BYXC, variant.patch, variant.grid)
+  check_images(image_BYXC, variant)
+  return cut_patches(image_BYXC, variant.patch, variant.grid)
 
 
-def cut(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
-  """Cut an image or a map into patches of P x P cells, as `patchified`."""
+def cut_patches(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
+  """Cut an image or a map into patches of P x P cells, as `patchify`."""
   B, Y, X, C = x_BYXC.shape
   below, right = (max(cells * P - size, 0) for cells, size in ((grid.rows, Y), (grid.columns, X)))
   x = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))[
@@ -302,7 +304,7 @@ def cut(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
   return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
 
 
-def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
+def check_images(image_BYXC: jax.Array, variant: ImageVariant) -> None:
   """Raise a `UserError` unless the images have the variant's resolution and channels."""
   expected = (*height_and_width(variant.resolution), variant.channels)
   if image_BYXC.shape[1:] != expected:

@@ -11,9 +11,9 @@ from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.design import Design
 from t5x_like.architectures.grid_stack import GridStackBuilder
-from t5x_like.architectures.image_encoder import ImageEncoder, path_depths
+from t5x_like.architectures.image_encoder import ImageEncoder, drop_path_shares
 from t5x_like.errors import UserError
-from t5x_like.nn.block import collect
+from t5x_like.nn.block import add_aux
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_positions import Grid
@@ -138,14 +138,14 @@ class Stage(nnx.Module):
 
       layer = getattr(self, name)
       x_BTD, more = self.remat.wrap(call, prevent_cse=True)(layer, x_BTD, subkey(key, number))
-      collect(aux, name, more)
+      add_aux(aux, name, more)
       return x_BTD
 
     x_BTD = x_BTD if self.entry is None else run("entry", 0, self.places[0], x_BTD)
     x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
     if self.stack is not None:
       x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 1))
-      collect(aux, "stack", more)
+      add_aux(aux, "stack", more)
     return (x_BTD if self.last is None else run("last", 2, self.places[1], x_BTD)), aux
 
 
@@ -153,38 +153,38 @@ class StagedEncoder(ImageEncoder):
   """Patches, stages of bidirectional blocks, a norm and a head, which reads the mean of the last
   stage's tokens.
 
-  It takes the arguments of every image encoder. Families define `patches_of` and `stage_of`.
+  It takes the arguments of every image encoder. Families define `build_patches` and `build_stage`.
   """
 
   VARIANTS: ClassVar[dict[str, StagedVariant]] = {}
   VARIANT = StagedVariant
   INPUTS: ClassVar[type[Inputs]] = Inputs
 
-  def patches_of(self, rngs: nnx.Rngs) -> nnx.Module:
+  def build_patches(self, rngs: nnx.Rngs) -> nnx.Module:
     """Build the module that maps images [B, Y, X, C] to patches [B, T, D]."""
-    raise TypeError(f"{type(self).__name__} must define `patches_of`")
+    raise TypeError(f"{type(self).__name__} must define `build_patches`")
 
-  def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+  def build_stage(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     """Build a stage, counted from 0; `options` go to `GridStackBuilder`."""
-    raise TypeError(f"{type(self).__name__} must define `stage_of`")
+    raise TypeError(f"{type(self).__name__} must define `build_stage`")
 
   def input_design(self) -> Design:
     return self.variant.design
 
   def places(self, stage: int) -> tuple[float, ...]:
     """Return the drop-path rates of a stage's layers as shares of the model's."""
-    return path_depths(self.drop_path_rates, self.variant.depths, stage)
+    return drop_path_shares(self.drop_path_rates, self.variant.depths, stage)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
     design = self.variant.design
-    self.patches = self.patches_of(rngs)
+    self.patches = self.build_patches(rngs)
     given = dict(causal=False, grid=variant.grid, dropout_rate=options["dropout_rate"])
     self.inputs = GridStackBuilder(self.input_design(), variant.stages[0], **given).inputs(
       rngs, kind=self.INPUTS
     )
     for number in range(len(variant.depths)):
-      setattr(self, f"stage_{number + 1}", self.stage_of(number, rngs, options))
+      setattr(self, f"stage_{number + 1}", self.build_stage(number, rngs, options))
     self.final_norm = (
       design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()
     )
@@ -193,7 +193,7 @@ class StagedEncoder(ImageEncoder):
     )
     if not getattr(self.head, "norm_before", True):
       self.final_norm = Identity()
-    if getattr(self.head, "places", ()):
+    if getattr(self.head, "batch_features", ()):
       raise UserError(
         f"config.model.head: found {variant.head!r}, which puts patches back; "
         "models in stages lose them"
@@ -213,5 +213,5 @@ class StagedEncoder(ImageEncoder):
     )
     for number in range(len(self.variant.depths)):
       x_BTD, more = getattr(self, f"stage_{number + 1}")(x_BTD, subkey(key, 1 + number))
-      collect(aux, f"stage_{number + 1}", more)
+      add_aux(aux, f"stage_{number + 1}", more)
     return self.final_norm(x_BTD), aux

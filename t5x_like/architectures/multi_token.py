@@ -40,7 +40,7 @@ class MultiTokenDecoder(Decoder):
     design = dataclasses.replace(self.variant.design, dense_layers=0)
     dims = self.variant.dims
     given = dict(causal=True, deepnorm=deepnorm_weights(0, dims.layers)["decoder"], **options)
-    parts = self.BUILDER(design, dataclasses.replace(dims, layers=1), **given)
+    parts = self.STACK_BUILDER(design, dataclasses.replace(dims, layers=1), **given)
     if self.mtp_depth and (parts.period > 1 or not design.final_norm):
       raise UserError(
         "config.model.mtp_depth: found 1, expected 0 where layers take turns or no "
@@ -48,7 +48,7 @@ class MultiTokenDecoder(Decoder):
       )
     self.mtp = _Ahead(parts, rngs) if self.mtp_depth else None
 
-  def ahead(
+  def predict_ahead(
     self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None
   ) -> dict:
     if self.mtp is None:

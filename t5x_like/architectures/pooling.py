@@ -18,15 +18,15 @@ from t5x_like.nn.convolution import max_pool
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
-from t5x_like.nn.linear import Linear, together
+from t5x_like.nn.linear import Linear, apply_jointly
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.nn.norm import LayerScale
-from t5x_like.nn.remat import named
+from t5x_like.nn.remat import name_activation
 
-SIZE = 3  # rows and columns of the pooling kernel
+KERNEL_SIZE = 3  # rows and columns of the pooling kernel
 
 
-class Pool(nnx.Module):
+class GridPool(nnx.Module):
   """A convolution of each channel, which starts as PyTorch's and is the same for all heads; a norm
   over their width.
 
@@ -39,7 +39,10 @@ class Pool(nnx.Module):
 
   def __init__(self, grid: Grid, stride: int, width: int, rngs: nnx.Rngs, *, norm: nnx.Module):
     self.kernel = params.param(
-      rngs, params.fan_in_normal(SIZE**2, 3**-0.5), (SIZE, SIZE, width), (None, None, None)
+      rngs,
+      params.fan_in_normal(KERNEL_SIZE**2, 3**-0.5),
+      (KERNEL_SIZE, KERNEL_SIZE, width),
+      (None, None, None),
     )
     self.norm = norm
     self.grid = grid
@@ -57,7 +60,7 @@ class Pool(nnx.Module):
     kernel = self.kernel[...]
     rows = s * (coarse.rows - 1) + 1
     columns = s * (coarse.columns - 1) + 1
-    cells = ((i, j) for i in range(SIZE) for j in range(SIZE))
+    cells = ((i, j) for i in range(KERNEL_SIZE) for j in range(KERNEL_SIZE))
     y = sum(kernel[i, j] * x[:, i : i + rows : s, j : j + columns : s] for i, j in cells)
     y = jnp.concatenate([extra, y.reshape(B, coarse.patches, *heads)], axis=1)
     return self.norm(y).astype(x_BTNH.dtype)
@@ -73,7 +76,7 @@ class PoolingAttention(Attention):
     design: provides the norm after each pooling.
   """
 
-  place = "attention_core"
+  log_name = "attention_core"
 
   def __init__(
     self, dims, rngs, *, cells: Grid, q_stride: int, kv_stride: int, design: Design, **options
@@ -81,7 +84,9 @@ class PoolingAttention(Attention):
     super().__init__(dims, rngs, **options)
 
     def pool(stride):
-      return Pool(cells, stride, dims.head_dim, rngs, norm=design.make_norm(dims.head_dim, rngs))
+      return GridPool(
+        cells, stride, dims.head_dim, rngs, norm=design.make_norm(dims.head_dim, rngs)
+      )
 
     self.pool_query, self.pool_key, self.pool_value = (
       pool(q_stride),
@@ -91,20 +96,28 @@ class PoolingAttention(Attention):
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     """Return ([B, T / q_stride², D], {}, None)."""
-    q, k, v = together((self.query, self.key, self.value), x_BTD)
-    q_BTNH = named(self.q_norm(self.pool_query(self._heads(q, "activation_heads"))), "query")
-    k_BSKH = named(self.k_norm(self.pool_key(self._heads(k, "activation_kv_heads"))), "key")
-    v_BSKH = named(self.pool_value(self._heads(v, "activation_kv_heads")), "value")
+    q, k, v = apply_jointly((self.query, self.key, self.value), x_BTD)
+    q_BTNH = name_activation(
+      self.q_norm(self.pool_query(self._heads(q, "activation_heads"))), "query"
+    )
+    k_BSKH = name_activation(
+      self.k_norm(self.pool_key(self._heads(k, "activation_kv_heads"))), "key"
+    )
+    v_BSKH = name_activation(self.pool_value(self._heads(v, "activation_kv_heads")), "value")
     mask = Mask(positions(q_BTNH.shape[1]), positions(k_BSKH.shape[1]))
     options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
     with jax.named_scope("attention"):
       o_BTNH = self.core(
-        q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, place=self.place, **options
+        q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, log_name=self.log_name, **options
       )
-    o_BTNH = named(self.joined(o_BTNH, q_BTNH), "context")
-    return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"), {}, None
+    o_BTNH = name_activation(self.add_pooled_queries(o_BTNH, q_BTNH), "context")
+    return (
+      name_activation(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"),
+      {},
+      None,
+    )
 
-  def joined(self, o_BTNH: jax.Array, q_BTNH: jax.Array) -> jax.Array:
+  def add_pooled_queries(self, o_BTNH: jax.Array, q_BTNH: jax.Array) -> jax.Array:
     """Add the pooled queries to the attended values."""
     return o_BTNH + q_BTNH
 
@@ -124,16 +137,18 @@ class PoolingResidual(Residual):
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
     x_BTD = self.in_norm(x_BTD)
     y_BTD, aux, _ = self.layer(x_BTD, context, None, subkey(key, 0))
-    x_BTD = max_pooled(self.shortcut(x_BTD), self.cells, self.stride)
-    return x_BTD + self.dropped(self.res_norm(y_BTD), context, key), aux, None
+    x_BTD = max_pool_tokens(self.shortcut(x_BTD), self.cells, self.stride)
+    return x_BTD + self.apply_drop_path(self.res_norm(y_BTD), context, key), aux, None
 
 
-def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
+def max_pool_tokens(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
   """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]. Extra tokens before them
   stay."""
   B, _, D = x_BTD.shape
   extra, cells = jnp.split(x_BTD, [grid.extra], axis=1)
-  found = max_pool(cells.reshape(B, grid.rows, grid.columns, D), SIZE, stride, ((1, 1), (1, 1)))
+  found = max_pool(
+    cells.reshape(B, grid.rows, grid.columns, D), KERNEL_SIZE, stride, ((1, 1), (1, 1))
+  )
   return jnp.concatenate([extra, found.reshape(B, -1, D)], axis=1)
 
 
@@ -149,7 +164,7 @@ class PoolingBuilder(GridStackBuilder):
   """
 
   cells: Grid = Grid(0, 0)
-  KIND: ClassVar[type[PoolingAttention]] = PoolingAttention
+  ATTENTION: ClassVar[type[PoolingAttention]] = PoolingAttention
 
   q_stride: int = 1
   kv_stride: int = 1
@@ -159,9 +174,9 @@ class PoolingBuilder(GridStackBuilder):
     given = dict(
       cells=self.cells, q_stride=self.q_stride, kv_stride=self.kv_stride, design=self.design
     )
-    return super()._attention(partial(self.KIND, width=self.width, **given), rngs, turn)
+    return super()._attention(partial(self.ATTENTION, width=self.width, **given), rngs, turn)
 
-  def entry(self, rngs: nnx.Rngs) -> Block:
+  def build_entry(self, rngs: nnx.Rngs) -> Block:
     """Build the first block of a stage: its attention pools queries, and its output is wider than
     its input."""
     width = self.width

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 from flax import nnx
 
-from t5x_like.architectures.image_encoder import check
+from t5x_like.architectures.image_encoder import check_images
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
 from t5x_like.architectures.pooling import PoolingBuilder
 from t5x_like.errors import UserError
@@ -42,7 +42,7 @@ class OverlappingPatches(nnx.Module):
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
     variant, (Y, X) = self.variant, image_BYXC.shape[1:3]
-    check(image_BYXC, variant)
+    check_images(image_BYXC, variant)
     before = variant.patch_size // 2
     cells = (variant.grid.rows, variant.grid.columns)
     last = [(number - 1) * variant.patch + variant.patch_size for number in cells]
@@ -64,7 +64,7 @@ class PoolingEncoder(StagedEncoder):
   def __init__(self, rngs: nnx.Rngs, *, variant: str | PoolingVariant, **options):
     super().__init__(rngs, variant=variant, **options)
 
-  def patches_of(self, rngs: nnx.Rngs) -> OverlappingPatches:
+  def build_patches(self, rngs: nnx.Rngs) -> OverlappingPatches:
     design = self.variant.design
     if design.norm_position != "pre":
       found = f"found {design.norm_position!r}"
@@ -74,7 +74,7 @@ class PoolingEncoder(StagedEncoder):
       )
     return self.PATCHES(self.variant, rngs)
 
-  def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+  def build_stage(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     variant = self.variant
     dims = self.variant.stages[number]
     grid = self.variant.grids[number]
@@ -86,7 +86,7 @@ class PoolingEncoder(StagedEncoder):
       before = variant.grids[number - 1]
       width = variant.stages[number - 1].embed
       pooled = dict(cells=before, key_grid=before.coarser(kv_stride), q_stride=2, width=width)
-      entry = PoolingBuilder(variant.design, dims, **pooled, **given).entry(rngs)
+      entry = PoolingBuilder(variant.design, dims, **pooled, **given).build_entry(rngs)
     rest = places[1:] if number else places
     stack = None
     if rest:

@@ -5,11 +5,11 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures import heads
-from t5x_like.architectures.architecture import Batch, aligned
+from t5x_like.architectures.architecture import Batch, has_aligned_positions
 from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.encoder import Encoder
 from t5x_like.nn.dims import subkey
-from t5x_like.nn.hidden_states import LAST, read
+from t5x_like.nn.hidden_states import LAST_STATE, read_states
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 
@@ -34,8 +34,18 @@ class Reader(Encoder):
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
-    mask = Mask(pos, pos, segments, segments, valid, causal=True, aligned=aligned(batch, "encoder"))
+    mask = Mask(
+      pos,
+      pos,
+      segments,
+      segments,
+      valid,
+      causal=True,
+      aligned=has_aligned_positions(batch, "encoder"),
+    )
     x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
-    states = getattr(self.head, "states", LAST)
-    x_BSD, aux = read(self.decoder, x_BSD, Context(mask=mask, valid=valid), subkey(key, 1), states)
+    states = getattr(self.head, "states", LAST_STATE)
+    x_BSD, aux = read_states(
+      self.decoder, x_BSD, Context(mask=mask, valid=valid), subkey(key, 1), states
+    )
     return x_BSD, valid, aux

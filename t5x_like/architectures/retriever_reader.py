@@ -9,13 +9,13 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.build import chosen
+from t5x_like.architectures.build import resolve_variant
 from t5x_like.architectures.design import Design, Variant
 from t5x_like.architectures.encoder import Encoder
 from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.linear import Linear
-from t5x_like.nn.vocabulary_logits import dense
+from t5x_like.nn.vocabulary_logits import materialise_logits
 from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import PositiveInt, Rate
 
@@ -62,11 +62,11 @@ class Retriever(nnx.Module):
     self.query = Linear((D, width), ("embed", None), init, rngs)
     self.passage = Linear((D, width), ("embed", None), init, rngs)
 
-  def queries(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
+  def embed_queries(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
     """Embed queries: float32 [R, P]."""
     return self.query(self._first(tokens_RL, key)).astype(jnp.float32)
 
-  def passages(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
+  def embed_passages(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
     """Embed passages: float32 [R, P]."""
     return self.passage(self._first(tokens_RL, key)).astype(jnp.float32)
 
@@ -79,7 +79,7 @@ class Retriever(nnx.Module):
     return self.encoder.encode(rows, key)[0][:, 0]
 
 
-class Kept(nnx.Module):
+class FrozenRetriever(nnx.Module):
   """The retriever as it was when the index was last made."""
 
   def __init__(self, retriever: Retriever):
@@ -102,7 +102,7 @@ class RetrieverReader(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, RetrievalVariant]] = {}
   VARIANT = RetrievalVariant
-  NEEDS = ("encoder_input_tokens", "passage_tokens")
+  REQUIRED_FEATURES = ("encoder_input_tokens", "passage_tokens")
 
   def __init__(
     self,
@@ -117,22 +117,24 @@ class RetrieverReader(nnx.Module):
     design: dict = {},
     tokens: dict = {},
   ):
-    variant = chosen(self.VARIANTS, variant)
+    variant = resolve_variant(self.VARIANTS, variant)
     both = dict(slots.to_plain(design))
     of_one = {part: both.pop(part, {}) for part in ("retriever", "reader")}
     changes = {part: both | own for part, own in of_one.items()}
-    reader = chosen({}, variant.reader, changes["reader"], tokens, vocab_size=vocab_size)
+    reader = resolve_variant({}, variant.reader, changes["reader"], tokens, vocab_size=vocab_size)
     own = dict(tokens=reader.tokens, vocab_size=reader.vocab_size, types=0)
-    retriever = dataclasses.replace(chosen({}, variant.retriever, changes["retriever"]), **own)
+    retriever = dataclasses.replace(
+      resolve_variant({}, variant.retriever, changes["retriever"]), **own
+    )
     self.variant = dataclasses.replace(variant, reader=reader, retriever=retriever)
     options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers)
     self.retriever = Retriever(rngs, retriever, variant.width, **options)
     self.reader = EncoderDecoder(rngs, variant=reader, **options)
-    self.reference = Kept(self.retriever)
+    self.reference = FrozenRetriever(self.retriever)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return `outputs` with float32 logits."""
-    return dense(self.outputs(batch, key))
+    return materialise_logits(self.outputs(batch, key))
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Embed queries and passages, and read each query with each of its passages.
@@ -148,14 +150,14 @@ class RetrieverReader(nnx.Module):
     """
     passage_BZL = batch["passage_tokens"]
     B, Z, L = passage_BZL.shape
-    query_BP = self.retriever.queries(batch["encoder_input_tokens"], subkey(key, 0))
-    passage_RP = self.retriever.passages(passage_BZL.reshape(B * Z, L), subkey(key, 1))
+    query_BP = self.retriever.embed_queries(batch["encoder_input_tokens"], subkey(key, 0))
+    passage_RP = self.retriever.embed_passages(passage_BZL.reshape(B * Z, L), subkey(key, 1))
     found = {"query_embeddings": query_BP, "passage_embeddings": passage_RP.reshape(B, Z, -1)}
     if "decoder_input_tokens" not in batch:
       return found
-    return self.reader.outputs(self.read(batch), subkey(key, 2)) | found
+    return self.reader.outputs(self.reader_rows(batch), subkey(key, 2)) | found
 
-  def read(self, batch: Batch) -> Batch:
+  def reader_rows(self, batch: Batch) -> Batch:
     """Return the reader's rows, B * Z of them: each query and behind it a passage, with the
     decoder's input, if any."""
     query_BQ = batch["encoder_input_tokens"]

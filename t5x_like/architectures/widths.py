@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn.dims import Dims
 
 
-def at_width(where: str, dims: Dims, width: int) -> Dims:
+def scale_dims(where: str, dims: Dims, width: int) -> Dims:
   """Return the sizes of a stack of another width: as many times the heads and the feed-forward
   width, heads as wide.
 
@@ -31,7 +31,7 @@ def at_width(where: str, dims: Dims, width: int) -> Dims:
   return dataclasses.replace(dims, embed=width, heads=heads, kv_heads=kv_heads, mlp=mlp)
 
 
-def dims_of(variant: Any) -> Dims | None:
+def stack_dims(variant: Any) -> Dims | None:
   """Return the sizes of a variant's stacks; None if they are not all of one width."""
   fields = (
     {field.name for field in dataclasses.fields(variant)}
@@ -41,11 +41,13 @@ def dims_of(variant: Any) -> Dims | None:
   return variant.dims if "dims" in fields else None
 
 
-def resized(where: str, variants: dict[str, Any], variant: Any, size: int | str | dict) -> Any:
+def resize_variant(
+  where: str, variants: dict[str, Any], variant: Any, size: int | str | dict
+) -> Any:
   """Return a variant with other widths.
 
   Args:
-    where: as in `at_width`.
+    where: as in `scale_dims`.
     variants: the family's, by name.
     size: a width; or a name in `variants`, whose widths it is; or changes to the fields of `Dims`.
       A family without `Dims` has names alone, and gets the variant of that name.
@@ -53,7 +55,7 @@ def resized(where: str, variants: dict[str, Any], variant: Any, size: int | str 
     UserError: no such variant, or a size that cannot be.
   """
   named = slots.find(where, size, variants) if isinstance(size, str) else None
-  if dims_of(variant) is None:
+  if stack_dims(variant) is None:
     if named is None:
       raise UserError(
         f"{where}: found {size!r}, but this family's sizes are no multiples of a "
@@ -65,5 +67,5 @@ def resized(where: str, variants: dict[str, Any], variant: Any, size: int | str 
   elif isinstance(size, dict):
     dims = slots.replace_fields(where, variant.dims, size)
   else:
-    dims = at_width(where, variant.dims, size)
+    dims = scale_dims(where, variant.dims, size)
   return dataclasses.replace(variant, dims=dims)

@@ -7,11 +7,11 @@ import jax
 from flax import nnx
 
 from t5x_like import slots
-from t5x_like.architectures.build import chosen
+from t5x_like.architectures.build import resolve_variant
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.image_encoder import patchified
+from t5x_like.architectures.image_encoder import patchify
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
-from t5x_like.architectures.windows import Merging, WindowStack
+from t5x_like.architectures.windows import PatchMerging, WindowStackBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.embed import Inputs
@@ -48,7 +48,7 @@ class WindowVariant(StagedVariant):
         f"config.model.pretrained_windows: {found}, expected one number for each, or none"
       )
 
-  def window_of(self, stage: int) -> tuple[int, int]:
+  def stage_window(self, stage: int) -> tuple[int, int]:
     """Return the window of a stage, and the shift of every second layer."""
     window = self.window
     side = min(self.grids[stage].rows, self.grids[stage].columns)
@@ -57,7 +57,7 @@ class WindowVariant(StagedVariant):
     return (window, window // 2) if window < side else (side, 0)
 
 
-class Patches(Linear):
+class PatchEmbedding(Linear):
   """Projected patches of images, whose kernel starts as a convolution of PyTorch, as the authors
   left it."""
 
@@ -73,13 +73,13 @@ class Patches(Linear):
     self.variant = variant
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
-    return super().__call__(patchified(image_BYXC, self.variant))
+    return super().__call__(patchify(image_BYXC, self.variant))
 
 
-class NormFirst(Inputs):
+class NormFirstInputs(Inputs):
   """`Inputs` with positions added after the norm, as in Swin Transformer."""
 
-  def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+  def embed_positions(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     return self.position.embed(self.norm(x_BTD), pos_BT)
 
 
@@ -91,7 +91,7 @@ class WindowEncoder(StagedEncoder):
   """
 
   VARIANT = WindowVariant
-  INPUTS = NormFirst
+  INPUTS = NormFirstInputs
   EDGE_EPSILON = 1e-5  # for the norms of patches, in the authors' code and in every published model
 
   def __init__(
@@ -107,7 +107,7 @@ class WindowEncoder(StagedEncoder):
     given = dict(
       window=window, patch_position=patch_position, pretrained_windows=pretrained_windows
     )
-    variant = chosen(self.VARIANTS, variant, **given)
+    variant = resolve_variant(self.VARIANTS, variant, **given)
     super().__init__(rngs, variant=variant, **options)
 
   def input_design(self) -> Design:
@@ -115,7 +115,7 @@ class WindowEncoder(StagedEncoder):
     position = self.variant.patch_position
     return dataclasses.replace(design, norm_epsilon=self.EDGE_EPSILON, position=position)
 
-  def patches_of(self, rngs: nnx.Rngs) -> Patches:
+  def build_patches(self, rngs: nnx.Rngs) -> PatchEmbedding:
     variant = self.variant
     if (least := min(variant.grid.rows, variant.grid.columns)) < variant.window:
       found = (
@@ -124,14 +124,14 @@ class WindowEncoder(StagedEncoder):
       raise UserError(
         f"config.model.window: {found}, expected at least the window's {variant.window}"
       )
-    return Patches(variant, rngs)
+    return PatchEmbedding(variant, rngs)
 
-  def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
-    variant, (window, shift) = self.variant, self.variant.window_of(number)
+  def build_stage(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+    variant, (window, shift) = self.variant, self.variant.stage_window(number)
     dims = variant.stages[number]
     grid = variant.grids[number]
     places = self.places(number)
-    stack = WindowStack(
+    stack = WindowStackBuilder(
       self._design(number),
       dims,
       causal=False,
@@ -156,7 +156,7 @@ class WindowEncoder(StagedEncoder):
       design, position={"name": name, **arguments, "pretrained": pretrained[number]}
     )
 
-  def _merging(self, number: int, rngs: nnx.Rngs) -> Merging:
+  def _merging(self, number: int, rngs: nnx.Rngs) -> PatchMerging:
     variant = self.variant
     design = self.input_design()
     before = variant.stages[number - 1].embed
@@ -164,6 +164,6 @@ class WindowEncoder(StagedEncoder):
     first = design.norm_position != "res_post"
     norm = design.make_norm(4 * before if first else after, rngs)
     init = design.kernel_init(4 * before)
-    return Merging(
+    return PatchMerging(
       variant.grids[number - 1], before, after, rngs, init=init, norm=norm, norm_first=first
     )

@@ -43,10 +43,10 @@ class WindowAttention(SelfAttention):
     below, right = (-cells % self.side for cells in (self.grid.rows, self.grid.columns))
     x_BYXD = jnp.pad(x_BYXD, ((0, 0), (0, below), (0, right), (0, 0)))
     shape = x_BYXD.shape
-    windows = split(jnp.roll(x_BYXD, (-self.shift, -self.shift), (1, 2)), self.side)
+    windows = split_windows(jnp.roll(x_BYXD, (-self.shift, -self.shift), (1, 2)), self.side)
     context = dataclasses.replace(context, mask=self.mask(*shape[1:3]))
     y, aux, _ = super().__call__(windows, context, None, key)
-    y_BYXD = jnp.roll(joined(y, shape, self.side), (self.shift, self.shift), (1, 2))
+    y_BYXD = jnp.roll(join_windows(y, shape, self.side), (self.shift, self.shift), (1, 2))
     return y_BYXD[:, : self.grid.rows, : self.grid.columns].reshape(x_BTD.shape), aux, None
 
   def mask(self, rows: int, columns: int) -> Mask:
@@ -58,7 +58,9 @@ class WindowAttention(SelfAttention):
       return Mask(pos, pos)
     part_y, part_x = (np.arange(n) >= n - self.shift for n in (rows, columns))
     parts_YX = 2 * part_y[:, None] + part_x
-    segments = jnp.asarray(split(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0])
+    segments = jnp.asarray(
+      split_windows(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0]
+    )
     return Mask(pos, pos, segments, segments)
 
   def attend(
@@ -98,7 +100,7 @@ def _within(
   return mapped(*map(cut, (q_BTNH, k_BSKH, v_BSKH)), segments, keys).reshape(q_BTNH.shape)
 
 
-def split(x_BYXD, window: int):
+def split_windows(x_BYXD, window: int):
   """Put tokens in the order of windows: [B, Y, X, D] -> [B, Y * X, D], windows and their cells in
   raster order."""
   B, Y, X, D = x_BYXD.shape
@@ -106,14 +108,14 @@ def split(x_BYXD, window: int):
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(B, -1, D)
 
 
-def joined(x: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.Array:
-  """Undo `split`, for a grid of this shape."""
+def join_windows(x: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.Array:
+  """Undo `split_windows`, for a grid of this shape."""
   B, Y, X, D = shape
   x = x.reshape(B, Y // window, X // window, window, window, D)
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(shape)
 
 
-class Merging(Layer):
+class PatchMerging(Layer):
   """A layer that merges each square of four cells into one cell of another width.
 
   It concatenates their vectors, column by column, and applies a linear layer, with a norm before or
@@ -141,7 +143,7 @@ class Merging(Layer):
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowStack(GridStackBuilder):
+class WindowStackBuilder(GridStackBuilder):
   """A builder of stacks whose layers attend within windows, alternately regular and shifted; `grid`
   is a window's.
 

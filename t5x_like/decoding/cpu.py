@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.linear import Linear, contract, matmul, replaced
+from t5x_like.nn.linear import Linear, contract, map_linears, matmul
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import platform, ways
 
@@ -27,7 +27,7 @@ def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
 
   Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and
   kernels split over devices; quantised layers stay as they are. In float32, the layers that a
-  module lists in `TOGETHER` become one `Joined`; XLA on CPU reads small kernels of bfloat16 faster.
+  module lists in `SHARED_INPUT` become one `Joined`; XLA on CPU reads small kernels of bfloat16 faster.
   """
 
   def held(_, linear: Linear) -> Linear:
@@ -40,12 +40,12 @@ def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
     cast.kernel = nnx.Param(kernel[...].astype(dtype), axes=kernel.axes, unit=kernel.unit)
     return cast
 
-  made = replaced(module, held)
+  made = map_linears(module, held)
   for _, part in list(nnx.iter_modules(made)) if dtype == jnp.float32 else ():
-    layers = [getattr(part, name) for name in getattr(part, "TOGETHER", ())]
+    layers = [getattr(part, name) for name in getattr(part, "SHARED_INPUT", ())]
     if layers and all(isinstance(layer, KernelFirst) for layer in layers):
       for name, joined in zip(
-        part.TOGETHER, [Joined(layers), *(InJoined() for _ in layers[1:])], strict=True
+        part.SHARED_INPUT, [Joined(layers), *(InJoined() for _ in layers[1:])], strict=True
       ):
         setattr(part, name, joined)
   return made
@@ -69,7 +69,7 @@ class KernelFirst(Linear):
     self.bias = linear.bias
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.completed(kernel_first(self.kernel[...], x, x.dtype), x)
+    return self.finish_product(kernel_first(self.kernel[...], x, x.dtype), x)
 
 
 class Joined(nnx.Module):
@@ -82,9 +82,9 @@ class Joined(nnx.Module):
     self.kernel = nnx.Param(kernels, axes=first.kernel.axes, unit=first.kernel.unit)
     self.biases = nnx.List([layer.bias for layer in layers])
 
-  def beside(self, layers: Sequence[nnx.Module], x: jax.Array) -> list[jax.Array]:
+  def apply_jointly(self, layers: Sequence[nnx.Module], x: jax.Array) -> list[jax.Array]:
     """Apply all fused layers to `x`; `layers` holds this one and its placeholders. See
-    `nn.linear.together`."""
+    `nn.linear.apply_jointly`."""
     y = kernel_first(self.kernel[...], x, x.dtype)
     parts = jax.lax.split(y, self.sizes, axis=y.ndim - 1)
     return [

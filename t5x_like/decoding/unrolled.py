@@ -19,15 +19,15 @@ from t5x_like.nn.block import Block
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.stack import Stack
-from t5x_like.nn.stacks import Stacks
+from t5x_like.nn.two_part_stack import TwoPartStack
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 
 
 class Unrolled(nnx.Module):
   """A `Stack` split into its layers, called like it; its cache is a list of the layers' caches."""
 
-  def __init__(self, stack: Stack | Stacks, dtype: jnp.dtype):
-    parts = [stack.first, stack.rest] if isinstance(stack, Stacks) else [stack]
+  def __init__(self, stack: Stack | TwoPartStack, dtype: jnp.dtype):
+    parts = [stack.first, stack.rest] if isinstance(stack, TwoPartStack) else [stack]
     self.rest = copy.copy(parts[-1])
     self.rest.blocks = None
     self.blocks = nnx.List(
@@ -90,8 +90,8 @@ def for_decoding(model):
     return model
   made = copy.copy(model)
   for name in ("encoder", "decoder"):
-    if isinstance(stack := getattr(model, name, None), Stack | Stacks):
-      looped = (stack.rest if isinstance(stack, Stacks) else stack).layers == "loop"
+    if isinstance(stack := getattr(model, name, None), Stack | TwoPartStack):
+      looped = (stack.rest if isinstance(stack, TwoPartStack) else stack).layers == "loop"
       setattr(made, name, Unrolled(stack, model.dtype) if looped else prepared(stack, model.dtype))
   made.head = copy.copy(model.head)
   # OPT 350M projects before it

@@ -31,8 +31,8 @@ def of_texts(
 def check(model, where: str) -> None:
   """Raise UserError for a model without an encoder of texts; `where` names its user."""
   if (
-    "encoder_input_tokens" not in model.NEEDS
-    or "decoder_input_tokens" in model.NEEDS
+    "encoder_input_tokens" not in model.REQUIRED_FEATURES
+    or "decoder_input_tokens" in model.REQUIRED_FEATURES
     or not hasattr(model, "encode")
   ):
     found = type(model).__module__.rpartition(".")[2]

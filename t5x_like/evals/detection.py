@@ -47,7 +47,7 @@ class Evaluator:
       raise UserError(
         f"evaluator detection: is for images with boxes, task {task.name} makes {made}"
       )
-    if "image_size" not in setting.model.NEEDS:
+    if "image_size" not in setting.model.REQUIRED_FEATURES:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
 
     self._run = setting.jit(

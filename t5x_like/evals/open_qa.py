@@ -65,7 +65,7 @@ class Evaluator:
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
 
     def function(model, batch):
-      return answered(model, {name: batch[name] for name in model.NEEDS}, new)
+      return answered(model, {name: batch[name] for name in model.REQUIRED_FEATURES}, new)
 
     self._run = setting.jit(function)
 

@@ -60,7 +60,7 @@ def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any])
   Raises:
     UserError: the model finds neither classes nor objects, or a flag does not apply to it.
   """
-  return (ObjectDetection if "image_size" in model.NEEDS else ImageClassification)(
+  return (ObjectDetection if "image_size" in model.REQUIRED_FEATURES else ImageClassification)(
     model, vocabulary, task, flags
   )
 
@@ -125,7 +125,7 @@ class ImageClassification(_OfImages):
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self.read_options(model.variant, task, flags)
     image = jax.ShapeDtypeStruct((1, *self._sides, self.channels), np.float32)
-    only_images = tuple(getattr(model, "NEEDS", ())) == ("image",)
+    only_images = tuple(getattr(model, "REQUIRED_FEATURES", ())) == ("image",)
     out = jax.eval_shape(lambda m, x: m({"image": x}), model, image) if only_images else {}
     if "logits" not in out or out["logits"].ndim != 2:
       raise UserError(

@@ -43,7 +43,7 @@ class Retrieved:
     self.vocabulary = task.vocabulary
     self._task = task
     self._search = search
-    self._shapes = {name: task.features[name].shape for name in model.NEEDS}
+    self._shapes = {name: task.features[name].shape for name in model.REQUIRED_FEATURES}
     self._k = self._shapes["passage_tokens"][0] - 1
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
     self._answered = functools.partial(answered, new_tokens=new)

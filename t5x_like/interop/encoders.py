@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
 
 ACTIVATIONS = {
@@ -150,7 +150,7 @@ def refuse_others(model, **expected) -> None:
     embed_scale=False,
     embed_norm=True,
     logits_scale=False,
-    core=[*EXACT],
+    core=[*EXACT_CORES],
   )
   require_design(model, **usual | expected)
 

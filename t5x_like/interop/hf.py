@@ -33,7 +33,7 @@ from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.nn import params
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.vocabularies.kinds._shared import PUBLISHED_FILES
 
 SHARD_BYTES = 5 * 10**9
@@ -410,7 +410,7 @@ def exact_cores(design) -> list:
       return {core if isinstance(core, str) else core["name"]}
     return set().union(*map(names, core.values() if isinstance(core, dict) else core))
 
-  return [design.core] if names(design.core) <= set(EXACT) else [*EXACT]
+  return [design.core] if names(design.core) <= set(EXACT_CORES) else [*EXACT_CORES]
 
 
 def require_design(model, **expected) -> None:

@@ -11,9 +11,9 @@ from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.image_positions.sinusoidal_2d import table_of
+from t5x_like.nn.image_positions.sinusoidal_2d import sine_table
 from t5x_like.nn.positions import Position
 from t5x_like.resolution import Resolution, from_sides
 
@@ -117,7 +117,7 @@ def config(
     position=list(positions),
     embed_scale=False,
     embed_norm=False,
-    core=[*EXACT],
+    core=[*EXACT_CORES],
   )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
     raise UserError(
@@ -257,7 +257,7 @@ def positions(m: TensorMapping, theirs: str, ours: str, scheme: Position) -> Non
     m.fused(theirs, [f"{ours}/position/table"], split=lambda x: [x[0]], join=leading(1))
   else:
     m.fused(
-      theirs, [], split=lambda x: [], join=lambda _: table_of(scheme.width, scheme.grid)[None]
+      theirs, [], split=lambda x: [], join=lambda _: sine_table(scheme.width, scheme.grid)[None]
     )
 
 

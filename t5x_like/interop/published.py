@@ -58,7 +58,7 @@ class PublishedModel:
       module, other = (
         functools.reduce(getattr, name.split("/")[:-1], model) for model in (self.model, self.held)
       )
-      found[name] = jax.device_put(module.resized(found[name], other), found[name].sharding)
+      found[name] = jax.device_put(module.resize(found[name], other), found[name].sharding)
     return found
 
 
@@ -76,7 +76,7 @@ def find(path: str, flag: str) -> PublishedModel | None:
     return None
   layers = "loop" if jax.default_backend() == "cpu" else "scan"
   model = hf.load_abstract(directory, layers=layers)
-  if "image" in model.NEEDS:
+  if "image" in model.REQUIRED_FEATURES:
     return _of_images(path, directory, model, flag, layers)
   if not vocabularies.has_tokenizer(place(directory)):
     raise UserError(
@@ -92,7 +92,7 @@ def find(path: str, flag: str) -> PublishedModel | None:
     )
   values = json.loads(model.origin.config)
   told = _generated(
-    values, pathlib.Path(model.origin.path), size, "encoder_input_tokens" in model.NEEDS
+    values, pathlib.Path(model.origin.path), size, "encoder_input_tokens" in model.REQUIRED_FEATURES
   )
   shapes = {name: list(one.shape) for name, one in _features(model, values, vocabulary).items()}
   identity = {
@@ -171,7 +171,7 @@ def _generated(
 
 
 def _of_images(path: str, directory: str, model, flag: str, layers: str) -> PublishedModel:
-  if flag.startswith("config.teacher") or "text_input_tokens" in model.NEEDS:
+  if flag.startswith("config.teacher") or "text_input_tokens" in model.REQUIRED_FEATURES:
     raise UserError(
       f"{flag}: {path} is a published model of images, whose classes are numbered as its training "
       "says; make a workdir of it with python -m tools.convert_hf and a recipe of its family"
@@ -210,9 +210,9 @@ def _features(model, values: dict[str, Any], vocabulary) -> features.Features:
   length = next((values[key] for key in _LENGTHS if isinstance(values.get(key), int)), _UNLIMITED)
   if isinstance(inputs.position, LearnedPosition):
     length = inputs.position.length
-  if "decoder_input_tokens" not in model.NEEDS:
+  if "decoder_input_tokens" not in model.REQUIRED_FEATURES:
     return features.encoder(length, "segment_ids")
-  if "encoder_input_tokens" in model.NEEDS:
+  if "encoder_input_tokens" in model.REQUIRED_FEATURES:
     return features.encoder_decoder(length, length, vocabulary)
   return features.decoder(length)
 

@@ -47,4 +47,4 @@ class Model(DualEncoder):
   """A BASIC of one of `VARIANTS`, with the features and arguments of every dual encoder."""
 
   VARIANTS = VARIANTS
-  IMAGES = coatnet.Model
+  IMAGE_ENCODER = coatnet.Model

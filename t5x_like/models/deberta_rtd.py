@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.architecture import Batch
-from t5x_like.architectures.encoder import PLACES, Encoder
+from t5x_like.architectures.encoder import HEAD_POSITIONS, Encoder
 from t5x_like.models import deberta, electra
 from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
@@ -85,7 +85,7 @@ class Model(deberta.Model):
     judging = copy.copy(self)
     judging.embed = Shifted(self.generator.embed, self.embed)
     return Encoder.outputs(
-      judging, {name: x for name, x in batch.items() if name not in PLACES}, key
+      judging, {name: x for name, x in batch.items() if name not in HEAD_POSITIONS}, key
     )
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:

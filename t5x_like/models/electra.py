@@ -16,7 +16,7 @@ from flax import nnx
 
 from t5x_like.architectures.architecture import Batch
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.encoder import PLACES, Encoder
+from t5x_like.architectures.encoder import HEAD_POSITIONS, Encoder
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims, subkey
 
@@ -110,7 +110,9 @@ class Model(Encoder):
 
   def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return {"logits": float32 [B, S]}, positive for tokens of the batch judged to be replaced."""
-    return super().outputs({name: x for name, x in batch.items() if name not in PLACES}, key)
+    return super().outputs(
+      {name: x for name, x in batch.items() if name not in HEAD_POSITIONS}, key
+    )
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Predict the token at each position, or at each masked position if the batch has them.

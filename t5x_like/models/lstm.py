@@ -48,4 +48,4 @@ class Model(Decoder):
   """An LSTM of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS
-  BUILDER = Builder
+  STACK_BUILDER = Builder

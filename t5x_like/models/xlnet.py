@@ -76,7 +76,7 @@ class Model(Encoder):
   `encoder_order`."""
 
   VARIANTS = VARIANTS
-  BUILDER = TwoStreamBuilder
+  STACK_BUILDER = TwoStreamBuilder
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     design = self.variant.design

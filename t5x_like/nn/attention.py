@@ -12,14 +12,14 @@ from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import NO_DROPOUT, Dims, Dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context, Layer
-from t5x_like.nn.linear import Linear, together
+from t5x_like.nn.linear import Linear, apply_jointly
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
-from t5x_like.nn.remat import named
+from t5x_like.nn.remat import name_activation
 from t5x_like.parallel.constrain import constrain, platform
 
-CAUSAL = "causal_attention"  # named scope in profiles; the FLOP count halves its operations
+CAUSAL_SCOPE = "causal_attention"  # named scope in profiles; the FLOP count halves its operations
 
 
 class Attention(Layer):
@@ -41,10 +41,10 @@ class Attention(Layer):
     window: see `Mask`.
 
   Attributes:
-    place: the name under which logs and records list the core in use.
+    log_name: the name under which logs and records list the core in use.
   """
 
-  place = "attention_core"
+  log_name = "attention_core"
 
   def __init__(
     self,
@@ -101,21 +101,27 @@ class Attention(Layer):
     """Return keys and values, each [B, S, K, H], from projections [B, S, K * H]."""
     k_BSKH = self.k_norm(self._heads(k_BSX, "activation_kv_heads"))
     v_BSKH = self._heads(v_BSX, "activation_kv_heads")
-    return named(self.position.rotate(k_BSKH, pos_BS), "key"), named(v_BSKH, "value")
+    return name_activation(self.position.rotate(k_BSKH, pos_BS), "key"), name_activation(
+      v_BSKH, "value"
+    )
 
   def attend(
     self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None
   ) -> jax.Array:
     """Attend from query projections [B, T, N * H] to keys and values; return [B, T, D]."""
     q_BTNH = self.position.rotate(self.q_norm(self._heads(q_BTX, "activation_heads")), mask.q_pos)
-    q_BTNH = named(q_BTNH.reshape(q_BTX.shape) * self.scale, "query").reshape(q_BTNH.shape)
+    q_BTNH = name_activation(q_BTNH.reshape(q_BTX.shape) * self.scale, "query").reshape(
+      q_BTNH.shape
+    )
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
     options = dict(scale=1.0, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
-    with jax.named_scope(CAUSAL if mask.causal and mask.k_prefix is None else "attention"):
-      o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, place=self.place, **options)
-    o_BTNH = named(o_BTNH.astype(q_BTX.dtype), "context")
-    return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out")
+    with jax.named_scope(CAUSAL_SCOPE if mask.causal and mask.k_prefix is None else "attention"):
+      o_BTNH = core(
+        q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, log_name=self.log_name, **options
+      )
+    o_BTNH = name_activation(o_BTNH.astype(q_BTX.dtype), "context")
+    return name_activation(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out")
 
   def _heads(self, x: jax.Array, axis: str) -> jax.Array:
     return constrain(x.reshape(*x.shape[:-1], -1, self.head_dim), "batch", "length", axis, None)
@@ -124,17 +130,17 @@ class Attention(Layer):
 class SelfAttention(Attention):
   """Attention among the tokens of one stack, optionally through a cache."""
 
-  TOGETHER = ("query", "key", "value")  # see `decoding.cpu.prepared`
+  SHARED_INPUT = ("query", "key", "value")  # see `decoding.cpu.prepared`
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Return ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at
     `context.slot`."""
     mask = context.mask
     core = self.core
-    q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
+    q_BTX, k_BTX, v_BTX = apply_jointly((self.query, self.key, self.value), x_BTD)
     k_BSKH, v_BSKH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     if cache is not None:
-      core = core.decoding()
+      core = core.for_decoding()
       at = (0, 0, context.slot, 0)
       new = {"k": k_BSKH.swapaxes(1, 2), "v": v_BSKH.swapaxes(1, 2)}
       cache = {
@@ -147,7 +153,7 @@ class SelfAttention(Attention):
     # a step's products read this layout
     shape = (start.batch, self.kv_heads, start.slots, self.head_dim)
     empty = constrain(
-      jnp.zeros(shape, held(start.dtype)), "batch", "activation_kv_heads", None, None
+      jnp.zeros(shape, cache_dtype(start.dtype)), "batch", "activation_kv_heads", None, None
     )
     return {"k": empty, "v": empty}
 
@@ -156,7 +162,7 @@ class CrossAttention(Attention):
   """Attention from a decoder to the encoder's output; its cache holds the projected memory, written
   once."""
 
-  place = "cross_attention_core"
+  log_name = "cross_attention_core"
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     if cache is None:
@@ -168,16 +174,17 @@ class CrossAttention(Attention):
     return self.attend(self.core, self.query(x_BTD), *kv, context.memory_mask, None, key), {}, cache
 
   def _of_memory(self, memory_BSD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
-    return self.keys_and_values(*together((self.key, self.value), memory_BSD), mask.k_pos)
+    return self.keys_and_values(*apply_jointly((self.key, self.value), memory_BSD), mask.k_pos)
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     k_BSKH, v_BSKH = self._of_memory(start.memory, start.memory_mask)
     return {
-      n: x.swapaxes(1, 2).astype(held(start.dtype)) for n, x in {"k": k_BSKH, "v": v_BSKH}.items()
+      n: x.swapaxes(1, 2).astype(cache_dtype(start.dtype))
+      for n, x in {"k": k_BSKH, "v": v_BSKH}.items()
     }
 
 
-def held(dtype: jnp.dtype) -> jnp.dtype:
+def cache_dtype(dtype: jnp.dtype) -> jnp.dtype:
   """Return the dtype of cached keys and values: float32 on CPU.
 
   There, XLA multiplies bfloat16 with a batch axis in float32 and would cast the whole cache at

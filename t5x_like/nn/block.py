@@ -44,9 +44,9 @@ class Residual(Layer):
     y_BTD, aux, cache = self.layer(self.in_norm(x_BTD), context, cache, subkey(key, 0))
     y_BTD = constrain(y_BTD, "batch", "residual_length", "activation_embed")
     y_BTD = self.dropout(self.res_norm(y_BTD), subkey(key, 1))
-    return self.out_norm(self.alpha * x_BTD + self.dropped(y_BTD, context, key)), aux, cache
+    return self.out_norm(self.alpha * x_BTD + self.apply_drop_path(y_BTD, context, key)), aux, cache
 
-  def dropped(self, y_BTD: jax.Array, context, key: jax.Array | None) -> jax.Array:
+  def apply_drop_path(self, y_BTD: jax.Array, context, key: jax.Array | None) -> jax.Array:
     """Zero the examples of `y` whose path is dropped, and rescale the others."""
     rate = self.drop_path
     if key is not None and rate and context.depth is not None:
@@ -83,7 +83,7 @@ class Block(Layer):
       x_BTD, more, kept = wrap(layer)(x_BTD)
       caches |= kept
       for name, layer_aux in more.items():
-        collect(aux, name, layer_aux)
+        add_aux(aux, name, layer_aux)
     return x_BTD, aux, (None if cache is None else caches)
 
   def _layer(
@@ -117,7 +117,7 @@ class Parallel(Block):
         x_BTD, context, layer_cache, subkey(key, index)
       )
       total_BTD = total_BTD + y_BTD
-      collect(aux, name, layer_aux)
+      add_aux(aux, name, layer_aux)
     return total_BTD, aux, (None if cache is None else caches)
 
 
@@ -135,7 +135,7 @@ class Normed(Layer):
     return self.layer.start_cache(start)
 
 
-def collect(total: dict, name: str, more: dict) -> None:
+def add_aux(total: dict, name: str, more: dict) -> None:
   """Add a sublayer's scalars to `total` in place; store its statistics under `name/key`."""
   for key, value in more.items():
     if isinstance(value, Statistics):
@@ -148,5 +148,5 @@ def scalars(aux: dict) -> dict[str, jax.Array]:
   """Reduce statistics to scalars, and sum scalars of the same name."""
   total = {}
   for key, value in aux.items():
-    collect(total, key, value.scalars() if isinstance(value, Statistics) else {key: value})
+    add_aux(total, key, value.scalars() if isinstance(value, Statistics) else {key: value})
   return total

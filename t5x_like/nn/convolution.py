@@ -14,7 +14,7 @@ from t5x_like.nn import params
 Borders = tuple[tuple[int, int], tuple[int, int]]
 
 
-def convolved(
+def convolve(
   x_BYXC: jax.Array,
   kernel: jax.Array,
   stride: int,
@@ -63,7 +63,7 @@ class Conv(nnx.Module):
     self.dilation = dilation
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    return convolved(x_BYXC, self.kernel[...], self.stride, dilation=self.dilation)
+    return convolve(x_BYXC, self.kernel[...], self.stride, dilation=self.dilation)
 
 
 class StandardizedConv(Conv):
@@ -73,7 +73,7 @@ class StandardizedConv(Conv):
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     kernel = self.kernel[...] - jnp.mean(self.kernel[...], axis=(0, 1, 2))
     kernel = kernel * jax.lax.rsqrt(jnp.mean(jnp.square(kernel), axis=(0, 1, 2)) + 1e-8)
-    return convolved(x_BYXC, kernel, self.stride, even_borders(x_BYXC, len(kernel), self.stride))
+    return convolve(x_BYXC, kernel, self.stride, even_borders(x_BYXC, len(kernel), self.stride))
 
 
 class FrozenBatchNorm(nnx.Module):

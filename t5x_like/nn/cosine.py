@@ -10,7 +10,7 @@ from flax import nnx
 from t5x_like.nn import params
 
 
-class Unit(nnx.Module):
+class UnitNorm(nnx.Module):
   """`x / |x|` over the last axis."""
 
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
@@ -19,7 +19,7 @@ class Unit(nnx.Module):
     return (x32 * jax.lax.rsqrt(jnp.maximum(square, 1e-24))).astype(x_BTNH.dtype)
 
 
-class ScaledUnit(Unit):
+class ScaledUnitNorm(UnitNorm):
   """`x / |x| * exp(s)`, which turns cosines of queries and keys into logits.
 
   Each head has its own s, which starts at log 10 and is capped at log 100 (equation 2).

@@ -41,7 +41,7 @@ class Dropout:
   def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
     if key is None or (not isinstance(self.rate, jax.Array) and self.rate == 0.0):
       return x
-    keep, rate = kept(
+    keep, rate = dropout_mask(
       key, self.rate, tuple(1 if i - x.ndim in self.shared else n for i, n in enumerate(x.shape))
     )
     return jnp.where(keep, x * (1.0 / (1.0 - rate)), jnp.zeros_like(x)).astype(x.dtype)
@@ -50,7 +50,7 @@ class Dropout:
 NO_DROPOUT = Dropout()
 
 
-def kept(
+def dropout_mask(
   key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]
 ) -> tuple[jax.Array, float | jax.Array]:
   """Return (bool array, False where dropout zeroes an entry; the exact rate, a multiple of
@@ -61,11 +61,11 @@ def kept(
     else round(rate * 2**16)
   )
   first = jax.lax.broadcasted_iota(jnp.int32, (shape[0], *(1 for _ in shape[1:])), 0)
-  bits = hashed(jax.random.bits(key, (2,)).astype(jnp.int32), [first], (1, *shape[1:]))
+  bits = hash_bits(jax.random.bits(key, (2,)).astype(jnp.int32), [first], (1, *shape[1:]))
   return bits & 0xFFFF >= threshold, threshold / 2**16
 
 
-def hashed(seeds, ids: list, shape: tuple[int, ...], part=0) -> jax.Array:
+def hash_bits(seeds, ids: list, shape: tuple[int, ...], part=0) -> jax.Array:
   """Return 32 random bits for each place of the `part`-th piece of `shape`: a hash of seeds, ids
   and place, all int32.
 

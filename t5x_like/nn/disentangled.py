@@ -16,8 +16,8 @@ from t5x_like.nn import params
 from t5x_like.nn.attention import SelfAttention
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context
-from t5x_like.nn.linear import together, wide_einsum
-from t5x_like.nn.shared_stack import take_over
+from t5x_like.nn.linear import apply_jointly, wide_einsum
+from t5x_like.nn.shared_stack import copy_attributes
 from t5x_like.nn.stack import Stack
 
 
@@ -34,7 +34,7 @@ class DisentangledStack(Stack):
   def __init__(
     self, stack: Stack, rngs: nnx.Rngs, *, init, norm: nnx.Module, buckets: int, max_distance: int
   ):
-    take_over(self, stack)
+    copy_attributes(self, stack)
     attention = self.blocks.self_attention.layer
     self.blocks.self_attention.layer = DisentangledAttention(attention, buckets, max_distance)
     self.distances = params.param(
@@ -57,27 +57,28 @@ class DisentangledAttention(SelfAttention):
   """
 
   def __init__(self, attention: SelfAttention, buckets: int, max_distance: int):
-    take_over(self, attention)
+    copy_attributes(self, attention)
     self.buckets = buckets
     self.max_distance = max_distance
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Return ([B, T, D], {}, None)."""
     mask = context.mask
-    q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
+    q_BTX, k_BTX, v_BTX = apply_jointly((self.query, self.key, self.value), x_BTD)
     k_BSNH, v_BSNH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     vectors_PD = self.dropout(context.bias, subkey(key, 1)).astype(x_BTD.dtype)
     r_q_PNH, r_k_PNH = (
-      y.reshape(y.shape[0], -1, self.head_dim) for y in together((self.query, self.key), vectors_PD)
+      y.reshape(y.shape[0], -1, self.head_dim)
+      for y in apply_jointly((self.query, self.key), vectors_PD)
     )
-    place_BTS = self.places(mask.q_pos[:, :, None] - mask.k_pos[:, None, :])
+    place_BTS = self.table_rows(mask.q_pos[:, :, None] - mask.k_pos[:, None, :])
     q_BTNH = q_BTX.reshape(*q_BTX.shape[:2], -1, self.head_dim)
     by_query_BNTS = _looked_up("BTNH,PNH->BNTP", q_BTNH, r_k_PNH, place_BTS)
     by_key_BNST = _looked_up("BSNH,PNH->BNSP", k_BSNH, r_q_PNH, jnp.swapaxes(place_BTS, 1, 2))
     bias_BNTS = self.scale * (by_query_BNTS + jnp.swapaxes(by_key_BNST, 2, 3))
     return self.attend(self.core, q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key), {}, None
 
-  def places(self, distance: jax.Array) -> jax.Array:
+  def table_rows(self, distance: jax.Array) -> jax.Array:
     """Return the row of each distance in the table: exact up to half of the buckets, logarithmic
     beyond."""
     middle = self.buckets // 2

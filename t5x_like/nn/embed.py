@@ -77,9 +77,9 @@ class Inputs(nnx.Module):
       x_BTD = x_BTD + self.types(
         jnp.zeros_like(pos_BT) if types_BT is None else types_BT, x_BTD.dtype
       )
-    return self.project(self.dropout(self.placed(x_BTD, pos_BT), key))
+    return self.project(self.dropout(self.embed_positions(x_BTD, pos_BT), key))
 
-  def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+  def embed_positions(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     return self.norm(self.position.embed(x_BTD, pos_BT))
 
 

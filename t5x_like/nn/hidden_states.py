@@ -11,15 +11,15 @@ from t5x_like.nn.block import Block
 from t5x_like.nn.layer import Context
 from t5x_like.nn.stack import Stack
 
-LAST = (-1,)
+LAST_STATE = (-1,)
 
 
-def read(
+def read_states(
   stack: Stack,
   x_BTD: jax.Array,
   context: Context,
   key: jax.Array | None,
-  states: tuple[int, ...] = LAST,
+  states: tuple[int, ...] = LAST_STATE,
 ) -> tuple[jax.Array, dict]:
   """Run a stack and return ([B, T, number of states * D], auxiliary scalars), the chosen states
   side by side.
@@ -33,7 +33,7 @@ def read(
     UserError: no such state; or layers come in turns or are split over stages, and not the last
       state alone is read.
   """
-  if states == LAST:
+  if states == LAST_STATE:
     return stack(x_BTD, context, key=key)[:2]
   if any(name[-1].isdigit() for name in stack.blocks.names):
     found = (

@@ -18,7 +18,7 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.nn.attention import CAUSAL, Attention, held
+from t5x_like.nn.attention import CAUSAL_SCOPE, Attention, cache_dtype
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import NO_DROPOUT, Dims, Dropout, subkey
@@ -26,7 +26,7 @@ from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
-from t5x_like.nn.remat import named
+from t5x_like.nn.remat import name_activation
 from t5x_like.parallel.constrain import constrain, gathered
 from t5x_like.slots import PositiveFloat, PositiveInt
 
@@ -149,10 +149,10 @@ class LatentAttention(Attention):
     shared_BT1H = self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
     if cache is None:
       k_BSNH = self._by_head(self.key(latent_BTR))
-      v_BSNH = named(self._by_head(self.value(latent_BTR)), "value")
+      v_BSNH = name_activation(self._by_head(self.value(latent_BTR)), "value")
       shared_BSNH = jnp.broadcast_to(shared_BT1H, (*k_BSNH.shape[:-1], rope))
-      k_BSNH = named(jnp.concatenate([k_BSNH, shared_BSNH], axis=-1), "key")
-      q_BTNH = named(jnp.concatenate([q_BTNH, turned_BTNH], axis=-1), "query")
+      k_BSNH = name_activation(jnp.concatenate([k_BSNH, shared_BSNH], axis=-1), "key")
+      q_BTNH = name_activation(jnp.concatenate([q_BTNH, turned_BTNH], axis=-1), "query")
       o_BTNH = self._attended(self.core, q_BTNH, k_BSNH, v_BSNH, mask, context, key)
     else:
       new_BTX = jnp.concatenate([latent_BTR, shared_BT1H[:, :, 0]], axis=-1).astype(cache.dtype)
@@ -161,20 +161,24 @@ class LatentAttention(Attention):
       q_BTNX = jnp.concatenate([q_BTNR, turned_BTNH], axis=-1)
       k_BS1X = cache[:, :, None]
       o_BTNR = self._attended(
-        self.core.decoding(), q_BTNX, k_BS1X, k_BS1X[..., :-rope], mask, context, key
+        self.core.for_decoding(), q_BTNX, k_BS1X, k_BS1X[..., :-rope], mask, context, key
       )
       o_BTNH = jnp.einsum("BTNR,RNH->BTNH", o_BTNR, self._kernel(self.value, x_BTD.dtype))
-    return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"), {}, cache
+    return (
+      name_activation(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"),
+      {},
+      cache,
+    )
 
   def start_cache(self, start: CacheStart) -> jax.Array:
     shape = (start.batch, start.slots, self.sizes.rank + self.sizes.rope)
-    return constrain(jnp.zeros(shape, held(start.dtype)), "batch", None, None)
+    return constrain(jnp.zeros(shape, cache_dtype(start.dtype)), "batch", None, None)
 
   def _attended(self, core: Core, q, k, v, mask: Mask, context: Context, key) -> jax.Array:
     options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
-    with jax.named_scope(CAUSAL if mask.causal and mask.k_prefix is None else "attention"):
-      o = core(q, k, v, mask, context.bias, self.position, place=self.place, **options)
-    return named(o.astype(q.dtype), "context")
+    with jax.named_scope(CAUSAL_SCOPE if mask.causal and mask.k_prefix is None else "attention"):
+      o = core(q, k, v, mask, context.bias, self.position, log_name=self.log_name, **options)
+    return name_activation(o.astype(q.dtype), "context")
 
   def _by_head(self, x_BTX: jax.Array) -> jax.Array:
     return constrain(
@@ -189,7 +193,7 @@ class LatentAttention(Attention):
     )
 
 
-def of(design) -> Callable:
+def make_latent_attention(design) -> Callable:
   """Return the attention of an `architectures.design.Design`, which takes the other arguments."""
   norms = dataclasses.replace(
     design, norm_epsilon=design.latent.get("norm_epsilon") or design.norm_epsilon

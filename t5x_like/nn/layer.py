@@ -23,8 +23,8 @@ class Context:
       cache.
     valid: bool [B, T], False for padding, if `mask` does not tell (a causal mask needs no
       validity).
-    places, memory_places: [B, T, D] and [B, S, D], added to queries and keys by
-      `architectures.placed`.
+    position_vectors, memory_position_vectors: [B, T, D] and [B, S, D], added to queries and keys by
+      `architectures.positioned_attention`.
     depth: float32 [layers of a block], their depth in the model from 0 to 1; None unless drop-path
       rates grow with it.
   """
@@ -35,8 +35,8 @@ class Context:
   memory_mask: Mask | None = None
   slot: jax.Array | None = None
   valid: jax.Array | None = None
-  places: jax.Array | None = None
-  memory_places: jax.Array | None = None
+  position_vectors: jax.Array | None = None
+  memory_position_vectors: jax.Array | None = None
   depth: jax.Array | None = None
 
 

@@ -53,11 +53,11 @@ class Linear(nnx.Module):
   """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`.
 
   Attributes:
-    adapted, multiply: whether it has a low-rank adapter; its product, `matmul` or one of
+    has_adapter, multiply: whether it has a low-rank adapter; its product, `matmul` or one of
       `nn.quantization`.
   """
 
-  adapted = False
+  has_adapter = False
   multiply = staticmethod(matmul)
 
   def __init__(
@@ -74,9 +74,11 @@ class Linear(nnx.Module):
     self.bias = params.param(rngs, params.zeros, shape[1:], axes[1:], unit[1:]) if bias else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.completed(self.multiply(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]), x)
+    return self.finish_product(
+      self.multiply(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]), x
+    )
 
-  def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
+  def finish_product(self, y: jax.Array, x: jax.Array) -> jax.Array:
     """Complete the product `y` of `x` and the kernel: add the bias."""
     return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
@@ -85,8 +87,8 @@ class Linear(nnx.Module):
     return self
 
   @staticmethod
-  def beside(layers: Sequence["Linear"], x: jax.Array) -> list[jax.Array]:
-    """Apply layers that read the same input; see `together`.
+  def apply_jointly(layers: Sequence["Linear"], x: jax.Array) -> list[jax.Array]:
+    """Apply layers that read the same input; see `apply_jointly`.
 
     Kernels split over devices by their first axis alone (FSDP) are joined: one gather, one product
     and one reduce-scatter replace several, and a small collective costs as much as a large one.
@@ -97,15 +99,15 @@ class Linear(nnx.Module):
     kernels = [layer.kernel[...].astype(x.dtype) for layer in layers]
     y = layers[0].multiply(x, jnp.concatenate(kernels, axis=-1), x.dtype, (first, None))
     parts = jax.lax.split(y, [kernel.shape[-1] for kernel in kernels], axis=y.ndim - 1)
-    return [layer.completed(part, x) for layer, part in zip(layers, parts, strict=True)]
+    return [layer.finish_product(part, x) for layer, part in zip(layers, parts, strict=True)]
 
 
-def together(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
+def apply_jointly(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
   """Apply several layers to the same `x` and return their results in order."""
-  return layers[0].beside(layers, x)
+  return layers[0].apply_jointly(layers, x)
 
 
-def replaced(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> nnx.Module:
+def map_linears(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> nnx.Module:
   """Copy the module, replacing every `Linear` by `function(name, linear)`."""
   made = jax.tree.map(lambda x: x, module)
   for name, linear in list(linears(made)):
@@ -120,11 +122,11 @@ def replaced(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> n
 def without_adapters(module: nnx.Module, *, merged: bool) -> nnx.Module:
   """Copy the module without adapters: the same function if they are `merged`, else the one that
   they adapt."""
-  return replaced(module, lambda _, linear: linear.without_adapter(merged=merged))
+  return map_linears(module, lambda _, linear: linear.without_adapter(merged=merged))
 
 
 def has_adapters(module: nnx.Module) -> bool:
-  return any(linear.adapted for _, linear in linears(module))
+  return any(linear.has_adapter for _, linear in linears(module))
 
 
 def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:

@@ -19,7 +19,7 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.linear import Linear, linears, matmul, replaced
+from t5x_like.nn.linear import Linear, linears, map_linears, matmul
 
 
 class LoraLinear(Linear):
@@ -33,7 +33,7 @@ class LoraLinear(Linear):
     key: random key for A, drawn from a normal distribution with standard deviation 1/sqrt(D).
   """
 
-  adapted = True
+  add_adapters = True
 
   def __init__(self, linear: Linear, rank: int, scale: float, key: jax.Array):
     self.kernel = linear.kernel
@@ -48,9 +48,9 @@ class LoraLinear(Linear):
     b = jnp.zeros((*layers, rank, F), jnp.float32)
     self.lora_b = nnx.Param(b, axes=(*names, None, columns), unit=(*units, 1, column_unit))
 
-  def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
+  def finish_product(self, y: jax.Array, x: jax.Array) -> jax.Array:
     low = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
-    return super().completed(y, x) + self.scale * matmul(
+    return super().finish_product(y, x) + self.scale * matmul(
       low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:]
     )
 
@@ -69,7 +69,7 @@ class LoraLinear(Linear):
     return made
 
 
-def adapted(
+def add_adapters(
   model,
   targets: Sequence[str],
   rank: int,
@@ -102,7 +102,7 @@ def adapted(
       )
   keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(found))}
   chosen = {name for name in found if _matches(name, targets)}
-  return replaced(
+  return map_linears(
     model,
     lambda name, linear: (
       LoraLinear(linear, rank, alpha / rank, keys[name]) if name in chosen else linear

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.convolution import convolved, max_pool
+from t5x_like.nn.convolution import convolve, max_pool
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.feed_forward import gelu
 from t5x_like.nn.linear import Linear
 
-Norm = Callable[[int], nnx.Module]
+MakeNorm = Callable[[int], nnx.Module]
 
 
 class Convolution(nnx.Module):
@@ -26,7 +26,7 @@ class Convolution(nnx.Module):
     self.stride = stride
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    y_BYXC = convolved(x_BYXC, self.kernel[...], self.stride)
+    y_BYXC = convolve(x_BYXC, self.kernel[...], self.stride)
     return y_BYXC + self.bias[...].astype(y_BYXC.dtype)
 
 
@@ -73,7 +73,7 @@ class MbConv(nnx.Module):
     self,
     inputs: int,
     width: int,
-    norm: Norm,
+    norm: MakeNorm,
     rngs,
     *,
     expansion: int,
@@ -96,14 +96,14 @@ class MbConv(nnx.Module):
     y_BYXC = self.in_norm(x_BYXC)
     if self.project is not None:
       y_BYXC = y_BYXC[:, ::2, ::2]
-      x_BYXC = per_cell(self.project, pooled(x_BYXC))
-    y_BYXC = gelu(self.expand_norm(per_cell(self.expand, y_BYXC)))
+      x_BYXC = apply_per_cell(self.project, max_pool_2x2(x_BYXC))
+    y_BYXC = gelu(self.expand_norm(apply_per_cell(self.expand, y_BYXC)))
     y_BYXC = self.gate(gelu(self.depthwise_norm(self.depthwise(y_BYXC))))
-    y_BYXC = per_cell(self.shrink, y_BYXC)
+    y_BYXC = apply_per_cell(self.shrink, y_BYXC)
     return x_BYXC + Dropout(self.drop_path, (-3, -2, -1))(y_BYXC, key)
 
 
-def pooled(x_BYXC: jax.Array) -> jax.Array:
+def max_pool_2x2(x_BYXC: jax.Array) -> jax.Array:
   """Take the maximum of each 2 x 2 cells; an odd last row or column is pooled by itself."""
   below, right = (size % 2 for size in x_BYXC.shape[1:3])
   # The gradient of a maximum over axes compares it with its inputs, which a fused kernel may round
@@ -111,7 +111,7 @@ def pooled(x_BYXC: jax.Array) -> jax.Array:
   return max_pool(x_BYXC, 2, 2, ((0, below), (0, right)))
 
 
-def per_cell(layer, x_BYXC: jax.Array) -> jax.Array:
+def apply_per_cell(layer, x_BYXC: jax.Array) -> jax.Array:
   """Apply a layer for sequences to each cell by itself."""
   B, Y, X, _ = x_BYXC.shape
   return layer(x_BYXC.reshape(B, Y * X, -1)).reshape(B, Y, X, -1)

@@ -23,12 +23,30 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context, Statistics
-from t5x_like.nn.remat import NONE, Remat
-from t5x_like.nn.stack import Pipeline
+from t5x_like.nn.remat import KEEP_ALL, Remat
 from t5x_like.parallel import constrain
+from t5x_like.slots import PositiveInt
 
 
-def run(
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """The schedule of a stack whose layers are split over stages (`mesh.stage`).
+
+  Attributes:
+    microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do
+      not divide.
+    rounds: times that a microbatch passes all stages; above 1, it needs at least as many
+      microbatches as stages.
+  """
+
+  microbatches: PositiveInt | None = None
+  rounds: PositiveInt = 1
+
+
+DEFAULT_PIPELINE = Pipeline()
+
+
+def run_pipeline(
   pipeline: Pipeline,
   run_layers: Callable,
   blocks,
@@ -83,7 +101,7 @@ def run(
     )
     own_key = subkey(subkey(key, m), r * stages + stage)
     x, aux, _ = run_layers(
-      own, x, rows.context(context, m), own_key, remat if rounds == 1 else NONE
+      own, x, rows.context(context, m), own_key, remat if rounds == 1 else KEEP_ALL
     )
     here = (jnp.arange(rounds) == r) & busy
     return x, jax.tree.map(
@@ -175,7 +193,7 @@ class _Rows:
 
 def _per_row(context: Context) -> dict:
   """Return the fields of a context whose arrays have the batch (or 1) as first axis."""
-  names = ["mask", "memory", "memory_mask", "valid", "places", "memory_places"]
+  names = ["mask", "memory", "memory_mask", "valid", "position_vectors", "memory_position_vectors"]
   # not the vectors of disentangled attention
   if isinstance(context.bias, jax.Array) and context.bias.ndim == 4:
     names.append("bias")

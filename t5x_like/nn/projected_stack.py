@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.nn.cores.linformer import Linformer
-from t5x_like.nn.shared_stack import take_over
+from t5x_like.nn.cores import Core
+from t5x_like.nn.shared_stack import copy_attributes
 from t5x_like.nn.stack import Stack
 
 
@@ -19,7 +19,7 @@ class ProjectedStack(Stack):
   """
 
   def __init__(self, stack: Stack, projection: nnx.Param):
-    take_over(self, stack)
+    copy_attributes(self, stack)
     self.projection = projection
 
   def _run(self, blocks, *args):
@@ -27,10 +27,10 @@ class ProjectedStack(Stack):
     lent = jnp.broadcast_to(self.projection[...], (layers, *self.projection.shape))
 
     def with_projection(part):
-      if isinstance(part, Linformer) and part.layerwise:
+      if isinstance(part, Core) and part.layerwise:
         part = jax.tree.map(lambda x: x, part)  # a new one, of this trace
         part.keys = nnx.data(nnx.Param(lent))
       return part
 
-    blocks = jax.tree.map(with_projection, blocks, is_leaf=lambda part: isinstance(part, Linformer))
+    blocks = jax.tree.map(with_projection, blocks, is_leaf=lambda part: isinstance(part, Core))
     return super()._run(blocks, *args)

@@ -1,7 +1,7 @@
 """Rematerialisation: the activations kept for the backward pass and those recomputed in it:
 `config.model.remat`.
 
-The setting is a name of `REMAT`, or {"name": …} with arguments. Activations have names (`NAMES`),
+The setting is a name of `REMAT_KINDS`, or {"name": …} with arguments. Activations have names (`NAMES`),
 given where they are computed, so that a recipe can keep them on the devices or move them to the
 hosts' memory until the backward pass.
 """
@@ -88,8 +88,8 @@ def offload(names: tuple[Name, ...], save: tuple[Name, ...] = ()) -> Remat:
   return Remat("named", save, names)
 
 
-NONE = none()
-REMAT = {
+KEEP_ALL = none()
+REMAT_KINDS = {
   "none": none,
   "dots": dots,
   "full": full,
@@ -99,12 +99,12 @@ REMAT = {
 }
 
 
-def make(spec: str | dict) -> Remat:
+def build_remat(spec: str | dict) -> Remat:
   """Build a `Remat` from its setting; raise a UserError as `slots.make` does."""
-  return slots.make("config.model.remat", spec, REMAT)
+  return slots.make("config.model.remat", spec, REMAT_KINDS)
 
 
-def named(x: jax.Array, name: Name) -> jax.Array:
+def name_activation(x: jax.Array, name: Name) -> jax.Array:
   """Name `x` [B, T, ...], so that a recipe can keep it or offload it; kept as [B, T, X], heads need
   no padding."""
   return checkpoint_name(x.reshape(*x.shape[:2], -1), name).reshape(x.shape)

@@ -11,7 +11,7 @@ from t5x_like.nn.remat import Remat
 from t5x_like.nn.stack import Stack
 
 
-def take_over(module: nnx.Module, other: nnx.Module) -> None:
+def copy_attributes(module: nnx.Module, other: nnx.Module) -> None:
   """Give a module the parts and settings of another, whose parameters keep their names."""
   for name, value in vars(other).items():
     if not name.startswith("_"):  # flax's own
@@ -29,7 +29,7 @@ class SharedStack(Stack):
   """
 
   def __init__(self, stack: Stack, times: tuple[int, ...]):
-    take_over(self, stack)
+    copy_attributes(self, stack)
     self.times = times
 
   def _run(
@@ -71,7 +71,7 @@ class SharedStack(Stack):
         outputs.append(output)
       return x_BTD, jax.tree.map(lambda *layers: jnp.stack(layers), *outputs)
 
-    x_BTD, outputs = self.over(body, x_BTD, (jnp.arange(times), keys_NG), remat)
+    x_BTD, outputs = self.scan_layers(body, x_BTD, (jnp.arange(times), keys_NG), remat)
     return x_BTD, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
 
 

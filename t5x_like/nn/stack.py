@@ -9,35 +9,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like import nn, slots
 from t5x_like.nn import params
 from t5x_like.nn.block import Block, scalars
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
+from t5x_like.nn.pipeline import DEFAULT_PIPELINE, Pipeline, run_pipeline
 from t5x_like.nn.positions import Position
-from t5x_like.nn.remat import NONE, Remat
+from t5x_like.nn.remat import KEEP_ALL, Remat
 from t5x_like.parallel.constrain import ways
-from t5x_like.slots import PositiveInt
-
-
-@dataclasses.dataclass(frozen=True)
-class Pipeline:
-  """The schedule of a stack whose layers are split over stages (`mesh.stage`).
-
-  Attributes:
-    microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do
-      not divide.
-    rounds: times that a microbatch passes all stages; above 1, it needs at least as many
-      microbatches as stages.
-  """
-
-  microbatches: PositiveInt | None = None
-  rounds: PositiveInt = 1
-
-
-EVEN = Pipeline()
 
 
 class Stack(nnx.Module):
@@ -47,7 +28,7 @@ class Stack(nnx.Module):
     make_block: builds one block from its own `nnx.Rngs`.
     repeats: number of blocks; if layers differ, a block holds one period of them.
     position: the scheme that the layers share.
-    pieces_above: number of logits (T * S) above which layers receive the scheme itself instead of
+    piecewise_bias_above: number of logits (T * S) above which layers receive the scheme itself instead of
       its bias, for cores that compute it piece by piece; None for never.
     final_norm: applied to the output of the last block.
     remat: activations kept for the backward pass.
@@ -64,12 +45,12 @@ class Stack(nnx.Module):
     rngs: nnx.Rngs,
     *,
     position: Position | None = None,
-    pieces_above: int | None = None,
+    piecewise_bias_above: int | None = None,
     final_norm: nnx.Module | None = None,
     dropout: Dropout = NO_DROPOUT,
-    remat: Remat = NONE,
+    remat: Remat = KEEP_ALL,
     layers: str = "scan",
-    pipeline: Pipeline = EVEN,
+    pipeline: Pipeline = DEFAULT_PIPELINE,
     depths: tuple[tuple[float, ...], ...] | None = None,
   ):
     keys_L = jax.random.split(rngs.params(), repeats)
@@ -77,7 +58,7 @@ class Stack(nnx.Module):
     layered = lambda p: p.replace(axes=("layers", *p.axes), unit=(1, *p.unit))  # noqa: E731
     self.blocks = jax.tree.map(layered, blocks, is_leaf=params.is_param)
     self.position = position or Position()
-    self.pieces_above = pieces_above
+    self.piecewise_bias_above = piecewise_bias_above
     self.final_norm = final_norm or Identity()
     self.repeats = repeats
     self.dropout = dropout
@@ -107,9 +88,9 @@ class Stack(nnx.Module):
     """
     context = dataclasses.replace(context, bias=self.bias(context.mask, x_BTD.shape[0]))
     run = self._run
-    remat = self.remat if cache is None else NONE
+    remat = self.remat if cache is None else KEEP_ALL
     if cache is None and ways("layers") > 1:
-      run = partial(slots.module("pipeline", nn).run, self.pipeline, self._run)
+      run = partial(run_pipeline, self.pipeline, self._run)
     depths = None if self.depths is None else jnp.asarray(self.depths, jnp.float32)
     x_BTD, aux, cache = run((self.blocks, depths), x_BTD, context, subkey(key, 0), remat, cache)
     aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux)) if aux else {}
@@ -128,7 +109,9 @@ class Stack(nnx.Module):
     per layer."""
     repeats = jax.tree.leaves(blocks)[0].shape[0]
     keys_L = None if key is None else jax.random.split(key, repeats)
-    wrap = partial(remat.wrap, prevent_cse=self.layers == "loop" or repeats == 1)  # see `over`
+    wrap = partial(
+      remat.wrap, prevent_cse=self.layers == "loop" or repeats == 1
+    )  # see `scan_layers`
 
     def body(x_BTD, layer):
       (block, depth), layer_cache, layer_key = layer
@@ -136,10 +119,10 @@ class Stack(nnx.Module):
       x_BTD, aux, layer_cache = block(x_BTD, here, layer_cache, layer_key, wrap)
       return x_BTD, (aux, layer_cache)
 
-    x_BTD, (aux_L, cache) = self.over(body, x_BTD, (blocks, cache, keys_L))
+    x_BTD, (aux_L, cache) = self.scan_layers(body, x_BTD, (blocks, cache, keys_L))
     return x_BTD, aux_L, cache
 
-  def over(self, body: Callable, carry, layers, remat: Remat = NONE):
+  def scan_layers(self, body: Callable, carry, layers, remat: Remat = KEEP_ALL):
     """Do the work of `jax.lax.scan` over layers, in the stack's way; `remat` wraps the body."""
     run = jax.lax.scan if self.layers == "scan" else _loop
     repeats = jax.tree.leaves(layers)[0].shape[0]
@@ -148,7 +131,7 @@ class Stack(nnx.Module):
     return run(remat.wrap(body, prevent_cse=alone), carry, layers)
 
   def bias(self, mask: Mask, batch: int):
-    """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `pieces_above` logits;
+    """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `piecewise_bias_above` logits;
     None without a bias.
 
     For a loop it is broadcast to the whole batch, so that the layers' gradients are added first and
@@ -157,8 +140,8 @@ class Stack(nnx.Module):
     if not self.position.biased:
       return None
     if (
-      self.pieces_above is not None
-      and mask.q_pos.shape[1] * mask.k_pos.shape[1] > self.pieces_above
+      self.piecewise_bias_above is not None
+      and mask.q_pos.shape[1] * mask.k_pos.shape[1] > self.piecewise_bias_above
     ):
       return self.position
     bias = self.position.bias(mask.q_pos, mask.k_pos)

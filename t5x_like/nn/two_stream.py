@@ -23,7 +23,7 @@ from t5x_like.nn import params
 from t5x_like.nn.attention import SelfAttention
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.layer import Context
-from t5x_like.nn.linear import Linear, together, wide_einsum
+from t5x_like.nn.linear import Linear, apply_jointly, wide_einsum
 from t5x_like.nn.mask import Mask
 
 
@@ -77,7 +77,7 @@ class TwoStreamAttention(SelfAttention):
     S = mask.k_types.shape[1]
     q_BTX = self.query(x_BTD)
     k_BSNH, v_BSNH = self.keys_and_values(
-      *together((self.key, self.value), x_BTD[:, :S]), mask.k_pos
+      *apply_jointly((self.key, self.value), x_BTD[:, :S]), mask.k_pos
     )
     u, v, w = (
       p[...].astype(dtype) for p in (self.content_bias, self.position_bias, self.type_bias)

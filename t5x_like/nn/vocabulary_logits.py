@@ -48,20 +48,20 @@ class VocabularyLogits:
     logits_BTV = constrain(self.product(), "batch", "length", "activation_vocab")
     if self.bias is not None:
       logits_BTV = logits_BTV + self.bias
-    return self.capped(logits_BTV)
+    return self.cap(logits_BTV)
 
   def product(self) -> jax.Array:
     """Compute `x @ kernel`, before bias and bound: float32 [B, T, V]."""
     kernel_DV = self.kernel.T if self.tied else self.kernel
     return matmul(self.x, kernel_DV, jnp.float32, ("embed", "vocab"))
 
-  def capped(self, logits: jax.Array) -> jax.Array:
+  def cap(self, logits: jax.Array) -> jax.Array:
     return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
 
 jax.tree_util.register_dataclass(VocabularyLogits)
 
 
-def dense(outputs: dict) -> dict[str, jax.Array]:
+def materialise_logits(outputs: dict) -> dict[str, jax.Array]:
   """Compute all deferred logits among a model's outputs."""
   return {name: x.dense() if isinstance(x, VocabularyLogits) else x for name, x in outputs.items()}

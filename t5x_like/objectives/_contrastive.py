@@ -41,7 +41,9 @@ def embed_in_chunks(
     index, part = indexed
     return model.outputs(part, subkey(key, index))
 
-  parts = jax.tree.map(lambda x: split_rows(x, chunks), {name: batch[name] for name in model.NEEDS})
+  parts = jax.tree.map(
+    lambda x: split_rows(x, chunks), {name: batch[name] for name in model.REQUIRED_FEATURES}
+  )
   found = jax.lax.map(jax.checkpoint(encoded), (jnp.arange(chunks), parts))
   return {name: merge_rows(x) if x.ndim > 2 else x.mean() for name, x in found.items()}
 

@@ -67,7 +67,7 @@ class Objective(Base):
       raise UserError(
         f"config.objective: distillation is for labels that are classes, found {label}"
       )
-    for name in teacher.NEEDS:
+    for name in teacher.REQUIRED_FEATURES:
       if name not in features:
         raise UserError(
           f"config.teacher: needs the feature {name!r}, which the task does not make; choose a "

@@ -6,7 +6,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.architectures.image_encoder import patchified
+from t5x_like.architectures.image_encoder import patchify
 from t5x_like.objectives import Base
 from t5x_like.objectives._losses import Sums, add_auxiliary
 
@@ -41,7 +41,7 @@ class Objective(Base):
       (loss sum, sums): `loss`, `weights`, and the scalars of the model.
     """
     outputs = model.outputs(batch, key)
-    target_BTP = patchified(batch["image"].astype(jnp.float32), model.variant)
+    target_BTP = patchify(batch["image"].astype(jnp.float32), model.variant)
     target_BMP = jnp.take_along_axis(target_BTP, batch["masked_patches"][..., None], axis=1)
     if self.normalised:
       mean = target_BMP.mean(-1, keepdims=True)

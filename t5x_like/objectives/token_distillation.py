@@ -36,7 +36,7 @@ class Objective(TokenDistillation):
 
   @classmethod
   def check(cls, model, features: dict) -> None:
-    for name in model.reference.NEEDS:
+    for name in model.reference.REQUIRED_FEATURES:
       if name not in features:
         raise UserError(
           f"config.teacher: needs the feature {name!r}, which the task does not "

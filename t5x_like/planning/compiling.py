@@ -21,7 +21,7 @@ from t5x_like import recipes, slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import outputs
 from t5x_like.nn import params
-from t5x_like.nn.cores import cores_used, in_words
+from t5x_like.nn.cores import describe_cores, record_cores
 from t5x_like.parallel.rules import rows_by_process
 from t5x_like.planning import counts, hardware, minimum, products, roofline, search, steps
 from t5x_like.planning.collectives import Collective, collectives
@@ -85,9 +85,9 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "weight_bytes": minimum.weight_bytes(named, rules, itemsize),
   }
   start = time.perf_counter()
-  with cores_used() as used:
+  with record_cores() as used:
     lowered = step.lower()
-  answer["cores"] = in_words(used)
+  answer["cores"] = describe_cores(used)
   answer["lower_seconds"] = time.perf_counter() - start
   answer["dropped"] = sorted(rules.dropped)
   start = time.perf_counter()

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from t5x_like.nn.feed_forward._over_devices import SELDOM
+from t5x_like.nn.feed_forward._over_devices import EXTRA_ROUNDS_SCOPE
 
 # others end in their number of bits: bf16, s4, f8e4m3fn, c64
 DTYPE_BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -144,7 +144,7 @@ class Program:
     loop = self.loop(computation, instruction)
     if loop.trips is not None:
       self._count(loop.body, executions * loop.trips)
-    elif f"/{SELDOM}/" in instruction.rest:
+    elif f"/{EXTRA_ROUNDS_SCOPE}/" in instruction.rest:
       self.skipped.append(instruction.name)
     else:
       self.unknown.append(instruction.name)

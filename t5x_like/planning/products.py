@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from t5x_like.nn.cores.splash import FLOPS
+from t5x_like.nn.cores.splash import FLOPS_SCOPE_PREFIX
 from t5x_like.planning.hlo import Instruction, Program, arrays
 
 _RAGGED = "ragged_dot_general"
@@ -85,7 +85,9 @@ def _kernel(instruction: Instruction) -> float | None:
   declared = re.search(r'"flops":\s*"?(\d+)', instruction.rest)
   if declared:
     return float(declared[1])
-  scope = re.search(FLOPS + r"(?P<forward>\d+).*?_mha_(?P<pass>fwd|dq|dkv)", instruction.rest)
+  scope = re.search(
+    FLOPS_SCOPE_PREFIX + r"(?P<forward>\d+).*?_mha_(?P<pass>fwd|dq|dkv)", instruction.rest
+  )
   if scope is None:
     return None
   return float(scope["forward"]) * _PASSES[scope["pass"]]

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from t5x_like import recipes
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.stack import Pipeline
+from t5x_like.nn.pipeline import Pipeline
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.planning import child, hardware, minimum, steps
@@ -108,7 +108,7 @@ def _candidates(
   row_tokens = compilation.positions(batch)["positions"]
   row_bytes = _activation_bytes(base, task, devices[:1])
   memory, peak, link = _rates(topology, devices)
-  inputs = [batch[name] for name in parts.model.NEEDS]
+  inputs = [batch[name] for name in parts.model.REQUIRED_FEATURES]
   lengths = [x.shape[1] for x in inputs if x.ndim == 2]
   for mesh in _meshes(_axes(config, named, lengths), topology.slices, len(devices)):
     try:

@@ -17,13 +17,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from t5x_like.architectures.heads.reconstruction import ReconstructionHead
-from t5x_like.architectures.image_encoder import ImageEncoder, patchified
+from t5x_like.architectures.image_encoder import ImageEncoder, patchify
 from t5x_like.data.images.pictures import MEAN, STD
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dropout
-from t5x_like.nn.remat import NONE
+from t5x_like.nn.remat import KEEP_ALL
 from t5x_like.report import box_pictures
 from t5x_like.resolution import height_and_width
 from t5x_like.rows import in_batches
@@ -176,7 +176,7 @@ def _run(parts, arrays, function, batch: dict[str, np.ndarray]) -> np.ndarray:
       return (function(params.with_arrays(parts.model, arrays), batch),)
 
   N = len(batch["image"])
-  rows = lambda numbers, _: {name: batch[name][numbers] for name in parts.model.NEEDS}  # noqa: E731
+  rows = lambda numbers, _: {name: batch[name][numbers] for name in parts.model.REQUIRED_FEATURES}  # noqa: E731
   return np.stack(
     [one for (one,) in in_batches(lambda b: run(arrays, b), parts.rules, N, [0] * N, rows)]
   )
@@ -187,7 +187,7 @@ def _reconstructions(config: ConfigDict, parts, arrays, batch: dict[str, np.ndar
   unchanged."""
   variant = parts.model.variant
   made_NMP = _run(parts, arrays, lambda model, b: model.outputs(b)["logits"], batch)
-  original_NTP = np.array(patchified(jnp.asarray(batch["image"]), variant))
+  original_NTP = np.array(patchify(jnp.asarray(batch["image"]), variant))
   masked_NM = batch["masked_patches"][..., None]
   hidden_NMP = np.take_along_axis(original_NTP, masked_NM, axis=1)
   if getattr(parts.objective, "normalised", False):
@@ -216,7 +216,7 @@ def _recordable(model) -> bool:
   softmax."""
   attention = getattr(getattr(model, "encoder", None), "blocks", None)
   attention = getattr(getattr(attention, "self_attention", None), "layer", None)
-  return attention is not None and attention.core.exact and model.NEEDS == ("image",)
+  return attention is not None and attention.core.exact and model.REQUIRED_FEATURES == ("image",)
 
 
 def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
@@ -239,7 +239,7 @@ def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
   encoder = model.encoder
   extra = model.variant.class_tokens
   encoder.layers = "loop"
-  encoder.remat = NONE
+  encoder.remat = KEEP_ALL
   encoder.blocks.self_attention.layer.core = Recording()
   model.encode(batch["image"])
   rolled_BTT = jnp.eye(layers[0].shape[-1])

@@ -19,7 +19,7 @@ import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import slots, training, vocabularies
 from t5x_like.errors import UserError
-from t5x_like.nn.cores import cores_used, in_words
+from t5x_like.nn.cores import describe_cores, record_cores
 from t5x_like.runtime import process
 from t5x_like.training import phases
 from t5x_like.training import workdir as workdirs
@@ -92,7 +92,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   Args:
     task: a `data.task.Task`, or a stand-in with its name and features.
   Returns:
-    The model's attention cores by place, see `cores.in_words`; none for models without attention.
+    The model's attention cores by place, see `cores.describe_cores`; none for models without attention.
   Raises:
     UserError: naming the missing feature or output, and a choice that fits.
   """
@@ -109,7 +109,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
     if not (
       found := slots.find("config.objective", other, t5x_like.objectives, "Objective")
     ).missing_features(task.features)
-    and parts.model.NEEDS[-1] in found.model_inputs
+    and parts.model.REQUIRED_FEATURES[-1] in found.model_inputs
     and found.multi_row == several
   ]
   choose = (
@@ -126,19 +126,19 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
       f"config.objective: {name} needs examples of {rows[objective.multi_row]}, but task "
       f"{config.task.name} makes {rows[several]} for each; {choose}"
     )
-  for feature in parts.model.NEEDS:
+  for feature in parts.model.REQUIRED_FEATURES:
     if feature not in task.features:
       raise UserError(
         f"config.model: {model} needs the feature {feature!r}, {makes}; choose "
         "another model or task"
       )
-  if parts.model.NEEDS[-1] not in objective.model_inputs:
+  if parts.model.REQUIRED_FEATURES[-1] not in objective.model_inputs:
     raise UserError(
       f"config.objective: {name} needs a model with outputs for {' or '.join(objective.model_inputs)}, "
-      f"but {model}'s are for {parts.model.NEEDS[-1]}; {choose}"
+      f"but {model}'s are for {parts.model.REQUIRED_FEATURES[-1]}; {choose}"
     )
   objective.check(parts.model, task.features)
-  with cores_used() as used, parts.rules.activate():
+  with record_cores() as used, parts.rules.activate():
     outputs = jax.eval_shape(
       lambda m, b: m(objective.model_rows(b)),
       parts.model,
@@ -152,7 +152,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
         f"with model {model}; choose another --config.model.head, model or objective"
       )
   slots.module("class_count", training).check(config, objective, outputs, task)
-  return in_words(used)
+  return describe_cores(used)
 
 
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
@@ -174,7 +174,7 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
   if "tokens" not in config.model:
     return config
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  sides = [feature.partition("_")[0] for feature in model_class.NEEDS]
+  sides = [feature.partition("_")[0] for feature in model_class.REQUIRED_FEATURES]
   found = {"pad": vocabulary.pad_id, "start": vocabulary.decoder_start_id, "eos": vocabulary.eos_id}
   if sides == ["decoder"]:
     found["start"] = vocabularies.start_id(vocabulary)

@@ -63,7 +63,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))
   model, make_model = model_of(config)
   named = params.named_params(model)
-  if remat.make(config.model.get("remat", "none")).offload:
+  if remat.build_remat(config.model.get("remat", "none")).offload:
     slots.module("offload", training).check_memory("config.model.remat", rules.mesh)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
   optimizer, trained = _optimizer(config, schedule, named)

@@ -15,8 +15,8 @@ from flax import nnx
 from jax.extend import core
 
 from t5x_like import slots
-from t5x_like.nn.attention import CAUSAL, Attention
-from t5x_like.nn.cores import cores_used, in_words
+from t5x_like.nn.attention import CAUSAL_SCOPE, Attention
+from t5x_like.nn.cores import describe_cores, record_cores
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.objectives import evaluate
 from t5x_like.objectives._cross_entropy import COLUMNS_SCOPE
@@ -114,7 +114,7 @@ def compile_step(
   return (a function `(state, batch) -> (state, metrics)` that donates the state, the cost)."""
   start = time.perf_counter()
   hits = compile_cache.hits()
-  with cores_used() as used:
+  with record_cores() as used:
     lowered = lower_step(config, parts, batch)
   device = jax.devices()[0]
   compiled, options = compiled_step(lowered, device, **gpu_options(config, device))
@@ -125,7 +125,9 @@ def compile_step(
   peak, source = (
     (config.peak_flops, "the config") if config.peak_flops else peak_flops(jax.devices()[0])
   )
-  cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
+  cores = ", ".join(
+    f"{place}: {name}".replace("_", " ") for place, name in describe_cores(used).items()
+  )
   against = (
     f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}"
   )
@@ -245,7 +247,7 @@ def jaxpr_flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
 
 def equation_flops(equation, halved: bool) -> float:
   """Count the FLOPs of one equation; `halved` means that causality is already accounted for."""
-  if not halved and CAUSAL in str(equation.source_info.name_stack):
+  if not halved and CAUSAL_SCOPE in str(equation.source_info.name_stack):
     return 0.5 * equation_flops(equation, True)
   name = equation.primitive.name
   params = equation.params

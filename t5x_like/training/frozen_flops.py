@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from t5x_like.nn import params
-from t5x_like.nn.attention import CAUSAL
+from t5x_like.nn.attention import CAUSAL_SCOPE
 from t5x_like.objectives import evaluate
 from t5x_like.training import compilation
 
@@ -54,7 +54,7 @@ def _of(flags: dict, variables) -> Flags:
 
 
 def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
-  if not halved and CAUSAL in str(equation.source_info.name_stack):
+  if not halved and CAUSAL_SCOPE in str(equation.source_info.name_stack):
     flops, results = _equation(equation, inputs, True)
     return 0.5 * flops, results
   name = equation.primitive.name

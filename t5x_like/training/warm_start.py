@@ -420,8 +420,8 @@ def _resized(
   module, other = (functools.reduce(getattr, name.split("/")[:-1], model) for model in models)
   try:
     made = (
-      module.resized(old, other)
-      if hasattr(module, "resized") and old.shape[-1] == fresh.shape[-1]
+      module.resize(old, other)
+      if hasattr(module, "resize") and old.shape[-1] == fresh.shape[-1]
       else old
     )
   except ValueError as error:

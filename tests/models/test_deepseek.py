@@ -136,7 +136,7 @@ def test_a_token_stays_in_its_groups():
   logits = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 8)), jnp.float32)
   router = jax.tree.map(lambda x: x[0], router)
   router.balance = nnx.Param(jnp.linspace(-0.2, 0.2, 8), axes=(None,), unit=(1,))
-  routing = router.chosen(logits)
+  routing = router.choose(logits)
   for place in np.ndindex(2, 5):
     scores = 1 / (1 + np.exp(-np.asarray(logits[place])))
     biased = (scores + np.linspace(-0.2, 0.2, 8)).reshape(4, 2)

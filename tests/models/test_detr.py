@@ -10,7 +10,7 @@ from flax import nnx
 
 import more
 from t5x_like import recipes
-from t5x_like.architectures.placed import Places, sines
+from t5x_like.architectures.positioned_attention import PositionEmbeddings, sine_positions
 from t5x_like.errors import UserError
 from t5x_like.models import detr
 from t5x_like.nn import params
@@ -119,11 +119,11 @@ def test_padding_is_not_attended_to_and_the_rest_is():
 
 
 def test_sines_are_of_shares_of_the_image():
-  whole = sines(jnp.ones((1, 4, 6), bool), 16).reshape(4, 6, 16)
+  whole = sine_positions(jnp.ones((1, 4, 6), bool), 16).reshape(4, 6, 16)
   assert np.ptp(whole[:, :, :8], axis=1).max() == 0 and np.ptp(whole[:, :, 8:], axis=0).max() == 0
   np.testing.assert_allclose(whole[1, 0, :2], [np.sin(np.pi), np.cos(np.pi)], atol=1e-5)
   np.testing.assert_allclose(whole[0, 2, 10], np.sin(np.pi / 10_000 ** (2 / 8)), atol=1e-5)
-  padded = sines(jnp.zeros((1, 7, 9), bool).at[:, :4, :6].set(True), 16).reshape(7, 9, 16)
+  padded = sine_positions(jnp.zeros((1, 7, 9), bool).at[:, :4, :6].set(True), 16).reshape(7, 9, 16)
   np.testing.assert_allclose(padded[:4, :6], whole, atol=1e-5)
 
 
@@ -139,7 +139,7 @@ TABLE_3 = [
 def test_each_row_of_table_3_adds_positions_where_it_says():
   """Row by row, the cells that the encoder and the decoder tell apart on an image of one colour
   without borders."""
-  made = [model(places=Places(**row), backbone=RESNET) for row in TABLE_3]
+  made = [model(places=PositionEmbeddings(**row), backbone=RESNET) for row in TABLE_3]
   valid = jnp.ones((1, 3, 4), bool)
   assert [len([n for n in params.arrays(m) if n.startswith("position/")]) for m in made] == [
     0,
@@ -157,7 +157,10 @@ def test_each_row_of_table_3_adds_positions_where_it_says():
     made[2].position(jnp.ones((1, 3, 51), bool))
   x = {"cells": 1, "memory": 2, "queries": 3}
   seen = [
-    [{n for n, v in Places(**row).at(at, x).items() if v} for at in ("input", "attention")]
+    [
+      {n for n, v in PositionEmbeddings(**row).at(at, x).items() if v}
+      for at in ("input", "attention")
+    ]
     for row in TABLE_3
   ]
   every = {"cells", "memory", "queries"}
@@ -170,7 +173,7 @@ def test_each_row_of_table_3_adds_positions_where_it_says():
 @pytest.mark.parametrize("row", more.beyond(1, TABLE_3), ids=str)
 def test_without_positions_where_a_cell_lies_means_nothing(row):
   """Cells in another order change a detector's answers, unless only the queries have vectors."""
-  made = model(places=Places(**row))
+  made = model(places=PositionEmbeddings(**row))
   data = batch(2, 32, 32)
   data["image_size"][:] = 32
   order = np.random.default_rng(1).permutation(16)
@@ -186,7 +189,9 @@ def test_without_positions_where_a_cell_lies_means_nothing(row):
 
 
 @pytest.mark.parametrize(
-  "places, told", [(Places(), False), (Places(cells="both", queries="both"), True)], ids=str
+  "places, told",
+  [(PositionEmbeddings(), False), (PositionEmbeddings(cells="both", queries="both"), True)],
+  ids=str,
 )
 def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, told):
   """Attention that looks nowhere in particular: what is found does not change as a thing moves, or

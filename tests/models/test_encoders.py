@@ -15,7 +15,7 @@ import tiny
 from t5x_like.errors import UserError
 from t5x_like.models import albert, bert, deberta, deberta_rtd, electra, gpt, modernbert, roberta
 from t5x_like.nn import params
-from t5x_like.nn.vocabulary_logits import dense
+from t5x_like.nn.vocabulary_logits import materialise_logits
 from t5x_like.objectives import electra as electra_objective
 
 B = 4
@@ -69,7 +69,9 @@ def test_heads(head, shapes, drops):
   def run(model, batch):
     x_BTD, valid, _ = model.encode(batch)
     keys = None, None, jax.random.key(1), jax.random.key(2)
-    return model(batch), [dense(model.head(x_BTD, model.embed, valid, key)) for key in keys]
+    return model(batch), [
+      materialise_logits(model.head(x_BTD, model.embed, valid, key)) for key in keys
+    ]
 
   whole, (one, same, dropped, other) = run(model, batch())
   assert {name: x.shape for name, x in whole.items()} == shapes

@@ -16,7 +16,7 @@ from test_families import FORMS, close, same
 import more
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.architectures.image_encoder import ImageEncoder, patchified
+from t5x_like.architectures.image_encoder import ImageEncoder, patchify
 from t5x_like.architectures.image_stages import StagedEncoder
 from t5x_like.architectures.window_encoder import WindowEncoder
 from t5x_like.errors import UserError
@@ -135,8 +135,8 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
     tiles[:, order].reshape(2, 3, 3, 2, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(image.shape)
   )
   np.testing.assert_array_equal(
-    patchified(jnp.asarray(shuffled), chosen.variant),
-    patchified(jnp.asarray(image), chosen.variant)[:, order],
+    patchify(jnp.asarray(shuffled), chosen.variant),
+    patchify(jnp.asarray(image), chosen.variant)[:, order],
   )
   one, other = (np.asarray(model({"image": x})["logits"]) for x in (image, shuffled))
   if name == "none":
@@ -211,7 +211,7 @@ def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
   model = families.model(chosen)
   batch = families.whole(chosen, 2)
   gradient = jax.grad(lambda x: jnp.sum(model(batch | {"image": x})["logits"] ** 2))(batch["image"])
-  seen = np.abs(np.asarray(patchified(gradient, chosen.variant))).max(-1) > 0
+  seen = np.abs(np.asarray(patchify(gradient, chosen.variant))).max(-1) > 0
   assert np.array_equal(
     seen, np.stack([np.isin(np.arange(9), row) for row in batch["visible_patches"]])
   )
@@ -304,17 +304,17 @@ def test_a_table_is_interpolated_for_another_grid():
     return jax.eval_shape(lambda key: learned_1d.make(nnx.Rngs(key), *given), jax.random.key(0))
 
   table = np.random.default_rng(0).standard_normal((1 + 12, 4)).astype(np.float32)
-  np.testing.assert_allclose(scheme(3, 4).resized(table, scheme(3, 4)), table, atol=1e-6)
-  larger = np.asarray(scheme(6, 8).resized(table, scheme(3, 4)))
+  np.testing.assert_allclose(scheme(3, 4).resize(table, scheme(3, 4)), table, atol=1e-6)
+  larger = np.asarray(scheme(6, 8).resize(table, scheme(3, 4)))
   np.testing.assert_array_equal(larger[0], table[0])
-  np.testing.assert_allclose(learned_1d.cubic(5, 13).sum(1), 1, atol=1e-6)
+  np.testing.assert_allclose(learned_1d.cubic_weights(5, 13).sum(1), 1, atol=1e-6)
   weights = [
     -0.10546875,
     0.87890625,
     0.26171875,
     -0.03515625,
   ]  # of the cubic kernel with a = -0.75, a quarter past a cell
-  np.testing.assert_array_equal(learned_1d.cubic(8, 16)[7, 2:6], weights)
+  np.testing.assert_array_equal(learned_1d.cubic_weights(8, 16)[7, 2:6], weights)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
 
 def test_relative_positions_depend_on_offsets_alone():
   grid = Grid(3, 4, 2)
-  found = relative_2d.offsets(grid)
+  found = relative_2d.pair_rows(grid)
   seen = {}
   for q in range(12):
     for k in range(12):
@@ -382,7 +382,7 @@ def test_relative_positions_depend_on_offsets_alone():
 
 
 def test_sinusoidal_positions_tell_rows_and_columns():
-  table = sinusoidal_2d.table_of(16, Grid(3, 4, 1))
+  table = sinusoidal_2d.sine_table(16, Grid(3, 4, 1))
   patches = table[1:].reshape(3, 4, 16)
   assert not table[0].any() and len(np.unique(table, axis=0)) == 13
   # half of the channels: the column
@@ -463,5 +463,5 @@ def test_the_last_norm_stands_before_pooling_after_it_or_both():
     assert {name for name in (before, after) if f"{name}/scale" in arrays} == set(norms)
     expected = (normed(x_BTD, arrays, before) if before in norms else x_BTD)[:, 1:].mean(1)
     expected = normed(expected, arrays, after) if after in norms else expected
-    found = model.head.norm(model.head.pooled(model.encoder.final_norm(jnp.asarray(x_BTD))))
+    found = model.head.norm(model.head.pool(model.encoder.final_norm(jnp.asarray(x_BTD))))
     close(np.asarray(found), np.asarray(expected))

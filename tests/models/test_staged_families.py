@@ -11,8 +11,8 @@ from test_families import close
 from test_image_families import case
 
 import more
-from t5x_like.architectures.image_encoder import path_depths
-from t5x_like.architectures.windows import Merging, WindowAttention
+from t5x_like.architectures.image_encoder import drop_path_shares
+from t5x_like.architectures.windows import PatchMerging, WindowAttention
 from t5x_like.errors import UserError
 from t5x_like.interop.families import swin as swin_files
 from t5x_like.models import swin
@@ -85,7 +85,7 @@ def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns
 
 def test_merging_puts_squares_side_by_side():
   layer = jax.eval_shape(
-    lambda key: Merging(
+    lambda key: PatchMerging(
       Grid(3, 3), 2, 8, nnx.Rngs(key), init=params.zeros, norm=lambda x: x, norm_first=True
     ),
     jax.random.key(0),
@@ -103,7 +103,7 @@ def test_merging_puts_squares_side_by_side():
 
 def test_rates_of_dropped_paths_grow_from_layer_to_layer():
   chosen = case("swin", depths=(1, 1))
-  places = [path_depths("linear", (2, 4), n) for n in range(2)]
+  places = [drop_path_shares("linear", (2, 4), n) for n in range(2)]
   np.testing.assert_allclose(sum(places, ()), np.linspace(0, 1, 6))
   model = families.model(chosen, drop_path=0.9)
   batch = families.whole(chosen, 8)
@@ -227,11 +227,11 @@ def test_another_window_starts_from_the_interpolated_table():
   np.testing.assert_allclose(resized[0, 12], table[0, 4], atol=1e-6)
   module = here.stage_1.stack.blocks.self_attention_1.layer.position
   np.testing.assert_allclose(
-    module.resized(jnp.ones((1, 9, 2)), there.stage_1.stack.blocks.self_attention_1.layer.position),
+    module.resize(jnp.ones((1, 9, 2)), there.stage_1.stack.blocks.self_attention_1.layer.position),
     1,
     rtol=1e-6,
   )
-  np.testing.assert_allclose(module.resized(jnp.asarray(resized), module), resized, atol=1e-6)
+  np.testing.assert_allclose(module.resize(jnp.asarray(resized), module), resized, atol=1e-6)
 
 
 def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
@@ -241,7 +241,7 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
     assert offsets.shape == ((2 * side - 1) ** 2, 2)
   np.testing.assert_allclose(np.unique(small), np.unique(large)[8:-8], atol=1e-6)
   np.testing.assert_allclose(small.max(), np.log2(9) / 3)
-  order = relative_2d.offsets(Grid(8, 8))
+  order = relative_2d.pair_rows(Grid(8, 8))
   down = small[order[9, 0]]
   right = small[order[0, 9]]
   np.testing.assert_allclose(down, -right)

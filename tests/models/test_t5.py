@@ -339,12 +339,14 @@ def test_every_dropout_has_a_key_of_its_own():
     tiny.abstract(SIZES["1.1"], dropout=0.5, layers="loop"), params.arrays(model("1.1"))
   )
   batch = random_batch(1)
-  original = dims.kept
+  original = dims.dropout_mask
 
   @jax.jit
   def keys():
     used = []
-    with mock.patch.object(dims, "kept", lambda key, *a: (used.append(key), original(key, *a))[1]):
+    with mock.patch.object(
+      dims, "dropout_mask", lambda key, *a: (used.append(key), original(key, *a))[1]
+    ):
       m(batch, jax.random.key(0))
     return [jax.random.key_data(key) for key in used]
 

@@ -12,7 +12,7 @@ from t5x_like.nn import params
 from t5x_like.nn.block import Block, Residual
 from t5x_like.nn.convolution import GroupNorm
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.dims import Dims, Dropout, kept, subkey
+from t5x_like.nn.dims import Dims, Dropout, dropout_mask, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.feed_forward import gelu
 from t5x_like.nn.feed_forward.mlp import Mlp
@@ -261,7 +261,7 @@ def test_sizes_that_do_not_fit_are_refused():
 def test_dropout_draws_no_array_of_pairs(shape):
   """Every array of the drawing but its two seeds has the shape's axes: a TPU pads a last axis of
   two to 128 lanes."""
-  draw = lambda key: kept(key, 0.25, shape)[0]  # noqa: E731
+  draw = lambda key: dropout_mask(key, 0.25, shape)[0]  # noqa: E731
   made = jax.make_jaxpr(draw)(jax.random.key(0))
   arrays = [
     v.aval

@@ -35,7 +35,7 @@ def plain(case, layers):
 
 
 def adapted(kind, layers="scan"):
-  return lora.adapted(plain(CASES[kind], layers), TARGETS[kind], 2, 6.0, jax.random.key(2))
+  return lora.add_adapters(plain(CASES[kind], layers), TARGETS[kind], 2, 6.0, jax.random.key(2))
 
 
 def noised(model):
@@ -158,5 +158,7 @@ def test_a_target_that_names_no_kernel_is_one_line():
   with pytest.raises(
     UserError, match="'qurey' names no kernel .* key, out, query, value, wi, wo"
   ) as error:
-    lora.adapted(plain(CASES["decoder"], "scan"), ("value", "qurey"), 2, 1.0, jax.random.key(0))
+    lora.add_adapters(
+      plain(CASES["decoder"], "scan"), ("value", "qurey"), 2, 1.0, jax.random.key(0)
+    )
   assert "\n" not in str(error.value)

@@ -129,11 +129,11 @@ def test_only_arrays_with_a_row_per_example_are_cut():
   vectors = jnp.zeros((ROWS, 16))
   mask = Mask(positions(LENGTH), positions(LENGTH))
   for bias, cut in ((rows, True), (vectors, False), (rows[:1], False)):
-    context = Context(mask=mask, bias=bias, places=jnp.zeros((ROWS, LENGTH, 16)))
+    context = Context(mask=mask, bias=bias, position_vectors=jnp.zeros((ROWS, LENGTH, 16)))
     piece = pipelines._Rows.of(context, ROWS, 4).context(context, 1)
     assert (
       piece.bias.shape[0] == (ROWS // 4 if cut else bias.shape[0])
-      and piece.places.shape[0] == ROWS // 4
+      and piece.position_vectors.shape[0] == ROWS // 4
     )
 
 

@@ -19,7 +19,7 @@ from t5x_like.nn import params
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.linear import Linear, matmul
 from t5x_like.nn.quantization import fp8, int8
-from t5x_like.nn.quantization._scaled import Scaled, rounded
+from t5x_like.nn.quantization._scaled import ScaledProduct, round_to_8_bits
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
@@ -57,7 +57,8 @@ def bound(a, b, axis_a, axis_b, dtype_a, dtype_b):
     of_scale, of_value = HALF_STEPS[dtype]
     return (
       np.maximum(
-        of_scale * np.asarray(rounded(jnp.asarray(x), (axis,), dtype)[1]), of_value * np.abs(x)
+        of_scale * np.asarray(round_to_8_bits(jnp.asarray(x), (axis,), dtype)[1]),
+        of_value * np.abs(x),
       )
       * 1.001
     )
@@ -84,7 +85,7 @@ def test_products_are_within_the_bound_of_rounding(kind):
     bound(flat_x, kernel, 1, 0, product.factors, product.factors),
     bound(flat_g, kernel, 1, 1, product.gradients, product.factors),
     bound(flat_x, flat_g, 0, 0, product.factors, product.gradients)
-    if product.summed
+    if product.rounds_kernel_gradient
     else 1e-5 * (np.abs(flat_x).T @ np.abs(flat_g)),
   ]
   for ours, theirs, most in zip(got, exact, bounds, strict=True):
@@ -93,7 +94,7 @@ def test_products_are_within_the_bound_of_rounding(kind):
     )
     assert (
       (error <= most).all()
-      and (error.max() > 0 or not product.summed)
+      and (error.max() > 0 or not product.rounds_kernel_gradient)
       and ours.dtype == theirs.dtype
     )
 
@@ -196,7 +197,7 @@ def test_decoding_keeps_them():
   linear.multiply = PRODUCTS["int8"]
   kept = prepared(nnx.List([linear]), jnp.bfloat16)
   assert (
-    isinstance(PRODUCTS["int8"], Scaled)
+    isinstance(PRODUCTS["int8"], ScaledProduct)
     and type(kept[0]) is Linear
     and kept[0].multiply is linear.multiply
   )

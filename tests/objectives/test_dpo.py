@@ -165,7 +165,7 @@ def test_loss_and_gradients_are_those_of_the_formula(adapters):
   beta = 0.3
   smoothing = 0.1
   if adapters:
-    policy = lora.adapted(base, ("query", "wi"), 2, 4.0, jax.random.key(0))
+    policy = lora.add_adapters(base, ("query", "wi"), 2, 4.0, jax.random.key(0))
     moved = {n: x + 0.3 * n.endswith("lora_b") for n, x in params.arrays(policy).items()}
     learned = [n for n in moved if n.endswith(ADAPTERS)]
   else:

@@ -13,7 +13,7 @@ import tiny
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
-from t5x_like.nn.linear import Linear, matmul, together
+from t5x_like.nn.linear import Linear, apply_jointly, matmul
 from t5x_like.parallel import rules as rules_module
 from t5x_like.parallel.constrain import constrain, exchanged
 from t5x_like.parallel.mesh import AXES, make_mesh, stages
@@ -292,7 +292,7 @@ def test_kernels_together(mesh, gathers):
 
   def outputs(layers, x):
     with r.activate():
-      return together(layers, x)
+      return apply_jointly(layers, x)
 
   def gradients(run):
     return jax.grad(

@@ -143,7 +143,7 @@ def test_what_is_frozen_has_less_of_a_backward_pass(form):
   assert count(model, None) == 6 * (projections + attention)
   assert count(model, set(params.arrays(model))) == 6 * (projections + attention)
   adapted = jax.eval_shape(
-    lambda key: lora.adapted(make(key), ("query",), rank, 1.0, key), jax.random.key(0)
+    lambda key: lora.add_adapters(make(key), ("query",), rank, 1.0, key), jax.random.key(0)
   )
   trained = {name for name in params.arrays(adapted) if "lora" in name}
   # The first layer reads what nothing trained changes, and so do its keys and values; a scan's
@@ -166,7 +166,7 @@ def test_products_of_8_bits_cost_the_same_beside_adapters(quantization):
     return gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design)
 
   adapted = jax.eval_shape(
-    lambda key: lora.adapted(make(key), ("query",), 4, 1.0, key), jax.random.key(0)
+    lambda key: lora.add_adapters(make(key), ("query",), 4, 1.0, key), jax.random.key(0)
   )
   inputs = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
   inputs["decoder_loss_weights"] = jax.ShapeDtypeStruct((B, S), jnp.float32)

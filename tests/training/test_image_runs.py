@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from t5x_like import evaluate, train
-from t5x_like.architectures.image_encoder import patchified
+from t5x_like.architectures.image_encoder import patchify
 from t5x_like.library.model import load
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.layer import Context
@@ -231,7 +231,7 @@ def test_what_is_drawn_is_what_was_computed():
 
 
 def _tokens(made, image):
-  x = made.patches(patchified(image, made.variant))
+  x = made.patches(patchify(image, made.variant))
   return np.concatenate([np.broadcast_to(made.tokens[...], (2, 1, 16)), x], 1)
 
 

@@ -233,18 +233,18 @@ def _measure(name: str, args: argparse.Namespace) -> None:
     for name, (shape, kind) in shapes.items()
   }
 
-  from t5x_like.nn.cores import cores_used, in_words
+  from t5x_like.nn.cores import describe_cores, record_cores
   from t5x_like.training import compilation
   from t5x_like.training.state import init_state
 
   start = time.perf_counter()
-  with cores_used() as used:
+  with record_cores() as used:
     lowered = compilation.lower_step(
       types.SimpleNamespace(accumulation_steps=1, seed=0), parts, batch
     )
   compiled, _ = compilation.compiled_step(lowered, device)
   seconds = time.perf_counter() - start
-  print(f"{variant}, {dtype}, {in_words(used)}; compiled in {seconds:.0f} s", flush=True)
+  print(f"{variant}, {dtype}, {describe_cores(used)}; compiled in {seconds:.0f} s", flush=True)
   values = {
     name: timing.random_feature(name, x, vocabulary.get("vocab_size", 2))
     for name, x in batch.items()

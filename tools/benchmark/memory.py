@@ -46,9 +46,9 @@ class _AllLogits(_Delegate):
   """A model whose logits are computed before the objective sees them."""
 
   def outputs(self, *arguments):
-    from t5x_like.nn.vocabulary_logits import dense
+    from t5x_like.nn.vocabulary_logits import materialise_logits
 
-    return dense(self._of.outputs(*arguments))
+    return materialise_logits(self._of.outputs(*arguments))
 
 
 class _OfAllLogits(_Delegate):

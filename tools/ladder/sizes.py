@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.architectures.widths import dims_of, resized
+from t5x_like.architectures.widths import resize_variant, stack_dims
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.training import build
@@ -39,8 +39,10 @@ def at_size(config: ConfigDict, size: str, flag: str) -> ConfigDict:
     slots.find(flag, size, variants)
     given = size
   else:
-    variant = resized(flag, variants, slots.resolve_variant(family, config.model), int(numbers[1]))
-    if numbers[2] and dims_of(variant):
+    variant = resize_variant(
+      flag, variants, slots.resolve_variant(family, config.model), int(numbers[1])
+    )
+    if numbers[2] and stack_dims(variant):
       layers = slots.replace_fields(flag, variant.dims, {"layers": int(numbers[2])})
       variant = dataclasses.replace(variant, dims=layers)
     given = ConfigDict(json.loads(json.dumps(dataclasses.asdict(variant))))

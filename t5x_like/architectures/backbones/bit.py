@@ -10,7 +10,7 @@ from functools import partial
 import jax
 from flax import nnx
 
-from t5x_like.architectures.backbones.resnet import ResNet, Unit
+from t5x_like.architectures.backbones.resnet import ConvUnit, ResNet
 from t5x_like.errors import UserError
 from t5x_like.nn.convolution import GroupNorm, StandardizedConv, even_borders, max_pool
 from t5x_like.slots import PositiveInt
@@ -40,10 +40,10 @@ class BitResNet(ResNet):
       raise UserError(
         f"config.model.backbone.groups: {found}, expected a divisor of the stem and of widths / 4"
       )
-    unit = partial(Unit, partial(GroupNorm, groups=groups), conv=StandardizedConv)
+    unit = partial(ConvUnit, partial(GroupNorm, groups=groups), conv=StandardizedConv)
     self.build(unit, rngs, channels, stem, widths, depths, bottleneck=True)
 
-  def pooled(self, x_BYXC: jax.Array) -> jax.Array:
+  def pool(self, x_BYXC: jax.Array) -> jax.Array:
     return max_pool(x_BYXC, 3, 2, even_borders(x_BYXC, 3, 2))
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.image_encoder import path_depths
+from t5x_like.architectures.image_encoder import drop_path_shares
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.feed_forward import ACTIVATIONS
@@ -21,7 +21,7 @@ def _linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
   return Linear((inputs, outputs), (None, "embed"), params.normal(_STDDEV), rngs, bias=True)
 
 
-class Patches(Linear):
+class PatchConv(Linear):
   """Squares of `side` x `side` cells, projected; cells that fill none are dropped: [B, Y / side, X
   / side, outputs]."""
 
@@ -99,17 +99,17 @@ class ConvNeXt(nnx.Module):
     layer_scale: NonNegativeFloat = 1e-6,
     drop_path: Rate = 0.0,
   ):
-    self.patches = Patches(patch, channels, widths[0], rngs)
+    self.patches = PatchConv(patch, channels, widths[0], rngs)
     self.norm = LayerNorm(widths[0], rngs, epsilon=_EPSILON)
     pairs = list(zip(widths, widths[1:]))
     self.merge_norms = nnx.List([LayerNorm(before, rngs, epsilon=_EPSILON) for before, _ in pairs])
-    self.merges = nnx.List([Patches(2, before, after, rngs) for before, after in pairs])
+    self.merges = nnx.List([PatchConv(2, before, after, rngs) for before, after in pairs])
     given = dict(activation=activation, layer_scale=layer_scale)
     stages = [
       nnx.List(
         [
           ConvBlock(width, rngs, **given, drop_path=drop_path * at)
-          for at in path_depths("linear", depths, n)
+          for at in drop_path_shares("linear", depths, n)
         ]
       )
       for n, (width, _) in enumerate(zip(widths, depths, strict=True))

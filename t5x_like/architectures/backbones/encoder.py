@@ -6,7 +6,7 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures.architecture import Dtype, Layers
-from t5x_like.architectures.build import chosen
+from t5x_like.architectures.build import resolve_variant
 from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.errors import UserError
 from t5x_like.resolution import Resolution, from_sides, height_and_width
@@ -48,7 +48,9 @@ class EncoderBackbone(nnx.Module):
       )
     if not isinstance(variant, str):
       variant = slots.coerce("config.model.backbone.variant", variant, family.VARIANT)
-    found = chosen(family.VARIANTS, variant, design, channels=channels, head="image_features")
+    found = resolve_variant(
+      family.VARIANTS, variant, design, channels=channels, head="image_features"
+    )
     whole = from_sides(
       *(-(-side // found.patch) * found.patch for side in height_and_width(resolution))
     )

@@ -14,7 +14,7 @@ from t5x_like.nn.convolution import NORMS, Conv, max_pool
 from t5x_like.slots import PositiveInt
 
 
-class Unit(nnx.Module):
+class ConvUnit(nnx.Module):
   """A convolution and its norm."""
 
   def __init__(
@@ -40,13 +40,13 @@ class ResidualUnits(nnx.Module):
   """`relu(x + units(x))`; the shortcut is projected where its shape changes.
 
   Args:
-    unit: makes a `Unit` from all arguments but the norm.
+    unit: makes a `ConvUnit` from all arguments but the norm.
     dilation: (of the first 3 x 3 convolution, of the second).
   """
 
   def __init__(
     self,
-    unit: Callable[..., Unit],
+    unit: Callable[..., ConvUnit],
     inputs: int,
     outputs: int,
     rngs: nnx.Rngs,
@@ -105,11 +105,11 @@ class ResNet(nnx.Module):
     self.local = norm == "frozen_batch"
     options = dict(bottleneck=block == "bottleneck", dilated=last_stage == "dilated")
     make_norm = NORMS[norm] if self.local else partial(NORMS[norm], groups=groups)
-    self.build(partial(Unit, make_norm), rngs, channels, stem, widths, depths, **options)
+    self.build(partial(ConvUnit, make_norm), rngs, channels, stem, widths, depths, **options)
 
   def build(
     self,
-    unit: Callable[..., Unit],
+    unit: Callable[..., ConvUnit],
     rngs: nnx.Rngs,
     channels: int,
     stem: int,
@@ -135,11 +135,11 @@ class ResNet(nnx.Module):
     self.stages = nnx.List(stages)
     self.width, self.stride = before, 2 << len(stages) - dilated
 
-  def pooled(self, x_BYXC: jax.Array) -> jax.Array:
+  def pool(self, x_BYXC: jax.Array) -> jax.Array:
     return max_pool(x_BYXC, 3, 2, ((1, 1), (1, 1)))
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
-    x_BYXC = self.pooled(jax.nn.relu(self.stem(image_BYXC)))
+    x_BYXC = self.pool(jax.nn.relu(self.stem(image_BYXC)))
     for stage in self.stages:
       for block in stage:
         x_BYXC = block(x_BYXC)

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 from flax import nnx
 
-from t5x_like.architectures.backbones.resnet import ResidualUnits, Unit
+from t5x_like.architectures.backbones.resnet import ConvUnit, ResidualUnits
 from t5x_like.nn.convolution import GroupNorm
 from t5x_like.slots import PositiveInt
 
@@ -21,11 +21,11 @@ class SmallCnn(nnx.Module):
   def __init__(
     self, rngs: nnx.Rngs, channels: int, *, widths: tuple[PositiveInt, ...] = (16, 32, 64)
   ):
-    self.stem = Unit(GroupNorm, 3, channels, widths[0], rngs, stride=2)
+    self.stem = ConvUnit(GroupNorm, 3, channels, widths[0], rngs, stride=2)
     pairs = zip(widths, widths[1:])
     self.blocks = nnx.List(
       [
-        ResidualUnits(partial(Unit, GroupNorm), i, o, rngs, stride=2, bottleneck=False)
+        ResidualUnits(partial(ConvUnit, GroupNorm), i, o, rngs, stride=2, bottleneck=False)
         for i, o in pairs
       ]
     )

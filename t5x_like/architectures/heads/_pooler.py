@@ -5,7 +5,7 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.heads.mlm import at_places
+from t5x_like.architectures.heads.mlm import gather_tokens
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
 
@@ -18,8 +18,10 @@ class Pooler(nnx.Module):
     self.dense = Linear((D, D), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
     self.activation = slots.find("config.model.head.activation", activation, ACTIVATIONS)[0]
 
-  def __call__(self, x_BTD: jax.Array, firsts_BP: jax.Array | None = None) -> jax.Array:
-    """Return [B, D], or [B, P, D] for the sequences of a row that begin at `firsts_BP`."""
+  def __call__(self, x_BTD: jax.Array, first_positions_BP: jax.Array | None = None) -> jax.Array:
+    """Return [B, D], or [B, P, D] for the sequences of a row that begin at `first_positions_BP`."""
     return self.activation(
-      self.dense(x_BTD[:, 0] if firsts_BP is None else at_places(x_BTD, firsts_BP))
+      self.dense(
+        x_BTD[:, 0] if first_positions_BP is None else gather_tokens(x_BTD, first_positions_BP)
+      )
     )

@@ -49,7 +49,7 @@ class AttentionPool(nnx.Module):
       out_init=design.kernel_init(F),
     )
 
-  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+  def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the embeddings, [B, D]."""
     (B, T, D), one = x_BTD.shape, positions(1)
     query_B1D = jnp.broadcast_to(self.query[...].astype(x_BTD.dtype), (B, 1, D))
@@ -58,7 +58,7 @@ class AttentionPool(nnx.Module):
     return (y_B1D + self.mlp(self.norm(y_B1D), context, None, None)[0])[:, 0]
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    return {"embeddings": self.pooled(x_BTD)}
+    return {"embeddings": self.pool(x_BTD)}
 
 
 make = AttentionPool

@@ -14,7 +14,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.embed import Embed
-from t5x_like.nn.hidden_states import LAST
+from t5x_like.nn.hidden_states import LAST_STATE
 from t5x_like.nn.lstm import BiLstm
 from t5x_like.slots import PositiveInt, Rate
 
@@ -39,7 +39,7 @@ class BiLstmHead(nnx.Module):
     variant: Variant,
     *,
     head: str | dict = "tokens",
-    states: tuple[int, ...] = LAST,
+    states: tuple[int, ...] = LAST_STATE,
     combine: Literal["concatenate", "weighted_sum"] = "concatenate",
     layers: PositiveInt = 2,
     hidden: PositiveInt | None = None,

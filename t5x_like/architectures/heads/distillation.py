@@ -27,7 +27,7 @@ class DistillationHead(nnx.Module):
       Linear((D, labels), ("embed", None), init, rngs, bias=True) for _ in range(2)
     )
 
-  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+  def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the class token's state, [B, D]."""
     return x_BTD[:, 0]
 

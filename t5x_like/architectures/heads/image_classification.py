@@ -18,7 +18,7 @@ Pooling = Literal["token", "mean", "both"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Pooled:
+class ImagePooling:
   """A function from the last hidden states [B, E + T, D] to the features [B, W] of an image.
 
   Attributes:
@@ -30,7 +30,7 @@ class Pooled:
   extra: int
 
   @classmethod
-  def of(cls, pooling: Pooling | None, variant) -> "Pooled":
+  def for_variant(cls, pooling: Pooling | None, variant) -> "ImagePooling":
     """Return the pooling of a variant; None is the class token if the model has one, else the mean.
 
     Raises:
@@ -61,7 +61,7 @@ class ImageClassifier(nnx.Module):
 
   Args:
     labels: the number of classes.
-    pooling: see `Pooled`; DINOv2 classifies "both".
+    pooling: see `ImagePooling`; DINOv2 classifies "both".
     hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's
       pretraining.
     norm: place of the last norm: "before" pooling, the encoder's own; "after" pooling, a new
@@ -82,8 +82,8 @@ class ImageClassifier(nnx.Module):
     norm: Literal["before", "after", "both"] = "before",
     dropout: Rate = 0.0,
   ):
-    self.pooled = Pooled.of(pooling, variant)
-    D = self.pooled.width(variant.dims.embed)
+    self.pool = ImagePooling.for_variant(pooling, variant)
+    D = self.pool.width(variant.dims.embed)
     design = variant.design
     init = design.kernel_init(D)
     self.norm_before = norm != "after"
@@ -95,7 +95,7 @@ class ImageClassifier(nnx.Module):
     self.dropout = Dropout(dropout)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    x_BD = self.norm(self.pooled(x_BTD))
+    x_BD = self.norm(self.pool(x_BTD))
     if self.hidden is not None:
       x_BD = jnp.tanh(self.hidden(x_BD))
     return {"logits": self.out(self.dropout(x_BD, subkey(key, 0))).astype(jnp.float32)}

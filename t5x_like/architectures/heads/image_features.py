@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.heads.image_classification import Pooled, Pooling
+from t5x_like.architectures.heads.image_classification import ImagePooling, Pooling
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm
 
@@ -16,7 +16,7 @@ class ImageFeatures(nnx.Module):
   each image}.
 
   Args:
-    pooling: see `image_classification.Pooled`.
+    pooling: see `image_classification.ImagePooling`.
     pooler: the layer after pooling: none, a "dense" layer with tanh as in `ViTModel`, or a "norm"
       instead of the encoder's last, as in `ConvNextModel`.
   """
@@ -29,8 +29,8 @@ class ImageFeatures(nnx.Module):
     pooling: Pooling | None = None,
     pooler: Literal["none", "dense", "norm"] = "none",
   ):
-    self.pooled = Pooled.of(pooling, variant)
-    D = self.pooled.width(variant.dims.embed)
+    self.pool = ImagePooling.for_variant(pooling, variant)
+    D = self.pool.width(variant.dims.embed)
     kernel_init = variant.design.kernel_init(D)
     self.norm_before = pooler != "norm"
     self.dense = (
@@ -41,7 +41,7 @@ class ImageFeatures(nnx.Module):
     )
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    x_BD = self.norm(self.pooled(x_BTD))
+    x_BD = self.norm(self.pool(x_BTD))
     x_BD = x_BD if self.dense is None else jnp.tanh(self.dense(x_BD))
     return {"logits": x_BTD.astype(jnp.float32), "pooled": x_BD.astype(jnp.float32)}
 

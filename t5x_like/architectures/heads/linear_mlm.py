@@ -4,8 +4,8 @@ import jax
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.heads.lm import LmHead, scale_of
-from t5x_like.architectures.heads.mlm import at_places
+from t5x_like.architectures.heads.lm import LmHead, hidden_scale
+from t5x_like.architectures.heads.mlm import gather_tokens
 from t5x_like.nn.embed import Embed
 
 
@@ -17,14 +17,14 @@ class LinearMlmHead(nnx.Module):
     self.lm = LmHead(
       rngs,
       bias=variant.vocab_size,
-      scale=scale_of(variant.design, variant.embed or variant.dims.embed),
+      scale=hidden_scale(variant.design, variant.embed or variant.dims.embed),
     )
 
   def __call__(
-    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, positions_BK=None, **_
   ) -> dict:
     """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places."""
-    return self.lm(x_BTD if places_BK is None else at_places(x_BTD, places_BK), embed)
+    return self.lm(x_BTD if positions_BK is None else gather_tokens(x_BTD, positions_BK), embed)
 
 
 make = LinearMlmHead

@@ -47,7 +47,7 @@ class LmHead(nnx.Module):
     return {"logits": VocabularyLogits(x_BTD, kernel, bias, tied, self.softcap)}
 
 
-def scale_of(design: Design, width: int) -> float:
+def hidden_scale(design: Design, width: int) -> float:
   """Return the design's factor of hidden states of this width."""
   return width**-0.5 if design.logits_scale is True else design.logits_scale or 1.0
 
@@ -61,7 +61,7 @@ def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
     rngs,
     shape=None if design.tied else (D, V),
     init=design.kernel_init(D),
-    scale=scale_of(design, D),
+    scale=hidden_scale(design, D),
     softcap=design.logits_softcap,
     bias=V if design.logits_bias else None,
   )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.heads.lm import LmHead, scale_of
+from t5x_like.architectures.heads.lm import LmHead, hidden_scale
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
@@ -24,21 +24,21 @@ class MlmHead(nnx.Module):
       (D, width), ("embed", None), design.kernel_init(D), rngs, bias="mlp" in design.biases
     )
     self.norm = norm
-    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(design, width))
+    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=hidden_scale(design, width))
     self.activation = ACTIVATIONS[design.activation][0]
 
   def __call__(
-    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, positions_BK=None, **_
   ) -> dict:
     """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves
     most of the work."""
-    x_BTD = x_BTD if places_BK is None else at_places(x_BTD, places_BK)
+    x_BTD = x_BTD if positions_BK is None else gather_tokens(x_BTD, positions_BK)
     return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
 
 
-def at_places(x_BTD: jax.Array, places_BK: jax.Array) -> jax.Array:
-  """Gather each row's states at its positions `places_BK`, int32: [B, K, D]."""
-  return jnp.take_along_axis(x_BTD, places_BK[..., None], axis=1)
+def gather_tokens(x_BTD: jax.Array, positions_BK: jax.Array) -> jax.Array:
+  """Gather each row's states at its positions `positions_BK`, int32: [B, K, D]."""
+  return jnp.take_along_axis(x_BTD, positions_BK[..., None], axis=1)
 
 
 make = MlmHead

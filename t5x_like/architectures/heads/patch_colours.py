@@ -13,7 +13,7 @@ class ColourHead(nnx.Module):
   """{"logits": float32 [B, T, 8^C]}: each patch's colour, with 8 levels in each channel, from its
   own output."""
 
-  places = ("patch_sources",)
+  batch_features = ("patch_sources",)
 
   def __init__(self, rngs: nnx.Rngs, variant):
     D = variant.dims.embed
@@ -23,13 +23,13 @@ class ColourHead(nnx.Module):
       (D, 8**variant.channels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True
     )
 
-  def corrupted(self, x_BTD: jax.Array, sources_BT: jax.Array) -> jax.Array:
+  def corrupt(self, x_BTD: jax.Array, sources_BT: jax.Array) -> jax.Array:
     """Replace each patch by the patch with index `sources_BT`, or by a learned vector where that is
     -1."""
     taken_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(sources_BT, 0)[..., None], axis=1)
     return jnp.where(sources_BT[..., None] < 0, self.mask[...].astype(x_BTD.dtype), taken_BTD)
 
-  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+  def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the mean of the patches, for linear evaluations: [B, D]."""
     return jnp.mean(x_BTD[:, self.extra :], axis=1)
 

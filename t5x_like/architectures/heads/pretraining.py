@@ -24,12 +24,20 @@ class PretrainingHead(nnx.Module):
     )
 
   def __call__(
-    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, firsts_BP=None
+    self,
+    x_BTD: jax.Array,
+    embed: Embed,
+    valid_BT=None,
+    key=None,
+    positions_BK=None,
+    first_positions_BP=None,
   ) -> dict:
     """Return {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}, the latter [B, P, 2]
-    if P sequences of a row begin at `firsts_BP`."""
-    next_sentence = self.next_sentence(self.pooler(x_BTD, firsts_BP)).astype(jnp.float32)
-    return self.mlm(x_BTD, embed, places_BK=places_BK) | {"next_sentence_logits": next_sentence}
+    if P sequences of a row begin at `first_positions_BP`."""
+    next_sentence = self.next_sentence(self.pooler(x_BTD, first_positions_BP)).astype(jnp.float32)
+    return self.mlm(x_BTD, embed, positions_BK=positions_BK) | {
+      "next_sentence_logits": next_sentence
+    }
 
 
 make = PretrainingHead

@@ -8,9 +8,9 @@ from flax import nnx
 from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, subkey
-from t5x_like.nn.evened import encoded
+from t5x_like.nn.length_padding import run_padded
 from t5x_like.nn.linear import Linear
-from t5x_like.nn.remat import NONE, Remat
+from t5x_like.nn.remat import KEEP_ALL, Remat
 from t5x_like.slots import PositiveInt
 
 
@@ -25,14 +25,14 @@ class ReconstructionHead(nnx.Module):
     depth, embed, heads, mlp: layers, width, heads and feed-forward width of the decoder.
   """
 
-  places = ("visible_patches", "masked_patches")
+  batch_features = ("visible_patches", "masked_patches")
 
   def __init__(
     self,
     rngs: nnx.Rngs,
     variant,
     dropout_rate: float,
-    remat: Remat = NONE,
+    remat: Remat = KEEP_ALL,
     layers: str = "scan",
     *,
     depth: PositiveInt = 8,
@@ -59,7 +59,7 @@ class ReconstructionHead(nnx.Module):
     pixels = variant.patch**2 * variant.channels
     self.out = Linear((embed, pixels), ("embed", None), design.kernel_init(embed), rngs, bias=True)
 
-  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+  def pool(self, x_BTD: jax.Array) -> jax.Array:
     """Return the mean of the patches, for linear evaluations: [B, D]."""
     return jnp.mean(x_BTD[:, self.extra :], axis=1)
 
@@ -73,7 +73,7 @@ class ReconstructionHead(nnx.Module):
     first = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))
     pos_BT = jnp.concatenate([first, visible_patches + E, masked_patches + E], axis=1)
     x_BTD = self.inputs(jnp.concatenate([x_BTD, masked], axis=1), pos_BT, None, subkey(key, 0))
-    x_BTD, aux = encoded(self.decoder, x_BTD, pos_BT, subkey(key, 1), aligned=False)
+    x_BTD, aux = run_padded(self.decoder, x_BTD, pos_BT, subkey(key, 1), aligned=False)
     return {"logits": self.out(x_BTD[:, -M:]).astype(jnp.float32)} | aux
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.heads.lm import LmHead, scale_of
-from t5x_like.architectures.heads.mlm import MlmHead, at_places
+from t5x_like.architectures.heads.lm import LmHead, hidden_scale
+from t5x_like.architectures.heads.mlm import MlmHead, gather_tokens
 from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.feed_forward import ACTIVATIONS
@@ -39,28 +39,28 @@ class SpanBoundaryHead(nnx.Module):
     self.norm = design.make_norm(D, rngs)
     self.dense_2 = Linear((D, D), ("embed", None), init, rngs, bias=True)
     self.norm_2 = design.make_norm(D, rngs)
-    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(design, D))
+    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=hidden_scale(design, D))
     self.activation = ACTIVATIONS[design.activation][0]
 
   def __call__(
-    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_
+    self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, positions_BK=None, **_
   ) -> dict:
-    return self.mlm(x_BTD, embed, places_BK=places_BK)
+    return self.mlm(x_BTD, embed, positions_BK=positions_BK)
 
   def boundary(
     self,
     x_BTD: jax.Array,
-    places_BK: jax.Array,
+    positions_BK: jax.Array,
     starts_BK: jax.Array,
     ends_BK: jax.Array,
     embed: Embed,
   ):
     """Predict the tokens at `places` from the tokens just before and after their spans, at `starts`
     and `ends` (all int32 [B, K]); return `VocabularyLogits` [B, K, V]."""
-    distance_BK = places_BK - starts_BK - 1
+    distance_BK = positions_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)
     h_BKD = jnp.concatenate(
-      [at_places(x_BTD, starts_BK), at_places(x_BTD, ends_BK), p_BKP], axis=-1
+      [gather_tokens(x_BTD, starts_BK), gather_tokens(x_BTD, ends_BK), p_BKP], axis=-1
     )
     h_BKD = self.norm(self.activation(self.dense(h_BKD)))
     h_BKD = self.norm_2(self.activation(self.dense_2(h_BKD)))

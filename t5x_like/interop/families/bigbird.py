@@ -14,7 +14,7 @@ from t5x_like.interop.families.bert import MLM, NEXT
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import bigbird
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 
 MODEL_TYPES = ("big_bird",)
 MODELS = (bigbird.Model,)
@@ -83,7 +83,7 @@ def config(model, model_type: str | None) -> dict:
   }
   core = {"name": design.core} if isinstance(design.core, str) else design.core
   if core.get("name") != "bigbird":
-    require_design(model, core=[*EXACT, "bigbird"])
+    require_design(model, core=[*EXACT_CORES, "bigbird"])
     return values | {"attention_type": "original_full"}
   return values | {
     "attention_type": "block_sparse",

@@ -12,7 +12,7 @@ from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import clip
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("clip",)
@@ -145,7 +145,7 @@ def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
     position=[position],
     embed_scale=False,
     embed_norm=embed_norm,
-    core=[*EXACT],
+    core=[*EXACT_CORES],
   )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
     raise UserError(

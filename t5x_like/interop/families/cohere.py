@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from t5x_like.architectures.heads.lm import scale_of
+from t5x_like.architectures.heads.lm import hidden_scale
 from t5x_like.interop import decoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.families import llama
@@ -50,7 +50,7 @@ def config(model, model_type: str | None) -> dict:
   position = decoders.position_of(model, "rope", "theta", *decoders.SCALINGS, "interleaved")
   if not position.get("interleaved"):
     decoders.require_design(model, position=[{**position, "interleaved": True}])
-  scale = scale_of(design, dims.embed)
+  scale = hidden_scale(design, dims.embed)
   return {
     "architectures": ["CohereForCausalLM"],
     "model_type": "cohere",

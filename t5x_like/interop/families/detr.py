@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 
 from t5x_like.architectures.detector import DetectorVariant
-from t5x_like.architectures.placed import Places
+from t5x_like.architectures.positioned_attention import PositionEmbeddings
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders, resnet
 from t5x_like.interop.config_fields import Fields
@@ -18,7 +18,7 @@ from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import detr
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("detr",)
@@ -122,11 +122,11 @@ def config(model, model_type: str | None) -> dict:
     windows=(None,),
     experts=None,
     activation=list(ACTIVATIONS.values()),
-    core=[*EXACT],
+    core=[*EXACT_CORES],
   )
   spec = resnet.spec_of(variant.backbone, "detr")
-  if variant.places != Places():
-    raise UserError(f"{variant.places}: detr has {Places()}")
+  if variant.places != PositionEmbeddings():
+    raise UserError(f"{variant.places}: detr has {PositionEmbeddings()}")
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
     raise UserError(
       f"{dims}: detr has as many key/value heads as heads, and heads that share the width"

@@ -12,7 +12,7 @@ from t5x_like.interop.fused_tensors import map_stacked
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import modernbert
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("modernbert",)
@@ -104,7 +104,7 @@ def config(model, model_type: str | None) -> dict:
     experts=None,
     embed_scale=False,
     embed_norm=True,
-    core=[*EXACT],
+    core=[*EXACT_CORES],
   )
   if variant.head != "mlm" or variant.types or variant.embed or dims.kv_heads != dims.heads:
     raise UserError(

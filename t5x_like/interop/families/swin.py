@@ -11,7 +11,7 @@ from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import swin
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.resolution import height_and_width
 
 MODEL_TYPES = ("swin",)
@@ -97,7 +97,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
     activation=list(ACTIVATIONS.values()),
     embed_scale=False,
     embed_norm=True,
-    core=[*EXACT],
+    core=[*EXACT_CORES],
     **design,
   )
   variant = model.variant

@@ -27,7 +27,7 @@ def _check(variant: WindowVariant) -> None:
   height alone."""
   for stage in range(len(variant.depths)):
     rows = max(1, height_and_width(variant.resolution)[0] // variant.patch >> stage)
-    if variant.window_of(stage) != (
+    if variant.stage_window(stage) != (
       (variant.window, variant.window // 2) if variant.window < rows else (rows, 0)
     ):
       raise UserError(

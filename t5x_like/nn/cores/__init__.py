@@ -27,7 +27,7 @@ _used: contextvars.ContextVar[dict[str, set[str]] | None] = contextvars.ContextV
 
 
 @contextlib.contextmanager
-def cores_used() -> Iterator[dict[str, set[str]]]:
+def record_cores() -> Iterator[dict[str, set[str]]]:
   """Collect the labels of the cores in calls traced within the block, by their place in the
   model."""
   used: dict[str, set[str]] = {}
@@ -38,7 +38,7 @@ def cores_used() -> Iterator[dict[str, set[str]]]:
     _used.reset(token)
 
 
-def in_words(used: dict[str, set[str]]) -> dict[str, str]:
+def describe_cores(used: dict[str, set[str]]) -> dict[str, str]:
   """Return the cores used as {"attention_core": "dense", …}; where layers differ, names are joined
   by "+"."""
   return {place: "+".join(sorted(names)) for place, names in sorted(used.items())}
@@ -53,7 +53,7 @@ class Softmax:
     position: the layer's own position scheme.
     softcap: logits become `softcap * tanh(logits / softcap)`.
     dropout, key: dropout of the weights; none if the key is None.
-    places: the device's part of the arrays, `_devices.Places`, set in cores that run on each device
+    device_slice: the device's part of the arrays, `_devices.DeviceSlice`, set in cores that run on each device
       by itself.
   """
 
@@ -62,23 +62,25 @@ class Softmax:
   softcap: float | None = None
   dropout: Dropout = NO_DROPOUT
   key: jax.Array | None = None
-  places: Any = None
+  device_slice: Any = None
 
   @property
-  def by_keys(self) -> bool:
+  def drops_whole_keys(self) -> bool:
     """Whether all queries drop the same keys, which is dropout of whole values."""
     return -2 in self.dropout.shared
 
-  def capped(self, logits: jax.Array) -> jax.Array:
+  def cap(self, logits: jax.Array) -> jax.Array:
     return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
-  def biases(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
+  def total_bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
     """Return the sum of the stack's and the layer's bias: float32 [B or 1, N, T, S], or None."""
-    shared = self.bias.bias(q_pos_BT, k_pos_BS) if isinstance(self.bias, Position) else self.bias
-    own = self.position.bias(q_pos_BT, k_pos_BS)
-    if shared is None or own is None:
-      return own if shared is None else shared
-    return shared + own
+    stack_bias = (
+      self.bias.bias(q_pos_BT, k_pos_BS) if isinstance(self.bias, Position) else self.bias
+    )
+    layer_bias = self.position.bias(q_pos_BT, k_pos_BS)
+    if stack_bias is None or layer_bias is None:
+      return layer_bias if stack_bias is None else stack_bias
+    return stack_bias + layer_bias
 
 
 class Core(nnx.Module):
@@ -88,15 +90,17 @@ class Core(nnx.Module):
   Attributes:
     refuses: unsupported features, of `causal window segments padding prefix bias query_bias softcap
       dropout lengths`.
-    pieces_above: number of logits per head above which the core computes the bias piece by piece,
+    piecewise_bias_above: number of logits per head above which the core computes the bias piece by piece,
       so that no [T, S] array is ever made; None for never.
     exact: whether it computes the same function as the dense core, whose FLOPs then count as the
       model's.
+    layerwise: whether the core takes its projection from the stack (`ProjectedStack`).
   """
 
   refuses: tuple[str, ...] = ()
-  pieces_above: int | None = None
+  piecewise_bias_above: int | None = None
   exact = False
+  layerwise = False
 
   @property
   def name(self) -> str:
@@ -116,14 +120,14 @@ class Core(nnx.Module):
     softcap: float | None = None,
     dropout: Dropout = NO_DROPOUT,
     key: jax.Array | None = None,
-    place: str = "attention",
+    log_name: str = "attention",
   ) -> jax.Array:
     """Compute attention with grouped key/value heads.
 
     Args:
       scale: factor of the logits.
       bias, position, softcap, dropout, key: see `Softmax`.
-      place: the name under which `cores_used` records the core.
+      log_name: the name under which `record_cores` records the core.
     Returns:
       [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the
       inputs.
@@ -131,23 +135,23 @@ class Core(nnx.Module):
       UserError: the core does not support the call.
     """
     softmax = Softmax(bias, position or Position(), softcap, dropout, key)
-    core = self.chosen(q_BTNH, k_BSKH, mask, softmax)
-    if words := core.refused(q_BTNH, k_BSKH, mask, softmax):
+    core = self.select(q_BTNH, k_BSKH, mask, softmax)
+    if words := core.unsupported(q_BTNH, k_BSKH, mask, softmax):
       raise core.refusal(words)
     if (used := _used.get()) is not None:
-      used.setdefault(place, set()).add(core.label(q_BTNH))
-    return core.computed(q_BTNH * scale, k_BSKH, v_BSKH, mask, softmax)
+      used.setdefault(log_name, set()).add(core.label(q_BTNH))
+    return core.run_sharded(q_BTNH * scale, k_BSKH, v_BSKH, mask, softmax)
 
   def label(self, q_BTNH: jax.Array) -> str:
     """Return the name that logs and records use for the core on these queries."""
     return self.name
 
-  def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> "Core":
+  def select(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> "Core":
     """Return the core that computes a call: this one, unless the core chooses among others."""
     return self
 
   @classmethod
-  def refused(cls, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> str | None:
+  def unsupported(cls, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> str | None:
     """Describe the first feature of the call that this kind of core does not support; None if it
     supports all."""
     T = q.shape[1]
@@ -165,7 +169,7 @@ class Core(nnx.Module):
       "query_bias": (softmax.position.query_dependent, "positions that depend on the query (Shaw)"),
       "softcap": (softmax.softcap is not None, "a cap on the logits"),
       "dropout": (
-        softmax.dropout.rate > 0 and not softmax.by_keys,
+        softmax.dropout.rate > 0 and not softmax.drops_whole_keys,
         "dropout of attention probabilities by pairs",
       ),
       "lengths": (T != S, f"attention from {T} queries to {S} keys, which must be as many"),
@@ -174,7 +178,7 @@ class Core(nnx.Module):
       (words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None
     )
 
-  def computed(
+  def run_sharded(
     self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax
   ) -> jax.Array:
     """Compute a call on the whole arrays; a core that each device runs by itself does so here (see
@@ -188,16 +192,16 @@ class Core(nnx.Module):
     H]."""
     raise TypeError(f"{type(self).__name__} must define `attend`")
 
-  def over(self, stack: nnx.Module, rngs: nnx.Rngs) -> nnx.Module:
+  def wrap_stack(self, stack: nnx.Module, rngs: nnx.Rngs) -> nnx.Module:
     """Return the stack of layers with this core: the same, unless the layers share parameters of
     the core."""
     return stack
 
-  def decoding(self) -> "Core":
+  def for_decoding(self) -> "Core":
     """Return the core for steps against a cache."""
     raise self.refusal("decoding from a cache")
 
-  def refusal(self, what: str) -> UserError:
+  def refusal(self, feature: str) -> UserError:
     return UserError(
-      f"attention core {self.name!r} cannot do {what}; choose another, such as core='dense'"
+      f"attention core {self.name!r} cannot do {feature}; choose another, such as core='dense'"
     )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 
-def padded(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
+def pad_to(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
   """Pad `x` at the end with zeros (False) to `length` along `axis`."""
   missing = length - x.shape[axis]
   if missing == 0:
@@ -12,11 +12,11 @@ def padded(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
   return jnp.pad(x, [(0, missing) if a == axis % x.ndim else (0, 0) for a in range(x.ndim)])
 
 
-def blocked(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
+def split_blocks(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
   """Pad with zeros at the end and cut into blocks: [..., length, ...] -> [..., blocks, size,
   ...]."""
   axis %= x.ndim
-  return padded(x, blocks * size, axis).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+  return pad_to(x, blocks * size, axis).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
 
 
 def toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:

@@ -14,18 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.nn.cores import Softmax
-from t5x_like.nn.cores._blocks import padded, toeplitz
-from t5x_like.nn.cores._devices import Places
-from t5x_like.nn.cores.dense import NEGATIVE
-from t5x_like.nn.dims import NO_DROPOUT, Dropout, kept
+from t5x_like.nn.cores._blocks import pad_to, toeplitz
+from t5x_like.nn.cores._devices import DeviceSlice
+from t5x_like.nn.cores.dense import MASKED_LOGIT
+from t5x_like.nn.dims import NO_DROPOUT, Dropout, dropout_mask
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
-from t5x_like.nn.remat import named
+from t5x_like.nn.remat import name_activation
 
 _NONE = np.int32(2**31 - 1)
 
 
-def problem(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["Grid", tuple]:
+def plan_blocks(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["BlockGrid", tuple]:
   """Pad to whole blocks; return the static grid and the array arguments of `attend`, `forward` and
   `backward`.
 
@@ -36,7 +36,7 @@ def problem(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["Gri
   """
   B, T, N, H = q.shape
   S, K = k.shape[1:3]
-  grid = Grid.of(mask, softmax, T, S, min(t, T), min(s, S))
+  grid = BlockGrid.build(mask, softmax, T, S, min(t, T), min(s, S))
   rows = grid.rows * grid.t
   columns = grid.columns * grid.s
   k_valid = mask.k_valid
@@ -48,20 +48,22 @@ def problem(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["Gri
     **{name: _padded(getattr(mask, name), columns) for name in ("k_pos", "k_segments", "k_prefix")},
     k_valid=_padded(k_valid, columns),
   )
-  q = padded(q.reshape(B, T, K, N // K, H), rows)
+  q = pad_to(q.reshape(B, T, K, N // K, H), rows)
   schemes = [
     scheme for scheme in (softmax.bias, softmax.position) if scheme is not None and scheme.biased
   ]
-  places = dataclasses.replace(softmax.places, queries=padded(softmax.places.queries, rows, 0))
-  return grid, (q, padded(k, columns), padded(v, columns), schemes, fields, softmax.key, places)
+  places = dataclasses.replace(
+    softmax.device_slice, queries=pad_to(softmax.device_slice.queries, rows, 0)
+  )
+  return grid, (q, pad_to(k, columns), pad_to(v, columns), schemes, fields, softmax.key, places)
 
 
 def _padded(x: jax.Array | None, length: int) -> jax.Array | None:
-  return None if x is None else padded(x, length)
+  return None if x is None else pad_to(x, length)
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class BlockGrid:
   """The static description of the blocks.
 
   Attributes:
@@ -70,7 +72,7 @@ class Grid:
     blocks: (row, column) of each computed block; at run time, blocks without a visible pair are
       skipped.
     aligned: see `Mask`.
-    looked_at: whether a block's visibility depends on arrays.
+    data_dependent: whether a block's visibility depends on arrays.
   """
 
   t: int
@@ -79,15 +81,15 @@ class Grid:
   columns: int
   blocks: tuple[tuple[int, int], ...]
   aligned: bool
-  looked_at: bool
+  data_dependent: bool
   softcap: float | None
   dropping: Dropout
 
   @classmethod
-  def of(cls, mask: Mask, softmax: Softmax, T: int, S: int, t: int, s: int) -> "Grid":
+  def build(cls, mask: Mask, softmax: Softmax, T: int, S: int, t: int, s: int) -> "BlockGrid":
     rows = -(-T // t)
     columns = -(-S // s)
-    known = mask.aligned and softmax.places.whole
+    known = mask.aligned and softmax.device_slice.has_all_queries
     blocks = [
       (r, c)
       for r in range(rows)
@@ -141,7 +143,7 @@ class Grid:
     """Fold `body(carry, row, column, seen)` over the blocks; `seen` is None where no array decides
     visibility."""
     index = jnp.asarray(np.asarray(self.blocks, np.int32))
-    seen = self.visible(mask) if self.looked_at else None
+    seen = self.visible(mask) if self.data_dependent else None
 
     def step(carry, block):
       (row, column), seen = block
@@ -163,23 +165,25 @@ class Grid:
     )
     return Mask(*sides, causal=mask.causal, window=mask.window).dense()
 
-  def bias(self, schemes, mask: Mask, places: Places, row, column) -> jax.Array | None:
+  def bias(self, schemes, mask: Mask, places: DeviceSlice, row, column) -> jax.Array | None:
     """Return one block's bias, float32 [B or 1, N or 1, t, s], differentiable in `schemes`; None
     without schemes."""
     parts = [self._scheme_bias(scheme, mask, places, row, column) for scheme in schemes]
     return sum(parts[1:], parts[0]) if parts else None
 
-  def _scheme_bias(self, scheme: Position, mask: Mask, places: Places, row, column) -> jax.Array:
+  def _scheme_bias(
+    self, scheme: Position, mask: Mask, places: DeviceSlice, row, column
+  ) -> jax.Array:
     if self.aligned:
       # from the block's first query to its first key
       first = column * self.s - (places.queries[0] + row * self.t)
-      by_distance = scheme.of_distance(first + jnp.arange(-(self.t - 1), self.s))
+      by_distance = scheme.bias_of_distance(first + jnp.arange(-(self.t - 1), self.s))
       if by_distance is not None:
-        return toeplitz(places.own_heads(by_distance, 0), self.t, self.s)[None]
+        return toeplitz(places.select_heads(by_distance, 0), self.t, self.s)[None]
     q_pos = _cut(mask.q_pos, row * self.t, self.t)
-    return places.own_heads(scheme.bias(q_pos, _cut(mask.k_pos, column * self.s, self.s)), 1)
+    return places.select_heads(scheme.bias(q_pos, _cut(mask.k_pos, column * self.s, self.s)), 1)
 
-  def dropout(self, weights_BNTS: jax.Array, key, places: Places, row, column) -> jax.Array:
+  def dropout(self, weights_BNTS: jax.Array, key, places: DeviceSlice, row, column) -> jax.Array:
     """Drop weights: the same in both passes and on any mesh, whichever queries a device has."""
     if self.dropping.rate == 0.0:
       return weights_BNTS
@@ -191,7 +195,10 @@ class Grid:
       if self.dropping.shared
       else _cut(places.queries, row * self.t, self.t, axis=0)
     )
-    draw = lambda key, query: kept(jax.random.fold_in(key, query), self.dropping.rate, (self.s,))[0]  # noqa: E731
+
+    def draw(key, query):
+      return dropout_mask(jax.random.fold_in(key, query), self.dropping.rate, (self.s,))[0]
+
     keep = jax.vmap(jax.vmap(jax.vmap(draw, (None, 0)), (0, None)), (0, None))(keys_BN, queries)
     return jnp.where(keep, weights_BNTS / (1.0 - self.dropping.rate), 0.0)
 
@@ -214,7 +221,7 @@ def _put(x: jax.Array, piece: jax.Array, start, axis: int) -> jax.Array:
   return jax.lax.dynamic_update_slice_in_dim(x, piece, start, axis)
 
 
-def _logits(grid: Grid, q, k, schemes, mask, places, row, column):
+def _logits(grid: BlockGrid, q, k, schemes, mask, places, row, column):
   """Return one block's (float32 logits [B, N, t, s], the same before the bias, mask of allowed
   pairs)."""
   B, t, K, G, _ = q.shape
@@ -234,7 +241,15 @@ def _grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(
-  grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N: jax.Array | None = None
+  grid: BlockGrid,
+  q,
+  k,
+  v,
+  schemes,
+  mask: Mask,
+  key,
+  places: DeviceSlice,
+  sinks_N: jax.Array | None = None,
 ):
   """Attend over padded arrays; return [B, T, K, G, width of `v`] in the dtype of `q`.
 
@@ -245,7 +260,7 @@ def attend(
 
 
 def forward(
-  grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N=None
+  grid: BlockGrid, q, k, v, schemes, mask: Mask, key, places: DeviceSlice, sinks_N=None
 ) -> tuple[jax.Array, jax.Array]:
   """Return (float32 [B, T, K, G, width of `v`], float32 [B, N, T]: the logarithm of the sum of
   exp(logits))."""
@@ -265,7 +280,7 @@ def forward(
       v_s = _cut(v, column * s, s)
       logits, _, allowed = _logits(grid, q_t, k_s, schemes, mask, places, row, column)
       if allowed is not None:
-        logits = jnp.where(allowed, logits, NEGATIVE)
+        logits = jnp.where(allowed, logits, MASKED_LOGIT)
       new_peak = jnp.maximum(peak_BNT, logits.max(-1))
       shrink = jnp.exp(peak_BNT - new_peak)
       weights = jnp.exp(logits - new_peak[..., None])
@@ -282,7 +297,7 @@ def forward(
     )
     return tuple(_put(x, piece, row * t, 2) for x, piece in zip(carry, pieces, strict=True))
 
-  start = jnp.full((B, N, T), NEGATIVE, jnp.float32), jnp.zeros((B, N, T), jnp.float32)
+  start = jnp.full((B, N, T), MASKED_LOGIT, jnp.float32), jnp.zeros((B, N, T), jnp.float32)
   if sinks_N is not None:
     start = (
       jnp.broadcast_to(sinks_N.astype(jnp.float32)[:, None], (B, N, T)),
@@ -293,14 +308,17 @@ def forward(
   return jnp.moveaxis(out / total[..., None], 2, 1).reshape(*q.shape[:-1], X), peak + jnp.log(total)
 
 
-def _kept(grid: Grid, q, k, v, schemes, mask, key, places, sinks_N):
+def _kept(grid: BlockGrid, q, k, v, schemes, mask, key, places, sinks_N):
   out, log_sum = forward(grid, q, k, v, schemes, mask, key, places, sinks_N)
   out = out.astype(q.dtype)
-  log_sum = named(log_sum, "context")
-  return out, ((q, k, v, schemes, mask, key, places, named(out, "context"), log_sum), sinks_N)
+  log_sum = name_activation(log_sum, "context")
+  return out, (
+    (q, k, v, schemes, mask, key, places, name_activation(out, "context"), log_sum),
+    sinks_N,
+  )
 
 
-def _backward(grid: Grid, kept, d_out):
+def _backward(grid: BlockGrid, kept, d_out):
   kept, sinks_N = kept
   found = jax.tree.map(lambda d, x: d.astype(x.dtype), backward(grid, kept, d_out), kept[:4])
   if sinks_N is None:
@@ -313,7 +331,7 @@ def _backward(grid: Grid, kept, d_out):
   return *found, None, None, None, d_sinks_N.astype(sinks_N.dtype)
 
 
-def backward(grid: Grid, kept: tuple, d_out: jax.Array) -> tuple:
+def backward(grid: BlockGrid, kept: tuple, d_out: jax.Array) -> tuple:
   """Return the gradients of (q, k, v, schemes), in float32.
 
   Args:

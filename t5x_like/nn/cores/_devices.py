@@ -14,25 +14,25 @@ from t5x_like.parallel import constrain
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class DeviceSlice:
   """The rows, heads and queries of one device, as indices into the whole arrays.
 
   Attributes:
     rows, heads, queries: int32 [B], [N], [T].
-    whole: whether the queries cover the whole sequence.
+    has_all_queries: whether the queries cover the whole sequence.
   """
 
   rows: jax.Array
   heads: jax.Array
   queries: jax.Array
-  whole: bool = dataclasses.field(default=True, metadata={"static": True})
+  has_all_queries: bool = dataclasses.field(default=True, metadata={"static": True})
 
-  def own_heads(self, x: jax.Array, axis: int) -> jax.Array:
+  def select_heads(self, x: jax.Array, axis: int) -> jax.Array:
     """Select these heads from an array with all heads along `axis`."""
     return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
 
 
-jax.tree_util.register_dataclass(Places)
+jax.tree_util.register_dataclass(DeviceSlice)
 
 
 class PerDevice(Core):
@@ -45,8 +45,8 @@ class PerDevice(Core):
 
   keys_axis: str | None = None
 
-  def computed(self, q, k, v, mask, softmax):
-    if "dropout" in self.refuses and softmax.by_keys:
+  def run_sharded(self, q, k, v, mask, softmax):
+    if "dropout" in self.refuses and softmax.drops_whole_keys:
       k, v = _dropped(k, v, q.shape[2], softmax)
       softmax = dataclasses.replace(softmax, dropout=NO_DROPOUT)
     return _on_each_device(self.attend, q, k, v, mask, softmax, self.keys_axis)
@@ -83,8 +83,8 @@ def _on_each_device(
     (q_pos, q_segments), (k_pos, k_segments, k_valid, k_prefix) = q_side, k_side
     options = dict(causal=mask.causal, window=mask.window, aligned=mask.aligned)
     own = Mask(q_pos, k_pos, q_segments, k_segments, k_valid, k_prefix, **options)
-    places = Places(rows, heads, queries, whole=queries.size == T)
-    changes = dict(bias=bias, position=position, key=key, places=places)
+    places = DeviceSlice(rows, heads, queries, has_all_queries=queries.size == T)
+    changes = dict(bias=bias, position=position, key=key, device_slice=places)
     return attend(q, k, v, own, dataclasses.replace(softmax, **changes))
 
   arguments = {

@@ -23,35 +23,37 @@ from t5x_like.parallel.constrain import platform, ways
 
 # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over
 # blocks
-SHORT = 2**19
+MAX_DENSE_LOGITS = 2**19
 
 # By platform: the kernels, imported only where they are chosen, below LEAST logits a head, up to
 # SHORT, and beyond.
 _KERNELS = {"tpu": (("short",), ("fused",), ("splash", "fused")), "gpu": ((), (), ("cudnn",))}
-LEAST = 2**13
+MIN_KERNEL_LOGITS = 2**13
 
 # "auto", and the cores that compute the same function.
-EXACT = ("auto", "dense", "short", "fused", "chunked", "ring", "splash", "cudnn")
+EXACT_CORES = ("auto", "dense", "short", "fused", "chunked", "ring", "splash", "cudnn")
 
 
 class Auto(Core):
   """A core that picks one from the table above for each call; it refuses nothing."""
 
-  pieces_above = SHORT
+  piecewise_bias_above = MAX_DENSE_LOGITS
   exact = True
 
-  def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> Core:
+  def select(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> Core:
     """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
     logits = q.shape[1] * k.shape[1]
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
-    names = _KERNELS.get(platform(), ((), (), ()))[(logits >= LEAST) + (logits > SHORT)]
-    for kernel in map(_core, names if placed or logits <= SHORT else ()):
-      if not kernel.refused(q, k, mask, softmax):
+    names = _KERNELS.get(platform(), ((), (), ()))[
+      (logits >= MIN_KERNEL_LOGITS) + (logits > MAX_DENSE_LOGITS)
+    ]
+    for kernel in map(_core, names if placed or logits <= MAX_DENSE_LOGITS else ()):
+      if not kernel.unsupported(q, k, mask, softmax):
         return kernel()
     whole = softmax.position.query_dependent or isinstance(softmax.bias, jax.Array)
-    return Dense() if logits <= SHORT or whole else _core("chunked")()
+    return Dense() if logits <= MAX_DENSE_LOGITS or whole else _core("chunked")()
 
-  def decoding(self) -> "Auto":
+  def for_decoding(self) -> "Auto":
     return self
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores._blocks import blocked, padded
+from t5x_like.nn.cores._blocks import pad_to, split_blocks
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
@@ -72,7 +72,7 @@ class BigBird(Core):
     valid_BS = jnp.broadcast_to(
       jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid, (B, T)
     )
-    q, k, v, valid = (padded(x, n * b) for x in (q, k, v, valid_BS))
+    q, k, v, valid = (pad_to(x, n * b) for x in (q, k, v, valid_BS))
     keys = (None, None) if softmax.key is None else jax.random.split(softmax.key)
 
     # Global rows: the first and the last block of queries attend to every key.
@@ -82,7 +82,7 @@ class BigBird(Core):
     ends = Dense().attend(ends, k, v, all_keys, dataclasses.replace(softmax, key=keys[0]))
 
     # Each block between them attends to its (5 + r) * b keys.
-    q = blocked(q, n, b)[:, 1:-1].reshape(B, n - 2, b, K, N // K, H)
+    q = split_blocks(q, n, b)[:, 1:-1].reshape(B, n - 2, b, K, N // K, H)
     sights = self._sights(n, K)
     (k_ends, k_near, k_far), (v_ends, v_near, v_far) = _sparse(k, n, sights), _sparse(v, n, sights)
     far = sights.shape[-1] > 0
@@ -92,7 +92,7 @@ class BigBird(Core):
     ]
     if far:
       logits.append(wide_einsum("BnTKGH,BKnSH->BnKGTS", q, k_far))
-    logits = softmax.capped(jnp.concatenate(logits, axis=-1))
+    logits = softmax.cap(jnp.concatenate(logits, axis=-1))
     if self.plan == "first":
       first = jnp.arange(logits.shape[-1]) < b
       logits = logits + jnp.where(first, np.float32(np.log1p(self.random_blocks)), np.float32(0))
@@ -111,10 +111,10 @@ class BigBird(Core):
     r]."""
     if self.plan == "first":
       return np.zeros((kv_heads, n - 2, 0), np.int32)
-    return random_plan(n, kv_heads, self.random_blocks, self.seed)
+    return draw_random_blocks(n, kv_heads, self.random_blocks, self.seed)
 
 
-def random_plan(blocks: int, heads: int, random_blocks: int, seed: int) -> np.ndarray:
+def draw_random_blocks(blocks: int, heads: int, random_blocks: int, seed: int) -> np.ndarray:
   """Draw distinct blocks for each block between first and last, neither global nor adjacent to it.
 
   Returns:
@@ -133,7 +133,7 @@ def _sparse(x_BSKH: jax.Array, n: int, sights: np.ndarray):
   [B, K, n - 2, rb, H] of the rows."""
   B, S, K, H = x_BSKH.shape
   b = S // n
-  x = blocked(x_BSKH, n, b)
+  x = split_blocks(x_BSKH, n, b)
   ends = jnp.concatenate([x[:, 0], x[:, -1]], axis=1)
   near = jnp.concatenate([x[:, :-2], x[:, 1:-1], x[:, 2:]], axis=2)
   # [B, K, n-2, r, b, H]
@@ -146,7 +146,7 @@ def _visible(valid_BS: jax.Array, n: int, b: int, sights: np.ndarray) -> jax.Arr
   block counts once."""
   B = valid_BS.shape[0]
   K = sights.shape[0]
-  valid = blocked(valid_BS, n, b)
+  valid = split_blocks(valid_BS, n, b)
   ends = jnp.broadcast_to(
     jnp.concatenate([valid[:, 0], valid[:, -1]], axis=1)[:, None], (B, n - 2, 2 * b)
   )

@@ -30,7 +30,7 @@ class Chunked(PerDevice):
   """
 
   refuses = ("query_bias",)
-  pieces_above = 0
+  piecewise_bias_above = 0
   exact = True
 
   def __init__(self, *, query_chunk: PositiveInt = 512, key_chunk: PositiveInt = 512):
@@ -40,11 +40,13 @@ class Chunked(PerDevice):
   def attend(self, q, k, v, mask, softmax):
     if isinstance(softmax.bias, jax.Array):
       raise self.refusal("a position bias that is an array already")
-    grid, arguments = blockwise.problem(q, k, v, mask, softmax, self.query_chunk, self.key_chunk)
+    grid, arguments = blockwise.plan_blocks(
+      q, k, v, mask, softmax, self.query_chunk, self.key_chunk
+    )
     out = blockwise.attend(grid, *arguments)
     return out.reshape(q.shape[0], -1, q.shape[2], v.shape[-1])[:, : q.shape[1]]
 
-  def decoding(self) -> "Chunked":
+  def for_decoding(self) -> "Chunked":
     return self
 
 

@@ -7,12 +7,12 @@ visible logit in the forward pass, 2.5 times as many in the backward pass. Memor
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.cores._blocks import padded
+from t5x_like.nn.cores._blocks import pad_to
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.parallel.constrain import current, platform
 
 DTYPES = (jnp.bfloat16, jnp.float16)
-WIDEST = 128  # head width; 256 from Hopper on
+MAX_HEAD_WIDTH = 128  # head width; 256 from Hopper on
 
 
 class CuDnn(PerDevice):
@@ -23,9 +23,9 @@ class CuDnn(PerDevice):
   exact = True
 
   @classmethod
-  def refused(cls, q, k, mask, softmax):
+  def unsupported(cls, q, k, mask, softmax):
     width = q.shape[-1]
-    if words := super().refused(q, k, mask, softmax):
+    if words := super().unsupported(q, k, mask, softmax):
       return words
     if platform() != "gpu":
       return f"a {platform().upper()}, it needs an NVIDIA GPU"
@@ -34,14 +34,16 @@ class CuDnn(PerDevice):
     major = getattr(device, "compute_capability", "8.0").partition(".")[0]  # of AMD's, no number
     if not major.isdigit() or int(major) < 8:
       return f"a {device.device_kind}, it needs an NVIDIA GPU since Ampere"
-    if width > WIDEST or width % 8 or q.dtype not in DTYPES:
-      return f"heads of width {width} in {q.dtype}, which must be at most {WIDEST} wide in 16 bits"
+    if width > MAX_HEAD_WIDTH or width % 8 or q.dtype not in DTYPES:
+      return f"heads of width {width} in {q.dtype}, which must be at most {MAX_HEAD_WIDTH} wide in 16 bits"
     if mask.window is not None and not mask.causal:
       return "a window on both sides"
     return None
 
   def attend(self, q, k, v, mask, softmax):
-    if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
+    if (mask.causal or mask.window is not None) and not (
+      mask.aligned and softmax.device_slice.has_all_queries
+    ):
       raise self.refusal(
         "causality or windows over explicit positions or queries split over devices"
       )
@@ -49,7 +51,7 @@ class CuDnn(PerDevice):
     options = dict(
       scale=1.0, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
     )
-    return jax.nn.dot_product_attention(q, k, padded(v, q.shape[-1], 3), **options)[
+    return jax.nn.dot_product_attention(q, k, pad_to(v, q.shape[-1], 3), **options)[
       ..., : v.shape[-1]
     ]
 

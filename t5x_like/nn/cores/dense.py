@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from t5x_like.nn.cores import Core
 from t5x_like.nn.linear import wide_einsum
 
-NEGATIVE = -1e10  # finite, so that rows without any allowed key stay finite
+MASKED_LOGIT = -1e10  # finite, so that rows without any allowed key stay finite
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _weights(logits_BNTS: jax.Array, allowed: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
   """Compute a float32 softmax over the allowed keys. The backward pass keeps only the weights,
   rounded to `dtype`."""
-  seen_BNTS = logits_BNTS if allowed is None else jnp.where(allowed, logits_BNTS, NEGATIVE)
+  seen_BNTS = logits_BNTS if allowed is None else jnp.where(allowed, logits_BNTS, MASKED_LOGIT)
   return jax.nn.softmax(seen_BNTS, axis=-1).astype(dtype)
 
 
@@ -43,8 +43,8 @@ class Dense(Core):
     )
     if position.query_dependent:
       logits_BNTS = logits_BNTS + position.logits(q, mask.q_pos, mask.k_pos)
-    logits_BNTS = softmax.capped(logits_BNTS)
-    if (bias_BNTS := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
+    logits_BNTS = softmax.cap(logits_BNTS)
+    if (bias_BNTS := softmax.total_bias(mask.q_pos, mask.k_pos)) is not None:
       logits_BNTS = logits_BNTS + bias_BNTS
     probs_BNTS = softmax.dropout(self.weights(logits_BNTS, mask.dense(), v.dtype), softmax.key)
     out_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", probs_BNTS.reshape(B, K, N // K, T, -1), v).reshape(
@@ -54,7 +54,7 @@ class Dense(Core):
       out_BTNH = out_BTNH + position.values(probs_BNTS, mask.q_pos, mask.k_pos)
     return out_BTNH
 
-  def decoding(self) -> "Dense":
+  def for_decoding(self) -> "Dense":
     return self
 
 

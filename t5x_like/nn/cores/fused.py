@@ -7,7 +7,7 @@ of queries, keys, values and bias in the same step, so that it keeps only the ke
 stay beside one another in [B, T, N * H], as projections write and read them: heads narrower than
 128 need neither padding nor transposition.
 
-Dropout is drawn within the kernel, by `dims.hashed` from the row, the head and the place in the
+Dropout is drawn within the kernel, by `dims.hash_bits` from the row, the head and the place in the
 logits, so that it depends neither on the mesh nor on the blocks. Other cores draw other masks of
 the same distribution.
 
@@ -24,14 +24,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from t5x_like.nn.cores._devices import PerDevice
-from t5x_like.nn.cores.dense import NEGATIVE
-from t5x_like.nn.dims import Dropout, hashed
+from t5x_like.nn.cores.dense import MASKED_LOGIT
+from t5x_like.nn.dims import Dropout, hash_bits
 from t5x_like.parallel.constrain import current, platform
 
 LANES = 128  # a TPU's vector registers are this wide
 # queries; logits of a head, of which a step holds several float32 arrays
-FEWEST = 16
-LARGEST = 2**20
+MIN_QUERIES = 16
+MAX_LOGITS = 2**20
 _LOGITS = 2**18  # of a step; fewer would not outweigh its start
 _MEMORY = 96 * 2**20  # bytes that a step may take
 # chips, and the bytes of their cores' memory; others have more
@@ -40,23 +40,21 @@ _LITTLE = 2**24
 
 
 class Fused(PerDevice):
-  """Equal to the dense core, for every mask, bias and dropout, up to `LARGEST` logits a head."""
+  """Equal to the dense core, for every mask, bias and dropout, up to `MAX_LOGITS` logits a head."""
 
   refuses = ("query_bias", "softcap")
   exact = True
 
   @classmethod
-  def refused(cls, q, k, mask, softmax):
+  def unsupported(cls, q, k, mask, softmax):
     (_, T, N, H), S = q.shape, k.shape[1]
-    if words := super().refused(q, k, mask, softmax):
+    if words := super().unsupported(q, k, mask, softmax):
       return words
-    most = LARGEST // (
+    most = MAX_LOGITS // (
       _together(N, [H]) if softmax.bias is not None or softmax.position.biased else 1
     )
-    if T < FEWEST or T * S > most:
-      return (
-        f"{T} queries and {S} keys, expected at least {FEWEST} queries and at most {most} pairs"
-      )
+    if T < MIN_QUERIES or T * S > most:
+      return f"{T} queries and {S} keys, expected at least {MIN_QUERIES} queries and at most {most} pairs"
     layout = current()
     device = jax.devices()[0] if layout is None else layout.mesh.devices.flat[0]
     biased = softmax.bias is not None or softmax.position.biased
@@ -68,27 +66,29 @@ class Fused(PerDevice):
     return None
 
   def attend(self, q, k, v, mask, softmax):
-    (B, T, N, _), places = q.shape, softmax.places
+    (B, T, N, _), places = q.shape, softmax.device_slice
     k, v = (jnp.repeat(x, N // x.shape[2], axis=2) for x in (k, v))
     more = {}
     if (allowed := mask.dense()) is not None:
       more["allowed"] = allowed[:, 0].astype(jnp.int8)
-    if (bias := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
+    if (bias := softmax.total_bias(mask.q_pos, mask.k_pos)) is not None:
       # its gradient is summed over rows
-      more["bias"] = places.own_heads(bias, 1).astype(jnp.float32)
+      more["bias"] = places.select_heads(bias, 1).astype(jnp.float32)
     if softmax.key is not None and softmax.dropout.rate > 0:
-      part = [] if places.whole else [places.queries[:1] // T]
-      more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads, *part])[None]
+      part = [] if places.has_all_queries else [places.queries[:1] // T]
+      more["drawn"] = jnp.concatenate([draw_seeds(softmax.key), places.rows, places.heads, *part])[
+        None
+      ]
     out = _attend((N, softmax.dropout), *(x.reshape(*x.shape[:2], -1) for x in (q, k, v)), more)
     return out.reshape(B, T, N, -1)
 
 
-def seeds(key: jax.Array) -> jax.Array:
+def draw_seeds(key: jax.Array) -> jax.Array:
   """Return the two int32 numbers from which dropout is drawn."""
   return jax.random.bits(key, (2,)).astype(jnp.int32)
 
 
-def kept(drops: Dropout, seeds, T: int, S: int, row, head, part=0) -> jax.Array:
+def dropout_mask(drops: Dropout, seeds, T: int, S: int, row, head, part=0) -> jax.Array:
   """Draw the weights of one head that stay: bool [T, S], or [1, S] if all queries drop the same
   keys.
 
@@ -99,7 +99,7 @@ def kept(drops: Dropout, seeds, T: int, S: int, row, head, part=0) -> jax.Array:
     part: the number of these T queries among the parts of a sequence that devices share.
   """
   queries, part = (1, 0) if -2 in drops.shared else (T, part)
-  bits = hashed(seeds, [row, head], (queries, -(-S // 2)), part)
+  bits = hash_bits(seeds, [row, head], (queries, -(-S // 2)), part)
   halves = jnp.concatenate([bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)], axis=1)
   return halves[:, :S] >= round(drops.rate * 2**16)
 
@@ -252,10 +252,10 @@ class _Head:
   def powers(self) -> tuple[jax.Array, jax.Array]:
     """Return exp(logit - maximum) and the inverse of its sums over the keys, float32 [T, S] and [T,
     1]."""
-    logits = product(self["q"], self["k"], 1, 1)
+    logits = matmul_float32(self["q"], self["k"], 1, 1)
     if "bias" in self.refs:
       logits += self["bias"]
-    logits = self.masked(logits, NEGATIVE)
+    logits = self.masked(logits, MASKED_LOGIT)
     powers = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     return powers, 1.0 / jnp.sum(powers, axis=-1, keepdims=True)
 
@@ -263,12 +263,14 @@ class _Head:
     """Zero the weights that dropout drops and rescale the others."""
     if "drawn" not in self.refs:
       return weights
-    keep = kept(self.drops, [self.refs["drawn"][0, i] for i in range(2)], *weights.shape, *self.ids)
+    keep = dropout_mask(
+      self.drops, [self.refs["drawn"][0, i] for i in range(2)], *weights.shape, *self.ids
+    )
     rescaled = 2**16 / (2**16 - round(self.drops.rate * 2**16))
     return weights * jnp.where(keep, rescaled, 0.0)
 
 
-def product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+def matmul_float32(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
   """Multiply two matrices over an axis of each; return float32."""
   return jax.lax.dot_general(
     a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32
@@ -277,22 +279,24 @@ def product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
 
 def _forward(head: _Head) -> None:
   powers, inverse = head.powers()
-  head["out"] = product(head.dropped(powers).astype(head["v"].dtype), head["v"], 1, 0) * inverse
+  head["out"] = (
+    matmul_float32(head.dropped(powers).astype(head["v"].dtype), head["v"], 1, 0) * inverse
+  )
 
 
 def _backward(head: _Head) -> None:
   powers, inverse = head.powers()
   weights = powers * inverse
   d_out = head["d_out"]
-  d_weights = head.dropped(product(d_out, head["v"], 1, 1))
+  d_weights = head.dropped(matmul_float32(d_out, head["v"], 1, 1))
   d_logits = weights * (d_weights - jnp.sum(weights * d_weights, axis=-1, keepdims=True))
   d_logits = head.masked(d_logits, 0.0)
   if "d_bias" in head.refs:
     head["d_bias"] += d_logits
   d_logits = d_logits.astype(d_out.dtype)
-  head["dq"] = product(d_logits, head["k"], 1, 0)
-  head["dk"] = product(d_logits, head["q"], 0, 0)
-  head["dv"] = product(head.dropped(weights).astype(d_out.dtype), d_out, 0, 0)
+  head["dq"] = matmul_float32(d_logits, head["k"], 1, 0)
+  head["dk"] = matmul_float32(d_logits, head["q"], 0, 0)
+  head["dv"] = matmul_float32(head.dropped(weights).astype(d_out.dtype), d_out, 0, 0)
 
 
 make = Fused

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.projected_stack import ProjectedStack
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
 
@@ -69,13 +69,12 @@ class Linformer(Core):
     self.length = length
     self.sequences = sequences
 
-  def over(self, stack, rngs):
+  def wrap_stack(self, stack, rngs):
     if not self.layerwise:
       return stack
     shape = (self.k, self.length)
-    kind = slots.module("projected_stack", "t5x_like.nn").ProjectedStack
-    if not isinstance(stack, kind):
-      return kind(stack, params.param(rngs, self.init, shape, (None, None)))
+    if not isinstance(stack, ProjectedStack):
+      return ProjectedStack(stack, params.param(rngs, self.init, shape, (None, None)))
     if stack.projection.shape != shape:
       raise UserError(
         f"config.model.design.core: found 'layerwise' projections of {shape} and "

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores._blocks import blocked
+from t5x_like.nn.cores._blocks import split_blocks
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
@@ -37,13 +37,13 @@ class Local(Core):
   """
 
   refuses = ("query_bias", "lengths")
-  pieces_above = 0
+  piecewise_bias_above = 0
 
   def __init__(self, *, window: PositiveInt | None = None):
     self.window = window
 
   def attend(self, q, k, v, mask, softmax):
-    mask = narrowed(mask, self.window)
+    mask = narrow_window(mask, self.window)
     if mask.window is None:
       raise self.refusal(
         "attention without a window (set design.windows or the core's own 'window')"
@@ -56,7 +56,7 @@ class Local(Core):
     def near(x):
       """Gather neighbours: [B, T, ...] -> [B, n, keys of the neighbourhood, ...]; False or zero
       beyond the ends."""
-      x = blocked(x, n, w)
+      x = split_blocks(x, n, w)
       x = jnp.pad(x, [(0, 0), (1, 1)] + [(0, 0)] * (x.ndim - 2))
       return jnp.concatenate([x[:, 1 + o : 1 + o + n] for o in offsets], axis=2)
 
@@ -66,18 +66,18 @@ class Local(Core):
       return x.reshape(-1, x.shape[2])
 
     def own(x):
-      return blocked(x, n, w)
+      return split_blocks(x, n, w)
 
     q = own(q.reshape(B, T, K, N // K, H))
     logits = wide_einsum("BnTKGH,BnSKH->BnKGTS", q, near(k))
-    logits = softmax.capped(logits.reshape(B, n, N, w, -1))
+    logits = softmax.cap(logits.reshape(B, n, N, w, -1))
     if isinstance(softmax.bias, jax.Array):
       logits = logits + _diagonals(softmax.bias, n, w, offsets)
       softmax = dataclasses.replace(softmax, bias=None)
     lead = max(mask.q_pos.shape[0], mask.k_pos.shape[0])
     q_pos = _broadcast(mask.q_pos, lead)
     k_pos = _broadcast(mask.k_pos, lead)
-    added = softmax.biases(rows(q_pos, own), rows(k_pos, near))
+    added = softmax.total_bias(rows(q_pos, own), rows(k_pos, near))
     if added is not None:
       logits = logits + added.reshape(-1, n, *added.shape[1:])
 
@@ -96,7 +96,7 @@ class Local(Core):
     out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", probs, near(v))
     return out.reshape(B, n * w, N, H)[:, :T]
 
-  def decoding(self) -> Core:
+  def for_decoding(self) -> Core:
     return Dense() if self.window is None else WindowedDense(self.window)
 
 
@@ -107,10 +107,10 @@ class WindowedDense(Dense):
     self.window = window
 
   def attend(self, q, k, v, mask, softmax):
-    return super().attend(q, k, v, narrowed(mask, self.window), softmax)
+    return super().attend(q, k, v, narrow_window(mask, self.window), softmax)
 
 
-def narrowed(mask: Mask, window: int | None) -> Mask:
+def narrow_window(mask: Mask, window: int | None) -> Mask:
   """Restrict the mask to a window."""
   if window is None:
     return mask
@@ -126,7 +126,9 @@ def _broadcast(x: jax.Array, lead: int) -> jax.Array:
 def _diagonals(bias_BNTS: jax.Array, n: int, w: int, offsets: tuple[int, ...]) -> jax.Array:
   """Gather the blocks on and beside the diagonal of a whole bias: [B or 1, n, N, w, keys of the
   neighbourhood]."""
-  grid = blocked(blocked(bias_BNTS, n, w, axis=3), n, w, axis=2)  # [B or 1, N, n, w, n, w]
+  grid = split_blocks(
+    split_blocks(bias_BNTS, n, w, axis=3), n, w, axis=2
+  )  # [B or 1, N, n, w, n, w]
   i = jnp.arange(n)
   # each [n, B or 1, N, w, w]
   pieces = [grid[:, :, i, :, jnp.clip(i + o, 0, n - 1)] for o in offsets]

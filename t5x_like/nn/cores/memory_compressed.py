@@ -15,7 +15,7 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores._blocks import blocked
+from t5x_like.nn.cores._blocks import split_blocks
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask
@@ -78,10 +78,10 @@ class MemoryCompressed(Core):
       n = -(-k.shape[1] // self.stride)
       seen = valid_BS[:, :, None, None]
       k_BnCKH, v_BnCKH = (
-        blocked(jnp.where(seen, x, jnp.zeros_like(x)), n, self.stride) for x in (k, v)
+        split_blocks(jnp.where(seen, x, jnp.zeros_like(x)), n, self.stride) for x in (k, v)
       )
-      valid_BnC = blocked(valid_BS, n, self.stride)
-      pos_Bn = blocked(mask.k_pos, n, self.stride).max(-1)
+      valid_BnC = split_blocks(valid_BS, n, self.stride)
+      pos_Bn = split_blocks(mask.k_pos, n, self.stride).max(-1)
       valid_Bn = valid_BnC.all(-1) if self.causal else valid_BnC.any(-1)
       q_segments = None
       k_segments = None
@@ -112,9 +112,9 @@ class MemoryCompressed(Core):
     token_BnC = last_Bn[..., None] + jnp.arange(1 - self.stride, 1)
     return _gathered(order_BS, jnp.maximum(token_BnC, 0)), _gathered(last_BS, last_Bn)
 
-  def decoding(self) -> Core:
+  def for_decoding(self) -> Core:
     if not self.causal:
-      return super().decoding()
+      return super().for_decoding()
     other = copy.copy(self)
     other.cached = True
     return other

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 
 from t5x_like.nn.cores import _blockwise as blockwise
 from t5x_like.nn.cores.chunked import Chunked
-from t5x_like.nn.cores.dense import NEGATIVE
-from t5x_like.nn.remat import named
+from t5x_like.nn.cores.dense import MASKED_LOGIT
+from t5x_like.nn.remat import name_activation
 from t5x_like.parallel import constrain
 
 _QUERIES = ("q_pos", "q_segments")
@@ -43,10 +43,12 @@ class Ring(Chunked):
   refuses = ("query_bias", "dropout")
   keys_axis = "length"
 
-  def chosen(self, q, k, mask, softmax):
+  def select(self, q, k, mask, softmax):
     n = constrain.ways("length")
     around = n > 1 and q.shape[1] == k.shape[1] and q.shape[1] % n == 0
-    if around or self.refused(q, k, mask, softmax):  # refuse on a laptop whatever a slice refuses
+    if around or self.unsupported(
+      q, k, mask, softmax
+    ):  # refuse on a laptop whatever a slice refuses
       return self
     return Chunked(query_chunk=self.query_chunk, key_chunk=self.key_chunk)
 
@@ -61,7 +63,9 @@ class Ring(Chunked):
       fields = {name: getattr(mask, name) for name in (*_QUERIES, *_KEYS)}
       q, k, v, fields = jax.tree.map(partial(_zigzag, over), (q, k, v, fields))
       mask = dataclasses.replace(mask, **fields)
-    grid, arguments = blockwise.problem(q, k, v, mask, softmax, self.query_chunk, self.key_chunk)
+    grid, arguments = blockwise.plan_blocks(
+      q, k, v, mask, softmax, self.query_chunk, self.key_chunk
+    )
     out = _attend(grid, over, *arguments)
     out = out.reshape(q.shape[0], -1, q.shape[2], v.shape[-1])[:, : q.shape[1]]
     return _zigzag(over, out, back=True) if zigzag else out
@@ -93,8 +97,8 @@ def _kept(grid, over, *arguments):
 
   held = k, v, {name: getattr(mask, name) for name in _KEYS}
   (_, out, log_sum), _ = jax.lax.scan(step, (held, *attended(held)), length=over[1] - 1)
-  out = named(out.astype(q.dtype), "context")
-  log_sum = named(log_sum, "context")
+  out = name_activation(out.astype(q.dtype), "context")
+  log_sum = name_activation(log_sum, "context")
   return out, (*arguments, out, log_sum)
 
 
@@ -147,7 +151,7 @@ def _passed_on(over, held):
 def _shares(log_BNT: jax.Array, out_BTKGH: jax.Array) -> jax.Array:
   """Return exp(log) as [B, T, K, G, 1]."""
   B, T, K, G, _ = out_BTKGH.shape
-  return jnp.moveaxis(jnp.exp(jnp.maximum(log_BNT, NEGATIVE)), 1, 2).reshape(B, T, K, G, 1)
+  return jnp.moveaxis(jnp.exp(jnp.maximum(log_BNT, MASKED_LOGIT)), 1, 2).reshape(B, T, K, G, 1)
 
 
 make = Ring

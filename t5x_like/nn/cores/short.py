@@ -20,17 +20,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from t5x_like.nn.cores._blocks import padded
+from t5x_like.nn.cores._blocks import pad_to
 from t5x_like.nn.cores._devices import PerDevice
-from t5x_like.nn.cores.dense import NEGATIVE
-from t5x_like.nn.cores.fused import LANES, product
+from t5x_like.nn.cores.dense import MASKED_LOGIT
+from t5x_like.nn.cores.fused import LANES, matmul_float32
 from t5x_like.parallel.constrain import platform, ways
 
-KEYS = 64  # lanes of a head, half of a register
+MAX_KEYS = 64  # lanes of a head, half of a register
 # tokens; columns of a head
-FEWEST = 16
-WIDTHS = (8, 16, 32, 64)
-# logits of keys that pad a head's lanes; below NEGATIVE, so that rows without any allowed key are
+MIN_TOKENS = 16
+HEAD_WIDTHS = (8, 16, 32, 64)
+# logits of keys that pad a head's lanes; below MASKED_LOGIT, so that rows without any allowed key are
 # even
 _ABSENT = -1e30
 # sequences of a tile, and of a step of LANES columns
@@ -52,16 +52,16 @@ class Short(PerDevice):
   exact = True
 
   @classmethod
-  def refused(cls, q, k, mask, softmax):
+  def unsupported(cls, q, k, mask, softmax):
     _, T, _, H = q.shape
-    if words := super().refused(q, k, mask, softmax):
+    if words := super().unsupported(q, k, mask, softmax):
       return words
-    if not FEWEST <= T <= KEYS:
-      return f"{T} tokens, expected {FEWEST} to {KEYS}"
+    if not MIN_TOKENS <= T <= MAX_KEYS:
+      return f"{T} tokens, expected {MIN_TOKENS} to {MAX_KEYS}"
     if (shared := ways("length")) > 1 and T % shared == 0:
       return f"queries that {shared} devices share"
-    if H not in WIDTHS:
-      return f"heads of width {H}, expected one of {WIDTHS}"
+    if H not in HEAD_WIDTHS:
+      return f"heads of width {H}, expected one of {HEAD_WIDTHS}"
     biased = softmax.bias is not None or softmax.position.biased
     if biased and max(len(mask.q_pos), getattr(softmax.bias, "shape", (1,))[0]) > 1:
       return "a bias of each sequence's own, expected the same for all"
@@ -69,10 +69,12 @@ class Short(PerDevice):
 
   def attend(self, q, k, v, mask, softmax):
     (B, T, N, H), width = q.shape, v.shape[-1]
-    k, v = (jnp.repeat(padded(x, H, 3), N // x.shape[2], axis=2) for x in (k, v))
-    bias = softmax.biases(mask.q_pos, mask.k_pos)
+    k, v = (jnp.repeat(pad_to(x, H, 3), N // x.shape[2], axis=2) for x in (k, v))
+    bias = softmax.total_bias(mask.q_pos, mask.k_pos)
     bias = (
-      jnp.zeros((N, T, T), jnp.float32) if bias is None else softmax.places.own_heads(bias, 1)[0]
+      jnp.zeros((N, T, T), jnp.float32)
+      if bias is None
+      else softmax.device_slice.select_heads(bias, 1)[0]
     )
     more = -B % _TILE
 
@@ -83,7 +85,7 @@ class Short(PerDevice):
     given = {"bias": _in_pairs(bias.astype(jnp.float32))}
     if allowed is not None:
       allowed = jnp.broadcast_to(allowed[:, 0], (allowed.shape[0], T, T))
-      most = ((0, more if len(allowed) > 1 else 0), (0, _padded(T) - T), (0, KEYS - T))
+      most = ((0, more if len(allowed) > 1 else 0), (0, _padded(T) - T), (0, MAX_KEYS - T))
       allowed = jnp.pad(allowed, most, constant_values=True).astype(jnp.int8)
       given["allowed"] = jnp.concatenate([allowed, allowed], axis=2)
     out = _attend(N, *map(tokens_first, (q, k, v)), given)
@@ -94,9 +96,11 @@ def _in_pairs(bias_NTS: jax.Array) -> jax.Array:
   """Put the biases of two heads beside each other, each padded to 64 keys: [ceil(N / 2), padded T,
   128]."""
   N, T, S = bias_NTS.shape
-  bias = jnp.pad(bias_NTS, ((0, 0), (0, 0), (0, KEYS - S)), constant_values=_ABSENT)
+  bias = jnp.pad(bias_NTS, ((0, 0), (0, 0), (0, MAX_KEYS - S)), constant_values=_ABSENT)
   bias = jnp.pad(bias, ((0, N % 2), (0, _padded(T) - T), (0, 0)))
-  return bias.reshape(-1, 2, _padded(T), KEYS).transpose(0, 2, 1, 3).reshape(-1, _padded(T), LANES)
+  return (
+    bias.reshape(-1, 2, _padded(T), MAX_KEYS).transpose(0, 2, 1, 3).reshape(-1, _padded(T), LANES)
+  )
 
 
 def _padded(T: int) -> int:
@@ -165,7 +169,11 @@ def _call(kernel, heads: int, arrays: dict, more: dict, shapes: dict, cost: int)
     turned = dict(zip(inside, refs[count:], strict=True))
     for name in arrays:
       x = blocks[name][...]
-      x = jnp.concatenate([x, jnp.zeros((KEYS - T, *x.shape[1:]), x.dtype)]) if T < KEYS else x
+      x = (
+        jnp.concatenate([x, jnp.zeros((MAX_KEYS - T, *x.shape[1:]), x.dtype)])
+        if T < MAX_KEYS
+        else x
+      )
       turned[name][...] = jnp.swapaxes(x, 0, 1)
     if "d_bias" in blocks:
 
@@ -183,19 +191,19 @@ def _call(kernel, heads: int, arrays: dict, more: dict, shapes: dict, cost: int)
     for name in [name for name in inside if name not in arrays]:
       blocks[name][...] = jnp.swapaxes(turned[name][...], 0, 1)[:T]
 
-  flops = 2 * cost * B * heads * KEYS * LANES * LANES
+  flops = 2 * cost * B * heads * MAX_KEYS * LANES * LANES
   found = pl.pallas_call(
     run,
     grid=(heads // n, B // rows),
     in_specs=[spec(*item) for item in given.items()],
     out_specs=[spec(*item) for item in shapes.items()],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes.values()],
-    scratch_shapes=[tpu.VMEM((rows, KEYS, n * H), x.dtype) for x in inside.values()],
+    scratch_shapes=[tpu.VMEM((rows, MAX_KEYS, n * H), x.dtype) for x in inside.values()],
     compiler_params=tpu.CompilerParams(
       dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY
     ),
     cost_estimate=pl.CostEstimate(
-      flops=flops, transcendentals=B * heads * T * KEYS, bytes_accessed=0
+      flops=flops, transcendentals=B * heads * T * MAX_KEYS, bytes_accessed=0
     ),
     interpret=platform() != "tpu",
     name=f"short{kernel.__name__}",
@@ -214,7 +222,7 @@ class _Group:
     self.width = lanes.stop - lanes.start
     self.pairs = -(-self.width // H // 2)
     self.first = lanes.start // H // 2
-    lane = jax.lax.broadcasted_iota(jnp.int32, (KEYS, self.width), 1)
+    lane = jax.lax.broadcasted_iota(jnp.int32, (MAX_KEYS, self.width), 1)
     self.own = [(lane >= h * H) & (lane < h * H + H) for h in range(2 * self.pairs)]
 
   def tokens(self, name: str, r) -> jax.Array:
@@ -228,7 +236,9 @@ class _Group:
 
   def off_diagonal(self, x: jax.Array) -> jax.Array:
     """Undo `diagonal`: [64 for each head, width] -> [64, width]."""
-    return sum(jnp.where(own, x[h * KEYS : (h + 1) * KEYS], 0.0) for h, own in enumerate(self.own))
+    return sum(
+      jnp.where(own, x[h * MAX_KEYS : (h + 1) * MAX_KEYS], 0.0) for h, own in enumerate(self.own)
+    )
 
   def masked(self, r, x: jax.Array, otherwise: float) -> jax.Array:
     if "allowed" not in self.refs:
@@ -241,7 +251,7 @@ class _Group:
     """Return exp(logit - its head's maximum)."""
     bias = [self.refs["bias"][self.first + p] for p in range(self.pairs)]
     logits = self.masked(
-      r, product(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1), NEGATIVE
+      r, matmul_float32(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1), MASKED_LOGIT
     )
     return jnp.exp(logits - self.of_heads(jnp.max, logits, 2 * _ABSENT))
 
@@ -250,7 +260,7 @@ class _Group:
     found = []
     for p in range(self.pairs):
       pair = x[:, p * LANES : (p + 1) * LANES]
-      left = jax.lax.broadcasted_iota(jnp.int32, pair.shape, 1) < KEYS
+      left = jax.lax.broadcasted_iota(jnp.int32, pair.shape, 1) < MAX_KEYS
       halves = [
         reduce(jnp.where(half, pair, neutral), axis=1, keepdims=True) for half in (left, ~left)
       ]
@@ -263,7 +273,7 @@ def _forward(group: _Group, rows: list) -> None:
   ones = jnp.concatenate([own.astype(jnp.float32).astype(dtype) for own in group.own])
   for r in rows:
     powers = group.powers(r, group.tokens("q", r), group.diagonal("k", r)).astype(dtype)
-    out = product(powers, group.diagonal("v", r), 1, 0) / product(powers, ones, 1, 0)
+    out = matmul_float32(powers, group.diagonal("v", r), 1, 0) / matmul_float32(powers, ones, 1, 0)
     group.refs["out"][r, : group.T, group.lanes] = out.astype(dtype)
 
 
@@ -276,17 +286,21 @@ def _backward(group: _Group, rows: list) -> None:
     d_out = group.tokens("d_out", r)
     keys = group.diagonal("k", r)
     powers = group.powers(r, q, keys)
-    d_weights = product(d_out, group.diagonal("v", r), 1, 1)[: group.T]
+    d_weights = matmul_float32(d_out, group.diagonal("v", r), 1, 1)[: group.T]
     weights = powers / group.of_heads(jnp.sum, powers, 0.0)
     d_logits = weights * (d_weights - group.of_heads(jnp.sum, weights * d_weights, 0.0))
     d_logits = group.masked(r, d_logits, 0.0)
     total += d_logits
     weights, d_logits = (
-      jnp.pad(x, ((0, KEYS - group.T), (0, 0))).astype(dtype) for x in (weights, d_logits)
+      jnp.pad(x, ((0, MAX_KEYS - group.T), (0, 0))).astype(dtype) for x in (weights, d_logits)
     )
-    refs["dq"][r, :, group.lanes] = product(d_logits, keys, 1, 0).astype(dtype)
-    refs["dk"][r, :, group.lanes] = group.off_diagonal(product(d_logits, q, 0, 0)).astype(dtype)
-    refs["dv"][r, :, group.lanes] = group.off_diagonal(product(weights, d_out, 0, 0)).astype(dtype)
+    refs["dq"][r, :, group.lanes] = matmul_float32(d_logits, keys, 1, 0).astype(dtype)
+    refs["dk"][r, :, group.lanes] = group.off_diagonal(matmul_float32(d_logits, q, 0, 0)).astype(
+      dtype
+    )
+    refs["dv"][r, :, group.lanes] = group.off_diagonal(matmul_float32(weights, d_out, 0, 0)).astype(
+      dtype
+    )
   for p in range(group.pairs):
     refs["d_bias"][group.first + p] += total[:, p * LANES : (p + 1) * LANES]
 

@@ -2,7 +2,7 @@
 no value (OpenAI 2025, gpt-oss model card, https://arxiv.org/abs/2508.10925, section 2.2; Xiao et
 al. 2024).
 
-The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to `auto.SHORT` logits a head,
+The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to `auto.MAX_DENSE_LOGITS` logits a head,
 they are materialised; beyond, blocks of logits are computed one by one, as in the chunked core.
 """
 
@@ -15,7 +15,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.cores import _blockwise as blockwise
 from t5x_like.nn.cores._devices import PerDevice
-from t5x_like.nn.cores.auto import SHORT
+from t5x_like.nn.cores.auto import MAX_DENSE_LOGITS
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.positions import Position
@@ -31,16 +31,16 @@ class Sinks(Dense):
     stddev: standard deviation of the initial sinks.
   """
 
-  pieces_above = short = SHORT  # logits a head up to which they are materialised
+  piecewise_bias_above = short = MAX_DENSE_LOGITS  # logits a head up to which they are materialised
 
   def __init__(self, rngs: nnx.Rngs, dims: Dims, *, stddev: NonNegativeFloat = 0.02):
     self.sinks = params.param(rngs, params.normal(stddev), (dims.heads,), ("heads",))
 
-  def computed(self, q, k, v, mask, softmax):
+  def run_sharded(self, q, k, v, mask, softmax):
     if q.shape[1] * k.shape[1] <= self.short or softmax.position.query_dependent:
-      return super().computed(q, k, v, mask, softmax)
+      return super().run_sharded(q, k, v, mask, softmax)
     carried = _Carried(softmax.position, self.sinks[...])  # each device needs its own heads' sinks
-    return _Blocks().computed(q, k, v, mask, dataclasses.replace(softmax, position=carried))
+    return _Blocks().run_sharded(q, k, v, mask, dataclasses.replace(softmax, position=carried))
 
   def weights(self, logits_BNTS, allowed, dtype):
     sinks_BNT1 = jnp.broadcast_to(self.sinks[...][:, None, None], (*logits_BNTS.shape[:-1], 1))
@@ -64,9 +64,9 @@ class _Blocks(PerDevice):
   positions."""
 
   def attend(self, q, k, v, mask, softmax):
-    sinks_N = jnp.take(softmax.position.sinks, softmax.places.heads)
+    sinks_N = jnp.take(softmax.position.sinks, softmax.device_slice.heads)
     softmax = dataclasses.replace(softmax, position=softmax.position.scheme)
-    grid, arguments = blockwise.problem(q, k, v, mask, softmax, _BLOCK, _BLOCK)
+    grid, arguments = blockwise.plan_blocks(q, k, v, mask, softmax, _BLOCK, _BLOCK)
     out = blockwise.attend(grid, *arguments, sinks_N)
     return out.reshape(q.shape[0], -1, q.shape[2], v.shape[-1])[:, : q.shape[1]]
 

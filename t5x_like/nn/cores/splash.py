@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.nn.cores._blocks import padded
+from t5x_like.nn.cores._blocks import pad_to
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.parallel.constrain import platform
 
 LANES = 128  # a TPU's vector registers are this wide
 # prefix of the kernels' named scope, with the FLOPs of a forward pass, for plans
-FLOPS = "kernel_flops_"
+FLOPS_SCOPE_PREFIX = "kernel_flops_"
 
 
 class Splash(PerDevice):
@@ -47,7 +47,9 @@ class Splash(PerDevice):
 
   def attend(self, q, k, v, mask, softmax):
     (B, T, N, H), S = q.shape, k.shape[1]
-    if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
+    if (mask.causal or mask.window is not None) and not (
+      mask.aligned and softmax.device_slice.has_all_queries
+    ):
       raise self.refusal(
         "causality or windows over explicit positions or queries split over devices"
       )
@@ -63,7 +65,7 @@ class Splash(PerDevice):
 
     def laid_out(x_BLNH, length):
       """Transpose and pad to [B, N, length, width]."""
-      return padded(padded(x_BLNH.swapaxes(1, 2), length, 2), _width(x_BLNH.shape[-1]), 3)
+      return pad_to(pad_to(x_BLNH.swapaxes(1, 2), length, 2), _width(x_BLNH.shape[-1]), 3)
 
     segments = _segments(mask, B, T, S, rows, columns)
     if segments is not None:
@@ -74,7 +76,7 @@ class Splash(PerDevice):
       segments = SegmentIds(*segments)
     lanes = -(-H // LANES) * LANES  # a narrower head leaves units idle
     flops = 4 * B * N * lanes * _computed(kernel, rows * columns, t * s)
-    with jax.named_scope(f"{FLOPS}{flops}"):
+    with jax.named_scope(f"{FLOPS_SCOPE_PREFIX}{flops}"):
       out = jax.vmap(kernel)(
         laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments
       )
@@ -135,7 +137,7 @@ def _segments(
   if mask.k_valid is not None:
     k = jnp.where(mask.k_valid, k, -1)
   k = jnp.pad(jnp.broadcast_to(k, (B, S)), ((0, 0), (0, columns - S)), constant_values=-1)
-  return padded(jnp.broadcast_to(q, (B, T)), rows).astype(jnp.int32), k.astype(jnp.int32)
+  return pad_to(jnp.broadcast_to(q, (B, T)), rows).astype(jnp.int32), k.astype(jnp.int32)
 
 
 make = Splash

@@ -18,7 +18,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.feed_forward import Experts
-from t5x_like.nn.feed_forward._router import Router, Routing, shares, total
+from t5x_like.nn.feed_forward._router import Router, Routing, load_metrics, sum_valid
 from t5x_like.nn.layer import Statistics
 
 
@@ -56,10 +56,10 @@ class NoisyRouter(Router):
         f"config.model.design.experts.router: {found}, expected top_k above 1 and normalised gates"
       )
 
-  def routed(self, product: Callable, key: jax.Array | None) -> NoisyRouting:
+  def route(self, product: Callable, key: jax.Array | None) -> NoisyRouting:
     clean_BTE = self.logits(product)
     if key is None:
-      routing = self.chosen(clean_BTE)
+      routing = self.choose(clean_BTE)
       chances_BTE = jnp.sum(
         jax.nn.one_hot(routing.experts_BTk, clean_BTE.shape[-1], dtype=jnp.float32), axis=2
       )
@@ -69,10 +69,10 @@ class NoisyRouter(Router):
       subkey(key, 1), clean_BTE.shape, jnp.float32
     )
     chances_BTE = _chances(clean_BTE, noisy_BTE, deviation_BTE, self.top_k)
-    return NoisyRouting(**vars(self.chosen(noisy_BTE)), chances_BTE=chances_BTE)
+    return NoisyRouting(**vars(self.choose(noisy_BTE)), chances_BTE=chances_BTE)
 
   def statistics(self, routing, valid_BT, dropped, experts) -> dict[str, Statistics]:
-    return {"load": GateLoad.of(routing, valid_BT, dropped, experts)}
+    return {"load": GateLoad.from_routing(routing, valid_BT, dropped, experts)}
 
 
 def _chances(
@@ -109,13 +109,13 @@ class GateLoad(Statistics):
   load_loss: float = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def of(
+  def from_routing(
     cls, routing: NoisyRouting, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "GateLoad":
     one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
-    importance_E = total(jnp.einsum("BTkE,BTk->BTE", one_hot, routing.gates_BTk), valid_BT)
-    chosen_E = total(jnp.sum(one_hot, axis=2), valid_BT)
-    load_E = total(routing.chances_BTE, valid_BT)
+    importance_E = sum_valid(jnp.einsum("BTkE,BTk->BTE", one_hot, routing.gates_BTk), valid_BT)
+    chosen_E = sum_valid(jnp.sum(one_hot, axis=2), valid_BT)
+    load_E = sum_valid(routing.chances_BTE, valid_BT)
     return cls(importance_E, load_E, chosen_E, dropped, experts.importance_loss, experts.load_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
@@ -129,7 +129,7 @@ class GateLoad(Statistics):
     return {
       "moe_importance_loss": self.importance_loss * _squared_variation(self.importance_E),
       "moe_load_loss": self.load_loss * _squared_variation(self.load_E),
-      **shares(self.chosen_E, choices, self.dropped / choices),
+      **load_metrics(self.chosen_E, choices, self.dropped / choices),
     }
 
 

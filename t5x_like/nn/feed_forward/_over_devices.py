@@ -29,11 +29,13 @@ from t5x_like.nn.feed_forward import _rows as moved
 from t5x_like.parallel.constrain import Layout, activated, platform
 
 _MOVING = "activation_expert", "mlp"
-SELDOM = "seldom"  # the scope of loops that balanced loads skip; `planning` counts them as skipped
-Places = tuple[jax.Array, jax.Array, jax.Array]  # see `_sent`
+EXTRA_ROUNDS_SCOPE = (
+  "seldom"  # the scope of loops that balanced loads skip; `planning` counts them as skipped
+)
+Transfers = tuple[jax.Array, jax.Array, jax.Array]  # see `_sent`
 
 
-class Way(NamedTuple):
+class DispatchAxes(NamedTuple):
   """The mesh axes that a layer uses.
 
   Attributes:
@@ -47,7 +49,9 @@ class Way(NamedTuple):
   mlp: tuple[str, ...]
 
 
-def way(layout: Layout | None, shape: tuple[int, ...], experts: int, mlp: int) -> Way | None:
+def dispatch_axes(
+  layout: Layout | None, shape: tuple[int, ...], experts: int, mlp: int
+) -> DispatchAxes | None:
   """Return how a batch [B, T, D] is dispatched on a mesh; None if its sizes, or the rules, do not
   allow it."""
   if layout is None:
@@ -63,11 +67,11 @@ def way(layout: Layout | None, shape: tuple[int, ...], experts: int, mlp: int) -
     return None
   if layout.axes("expert") != over or any(size % ways for size, ways in sizes):
     return None
-  return Way(tokens, over[0] if over else None, split)
+  return DispatchAxes(tokens, over[0] if over else None, split)
 
 
-def dispatched(
-  layer, mesh, way: Way, x_BTD: jax.Array, routing, apply: Callable, key: jax.Array | None
+def dispatch(
+  layer, mesh, way: DispatchAxes, x_BTD: jax.Array, routing, apply: Callable, key: jax.Array | None
 ) -> jax.Array:
   """Return the sum of the experts' outputs of each token [B, T, D].
 
@@ -108,7 +112,7 @@ def dispatched(
       product = partial(
         _travelled, summed, layer.experts.capacity_factor, way, mesh.shape[way.expert], arrays
       )
-    return moved.dropless(x_BTD, experts_BTk, gates_BTk, layer.experts.experts, product)
+    return moved.combine_experts(x_BTD, experts_BTk, gates_BTk, layer.experts.experts, product)
 
   given = x_BTD, routing.experts_BTk, routing.gates_BTk, arrays
   specs = tokens, tokens, tokens, parts
@@ -120,14 +124,20 @@ def _axes(param) -> params.Axes:
   return param.axes[-param.get_value().ndim :]
 
 
-def _spec(axes: params.Axes, way: Way) -> PartitionSpec:
+def _spec(axes: params.Axes, way: DispatchAxes) -> PartitionSpec:
   """Return the parts of an expert parameter that a device holds within the layer."""
   parts = {"expert": way.expert, "mlp": way.mlp or None}
   return PartitionSpec(*map(parts.get, axes))
 
 
 def _travelled(
-  apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD: jax.Array, sizes_E: jax.Array
+  apply: Callable,
+  factor: float,
+  way: DispatchAxes,
+  n: int,
+  arrays,
+  rows_MD: jax.Array,
+  sizes_E: jax.Array,
 ):
   """Apply the experts of `n` devices to rows sorted by expert, `sizes_E` of each; return their
   outputs [M, D].
@@ -166,7 +176,7 @@ def _travelled(
   def over_rounds(of_round, first, sizes_SDE):
     """Add what each round after the first returns to `first`."""
     most = jax.lax.pmax(jnp.max(sizes_SDE.sum((0, 2))), (*way.tokens[0], *way.tokens[1]))
-    with jax.named_scope(SELDOM):
+    with jax.named_scope(EXTRA_ROUNDS_SCOPE):
       return jax.lax.fori_loop(
         1, -(-most // R), lambda i, sums: jax.tree.map(jnp.add, sums, of_round(i)), first
       )
@@ -196,7 +206,7 @@ def _round(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _sent(x: jax.Array, places: Places, rows: tuple[int, int], axis: str) -> jax.Array:
+def _sent(x: jax.Array, places: Transfers, rows: tuple[int, int], axis: str) -> jax.Array:
   """Send slices of rows between devices: [rows[0], D] -> [rows[1], D], zeros where none comes.
 
   Args:
@@ -228,7 +238,7 @@ def _sent_backward(rows, axis, places, g):
 _sent.defvjp(lambda x, places, *static: (_sent(x, places, *static), places), _sent_backward)
 
 
-def _reversed(places: Places) -> Places:
+def _reversed(places: Transfers) -> Transfers:
   """Return the places of the way back."""
   return tuple(jnp.swapaxes(table, 0, 1) for table in reversed(places))
 

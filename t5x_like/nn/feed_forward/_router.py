@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.dims import hashed, subkey
+from t5x_like.nn.dims import hash_bits, subkey
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.layer import Statistics
 
@@ -57,18 +57,18 @@ class Router(nnx.Module):
       if key is not None and self.jitter
       else None
     )
-    return self.routed(lambda kernel_DE: float32_product(x_BTD, kernel_DE, seeds, self.jitter), key)
+    return self.route(lambda kernel_DE: float32_product(x_BTD, kernel_DE, seeds, self.jitter), key)
 
-  def routed(self, product: Callable, key: jax.Array | None) -> Routing:
+  def route(self, product: Callable, key: jax.Array | None) -> Routing:
     """Route the tokens that `product` multiplies by a kernel [D, E]."""
-    return self.chosen(self.logits(product))
+    return self.choose(self.logits(product))
 
   def logits(self, product: Callable) -> jax.Array:
     """Return float32 [B, T, E]."""
     logits_BTE = product(self.kernel[...])
     return logits_BTE if self.bias is None else logits_BTE + self.bias[...]
 
-  def chosen(self, logits_BTE: jax.Array) -> Routing:
+  def choose(self, logits_BTE: jax.Array) -> Routing:
     """Choose the experts of the largest logits."""
     probs_BTE = jax.nn.softmax(logits_BTE, axis=-1)
     gates_BTk, experts_BTk = jax.lax.top_k(probs_BTE, self.top_k)
@@ -76,7 +76,7 @@ class Router(nnx.Module):
       gates_BTk = gates_BTk / jnp.sum(gates_BTk, axis=-1, keepdims=True)
     return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
 
-  def counted(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
+  def count_load(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
     """Return the routing; a router whose loads train it notes those of valid tokens."""
     return routing
 
@@ -84,7 +84,7 @@ class Router(nnx.Module):
     self, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> dict[str, Statistics]:
     """Return the sums over valid tokens from which the router's losses are made."""
-    return {"load": Load.of(routing, valid_BT, dropped, experts)}
+    return {"load": Load.from_routing(routing, valid_BT, dropped, experts)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +110,16 @@ class Load(Statistics):
   z_loss: float = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def of(
+  def from_routing(
     cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "Load":
     B, T, k = routing.experts_BTk.shape
     one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))
-    tokens = total(jnp.ones((B, T), jnp.float32), valid_BT)
-    shares = (total(x, valid_BT) for x in (jnp.sum(one_hot, axis=2) / k, routing.probs_BTE, z_BT))
+    tokens = sum_valid(jnp.ones((B, T), jnp.float32), valid_BT)
+    shares = (
+      sum_valid(x, valid_BT) for x in (jnp.sum(one_hot, axis=2) / k, routing.probs_BTE, z_BT)
+    )
     return cls(tokens, *shares, k * tokens, dropped, experts.balance_loss, experts.z_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
@@ -133,14 +135,14 @@ class Load(Statistics):
     return {
       "moe_balance_loss": self.balance_loss * balance,
       "moe_z_loss": self.z_loss * self.z / tokens,
-      **shares(self.chosen_E, tokens, self.dropped / jnp.maximum(self.choices, 1.0)),
+      **load_metrics(self.chosen_E, tokens, self.dropped / jnp.maximum(self.choices, 1.0)),
     }
 
 
 jax.tree_util.register_dataclass(Load)
 
 
-def shares(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> dict[str, jax.Array]:
+def load_metrics(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> dict[str, jax.Array]:
   """Return the excess of the largest load over the mean as a fraction of the mean, 0 without
   choices, and `dropped`.
 
@@ -154,7 +156,7 @@ def shares(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> dict[st
   return found | {f"{name}_weights": jnp.float32(1.0) for name in found}
 
 
-def total(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
+def sum_valid(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
   """Sum `x` [B, T, …] over the valid tokens, or over all."""
   if valid_BT is not None:
     x = jnp.where(valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2)), x, 0.0)
@@ -181,6 +183,6 @@ def float32_product(
   x_BTD = x_BTD.astype(jnp.float32)
   if seeds is not None:
     B, *rest = x_BTD.shape
-    bits = hashed(seeds, [jnp.arange(B, dtype=jnp.int32)[:, None, None]], (1, *rest))
+    bits = hash_bits(seeds, [jnp.arange(B, dtype=jnp.int32)[:, None, None]], (1, *rest))
     x_BTD = x_BTD * (1.0 + jitter * 2.0**-31 * bits.astype(jnp.float32))
   return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

@@ -6,10 +6,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.remat import named
+from t5x_like.nn.remat import name_activation
 
 
-def dropless(
+def combine_experts(
   x_BTD: jax.Array, experts_BTk: jax.Array, gates_BTk: jax.Array, experts: int, apply: Callable
 ) -> jax.Array:
   """Sum the gated outputs of each token's experts, in one pass over all choices; return [B, T, D].
@@ -22,14 +22,14 @@ def dropless(
   B, T, D = x_BTD.shape
   k = experts_BTk.shape[-1]
   experts_M = experts_BTk.reshape(B * T, k).T.reshape(-1)
-  order_M, place_M, _, sizes_E = by_expert(experts_M, experts)
-  rows_MD = exchange(x_BTD.reshape(B * T, D), order_M, place_M, k, True)
-  y_MD = exchange(apply(rows_MD, sizes_E), place_M, order_M, 1, True)
-  return combine(y_MD.reshape(k, B * T, D), gates_BTk.reshape(B * T, k).T).reshape(B, T, D)
+  order_M, place_M, _, sizes_E = sort_by_expert(experts_M, experts)
+  rows_MD = move_rows(x_BTD.reshape(B * T, D), order_M, place_M, k, True)
+  y_MD = move_rows(apply(rows_MD, sizes_E), place_M, order_M, 1, True)
+  return sum_gated(y_MD.reshape(k, B * T, D), gates_BTk.reshape(B * T, k).T).reshape(B, T, D)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def exchange(
+def move_rows(
   x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int, whole: bool = False
 ) -> jax.Array:
   """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
@@ -52,8 +52,8 @@ def _exchange_backward(copies, whole, back, g_MD):
   return jnp.sum(_take(g_MD, back, whole).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
 
 
-exchange.defvjp(
-  lambda x, index, back, *static: (exchange(x, index, back, *static), back), _exchange_backward
+move_rows.defvjp(
+  lambda x, index, back, *static: (move_rows(x, index, back, *static), back), _exchange_backward
 )
 
 
@@ -63,7 +63,7 @@ def _take(x_ND: jax.Array, index_M: jax.Array, whole: bool) -> jax.Array:
   return jnp.take(x_ND, index_M, axis=0, **mode)
 
 
-def by_expert(experts_M: jax.Array, experts: int):
+def sort_by_expert(experts_M: jax.Array, experts: int):
   """Sort choices by expert, stably; choices of no expert (E) come last.
 
   Returns:
@@ -77,9 +77,9 @@ def by_expert(experts_M: jax.Array, experts: int):
   return order_M, place_M, jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E, sizes_E
 
 
-def combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
+def sum_gated(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
   """Sum each token's gated expert outputs in float32; return the sum in their dtype."""
-  return _gated_sum(named(y_kND, "mlp_out"), gates_kN)
+  return _gated_sum(name_activation(y_kND, "mlp_out"), gates_kN)
 
 
 @jax.checkpoint  # keeps the outputs in their own dtype

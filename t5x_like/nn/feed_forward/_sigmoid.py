@@ -23,7 +23,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.feed_forward import Experts
-from t5x_like.nn.feed_forward._router import Router, Routing, shares, total
+from t5x_like.nn.feed_forward._router import Router, Routing, load_metrics, sum_valid
 from t5x_like.nn.layer import Statistics
 
 _SMALL = 2.0**-70
@@ -62,7 +62,7 @@ class SigmoidRouter(Router):
     self.top_groups = best
     self.scale = experts.scale
 
-  def chosen(self, logits_BTE: jax.Array) -> Routing:
+  def choose(self, logits_BTE: jax.Array) -> Routing:
     scores_BTE = jax.nn.sigmoid(logits_BTE)
     _, experts_BTk = jax.lax.top_k(self._limited(scores_BTE + self.balance[...]), self.top_k)
     gates_BTk = jnp.take_along_axis(scores_BTE, experts_BTk, axis=-1)
@@ -81,13 +81,13 @@ class SigmoidRouter(Router):
     allowed_BTG = jnp.sum(jax.nn.one_hot(best_BTg, self.groups, dtype=jnp.int32), axis=-2) > 0
     return jnp.where(allowed_BTG[..., None], biased_BTGX, -jnp.inf).reshape(biased_BTE.shape)
 
-  def counted(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
-    load_E = total(_choices(routing.experts_BTk, self.balance[...].size), valid_BT)
+  def count_load(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
+    load_E = sum_valid(_choices(routing.experts_BTk, self.balance[...].size), valid_BT)
     gates_BTk = _noted(routing.gates_BTk, self.balance[...], load_E - jnp.mean(load_E))
     return dataclasses.replace(routing, gates_BTk=gates_BTk)
 
   def statistics(self, routing, valid_BT, dropped, experts) -> dict[str, Statistics]:
-    return {"load": RowLoad.of(routing, valid_BT, dropped, experts)}
+    return {"load": RowLoad.from_routing(routing, valid_BT, dropped, experts)}
 
 
 def _choices(experts_BTk: jax.Array, experts: int) -> jax.Array:
@@ -128,7 +128,7 @@ class RowLoad(Statistics):
   balance_loss: float = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def of(
+  def from_routing(
     cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> "RowLoad":
     chosen_BTE = _choices(routing.experts_BTk, experts.experts)
@@ -152,7 +152,7 @@ class RowLoad(Statistics):
     choices = jnp.maximum(jnp.sum(self.load_E), 1.0)
     return {
       "moe_balance_loss": self.balance_loss * self.balance / jnp.maximum(self.tokens, 1.0),
-      **shares(self.load_E, choices, self.dropped / choices),
+      **load_metrics(self.load_E, choices, self.dropped / choices),
     }
 
 

@@ -8,12 +8,12 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.layer import Layer
-from t5x_like.nn.linear import Linear, together
-from t5x_like.nn.remat import named
+from t5x_like.nn.linear import Linear, apply_jointly
+from t5x_like.nn.remat import name_activation
 from t5x_like.parallel.constrain import constrain
 
 
-def same(x: jax.Array) -> jax.Array:
+def identity(x: jax.Array) -> jax.Array:
   return x
 
 
@@ -25,7 +25,7 @@ class Mlp(Layer):
     gated: whether it is; or the function of `wi(x)` that is gated.
   """
 
-  TOGETHER = ("wi", "gate")  # see `decoding.cpu.prepared`
+  SHARED_INPUT = ("wi", "gate")  # see `decoding.cpu.prepared`
 
   def __init__(
     self,
@@ -47,7 +47,7 @@ class Mlp(Layer):
       (mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias
     )
     self.activation = activation
-    self.gated = gated if callable(gated) else same
+    self.gated = gated if callable(gated) else identity
     self.dropout = dropout
 
   def __call__(
@@ -55,12 +55,13 @@ class Mlp(Layer):
   ) -> tuple[jax.Array, dict, None]:
     layers = [self.wi] if self.gate is None else [self.wi, self.gate]
     hidden = [
-      constrain(y_BTF, "batch", "length", "activation_mlp") for y_BTF in together(layers, x_BTD)
+      constrain(y_BTF, "batch", "length", "activation_mlp")
+      for y_BTF in apply_jointly(layers, x_BTD)
     ]
-    h_BTF, *gate_BTF = (named(y_BTF, "mlp_hidden") for y_BTF in hidden)
+    h_BTF, *gate_BTF = (name_activation(y_BTF, "mlp_hidden") for y_BTF in hidden)
     h_BTF = self.activation(gate_BTF[0]) * self.gated(h_BTF) if gate_BTF else self.activation(h_BTF)
     h_BTF = self.dropout(h_BTF, subkey(key, 0))
-    return named(self.wo(h_BTF), "mlp_out"), {}, None
+    return name_activation(self.wo(h_BTF), "mlp_out"), {}, None
 
 
 make = Mlp

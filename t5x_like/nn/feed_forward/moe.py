@@ -35,15 +35,15 @@ from t5x_like.nn.feed_forward import _rows as moved
 from t5x_like.nn.feed_forward._noisy_top_k import NoisyRouter
 from t5x_like.nn.feed_forward._router import Router, Routing
 from t5x_like.nn.feed_forward._sigmoid import SigmoidRouter
-from t5x_like.nn.feed_forward.mlp import Mlp, same
+from t5x_like.nn.feed_forward.mlp import Mlp, identity
 from t5x_like.nn.layer import Context, Layer
-from t5x_like.nn.remat import named
+from t5x_like.nn.remat import name_activation
 from t5x_like.parallel.constrain import constrain, current, gathered, scattered
 
 _INWARDS = ("expert", "embed", "mlp")
 _OUTWARDS = ("expert", "mlp", "embed")
 # the mesh's expert axis splits the experts, not the rows
-EXPERTS = ("activation_expert", "batch", None)
+EXPERT_AXES = ("activation_expert", "batch", None)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -55,7 +55,7 @@ def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.A
 
 def _batched_forward(rows_EBCX, kernel_EXY, axes):
   dtype = rows_EBCX.dtype
-  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERTS)
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
   y_EBCY = jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, whole_EXY, preferred_element_type=dtype)
   return y_EBCY, (rows_EBCX, kernel_EXY)
 
@@ -63,9 +63,9 @@ def _batched_forward(rows_EBCX, kernel_EXY, axes):
 def _batched_backward(axes, kept, g_EBCY):
   rows_EBCX, kernel_EXY = kept
   dtype = rows_EBCX.dtype
-  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERTS)
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
   contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
-  d_kernel = scattered(contract, rows_EBCX, g_EBCY, axes, EXPERTS).astype(kernel_EXY.dtype)
+  d_kernel = scattered(contract, rows_EBCX, g_EBCY, axes, EXPERT_AXES).astype(kernel_EXY.dtype)
   return jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype), d_kernel
 
 
@@ -130,7 +130,7 @@ class Moe(Layer):
     self.shared = Mlp(embed, mlp * experts.shared, rngs, **form) if experts.shared else None
     self.experts = experts
     self.activation = activation
-    self.gated = gated if callable(gated) else same
+    self.gated = gated if callable(gated) else identity
     self.dropout_rate = dropout.rate  # each row is a token's
 
   def __call__(
@@ -138,7 +138,7 @@ class Moe(Layer):
   ) -> tuple[jax.Array, dict, None]:
     decoding = context.slot is not None  # the layer itself keeps no cache
     valid_BT = None if decoding else _valid(context, x_BTD.shape[:2])
-    routing = self.router.counted(self.router(x_BTD, subkey(key, 0)), valid_BT)
+    routing = self.router.count_load(self.router(x_BTD, subkey(key, 0)), valid_BT)
     if self.experts.dispatch == "dropless":
       y_BTD = self._dropless(x_BTD, routing, subkey(key, 1))
       dropped = jnp.float32(0)
@@ -160,9 +160,11 @@ class Moe(Layer):
 
     layout = current()
     E = self.experts.experts
-    if way := over_devices.way(layout, x_BTD.shape, E, self.wi.shape[-1]):
-      return over_devices.dispatched(self, layout.mesh, way, x_BTD, routing, apply, key)
-    y_BTD = moved.dropless(x_BTD, routing.experts_BTk, routing.gates_BTk, E, partial(apply, self))
+    if way := over_devices.dispatch_axes(layout, x_BTD.shape, E, self.wi.shape[-1]):
+      return over_devices.dispatch(self, layout.mesh, way, x_BTD, routing, apply, key)
+    y_BTD = moved.combine_experts(
+      x_BTD, routing.experts_BTk, routing.gates_BTk, E, partial(apply, self)
+    )
     return constrain(y_BTD, "batch", "length", "activation_embed")
 
   def _capacity(
@@ -182,17 +184,17 @@ class Moe(Layer):
       experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)
     experts_BM = experts_BkT.reshape(B, k * T)
     source_BS, slot_BM = jax.vmap(partial(_slots, experts=E, capacity=C))(experts_BM)
-    move = jax.vmap(moved.exchange, in_axes=(0, 0, 0, None))
+    move = jax.vmap(moved.move_rows, in_axes=(0, 0, 0, None))
     # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the
     # next its inverse.
     x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
-    x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERTS, "activation_embed")
-    axes = (*EXPERTS, "activation_mlp")
+    x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERT_AXES, "activation_embed")
+    axes = (*EXPERT_AXES, "activation_mlp")
     y_EBCD = self._experts(x_EBCD, self.multiply, lambda bias_EX: bias_EX[:, None, None], axes, key)
-    y_EBCD = constrain(y_EBCD, *EXPERTS, "activation_embed")
+    y_EBCD = constrain(y_EBCD, *EXPERT_AXES, "activation_embed")
     y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
     y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
-    y_BTD = jax.vmap(moved.combine)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
+    y_BTD = jax.vmap(moved.sum_gated)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
     wanted = jnp.sum(experts_BM < E, dtype=jnp.float32)
     dropped = wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
@@ -215,7 +217,8 @@ class Moe(Layer):
       [] if self.gate is None else [(self.gate, self.gate_bias)]
     )
     h, *gate = (
-      named(constrain(linear(rows, *one, _INWARDS), *axes), "mlp_hidden") for one in inwards
+      name_activation(constrain(linear(rows, *one, _INWARDS), *axes), "mlp_hidden")
+      for one in inwards
     )
     h = self.activation(gate[0]) * self.gated(h) if gate else self.activation(h)
     return linear(Dropout(self.dropout_rate)(h, key), self.wo, self.wo_bias, _OUTWARDS)
@@ -234,7 +237,7 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
   """
   M = experts_M.shape[0]
   C = capacity
-  order_M, place_M, first_E, sizes_E = moved.by_expert(experts_M, experts)
+  order_M, place_M, first_E, sizes_E = moved.sort_by_expert(experts_M, experts)
   rank_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
   choice_EC = jnp.take(order_M, first_E[:, None] + rank_EC, mode="clip")
   source_EC = jnp.where(rank_EC < sizes_E[:, None], choice_EC, M)

@@ -13,7 +13,7 @@ table 8).
 import dataclasses
 from typing import Literal
 
-At = Literal["inputs", "every_layer", "every_layer_shared"]
+AddedAt = Literal["inputs", "every_layer", "every_layer_shared"]
 
 
 @dataclasses.dataclass(frozen=True)

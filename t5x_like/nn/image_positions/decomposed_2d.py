@@ -44,9 +44,11 @@ class Decomposed2d(Position):
     row_BT = place_BT // self.grid.columns
     column_BT = place_BT % self.grid.columns
     q_BTNH = q_BTNH * math.sqrt(q_BTNH.shape[-1])
-    of_row = self._products(q_BTNH, self.rows, between(self.grid.rows, self.key_grid.rows)[row_BT])
+    of_row = self._products(
+      q_BTNH, self.rows, offset_rows(self.grid.rows, self.key_grid.rows)[row_BT]
+    )
     of_column = self._products(
-      q_BTNH, self.columns, between(self.grid.columns, self.key_grid.columns)[column_BT]
+      q_BTNH, self.columns, offset_rows(self.grid.columns, self.key_grid.columns)[column_BT]
     )
     # one for each key cell
     rel = (of_row[..., :, None] + of_column[..., None, :]).reshape(*of_row.shape[:3], -1)
@@ -70,7 +72,7 @@ class Decomposed2d(Position):
     return jnp.zeros((), probs_BNTS.dtype)
 
 
-def between(queries: int, keys: int) -> jax.Array:
+def offset_rows(queries: int, keys: int) -> jax.Array:
   """Return the table row for the offset of each query's row from each key's: int32 [queries,
   keys]."""
   q_step = max(keys / queries, 1.0)

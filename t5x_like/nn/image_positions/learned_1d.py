@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t5x_like.nn.image_positions import At, Grid
+from t5x_like.nn.image_positions import AddedAt, Grid
 from t5x_like.nn.positions.learned import LearnedPosition
 
 
@@ -23,15 +23,15 @@ class LearnedPatches(LearnedPosition):
     init: Callable,
     grid: Grid,
     *,
-    at: At = "inputs",
+    at: AddedAt = "inputs",
     antialias: bool = False,
   ):
     super().__init__(rngs, width, init, length=grid.length)
     self.grid = grid
-    self.place = at
+    self.owner = at
     self.antialias = antialias
 
-  def resized(self, table: jax.Array, other: "LearnedPatches") -> jax.Array:
+  def resize(self, table: jax.Array, other: "LearnedPatches") -> jax.Array:
     """Interpolate another grid's table [..., rows, D] for this one, in two dimensions (section
     3.2); extra tokens keep their rows."""
     if other.grid.extra != self.grid.extra:
@@ -42,13 +42,13 @@ class LearnedPatches(LearnedPosition):
       table[..., self.grid.extra :, :],
     )
     patches = patches.reshape(*layers, other.grid.rows, other.grid.columns, D)
-    rows = cubic(other.grid.rows, self.grid.rows, self.antialias)
-    columns = cubic(other.grid.columns, self.grid.columns, self.antialias)
+    rows = cubic_weights(other.grid.rows, self.grid.rows, self.antialias)
+    columns = cubic_weights(other.grid.columns, self.grid.columns, self.antialias)
     patches = jnp.einsum("yr,xc,...rcd->...yxd", rows, columns, patches).reshape(*layers, -1, D)
     return jnp.concatenate([extra, patches], axis=-2)
 
 
-def cubic(old: int, new: int, antialias: bool = False) -> np.ndarray:
+def cubic_weights(old: int, new: int, antialias: bool = False) -> np.ndarray:
   """Return float32 [new, old], cubic interpolation between cells of equal size, as torch's
   "bicubic".
 

@@ -8,8 +8,8 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.image_positions import At, Grid
-from t5x_like.nn.image_positions.learned_1d import cubic
+from t5x_like.nn.image_positions import AddedAt, Grid
+from t5x_like.nn.image_positions.learned_1d import cubic_weights
 from t5x_like.nn.positions import Position
 
 
@@ -19,7 +19,9 @@ class RowsAndColumns(Position):
   Extra tokens have vectors of their own. Vectors are added `at` the inputs or in layers.
   """
 
-  def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid, *, at: At = "inputs"):
+  def __init__(
+    self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid, *, at: AddedAt = "inputs"
+  ):
     if width % 2:
       raise UserError(
         f"config.model.design.position: learned_2d needs an even width, found {width}"
@@ -28,7 +30,7 @@ class RowsAndColumns(Position):
     self.columns = params.param(rngs, init, (grid.columns, width // 2), (None, None))
     self.extra = params.param(rngs, init, (grid.extra, width), (None, None)) if grid.extra else None
     self.grid = grid
-    self.place = at
+    self.owner = at
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     rows = self.rows[...][:, None]
@@ -40,7 +42,7 @@ class RowsAndColumns(Position):
       table = jnp.concatenate([self.extra[...], table])
     return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
 
-  def resized(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
+  def resize(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
     """Interpolate the row (or column) vectors of another grid for this one.
 
     Rows and columns are told apart by their numbers, so the grids are square or agree in one of the
@@ -48,7 +50,7 @@ class RowsAndColumns(Position):
     """
     (Y, X), (y, x) = ((grid.rows, grid.columns) for grid in (self.grid, other.grid))
     new = Y if Y == X or table.shape[-2] == y != x else X
-    return jnp.einsum("Yy,...yd->...Yd", cubic(table.shape[-2], new), table)
+    return jnp.einsum("Yy,...yd->...Yd", cubic_weights(table.shape[-2], new), table)
 
 
 make = RowsAndColumns

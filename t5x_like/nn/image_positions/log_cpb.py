@@ -10,7 +10,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid
-from t5x_like.nn.image_positions.relative_2d import offsets
+from t5x_like.nn.image_positions.relative_2d import pair_rows
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.positions import Position
 from t5x_like.slots import PositiveInt
@@ -48,7 +48,7 @@ class LogCpb(Position):
     )
     if self.extra is not None:
       table_XN = jnp.concatenate([table_XN, self.extra[...]])
-    offset_BTS = jnp.asarray(offsets(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
+    offset_BTS = jnp.asarray(pair_rows(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
     return jnp.transpose(jnp.take(16 * jax.nn.sigmoid(table_XN), offset_BTS, axis=0), (0, 3, 1, 2))
 
 

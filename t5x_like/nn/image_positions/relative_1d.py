@@ -7,7 +7,7 @@ from flax import nnx
 
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid
-from t5x_like.nn.image_positions.learned_1d import cubic
+from t5x_like.nn.image_positions.learned_1d import cubic_weights
 from t5x_like.nn.positions.shaw import ShawPosition
 
 
@@ -18,9 +18,11 @@ class RelativeOrder(ShawPosition):
   def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid):
     super().__init__(rngs, dims, clip=max(grid.length - 1, 1), values=False)
 
-  def resized(self, table: jax.Array, other: "RelativeOrder") -> jax.Array:
+  def resize(self, table: jax.Array, other: "RelativeOrder") -> jax.Array:
     """Interpolate another grid's table [..., distances, H] for this one."""
-    return jnp.einsum("Xx,...xH->...XH", cubic(2 * other.clip + 1, 2 * self.clip + 1), table)
+    return jnp.einsum(
+      "Xx,...xH->...XH", cubic_weights(2 * other.clip + 1, 2 * self.clip + 1), table
+    )
 
 
 make = RelativeOrder

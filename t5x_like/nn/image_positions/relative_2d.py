@@ -9,7 +9,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid
-from t5x_like.nn.image_positions.learned_1d import cubic
+from t5x_like.nn.image_positions.learned_1d import cubic_weights
 from t5x_like.nn.positions import Position
 
 
@@ -26,24 +26,24 @@ class Relative2d(Position):
   def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid, *, shared: bool = False):
     rows = (2 * grid.rows - 1) * (2 * grid.columns - 1) + 3 * bool(grid.extra)
     self.table = params.param(rngs, params.normal(0.02), (rows, dims.heads), (None, "heads"))
-    self.place = "stack" if shared else "layer"
+    self.owner = "stack" if shared else "layer"
     self.grid = grid
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    offset_BTS = jnp.asarray(offsets(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
+    offset_BTS = jnp.asarray(pair_rows(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
     return jnp.transpose(jnp.take(self.table[...], offset_BTS, axis=0), (0, 3, 1, 2))
 
-  def resized(self, table: jax.Array, other: "Relative2d") -> jax.Array:
+  def resize(self, table: jax.Array, other: "Relative2d") -> jax.Array:
     """Interpolate another grid's table [..., rows, N] for this one, in two dimensions."""
     (Y, X), (y, x) = ((2 * grid.rows - 1, 2 * grid.columns - 1) for grid in (self.grid, other.grid))
     between = table[..., : y * x, :]
     extra = table[..., y * x :, :]
     between = between.reshape(*table.shape[:-2], y, x, table.shape[-1])
-    between = jnp.einsum("Yy,Xx,...yxN->...YXN", cubic(y, Y), cubic(x, X), between)
+    between = jnp.einsum("Yy,Xx,...yxN->...YXN", cubic_weights(y, Y), cubic_weights(x, X), between)
     return jnp.concatenate([between.reshape(*table.shape[:-2], Y * X, -1), extra], axis=-2)
 
 
-def offsets(grid: Grid) -> np.ndarray:
+def pair_rows(grid: Grid) -> np.ndarray:
   """Return the table row for each pair of query and key positions: int32 [length, length]."""
   row, column = np.divmod(np.arange(grid.patches), grid.columns)
   down, right = (axis[:, None] - axis[None, :] for axis in (row, column))

@@ -14,7 +14,7 @@ class Sinusoidal2d(Position):
   second (He et al. 2022, as in the authors' code). Extra tokens get zeros. Nothing is learned, so
   any resolution works."""
 
-  place = "inputs"
+  owner = "inputs"
 
   def __init__(self, width: int, grid: Grid):
     if width % 4:
@@ -25,11 +25,11 @@ class Sinusoidal2d(Position):
     self.grid = grid
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-    table = jnp.asarray(table_of(self.width, self.grid), jnp.float32)
+    table = jnp.asarray(sine_table(self.width, self.grid), jnp.float32)
     return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
 
 
-def table_of(width: int, grid: Grid) -> np.ndarray:
+def sine_table(width: int, grid: Grid) -> np.ndarray:
   """Return the table of encodings, float32 [length, width]."""
   frequency = 1.0 / 10_000 ** (np.arange(width // 4) / (width / 4))
   place = np.arange(grid.patches)

@@ -17,13 +17,13 @@ class Position(nnx.Module):
   """No positions: every hook is the identity.
 
   Attributes:
-    place: the owner of the scheme: the "inputs" of a stack, the "stack" for all its layers, or each
+    owner: the part of a model that holds the scheme: the "inputs" of a stack, the "stack" for all its layers, or each
       "layer".
     biased: whether `bias` returns an array.
     query_dependent: whether `logits` and `values` do anything, which only the dense core supports.
   """
 
-  place: Literal["inputs", "stack", "layer"] = "layer"
+  owner: Literal["inputs", "stack", "layer"] = "layer"
   biased = False
   query_dependent = False
 
@@ -40,7 +40,7 @@ class Position(nnx.Module):
     positions."""
     return None
 
-  def of_distance(self, relative_X: jax.Array) -> jax.Array | None:
+  def bias_of_distance(self, relative_X: jax.Array) -> jax.Array | None:
     """Return the bias for each `key position - query position`, float32 [N, X]; None if it depends
     on anything else."""
     return None

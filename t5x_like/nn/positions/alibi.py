@@ -23,7 +23,7 @@ class Alibi(Position):
   position 256 on the rounding is not negligible.
   """
 
-  place = "stack"
+  owner = "stack"
   biased = True
 
   def __init__(self, dims: Dims, *, mpt: bool = False, falcon: bool = False):
@@ -31,7 +31,7 @@ class Alibi(Position):
     self.falcon = falcon
     self.head_dim = dims.head_dim
 
-  def of_distance(self, relative_X: jax.Array) -> jax.Array | None:
+  def bias_of_distance(self, relative_X: jax.Array) -> jax.Array | None:
     if self.falcon:
       return None
     return -jnp.asarray(self.slopes, jnp.float32)[:, None] * jnp.abs(relative_X).astype(jnp.float32)

@@ -20,7 +20,7 @@ class LearnedPosition(Position):
     stddev: initial standard deviation; None for that of the token table.
   """
 
-  place = "inputs"
+  owner = "inputs"
 
   def __init__(
     self,
@@ -47,7 +47,7 @@ class LearnedPosition(Position):
       x_BTD.dtype
     )
 
-  def resized(self, table: jax.Array, other: "LearnedPosition") -> jax.Array:
+  def resize(self, table: jax.Array, other: "LearnedPosition") -> jax.Array:
     """Resize another scheme's table to this one's rows: repeat its positions, or keep the first of
     them."""
     rows = jnp.arange(self.length) % (table.shape[0] - self.offset)

@@ -84,12 +84,12 @@ class RelativeBias(Position):
   ):
     init = params.normal(math.sqrt(2.0 / (buckets + dims.heads)))
     self.table = params.param(rngs, init, (buckets, dims.heads), (None, "heads"))
-    self.place = "stack" if shared else "layer"
+    self.owner = "stack" if shared else "layer"
     self.bidirectional = not causal if bidirectional is None else bidirectional
     self.buckets = buckets
     self.max_distance = max_distance
 
-  def of_distance(self, relative_X: jax.Array) -> jax.Array:
+  def bias_of_distance(self, relative_X: jax.Array) -> jax.Array:
     return jnp.einsum("XP,PN->NX", self._onehot(relative_X), self.table[...])
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:

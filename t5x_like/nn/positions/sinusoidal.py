@@ -19,7 +19,7 @@ class SinusoidalPosition(Position):
       paper's, which is higher by a factor of 10,000^(2/D).
   """
 
-  place = "inputs"
+  owner = "inputs"
 
   def __init__(
     self,

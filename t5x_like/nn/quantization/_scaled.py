@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.errors import UserError
-from t5x_like.nn.feed_forward.moe import EXPERTS, Moe
+from t5x_like.nn.feed_forward.moe import EXPERT_AXES, Moe
 from t5x_like.nn.linear import Linear, contract
 from t5x_like.nn.params import Axes
 from t5x_like.parallel.constrain import TOKENS, constrain, gathered, scattered
@@ -24,7 +24,7 @@ Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled:
+class ScaledProduct:
   """A product of rounded factors, in place of `linear.matmul` and of the experts' product.
 
   Rounding counts as the identity in the gradient. Kernels split over devices are gathered in 8
@@ -33,13 +33,13 @@ class Scaled:
   Attributes:
     factors: dtype of inputs and kernels in all products.
     gradients: dtype of the result's gradient.
-    summed: whether the kernel's gradient multiplies rounded factors too. On a mesh, each device
+    rounds_kernel_gradient: whether the kernel's gradient multiplies rounded factors too. On a mesh, each device
       then rounds its own tokens.
   """
 
   factors: str
   gradients: str
-  summed: bool
+  rounds_kernel_gradient: bool
 
   def __call__(self, x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: Axes) -> jax.Array:
     """Compute `x @ kernel` in `dtype`: [B, D] or [B, T, D] and [D, F] -> [..., F]; `axes` are the
@@ -48,10 +48,10 @@ class Scaled:
 
   def experts(self, rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: Axes) -> jax.Array:
     """Multiply each expert's rows by its matrix: -> [E, B, C, Y] in the dtype of the rows."""
-    return _product(rows_EBCX, kernel_EXY, self, rows_EBCX.dtype, axes, EXPERTS)
+    return _product(rows_EBCX, kernel_EXY, self, rows_EBCX.dtype, axes, EXPERT_AXES)
 
 
-def applied(product: Scaled, block: nnx.Module) -> nnx.Module:
+def quantize_block(product: ScaledProduct, block: nnx.Module) -> nnx.Module:
   """Give a block's projections this product: each `Linear` whose kernel's first axis has a name,
   and experts.
 
@@ -72,7 +72,7 @@ def applied(product: Scaled, block: nnx.Module) -> nnx.Module:
   return block
 
 
-def rounded(x: jax.Array, axes: tuple[int, ...], dtype: str) -> tuple[jax.Array, jax.Array]:
+def round_to_8_bits(x: jax.Array, axes: tuple[int, ...], dtype: str) -> tuple[jax.Array, jax.Array]:
   """Round `x` to an 8-bit dtype, each vector along `axes` by a scale of its own.
 
   Returns:
@@ -106,16 +106,16 @@ def _multiplied(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _product(x, kernel, scaled: Scaled, dtype, axes: Axes, tokens: Axes) -> jax.Array:
+def _product(x, kernel, scaled: ScaledProduct, dtype, axes: Axes, tokens: Axes) -> jax.Array:
   return _forward(x, kernel, scaled, dtype, axes, tokens)[0]
 
 
 def _kernel(
-  kernel, axis: int, scaled: Scaled, axes: Axes, tokens: Axes
+  kernel, axis: int, scaled: ScaledProduct, axes: Axes, tokens: Axes
 ) -> tuple[jax.Array, jax.Array]:
   """Round a kernel along `axis` where its parts lie, and gather the rounded values."""
   across = tuple(None if i == axis else name for i, name in enumerate(axes))
-  values, scale = rounded(kernel, (axis,), scaled.factors)
+  values, scale = round_to_8_bits(kernel, (axis,), scaled.factors)
   # Without constraints before it, the partitioner would gather the kernel first and round it on
   # every device.
   return gathered(constrain(values, *axes), axes, tokens), gathered(
@@ -127,7 +127,7 @@ def _forward(x, kernel, scaled, dtype, axes, tokens):
   shared = kernel.ndim - 2
   last = x.ndim - 1
   dims = (((last,), (shared,)), (tuple(range(shared)),) * 2)
-  of_x = rounded(x, (last,), scaled.factors)
+  of_x = round_to_8_bits(x, (last,), scaled.factors)
   of_kernel = _kernel(kernel, shared, scaled, axes, tokens)
   return _multiplied(of_x, of_kernel, dims, dtype), (x, kernel)
 
@@ -137,16 +137,19 @@ def _backward(scaled, dtype, axes, tokens, residuals, g):
   shared = kernel.ndim - 2
   last = x.ndim - 1
   batch = (tuple(range(shared)),) * 2
-  of_g = rounded(g, (last,), scaled.gradients)
+  of_g = round_to_8_bits(g, (last,), scaled.gradients)
   of_kernel = _kernel(kernel, shared + 1, scaled, axes, tokens)
   d_x = _multiplied(of_g, of_kernel, (((last,), (shared + 1,)), batch), x.dtype)
   summed = tuple(range(shared, last))
 
   def d_kernel(x, g):
     dims = ((summed, summed), batch)
-    if scaled.summed:
+    if scaled.rounds_kernel_gradient:
       return _multiplied(
-        rounded(x, summed, scaled.factors), rounded(g, summed, scaled.gradients), dims, x.dtype
+        round_to_8_bits(x, summed, scaled.factors),
+        round_to_8_bits(g, summed, scaled.gradients),
+        dims,
+        x.dtype,
       )
     if shared:
       return jax.lax.dot_general(x, g, dims, preferred_element_type=x.dtype)

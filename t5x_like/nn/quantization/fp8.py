@@ -13,8 +13,10 @@ to make up; and the maximum of a row is fused into the operation that computes t
 
 from functools import partial
 
-from t5x_like.nn.quantization._scaled import Scaled, applied
+from t5x_like.nn.quantization._scaled import ScaledProduct, quantize_block
 
 
 def make():
-  return partial(applied, Scaled("float8_e4m3fn", "float8_e5m2", summed=True))
+  return partial(
+    quantize_block, ScaledProduct("float8_e4m3fn", "float8_e5m2", rounds_kernel_gradient=True)
+  )

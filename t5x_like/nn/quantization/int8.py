@@ -9,8 +9,8 @@ products of a projection in a training step, two are int8.
 
 from functools import partial
 
-from t5x_like.nn.quantization._scaled import Scaled, applied
+from t5x_like.nn.quantization._scaled import ScaledProduct, quantize_block
 
 
 def make():
-  return partial(applied, Scaled("int8", "int8", summed=False))
+  return partial(quantize_block, ScaledProduct("int8", "int8", rounds_kernel_gradient=False))

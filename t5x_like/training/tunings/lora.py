@@ -5,7 +5,7 @@ import fnmatch
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS, has_adapters
-from t5x_like.nn.lora import adapted
+from t5x_like.nn.lora import add_adapters
 from t5x_like.slots import PositiveInt
 from t5x_like.training.tunings import Tuning
 
@@ -36,7 +36,7 @@ def make(
       name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))
     ]
 
-  adapt = lambda model, key, values: adapted(model, targets, rank, alpha, key, also)  # noqa: E731
+  adapt = lambda model, key, values: add_adapters(model, targets, rank, alpha, key, also)  # noqa: E731
   return Tuning(adapt=adapt, trained=trained)
 
 

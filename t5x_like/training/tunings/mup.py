@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.architectures.heads.lm import scale_of
-from t5x_like.architectures.widths import dims_of, resized
+from t5x_like.architectures.heads.lm import hidden_scale
+from t5x_like.architectures.widths import resize_variant, stack_dims
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.slots import PositiveInt
@@ -92,13 +92,13 @@ def _variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, An
   """Return (the family's class, the variant of `config.model`, the base)."""
   family = slots.find("config.model.name", values.name, t5x_like.models, "Model")
   variant = slots.resolve_variant(family, values)
-  return family, variant, resized(_BASE, getattr(family, "VARIANTS", {}), variant, base)
+  return family, variant, resize_variant(_BASE, getattr(family, "VARIANTS", {}), variant, base)
 
 
 def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
   """Return the fields of a design that muP sets, by name; none at the base's sizes."""
   _, variant, narrow = _variants(values, base)
-  if dims_of(variant) is None or "design" not in values:
+  if stack_dims(variant) is None or "design" not in values:
     return {}
   ours = ("attention_scale", "logits_scale")
   changes = {key: value for key, value in values.design.to_dict().items() if key not in ours}
@@ -112,7 +112,7 @@ def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
   D, base_D = (getattr(one, "embed", None) or one.dims.embed for one in (variant, narrow))
   if D != base_D and "vocab_size" in values:
     table = (D / base_D) ** 0.5 if design.tied and design.embed_scale else 1.0  # see `_multipliers`
-    factors["logits_scale"] = scale_of(design, base_D) * base_D / D * table
+    factors["logits_scale"] = hidden_scale(design, base_D) * base_D / D * table
   return factors
 
 
@@ -125,7 +125,7 @@ def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, 
   given = (
     json.loads(json.dumps(dataclasses.asdict(narrow))) if narrow is not variant else values.variant
   )
-  arguments["variant"] = given if dims_of(variant) else base
+  arguments["variant"] = given if stack_dims(variant) else base
   one = {"name": values.name} | arguments
   model = jax.eval_shape(
     lambda: slots.make("config.model", one, t5x_like.models, "Model", rngs=nnx.Rngs(0))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from t5x_like import vocabularies
-from t5x_like.architectures.architecture import aligned
+from t5x_like.architectures.architecture import has_aligned_positions
 from t5x_like.data import task, task_features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
@@ -47,7 +47,7 @@ def test_a_sentence_and_its_translation_share_a_row(tmp_path):
   for row, places in enumerate(batch["encoder_masked_positions"]):
     assert np.flatnonzero(hidden[row]).tolist() == places[: hidden[row].sum()].tolist()
   assert (hidden != (later["encoder_loss_weights"] > 0)).any()
-  assert not aligned(batch, "encoder")  # positions restart within what is seen
+  assert not has_aligned_positions(batch, "encoder")  # positions restart within what is seen
 
 
 def test_one_language_has_the_same_features(tmp_path):

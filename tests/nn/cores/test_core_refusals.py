@@ -46,7 +46,7 @@ def test_refusals_of_the_approximate_cores(name, what, words):
     what
   )
   with pytest.raises(UserError) as error:
-    core.decoding() if what == "decoding" else core(
+    core.for_decoding() if what == "decoding" else core(
       *cases.qkv(), M.get(what, M["full"]), bias, position, scale=0.4
     )
   assert f"attention core {name!r} cannot do {words}" in str(error.value) and "core='dense'" in str(

@@ -138,7 +138,7 @@ def test_chunked_cross_attention_and_cache():
   k_pos = jnp.asarray(np.where(np.arange(23) < 14, np.arange(23), -1)[None], jnp.int32)
   mask = Mask(positions(5) + 9, k_pos, k_valid=jnp.broadcast_to(k_pos >= 0, (2, 23)), causal=True)
   core = Chunked(query_chunk=2, key_chunk=4)
-  assert core.decoding() is core
+  assert core.for_decoding() is core
   cases.assert_equals_dense(core, mask, args)
 
 
@@ -264,7 +264,7 @@ def test_local_decodes_under_its_own_window():
   q, k, v = cases.qkv()
   core = Local(window=4)
   full = jax.jit(lambda *qkv: core(*qkv, cases.mask("causal"), scale=0.4))(q, k, v)
-  decode = jax.jit(lambda mask, *qkv: core.decoding()(*qkv, mask, scale=0.4))
+  decode = jax.jit(lambda mask, *qkv: core.for_decoding()(*qkv, mask, scale=0.4))
   for t in (0, 3, 20):
     last = Mask(
       positions(37)[:, t : t + 1], positions(37), k_valid=cases.mask("causal").k_valid, causal=True

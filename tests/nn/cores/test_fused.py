@@ -11,7 +11,7 @@ import pytest
 from more import beyond
 from t5x_like.nn import dims
 from t5x_like.nn.cores import Softmax, fused
-from t5x_like.nn.cores.fused import Fused, kept, seeds
+from t5x_like.nn.cores.fused import Fused, draw_seeds, dropout_mask
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.constrain import activated, target
@@ -58,7 +58,7 @@ def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses)
   q, k = (jax.ShapeDtypeStruct((4, length, heads, width), jnp.bfloat16) for length in (T, S))
   bias = jax.ShapeDtypeStruct((1, heads, T, S), jnp.float32) if biased else None
   with activated(types.SimpleNamespace(mesh=mesh)):
-    words = Fused.refused(q, k, Mask(positions(T), positions(S)), Softmax(bias))
+    words = Fused.unsupported(q, k, Mask(positions(T), positions(S)), Softmax(bias))
   assert bool(words) == refuses and (not refuses or "16 MiB of a TPU v4" in words)
 
 
@@ -92,7 +92,11 @@ def test_dropout_with_the_mask_that_it_draws(shared):
   key = jax.random.key(3)
   mask = cases.mask("causal", T=38)
   q, k, v = cases.qkv(T=38, K=4)
-  drawn = [kept(dropout, seeds(key), 38, 38, row, head) for row in range(2) for head in range(4)]
+  drawn = [
+    dropout_mask(dropout, draw_seeds(key), 38, 38, row, head)
+    for row in range(2)
+    for head in range(4)
+  ]
   keep = jnp.stack(drawn).reshape(2, 4, -1, 38)
   rate = round(0.3 * 2**16) / 2**16
 
@@ -134,7 +138,7 @@ def test_what_dropout_keeps_is_random():
   """Rate, and independence of neighbours, heads, rows and keys, within five standard deviations."""
   draws = np.stack(
     [
-      kept(Dropout(0.1), pair, 64, 65, row, head)
+      dropout_mask(Dropout(0.1), pair, 64, 65, row, head)
       for pair in ((1, 2), (2, 1))
       for row in (0, 1)
       for head in (0, 1)
@@ -144,6 +148,6 @@ def test_what_dropout_keeps_is_random():
   pairs = [centred.ravel(), centred[:, 1:] * centred[:, :-1], centred[..., 1:] * centred[..., :-1]]
   pairs += [centred[..., :32] * centred[..., 33:]]  # halves of the same bits
   pairs += [centred[i] * centred[j] for i in range(8) for j in range(i)]
-  rows, _ = dims.kept(jax.random.key(7), 0.1, (64, 32, 16))  # outside of the kernel
+  rows, _ = dims.dropout_mask(jax.random.key(7), 0.1, (64, 32, 16))  # outside of the kernel
   pairs += [(rows[1:] - 0.9) * (rows[:-1] - 0.9) / 0.09, (rows - 0.9) / 0.3]
   assert all(abs(x.mean()) < 5 / np.sqrt(x.size) for x in pairs)

@@ -129,7 +129,7 @@ def test_the_choice(platform, kind, options, expected):
     )
     x = jax.ShapeDtypeStruct((2, T, 4, 64), options.get("dtype", jnp.bfloat16))
     with target(platform):
-      return Auto().chosen(x, x, mask, softmax).name
+      return Auto().select(x, x, mask, softmax).name
 
   exact = platform != "tpu" or "softcap" in options
   by_pairs = "dropout" in options and not options["dropout"].shared
@@ -151,7 +151,7 @@ def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capabil
   x = jax.ShapeDtypeStruct((2, 1024, 4, 64), jnp.bfloat16)
   mask = cases.mask("full", 1024)
   with target("gpu"), activated(types.SimpleNamespace(mesh=mesh, ways=lambda name: 1)):
-    assert Auto().chosen(x, x, mask, Softmax()).name == name
+    assert Auto().select(x, x, mask, Softmax()).name == name
 
 
 def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes():
@@ -161,7 +161,7 @@ def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes
     with target("tpu"):
       return (
         Auto()
-        .chosen(x, x, dataclasses.replace(mask, aligned=aligned), Softmax(dropout=Dropout(0.1)))
+        .select(x, x, dataclasses.replace(mask, aligned=aligned), Softmax(dropout=Dropout(0.1)))
         .name
       )
 

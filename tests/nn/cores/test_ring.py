@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError
-from t5x_like.nn.cores import cores_used, ring
+from t5x_like.nn.cores import record_cores, ring
 from t5x_like.nn.cores.ring import Ring
 from t5x_like.nn.dims import Dropout
 from t5x_like.parallel.mesh import make_mesh
@@ -35,7 +35,7 @@ def mesh(**axes):
   ],
 )
 def test_it_equals_dense_on_a_split_length(kind, bias, options):
-  with Rules.make(mesh(data=2, sequence=4)).activate(), cores_used() as used:
+  with Rules.make(mesh(data=2, sequence=4)).activate(), record_cores() as used:
     cases.assert_equals_dense(
       CORE, cases.mask(kind, T), (*cases.qkv(T=T), *cases.bias(bias, T)), **options
     )
@@ -79,7 +79,7 @@ def test_causal_work_is_the_same_on_every_device(n):
 
 def test_it_is_the_chunked_core_where_nothing_goes_around():
   (q, k, v), mask = cases.qkv(T=T), cases.mask("causal", T)
-  with cores_used() as used:
+  with record_cores() as used:
     CORE(q, k, v, mask, scale=0.4)
   assert used == {"attention": {"chunked"}}
   with pytest.raises(UserError, match="core 'ring' cannot do dropout of attention probabilities"):

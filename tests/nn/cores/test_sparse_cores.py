@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from t5x_like.nn import params
-from t5x_like.nn.cores.bigbird import BigBird, random_plan
+from t5x_like.nn.cores.bigbird import BigBird, draw_random_blocks
 from t5x_like.nn.cores.linformer import Linformer
 from t5x_like.nn.cores.memory_compressed import MemoryCompressed
 from t5x_like.nn.dims import Dims, Dropout
@@ -53,7 +53,7 @@ def bigbird_counts(core, T, valid, N, K):
       if core.plan == "first":
         blocks[head, i, 0] += core.random_blocks
       else:
-        plan = random_plan(n, K, core.random_blocks, core.seed)
+        plan = draw_random_blocks(n, K, core.random_blocks, core.seed)
         blocks[head, i, plan[head // (N // K), i - 1]] = 1
   counts = blocks.repeat(core.block, axis=1).repeat(core.block, axis=2)[:, :T, :T]
   return counts * valid[None, None, :]
@@ -74,12 +74,12 @@ def test_bigbird_equals_dense_attention_under_its_block_matrix(plan, random_bloc
 
 
 def test_bigbird_random_plan():
-  plan = random_plan(20, 3, 4, seed=0)
+  plan = draw_random_blocks(20, 3, 4, seed=0)
   for head, row in np.ndindex(3, 18):
     seen = set(plan[head, row].tolist())
     assert len(seen) == 4 and not seen & {0, 19, row, row + 1, row + 2}
-  assert (plan[0] != plan[1]).any() and (plan != random_plan(20, 3, 4, seed=1)).any()
-  assert (plan == random_plan(20, 3, 4, seed=0)).all()
+  assert (plan[0] != plan[1]).any() and (plan != draw_random_blocks(20, 3, 4, seed=1)).any()
+  assert (plan == draw_random_blocks(20, 3, 4, seed=0)).all()
 
 
 def test_bigbird_gradient_stays_within_its_blocks():

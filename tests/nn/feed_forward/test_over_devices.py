@@ -79,7 +79,7 @@ def test_outputs_and_gradients_are_one_devices(mesh, even):
     arrays |= {"router/kernel": kernel.at[:].set(0.01 * kernel).at[:, 2:4].add(1.0)}
   (value, (y, _)), gradients = on(None, made, arrays, x_BTD)
   rules = Rules.make(make_mesh(mesh))
-  assert over_devices.way(rules, x_BTD.shape, E, F) is not None
+  assert over_devices.dispatch_axes(rules, x_BTD.shape, E, F) is not None
   (value_, (y_, _)), gradients_ = on(rules, made, arrays, x_BTD)
   np.testing.assert_allclose(y_, y, atol=2e-5)
   np.testing.assert_allclose(value_, value, rtol=1e-5)

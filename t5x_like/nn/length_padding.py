@@ -12,7 +12,7 @@ from t5x_like.nn.stack import Stack
 from t5x_like.parallel.constrain import constrain, ways
 
 
-def encoded(
+def run_padded(
   stack: Stack,
   x_BTD: jax.Array,
   pos_BT: jax.Array,
@@ -29,7 +29,7 @@ def encoded(
   Args:
     pos_BT: int32 [B or 1, T].
     aligned: whether positions equal sequence indices, as in `Mask.aligned`.
-    position: a scheme whose vectors become `Context.places`.
+    position: a scheme whose vectors become `Context.position_vectors`.
   """
   T = x_BTD.shape[1]
   more = -T % math.lcm(ways("length"), ways("residual_length"))
@@ -42,6 +42,6 @@ def encoded(
     valid = (jnp.arange(T + more) < T)[None]
   x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
   mask = Mask(pos_BT, pos_BT, k_valid=valid, aligned=aligned and not more)
-  places = None if position is None else position.embed(jnp.zeros_like(x_BTD), pos_BT)
-  x_BTD, aux, _ = stack(x_BTD, Context(mask=mask, places=places), key=key)
+  position_vectors = None if position is None else position.embed(jnp.zeros_like(x_BTD), pos_BT)
+  x_BTD, aux, _ = stack(x_BTD, Context(mask=mask, position_vectors=position_vectors), key=key)
   return x_BTD[:, :T], aux

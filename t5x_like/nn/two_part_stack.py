@@ -8,14 +8,14 @@ import jax
 from flax import nnx
 
 from t5x_like.errors import UserError
-from t5x_like.nn.block import collect
+from t5x_like.nn.block import add_aux
 from t5x_like.nn.dims import NO_DROPOUT, subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.stack import Stack
 
 
-class Stacks(nnx.Module):
+class TwoPartStack(nnx.Module):
   """A stack in two parts, called like one; its cache has one for each."""
 
   def __init__(self, first: Stack, rest: Stack):
@@ -37,20 +37,20 @@ class Stacks(nnx.Module):
       x_BTD, aux, caches[name] = getattr(self, name)(
         x_BTD, context, cache=own, key=subkey(key, index)
       )
-      collect(total, name, aux)
+      add_aux(total, name, aux)
     return x_BTD, total, (None if cache is None else caches)
 
   def start_cache(self, start: CacheStart) -> dict:
     return {"first": self.first.start_cache(start), "rest": self.rest.start_cache(start)}
 
-  def without(self, *names: str, **changes) -> "Stacks":
+  def without(self, *names: str, **changes) -> "TwoPartStack":
     """Return stacks that share these parameters; see `Stack.without`."""
     other = copy.copy(self)
     other.first, other.rest = (part.without(*names, **changes) for part in (self.first, self.rest))
     return other
 
 
-def make(parts, rngs: nnx.Rngs) -> Stacks:
+def build_two_part_stack(parts, rngs: nnx.Rngs) -> TwoPartStack:
   """Build the stacks of a design whose first layers have an MLP.
 
   Args:
@@ -78,4 +78,4 @@ def make(parts, rngs: nnx.Rngs) -> Stacks:
   first.dropout = NO_DROPOUT
   after = dataclasses.replace(design, dense_layers=0)
   dims = dataclasses.replace(parts.dims, layers=layers - dense)
-  return Stacks(first, dataclasses.replace(parts, design=after, dims=dims).stack(rngs))
+  return TwoPartStack(first, dataclasses.replace(parts, design=after, dims=dims).stack(rngs))

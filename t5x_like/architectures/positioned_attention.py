@@ -23,7 +23,7 @@ _LONGEST = 50  # rows and columns of a map, as in the authors' code
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class PositionEmbeddings:
   """The positions that a detector adds (Carion et al. 2020, table 3); by default the paper's
   choice, its last row.
 
@@ -75,39 +75,43 @@ class LearnedCells(nnx.Module):
     )
 
 
-def plus(x_BTD: jax.Array, places_BTD: jax.Array | None) -> jax.Array:
+def add_positions(x_BTD: jax.Array, places_BTD: jax.Array | None) -> jax.Array:
   """Add vectors of positions if there are any."""
   return x_BTD if places_BTD is None else x_BTD + places_BTD
 
 
-class SelfAttention(attention.SelfAttention):
-  """Attention among the vectors of a stack, with positions `context.places`."""
+class PositionedSelfAttention(attention.SelfAttention):
+  """Attention among the vectors of a stack, with positions `context.position_vectors`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
-    placed_BTD = plus(x_BTD, context.places)
+    placed_BTD = add_positions(x_BTD, context.position_vectors)
     mask = context.mask
     kv = self.keys_and_values(self.key(placed_BTD), self.value(x_BTD), mask.q_pos)
     return self.attend(self.core, self.query(placed_BTD), *kv, mask, context.bias, key), {}, cache
 
 
-class CrossAttention(attention.CrossAttention):
-  """Attention from a decoder, with positions `context.places`, to its memory, with
-  `context.memory_places`."""
+class PositionedCrossAttention(attention.CrossAttention):
+  """Attention from a decoder, with positions `context.position_vectors`, to its memory, with
+  `context.memory_position_vectors`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
     memory_BSD = context.memory
     mask = context.memory_mask
     kv = self.keys_and_values(
-      self.key(plus(memory_BSD, context.memory_places)), self.value(memory_BSD), mask.k_pos
+      self.key(add_positions(memory_BSD, context.memory_position_vectors)),
+      self.value(memory_BSD),
+      mask.k_pos,
     )
     return (
-      self.attend(self.core, self.query(plus(x_BTD, context.places)), *kv, mask, None, key),
+      self.attend(
+        self.core, self.query(add_positions(x_BTD, context.position_vectors)), *kv, mask, None, key
+      ),
       {},
       cache,
     )
 
 
-class PlacedBuilder(StackBuilder):
+class PositionedBuilder(StackBuilder):
   """A builder of stacks with these attentions. As in DETR, no dropout follows the last block."""
 
   def stack(self, rngs) -> Stack:
@@ -115,11 +119,13 @@ class PlacedBuilder(StackBuilder):
 
   def _attention(self, kind: type[Attention], rngs, turn: int | None = None) -> Attention:
     return super()._attention(
-      SelfAttention if kind is attention.SelfAttention else CrossAttention, rngs, turn
+      PositionedSelfAttention if kind is attention.SelfAttention else PositionedCrossAttention,
+      rngs,
+      turn,
     )
 
 
-def sines(valid_BYX: jax.Array, width: int) -> jax.Array:
+def sine_positions(valid_BYX: jax.Array, width: int) -> jax.Array:
   """Encode row and column, as fractions of the image without padding, by sines and cosines: float32
   [B, Y * X, width].
 
