@@ -129,7 +129,7 @@ def test_dinov2_at_another_resolution(name, sides, tmp_path):
   )
   arrays = params.arrays(model)
   name = "inputs/position/table"
-  arrays[name] = other.inputs.position.resized(arrays[name], model.inputs.position)
+  arrays[name] = other.inputs.position.resize(arrays[name], model.inputs.position)
   assert (
     np.abs(params.with_arrays(other, arrays)({"image": image})["logits"] - expected).max() <= 1e-4
   )
