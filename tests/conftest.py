@@ -32,7 +32,7 @@ FIRST = (
   "tests/training/test_guard.py",
   "tests/training/test_phases.py",
   "tests/training/test_optimizer_names.py",
-  "tests/test_doors.py",
+  "tests/test_command_refusals.py",
   "tests/test_evaluate.py",
   "tests/interop/test_three_commands.py",
 )

@@ -1,5 +1,4 @@
-"""Bad input: one line on stderr that names what is wrong, exit code 2, and nothing that was saved
-is touched."""
+"""Commands refuse bad input by one line on stderr and exit code 2, and leave saved files intact."""
 
 import contextlib
 import hashlib
@@ -33,33 +32,34 @@ SMALL = (
 
 
 def contents(folder) -> dict[str, str]:
-  """A hash of every file."""
+  """Return a hash of every file, by relative path."""
   files = sorted(p for p in pathlib.Path(folder).rglob("*") if p.is_file())
   return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 def only_error(code: int, err: str, word: str = "error", expected: int = 2) -> str:
-  """The one line of an orderly refusal; besides it there may be progress and warnings."""
+  """Return the only error line on stderr; progress and warnings may accompany it."""
   errors = [line for line in err.splitlines() if line.startswith(f"{word}: ")]
-  others = [line for line in err.splitlines() if not re.match(rf"{word}: |warning: |step \d", line)]
-  assert code == expected and len(errors) == 1 and "Traceback" not in err and not others, err
+  unexpected = [
+    line for line in err.splitlines() if not re.match(rf"{word}: |warning: |step \d", line)
+  ]
+  assert code == expected and len(errors) == 1 and "Traceback" not in err and not unexpected, err
   return errors[0]
 
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-  """Calls a door in this process; checks that it refuses with one line holding all `parts`; returns
-  the line."""
+  """Call a command in this process, check that its only error line holds all `parts`, return it."""
 
   def call(
-    door, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO, damage=False
+    main, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO, damage=False
   ) -> str:
-    where = (f"--workdir={workdir or tmp_path / 'run'}",) + (
-      (f"--config={recipe}",) if recipe else ()
-    )
+    argv = [f"--workdir={workdir or tmp_path / 'run'}"]
+    if recipe:
+      argv.append(f"--config={recipe}")
     capsys.readouterr()
-    ended = ("damage", 4) if damage else ("error", 2)
-    line = only_error(door(list(where + flags)), capsys.readouterr().err, *ended)
+    word, code = ("damage", 4) if damage else ("error", 2)
+    line = only_error(main([*argv, *flags]), capsys.readouterr().err, word, code)
     assert all(part in line for part in parts), line
     return line
 
@@ -171,13 +171,13 @@ FLAGS = {
 
 
 @pytest.mark.parametrize(("flags", "parts"), FLAGS.items(), ids=FLAGS.keys())
-def test_a_flag_that_cannot_be(flags, parts, refused, tmp_path):
+def test_an_invalid_flag_is_refused_before_any_checkpoint(flags, parts, refused, tmp_path):
   words = re.split(r" (?=--)", flags)
   refused(train.main, *words, parts=parts)
   assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_embed_that_does_not_divide_over_fsdp(refused, tmp_path):
+def test_an_embedding_that_does_not_divide_over_fsdp_is_refused(refused, tmp_path):
   recipe = tmp_path / "odd.py"
   recipe.write_text(
     "from tests.recipes import nano\nfrom t5x_like.models import t5\nfrom dataclasses import "
@@ -208,13 +208,13 @@ RECIPES = {
 
 
 @pytest.mark.parametrize(("text", "parts"), RECIPES.items(), ids=range(len(RECIPES)))
-def test_a_recipe_that_is_none(text, parts, refused, tmp_path):
+def test_a_file_that_is_no_recipe_is_refused(text, parts, refused, tmp_path):
   recipe = tmp_path / "recipe.py"
   recipe.write_text(text)
   refused(train.main, recipe=str(recipe), parts=(str(recipe), *parts))
 
 
-def test_a_recipe_that_is_not_there(refused, capsys, tmp_path):
+def test_a_missing_recipe_is_refused(refused, capsys, tmp_path):
   refused(
     train.main,
     recipe="configs/t5/bse.py",
@@ -275,24 +275,25 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("damage", "file", "parts"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_store_that_is_damaged(damage, file, parts, store, refused):
+def test_a_damaged_store_is_refused(damage, file, parts, store, refused):
   damage(store)
-  wrong = "SHA-256" in parts or "truncated" in parts or "found 0 bytes" in parts
+  is_damage = "SHA-256" in parts or "truncated" in parts or "found 0 bytes" in parts
   refused(
-    train.main, f"--config.task.store={store}", parts=(str(store / file), *parts), damage=wrong
+    train.main, f"--config.task.store={store}", parts=(str(store / file), *parts), damage=is_damage
   )
 
 
 def write_store(path, vocabulary, text: str):
   for split in ("train", "validation"):
-    about = dict(name="other", split=split, vocabulary=vocabulary, append_eos=False, source={})
-    with TokenStoreWriter(path / split, **about) as writer:
+    with TokenStoreWriter(
+      path / split, name="other", split=split, vocabulary=vocabulary, append_eos=False, source={}
+    ) as writer:
       ids = vocabulary.encode_batch([text])[0]
       writer.add(ids, [len(ids)])
   return path
 
 
-def test_a_store_without_one_window(refused, tmp_path):
+def test_a_store_shorter_than_a_window_is_refused(refused, tmp_path):
   store = write_store(tmp_path / "short", ByteVocabulary(), "0123456789")
   parts = (
     str(store / "train"),
@@ -305,7 +306,7 @@ def test_a_store_without_one_window(refused, tmp_path):
 
 @pytest.fixture
 def other_vocabulary(tmp_path):
-  """A store whose ids are of another vocabulary."""
+  """Return a store whose ids are of another vocabulary."""
   return write_store(
     tmp_path / "other", ByteVocabulary(extra_ids=100), "a document of some length " * 20
   )
@@ -313,14 +314,16 @@ def other_vocabulary(tmp_path):
 
 @pytest.fixture
 def untouched(trained):
-  """The finished run, which the test must leave as it is."""
+  """Yield the finished run, and check that the test left it unchanged."""
   before = contents(trained)
   yield trained
   assert contents(trained) == before
 
 
 @pytest.mark.more
-def test_another_vocabulary(untouched, other_vocabulary, refused, tmp_path):
+def test_another_vocabulary_is_refused_by_every_command(
+  untouched, other_vocabulary, refused, tmp_path
+):
   store = f"--config.task.store={other_vocabulary}"
   keys = ("fingerprints.data", "fingerprints.vocabulary")
   refused(train.main, store, *SMALL, workdir=untouched, parts=(str(untouched), *keys))
@@ -337,7 +340,7 @@ def test_another_vocabulary(untouched, other_vocabulary, refused, tmp_path):
   assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_workdir_of_another_config(untouched, refused):
+def test_a_workdir_of_another_config_is_refused(untouched, refused):
   flags = (
     "--config.seed=5",
     "--config.batch_size=16",
@@ -359,8 +362,8 @@ def test_a_workdir_of_another_config(untouched, refused):
   )
 
 
-def test_a_run_on_data_of_the_first_edition(untouched, refused, tmp_path):
-  """Training does not go on; evaluating and predicting do, for they need only its model."""
+def test_training_does_not_continue_on_data_of_the_first_edition(untouched, refused, tmp_path):
+  """Evaluating and predicting continue, since they need only the model."""
   copy = shutil.copytree(untouched, tmp_path / "copy")
   saved = json.loads((copy / "config.json").read_text())
   assert saved["fingerprints"].pop("data_edition") == data.EDITION == 3
@@ -382,7 +385,7 @@ def test_a_run_on_data_of_the_first_edition(untouched, refused, tmp_path):
   refused(train.main, *flags, workdir=copy, parts=(str(copy / "checkpoints"), *parts))
 
 
-def test_a_workdir_that_cannot_be(refused, tmp_path):
+def test_a_workdir_that_cannot_be_written_is_refused(refused, tmp_path):
   file = tmp_path / "file"
   file.write_text("")
   refused(train.main, workdir=file, parts=(str(file), "Not a directory"))
@@ -390,7 +393,7 @@ def test_a_workdir_that_cannot_be(refused, tmp_path):
   refused(train.main, workdir="/proc/run", parts=("/proc/run", "cannot be written"))
 
 
-def test_a_workdir_in_use(untouched, refused, tmp_path):
+def test_a_workdir_in_use_is_refused(untouched, refused, tmp_path):
   workdir = shutil.copytree(untouched, tmp_path / "run")
   with contextlib.closing(workdirs.hold(workdir)):
     refused(
@@ -399,7 +402,7 @@ def test_a_workdir_in_use(untouched, refused, tmp_path):
   assert train.main(command(workdir, *SMALL)[3:]) == 0
 
 
-def test_a_workdir_with_damage(untouched, refused, tmp_path):
+def test_a_damaged_config_of_a_workdir_is_refused(untouched, refused, tmp_path):
   copy = shutil.copytree(untouched, tmp_path / "copy")
   (copy / "history.jsonl").unlink()  # which has a copy of the config
   for text in ("{", "[]", ""):
@@ -410,7 +413,7 @@ def test_a_workdir_with_damage(untouched, refused, tmp_path):
   refused(evaluate.main, workdir=copy, recipe=None, parts=(str(copy / "config.json"), "is missing"))
 
 
-def test_nothing_to_evaluate(untouched, refused, tmp_path):
+def test_evaluate_refuses_missing_runs_and_checkpoints(untouched, refused, tmp_path):
   missing = tmp_path / "nothing"
   refused(
     evaluate.main, workdir=missing, recipe=None, parts=(f"--workdir: found no directory {missing}",)
@@ -424,7 +427,7 @@ def test_nothing_to_evaluate(untouched, refused, tmp_path):
   refused(evaluate.main, workdir=copy, parts=(str(copy / "checkpoints"), "no checkpoint yet"))
 
 
-def test_nothing_to_predict(untouched, refused, tmp_path):
+def test_predict_refuses_bad_inputs_and_outputs(untouched, refused, tmp_path):
   file = tmp_path / "lines.txt"
   flags = (f"--input={file}", f"--output={tmp_path / 'out.jsonl'}")
   refused(predict.main, *flags, workdir=untouched, parts=(str(file), "No such file"))
@@ -450,8 +453,8 @@ def test_nothing_to_predict(untouched, refused, tmp_path):
   assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_loss_that_is_no_number(capsys, tmp_path):
-  """An update too large for float32 is found in the step that makes it, and never saved."""
+def test_a_loss_that_is_not_finite_ends_the_run_unsaved(capsys, tmp_path):
+  """An update too large for float32 is detected in its own step, and never saved."""
   workdir = tmp_path / "run"
   flags = (
     "--config.schedule.learning_rate=1e30",
@@ -476,7 +479,7 @@ def test_a_loss_that_is_no_number(capsys, tmp_path):
   )
 
 
-def test_a_port_in_use(capsys):
+def test_a_port_in_use_is_refused(capsys):
   with socket.create_server(("", 0)) as server:
     port = server.getsockname()[1]
     assert f"--port={port}" in only_error(
@@ -493,20 +496,19 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.more
-def test_a_full_disk_at_a_save(untouched, compiled, tmp_path):
-  """In a process of its own, whose files may not grow; what was saved before is left as it was and
-  is gone on from."""
+def test_a_full_disk_at_a_save_leaves_earlier_checkpoints(untouched, compiled, tmp_path):
+  """A process whose files may not grow leaves its checkpoints intact, and the run continues."""
   workdir = shutil.copytree(untouched, tmp_path / "run")
   before = contents(workdir / "checkpoints")
   flags = (*SMALL[1:], "--config.total_steps=8")
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", LIMITED, *command(workdir, *flags)[3:]],
     cwd=REPO,
     env=environment(8, compiled),
     capture_output=True,
     text=True,
   )
-  line = only_error(done.returncode, done.stderr)
+  line = only_error(process.returncode, process.stderr)
   assert str(workdir) in line and "File too large" in line and "free space" in line, line
   after = contents(workdir / "checkpoints")
   assert before.items() <= after.items() and steps(workdir) == [2, 4]

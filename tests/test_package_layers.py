@@ -1,5 +1,4 @@
-"""The architecture, enforced: imports go only to lower floors, and what must not be there is
-not."""
+"""Enforce the architecture: imports go only to lower layers, and unsafe code is refused."""
 
 import ast
 import pathlib
@@ -10,8 +9,8 @@ import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "t5x_like"
-# The ground, which every room may import.
-GROUND = (
+# The base, which every package may import.
+BASE = (
   "config",
   "errors",
   "files",
@@ -23,8 +22,8 @@ GROUND = (
   "terminal_text",
   "trust",
 )
-FLOORS = {
-  **dict.fromkeys((*GROUND, "nn", "parallel"), 0),
+LAYERS = {
+  **dict.fromkeys((*BASE, "nn", "parallel"), 0),
   "vocabularies": 0.1,
   "store": 0.2,
   "rewards": 0.2,
@@ -41,11 +40,11 @@ FLOORS = {
   "benchmarks": 3.2,
   **dict.fromkeys(("library", "listing"), 3.4),
   "planning": 3.5,
-  "command_line": 3.5,  # what the doors share
+  "command_line": 3.5,  # shared by the commands
   **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),
   **dict.fromkeys(("runs", "__main__"), 5),
 }
-TOGETHER = {"corpora", "data"}  # not yet apart
+INTERDEPENDENT = {"corpora", "data"}  # not separated yet
 ROOTS = (PACKAGE, "tools", "launch", "configs")
 SOURCES = {
   path: ast.parse(path.read_text())
@@ -58,137 +57,138 @@ PACKAGE_SOURCES = {
 
 
 def imports(path, tree):
-  """(line, dotted module) of every import, wherever in the file; relative ones resolved."""
-  here = list(path.relative_to(REPO).with_suffix("").parts)
+  """Yield (line, dotted module) of every import in a file, relative imports resolved."""
+  parts = list(path.relative_to(REPO).with_suffix("").parts)
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
       yield from ((node.lineno, alias.name) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-      base = ".".join(here[: -node.level]) if node.level else ""
+      base = ".".join(parts[: -node.level]) if node.level else ""
       module = ".".join(filter(None, (base, node.module)))
       yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
-def room(module):
-  """`t5x_like.nn.dims` -> `nn`; None outside of the package."""
+def subpackage(module):
+  """Return `nn` for `t5x_like.nn.dims`; None for modules outside the package."""
   parts = module.split(".")
   return parts[1] if parts[0] == PACKAGE and len(parts) > 1 else None
 
 
-def where(path, line):
+def location(path, line):
+  """Return the file and line for a message."""
   return f"{path.relative_to(REPO)}:{line}"
 
 
-def test_every_room_has_a_floor():
-  rooms = {
+def test_every_package_has_a_layer():
+  packages = {
     path.relative_to(REPO / PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE_SOURCES
   }
-  assert rooms - {"__init__"} <= set(FLOORS)
+  assert packages - {"__init__"} <= set(LAYERS)
 
 
-def test_imports_go_only_to_lower_floors():
-  wrong = []
+def may_import(importer, module):
+  """Return whether a package may import a module of another package."""
+  imported = subpackage(module)
+  if importer in ("nn", "architectures", "decoding") and imported == "parallel":
+    return module.startswith(f"{PACKAGE}.parallel.constrain")
+  if LAYERS[importer] == 0 and imported in BASE:
+    return True
+  if {importer, imported} <= INTERDEPENDENT:
+    return True
+  return LAYERS[imported] < LAYERS[importer]
+
+
+def test_imports_go_only_to_lower_layers():
+  violations = []
   for path, tree in PACKAGE_SOURCES.items():
-    own = path.relative_to(REPO / PACKAGE).parts[0].removesuffix(".py")
+    importer = path.relative_to(REPO / PACKAGE).parts[0].removesuffix(".py")
+    if importer == "__init__":
+      continue
     for line, module in imports(path, tree):
-      other = room(module)
-      if own == "__init__" or other in (None, own, "__version__"):
+      if subpackage(module) in (None, importer, "__version__"):
         continue
-      allowed = (
-        FLOORS[other] < FLOORS[own]
-        or (FLOORS[own] == 0 and other in GROUND)
-        or {own, other} <= TOGETHER
-      )
-      if own in ("nn", "architectures", "decoding") and module.startswith(f"{PACKAGE}.parallel"):
-        allowed = module.startswith(f"{PACKAGE}.parallel.constrain")
-      if not allowed:
-        wrong.append(f"{where(path, line)} imports {module}")
-  assert not wrong, "\n".join(wrong)
+      if not may_import(importer, module):
+        violations.append(f"{location(path, line)} imports {module}")
+  assert not violations, "\n".join(violations)
 
 
 def test_plug_ins_import_no_siblings():
-  """A task, objective or evaluator is one file; what several share is in a private module or in the
-  package itself."""
-  wrong = []
+  """A task, objective or evaluator is one file; shared code is in a private module or above."""
+  violations = []
   for path, tree in PACKAGE_SOURCES.items():
     folder = path.relative_to(REPO / PACKAGE).parent.as_posix()
     if folder in ("data/tasks", "objectives", "evals") and not path.stem.startswith("_"):
       siblings = {p.stem for p in path.parent.glob("[!_]*.py")} - {path.stem}
       prefix = f"{PACKAGE}.{folder.replace('/', '.')}."
-      found = [
-        (n, m)
-        for n, m in imports(path, tree)
-        if m.startswith(prefix) and m.removeprefix(prefix).split(".")[0] in siblings
-      ]
-      wrong += [f"{where(path, line)} imports {module}" for line, module in found]
-  assert not wrong, "\n".join(wrong)
+      for line, module in imports(path, tree):
+        if module.startswith(prefix) and module.removeprefix(prefix).split(".")[0] in siblings:
+          violations.append(f"{location(path, line)} imports {module}")
+  assert not violations, "\n".join(violations)
 
 
-def test_the_package_imports_none_of_what_is_built_on_it():
-  wrong = [
-    f"{where(path, line)} imports {module}"
+def test_the_package_imports_no_tools_launchers_tests_or_recipes():
+  violations = [
+    f"{location(path, line)} imports {module}"
     for path, tree in PACKAGE_SOURCES.items()
     for line, module in imports(path, tree)
     if module.split(".")[0] in ("tools", "launch", "tests", "configs")
   ]
-  assert not wrong, "\n".join(wrong)
+  assert not violations, "\n".join(violations)
 
 
 def test_tensorflow_is_imported_only_under_data_and_corpora_and_in_tools():
-  wrong = [
-    f"{where(path, line)} imports {module}"
+  violations = [
+    f"{location(path, line)} imports {module}"
     for path, tree in SOURCES.items()
     for line, module in imports(path, tree)
     if module.split(".")[0].startswith(("tensorflow", "keras"))
     if not any(
-      path.is_relative_to(REPO / room)
-      for room in ("tools", f"{PACKAGE}/data", f"{PACKAGE}/corpora")
+      path.is_relative_to(REPO / folder)
+      for folder in ("tools", f"{PACKAGE}/data", f"{PACKAGE}/corpora")
     )
   ]
-  assert not wrong, "\n".join(wrong)
+  assert not violations, "\n".join(violations)
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "joblib.load", "torch.load", "yaml.load"}
-# Who imports a module by name: names in a list of the program's own files, and those that `trust`
-# admits.
-OF_OWN_LISTS = {
+# Files that may import a module by name: from a fixed list of our modules, or a name that
+# `trust` admits.
+FIXED_LIST_IMPORTERS = {
   "t5x_like/__init__.py",
   "t5x_like/slots.py",
   "t5x_like/interop/hf.py",
   "tools/benchmark/__main__.py",
 }
-IMPORTERS = OF_OWN_LISTS | {"t5x_like/trust.py"}
+IMPORTERS = FIXED_LIST_IMPORTERS | {"t5x_like/trust.py"}
 
 
-def test_nothing_that_is_read_can_execute_code():
-  wrong = []
+def test_no_input_can_execute_code():
+  violations = []
   for path, tree in SOURCES.items():
-    wrong += [
-      f"{where(path, n)} imports {m}"
-      for n, m in imports(path, tree)
-      if m.split(".")[0] in UNSAFE_MODULES
-    ]
+    for line, module in imports(path, tree):
+      if module.split(".")[0] in UNSAFE_MODULES:
+        violations.append(f"{location(path, line)} imports {module}")
     for node in ast.walk(tree):
       if not isinstance(node, ast.Call):
         continue
       if ast.unparse(node.func) in UNSAFE_CALLS:
-        wrong.append(f"{where(path, node.lineno)} calls {ast.unparse(node.func)}")
+        violations.append(f"{location(path, node.lineno)} calls {ast.unparse(node.func)}")
       for keyword in node.keywords:
-        off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-        if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not off:
-          wrong.append(f"{where(path, node.lineno)} sets {keyword.arg}")
+        is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+        if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not is_false:
+          violations.append(f"{location(path, node.lineno)} sets {keyword.arg}")
       by_name = ast.unparse(node.func).endswith("import_module")
       if by_name and path.relative_to(REPO).as_posix() not in IMPORTERS:
-        wrong.append(f"{where(path, node.lineno)} imports a module by name")
-  assert not wrong, "\n".join(wrong)
+        violations.append(f"{location(path, node.lineno)} imports a module by name")
+  assert not violations, "\n".join(violations)
 
 
-def test_no_room_for_leftovers():
+def test_no_catch_all_modules_and_no_unfinished_code():
   names = {path.name for path in SOURCES}
   assert not names & {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
   unfinished = [
-    where(path, node.lineno)
+    location(path, node.lineno)
     for path, tree in SOURCES.items()
     for node in ast.walk(tree)
     if isinstance(node, ast.Name) and node.id == "NotImplementedError"
@@ -226,24 +226,23 @@ print("imported", len({modules!r}))
   ],
 )
 def test_models_and_the_step_import_without_the_data_system(blocked):
-  rooms = ("nn", "architectures", "decoding", "parallel", "models", "objectives")
+  packages = ("nn", "architectures", "decoding", "parallel", "models", "objectives")
   modules = [
     ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE_SOURCES
-    if path.relative_to(REPO / PACKAGE).parts[0] in rooms
+    if path.relative_to(REPO / PACKAGE).parts[0] in packages
   ]
   modules += [f"{PACKAGE}.training.{name}" for name in ("step", "state", "optimizer", "schedule")]
   program = BLOCKED.format(blocked=set(blocked), modules=modules)
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600
   )
-  assert done.returncode == 0, done.stderr[-1500:]
-  assert f"imported {len(modules)}" in done.stdout
+  assert process.returncode == 0, process.stderr[-1500:]
+  assert f"imported {len(modules)}" in process.stdout
 
 
 def test_no_two_tests_share_a_file_name():
-  """Files outside of packages are modules of one name space; pytest drops the second of a name from
-  a run."""
+  """Test files outside packages share one name space; pytest drops the second file of a name."""
   names = [
     path.name
     for path in (REPO / "tests").rglob("test_*.py")
