@@ -6,8 +6,9 @@ only some recipes need is given by its dotted name and imported when a recipe na
 The arguments and their types come from the signature. Neither is listed a second time.
 
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
-  slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims,
-  causal=True)
+  slots.make(
+    "config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True
+  )
 """
 
 import dataclasses
@@ -29,10 +30,16 @@ Registry = types.ModuleType | str | Mapping[str, Callable]
 
 
 class Condition(NamedTuple):
-  """A condition on a value beyond its type: `Annotated[float, Condition("a number above 0", lambda
-  x: x > 0)]`."""
+  """A condition on a value beyond its type.
 
-  describe_type: str
+  It annotates the type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`.
+
+  Attributes:
+    description: the values that meet it, for messages.
+    holds: whether a value of the type meets it.
+  """
+
+  description: str
   holds: Callable[[Any], bool]
 
 
@@ -56,9 +63,9 @@ PositiveFloat = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
 Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda x: 0 <= x < 1)]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_LONGEST_NAME = 64
+_MAX_NAME_LENGTH = 64
 _NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates
-_DEEPEST = 32  # levels of nested dicts and lists
+_MAX_DEPTH = 32  # levels of nested dicts and lists
 
 
 def check_name(where: str, name: Any) -> None:
@@ -71,28 +78,26 @@ def check_name(where: str, name: Any) -> None:
     UserError: it has characters other than letters, digits, _ and -, begins with _ or -, or is too
       long.
   """
-  if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+  if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
     raise UserError(
-      f"{where}: found the name {format_value(name)}, expected at most {_LONGEST_NAME} letters, digits, "
-      "_ and -, and a letter or digit first; rename it"
+      f"{where}: found the name {format_value(name)}, expected at most {_MAX_NAME_LENGTH} letters, "
+      "digits, _ and -, and a letter or digit first; rename it"
     )
 
 
 def names(registry: Registry) -> list[str]:
-  """Return the names in a registry, sorted; modules whose names begin with an underscore are
-  private."""
+  """Return the sorted names in a registry, without modules that begin with an underscore."""
   if isinstance(registry, Mapping):
     return sorted(registry)
   package = importlib.import_module(registry) if isinstance(registry, str) else registry
-  folders = map(pathlib.Path, package.__path__)
-  return sorted(
-    p.stem for folder in folders for p in folder.glob("*.py") if not p.stem.startswith("_")
-  )
+  modules = []
+  for folder in package.__path__:
+    modules += [file.stem for file in pathlib.Path(folder).glob("[!_]*.py")]
+  return sorted(modules)
 
 
 def name_and_arguments(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
-  """Split `"rope"` or `{"name": "rope", "theta": 1e4}` into (name, arguments); a missing name is
-  None.
+  """Split `"rope"` or `{"name": "rope", "theta": 1e4}` into (name or None, arguments).
 
   Raises:
     UserError: the value is neither a string nor a dict.
@@ -103,7 +108,8 @@ def name_and_arguments(where: str, value: Any) -> tuple[str | None, dict[str, An
     arguments = dict(to_plain(value))
     return arguments.pop("name", None), arguments
   raise UserError(
-    f"{where}: found {format_value(value)}, expected a name, or a name and its arguments: {{'name': …}}"
+    f"{where}: found {format_value(value)}, expected a name, or a name and its arguments: "
+    "{'name': …}"
   )
 
 
@@ -124,11 +130,12 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
     raise UserError(
       f"{where}: found {format_value(name)}, expected one of {', '.join(names(registry))}"
     )
-  known = names(registry)
-  if name not in known:
-    found = "no name" if name is None else format_value(name)
+  candidates = names(registry)
+  if name not in candidates:
+    spelling = "no name" if name is None else format_value(name)
     raise UserError(
-      f"{where}: found {found}, expected one of {', '.join(known)}{did_you_mean(str(name), known)}"
+      f"{where}: found {spelling}, expected one of {', '.join(candidates)}"
+      f"{did_you_mean(str(name), candidates)}"
     )
   if isinstance(registry, Mapping):
     return registry[name]
@@ -153,8 +160,8 @@ def fill(
   where: str,
   values: Any,
   function: Callable,
-  given: Sequence[str] = (),
-  also: Sequence[Callable] = (),
+  supplied: Sequence[str] = (),
+  records: Sequence[Callable] = (),
 ) -> dict[str, Any]:
   """Return arguments for a function, checked against its signature and completed with its defaults.
 
@@ -162,40 +169,48 @@ def fill(
     where: the arguments' key, for messages.
     values: the arguments from the recipe and flags.
     function: a function, class or dataclass.
-    given: parameters supplied by the program; they are not valid keys.
-    also: further functions whose arguments share this key.
+    supplied: parameters that the program supplies; they are not valid keys.
+    records: further dataclasses or functions whose arguments are keys of the same dict.
   Raises:
     UserError: a key is unknown or missing, a value has the wrong type, or two functions declare the
       same argument.
   """
-  parameters = {}
-  kinds = {}
-  for one in (*also, function):
-    more, their_kinds = _signature(one)
-    for key in parameters.keys() & more.keys():
-      raise UserError(
-        f"{where}: {one.__module__}:{one.__qualname__} declares the argument {key!r}, which is a "
-        "key here already; give the argument another name"
-      )
-    parameters = parameters | more
-    kinds = kinds | their_kinds
-  keys = [key for key in parameters if key not in given]
-  takes = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
+  parameters, declared_types = _merge_signatures(where, (*records, function))
+  keys = [key for key in parameters if key not in supplied]
+  expected = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
   values = to_plain(values)
   if not isinstance(values, Mapping):
-    raise UserError(f"{where}: found {format_value(values)}, expected keys and values; {takes}")
+    raise UserError(f"{where}: found {format_value(values)}, expected keys and values; {expected}")
   for key in values:
     if key not in keys:
-      raise UserError(
-        f"{where}.{format_value(key, '')}: unknown key{did_you_mean(key, keys)}; {takes}"
-      )
-  filled = {}
+      unknown = f"{where}.{format_value(key, '')}: unknown key{did_you_mean(key, keys)}"
+      raise UserError(f"{unknown}; {expected}")
+  arguments = {}
   for key in keys:
     default = parameters[key].default
     if key not in values and default is inspect.Parameter.empty:
-      raise UserError(f"{where}.{key}: missing; {takes}")
-    filled[key] = coerce(f"{where}.{key}", values.get(key, default), kinds.get(key, Any))
-  return filled
+      raise UserError(f"{where}.{key}: missing; {expected}")
+    value = values.get(key, default)
+    arguments[key] = coerce(f"{where}.{key}", value, declared_types.get(key, Any))
+  return arguments
+
+
+def _merge_signatures(
+  where: str, functions: Sequence[Callable]
+) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+  """Return the parameters of all functions and their declared types; refuse a repeated name."""
+  merged_parameters = {}
+  merged_types = {}
+  for function in functions:
+    parameters, declared_types = _signature(function)
+    for key in merged_parameters.keys() & parameters.keys():
+      raise UserError(
+        f"{where}: {function.__module__}:{function.__qualname__} declares the argument {key!r}, "
+        "which is a key here already; give the argument another name"
+      )
+    merged_parameters |= parameters
+    merged_types |= declared_types
+  return merged_parameters, merged_types
 
 
 def make(where: str, value: Any, registry: Registry, member: str = "", **supplied: Any) -> Any:
@@ -212,44 +227,53 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
   name, arguments = name_and_arguments(where, value)
   function = find(where, name, registry, member)
   parameters, _ = _signature(function)
-  supplied = {key: thing for key, thing in supplied.items() if key in parameters}
-  return function(**supplied, **fill(where, arguments, function, given=tuple(supplied)))
+  supplied = {key: argument for key, argument in supplied.items() if key in parameters}
+  filled = fill(where, arguments, function, supplied=tuple(supplied))
+  return function(**supplied, **filled)
 
 
 class Slot(NamedTuple):
-  """A key that names a function or class; `registry` and `member` as in `find`, `given` and `also`
-  as in `fill`."""
+  """A key that names a function or class.
+
+  Attributes:
+    registry, member: where its names are looked up, as in `find`.
+    supplied, records: the arguments that are no keys, and further keys, as in `fill`.
+  """
 
   registry: Registry
   member: str = ""
-  given: Sequence[str] = ()
-  also: Sequence[Callable] = ()
+  supplied: Sequence[str] = ()
+  records: Sequence[Callable] = ()
 
-  def complete(self, where: str, value: Any, usual: str | None = None) -> dict[str, Any]:
-    """Return a value's name, or the usual one, and all arguments, checked; raise UserError as
-    `find` and `fill`."""
+  def complete(self, where: str, value: Any, default_name: str | None = None) -> dict[str, Any]:
+    """Return a value's name, or the default one, and all its arguments, checked.
+
+    Raises:
+      UserError: as `find` and `fill`.
+    """
     name, arguments = name_and_arguments(where, value)
-    function = find(f"{where}.name", name or usual, self.registry, self.member)
-    return {"name": name or usual} | fill(where, arguments, function, self.given, self.also)
+    name = name or default_name
+    function = find(f"{where}.name", name, self.registry, self.member)
+    return {"name": name} | fill(where, arguments, function, self.supplied, self.records)
 
 
 def resolve_variant(model_class: type, model: Any) -> Any:
-  """Return the variant of a `config.model`: a name in the family's table, or a variant given by all
-  its fields."""
+  """Return the variant of a `config.model`.
+
+  Args:
+    model_class: the family's `Model`, whose `VARIANTS` is its table.
+    model: the `config.model`, whose `variant` is a name in the table or a dict of all fields.
+  """
   table = getattr(model_class, "VARIANTS", {})
-  given = to_plain(model.variant)
-  if isinstance(given, str):
-    return find("config.model.variant", given, table)
-  return coerce(
-    "config.model.variant",
-    given,
-    getattr(model_class, "VARIANT", None) or type(next(iter(table.values()))),
-  )
+  variant = to_plain(model.variant)
+  if isinstance(variant, str):
+    return find("config.model.variant", variant, table)
+  variant_type = getattr(model_class, "VARIANT", None) or type(next(iter(table.values())))
+  return coerce("config.model.variant", variant, variant_type)
 
 
 def argument_names(function: Callable) -> list[str]:
-  """Return the names of a function's arguments, including the fields of the records that it
-  unpacks."""
+  """Return the names of a function's arguments, with the fields of records that it unpacks."""
   return list(_signature(function)[0])
 
 
@@ -257,9 +281,9 @@ def defaults(function: Callable) -> dict[str, Any]:
   """Return the default values of a function's arguments, by name."""
   parameters, _ = _signature(function)
   return {
-    name: one.default
-    for name, one in parameters.items()
-    if one.default is not inspect.Parameter.empty
+    name: parameter.default
+    for name, parameter in parameters.items()
+    if parameter.default is not inspect.Parameter.empty
   }
 
 
@@ -277,85 +301,85 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
   fields of a dataclass, and `**options` of a class's constructor for the parameters of the
   constructor it overrides.
   """
-  layers = [function]
+  callables = [function]
   if inspect.isclass(function):
-    layers = [vars(base)["__init__"] for base in function.__mro__[:-1] if "__init__" in vars(base)]
+    bases = function.__mro__[:-1]
+    callables = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
   parameters: dict[str, inspect.Parameter] = {}
-  kinds: dict[str, Any] = {}
-  for layer in layers:
-    own = dict(inspect.signature(layer).parameters)
+  declared_types: dict[str, Any] = {}
+  for layer in callables:
+    layer_parameters = dict(inspect.signature(layer).parameters)
     # The fields that a dataclass inherits name types of the module that declares them.
-    hints = typing.get_type_hints(
-      function if dataclasses.is_dataclass(function) else layer, include_extras=True
-    )
-    open_ended = [
-      name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD
-    ]
-    parameters = {name: own[name] for name in own if name not in ("self", *open_ended)} | parameters
-    records = [
-      typing.get_args(hints[name])[0]
-      for name in open_ended
-      if typing.get_origin(hints.get(name)) is Unpack
-    ]
-    for record in records:
-      fields, their_kinds = _signature(record)
-      parameters = parameters | {k: v for k, v in fields.items() if k not in parameters}
-      hints = their_kinds | hints
-    kinds = hints | kinds
-    if not open_ended:
+    annotated = function if dataclasses.is_dataclass(function) else layer
+    hints = typing.get_type_hints(annotated, include_extras=True)
+    options = [name for name, p in layer_parameters.items() if p.kind is p.VAR_KEYWORD]
+    for name in ("self", *options):
+      layer_parameters.pop(name, None)
+    parameters = layer_parameters | parameters
+    for name in options:
+      if typing.get_origin(hints.get(name)) is not Unpack:
+        continue
+      record_parameters, record_types = _signature(typing.get_args(hints[name])[0])
+      for field, parameter in record_parameters.items():
+        parameters.setdefault(field, parameter)
+      hints = record_types | hints
+    declared_types = hints | declared_types
+    if not options:
       break
-  for field in dataclasses.fields(function) if dataclasses.is_dataclass(function) else ():
-    if field.name in parameters and field.default_factory is not dataclasses.MISSING:
-      parameters[field.name] = parameters[field.name].replace(default=field.default_factory())
-  return parameters, kinds
+  if dataclasses.is_dataclass(function):
+    for field in dataclasses.fields(function):
+      if field.name in parameters and field.default_factory is not dataclasses.MISSING:
+        parameter = parameters[field.name]
+        parameters[field.name] = parameter.replace(default=field.default_factory())
+  return parameters, declared_types
 
 
-def coerce(where: str, value: Any, kind: Any) -> Any:
-  """Return the value if it has the declared type; convert lists to declared tuples and dicts to
-  declared dataclasses.
+def coerce(where: str, value: Any, declared_type: Any) -> Any:
+  """Return the value as the declared type: lists become tuples, and dicts become dataclasses.
 
   Raises:
     UserError: it has another type.
   """
   _check_inner(where, to_plain(value))
-  if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
-    return tuple(value)
-  records = [member for member in (kind, *typing.get_args(kind)) if inspect.isclass(member)]
-  record = next(filter(dataclasses.is_dataclass, records), None)
-  if record and isinstance(to_plain(value), Mapping):
-    return record(**fill(where, value, record))
-  if not fits(value, kind):
+  if isinstance(value, list) and not fits(value, declared_type):
+    if fits(tuple(value), declared_type):
+      return tuple(value)
+  if isinstance(to_plain(value), Mapping):
+    for member in (declared_type, *typing.get_args(declared_type)):
+      if inspect.isclass(member) and dataclasses.is_dataclass(member):
+        return member(**fill(where, value, member))
+  if not fits(value, declared_type):
     raise UserError(
       f"{where}: found {format_value(value)} of type {type(value).__name__}, expected "
-      f"{describe_type(kind)}{_unsound(to_plain(value))}"
+      f"{describe_type(declared_type)}{_unsound(to_plain(value))}"
     )
   return value
 
 
 def _check_inner(where: str, value: Any, depth: int = 0) -> None:
-  """Refuse values inside dicts and lists that no key accepts, naming their key, and nesting that is
-  too deep."""
-  if depth > _DEEPEST:
+  """Refuse values inside dicts and lists that no key accepts, and nesting that is too deep."""
+  if depth > _MAX_DEPTH:
     raise UserError(
-      f"{where[:120]}: found dicts or lists more than {_DEEPEST} deep, expected fewer; flatten them"
+      f"{where[:120]}: found dicts or lists more than {_MAX_DEPTH} deep, expected fewer; flatten "
+      "them"
     )
   if isinstance(value, Mapping):
-    for key, one in value.items():
+    for key, inner in value.items():
       if not isinstance(key, str) or _unsound(key):
         raise UserError(f"{where}: found the key {format_value(key)}, expected text{_unsound(key)}")
-      _check_inner(f"{where}.{format_value(key, '')}", one, depth + 1)
+      _check_inner(f"{where}.{format_value(key, '')}", inner, depth + 1)
   elif isinstance(value, (list, tuple)):
-    for number, one in enumerate(value):
-      _check_inner(f"{where}[{number}]", one, depth + 1)
-  elif depth and (why := _unsound(value)):
+    for number, inner in enumerate(value):
+      _check_inner(f"{where}[{number}]", inner, depth + 1)
+  elif depth and _unsound(value):
     raise UserError(
-      f"{where}: found {format_value(value)} of type {type(value).__name__}, expected one{why.strip(',')}"
+      f"{where}: found {format_value(value)} of type {type(value).__name__}, expected "
+      f"one{_unsound(value).strip(',')}"
     )
 
 
 def _unsound(value: Any) -> str:
-  """Return why no key accepts a value, for messages, such as `", finite"`; the empty string if it
-  is acceptable."""
+  """Return the condition that a value breaks for any key, such as `", finite"`, or no text."""
   if isinstance(value, float) and not math.isfinite(value):
     return ", finite"
   if isinstance(value, int) and not -_INT64 <= value < _INT64:
@@ -372,47 +396,53 @@ def format_value(value: Any, quoted: str = "'") -> str:
   return text if len(text) <= 120 else f"{text[:100]}… ({len(text):,} characters)"
 
 
-def fits(value: Any, kind: Any) -> bool:
+def fits(value: Any, declared_type: Any) -> bool:
   """Return whether a value has a declared type. Integers count as floats; Booleans are not numbers.
 
   Whatever is declared, numbers must be finite, integers fit 64 bits, and texts be encodable as
   UTF-8.
   """
-  origin = typing.get_origin(kind)
+  origin = typing.get_origin(declared_type)
   value = to_plain(value)
   if _unsound(value):
     return False
-  if kind is Any:
+  if declared_type is Any:
     return True
   if origin in (typing.Union, types.UnionType):
-    return any(fits(value, member) for member in typing.get_args(kind))
+    return any(fits(value, member) for member in typing.get_args(declared_type))
   if origin is typing.Literal:
-    return value in typing.get_args(kind)
+    return value in typing.get_args(declared_type)
   if origin is Annotated:
-    inner, condition = typing.get_args(kind)
+    inner, condition = typing.get_args(declared_type)
     return fits(value, inner) and condition.holds(value)
-  if origin is tuple and typing.get_args(kind)[1:] == (...,):
-    return isinstance(value, tuple) and all(fits(item, typing.get_args(kind)[0]) for item in value)
-  if kind in (int, float):
-    return isinstance(value, (int, kind)) and not isinstance(value, bool)
-  return isinstance(value, origin or kind)
+  if origin is tuple and typing.get_args(declared_type)[1:] == (...,):
+    return isinstance(value, tuple) and all(
+      fits(item, typing.get_args(declared_type)[0]) for item in value
+    )
+  if declared_type in (int, float):
+    return isinstance(value, (int, declared_type)) and not isinstance(value, bool)
+  return isinstance(value, origin or declared_type)
 
 
-def describe_type(kind: Any) -> str:
+def describe_type(declared_type: Any) -> str:
   """Describe a declared type in words: `int | None` is "int or None"."""
-  if typing.get_origin(kind) in (typing.Union, types.UnionType):
-    return " or ".join(describe_type(member) for member in typing.get_args(kind))
-  if typing.get_origin(kind) is typing.Literal:
-    return " or ".join(map(repr, typing.get_args(kind)))
-  if typing.get_origin(kind) is Annotated:
-    return typing.get_args(kind)[1].description
-  if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
-    return f"a list of {describe_type(typing.get_args(kind)[0])}"
-  return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
+  origin = typing.get_origin(declared_type)
+  members = typing.get_args(declared_type)
+  if origin in (typing.Union, types.UnionType):
+    return " or ".join(describe_type(member) for member in members)
+  if origin is typing.Literal:
+    return " or ".join(repr(choice) for choice in members)
+  if origin is Annotated:
+    return members[1].description
+  if origin is tuple and members[1:] == (...,):
+    return f"a list of {describe_type(members[0])}"
+  if declared_type is types.NoneType:
+    return "None"
+  return getattr(declared_type, "__name__", str(declared_type))
 
 
 def to_json(values: Any) -> dict[str, Any]:
-  """Return values as a saved config has them: lists, no tuples."""
+  """Convert values to the types of a saved config: dicts and lists, no tuples."""
   return json.loads(json.dumps(to_plain(values)))
 
 

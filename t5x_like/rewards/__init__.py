@@ -43,7 +43,7 @@ def find(value: str | dict[str, Any]) -> Reward:
   if value == name and ":" in name:  # a function of the user's, of any signature
     return function
   return functools.partial(
-    function, **slots.fill(_WHERE, arguments, function, given=slots.argument_names(function)[:2])
+    function, **slots.fill(_WHERE, arguments, function, supplied=slots.argument_names(function)[:2])
   )
 
 

@@ -29,12 +29,12 @@ from t5x_like.training.schedule import SCHEDULES
 _TO_TOTAL = ("linear", "cosine", "warmup_stable_decay")
 _SLOTS = {
   "objective": Slot(t5x_like.objectives, "Objective"),
-  "optimizer": Slot(OPTIMIZERS, given=("schedule",), also=(config_lib.OptimizerMemory,)),
+  "optimizer": Slot(OPTIMIZERS, supplied=("schedule",), records=(config_lib.OptimizerMemory,)),
   "schedule": Slot(SCHEDULES),
   "guard": Slot(GUARDS),
   "tuning": Slot(tunings, "make"),
 }
-_EVALUATOR = Slot(evals, "Evaluator", given=("setting", "name"), also=(config_lib.Instance,))
+_EVALUATOR = Slot(evals, "Evaluator", supplied=("setting", "name"), records=(config_lib.Instance,))
 _TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 
@@ -107,7 +107,7 @@ def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDic
   model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
   name, arguments = slots.name_and_arguments(f"config.{slot}", values)
   resolved = ConfigDict(
-    {"name": name} | slots.fill(f"config.{slot}", arguments, model_class, given=("rngs",))
+    {"name": name} | slots.fill(f"config.{slot}", arguments, model_class, supplied=("rngs",))
   )
   with resolved.ignore_type():
     for key in [key for key, value in resolved.items() if dataclasses.is_dataclass(value)]:

@@ -503,4 +503,4 @@ def test_an_evaluator_that_shadows_a_key_is_refused(runs, capsys):
     r"config.evals.mine: .*Shadowing declares the argument 'split'", capsys.readouterr().err
   )
   with pytest.raises(UserError, match="declares the argument 'split'"):
-    slots.fill("x", {}, Shadowing, given=("setting",), also=(Instance,))
+    slots.fill("x", {}, Shadowing, supplied=("setting",), records=(Instance,))

@@ -233,7 +233,7 @@ def test_every_family_takes_what_all_architectures_take(name):
   }
   reads = "tokens" in inspect.signature(model).parameters  # all but encoders of images
   values |= {"tokens": {"pad": 3}} if reads else {}
-  filled = slots.fill("config.model", values, model, given=("rngs",))
+  filled = slots.fill("config.model", values, model, supplied=("rngs",))
   made = jax.eval_shape(
     lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"})
   )

@@ -131,7 +131,7 @@ class _Preprocessor:
     self._takes_batch = parameters[0] == "batch"
     self._takes_seed = "seed" in parameters
     self._arguments = slots.fill(
-      f"{where}[{number}]", arguments, self._function, given=(parameters[0], "seed")
+      f"{where}[{number}]", arguments, self._function, supplied=(parameters[0], "seed")
     )
     self._scope = f"{SCOPE_PREFIX}{name.replace(':', '.')}"
     version = getattr(self._function, "version", None)

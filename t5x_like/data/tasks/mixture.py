@@ -149,7 +149,7 @@ def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
     arguments = config.change_task(shared, values)
     return build_at(slot, arguments.pop("name", None), split, arguments)
   arguments = {key: value for key, value in values.items() if key != "name"}
-  arguments = slots.fill(f"config.{slot}", arguments, task, given=("split",))
+  arguments = slots.fill(f"config.{slot}", arguments, task, supplied=("split",))
   return _made(
     slot, split, **arguments | {"shared": config.change_task(shared, arguments["shared"])}
   )
