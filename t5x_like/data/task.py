@@ -148,10 +148,10 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   filled: dict[str, Any] = {"split": split}
   if corpus:
     corpus = dataclasses.replace(corpus, cache=corpus.cache or cache_directory())
-    prepare = slots.find(where, "corpus", _PREPARERS, "prepared")
+    prepare = slots.find(where, "corpus", _PREPARERS, "prepare_split")
     filled["store"] = functools.partial(prepare, corpus)
   elif arguments.get("store") == "builtin" and "store" in slots.argument_names(function):
-    filled["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepared")
+    filled["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepare_split")
   file_names.check(f"{where}: its split", split, "choose another split")
   arguments = slots.fill(where, arguments, function, supplied=tuple(filled))
   task = function(**filled, **arguments)

@@ -79,7 +79,7 @@ class ImageStore:
     self._ends = store.read_ends(_IMAGE)
     self.labels = store.read_values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
     self.notes = {
-      name: (store.values(name), np.diff(store.ends(name), prepend=0)) for name in arrays
+      name: (store.read_values(name), np.diff(store.read_ends(name), prepend=0)) for name in arrays
     }
     of = f" of {len(self.classes)} classes" if self.classes else ""
     print(
