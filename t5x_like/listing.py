@@ -27,7 +27,7 @@ from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 
-_GIVEN = ("rngs", "schedule", "setting", "split")  # arguments that the program supplies
+_GIVEN = ("rngs", "schedule", "context", "split")  # arguments that the program supplies
 # The slots of a recipe: the objects that each can name, and the records whose keys it has besides.
 _SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
   "model": (t5x_like.models, "Model", ()),

@@ -14,7 +14,7 @@ from t5x_like import evals, evaluate, predict, slots, train, vocabularies
 from t5x_like.config import Instance
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
-from t5x_like.evals import Setting, loss, span_infilling
+from t5x_like.evals import EvalContext, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import open_with_recipe
@@ -32,13 +32,15 @@ def restored(trained):
   return run, task, run.restore()[1]
 
 
-def setting(restored, batch_size: int, rows=None) -> Setting:
+def setting(restored, batch_size: int, rows=None) -> EvalContext:
   parts, task, _ = restored
 
   def batches(max_examples):
     return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=max_examples)
 
-  return Setting(parts.model, objective_of(parts.config), task, batches, batch_size, parts.rules)
+  return EvalContext(
+    parts.model, objective_of(parts.config), task, batches, batch_size, parts.rules
+  )
 
 
 def targets(task) -> np.ndarray:
@@ -75,7 +77,7 @@ def test_every_evaluator_finds_the_same_in_batches_of_any_size(name, restored):
       {"name": name, "max_examples": 12},
       evals,
       "Evaluator",
-      setting=setting(restored, rows),
+      context=setting(restored, rows),
     )
     for rows in (8, 16)
   ]

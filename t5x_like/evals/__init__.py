@@ -1,7 +1,7 @@
 """Evaluators, one per file: the module path is the registry (`config.evals = {"loss": {}, …}`).
 
-An evaluator is made once, from a `Setting` and its arguments, and called with the parameters of any
-step. It returns a `Result`, whose metrics are reported under `eval/<task>/`. Its `names()` lists
+An evaluator is made once, from an `EvalContext` and its arguments, and called with the parameters of any
+step. It returns a `EvalResult`, whose metrics are reported under `eval/<task>/`. Its `metric_names()` lists
 all metrics it may write, so that unknown and duplicate names are detected before the first step.
 """
 
@@ -17,7 +17,7 @@ from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class EvalContext:
   """The context shared by evaluators.
 
   Attributes:
@@ -27,10 +27,10 @@ class Setting:
     batches: `(max_examples) -> iterator` of this host's rows of fixed-shape batches, each example
       once; see `data.loader.eval_batches`.
     batch_size, rules: rows of a global batch; mesh and sharding rules.
-    on: `(split) -> Setting` for another split of the task.
+    for_split: `(split) -> EvalContext` for another split of the task.
     vocabulary: the run's vocabulary, if it is not the task's, as for a task of labelled images;
       None is the task's.
-    beat: called before every call of a compiled function.
+    heartbeat: called before every call of a compiled function.
     split: the task's; None if unknown.
   """
 
@@ -40,9 +40,9 @@ class Setting:
   batches: Callable[[int | None], Iterator[dict[str, np.ndarray]]]
   batch_size: int
   rules: Rules
-  on: Callable[[str], "Setting"] | None = None
+  for_split: Callable[[str], "EvalContext"] | None = None
   vocabulary: object | None = None
-  beat: Callable[[], None] = lambda: None
+  heartbeat: Callable[[], None] = lambda: None
   split: str | None = None
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -54,9 +54,11 @@ class Setting:
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Yield batches as global arrays, with rows split as in training."""
-    return self.placed(self.batches(max_examples))
+    return self.shard_batches(self.batches(max_examples))
 
-  def placed(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, jax.Array]]:
+  def shard_batches(
+    self, batches: Iterator[dict[str, np.ndarray]]
+  ) -> Iterator[dict[str, jax.Array]]:
     """Turn batches of this host's rows into global arrays."""
     rows = local_rows(sharding := self.rules.batch(), self.batch_size)
     for batch in batches:
@@ -71,14 +73,14 @@ class Setting:
         return function(params.with_arrays(self.model, arrays), batch)
 
     def called(arrays, batch):
-      self.beat()
+      self.heartbeat()
       return run(arrays, batch)
 
     return called
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class EvalResult:
   """An evaluator's result.
 
   Attributes:

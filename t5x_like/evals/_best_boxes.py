@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-METRICS = ("IoU_best", "IoU_constant")
+OVERLAP_METRICS = ("IoU_best", "IoU_constant")
 _STARTS = 100  # objects of a class whose boxes are tried as the constant box
 _STEPS = (0.1, 0.05, 0.02, 0.01, 0.005)  # by which its edges are moved then, as shares of the image
 _MOVES = np.array([move for move in itertools.product((-1.0, 0.0, 1.0), repeat=4) if any(move)])
 
 
-def overlaps(truth, detections: list[tuple], classes: tuple[str, ...]) -> dict[str, float]:
+def mean_overlaps(truth, detections: list[tuple], classes: tuple[str, ...]) -> dict[str, float]:
   """Compute the mean IoU of the likeliest boxes, and the most that one box for all images reaches,
   in percent.
 
@@ -24,11 +24,11 @@ def overlaps(truth, detections: list[tuple], classes: tuple[str, ...]) -> dict[s
   Args:
     truth, detections, classes: as in `evals.detection.average_precision`.
   Returns:
-    `METRICS`; nothing if the images show no object.
+    `OVERLAP_METRICS`; nothing if the images show no object.
   """
   found = np.array(list(_by_class(truth, detections, len(classes))))
   return (
-    {name: 100 * float(mean) for name, mean in zip(METRICS, found.mean(axis=0))}
+    {name: 100 * float(mean) for name, mean in zip(OVERLAP_METRICS, found.mean(axis=0))}
     if len(found)
     else {}
   )

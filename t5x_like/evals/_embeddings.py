@@ -7,28 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting
+from t5x_like.evals import EvalContext
 from t5x_like.rows import in_batches
 from t5x_like.vocabularies import special_id
 
 Pooling = Literal["mean", "cls"]
 
 
-def of_texts(
-  setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.ndarray
+def embed_texts(
+  context: EvalContext, run, arrays: dict[str, jax.Array], tokens_CT: np.ndarray
 ) -> np.ndarray:
   """Embed texts with `run(parameters, batch) -> (array,)`: float32 [C, P]."""
   rows = in_batches(
     lambda batch: run(arrays, batch),
-    setting.rules,
-    setting.batch_size,
+    context.rules,
+    context.batch_size,
     [tokens_CT.shape[1]] * len(tokens_CT),
     lambda chosen, _: {"text_input_tokens": tokens_CT[chosen]},
   )
   return np.stack([row for (row,) in rows])
 
 
-def check(model, where: str) -> None:
+def check_text_encoder(model, where: str) -> None:
   """Raise UserError for a model without an encoder of texts; `where` names its user."""
   if (
     "encoder_input_tokens" not in model.REQUIRED_FEATURES
@@ -39,13 +39,13 @@ def check(model, where: str) -> None:
     raise UserError(f"{where}: embeds texts with an encoder, such as BERT; the model is {found!r}")
 
 
-def row(vocabulary, text: str, longest: int) -> list[int]:
+def encode_text(vocabulary, text: str, longest: int) -> list[int]:
   """Encode a text between CLS and SEP, cut to `longest` ids."""
   cls_id, sep_id = (special_id(vocabulary, name) for name in ("cls", "sep"))
   return [cls_id, *vocabulary.encode(text)[: longest - 2], sep_id]
 
 
-def pooled(model, batch: dict[str, jax.Array], pooling: Pooling) -> jax.Array:
+def pool(model, batch: dict[str, jax.Array], pooling: Pooling) -> jax.Array:
   """Return the embeddings of rows, float32 [B, D], of length one.
 
   Args:

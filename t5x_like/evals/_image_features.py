@@ -10,7 +10,7 @@ import numpy as np
 
 from t5x_like.corpora.sources import parse_split
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting
+from t5x_like.evals import EvalContext
 from t5x_like.parallel.rules import fetch
 
 
@@ -37,36 +37,40 @@ class LabelledFeatures:
     return LabelledFeatures(*(part[mask_N] for part in parts))
 
 
-class Features:
+class ImageFeatures:
   """The inputs of the model's head on two splits of a task.
 
   Args:
-    setting: the split to score.
+    context: the context of the split to score.
     support_split: the split to learn from.
     where: the evaluator, for messages.
 
   Attributes:
-    support: the setting of the other split.
+    support: the context of the other split.
 
   Raises:
     UserError: the model is not for labelled images, or the two splits are the same or have the same
       images.
   """
 
-  def __init__(self, setting: Setting, support_split: str, where: str):
-    if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
+  def __init__(self, context: EvalContext, support_split: str, where: str):
+    if (
+      not hasattr(context.model, "features")
+      or context.task.labels is None
+      or context.for_split is None
+    ):
       raise UserError(
         f"evaluator {where}: is for models and tasks of labelled images, not task "
-        f"{setting.task.name}"
+        f"{context.task.name}"
       )
-    self.support = setting.on(support_split)
+    self.support = context.for_split(support_split)
     is_same = (
-      self.support is setting
-      or parse_split(setting.split or "")[0] == parse_split(support_split)[0]
+      self.support is context
+      or parse_split(context.split or "")[0] == parse_split(support_split)[0]
     )  # firsts of one split
-    if is_same or _same_images(setting.task, self.support.task):
+    if is_same or _same_images(context.task, self.support.task):
       raise UserError(
-        f"evaluator {where}: found the split {setting.split!r} and the support_split "
+        f"evaluator {where}: found the split {context.split!r} and the support_split "
         f"{support_split!r} of the same images, so images that it learns from would be scored; "
         "set either to another split"
       )
@@ -81,13 +85,18 @@ class Features:
         pixel_digests(batch["image"]),
       )
 
-    self._run = setting.jit(function)
+    self._run = context.jit(function)
 
   def __call__(
-    self, arrays: dict[str, jax.Array], setting: Setting, batches: Iterator[dict[str, np.ndarray]]
+    self,
+    arrays: dict[str, jax.Array],
+    context: EvalContext,
+    batches: Iterator[dict[str, np.ndarray]],
   ) -> LabelledFeatures:
     """Return the features of the images in batches, without rows that only fill a batch."""
-    outputs = [[fetch(x) for x in self._run(arrays, batch)] for batch in setting.placed(batches)]
+    outputs = [
+      [fetch(x) for x in self._run(arrays, batch)] for batch in context.shard_batches(batches)
+    ]
     features_ND, label_N, index_N, digest_N2 = (
       np.concatenate(parts) for parts in zip(*outputs, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Shared by the evaluators of labelled tasks: run all rows, grouped by length, and check settings
+"""Shared by the evaluators of labelled tasks: run all rows, grouped by length, and check tasks
 before training."""
 
 import collections
@@ -10,16 +10,16 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting
+from t5x_like.evals import EvalContext
 from t5x_like.metrics.classification import MultiRc
 from t5x_like.objectives import flatten_rows
 from t5x_like.rows import in_batches, merged_lengths, padded_length
 
 _READ_AT_ONCE = 256
-SAMPLES = 8
+SAMPLE_COUNT = 8
 
 
-class Rows:
+class LabelledRows:
   """All rows of a labelled task and a compiled function of them; rows of similar length share
   batches.
 
@@ -31,11 +31,11 @@ class Rows:
     tokens: int32 [N, S], all rows; [N, C, S] if an example has several.
   """
 
-  def __init__(self, setting: Setting, function: Callable, max_examples: int | None):
+  def __init__(self, context: EvalContext, function: Callable, max_examples: int | None):
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    self._setting, self._run = setting, setting.jit(function)
-    read = loader.eval_batches(setting.task, batch_size=_READ_AT_ONCE, max_examples=max_examples)
+    self._context, self._run = context, context.jit(function)
+    read = loader.eval_batches(context.task, batch_size=_READ_AT_ONCE, max_examples=max_examples)
     batches = [
       {name: x[batch["example_index"] >= 0] for name, x in batch.items()} for batch in read
     ]
@@ -50,10 +50,10 @@ class Rows:
     real = (
       self._rows["decoder_segment_ids"] > 0
       if decoder
-      else self.tokens != setting.task.vocabulary.pad_id
+      else self.tokens != context.task.vocabulary.pad_id
     )
     used_N = (S - np.argmax(real[..., ::-1], axis=-1)).reshape(N, -1).max(axis=1)
-    self._lengths = merged_lengths(padded(setting.model, used_N, S), setting.batch_size)
+    self._lengths = merged_lengths(padded_lengths(context.model, used_N, S), context.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
     """Return the function's outputs for every row, in order."""
@@ -63,23 +63,25 @@ class Rows:
       found = {name: x[chosen] for name, x in self._rows.items()}
       return {name: x[..., :length] if x.shape[1:] == shape else x for name, x in found.items()}
 
-    setting = self._setting
+    context = self._context
     return in_batches(
       lambda batch: self._run(arrays, batch),
-      setting.rules,
-      setting.batch_size,
+      context.rules,
+      context.batch_size,
       self._lengths,
       features,
     )
 
 
-def padded(model, lengths: Sequence[int], longest: int) -> list[int]:
+def padded_lengths(model, lengths: Sequence[int], longest: int) -> list[int]:
   """Return the padded length of each row: `longest`, if the model's core is made for one length."""
   cut = model.variant.design.core in ("auto", "dense")
   return [padded_length(int(length), longest) if cut else longest for length in lengths]
 
 
-def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[str, jax.Array]:
+def example_outputs(
+  model, batch: dict[str, jax.Array], chosen: bool = False
+) -> dict[str, jax.Array]:
   """Return the model's outputs for each example, however many rows it has.
 
   A decoder's `scores` replace its logits: one score per row if the rows are options to choose from
@@ -93,8 +95,8 @@ def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[st
   return found | {"logits": scores_BRC[..., 0] if chosen else scores_BRC.sum(axis=1)}
 
 
-def check(
-  setting: Setting,
+def check_labelled(
+  context: EvalContext,
   evaluator: str,
   wanted: dict[str, int],
   labels: int | None = None,
@@ -110,18 +112,18 @@ def check(
   Raises:
     UserError: the task or the model does not fit; names the setting to change.
   """
-  task = setting.task
+  task = context.task
   if task.examples is None:
     raise UserError(
       f"evaluator {evaluator}: task {task.name} has no labelled records; choose another task"
     )
-  batch = setting.abstract_batch()
+  batch = context.abstract_batch()
   if "decoder_input_tokens" in batch and "example_weights" not in batch:
     raise UserError(
       f"evaluator {evaluator}: is for labelled texts, task {task.name} makes {', '.join(batch)}"
     )
   found = jax.eval_shape(
-    functools.partial(outputs, chosen="option_labels" in batch), setting.model, batch
+    functools.partial(example_outputs, chosen="option_labels" in batch), context.model, batch
   )
   for name, axes in wanted.items():
     if name not in found or found[name].ndim != axes:
@@ -137,7 +139,7 @@ def check(
     )
 
 
-def by_question(
+def question_scores(
   records: Sequence[dict], fields: Sequence[str], gold: Sequence[int], given: Sequence[int | None]
 ) -> dict[str, float]:
   """Return MultiRC's scores of labels 0 and 1, grouped by the fields that identify a question; None
@@ -152,14 +154,16 @@ def by_question(
   return MultiRc()(*zip(*groups.values()))
 
 
-def identified(row: dict[str, Any], record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def with_identifiers(
+  row: dict[str, Any], record: dict[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
   """Prepend the identifying fields of its record to a row of predictions."""
   return {name: record[name] for name in names if name in record} | row
 
 
-def samples(predictions: list[dict[str, Any]]) -> list[dict[str, str]]:
+def sample_predictions(predictions: list[dict[str, Any]]) -> list[dict[str, str]]:
   """Return the first predictions, as samples for the report."""
   return [
     {key: str(row[key]) for key in ("input", "target", "prediction")}
-    for row in predictions[:SAMPLES]
+    for row in predictions[:SAMPLE_COUNT]
   ]

@@ -4,25 +4,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t5x_like.evals import Result
+from t5x_like.evals import EvalResult
 
-MOST = 5  # classes of an image, compared by `top5`
+TOP_K = 5  # classes of an image, compared by `top5`
 _SAMPLES = 8
 
 
-def names(classes: Sequence[str]) -> tuple[str, ...]:
-  """Return the names of the metrics of `scored`."""
-  return ("top1", *(("top5",) if len(classes) > MOST else ()), "images")
+def top_metric_names(classes: Sequence[str]) -> tuple[str, ...]:
+  """Return the names of the metrics of `score_top_classes`."""
+  return ("top1", *(("top5",) if len(classes) > TOP_K else ()), "images")
 
 
-def scored(
+def score_top_classes(
   best_NK: np.ndarray, label_N: np.ndarray, index_N: np.ndarray, classes: Sequence[str]
-) -> Result:
+) -> EvalResult:
   """Score the likeliest classes of images, the best first; an image with index -1 is padding."""
   best_NK, label_N, index_N = (x[index_N >= 0] for x in (best_NK, label_N, index_N))
   right_NK = best_NK == label_N[:, None]
   scores = {"top1": 100 * float(right_NK[:, 0].mean())}
-  if len(classes) > MOST:
+  if len(classes) > TOP_K:
     scores["top5"] = 100 * float(right_NK.any(axis=1).mean())
 
   def name(number: int) -> str:
@@ -32,4 +32,4 @@ def scored(
     {"input": f"image {index}", "target": name(label), "prediction": name(best)}
     for index, label, best in zip(index_N, label_N, best_NK[:, 0])
   ]
-  return Result(scores | {"images": len(named)}, named[:_SAMPLES], named)
+  return EvalResult(scores | {"images": len(named)}, named[:_SAMPLES], named)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.classification import SCORES, Classification, Correlation, MultiRc
 from t5x_like.slots import PositiveInt
 
@@ -30,14 +30,14 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     scores: tuple[str, ...] = ("accuracy",),
     questions: tuple[str, ...] = (),
     ids: tuple[str, ...] = (),
     max_examples: PositiveInt | None = None,
   ):
-    classes = setting.task.classes
+    classes = context.task.classes
     if unknown := [name for name in scores if name not in SCORES]:
       raise UserError(
         f"evaluator classification: scores: found {unknown[0]!r}, expected some of "
@@ -48,21 +48,21 @@ class Evaluator:
         "evaluator classification: scores, questions: the labels are numbers, expected neither; "
         "leave them out, or name the classes with config.task.labels"
       )
-    _labelled.check(setting, "classification", {"logits": 2}, len(classes) or 1)
+    _labelled.check_labelled(context, "classification", {"logits": 2}, len(classes) or 1)
     self._classes = classes
     self._ids = ids
     self._metric = Classification(len(classes), scores) if classes else Correlation()
-    self._rows = _labelled.Rows(setting, _outputs, max_examples)
-    self._examples = setting.task.examples((*ids, *questions))[: len(self._rows.tokens)]
+    self._rows = _labelled.LabelledRows(context, _outputs, max_examples)
+    self._examples = context.task.examples((*ids, *questions))[: len(self._rows.tokens)]
     self._questions = questions
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     by_question = MultiRc.names if self._questions and self._classes else ()
     labelled = any(example["label"] is not None for example in self._examples)
     return (*((*self._metric.names, *by_question) if labelled else ()), "examples", "unlabelled")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
     examples."""
     outputs = [logits for (logits,) in self._rows(arrays)]
@@ -77,24 +77,24 @@ class Evaluator:
       found = self._metric(gold, given)
       records = [self._examples[n]["record"] for n in scored]
       found |= (
-        _labelled.by_question(records, self._questions, gold, given) if self._questions else {}
+        _labelled.question_scores(records, self._questions, gold, given) if self._questions else {}
       )
     counts = {"examples": len(predictions)}
     if len(scored) < len(predictions):
       counts["unlabelled"] = len(predictions) - len(scored)
-    return Result(found | counts, _labelled.samples(predictions), predictions)
+    return EvalResult(found | counts, _labelled.sample_predictions(predictions), predictions)
 
   def _prediction(self, example: dict, logits: np.ndarray) -> dict:
     row = {"input": " | ".join(example["text"]), "target": example["label"]}
     if not self._classes:
-      return _labelled.identified(
+      return _labelled.with_identifiers(
         row | {"prediction": float(logits[0])}, example["record"], self._ids
       )
     p = np.exp(logits - logits.max())
     chances = {name: round(float(x), 6) for name, x in zip(self._classes, p / p.sum())}
     row |= {"prediction": self._classes[int(logits.argmax())], "probabilities": chances}
-    return _labelled.identified(row, example["record"], self._ids)
+    return _labelled.with_identifiers(row, example["record"], self._ids)
 
 
 def _outputs(model, batch) -> tuple[jax.Array]:
-  return (_labelled.outputs(model, batch)["logits"].astype(jnp.float32),)
+  return (_labelled.example_outputs(model, batch)["logits"].astype(jnp.float32),)

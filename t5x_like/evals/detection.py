@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _best_boxes
+from t5x_like.evals import EvalContext, EvalResult, _best_boxes
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import PositiveInt
 
 _SIZES = ("small", "medium", "large")
-METRICS = ("AP", "AP50", "AP75", *(f"AP_{size}" for size in _SIZES))
-SWAPPED = "AP_swapped"
+PRECISION_METRICS = ("AP", "AP50", "AP75", *(f"AP_{size}" for size in _SIZES))
+SWAPPED_METRIC = "AP_swapped"
 _SAMPLES = 8
-SHOWN = 0.5
+SHOWN_SCORE = 0.5
 
 
 class Evaluator:
@@ -35,10 +35,10 @@ class Evaluator:
   """
 
   def __init__(
-    self, setting: Setting, *, max_examples: PositiveInt | None = None, at_most: PositiveInt = 100
+    self, context: EvalContext, *, max_examples: PositiveInt | None = None, at_most: PositiveInt = 100
   ):
-    task = setting.task
-    self._setting = setting
+    task = context.task
+    self._context = context
     self._most = max_examples
     self._at_most = at_most
     self._classes = task.classes
@@ -47,46 +47,46 @@ class Evaluator:
       raise UserError(
         f"evaluator detection: is for images with boxes, task {task.name} makes {made}"
       )
-    if "image_size" not in setting.model.REQUIRED_FEATURES:
+    if "image_size" not in context.model.REQUIRED_FEATURES:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
 
-    self._run = setting.jit(
-      lambda model, batch: (*likeliest(model.outputs(batch)), batch["example_index"])
+    self._run = context.jit(
+      lambda model, batch: (*top_detections(model.outputs(batch)), batch["example_index"])
     )
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return (
-      *METRICS,
-      *recalls(self._at_most),
-      *of_classes(self._classes),
-      SWAPPED,
-      *_best_boxes.METRICS,
+      *PRECISION_METRICS,
+      *recall_metrics(self._at_most),
+      *class_metrics(self._classes),
+      SWAPPED_METRIC,
+      *_best_boxes.OVERLAP_METRICS,
       "images",
     )
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `AP`, its parts and the number of `images`; a part for which the images hold no object
     is left out.
 
     `AP_swapped` is the AP of the detections of every image on the next image, as shares of its
     size: near `AP`, the boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the
-    likeliest boxes with boxes that are the same in every image, see `_best_boxes.overlaps`.
+    likeliest boxes with boxes that are the same in every image, see `_best_boxes.mean_overlaps`.
     """
     parts = [
       [fetch(x) for x in self._run(arrays, batch)]
-      for batch in self._setting.global_batches(self._most)
+      for batch in self._context.global_batches(self._most)
     ]
     score_NQ, class_NQ, box_NQ4, index_N = (np.concatenate(one) for one in zip(*parts, strict=True))
     order = np.argsort(index_N, kind="stable")
     order = order[index_N[order] >= 0]
-    truth = self._setting.task.boxes
+    truth = self._context.task.boxes
     names = self._classes
     rows = []
     detections = []
     for row in order:
       n = int(index_N[row])
       best = np.argsort(-score_NQ[row], kind="stable")[: self._at_most]
-      corners_Q4 = corners(box_NQ4[row, best].astype(np.float64)) * np.tile(truth.pixels[n], 2)
+      corners_Q4 = to_corners(box_NQ4[row, best].astype(np.float64)) * np.tile(truth.pixels[n], 2)
       known = class_NQ[row, best] < len(names)
       detections.append(
         (n, corners_Q4[known], class_NQ[row, best][known], score_NQ[row, best][known])
@@ -94,12 +94,12 @@ class Evaluator:
       rows.append(self._row(*detections[-1], truth))
     scores = average_precision(truth, detections, names, self._at_most)
     other = (
-      average_precision(truth, swapped(truth, detections), names, self._at_most)
+      average_precision(truth, swap_detections(truth, detections), names, self._at_most)
       if len(rows) > 1
       else {}
     )
-    scores |= {SWAPPED: other["AP"]} if "AP" in other else {}
-    scores |= _best_boxes.overlaps(truth, detections, names)
+    scores |= {SWAPPED_METRIC: other["AP"]} if "AP" in other else {}
+    scores |= _best_boxes.mean_overlaps(truth, detections, names)
     samples = [
       {
         "input": f"image {row['image']}",
@@ -108,7 +108,7 @@ class Evaluator:
       }
       for row in rows[:_SAMPLES]
     ]
-    return Result(scores | {"images": len(rows)}, samples, rows)
+    return EvalResult(scores | {"images": len(rows)}, samples, rows)
 
   def _row(
     self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth
@@ -119,7 +119,7 @@ class Evaluator:
     objects = [
       {"label": self._classes[label], "box": _rounded(box * size_4)} for box, label in things
     ]
-    shown = listed(corners_Q4.clip(0, size_4), class_Q, score_Q, self._classes)
+    shown = describe_detections(corners_Q4.clip(0, size_4), class_Q, score_Q, self._classes)
     return {"image": n, "objects": objects, "detections": shown}
 
 
@@ -192,18 +192,19 @@ def average_precision(
   recall = judge.eval["recall"]
   places = [(slice(None), 0), (0, 0), (5, 0), *((slice(None), area) for area in (1, 2, 3))]
   chosen = {
-    name: precision[iou, ..., area] for name, (iou, area) in zip(METRICS, places, strict=True)
+    name: precision[iou, ..., area]
+    for name, (iou, area) in zip(PRECISION_METRICS, places, strict=True)
   }
   places = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (3, 2)]  # area, at most
   chosen |= {
     name: recall[..., area, most]
-    for name, (area, most) in zip(recalls(at_most), places, strict=True)
+    for name, (area, most) in zip(recall_metrics(at_most), places, strict=True)
   }
-  chosen |= {name: precision[:, :, number, 0] for number, name in enumerate(of_classes(classes))}
+  chosen |= {name: precision[:, :, number, 0] for number, name in enumerate(class_metrics(classes))}
   return {name: 100 * float(x[x > -1].mean()) for name, x in chosen.items() if (x > -1).any()}
 
 
-def recalls(at_most: int) -> tuple[str, ...]:
+def recall_metrics(at_most: int) -> tuple[str, ...]:
   """Return the names of the average recalls: of 1, 10 and `at_most` detections per image, and by
   size of object."""
   return (
@@ -214,14 +215,14 @@ def recalls(at_most: int) -> tuple[str, ...]:
   )
 
 
-def of_classes(classes: Sequence[str]) -> tuple[str, ...]:
+def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
   """Return the names of the classes' average precisions; the number of a class tells names apart
   that become one."""
   words = [re.sub(r"[^\w-]+", "_", name) for name in classes]
   return tuple(f"AP_of_{word}" + f"_{n}" * (words.count(word) > 1) for n, word in enumerate(words))
 
 
-def swapped(truth, detections: list[tuple]) -> list[tuple]:
+def swap_detections(truth, detections: list[tuple]) -> list[tuple]:
   """Give every image the detections of the next one, scaled to its own size; arguments as
   `average_precision`."""
   sizes = [np.tile(truth.pixels[n], 2).astype(np.float64) for n, *_ in detections]
@@ -234,21 +235,21 @@ def swapped(truth, detections: list[tuple]) -> list[tuple]:
   ]
 
 
-def likeliest(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+def top_detections(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Return (probability [B, Q], class [B, Q], box [B, Q, 4]) of each query's likeliest class except
   "no object"."""
   p_BQV = jax.nn.softmax(outputs["logits"])[..., :-1]
   return jnp.max(p_BQV, axis=-1), jnp.argmax(p_BQV, axis=-1), outputs["boxes"]
 
 
-def corners(boxes_Q4: np.ndarray) -> np.ndarray:
+def to_corners(boxes_Q4: np.ndarray) -> np.ndarray:
   """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax), beyond the image too,
   as DETR does."""
   x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
   return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1)
 
 
-def listed(
+def describe_detections(
   corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, names: Sequence[str]
 ) -> list[dict]:
   """Return the `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as
@@ -269,7 +270,7 @@ def _rounded(box_4: np.ndarray) -> list[float]:
 
 
 def _words(found: list[dict]) -> str:
-  shown = [one for one in found if one.get("score", 1.0) >= SHOWN]
+  shown = [one for one in found if one.get("score", 1.0) >= SHOWN_SCORE]
   return (
     "; ".join(
       f"{one['label']} at {', '.join(f'{edge:.0f}' for edge in one['box'])}" for one in shown

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _embeddings, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _embeddings, _labelled
 from t5x_like.metrics.classification import Correlation
 from t5x_like.rows import in_batches
 from t5x_like.slots import PositiveInt
@@ -27,14 +27,14 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     pooling: _embeddings.Pooling = "mean",
     ids: tuple[str, ...] = (),
     max_examples: PositiveInt | None = None,
   ):
-    _embeddings.check(setting.model, "evaluator embedding")
-    task = setting.task
+    _embeddings.check_text_encoder(context.model, "evaluator embedding")
+    task = context.task
     if task.examples is None or task.classes:
       raise UserError(
         f"evaluator embedding: task {task.name} has no numbers to compare with, expected task "
@@ -47,18 +47,22 @@ class Evaluator:
       )
     self._examples = found
     self._ids = ids
-    self._setting = setting
+    self._context = context
     longest = task.features["encoder_input_tokens"].shape[-1]
     self._rows = [
-      _embeddings.row(task.vocabulary, text, longest) for one in found for text in one["text"]
+      _embeddings.encode_text(task.vocabulary, text, longest)
+      for one in found
+      for text in one["text"]
     ]
-    self._lengths = _labelled.padded(setting.model, [len(row) for row in self._rows], longest)
-    self._run = setting.jit(lambda model, batch: (_embeddings.pooled(model, batch, pooling),))
+    self._lengths = _labelled.padded_lengths(
+      context.model, [len(row) for row in self._rows], longest
+    )
+    self._run = context.jit(lambda model, batch: (_embeddings.pool(model, batch, pooling),))
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return (*Correlation.names, "examples")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the correlations, in percent, and the number of `examples`."""
 
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
@@ -70,12 +74,12 @@ class Evaluator:
         )
       return {"encoder_input_tokens": tokens, "encoder_segment_ids": valid}
 
-    setting = self._setting
+    context = self._context
     run = lambda batch: self._run(arrays, batch)  # noqa: E731
-    rows = in_batches(run, setting.rules, setting.batch_size, self._lengths, features)
+    rows = in_batches(run, context.rules, context.batch_size, self._lengths, features)
     first_ND, second_ND = (np.stack([x for (x,) in rows[side::2]]) for side in (0, 1))
     predictions = [
-      _labelled.identified(
+      _labelled.with_identifiers(
         {"input": " | ".join(one["text"]), "target": one["label"], "prediction": float(cosine)},
         one["record"],
         self._ids,
@@ -85,6 +89,8 @@ class Evaluator:
     scores = Correlation()(
       [one["target"] for one in predictions], [one["prediction"] for one in predictions]
     )
-    return Result(
-      scores | {"examples": len(predictions)}, _labelled.samples(predictions), predictions
+    return EvalResult(
+      scores | {"examples": len(predictions)},
+      _labelled.sample_predictions(predictions),
+      predictions,
     )

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting
-from t5x_like.evals._image_features import Features
+from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals._image_features import ImageFeatures
 from t5x_like.parallel.rules import local_rows
 from t5x_like.slots import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -33,7 +33,7 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     shots: PositiveInt = 10,
     support_split: str = "train",
@@ -42,46 +42,49 @@ class Evaluator:
     seed: NonNegativeInt = 0,
     max_examples: PositiveInt | None = None,
   ):
-    self._features = Features(setting, support_split, "few_shot")
-    self._setting = setting
+    self._features = ImageFeatures(context, support_split, "few_shot")
+    self._context = context
     self._most = max_examples
     self._shots = shots
     self._l2 = l2
     few = self._features.support.task
     self._draws = [
-      chosen(few.labels, len(setting.task.classes), shots, seed + n, few) for n in range(draws)
+      draw_examples(few.labels, len(context.task.classes), shots, seed + n, few)
+      for n in range(draws)
     ]
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return tuple(f"{self._shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `<shots>_shot_top1`, in percent, the mean of the draws; `<shots>_shot_spread`, their
     standard deviation; and `<shots>_shot_images`, the number of images scored: of those that are in
     no draw, under any name."""
     few = self._features(arrays, self._features.support, self._read())
-    test = self._features(arrays, self._setting, self._setting.batches(self._most))
+    test = self._features(arrays, self._context, self._context.batches(self._most))
     test = self._features.without_copies(test, few)
-    classes = len(self._setting.task.classes)
+    classes = len(self._context.task.classes)
     scores = []
     for draw in self._draws:
       drawn = few.where(np.isin(few.index_N, draw))
-      guess_M = ridge(drawn.features_ND, drawn.label_N, test.features_ND, classes, self._l2)
+      guess_M = classify_by_ridge(
+        drawn.features_ND, drawn.label_N, test.features_ND, classes, self._l2
+      )
       scores.append(100 * float((guess_M == test.label_N).mean()))
     values = (float(np.mean(scores)), float(np.std(scores)), len(test.label_N))
-    return Result(dict(zip(self.names(), values, strict=True)))
+    return EvalResult(dict(zip(self.metric_names(), values, strict=True)))
 
   def _read(self):
     """Read the images of all draws, each once."""
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    setting = self._features.support
+    context = self._features.support
     every = np.unique(np.concatenate(self._draws))
-    rows = local_rows(setting.rules.batch(), setting.batch_size)
-    return loader.eval_batches(setting.task, batch_size=setting.batch_size, rows=rows, only=every)
+    rows = local_rows(context.rules.batch(), context.batch_size)
+    return loader.eval_batches(context.task, batch_size=context.batch_size, rows=rows, only=every)
 
 
-def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:
+def draw_examples(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:
   """Draw `shots` examples of every class; return ascending indices. Raise UserError if a class has
   fewer."""
   order = np.random.default_rng(seed).permutation(len(labels))
@@ -97,7 +100,7 @@ def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.
   return np.sort(np.concatenate(out))
 
 
-def ridge(
+def classify_by_ridge(
   few_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, classes: int, l2: float
 ) -> np.ndarray:
   """Predict the class of each test row, int [M], by ridge regression on the few rows.

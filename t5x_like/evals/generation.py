@@ -11,7 +11,7 @@ from t5x_like.decoding import named
 from t5x_like.decoding.beam_search import GnmtPenalty, PowerPenalty, beam_search
 from t5x_like.decoding.generate import generate, likeliest
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.classification import MultiRc
 from t5x_like.metrics.texts import METRICS, reference_texts
 from t5x_like.rows import in_batches, merged_lengths, padded_length
@@ -51,7 +51,7 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     metrics: tuple[str | dict, ...] = ("exact",),
     references: str | None = None,
@@ -64,14 +64,14 @@ class Evaluator:
     ids: tuple[str, ...] = (),
     max_examples: PositiveInt | None = None,
   ):
-    task = setting.task
+    task = context.task
     targets = task.features.get("decoder_target_tokens")
     if task.examples is None or targets is None or len(targets.shape) > 1:
       raise UserError(
         f"evaluator generation: task {task.name} is not text-to-text; choose "
         "another task or evaluator"
       )
-    self._setting = setting
+    self._context = context
     self._ids = ids
     self._references = references
     self._questions = questions
@@ -109,9 +109,9 @@ class Evaluator:
         beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],
       )
 
-    self._run = setting.jit(function)
+    self._run = context.jit(function)
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     scores = dict.fromkeys(
       name for metric in self._metrics if self._scored for name in metric.metric.names
@@ -119,11 +119,11 @@ class Evaluator:
     by_question = MultiRc.names if self._questions and self._scored else ()
     return (*scores, *by_question, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the metrics' scores, and the numbers of `examples`, `empty` predictions, `truncated`
     inputs and `unfinished` predictions, which reach `max_new_tokens` without an end."""
-    rules = self._setting.rules
-    batch_size = self._setting.batch_size
+    rules = self._context.rules
+    batch_size = self._context.batch_size
     lengths = merged_lengths(
       [padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size
     )
@@ -131,7 +131,7 @@ class Evaluator:
       lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows
     )
     texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
-    ends = list({self._setting.task.vocabulary.eos_id, *self._setting.task.end_ids})
+    ends = list({self._context.task.vocabulary.eos_id, *self._context.task.end_ids})
     scores: dict[str, float] = {
       "examples": len(texts),
       "empty": sum(not text.strip() for text in texts),
@@ -146,17 +146,17 @@ class Evaluator:
       scores |= metric.metric(gold, given)
       if self._questions and place == 0:
         records = [self._examples[n]["record"] for n in self._scored]
-        scores |= _labelled.by_question(records, self._questions, gold, given)
+        scores |= _labelled.question_scores(records, self._questions, gold, given)
     predictions = []
     for example, text in zip(self._examples, texts):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
       row |= {"references": self._texts(example)} if self._references else {}
-      predictions.append(_labelled.identified(row, example["record"], self._ids))
-    return Result(scores, _labelled.samples(predictions), predictions)
+      predictions.append(_labelled.with_identifiers(row, example["record"], self._ids))
+    return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
   def _right(self, example: dict[str, Any]) -> list[Any] | None:
     """Return an example's reference in the form that each metric takes; None if it has no label."""
-    name = self._setting.task.name
+    name = self._context.task.name
     try:
       right = self._texts(example)
       if example["targets"] in self._absent and right in ([], self._absent):
@@ -172,7 +172,7 @@ class Evaluator:
     """Return the right texts of an example."""
     from t5x_like.corpora.sources import field_value
 
-    name = self._setting.task.name
+    name = self._context.task.name
     return reference_texts(
       field_value(example["record"], self._references, name)
       if self._references
@@ -184,7 +184,7 @@ class Evaluator:
     the beginning."""
     from t5x_like import vocabularies
 
-    vocabulary = self._setting.task.vocabulary
+    vocabulary = self._context.task.vocabulary
     truncated = 0
     rows = []
     before = (
@@ -193,7 +193,7 @@ class Evaluator:
     after = [vocabulary.eos_id] * self._encoder
     room = self._longest - len(before) - 1 if self._encoder else max(self._longest - self._new, 2)
     texts = [example["inputs"] for example in self._examples]
-    marked = self._setting.task.has_sentinels
+    marked = self._context.task.has_sentinels
     texts = (
       vocabularies.encode_sentinels_batch(vocabulary, texts)
       if marked
@@ -207,7 +207,7 @@ class Evaluator:
     return rows, truncated
 
   def _rows(self, chosen: list[int], length: int) -> dict[str, np.ndarray]:
-    pads = {"tokens": self._setting.task.vocabulary.pad_id or 0, "valid": 0}
+    pads = {"tokens": self._context.task.vocabulary.pad_id or 0, "valid": 0}
     made = {name: np.full((len(chosen), length), pad, np.int32) for name, pad in pads.items()}
     for row, number in enumerate(chosen):
       prompt = self._prompts[number]
@@ -215,7 +215,7 @@ class Evaluator:
     return made
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    names = self._setting.task.features
+    names = self._context.task.features
     side = "encoder" if self._encoder else "decoder"
     features = {f"{side}_input_tokens": batch["tokens"]}
     if f"{side}_segment_ids" in names:
@@ -225,7 +225,7 @@ class Evaluator:
     return features
 
   def _text(self, prompt: list[int], ids: list[int]) -> str:
-    vocabulary = self._setting.task.vocabulary
-    ends = {vocabulary.eos_id, *self._setting.task.end_ids}
+    vocabulary = self._context.task.vocabulary
+    ends = {vocabulary.eos_id, *self._context.task.end_ids}
     ids = ids[: next((place for place, i in enumerate(ids) if i in ends), None)]
     return vocabulary.decode([i for i in ids if i < vocabulary.size]).strip()

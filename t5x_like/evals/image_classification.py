@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _top_classes
+from t5x_like.evals import EvalContext, EvalResult, _top_classes
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import PositiveInt
 
@@ -19,17 +19,17 @@ class Evaluator:
     UserError: the task has no images or no classes.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: PositiveInt | None = None):
-    self._setting = setting
+  def __init__(self, context: EvalContext, *, max_examples: PositiveInt | None = None):
+    self._context = context
     self._most = max_examples
-    self._classes = setting.task.classes
-    if "image" not in setting.task.features or not self._classes:
-      made = ", ".join(setting.task.features)
+    self._classes = context.task.classes
+    if "image" not in context.task.features or not self._classes:
+      made = ", ".join(context.task.features)
       raise UserError(
         "evaluator image_classification: is for labelled images, task "
-        f"{setting.task.name} makes {made}"
+        f"{context.task.name} makes {made}"
       )
-    places = min(_top_classes.MOST, len(self._classes))
+    places = min(_top_classes.TOP_K, len(self._classes))
 
     def likeliest(model, batch):
       return (
@@ -38,16 +38,16 @@ class Evaluator:
         batch["example_index"],
       )
 
-    self._run = setting.jit(likeliest)
+    self._run = context.jit(likeliest)
 
-  def names(self) -> tuple[str, ...]:
-    return _top_classes.names(self._classes)
+  def metric_names(self) -> tuple[str, ...]:
+    return _top_classes.top_metric_names(self._classes)
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
     found = [
       [fetch(x) for x in self._run(arrays, batch)]
-      for batch in self._setting.global_batches(self._most)
+      for batch in self._context.global_batches(self._most)
     ]
     best_NK, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return _top_classes.scored(best_NK, label_N, index_N, self._classes)
+    return _top_classes.score_top_classes(best_NK, label_N, index_N, self._classes)

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from t5x_like.evals import Result, Setting
-from t5x_like.evals._image_features import Features
+from t5x_like.evals import EvalResult, EvalContext
+from t5x_like.evals._image_features import ImageFeatures
 from t5x_like.slots import PositiveFloat, PositiveInt
 
 _ROWS = 256  # images that are compared with all others at once
@@ -30,7 +30,7 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     neighbours: PositiveInt = 20,
     temperature: PositiveFloat = 0.07,
@@ -38,34 +38,34 @@ class Evaluator:
     support_examples: PositiveInt | None = None,
     max_examples: PositiveInt | None = None,
   ):
-    self._features = Features(setting, support_split, "knn")
-    self._setting = setting
+    self._features = ImageFeatures(context, support_split, "knn")
+    self._context = context
     self._most = max_examples
     self._support_most = support_examples
     self._neighbours = neighbours
     self._temperature = temperature
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return ("knn_top1", "knn_images")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `knn_top1`, in percent, and `knn_images`, the number of images scored.
 
     Images that are also among those that vote, under any name, are not scored.
     """
     support = self._features.support
     known = self._features(arrays, support, support.batches(self._support_most))
-    test = self._features(arrays, self._setting, self._setting.batches(self._most))
+    test = self._features(arrays, self._context, self._context.batches(self._most))
     test = self._features.without_copies(test, known)
-    classes = len(self._setting.task.classes)
+    classes = len(self._context.task.classes)
     options = classes, self._neighbours, self._temperature
-    guess_M = voted(known.features_ND, known.label_N, test.features_ND, *options)
-    return Result(
+    guess_M = classify_by_neighbours(known.features_ND, known.label_N, test.features_ND, *options)
+    return EvalResult(
       {"knn_top1": 100 * float((guess_M == test.label_N).mean()), "knn_images": len(guess_M)}
     )
 
 
-def voted(
+def classify_by_neighbours(
   known_ND: np.ndarray,
   label_N: np.ndarray,
   test_MD: np.ndarray,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting
+from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.objectives import METRIC_NAMES, denominator, evaluate
 from t5x_like.slots import PositiveInt
 
@@ -30,23 +30,23 @@ class Evaluator:
     UserError: the task lacks a feature that the objective needs.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: PositiveInt | None = None):
-    self._setting = setting
+  def __init__(self, context: EvalContext, *, max_examples: PositiveInt | None = None):
+    self._context = context
     self._max_examples = max_examples
-    objective = setting.objective
-    size = setting.task.vocabulary.size
-    if lacking := objective.missing_features(setting.task.features):
+    objective = context.objective
+    size = context.task.vocabulary.size
+    if lacking := objective.missing_features(context.task.features):
       raise UserError(
         f"evaluator loss: the objective needs the feature {lacking[0]!r}, which task "
-        f"{setting.task.name} does not make (it makes {', '.join(setting.task.features)}); choose "
+        f"{context.task.name} does not make (it makes {', '.join(context.task.features)}); choose "
         "another task"
       )
 
-    features = setting.task.features
+    features = context.task.features
     target = features[objective.targets]
     one_each = target.shape == features[objective.weights].shape and target.dtype.startswith("int")
     classes = objective.likelihood and one_each
-    tokens = "tokens" in objective.targets and not getattr(setting.task, "classes", ())
+    tokens = "tokens" in objective.targets and not getattr(context.task, "classes", ())
     self._counted = ("perplexity", "unigram_entropy") if tokens else ("unigram_entropy",)
 
     def sums(model, batch):
@@ -59,13 +59,13 @@ class Evaluator:
       counts_V = jnp.zeros(size, jnp.float32).at[batch[objective.targets]].add(counted, mode="drop")
       return sums | {"counts": counts_V}
 
-    self.sums, self._sums = sums, setting.jit(sums)
+    self.sums, self._sums = sums, context.jit(sums)
 
-  def names(self) -> tuple[str, ...]:
-    batch = self._setting.abstract_batch()
-    batch["example_index"] = jax.ShapeDtypeStruct((self._setting.batch_size,), jnp.int32)
-    with self._setting.rules.activate():
-      found = jax.eval_shape(self.sums, self._setting.model, batch)
+  def metric_names(self) -> tuple[str, ...]:
+    batch = self._context.abstract_batch()
+    batch["example_index"] = jax.ShapeDtypeStruct((self._context.batch_size,), jnp.int32)
+    with self._context.rules.activate():
+      found = jax.eval_shape(self.sums, self._context.model, batch)
     classes = self._counted if "counts" in found else ()
     means = (
       name for name in found if not name.endswith("weights") and name not in ("counts", "examples")
@@ -77,12 +77,12 @@ class Evaluator:
       "target_tokens",
     )
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the means of the objective's sums (`loss`, `accuracy`, …), `examples` and
     `target_tokens`; for classes also `unigram_entropy`, for tokens `perplexity`."""
     pending = []
     total = None
-    for batch in self._setting.global_batches(self._max_examples):
+    for batch in self._context.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
       if len(pending) > 1:  # read one batch's sums while the next is computing
         total = _add(total, pending.pop(0))
@@ -100,7 +100,9 @@ class Evaluator:
       means["unigram_entropy"] = float(-np.sum(share * np.log(share)))
       if "perplexity" in self._counted:
         means["perplexity"] = math.exp(min(means["loss"], 700.0))
-    return Result(means | {"examples": float(examples), "target_tokens": float(total["weights"])})
+    return EvalResult(
+      means | {"examples": float(examples), "target_tokens": float(total["weights"])}
+    )
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.evals import EvalResult, EvalContext, _labelled
 from t5x_like.metrics.squad import SquadV1
 from t5x_like.slots import PositiveInt
 
@@ -28,7 +28,7 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     scores: tuple[str, ...] = ("accuracy",),
     ids: tuple[str, ...] = (),
@@ -38,27 +38,27 @@ class Evaluator:
       raise UserError(
         f"evaluator multiple_choice: scores: found {unknown[0]!r}, expected accuracy or answers"
       )
-    if "option_labels" not in setting.task.features:
+    if "option_labels" not in context.task.features:
       raise UserError(
-        f"evaluator multiple_choice: task {setting.task.name} has no options; "
+        f"evaluator multiple_choice: task {context.task.name} has no options; "
         "choose another evaluator"
       )
     self._scores = scores
     self._ids = ids
-    self._names = setting.task.classes
-    choices = setting.task.features["option_labels"].shape[0]
-    _labelled.check(setting, "multiple_choice", {"logits": 2}, choices, "choices")
-    self._rows = _labelled.Rows(setting, _outputs, max_examples)
-    self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
+    self._names = context.task.classes
+    choices = context.task.features["option_labels"].shape[0]
+    _labelled.check_labelled(context, "multiple_choice", {"logits": 2}, choices, "choices")
+    self._rows = _labelled.LabelledRows(context, _outputs, max_examples)
+    self._examples = context.task.examples(ids)[: len(self._rows.tokens)]
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     accuracy = ("accuracy",) if "accuracy" in self._scores else ()
     answers = SquadV1.names if "answers" in self._scores else ()
     labelled = any(example["answers"] for example in self._examples)
     return (*((*accuracy, *answers) if labelled else ()), "examples", "unlabelled")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores and the number of `examples` and, if there are any, of `unlabelled`
     examples."""
     outputs = [logits_C for (logits_C,) in self._rows(arrays)]
@@ -78,7 +78,7 @@ class Evaluator:
     found["examples"] = len(predictions)
     if len(scored) < len(predictions):
       found["unlabelled"] = len(predictions) - len(scored)
-    return Result(found, _labelled.samples(predictions), predictions)
+    return EvalResult(found, _labelled.sample_predictions(predictions), predictions)
 
   def _prediction(self, example: dict, logits_C: np.ndarray) -> dict:
     scores = logits_C[: len(example["options"])]
@@ -93,8 +93,8 @@ class Evaluator:
       "answer": example["options"][best],
       "probabilities": [round(float(x), 6) for x in p / p.sum()],
     }
-    return _labelled.identified(row, example["record"], self._ids)
+    return _labelled.with_identifiers(row, example["record"], self._ids)
 
 
 def _outputs(model, batch) -> tuple[jax.Array]:
-  return (_labelled.outputs(model, batch, chosen=True)["logits"].astype(jnp.float32),)
+  return (_labelled.example_outputs(model, batch, chosen=True)["logits"].astype(jnp.float32),)

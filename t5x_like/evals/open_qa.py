@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, reference_texts
 from t5x_like.parallel.rules import fetch
@@ -35,20 +35,20 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     references: str | None = None,
     normalization: Literal["squad", "triviaqa"] = "squad",
     max_new_tokens: Length | None = None,
     max_examples: PositiveInt | None = None,
   ):
-    task = setting.task
+    task = context.task
     if getattr(task, "passages", None) is None:
       raise UserError(
         f"evaluator open_qa: needs the task open_qa, found {task.name}; choose another evaluator"
       )
-    self._setting, self._max_examples, self._metric = (
-      setting,
+    self._context, self._max_examples, self._metric = (
+      context,
       max_examples,
       answers(normalization=normalization),
     )
@@ -58,29 +58,29 @@ class Evaluator:
     self._gold = [self._right(example, references) for example in self._examples]
     self._k = task.features["passage_tokens"].shape[0] - 1
     if self._k:
-      search = getattr(setting.objective, "search", "device")
+      search = getattr(context.objective, "search", "device")
       self._shelf = shelf(
-        search, setting.model, setting.rules, task.passages, setting.batch_size * (1 + self._k)
+        search, context.model, context.rules, task.passages, context.batch_size * (1 + self._k)
       )
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
 
     def function(model, batch):
       return answered(model, {name: batch[name] for name in model.REQUIRED_FEATURES}, new)
 
-    self._run = setting.jit(function)
+    self._run = context.jit(function)
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return (*self._metric.metric.names, "found", "examples")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved
     passage), and the number of `examples`."""
-    setting = self._setting
-    passages = self._setting.task.passages
+    context = self._context
+    passages = self._context.task.passages
     predictions = []
     found = []
     index_NP = index(self._shelf, arrays) if self._k else None
-    for batch in setting.global_batches(self._max_examples):
+    for batch in context.global_batches(self._max_examples):
       index_B = fetch(batch["example_index"])
       real = index_B >= 0
       batch = self._shelf.filled(arrays, index_NP, batch) if self._k else batch
@@ -89,7 +89,7 @@ class Evaluator:
       for at, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
         example = self._examples[at]
         gold = self._gold[at]
-        best, probability = voted(setting.task.vocabulary, tokens_ZN, log_p_Z)
+        best, probability = voted(context.task.vocabulary, tokens_ZN, log_p_Z)
         read = passages.texts(number_k)
         found.append(any(_within(answer, text) for answer in gold for text in read))
         row = {
@@ -104,12 +104,12 @@ class Evaluator:
       [self._metric.reference(row["references"]) for row in predictions], given
     )
     scores |= {"found": 100 * float(np.mean(found)), "examples": len(predictions)}
-    return Result(scores, _labelled.samples(predictions), predictions)
+    return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
   def _right(self, example: dict, references: str | None) -> list[str]:
     from t5x_like.corpora.sources import field_value
 
-    name = self._setting.task.name
+    name = self._context.task.name
     where = f"task {name}, input {example['inputs'][:60]!r}"
     try:
       right = reference_texts(

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from t5x_like import slots, trust
-from t5x_like.evals import Result, Setting
+from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.rows import Runner
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
@@ -48,7 +48,7 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     files: tuple[str, ...],
     shots: NonNegativeInt = 0,
@@ -62,33 +62,33 @@ class Evaluator:
       trust.check_location("evaluator questions: files", pattern)
     found = questions.files(files)
     self._beat, self._files = (
-      setting.beat,
+      context.heartbeat,
       {name: questions.read(path) for name, path in found.items()},
     )
-    task = setting.task
-    self._run = Runner(setting.model, setting.rules, {}, setting.batch_size)
-    vocabulary = setting.vocabulary or task.vocabulary
+    task = context.task
+    self._run = Runner(context.model, context.rules, {}, context.batch_size)
+    vocabulary = context.vocabulary or task.vocabulary
     features = {name: list(one.shape[-1:]) for name, one in task.features.items()}
     ends = tuple({vocabulary.eos_id, *task.end_ids})
     options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
     self._metrics = questions.METRICS
     self._ask = questions.Asker(
-      _Opened(setting.model, vocabulary, features, ends, self._run), options
+      _Opened(context.model, vocabulary, features, ends, self._run), options
     )
     for file in self._files.values():
       self._ask.check(file)
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return tuple(
       f"{name}/{metric}"
       for name, file in self._files.items()
       for metric in self._metrics[file.kind]
     )
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     metrics = {}
     with self._run.holding(arrays):
       for name, file in self._files.items():
         self._beat()
         metrics |= {f"{name}/{metric}": float(value) for metric, value in self._ask(file).items()}
-    return Result(metrics)
+    return EvalResult(metrics)

@@ -5,8 +5,8 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting
-from t5x_like.evals._embeddings import of_texts
+from t5x_like.evals import EvalContext, EvalResult
+from t5x_like.evals._embeddings import embed_texts
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import PositiveInt
 
@@ -30,51 +30,51 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     at: tuple[PositiveInt, ...] = (1, 5, 10),
     max_examples: PositiveInt | None = None,
   ):
-    if setting.task.captions is None or not hasattr(setting.model, "embed_texts"):
+    if context.task.captions is None or not hasattr(context.model, "embed_texts"):
       raise UserError(
         "evaluator retrieval: is for images with captions (task image_text), not task "
-        f"{setting.task.name}"
+        f"{context.task.name}"
       )
-    self._setting = setting
+    self._context = context
     self._at = at
     self._most = max_examples
-    tokens_CT, image_C = setting.task.captions()
+    tokens_CT, image_C = context.task.captions()
     kept = image_C < (max_examples or len(tokens_CT))
     self._tokens_CT = tokens_CT[kept]
     self._image_C = image_C[kept]
-    self._images = setting.jit(
+    self._images = context.jit(
       lambda model, batch: (model.embed_images(batch)[0], batch["example_index"])
     )
-    self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
+    self._texts = context.jit(lambda model, batch: (model.embed_texts(batch)[0],))
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self._at)
     return (*recalls, "images", "texts")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
     found = [
       [fetch(x) for x in self._images(arrays, batch)]
-      for batch in self._setting.global_batches(self._most)
+      for batch in self._context.global_batches(self._most)
     ]
     image_NP, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     image_NP = image_NP[index_N >= 0]
-    text_CP = of_texts(self._setting, self._texts, arrays, self._tokens_CT)
-    ranks = ranked(image_NP, text_CP, self._image_C)
+    text_CP = embed_texts(self._context, self._texts, arrays, self._tokens_CT)
+    ranks = match_ranks(image_NP, text_CP, self._image_C)
     scores = {
       f"{name}_r{k}": 100 * float((rank < k).mean())
       for name, rank in zip(("image_to_text", "text_to_image"), ranks)
       for k in self._at
     }
-    return Result(scores | {"images": len(image_NP), "texts": len(text_CP)})
+    return EvalResult(scores | {"images": len(image_NP), "texts": len(text_CP)})
 
 
-def ranked(
+def match_ranks(
   image_NP: np.ndarray, text_CP: np.ndarray, image_C: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Rank the matches from 0, with ties counted as nearer.

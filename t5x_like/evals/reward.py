@@ -8,7 +8,7 @@ from t5x_like import rewards
 from t5x_like.decoding.generate import likeliest
 from t5x_like.decoding.rollouts import rollout
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import PositiveInt
 
@@ -23,16 +23,16 @@ class Evaluator:
     UserError: the task is not `prompts`, or the objective has no reward.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: PositiveInt | None = None):
-    task = setting.task
-    reward = getattr(setting.objective, "reward", None)
+  def __init__(self, context: EvalContext, *, max_examples: PositiveInt | None = None):
+    task = context.task
+    reward = getattr(context.objective, "reward", None)
     if reward is None or "decoder_log_probabilities" not in task.features:
       raise UserError(
         "evaluator reward: needs the task `prompts` and an objective with a reward, found task "
         f"{task.name}; choose another evaluator"
       )
     rewards.find(reward)
-    self._setting = setting
+    self._context = context
     self._max_examples = max_examples
     self._reward = reward
     (_, self._N) = task.features["decoder_log_probabilities"].shape
@@ -45,21 +45,21 @@ class Evaluator:
       made = rollout(model, rows, likeliest, new_tokens=self._N, ends=ends)
       return {name: made[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
 
-    self._run = setting.jit(function)
+    self._run = context.jit(function)
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return ("reward", "completion_length", "unfinished", "examples")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the mean `reward`, the mean `completion_length`, the share of `unfinished`
     completions, and `examples`."""
-    setting = self._setting
-    vocabulary = self._setting.task.vocabulary
+    context = self._context
+    vocabulary = self._context.task.vocabulary
     found = []
     lengths = []
     unfinished = []
     predictions = []
-    for batch in setting.global_batches(self._max_examples):
+    for batch in context.global_batches(self._max_examples):
       real = fetch(batch["example_index"]) >= 0
       made = {name: fetch(x)[real, -self._N :] for name, x in self._run(arrays, batch).items()}
       tokens_RN = made["decoder_target_tokens"]
@@ -87,4 +87,4 @@ class Evaluator:
     scores = {name: float(np.mean(values)) for name, values in means.items()} | {
       "examples": len(found)
     }
-    return Result(scores, _labelled.samples(predictions), predictions)
+    return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)

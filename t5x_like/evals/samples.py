@@ -12,7 +12,7 @@ from t5x_like import segmentation
 from t5x_like.decoding.generate import sample
 from t5x_like.decoding.sampling import Temperature
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting
+from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.parallel.rules import fetch
 from t5x_like.rows import in_batches, padded_length
 from t5x_like.slots import PositiveInt
@@ -42,28 +42,28 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     max_examples: PositiveInt = 4,
     prompt: PositiveInt = 48,
     tokens: PositiveInt = 48,
     temperature: float = 0.7,
   ):
-    self._setting = setting
+    self._context = context
     self._texts = max_examples
     self._most = (prompt, tokens)
-    features = setting.task.features
-    vocabulary = setting.task.vocabulary
+    features = context.task.features
+    vocabulary = context.task.vocabulary
     if "encoder_masked_positions" in features:
       self._mask = special_id(vocabulary, "mask")
-      self._write, self._run = self._filled, setting.jit(self._fill)
+      self._write, self._run = self._filled, context.jit(self._fill)
     elif "decoder_target_tokens" in features and "encoder_input_tokens" not in features:
-      eos = (vocabulary.eos_id, *setting.task.end_ids)
+      eos = (vocabulary.eos_id, *context.task.end_ids)
       drawn = (Temperature(temperature),)
       key = jax.random.key(_SEED)
       self._write, self._run = (
         self._continued,
-        setting.jit(
+        context.jit(
           lambda model, batch: (
             sample(model, self._features(batch), key, max_length=tokens, transforms=drawn, eos=eos),
           )
@@ -71,26 +71,26 @@ class Evaluator:
       )
     else:
       raise UserError(
-        f"evaluator samples: task {setting.task.name} gives a model nothing to continue and no "
+        f"evaluator samples: task {context.task.name} gives a model nothing to continue and no "
         "masks to fill; use the evaluator span_infilling for span corruption, or generation for "
         "text-to-text"
       )
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write: none."""
     return ()
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the texts as samples."""
-    return Result({}, self._write(arrays))
+    return EvalResult({}, self._write(arrays))
 
   def _rows(self):
     """Yield the batches of the texts, and the rows of each that hold one."""
-    for batch in self._setting.global_batches(self._texts):
+    for batch in self._context.global_batches(self._texts):
       yield batch, np.flatnonzero(fetch(batch["example_index"]) >= 0)
 
   def _filled(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
-    decode = self._setting.task.vocabulary.decode
+    decode = self._context.task.vocabulary.decode
     found = []
     for batch, rows in self._rows():
       texts = [fetch(x) for x in self._run(arrays, batch)]
@@ -117,13 +117,13 @@ class Evaluator:
 
   def _bare(self, ids: Sequence[int]) -> list[int]:
     """Return the ids without the padding, CLS and SEP around texts."""
-    vocabulary = self._setting.task.vocabulary
+    vocabulary = self._context.task.vocabulary
     around = {vocabulary.pad_id, *(special_id(vocabulary, name) for name in ("cls", "sep"))}
     return [i for i in ids if i not in around and i < vocabulary.size]
 
   def _continued(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
-    vocabulary = self._setting.task.vocabulary
-    rules = self._setting.rules
+    vocabulary = self._context.task.vocabulary
+    rules = self._context.rules
     most, new = self._most
     pairs = []
     for batch, rows in self._rows():
@@ -148,14 +148,14 @@ class Evaluator:
       return made
 
     drawn = in_batches(
-      lambda batch: self._run(arrays, batch), rules, self._setting.batch_size, lengths, features
+      lambda batch: self._run(arrays, batch), rules, self._context.batch_size, lengths, features
     )
     found = []
     for (prompt, wanted), (ids,) in zip(pairs, drawn):
       ids = [i for i in ids.tolist() if i < vocabulary.size]
       ids = ids[
         : next(
-          (n for n, i in enumerate(ids) if i in {vocabulary.eos_id, *self._setting.task.end_ids}),
+          (n for n, i in enumerate(ids) if i in {vocabulary.eos_id, *self._context.task.end_ids}),
           None,
         )
       ]
@@ -169,7 +169,7 @@ class Evaluator:
 
   def _before_a_word(self, ids: Sequence[int], cut: int) -> int:
     """Return the place nearest to `cut` at which a word begins, or `cut` if there is none."""
-    texts = [self._setting.task.vocabulary.decode(ids[:place]) for place in range(len(ids) + 1)]
+    texts = [self._context.task.vocabulary.decode(ids[:place]) for place in range(len(ids) + 1)]
 
     def begins(place: int) -> bool:
       rest = texts[-1][len(texts[place]) :]
@@ -183,7 +183,7 @@ class Evaluator:
     )
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    names = self._setting.task.features
+    names = self._context.task.features
     more = {"decoder_segment_ids", "decoder_causal_attention"} & names.keys()
     return {"decoder_input_tokens": batch["tokens"]} | {name: batch["valid"] for name in more}
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from t5x_like import slots
-from t5x_like.evals import Result, Setting
+from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
@@ -21,29 +21,29 @@ class Evaluator:
   """
 
   def __init__(
-    self, setting: Setting, *, max_examples: PositiveInt | None = 64, samples: NonNegativeInt = 8
+    self, context: EvalContext, *, max_examples: PositiveInt | None = 64, samples: NonNegativeInt = 8
   ):
-    self._setting = setting
+    self._context = context
     self._max_examples = max_examples
     self._samples = samples
-    (length,) = setting.task.features["decoder_target_tokens"].shape
+    (length,) = context.task.features["decoder_target_tokens"].shape
     greedy = slots.module("generate", "t5x_like.decoding").greedy
-    self._decode = setting.jit(lambda model, batch: greedy(model, batch, max_length=length))
+    self._decode = context.jit(lambda model, batch: greedy(model, batch, max_length=length))
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return the scores and the number of `sequences`.
 
     `span_exact_match` and `sequence_exact_match` are fractions of spans and of whole target
     sequences. `commonest_span` is the `span_exact_match` of always predicting the commonest span.
     """
-    vocabulary = self._setting.task.vocabulary
+    vocabulary = self._context.task.vocabulary
     spans_right = sequences_right = sequences = 0
     targets: Counter[tuple[int, ...]] = Counter()
     samples = []
-    for batch in self._setting.global_batches(self._max_examples):
+    for batch in self._context.global_batches(self._max_examples):
       predicted_BT = fetch(self._decode(arrays, batch))
       batch = {
         name: fetch(batch[name])
@@ -70,7 +70,7 @@ class Evaluator:
       "sequence_exact_match": sequences_right / max(sequences, 1),
       "sequences": sequences,
     }
-    return Result(scores, samples)
+    return EvalResult(scores, samples)
 
 
 def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ...]]:

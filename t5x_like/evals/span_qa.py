@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.answers import normalize_mlqa
 from t5x_like.metrics.squad import MultilingualSquad, SquadV1, SquadV2
 from t5x_like.slots import PositiveInt
@@ -45,7 +45,7 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     unanswerable: bool = False,
     language: str | None = None,
@@ -59,7 +59,7 @@ class Evaluator:
       raise UserError(
         f"evaluator span_qa: language: found {language!r}, expected one of {', '.join(_LANGUAGES)}"
       )
-    _labelled.check(setting, "span_qa", {"start_logits": 2, "end_logits": 2})
+    _labelled.check_labelled(context, "span_qa", {"start_logits": 2, "end_logits": 2})
     self._unanswerable = unanswerable
     self._language = language
     self._threshold = null_threshold
@@ -69,22 +69,22 @@ class Evaluator:
     self._metric = MultilingualSquad(normalize_mlqa) if language else SquadV1()
     if unanswerable:
       self._metric = SquadV2(threshold=0.5)
-    self._rows = _labelled.Rows(setting, _outputs, max_examples)
-    self._windows = setting.task.examples(ids)[: len(self._rows.tokens)]
+    self._rows = _labelled.LabelledRows(context, _outputs, max_examples)
+    self._windows = context.task.examples(ids)[: len(self._rows.tokens)]
     if not unanswerable and not all(window["answers"] for window in self._windows):
       raise UserError(
-        f"evaluator span_qa: task {setting.task.name} has questions without answers; set "
+        f"evaluator span_qa: task {context.task.name} has questions without answers; set "
         "unanswerable=True"
       )
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return (
       *self._metric.names,
       *(SquadV2.detailed if self._unanswerable else ()),
       "examples",
     )
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`;
     and `examples`."""
     questions: dict[int, dict[str, Any]] = {}
@@ -106,7 +106,9 @@ class Evaluator:
     found = {name: score for name, score in found.items() if math.isfinite(score)}
     if self._unanswerable:
       found |= self._metric.details(rows_NC, gold, given)
-    return Result(found | {"examples": len(gold)}, _labelled.samples(predictions), predictions)
+    return EvalResult(
+      found | {"examples": len(gold)}, _labelled.sample_predictions(predictions), predictions
+    )
 
   def _candidates(
     self, window: dict, start_S: np.ndarray, end_S: np.ndarray
@@ -146,7 +148,7 @@ class Evaluator:
       margin = null - (best[0][0] if best else -math.inf) - self._threshold
       row["no_answer_probability"] = 1.0 / (1.0 + math.exp(-max(min(margin, 30.0), -30.0)))
       row["prediction"] = "" if margin > 0 else answer
-    return _labelled.identified(row, window["record"], self._ids)
+    return _labelled.with_identifiers(row, window["record"], self._ids)
 
 
 def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.slots import PositiveInt
 
@@ -26,25 +26,25 @@ class Evaluator:
   """
 
   def __init__(
-    self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: PositiveInt | None = None
+    self, context: EvalContext, *, ids: tuple[str, ...] = (), max_examples: PositiveInt | None = None
   ):
-    self._tags = setting.task.classes
+    self._tags = context.task.classes
     self._ids = ids
-    _labelled.check(setting, "tagging", {"logits": 3}, len(self._tags))
+    _labelled.check_labelled(context, "tagging", {"logits": 3}, len(self._tags))
     self._metrics = [TagAccuracy()]
     if any(tag.startswith("B-") for tag in self._tags):
       self._metrics.append(EntityF1())
-    self._rows = _labelled.Rows(setting, _outputs, max_examples)
-    self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
+    self._rows = _labelled.LabelledRows(context, _outputs, max_examples)
+    self._examples = context.task.examples(ids)[: len(self._rows.tokens)]
 
-  def names(self) -> tuple[str, ...]:
+  def metric_names(self) -> tuple[str, ...]:
     return (
       *(name for metric in self._metrics for name in metric.names),
       "examples",
       "truncated_words",
     )
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in
     percent."""
     predictions = []
@@ -60,14 +60,16 @@ class Evaluator:
         "target": " ".join(example["tags"]),
       }
       predictions.append(
-        _labelled.identified(row | {"prediction": " ".join(given)}, example["record"], self._ids)
+        _labelled.with_identifiers(
+          row | {"prediction": " ".join(given)}, example["record"], self._ids
+        )
       )
       predictions[-1]["tags"] = given
     gold = [example["tags"] for example in self._examples]
     found = {"examples": len(gold), "truncated_words": truncated}
     for metric in self._metrics:
       found |= metric(gold, [row["tags"] for row in predictions])
-    return Result(found, _labelled.samples(predictions), predictions)
+    return EvalResult(found, _labelled.sample_predictions(predictions), predictions)
 
 
 def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:

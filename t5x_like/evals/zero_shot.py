@@ -6,8 +6,8 @@ import numpy as np
 
 from t5x_like import trust
 from t5x_like.errors import UserError, one_line
-from t5x_like.evals import Result, Setting, _top_classes
-from t5x_like.evals._embeddings import of_texts
+from t5x_like.evals import EvalContext, EvalResult, _top_classes
+from t5x_like.evals._embeddings import embed_texts
 from t5x_like.files.paths import place
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, PositiveInt
@@ -37,16 +37,16 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Setting,
+    context: EvalContext,
     *,
     templates: tuple[str, ...] = ("a photo of a {}.",),
     names: str | None = None,
     length: Length | None = None,
     max_examples: PositiveInt | None = None,
   ):
-    task = setting.task
+    task = context.task
     if (
-      "image" not in task.features or not task.classes or not hasattr(setting.model, "embed_texts")
+      "image" not in task.features or not task.classes or not hasattr(context.model, "embed_texts")
     ):
       raise UserError(
         "evaluator zero_shot: is for models of images and texts, and tasks of labelled images, "
@@ -58,37 +58,37 @@ class Evaluator:
         f"evaluator zero_shot: found templates {list(templates)}, expected texts "
         f"with one {{}} in each"
       )
-    self._setting = setting
+    self._context = context
     self._most = max_examples
     self._names = task.classes if names is None else _read(names, len(task.classes))
     self._tokens_CT = _rows(
       [template.replace("{}", name) for name in self._names for template in templates],
-      setting.vocabulary or task.vocabulary,
-      length or getattr(setting.model.text.inputs.position, "length", 77),
+      context.vocabulary or task.vocabulary,
+      length or getattr(context.model.text.inputs.position, "length", 77),
     )
-    self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
-    self._images = setting.jit(
+    self._texts = context.jit(lambda model, batch: (model.embed_texts(batch)[0],))
+    self._images = context.jit(
       lambda model, batch: (model.embed_images(batch)[0], batch["label"], batch["example_index"])
     )
 
-  def names(self) -> tuple[str, ...]:
-    return _top_classes.names(self._names)
+  def metric_names(self) -> tuple[str, ...]:
+    return _top_classes.top_metric_names(self._names)
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+  def __call__(self, arrays: dict[str, jax.Array]) -> EvalResult:
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
-    text_CP = of_texts(self._setting, self._texts, arrays, self._tokens_CT)
+    text_CP = embed_texts(self._context, self._texts, arrays, self._tokens_CT)
     mean_VP = text_CP.reshape(len(self._names), -1, text_CP.shape[-1]).mean(axis=1)
     class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
     found = [
       [fetch(x) for x in self._images(arrays, batch)]
-      for batch in self._setting.global_batches(self._most)
+      for batch in self._context.global_batches(self._most)
     ]
     image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     real_N = index_N >= 0
     best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[
-      :, : _top_classes.MOST
+      :, : _top_classes.TOP_K
     ]
-    return _top_classes.scored(best_NK, label_N[real_N], index_N[real_N], self._names)
+    return _top_classes.score_top_classes(best_NK, label_N[real_N], index_N[real_N], self._names)
 
 
 def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:

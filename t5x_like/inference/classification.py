@@ -248,12 +248,12 @@ class TextClassification:
     if not inputs:
       return []
     longest = self._length
-    lengths = _labelled.padded(self._model, ids.lengths, longest)
+    lengths = _labelled.padded_lengths(self._model, ids.lengths, longest)
     results = run.of_features(self._outputs, ids.features, lengths, longest)
     return [self._answer(entry, logits) for entry, (logits,) in zip(inputs, results)]
 
   def _outputs(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
-    return (_labelled.outputs(model, batch)["logits"].astype(jnp.float32),)
+    return (_labelled.example_outputs(model, batch)["logits"].astype(jnp.float32),)
 
   def _answer(self, entry: Input, logits_V: np.ndarray) -> dict[str, Any]:
     if self.labels is None:

@@ -24,7 +24,7 @@ class Embedding:
   """
 
   def __init__(self, model, vocabulary, pooling: _embeddings.Pooling = "mean"):
-    _embeddings.check(model, "--embed")
+    _embeddings.check_text_encoder(model, "--embed")
     self.vocabulary = vocabulary
     self.pooling = pooling
     position = model.variant.design.position
@@ -33,7 +33,7 @@ class Embedding:
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
     """Encode each text between CLS and SEP."""
-    return [_embeddings.row(self.vocabulary, text, self.longest) for text in texts]
+    return [_embeddings.encode_text(self.vocabulary, text, self.longest) for text in texts]
 
   def __call__(
     self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]
@@ -51,4 +51,4 @@ class Embedding:
 
   def _pooled(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array]:
     features = {"encoder_input_tokens": batch["tokens"], "encoder_segment_ids": batch["valid"]}
-    return (_embeddings.pooled(model, features, self.pooling),)
+    return (_embeddings.pool(model, features, self.pooling),)

@@ -12,7 +12,7 @@ import numpy as np
 
 from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError, one_line
-from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
+from t5x_like.evals.detection import SHOWN_SCORE, describe_detections, to_corners, top_detections
 from t5x_like.files import globs
 from t5x_like.files.paths import place
 from t5x_like.nn import params
@@ -193,7 +193,7 @@ class ObjectDetection(_OfImages):
     return {"image": padded, "image_size": np.array(seen_YXC.shape[:2], np.int32)}
 
   def found(self, model, batch):
-    return likeliest(model.outputs(batch))
+    return top_detections(model.outputs(batch))
 
   def answer(
     self, size, score_Q: np.ndarray, class_Q: np.ndarray, box_Q4: np.ndarray
@@ -201,9 +201,9 @@ class ObjectDetection(_OfImages):
     """Return `detections`, each with `label`, `score` and `box` (ymin, xmin, ymax, xmax in the
     file's pixels)."""
     order = np.argsort(-score_Q, kind="stable")
-    chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN]
-    boxes = corners(box_Q4[chosen].astype(np.float64)).clip(0.0, 1.0) * np.tile(size, 2)
-    return {"detections": listed(boxes, class_Q[chosen], score_Q[chosen], self._names)}
+    chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN_SCORE]
+    boxes = to_corners(box_Q4[chosen].astype(np.float64)).clip(0.0, 1.0) * np.tile(size, 2)
+    return {"detections": describe_detections(boxes, class_Q[chosen], score_Q[chosen], self._names)}
 
 
 def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:

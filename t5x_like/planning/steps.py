@@ -129,9 +129,9 @@ def _evaluation_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.S
 
 def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   """Return the function that the evaluator `loss` runs on each batch."""
-  from t5x_like.evals import Setting, loss
+  from t5x_like.evals import EvalContext, loss
 
-  setting = Setting(
+  setting = EvalContext(
     parts.model, parts.objective, task, lambda limit: iter(()), config.batch_size, parts.rules
   )
   return loss.Evaluator(setting).sums

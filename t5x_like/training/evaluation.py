@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 from t5x_like import config as config_lib
 from t5x_like import evals, slots
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.evals import Setting
+from t5x_like.evals import EvalContext
 from t5x_like.parallel.rules import local_rows
 from t5x_like.runtime import process
 
@@ -62,7 +62,7 @@ class Evaluation:
   Args:
     config: a resolved config.
     model: the abstract model.
-    objective, rules: see `evals.Setting`.
+    objective, rules: see `evals.EvalContext`.
     only: names of the instances to make; None makes all.
 
   Attributes:
@@ -79,9 +79,9 @@ class Evaluation:
 
     own = {"name": None} | config.task.to_dict()
     size = config.batch_size
-    settings: dict[str, Setting] = {}
+    settings: dict[str, EvalContext] = {}
 
-    def setting(slot: str, values: dict[str, Any], split: str) -> Setting:
+    def setting(slot: str, values: dict[str, Any], split: str) -> EvalContext:
       key = json.dumps([values, split], sort_keys=True)
       if key not in settings:
         arguments = dict(values)
@@ -98,7 +98,7 @@ class Evaluation:
 
         vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
         on = lambda other: setting(slot, values, other)  # noqa: E731
-        settings[key] = Setting(
+        settings[key] = EvalContext(
           model, objective, task, batches, size, rules, on, vocabulary, self._beat, split
         )
       return settings[key]
@@ -127,7 +127,7 @@ class Evaluation:
         raise UserError(
           f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one"
         )
-      evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
+      evaluator = slots.make(where, values, evals, "Evaluator", context=made)
       usual = name == values["name"] and made.task is self.task
       self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)
     self._check_names()
@@ -136,12 +136,12 @@ class Evaluation:
     """Return the names of all metrics that may be written; None if an evaluator from elsewhere
     tells none."""
     instances = self._instances.values()
-    if not all(hasattr(evaluator, "names") for *_, evaluator in instances):
+    if not all(hasattr(evaluator, "metric_names") for *_, evaluator in instances):
       return None
     return [
       f"eval/{label}/{name}"
       for label, *_, evaluator in instances
-      for name in (*evaluator.names(), "seconds")
+      for name in (*evaluator.metric_names(), "seconds")
     ]
 
   def _check_names(self) -> None:
@@ -149,7 +149,9 @@ class Evaluation:
     labels = collections.Counter(label for label, *_ in self._instances.values())
     seen: dict[tuple[str, str], str] = {}
     for name, (label, _, _, evaluator) in self._instances.items():
-      for metric in evaluator.names() if labels[label] > 1 and hasattr(evaluator, "names") else ():
+      for metric in (
+        evaluator.metric_names() if labels[label] > 1 and hasattr(evaluator, "metric_names") else ()
+      ):
         other = seen.setdefault((label, metric), name)
         if other != name:
           raise UserError(

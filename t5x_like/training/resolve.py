@@ -34,7 +34,7 @@ _SLOTS = {
   "guard": Slot(GUARDS),
   "tuning": Slot(tunings, "make"),
 }
-_EVALUATOR = Slot(evals, "Evaluator", supplied=("setting", "name"), records=(config_lib.Instance,))
+_EVALUATOR = Slot(evals, "Evaluator", supplied=("context", "name"), records=(config_lib.Instance,))
 _TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 

@@ -15,7 +15,7 @@ from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.data.images.boxes import Boxes
-from t5x_like.evals import Setting, _best_boxes, detection
+from t5x_like.evals import EvalContext, _best_boxes, detection
 from t5x_like.nn import params
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
@@ -99,7 +99,9 @@ def test_the_numbers_are_those_of_pycocotools(tmp_path):
     ours = detection.average_precision(truth, found, CLASSES)
     theirs = from_files(truth, found, tmp_path)
     assert 5 < ours["AP"] < 95
-    for name, value in zip((*detection.METRICS, *detection.recalls(100)), theirs, strict=True):
+    for name, value in zip(
+      (*detection.PRECISION_METRICS, *detection.recall_metrics(100)), theirs, strict=True
+    ):
       assert ours.get(name, -100) == pytest.approx(100 * value, abs=1e-9), name
 
 
@@ -122,7 +124,7 @@ def test_a_class_by_itself_has_the_precision_of_its_own_objects_alone():
     each.append(detection.average_precision(alone, of_class, CLASSES)["AP"])
     assert ours[f"AP_of_{name}"] == pytest.approx(each[-1])
   assert ours["AP"] == pytest.approx(np.mean(each))
-  names = detection.of_classes(("sea lion/2", "猫", "犬", "a b", "a_b"))
+  names = detection.class_metrics(("sea lion/2", "猫", "犬", "a b", "a_b"))
   assert names == ("AP_of_sea_lion_2", "AP_of_猫", "AP_of_犬", "AP_of_a_b_3", "AP_of_a_b_4")
 
 
@@ -137,11 +139,13 @@ def test_detections_of_another_image_tell_whether_boxes_depend_on_the_image():
     for n, *_ in found
   ]
   same, other = (
-    detection.average_precision(truth, x, CLASSES) for x in (blind, detection.swapped(truth, blind))
+    detection.average_precision(truth, x, CLASSES)
+    for x in (blind, detection.swap_detections(truth, blind))
   )
   assert same["AP"] == pytest.approx(other["AP"])
   sees, swapped = (
-    detection.average_precision(truth, x, CLASSES) for x in (found, detection.swapped(truth, found))
+    detection.average_precision(truth, x, CLASSES)
+    for x in (found, detection.swap_detections(truth, found))
   )
   assert swapped["AP"] < 0.2 * sees["AP"]
 
@@ -151,7 +155,7 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see
 
   truth, found = scenes(np.random.default_rng(5), 25)
   truth = dataclasses.replace(truth, crowds=np.zeros_like(truth.crowds))
-  scores = _best_boxes.overlaps(truth, found, CLASSES)
+  scores = _best_boxes.mean_overlaps(truth, found, CLASSES)
   by_class = []
   for label in range(3):
     objects = [truth.boxes[truth.of(n)][truth.labels[truth.of(n)] == label] for n, *_ in found]
@@ -169,11 +173,11 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see
   assert scores["IoU_constant"] <= 100 * np.mean(by_class) + 3
   # the near ones first
   sure = [(n, boxes, names, np.arange(len(names), 0.0, -1)) for n, boxes, names, _ in found]
-  assert _best_boxes.overlaps(truth, sure, CLASSES)["IoU_best"] > scores["IoU_constant"] + 10
+  assert _best_boxes.mean_overlaps(truth, sure, CLASSES)["IoU_best"] > scores["IoU_constant"] + 10
   for box in np.random.default_rng(6).uniform(0, 1, (20, 2, 2)):
     still = np.sort(box, axis=0).reshape(1, 4).repeat(3, axis=0)
     blind = [(n, still * np.tile(truth.pixels[n], 2), np.arange(3), np.ones(3)) for n, *_ in found]
-    again = _best_boxes.overlaps(truth, blind, CLASSES)
+    again = _best_boxes.mean_overlaps(truth, blind, CLASSES)
     assert again["IoU_best"] <= again["IoU_constant"] == scores["IoU_constant"]
 
 
@@ -191,15 +195,15 @@ def test_the_likeliest_box_is_of_its_class_and_near_one_object():
   other = (1, np.array([[0.0, 5, 5, 10], [0, 5, 10, 10]]), np.array([0, 1]), np.array([0.9, 0.1]))
   # Class 0: exact, though another is half as near. Class 1: its own box, twice the object, not the
   # likelier one.
-  assert _best_boxes.overlaps(truth, [first, other], CLASSES)["IoU_best"] == pytest.approx(
+  assert _best_boxes.mean_overlaps(truth, [first, other], CLASSES)["IoU_best"] == pytest.approx(
     100 * (1 + 0.5) / 2
   )
   none = [(n, np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for n in range(2)]
-  assert _best_boxes.overlaps(truth, none, CLASSES) == {
+  assert _best_boxes.mean_overlaps(truth, none, CLASSES) == {
     "IoU_best": 0.0,
     "IoU_constant": pytest.approx(100),
   }
-  assert not _best_boxes.overlaps(truth, [], CLASSES)
+  assert not _best_boxes.mean_overlaps(truth, [], CLASSES)
 
 
 def test_a_part_of_a_difficult_object_is_a_mistake_and_the_whole_of_it_is_neither_right_nor_wrong():
@@ -244,7 +248,7 @@ def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
 
 def test_boxes_beyond_the_image_are_scored_as_they_are_and_shown_within_it():
   """As in `PostProcess` of the authors' code, half of this box lies beyond and counts as missed."""
-  corners_Q4 = detection.corners(np.array([[0.0, 0.25, 1.0, 0.5]])) * 100
+  corners_Q4 = detection.to_corners(np.array([[0.0, 0.25, 1.0, 0.5]])) * 100
   np.testing.assert_array_equal(corners_Q4, [[0, -50, 50, 50]])
   none = np.zeros(1, bool)
   boxes = np.array([[0.0, 0.0, 0.5, 0.5]], np.float32)
@@ -270,9 +274,9 @@ def made(folder, devices: int, batch_size: int):
   }
   task = tasks.build(split="validation", **config.task.to_dict())
   batches = lambda most: loader.eval_batches(task, batch_size=batch_size, max_examples=most)  # noqa: E731
-  setting = Setting(parts.model, parts.objective, task, batches, batch_size, parts.rules)
+  setting = EvalContext(parts.model, parts.objective, task, batches, batch_size, parts.rules)
   arguments = {"name": "detection", "max_examples": 21}
-  return slots.make("config.evals.x", arguments, evals, "Evaluator", setting=setting), placed
+  return slots.make("config.evals.x", arguments, evals, "Evaluator", context=setting), placed
 
 
 def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path):

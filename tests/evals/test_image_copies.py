@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like.errors import UserError
-from t5x_like.evals._image_features import Features, LabelledFeatures, pixel_digests
+from t5x_like.evals._image_features import ImageFeatures, LabelledFeatures, pixel_digests
 
 NOISE = np.random.default_rng(0).standard_normal((6, 5, 4, 3)).astype(np.float32)
 
@@ -40,7 +40,7 @@ def test_copies_have_one_digest_and_other_images_another():
 
 
 def test_images_to_learn_from_are_not_scored(capsys):
-  features = Features(setting("validation", "a 1"), "train", "knn")
+  features = ImageFeatures(setting("validation", "a 1"), "train", "knn")
   scored = features.without_copies(labelled(NOISE), labelled(NOISE[[4, 1]]))
   assert scored.index_N.tolist() == [0, 2, 3, 5]
   features.without_copies(labelled(NOISE), labelled(NOISE[[4, 1]]))
@@ -59,6 +59,6 @@ def test_two_splits_of_the_same_images_are_refused():
   with pytest.raises(
     UserError, match="'validation' and the support_split 'train' of the same images"
   ):
-    Features(setting("validation", "b 2"), "train", "knn")
+    ImageFeatures(setting("validation", "b 2"), "train", "knn")
   with pytest.raises(UserError, match="of the same images"):
-    Features(setting("train[:9]", "a 1"), "train", "few_shot")
+    ImageFeatures(setting("train[:9]", "a 1"), "train", "few_shot")

@@ -8,7 +8,7 @@ from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting, few_shot, knn
+from t5x_like.evals import EvalContext, few_shot, knn
 from t5x_like.nn import params
 from t5x_like.training import assembly
 from t5x_like.training.build import build
@@ -31,14 +31,14 @@ def made(name: str, folder, devices: int, batch_size: int, extra=(), **arguments
     n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()
   }
 
-  def on(split: str) -> Setting:
+  def on(split: str) -> EvalContext:
     task = tasks.build(split=split, **config.task.to_dict())
     batches = lambda most: loader.eval_batches(task, batch_size=batch_size, max_examples=most)  # noqa: E731
-    return Setting(parts.model, parts.objective, task, batches, batch_size, parts.rules, on)
+    return EvalContext(parts.model, parts.objective, task, batches, batch_size, parts.rules, on)
 
   setting = on("validation")
   evaluator = slots.make(
-    "config.evals.x", {"name": name, **arguments}, evals, "Evaluator", setting=setting
+    "config.evals.x", {"name": name, **arguments}, evals, "Evaluator", context=setting
   )
   return evaluator, placed, setting.task, parts
 
@@ -83,7 +83,7 @@ def test_ridge_is_scikit_learns():
     (few - mean) / std, np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
   )
   expected = reference.predict((test - mean) / std).argmax(1)
-  np.testing.assert_array_equal(few_shot.ridge(few, labels, test, 3, 7.0), expected)
+  np.testing.assert_array_equal(few_shot.classify_by_ridge(few, labels, test, 3, 7.0), expected)
 
 
 def test_few_shots_are_as_many_of_each_class_and_tell_digits_apart_by_their_pixels(tmp_path):
@@ -116,14 +116,18 @@ def test_neighbours_vote_as_scikit_learns():
   reference = KNeighborsClassifier(9, metric="cosine", weights=weigh, algorithm="brute").fit(
     known, labels
   )
-  np.testing.assert_array_equal(knn.voted(known, labels, test, 4, 9, 0.5), reference.predict(test))
+  np.testing.assert_array_equal(
+    knn.classify_by_neighbours(known, labels, test, 4, 9, 0.5), reference.predict(test)
+  )
   likely = (test / np.linalg.norm(test, axis=1, keepdims=True)) @ (
     known / np.linalg.norm(known, axis=1, keepdims=True)
   ).T
   # whose weights vanish
-  nearest = knn.voted(known.astype(np.float32), labels, test.astype(np.float32), 4, 9, 0.001)
+  nearest = knn.classify_by_neighbours(
+    known.astype(np.float32), labels, test.astype(np.float32), 4, 9, 0.001
+  )
   np.testing.assert_array_equal(nearest, labels[likely.argmax(1)])
-  everyone = knn.voted(known[:3], np.array([2, 2, 1]), test, 4, 9, 100.0)
+  everyone = knn.classify_by_neighbours(known[:3], np.array([2, 2, 1]), test, 4, 9, 100.0)
   assert set(everyone) == {2}
 
 

@@ -18,7 +18,7 @@ from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.penalties import NoRepeatNgrams
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting, multiple_choice
+from t5x_like.evals import EvalContext, multiple_choice
 from t5x_like.metrics.squad import SquadV1
 from t5x_like.nn import params
 from t5x_like.training.build import build
@@ -51,9 +51,9 @@ def made(name: str, folder, devices: int = 8, batch_size: int = 8, extra=(), **a
   placed = {
     n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()
   }
-  setting = Setting(parts.model, parts.objective, task, None, batch_size, parts.rules)
+  setting = EvalContext(parts.model, parts.objective, task, None, batch_size, parts.rules)
   return (
-    slots.make("config.evals.x", {"name": name, **arguments}, evals, "Evaluator", setting=setting),
+    slots.make("config.evals.x", {"name": name, **arguments}, evals, "Evaluator", context=setting),
     placed,
     task,
     parts,
@@ -302,10 +302,10 @@ def test_an_option_with_the_text_of_the_right_one_is_wrong():
   evaluator._examples = [example, example]
   evaluator._rows = lambda arrays: [(np.array([0.0, 1.0, 2.0]),), (np.array([2.0, 1.0, 0.0]),)]
   assert evaluator({}).metrics == {"accuracy": 50.0, "examples": 2}
-  assert evaluator.names() == ("accuracy", "examples", "unlabelled")
+  assert evaluator.metric_names() == ("accuracy", "examples", "unlabelled")
   # as a selection's metric, the score is then refused at the start
   evaluator._examples = [example | {"answers": []}]
-  assert evaluator.names() == ("examples", "unlabelled")
+  assert evaluator.metric_names() == ("examples", "unlabelled")
 
 
 def test_minus_one_is_a_class_where_it_is_named(tmp_path):

@@ -378,7 +378,7 @@ def correlation(run: Run, split: str) -> float:
   encode = jax.jit(lambda model, ids: model.encode({"encoder_input_tokens": ids})[0])
 
   def embedded(text: str) -> np.ndarray:
-    ids = _embeddings.row(made.vocabulary, text, 16)
+    ids = _embeddings.encode_text(made.vocabulary, text, 16)
     mean_D = np.mean(encode(model, np.array([ids]))[0], axis=0)
     return mean_D / np.linalg.norm(mean_D)
 
@@ -388,10 +388,10 @@ def correlation(run: Run, split: str) -> float:
 
 def precision(run: Run, split: str) -> float:
   model, batch, made = run.opened(split)
-  found = jax.jit(lambda model, batch: detection.likeliest(model.outputs(batch)))(model, batch)
+  found = jax.jit(lambda model, batch: detection.top_detections(model.outputs(batch)))(model, batch)
   score_NQ, class_NQ, box_NQ4 = (np.asarray(x)[: SIZES[split]] for x in found)
   found = [
-    (n, detection.corners(box_Q4.astype(np.float64)) * 16, class_Q, score_Q)
+    (n, detection.to_corners(box_Q4.astype(np.float64)) * 16, class_Q, score_Q)
     for n, (score_Q, class_Q, box_Q4) in enumerate(zip(score_NQ, class_NQ, box_NQ4))
   ]
   return detection.average_precision(made.boxes, found, ("thing",))["AP"]
@@ -492,7 +492,7 @@ def test_evaluators_refuse_to_score_images_that_they_learn_from(name, split, run
 
 
 class Shadowing:
-  def __init__(self, setting, *, split: str = "train"):
+  def __init__(self, context, *, split: str = "train"):
     pass
 
 
@@ -503,4 +503,4 @@ def test_an_evaluator_that_shadows_a_key_is_refused(runs, capsys):
     r"config.evals.mine: .*Shadowing declares the argument 'split'", capsys.readouterr().err
   )
   with pytest.raises(UserError, match="declares the argument 'split'"):
-    slots.fill("x", {}, Shadowing, supplied=("setting",), records=(Instance,))
+    slots.fill("x", {}, Shadowing, supplied=("context",), records=(Instance,))

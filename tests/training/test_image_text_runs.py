@@ -226,7 +226,7 @@ def test_ranks_against_brute_force():
   image_NP = generator.standard_normal((300, 4))
   text_CP = generator.standard_normal((700, 4))
   image_C = np.sort(np.concatenate([np.arange(300), generator.integers(0, 300, 400)]))
-  of_image, of_text = retrieval.ranked(image_NP, text_CP, image_C)
+  of_image, of_text = retrieval.match_ranks(image_NP, text_CP, image_C)
   cosine = image_NP @ text_CP.T
   for n in (0, 255, 256, 299):
     order = image_C[np.argsort(-cosine[n])]
@@ -234,4 +234,8 @@ def test_ranks_against_brute_force():
   for c in (0, 255, 256, 699):
     assert np.argsort(-cosine[:, c])[of_text[c]] == image_C[c]
   # all the same
-  assert retrieval.ranked(np.ones((3, 2)), np.ones((3, 2)), np.arange(3))[0].tolist() == [2, 2, 2]
+  assert retrieval.match_ranks(np.ones((3, 2)), np.ones((3, 2)), np.arange(3))[0].tolist() == [
+    2,
+    2,
+    2,
+  ]
