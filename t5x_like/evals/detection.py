@@ -35,7 +35,11 @@ class Evaluator:
   """
 
   def __init__(
-    self, context: EvalContext, *, max_examples: PositiveInt | None = None, at_most: PositiveInt = 100
+    self,
+    context: EvalContext,
+    *,
+    max_examples: PositiveInt | None = None,
+    at_most: PositiveInt = 100,
   ):
     task = context.task
     self._context = context

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from t5x_like.evals import EvalResult, EvalContext
+from t5x_like.evals import EvalContext, EvalResult
 from t5x_like.evals._image_features import ImageFeatures
 from t5x_like.slots import PositiveFloat, PositiveInt
 

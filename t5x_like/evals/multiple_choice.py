@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import EvalResult, EvalContext, _labelled
+from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.squad import SquadV1
 from t5x_like.slots import PositiveInt
 

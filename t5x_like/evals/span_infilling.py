@@ -21,7 +21,11 @@ class Evaluator:
   """
 
   def __init__(
-    self, context: EvalContext, *, max_examples: PositiveInt | None = 64, samples: NonNegativeInt = 8
+    self,
+    context: EvalContext,
+    *,
+    max_examples: PositiveInt | None = 64,
+    samples: NonNegativeInt = 8,
   ):
     self._context = context
     self._max_examples = max_examples

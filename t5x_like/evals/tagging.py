@@ -26,7 +26,11 @@ class Evaluator:
   """
 
   def __init__(
-    self, context: EvalContext, *, ids: tuple[str, ...] = (), max_examples: PositiveInt | None = None
+    self,
+    context: EvalContext,
+    *,
+    ids: tuple[str, ...] = (),
+    max_examples: PositiveInt | None = None,
   ):
     self._tags = context.task.classes
     self._ids = ids
