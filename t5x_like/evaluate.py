@@ -180,18 +180,18 @@ def main(argv: list[str]) -> None:
   from t5x_like.files.paths import check_writable
   from t5x_like.runtime import process
   from t5x_like.training import open_with_recipe, workdir
-  from t5x_like.training.build import objective_of
+  from t5x_like.training.build import build_objective
   from t5x_like.training.evaluation import Evaluation
 
   if hub.is_hub_name(args.workdir):
     raise hub.missing_model_error(args.workdir, "--workdir")  # results are written beside the model
   process.prepare()
   data.use_cache(args.workdir)
-  run = open_with_recipe.open_run(args.workdir, args.config, overrides)
+  run = open_with_recipe.open_with_recipe(args.workdir, args.config, overrides)
   config = run.config
   only = None if args.evals is None else args.evals.split(",")
-  evaluation = Evaluation(config, run.model, objective_of(config), run.rules, only)
-  open_with_recipe.check(run, evaluation.task.vocabulary)
+  evaluation = Evaluation(config, run.model, build_objective(config), run.rules, only)
+  open_with_recipe.check_saved_model(run, evaluation.task.vocabulary)
   if process.first():
     check_writable("--workdir", args.workdir, ("evaluations",))
   step, arrays = run.restore(args.step)
@@ -208,7 +208,7 @@ def main(argv: list[str]) -> None:
       name = f"{step}_{label}_{group.split}"
       metrics = checked_json.finite(group.metrics)
       content = {"step": step, "task": group.task, "split": group.split, "metrics": metrics}
-      workdir.write(folder, f"{name}.json", content)
+      workdir.write_json(folder, f"{name}.json", content)
       if group.predictions or group.samples:
         workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
   task = evaluation.task
@@ -275,7 +275,7 @@ def _suite(args, overrides: list[str]) -> None:
     raise UserError(f"--workdir={given[0]}: needs --output=DIR, a local directory for the results")
   workdirs = [hub.local_directory(word, "--workdir") for word in given]
   for word in workdirs:
-    saved_model.identity_of(word)  # raises if there is none
+    saved_model.load_identity(word)  # raises if there is none
   form = "from_scratch" if args.from_scratch else ""
   folder = "+".join(map(custom_suites.short_name, names)) or _QUESTIONS
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / folder / form)
@@ -383,7 +383,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
           process.say(f"{_QUESTIONS}/{name}: left out: {error}")
           continue
         if process.first():
-          workdir.write(output, f"{name}.json", done)
+          workdir.write_json(output, f"{name}.json", done)
       process.say(f"{_QUESTIONS}/{name}: {questions.line(done['metrics'])}")
       metrics = {
         f"{options.shots}-shot/{metric}": value for metric, value in done["metrics"].items()

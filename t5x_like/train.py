@@ -62,18 +62,18 @@ def start(
   config, notes = open_values.complete(config)  # before jax is loaded
   from t5x_like import data
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training.resolve import adopted, resolve
-  from t5x_like.training.workdir import imported
+  from t5x_like.training.resolve import adopt_imported_model, resolve
+  from t5x_like.training.workdir import read_imported
 
   process.prepare()
   for note in notes:
     process.say(note)
   data.use_cache(workdir)
   compiled = compile_cache.use(workdir)
-  config = resolve(adopted(config, imported(workdir), workdir))
-  from t5x_like.training import loop, run
+  config = resolve(adopt_imported_model(config, read_imported(workdir), workdir))
+  from t5x_like.training import loop, open_run
 
-  with run.opened(config, workdir, from_step) as made:
+  with open_run.open_training_run(config, workdir, from_step) as made:
     process.say(f"  {compiled}")
     made.session.callbacks += callbacks
     loop.train(made, profile=profile)

@@ -157,11 +157,11 @@ def restored(workdir, step: int) -> dict[str, np.ndarray]:
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import flatten
   from t5x_like.training import open_with_recipe
-  from t5x_like.training.build import build
+  from t5x_like.training.build import build_parts
   from t5x_like.training.state import to_tree
 
-  run = open_with_recipe.open_run(str(workdir), None, ['mesh={"data": -1}'], rows=True)
-  abstract = to_tree(build(run.config).state)
+  run = open_with_recipe.open_with_recipe(str(workdir), None, ['mesh={"data": -1}'], rows=True)
+  abstract = to_tree(build_parts(run.config).state)
   with Checkpoints(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     _, tree, _ = checkpoints.restore(abstract, step)
   return {name: np.asarray(x) for name, x in flatten(tree).items()}

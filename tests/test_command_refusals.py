@@ -395,7 +395,7 @@ def test_a_workdir_that_cannot_be_written_is_refused(refused, tmp_path):
 
 def test_a_workdir_in_use_is_refused(untouched, refused, tmp_path):
   workdir = shutil.copytree(untouched, tmp_path / "run")
-  with contextlib.closing(workdirs.hold(workdir)):
+  with contextlib.closing(workdirs.lock_workdir(workdir)):
     refused(
       train.main, *SMALL, workdir=workdir, parts=(str(workdir), "another process is training in it")
     )

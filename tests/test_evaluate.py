@@ -18,7 +18,7 @@ from t5x_like.evals import EvalContext, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import open_with_recipe
-from t5x_like.training.build import objective_of
+from t5x_like.training.build import build_objective
 from tests.runs import NANO
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 @pytest.fixture(scope="module")
 def restored(trained):
   """(parts, task, arrays) of the finished run."""
-  run = open_with_recipe.open_run(str(trained), NANO, [])
+  run = open_with_recipe.open_with_recipe(str(trained), NANO, [])
   task = tasks.build(split="validation", **run.config.task.to_dict())
   return run, task, run.restore()[1]
 
@@ -39,7 +39,7 @@ def setting(restored, batch_size: int, rows=None) -> EvalContext:
     return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=max_examples)
 
   return EvalContext(
-    parts.model, objective_of(parts.config), task, batches, batch_size, parts.rules
+    parts.model, build_objective(parts.config), task, batches, batch_size, parts.rules
   )
 
 
@@ -150,7 +150,7 @@ def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, res
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}", *flags]) == 0
   (loop,) = [row for row in read_metrics(tmp_path) if "eval/same/loss" in row]
   parts, task, _ = restored
-  run = open_with_recipe.open_run(str(tmp_path), NANO, [])
+  run = open_with_recipe.open_with_recipe(str(tmp_path), NANO, [])
   arrays = run.restore()[1]
   for name, changes, split, most in (
     (task.name, {}, "validation", 16),

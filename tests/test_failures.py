@@ -39,12 +39,12 @@ import sys
 sys.path[:0] = [{str(REPO)!r}]
 from t5x_like import command_line, train
 from t5x_like.training import phases
-batches = phases.batches
+batches = phases.iterate_batches
 def poisoned(built, position, rows):
   for number, batch in enumerate(batches(built, position, rows), start=position):
     yield batch | {{"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}} if number == 9 else batch
-phases.batches = poisoned
-command_line.run_program(train.main)
+phases.iterate_batches = poisoned
+command_line.program(train.main)
 """
 
 

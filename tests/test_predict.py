@@ -22,7 +22,7 @@ from t5x_like.decoding.sampling import MinLength
 from t5x_like.inference import generation, masks, predictors, strategies
 from t5x_like.nn import params
 from t5x_like.training import saved_model as trained_run
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.runs import REPO, environment
@@ -82,7 +82,7 @@ def read(path) -> list[dict]:
 
 def opened(workdir):
   """(model, vocabulary) of a finished run."""
-  run = trained_run.open_saved(str(workdir))
+  run = trained_run.open_saved_model(str(workdir))
   _, arrays = run.restore()
   return params.with_arrays(run.model, jax.device_get(arrays)), vocabularies.load(
     str(workdir / "vocabulary")
@@ -266,7 +266,7 @@ class Fixed(strategies.Greedy):
 
 
 def test_the_end_ends_and_special_ids_are_not_shown(decoder):
-  run = trained_run.open_saved(str(decoder))
+  run = trained_run.open_saved_model(str(decoder))
   _, arrays = run.restore()
   said = generation.Continuation(run.model, ByteVocabulary(), run.identity["features"], Fixed(), 7)
   ids = said.encode(PROMPTS, "-")
@@ -391,7 +391,7 @@ def test_from_standard_input_to_standard_output(decoder, ask, monkeypatch, capsy
 
 
 def test_few_shapes_and_the_order_of_the_rows(decoder):
-  parts = trained_run.open_saved(str(decoder))
+  parts = trained_run.open_saved_model(str(decoder))
   shapes = []
 
   def total(model, batch):
@@ -424,7 +424,7 @@ def test_families_with_ways_of_their_own(recipe, length):
   """ELECTRA fills with its generator, BigBird's core has a least length, experts have slots: by
   abstract evaluation."""
   config = resolve(recipes.load(f"configs/{recipe}.py:debug"))
-  parts = build(config)
+  parts = build_parts(config)
   model = parts.model
   task = tasks.build(split="validation", **config.task.to_dict())
   features = {name: list(feature.shape) for name, feature in task.features.items()}

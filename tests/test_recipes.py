@@ -15,7 +15,7 @@ from t5x_like.files import checked_json
 from t5x_like.interop.published_images import processor_config
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -88,7 +88,7 @@ GOLDEN = {
 
 def parts(recipe: str, *overrides: str):
   config = resolve(recipes.load(recipe, overrides))
-  built = build(config)
+  built = build_parts(config)
   return config, built, sum(math.prod(p.shape) for p in params.named_params(built.model).values())
 
 
@@ -137,7 +137,7 @@ def test_pythia_has_the_gelu_of_its_configs():
   """`bias_gelu_fusion`, which is the tanh form in megatron/model/activations.py of
   EleutherAI/gpt-neox."""
   config = resolve(recipes.load("configs/neox/pythia_160m.py"))
-  assert build(config).model.variant.design.activation == "gelu_tanh"
+  assert build_parts(config).model.variant.design.activation == "gelu_tanh"
 
 
 def test_bigbird_masks_whole_words_as_its_code_does():
@@ -194,14 +194,16 @@ def test_encoders_have_their_papers_values_of_each_task():
   assert values("squad/squad_v2,roberta")[:2] == (1.5e-5, 48)
   shorter = recipes.load("configs/finetune/encoder.py:glue/qqp", ["total_steps=60"])
   config = resolve(shorter)
-  assert (config.eval_every, config.checkpoint.every) == (6, 6) and build(config).schedule(6) > 0
+  assert (config.eval_every, config.checkpoint.every) == (6, 6) and build_parts(config).schedule(
+    6
+  ) > 0
 
 
 def test_electra_reads_the_raw_first_token():
   """`get_prediction_module` and `get_pooled_output` of google-research/electra."""
   for argument, activation in (("glue/cola,electra", None), ("own,electra", "gelu")):
     config = resolve(recipes.load(f"configs/finetune/encoder.py:{argument}"))
-    names = params.arrays(build(config).model)
+    names = params.arrays(build_parts(config).model)
     assert config.model.head.activation == activation
     assert ("head/pooler/dense/kernel" in names) == (
       activation is not None

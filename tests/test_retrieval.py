@@ -125,7 +125,7 @@ def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
     names = ("retriever/x", "reference/retriever/x", "reference/reference/retriever/x")
     return TrainState(step, dict(zip(names, [step, *kept])), None)
 
-  steps = object.__new__(steps_of_retrieval.Steps)
+  steps = object.__new__(steps_of_retrieval.RetrievalStep)
 
   def copied(arrays):
     return {n: arrays[n.removeprefix("reference/")] for n in arrays if n.startswith("ref")}

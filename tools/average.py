@@ -62,7 +62,7 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
   from t5x_like.nn.linear import has_adapters
   from t5x_like.training import imported_weights, open_with_recipe, saved_model
 
-  run = saved_model.open_saved(workdir)
+  run = saved_model.open_saved_model(workdir)
   if run.published is not None:
     raise UserError(
       f"--workdir: {workdir} is a published model, which has no checkpoints of a "
@@ -91,8 +91,8 @@ def average(workdir: str, output: str, last: int, steps: list[int] | None = None
     )
   tree = {f"params/{name}": x for name, x in mean.items()}
   tree["step"] = jax.device_put(np.int32(steps[-1]), run.rules.replicated)
-  imported_weights.write(
-    output, run.config, open_with_recipe.vocabulary_of(run), steps[-1], nest(tree)
+  imported_weights.write_imported_workdir(
+    output, run.config, open_with_recipe.load_vocabulary(run), steps[-1], nest(tree)
   )
   return steps
 

@@ -82,8 +82,8 @@ class Teacher:
 
     if jax.process_count() > 1:
       raise UserError(f"tools.cache_teacher runs on one process, found {jax.process_count()}")
-    run = saved_model.open_saved(workdir)
-    self.workdir, self.run, self.vocabulary = workdir, run, open_with_recipe.vocabulary_of(run)
+    run = saved_model.open_saved_model(workdir)
+    self.workdir, self.run, self.vocabulary = workdir, run, open_with_recipe.load_vocabulary(run)
     self.step, self._arrays = run.restore(None)
     if k > (size := min(run.model.variant.vocab_size, self.vocabulary.size)):
       raise UserError(f"--k={k}: expected at most {size}, the tokens of {workdir}")

@@ -98,7 +98,7 @@ def _import(
   from t5x_like.nn import params
   from t5x_like.runtime import process
   from t5x_like.training import assembly, imported_weights
-  from t5x_like.training.build import build
+  from t5x_like.training.build import build_parts
   from t5x_like.training.resolve import resolve
   from t5x_like.training.state import init_state, to_tree
 
@@ -109,12 +109,12 @@ def _import(
   vocabulary = _vocabulary(config, directory, sentinels)
   config = assembly.with_tokens(resolve(config), vocabulary)
   assembly.check_vocabulary(config, vocabulary)
-  parts = build(config)
+  parts = build_parts(config)
   model = hf.load(directory, rules=parts.rules)
   imported_weights.check_parameters(model, parts.model, directory, recipe)
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   state = dataclasses.replace(state, params=params.arrays(model))
-  imported_weights.write(workdir, config, vocabulary, 0, to_tree(state))
+  imported_weights.write_imported_workdir(workdir, config, vocabulary, 0, to_tree(state))
   flags = "".join(f" --config.{override}" for override in overrides)
   prepare = ""
   if "vocab_size" in config.model:
@@ -157,7 +157,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
       f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out"
     )
   try:
-    return imported_weights.vocabulary_of(config)
+    return imported_weights.load_task_vocabulary(config)
   except UserError as error:
     raise UserError(
       f"{directory}: found no tokenizer that can be read; copy its files there, or prepare the "

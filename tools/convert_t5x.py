@@ -83,7 +83,7 @@ def _convert(args, overrides: list[str]) -> None:
   from t5x_like.nn import params
   from t5x_like.runtime import process
   from t5x_like.training import assembly, guard, imported_weights, optimizer
-  from t5x_like.training.build import build
+  from t5x_like.training.build import build_parts
   from t5x_like.training.resolve import resolve
 
   process.prepare()
@@ -97,11 +97,11 @@ def _convert(args, overrides: list[str]) -> None:
   vocabulary = (
     vocabularies.load(args.vocabulary)
     if args.vocabulary
-    else imported_weights.vocabulary_of(config)
+    else imported_weights.load_task_vocabulary(config)
   )
   config = assembly.with_tokens(resolve(config), vocabulary)
   assembly.check_vocabulary(config, vocabulary)
-  parts = build(config)
+  parts = build_parts(config)
   abstract = params.named_params(parts.model)
   step = 0 if args.fresh else t5x.read_step(checkpoint) or 0
   named = {"step": jax.device_put(np.int32(step), parts.rules.replicated)}
@@ -117,13 +117,13 @@ def _convert(args, overrides: list[str]) -> None:
       )
     named |= {
       f"guard/{name}": jax.device_put(x, parts.rules.replicated)
-      for name, x in guard.watch().items()
+      for name, x in guard.new_loss_record().items()
     }
     named["adafactor/count"] = jax.device_put(np.int32(step), wanted["adafactor/count"].sharding)
     shapes = {name: leaf.shape for name, leaf in wanted.items()}
     for name, array in t5x.second_moments(checkpoint, parts.model, shapes, scale):
       named[name] = jax.device_put(array, wanted[name].sharding)
-  imported_weights.write(args.output, config, vocabulary, step, nest(named))
+  imported_weights.write_imported_workdir(args.output, config, vocabulary, step, nest(named))
   flags = "".join(f" --config.{override}" for override in overrides)
   what = "weights and Adafactor's state" if kept else "weights"
   late = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""

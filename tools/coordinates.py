@@ -143,7 +143,7 @@ def measured(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
   step, _ = compile_step(config, parts, abstract_batch(config, parts.rules, made.task))
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   rows = local_rows(parts.rules.batch(), config.batch_size)
-  batches = phases.batches(made.phases, 0, rows)
+  batches = phases.iterate_batches(made.phases, 0, rows)
   read = jax.jit(lambda arrays, batch: activations(parts, arrays, batch))
   first = before = None
   for _ in range(steps):
@@ -163,7 +163,7 @@ def activations(parts, arrays, batch) -> dict[str, jax.Array]:
   found: dict[str, jax.Array] = {}
   model = _recorded(params.with_arrays(parts.model, arrays), found)
   with parts.rules.activate():
-    outputs = model(parts.objective.rows(batch))
+    outputs = model(parts.objective.model_rows(batch))
   logits = {name: x for name, x in outputs.items() if name.endswith("logits")}
   return {name: x.astype(jnp.float32) for name, x in (found | logits).items()}
 

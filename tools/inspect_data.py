@@ -192,8 +192,8 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   from t5x_like.training import phases
 
   def batch_of(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    built = phases.built(config, lambda values: task_lib.build(split=split, **values))
-    return phases.at(built, step), next(phases.batches(built, step))
+    built = phases.build_phases(config, lambda values: task_lib.build(split=split, **values))
+    return phases.phase_at(built, step), next(phases.iterate_batches(built, step))
 
   phase, batch = batch_of(config)
   config = phase.config

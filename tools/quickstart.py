@@ -179,7 +179,7 @@ def _closing(
     evaluate:    {python} -m t5x_like.evaluate --workdir={workdir}
     fill in:     {python} -m t5x_like.predict --workdir={workdir} --input={sample} --output={workdir}/filled.jsonl
 """)
-  saved = workdirs.read(workdir)
+  saved = workdirs.read_identity(workdir)
   if figures["loss"] >= figures["unigram_entropy"] and saved["total_steps"] >= 200:
     raise UserError(
       f"{workdir}: the validation loss is not below the unigram entropy; this should not happen"

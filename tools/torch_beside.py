@@ -39,12 +39,12 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("--max_steps", type=int, metavar="N", help="stop there, for a trial")
   args, _ = parser.parse(argv)
-  identity = workdirs.read(args.workdir)
+  identity = workdirs.read_identity(args.workdir)
   if identity is None:
     raise UserError(f"--workdir={args.workdir}: holds no run; give one of tools.encoder_table")
   if not importlib.util.find_spec("torch") or not importlib.util.find_spec("transformers"):
     raise UserError("torch and transformers are not installed: pip install 't5x-like[parity]'")
-  config = config_lib.restore(identity, [], f"{args.workdir}/{workdirs.FILE}")
+  config = config_lib.restore(identity, [], f"{args.workdir}/{workdirs.IDENTITY_FILE}")
   if (config.model.name, config.task.name) != (
     "bert",
     "classification",
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
       f"{config.optimizer.name}, expected bert on classification with adamw"
     )
   found = fine_tuned(config, args.model, args.max_steps or config.total_steps)
-  workdirs.write(args.workdir, RESULT, found)
+  workdirs.write_json(args.workdir, RESULT, found)
   print(json.dumps(found), flush=True)
 
 

@@ -40,7 +40,7 @@ def draw_task_charts(task: str, result: dict[str, Any]) -> Charts:
       )
     drawn.append(_chart(f"{task}: score of every seed, by rate", report_charts.spread, by_rate))
   run = predictions.median_run(result)
-  saved = workdirs.read(run)
+  saved = workdirs.read_identity(run)
   if label not in saved["evals"]:
     return drawn
   evaluator = saved["evals"][label]

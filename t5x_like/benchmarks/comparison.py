@@ -104,7 +104,7 @@ def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 def _tests(first: str, second: str, label: str) -> dict[str, Any]:
   """Return the `paired_test` of an evaluation's scores."""
-  saved = workdirs.read(second)
+  saved = workdirs.read_identity(second)
   evaluator = saved["evals"][label]
   task = saved["task"]
   sides = [

@@ -44,7 +44,7 @@ def describe_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]
     training, without evaluations).
   """
   rows = read_metrics(folder)
-  saved = workdirs.read(folder)
+  saved = workdirs.read_identity(folder)
   evaluated = [row for row in rows if f"eval/{counted[0]}" in row]
   seconds = [
     row["train/seconds_per_step"] for row in rows if row.get("train/seconds_per_step") is not None

@@ -52,7 +52,7 @@ def run_by_step(
     "tasks": {task: [one["tasks"].get(task, {}).get("score") for one in found] for task in tasks},
   }
   if process.first():
-    workdirs.write(options.output, "steps.json", results)
+    workdirs.write_json(options.output, "steps.json", results)
     workdirs.write_text(options.output, "steps.md", markdown(results))
   return results
 

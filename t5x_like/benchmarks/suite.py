@@ -36,11 +36,11 @@ from t5x_like.runtime import process
 from t5x_like.training import open_with_recipe, saved_model, selection
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import assemble
-from t5x_like.training.build import objective_of
-from t5x_like.training.evaluation import Evaluation, Group
+from t5x_like.training.build import build_objective
+from t5x_like.training.evaluation import Evaluation, GroupResults
 from t5x_like.training.loop import train
+from t5x_like.training.open_run import open_training_run
 from t5x_like.training.resolve import resolve
-from t5x_like.training.run import opened
 
 RESULT_FILE = "result.json"
 REQUEST_FILE = "asked.json"
@@ -236,7 +236,7 @@ def _folder(rate: float | None, seed: int) -> str:
 
 def form_kind(workdir: str) -> str:
   """Return the form in which tasks are learned, from the pretrained run's architecture."""
-  features = open_with_recipe.features_of(saved_model.identity_of(workdir))
+  features = open_with_recipe.feature_shapes(saved_model.load_identity(workdir))
   if "decoder_input_tokens" in features:
     return "text" if "encoder_input_tokens" in features else "decoder"
   return "encoder"
@@ -308,9 +308,9 @@ def _one(
     distributed.from_first(lambda: _read(folder / REQUEST_FILE, asked)) is None and process.first()
   ):
     # a run that is stopped goes on with the same flags alone
-    workdirs.write(folder, REQUEST_FILE, {"asked": asked})
+    workdirs.write_json(folder, REQUEST_FILE, {"asked": asked})
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
-  with opened(resolve(config), str(folder)) as tuned:
+  with open_training_run(resolve(config), str(folder)) as tuned:
     task = tuned.made.task
     process.say(
       f"    {config.total_steps * config.batch_size / task.num_examples:.3g} epochs of "
@@ -337,12 +337,14 @@ def _one(
   if process.first():
     for label, group in groups.items():
       workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
-    workdirs.write(folder, RESULT_FILE, result | {"asked": asked})
+    workdirs.write_json(folder, RESULT_FILE, result | {"asked": asked})
   process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
   return result
 
 
-def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dict[str, Group]]:
+def _best(
+  config, folder: pathlib.Path, tests: dict[str, str]
+) -> tuple[int, dict[str, GroupResults]]:
   """Return the step of the best checkpoint and its evaluations, the first of them also on the test
   splits."""
   first, values = next(iter(config.evals.to_dict().items()))
@@ -350,11 +352,11 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
     name: {"name": first} | values | {"split": split, "max_examples": None}
     for name, split in tests.items()
   }
-  run = open_with_recipe.open_run(
+  run = open_with_recipe.open_with_recipe(
     str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()]
   )
   step, arrays = run.restore(None, selection.FOLDER)
-  return step, Evaluation(run.config, run.model, objective_of(run.config), run.rules)(arrays)
+  return step, Evaluation(run.config, run.model, build_objective(run.config), run.rules)(arrays)
 
 
 def _config(

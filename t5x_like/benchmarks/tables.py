@@ -163,7 +163,7 @@ def _shown(value: float | None) -> str:
 
 def write_results(output: pathlib.Path, found: dict[str, Any]) -> None:
   """Write `results.json`, `results.md` and `results.html`; raise UserError if that fails."""
-  workdirs.write(output, "results.json", found)
+  workdirs.write_json(output, "results.json", found)
   workdirs.write_text(output, "results.md", markdown(found))
   charts = [
     chart

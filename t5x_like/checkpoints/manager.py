@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 
-from t5x_like import checkpoints, slots
 from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manifest import Damaged, disk_errno, flatten, together
 from t5x_like.checkpoints.orbax_steps import LocalSteps, quiet_abandoned_tasks
@@ -106,10 +105,12 @@ class Checkpoints(contextlib.AbstractContextManager):
         raise UserError(f"checkpoint.{name} is {value}; expected at least 1, or None")
     self._timeout = save_timeout_seconds
     self._saving: int | None = None  # the step that is being written
-    kind = (
-      slots.module("object_steps", checkpoints).ObjectSteps if is_remote(directory) else LocalSteps
-    )
-    self._store = kind(
+    step_store = LocalSteps
+    if is_remote(directory):
+      from t5x_like.checkpoints.object_steps import ObjectSteps
+
+      step_store = ObjectSteps
+    self._store = step_store(
       str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check
     )
     self._directory = os.fspath(directory)

@@ -30,8 +30,8 @@ from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Job
 from t5x_like.corpora.tokens import TokenStoreKind, summarize_facts
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
-from t5x_like.files import checked_json, locks
-from t5x_like.files.locks import Held
+from t5x_like.files import checked_json, exclusive
+from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import Local, Place, place
 from t5x_like.store import manifest as manifests
 
@@ -185,10 +185,12 @@ def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) ->
   with contextlib.ExitStack() as mine:
     while isinstance(there, Local) or not is_there():
       try:
-        held = locks.hold(there, name, locks.WRITING, f".{request}.lease", _PULSE_SECONDS)
+        held = exclusive.hold_directory(
+          there, name, exclusive.WRITING, f".{request}.lease", _PULSE_SECONDS
+        )
         mine.enter_context(contextlib.closing(held))
         break
-      except Held:
+      except DirectoryInUse:
         waiting.say()
         time.sleep(0.5)
       except OSError as error:

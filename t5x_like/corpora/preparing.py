@@ -10,7 +10,7 @@ from t5x_like.corpora import building, duplicates, progress_bar, progress_files
 from t5x_like.corpora.engines import Engine
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError
-from t5x_like.files import locks
+from t5x_like.files import exclusive
 from t5x_like.files.remote import Remote
 
 
@@ -75,7 +75,9 @@ def _begun(job: Job) -> Iterator[Callable[[], None]]:
   mine = contextlib.ExitStack()
   try:
     progress.mkdir(parents=True, exist_ok=True)
-    held = locks.hold(progress.parent, progress.name, locks.WRITING, f"{progress.name}.lease")
+    held = exclusive.hold_directory(
+      progress.parent, progress.name, exclusive.WRITING, f"{progress.name}.lease"
+    )
     mine.enter_context(contextlib.closing(held))
     if progress_files.is_written(job.progress):
       raise UserError(

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from t5x_like.files.locks import Lock, NoLocks
+from t5x_like.files.locks import Lock, LocksUnsupported
 from t5x_like.files.paths import Place
 from t5x_like.files.remote import Remote
 
@@ -56,7 +56,7 @@ def mark_writing(progress: Place) -> contextlib.AbstractContextManager:
   progress.mkdir(parents=True, exist_ok=True)
   try:
     return Lock(progress / "writers", shared=True, wait=True)
-  except NoLocks:
+  except LocksUnsupported:
     return contextlib.nullcontext()
 
 
@@ -68,7 +68,7 @@ def is_written(progress: Place) -> bool:
     try:
       Lock(progress / "writers").close()
       break
-    except NoLocks:
+    except LocksUnsupported:
       break
     except BlockingIOError:
       if time.monotonic() > patience:

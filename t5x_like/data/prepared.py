@@ -33,8 +33,8 @@ from t5x_like.corpora.sources import (
   parse_split,
 )
 from t5x_like.errors import DamageError, UserError, one_line
-from t5x_like.files import checked_json, locks
-from t5x_like.files.locks import Held
+from t5x_like.files import checked_json, exclusive
+from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
@@ -163,8 +163,10 @@ def _lock(path: pathlib.Path) -> Iterator[None]:
   held = None
   try:
     while held is None:
-      with contextlib.suppress(Held):
-        held = locks.hold(place(path.parent), name, locks.WRITING, f"{name}.lease")
+      with contextlib.suppress(DirectoryInUse):
+        held = exclusive.hold_directory(
+          place(path.parent), name, exclusive.WRITING, f"{name}.lease"
+        )
       time.sleep(0 if held else _LOOK_SECONDS)
   except OSError as error:
     raise UserError(

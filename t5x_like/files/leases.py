@@ -10,7 +10,7 @@ import time
 import uuid
 
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files.locks import Held
+from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import Place
 
 SECONDS = 60.0  # after which the lease of a dead process is taken over
@@ -38,7 +38,7 @@ class Lease:
     seconds: how long a lease must stay unchanged before it may be taken.
 
   Raises:
-    Held: on entering, if another process holds the lease.
+    DirectoryInUse: on entering, if another process holds the lease.
     TransientError: on entering, if it can be neither made nor read.
   """
 
@@ -109,7 +109,7 @@ class Lease:
       raise TransientError(f"{self._directory}: another process has taken it over; this one stops")
 
   def _take_over(self) -> bool:
-    """Replace the existing lease if its holder is dead; raise `Held` if it is alive.
+    """Replace the existing lease if its holder is dead; raise `DirectoryInUse` if it is alive.
 
     Returns:
       Whether the lease is this process's now; if not, it is gone, or another process was faster.
@@ -120,7 +120,9 @@ class Lease:
       time.sleep(self._seconds / _BEATS)
       now = self._file.read_version()
       if now is not None and now != lease:
-        raise Held(f"{self._directory}: another process {self._doing.format(_told(now.content))}")
+        raise DirectoryInUse(
+          f"{self._directory}: another process {self._doing.format(_told(now.content))}"
+        )
       lease = now
     if lease is None or not self._file.replace_version(self._data(), lease.version):
       return False

@@ -6,19 +6,14 @@ none: there a `leases.Lease`, a file that its holder keeps changing, says that t
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import pathlib
 import re
 import threading
 
-from t5x_like import slots
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files.local import Local
-from t5x_like.files.paths import Place
 
-WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # of spaces in paths
 # By type of file system, the options with which its locks are of one host; "" where they always
@@ -36,11 +31,11 @@ _LOCAL_LOCKS = {
 _open: set[int] = set()  # the descriptors of all locks of this process
 
 
-class Held(UserError):
+class DirectoryInUse(UserError):
   """An error: another process holds the lease."""
 
 
-class NoLocks(OSError):
+class LocksUnsupported(OSError):
   """An error: the file system has no locks."""
 
 
@@ -60,7 +55,7 @@ class Lock(contextlib.AbstractContextManager):
 
   Raises:
     BlockingIOError: another process has it.
-    NoLocks: the file system has no locks.
+    LocksUnsupported: the file system has no locks.
     OSError: the file cannot be made.
   """
 
@@ -127,7 +122,7 @@ def _beat(path: str, ended: threading.Event, seconds: float) -> None:
       os.utime(path)
 
 
-def _locks_reach_other_hosts(path: str) -> bool:
+def locks_reach_other_hosts(path: str) -> bool:
   """Return whether a lock on a file excludes the processes of other hosts that share its file
   system.
 
@@ -159,7 +154,7 @@ def _locked(path: str, how: int, kind: int) -> int:
     os.close(file)
     if isinstance(error, BlockingIOError):
       raise
-    raise NoLocks(error.errno, error.strerror, path) from error
+    raise LocksUnsupported(error.errno, error.strerror, path) from error
   _open.add(file)
   return file
 
@@ -172,33 +167,3 @@ def _closed(file: int) -> None:
 
 # closing a copy leaves the parent's lock
 os.register_at_fork(after_in_child=lambda: [*map(_closed, [*_open])])
-
-
-def hold(
-  directory: Place, name: str, doing: str, lease: str, beats: float | None = None
-) -> "Lock | leases.Lease":  # noqa: F821
-  """Keep other processes out of a directory until the result is closed: by a lock, or a lease where
-  there are none.
-
-  Args:
-    directory: the directory, made if missing.
-    name: the name of the lock file.
-    doing: the other process's activity, for messages, with a placeholder for the process.
-    lease: the name of the lease file.
-    beats: see `Lock`.
-
-  Raises:
-    Held: another process has it.
-    OSError: the lock file cannot be written.
-  """
-  if isinstance(directory, Local):
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-      if not _locks_reach_other_hosts(os.fspath(directory)):
-        raise NoLocks(errno.ENOLCK, "locks are of one host", os.fspath(directory))
-      return Lock(directory / name, beats=beats)
-    except BlockingIOError:
-      raise Held(f"{directory}: another process {doing.format('').replace(' ()', '')}") from None
-    except NoLocks:
-      pass
-  return slots.module("leases", "t5x_like.files").Lease(directory, lease, doing).__enter__()

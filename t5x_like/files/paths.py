@@ -1,7 +1,6 @@
 """A file or directory wherever it is: a path, or an address that TensorStore or fsspec serves
 (`remote`)."""
 
-import functools
 import os
 import pathlib
 import re
@@ -9,7 +8,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Union
 
-from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.local import Local
 
@@ -30,13 +28,10 @@ def place(path: str | os.PathLike) -> Place:
   """Return the file or directory at a path or address; `file:///path` is the path."""
   path = os.fspath(path)
   if is_remote(path):
-    return _remote()(path)
+    from t5x_like.files.remote import Remote
+
+    return Remote(path)
   return Local(path.partition("://")[2] if "://" in path else path)
-
-
-@functools.cache
-def _remote() -> type:
-  return slots.module("remote", "t5x_like.files").Remote
 
 
 def directory(text, flag: str = "--workdir") -> str:

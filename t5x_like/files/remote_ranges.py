@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.files.clients import Part
-from t5x_like.files.ranges import Files, Read, Shards
 from t5x_like.files.remote import Remote
+from t5x_like.files.shard_files import Read, ShardFiles, Shards
 
 CACHE_BYTES = 2**30  # shared by all stores of a process
 PATIENCE_SECONDS = 300.0  # for a read at an address, over all attempts
@@ -38,7 +38,7 @@ class _Budget:
 _budget = _Budget(CACHE_BYTES)
 
 
-class RemoteFiles(Files):
+class RemoteShardFiles(ShardFiles):
   """The files of a directory at an address."""
 
   def __init__(self, root: Remote, remedy: str):

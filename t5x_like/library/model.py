@@ -37,8 +37,8 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
 from t5x_like.runtime import process
 from t5x_like.training import saved_model
-from t5x_like.training.open_with_recipe import features_of, open_run, vocabulary_of
-from t5x_like.training.saved_model import Trained
+from t5x_like.training.open_with_recipe import feature_shapes, load_vocabulary, open_with_recipe
+from t5x_like.training.saved_model import SavedModel
 
 CONVERSATIONS = ("chat", "preferences", "prompts")  # tasks whose decoders answer in a chat template
 
@@ -90,7 +90,7 @@ class Model:
     UserError: the vocabulary is damaged or another's.
   """
 
-  def __init__(self, source: Trained, step: int | None, batch_size: int):
+  def __init__(self, source: SavedModel, step: int | None, batch_size: int):
     if batch_size < 1:
       raise UserError(f"--batch_size={batch_size}: expected at least 1")
     self.path = source.workdir
@@ -102,7 +102,7 @@ class Model:
     self._predictors: dict[tuple, Generation | MaskFilling | TextClassification] = {}
     identity = source.identity
     task = source.config.task
-    self.vocabulary = vocabulary_of(source)
+    self.vocabulary = load_vocabulary(source)
     ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
     self.ends = tuple(identity.get("ends", ends))
     self.forced = tuple(identity.get("forced", (None, None)))
@@ -112,7 +112,7 @@ class Model:
       slots.to_plain(task.get("template")) if task.name in CONVERSATIONS else None
     )
     self.features: dict[str, list[int]] = {
-      name: list(shape[-1:]) for name, shape in features_of(identity).items()
+      name: list(shape[-1:]) for name, shape in feature_shapes(identity).items()
     }
     self.labels: list[str] | None = None
     if self._classifies and task.get("labels"):
@@ -337,7 +337,7 @@ class Model:
     from t5x_like.interop import hf, tokenizer_export
 
     output = outputs.check_new(directory)
-    whole = saved_model.finished(params.with_arrays(self.model, self.run.arrays))
+    whole = saved_model.merge_for_export(params.with_arrays(self.model, self.run.arrays))
     with tempfile.TemporaryDirectory() as aside:
       made = pathlib.Path(aside if is_remote(directory) else directory)
       prepared = self._source.config.task.to_dict() if "image" in self.features else None
@@ -471,7 +471,7 @@ def load(
   """
   process.prepare()
   trust.admit_locations(str(path))
-  model = Model(saved_model.open_saved(str(path), rules, "t5x.load"), step, batch_size)
+  model = Model(saved_model.open_saved_model(str(path), rules, "t5x.load"), step, batch_size)
   _ = model.run
   return model
 
@@ -490,8 +490,8 @@ def opened(
   """
   process.prepare()
   if recipe is None and not overrides:
-    return Model(saved_model.open_saved(path), step, batch_size)
-  return Model(open_run(path, recipe, overrides, rows=True), step, batch_size)
+    return Model(saved_model.open_saved_model(path), step, batch_size)
+  return Model(open_with_recipe(path, recipe, overrides, rows=True), step, batch_size)
 
 
 def checked(options: Options) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from t5x_like.parallel.rules import rows_by_process
 from t5x_like.planning import counts, hardware, minimum, products, roofline, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
-from t5x_like.training import compilation
-from t5x_like.training.build import build
+from t5x_like.training import compilation, device_peak
+from t5x_like.training.build import build_parts
 
 _GIGA = 1e9
 _MANY_GATHERS = 4  # times the least bytes, from which a decoding step is advised against
@@ -46,7 +46,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   config, task = steps.resolve(config, topology.platform, request["phase"])
   if request["step"] != "train":
     config.accumulation_steps = 1
-  parts = build(config, devices)
+  parts = build_parts(config, devices)
   rules = parts.rules
   mesh = dict(rules.mesh.shape)
   step = steps.make(request["step"], config, parts, task)
@@ -129,7 +129,7 @@ def _compile(
   with tempfile.TemporaryDirectory() as folder:
     dump_options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
     if step == "train":
-      compiled, options = compilation.compiled_step(lowered, device, **dump_options)
+      compiled, options = compilation.compile_lowered_step(lowered, device, **dump_options)
     else:
       compiled = lowered.compile(dump_options)
       options = {}
@@ -217,7 +217,7 @@ def _costs(
     return costs
   chip = topology.chip
   devices = mesh_devices.reshape(-1)
-  peak, _ = compilation.peak_flops(devices[0])
+  peak, _ = device_peak.peak_flops(devices[0])
   # by 8-bit products, at twice the rate
   saved_flops = product_flops - products.flops(program, chip.fast)
   collective_seconds = {"asynchronous": 0.0, "synchronous": 0.0}

@@ -27,8 +27,8 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.planning import child, hardware, minimum, steps
 from t5x_like.planning.child import Request
-from t5x_like.training import compilation
-from t5x_like.training.build import abstract_batch, build
+from t5x_like.training import compilation, device_peak, flops
+from t5x_like.training.build import abstract_batch, build_parts
 from t5x_like.training.state import abstract_state
 
 _SEARCHED = ("mesh", "batch_size", "model.remat")
@@ -100,12 +100,12 @@ def _candidates(
   base.mesh = {"data": 1}
   base.batch_size = 1
   base.accumulation_steps = 1
-  parts = build(base, devices[:1])
+  parts = build_parts(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
   batch = abstract_batch(base, parts.rules, task)  # of one row
-  row_flops = compilation.step_flops(parts.model, parts.objective, batch, parts.trained)
-  row_tokens = compilation.positions(batch)["positions"]
+  row_flops = flops.step_flops(parts.model, parts.objective, batch, parts.trained)
+  row_tokens = compilation.count_positions(batch)["positions"]
   row_bytes = _activation_bytes(base, task, devices[:1])
   memory, peak, link = _rates(topology, devices)
   inputs = [batch[name] for name in parts.model.REQUIRED_FEATURES]
@@ -148,7 +148,7 @@ def _rates(topology: hardware.Topology, devices: list) -> tuple[float, float, fl
   chip = topology.chip
   if chip is None:
     return math.inf, 1e11, 1e10
-  peak, _ = compilation.peak_flops(devices[0])
+  peak, _ = device_peak.peak_flops(devices[0])
   return chip.memory, peak, chip.link * hardware.links(devices, topology)
 
 
@@ -229,7 +229,7 @@ def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | Non
         variant.model.remat = _remat_value(config, remat)
     two_rows = _residual_bytes(variant, task, devices, 2)
     kept_bytes[remat] = two_rows - _residual_bytes(variant, task, devices, 1)
-  named = params.named_params(build(config, devices).model)
+  named = params.named_params(build_parts(config, devices).model)
   depths = [p.shape[p.axes.index("layers")] for p in named.values() if "layers" in p.axes]
   recomputed_bytes = max(kept_bytes.values()) - min(kept_bytes.values())
   block_bytes = recomputed_bytes / max(depths, default=1)
@@ -240,7 +240,7 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
   """Return the bytes of all arrays that the forward pass of some rows leaves to the backward
   pass."""
   config.batch_size = rows
-  parts = build(config, devices)
+  parts = build_parts(config, devices)
 
   def forward(arrays, batch):
     def loss(arrays):

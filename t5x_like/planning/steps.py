@@ -20,10 +20,10 @@ from t5x_like.checkpoints.tensors import HOST
 from t5x_like.data import features, task_features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
-from t5x_like.training import assembly, class_count, compilation, phases
+from t5x_like.training import assembly, class_count, compilation, flops, jaxpr_flops, phases
 from t5x_like.training.build import Parts, abstract_batch
+from t5x_like.training.resolve import padded_vocab_size
 from t5x_like.training.resolve import resolve as resolved
-from t5x_like.training.resolve import table_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Step:
   Attributes:
     batch: shapes and shardings of its input.
     lower: traces and lowers the step.
-    model_flops: the model FLOPs of the whole step, over all devices; see `training/compilation.py`.
+    model_flops: the model FLOPs of the whole step, over all devices; see `training/flops.py`.
     tokens: the input positions (or images) of a batch, or the tokens that it decodes.
   """
 
@@ -56,9 +56,9 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
   if config.model.get("vocab_size") == "auto":
     store = config.task.get("shared", config.task).get("store", "builtin")
     with config.ignore_type():
-      config.model.vocab_size = table_size(features.load_vocabulary(store))
-  config = resolved(class_count.uncounted(config), platform)
-  *earlier_phases, last_phase = phases.built(
+      config.model.vocab_size = padded_vocab_size(features.load_vocabulary(store))
+  config = resolved(class_count.drop_automatic_labels(config), platform)
+  *earlier_phases, last_phase = phases.build_phases(
     config, lambda arguments: _task(arguments, config.train_split)
   )
   if phase is None:
@@ -89,15 +89,15 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
-    cost = compilation.step_flops(parts.model, parts.objective, batch, parts.trained)
-    tokens = compilation.positions(batch)["positions"]
+    cost = flops.step_flops(parts.model, parts.objective, batch, parts.trained)
+    tokens = compilation.count_positions(batch)["positions"]
     return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost, tokens)
-  dense = compilation.dense(parts.model)
+  dense = flops.with_dense_cores(parts.model)
   if kind == "eval":
     batch = _evaluation_batch(config, parts, task)
     function = _evaluation(config, parts, task)
-    tokens = compilation.positions(batch)["positions"]
-    cost = compilation.forward_flops(function, dense, batch)
+    tokens = compilation.count_positions(batch)["positions"]
+    cost = jaxpr_flops.forward_flops(function, dense, batch)
   else:
     batch, function, read_prompt, new_tokens = _decoding(config, parts, task)
     tokens = config.batch_size * new_tokens
@@ -114,12 +114,12 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
 
 
 def _needed_flops(function: Callable, *args) -> float:
-  """Count as `compilation.forward_flops`, without results that nothing reads, such as the logits of
+  """Count as `jaxpr_flops.forward_flops`, without results that nothing reads, such as the logits of
   a prompt."""
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
   used_outputs = [True] * len(jaxpr.outvars)
   needed, _ = partial_eval.dce_jaxpr(jaxpr, used_outputs)
-  return compilation.jaxpr_flops(needed)
+  return jaxpr_flops.count_jaxpr(needed)
 
 
 def _evaluation_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:

@@ -47,7 +47,7 @@ def made(
     parts: `build.Parts`, or others with a model, an objective and rules; `arrays` are the
       parameters.
     task: the task of training, with images; `evaluated` is the task of evaluations.
-    groups: the results of evaluations, by group (`evaluation.Group`).
+    groups: the results of evaluations, by group (`evaluation.GroupResults`).
   """
   if task.features["image"].shape[-1] not in (1, 3):
     return {}

@@ -25,7 +25,7 @@ def text(session, made, cost, step: int) -> str:
 
   Args:
     session: a `training.session.Session`, begun; `made` is a `training.assembly.Assembly`.
-    cost: of one step, a `training.compilation.Cost`.
+    cost: of one step, a `training.compilation.StepCost`.
   """
   config = made.config
   parts = made.parts

@@ -8,7 +8,7 @@
     <path>/<array>.ends/00000000      where the values of each item end in this shard
 
 Stores of tokens (`tokens.py`), examples and images are all of this form. A stretch of values is one
-ranged read, from a local file or over the network (`files/ranges.py`). Only the table of shards is
+ranged read, from a local file or over the network (`files/shard_files.py`). Only the table of shards is
 held in memory. Opening reads the manifest and the table and lists the files once, regardless of
 their size. Verifying the checksums is optional and reads every byte once, in parallel.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.errors import DamageError, UserError
 from t5x_like.files import ranges
-from t5x_like.files.ranges import Files
+from t5x_like.files.shard_files import ShardFiles
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
 from t5x_like.store.manifest import REMEDY, Manifest
@@ -49,7 +49,7 @@ class Store:
   def __init__(
     self,
     path: str,
-    files: Files,
+    files: ShardFiles,
     text: bytes,
     manifest: Manifest,
     shards: Shards,
@@ -81,7 +81,7 @@ class Store:
     if verify not in get_args(Verify):
       raise UserError(f"verify: found {verify!r}, expected one of {', '.join(get_args(Verify))}")
     path = os.fspath(path)
-    files = ranges.at(path, REMEDY)
+    files = ranges.open_shard_files(path, REMEDY)
     text = files.read(manifests.FILE)
     if text is None:
       raise UserError(_missing(path))
@@ -236,14 +236,14 @@ class Store:
     return ends_N
 
 
-def _table(files: Files, file: str) -> bytes:
+def _table(files: ShardFiles, file: str) -> bytes:
   table = files.read(file)
   if table is None:
     raise UserError(f"{files.name(file)}: found no such file: copy it again or {REMEDY}")
   return table
 
 
-def _verify(files: Files, manifest: Manifest, shards: Shards, table: bytes | None) -> str:
+def _verify(files: ShardFiles, manifest: Manifest, shards: Shards, table: bytes | None) -> str:
   """Check that all files exist and, given the table of shards, their contents; return a description
   of the check."""
   begin = time.monotonic()
@@ -286,7 +286,7 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, table: bytes | Non
 
 
 def _verify_checksum(
-  files: Files, shards: Shards, checksums_SF: np.ndarray, shard: int, directory: str
+  files: ShardFiles, shards: Shards, checksums_SF: np.ndarray, shard: int, directory: str
 ) -> None:
   file = shards.file(directory, shard)
   expected = checksums_SF[shard, list(shards.roots).index(directory)].tobytes().hex()
@@ -305,7 +305,7 @@ def check_unchanged() -> None:
     store.check_unchanged()
 
 
-def _verify_checksums(files: Files, shards: Shards, checksums_SF: np.ndarray) -> None:
+def _verify_checksums(files: ShardFiles, shards: Shards, checksums_SF: np.ndarray) -> None:
   with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
     checks = [
       pool.submit(_verify_checksum, files, shards, checksums_SF, shard, directory)

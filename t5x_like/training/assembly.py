@@ -17,15 +17,16 @@ from ml_collections import ConfigDict
 import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import slots, training, vocabularies
+from t5x_like import slots, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import describe_cores, record_cores
 from t5x_like.runtime import process
-from t5x_like.training import phases
+from t5x_like.training import phases, selection
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import Parts, abstract_batch, build
+from t5x_like.training.build import Parts, abstract_batch, build_parts
+from t5x_like.training.class_count import check_class_count, fill_class_count
 from t5x_like.training.evaluation import Evaluation
-from t5x_like.training.resolve import table_size
+from t5x_like.training.resolve import padded_vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Assembly:
   def identity(self) -> dict[str, Any]:
     """The content of `config.json`."""
     *early, main = self.phases
-    return workdirs.identity(self.config, main.task, {phase.name: phase.task for phase in early})
+    return workdirs.build_identity(
+      self.config, main.task, {phase.name: phase.task for phase in early}
+    )
 
 
 def assemble(config: ConfigDict, workdir: str) -> Assembly:
@@ -66,23 +69,23 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  made = phases.built(
+  made = phases.build_phases(
     config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given)
   )
   vocabulary = made[-1].task.vocabulary
-  if config.init or config.teacher or workdirs.imported(workdir):
-    slots.module("warm_start", training).check(config, vocabulary, workdir)
-  config = slots.module("class_count", training).counted(
-    with_tokens(config, vocabulary), len(made[-1].task.classes)
-  )
-  parts = build(config)
+  if config.init or config.teacher or workdirs.read_imported(workdir):
+    from t5x_like.training import warm_start
+
+    warm_start.check_sources(config, vocabulary, workdir)
+  config = fill_class_count(with_tokens(config, vocabulary), len(made[-1].task.classes))
+  parts = build_parts(config)
   check_vocabulary(config, vocabulary)
   for phase in made:
     cores = check_task(phase.config, parts, phase.task)
   check_sizes(config, parts, made)
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
   if config.selection:
-    slots.module("selection", training).check(config, evaluation.metrics())
+    selection.check_selection(config, evaluation.metrics())
   return Assembly(config, made, parts, cores, evaluation)
 
 
@@ -151,7 +154,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
         f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} "
         f"with model {model}; choose another --config.model.head, model or objective"
       )
-  slots.module("class_count", training).check(config, objective, outputs, task)
+  check_class_count(config, objective, outputs, task)
   return describe_cores(used)
 
 
@@ -160,7 +163,8 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
   if vocabulary.size > config.model.get("vocab_size", vocabulary.size):
     raise UserError(
       f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data "
-      f"has {vocabulary.size} ids; set --config.model.vocab_size={table_size(vocabulary)}"
+      f"has {vocabulary.size}"
+      f" ids; set --config.model.vocab_size={padded_vocab_size(vocabulary)}"
     )
 
 

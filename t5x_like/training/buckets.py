@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from t5x_like.data.features import Feature, Features
 from t5x_like.runtime import process
 from t5x_like.training.build import Parts, abstract_batch
-from t5x_like.training.compilation import Cost, compile_step
+from t5x_like.training.compilation import StepCost, compile_step
 
 MULTIPLE = 8  # of a length, for the sake of the matrix units
 STRIDE = 32  # of a height or width: the stride of most backbones
@@ -84,7 +84,7 @@ def shortened(features: Features, buckets: int, share: int) -> Features:
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
+class TextBuckets:
   """Rows of texts; their shape is the lengths of both sides."""
 
   features: Features
@@ -108,7 +108,7 @@ class Texts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Images:
+class ImageBuckets:
   """Images that are padded below and on the right; their shape is height and width."""
 
   features: Features
@@ -136,7 +136,7 @@ class Images:
     return f"images of {' x '.join(map(str, shape))} pixels"
 
 
-class Steps:
+class BucketedStep:
   """The steps of a phase, one for each length of its batches: `(state, batch) -> (state, metrics)`.
 
   A model whose attention core is made for one length has whole rows, and so has a detector whose
@@ -147,7 +147,7 @@ class Steps:
     self._config = config
     self._parts = parts
     self._task = task
-    self._made: dict[tuple[int, ...], tuple[Callable, Cost]] = {}
+    self._made: dict[tuple[int, ...], tuple[Callable, StepCost]] = {}
     core = parts.model.variant.design.core
     backbone = getattr(parts.model, "backbone", None)
     images = "image_size" in task.features
@@ -158,16 +158,16 @@ class Steps:
     if fixed:
       process.say(f"config.task.buckets: {fixed}; batches are not cut")
     self._rows = (
-      Images(task.features, buckets)
+      ImageBuckets(task.features, buckets)
       if images
-      else Texts(task.features, buckets, task.vocabulary.pad_id)
+      else TextBuckets(task.features, buckets, task.vocabulary.pad_id)
     )
     self.longest = self._of(task.features)
 
   def __call__(self, state, batch):
     return self._of(batch)[0](state, batch)
 
-  def cost(self, batch: dict[str, np.ndarray]) -> Cost:
+  def cost(self, batch: dict[str, np.ndarray]) -> StepCost:
     """Return the cost of the step of a batch, or of this host's rows of it."""
     return self._of(batch)[1]
 
@@ -179,7 +179,7 @@ class Steps:
       shorter = self._rows.cut(batch)
       yield {name: x[rows] for name, x in shorter.items()}
 
-  def _of(self, given) -> tuple[Callable, Cost]:
+  def _of(self, given) -> tuple[Callable, StepCost]:
     """Return the step for a batch or features of some length, compiled for it when it first
     comes."""
     if (key := self._rows.shape(given)) not in self._made:
@@ -192,7 +192,7 @@ class Steps:
     return self._made[key]
 
 
-def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
+def compiled(config: ConfigDict, parts: Parts, task) -> tuple[BucketedStep, StepCost]:
   """Return the steps for batches of a task, and the cost of the longest."""
-  steps = Steps(config, parts, task)
+  steps = BucketedStep(config, parts, task)
   return steps, steps.longest[1]

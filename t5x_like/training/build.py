@@ -12,13 +12,14 @@ from ml_collections import ConfigDict
 import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import slots, training
+from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import params, remat
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import tunings
-from t5x_like.training.guard import GUARDS, Guard, skipping
-from t5x_like.training.optimizer import OPTIMIZERS, bounded, layerwise
+from t5x_like.training.ema import with_average
+from t5x_like.training.guard import GUARDS, Guard, skip_refused_updates
+from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise, with_upper_bounds
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
 
@@ -47,7 +48,7 @@ class Parts:
   trained: frozenset[str] | None = None
 
 
-def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
+def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   """Build all parts but the data, without allocating anything.
 
   Args:
@@ -61,13 +62,15 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   rules = Rules.of_config(config, devices)
   for name, _, _, batch_size in phases:
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))
-  model, make_model = model_of(config)
+  model, make_model = build_model(config)
   named = params.named_params(model)
   if remat.build_remat(config.model.get("remat", "none")).offload:
-    slots.module("offload", training).check_memory("config.model.remat", rules.mesh)
+    from t5x_like.training import offload
+
+    offload.check_host_memory("config.model.remat", rules.mesh)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
   optimizer, trained = _optimizer(config, schedule, named)
-  objective = objective_of(config)
+  objective = build_objective(config)
   if objective.uses_batch_negatives and config.accumulation_steps > 1:
     raise UserError(
       f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} "
@@ -78,26 +81,28 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   _check_kept(config, guard)
   state = abstract_state(model, optimizer, rules)
   if guard.skips:
-    optimizer = skipping(optimizer)
+    optimizer = skip_refused_updates(optimizer)
   if config.optimizer.get("offload", False):
-    optimizer, state = slots.module("offload", training).optimizer_state(
-      optimizer, state, rules.mesh
-    )
+    from t5x_like.training import offload
+
+    optimizer, state = offload.offload_optimizer_state(optimizer, state, rules.mesh)
   return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, trained)
 
 
-def objective_of(config: ConfigDict) -> Callable:
+def build_objective(config: ConfigDict) -> Callable:
   """Return the objective; raise UserError if it lacks a declaration."""
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
   t5x_like.objectives.check_declarations(config.objective.name, objective)
   return objective
 
 
-def model_of(config: ConfigDict):
+def build_model(config: ConfigDict):
   """Return (the abstract model, `key -> model`), with the adapters and the reference that the
   config asks for."""
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  objective = objective_of(config)
+  objective = build_objective(config)
+
+  from t5x_like.training.tunings import lora
 
   def bare(key, slot="model", values=config.model):
     return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
@@ -106,7 +111,7 @@ def model_of(config: ConfigDict):
     model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS), config.model)
     if objective.teacher:
       model.reference = bare(key, "teacher.model", config.teacher.model)
-    elif objective.needs_reference and not slots.module("lora", tunings).alone(model, tune):
+    elif objective.needs_reference and not lora.alone(model, tune):
       model.reference = bare(key)
     return objective.extend_model(model, key)
 
@@ -121,22 +126,24 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
     if not hasattr(config_lib.OptimizerMemory, k)
   }
   inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
-  optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
+  optimizer = update_layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  optimizer = bounded(
+  optimizer = with_upper_bounds(
     tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")}
   )
   if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
-    optimizer = slots.module("sign_steps", training).moved(optimizer, steps)
-  optimizer = slots.module("ema", training).added(optimizer, schedule, config.optimizer)
+    from t5x_like.training.sign_steps import with_sign_steps
+
+    optimizer = with_sign_steps(optimizer, steps)
+  optimizer = with_average(optimizer, schedule, config.optimizer)
   trained = [
     n for n in tune.trained(named) if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))
   ]
   if len(trained) == len(named):
     return optimizer, None
-  return tunings.only(optimizer, trained), frozenset(trained)
+  return tunings.freeze_others(optimizer, trained), frozenset(trained)
 
 
 def _check_kept(config: ConfigDict, guard: Guard) -> None:

@@ -23,7 +23,7 @@ _KEYS = {"label": "head.labels", "box_labels": "labels"}
 _OPEN = (None, "auto")
 
 
-def counted(config: ConfigDict, classes: int) -> ConfigDict:
+def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
   """Return the config with the number of the data's classes, where it leaves the number of the
   model's open.
 
@@ -66,7 +66,7 @@ def counted(config: ConfigDict, classes: int) -> ConfigDict:
   return made
 
 
-def uncounted(config: ConfigDict) -> ConfigDict:
+def drop_automatic_labels(config: ConfigDict) -> ConfigDict:
   """Return the config with the defaults of the model in place of `labels="auto"`, for plans."""
   made = ConfigDict(config.to_dict())
   for values in (made.model, made.model.get("head")):
@@ -75,17 +75,19 @@ def uncounted(config: ConfigDict) -> ConfigDict:
   return made
 
 
-def of_run(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
+def adopt_class_count(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
   """Return a recipe's config with the number of classes of a run, whose `config.model` is given,
   where it is open."""
   head = model.get("head")
   number = model.get("labels") or (head.get("labels") if isinstance(head, Mapping) else None)
   return (
-    counted(config, number) if model.get("name") == config.model.get("name") and number else config
+    fill_class_count(config, number)
+    if model.get("name") == config.model.get("name") and number
+    else config
   )
 
 
-def check(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
+def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
   """Refuse a model of fewer classes than the data have, and data of one; tell of classes that
   cannot be learned.
 

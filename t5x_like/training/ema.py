@@ -34,7 +34,7 @@ class EmaState(NamedTuple):
   mean: Named
 
 
-def added(
+def with_average(
   optimizer: optax.GradientTransformation, schedule: Schedule, values
 ) -> optax.GradientTransformation:
   """Return the optimizer with the average that `config.optimizer`, `values`, asks for, if any.
@@ -43,17 +43,17 @@ def added(
     UserError: it asks for two, or for `schedule_free` beside momentum.
   """
   if not (b1 := values.get("schedule_free")):
-    return averaging(optimizer, values.ema, values.ema_warmup) if values.get("ema") else optimizer
+    return with_ema(optimizer, values.ema, values.ema_warmup) if values.get("ema") else optimizer
   for key in ("ema", "b1", "momentum"):
     if values.get(key):
       raise UserError(
         f"config.optimizer.{key}: found {values[key]}, expected 0 with schedule_free, which takes "
         f"its place; set --config.optimizer.{key}=0"
       )
-  return schedule_free(optimizer, schedule, b1)
+  return with_schedule_free(optimizer, schedule, b1)
 
 
-def averaging(
+def with_ema(
   optimizer: optax.GradientTransformation, most: float, warmup: bool = False
 ) -> optax.GradientTransformationExtraArgs:
   """Return the optimizer; it also keeps `mean = decay * mean + (1 - decay) * new weights`, from the
@@ -80,7 +80,7 @@ def averaging(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def schedule_free(
+def with_schedule_free(
   optimizer: optax.GradientTransformation, schedule: Schedule, b1: float
 ) -> optax.GradientTransformationExtraArgs:
   """Return the optimizer made schedule-free by optax (Defazio et al. 2024, arXiv:2405.15682,
@@ -101,7 +101,7 @@ def schedule_free(
   return optax.GradientTransformationExtraArgs(at(0.0).init, update)
 
 
-def evaluated(state, averaged: bool = True) -> Named:
+def evaluation_weights(state, averaged: bool = True) -> Named:
   """Return the weights of a `TrainState` to evaluate: the mean of those that are trained, the
   others as they are.
 
@@ -120,11 +120,11 @@ def evaluated(state, averaged: bool = True) -> Named:
   # the optimizer's may be in the hosts' memory
   place = {name: x.sharding for name, x in state.params.items()}
   return state.params | {
-    name: jax.device_put(x, place[name]) for name, x in (named(tensors) or {}).items()
+    name: jax.device_put(x, place[name]) for name, x in (averaged_params(tensors) or {}).items()
   }
 
 
-def chosen(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+def averaged_tensors(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
   """Return the tensors of a checkpoint that hold the averaged weights.
 
   Args:
@@ -148,7 +148,7 @@ def chosen(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
   return {names[name]: x for name, x in wanted.items()} | beside | scalars
 
 
-def named(found: dict[str, Any]) -> Named | None:
+def averaged_params(found: dict[str, Any]) -> Named | None:
   """Return parameters by name from the tensors that `chosen` named; None if no update has been
   averaged."""
   if int(found.get(COUNT, 1)) == 0 or int(found.get(NEXT, 2)) == 1:

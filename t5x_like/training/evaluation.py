@@ -39,7 +39,7 @@ class _Stopped(Exception):
 
 
 @dataclasses.dataclass
-class Group:
+class GroupResults:
   """The results for one task and split.
 
   Attributes:
@@ -161,7 +161,7 @@ class Evaluation:
 
   def __call__(
     self, arrays: dict[str, jax.Array], asked: Callable[[], bool] = lambda: False
-  ) -> dict[str, Group] | None:
+  ) -> dict[str, GroupResults] | None:
     """Return the results of all evaluators for these parameters, by group; None if `asked` to stop.
 
     Args:
@@ -169,7 +169,7 @@ class Evaluation:
     Raises:
       UserError: two evaluators write the same metric.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, GroupResults] = {}
     self._asked = asked
     for name, (label, task, split, evaluator) in self._instances.items():
       since = time.perf_counter()
@@ -177,7 +177,7 @@ class Evaluation:
         result = evaluator(arrays)
       except _Stopped:
         return None
-      group = groups.setdefault(label, Group(task, split))
+      group = groups.setdefault(label, GroupResults(task, split))
       for metric in (metric for metric in result.metrics if metric in group.metrics):
         raise UserError(
           f"config.evals.{name}: eval/{label}/{metric} is written twice; give this "

@@ -15,19 +15,19 @@ from jax.extend import core
 from t5x_like.nn import params
 from t5x_like.nn.attention import CAUSAL_SCOPE
 from t5x_like.objectives import evaluate
-from t5x_like.training import compilation
+from t5x_like.training.jaxpr_flops import count_equation, inner_jaxprs
 
 Flags = list[bool]  # of values: whether each depends on a trained parameter
 
 
-def step_flops(
+def partial_step_flops(
   model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct], trained: Collection[str]
 ) -> float:
-  """Count as `compilation.step_flops` does, but for the backward pass of what is frozen.
+  """Count as `flops.step_flops` does, but for the backward pass of what is frozen.
 
   Args:
-    model: with dense cores, see `compilation.dense`.
-    objective, batch, trained: see `compilation.step_flops`.
+    model: with dense cores, see `flops.with_dense_cores`.
+    objective, batch, trained: see `flops.step_flops`.
   """
   arrays = params.arrays(model)
   traced = jax.make_jaxpr(
@@ -39,7 +39,7 @@ def step_flops(
 
 def _counted(jaxpr: core.Jaxpr, inputs: Flags, halved: bool) -> tuple[float, Flags]:
   """Return (the FLOPs of both passes, the flags of the results); `halved` as in
-  `compilation.equation_flops`."""
+  `jaxpr_flops.count_equation`."""
   flags = dict(zip(jaxpr.invars, inputs, strict=True))
   total = 0.0
   for equation in jaxpr.eqns:
@@ -72,7 +72,7 @@ def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
     return max(flops for flops, _ in found), [
       any(flags) for flags in zip(*(results for _, results in found))
     ]
-  inner = compilation.inner(given)
+  inner = inner_jaxprs(given)
   if inner and len(inner[0].invars) == len(inputs):  # a scatter's, a reduction's is of two numbers
     return _counted(inner[0], inputs, halved)
   depends = any(inputs) and name != "stop_gradient"  # of integers, factors rounded to 8 bits alone
@@ -80,7 +80,7 @@ def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
     depends and (jnp.issubdtype(d := v.aval.dtype, jnp.inexact) or d == jnp.int8)
     for v in equation.outvars
   ]
-  return compilation.equation_flops(equation, halved) * (1 + sum(inputs[:2])), results
+  return count_equation(equation, halved) * (1 + sum(inputs[:2])), results
 
 
 def _looped(body: core.Jaxpr, inputs: Flags, carried: slice, halved: bool) -> tuple[float, Flags]:

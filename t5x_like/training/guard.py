@@ -18,7 +18,7 @@ import optax
 from t5x_like.errors import NumericError, UserError
 from t5x_like.slots import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-Watch = dict[str, jax.Array]
+LossRecord = dict[str, jax.Array]
 _HORIZON = 100
 
 
@@ -47,8 +47,8 @@ class Guard:
   at_most: int = 0
 
   def judge(
-    self, watch: Watch, loss: jax.Array, gradient_norm: jax.Array
-  ) -> tuple[jax.Array, Watch]:
+    self, watch: LossRecord, loss: jax.Array, gradient_norm: jax.Array
+  ) -> tuple[jax.Array, LossRecord]:
     """Return (whether the update is accepted, the `watch` of the next step); scalars."""
     accepted = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
     # checkpoints of earlier versions may have a negative mean
@@ -65,7 +65,7 @@ class Guard:
     }
 
 
-def watch() -> Watch:
+def new_loss_record() -> LossRecord:
   """Return the watch of a new run: mean size and number of accepted losses, number of refused ones
   since the last."""
   return {"mean_loss": np.float32(0), "accepted": np.int32(0), "refused": np.int32(0)}
@@ -104,7 +104,7 @@ def _checked(guard: Guard) -> Guard:
   return guard
 
 
-def told(guard: Guard, values: dict[str, float]) -> str | None:
+def refusal_reason(guard: Guard, values: dict[str, float]) -> str | None:
   """Return the fault of an update, from its metrics, for messages; None if there is none."""
   for name in ("loss", "gradient_norm", "parameter_norm"):
     if not np.isfinite(values[name]):
@@ -117,7 +117,7 @@ def told(guard: Guard, values: dict[str, float]) -> str | None:
   return None
 
 
-class Refusals:
+class RefusedSteps:
   """The steps whose updates a guard that skips has left out lately.
 
   Args:
@@ -138,7 +138,9 @@ class Refusals:
     return f"{len(self._steps)} of the last {min(step, self._horizon)} updates were left out"
 
 
-def skipping(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def skip_refused_updates(
+  optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
   """Return the optimizer; its state changes only if the argument `accepted` of `update` is true."""
 
   def update(grads, state, params=None, *, accepted, **extra):
@@ -148,7 +150,7 @@ def skipping(optimizer: optax.GradientTransformation) -> optax.GradientTransform
   return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
-def stopped(why: str, step: int, saved: list[int]) -> NumericError:
+def stop_error(why: str, step: int, saved: list[int]) -> NumericError:
   """Return the error that ends a run."""
   return NumericError(
     f"{why} at step {step}; the newest step saved is {max(saved, default='none')}; lower the "
@@ -157,7 +159,7 @@ def stopped(why: str, step: int, saved: list[int]) -> NumericError:
   )
 
 
-def target(guard: Guard, why: str, bad: int, saved: list[int]) -> int:
+def rollback_target(guard: Guard, why: str, bad: int, saved: list[int]) -> int:
   """Return the saved step to go back to before step `bad`; raise NumericError if none is early
   enough."""
   early = [step for step in saved if step <= bad - guard.steps]

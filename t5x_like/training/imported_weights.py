@@ -40,10 +40,10 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   taken = slots.argument_names(model_class)  # a decoder's variant has a head too, and no use for it
   more = {key: found[key] for key in ("head", "labels", "queries") if key in found and key in taken}
   more |= {"vocab_size": variant.vocab_size, "tokens": {}} if text else {}
-  return warm_start.with_model(config, {"variant": found} | more, where)
+  return warm_start.with_model_keys(config, {"variant": found} | more, where)
 
 
-def vocabulary_of(config: ConfigDict) -> Vocabulary:
+def load_task_vocabulary(config: ConfigDict) -> Vocabulary:
   """Return the vocabulary of a recipe's data, which must exist."""
   arguments = config.task.to_dict()
   return process.build_task(
@@ -65,7 +65,7 @@ def check_parameters(theirs: nnx.Module, ours: nnx.Module, where: str, recipe: s
       )
 
 
-def write(
+def write_imported_workdir(
   workdir: str, config: ConfigDict, vocabulary: Vocabulary, step: int, tree: dict[str, Any]
 ) -> None:
   """Write a workdir that has seen no data yet.
@@ -79,11 +79,15 @@ def write(
   """
   prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
   identity = config.to_dict() | {"fingerprints": prints, "features": {}}
-  model = {key: value for key, value in identity["model"].items() if key in warm_start.FIXED}
-  workdirs.write(workdir, workdirs.IMPORTED, {"model": model, "vocabulary": vocabulary.fingerprint})
+  model = {
+    key: value for key, value in identity["model"].items() if key in warm_start.IMPORTED_KEYS
+  }
+  workdirs.write_json(
+    workdir, workdirs.IMPORTED_FILE, {"model": model, "vocabulary": vocabulary.fingerprint}
+  )
   vocabulary.save(f"{workdir}/vocabulary")
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
     checkpoints.save(step, tree, identity)
     checkpoints.wait()
-  workdirs.write(workdir, "environment.json", environment())
+  workdirs.write_json(workdir, "environment.json", environment())
   workdirs.write_identity(workdir, identity)

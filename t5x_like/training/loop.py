@@ -9,10 +9,10 @@ from t5x_like.checkpoints.manager import SaveTimes
 from t5x_like.errors import Preempted
 from t5x_like.runtime import process
 from t5x_like.training.preemption import StopRequest
-from t5x_like.training.run import Run
+from t5x_like.training.run import TrainingRun
 
 
-def train(run: Run, *, profile: range | None = None) -> None:
+def train(run: TrainingRun, *, profile: range | None = None) -> None:
   """Train a run to its end: dispatch steps, read metrics one step late, save, evaluate.
 
   A step is saved before it is evaluated, so that a failing evaluator costs no training. A signal
@@ -60,7 +60,7 @@ def train(run: Run, *, profile: range | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _profiler(run: Run, window: range | None) -> Iterator:
+def _profiler(run: TrainingRun, window: range | None) -> Iterator:
   """Record a trace to `profile/` in the workdir while the step is in the window.
 
   Yields:

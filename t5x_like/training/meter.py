@@ -32,7 +32,7 @@ class Goodput:
     return min(1.0, self._spent / max(time.time() - self._began, 1e-9))
 
 
-class Meter:
+class StepMeter:
   """Time steps without waiting for the one just dispatched; where dispatching computes a step,
   until that ends.
 
@@ -54,7 +54,7 @@ class Meter:
       batches,
       cost,
       goodput,
-      Stragglers(),
+      StragglerFinder(),
     )
     self._at_once = jax.default_backend() == "cpu" and not jax.config.read(
       "jax_cpu_enable_async_dispatch"
@@ -105,7 +105,7 @@ class Meter:
     return figures | slowest
 
 
-class Stragglers:
+class StragglerFinder:
   """Finds the slowest host by the time that each spends on its own work for a step.
 
   All processes of a job take equally long for a step, since each waits for the last. Hosts differ

@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.training.state import TrainState
 
 
-def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:
+def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
   """Check that the devices can reach the memory of their hosts; raise UserError if not."""
   devices = [*mesh.local_devices, *mesh.devices.flat]
   kinds = [memory.kind for memory in devices[0].addressable_memories()]
@@ -19,7 +19,7 @@ def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:
     raise UserError(f"{key}: {found}, expected {HOST} among them; leave it out on this platform")
 
 
-def optimizer_state(
+def offload_optimizer_state(
   optimizer: optax.GradientTransformation, state: TrainState, mesh: jax.sharding.Mesh
 ) -> tuple[optax.GradientTransformation, TrainState]:
   """Return the same optimizer with its arrays in the hosts' memory between steps, and the abstract
@@ -30,7 +30,7 @@ def optimizer_state(
   Raises:
     UserError: the devices cannot reach memory of their hosts.
   """
-  check_memory("config.optimizer.offload", mesh)
+  check_host_memory("config.optimizer.offload", mesh)
   on_devices = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state)
   places = jax.tree.map(
     lambda leaf: leaf.sharding.with_memory_kind(HOST) if leaf.ndim else leaf.sharding,

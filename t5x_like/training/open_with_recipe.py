@@ -16,13 +16,13 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
 from t5x_like.training import build, class_count, imported_weights, warm_start
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.resolve import adopted, resolve
-from t5x_like.training.saved_model import Trained, opened, vocabulary_at
+from t5x_like.training.resolve import adopt_imported_model, resolve
+from t5x_like.training.saved_model import SavedModel, identify_model, vocabulary_directory
 
 
-def open_run(
+def open_with_recipe(
   workdir: str, recipe: str | None, overrides: Sequence[str], rows: bool = False
-) -> Trained:
+) -> SavedModel:
   """Open a trained model with a recipe or with changes to its config; its parameters stay where
   they are.
 
@@ -35,8 +35,8 @@ def open_run(
     UserError: there is no model, it is published and has no saved config, or the config has another
       model.
   """
-  identity, published = opened(workdir, "--workdir")
-  imported = workdirs.imported(workdir) if published is None else None
+  identity, published = identify_model(workdir, "--workdir")
+  imported = workdirs.read_imported(workdir) if published is None else None
   if rows:
     # fits any mesh
     overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]
@@ -46,13 +46,15 @@ def open_run(
       "its family and --config.task.store=DIR, or ask it --questions=FILE"
     )
   if recipe is None:
-    config = config_lib.restore(identity, overrides, f"{workdir}/{workdirs.FILE}")
+    config = config_lib.restore(identity, overrides, f"{workdir}/{workdirs.IDENTITY_FILE}")
   else:
     config, _ = open_values.complete(load_recipe(recipe, overrides))
   if recipe is not None and published is not None:
-    config = warm_start.with_model(config, identity["model"], workdir)
+    config = warm_start.with_model_keys(config, identity["model"], workdir)
   elif recipe is not None:
-    config = class_count.of_run(adopted(config, imported, workdir), identity["model"])
+    config = class_count.adopt_class_count(
+      adopt_imported_model(config, imported, workdir), identity["model"]
+    )
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
@@ -60,15 +62,15 @@ def open_run(
   config = resolve(config)
   rules = Rules.of_config(config)
   rules.check_batch(config.batch_size, config.accumulation_steps)
-  model, _ = build.model_of(config)
-  run = Trained(workdir, config, identity, model, rules, published)
-  check(run)
+  model, _ = build.build_model(config)
+  run = SavedModel(workdir, config, identity, model, rules, published)
+  check_saved_model(run)
   if published is not None:
     imported_weights.check_parameters(published.model, model, workdir, recipe)
   return run
 
 
-def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> None:
+def check_saved_model(run: SavedModel, vocabulary: vocabularies.Vocabulary | None = None) -> None:
   """Check that the config's model, and a vocabulary, are those of training; raise UserError with
   the changed keys."""
   now = {"model": run.config.model.to_dict()}
@@ -76,21 +78,21 @@ def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> No
   if vocabulary is not None:
     _check_classes(run, vocabulary)
     now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
-    then["fingerprints"] = {"vocabulary": workdirs.vocabulary_print(run.identity)}
+    then["fingerprints"] = {"vocabulary": workdirs.vocabulary_fingerprint(run.identity)}
   if run.published is not None:  # it has no training's choices
     now["model"] = {key: now["model"].get(key) for key in then["model"]}
   for tree in (now, then):  # dropout does not affect a trained model
     tree["model"].pop("dropout", None)
-  workdirs.check(then, now, run.workdir)
+  workdirs.check_identity(then, now, run.workdir)
 
 
-def _check_classes(run: Trained, vocabulary: vocabularies.Vocabulary) -> None:
+def _check_classes(run: SavedModel, vocabulary: vocabularies.Vocabulary) -> None:
   """Tell of data of other classes than a run's, of some of them, or in another order; raise
   UserError."""
   ours = getattr(vocabulary, "names", ())
-  if not ours or vocabulary.fingerprint == workdirs.vocabulary_print(run.identity):
+  if not ours or vocabulary.fingerprint == workdirs.vocabulary_fingerprint(run.identity):
     return
-  theirs = getattr(vocabularies.load(vocabulary_at(run.workdir, run.identity)), "names", ())
+  theirs = getattr(vocabularies.load(vocabulary_directory(run.workdir, run.identity)), "names", ())
   if foreign := [name for name in ours if theirs and name not in theirs]:
     raise UserError(
       f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned "
@@ -103,16 +105,16 @@ def _check_classes(run: Trained, vocabulary: vocabularies.Vocabulary) -> None:
     )
 
 
-def vocabulary_of(run: Trained) -> vocabularies.Vocabulary:
+def load_vocabulary(run: SavedModel) -> vocabularies.Vocabulary:
   """Return the run's vocabulary; raise UserError if it is another's or damaged."""
   if run.published is not None:
     return run.published.vocabulary
-  vocabulary = vocabularies.load(vocabulary_at(run.workdir, run.identity))
-  check(run, vocabulary)
+  vocabulary = vocabularies.load(vocabulary_directory(run.workdir, run.identity))
+  check_saved_model(run, vocabulary)
   return vocabulary
 
 
-def features_of(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
+def feature_shapes(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
   """Return the shapes of a trained model's features, from its data or, of imported weights without
   data, its recipe.
 

@@ -100,7 +100,7 @@ class _Optimizers(Mapping):
 OPTIMIZERS = _Optimizers()
 
 
-def bounded(
+def with_upper_bounds(
   optimizer: optax.GradientTransformation, most: dict[str, float]
 ) -> optax.GradientTransformation:
   """Bound `optimizer`: its updates take no entry of the parameters named in `most` beyond that
@@ -125,7 +125,7 @@ def at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def layerwise(
+def update_layerwise(
   optimizer: optax.GradientTransformation, axes: dict[str, tuple]
 ) -> optax.GradientTransformation:
   """Apply `optimizer` to each layer of stacked parameters separately.

@@ -40,7 +40,7 @@ class Phase:
   config: ConfigDict
 
 
-def built(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
+def build_phases(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
   """Return the phases in order, with the run's own task last and without end; `make_task` takes a
   task's arguments."""
   built = []
@@ -54,18 +54,18 @@ def built(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> lis
   return built
 
 
-def at(phases: list[Phase], step: int) -> Phase:
+def phase_at(phases: list[Phase], step: int) -> Phase:
   """Return the phase of a step."""
   return next(phase for phase in phases if step < phase.until)
 
 
-def batches(
+def iterate_batches(
   phases: list[Phase], step: int, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, Any]]:
   """Return the batches from a step on, as if its phase had no end; see `loader.train_batches`."""
   from t5x_like.data import consumption, loader  # tensorflow: only where data is read
 
-  now = at(phases, step)
+  now = phase_at(phases, step)
   before = [one for one in phases if one.until <= now.start]
   return loader.train_batches(
     now.task,
@@ -79,7 +79,7 @@ def batches(
   )
 
 
-def check_past(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> None:
+def check_past_phases(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> None:
   """Refuse a change of the phases in which a run has made its steps so far; later ones may change.
 
   Args:

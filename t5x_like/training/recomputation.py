@@ -14,7 +14,7 @@ from t5x_like.training.state import TrainState, to_tree
 _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
-def computed_twice(
+def compute_twice(
   step: Callable, state: TrainState, batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Return `step(state, batch)`, which donates the state, computed twice; needs memory for two

@@ -5,16 +5,14 @@ default.
 names, and the vocabulary that sizes the token table.
 """
 
-import dataclasses
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
-from t5x_like import checkpoints, evals, slots, training, trust, vocabularies
 from t5x_like import config as config_lib
+from t5x_like import evals, slots, trust, vocabularies
 from t5x_like.data import open_values, tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
@@ -23,6 +21,7 @@ from t5x_like.slots import Slot
 from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
+from t5x_like.training.resolve_model import resolve_model
 from t5x_like.training.schedule import SCHEDULES
 
 # schedules that end with the run by default
@@ -49,17 +48,18 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  config = (
-    slots.module("warm_start", training).inherited(config)
-    if config.init
-    else ConfigDict(config.to_dict())
-  )
+  if config.init:
+    from t5x_like.training import warm_start
+
+    config = warm_start.inherit_model(config)
+  else:
+    config = ConfigDict(config.to_dict())
   config = open_values.with_steps(config)
   resolved = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
     with config.model.ignore_type():
-      config.model.vocab_size = table_size(task_vocabulary(config))
-  resolved.model = model_slot("model", config.model, platform)
+      config.model.vocab_size = padded_vocab_size(load_task_vocabulary(config))
+  resolved.model = resolve_model("model", config.model, platform)
   if config.schedule.get("name") in _TO_TOTAL:
     config.schedule = ConfigDict({"total_steps": config.total_steps} | config.schedule.to_dict())
   for name, slot in _SLOTS.items():
@@ -69,7 +69,9 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     "config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective"
   )
   if objective.teacher:
-    resolved.teacher = slots.module("warm_start", training).teacher(config, computed, platform)
+    from t5x_like.training import warm_start
+
+    resolved.teacher = warm_start.resolve_teacher(config, computed, platform)
   elif config.teacher:
     raise UserError(
       f"config.teacher: the objective {config.objective.name!r} has none; set "
@@ -79,7 +81,9 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     slots.fill("config.checkpoint", config.checkpoint, config_lib.Checkpoint)
   )
   if values := resolved.checkpoint.emergency:
-    resolved.checkpoint.emergency = slots.module("emergency", checkpoints).checked(values)
+    from t5x_like.checkpoints import emergency
+
+    resolved.checkpoint.emergency = emergency.checked(values)
   if config.selection:
     resolved.selection = ConfigDict(
       slots.fill("config.selection", config.selection, config_lib.Selection)
@@ -92,45 +96,19 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   return slots.make("config.tuning", resolved.tuning, tunings, "make").resolved(resolved)
 
 
-def adopted(config: ConfigDict, found: dict[str, Any] | None, workdir: str) -> ConfigDict:
+def adopt_imported_model(
+  config: ConfigDict, found: dict[str, Any] | None, workdir: str
+) -> ConfigDict:
   """Return the config with the model of a workdir's weights, if these were imported; see
   `workdir.imported`."""
-  return (
-    slots.module("warm_start", training).with_model(config, found["model"], workdir)
-    if found
-    else config
-  )
+  if found is None:
+    return config
+  from t5x_like.training import warm_start
+
+  return warm_start.with_model_keys(config, found["model"], workdir)
 
 
-def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
-  """Return a `config.model`, checked, with all defaults."""
-  model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
-  name, arguments = slots.name_and_arguments(f"config.{slot}", values)
-  resolved = ConfigDict(
-    {"name": name} | slots.fill(f"config.{slot}", arguments, model_class, supplied=("rngs",))
-  )
-  with resolved.ignore_type():
-    for key in [key for key, value in resolved.items() if dataclasses.is_dataclass(value)]:
-      resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
-    if "variant" in resolved:
-      resolved.variant = values.variant  # as given: all of its fields may be
-      variant = slots.resolve_variant(model_class, values)
-      if "design" in resolved:
-        slots.replace_fields("config.model.design", variant.design, resolved.design)
-        resolved.design = ConfigDict(slots.to_json(resolved.design))
-      if "vocab_size" in resolved and resolved.vocab_size is None:
-        resolved.vocab_size = variant.vocab_size
-  on_cpu = (platform or jax.default_backend()) == "cpu"
-  suited = (
-    {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
-  )
-  for key, value in suited.items():
-    if key in resolved and values.get(key, "auto") == "auto":
-      resolved[key] = value
-  return resolved
-
-
-def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
+def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   """Return the vocabulary that `config.task` names, itself or through its store.
 
   Raises:
@@ -169,7 +147,7 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   return vocabularies.load(f"{directory}/vocabulary")
 
 
-def table_size(vocabulary: vocabularies.Vocabulary) -> int:
+def padded_vocab_size(vocabulary: vocabularies.Vocabulary) -> int:
   """Return the rows of a token table for a vocabulary: its size, rounded up to a multiple of
   128."""
   return -(-vocabulary.size // 128) * 128

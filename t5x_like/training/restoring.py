@@ -4,7 +4,6 @@ last."""
 import dataclasses
 from typing import Any
 
-from t5x_like import slots, training
 from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
@@ -18,7 +17,7 @@ _MEAN = ema.COUNT.partition("/")[0]  # the key of a mean's tensors in a checkpoi
 
 
 @dataclasses.dataclass(frozen=True)
-class Restored:
+class RestoredState:
   """The point from which a run goes on.
 
   Attributes:
@@ -33,7 +32,7 @@ class Restored:
   loaded: dict[str, Any] | None = None
 
 
-def restore(made: Assembly, session: Session, step: int | None = None) -> Restored:
+def restore(made: Assembly, session: Session, step: int | None = None) -> RestoredState:
   """Return the state of a checkpoint, or of a new run if there is none.
 
   Args:
@@ -57,20 +56,22 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
     state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
     loaded = None
     if config.init.get("weights") or config.teacher:
-      state, loaded = slots.module("warm_start", training).initial_state(config, parts, state)
-    return Restored(state, 0, none, loaded)
+      from t5x_like.training import warm_start
+
+      state, loaded = warm_start.load_sources(config, parts, state)
+    return RestoredState(state, 0, none, loaded)
   step, tree, metadata = found
   rollbacks = none | metadata.pop("rollbacks", {})
   session.check_config(metadata, f"{session.address}/checkpoints/{step}")
   if step:  # imported weights have no past
-    phases.check_past(metadata, config, step + rollbacks["batches_passed"], session.address)
+    phases.check_past_phases(metadata, config, step + rollbacks["batches_passed"], session.address)
   if step < config.total_steps:
     process.say(f"resuming {session.address} from step {step} of {config.total_steps}")
   if not tree.keys() - {"step", "params"}:
     process.say(f"{config.optimizer.name} starts without a state at step {step}")
   elif config.optimizer.get("ema") and _MEAN not in tree:
     process.say(f"the mean of the weights begins at step {step}")
-  return Restored(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
+  return RestoredState(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
 
 
 def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool) -> dict:
@@ -106,7 +107,7 @@ def _check_lost(session: Session, anew: bool) -> None:
     f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount "
     "the directory"
   )
-  if trained and trained.startswith(workdir.IMPORTED):
+  if trained and trained.startswith(workdir.IMPORTED_FILE):
     raise UserError(f"{told}, or convert the weights again into another workdir")
   if trained and not anew:
     raise UserError(

@@ -21,13 +21,13 @@ from t5x_like.parallel.rules import fetch
 from t5x_like.retrieval import index, shelf
 from t5x_like.runtime import process
 from t5x_like.training.build import REFERENCE, Parts, abstract_batch
-from t5x_like.training.compilation import Cost, compile_step
+from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.state import TrainState
 
 _KEPT = operator.attrgetter("reference.retriever")
 
 
-class Steps:
+class RetrievalStep:
   """The steps of a phase: `(state, batch) -> (state, metrics)`, which donates the state.
 
   Attributes:
@@ -120,7 +120,7 @@ class Steps:
     self._next = at, made, max(parts, wanted)
 
 
-def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
+def compiled(config: ConfigDict, parts: Parts, task) -> tuple[RetrievalStep, StepCost]:
   """Return the steps for batches of texts, and the cost of an update.
 
   Raises:
@@ -139,5 +139,5 @@ def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
       f"config.task.name: found {config.task.name}, expected open_qa, by itself: passages are of "
       "one task"
     )
-  steps = Steps(config, parts, task)
+  steps = RetrievalStep(config, parts, task)
   return steps, steps.cost

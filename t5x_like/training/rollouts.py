@@ -24,7 +24,7 @@ from t5x_like.objectives import flatten_rows
 from t5x_like.parallel.rules import fetch, from_local_rows, local_rows
 from t5x_like.runtime import process
 from t5x_like.training.build import Parts, abstract_batch
-from t5x_like.training.compilation import Cost, compile_step
+from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.state import TrainState
 
 # folded into the run's key; dropout has the key itself
@@ -32,7 +32,7 @@ _ROLLOUTS = 2
 _ORDERS = 3
 
 
-class Steps:
+class RolloutStep:
   """The steps of a phase: `(state, batch of prompts) -> (state, metrics)`, which donates the state.
 
   Attributes:
@@ -173,7 +173,7 @@ def _check_minibatches(config: ConfigDict, parts: Parts) -> None:
     )
 
 
-def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
+def compiled(config: ConfigDict, parts: Parts, task) -> tuple[RolloutStep, StepCost]:
   """Return the steps for batches of prompts, and the cost of an update.
 
   Raises:
@@ -197,5 +197,5 @@ def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
         "expected the same prompt_length, new_tokens and completions in all; set them in "
         "config.task.shared"
       )
-  steps = Steps(config, parts, task)
+  steps = RolloutStep(config, parts, task)
   return steps, steps.cost

@@ -1,34 +1,33 @@
 """A run: the state of training in a workdir, and the parts of one iteration of the loop."""
 
-import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
-from ml_collections import ConfigDict
 
 from t5x_like import report, slots, training
-from t5x_like.files.paths import directory
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows
 from t5x_like.runtime import process
 from t5x_like.training import phases, restoring
-from t5x_like.training.assembly import Assembly, assemble
+from t5x_like.training.assembly import Assembly
 from t5x_like.training.build import abstract_batch
-from t5x_like.training.compilation import Cost, compile_step
-from t5x_like.training.evaluation import Group
-from t5x_like.training.guard import Refusals, stopped, target, told
-from t5x_like.training.meter import Meter
-from t5x_like.training.restoring import Restored
+from t5x_like.training.compilation import StepCost, compile_step
+from t5x_like.training.ema import evaluation_weights
+from t5x_like.training.evaluation import GroupResults
+from t5x_like.training.guard import RefusedSteps, refusal_reason, rollback_target, stop_error
+from t5x_like.training.meter import StepMeter
+from t5x_like.training.restoring import RestoredState
+from t5x_like.training.selection import Selection
 from t5x_like.training.session import Session
 from t5x_like.training.state import to_tree
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class CompiledPhase:
   """The phase that a run is in, compiled.
 
   Attributes:
@@ -39,11 +38,11 @@ class Stage:
   phase: phases.Phase
   rows: Sequence[int]
   step: Callable
-  cost: Cost
-  meter: Meter
+  cost: StepCost
+  meter: StepMeter
 
 
-class Run:
+class TrainingRun:
   """The state of a run and its step.
 
   Args:
@@ -57,7 +56,7 @@ class Run:
     state, step: the current state and its step.
   """
 
-  def __init__(self, made: Assembly, session: Session, restored: Restored):
+  def __init__(self, made: Assembly, session: Session, restored: RestoredState):
     self.made = made
     self.config = made.config
     self.session = session
@@ -65,8 +64,8 @@ class Run:
     self.step = restored.step
     self._rollbacks = restored.rollbacks
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
-    self._evaluated: tuple[int, dict[str, Group]] | None = None
-    self._stage: Stage | None = None
+    self._evaluated: tuple[int, dict[str, GroupResults]] | None = None
+    self._stage: CompiledPhase | None = None
     self._read_metrics()
     if self.step < self.config.total_steps:
       self._enter_phase()
@@ -82,13 +81,11 @@ class Run:
     self._selection = None  # a `selection.Selection`
     if self.config.selection:
       rows = distributed.from_first(self.session.metrics)
-      self._selection = slots.module("selection", training).Selection(
-        self.config, self.session.address, rows
-      )
+      self._selection = Selection(self.config, self.session.address, rows)
     self._goodput = self.session.goodput(self.step)
     guard = self.made.parts.guard
     refused = distributed.from_first(self._refused_steps) if guard.skips else []
-    self._refusals = Refusals(guard, refused)
+    self._refusals = RefusedSteps(guard, refused)
 
   def _refused_steps(self) -> list[int]:
     """Return the steps whose updates were left out, of the last ones up to this step."""
@@ -106,7 +103,7 @@ class Run:
     """Compile the step for the current phase and open its batches."""
     made = self.made
     before = self._stage
-    phase = phases.at(made.phases, self._position)
+    phase = phases.phase_at(made.phases, self._position)
     if len(made.phases) > 1:
       process.say(f"phase {phase.name} from step {self.step}")
     rows = local_rows(made.parts.rules.batch(), phase.config.batch_size)
@@ -121,12 +118,12 @@ class Run:
       step, cost = compile_step(
         phase.config, made.parts, abstract_batch(phase.config, made.parts.rules, phase.task)
       )
-    batches = phases.batches(made.phases, self._position, None if cutting else rows)
+    batches = phases.iterate_batches(made.phases, self._position, None if cutting else rows)
     batches, cost_of = (
       (step.cut(batches, rows), step.cost) if cutting else (batches, lambda batch: cost)
     )
-    meter = Meter(batches, cost_of, self._goodput, phase.task.vocabulary.pad_id)
-    self._stage = Stage(phase, rows, step, cost, meter)
+    meter = StepMeter(batches, cost_of, self._goodput, phase.task.vocabulary.pad_id)
+    self._stage = CompiledPhase(phase, rows, step, cost, meter)
 
   def advance(self) -> bool:
     """Dispatch the next step, then write the metrics of the one before it; return False after a
@@ -145,7 +142,9 @@ class Run:
     self.step += 1
     step = stage.step
     if self.config.recompute_every and self.step % self.config.recompute_every == 0:
-      step = functools.partial(slots.module("recomputation", training).computed_twice, step)
+      from t5x_like.training.recomputation import compute_twice
+
+      step = functools.partial(compute_twice, step)
     self.state, metrics = step(self.state, batch)
     stage.meter.dispatched(since)
     self._pending = (self.step, metrics)
@@ -174,7 +173,7 @@ class Run:
     values = {
       name: float(value) for name, value in jax.device_get(metrics).items()
     } | self._stage.meter.step_done()
-    why = told(guard, values)
+    why = refusal_reason(guard, values)
     if why or step % self.config.log_every == 0 or step == self.config.total_steps:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
     if not why:
@@ -193,7 +192,7 @@ class Run:
       self._roll_back(step, why)
       return False
     self.session.checkpoints.wait()
-    raise stopped(why, step, self.session.checkpoints.steps())
+    raise stop_error(why, step, self.session.checkpoints.steps())
 
   def _roll_back(self, bad: int, why: str) -> None:
     """Go back to a regular step, and on with the batches after step `bad`."""
@@ -202,7 +201,7 @@ class Run:
     session.check()
     saved = distributed.from_first(session.checkpoints.steps)
     regular = [step for step in saved if step % self.config.checkpoint.every == 0]
-    to = target(self.made.parts.guard, why, bad, regular)
+    to = rollback_target(self.made.parts.guard, why, bad, regular)
     times = self._rollbacks["times"] + 1
     passed = self._rollbacks["batches_passed"] + bad - to
     restored = restoring.restore(self.made, session, to)
@@ -258,7 +257,7 @@ class Run:
   @property
   def weights(self) -> dict[str, jax.Array]:
     """The parameters that are evaluated, by name."""
-    return slots.module("ema", training).evaluated(self.state, self.config.optimizer.use_ema)
+    return evaluation_weights(self.state, self.config.optimizer.use_ema)
 
   def evaluated(self) -> bool:
     """Return whether the metrics hold an evaluation of this step; the same answer in all
@@ -276,7 +275,7 @@ class Run:
     return self._selection is not None and self._selection.exhausted
 
   @property
-  def best(self) -> tuple[int, dict[str, Group]] | None:
+  def best(self) -> tuple[int, dict[str, GroupResults]] | None:
     """The step that `config.selection` picked and its results; None if the last evaluation here has
     another step."""
     picked = self._selection and self._selection.best_step
@@ -298,31 +297,3 @@ class Run:
       if page is not None:
         process.say(f"report: {session.address}/{page.name}")
     session.flush()
-
-
-@contextlib.contextmanager
-def opened(config: ConfigDict, workdir: str, from_step: int | None = None) -> Iterator[Run]:
-  """Open a run, resuming it if the workdir holds one; on exit, wait for the last checkpoint and
-  leave the workdir.
-
-  All errors that can be detected are raised before the first step: in the config, the mesh, the
-  data, the vocabulary, or a workdir of another config.
-
-  Args:
-    config: resolved (`resolve.resolve`).
-    workdir: a directory, made if missing, or an address that fsspec knows.
-    from_step: a saved step to go back to, once: later steps are set aside, and later starts with
-      the same `from_step` go on.
-  """
-  address = directory(workdir)
-  trackers = [
-    slots.make(f"config.trackers.{name}", values, "t5x_like.report.trackers", "Tracker")
-    for name, values in {"console": "console", **config.trackers}.items()
-  ]
-  made = assemble(config, address)
-  with Session(address, made.config, made.identity, trackers) as session:
-    back = from_step is not None and from_step != session.past.went_back
-    restored = restoring.restore(made, session, from_step if back else None)
-    session.begin(restored.step, made, restored.loaded, from_step, back)
-    kind = slots.module("emergency", training).Run if config.checkpoint.emergency else Run
-    yield kind(made, session, restored)

@@ -7,7 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import slots, trust
+from t5x_like import trust
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten, nest
 from t5x_like.errors import UserError
@@ -24,7 +24,7 @@ _PUBLISHED = ("directory", "ends", "forced", "generation", "banned")
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class SavedModel:
   """A run whose parameters can be restored.
 
   Attributes:
@@ -67,8 +67,10 @@ class Trained:
         and (values.get("ema") or values.get("schedule_free"))
         and values.use_ema
       ):
-        restored = checkpoints.restore(lambda saved: nest(ema.chosen(saved, wanted)), step)
-        named = restored and ema.named(flatten(restored[1]))
+        restored = checkpoints.restore(
+          lambda saved: nest(ema.averaged_tensors(saved, wanted)), step
+        )
+        named = restored and ema.averaged_params(flatten(restored[1]))
         if named:
           return restored[0], {name: named[name] for name in wanted}
       restored = checkpoints.restore({"params": nest(wanted)}, step)
@@ -79,7 +81,9 @@ class Trained:
     return at, {name: named[name] for name in wanted}
 
 
-def open_saved(workdir: str, rules: Rules | None = None, flag: str = "--workdir") -> Trained:
+def open_saved_model(
+  workdir: str, rules: Rules | None = None, flag: str = "--workdir"
+) -> SavedModel:
   """Open a run with its saved config, or a published model; its parameters stay where they are.
 
   Args:
@@ -89,16 +93,16 @@ def open_saved(workdir: str, rules: Rules | None = None, flag: str = "--workdir"
   Raises:
     UserError: the workdir holds no run, or its mesh does not fit the devices.
   """
-  identity, published = opened(workdir, flag)
+  identity, published = identify_model(workdir, flag)
   if published is not None:
     rules = rules or Rules.make(make_mesh({"data": -1}))
-    return Trained(workdir, ConfigDict(identity), identity, published.model, rules, published)
-  config = config_lib.restore(identity, [], f"{workdir}/{workdirs.FILE}")
-  model, _ = build.model_of(config)
-  return Trained(workdir, config, identity, model, rules or Rules.of_config(config))
+    return SavedModel(workdir, ConfigDict(identity), identity, published.model, rules, published)
+  config = config_lib.restore(identity, [], f"{workdir}/{workdirs.IDENTITY_FILE}")
+  model, _ = build.build_model(config)
+  return SavedModel(workdir, config, identity, model, rules or Rules.of_config(config))
 
 
-def found(workdir: str, flag: str) -> dict[str, Any] | None:
+def find_identity(workdir: str, flag: str) -> dict[str, Any] | None:
   """Return the saved identity of a run, or the like of a published model (`interop/published.py`);
   None for neither.
 
@@ -109,12 +113,12 @@ def found(workdir: str, flag: str) -> dict[str, Any] | None:
   return identity
 
 
-def identity_of(workdir: str, flag: str = "--workdir") -> dict[str, Any]:
+def load_identity(workdir: str, flag: str = "--workdir") -> dict[str, Any]:
   """Return what `found` gives; raise UserError if there is no trained model."""
-  return opened(workdir, flag)[0]
+  return identify_model(workdir, flag)[0]
 
 
-def opened(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
+def identify_model(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
   """Return (identity, `Published` or, of a run, None).
 
   Args:
@@ -124,28 +128,32 @@ def opened(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
   """
   identity, published = _look(workdir, flag)
   if identity is None:
-    raise slots.module("hub", "t5x_like.interop").absent(str(workdir), flag)
+    from t5x_like.interop import hub
+
+    raise hub.missing_model_error(str(workdir), flag)
   return identity, published
 
 
 def _look(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
   trust.check_location(flag, workdir)
-  saved = workdirs.read(workdir)
+  saved = workdirs.read_identity(workdir)
   if saved is not None and not {"model_type", "architecture"} & saved.keys():
     for key in _PUBLISHED:
       saved.pop(key, None)
-    trust.check_links(str(workdir), f"{workdir}/{workdirs.FILE}")
+    trust.check_links(str(workdir), f"{workdir}/{workdirs.IDENTITY_FILE}")
     return saved, None
-  published = slots.module("published", "t5x_like.interop").find(str(workdir), flag)
+  from t5x_like.interop.published import find
+
+  published = find(str(workdir), flag)
   return published and published.identity, published
 
 
-def vocabulary_at(workdir: str, identity: dict[str, Any]) -> str:
+def vocabulary_directory(workdir: str, identity: dict[str, Any]) -> str:
   """Return the directory of the vocabulary of a trained model with this identity."""
   return identity.get("directory") or f"{str(workdir).rstrip('/')}/vocabulary"
 
 
-def finished(model):
+def merge_for_export(model):
   """Return the model as it is used elsewhere: its adapters merged, without a reference or a value
   head beside it."""
   model = without_adapters(model, merged=True)

@@ -90,7 +90,7 @@ class Selection:
         checkpoints.wait()
 
 
-def check(config: ConfigDict, metrics: Collection[str] | None) -> None:
+def check_selection(config: ConfigDict, metrics: Collection[str] | None) -> None:
   """Refuse, before the first step, a metric that no evaluation writes, and the largest loss as the
   best.
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from t5x_like import checkpoints, files, slots
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import Preempted
 from t5x_like.files import checked_json
@@ -30,7 +29,7 @@ _FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", "best")  # 
 
 
 @dataclasses.dataclass(frozen=True)
-class Past:
+class PastRun:
   """The record of a run in its workdir, the same in all processes.
 
   Attributes:
@@ -90,15 +89,19 @@ class Session(contextlib.AbstractContextManager):
     self._config, self._primary, self._trackers = config, process.first(), trackers
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
-    self._mirror = slots.module("mirror", files).Mirror(address) if is_remote(address) else None
+    self._mirror = None
+    if is_remote(address):
+      from t5x_like.files.mirror import Mirror
+
+      self._mirror = Mirror(address)
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(address)
     watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     with contextlib.ExitStack() as stack:
       if self._primary:
-        self._held = stack.enter_context(contextlib.closing(workdirs.hold(address)))
+        self._held = stack.enter_context(contextlib.closing(workdirs.lock_workdir(address)))
         if self._mirror:
           self._mirror.pull()
-      self.past = Past(*distributed.from_first(self._read_past))
+      self.past = PastRun(*distributed.from_first(self._read_past))
       self._changes = self.check_config(self.past.identity, address) if self.past.identity else []
       distributed.agree(
         {
@@ -118,26 +121,26 @@ class Session(contextlib.AbstractContextManager):
       self._stack = stack.pop_all()
 
   def _read_past(self) -> list:
-    rows = workdirs.history(self.workdir, self.address)
-    identity = workdirs.read(self.workdir, self.address)
+    rows = workdirs.read_history(self.workdir, self.address)
+    identity = workdirs.read_identity(self.workdir, self.address)
     intervals = {
       _count(one, "log_every") for one in [identity, *(row.get("config") for row in rows)]
     } - {None}
     return [
       identity,
-      workdirs.went_back(rows),
-      workdirs.began(rows),
+      workdirs.last_from_step(rows),
+      workdirs.first_start_time(rows),
       self._trained(rows, identity),
       sorted(intervals),
     ]
 
   def _trained(self, rows: workdirs.Rows, identity: dict[str, Any] | None) -> str | None:
     """Return the evidence that a step was saved, from history, imported weights or metrics."""
-    step = workdirs.saved_step(rows)
+    step = workdirs.find_saved_step(rows)
     if step is not None:
-      return f"{workdirs.HISTORY} says that step {step} was saved"
-    if (self.workdir / workdirs.IMPORTED).exists():
-      return f"{workdirs.IMPORTED} says that it holds imported weights"
+      return f"{workdirs.HISTORY_FILE} says that step {step} was saved"
+    if (self.workdir / workdirs.IMPORTED_FILE).exists():
+      return f"{workdirs.IMPORTED_FILE} says that it holds imported weights"
     last = max((row["step"] for row in self.metrics()), default=0)
     every = _count(identity and identity.get("checkpoint"), "every")
     if every and last > 2 * every:  # a save begins once the one before it is committed
@@ -147,7 +150,7 @@ class Session(contextlib.AbstractContextManager):
   def check_config(self, saved: dict[str, Any], where: str) -> list[str]:
     """Return the allowed changes since a saved identity; raise UserError for others."""
     fresh = self._config.checkpoint.fresh_optimizer
-    return workdirs.check(saved, self.identity, where, other_optimizer=fresh)
+    return workdirs.check_identity(saved, self.identity, where, other_optimizer=fresh)
 
   def begin(
     self, step: int, made: Assembly, loaded: dict[str, Any] | None, back_to: int | None, back: bool
@@ -165,12 +168,12 @@ class Session(contextlib.AbstractContextManager):
       self.checkpoints.set_aside(step, "set_aside")
     if self._primary:
       if loaded:
-        workdirs.write(self.workdir, "init.json", loaded)
+        workdirs.write_json(self.workdir, "init.json", loaded)
       if back:
         set_aside(self.workdir)
       found = process.environment() | made.cores
       workdirs.write_identity(self.workdir, self.identity)
-      workdirs.write(self.workdir, "environment.json", found)
+      workdirs.write_json(self.workdir, "environment.json", found)
       workdirs.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
       made.task.vocabulary.save(self.workdir / "vocabulary")
       self._noted = step > 0
@@ -295,5 +298,7 @@ def _checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Ch
   }
   options["check"] = check
   if values := config.checkpoint.emergency:
-    return slots.module("emergency", checkpoints).Emergency(path, values, **options)
+    from t5x_like.checkpoints.emergency import Emergency
+
+    return Emergency(path, values, **options)
   return Checkpoints(path, **options)

@@ -7,7 +7,7 @@ import optax
 Named = dict[str, jax.Array]
 
 
-def moved(
+def with_sign_steps(
   optimizer: optax.GradientTransformation, steps: dict[str, float]
 ) -> optax.GradientTransformationExtraArgs:
   """Return an optimizer that moves the parameters in `steps` so, by their step, and the others by

@@ -27,7 +27,7 @@ class TrainState:
   step: jax.Array
   params: dict[str, jax.Array]
   opt_state: Any
-  watch: guard.Watch = dataclasses.field(default_factory=guard.watch)
+  watch: guard.LossRecord = dataclasses.field(default_factory=guard.new_loss_record)
 
 
 jax.tree_util.register_dataclass(TrainState)
@@ -65,7 +65,7 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
     opt_state=jax.tree.map(split, opt_state, opt_axes),
     watch={
       n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated)
-      for n, x in guard.watch().items()
+      for n, x in guard.new_loss_record().items()
     },
   )
 
@@ -93,7 +93,7 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
   named = flatten(tree)
   own = shardings(like)
   params = {name: named[f"params/{name}"] for name in like.params}
-  watch = guard.watch() | {
+  watch = guard.new_loss_record() | {
     name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named
   }
   missing = to_named(like.opt_state).keys() - named.keys()

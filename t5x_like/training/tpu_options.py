@@ -75,7 +75,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
 _UNKNOWN = re.compile(r"No such compile option: '(\w+)'")
 
 
-def chosen(device_kind: str, environment: Mapping[str, str]) -> dict[str, str]:
+def options_for_chip(device_kind: str, environment: Mapping[str, str]) -> dict[str, str]:
   """Return the options of a chip that the user's environment does not set."""
   options = next(
     (options for kind, options in OPTIONS.items() if re.fullmatch(kind, device_kind)), ()
@@ -85,7 +85,7 @@ def chosen(device_kind: str, environment: Mapping[str, str]) -> dict[str, str]:
   return {option.name: option.value for option in options if option.name not in taken}
 
 
-def compiled(
+def compile_for_chip(
   lowered: jax.stages.Lowered, device_kind: str, **more: str | bool
 ) -> tuple[jax.stages.Compiled, dict[str, str]]:
   """Compile for a chip and return (the program, the options that it was compiled with).
@@ -93,7 +93,7 @@ def compiled(
   Args:
     more: further options of the compiler.
   """
-  options = chosen(device_kind, os.environ)
+  options = options_for_chip(device_kind, os.environ)
   while True:
     try:
       return lowered.compile({**options, **more}), options

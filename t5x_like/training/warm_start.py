@@ -41,15 +41,15 @@ from t5x_like.nn.linear import ADAPTERS
 from t5x_like.runtime import process
 from t5x_like.training import saved_model
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import REFERENCE, Parts, model_of
-from t5x_like.training.resolve import model_slot
+from t5x_like.training.build import REFERENCE, Parts, build_model
+from t5x_like.training.resolve_model import resolve_model
 from t5x_like.training.state import TrainState
 
 RANDOM = "random"  # a teacher without a run
 _INIT = "config.init.workdir"
 _TEACHER = "config.teacher.workdir"
 # Keys of config.model fixed by imported weights, and cells of its design that are not.
-FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
+IMPORTED_KEYS = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
 _TRAINING = """
   core quantization init_stddev kernel_scales residual_init embed_init mlp_dropout shared_dropout no_dropout
   attention_dropout
@@ -64,7 +64,7 @@ _KEPT = """
 """.split()
 
 
-def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:
+def with_model_keys(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:
   """Return a recipe's config with the `FIXED` keys of another `config.model`; `where` holds its
   weights.
 
@@ -72,7 +72,7 @@ def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigD
     UserError: the recipe is for another family.
   """
   made = ConfigDict(config.to_dict())
-  own = {key: value for key, value in model.items() if key in FIXED}
+  own = {key: value for key, value in model.items() if key in IMPORTED_KEYS}
   if own.get("name", made.model.get("name")) != made.model.get("name"):
     raise UserError(
       f"config.model.name: found {made.model.get('name')!r}, but {where} holds {own['name']!r}; "
@@ -85,7 +85,7 @@ def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigD
   return made
 
 
-def inherited(config: ConfigDict) -> ConfigDict:
+def inherit_model(config: ConfigDict) -> ConfigDict:
   """Return a copy of a config with the architecture and vocabulary of the run that `config.init`
   names.
 
@@ -97,7 +97,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
   if not values["inherit"]:
     return found
   directory = values["workdir"]
-  saved = saved_model.identity_of(directory, _INIT)
+  saved = saved_model.load_identity(directory, _INIT)
   if _lends(saved["model"], config.model):
     with found.unlocked(), found.ignore_type():
       found.model.backbone = ConfigDict(_backbone(directory, saved, config))
@@ -121,7 +121,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
       return found  # the store has its own, see `assembly`; images may have other classes
     for task in _of_texts(found):
       if task.get("vocabulary") is None:
-        task["vocabulary"] = saved_model.vocabulary_at(directory, saved)
+        task["vocabulary"] = saved_model.vocabulary_directory(directory, saved)
       else:
         workdirs.check_vocabulary(
           directory, saved, vocabularies.load(task["vocabulary"]), task["vocabulary"]
@@ -142,11 +142,11 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
   Raises:
     UserError: the other model is no image encoder.
   """
-  _, published = saved_model.opened(directory, _INIT)
+  _, published = saved_model.identify_model(directory, _INIT)
   model = (
     published.model
     if published
-    else model_of(config_lib.restore(saved, [], f"{directory}/{workdirs.FILE}"))[0]
+    else build_model(config_lib.restore(saved, [], f"{directory}/{workdirs.IDENTITY_FILE}"))[0]
   )
   variant = getattr(model, "variant", None)
   own = config.model.get("backbone")
@@ -200,7 +200,9 @@ def _lengthen(config: ConfigDict) -> None:
     config.model.design.position = position | {"length": longest}
 
 
-def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) -> ConfigDict:
+def resolve_teacher(
+  config: ConfigDict, computed: dict[str, Any], platform: str | None
+) -> ConfigDict:
   """Return `config.teacher` with the teacher's model in it.
 
   Args:
@@ -213,7 +215,7 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
   model = values["model"]
   saved = None
   if values["inherit"] and directory not in (None, RANDOM):
-    saved = (saved_model.found if model else saved_model.identity_of)(directory, _TEACHER)
+    saved = (saved_model.find_identity if model else saved_model.load_identity)(directory, _TEACHER)
   elif not model:
     raise UserError(
       f"{_TEACHER}: found {directory!r}, expected the workdir of a run; train the teacher first, "
@@ -221,7 +223,7 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
     )
   if not saved and model.get("vocab_size") == "auto":
     computed = computed | {"vocab_size": config.model.vocab_size}
-  model = model_slot(
+  model = resolve_model(
     "teacher.model", ConfigDict((saved["model"] if saved else model) | computed), platform
   )
   for key in (key for key in _OFF if key in model):
@@ -229,10 +231,10 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
   return ConfigDict(values | {"model": model.to_dict(), "inherit": False})
 
 
-def check(config: ConfigDict, vocabulary, workdir: str) -> None:
+def check_sources(config: ConfigDict, vocabulary, workdir: str) -> None:
   """Refuse data that do not fit the workdir's imported weights or the runs that the config names;
   raise UserError."""
-  found = workdirs.imported(workdir)
+  found = workdirs.read_imported(workdir)
   if found is not None and found["vocabulary"] != vocabulary.fingerprint:
     raise UserError(
       f"{workdir}: holds imported weights with their vocabulary, but the data were made with "
@@ -246,7 +248,7 @@ def _check_start(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init` has; classes of images may
   differ."""
   if config.init and "vocab_size" in config.model:
-    saved = saved_model.identity_of(config.init.workdir, _INIT)  # its vocabulary is needed
+    saved = saved_model.load_identity(config.init.workdir, _INIT)  # its vocabulary is needed
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
@@ -257,11 +259,13 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
   A teacher that is gone is not missed here: a resumed run has its parameters.
   """
   directory = config.teacher.get("workdir")
-  saved = saved_model.found(directory, _TEACHER) if directory not in (None, RANDOM) else None
+  saved = (
+    saved_model.find_identity(directory, _TEACHER) if directory not in (None, RANDOM) else None
+  )
   if saved is None:
     return
-  if workdirs.vocabulary_print(saved) != vocabulary.fingerprint:
-    theirs = vocabularies.load(saved_model.vocabulary_at(directory, saved))
+  if workdirs.vocabulary_fingerprint(saved) != vocabulary.fingerprint:
+    theirs = vocabularies.load(saved_model.vocabulary_directory(directory, saved))
     names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
     told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
     ours = (
@@ -295,7 +299,7 @@ def _short(names) -> str:
   return ", ".join(names[:4]) + ", …" * (len(names) > 4)
 
 
-def initial_state(
+def load_sources(
   config: ConfigDict, parts: Parts, state: TrainState
 ) -> tuple[TrainState, dict[str, Any] | None]:
   """Return a new run's state with the weights that the config asks for, and the content of
@@ -405,9 +409,9 @@ def _of_run(
 
   Of a generator and a discriminator, a model that is not both takes the discriminator.
   """
-  run = saved_model.open_saved(directory, parts.rules, flag)
+  run = saved_model.open_saved_model(directory, parts.rules, flag)
   found, arrays = run.restore(step)
-  model = saved_model.finished(params.with_arrays(run.model, arrays))
+  model = saved_model.merge_for_export(params.with_arrays(run.model, arrays))
   if hasattr(model, "networks") and not hasattr(parts.model, "networks"):
     _, model = model.networks()
   return found, params.arrays(model), run.model

@@ -6,8 +6,8 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.mask import Mask
 
 
-class Windowed(Dense):
-  """Computes the dense core's products on fewer keys, for `compilation.dense`; the values mean
+class WindowedDense(Dense):
+  """Computes the dense core's products on fewer keys, for `flops.with_dense_cores`; the values mean
   nothing.
 
   Of S keys, a window of w on both sides leaves w (2 - w / S) to a query on average. A causal one

@@ -13,14 +13,14 @@ from typing import Any
 from t5x_like import config as config_lib
 from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import checked_json, file_names, local, locks
+from t5x_like.files import checked_json, exclusive, file_names, local
 from t5x_like.files.locks import Lock
 from t5x_like.files.paths import place
 from t5x_like.redaction import redact_config
 
-FILE = "config.json"
-HISTORY = "history.jsonl"
-IMPORTED = "imported.json"  # of weights that were trained elsewhere
+IDENTITY_FILE = "config.json"
+HISTORY_FILE = "history.jsonl"
+IMPORTED_FILE = "imported.json"  # of weights that were trained elsewhere
 Rows = list[dict[str, Any]]
 _log = logging.getLogger("t5x_like.workdir")
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
@@ -50,7 +50,7 @@ _IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")
 _EDITION = "data_edition"  # `data.EDITION`
 
 
-def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
+def build_identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
   """Return the content of `config.json`: the resolved config, fingerprints of data and vocabulary,
   feature shapes.
 
@@ -72,7 +72,7 @@ def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
   }
 
 
-def read(workdir, address=None) -> dict[str, Any] | None:
+def read_identity(workdir, address=None) -> dict[str, Any] | None:
   """Return the saved identity of the run in a workdir, or None if there is no run.
 
   If the file is missing or damaged, its copy in `history.jsonl` takes its place, with a warning.
@@ -82,8 +82,8 @@ def read(workdir, address=None) -> dict[str, Any] | None:
   Raises:
     UserError: the file is not a JSON object and history has no copy, or it cannot be read.
   """
-  path = f"{address or workdir}/{FILE}"
-  content = _content(workdir, FILE, path)
+  path = f"{address or workdir}/{IDENTITY_FILE}"
+  content = _content(workdir, IDENTITY_FILE, path)
   try:
     if content is not None:
       found = json.loads(content)
@@ -95,37 +95,37 @@ def read(workdir, address=None) -> dict[str, Any] | None:
     damage = "missing"
   except (ValueError, RecursionError) as error:
     damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
-  where = f"{address or workdir}/{HISTORY}"
-  past = _content(workdir, HISTORY, where)
+  where = f"{address or workdir}/{HISTORY_FILE}"
+  past = _content(workdir, HISTORY_FILE, where)
   rows = _history(past, where) if past else []
   copy = _config(rows)
   if copy is not None:
-    _log.warning("%s: %s; its copy in %s is used", path, damage, HISTORY)
+    _log.warning("%s: %s; its copy in %s is used", path, damage, HISTORY_FILE)
     signed = any(trust.is_signed(copy, row.get(trust.SIGNATURE)) for row in rows)
     trust.record_file(where, copy, address or workdir, signed)
     return copy
   if content is None:
     return None
   raise UserError(
-    f"{path}: {damage}, and {HISTORY} has no copy of it; restore the file from a backup, or "
-    "delete it and run the train command that the run was started with (checkpoints say whether "
-    "the config is theirs)"
+    f"{path}: {damage}, and {HISTORY_FILE} has no copy of it; restore the file from a backup, or "
+    "delete it and run the "
+    "train command that the run was started with (checkpoints say whether the config is theirs)"
   )
 
 
-def imported(workdir) -> dict[str, Any] | None:
+def read_imported(workdir) -> dict[str, Any] | None:
   """Return the model and the fingerprint of the vocabulary of imported weights; None if a workdir
   has none."""
   try:
-    content = (place(workdir) / IMPORTED).read()
+    content = (place(workdir) / IMPORTED_FILE).read()
     if content is None:
       return None
     found = json.loads(content)
-    trust.record_file(f"{workdir}/{IMPORTED}", found, workdir)
+    trust.record_file(f"{workdir}/{IMPORTED_FILE}", found, workdir)
     return {"model": dict(found["model"]), "vocabulary": str(found["vocabulary"])}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
-      f"{workdir}/{IMPORTED}: damaged ({one_line(error)}); convert the weights into a new workdir"
+      f"{workdir}/{IMPORTED_FILE}: damaged ({one_line(error)}); convert the weights into a new workdir"
     ) from None
 
 
@@ -140,7 +140,7 @@ def _content(workdir, name: str, path: str) -> bytes | None:
     ) from error
 
 
-def check(
+def check_identity(
   saved: dict[str, Any], current: dict[str, Any], workdir, *, other_optimizer: bool = False
 ) -> list[str]:
   """Compare two identities.
@@ -180,7 +180,7 @@ def check(
   return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed if begun]
 
 
-def vocabulary_print(saved: dict[str, Any]) -> str | None:
+def vocabulary_fingerprint(saved: dict[str, Any]) -> str | None:
   """Return the fingerprint of the vocabulary in a saved identity; None if it is damaged."""
   return config_lib.flatten(saved).get("fingerprints.vocabulary")
 
@@ -188,7 +188,7 @@ def vocabulary_print(saved: dict[str, Any]) -> str | None:
 def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> None:
   """Raise UserError if a vocabulary, `named` for messages, differs from the vocabulary of the run
   in a workdir."""
-  if vocabulary.fingerprint != vocabulary_print(saved):
+  if vocabulary.fingerprint != vocabulary_fingerprint(saved):
     raise UserError(
       f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; "
       f"leave the key out, and {workdir}/vocabulary is used, or prepare the store with it"
@@ -200,10 +200,10 @@ def write_identity(workdir, identity: dict[str, Any]) -> None:
   written."""
   content = json.loads(json.dumps(identity))
   signature = trust.sign(content)
-  write(workdir, FILE, content | ({trust.SIGNATURE: signature} if signature else {}))
+  write_json(workdir, IDENTITY_FILE, content | ({trust.SIGNATURE: signature} if signature else {}))
 
 
-def write(workdir, name: str, content: dict[str, Any]) -> None:
+def write_json(workdir, name: str, content: dict[str, Any]) -> None:
   """Write a JSON file atomically; raise UserError if it cannot be written."""
   _replace(workdir, name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
@@ -229,7 +229,7 @@ def _replace(workdir, name: str, text: str) -> None:
     ) from error
 
 
-def hold(workdir) -> "Lock | leases.Lease":  # noqa: F821
+def lock_workdir(workdir) -> "Lock | leases.Lease":  # noqa: F821
   """Keep other runs out of a workdir until the returned lock is closed; a lease where there are no
   locks.
 
@@ -238,7 +238,7 @@ def hold(workdir) -> "Lock | leases.Lease":  # noqa: F821
   """
   doing = "is training in it ({}); wait for it or stop it, or use another --workdir"
   try:
-    return locks.hold(place(workdir), "lock", doing, lease="lease")
+    return exclusive.hold_directory(place(workdir), "lock", doing, lease="lease")
   except (FileExistsError, NotADirectoryError) as error:
     raise UserError(f"{workdir}: Not a directory; use another --workdir") from error
   except OSError as error:
@@ -252,15 +252,15 @@ def _short(value: Any) -> str:
   return text if len(text) <= 24 else f"{text[:18]}…"
 
 
-def history(workdir, address=None) -> Rows:
+def read_history(workdir, address=None) -> Rows:
   """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones; [] if
   there is no file.
 
   Args:
     address: the workdir's address, for warnings, if it differs.
   """
-  content = local.content(pathlib.Path(workdir) / HISTORY)
-  return _history(content or b"", f"{address or workdir}/{HISTORY}")
+  content = local.content(pathlib.Path(workdir) / HISTORY_FILE)
+  return _history(content or b"", f"{address or workdir}/{HISTORY_FILE}")
 
 
 def _history(content: bytes, where) -> Rows:
@@ -268,14 +268,14 @@ def _history(content: bytes, where) -> Rows:
   return [row for row, _ in checked_json.rows(content, where, _check_row)]
 
 
-def went_back(rows: Rows) -> int | None:
+def last_from_step(rows: Rows) -> int | None:
   """Return the step that the last start was asked to go back to, if any."""
   return next(
     (_whole(row.get("from_step")) for row in reversed(rows) if "environment" in row), None
   )
 
 
-def began(rows: Rows) -> float:
+def first_start_time(rows: Rows) -> float:
   """Return the time of the run's first start, in seconds since the epoch; the present for a new
   run."""
   time = (
@@ -286,7 +286,7 @@ def began(rows: Rows) -> float:
   return time.timestamp()
 
 
-def saved_step(rows: Rows) -> int | None:
+def find_saved_step(rows: Rows) -> int | None:
   """Return a step after 0 that was saved since the run began, or began anew; None if none is
   known."""
   step = None
@@ -326,7 +326,7 @@ def add_start(
   row = {"step": step, "config_digest": digest, "changes": changes, "environment": environment}
   if from_step is not None:
     row["from_step"] = from_step
-  known = _config(history(workdir))
+  known = _config(read_history(workdir))
   if changes or known is None or _digest(known) != digest:
     row["config"] = identity
     row[trust.SIGNATURE] = trust.sign(json.loads(json.dumps(identity)))
@@ -335,7 +335,7 @@ def add_start(
 
 def add_line(workdir, row: dict[str, Any]) -> None:
   """Add a line to `history.jsonl`, with the time; raise UserError if the file cannot be written."""
-  path = pathlib.Path(workdir) / HISTORY
+  path = pathlib.Path(workdir) / HISTORY_FILE
   try:
     timed = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row
     local.append(path, json.dumps(timed).encode())

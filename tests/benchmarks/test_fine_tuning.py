@@ -18,7 +18,7 @@ from t5x_like.errors import UserError
 from t5x_like.models import bert
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.training.tunings import head
 from tests.runs import alone, restored
@@ -117,7 +117,7 @@ def test_a_run_of_a_variant_given_by_all_of_its_fields_can_be_started_from(pretr
   shutil.copytree(pretrained / "vocabulary", tmp_path / "run" / "vocabulary")
   overrides = [*fine_tuning("classification", tmp_path), "task.length=100"]
   init = f"init={json.dumps({'workdir': str(tmp_path / 'run')})}"
-  found = build(resolve(recipes.load(ENCODER, [*overrides, init]))).model
+  found = build_parts(resolve(recipes.load(ENCODER, [*overrides, init]))).model
   assert (
     found.variant.dims == bert.VARIANTS["nano"].dims
     and found.variant.design.position["length"] == 100
@@ -125,7 +125,7 @@ def test_a_run_of_a_variant_given_by_all_of_its_fields_can_be_started_from(pretr
 
 
 def parts(tmp_path, *overrides: str):
-  return build(
+  return build_parts(
     resolve(recipes.load(ENCODER, [*fine_tuning("classification", tmp_path), *overrides]))
   )
 

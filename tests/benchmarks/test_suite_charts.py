@@ -73,7 +73,7 @@ def test_tags_generated_labels_and_numbers_are_drawn_too(tmp_path):
     for seed in range(2):
       run = tmp_path / name / str(seed)
       workdirs.write_lines(run / "predictions", "dev.jsonl", rows)
-      workdirs.write(run, workdirs.FILE, {"evals": {"dev": evaluator}, "task": task})
+      workdirs.write_json(run, workdirs.IDENTITY_FILE, {"evals": {"dev": evaluator}, "task": task})
       (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"eval/dev/{score}": 50.0}) + "\n")
       runs.append(
         {

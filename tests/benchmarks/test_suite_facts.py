@@ -18,7 +18,7 @@ def of(folder, evaluator, task, rows, counted) -> dict:
     "total_steps": 4,
     "batch_size": 8,
   }
-  workdirs.write(folder, workdirs.FILE, config)
+  workdirs.write_json(folder, workdirs.IDENTITY_FILE, config)
   workdirs.write_lines(folder / "predictions", "dev.jsonl", rows)
   metrics = [
     {"step": 1, "train/seconds_per_step": 2.0},

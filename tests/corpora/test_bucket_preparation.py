@@ -17,7 +17,7 @@ from t5x_like.corpora import building
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
-from t5x_like.files import leases, locks, remote
+from t5x_like.files import exclusive, leases, remote
 from t5x_like.files.leases import Lease
 from t5x_like.files.paths import place
 from t5x_like.store.tokens import TokenStore
@@ -165,7 +165,7 @@ def test_a_lost_shard_is_made_again(flags, local, server, monkeypatch):
 def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
-  with Lease(place("gs://bucket/stores"), ".train.progress.lease", locks.WRITING):
+  with Lease(place("gs://bucket/stores"), ".train.progress.lease", exclusive.WRITING):
     assert prepare_data.main(command) == 2
   told = capsys.readouterr().err.strip().splitlines()[-1]
   assert (

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from t5x_like.corpora import building
-from t5x_like.files import ranges
+from t5x_like.files import local_ranges
 from t5x_like.files.paths import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
@@ -41,8 +41,8 @@ def refuse(*_):
 def test_an_uninterrupted_preparation_reads_no_shard_again(flags, tmp_path, monkeypatch, capsys):
   with monkeypatch.context() as patched:
     patched.setattr(building, "_sha256", refuse)
-    patched.setattr(ranges.LocalFiles, "sha256", refuse)
-    patched.setattr(ranges.LocalFiles, "fill", refuse)
+    patched.setattr(local_ranges.LocalShardFiles, "sha256", refuse)
+    patched.setattr(local_ranges.LocalShardFiles, "fill", refuse)
     assert prepare_data.main(flags) == 0
   assert "checked file sizes" in capsys.readouterr().out
   store = TokenStore.open(tmp_path / "out" / "train", verify="full")

@@ -19,12 +19,12 @@ FLAGS = (
 )
 POISON = """
 from t5x_like.training import phases
-batches = phases.batches
+batches = phases.iterate_batches
 def poisoned(built, position, rows):
   for number, batch in enumerate(batches(built, position, rows), start=position):
     nan = number == 14
     yield batch | {"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")} if nan else batch
-phases.batches = poisoned
+phases.iterate_batches = poisoned
 """
 
 

@@ -17,7 +17,7 @@ from t5x_like.data import task as tasks
 from t5x_like.data.images.boxes import Boxes
 from t5x_like.evals import EvalContext, _best_boxes, detection
 from t5x_like.nn import params
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 
 pytestmark = pytest.mark.runs
@@ -267,7 +267,7 @@ def made(folder, devices: int, batch_size: int):
   """(evaluator, parameters, task, parts) of a small random DETR on scenes of digits."""
   overrides = [f"batch_size={batch_size}", f"task.cache={folder}", "model.labels=10"]
   config = resolve(recipes.load("configs/detr/base.py:debug", overrides))
-  parts = build(config, jax.devices()[:devices])
+  parts = build_parts(config, jax.devices()[:devices])
   arrays = params.arrays(parts.make_model(jax.random.key(1)))
   placed = {
     n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()

@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, few_shot, knn
 from t5x_like.nn import params
 from t5x_like.training import assembly
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -22,7 +22,7 @@ def made(name: str, folder, devices: int, batch_size: int, extra=(), **arguments
   """(evaluator, parameters, task, parts)."""
   overrides = [f"batch_size={batch_size}", f"task.cache={folder}", *extra]
   config = resolve(recipes.load(RECIPE, overrides))
-  parts = build(config, jax.devices()[:devices])
+  parts = build_parts(config, jax.devices()[:devices])
   arrays = params.arrays(parts.make_model(jax.random.key(1)))
   arrays["head/out/kernel"] = np.random.default_rng(0).standard_normal(
     arrays["head/out/kernel"].shape, np.float32
@@ -133,7 +133,7 @@ def test_neighbours_vote_as_scikit_learns():
 
 def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
   config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=9"]))
-  parts = build(config, jax.devices()[:1])
+  parts = build_parts(config, jax.devices()[:1])
   task = tasks.build(split="train", **config.task.to_dict())
   with pytest.raises(
     UserError,
@@ -145,7 +145,7 @@ def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
 def test_a_head_with_more_classes_than_the_data_is_told(tmp_path, capsys):
   config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=12"]))
   task = tasks.build(split="train", **config.task.to_dict())
-  assembly.check_task(config, build(config, jax.devices()[:1]), task)
+  assembly.check_task(config, build_parts(config, jax.devices()[:1]), task)
   assert (
     "config.model.head.labels: found 12, but task image_classification has 10 classes"
     in capsys.readouterr().out

@@ -21,7 +21,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, multiple_choice
 from t5x_like.metrics.squad import SquadV1
 from t5x_like.nn import params
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies import load
 
@@ -45,7 +45,7 @@ def made(name: str, folder, devices: int = 8, batch_size: int = 8, extra=(), **a
   recipe = T5 if name == "generation" else ENCODER
   flags = [f"task={json.dumps(TEXT)}"] if name == "generation" else fine_tuning(name, folder)
   config = resolve(recipes.load(recipe, [*flags, f"batch_size={batch_size}", *extra]))
-  parts = build(config, jax.devices()[:devices])
+  parts = build_parts(config, jax.devices()[:devices])
   task = tasks.build(split="validation", **config.task.to_dict())
   arrays = params.arrays(jax.jit(parts.make_model)(jax.random.key(1)))
   placed = {

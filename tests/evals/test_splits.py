@@ -313,7 +313,7 @@ class Run:
 
   @functools.cached_property
   def _model(self):
-    run = saved_model.open_saved(
+    run = saved_model.open_saved_model(
       str(self.workdir), Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
     )
     return run.config, params.with_arrays(run.model, run.restore()[1])

@@ -290,7 +290,7 @@ def test_a_suite_reads_no_group_of_another_directory(tmp_path):
 def test_small_files_of_a_workdir_have_names(tmp_path):
   for name in ("../x.json", "a/b.json", "/x"):
     with pytest.raises(UserError, match="a file's name: found"):
-      workdir.write(tmp_path / "w", name, {})
+      workdir.write_json(tmp_path / "w", name, {})
   assert not os.path.exists(tmp_path / "x.json")
 
 

@@ -73,12 +73,12 @@ def report(folder: pathlib.Path) -> None:
 
 @handle_errors
 def read_history(folder: pathlib.Path) -> None:
-  workdirs.history(folder)
+  workdirs.read_history(folder)
 
 
 @handle_errors
 def read_config(folder: pathlib.Path) -> None:
-  workdirs.read(folder)
+  workdirs.read_identity(folder)
 
 
 # Readers of files of a workdir, and what each says if it goes on without the file.
@@ -117,6 +117,6 @@ def test_in_a_workdir_it_is_told_at_once(
 def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path):
   def use(inside: pathlib.Path) -> None:
     os.mkfifo(inside / "lock")
-    workdirs.hold(str(inside)).close()  # a lease does instead
+    workdirs.lock_workdir(str(inside)).close()  # a lease does instead
 
   assert Ground(tmp_path).run("lock", use).end == "success"

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from t5x_like.errors import TransientError
-from t5x_like.files import leases, locks
-from t5x_like.files.locks import Held
+from t5x_like.files import exclusive, leases, locks
+from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import place
 
 GONE = 2**22 + 1  # more than any process number of Linux
@@ -56,7 +56,7 @@ ELSEWHERE = [
 def test_a_living_holder_that_cannot_be_seen_keeps_its_lease(content, tmp_path):
   with forged(tmp_path, **content) as held:
     with (
-      pytest.raises(Held, match=r"another process is training in it \(process"),
+      pytest.raises(DirectoryInUse, match=r"another process is training in it \(process"),
       lease_on(tmp_path, 2),
     ):
       pass
@@ -165,11 +165,11 @@ def test_a_lease_stands_in_where_locks_are_of_one_host(
   )
   monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "mounts")
   with contextlib.closing(
-    locks.hold(place(directory), "lock", "is writing ({}); wait", "lease")
+    exclusive.hold_directory(place(directory), "lock", "is writing ({}); wait", "lease")
   ) as lock:
     assert isinstance(lock, locks.Lock) == shared
   with contextlib.closing(
-    locks.hold(place(tmp_path), "lock", "is writing ({}); wait", "lease")
+    exclusive.hold_directory(place(tmp_path), "lock", "is writing ({}); wait", "lease")
   ) as lock:
     assert isinstance(lock, locks.Lock)
 
@@ -179,11 +179,15 @@ def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
     raise OSError(errno.ENOLCK, "No locks available")
 
   doing = "is writing ({}); wait"
-  with contextlib.closing(locks.hold(place(tmp_path), "lock", doing, "lease")) as held:
+  with contextlib.closing(
+    exclusive.hold_directory(place(tmp_path), "lock", doing, "lease")
+  ) as held:
     assert isinstance(held, locks.Lock)
-    with pytest.raises(Held, match="another process is writing; wait"):
-      locks.hold(place(tmp_path), "lock", doing, "lease")
+    with pytest.raises(DirectoryInUse, match="another process is writing; wait"):
+      exclusive.hold_directory(place(tmp_path), "lock", doing, "lease")
   monkeypatch.setattr(fcntl, "flock", flock)
-  with contextlib.closing(locks.hold(place(tmp_path), "lock", doing, "lease")) as held:
+  with contextlib.closing(
+    exclusive.hold_directory(place(tmp_path), "lock", doing, "lease")
+  ) as held:
     assert isinstance(held, leases.Lease) and (tmp_path / "lease").exists()
   assert not (tmp_path / "lease").exists()

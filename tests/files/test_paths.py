@@ -230,7 +230,7 @@ def test_one_of_two_that_take_over_a_dead_lease_holds_it(root):
     try:
       lease.__enter__()
       holders.append(lease)
-    except locks.Held:
+    except locks.DirectoryInUse:
       return
 
   threads = [threading.Thread(target=take, args=(lease,)) for lease in both]

@@ -24,7 +24,7 @@ from t5x_like.runtime import process
 from t5x_like.store.tokens import TokenStore
 from t5x_like.training import open_with_recipe, warm_start
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import objective_of
+from t5x_like.training.build import build_objective
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -56,7 +56,7 @@ class Maker:
     self.config.evals = {"loss": {"name": "loss", "task": {}, "split": None, "max_examples": 8}}
     arguments = self.config.task.to_dict()
     task = process.build_task("task", arguments.pop("name"), "train", arguments)
-    self.identity = json.loads(json.dumps(workdirs.identity(self.config, task)))
+    self.identity = json.loads(json.dumps(workdirs.build_identity(self.config, task)))
     self.vocabulary = task.vocabulary
     stores.write(folder / "tokens" / "train", stores.random_documents(20, 30), shard_tokens=150)
     ByteVocabulary().save(folder / "bytes")
@@ -75,8 +75,8 @@ class Maker:
     (workdir / "config.json").write_text(json.dumps(identity))
 
     def call() -> None:
-      run = open_with_recipe.open_run(str(workdir), None, ())
-      Evaluation(run.config, run.model, objective_of(run.config), run.rules, None)
+      run = open_with_recipe.open_with_recipe(str(workdir), None, ())
+      Evaluation(run.config, run.model, build_objective(run.config), run.rules, None)
 
     return told, call
 
@@ -87,9 +87,9 @@ class Maker:
     def call() -> None:
       config = nano.get_config()
       config.init = {"workdir": str(inside / "run")}
-      warm_start.inherited(config)
-      open_with_recipe.vocabulary_of(
-        open_with_recipe.open_run(str(inside / "run"), nano.__file__, ())
+      warm_start.inherit_model(config)
+      open_with_recipe.load_vocabulary(
+        open_with_recipe.open_with_recipe(str(inside / "run"), nano.__file__, ())
       )
 
     return told, call
@@ -98,8 +98,8 @@ class Maker:
     content = {"model": self.identity["model"], "vocabulary": "0"}
     content, told = self.mutate(choice, content, inside)
     (inside / "imported.json").write_text(json.dumps(content))
-    return told, lambda: warm_start.with_model(
-      self.config, workdirs.imported(inside)["model"], str(inside)
+    return told, lambda: warm_start.with_model_keys(
+      self.config, workdirs.read_imported(inside)["model"], str(inside)
     )
 
   def suite(self, choice: random.Random, inside: pathlib.Path):

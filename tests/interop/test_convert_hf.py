@@ -19,7 +19,7 @@ NANO = "tests/recipes/nano.py"
 
 
 def arrays(workdir, step):
-  return trained_run.open_saved(str(workdir)).restore(step)[1]
+  return trained_run.open_saved_model(str(workdir)).restore(step)[1]
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def converted(directory, workdir, flags, *more) -> dict[str, np.ndarray]:
     else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
   )
   assert convert_t5x.main(argv) == 0
-  return trained_run.open_saved(str(workdir)).restore()[1]
+  return trained_run.open_saved_model(str(workdir)).restore()[1]
 
 
 def batch_of(workdir, step: int) -> dict[str, np.ndarray]:
@@ -199,7 +199,7 @@ def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, co
   arrays = converted(directory, tmp_path / "run", flags, "--config.optimizer.name=adamw")
   table = params["token_embedder/embedding"].astype(jax.numpy.bfloat16)
   assert np.array_equal(arrays["embed/table"], np.float32(table))
-  assert trained_run.open_saved(str(tmp_path / "run")).restore()[0] == 0
+  assert trained_run.open_saved_model(str(tmp_path / "run")).restore()[0] == 0
 
 
 def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeypatch, one_device):
@@ -208,7 +208,9 @@ def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeyp
   params = t5x.tree(form)
   directory = t5x.write(tmp_path / "there", params, t5x.moments(form, params))
   monkeypatch.setattr(
-    imported_weights, "write", lambda *arguments: trees.append(manifest.flatten(arguments[-1]))
+    imported_weights,
+    "write_imported_workdir",
+    lambda *arguments: trees.append(manifest.flatten(arguments[-1])),
   )
   argv = [
     f"--input={directory}",

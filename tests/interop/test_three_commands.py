@@ -142,7 +142,7 @@ def test_three_commands(kind, tmp_path, compiled):
 
   saved = json.loads((workdir / "config.json").read_text())
   assert saved["model"]["vocab_size"] == FAMILIES[kind][2] and saved["fingerprints"]["data"]
-  model = trained_run.open_saved(str(workdir)).config.model
+  model = trained_run.open_saved_model(str(workdir)).config.model
   assert model.tokens.to_dict() == {}  # the ids of config.json and of the tokenizer are the same
   end = int(store.document_ends()[0])
   (tokens,) = store.windows([0], end)

@@ -65,7 +65,9 @@ def stepped(rules=None, parts=1):
   schedule = SCHEDULES["constant"](learning_rate=0.0)
   named = params.named_params(model)
   clipped = optax.with_extra_args_support(optax.clip_by_global_norm(1.0))
-  optimizer = sign_steps.moved(clipped, {n: p.step for n, p in named.items() if hasattr(p, "step")})
+  optimizer = sign_steps.with_sign_steps(
+    clipped, {n: p.step for n, p in named.items() if hasattr(p, "step")}
+  )
   rules = rules or Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
   step = make_step(
     model, decoder.Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=parts

@@ -17,8 +17,8 @@ from t5x_like.nn import params
 from t5x_like.objectives import detection
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import compilation
-from t5x_like.training.build import build
+from t5x_like.training import flops
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 
 RESNET = {"name": "resnet", "stem": 8, "widths": (16, 32), "depths": (1, 2)}
@@ -84,7 +84,7 @@ def test_every_way_of_computing_is_the_same_function_and_all_but_frozen_norms_is
 
 def test_published_sizes():
   config = resolve(recipes.load("configs/detr/base.py"))
-  parts = build(config)
+  parts = build_parts(config)
   sizes = {name: math.prod(p.shape) for name, p in params.named_params(parts.model).items()}
   buffers = {name for name in sizes if name.startswith("backbone/") and "/norm/" in name}
   assert sum(size for name, size in sizes.items() if name not in buffers) == 41_524_768
@@ -95,7 +95,7 @@ def test_published_sizes():
 
 def test_the_flops_of_a_detector_that_is_frozen_in_part_are_counted():
   made = jax.eval_shape(lambda: model(backbone=RESNET))
-  count = lambda trained: compilation.step_flops(made, detection.Objective(), batch(), trained)  # noqa: E731
+  count = lambda trained: flops.step_flops(made, detection.Objective(), batch(), trained)  # noqa: E731
   names = set(params.arrays(made))
   stem = 2 * 8 * 20 * 28 * 7 * 7 * 3 * 8
   assert count(names) == count(None) - stem  # no gradient goes to the image
@@ -249,7 +249,7 @@ def test_parts_at_rates_of_their_own():
   ]
   rates = '{"backbone/*": 0.1, "backbone/stem/*": 0.0}'
   config = resolve(recipes.load("configs/detr/base.py:tiny", [*overrides, f"tuning.rates={rates}"]))
-  parts = build(config, jax.devices()[:1])
+  parts = build_parts(config, jax.devices()[:1])
   arrays = params.arrays(parts.make_model(jax.random.key(0)))
   trained = {name: x for name, x in arrays.items() if name in parts.trained}
   assert {name for name in arrays if name not in trained} == {
@@ -266,7 +266,7 @@ def test_parts_at_rates_of_their_own():
   assert sizes["project/kernel"] == pytest.approx(0.1, rel=1e-3)
   assert sizes["backbone/blocks/0/units/0/conv/kernel"] == pytest.approx(0.01, rel=1e-3)
   with pytest.raises(UserError, match="no parameter is called 'backbon/.'"):
-    build(
+    build_parts(
       resolve(
         recipes.load(
           "configs/detr/base.py:tiny", ["tuning.name=by_part", 'tuning.rates={"backbon/*": 0.1}']

@@ -19,8 +19,8 @@ from t5x_like.objectives import denominator
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import compilation
-from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training import flops, jaxpr_flops
+from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState
 from t5x_like.training.step import make_step
@@ -210,7 +210,7 @@ def test_accumulated_steps_show_and_lower_the_losses():
   model = jax.jit(make)(jax.random.key(1))
   schedule = SCHEDULES["constant"](learning_rate=0.01)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
-  optimizer = layerwise(OPTIMIZERS["adamw"](schedule), axes)
+  optimizer = update_layerwise(OPTIMIZERS["adamw"](schedule), axes)
   batch = tiny.batch(8, 8, 6)
   evaluate = jax.jit(lambda model, batch: Objective()(model, batch)[1])
   halves = [evaluate(model, {n: x[i::2] for n, x in batch.items()}) for i in (0, 1)]
@@ -239,7 +239,7 @@ def test_flops_of_mixtral_are_those_of_two_experts():
   T = 128
   model = abstract(mixtral, "8x7b")
   batch = {"decoder_input_tokens": jax.ShapeDtypeStruct((B, T), jnp.int32)}
-  count = compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
+  count = jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
   D = 4096
   F = 14336
   L = 32
@@ -248,9 +248,9 @@ def test_flops_of_mixtral_are_those_of_two_experts():
   experts = dataclasses.replace(
     mixtral.VARIANTS["8x7b"].design.experts, dispatch="capacity", capacity_factor=1.5
   )
-  model = compilation.dense(
+  model = flops.with_dense_cores(
     abstract(mixtral, "8x7b", design={"experts": dataclasses.asdict(experts)})
   )
-  assert count == compilation.forward_flops(
+  assert count == jaxpr_flops.forward_flops(
     lambda model, batch: model(batch)["logits"], model, batch
   )

@@ -11,7 +11,7 @@ from t5x_like import objectives, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.nn import params
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from tests.fine_tuning import FINE_TUNING, fine_tuning
 
@@ -70,7 +70,7 @@ def test_objective(name, tmp_path):
   config = config_for(name, tmp_path)
   config.model.layers = "scan"
   config.mesh = {"data": 1}
-  parts = build(resolve(config), jax.devices()[:1])
+  parts = build_parts(resolve(config), jax.devices()[:1])
   task = tasks.build(split="train", **config.task.to_dict())
   batch = next(loader.train_batches(task, batch_size=4, seed=1))
   objective = parts.objective
@@ -78,7 +78,7 @@ def test_objective(name, tmp_path):
   assert not objective.missing_features(task.features), (
     "it needs features that its own recipe does not have"
   )
-  batch = answered(batch) if objective.steps else objective.prepare(batch, parts.model)
+  batch = answered(batch) if objective.step_module else objective.prepare(batch, parts.model)
   if hasattr(objective, "estimate_advantages"):
     batch = jax.jit(
       lambda arrays, b: objective.estimate_advantages(params.with_arrays(parts.model, arrays), b)
@@ -98,7 +98,7 @@ def test_objective(name, tmp_path):
     "loss",
   }
   assert whole["weights"] > 0 and np.isfinite(whole["loss"])
-  assert whole["loss"] > 0 or objective.steps and whole["loss"] != 0
+  assert whole["loss"] > 0 or objective.step_module and whole["loss"] != 0
   norms = [float(np.abs(g).max()) for g in jax.tree.leaves(gradients)]
   assert np.isfinite(norms).all() and max(norms) > 0
 

@@ -10,7 +10,7 @@ from t5x_like import recipes
 from t5x_like.planning import counts, steps
 from t5x_like.planning.collectives import collectives
 from t5x_like.planning.hlo import Program
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 
 STORED = pathlib.Path(__file__).with_name("lowered.json")
 TEXT = """HloModule m
@@ -72,7 +72,7 @@ def test_flagship_recipes_do_no_more_work_than_is_stored(recipe):
     "mesh.data=1",
   )
   config, task = steps.resolve(recipes.load(f"{recipe}:debug", options), "cpu", None)
-  lowered = steps.make("train", config, build(config), task).lower()
+  lowered = steps.make("train", config, build_parts(config), task).lower()
   program = Program(lowered.compiler_ir("hlo").get_hlo_module().to_string())
   # MFLOP and MB: they are small
   found = {name: 1e3 * value for name, value in counts.counts(program, []).items()}

@@ -17,7 +17,7 @@ from t5x_like.parallel.constrain import platform, target
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.planning import child, compiling, hardware, minimum, search, steps, table
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 
 pytestmark = pytest.mark.runs
 
@@ -220,7 +220,7 @@ def test_steps_are_those_of_evaluation_and_prediction():
     ("configs/llama/8b.py:debug", ("task.length=1024",)),
   ):
     config, task = steps.resolve(recipes.load(recipe, ("mesh.fsdp=2", *more)), "cpu", None)
-    parts = build(config)
+    parts = build_parts(config)
     costs = {kind: steps.make(kind, config, parts, task) for kind in ("train", "eval", "decode")}
     # beyond SHORT logits too
     assert costs["train"].model_flops == pytest.approx(3 * costs["eval"].model_flops)
@@ -248,7 +248,7 @@ def test_steps_are_those_of_evaluation_and_prediction():
 def test_steps_of_decoding_that_there_are_not(recipe, words):
   config, task = steps.resolve(recipes.load(recipe, ()), "cpu", None)
   with pytest.raises(UserError, match=f"--step=decode: {words}"):
-    steps._decoding(config, build(config), task)
+    steps._decoding(config, build_parts(config), task)
 
 
 def test_a_phase_is_planned_by_name():
@@ -274,7 +274,7 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
   chip = hardware.Chip(2**26, 1e12, 1e9, 1e9, 0.5)
   monkeypatch.setitem(hardware.CHIPS, "v5e", chip)
   monkeypatch.setattr(hardware, "devices", lambda topology: jax.devices())
-  monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
+  monkeypatch.setattr(search.device_peak, "peak_flops", lambda device: (1e12, "made up"))
   request = dataclasses.asdict(child.Request(NANO.partition("=")[2], "v5e:2x4"))
   found = search.candidates(request)
   ranks = []
@@ -308,7 +308,7 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
 def test_candidates_for_images_and_experts(recipe, flags, mesh, monkeypatch):
   """Images have a bound too, and experts of a variant their axis of the mesh."""
   monkeypatch.setattr(hardware, "devices", lambda topology: jax.devices())
-  monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
+  monkeypatch.setattr(search.device_peak, "peak_flops", lambda device: (1e12, "made up"))
   found = search.candidates(dataclasses.asdict(child.Request(recipe, "v5e:2x4", overrides=flags)))
   assert all(one["bound"] > 0 for one in found) and f"mesh={mesh}" in {
     one["overrides"][0] for one in found

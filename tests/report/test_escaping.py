@@ -130,7 +130,7 @@ def test_in_the_results_of_a_suite(tmp_path, value):
       "evals": {label: {"name": "classification", "scores": ["accuracy"]}},
       "task": {"labels": [value, "b"]},
     }
-    workdirs.write(run, workdirs.FILE, saved)
+    workdirs.write_json(run, workdirs.IDENTITY_FILE, saved)
     (run / "metrics.jsonl").write_text(
       json.dumps({"step": 1, f"eval/{label}/accuracy": 50.0}) + "\n"
     )

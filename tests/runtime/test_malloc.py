@@ -17,7 +17,7 @@ import jax, jax.numpy as jnp
 from t5x_like.training import compilation
 x = jnp.ones((4096, 32))
 lowered = jax.jit(lambda x: jnp.tanh(x @ x.T) @ (x @ (x.T @ x))).lower(x)  # one temporary of 64 MB
-step, _ = compilation.compiled_step(lowered, jax.devices()[0])
+step, _ = compilation.compile_lowered_step(lowered, jax.devices()[0])
 assert step.memory_analysis().temp_size_in_bytes >= 2**26
 for _ in range(8):
   before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -13,7 +13,7 @@ import pytest
 from t5x_like.errors import TransientError
 from t5x_like.runtime.watchdog import Watchdog
 from t5x_like.training.meter import Goodput
-from t5x_like.training.recomputation import computed_twice
+from t5x_like.training.recomputation import compute_twice
 from t5x_like.training.state import TrainState
 from tests.runs import REPO
 
@@ -72,7 +72,7 @@ def test_a_step_that_comes_out_differently_when_computed_twice_is_noticed():
     return TrainState(state.step + 1, moved, state.opt_state, state.watch), {}
 
   made = jax.tree.map(jnp.asarray, TrainState(np.int32(6), {"w": np.ones(64, np.float32)}, {}))
-  state, _ = computed_twice(step, made, None)
+  state, _ = compute_twice(step, made, None)
   assert int(state.step) == 7 and (np.asarray(state.params["w"]) == 2).all()
   faults[:] = [True, False]
   with pytest.raises(
@@ -80,4 +80,4 @@ def test_a_step_that_comes_out_differently_when_computed_twice_is_noticed():
     match=r"step 8 was computed twice, and params/w \(1 of 5 "
     r"tensors\) came out",
   ):
-    computed_twice(step, state, None)
+    compute_twice(step, state, None)

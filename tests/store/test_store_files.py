@@ -90,7 +90,11 @@ def test_files_lost_or_cut_after_opening_are_named(damaged, array):
     read(store)
   file.unlink()
   with pytest.raises(UserError, match=f"{array}/00000001: cannot be read"):
-    read(TokenStore(store.path, ranges.at(str(damaged)), b"", store.manifest, store._shards, ""))
+    read(
+      TokenStore(
+        store.path, ranges.open_shard_files(str(damaged)), b"", store.manifest, store._shards, ""
+      )
+    )
 
 
 @pytest.mark.parametrize("file", ["tokens/00000001", "tokens.ends/00000001"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stores import TokenStoreWriter, many_documents, random_documents, write
 from t5x_like.errors import UserError
-from t5x_like.files import ranges
+from t5x_like.files import local_ranges
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
@@ -99,8 +99,10 @@ def open_descriptors():
 
 
 def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
-  monkeypatch.setattr(ranges, "most_open", lambda: 50)
-  monkeypatch.setattr(ranges._pool, "_most", 0)  # an earlier test may have exceeded a larger limit
+  monkeypatch.setattr(local_ranges, "most_open", lambda: 50)
+  monkeypatch.setattr(
+    local_ranges._pool, "_most", 0
+  )  # an earlier test may have exceeded a larger limit
   documents = random_documents(120, 20)
   store = write(tmp_path / "corpus_of_many", documents, shard_tokens=1)
   assert store.manifest.num_shards == 120 and open_descriptors() == 0
@@ -127,7 +129,7 @@ def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
       raise OSError(24, "Too many open files")
     return opened(path, *args)
 
-  ranges._pool._keep(0)
+  local_ranges._pool._keep(0)
   monkeypatch.setattr(os, "open", scarce)
   np.testing.assert_array_equal(store.windows([0], store.num_tokens), stream)
   assert failed
@@ -138,7 +140,7 @@ def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
 def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
   """As many as need several steps of the search; of even lengths, and with one that is as long as
   all others."""
-  monkeypatch.setattr(ranges, "_NOWAIT", ranges._NOWAIT if nowait else None)
+  monkeypatch.setattr(local_ranges, "_NOWAIT", local_ranges._NOWAIT if nowait else None)
   generator = np.random.default_rng(longest)
   lengths = np.concatenate(
     [generator.integers(1, 4, 5_000), [longest * 10], generator.integers(1, longest, 3_000)]

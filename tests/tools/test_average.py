@@ -11,7 +11,7 @@ pytestmark = pytest.mark.runs
 
 
 def arrays(workdir, step=None):
-  return trained_runs.open_saved(str(workdir)).restore(step)[1]
+  return trained_runs.open_saved_model(str(workdir)).restore(step)[1]
 
 
 def test_the_new_workdir_has_the_mean_of_the_steps(trained, tmp_path, capsys):

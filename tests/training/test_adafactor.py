@@ -71,7 +71,7 @@ def is_factored(x):
 def test_layers_of_a_stack_do_not_mix():
   rate = schedule.constant(learning_rate=0.1)
   axes = {"w": ("layers", "embed", "mlp")}
-  stacked = optimizer.layerwise(optimizer.adafactor(rate), axes)
+  stacked = optimizer.update_layerwise(optimizer.adafactor(rate), axes)
   params, grads = ({"w": jax.random.normal(jax.random.key(k), (3, 128, 130))} for k in range(2))
   together, _ = stacked.update(grads, stacked.init(params), params, step=0)
   alone = optimizer.adafactor(rate)

@@ -107,7 +107,7 @@ def test_images_keep_every_pixel_and_lose_padding():
     "image": buckets.Feature((100, 100, 3), "float32"),
     "boxes": buckets.Feature((4, 4), "float32"),
   }
-  kind = buckets.Images(features, 4)
+  kind = buckets.ImageBuckets(features, 4)
   for largest, shape in (((20, 70), (32, 96)), ((100, 33), (100, 64)), ((32, 97), (32, 100))):
     sizes = np.array([largest, (largest[0], 5), (3, largest[1])])
     image = np.zeros((3, 100, 100, 3), np.float32)

@@ -17,7 +17,7 @@ NAMES = ("cat", "dog", "owl")
 
 
 def counted(recipe: str, *overrides: str):
-  return class_count.counted(resolve(recipes.load(recipe, overrides)), len(NAMES))
+  return class_count.fill_class_count(resolve(recipes.load(recipe, overrides)), len(NAMES))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,10 @@ def test_a_head_without_labels_has_those_of_the_data(recipe):
   config = counted(recipe)
   assert config.model.head.labels == 3
   assert not config.teacher or config.teacher.model.head.labels == 3
-  assert class_count.of_run(recipes.load(recipe), config.model.to_dict()).model.head.labels == 3
+  assert (
+    class_count.adopt_class_count(recipes.load(recipe), config.model.to_dict()).model.head.labels
+    == 3
+  )
 
 
 def test_a_detector_counts_and_a_number_stays():
@@ -54,11 +57,11 @@ def test_a_run_takes_the_number_from_its_data(tmp_path):
 
 def test_without_classes_auto_is_refused():
   config = resolve(recipes.load("configs/vit/base.py", ["model.head.labels=auto"]))
-  assert class_count.uncounted(config).model.head.get("labels") is None
+  assert class_count.drop_automatic_labels(config).model.head.get("labels") is None
   with pytest.raises(
     UserError, match="config.model.head.labels: found 'auto', but task image_classification has no"
   ):
-    class_count.counted(config, 0)
+    class_count.fill_class_count(config, 0)
 
 
 def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
@@ -67,7 +70,7 @@ def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
 
   def checked(names, labels):
     task = SimpleNamespace(name="pets", classes=names, labels=np.array(labels, np.int32))
-    class_count.check(
+    class_count.check_class_count(
       config, objective, {"logits": jax.ShapeDtypeStruct((2, len(names)), np.float32)}, task
     )
     return capsys.readouterr().out
@@ -89,14 +92,14 @@ def test_data_of_some_of_a_runs_classes_are_told_how_to_be_used(tmp_path):
   saved = {"model": {}, "fingerprints": {"vocabulary": learned.fingerprint}}
   config = SimpleNamespace(model=SimpleNamespace(to_dict=dict))
   run = SimpleNamespace(workdir=str(tmp_path), identity=saved, config=config, published=None)
-  open_with_recipe.check(run, LabelVocabulary(NAMES))
+  open_with_recipe.check_saved_model(run, LabelVocabulary(NAMES))
   with pytest.raises(
     UserError, match="learned 3; name all of them, --config.task.classes=...cat., .dog., .owl...$"
   ):
-    open_with_recipe.check(run, LabelVocabulary(("cat", "owl")))
+    open_with_recipe.check_saved_model(run, LabelVocabulary(("cat", "owl")))
   with pytest.raises(UserError, match="learned 3; name all of them"):
-    open_with_recipe.check(run, LabelVocabulary(NAMES[::-1]))
+    open_with_recipe.check_saved_model(run, LabelVocabulary(NAMES[::-1]))
   with pytest.raises(
     UserError, match="data of the class 'yak', but .* learned cat, dog, owl; take data of these"
   ):
-    open_with_recipe.check(run, LabelVocabulary(("cat", "yak")))
+    open_with_recipe.check_saved_model(run, LabelVocabulary(("cat", "yak")))

@@ -12,7 +12,7 @@ from t5x_like.models import gpt, t5
 from t5x_like.nn import lora, params
 from t5x_like.objectives import decoder
 from t5x_like.objectives.encoder_decoder import Objective
-from t5x_like.training import compilation
+from t5x_like.training import compilation, device_peak, flops, jaxpr_flops
 
 B = 8
 S = 128
@@ -42,7 +42,7 @@ def test_t5_small_by_hand(form):
   attention = B * L * 2 * NH * (S * S + T * T / 2 + T * S)  # the decoder's is causal
   position_bias = 32 * 6 * (S * S + T * T)  # a one-hot product
   expected = 6 * (encoder + decoder + attention + position_bias)
-  assert compilation.step_flops(model, Objective(), batch()) == expected == 200_591_671_296
+  assert flops.step_flops(model, Objective(), batch()) == expected == 200_591_671_296
 
 
 def test_exact_cores_count_as_the_dense_one():
@@ -52,7 +52,7 @@ def test_exact_cores_count_as_the_dense_one():
 
     model = jax.eval_shape(make, jax.random.key(0))
     before = jax.tree.structure(model)
-    counted = compilation.step_flops(model, Objective(), batch())
+    counted = flops.step_flops(model, Objective(), batch())
     assert jax.tree.structure(model) == before, "the model keeps its core"
     return counted
 
@@ -82,9 +82,9 @@ def test_causal_attention_counts_half(core, form):
   D = 256
   keys = 32 if core == "local" else S  # the local core computes two windows of 16 for each query
   projections = B * S * (L * 12 * D * D + 384 * D)
-  found = [compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
+  found = [jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
   found.append(
-    compilation.forward_flops(
+    jaxpr_flops.forward_flops(
       lambda m, b: m(b)["logits"],
       model,
       batch | {"decoder_causal_attention": batch["decoder_input_tokens"]},
@@ -106,10 +106,10 @@ def test_windows_count_the_keys_that_they_leave():
       vocab_size=384,
       design={"windows": w, "position": "alibi"},
     )
-    model = compilation.dense(jax.eval_shape(make, jax.random.key(0)))
+    model = flops.with_dense_cores(jax.eval_shape(make, jax.random.key(0)))
     batch = {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
     counts.append(
-      compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
+      jaxpr_flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
     )
   L = 4
   D = 256
@@ -138,7 +138,7 @@ def test_what_is_frozen_has_less_of_a_backward_pass(form):
   adapters = B * S * L * 2 * D * rank
 
   def count(model, trained):
-    return compilation.step_flops(model, decoder.Objective(), inputs, trained)
+    return flops.step_flops(model, decoder.Objective(), inputs, trained)
 
   assert count(model, None) == 6 * (projections + attention)
   assert count(model, set(params.arrays(model))) == 6 * (projections + attention)
@@ -176,7 +176,7 @@ def test_products_of_8_bits_cost_the_same_beside_adapters(quantization):
   products = 4 * B * S * (L * 12 * D * D + 384 * D) + 6 * (
     B * L * S * S * D + B * S * L * 2 * D * 4
   )
-  assert compilation.step_flops(adapted, decoder.Objective(), inputs, trained) == products
+  assert flops.step_flops(adapted, decoder.Objective(), inputs, trained) == products
 
 
 def test_counts_through_control_flow():
@@ -190,14 +190,14 @@ def test_counts_through_control_flow():
     a = jax.lax.cond(a.sum() > 0, product, lambda x: x, a)
     return jax.checkpoint(jax.jit(product))(a)
 
-  assert compilation.forward_flops(function, a) == (3 + 1 + 1) * 2 * 160
+  assert jaxpr_flops.forward_flops(function, a) == (3 + 1 + 1) * 2 * 160
 
 
 def test_ragged_product():
   x = jnp.ones((7, 4))
   kernels = jnp.ones((3, 4, 5))
   sizes = jnp.array([2, 0, 5])
-  assert compilation.forward_flops(jax.lax.ragged_dot, x, kernels, sizes) == 2 * 7 * 4 * 5
+  assert jaxpr_flops.forward_flops(jax.lax.ragged_dot, x, kernels, sizes) == 2 * 7 * 4 * 5
 
 
 def test_convolution():
@@ -209,7 +209,7 @@ def test_convolution():
       x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
-  assert compilation.forward_flops(convolve, x, kernel) == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
+  assert jaxpr_flops.forward_flops(convolve, x, kernel) == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
 
 
 @pytest.mark.parametrize(
@@ -230,19 +230,19 @@ def test_convolution():
   ],
 )
 def test_peaks_of_data_sheets(kind, peak):
-  found, source = compilation.peak_flops(types.SimpleNamespace(device_kind=kind, platform="any"))
+  found, source = device_peak.peak_flops(types.SimpleNamespace(device_kind=kind, platform="any"))
   assert found == peak and "data sheet" in source
 
 
 @pytest.mark.parametrize("kind", ["Riva 128", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"])
 def test_an_unknown_accelerator_and_a_part_of_one_have_no_peak(kind):
-  peak, source = compilation.peak_flops(types.SimpleNamespace(device_kind=kind, platform="gpu"))
+  peak, source = device_peak.peak_flops(types.SimpleNamespace(device_kind=kind, platform="gpu"))
   assert peak == 0 and "set --config.peak_flops" in source
 
 
 @pytest.mark.more
 def test_peak_of_a_cpu_is_measured():
-  rate, source = compilation.peak_flops(jax.devices("cpu")[0])
+  rate, source = device_peak.peak_flops(jax.devices("cpu")[0])
   assert rate > 1e8 and "measured" in source
 
 
@@ -262,6 +262,6 @@ def test_steps_that_are_computed_twice_are_deterministic_on_gpus(
   assert compilation.gpu_options(config, jax.devices()[0]) == {}
   options = compilation.gpu_options(config, gpu)
   lowered = types.SimpleNamespace(compile=lambda compiler_options=None: compiler_options)
-  assert compilation.compiled_step(lowered, gpu, **options) == (options or None, options)
+  assert compilation.compile_lowered_step(lowered, gpu, **options) == (options or None, options)
   lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
   assert lowered.compile(compiler_options=options)(jnp.ones(3)).sum() == 6  # the option exists

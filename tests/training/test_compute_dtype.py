@@ -11,7 +11,7 @@ from jax.extend import core
 from t5x_like import recipes
 from t5x_like.nn import params
 from t5x_like.planning import steps
-from t5x_like.training.build import abstract_batch, build
+from t5x_like.training.build import abstract_batch, build_parts
 
 # Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a
 # matching of boxes.
@@ -67,7 +67,7 @@ def test_nothing_is_wider_than_the_compute_dtype(recipe):
   # As on an accelerator: layers in a scan, which keeps the activations with names.
   options = ["model.dtype=bfloat16", "model.layers=scan", "model.remat=minimal"]
   config, task = steps.resolve(recipes.load(f"{recipe}:tiny", options), "cpu", None)
-  parts = build(config, jax.devices())
+  parts = build_parts(config, jax.devices())
   rows = config.batch_size
 
   def loss(arrays, batch, key):

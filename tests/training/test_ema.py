@@ -23,8 +23,8 @@ NANO = "tests/recipes/nano_image.py"
 
 
 def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_parameters():
-  sgd = ema.averaging(OPTIMIZERS["sgd"](lambda step: 0.5), 0.9)
-  optimizer = guard.skipping(tunings.only(sgd, ["a"]))
+  sgd = ema.with_ema(OPTIMIZERS["sgd"](lambda step: 0.5), 0.9)
+  optimizer = guard.skip_refused_updates(tunings.freeze_others(sgd, ["a"]))
   arrays = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}
   state = optimizer.init({**arrays, "a": jnp.zeros(2)})
   mean = np.array([1.0, 2.0])
@@ -44,7 +44,7 @@ def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_par
 
 
 def test_a_warm_up_forgets_the_first_weights_as_timms_does():
-  optimizer = ema.averaging(OPTIMIZERS["sgd"](lambda step: 1.0), 0.7, warmup=True)
+  optimizer = ema.with_ema(OPTIMIZERS["sgd"](lambda step: 1.0), 0.7, warmup=True)
   arrays = {"a": jnp.array([9.0])}
   mean = None
   state = optimizer.init(arrays)
@@ -117,7 +117,7 @@ def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
   """And one that is given up; both on a checkpoint's tensors by name."""
   arrays = {"a": jnp.array([1.0, 2.0])}
   adam = OPTIMIZERS["adamw"](lambda step: 0.5)
-  both = ema.averaging(adam, 0.9)
+  both = ema.with_ema(adam, 0.9)
   _, moved = adam.update(
     {"a": jnp.array([3.0, -1.0])}, adam.init(arrays), arrays, step=jnp.int32(0)
   )

@@ -16,8 +16,8 @@ from t5x_like import train
 from t5x_like.errors import NumericError
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import phases
-from t5x_like.training.guard import GUARDS, Guard, Refusals, target, watch
-from t5x_like.training.run import Run
+from t5x_like.training.guard import GUARDS, Guard, RefusedSteps, new_loss_record, rollback_target
+from t5x_like.training.run import TrainingRun
 from tests.runs import NANO, losses, prints, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -29,8 +29,8 @@ def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
   """A run on data with one poisoned batch; its exit code and the positions of the batches it
   drew."""
   drawn = []
-  batches = phases.batches
-  advance = Run.advance
+  batches = phases.iterate_batches
+  advance = TrainingRun.advance
   calls = []
 
   def poisoned(built, position, rows):
@@ -53,8 +53,8 @@ def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
 
   shared = (f"--config.total_steps={TOTAL}", "--config.checkpoint.every=2", "--config.evals={}")
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(phases, "batches", poisoned)
-    patched.setattr(Run, "advance", signalled)
+    patched.setattr(phases, "iterate_batches", poisoned)
+    patched.setattr(TrainingRun, "advance", signalled)
     argv = [
       f"--config={NANO}",
       f"--workdir={workdir}",
@@ -177,7 +177,7 @@ def test_verdicts_replayed_in_plain_python(guard):
   norms = np.ones(60)
   norms[50] = np.inf
   judge = jax.jit(guard.judge)
-  state = watch()
+  state = new_loss_record()
   mean = 0.0
   seen = 0
   refused = 0
@@ -199,7 +199,7 @@ def test_verdicts_replayed_in_plain_python(guard):
 
 def verdicts(guard, losses) -> list[bool]:
   judge = jax.jit(guard.judge)
-  state = watch()
+  state = new_loss_record()
   accepted = []
   for loss in losses:
     verdict, state = judge(state, np.float32(loss), np.float32(1))
@@ -220,15 +220,15 @@ def test_a_spike_is_one_whatever_the_sign_of_the_losses(mean, jitter, spike):
 
 def test_a_guard_that_refuses_every_second_update_ends_the_run():
   guard = GUARDS["skip"](at_most=10)
-  refusals = Refusals(guard, [])
+  refusals = RefusedSteps(guard, [])
   reasons = {step: refusals.add(step) for step in range(2, 400, 2)}
   first = next(step for step, reason in reasons.items() if reason)
   assert first == 52 and reasons[first] == "26 of the last 52 updates were left out"
-  resumed = Refusals(guard, range(2, 50, 2))
+  resumed = RefusedSteps(guard, range(2, 50, 2))
   assert resumed.add(50) is None and resumed.add(52) == reasons[52]
-  rare = Refusals(guard, [])
+  rare = RefusedSteps(guard, [])
   assert not any(rare.add(step) for step in range(0, 10_000, 5))
-  in_a_row = Refusals(GUARDS["skip"](at_most=60), [])
+  in_a_row = RefusedSteps(GUARDS["skip"](at_most=60), [])
   assert not any(in_a_row.add(step) for step in range(1_000, 1_060))
 
 
@@ -236,4 +236,4 @@ def test_a_return_without_a_step_to_go_to_names_the_key():
   with pytest.raises(
     NumericError, match="no step 5 before is saved; lower --config.checkpoint.every"
   ):
-    target(GUARDS["rollback"](steps=5), "train/loss is nan", 3, [])
+    rollback_target(GUARDS["rollback"](steps=5), "train/loss is nan", 3, [])

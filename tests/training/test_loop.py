@@ -76,9 +76,9 @@ def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeyp
   """It comes after a step, or in the midst of an evaluation, at a step that need not be one to
   save."""
   from t5x_like.evals.loss import Evaluator
-  from t5x_like.training.run import Run
+  from t5x_like.training.run import TrainingRun
 
-  advance = Run.advance
+  advance = TrainingRun.advance
   evaluate = Evaluator.__call__
 
   def signalled(self):
@@ -93,7 +93,7 @@ def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeyp
       os.kill(os.getpid(), signal.SIGTERM)
     return evaluate(self, arrays)
 
-  monkeypatch.setattr(Run, "advance", signalled)
+  monkeypatch.setattr(TrainingRun, "advance", signalled)
   monkeypatch.setattr(Evaluator, "__call__", evaluating)
   assert go(tmp_path, "--config.checkpoint.every=3") == 75
   assert steps(tmp_path)[-1] == step and step not in [row["step"] for row in evaluations(tmp_path)]

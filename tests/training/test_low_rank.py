@@ -87,7 +87,7 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
   tokens = {"decoder_input_tokens": np.arange(3, 35, dtype=np.int32)[None].repeat(8, 0)}
 
   def logits(workdir):
-    run = saved_model.open_saved(str(workdir))
+    run = saved_model.open_saved_model(str(workdir))
     _, arrays = run.restore()
     return np.asarray(
       jax.jit(lambda arrays: params.with_arrays(run.model, arrays)(tokens)["logits"])(arrays)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like.training.meter import Goodput, Meter
+from t5x_like.training.meter import Goodput, StepMeter
 from t5x_like.training.session import Session
 
 TOKENS = np.array([[5, 0, 7, 1], [0, 6, 1, 1]])
@@ -34,7 +34,7 @@ SEGMENTS = np.array([[1, 1, 2, 0], [1, 1, 1, 1]])
   ],
 )
 def test_what_counts_as_padding(batch, pad_id, share):
-  meter = Meter(iter([batch]), lambda batch: Cost(), Goodput(0.0, 0.0), pad_id)
+  meter = StepMeter(iter([batch]), lambda batch: Cost(), Goodput(0.0, 0.0), pad_id)
   assert meter.next_batch() is batch
   assert meter.step_done()["padding_fraction"] == share
 
@@ -62,7 +62,7 @@ def test_no_utilisation_above_the_peak_or_without_one():
     cost = Cost()
     cost.flops = 1e20
     cost.peak = peak
-    meter = Meter(
+    meter = StepMeter(
       iter([{"image": np.zeros((2, 3))}]), lambda batch, cost=cost: cost, Goodput(0.0, 0.0), 0
     )
     meter.next_batch()
@@ -79,7 +79,7 @@ def test_the_last_step_before_a_wait_takes_as_long_as_the_others(at_once, monkey
   monkeypatch.setattr(
     jax.config, "read", lambda name: {"jax_cpu_enable_async_dispatch": not at_once}[name]
   )
-  meter = Meter(iter([{}] * 3), lambda batch: Cost(), Goodput(0.0, 0.0), None)
+  meter = StepMeter(iter([{}] * 3), lambda batch: Cost(), Goodput(0.0, 0.0), None)
   found = []
   for step in range(3):
     meter.next_batch()

@@ -10,7 +10,7 @@ from t5x_like import recipes, slots
 from t5x_like.benchmarks import suites
 from t5x_like.data import mixture
 from t5x_like.training.resolve import resolve
-from t5x_like.training.warm_start import inherited
+from t5x_like.training.warm_start import inherit_model
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
@@ -25,7 +25,7 @@ def pretrained(tmp_path):
 
 def test_parts_and_evaluations_take_the_vocabulary_of_the_run(pretrained):
   init = json.dumps({"workdir": str(pretrained)})
-  found = inherited(recipes.load("configs/finetune/mixture.py:superglue", [f"init={init}"]))
+  found = inherit_model(recipes.load("configs/finetune/mixture.py:superglue", [f"init={init}"]))
   path = found.task.shared.vocabulary
   assert path.startswith(str(pretrained)) and "vocabulary" not in found.task
   assert found.model.variant == "nano"

@@ -10,7 +10,7 @@ import pytest
 from t5x_like import recipes
 from t5x_like.errors import UserError
 from t5x_like.training import offload
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.resolve import resolve
 from t5x_like.training.state import init_state, shardings
 from t5x_like.training.step import make_step
@@ -21,7 +21,7 @@ NANO = ("mesh.data=2", "mesh.fsdp=4", "optimizer.name=adamw", "model.layers=scan
 def trained(*overrides):
   """(losses of three steps, the state after them)"""
   config = resolve(recipes.load("tests/recipes/nano.py", NANO + overrides))
-  parts = build(config)
+  parts = build_parts(config)
   state = init_state(parts.make_model, parts.optimizer, parts.state, seed=1)
   step = make_step(
     parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules, seed=1
@@ -57,4 +57,4 @@ def test_devices_without_memory_of_their_hosts_are_refused():
   with pytest.raises(
     UserError, match="config.optimizer.offload: found devices .Abacus. with the memories device"
   ):
-    offload.check_memory("config.optimizer.offload", mesh)
+    offload.check_host_memory("config.optimizer.offload", mesh)

@@ -19,9 +19,9 @@ from t5x_like.training.optimizer import (
   Decay,
   adafactor,
   adamw,
-  bounded,
-  layerwise,
   state_axes,
+  update_layerwise,
+  with_upper_bounds,
 )
 from t5x_like.training.state import abstract_state
 
@@ -153,7 +153,7 @@ def test_stacked_layers_are_optimised_one_by_one(case):
   ours, alone = CASES[case]
   start = random(0)
   gradients = [random(s, 0.1 * s) for s in range(1, 4)]
-  final = run(layerwise(ours, AXES), start, gradients)
+  final = run(update_layerwise(ours, AXES), start, gradients)
   assert final.keys() == start.keys()
   expected = [
     (None, run(alone, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]))
@@ -172,8 +172,8 @@ def test_stacked_layers_are_optimised_one_by_one(case):
 def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
   start = random(0)
   gradients = [random(s, 0.1 * s) for s in range(1, 4)]
-  final = run(layerwise(OPTIMIZERS["muon"](RATE, weight_decay=0.3), AXES), start, gradients)
-  adam = run(layerwise(adamw(RATE, weight_decay=0.3), AXES), start, gradients)
+  final = run(update_layerwise(OPTIMIZERS["muon"](RATE, weight_decay=0.3), AXES), start, gradients)
+  adam = run(update_layerwise(adamw(RATE, weight_decay=0.3), AXES), start, gradients)
   for name in ("blocks/mlp", "blocks/square"):
     for layer in range(LAYERS):
       w = np.asarray(start[name][layer])
@@ -198,7 +198,7 @@ def test_stacking_does_mix_layers_without_it():
   start = random(0)
   gradients = [random(1)]
   plain = run(adafactor(optax.constant_schedule(0.1)), start, gradients)
-  layered = run(layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients)
+  layered = run(update_layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients)
   assert (
     tiny.relative_error({"mlp": plain["blocks/mlp"][0]}, {"mlp": layered["blocks/mlp"][0]}) > 1e-2
   )
@@ -211,7 +211,7 @@ def test_gradients_of_zero_leave_everything_finite(case):
     jax.tree.map(jnp.zeros_like, start),
     {n: g.at[..., 5:].set(0) for n, g in random(1).items()},
   ]
-  final = run(layerwise(CASES[case][0], AXES), start, gradients)
+  final = run(update_layerwise(CASES[case][0], AXES), start, gradients)
   assert all(np.isfinite(a).all() for a in final.values())
   if case == "adafactor":
     np.testing.assert_array_equal(final["table"][:, 5:], start["table"][:, 5:])
@@ -220,15 +220,17 @@ def test_gradients_of_zero_leave_everything_finite(case):
 def test_adamw_decays_matrices_only():
   start = random(0)
   zero = jax.tree.map(jnp.zeros_like, start)
-  final = run(layerwise(adamw(optax.constant_schedule(0.1), weight_decay=0.5), AXES), start, [zero])
+  final = run(
+    update_layerwise(adamw(optax.constant_schedule(0.1), weight_decay=0.5), AXES), start, [zero]
+  )
   for name in start:
     kept = 1.0 if name == "blocks/norm" else 0.95
     np.testing.assert_allclose(final[name], kept * start[name], rtol=1e-6, err_msg=name)
 
 
 def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
-  optimizer = bounded(
-    layerwise(OPTIMIZERS["sgd"](optax.constant_schedule(1.0)), AXES), {"table": 2.0}
+  optimizer = with_upper_bounds(
+    update_layerwise(OPTIMIZERS["sgd"](optax.constant_schedule(1.0)), AXES), {"table": 2.0}
   )
   start = {"table": jnp.array([[0.0, 1.5]]), "blocks/norm": jnp.zeros((3, 1))}
   up, down = (jax.tree.map(lambda x, g=g: jnp.full_like(x, g), start) for g in (-1.0, 0.5))
@@ -269,7 +271,7 @@ class Named:
 def axes_by_statistic(optimizer, shapes, axes):
   named = {n: Named(shapes[n], axes[n]) for n in shapes}
   arrays = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
-  state = jax.eval_shape(layerwise(optimizer, axes).init, arrays)
+  state = jax.eval_shape(update_layerwise(optimizer, axes).init, arrays)
   tree = state_axes(state, named)
   found = {}
   is_axes = lambda x: type(x) is tuple and all(a is None or isinstance(a, str) for a in x)  # noqa: E731
@@ -305,7 +307,7 @@ def test_equal_dimensions_are_told_apart_by_the_values_themselves(stacked):
   axes = ("layers", "embed", "heads") if stacked else ("embed", "heads")
   shape = (2, 128, 128) if stacked else (128, 128)
   found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), {"w": shape}, {"w": axes})
-  optimizer = layerwise(adafactor(optax.constant_schedule(0.1)), {"w": axes})
+  optimizer = update_layerwise(adafactor(optax.constant_schedule(0.1)), {"w": axes})
   # differs along `embed`, equal along `heads`
   by_row = jnp.broadcast_to(jnp.arange(1.0, 129.0)[:, None], shape)
   _, state = optimizer.update({"w": by_row}, optimizer.init({"w": by_row}), {"w": by_row}, step=0)
@@ -333,7 +335,7 @@ def test_the_whole_state_of_a_model_is_as_split_as_its_parameters(name):
   make = tiny.maker(tiny.sizes("1.1", embed=128, mlp=256, heads=4, head_dim=32), vocab_size=256)
   model = jax.eval_shape(make, jax.random.key(0))
   named = params.named_params(model)
-  optimizer = layerwise(
+  optimizer = update_layerwise(
     OPTIMIZERS[name](optax.constant_schedule(0.1)), {n: p.axes for n, p in named.items()}
   )
   state = abstract_state(model, optimizer, rules)

@@ -11,7 +11,7 @@ import pytest
 from t5x_like import train
 from t5x_like.checkpoints import manager, manifest
 from t5x_like.training import optimizer
-from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
 from tests.runs import NANO, prints
 from tests.training.test_optimizer import AXES, SHAPES
 
@@ -29,10 +29,10 @@ CASES = {
 
 def wrapped(optimizer):
   return {
-    "bare": layerwise(optimizer, AXES),
-    "clipped": optax.chain(optax.clip_by_global_norm(1.0), layerwise(optimizer, AXES)),
+    "bare": update_layerwise(optimizer, AXES),
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), update_layerwise(optimizer, AXES)),
     "masked": optax.chain(
-      optax.masked(layerwise(optimizer, AXES), True), optax.add_decayed_weights(0.0)
+      optax.masked(update_layerwise(optimizer, AXES), True), optax.add_decayed_weights(0.0)
     ),
   }
 

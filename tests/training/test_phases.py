@@ -70,11 +70,11 @@ def test_batches_go_on_across_phases():
   config = recipes.load(
     "configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"]
   )
-  built = phases.built(config, lambda values: task.build(split="train", **values))
+  built = phases.build_phases(config, lambda values: task.build(split="train", **values))
   rows = [
     row.tobytes()
     for step in (*range(2), *range(5, 9))
-    for row in next(phases.batches(built, step))["decoder_target_tokens"]
+    for row in next(phases.iterate_batches(built, step))["decoder_target_tokens"]
   ]
   whole = loader.train_batches(built[-1].task, batch_size=1, seed=config.seed)
   assert rows == [next(whole)["decoder_target_tokens"].tobytes() for _ in rows] and len(rows) == 72

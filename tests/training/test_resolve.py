@@ -11,8 +11,8 @@ from t5x_like import recipes, slots
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.store import tokens
-from t5x_like.training.build import build
-from t5x_like.training.resolve import resolve, table_size, task_vocabulary
+from t5x_like.training.build import build_parts
+from t5x_like.training.resolve import load_task_vocabulary, padded_vocab_size, resolve
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 RECIPES = sorted(
@@ -38,7 +38,7 @@ def test_a_recipe_changes_the_design_of_its_family():
   )
   assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
   assert config.model.to_dict() == slots.to_json(config)["model"]
-  design = build(config).model.variant.design
+  design = build_parts(config).model.variant.design
   assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
   assert resolved().model.design.to_dict() == {}
 
@@ -90,8 +90,8 @@ def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch,
   request.getfixturevalue("closed")
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
   config.task = json.loads(json.dumps(task).replace("STORE", str(tmp_path)))
-  assert task_vocabulary(config).fingerprint == vocabulary.fingerprint
-  assert resolve(config).model.vocab_size == table_size(vocabulary) == 1280
+  assert load_task_vocabulary(config).fingerprint == vocabulary.fingerprint
+  assert resolve(config).model.vocab_size == padded_vocab_size(vocabulary) == 1280
 
 
 def test_a_task_without_a_vocabulary_needs_a_size(closed):

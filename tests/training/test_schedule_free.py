@@ -14,7 +14,7 @@ from t5x_like import train
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.training import ema, guard, tunings
-from t5x_like.training.optimizer import OPTIMIZERS, layerwise, to_named
+from t5x_like.training.optimizer import OPTIMIZERS, to_named, update_layerwise
 from t5x_like.training.state import TrainState
 from tests.runs import NANO, assert_same_bits, restored
 
@@ -24,8 +24,10 @@ AXES = {"blocks/kernel": ("layers", "embed", "mlp"), "table": ("vocab", "embed")
 
 def test_it_is_optax_s_at_the_rates_of_the_run_whatever_the_weights_began_as():
   values = ConfigDict({"schedule_free": 0.9, "ema": 0.0, "b1": 0.0})
-  own = layerwise(OPTIMIZERS["adamw"](RATE, b1=0.0, weight_decay=0.0), AXES)
-  optimizer = guard.skipping(tunings.only(ema.added(own, RATE, values), list(AXES)))
+  own = update_layerwise(OPTIMIZERS["adamw"](RATE, b1=0.0, weight_decay=0.0), AXES)
+  optimizer = guard.skip_refused_updates(
+    tunings.freeze_others(ema.with_average(own, RATE, values), list(AXES))
+  )
   theirs = optax.contrib.schedule_free(optax.adam(RATE, b1=0.0), lambda count: RATE(count - 1), 0.9)
   draw = np.random.default_rng(0)
   shapes = {"blocks/kernel": (2, 3, 4), "table": (5, 3)}
@@ -46,7 +48,7 @@ def test_it_is_optax_s_at_the_rates_of_the_run_whatever_the_weights_began_as():
     here = here | optax.apply_updates({name: here[name] for name in first}, updates)
     updates, there = theirs.update({name: grads[name] for name in first}, there, other)
     other = optax.apply_updates(other, updates)
-  found = ema.evaluated(TrainState(step=jnp.int32(6), params=here, opt_state=state))
+  found = ema.evaluation_weights(TrainState(step=jnp.int32(6), params=here, opt_state=state))
   expected = optax.contrib.schedule_free_eval_params(there, other)
   for name in first:
     np.testing.assert_allclose(here[name], other[name], rtol=1e-5, atol=1e-6)
@@ -63,7 +65,7 @@ def test_momentum_and_another_average_are_refused(key, value):
   with pytest.raises(
     UserError, match=f"config.optimizer.{key}: found {value}, expected 0 with schedule_free"
   ):
-    ema.added(optax.identity(), RATE, ConfigDict({"schedule_free": 0.9, key: value}))
+    ema.with_average(optax.identity(), RATE, ConfigDict({"schedule_free": 0.9, key: value}))
 
 
 @pytest.mark.more

@@ -14,7 +14,7 @@ from t5x_like import evaluate, train
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.run import Run
+from t5x_like.training.run import TrainingRun
 from tests.runs import NANO, losses, prints, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
@@ -53,7 +53,7 @@ def fetched(address, tmp_path) -> pathlib.Path:
 @pytest.mark.parametrize("address", more.beyond(1, ["memory://handover", "{}/run"]))
 def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, monkeypatch, capsys):
   address = address.format(tmp_path)
-  hold = workdirs.hold
+  hold = workdirs.lock_workdir
   others = [4]
 
   def after_another(workdir):
@@ -62,11 +62,11 @@ def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, mo
     return hold(workdir)
 
   assert go(address, 2) == 0
-  monkeypatch.setattr(workdirs, "hold", after_another)
+  monkeypatch.setattr(workdirs, "lock_workdir", after_another)
   assert go(address, 6) == 0 and not others
   folder = fetched(address, tmp_path)
   assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
-  assert [row["changes"] for row in workdirs.history(folder) if "changes" in row] == [
+  assert [row["changes"] for row in workdirs.read_history(folder) if "changes" in row] == [
     [],
     ["total_steps: 2 -> 4"],
     ["total_steps: 4 -> 6"],
@@ -154,8 +154,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
     with contextlib.suppress(KeyboardInterrupt):
       go(tmp_path)
   monkeypatch.undo()
-  assert [step for step, _ in losses(tmp_path)] == [1, 2] and workdirs.saved_step(
-    workdirs.history(tmp_path)
+  assert [step for step, _ in losses(tmp_path)] == [1, 2] and workdirs.find_saved_step(
+    workdirs.read_history(tmp_path)
   ) is None
   assert go(tmp_path) == 0
   assert capsys.readouterr().out.count("new run in") == 3 and losses(tmp_path) == losses(trained)
@@ -164,18 +164,19 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
 @pytest.mark.more
 def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
   noted = []
-  advance = Run.advance
+  advance = TrainingRun.advance
 
   def looking(self):
     if self.step == 4:
       self.session.wait_for_save()
-      noted.append(workdirs.saved_step(workdirs.history(self.session.workdir)))
+      noted.append(workdirs.find_saved_step(workdirs.read_history(self.session.workdir)))
     return advance(self)
 
-  monkeypatch.setattr(Run, "advance", looking)
+  monkeypatch.setattr(TrainingRun, "advance", looking)
   assert go(tmp_path, 6) == 0
   assert (
-    noted[0] in (2, 4) and len([row for row in workdirs.history(tmp_path) if "saved" in row]) == 1
+    noted[0] in (2, 4)
+    and len([row for row in workdirs.read_history(tmp_path) if "saved" in row]) == 1
   )
 
 
@@ -189,14 +190,14 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
   path = tmp_path / "history.jsonl"
   path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
   workdirs.add_line(tmp_path, {"saved": 7})
-  rows = workdirs.history(tmp_path)
-  assert [row.get("saved") for row in rows] == [None, 7] and workdirs.went_back(rows) == 2
-  assert workdirs.saved_step(rows) == 7
+  rows = workdirs.read_history(tmp_path)
+  assert [row.get("saved") for row in rows] == [None, 7] and workdirs.last_from_step(rows) == 2
+  assert workdirs.find_saved_step(rows) == 7
   told = [record.getMessage() for record in caplog.records]
   assert [text.partition(": ")[0] for text in told] == [
     f"{path}:1",
     f"{path}:3",
-  ] and workdirs.began(rows)
+  ] and workdirs.first_start_time(rows)
 
 
 @pytest.mark.more

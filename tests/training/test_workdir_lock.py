@@ -10,19 +10,19 @@ from t5x_like.training import workdir
 
 
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path):
-  with contextlib.closing(workdir.hold(tmp_path)) as first:
+  with contextlib.closing(workdir.lock_workdir(tmp_path)) as first:
     with pytest.raises(UserError, match="another process is training in it"):
-      workdir.hold(tmp_path)
+      workdir.lock_workdir(tmp_path)
     first.check()
-  workdir.hold(tmp_path).close()
+  workdir.lock_workdir(tmp_path).close()
 
 
 def test_a_deleted_lock_is_taken_again(tmp_path):
-  with contextlib.closing(workdir.hold(tmp_path)) as first:
+  with contextlib.closing(workdir.lock_workdir(tmp_path)) as first:
     (tmp_path / "lock").unlink()
     first.check()
     with pytest.raises(UserError, match="another process is training in it"):
-      workdir.hold(tmp_path)
+      workdir.lock_workdir(tmp_path)
     first.check()
 
 
@@ -30,9 +30,9 @@ def test_a_deleted_lock_is_taken_again(tmp_path):
 def test_a_lock_that_another_run_has_made_anew_is_lost(lives, tmp_path):
   """Whether that run is still there or has been and gone: it may have saved what the first does not
   know of."""
-  with contextlib.closing(workdir.hold(tmp_path)) as first, contextlib.ExitStack() as stack:
+  with contextlib.closing(workdir.lock_workdir(tmp_path)) as first, contextlib.ExitStack() as stack:
     (tmp_path / "lock").unlink()
-    second = workdir.hold(tmp_path)
+    second = workdir.lock_workdir(tmp_path)
     stack.callback(second.close) if lives else second.close()
     with pytest.raises(TransientError, match="another process has taken the workdir over"):
       first.check()

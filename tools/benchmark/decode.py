@@ -137,11 +137,11 @@ def _ours(
   from t5x_like.planning import steps
   from t5x_like.rows import Runner
   from t5x_like.runtime import process
-  from t5x_like.training.build import build
+  from t5x_like.training.build import build_parts
 
   process.prepare()
   config, _ = steps.resolve(config, jax.default_backend(), None)
-  parts = build(config)
+  parts = build_parts(config)
   if not hasattr(parts.model, "decode"):
     raise UserError(
       f"--config={args.config}: the model is an encoder, which generates nothing; "

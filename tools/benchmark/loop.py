@@ -34,8 +34,8 @@ def main(args: argparse.Namespace) -> None:
   import jax
 
   from t5x_like.runtime import process
+  from t5x_like.training.open_run import open_training_run
   from t5x_like.training.resolve import resolve
-  from t5x_like.training.run import opened
 
   process.prepare()
   # a step in this thread would count as the loop's time
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> None:
     "step.",
     flush=True,
   )
-  with tempfile.TemporaryDirectory() as workdir, opened(config, workdir) as run:
+  with tempfile.TemporaryDirectory() as workdir, open_training_run(config, workdir) as run:
     for _ in range(5):
       run.advance()
     run.drain()

@@ -234,7 +234,7 @@ def _measure(name: str, args: argparse.Namespace) -> None:
   }
 
   from t5x_like.nn.cores import describe_cores, record_cores
-  from t5x_like.training import compilation
+  from t5x_like.training import compilation, flops
   from t5x_like.training.state import init_state
 
   start = time.perf_counter()
@@ -242,7 +242,7 @@ def _measure(name: str, args: argparse.Namespace) -> None:
     lowered = compilation.lower_step(
       types.SimpleNamespace(accumulation_steps=1, seed=0), parts, batch
     )
-  compiled, _ = compilation.compiled_step(lowered, device)
+  compiled, _ = compilation.compile_lowered_step(lowered, device)
   seconds = time.perf_counter() - start
   print(f"{variant}, {dtype}, {describe_cores(used)}; compiled in {seconds:.0f} s", flush=True)
   values = {
@@ -251,7 +251,7 @@ def _measure(name: str, args: argparse.Namespace) -> None:
   }
   values = jax.device_put(values, {name: x.sharding for name, x in batch.items()})
   state = init_state(parts.make_model, parts.optimizer, parts.state, 0)
-  flops = compilation.step_flops(parts.model, parts.objective, batch)
+  flops = flops.step_flops(parts.model, parts.objective, batch)
   folder = pathlib.Path(args.output) / name.partition(",")[0].replace(" ", "_").replace("/", "_")
   options = dict(
     model_flops=flops, dtype=dtype, steps=args.steps, warmup=_warmup(args), trace=str(folder)
@@ -272,7 +272,7 @@ def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
   from t5x_like.parallel.mesh import make_mesh
   from t5x_like.parallel.rules import Rules
   from t5x_like.training.guard import Guard
-  from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+  from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
   from t5x_like.training.schedule import SCHEDULES
   from t5x_like.training.state import abstract_state
 
@@ -285,7 +285,7 @@ def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
   rules = Rules.make(make_mesh({}, jax.devices()[:1]))
   schedule = SCHEDULES["linear"](learning_rate=1e-4, warmup_steps=10, total_steps=1000)
   axes = {name: p.axes for name, p in params.named_params(model).items()}
-  optimizer = layerwise(OPTIMIZERS[mark.optimizer](schedule=schedule), axes)
+  optimizer = update_layerwise(OPTIMIZERS[mark.optimizer](schedule=schedule), axes)
   return types.SimpleNamespace(
     model=model,
     make_model=make_model,

@@ -89,11 +89,11 @@ def _compiled(args: argparse.Namespace, vocab: int) -> tuple[float, float, float
   import jax
 
   from t5x_like.planning import steps
-  from t5x_like.training.build import build
+  from t5x_like.training.build import build_parts
 
   changes = [*_OVERRIDES, *args.set, f"batch_size={args.batch}", f"model.vocab_size={vocab}"]
   config, task = steps.resolve(recipes.load(args.config, changes), jax.default_backend(), None)
-  parts = build(config)
+  parts = build_parts(config)
   temporaries = []
   for objective in (parts.objective, _OfAllLogits(parts.objective)):
     step = steps.make("train", config, dataclasses.replace(parts, objective=objective), task)

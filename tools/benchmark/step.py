@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
 
   process.prepare()
   config, compiled, state, batch, model_flops, compile_seconds = _compile(config, args)
-  read = compilation.positions(batch)
+  read = compilation.count_positions(batch)
   print(
     f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, "
     f"dtype={config.model.dtype}. One step of the training loop (forward, backward, "
@@ -89,14 +89,14 @@ def _compile(config, args: argparse.Namespace):
 
   from t5x_like.planning import steps
   from t5x_like.training import compilation
-  from t5x_like.training.build import build
+  from t5x_like.training.build import build_parts
   from t5x_like.training.state import init_state
 
   config, task = steps.resolve(config, jax.default_backend(), None)
-  parts = build(config)
+  parts = build_parts(config)
   step = steps.make("train", config, parts, task)
   start = time.perf_counter()
-  compiled, _ = compilation.compiled_step(step.lower(), jax.devices()[0])
+  compiled, _ = compilation.compile_lowered_step(step.lower(), jax.devices()[0])
   seconds = time.perf_counter() - start
   batch = {
     name: timing.random_feature(name, x, config.model.get("vocab_size", 2))

@@ -43,9 +43,9 @@ def measure(
   """
   import jax
 
-  from t5x_like.training import compilation
+  from t5x_like.training import device_peak
 
-  before = compilation.matmul_flops_per_second(dtype)
+  before = device_peak.matmul_flops_per_second(dtype)
   for _ in range(warmup):
     state, metrics = compiled(state, batch)
   jax.block_until_ready(state)
@@ -57,7 +57,7 @@ def measure(
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - start)
   cpu_seconds = sum(os.times()[:2]) - sum(cpu[:2])
-  after = compilation.matmul_flops_per_second(dtype)
+  after = device_peak.matmul_flops_per_second(dtype)
   median = statistics.median(seconds)
   matmul = max(before, after)
   print(
@@ -69,7 +69,7 @@ def measure(
   )
   device = jax.devices()[0]
   devices = len(metrics["loss"].sharding.device_set)
-  peak, _ = compilation.peak_flops(device)
+  peak, _ = device_peak.peak_flops(device)
   tokens = sum(x.size for name, x in batch.items() if name.endswith("_input_tokens"))
   return {
     "model_flops": model_flops,

@@ -75,7 +75,7 @@ def listed(text: str, flag: str, kind: type, least: int) -> list:
 def parameters(config: ConfigDict) -> int:
   """Count the parameters of a resolved config's model outside token tables and outputs (Kaplan et
   al. 2020, N)."""
-  model, _ = build.model_of(config)
+  model, _ = build.build_model(config)
   return sum(
     math.prod(p.shape) for p in params.named_params(model).values() if "vocab" not in p.axes
   )

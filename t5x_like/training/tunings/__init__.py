@@ -34,7 +34,7 @@ class Tuning:
   trained: Callable[[dict], list[str]] = list
 
 
-def only(
+def freeze_others(
   optimizer: optax.GradientTransformation, trained: list[str]
 ) -> optax.GradientTransformation:
   """Restrict an optimizer to some parameters; it has neither state nor updates for the others."""

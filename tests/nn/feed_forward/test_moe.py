@@ -22,7 +22,7 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import compilation
+from t5x_like.training import jaxpr_flops
 
 B = 4
 T = 8
@@ -467,12 +467,12 @@ def test_flops_are_those_of_the_chosen_experts(kind):
   made = layer(**KINDS[kind])
   k = made.experts.top_k
   n = B * T
-  count = compilation.forward_flops(
+  count = jaxpr_flops.forward_flops(
     lambda made, x: made(x, context(), None, None)[0], made, tokens()
   )
   assert count == 2 * n * k * 3 * D * F + 2 * n * D * E
   made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=1.0)
-  assert count == compilation.forward_flops(
+  assert count == jaxpr_flops.forward_flops(
     lambda made, x: made(x, context(), None, None)[0], made, tokens()
   )
 

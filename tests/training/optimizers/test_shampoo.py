@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
 from tests.training.optimizers.test_soap import RATE, gradients_of, updates
 
 
@@ -56,7 +56,7 @@ def test_gradients_of_zero_give_updates_of_zero():
 
 def test_every_layer_of_a_stack_has_its_own_roots():
   gradients = gradients_of((2, 6, 4))
-  optimizer = layerwise(
+  optimizer = update_layerwise(
     OPTIMIZERS["shampoo"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
   )
   params = {"w": jnp.zeros((2, 6, 4))}

@@ -12,7 +12,7 @@ from t5x_like.nn import params
 from t5x_like.nn.linear import Linear
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.optimizer import OPTIMIZERS, update_layerwise
 from t5x_like.training.state import abstract_state, init_state
 
 RATE = optax.constant_schedule(0.1)
@@ -72,7 +72,7 @@ def test_one_long_side_leaves_the_other_rotated():
 
 def test_every_layer_of_a_stack_has_its_own_basis():
   gradients = gradients_of((2, 6, 4))
-  optimizer = layerwise(
+  optimizer = update_layerwise(
     OPTIMIZERS["soap"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
   )
   params = {"w": jnp.zeros((2, 6, 4))}
@@ -90,7 +90,7 @@ def test_statistics_that_do_not_divide_over_a_mesh_are_whole(name):
   make = lambda: Linear((64, 6), ("embed", None), params.zeros, nnx.Rngs(0))  # noqa: E731
   model = jax.eval_shape(make)
   rules = Rules.make(make_mesh({"fsdp": 8}))
-  optimizer = layerwise(OPTIMIZERS[name](RATE), {"kernel": ("embed", None)})
+  optimizer = update_layerwise(OPTIMIZERS[name](RATE), {"kernel": ("embed", None)})
   state = init_state(lambda key: make(), optimizer, abstract_state(model, optimizer, rules), seed=0)
   own = state.opt_state["whole"][0]
   assert (

@@ -14,7 +14,7 @@ import t5x_like.models
 from parity import timm_groups
 from t5x_like import recipes, slots
 from t5x_like.nn import params
-from t5x_like.training.build import build
+from t5x_like.training.build import build_parts
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.resolve import resolve
 from t5x_like.training.tunings import layer_decay
@@ -152,7 +152,7 @@ def test_a_recipes_update_decays_each_layer_at_its_own_rate():
     "model.resolution=32",
     "schedule.warmup_steps=0",
   ]
-  built = build(
+  built = build_parts(
     resolve(recipes.load("configs/vit/mae_classify.py", [*changes, "optimizer.weight_decay=0.5"]))
   )
   arrays = {name: jnp.ones(a.shape) for name, a in params.arrays(built.model).items()}

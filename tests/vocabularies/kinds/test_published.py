@@ -375,7 +375,7 @@ def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(
     vocabularies.load(str(tmp_path))
   assert "save_pretrained" not in str(refusal.value)
   vocabulary = vocabularies.load("bytes")
-  monkeypatch.setattr(imported_weights, "vocabulary_of", lambda config: vocabulary)
+  monkeypatch.setattr(imported_weights, "load_task_vocabulary", lambda config: vocabulary)
   assert convert_hf._vocabulary(None, str(tmp_path), None) is vocabulary
 
 

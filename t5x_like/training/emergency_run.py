@@ -4,12 +4,12 @@
 import time
 
 from t5x_like.store.reader import check_unchanged
-from t5x_like.training import run
+from t5x_like.training.run import TrainingRun
 from t5x_like.training.state import to_tree
 
 
-class Run(run.Run):
-  """A `run.Run` whose state is kept near each host, every few steps, before the next one is
+class EmergencyRun(TrainingRun):
+  """A `TrainingRun` whose state is kept near each host, every few steps, before the next one is
   dispatched."""
 
   def __init__(self, made, session, restored):

@@ -1,0 +1,48 @@
+"""Reserve a directory for one process: by a lock, or by a lease where there are no locks."""
+
+import errno
+import os
+
+from t5x_like.files.leases import Lease
+from t5x_like.files.local import Local
+from t5x_like.files.locks import (
+  DirectoryInUse,
+  Lock,
+  LocksUnsupported,
+  locks_reach_other_hosts,
+)
+from t5x_like.files.paths import Place
+
+WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
+
+
+def hold_directory(
+  directory: Place, name: str, doing: str, lease: str, beats: float | None = None
+) -> Lock | Lease:
+  """Keep other processes out of a directory until the result is closed: by a lock, or a lease where
+  there are none.
+
+  Args:
+    directory: the directory, made if missing.
+    name: the name of the lock file.
+    doing: the other process's activity, for messages, with a placeholder for the process.
+    lease: the name of the lease file.
+    beats: see `Lock`.
+
+  Raises:
+    DirectoryInUse: another process has it.
+    OSError: the lock file cannot be written.
+  """
+  if isinstance(directory, Local):
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+      if not locks_reach_other_hosts(os.fspath(directory)):
+        raise LocksUnsupported(errno.ENOLCK, "locks are of one host", os.fspath(directory))
+      return Lock(directory / name, beats=beats)
+    except BlockingIOError:
+      raise DirectoryInUse(
+        f"{directory}: another process {doing.format('').replace(' ()', '')}"
+      ) from None
+    except LocksUnsupported:
+      pass
+  return Lease(directory, lease, doing).__enter__()

@@ -1,0 +1,209 @@
+"""Read ranges of many files of a directory on a disk in parallel, by `preadv`.
+
+On a disk, for a batch of ranges, the contents of the page cache are read at once (`RWF_NOWAIT`).
+The rest is announced to the kernel (`POSIX_FADV_WILLNEED`), which reads all of it in parallel; only
+then does the reader wait. Memory maps are about as fast on cached files and 14 to 140 times slower
+on others (docs/reference/stores.md). A map also counts towards `vm.max_map_count`, and Python keeps
+a descriptor open for each, so 10^5 shards cannot be mapped. All stores of the process share one
+pool of open files, which holds up to a quarter of the process's limit (`ulimit -n`). For a file
+outside the pool, opening and closing takes about 6 microseconds.
+"""
+
+import errno
+import itertools
+import os
+import resource
+import threading
+from collections.abc import Sequence
+
+from t5x_like.errors import DamageError, UserError, is_transient, retry
+from t5x_like.files.local import Local
+from t5x_like.files.shard_files import Read, ShardFiles, Shards
+
+_MAX_OPEN_FILES = 2**15
+_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, like the announcement
+_serials = itertools.count()
+
+
+def most_open() -> int:
+  """Return the maximum number of files that the pool holds open."""
+  soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  return max(8, min(_MAX_OPEN_FILES, soft // 4))
+
+
+class _Descriptor:
+  """An open file, closed with its last reference."""
+
+  __slots__ = ("fd",)
+
+  def __init__(self, path: str):
+    self.fd = -1
+    self.fd = os.open(path, os.O_RDONLY)
+
+  def __del__(self, close=os.close):
+    if self.fd >= 0:
+      close(self.fd)
+
+
+class _Pool:
+  """The open files of all stores, keyed by (store, array, shard); first opened, first closed."""
+
+  def __init__(self):
+    self._open: dict[tuple[int, str, int], _Descriptor] = {}
+    self._lock = threading.Lock()
+    self._most = 0  # the limit when it was last exceeded
+    self.get = self._open.get
+
+  def open(self, key: tuple[int, str, int], path: str) -> _Descriptor:
+    try:
+      descriptor = _Descriptor(path)
+    except OSError as error:
+      if error.errno not in (errno.EMFILE, errno.ENFILE):
+        raise
+      self._keep(0)  # the rest of the process has many files open; ours can be reopened
+      descriptor = _Descriptor(path)
+    self._open[key] = descriptor
+    if len(self._open) > self._most and len(self._open) > (most := most_open()):
+      self._most = most
+      self._keep(most * 7 // 8)
+    return descriptor
+
+  def close(self, key: tuple[int, str, int]) -> None:
+    """Close a file, if it is open."""
+    with self._lock:
+      self._open.pop(key, None)
+
+  def forget(self, serial: int) -> None:
+    """Close the files of a store."""
+    with self._lock:
+      for key in [key for key in list(self._open) if key[0] == serial]:
+        self._open.pop(key, None)
+
+  def _keep(self, count: int) -> None:
+    with self._lock:
+      excess = max(0, len(self._open) - count)
+      for key in list(self._open)[:excess]:
+        self._open.pop(key, None)
+
+
+_pool = _Pool()
+
+
+class LocalShardFiles(ShardFiles):
+  """The files of a directory on a disk."""
+
+  def __init__(self, root: Local, remedy: str):
+    super().__init__(root, remedy)
+    self._serial = next(_serials)
+    # of the files that were opened, by array and shard
+    self._signatures: dict[tuple[str, int], tuple[int, int]] = {}
+
+  def __del__(self, pool=_pool):
+    pool.forget(self._serial)
+
+  def fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
+    try:
+      self._fill(shards, array, reads)
+    except OSError as error:
+      if not is_transient(error):
+        raise self._refusal(error) from error
+      try:
+        retry(lambda: self._fill(shards, array, reads), self._root)
+      except OSError as second:
+        raise self._refusal(second) from second
+
+  def _fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
+    late = []
+    get = _pool.get
+    serial = self._serial
+    for shard, offset, into in reads:
+      try:
+        descriptor = get((serial, array, shard)) or self._open(shards, array, shard)
+        done = _cached(descriptor.fd, (into,), offset) if _NOWAIT else 0
+        if done != len(into):
+          late.append((shard, offset + done, into[done:]))
+          _announce(descriptor.fd, offset + done, len(into) - done)
+      except OSError as error:
+        raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
+    for shard, offset, into in late:
+      try:
+        descriptor = _pool.get((self._serial, array, shard)) or self._open(shards, array, shard)
+        while len(into):
+          done = _read(descriptor.fd, into, offset)
+          if not done:
+            raise DamageError(
+              f"{self.name(shards.file(array, shard))}: found {os.fstat(descriptor.fd).st_size} "
+              "bytes, expected over "
+              f"{offset}: the file is truncated; copy it again or {self._remedy}"
+            )
+          offset = offset + done
+          into = into[done:]
+      except OSError as error:
+        raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
+
+  def _open(self, shards: Shards, array: str, shard: int) -> _Descriptor:
+    descriptor = _pool.open((self._serial, array, shard), self.name(shards.file(array, shard)))
+    self._signatures.setdefault((array, shard), _signature(os.fstat(descriptor.fd)))
+    return descriptor
+
+  def changed(self, shards: Shards) -> list[tuple[str, int]]:
+    changed = []
+    for (array, shard), signature in list(self._signatures.items()):
+      try:
+        current = _signature(os.stat(self.name(shards.file(array, shard))))
+      except OSError:  # the next reader tells, if it needs the file
+        continue
+      if current != signature:
+        self._signatures[array, shard] = current
+        _pool.close((self._serial, array, shard))
+        changed.append((array, shard))
+    return changed
+
+  def _drop_file(self, shards: Shards, array: str, shard: int, error: OSError) -> OSError:
+    """Close a file that could not be read, as its descriptor may be stale; return the error with
+    the file's path."""
+    _pool.close((self._serial, array, shard))
+    error.filename = self.name(shards.file(array, shard))
+    return error
+
+  def _refusal(self, error: OSError) -> UserError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+      return UserError(
+        f"{error.filename}: cannot be opened ({error.strerror}): raise the limit of open files "
+        "(ulimit -n)"
+      )
+    return UserError(
+      f"{error.filename}: cannot be read ({error.strerror}): copy it again or {self._remedy}"
+    )
+
+
+def _signature(status: os.stat_result) -> tuple[int, int]:
+  """Return the size and the time of modification of a file: what a change of its content
+  changes."""
+  return status.st_size, status.st_mtime_ns
+
+
+def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:
+  """Read cached bytes without waiting and return their number; 0 if the file system does not
+  support this."""
+  try:
+    return os.preadv(fd, into, offset, _NOWAIT)
+  except BlockingIOError:
+    return 0
+  except OSError as error:
+    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+      raise
+    return 0
+
+
+def _announce(fd: int, offset: int, size: int) -> None:
+  if hasattr(os, "posix_fadvise"):
+    os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def _read(fd: int, into: memoryview, offset: int) -> int:
+  if hasattr(os, "preadv"):
+    return os.preadv(fd, (into,), offset)
+  data = os.pread(fd, len(into), offset)
+  into[: len(data)] = data
+  return len(data)

@@ -1,0 +1,63 @@
+"""Count the FLOPs of the matrix products of a traced function."""
+
+import math
+import re
+from collections.abc import Callable
+
+import jax
+from jax.extend import core
+
+from t5x_like.nn.attention import CAUSAL_SCOPE
+from t5x_like.objectives._cross_entropy import COLUMNS_SCOPE
+
+
+def forward_flops(function: Callable, *args) -> float:
+  """Count the FLOPs of the matrix products of one call of `function` on (abstract) arguments."""
+  return count_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def count_jaxpr(jaxpr: core.Jaxpr, halved: bool = False) -> float:
+  return sum(count_equation(equation, halved) for equation in jaxpr.eqns)
+
+
+def count_equation(equation, halved: bool) -> float:
+  """Count the FLOPs of one equation; `halved` means that causality is already accounted for."""
+  if not halved and CAUSAL_SCOPE in str(equation.source_info.name_stack):
+    return 0.5 * count_equation(equation, True)
+  name = equation.primitive.name
+  params = equation.params
+  # ragged: every row is multiplied by its group's matrix
+  if name in ("dot_general", "ragged_dot_general"):
+    ragged = params.get("ragged_dot_dimension_numbers")
+    (lhs_contracted, _), _ = ragged.dot_dimension_numbers if ragged else params["dimension_numbers"]
+    contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
+    return (
+      2.0
+      * math.prod(equation.outvars[0].aval.shape)
+      * contracted
+      * _share(str(equation.source_info.name_stack))
+    )
+  if name == "conv_general_dilated":
+    kernel = equation.invars[1].aval
+    out_features = params["dimension_numbers"].rhs_spec[0]
+    # already divided by feature groups
+    window = math.prod(kernel.shape) / kernel.shape[out_features]
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
+  if name == "cond":
+    return max(count_jaxpr(branch.jaxpr, halved) for branch in params["branches"])
+  return (params["length"] if name == "scan" else 1) * sum(
+    count_jaxpr(jaxpr, halved) for jaxpr in inner_jaxprs(params)
+  )
+
+
+def _share(scopes: str) -> float:
+  """Return the share of a product's columns that counts: chunks of a vocabulary may overlap."""
+  found = re.search(COLUMNS_SCOPE + r"(\d+)_of_(\d+)", scopes)
+  return int(found[1]) / int(found[2]) if found else 1.0
+
+
+def inner_jaxprs(params) -> list[core.Jaxpr]:
+  """Return the jaxprs among an equation's parameters, as jit, scan, checkpoint and while have
+  them."""
+  found = (getattr(value, "jaxpr", value) for value in params.values())
+  return [jaxpr for jaxpr in found if isinstance(jaxpr, core.Jaxpr)]
