@@ -74,12 +74,12 @@ class Fields:
     check_fields(values, origin, tensors, held)
     self.values = values
     self.origin = origin
-    self._left = set(values) - _WITHOUT_EFFECT
+    self._unused = set(values) - _WITHOUT_EFFECT
 
   def take(self, name: str, default: Any = ...) -> Any:
     """Return a field's value, or the default if it is missing or null; raise UserError if it then
     has no default."""
-    self._left.discard(name)
+    self._unused.discard(name)
     value = self.values.get(name)
     if value is None and default is ...:
       raise UserError(f"{self.origin}: field {name!r} is missing; the config is incomplete")
@@ -92,9 +92,9 @@ class Fields:
       raise self.refusal(name, value, " or ".join(map(repr, table)))
     return table[value]
 
-  def only(self, name: str, *allowed: Any) -> None:
+  def require(self, name: str, *allowed: Any) -> None:
     """Refuse a field that is present with another value than these."""
-    self._left.discard(name)
+    self._unused.discard(name)
     if name in self.values and self.values[name] not in allowed:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
 
@@ -105,20 +105,20 @@ class Fields:
 
   def ignore(self, *names: str) -> None:
     """Mark fields as used that do not affect logits, such as dropout rates."""
-    self._left -= set(names)
+    self._unused -= set(names)
 
-  def finish(self) -> None:
+  def refuse_unused(self) -> None:
     """Raise UserError, naming the first field that was not used."""
     for name, allowed in _ONLY.items():
-      self.only(name, *allowed)
-    passed = sorted(name for name in self._left if _PASSED_OVER.fullmatch(name))
+      self.require(name, *allowed)
+    passed = sorted(name for name in self._unused if _PASSED_OVER.fullmatch(name))
     if passed and (self.origin, *passed) not in _warned:
       _warned.add((self.origin, *passed))
       fields = ", ".join(map(shown, passed))
       _log.warning(
         "%s: passed over %s, which cannot change what the model computes", self.origin, fields
       )
-    for name in sorted(self._left.difference(passed)):
+    for name in sorted(self._unused.difference(passed)):
       raise UserError(
         f"{self.origin}: field {name!r} is {shown(self.values[name])}, which this model type is "
         "not known to have; remove it if it does not matter"
@@ -129,3 +129,11 @@ class Fields:
       f"{self.origin}: field {name!r} is {shown(found)}, expected {expected}; no model here "
       "computes that"
     )
+
+
+def find_key(table: dict[str, str], value: str) -> str:
+  """Return the first key of a table with this value."""
+  for key, candidate in table.items():
+    if candidate == value:
+      return key
+  raise KeyError(value)

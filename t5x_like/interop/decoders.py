@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.hf import exact_cores, require_design
 
-GATED = {
+GATED_ACTIVATIONS = {
   "silu": "swiglu",
   "swish": "swiglu",
   "gelu": "geglu",
@@ -18,7 +18,7 @@ GATED = {
   "gelu_new": "geglu_tanh",
   "relu": "reglu",
 }
-PLAIN = {
+PLAIN_ACTIVATIONS = {
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
   "gelu_pytorch_tanh": "gelu_tanh",
@@ -36,8 +36,8 @@ _LLAMA3 = {
   "original_max_position_embeddings": "original_length",
 }
 
-KINDS = ("sliding_attention", "full_attention")  # of layers
-SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
+LAYER_TYPES = ("sliding_attention", "full_attention")  # of layers
+ROPE_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 _YARN = {
   "factor": "factor",
   "original_max_position_embeddings": "original_length",
@@ -58,18 +58,13 @@ _LONG = {
 _UNREAD = {"attn_factor", "extrapolation_factor", "finetuned"}
 
 
-def name_of(table: dict[str, str], ours: str) -> str:
-  """Return the library's first name for one of our activations."""
-  return next(theirs for theirs, name in table.items() if name == ours)
-
-
-def optional(fields: Fields, name: str, default: Any) -> Any:
+def take_nullable(fields: Fields, name: str, default: Any) -> Any:
   """Return the value of a field for which null is meaningful; the default if it is missing."""
   value = fields.take(name, None)
   return value if name in fields.values else default
 
 
-def special_ids(
+def read_special_tokens(
   fields: Fields, *, pad: int | None = None, start: int | None = None, eos: int | None = None
 ) -> Tokens:
   """Return the special ids of a config, or a family's defaults.
@@ -77,17 +72,18 @@ def special_ids(
   A negative padding id means none. The first of several end ids counts.
   """
   pad, start, eos = (
-    optional(fields, f"{n}_token_id", d) for n, d in (("pad", pad), ("bos", start), ("eos", eos))
+    take_nullable(fields, f"{n}_token_id", d)
+    for n, d in (("pad", pad), ("bos", start), ("eos", eos))
   )
   eos = eos[0] if isinstance(eos, list) else eos
   return Tokens(None if pad is None or pad < 0 else pad, start or 0, eos or 0)
 
 
-def ids_config(tokens: Tokens) -> dict[str, int | None]:
+def special_token_fields(tokens: Tokens) -> dict[str, int | None]:
   return {"pad_token_id": tokens.pad, "bos_token_id": tokens.start, "eos_token_id": tokens.eos}
 
 
-def rope(
+def read_rope(
   fields: Fields,
   *,
   theta: float = 1e4,
@@ -135,7 +131,7 @@ def rope(
   elif kind in ("longrope", "su") and {"short_factor", "long_factor"} <= left <= set(_LONG):
     position["longrope"] = _long(fields, field, values, fraction)
   elif kind != "default" or left:
-    kinds = ", ".join(("'default'", *map(repr, SCALINGS)))
+    kinds = ", ".join(("'default'", *map(repr, ROPE_SCALINGS)))
     raise fields.refusal(field, values, f"rope_type {kinds} with its parameters")
   return position
 
@@ -161,7 +157,7 @@ def _yarn(fields: Fields, field: str, values: dict[str, Any]) -> dict[str, Any]:
   weight = values.get("mscale")
   weight_below = values.get("mscale_all_dim")
   if "attention" not in known and weight and weight_below:
-    known["attention"] = temperature(factor, weight) / temperature(factor, weight_below)
+    known["attention"] = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_below)
   return known | {"factor": factor, "original_length": length}
 
 
@@ -182,12 +178,12 @@ def _long(fields: Fields, field: str, values: dict[str, Any], fraction: float) -
   return known | {"factor": float(factor), "original_length": length}
 
 
-def temperature(factor: float, weight: float) -> float:
+def yarn_temperature(factor: float, weight: float) -> float:
   """Return `0.1 * weight * ln(factor) + 1`, by which YaRN multiplies queries and keys."""
   return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def ropes(
+def read_local_and_full_rope(
   fields: Fields, *, local: float, full: float, local_name: str = "rope_theta"
 ) -> tuple[dict, dict]:
   """Return the rotary positions of layers with a window and of the others.
@@ -201,22 +197,24 @@ def ropes(
   """
   kinds = fields.take("rope_parameters", {})
   values = fields.values
-  if set(kinds) - set(KINDS):
-    raise fields.refusal("rope_parameters", kinds, f"an object for each of {' and '.join(KINDS)}")
+  if set(kinds) - set(LAYER_TYPES):
+    raise fields.refusal(
+      "rope_parameters", kinds, f"an object for each of {' and '.join(LAYER_TYPES)}"
+    )
   local = fields.take(local_name, local)
   full = fields.take("rope_theta", full)
   fields.ignore("rope_scaling")
-  near = {"rope_theta": local, "rope_parameters": kinds.get(KINDS[0])}
+  near = {"rope_theta": local, "rope_parameters": kinds.get(LAYER_TYPES[0])}
   far = {
     "rope_theta": full,
-    "rope_parameters": kinds.get(KINDS[1]),
+    "rope_parameters": kinds.get(LAYER_TYPES[1]),
     "rope_scaling": values.get("rope_scaling"),
   }
   far["max_position_embeddings"] = values.get("max_position_embeddings")
-  return rope(Fields(near, fields.origin)), rope(Fields(far, fields.origin))
+  return read_rope(Fields(near, fields.origin)), read_rope(Fields(far, fields.origin))
 
 
-def local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
+def read_local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
   """Return which layers of a period have a window; `default` tells it of a layer if the config has
   no list.
 
@@ -224,38 +222,38 @@ def local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
     UserError: the list does not fit the layers.
   """
   layers = fields.take("num_hidden_layers")
-  types = fields.take("layer_types", [KINDS[not default(layer)] for layer in range(layers)])
-  if len(types) != layers or set(types) - set(KINDS):
-    raise fields.refusal("layer_types", types, f"{layers} of {' or '.join(map(repr, KINDS))}")
+  types = fields.take("layer_types", [LAYER_TYPES[not default(layer)] for layer in range(layers)])
+  if len(types) != layers or set(types) - set(LAYER_TYPES):
+    raise fields.refusal("layer_types", types, f"{layers} of {' or '.join(map(repr, LAYER_TYPES))}")
   period = next(
     p for p in range(1, layers + 1) if layers % p == 0 and types == types[:p] * (layers // p)
   )
-  return [kind == KINDS[0] for kind in types[:period]]
+  return [kind == LAYER_TYPES[0] for kind in types[:period]]
 
 
-def by_kind(local: list[bool], near: Any, far: Any) -> Any:
+def arrange_by_kind(local: list[bool], near: Any, far: Any) -> Any:
   """Return a cell of a design for a period: `near` for layers with a window, `far` for the others;
   one if equal."""
   return near if near == far else tuple(near if here else far for here in local)
 
 
-def width_of(design, default: int | None) -> int | None:
+def window_width(design, default: int | None) -> int | None:
   """Return the width of the layers with a window."""
   return max((window for window in design.windows if window), default=default)
 
 
-def layer_types(windows: tuple, layers: int) -> list[str]:
+def write_layer_types(windows: tuple, layers: int) -> list[str]:
   """Return `layer_types` for a design's windows."""
-  return [KINDS[windows[layer % len(windows)] is None] for layer in range(layers)]
+  return [LAYER_TYPES[windows[layer % len(windows)] is None] for layer in range(layers)]
 
 
-def one_window(design) -> dict:
+def allow_one_window(design) -> dict:
   """Return an argument of `refuse_others`: any windows of one width, and layers without."""
   wide = {window for window in design.windows if window is not None}
   return {"windows": [design.windows] if len(wide) < 2 else [(None,), "one window, and None"]}
 
 
-def rope_config(position: dict, **more: float) -> dict:
+def write_rope(position: dict, **more: float) -> dict:
   """Return `rope_parameters` for a design's position, extended by `more`."""
   if position.get("linear"):
     scaling = {"rope_type": "linear", **position["linear"]}
@@ -282,15 +280,17 @@ def rope_config(position: dict, **more: float) -> dict:
   return {**scaling, "rope_theta": position.get("theta", 1e4), **more}
 
 
-def ropes_config(model) -> dict:
+def write_rope_by_kind(model) -> dict:
   """Return `rope_parameters` by kind of layer; raise UserError if layers of one kind differ in
   their positions."""
   design = model.variant.design
   positions = design.position if isinstance(design.position, tuple) else (design.position,)
   found: dict[str, dict] = {}
-  for layer, kind in enumerate(layer_types(design.windows, model.variant.dims.layers)):
-    position = rope_config(
-      position_of(model, "rope", "theta", *SCALINGS, found=positions[layer % len(positions)])
+  for layer, kind in enumerate(write_layer_types(design.windows, model.variant.dims.layers)):
+    position = write_rope(
+      require_position(
+        model, "rope", "theta", *ROPE_SCALINGS, found=positions[layer % len(positions)]
+      )
     )
     if found.setdefault(kind, position) != position:
       raise UserError(
@@ -300,7 +300,7 @@ def ropes_config(model) -> dict:
   return found
 
 
-def rope_fields(rope: dict) -> dict:
+def add_older_rope_fields(rope: dict) -> dict:
   """Return `rope_parameters`, of one kind or of two, and the fields that readers from before
   version 5 take.
 
@@ -308,7 +308,7 @@ def rope_fields(rope: dict) -> dict:
   `rope_local_base_freq`, and the factor of YaRN from the ratio of the lengths.
   """
   found = {"rope_parameters": rope}
-  rope = rope.get(KINDS[1]) or rope.get(KINDS[0]) or rope
+  rope = rope.get(LAYER_TYPES[1]) or rope.get(LAYER_TYPES[0]) or rope
   scaling = {
     name: value
     for name, value in rope.items()
@@ -324,7 +324,7 @@ def rope_fields(rope: dict) -> dict:
   return found
 
 
-def refuse_experts(experts, *, normalised: bool) -> None:
+def require_dropless_experts(experts, *, normalised: bool) -> None:
   """Refuse experts other than a dropless softmax over two or more, as wide as the MLP.
 
   Args:
@@ -345,7 +345,9 @@ def refuse_experts(experts, *, normalised: bool) -> None:
     )
 
 
-def position_of(model, name: str, *cells: str, found: str | dict | tuple | None = None) -> dict:
+def require_position(
+  model, name: str, *cells: str, found: str | dict | tuple | None = None
+) -> dict:
   """Return the position scheme of a design, or `found` of some layers, with its arguments.
 
   Raises:
@@ -361,7 +363,7 @@ def position_of(model, name: str, *cells: str, found: str | dict | tuple | None 
   return position
 
 
-def refuse_others(
+def require_plain_decoder(
   model, *, square: bool = True, heads: bool = True, mlp: bool = True, **expected
 ) -> None:
   """Refuse designs that a model type cannot express.

@@ -5,7 +5,7 @@ import dataclasses
 
 from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.nn.cores.auto import EXACT_CORES
@@ -20,8 +20,11 @@ ACTIVATIONS = {
   "silu": "silu",
   "swish": "silu",
 }
-ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
-IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers of older versions
+ATTENTION_NAMES = ("self.query", "self.key", "self.value", "output.dense")
+IGNORED_SUFFIXES = (
+  "embeddings.position_ids",
+  "embeddings.token_type_ids",
+)  # buffers of older versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +57,12 @@ class Head:
     return all(n in names or f"{n}.weight" in names for n in self.tensors)
 
 
-def under(part: str, tensors: dict[str, str]) -> dict[str, str]:
+def nest_paths(part: str, tensors: dict[str, str]) -> dict[str, str]:
   """Move the tensors' names under a part of a head."""
   return {theirs: f"{part}/{ours}" for theirs, ours in tensors.items()}
 
 
-def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, ...]) -> str | dict:
+def read_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, ...]) -> str | dict:
   """Return the head of a file: the head of `architectures`, or else the first head with all its
   tensors in the file.
 
@@ -76,7 +79,7 @@ def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, .
   return next((h for h in chosen if h.complete(names)), chosen[0]).spec(labels)
 
 
-def special(fields: Fields, default: Tokens) -> Tokens:
+def read_special_tokens(fields: Fields, default: Tokens) -> Tokens:
   """Return the ids of padding, start and end of a config; the defaults come from the family's
   variants."""
   pad = fields.take("pad_token_id", None if "pad_token_id" in fields.values else default.pad)
@@ -87,7 +90,7 @@ def special(fields: Fields, default: Tokens) -> Tokens:
   )
 
 
-def build(
+def read_variant(
   fields: Fields,
   names: set[str],
   base: Variant,
@@ -104,11 +107,11 @@ def build(
     length: the default number of positions.
   """
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
-  fields.only("position_embedding_type", "absolute")
-  fields.only("tie_word_embeddings", True)
+  fields.require("position_embedding_type", "absolute")
+  fields.require("tie_word_embeddings", True)
   D = fields.take("hidden_size")
   N = fields.take("num_attention_heads")
-  tokens = special(fields, base.tokens)
+  tokens = read_special_tokens(fields, base.tokens)
   offset = 0 if not _offset(base.design) else tokens.pad + 1  # as fairseq numbers positions
   position = {"name": "learned", "length": fields.take("max_position_embeddings", length) - offset}
   design = dataclasses.replace(
@@ -125,7 +128,7 @@ def build(
     vocab_size=fields.take("vocab_size"),
     tokens=tokens,
     types=fields.take("type_vocab_size", 2),
-    head=find_head(fields, names, prefix, heads),
+    head=read_head(fields, names, prefix, heads),
   )
 
 
@@ -133,7 +136,7 @@ def _offset(design: Design) -> int:
   return design.position.get("offset", 0) if isinstance(design.position, dict) else 0
 
 
-def refuse_others(model, **expected) -> None:
+def require_bert_design(model, **expected) -> None:
   """Refuse designs that are not BERT's in the fields that are not `expected`; raise UserError that
   names the field."""
   usual = dict(
@@ -155,7 +158,7 @@ def refuse_others(model, **expected) -> None:
   require_design(model, **usual | expected)
 
 
-def config(
+def write_config(
   model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected
 ) -> dict:
   """Return BERT's fields of a model.
@@ -170,7 +173,7 @@ def config(
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  refuse_others(model, **expected)
+  require_bert_design(model, **expected)
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if (
     not isinstance(position, dict)
@@ -186,7 +189,7 @@ def config(
       f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, "
       "heads that share the width, and token types"
     )
-  head, labels = written_head(model_type, variant, heads)
+  head, labels = write_head(model_type, variant, heads)
   return {
     "architectures": [prefix + head.task],
     "model_type": model_type,
@@ -195,7 +198,7 @@ def config(
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation),
+    "hidden_act": find_key(ACTIVATIONS, design.activation),
     "max_position_embeddings": position.get("length", 512) + position.get("offset", 0),
     "type_vocab_size": variant.types,
     "layer_norm_eps": design.norm_epsilon,
@@ -206,7 +209,7 @@ def config(
   }
 
 
-def written_head(model_type: str, variant: Variant, heads: tuple[Head, ...]) -> tuple[Head, dict]:
+def write_head(model_type: str, variant: Variant, heads: tuple[Head, ...]) -> tuple[Head, dict]:
   """Return a variant's head, and the fields of a config that name its labels if they are not two.
 
   Raises:
@@ -241,55 +244,59 @@ def _meant(spec: str | dict) -> dict:
   }
 
 
-def tensors(m: TensorMapping, prefix: str, heads: tuple[Head, ...]) -> None:
+def map_tensors(mapping: TensorMapping, prefix: str, heads: tuple[Head, ...]) -> None:
   """Map every tensor of the body and of the head.
 
   Args:
     prefix: the prefix of the body's tensors, such as "bert".
   """
-  body = embeddings_and_head(m, prefix, heads)
-  for number, (_, at) in enumerate(locate_layers(m.model.encoder, m.model.variant.dims.layers)):
-    layer(m, f"{body}encoder.layer.{number}", at, ATTENTION)
+  body = map_embeddings_and_head(mapping, prefix, heads)
+  for number, (_, index) in enumerate(
+    locate_layers(mapping.model.encoder, mapping.model.variant.dims.layers)
+  ):
+    map_layer(mapping, f"{body}encoder.layer.{number}", index, ATTENTION_NAMES)
 
 
-def layer(m: TensorMapping, theirs: str, at: int, names: tuple[str, ...]) -> None:
+def map_layer(mapping: TensorMapping, hf_name: str, index: int, names: tuple[str, ...]) -> None:
   """Map one layer; `names` are those of the four projections of attention."""
-  ours = "encoder/blocks"
-  m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=names)
-  m.norm(f"{theirs}.attention.output.LayerNorm", f"{ours}/self_attention/out_norm", at)
-  m.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/layer/wi", at)
-  m.linear(f"{theirs}.output.dense", f"{ours}/mlp/layer/wo", at)
-  m.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp/out_norm", at)
+  path = "encoder/blocks"
+  mapping.attention(f"{hf_name}.attention", f"{path}/self_attention/layer", index, names=names)
+  mapping.norm(f"{hf_name}.attention.output.LayerNorm", f"{path}/self_attention/out_norm", index)
+  mapping.linear(f"{hf_name}.intermediate.dense", f"{path}/mlp/layer/wi", index)
+  mapping.linear(f"{hf_name}.output.dense", f"{path}/mlp/layer/wo", index)
+  mapping.norm(f"{hf_name}.output.LayerNorm", f"{path}/mlp/out_norm", index)
 
 
-def embeddings_and_head(
-  m: TensorMapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project"
+def map_embeddings_and_head(
+  mapping: TensorMapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project"
 ) -> str:
   """Map all but the layers; return the prefix of the layers.
 
   Args:
     project: the name of the projection of a narrower table.
   """
-  variant = m.model.variant
+  variant = mapping.model.variant
   name = _meant(variant.head)["name"]
   head = next(h for h in heads if h.name == name)
   body = "" if head.task == "Model" else f"{prefix}."
-  m.ignored = IGNORED
-  if not any("pooler" in theirs for theirs in head.tensors):
-    m.unread = tuple(
+  mapping.ignored_suffixes = IGNORED_SUFFIXES
+  if not any("pooler" in hf_layer for hf_layer in head.tensors):
+    mapping.unread_suffixes = tuple(
       f"{prefix}.pooler.{end}" for end in ("dense.weight", "dense.bias", "weight", "bias")
     )
-  m.copy(f"{body}embeddings.word_embeddings.weight", "embed/table")
-  if "inputs/position/table" in m.names:
-    m.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")
-  if "inputs/types/table" in m.names:
-    m.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")
-  m.norm(f"{body}embeddings.LayerNorm", "inputs/norm")
+  mapping.copy(f"{body}embeddings.word_embeddings.weight", "embed/table")
+  if "inputs/position/table" in mapping.parameter_names:
+    mapping.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")
+  if "inputs/types/table" in mapping.parameter_names:
+    mapping.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")
+  mapping.norm(f"{body}embeddings.LayerNorm", "inputs/norm")
   if variant.embed:
-    m.linear(f"{body}{project}", "inputs/project")
-  for theirs, ours in head.tensors.items():
-    if ours.endswith("bias"):
-      m.copy(theirs, f"head/{ours}")
+    mapping.linear(f"{body}{project}", "inputs/project")
+  for hf_layer, path in head.tensors.items():
+    if path.endswith("bias"):
+      mapping.copy(hf_layer, f"head/{path}")
     else:
-      (m.norm if f"head/{ours}/scale" in m.names else m.linear)(theirs, f"head/{ours}")
+      (mapping.norm if f"head/{path}/scale" in mapping.parameter_names else mapping.linear)(
+        hf_layer, f"head/{path}"
+      )
   return body

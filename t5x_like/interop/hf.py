@@ -80,7 +80,7 @@ def read_parameters(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
   `rules`."""
   family, files = _opened(json.loads(model.origin.config), pathlib.Path(model.origin.path))
   mapping = TensorMapping(model)
-  family.tensors(mapping)
+  family.map_tensors(mapping)
   _check(mapping, files)
   arrays = {}
   for name, holder in params.named_params(model).items():
@@ -126,8 +126,8 @@ def _read(directory: pathlib.Path):
   family, files = _opened(values, directory)
   fields = Fields(values, where, len(files.names), files.held)
   with _sizes_of(where):
-    model_class, arguments = family.build(fields, files.names)
-  fields.finish()
+    model_class, arguments = family.read_config(fields, files.names)
+  fields.refuse_unused()
   return text, files, model_class, arguments
 
 
@@ -150,7 +150,7 @@ def _files(family, directory: pathlib.Path, values: dict) -> TensorFiles:
   named = values.get("architectures") or ["Model"]
   bare = hasattr(family, "HEADS") and isinstance(named, list) and str(named[0]).endswith("Model")
   return TensorFiles(
-    directory, getattr(family, "renamed", str), getattr(family, "BODY_PREFIX", ""), bare
+    directory, getattr(family, "canonical_name", str), getattr(family, "BODY_PREFIX", ""), bare
   )
 
 
@@ -205,8 +205,10 @@ def save(
   dtype = dtype or (origin.dtype if origin else "float32")
   config["dtype"] = dtype
   mapping = TensorMapping(model)
-  family.tensors(mapping)
-  if lost := mapping.names - {name for tensor in mapping.tensors for name, _ in tensor.parts}:
+  family.map_tensors(mapping)
+  if lost := mapping.parameter_names - {
+    name for tensor in mapping.tensors for name, _ in tensor.parts
+  }:
     raise UserError(
       f"{directory}: {model_type_of(config)} has no tensor for the parameter {min(lost)!r}, without "
       "which it is another model"
@@ -215,7 +217,8 @@ def save(
   if model_type_of(old) == model_type_of(config):
     names = {t.name for t in mapping.tensors}
     same = (
-      family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
+      family.read_config(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"]
+      == model.variant
     )
     config = (config | old if same else old | config) | {"dtype": dtype}
   config |= {"torch_dtype": dtype} if "torch_dtype" in config else {}  # of readers before version 5
@@ -232,7 +235,7 @@ def save(
     beside[published_images.FILE] = processor
   arrays = params.arrays(model)
   unread = _unread(mapping, pathlib.Path(origin.path), family, old) if same else {}
-  named = getattr(family, "written", lambda model: str)(model)
+  named = getattr(family, "file_naming", lambda model: str)(model)
   mapping.tensors = [
     dataclasses.replace(tensor, name=named(tensor.name)) for tensor in mapping.tensors
   ]
@@ -311,7 +314,7 @@ def _config_of(model, model_type: str | None) -> tuple:
     family = _module(name)
     if isinstance(model, family.MODELS):
       try:
-        return family, family.config(model, model_type)
+        return family, family.write_config(model, model_type)
       except UserError as error:
         reasons.append(str(error))
   why = "; ".join(reasons) or "no Hugging Face family matches it"
@@ -321,7 +324,7 @@ def _config_of(model, model_type: str | None) -> tuple:
 def _check(mapping: TensorMapping, files: TensorFiles) -> None:
   """Refuse files with missing or unknown tensors, or with tied tensors that differ; a copy may
   stand alone."""
-  for copy, name in mapping.copies.items():
+  for copy, name in mapping.tied.items():
     files.lend(copy, name)
   expected = {t.name for t in mapping.tensors}
   for name in sorted(expected - files.names):
@@ -329,13 +332,13 @@ def _check(mapping: TensorMapping, files: TensorFiles) -> None:
       f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; "
       "the file is of another model or incomplete"
     )
-  for name in sorted(files.names - expected - set(mapping.copies)):
-    if not name.endswith(mapping.ignored + mapping.unread):
+  for name in sorted(files.names - expected - set(mapping.tied)):
+    if not name.endswith(mapping.ignored_suffixes + mapping.unread_suffixes):
       near = did_you_mean(name, expected)
       raise UserError(
         f"{files.where}: tensor {name!r} is unknown{near}; this model has no such part"
       )
-  for copy, name in mapping.copies.items():
+  for copy, name in mapping.tied.items():
     if copy in files.names and not np.array_equal(files.read(copy), files.read(name)):
       raise UserError(
         f"{files.where}: tensor {copy!r} differs from {name!r}, with which it is tied"
@@ -347,10 +350,12 @@ def _unread(
 ) -> dict[str, np.ndarray]:
   """Read the tensors that the model does not use from the files it was loaded from, if these still
   exist."""
-  if not mapping.unread or not (directory / "config.json").is_file():
+  if not mapping.unread_suffixes or not (directory / "config.json").is_file():
     return {}
   files = _files(family, directory, values)
-  return {name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread)}
+  return {
+    name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread_suffixes)
+  }
 
 
 def _assemble(
@@ -360,8 +365,8 @@ def _assemble(
   out = None
   filled = 0
   for tensor in mapping.tensors:
-    for number, (ours, index) in enumerate(tensor.parts):
-      if ours != name:
+    for number, (path, index) in enumerate(tensor.parts):
+      if path != name:
         continue
       raw = files.read(tensor.name)
       try:

@@ -7,7 +7,7 @@ import numpy as np
 
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
@@ -18,10 +18,10 @@ from t5x_like.nn.positions import Position
 from t5x_like.resolution import Resolution, from_sides
 
 POOLER = "pooler.dense.weight"  # of a body
-ATTENTION = ("attention.query", "attention.key", "attention.value", "output.dense")
+ATTENTION_NAMES = ("attention.query", "attention.key", "attention.value", "output.dense")
 
 
-def build(
+def read_variant(
   fields: Fields,
   base: ImageVariant,
   mlp: int | None = None,
@@ -56,14 +56,14 @@ def build(
       D, N, N, D // N, mlp or fields.take("intermediate_size"), fields.take("num_hidden_layers")
     ),
     design=design,
-    patch=side(fields, "patch_size", patch),
-    resolution=resolution(fields, "image_size", 224),
+    patch=read_side(fields, "patch_size", patch),
+    resolution=read_resolution(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     **changes,
   )
 
 
-def side(fields: Fields, name: str, default: int) -> int:
+def read_side(fields: Fields, name: str, default: int) -> int:
   """Return the side length that a field, a number or a pair, gives for height and width."""
   found = fields.take(name, default)
   if isinstance(found, int):
@@ -73,7 +73,7 @@ def side(fields: Fields, name: str, default: int) -> int:
   raise fields.refusal(name, found, "one number, as patches are square")
 
 
-def resolution(fields: Fields, name: str, default: Resolution) -> Resolution:
+def read_resolution(fields: Fields, name: str, default: Resolution) -> Resolution:
   """Return the height and width of images that a field gives, a number or a pair."""
   found = fields.take(name, default)
   if isinstance(found, int):
@@ -83,11 +83,11 @@ def resolution(fields: Fields, name: str, default: Resolution) -> Resolution:
   raise fields.refusal(name, found, "one number, or height and width")
 
 
-def labels_of(fields: Fields) -> int:
+def count_labels(fields: Fields) -> int:
   return len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
 
 
-def config(
+def write_config(
   model, model_type: str, positions=("learned_1d",), layer_scale: float | None = None, gated=False
 ) -> dict:
   """Return ViT's fields of a model, except the fields of its classes.
@@ -129,9 +129,7 @@ def config(
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": next(
-      (theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation), "gelu"
-    ),
+    "hidden_act": "gelu" if gated else find_key(ACTIVATIONS, design.activation),
     "layer_norm_eps": design.norm_epsilon,
     "qkv_bias": "qkv" in design.biases,
     "image_size": variant.resolution,
@@ -140,7 +138,7 @@ def config(
   }
 
 
-def head(
+def read_head(
   fields: Fields, classifier: str, body: str, pooler: str | bool = False, **arguments
 ) -> dict:
   """Return the head of a config, by its class, the first of `architectures`.
@@ -158,10 +156,10 @@ def head(
     return {"name": "image_features"} | ({"pooler": pooler} if pooler else {}) | arguments
   if found != classifier:
     raise fields.refusal("architectures", found, f"{classifier} or {body}")
-  return {"name": "image_classification", "labels": labels_of(fields)} | arguments
+  return {"name": "image_classification", "labels": count_labels(fields)} | arguments
 
 
-def head_fields(
+def write_head(
   model, model_type: str, classifier: str, body: str, poolers=("none",), **expected
 ) -> dict:
   """Return the fields of the class and of its labels, as `head` reads them.
@@ -191,10 +189,10 @@ def head_fields(
     raise UserError(
       f"the head {model.variant.head!r}: {model_type} has 'image_classification' with {has}"
     )
-  return {"architectures": [classifier]} | label_fields(spec.get("labels", 1000))
+  return {"architectures": [classifier]} | write_labels(spec.get("labels", 1000))
 
 
-def label_fields(labels: int) -> dict:
+def write_labels(labels: int) -> dict:
   """Return the fields that define the number of classes."""
   names = {i: f"LABEL_{i}" for i in range(labels)}
   return {
@@ -203,34 +201,36 @@ def label_fields(labels: int) -> dict:
   }
 
 
-def tensors(m: TensorMapping, prefix: str, tokens: tuple[str, ...]) -> None:
+def map_tensors(mapping: TensorMapping, prefix: str, tokens: tuple[str, ...]) -> None:
   """Map the body: embeddings, layers and the last norm.
 
   Args:
     prefix: the prefix of the body's tensors, "vit." or empty.
     tokens: the names of the tokens before the patches.
   """
-  embeddings(m, prefix, tokens)
-  layers(m, f"{prefix}encoder.layer", "encoder", m.model.variant.dims.layers)
-  m.norm(f"{prefix}layernorm", "encoder/final_norm")
+  map_embeddings(mapping, prefix, tokens)
+  map_layers(mapping, f"{prefix}encoder.layer", "encoder", mapping.model.variant.dims.layers)
+  mapping.norm(f"{prefix}layernorm", "encoder/final_norm")
 
 
-def embeddings(m: TensorMapping, prefix: str, tokens: tuple[str, ...]) -> None:
+def map_embeddings(mapping: TensorMapping, prefix: str, tokens: tuple[str, ...]) -> None:
   """Map patches, tokens and positions; see `tensors`."""
-  patches(m, f"{prefix}embeddings.patch_embeddings.projection")
+  map_patches(mapping, f"{prefix}embeddings.patch_embeddings.projection")
   for number, token in enumerate(tokens):
-    m.fused(
+    mapping.fuse(
       f"{prefix}embeddings.{token}",
       ["tokens"],
       number,
       split=lambda x: [x.reshape(-1)],
-      join=leading(2),
+      join=join_with_leading_axes(2),
     )
-  positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
+  map_positions(
+    mapping, f"{prefix}embeddings.position_embeddings", "inputs", mapping.model.inputs.position
+  )
 
 
-def patches(
-  m: TensorMapping, theirs: str, ours: str = "", variant: ImageVariant | None = None
+def map_patches(
+  mapping: TensorMapping, hf_name: str, path: str = "", variant: ImageVariant | None = None
 ) -> None:
   """Map the projection of patches, which is a convolution in the library.
 
@@ -238,49 +238,56 @@ def patches(
     ours: the prefix of the image encoder's parameters.
     variant: its variant; None for the model's.
   """
-  variant = variant or m.model.variant
+  variant = variant or mapping.model.variant
   P = variant.patch
   C = variant.channels
-  m.fused(
-    f"{theirs}.weight",
-    [f"{ours}patches/kernel"],
+  mapping.fuse(
+    f"{hf_name}.weight",
+    [f"{path}patches/kernel"],
     split=lambda x: [x.transpose(2, 3, 1, 0).reshape(P * P * C, -1)],
     join=lambda xs: xs[0].reshape(P, P, C, -1).transpose(3, 2, 0, 1),
   )
-  if f"{ours}patches/bias" in m.names:
-    m.copy(f"{theirs}.bias", f"{ours}patches/bias")
+  if f"{path}patches/bias" in mapping.parameter_names:
+    mapping.copy(f"{hf_name}.bias", f"{path}patches/bias")
 
 
-def positions(m: TensorMapping, theirs: str, ours: str, scheme: Position) -> None:
+def map_positions(mapping: TensorMapping, hf_name: str, path: str, scheme: Position) -> None:
   """Map a table of positions; write a fixed scheme as a table."""
-  if f"{ours}/position/table" in m.names:
-    m.fused(theirs, [f"{ours}/position/table"], split=lambda x: [x[0]], join=leading(1))
+  if f"{path}/position/table" in mapping.parameter_names:
+    mapping.fuse(
+      hf_name, [f"{path}/position/table"], split=lambda x: [x[0]], join=join_with_leading_axes(1)
+    )
   else:
-    m.fused(
-      theirs, [], split=lambda x: [], join=lambda _: sine_table(scheme.width, scheme.grid)[None]
+    mapping.fuse(
+      hf_name, [], split=lambda x: [], join=lambda _: sine_table(scheme.width, scheme.grid)[None]
     )
 
 
-def pooler(m: TensorMapping, prefix: str) -> None:
+def map_pooler(mapping: TensorMapping, prefix: str) -> None:
   """Map the pooler of a body; a classifier does not read it."""
-  if "head/dense/kernel" in m.names:
-    m.linear("pooler.dense", "head/dense")
+  if "head/dense/kernel" in mapping.parameter_names:
+    mapping.linear("pooler.dense", "head/dense")
   else:
-    m.unread = tuple(f"{prefix}pooler.dense.{end}" for end in ("weight", "bias"))
+    mapping.unread_suffixes = tuple(f"{prefix}pooler.dense.{end}" for end in ("weight", "bias"))
 
 
-def layers(m: TensorMapping, theirs: str, ours: str, number: int) -> None:
+def map_layers(mapping: TensorMapping, hf_name: str, path: str, number: int) -> None:
   """Map the layers of a stack."""
-  for at in range(number):
-    m.attention(
-      f"{theirs}.{at}.attention", f"{ours}/blocks/self_attention/layer", at, names=ATTENTION
+  for index in range(number):
+    mapping.attention(
+      f"{hf_name}.{index}.attention",
+      f"{path}/blocks/self_attention/layer",
+      index,
+      names=ATTENTION_NAMES,
     )
-    m.norm(f"{theirs}.{at}.layernorm_before", f"{ours}/blocks/self_attention/in_norm", at)
-    m.norm(f"{theirs}.{at}.layernorm_after", f"{ours}/blocks/mlp/in_norm", at)
-    m.linear(f"{theirs}.{at}.intermediate.dense", f"{ours}/blocks/mlp/layer/wi", at)
-    m.linear(f"{theirs}.{at}.output.dense", f"{ours}/blocks/mlp/layer/wo", at)
+    mapping.norm(
+      f"{hf_name}.{index}.layernorm_before", f"{path}/blocks/self_attention/in_norm", index
+    )
+    mapping.norm(f"{hf_name}.{index}.layernorm_after", f"{path}/blocks/mlp/in_norm", index)
+    mapping.linear(f"{hf_name}.{index}.intermediate.dense", f"{path}/blocks/mlp/layer/wi", index)
+    mapping.linear(f"{hf_name}.{index}.output.dense", f"{path}/blocks/mlp/layer/wo", index)
 
 
-def leading(axes: int):
+def join_with_leading_axes(axes: int):
   """Return a `join` of one part that prepends axes of length 1."""
   return lambda xs: np.asarray(xs[0]).reshape((1,) * axes + np.shape(xs[0]))

@@ -10,7 +10,7 @@ from t5x_like.interop.tensor_mapping import TensorMapping
 
 _NORM = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
 _BASIC = {"block": "basic", "widths": (64, 128, 256, 512)}
-TIMM = {  # names there -> arguments of `architectures.backbones.resnet`
+TIMM_BACKBONES = {  # names there -> arguments of `architectures.backbones.resnet`
   "resnet18": _BASIC | {"depths": (2, 2, 2, 2)},
   "resnet34": _BASIC | {"depths": (3, 4, 6, 3)},
   "resnet50": {},
@@ -32,7 +32,7 @@ _TIMM_UNIT = re.compile(r"layer(\d+)\.(\d+)\.(?:(conv|bn)(\d+)|downsample\.([01]
 _STEM = {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.normalization."}
 
 
-def renamed(name: str) -> str:
+def library_name(name: str) -> str:
   """Translate a tensor's name within a ResNet from timm's to the library's; return other names
   unchanged."""
   for theirs, ours in _STEM.items():
@@ -46,7 +46,7 @@ def renamed(name: str) -> str:
   return f"encoder.stages.{int(stage) - 1}.layers.{block}.{unit}.{kind}.{array}"
 
 
-def of_timm(name: str) -> str:
+def timm_name(name: str) -> str:
   """Undo `renamed`."""
   for theirs, ours in _STEM.items():
     if name.startswith(ours):
@@ -63,12 +63,12 @@ def of_timm(name: str) -> str:
   return f"layer{int(stage) + 1}.{block}.{unit}.{array}"
 
 
-def arguments(own: Fields) -> dict[str, Any]:
+def read_backbone(own: Fields) -> dict[str, Any]:
   """Return the arguments of `architectures.backbones.resnet` in a config of the library's
   ResNet."""
-  own.only("hidden_act", "relu")
-  own.only("downsample_in_first_stage", False)
-  own.only("downsample_in_bottleneck", False)
+  own.require("hidden_act", "relu")
+  own.require("downsample_in_first_stage", False)
+  own.require("downsample_in_bottleneck", False)
   sizes = own.take("hidden_sizes", [256, 512, 1024, 2048])
   depths = own.take("depths", [3, 4, 6, 3])
   block = own.choose("layer_type", {"bottleneck": "bottleneck", "basic": "basic"}, "bottleneck")
@@ -80,7 +80,7 @@ def arguments(own: Fields) -> dict[str, Any]:
   }
 
 
-def spec_of(backbone: str | dict, model_type: str) -> dict[str, Any]:
+def complete_backbone(backbone: str | dict, model_type: str) -> dict[str, Any]:
   """Return the arguments of a backbone with the defaults; raise UserError for one that files cannot
   express."""
   spec = backbone if isinstance(backbone, dict) else {"name": backbone}
@@ -90,7 +90,7 @@ def spec_of(backbone: str | dict, model_type: str) -> dict[str, Any]:
   return found
 
 
-def fields_of(spec: dict[str, Any], channels: int) -> dict[str, Any]:
+def write_backbone(spec: dict[str, Any], channels: int) -> dict[str, Any]:
   """Return the fields of the library's ResNet."""
   return {
     "model_type": "resnet",
@@ -102,30 +102,30 @@ def fields_of(spec: dict[str, Any], channels: int) -> dict[str, Any]:
   }
 
 
-def tensors(m: TensorMapping, prefix: str) -> None:
+def map_tensors(mapping: TensorMapping, prefix: str) -> None:
   """Map the parameters under `backbone`.
 
   Args:
     prefix: the prefix of the ResNet's tensors.
   """
-  m.ignored = ("num_batches_tracked",)
-  _unit(m, f"{prefix}embedder.embedder", "stem")
-  for stage, blocks in enumerate(m.model.backbone.stages):
-    for at, block in enumerate(blocks):
-      theirs = f"{prefix}encoder.stages.{stage}.layers.{at}"
+  mapping.ignored_suffixes = ("num_batches_tracked",)
+  _unit(mapping, f"{prefix}embedder.embedder", "stem")
+  for stage, blocks in enumerate(mapping.model.backbone.stages):
+    for index, block in enumerate(blocks):
+      hf_layer = f"{prefix}encoder.stages.{stage}.layers.{index}"
       for number in range(len(block.units)):
-        _unit(m, f"{theirs}.layer.{number}", f"stages/{stage}/{at}/units/{number}")
+        _unit(mapping, f"{hf_layer}.layer.{number}", f"stages/{stage}/{index}/units/{number}")
       if block.shortcut is not None:
-        _unit(m, f"{theirs}.shortcut", f"stages/{stage}/{at}/shortcut")
+        _unit(mapping, f"{hf_layer}.shortcut", f"stages/{stage}/{index}/shortcut")
 
 
-def _unit(m: TensorMapping, theirs: str, ours: str) -> None:
+def _unit(mapping: TensorMapping, hf_name: str, path: str) -> None:
   """Map a convolution and its norm."""
-  m.fused(
-    f"{theirs}.convolution.weight",
-    [f"backbone/{ours}/conv/kernel"],
+  mapping.fuse(
+    f"{hf_name}.convolution.weight",
+    [f"backbone/{path}/conv/kernel"],
     split=lambda x: [x.transpose(2, 3, 1, 0)],
     join=lambda xs: xs[0].transpose(3, 2, 0, 1),
   )
   for array, name in _NORM.items():
-    m.copy(f"{theirs}.normalization.{array}", f"backbone/{ours}/norm/{name}")
+    mapping.copy(f"{hf_name}.normalization.{array}", f"backbone/{path}/norm/{name}")

@@ -1,4 +1,4 @@
-"""The two-way mapping between tensors of a Hugging Face file and slices of parameters."""
+"""Map the tensors of a Hugging Face file to slices of our parameters, for reading and writing."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from t5x_like.nn import params
 from t5x_like.nn.stack import Stack
 
-# a parameter's name, and the indices of its leading axes (layer, expert)
+# a parameter's path, and the indices of its leading axes (layer, expert)
 Part = tuple[str, tuple[int, ...]]
 
 
@@ -18,7 +18,7 @@ class Tensor:
 
   Attributes:
     name: its name in the file.
-    parts: the slices it holds.
+    parts: the slices of parameters that it contains.
     split: splits the tensor into one array per part.
     join: joins one array per part into the tensor.
   """
@@ -32,68 +32,77 @@ class Tensor:
 class TensorMapping:
   """The tensors of one model. Biases are mapped if the model has them.
 
+  Each method maps tensors named `hf_name` to parameters at `path`; `index` selects the layer, and
+  the expert, in parameters that stack them.
+
   Attributes:
-    tensors: all tensors of the model.
-    copies: names of duplicate tensors that a file may hold (tied weights), each with the name of
-      its original.
-    ignored: suffixes of names to skip (buffers of older versions).
-    unread: suffixes of names that a class has or had but does not use; our model lacks them, but
-      they are saved again.
+    model: the model, possibly abstract.
+    parameter_names: the paths of all its parameters.
+    tensors: the tensors mapped so far.
+    tied: the name of each duplicate tensor that a file may contain -> the name of its original.
+    ignored_suffixes: endings of tensor names to skip (buffers of older versions).
+    unread_suffixes: endings of tensor names that a class has or had but does not use; our model
+      lacks them, but they are saved again.
   """
 
   def __init__(self, model):
     self.model = model
-    self.names = set(params.named_params(model))
+    self.parameter_names = set(params.named_params(model))
     self.tensors: list[Tensor] = []
-    self.copies: dict[str, str] = {}
-    self.ignored: tuple[str, ...] = ()
-    self.unread: tuple[str, ...] = ()
+    self.tied: dict[str, str] = {}
+    self.ignored_suffixes: tuple[str, ...] = ()
+    self.unread_suffixes: tuple[str, ...] = ()
 
-  def copy(self, theirs: str, ours: str, *index: int) -> None:
+  def copy(self, hf_name: str, path: str, *index: int) -> None:
     """Map a tensor to an equal array."""
-    self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x], lambda xs: xs[0]))
+    self.fuse(hf_name, [path], *index, split=lambda x: [x], join=lambda parts: parts[0])
 
-  def transposed(self, theirs: str, ours: str, *index: int) -> None:
+  def transpose(self, hf_name: str, path: str, *index: int) -> None:
     """Map a transposed matrix: torch stores the kernels of linear layers as [out, in]."""
-    self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x.T], lambda xs: xs[0].T))
+    self.fuse(hf_name, [path], *index, split=lambda x: [x.T], join=lambda parts: parts[0].T)
 
-  def linear(self, theirs: str, ours: str, *index: int) -> None:
+  def linear(self, hf_name: str, path: str, *index: int) -> None:
     """Map a torch `Linear`: the kernel, and the bias if there is one."""
-    self.transposed(f"{theirs}.weight", f"{ours}/kernel", *index)
-    if f"{ours}/bias" in self.names:
-      self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
+    self.transpose(f"{hf_name}.weight", f"{path}/kernel", *index)
+    if f"{path}/bias" in self.parameter_names:
+      self.copy(f"{hf_name}.bias", f"{path}/bias", *index)
 
-  def norm(self, theirs: str, ours: str, *index: int) -> None:
+  def norm(self, hf_name: str, path: str, *index: int) -> None:
     """Map a norm: the scale, and the bias if there is one."""
-    self.copy(f"{theirs}.weight", f"{ours}/scale", *index)
-    if f"{ours}/bias" in self.names:
-      self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
+    self.copy(f"{hf_name}.weight", f"{path}/scale", *index)
+    if f"{path}/bias" in self.parameter_names:
+      self.copy(f"{hf_name}.bias", f"{path}/bias", *index)
 
   def output(self, table: str) -> None:
-    """Map the output projection `lm_head.weight`, in a tied model a copy of the token table of this
-    name."""
+    """Map the output projection `lm_head.weight`; in a tied model it is a copy of `table`."""
     if self.model.variant.design.tied:
-      self.copies["lm_head.weight"] = table
+      self.tied["lm_head.weight"] = table
     else:
-      self.transposed("lm_head.weight", "head/kernel")
+      self.transpose("lm_head.weight", "head/kernel")
 
-  def fused(
-    self, theirs: str, ours: Sequence[str], *index: int, split: Callable, join: Callable
+  def fuse(
+    self, hf_name: str, paths: Sequence[str], *index: int, split: Callable, join: Callable
   ) -> None:
-    """Map one tensor that holds several parameters."""
-    self.tensors.append(Tensor(theirs, tuple((name, index) for name in ours), split, join))
+    """Map one tensor that contains several parameters; see `Tensor` for `split` and `join`."""
+    parts = tuple((path, index) for path in paths)
+    self.tensors.append(Tensor(hf_name, parts, split, join))
 
-  def attention(self, theirs: str, ours: str, *index: int, names: Sequence[str]) -> None:
-    """Map the four linear layers of attention; `names` are their names for query, key, value and
-    output."""
-    for their_name, name in zip(names, ("query", "key", "value", "out"), strict=True):
-      self.linear(f"{theirs}.{their_name}", f"{ours}/{name}", *index)
+  def attention(self, hf_name: str, path: str, *index: int, names: Sequence[str]) -> None:
+    """Map the four linear layers of attention.
+
+    Args:
+      names: the names of the query, key, value and output layers in the file.
+    """
+    for name, projection in zip(names, ("query", "key", "value", "out"), strict=True):
+      self.linear(f"{hf_name}.{name}", f"{path}/{projection}", *index)
 
 
 def locate_layers(stack: Stack, layers: int) -> list[tuple[str, int]]:
   """Return (suffix of the sublayers' names in the block, index of the block) for each layer.
 
-  A block holds one layer, without a suffix, or one period of numbered layers.
+  A block consists of one layer, without a suffix, or of one period of numbered layers.
   """
   period = layers // stack.repeats
-  return [(f"_{layer % period}" if period > 1 else "", layer // period) for layer in range(layers)]
+  if period == 1:
+    return [("", layer) for layer in range(layers)]
+  return [(f"_{layer % period}", layer // period) for layer in range(layers)]

@@ -14,7 +14,7 @@ _ARGUMENTS = """
 """
 
 
-def arguments(fields: Fields) -> Fields:
+def read_arguments(fields: Fields) -> Fields:
   """Return the arguments of the architecture; call their `finish`."""
   fields.ignore(*_FIELDS.split())
   given = fields.section("model_args")
@@ -22,13 +22,13 @@ def arguments(fields: Fields) -> Fields:
   return given
 
 
-def labels_of(fields: Fields) -> int:
+def count_labels(fields: Fields) -> int:
   """Return the number of classes, 0 for a model without a head."""
   given = fields.values.get("model_args") or {}
   return given.get("num_classes", fields.values.get("num_classes", 1000))
 
 
-def resolution_of(fields: Fields, default: int) -> Resolution:
+def read_resolution(fields: Fields, default: int) -> Resolution:
   """Return the height and width of the images that a file of weights was made for."""
   size = (fields.values.get("pretrained_cfg") or {}).get("input_size") or [3, default, default]
   if not isinstance(size, list) or len(size) != 3 or not all(isinstance(n, int) for n in size):
@@ -36,7 +36,7 @@ def resolution_of(fields: Fields, default: int) -> Resolution:
   return from_sides(*size[1:])
 
 
-def config(
+def write_config(
   architecture: str, classifier: str, width: int, labels: int, pooling: str, size: tuple, **given
 ) -> dict:
   """Return the fields of a model.

@@ -32,8 +32,8 @@ def built(values: dict):
     f"t5x_like.interop.families.{hf.model_types()[values['model_type']]}"
   )
   fields = Fields(values, "config.json")
-  variant = family.build(fields, set())[1]["variant"]
-  fields.finish()
+  variant = family.read_config(fields, set())[1]["variant"]
+  fields.refuse_unused()
   return variant
 
 

@@ -25,10 +25,12 @@ def test_names_of_timm():
   }
   for theirs, own in names.items():
     assert (
-      detr.renamed(PREFIX + theirs) == PREFIX + own
-      and detr.of_timm(PREFIX + own) == PREFIX + theirs
+      detr.canonical_name(PREFIX + theirs) == PREFIX + own
+      and detr.timm_name(PREFIX + own) == PREFIX + theirs
     )
-    assert detr.renamed(theirs) == theirs and detr.renamed(PREFIX + own) == PREFIX + own
+    assert (
+      detr.canonical_name(theirs) == theirs and detr.canonical_name(PREFIX + own) == PREFIX + own
+    )
 
 
 def test_a_file_with_timms_names_is_the_same_model_and_is_written_with_them(tmp_path, monkeypatch):
@@ -40,10 +42,10 @@ def test_a_file_with_timms_names_is_the_same_model_and_is_written_with_them(tmp_
     widths=tuple(backbone["hidden_sizes"]),
     depths=tuple(backbone["depths"]),
   )
-  monkeypatch.setitem(resnet.TIMM, "resnet50", sizes)
+  monkeypatch.setitem(resnet.TIMM_BACKBONES, "resnet50", sizes)
   values |= {"backbone_config": None, "backbone": "resnet50", "use_timm_backbone": True}
   tensors = {
-    detr.of_timm(name): x for name, x in load_file(tmp_path / "own" / "model.safetensors").items()
+    detr.timm_name(name): x for name, x in load_file(tmp_path / "own" / "model.safetensors").items()
   }
   assert sum(name not in tensors for name in load_file(tmp_path / "own" / "model.safetensors")) > 30
   (tmp_path / "timm").mkdir()

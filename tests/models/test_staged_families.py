@@ -282,7 +282,9 @@ def test_what_does_not_fit_is_refused(family, changes, words):
 )
 def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, words):
   with pytest.raises(UserError, match=words):
-    swin_files.common(families.abstract(case("swin", **changes)), "swin", "qkv", "Swin")
+    swin_files.write_shared_fields(
+      families.abstract(case("swin", **changes)), "swin", "qkv", "Swin"
+    )
 
 
 @pytest.mark.parametrize("family", ["swin", "mvit"])

@@ -37,8 +37,8 @@ def variant(values):
   family = hf._family(hf.model_type_of(values), "config.json")
   fields = Fields(values, "config.json")
   try:
-    made = family.build(fields, set())[1]["variant"]
-    fields.finish()
+    made = family.read_config(fields, set())[1]["variant"]
+    fields.refuse_unused()
   except UserError as error:
     return str(error)
   return made

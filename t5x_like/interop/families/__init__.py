@@ -1,13 +1,13 @@
-"""One file for each family of Hugging Face model types.
+"""Read and write one family of Hugging Face model types in each module.
 
-A module has
-  MODEL_TYPES
+A module defines:
+  MODEL_TYPES: the values of `model_type` that it reads.
   MODELS: our classes that it writes.
-  build(fields, names) -> (class, arguments): from a config and the names of the tensors.
-  config(model, model_type) -> dict: `model_type` is the type the model was loaded from, or None.
-    Raises a `UserError` for designs that the types cannot express.
-  tensors(mapping): fills in the mapping, for reading and writing alike.
+  read_config(fields, tensor_names) -> (class, arguments): the model that a config describes.
+  write_config(model, model_type) -> dict: the config of a model. `model_type` is the type that the
+    model was loaded from, or None. Raises a `UserError` for designs that the types cannot express.
+  map_tensors(mapping): adds every tensor to the mapping, for reading and writing alike.
   BODY_PREFIX, optional: the prefix of the body's tensors, which files of the body alone lack.
-  renamed(name), optional: the tensor that another name in a file stands for.
-  written(model), optional: a function from the name of a tensor to its name in the model's file.
+  canonical_name(name), optional: the tensor that another name in a file stands for.
+  file_naming(model), optional: a function from the name of a tensor to its name in the model's file.
 """

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.encoders import Head, under
+from t5x_like.interop.encoders import Head, nest_paths
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import albert
 
@@ -17,8 +17,10 @@ POOLER = {"albert.pooler": "pooler/dense"}
 ORDER = {"sop_classifier.classifier": "next_sentence"}
 CLASSIFIER = {"classifier": "out"}
 HEADS = (
-  Head("ForPreTraining", "pretraining", under("mlm", MLM) | POOLER | ORDER),
-  Head("ForMaskedLM", "pretraining", under("mlm", MLM) | POOLER | ORDER),  # as in the hub's files
+  Head("ForPreTraining", "pretraining", nest_paths("mlm", MLM) | POOLER | ORDER),
+  Head(
+    "ForMaskedLM", "pretraining", nest_paths("mlm", MLM) | POOLER | ORDER
+  ),  # as in the hub's files
   Head("ForMaskedLM", "mlm", MLM),
   Head("ForSequenceClassification", "classification", POOLER | CLASSIFIER),
   Head("ForMultipleChoice", "multiple_choice", POOLER | CLASSIFIER),
@@ -29,10 +31,10 @@ HEADS = (
 )
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   groups = fields.take("num_hidden_groups", 1)
   inner = fields.take("inner_group_num", 1)
-  if groups * inner > len(names):
+  if groups * inner > len(tensor_names):
     raise fields.refusal(
       "inner_group_num", inner, f"{groups} groups of no more layers than the files have tensors"
     )
@@ -47,7 +49,9 @@ def build(fields: Fields, names: set[str]):
   activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu_new")
   table = fields.take("embedding_size", 128)
   base = albert.VARIANTS["albert-base"]
-  variant = encoders.build(fields, names, base, "Albert", HEADS, activation=activation)
+  variant = encoders.read_variant(
+    fields, tensor_names, base, "Albert", HEADS, activation=activation
+  )
   if table == variant.dims.embed:
     raise fields.refusal(
       "embedding_size", table, f"a table that is not as wide as the stack, {table}"
@@ -57,12 +61,12 @@ def build(fields: Fields, names: set[str]):
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   if not model.variant.embed:
     raise UserError(
       f"embedding width {model.variant.dims.embed}: albert supports only a table of another width"
     )
-  return encoders.config(model, "albert", "Albert", HEADS) | {
+  return encoders.write_config(model, "albert", "Albert", HEADS) | {
     "embedding_size": model.variant.embed,
     "num_hidden_groups": model.variant.groups,
     "inner_group_num": model.variant.inner,
@@ -71,19 +75,21 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  body = encoders.embeddings_and_head(m, "albert", HEADS, "encoder.embedding_hidden_mapping_in")
+def map_tensors(mapping: TensorMapping) -> None:
+  body = encoders.map_embeddings_and_head(
+    mapping, "albert", HEADS, "encoder.embedding_hidden_mapping_in"
+  )
   names = ("query", "key", "value", "dense")
-  ours = "encoder/blocks"
-  inner = m.model.variant.inner
-  for at in range(m.model.variant.groups * inner):
-    theirs = f"{body}encoder.albert_layer_groups.{at // inner}.albert_layers.{at % inner}"
-    m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=names)
-    m.norm(f"{theirs}.attention.LayerNorm", f"{ours}/self_attention/out_norm", at)
-    m.linear(f"{theirs}.ffn", f"{ours}/mlp/layer/wi", at)
-    m.linear(f"{theirs}.ffn_output", f"{ours}/mlp/layer/wo", at)
-    m.norm(f"{theirs}.full_layer_layer_norm", f"{ours}/mlp/out_norm", at)
-  m.copies = {
+  path = "encoder/blocks"
+  inner = mapping.model.variant.inner
+  for index in range(mapping.model.variant.groups * inner):
+    hf_layer = f"{body}encoder.albert_layer_groups.{index // inner}.albert_layers.{index % inner}"
+    mapping.attention(f"{hf_layer}.attention", f"{path}/self_attention/layer", index, names=names)
+    mapping.norm(f"{hf_layer}.attention.LayerNorm", f"{path}/self_attention/out_norm", index)
+    mapping.linear(f"{hf_layer}.ffn", f"{path}/mlp/layer/wi", index)
+    mapping.linear(f"{hf_layer}.ffn_output", f"{path}/mlp/layer/wo", index)
+    mapping.norm(f"{hf_layer}.full_layer_layer_norm", f"{path}/mlp/out_norm", index)
+  mapping.tied = {
     "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
     "predictions.decoder.bias": "predictions.bias",
   }

@@ -4,7 +4,7 @@ import dataclasses
 
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.hf import exact_cores, require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import bart, transformer
@@ -21,12 +21,12 @@ ACTIVATIONS = {
   "gelu_new": "gelu_tanh",
   "tanh": "tanh",
 }
-NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
+ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 # padding, end and start
 IDS = {"bart": (1, 2, None), "mbart": (1, 2, None), "marian": (58_100, 0, 58_100)}
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   kind = fields.values["model_type"]
   activation = fields.choose("activation_function", ACTIVATIONS, "gelu")
   length = fields.take("max_position_embeddings", 1024)
@@ -43,16 +43,16 @@ def build(fields: Fields, names: set[str]):
   }.items():
     if D % count:
       raise fields.refusal(name, count, f"a divisor of d_model, {D}")
-  fields.only("num_hidden_layers", layers)
-  fields.only("share_encoder_decoder_embeddings", True)
-  fields.only("decoder_vocab_size", fields.values.get("vocab_size"))
-  fields.only("normalize_before", kind == "mbart")
-  fields.only("normalize_embedding", kind != "marian")
-  fields.only("add_final_layer_norm", kind == "mbart")
-  fields.only("static_position_embeddings", kind == "marian")
-  fields.only("add_bias_logits", False)
-  fields.only("do_blenderbot_90_layernorm", False)
-  fields.only("tie_word_embeddings", True)
+  fields.require("num_hidden_layers", layers)
+  fields.require("share_encoder_decoder_embeddings", True)
+  fields.require("decoder_vocab_size", fields.values.get("vocab_size"))
+  fields.require("normalize_before", kind == "mbart")
+  fields.require("normalize_embedding", kind != "marian")
+  fields.require("add_final_layer_norm", kind == "mbart")
+  fields.require("static_position_embeddings", kind == "marian")
+  fields.require("add_bias_logits", False)
+  fields.require("do_blenderbot_90_layernorm", False)
+  fields.require("tie_word_embeddings", True)
   fields.ignore(
     "dropout",
     "attention_dropout",
@@ -78,7 +78,7 @@ def build(fields: Fields, names: set[str]):
     activation=activation,
     position=position,
     embed_scale=fields.take("scale_embedding", False),
-    logits_bias="final_logits_bias" in names,
+    logits_bias="final_logits_bias" in tensor_names,
   )
   pad, eos, start = IDS[kind]
   pad = fields.take("pad_token_id", pad)
@@ -100,7 +100,7 @@ def build(fields: Fields, names: set[str]):
   return model, {"variant": variant}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   marian = isinstance(model, transformer.Model)
@@ -137,7 +137,6 @@ def config(model, model_type: str | None) -> dict:
       f"heads of width {dims.head_dim} are not the embedding width {dims.embed} "
       f"over {dims.heads} heads"
     )
-  theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
   class_name = {"marian": "MarianMTModel", "mbart": "MBartForConditionalGeneration"}.get(kind)
   return {
     "architectures": [class_name or "BartForConditionalGeneration"],
@@ -152,7 +151,7 @@ def config(model, model_type: str | None) -> dict:
     "encoder_ffn_dim": dims.mlp,
     "decoder_ffn_dim": variant.decoder_dims.mlp,
     "max_position_embeddings": position.get("length", 1024),
-    "activation_function": theirs[design.activation],
+    "activation_function": find_key(ACTIVATIONS, design.activation),
     "scale_embedding": design.embed_scale,
     "pad_token_id": tokens.pad,
     "bos_token_id": 0,
@@ -162,35 +161,39 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  variant = m.model.variant
-  m.copy("model.shared.weight", "embed/table")
-  m.copies = dict.fromkeys(
+def map_tensors(mapping: TensorMapping) -> None:
+  variant = mapping.model.variant
+  mapping.copy("model.shared.weight", "embed/table")
+  mapping.tied = dict.fromkeys(
     ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
     "model.shared.weight",
   )
-  m.ignored = ("final_logits_bias",)
+  mapping.ignored_suffixes = ("final_logits_bias",)
   if variant.design.logits_bias:
-    m.fused("final_logits_bias", ["head/bias"], split=lambda x: [x[0]], join=lambda xs: xs[0][None])
-  if isinstance(m.model, transformer.Model):
-    m.ignored += ("embed_positions.weight",)  # sines and cosines
+    mapping.fuse(
+      "final_logits_bias", ["head/bias"], split=lambda x: [x[0]], join=lambda xs: xs[0][None]
+    )
+  if isinstance(mapping.model, transformer.Model):
+    mapping.ignored_suffixes += ("embed_positions.weight",)  # sines and cosines
   for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_dims.layers)):
-    if f"{side}_inputs/position/table" in m.names:
-      m.copy(f"model.{side}.embed_positions.weight", f"{side}_inputs/position/table")
-    if f"{side}_inputs/norm/scale" in m.names:
-      m.norm(f"model.{side}.layernorm_embedding", f"{side}_inputs/norm")
-    if f"{side}/final_norm/scale" in m.names:
-      m.norm(f"model.{side}.layer_norm", f"{side}/final_norm")
+    if f"{side}_inputs/position/table" in mapping.parameter_names:
+      mapping.copy(f"model.{side}.embed_positions.weight", f"{side}_inputs/position/table")
+    if f"{side}_inputs/norm/scale" in mapping.parameter_names:
+      mapping.norm(f"model.{side}.layernorm_embedding", f"{side}_inputs/norm")
+    if f"{side}/final_norm/scale" in mapping.parameter_names:
+      mapping.norm(f"model.{side}.layer_norm", f"{side}/final_norm")
     norm = "in_norm" if variant.design.norm_position == "pre" else "out_norm"
-    for layer, (_, at) in enumerate(locate_layers(getattr(m.model, side), layers)):
-      theirs = f"model.{side}.layers.{layer}"
-      ours = f"{side}/blocks"
+    for layer, (_, index) in enumerate(locate_layers(getattr(mapping.model, side), layers)):
+      hf_layer = f"model.{side}.layers.{layer}"
+      path = f"{side}/blocks"
       kinds = {"self_attention": "self_attn"} | (
         {"cross_attention": "encoder_attn"} if side == "decoder" else {}
       )
-      for name, their_name in kinds.items():
-        m.attention(f"{theirs}.{their_name}", f"{ours}/{name}/layer", at, names=NAMES)
-        m.norm(f"{theirs}.{their_name}_layer_norm", f"{ours}/{name}/{norm}", at)
-      m.linear(f"{theirs}.fc1", f"{ours}/mlp/layer/wi", at)
-      m.linear(f"{theirs}.fc2", f"{ours}/mlp/layer/wo", at)
-      m.norm(f"{theirs}.final_layer_norm", f"{ours}/mlp/{norm}", at)
+      for name, hf_part in kinds.items():
+        mapping.attention(
+          f"{hf_layer}.{hf_part}", f"{path}/{name}/layer", index, names=ATTENTION_NAMES
+        )
+        mapping.norm(f"{hf_layer}.{hf_part}_layer_norm", f"{path}/{name}/{norm}", index)
+      mapping.linear(f"{hf_layer}.fc1", f"{path}/mlp/layer/wi", index)
+      mapping.linear(f"{hf_layer}.fc2", f"{path}/mlp/layer/wo", index)
+      mapping.norm(f"{hf_layer}.final_layer_norm", f"{path}/mlp/{norm}", index)

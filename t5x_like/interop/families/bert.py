@@ -10,7 +10,7 @@ Every family has these functions; `interop/families/__init__.py` describes them.
 
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.encoders import Head, under
+from t5x_like.interop.encoders import Head, nest_paths
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import bert
 
@@ -26,8 +26,10 @@ POOLER = {"bert.pooler.dense": "pooler/dense"}
 NEXT = {"cls.seq_relationship": "next_sentence"}
 CLASSIFIER = {"classifier": "out"}
 HEADS = (
-  Head("ForPreTraining", "pretraining", under("mlm", MLM) | POOLER | NEXT),
-  Head("ForMaskedLM", "pretraining", under("mlm", MLM) | POOLER | NEXT),  # as in the hub's files
+  Head("ForPreTraining", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT),
+  Head(
+    "ForMaskedLM", "pretraining", nest_paths("mlm", MLM) | POOLER | NEXT
+  ),  # as in the hub's files
   Head("ForMaskedLM", "mlm", MLM),
   Head("ForNextSentencePrediction", "next_sentence", POOLER | {"cls.seq_relationship": "out"}),
   Head("ForSequenceClassification", "classification", POOLER | CLASSIFIER),
@@ -39,14 +41,14 @@ HEADS = (
 )
 
 
-def renamed(name: str) -> str:
+def canonical_name(name: str) -> str:
   """Rename the scales and biases of norms, which older files name as TensorFlow does."""
   return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
     "LayerNorm.beta", "LayerNorm.bias"
   )
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   fields.ignore(
     "directionality",
     "pooler_fc_size",
@@ -58,17 +60,19 @@ def build(fields: Fields, names: set[str]):
   activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu")
   base = bert.VARIANTS["bert-base-uncased"]
   return bert.Model, {
-    "variant": encoders.build(fields, names, base, "Bert", HEADS, activation=activation)
+    "variant": encoders.read_variant(
+      fields, tensor_names, base, "Bert", HEADS, activation=activation
+    )
   }
 
 
-def config(model, model_type: str | None) -> dict:
-  return encoders.config(model, "bert", "Bert", HEADS)
+def write_config(model, model_type: str | None) -> dict:
+  return encoders.write_config(model, "bert", "Bert", HEADS)
 
 
-def tensors(m: TensorMapping) -> None:
-  encoders.tensors(m, "bert", HEADS)
-  m.copies = {  # tied tensors that a file may hold twice: copy -> original
+def map_tensors(mapping: TensorMapping) -> None:
+  encoders.map_tensors(mapping, "bert", HEADS)
+  mapping.tied = {  # tied tensors that a file may hold twice: copy -> original
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
   }

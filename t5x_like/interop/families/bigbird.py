@@ -20,7 +20,7 @@ MODEL_TYPES = ("big_bird",)
 MODELS = (bigbird.Model,)
 
 POOLER = {"bert.pooler": "pooler/dense"}
-PRETRAINING = encoders.under("mlm", MLM) | POOLER | NEXT
+PRETRAINING = encoders.nest_paths("mlm", MLM) | POOLER | NEXT
 HEADS = (
   Head("ForPreTraining", "pretraining", PRETRAINING),
   Head("ForMaskedLM", "mlm", MLM),
@@ -37,7 +37,7 @@ HEADS = (
 )
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   sparse = fields.choose(
     "attention_type", {"block_sparse": True, "original_full": False}, "block_sparse"
   )
@@ -45,9 +45,9 @@ def build(fields: Fields, names: set[str]):
     "block": fields.take("block_size", 64),
     "random_blocks": fields.take("num_random_blocks", 3),
   }
-  variant = encoders.build(
+  variant = encoders.read_variant(
     fields,
-    names,
+    tensor_names,
     bigbird.VARIANTS["bigbird-roberta-base"],
     "BigBird",
     HEADS,
@@ -62,10 +62,10 @@ def build(fields: Fields, names: set[str]):
   return bigbird.Model, {"variant": variant}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   design = model.variant.design
   biases = [("qkv", "out", "mlp"), ("out", "mlp")]
-  values = encoders.config(
+  values = encoders.write_config(
     model,
     "big_bird",
     "BigBird",
@@ -92,9 +92,9 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  encoders.tensors(m, "bert", HEADS)
-  m.copies = {
+def map_tensors(mapping: TensorMapping) -> None:
+  encoders.map_tensors(mapping, "bert", HEADS)
+  mapping.tied = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
   }

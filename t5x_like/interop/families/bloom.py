@@ -13,12 +13,12 @@ MODEL_TYPES = ("bloom",)
 MODELS = (bloom.Model,)
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   D = fields.take("n_embed", fields.take("hidden_size", None) or fields.values.get("n_embed", ...))
   heads = fields.take("n_head", fields.take("num_attention_heads", 8))
   layers = fields.take("n_layer", fields.take("num_hidden_layers", 2))
-  fields.only("apply_residual_connection_post_layernorm", False)
-  fields.only("n_inner", None, 4 * D)
+  fields.require("apply_residual_connection_post_layernorm", False)
+  fields.require("n_inner", None, 4 * D)
   fields.ignore(
     "hidden_dropout",
     "attention_dropout",
@@ -37,14 +37,14 @@ def build(fields: Fields, names: set[str]):
     tied=fields.take("tie_word_embeddings", True),
   )
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
-  tokens = decoders.special_ids(fields, start=1, eos=2)
+  tokens = decoders.read_special_tokens(fields, start=1, eos=2)
   return bloom.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     norm="layernorm",
     activation="gelu_tanh",
@@ -52,7 +52,7 @@ def config(model, model_type: str | None) -> dict:
     embed_norm=True,
     tied=[True, False],
   )
-  decoders.position_of(model, "alibi")
+  decoders.require_position(model, "alibi")
   return {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",
@@ -62,35 +62,35 @@ def config(model, model_type: str | None) -> dict:
     "n_head": variant.dims.heads,
     "layer_norm_epsilon": design.norm_epsilon,
     "tie_word_embeddings": design.tied,
-    **decoders.ids_config(variant.tokens),
+    **decoders.special_token_fields(variant.tokens),
   }
 
 
-def renamed(name: str) -> str:
+def canonical_name(name: str) -> str:
   """Add the prefix that the oldest files lack."""
   return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
-def tensors(m: TensorMapping) -> None:
-  m.copy("transformer.word_embeddings.weight", "embed/table")
-  m.norm("transformer.word_embeddings_layernorm", "inputs/norm")
-  m.norm("transformer.ln_f", "decoder/final_norm")
-  m.output("transformer.word_embeddings.weight")
-  dims = m.model.variant.dims
-  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, dims.layers)):
-    theirs = f"transformer.h.{layer}"
+def map_tensors(mapping: TensorMapping) -> None:
+  mapping.copy("transformer.word_embeddings.weight", "embed/table")
+  mapping.norm("transformer.word_embeddings_layernorm", "inputs/norm")
+  mapping.norm("transformer.ln_f", "decoder/final_norm")
+  mapping.output("transformer.word_embeddings.weight")
+  dims = mapping.model.variant.dims
+  for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, dims.layers)):
+    hf_layer = f"transformer.h.{layer}"
     attention = "decoder/blocks/self_attention"
     mlp = "decoder/blocks/mlp"
-    m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
-    m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
+    mapping.norm(f"{hf_layer}.input_layernorm", f"{attention}/in_norm", index)
+    mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{mlp}/in_norm", index)
     fused_tensors.map_grouped_qkv(
-      m,
-      f"{theirs}.self_attention.query_key_value",
+      mapping,
+      f"{hf_layer}.self_attention.query_key_value",
       f"{attention}/layer",
-      at,
+      index,
       heads=dims.heads,
       kv_heads=dims.heads,
     )
-    m.linear(f"{theirs}.self_attention.dense", f"{attention}/layer/out", at)
-    m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}/layer/wi", at)
-    m.linear(f"{theirs}.mlp.dense_4h_to_h", f"{mlp}/layer/wo", at)
+    mapping.linear(f"{hf_layer}.self_attention.dense", f"{attention}/layer/out", index)
+    mapping.linear(f"{hf_layer}.mlp.dense_h_to_4h", f"{mlp}/layer/wi", index)
+    mapping.linear(f"{hf_layer}.mlp.dense_4h_to_h", f"{mlp}/layer/wo", index)

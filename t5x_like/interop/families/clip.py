@@ -7,7 +7,7 @@ from t5x_like.architectures.dual_encoder import DualVariant
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
@@ -17,7 +17,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("clip",)
 MODELS = (clip.Model,)
-ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 _LEGACY_EOS = 2  # the value of published configs, although EOS is the highest id
 _UNUSED = (
   "attention_dropout",
@@ -28,8 +28,8 @@ _UNUSED = (
 )
 
 
-def build(fields: Fields, names: set[str]):
-  fields.only("architectures", ["CLIPModel"])
+def read_config(fields: Fields, tensor_names: set[str]):
+  fields.require("architectures", ["CLIPModel"])
   fields.ignore(
     "logit_scale_init_value",
     "initializer_factor",
@@ -40,7 +40,7 @@ def build(fields: Fields, names: set[str]):
   width = fields.take("projection_dim", 512)
   image = fields.section("vision_config")
   text = fields.section("text_config")
-  dims, design = stack(image, clip.IMAGE, 768, 12)
+  dims, design = read_encoder(image, clip.IMAGE, 768, 12)
   vision = ImageVariant(
     dims,
     design,
@@ -51,7 +51,7 @@ def build(fields: Fields, names: set[str]):
     patch_bias=False,
     patch_scale=1 / 3,
   )
-  dims, design = stack(text, clip.TEXT, 512, 8)
+  dims, design = read_encoder(text, clip.TEXT, 512, 8)
   vocab = text.take("vocab_size", 49_408)
   eos = text.take("eos_token_id", 49_407)
   length = text.take("max_position_embeddings", 77)
@@ -60,16 +60,16 @@ def build(fields: Fields, names: set[str]):
   start = text.values.get("bos_token_id", 49_406)
   design = dataclasses.replace(design, position={"name": "learned", "length": length})
   for part in (image, text):
-    part.finish()
+    part.refuse_unused()
   return clip.Model, {
     "variant": DualVariant(vision, Variant(dims, design, vocab, Tokens(None, start, eos)), width)
   }
 
 
-def stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
+def read_encoder(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
   """Return the sizes and the design of an encoder; width and heads are the defaults."""
   fields.ignore(*_UNUSED)
-  usual = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == base.activation)
+  usual = find_key(ACTIVATIONS, base.activation)
   D = fields.take("hidden_size", width)
   N = fields.take("num_attention_heads", heads)
   dims = Dims(
@@ -87,7 +87,7 @@ def stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, D
   )
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   if model.bias is not None:
     raise UserError("bias is not None; clip has no bias on its logits")
   image = model.image.variant
@@ -107,14 +107,14 @@ def config(model, model_type: str | None) -> dict:
     "architectures": ["CLIPModel"],
     "model_type": "clip",
     "projection_dim": model.variant.width,
-    "vision_config": fields_of(model.image, "clip_vision_model", True, "learned_1d")
+    "vision_config": write_encoder(model.image, "clip_vision_model", True, "learned_1d")
     | {
       "image_size": image.resolution,
       "patch_size": image.patch,
       "num_channels": image.channels,
       "projection_dim": model.variant.width,
     },
-    "text_config": fields_of(model.text, "clip_text_model", False, position)
+    "text_config": write_encoder(model.text, "clip_text_model", False, position)
     | {
       "vocab_size": text.vocab_size,
       "max_position_embeddings": position.get("length", 512),
@@ -126,7 +126,7 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
+def write_encoder(model, model_type: str, embed_norm: bool, position) -> dict:
   """Return the fields of an encoder; raise UserError for a design that the type cannot express."""
   design = model.variant.design
   dims = model.variant.dims
@@ -157,42 +157,44 @@ def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation),
+    "hidden_act": find_key(ACTIVATIONS, design.activation),
     "layer_norm_eps": design.norm_epsilon,
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  m.ignored = ("position_ids",)
-  variant = m.model.image.variant
+def map_tensors(mapping: TensorMapping) -> None:
+  mapping.ignored_suffixes = ("position_ids",)
+  variant = mapping.model.image.variant
   embeddings = "vision_model.embeddings"
-  image_encoders.patches(m, f"{embeddings}.patch_embedding", "image/", variant)
-  m.fused(
+  image_encoders.map_patches(mapping, f"{embeddings}.patch_embedding", "image/", variant)
+  mapping.fuse(
     f"{embeddings}.class_embedding",
     ["image/tokens"],
     split=lambda x: [x[None]],
     join=lambda xs: xs[0].reshape(-1),
   )
-  m.copy(f"{embeddings}.position_embedding.weight", "image/inputs/position/table")
-  m.norm("vision_model.pre_layrnorm", "image/inputs/norm")
-  layers(m, "vision_model", "image", variant.dims.layers)
-  m.norm("vision_model.post_layernorm", "image/encoder/final_norm")
-  m.copy("text_model.embeddings.token_embedding.weight", "text/embed/table")
-  m.copy("text_model.embeddings.position_embedding.weight", "text/inputs/position/table")
-  layers(m, "text_model", "text", m.model.variant.text.dims.layers)
-  m.norm("text_model.final_layer_norm", "text/encoder/final_norm")
-  m.linear("visual_projection", "image/head/out")
-  m.linear("text_projection", "projection")
-  m.copy("logit_scale", "scale")
+  mapping.copy(f"{embeddings}.position_embedding.weight", "image/inputs/position/table")
+  mapping.norm("vision_model.pre_layrnorm", "image/inputs/norm")
+  map_layers(mapping, "vision_model", "image", variant.dims.layers)
+  mapping.norm("vision_model.post_layernorm", "image/encoder/final_norm")
+  mapping.copy("text_model.embeddings.token_embedding.weight", "text/embed/table")
+  mapping.copy("text_model.embeddings.position_embedding.weight", "text/inputs/position/table")
+  map_layers(mapping, "text_model", "text", mapping.model.variant.text.dims.layers)
+  mapping.norm("text_model.final_layer_norm", "text/encoder/final_norm")
+  mapping.linear("visual_projection", "image/head/out")
+  mapping.linear("text_projection", "projection")
+  mapping.copy("logit_scale", "scale")
 
 
-def layers(m: TensorMapping, theirs: str, ours: str, number: int) -> None:
+def map_layers(mapping: TensorMapping, hf_name: str, path: str, number: int) -> None:
   """Map the layers of an encoder."""
-  for at in range(number):
-    their_layer = f"{theirs}.encoder.layers.{at}"
-    blocks = f"{ours}/encoder/blocks"
-    m.attention(f"{their_layer}.self_attn", f"{blocks}/self_attention/layer", at, names=ATTENTION)
-    m.norm(f"{their_layer}.layer_norm1", f"{blocks}/self_attention/in_norm", at)
-    m.norm(f"{their_layer}.layer_norm2", f"{blocks}/mlp/in_norm", at)
-    m.linear(f"{their_layer}.mlp.fc1", f"{blocks}/mlp/layer/wi", at)
-    m.linear(f"{their_layer}.mlp.fc2", f"{blocks}/mlp/layer/wo", at)
+  for index in range(number):
+    their_layer = f"{hf_name}.encoder.layers.{index}"
+    blocks = f"{path}/encoder/blocks"
+    mapping.attention(
+      f"{their_layer}.self_attn", f"{blocks}/self_attention/layer", index, names=ATTENTION_NAMES
+    )
+    mapping.norm(f"{their_layer}.layer_norm1", f"{blocks}/self_attention/in_norm", index)
+    mapping.norm(f"{their_layer}.layer_norm2", f"{blocks}/mlp/in_norm", index)
+    mapping.linear(f"{their_layer}.mlp.fc1", f"{blocks}/mlp/layer/wi", index)
+    mapping.linear(f"{their_layer}.mlp.fc2", f"{blocks}/mlp/layer/wo", index)

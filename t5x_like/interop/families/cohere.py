@@ -4,7 +4,7 @@ import dataclasses
 
 from t5x_like.architectures.heads.lm import hidden_scale
 from t5x_like.interop import decoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.families import llama
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import command_r
@@ -14,29 +14,29 @@ MODELS = (command_r.Model,)
 BODY_PREFIX = "model."
 
 
-def build(fields: Fields, names: set[str]):
-  fields.only("tie_word_embeddings", True)
+def read_config(fields: Fields, tensor_names: set[str]):
+  fields.require("tie_word_embeddings", True)
   design = dataclasses.replace(
     command_r.DESIGN,
     norm_epsilon=fields.take("layer_norm_eps", 1e-5),
-    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
+    activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
-    position=decoders.rope(fields, theta=5e5) | {"interleaved": True},
+    position=decoders.read_rope(fields, theta=5e5) | {"interleaved": True},
     qk_norm=fields.take("use_qk_norm", False),
     logits_scale=fields.take("logit_scale", 0.0625),
   )
-  variant = llama.variant_of(fields, design, kv_heads=None)
+  variant = llama.read_variant(fields, design, kv_heads=None)
   ids = {"pad": 0, "start": 5, "eos": 255_001}
   return command_r.Model, {
-    "variant": dataclasses.replace(variant, tokens=decoders.special_ids(fields, **ids))
+    "variant": dataclasses.replace(variant, tokens=decoders.read_special_tokens(fields, **ids))
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     heads=False,
     mlp=False,
@@ -44,10 +44,12 @@ def config(model, model_type: str | None) -> dict:
     parallel="one_norm",
     biases=[(), ("qkv", "out")],
     qk_norm=[True, False],
-    activation=list(decoders.GATED.values()),
+    activation=list(decoders.GATED_ACTIVATIONS.values()),
     logits_scale=[design.logits_scale],
   )
-  position = decoders.position_of(model, "rope", "theta", *decoders.SCALINGS, "interleaved")
+  position = decoders.require_position(
+    model, "rope", "theta", *decoders.ROPE_SCALINGS, "interleaved"
+  )
   if not position.get("interleaved"):
     decoders.require_design(model, position=[{**position, "interleaved": True}])
   scale = hidden_scale(design, dims.embed)
@@ -60,26 +62,28 @@ def config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.kv_heads,
-    "hidden_act": decoders.name_of(decoders.GATED, design.activation),
+    "hidden_act": find_key(decoders.GATED_ACTIVATIONS, design.activation),
     "layer_norm_eps": design.norm_epsilon,
     "attention_bias": bool(design.biases),
     "use_qk_norm": design.qk_norm,
     "logit_scale": scale,
-    **decoders.rope_fields(decoders.rope_config(position)),
+    **decoders.add_older_rope_fields(decoders.write_rope(position)),
     "tie_word_embeddings": True,
-    **decoders.ids_config(variant.tokens),
+    **decoders.special_token_fields(variant.tokens),
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  llama.map_table(m)
-  m.norm("model.norm", "decoder/final_norm")
+def map_tensors(mapping: TensorMapping) -> None:
+  llama.map_table(mapping)
+  mapping.norm("model.norm", "decoder/final_norm")
   block = "decoder/blocks/parallel"
-  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, m.model.variant.dims.layers)):
-    theirs = f"model.layers.{layer}"
+  for layer, (_, index) in enumerate(
+    locate_layers(mapping.model.decoder, mapping.model.variant.dims.layers)
+  ):
+    hf_layer = f"model.layers.{layer}"
     attention = f"{block}/layer/self_attention"
-    m.norm(f"{theirs}.input_layernorm", f"{block}/in_norm", at)
-    m.attention(f"{theirs}.self_attn", attention, at, names=llama.NAMES)
-    for name in ("q_norm", "k_norm") if m.model.variant.design.qk_norm else ():
-      m.norm(f"{theirs}.self_attn.{name}", f"{attention}/{name}", at)
-    llama.gated(m, f"{theirs}.mlp", f"{block}/layer/mlp", at)
+    mapping.norm(f"{hf_layer}.input_layernorm", f"{block}/in_norm", index)
+    mapping.attention(f"{hf_layer}.self_attn", attention, index, names=llama.ATTENTION_NAMES)
+    for name in ("q_norm", "k_norm") if mapping.model.variant.design.qk_norm else ():
+      mapping.norm(f"{hf_layer}.self_attn.{name}", f"{attention}/{name}", index)
+    llama.map_gated_mlp(mapping, f"{hf_layer}.mlp", f"{block}/layer/mlp", index)

@@ -5,7 +5,7 @@ import dataclasses
 
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.families import bert
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
@@ -14,7 +14,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("deberta-v2",)
 MODELS = (deberta.Model,)
-ATTENTION = ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
+ATTENTION_NAMES = ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
 HEADS = (
   Head("ForMaskedLM", "mlm", bert.MLM),
   Head(
@@ -29,7 +29,7 @@ HEADS = (
 )
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   for name, *values in (
     ("relative_attention", True),
     ("share_att_key", True),
@@ -44,7 +44,7 @@ def build(fields: Fields, names: set[str]):
     ("embedding_size", fields.values.get("hidden_size")),
     ("attention_head_size", None),
   ):
-    fields.only(name, *values)
+    fields.require(name, *values)
   for name in (
     "relative_attention",
     "share_att_key",
@@ -76,19 +76,19 @@ def build(fields: Fields, names: set[str]):
     dims,
     design,
     fields.take("vocab_size"),
-    encoders.special(fields, deberta.TOKENS),
-    head=encoders.find_head(fields, names, "DebertaV2", HEADS),
+    encoders.read_special_tokens(fields, deberta.TOKENS),
+    head=encoders.read_head(fields, tensor_names, "DebertaV2", HEADS),
     buckets=fields.take("position_buckets"),
     max_distance=distance if distance > 0 else positions,
   )
   return deberta.Model, {"variant": variant}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  encoders.refuse_others(model, attention_scale=(3 * dims.head_dim) ** -0.5)
+  encoders.require_bert_design(model, attention_scale=(3 * dims.head_dim) ** -0.5)
   if (
     dims.kv_heads != dims.heads
     or dims.head_dim * dims.heads != dims.embed
@@ -99,7 +99,7 @@ def config(model, model_type: str | None) -> dict:
       f"{dims} with types={variant.types}: deberta-v2 has heads that share the "
       "width, and no token types"
     )
-  head, labels = encoders.written_head("deberta-v2", variant, HEADS)
+  head, labels = encoders.write_head("deberta-v2", variant, HEADS)
   return {
     "architectures": [f"DebertaV2{head.task}"],
     "model_type": "deberta-v2",
@@ -108,9 +108,7 @@ def config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": next(
-      theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation
-    ),
+    "hidden_act": find_key(encoders.ACTIVATIONS, design.activation),
     "max_position_embeddings": variant.max_distance,
     "max_relative_positions": variant.max_distance,
     "position_buckets": variant.buckets,
@@ -128,18 +126,20 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  body = encoders.embeddings_and_head(m, "deberta", HEADS)
-  m.copy(f"{body}encoder.rel_embeddings.weight", "encoder/distances")
-  m.norm(f"{body}encoder.LayerNorm", "encoder/distance_norm")
-  m.copies = {
+def map_tensors(mapping: TensorMapping) -> None:
+  body = encoders.map_embeddings_and_head(mapping, "deberta", HEADS)
+  mapping.copy(f"{body}encoder.rel_embeddings.weight", "encoder/distances")
+  mapping.norm(f"{body}encoder.LayerNorm", "encoder/distance_norm")
+  mapping.tied = {
     "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
   }
-  m.ignored += (
+  mapping.ignored_suffixes += (
     "position_embeddings.weight",
     "mask_predictions.dense.weight",
     "mask_predictions.dense.bias",
   )
-  for layer, (_, at) in enumerate(locate_layers(m.model.encoder, m.model.variant.dims.layers)):
-    encoders.layer(m, f"{body}encoder.layer.{layer}", at, ATTENTION)
+  for layer, (_, index) in enumerate(
+    locate_layers(mapping.model.encoder, mapping.model.variant.dims.layers)
+  ):
+    encoders.map_layer(mapping, f"{body}encoder.layer.{layer}", index, ATTENTION_NAMES)

@@ -8,7 +8,7 @@ import numpy as np
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import decoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.families import llama
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import deepseek
@@ -38,7 +38,7 @@ _PUBLISHED = deepseek.VARIANTS["v3"]
 _EPSILON = 1e-6  # of the norms of latents, whatever that of the others
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   if fields.take("quantization_config", None):
     raise UserError(
       f"{fields.origin}: field 'quantization_config' is there: the kernels are in 8 bits, which "
@@ -59,20 +59,20 @@ def build(fields: Fields, names: set[str]):
     ("topk_method", "noaux_tc"),
     ("moe_layer_freq", 1),
   ):
-    fields.only(name, value)
+    fields.require(name, value)
   layers = fields.take("num_hidden_layers")
   dense = fields.take("first_k_dense_replace", 3)
   if dense >= layers:
     raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
   latent = {
-    ours: decoders.optional(fields, theirs, _PUBLISHED.design.latent[ours])
+    ours: decoders.take_nullable(fields, theirs, _PUBLISHED.design.latent[ours])
     for ours, theirs in LATENT.items()
   }
   if (epsilon := fields.take("rms_norm_eps", _EPSILON)) != _EPSILON:
     latent["norm_epsilon"] = _EPSILON
   heads = fields.take("num_attention_heads")
   head_dim = fields.take("qk_nope_head_dim", 128) + latent["rope"]
-  fields.only("num_key_value_heads", heads, None)
+  fields.require("num_key_value_heads", heads, None)
   position, scale = _positions(fields, head_dim)
   if fields.take("rope_interleave", True):
     position["interleaved"] = True
@@ -80,7 +80,7 @@ def build(fields: Fields, names: set[str]):
   design = dataclasses.replace(
     _PUBLISHED.design,
     norm_epsilon=epsilon,
-    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
+    activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
     position=position,
     attention_scale=scale,
@@ -92,8 +92,8 @@ def build(fields: Fields, names: set[str]):
   dims = Dims(
     fields.take("hidden_size"), heads, heads, head_dim, fields.take("intermediate_size"), layers
   )
-  ids = decoders.special_ids(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
-  ahead = any(name.startswith(f"model.layers.{layers}.") for name in names)
+  ids = decoders.read_special_tokens(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
+  ahead = any(name.startswith(f"model.layers.{layers}.") for name in tensor_names)
   return deepseek.Model, {
     "variant": Variant(dims, design, fields.take("vocab_size"), ids),
     "mtp_depth": int(ahead),
@@ -113,10 +113,12 @@ def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
   every = yarn.pop("mscale_all_dim", None)
   factor = float(yarn.get("factor") or 1.0)
   if one and every and yarn.get("attention_factor") is None:
-    yarn["attention_factor"] = decoders.temperature(factor, one) / decoders.temperature(
+    yarn["attention_factor"] = decoders.yarn_temperature(factor, one) / decoders.yarn_temperature(
       factor, every
     )
-  position = decoders.rope(Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin))
+  position = decoders.read_rope(
+    Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin)
+  )
   fields.ignore(*_ROPE)
   return position, _scale(head_dim, factor, every) if every else None
 
@@ -125,10 +127,10 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddin
 
 
 def _scale(head_dim: int, factor: float, every: float) -> float:
-  return head_dim**-0.5 * decoders.temperature(factor, every) ** 2
+  return head_dim**-0.5 * decoders.yarn_temperature(factor, every) ** 2
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
@@ -141,13 +143,13 @@ def config(model, model_type: str | None) -> dict:
   own = Latent(**design.latent)
   usual = deepseek.routing(**{ours: getattr(experts, ours) for ours in EXPERTS})
   free = dict(bias_rate=experts.bias_rate, balance_loss=experts.balance_loss)
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     square=False,
     mlp=False,
     norm="rmsnorm",
     biases=[(), ("qkv", "out")],
-    activation=list(decoders.GATED.values()),
+    activation=list(decoders.GATED_ACTIVATIONS.values()),
     attention_scale=[design.attention_scale],
     latent=[
       design.latent
@@ -159,9 +161,11 @@ def config(model, model_type: str | None) -> dict:
     experts_every=1,
     tied=[True, False],
   )
-  position = decoders.position_of(model, "rope", "theta", "interleaved", *decoders.SCALINGS)
+  position = decoders.require_position(
+    model, "rope", "theta", "interleaved", *decoders.ROPE_SCALINGS
+  )
   sizes = {theirs: getattr(own, ours) for ours, theirs in LATENT.items()}
-  rope = decoders.rope_config(position, **_mscale(design, dims.head_dim, position))
+  rope = decoders.write_rope(position, **_mscale(design, dims.head_dim, position))
   return {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -171,9 +175,9 @@ def config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.heads,
-    "hidden_act": decoders.name_of(decoders.GATED, design.activation),
+    "hidden_act": find_key(decoders.GATED_ACTIVATIONS, design.activation),
     "rms_norm_eps": design.norm_epsilon,
-    **decoders.rope_fields(rope),
+    **decoders.add_older_rope_fields(rope),
     "rope_interleave": bool(position.get("interleaved")),
     "attention_bias": bool(design.biases),
     "tie_word_embeddings": design.tied,
@@ -183,7 +187,7 @@ def config(model, model_type: str | None) -> dict:
     "norm_topk_prob": experts.normalise is not False,
     "first_k_dense_replace": design.dense_layers,
     "num_nextn_predict_layers": model.mtp_depth,
-    **decoders.ids_config(variant.tokens),
+    **decoders.special_token_fields(variant.tokens),
   }
 
 
@@ -204,51 +208,51 @@ def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
   return {"mscale_all_dim": next((x for x in shorter if scale(x) == design.attention_scale), every)}
 
 
-def tensors(m: TensorMapping) -> None:
-  variant = m.model.variant
+def map_tensors(mapping: TensorMapping) -> None:
+  variant = mapping.model.variant
   dims = variant.dims
   dense = variant.design.dense_layers
-  llama.map_table(m)
+  llama.map_table(mapping)
   rest = "decoder/rest" if dense else "decoder"
-  m.norm("model.norm", f"{rest}/final_norm")
+  mapping.norm("model.norm", f"{rest}/final_norm")
   for layer in range(dims.layers):
     first = layer < dense
     _layer(
-      m,
+      mapping,
       f"model.layers.{layer}",
       "decoder/first" if first else rest,
       layer if first else layer - dense,
       first,
     )
-  if m.model.mtp_depth:
-    theirs = f"model.layers.{dims.layers}"
-    m.copies[f"{theirs}.embed_tokens.weight"] = "model.embed_tokens.weight"
-    m.copies[f"{theirs}.shared_head.head.weight"] = (
+  if mapping.model.mtp_depth:
+    hf_layer = f"model.layers.{dims.layers}"
+    mapping.tied[f"{hf_layer}.embed_tokens.weight"] = "model.embed_tokens.weight"
+    mapping.tied[f"{hf_layer}.shared_head.head.weight"] = (
       "model.embed_tokens.weight" if variant.design.tied else "lm_head.weight"
     )
-    m.norm(f"{theirs}.enorm", "mtp/embed_norm")
-    m.norm(f"{theirs}.hnorm", "mtp/state_norm")
-    m.linear(f"{theirs}.eh_proj", "mtp/project")
-    m.norm(f"{theirs}.shared_head.norm", "mtp/stack/final_norm")
-    _layer(m, theirs, "mtp/stack", 0, dense=False)
+    mapping.norm(f"{hf_layer}.enorm", "mtp/embed_norm")
+    mapping.norm(f"{hf_layer}.hnorm", "mtp/state_norm")
+    mapping.linear(f"{hf_layer}.eh_proj", "mtp/project")
+    mapping.norm(f"{hf_layer}.shared_head.norm", "mtp/stack/final_norm")
+    _layer(mapping, hf_layer, "mtp/stack", 0, dense=False)
 
 
-def _layer(m: TensorMapping, theirs: str, stack: str, at: int, dense: bool) -> None:
+def _layer(mapping: TensorMapping, hf_name: str, stack: str, index: int, dense: bool) -> None:
   attention = f"{stack}/blocks/self_attention"
-  heads = m.model.variant.dims.heads
-  m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
-  low = f"{attention}/layer/query_down/kernel" in m.names
+  heads = mapping.model.variant.dims.heads
+  mapping.norm(f"{hf_name}.input_layernorm", f"{attention}/in_norm", index)
+  low = f"{attention}/layer/query_down/kernel" in mapping.parameter_names
   linears = {
     "kv_a_proj_with_mqa": "down",
     "o_proj": "out",
     "q_b_proj" if low else "q_proj": "query",
   }
-  for their_name, name in (linears | ({"q_a_proj": "query_down"} if low else {})).items():
-    m.linear(f"{theirs}.self_attn.{their_name}", f"{attention}/layer/{name}", at)
-  m.norm(f"{theirs}.self_attn.kv_a_layernorm", f"{attention}/layer/norm", at)
+  for hf_part, name in (linears | ({"q_a_proj": "query_down"} if low else {})).items():
+    mapping.linear(f"{hf_name}.self_attn.{hf_part}", f"{attention}/layer/{name}", index)
+  mapping.norm(f"{hf_name}.self_attn.kv_a_layernorm", f"{attention}/layer/norm", index)
   if low:
-    m.norm(f"{theirs}.self_attn.q_a_layernorm", f"{attention}/layer/query_norm", at)
-  value = Latent(**m.model.variant.design.latent).value
+    mapping.norm(f"{hf_name}.self_attn.q_a_layernorm", f"{attention}/layer/query_norm", index)
+  value = Latent(**mapping.model.variant.design.latent).value
 
   def split(x):
     x_NHR = x.reshape(heads, -1, x.shape[-1])
@@ -260,12 +264,12 @@ def _layer(m: TensorMapping, theirs: str, stack: str, at: int, dense: bool) -> N
     )
 
   names = [f"{attention}/layer/{name}/kernel" for name in ("key", "value")]
-  m.fused(f"{theirs}.self_attn.kv_b_proj.weight", names, at, split=split, join=join)
+  mapping.fuse(f"{hf_name}.self_attn.kv_b_proj.weight", names, index, split=split, join=join)
   mlp = f"{stack}/blocks/{'mlp' if dense else 'moe'}"
-  m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
+  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{mlp}/in_norm", index)
   if dense:
-    return llama.gated(m, f"{theirs}.mlp", f"{mlp}/layer", at)
-  m.transposed(f"{theirs}.mlp.gate.weight", f"{mlp}/layer/router/kernel", at)
-  m.copy(f"{theirs}.mlp.gate.e_score_correction_bias", f"{mlp}/layer/router/balance", at)
-  llama.gated(m, f"{theirs}.mlp.shared_experts", f"{mlp}/layer/shared", at)
-  llama.experts(m, f"{theirs}.mlp.experts", f"{mlp}/layer", at)
+    return llama.map_gated_mlp(mapping, f"{hf_name}.mlp", f"{mlp}/layer", index)
+  mapping.transpose(f"{hf_name}.mlp.gate.weight", f"{mlp}/layer/router/kernel", index)
+  mapping.copy(f"{hf_name}.mlp.gate.e_score_correction_bias", f"{mlp}/layer/router/balance", index)
+  llama.map_gated_mlp(mapping, f"{hf_name}.mlp.shared_experts", f"{mlp}/layer/shared", index)
+  llama.map_experts(mapping, f"{hf_name}.mlp.experts", f"{mlp}/layer", index)

@@ -13,37 +13,41 @@ PLAIN = "DeiTForImageClassification"
 BODY = "DeiTModel"
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   if (fields.values.get("architectures") or [DISTILLED])[0] == DISTILLED:
-    head = {"name": "distillation", "labels": image_encoders.labels_of(fields)}
+    head = {"name": "distillation", "labels": image_encoders.count_labels(fields)}
   else:
-    head = image_encoders.head(fields, PLAIN, BODY, image_encoders.POOLER in names and "dense")
+    head = image_encoders.read_head(
+      fields, PLAIN, BODY, image_encoders.POOLER in tensor_names and "dense"
+    )
   return deit.Model, {
-    "variant": image_encoders.build(fields, deit.VARIANTS["deit-b16"], class_tokens=2, head=head)
+    "variant": image_encoders.read_variant(
+      fields, deit.VARIANTS["deit-b16"], class_tokens=2, head=head
+    )
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   head = (
     model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
   )
   if head["name"] == "distillation":
-    fields = {"architectures": [DISTILLED]} | image_encoders.label_fields(head.get("labels", 1000))
+    fields = {"architectures": [DISTILLED]} | image_encoders.write_labels(head.get("labels", 1000))
   else:
-    fields = image_encoders.head_fields(model, "deit", PLAIN, BODY, poolers=("none", "dense"))
+    fields = image_encoders.write_head(model, "deit", PLAIN, BODY, poolers=("none", "dense"))
   if model.variant.class_tokens != 2 or model.variant.registers:
     found = f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}"
     raise UserError(f"{found}; deit has 2 and 0")
-  return fields | image_encoders.config(model, "deit")
+  return fields | image_encoders.write_config(model, "deit")
 
 
-def tensors(m: TensorMapping) -> None:
-  classifies = "head/out/kernel" in m.names
+def map_tensors(mapping: TensorMapping) -> None:
+  classifies = "head/out/kernel" in mapping.parameter_names
   prefix = "deit." if classifies else ""
-  image_encoders.tensors(m, prefix, ("cls_token", "distillation_token"))
-  if "head/distilled/kernel" in m.names:
-    m.linear("cls_classifier", "head/out")
-    m.linear("distillation_classifier", "head/distilled")
+  image_encoders.map_tensors(mapping, prefix, ("cls_token", "distillation_token"))
+  if "head/distilled/kernel" in mapping.parameter_names:
+    mapping.linear("cls_classifier", "head/out")
+    mapping.linear("distillation_classifier", "head/distilled")
   elif classifies:
-    m.linear("classifier", "head/out")
-  image_encoders.pooler(m, prefix)
+    mapping.linear("classifier", "head/out")
+  image_encoders.map_pooler(mapping, prefix)

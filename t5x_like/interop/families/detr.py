@@ -13,7 +13,7 @@ from t5x_like.architectures.detector import DetectorVariant
 from t5x_like.architectures.positioned_attention import PositionEmbeddings
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders, resnet
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
@@ -34,28 +34,28 @@ _WITHOUT_EFFECT = """
 """
 
 
-def renamed(name: str) -> str:
+def canonical_name(name: str) -> str:
   """Translate a tensor's name from timm's to the library's; return other names unchanged."""
   rest = name.removeprefix(BACKBONE)
-  return name if rest == name else BACKBONE + resnet.renamed(rest)
+  return name if rest == name else BACKBONE + resnet.library_name(rest)
 
 
-def written(model) -> Callable[[str], str]:
+def file_naming(model) -> Callable[[str], str]:
   """Return the names in a file of a model: timm's for a model that came with them."""
-  dilated = resnet.spec_of(model.variant.backbone, "detr")["last_stage"] == "dilated"
-  return of_timm if dilated or _has_timm(model) else str
+  dilated = resnet.complete_backbone(model.variant.backbone, "detr")["last_stage"] == "dilated"
+  return timm_name if dilated or _has_timm(model) else str
 
 
-def of_timm(name: str) -> str:
-  """Undo `renamed`."""
+def timm_name(name: str) -> str:
+  """Undo `canonical_name`."""
   rest = name.removeprefix(BACKBONE)
-  return name if rest == name else BACKBONE + resnet.of_timm(rest)
+  return name if rest == name else BACKBONE + resnet.timm_name(rest)
 
 
-def build(fields: Fields, names: set[str]):
-  fields.only("architectures", ["DetrForObjectDetection"])
-  fields.only("position_embedding_type", "sine")
-  fields.only("scale_embedding", False)
+def read_config(fields: Fields, tensor_names: set[str]):
+  fields.require("architectures", ["DetrForObjectDetection"])
+  fields.require("position_embedding_type", "sine")
+  fields.require("scale_embedding", False)
   fields.ignore(*_WITHOUT_EFFECT.split())
   D, (N, decoder_heads) = fields.take("d_model", 256), (fields.take(name, 8) for name in HEADS)
   if decoder_heads != N:
@@ -72,7 +72,7 @@ def build(fields: Fields, names: set[str]):
       decoder_layers=fields.take("decoder_layers", 6),
       decoder_mlp=fields.take("decoder_ffn_dim", 2048),
       queries=fields.take("num_queries", 100),
-      labels=image_encoders.labels_of(fields),
+      labels=image_encoders.count_labels(fields),
       channels=channels,
     )
   }
@@ -83,10 +83,10 @@ def _backbone(fields: Fields, channels: int) -> dict:
   own = fields.section("backbone_config")
   name = fields.take("backbone", "resnet50")
   dilated = fields.choose("dilation", {True: True, False: False}, False)
-  own.only("num_channels", channels)
+  own.require("num_channels", channels)
   kind = own.values.get("model_type") or "timm_backbone"
   if kind == "resnet":
-    found = resnet.arguments(own)
+    found = resnet.read_backbone(own)
     last = f"stage{len(found['depths'])}"
     features = own.take("out_features", None) or [last]
     if features[-1] != last:
@@ -95,17 +95,17 @@ def _backbone(fields: Fields, channels: int) -> dict:
       raise fields.refusal("dilation", True, "False with the library's own ResNet")
   elif kind == "timm_backbone":
     name = own.take("backbone", name)
-    own.only("output_stride", 32, 16, None)
-    if name.partition(".")[0] not in resnet.TIMM:
-      raise fields.refusal("backbone", name, " or ".join(resnet.TIMM))
-    found = resnet.TIMM[name.partition(".")[0]]
+    own.require("output_stride", 32, 16, None)
+    if name.partition(".")[0] not in resnet.TIMM_BACKBONES:
+      raise fields.refusal("backbone", name, " or ".join(resnet.TIMM_BACKBONES))
+    found = resnet.TIMM_BACKBONES[name.partition(".")[0]]
     dilated = dilated or own.values.get("output_stride") == 16
   else:
     raise own.refusal("model_type", kind, "'resnet' or 'timm_backbone'")
   return found | ({"last_stage": "dilated"} if dilated else {})
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
@@ -124,7 +124,7 @@ def config(model, model_type: str | None) -> dict:
     activation=list(ACTIVATIONS.values()),
     core=[*EXACT_CORES],
   )
-  spec = resnet.spec_of(variant.backbone, "detr")
+  spec = resnet.complete_backbone(variant.backbone, "detr")
   if variant.places != PositionEmbeddings():
     raise UserError(f"{variant.places}: detr has {PositionEmbeddings()}")
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
@@ -132,18 +132,20 @@ def config(model, model_type: str | None) -> dict:
       f"{dims}: detr has as many key/value heads as heads, and heads that share the width"
     )
   if spec["last_stage"] == "strided":
-    backbone = {"backbone_config": resnet.fields_of(spec, variant.channels)}
+    backbone = {"backbone_config": resnet.write_backbone(spec, variant.channels)}
     backbone["backbone_config"]["out_features"] = [f"stage{len(spec['depths'])}"]
   else:
     name = next(
       (
-        name for name, one in resnet.TIMM.items() if spec == spec | resnet.DEFAULTS | one | _DILATED
+        name
+        for name, one in resnet.TIMM_BACKBONES.items()
+        if spec == spec | resnet.DEFAULTS | one | _DILATED
       ),
       None,
     )
     if name is None:
       raise UserError(
-        f"the backbone {spec}: detr's dilated ones are {' or '.join(resnet.TIMM)} of timm"
+        f"the backbone {spec}: detr's dilated ones are {' or '.join(resnet.TIMM_BACKBONES)} of timm"
       )
     backbone = {
       "use_timm_backbone": True,
@@ -151,7 +153,7 @@ def config(model, model_type: str | None) -> dict:
       "backbone": name,
       "dilation": True,
     }
-  activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation)
+  activation = find_key(ACTIVATIONS, design.activation)
   return {
     "architectures": ["DetrForObjectDetection"],
     "model_type": "detr",
@@ -166,36 +168,36 @@ def config(model, model_type: str | None) -> dict:
     "num_queries": variant.queries,
     "num_channels": variant.channels,
     "position_embedding_type": "sine",
-  } | image_encoders.label_fields(variant.labels)
+  } | image_encoders.write_labels(variant.labels)
 
 
-def tensors(m: TensorMapping) -> None:
-  resnet.tensors(m, BACKBONE)
-  m.fused(
+def map_tensors(mapping: TensorMapping) -> None:
+  resnet.map_tensors(mapping, BACKBONE)
+  mapping.fuse(
     "model.input_projection.weight",
     ["project/kernel"],
     split=lambda x: [x.reshape(x.shape[:2]).T],
     join=lambda xs: xs[0].T[..., None, None],
   )
-  m.copy("model.input_projection.bias", "project/bias")
-  m.copy("model.query_position_embeddings.weight", "queries")
+  mapping.copy("model.input_projection.bias", "project/bias")
+  mapping.copy("model.query_position_embeddings.weight", "queries")
   parts = ("q_proj", "k_proj", "v_proj", "out_proj")
-  for side, stack in (("encoder", m.model.encoder), ("decoder", m.model.decoder)):
-    for at in range(stack.repeats):
-      layer = f"model.{side}.layers.{at}"
+  for side, stack in (("encoder", mapping.model.encoder), ("decoder", mapping.model.decoder)):
+    for index in range(stack.repeats):
+      layer = f"model.{side}.layers.{index}"
       blocks = f"{side}/blocks"
       for name, own in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention"))[
         : 1 + (side == "decoder")
       ]:
-        m.attention(f"{layer}.{name}", f"{blocks}/{own}/layer", at, names=parts)
-        m.norm(f"{layer}.{name}_layer_norm", f"{blocks}/{own}/out_norm", at)
-      m.linear(f"{layer}.fc1", f"{blocks}/mlp/layer/wi", at)
-      m.linear(f"{layer}.fc2", f"{blocks}/mlp/layer/wo", at)
-      m.norm(f"{layer}.final_layer_norm", f"{blocks}/mlp/out_norm", at)
-  m.norm("model.decoder.layernorm", "decoder_norm")
-  m.linear("class_labels_classifier", "classes")
-  for number in range(len(m.model.boxes)):
-    m.linear(f"bbox_predictor.layers.{number}", f"boxes/{number}")
+        mapping.attention(f"{layer}.{name}", f"{blocks}/{own}/layer", index, names=parts)
+        mapping.norm(f"{layer}.{name}_layer_norm", f"{blocks}/{own}/out_norm", index)
+      mapping.linear(f"{layer}.fc1", f"{blocks}/mlp/layer/wi", index)
+      mapping.linear(f"{layer}.fc2", f"{blocks}/mlp/layer/wo", index)
+      mapping.norm(f"{layer}.final_layer_norm", f"{blocks}/mlp/out_norm", index)
+  mapping.norm("model.decoder.layernorm", "decoder_norm")
+  mapping.linear("class_labels_classifier", "classes")
+  for number in range(len(mapping.model.boxes)):
+    mapping.linear(f"bbox_predictor.layers.{number}", f"boxes/{number}")
 
 
 def _has_timm(model) -> bool:
@@ -207,5 +209,5 @@ def _has_timm(model) -> bool:
   kind = (values.get("backbone_config") or {}).get("model_type", "timm_backbone")
   return (
     kind == "timm_backbone"
-    and build(Fields(values, origin.path), set())[1]["variant"] == model.variant
+    and read_config(Fields(values, origin.path), set())[1]["variant"] == model.variant
   )

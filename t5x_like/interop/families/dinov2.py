@@ -19,19 +19,19 @@ _WITHOUT_EFFECT = """
 """
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   model_type = fields.values["model_type"]
   body = f"{CLASSES[model_type]}Model"
-  head = image_encoders.head(fields, f"{CLASSES[model_type]}ForImageClassification", body)
+  head = image_encoders.read_head(fields, f"{CLASSES[model_type]}ForImageClassification", body)
   if head["name"] == "image_classification":
     head["pooling"] = "both"
   fields.ignore(*_WITHOUT_EFFECT.split())
-  fields.only("apply_layernorm", True)
+  fields.require("apply_layernorm", True)
   registers = fields.take("num_register_tokens", 4) if model_type == REGISTERS else 0
   D = fields.take("hidden_size", 768)
   ratio = fields.take("mlp_ratio", 4)
   gated = fields.choose("use_swiglu_ffn", {True: True, False: False}, False)
-  variant = image_encoders.build(
+  variant = image_encoders.read_variant(
     fields,
     dinov2.VARIANTS["dinov2-b14"],
     mlp=_gated(int(D * ratio)) if gated else int(D * ratio),
@@ -58,12 +58,12 @@ def _gated(mlp: int) -> int:
   return (mlp * 2 // 3 + 7) // 8 * 8
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant: ImageVariant = model.variant
   model_type = REGISTERS if variant.registers else PLAIN
   dims = variant.dims
   classes = CLASSES[model_type]
-  fields = image_encoders.head_fields(
+  fields = image_encoders.write_head(
     model, model_type, f"{classes}ForImageClassification", f"{classes}Model", pooling="both"
   )
   scale = variant.design.layer_scale
@@ -76,7 +76,9 @@ def config(model, model_type: str | None) -> dict:
       f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square"
     )
   positions = ("learned_1d", dinov2.ANTIALIASED) if variant.registers else ("learned_1d",)
-  fields |= image_encoders.config(model, model_type, positions, layer_scale=scale, gated=gated)
+  fields |= image_encoders.write_config(
+    model, model_type, positions, layer_scale=scale, gated=gated
+  )
   mlp = fields.pop("intermediate_size")
   ratio = next(
     (n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None
@@ -89,37 +91,39 @@ def config(model, model_type: str | None) -> dict:
   return fields | more | {"mlp_ratio": ratio, "layerscale_value": scale, "use_swiglu_ffn": gated}
 
 
-def tensors(m: TensorMapping) -> None:
-  classifies = "head/out/kernel" in m.names
-  registers = m.model.variant.registers
+def map_tensors(mapping: TensorMapping) -> None:
+  classifies = "head/out/kernel" in mapping.parameter_names
+  registers = mapping.model.variant.registers
   prefix = f"{REGISTERS if registers else PLAIN}." if classifies else ""
-  image_encoders.embeddings(m, prefix, ("cls_token",))
+  image_encoders.map_embeddings(mapping, prefix, ("cls_token",))
   if registers:
-    m.fused(
+    mapping.fuse(
       f"{prefix}embeddings.register_tokens",
       ["registers"],
       split=lambda x: [x[0]],
-      join=image_encoders.leading(1),
+      join=image_encoders.join_with_leading_axes(1),
     )
-  for at in range(m.model.variant.dims.layers):
-    theirs, attention, mlp = (
-      f"{prefix}encoder.layer.{at}",
+  for index in range(mapping.model.variant.dims.layers):
+    hf_layer, attention, mlp = (
+      f"{prefix}encoder.layer.{index}",
       *(f"encoder/blocks/{n}" for n in ("self_attention", "mlp")),
     )
-    m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
-    m.attention(f"{theirs}.attention", f"{attention}/layer", at, names=image_encoders.ATTENTION)
-    m.copy(f"{theirs}.layer_scale1.lambda1", f"{attention}/res_norm/scale", at)
-    m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
-    if "encoder/blocks/mlp/layer/gate/kernel" in m.names:
+    mapping.norm(f"{hf_layer}.norm1", f"{attention}/in_norm", index)
+    mapping.attention(
+      f"{hf_layer}.attention", f"{attention}/layer", index, names=image_encoders.ATTENTION_NAMES
+    )
+    mapping.copy(f"{hf_layer}.layer_scale1.lambda1", f"{attention}/res_norm/scale", index)
+    mapping.norm(f"{hf_layer}.norm2", f"{mlp}/in_norm", index)
+    if "encoder/blocks/mlp/layer/gate/kernel" in mapping.parameter_names:
       fused_tensors.map_stacked(
-        m, f"{theirs}.mlp.weights_in", f"{mlp}/layer", at, parts=("gate", "wi")
+        mapping, f"{hf_layer}.mlp.weights_in", f"{mlp}/layer", index, parts=("gate", "wi")
       )
-      m.linear(f"{theirs}.mlp.weights_out", f"{mlp}/layer/wo", at)
+      mapping.linear(f"{hf_layer}.mlp.weights_out", f"{mlp}/layer/wo", index)
     else:
-      m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)
-      m.linear(f"{theirs}.mlp.fc2", f"{mlp}/layer/wo", at)
-    m.copy(f"{theirs}.layer_scale2.lambda1", f"{mlp}/res_norm/scale", at)
-  m.norm(f"{prefix}layernorm", "encoder/final_norm")
+      mapping.linear(f"{hf_layer}.mlp.fc1", f"{mlp}/layer/wi", index)
+      mapping.linear(f"{hf_layer}.mlp.fc2", f"{mlp}/layer/wo", index)
+    mapping.copy(f"{hf_layer}.layer_scale2.lambda1", f"{mlp}/res_norm/scale", index)
+  mapping.norm(f"{prefix}layernorm", "encoder/final_norm")
   if classifies:
-    m.linear("classifier", "head/out")
-  m.unread = (f"{prefix}embeddings.mask_token",)
+    mapping.linear("classifier", "head/out")
+  mapping.unread_suffixes = (f"{prefix}embeddings.mask_token",)

@@ -50,24 +50,26 @@ HEADS = (
 )
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   for name, value in (
     ("summary_type", "first"),
     ("summary_use_proj", True),
     ("summary_activation", "gelu"),
   ):
-    fields.only(name, value)
+    fields.require(name, value)
   # some of the heads support no other
   activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
   table = fields.take("embedding_size", 128)
   base = electra.VARIANTS["electra-base"]
-  variant = encoders.build(fields, names, base, "Electra", HEADS, activation=activation)
+  variant = encoders.read_variant(
+    fields, tensor_names, base, "Electra", HEADS, activation=activation
+  )
   variant = dataclasses.replace(variant, embed=None if table == variant.dims.embed else table)
   return electra.Generator if variant.head == "mlm" else electra.Discriminator, {"variant": variant}
 
 
-def config(model, model_type: str | None) -> dict:
-  values = encoders.config(model, "electra", "Electra", HEADS, activation="gelu")
+def write_config(model, model_type: str | None) -> dict:
+  values = encoders.write_config(model, "electra", "Electra", HEADS, activation="gelu")
   return values | {
     "embedding_size": model.variant.embed or model.variant.dims.embed,
     "summary_type": "first",
@@ -76,6 +78,6 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  encoders.tensors(m, "electra", HEADS)
-  m.copies = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
+def map_tensors(mapping: TensorMapping) -> None:
+  encoders.map_tensors(mapping, "electra", HEADS)
+  mapping.tied = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import decoders, fused_tensors
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import falcon
 from t5x_like.nn.dims import Dims
@@ -16,13 +16,13 @@ BODY_PREFIX = "transformer."
 ALIBI = {"name": "alibi", "falcon": True}
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   alibi = fields.take("alibi", False)
   if alibi:
     fields.ignore("rope_theta", "rope_scaling", "rope_parameters")
     position = ALIBI
   else:
-    position = decoders.rope(fields)
+    position = decoders.read_rope(fields)
   fields.ignore(
     "hidden_dropout",
     "attention_dropout",
@@ -40,7 +40,7 @@ def build(fields: Fields, names: set[str]):
     falcon.DESIGN,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
     parallel="two_norms" if norms == 2 else "one_norm" if parallel else "no",
-    activation=fields.choose("activation", decoders.PLAIN, "gelu"),
+    activation=fields.choose("activation", decoders.PLAIN_ACTIVATIONS, "gelu"),
     biases=("qkv", "out", "mlp") if fields.take("bias", False) else (),
     position=position,
     tied=fields.take("tie_word_embeddings", True),
@@ -51,15 +51,15 @@ def build(fields: Fields, names: set[str]):
   kv_heads = kv_heads if new or several else 1
   layers = fields.take("num_hidden_layers", 32)
   dims = Dims(D, heads, kv_heads, D // heads, fields.take("ffn_hidden_size", 4 * D), layers)
-  tokens = decoders.special_ids(fields, start=11, eos=11)
+  tokens = decoders.read_special_tokens(fields, start=11, eos=11)
   return falcon.Model, {"variant": Variant(dims, design, fields.take("vocab_size", 65024), tokens)}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     heads=False,
     mlp=False,
@@ -67,14 +67,16 @@ def config(model, model_type: str | None) -> dict:
     parallel=["no", "one_norm", "two_norms"],
     biases=[(), ("qkv", "out", "mlp")],
     tied=[True, False],
-    activation=list(decoders.PLAIN.values()),
+    activation=list(decoders.PLAIN_ACTIVATIONS.values()),
   )
   alibi = design.position == ALIBI
   if alibi:
     positions = {}
   else:
-    positions = decoders.rope_fields(
-      decoders.rope_config(decoders.position_of(model, "rope", "theta", *decoders.SCALINGS))
+    positions = decoders.add_older_rope_fields(
+      decoders.write_rope(
+        decoders.require_position(model, "rope", "theta", *decoders.ROPE_SCALINGS)
+      )
     )
   new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
   if new and design.parallel == "no":
@@ -95,43 +97,43 @@ def config(model, model_type: str | None) -> dict:
     "multi_query": dims.kv_heads == 1,
     "parallel_attn": design.parallel != "no",
     "num_ln_in_parallel_attn": 2 if design.parallel == "two_norms" else 1,
-    "activation": decoders.name_of(decoders.PLAIN, design.activation),
+    "activation": find_key(decoders.PLAIN_ACTIVATIONS, design.activation),
     "layer_norm_epsilon": design.norm_epsilon,
     "alibi": alibi,
     "bias": bool(design.biases),
     **positions,
     "tie_word_embeddings": design.tied,
-    **decoders.ids_config(variant.tokens),
+    **decoders.special_token_fields(variant.tokens),
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  dims = m.model.variant.dims
-  design = m.model.variant.design
-  m.copy("transformer.word_embeddings.weight", "embed/table")
-  m.norm("transformer.ln_f", "decoder/final_norm")
-  m.ignored = ("rotary_emb.inv_freq",)
-  m.output("transformer.word_embeddings.weight")
+def map_tensors(mapping: TensorMapping) -> None:
+  dims = mapping.model.variant.dims
+  design = mapping.model.variant.design
+  mapping.copy("transformer.word_embeddings.weight", "embed/table")
+  mapping.norm("transformer.ln_f", "decoder/final_norm")
+  mapping.ignored_suffixes = ("rotary_emb.inv_freq",)
+  mapping.output("transformer.word_embeddings.weight")
   serial = design.parallel == "no"
   two = design.parallel == "two_norms"
   blocks = "decoder/blocks" if serial else "decoder/blocks/parallel/layer"
   inner = "/layer" if design.parallel != "one_norm" else ""
-  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, dims.layers)):
-    theirs = f"transformer.h.{layer}"
+  for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, dims.layers)):
+    hf_layer = f"transformer.h.{layer}"
     attention = f"{blocks}/self_attention"
     mlp = f"{blocks}/mlp"
     if serial:
-      m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
-      m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
+      mapping.norm(f"{hf_layer}.input_layernorm", f"{attention}/in_norm", index)
+      mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{mlp}/in_norm", index)
     elif two:
-      m.norm(f"{theirs}.ln_attn", f"{attention}/norm", at)
-      m.norm(f"{theirs}.ln_mlp", f"{mlp}/norm", at)
+      mapping.norm(f"{hf_layer}.ln_attn", f"{attention}/norm", index)
+      mapping.norm(f"{hf_layer}.ln_mlp", f"{mlp}/norm", index)
     else:
-      m.norm(f"{theirs}.input_layernorm", "decoder/blocks/parallel/in_norm", at)
+      mapping.norm(f"{hf_layer}.input_layernorm", "decoder/blocks/parallel/in_norm", index)
     heads = dict(heads=dims.heads, kv_heads=dims.kv_heads)
     fused_tensors.map_grouped_qkv(
-      m, f"{theirs}.self_attention.query_key_value", f"{attention}{inner}", at, **heads
+      mapping, f"{hf_layer}.self_attention.query_key_value", f"{attention}{inner}", index, **heads
     )
-    m.linear(f"{theirs}.self_attention.dense", f"{attention}{inner}/out", at)
-    m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}{inner}/wi", at)
-    m.linear(f"{theirs}.mlp.dense_4h_to_h", f"{mlp}{inner}/wo", at)
+    mapping.linear(f"{hf_layer}.self_attention.dense", f"{attention}{inner}/out", index)
+    mapping.linear(f"{hf_layer}.mlp.dense_h_to_4h", f"{mlp}{inner}/wi", index)
+    mapping.linear(f"{hf_layer}.mlp.dense_4h_to_h", f"{mlp}{inner}/wo", index)

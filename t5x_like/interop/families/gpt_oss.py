@@ -17,7 +17,7 @@ BODY_PREFIX = "model."
 PLAIN = gpt_oss.VARIANTS["tiny"].design
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   if fields.take("quantization_config", None):
     raise UserError(
       f"{fields.origin}: field 'quantization_config' is there: the experts are in 4 bits (MXFP4), "
@@ -26,12 +26,12 @@ def build(fields: Fields, names: set[str]):
     )
   fields.ignore("experts_per_token", "initial_context_length", "num_experts")
   for name, value in (("hidden_act", "silu"), ("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
-    fields.only(name, value)
+    fields.require(name, value)
   experts = fields.take("num_local_experts", 128)
   top_k = fields.take("num_experts_per_tok", 4)
   if not 2 <= top_k <= experts:  # a single normalised gate would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
-  window = decoders.optional(fields, "sliding_window", 128)
+  window = decoders.take_nullable(fields, "sliding_window", 128)
   yarn = (
     gpt_oss.DESIGN.position
     if {"rope_parameters", "rope_scaling"}.isdisjoint(fields.values)
@@ -41,10 +41,10 @@ def build(fields: Fields, names: set[str]):
     PLAIN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
     biases=("qkv", "out", "mlp") if fields.take("attention_bias", True) else ("mlp",),
-    position=yarn or decoders.rope(fields, theta=150_000.0),
+    position=yarn or decoders.read_rope(fields, theta=150_000.0),
     windows=tuple(
       window if here else None
-      for here in decoders.local_layers(fields, lambda layer: layer % 2 == 0)
+      for here in decoders.read_local_layers(fields, lambda layer: layer % 2 == 0)
     ),
     experts=dataclasses.replace(
       PLAIN.experts,
@@ -55,16 +55,16 @@ def build(fields: Fields, names: set[str]):
     tied=fields.take("tie_word_embeddings", False),
   )
   return gpt_oss.Model, {
-    "variant": llama.variant_of(fields, design, kv_heads=8, head_dim=64, ids=gpt_oss.TOKENS)
+    "variant": llama.read_variant(fields, design, kv_heads=8, head_dim=64, ids=gpt_oss.TOKENS)
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   design = model.variant.design
   dims = model.variant.dims
   experts = model.variant.design.experts
   core = design.core if isinstance(design.core, dict) else {"name": design.core}
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     square=False,
     heads=False,
@@ -76,41 +76,43 @@ def config(model, model_type: str | None) -> dict:
     experts=[experts or PLAIN.experts],
     experts_every=1,
     tied=[True, False],
-    **decoders.one_window(design),
+    **decoders.allow_one_window(design),
   )
-  decoders.refuse_experts(experts, normalised=True)
-  sizes = llama.sizes_config(model, activation="silu")
+  decoders.require_dropless_experts(experts, normalised=True)
+  sizes = llama.write_sizes(model, activation="silu")
   return {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
     **sizes,
     "attention_bias": "qkv" in design.biases,
     "swiglu_limit": 7.0,
-    "sliding_window": decoders.width_of(design, 128),
-    "layer_types": decoders.layer_types(design.windows, dims.layers),
+    "sliding_window": decoders.window_width(design, 128),
+    "layer_types": decoders.write_layer_types(design.windows, dims.layers),
     "num_local_experts": experts.experts,
     "num_experts_per_tok": experts.top_k,
     "router_aux_loss_coef": experts.balance_loss,
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  llama.map_decoder(m, _experts)
+def map_tensors(mapping: TensorMapping) -> None:
+  llama.map_decoder(mapping, _experts)
 
 
-def _experts(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
-  m.copy(f"{theirs}.self_attn.sinks", f"{ours.format('self_attention')}/layer/core/sinks", at)
-  layer = f"{ours.format('moe')}/layer"
-  experts = f"{theirs}.mlp.experts"
-  m.norm(f"{theirs}.post_attention_layernorm", f"{ours.format('moe')}/in_norm", at)
-  m.transposed(f"{theirs}.mlp.router.weight", f"{layer}/router/kernel", at)
-  m.copy(f"{theirs}.mlp.router.bias", f"{layer}/router/bias", at)
+def _experts(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
+  mapping.copy(
+    f"{hf_name}.self_attn.sinks", f"{path.format('self_attention')}/layer/core/sinks", index
+  )
+  layer = f"{path.format('moe')}/layer"
+  experts = f"{hf_name}.mlp.experts"
+  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path.format('moe')}/in_norm", index)
+  mapping.transpose(f"{hf_name}.mlp.router.weight", f"{layer}/router/kernel", index)
+  mapping.copy(f"{hf_name}.mlp.router.bias", f"{layer}/router/bias", index)
   for suffix in ("", "_bias"):  # columns of the gate and of the linear factor alternate
-    m.fused(
+    mapping.fuse(
       f"{experts}.gate_up_proj{suffix}",
       [f"{layer}/gate{suffix}", f"{layer}/wi{suffix}"],
-      at,
+      index,
       split=lambda x: [x[..., ::2], x[..., 1::2]],
       join=lambda xs: np.stack(xs, -1).reshape(*xs[0].shape[:-1], -1),
     )
-    m.copy(f"{experts}.down_proj{suffix}", f"{layer}/wo{suffix}", at)
+    mapping.copy(f"{experts}.down_proj{suffix}", f"{layer}/wo{suffix}", index)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import decoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import llama
 from t5x_like.nn.dims import Dims
@@ -14,33 +14,33 @@ from t5x_like.nn.dims import Dims
 MODEL_TYPES = ("llama", "mistral")
 MODELS = (llama.Model,)
 BODY_PREFIX = "model."
-NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
-GATED = {"gate_proj": "gate", "up_proj": "wi", "down_proj": "wo"}
+ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
+GATED_MLP_NAMES = {"gate_proj": "gate", "up_proj": "wi", "down_proj": "wo"}
 EPSILON = 1e-6  # if the config has none
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   biases = ()
   windows = (None,)
   if fields.values["model_type"] == "mistral":
-    windows = (decoders.optional(fields, "sliding_window", 4096),)
+    windows = (decoders.take_nullable(fields, "sliding_window", 4096),)
   else:
     biases = ("qkv", "out") if fields.take("attention_bias", False) else ()
     biases += ("mlp",) if fields.take("mlp_bias", False) else ()
   design = dataclasses.replace(
     llama.LLAMA2,
     norm_epsilon=fields.take("rms_norm_eps", EPSILON),
-    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
+    activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
     biases=biases,
-    position=decoders.rope(fields),
+    position=decoders.read_rope(fields),
     windows=windows,
     tied=fields.take("tie_word_embeddings", False),
   )
   kv_heads = None if fields.values["model_type"] == "llama" else 8
-  return llama.Model, {"variant": variant_of(fields, design, kv_heads=kv_heads)}
+  return llama.Model, {"variant": read_variant(fields, design, kv_heads=kv_heads)}
 
 
-def variant_of(
+def read_variant(
   fields: Fields,
   design,
   *,
@@ -63,7 +63,7 @@ def variant_of(
   dims = Dims(
     D,
     heads,
-    (decoders.optional(fields, "num_key_value_heads", kv_heads) or heads),
+    (decoders.take_nullable(fields, "num_key_value_heads", kv_heads) or heads),
     fields.take("head_dim", head_dim or D // heads),
     fields.take(mlp),
     fields.take("num_hidden_layers"),
@@ -72,11 +72,11 @@ def variant_of(
     dims,
     design,
     fields.take("vocab_size"),
-    decoders.special_ids(fields, start=ids.start, eos=ids.eos),
+    decoders.read_special_tokens(fields, start=ids.start, eos=ids.eos),
   )
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   design = model.variant.design
   biases = set(design.biases)
   window = design.windows[0]
@@ -84,7 +84,7 @@ def config(model, model_type: str | None) -> dict:
   both = [() if mistral else tuple(b for b in ("qkv", "out", "mlp") if b in biases)]
   if not mistral and ("qkv" in biases) != ("out" in biases):
     both = [(), ("qkv", "out"), ("mlp",), ("qkv", "out", "mlp")]
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     square=False,
     heads=False,
@@ -92,7 +92,7 @@ def config(model, model_type: str | None) -> dict:
     norm="rmsnorm",
     tied=[True, False],
     biases=both,
-    activation=list(decoders.GATED.values()),
+    activation=list(decoders.GATED_ACTIVATIONS.values()),
     windows=(window,),
   )
   kind = (
@@ -103,10 +103,10 @@ def config(model, model_type: str | None) -> dict:
   class_name, model_type = (
     ("MistralForCausalLM", "mistral") if mistral else ("LlamaForCausalLM", "llama")
   )
-  return {"architectures": [class_name], "model_type": model_type, **kind, **sizes_config(model)}
+  return {"architectures": [class_name], "model_type": model_type, **kind, **write_sizes(model)}
 
 
-def sizes_config(model, rope: dict | None = None, activation: str | None = None) -> dict:
+def write_sizes(model, rope: dict | None = None, activation: str | None = None) -> dict:
   """Return the fields that Llama and its relatives share.
 
   Args:
@@ -120,8 +120,8 @@ def sizes_config(model, rope: dict | None = None, activation: str | None = None)
     raise UserError(
       f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs"
     )
-  rope = rope or decoders.rope_config(
-    decoders.position_of(model, "rope", "theta", *decoders.SCALINGS)
+  rope = rope or decoders.write_rope(
+    decoders.require_position(model, "rope", "theta", *decoders.ROPE_SCALINGS)
   )
   return {
     "vocab_size": variant.vocab_size,
@@ -131,57 +131,63 @@ def sizes_config(model, rope: dict | None = None, activation: str | None = None)
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.kv_heads,
     "head_dim": dims.head_dim,
-    "hidden_act": activation or decoders.name_of(decoders.GATED, design.activation),
+    "hidden_act": activation or find_key(decoders.GATED_ACTIVATIONS, design.activation),
     "rms_norm_eps": design.norm_epsilon,
-    **decoders.rope_fields(rope),
+    **decoders.add_older_rope_fields(rope),
     "tie_word_embeddings": design.tied,
-    **decoders.ids_config(variant.tokens),
+    **decoders.special_token_fields(variant.tokens),
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  map_decoder(m, mlp)
+def map_tensors(mapping: TensorMapping) -> None:
+  map_decoder(mapping, map_mlp)
 
 
-def map_decoder(m: TensorMapping, feed_forward: Callable) -> None:
+def map_decoder(mapping: TensorMapping, feed_forward: Callable) -> None:
   """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
   block)` maps."""
-  map_table(m)
-  m.norm("model.norm", "decoder/final_norm")
-  for layer, (suffix, at) in enumerate(locate_layers(m.model.decoder, m.model.variant.dims.layers)):
-    theirs = f"model.layers.{layer}"
+  map_table(mapping)
+  mapping.norm("model.norm", "decoder/final_norm")
+  for layer, (suffix, index) in enumerate(
+    locate_layers(mapping.model.decoder, mapping.model.variant.dims.layers)
+  ):
+    hf_layer = f"model.layers.{layer}"
     attention = f"decoder/blocks/self_attention{suffix}"
-    m.attention(f"{theirs}.self_attn", f"{attention}/layer", at, names=NAMES)
-    for name in ("q_norm", "k_norm") if m.model.variant.design.qk_norm else ():
-      inner = "/norm" if m.model.variant.design.qk_norm == "all_heads" else ""
-      m.norm(f"{theirs}.self_attn.{name}", f"{attention}/layer/{name}{inner}", at)
-    if f"{attention}/in_norm/scale" in m.names:
-      m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
-    feed_forward(m, theirs, f"decoder/blocks/{{}}{suffix}", at)
+    mapping.attention(f"{hf_layer}.self_attn", f"{attention}/layer", index, names=ATTENTION_NAMES)
+    for name in ("q_norm", "k_norm") if mapping.model.variant.design.qk_norm else ():
+      inner = "/norm" if mapping.model.variant.design.qk_norm == "all_heads" else ""
+      mapping.norm(f"{hf_layer}.self_attn.{name}", f"{attention}/layer/{name}{inner}", index)
+    if f"{attention}/in_norm/scale" in mapping.parameter_names:
+      mapping.norm(f"{hf_layer}.input_layernorm", f"{attention}/in_norm", index)
+    feed_forward(mapping, hf_layer, f"decoder/blocks/{{}}{suffix}", index)
 
 
-def map_table(m: TensorMapping) -> None:
+def map_table(mapping: TensorMapping) -> None:
   """Map the token table and the output projection."""
-  m.copy("model.embed_tokens.weight", "embed/table")
-  m.output("model.embed_tokens.weight")
-  m.ignored = ("rotary_emb.inv_freq",)
+  mapping.copy("model.embed_tokens.weight", "embed/table")
+  mapping.output("model.embed_tokens.weight")
+  mapping.ignored_suffixes = ("rotary_emb.inv_freq",)
 
 
-def mlp(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
-  ours = ours.format("mlp")
-  m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
-  gated(m, f"{theirs}.mlp", f"{ours}/layer", at)
+def map_mlp(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
+  path = path.format("mlp")
+  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path}/in_norm", index)
+  map_gated_mlp(mapping, f"{hf_name}.mlp", f"{path}/layer", index)
 
 
-def gated(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
-  for their_name, name in GATED.items():
-    m.linear(f"{theirs}.{their_name}", f"{ours}/{name}", at)
+def map_gated_mlp(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
+  for hf_part, name in GATED_MLP_NAMES.items():
+    mapping.linear(f"{hf_name}.{hf_part}", f"{path}/{name}", index)
 
 
-def experts(
-  m: TensorMapping, theirs: str, ours: str, at: int, names: dict[str, str] = GATED
+def map_experts(
+  mapping: TensorMapping,
+  hf_name: str,
+  path: str,
+  index: int,
+  names: dict[str, str] = GATED_MLP_NAMES,
 ) -> None:
   """Map experts with tensors of their own."""
-  for expert in range(m.model.variant.design.experts.experts):
-    for their_name, name in names.items():
-      m.transposed(f"{theirs}.{expert}.{their_name}.weight", f"{ours}/{name}", at, expert)
+  for expert in range(mapping.model.variant.design.experts.experts):
+    for hf_part, name in names.items():
+      mapping.transpose(f"{hf_name}.{expert}.{hf_part}.weight", f"{path}/{name}", index, expert)

@@ -14,7 +14,7 @@ MODELS = (mixtral.Model,)
 BODY_PREFIX = "model."
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   experts = fields.take("num_local_experts", 8)
   top_k = fields.take("num_experts_per_tok", 2)
   if not 2 <= top_k <= experts:  # a single normalised gate would be constant
@@ -22,8 +22,8 @@ def build(fields: Fields, names: set[str]):
   design = dataclasses.replace(
     mixtral.DESIGN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
-    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
-    position=decoders.rope(fields, theta=1e6),
+    activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
+    position=decoders.read_rope(fields, theta=1e6),
     windows=(fields.take("sliding_window", None),),
     experts=dataclasses.replace(
       mixtral.DESIGN.experts,
@@ -34,15 +34,15 @@ def build(fields: Fields, names: set[str]):
     ),
     tied=fields.take("tie_word_embeddings", False),
   )
-  return mixtral.Model, {"variant": llama.variant_of(fields, design, kv_heads=8)}
+  return mixtral.Model, {"variant": llama.read_variant(fields, design, kv_heads=8)}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   design = model.variant.design
   experts = model.variant.design.experts
   if not experts:
     raise UserError("design.experts is None, which this model type has in every layer")
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     square=False,
     heads=False,
@@ -50,15 +50,15 @@ def config(model, model_type: str | None) -> dict:
     norm="rmsnorm",
     tied=[True, False],
     windows=(design.windows[0],),
-    activation=list(decoders.GATED.values()),
+    activation=list(decoders.GATED_ACTIVATIONS.values()),
     experts=[experts],
     experts_every=1,
   )
-  decoders.refuse_experts(experts, normalised=True)
+  decoders.require_dropless_experts(experts, normalised=True)
   return {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
-    **llama.sizes_config(model),
+    **llama.write_sizes(model),
     "sliding_window": design.windows[0],
     "num_local_experts": experts.experts,
     "num_experts_per_tok": experts.top_k,
@@ -67,13 +67,15 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  llama.map_decoder(m, _experts)
+def map_tensors(mapping: TensorMapping) -> None:
+  llama.map_decoder(mapping, _experts)
 
 
-def _experts(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
-  ours = ours.format("moe")
-  block = f"{theirs}.block_sparse_moe"
-  m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
-  m.transposed(f"{block}.gate.weight", f"{ours}/layer/router/kernel", at)
-  llama.experts(m, f"{block}.experts", f"{ours}/layer", at, {"w1": "gate", "w2": "wo", "w3": "wi"})
+def _experts(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
+  path = path.format("moe")
+  block = f"{hf_name}.block_sparse_moe"
+  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path}/in_norm", index)
+  mapping.transpose(f"{block}.gate.weight", f"{path}/layer/router/kernel", index)
+  llama.map_experts(
+    mapping, f"{block}.experts", f"{path}/layer", index, {"w1": "gate", "w2": "wo", "w3": "wi"}
+  )

@@ -7,7 +7,7 @@ import numpy as np
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.encoders import special
+from t5x_like.interop.encoders import read_special_tokens
 from t5x_like.interop.fused_tensors import map_stacked
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
@@ -22,7 +22,7 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   fields.ignore(
     "attention_dropout",
     "embedding_dropout",
@@ -37,9 +37,9 @@ def build(fields: Fields, names: set[str]):
     "repad_logits_with_grad",
     "max_position_embeddings",
   )
-  fields.only("architectures", ["ModernBertForMaskedLM"])
-  fields.only("position_embedding_type", "absolute")
-  fields.only("classifier_activation", "gelu")
+  fields.require("architectures", ["ModernBertForMaskedLM"])
+  fields.require("position_embedding_type", "absolute")
+  fields.require("classifier_activation", "gelu")
   for name, value in dict(
     attention_bias=False,
     mlp_bias=False,
@@ -47,7 +47,7 @@ def build(fields: Fields, names: set[str]):
     decoder_bias=True,
     tie_word_embeddings=True,
   ).items():
-    fields.only(name, value)
+    fields.require(name, value)
   D = fields.take("hidden_size")
   N = fields.take("num_attention_heads")
   layers = fields.take("num_hidden_layers")
@@ -82,11 +82,11 @@ def build(fields: Fields, names: set[str]):
     init_stddev=fields.values.get("initializer_range", 0.02),
   )
   dims = Dims(D, N, N, D // N, fields.take("intermediate_size"), layers)
-  tokens = special(fields, modernbert.TOKENS)
+  tokens = read_special_tokens(fields, modernbert.TOKENS)
   return modernbert.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
@@ -154,27 +154,29 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  m.copies = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
-  m.copy("model.embeddings.tok_embeddings.weight", "embed/table")
-  m.norm("model.embeddings.norm", "inputs/norm")
-  for layer, (suffix, at) in enumerate(locate_layers(m.model.encoder, m.model.variant.dims.layers)):
-    theirs = f"model.layers.{layer}"
+def map_tensors(mapping: TensorMapping) -> None:
+  mapping.tied = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
+  mapping.copy("model.embeddings.tok_embeddings.weight", "embed/table")
+  mapping.norm("model.embeddings.norm", "inputs/norm")
+  for layer, (suffix, index) in enumerate(
+    locate_layers(mapping.model.encoder, mapping.model.variant.dims.layers)
+  ):
+    hf_layer = f"model.layers.{layer}"
     attention, mlp = (f"encoder/blocks/{name}{suffix}" for name in ("self_attention", "mlp"))
-    if f"{attention}/in_norm/scale" in m.names:
-      m.norm(f"{theirs}.attn_norm", f"{attention}/in_norm", at)
-    map_stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
-    m.linear(f"{theirs}.attn.Wo", f"{attention}/layer/out", at)
-    m.norm(f"{theirs}.mlp_norm", f"{mlp}/in_norm", at)
-    m.fused(
-      f"{theirs}.mlp.Wi.weight",
+    if f"{attention}/in_norm/scale" in mapping.parameter_names:
+      mapping.norm(f"{hf_layer}.attn_norm", f"{attention}/in_norm", index)
+    map_stacked(mapping, f"{hf_layer}.attn.Wqkv", f"{attention}/layer", index)
+    mapping.linear(f"{hf_layer}.attn.Wo", f"{attention}/layer/out", index)
+    mapping.norm(f"{hf_layer}.mlp_norm", f"{mlp}/in_norm", index)
+    mapping.fuse(
+      f"{hf_layer}.mlp.Wi.weight",
       [f"{mlp}/layer/{name}/kernel" for name in ("gate", "wi")],
-      at,
+      index,
       split=lambda x: [part.T for part in np.split(x, 2)],
       join=lambda xs: np.concatenate([x.T for x in xs]),
     )
-    m.linear(f"{theirs}.mlp.Wo", f"{mlp}/layer/wo", at)
-  m.norm("model.final_norm", "encoder/final_norm")
-  m.linear("head.dense", "head/dense")
-  m.norm("head.norm", "head/norm")
-  m.copy("decoder.bias", "head/lm/bias")
+    mapping.linear(f"{hf_layer}.mlp.Wo", f"{mlp}/layer/wo", index)
+  mapping.norm("model.final_norm", "encoder/final_norm")
+  mapping.linear("head.dense", "head/dense")
+  mapping.norm("head.norm", "head/norm")
+  mapping.copy("decoder.bias", "head/lm/bias")

@@ -14,19 +14,19 @@ MODELS = (mpt.Model,)
 BODY_PREFIX = "transformer."
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   attention = fields.section("attn_config")
-  attention.only("alibi", True)
-  attention.only("alibi_bias_max", 8)
-  attention.only("attn_type", "multihead_attention")
-  attention.only("attn_uses_sequence_id", False)
-  attention.only("clip_qkv", None)
-  attention.only("prefix_lm", False)
-  attention.only("qk_ln", False)
+  attention.require("alibi", True)
+  attention.require("alibi_bias_max", 8)
+  attention.require("attn_type", "multihead_attention")
+  attention.require("attn_uses_sequence_id", False)
+  attention.require("clip_qkv", None)
+  attention.require("prefix_lm", False)
+  attention.require("qk_ln", False)
   attention.ignore("attn_impl", "attn_pdrop")
-  fields.only("expansion_ratio", 4)
-  fields.only("logit_scale", None)
-  fields.only("no_bias", True)
+  fields.require("expansion_ratio", 4)
+  fields.require("logit_scale", None)
+  fields.require("no_bias", True)
   # The library never adds learned positions, whatever the config says.
   fields.ignore(
     "learned_pos_emb",
@@ -49,18 +49,20 @@ def build(fields: Fields, names: set[str]):
     attention_scale=attention.take("softmax_scale", None),
     tied=fields.take("tie_word_embeddings", True),
   )
-  attention.finish()
+  attention.refuse_unused()
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
   return mpt.Model, {
-    "variant": Variant(dims, design, fields.take("vocab_size"), decoders.special_ids(fields))
+    "variant": Variant(
+      dims, design, fields.take("vocab_size"), decoders.read_special_tokens(fields)
+    )
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     norm="layernorm_no_bias",
     activation="gelu",
@@ -68,9 +70,9 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
   )
   power_of_two = dims.heads & (dims.heads - 1) == 0  # then both definitions of the slopes agree
-  if not power_of_two and not decoders.position_of(model, "alibi", "mpt").get("mpt"):
+  if not power_of_two and not decoders.require_position(model, "alibi", "mpt").get("mpt"):
     decoders.require_design(model, position=[{"name": "alibi", "mpt": True}])
-  decoders.position_of(model, "alibi", "mpt")
+  decoders.require_position(model, "alibi", "mpt")
   return {
     "architectures": ["MptForCausalLM"],
     "model_type": "mpt",
@@ -81,21 +83,23 @@ def config(model, model_type: str | None) -> dict:
     "layer_norm_epsilon": design.norm_epsilon,
     "attn_config": {"alibi": True, "softmax_scale": design.attention_scale},
     "tie_word_embeddings": design.tied,
-    **decoders.ids_config(variant.tokens),
+    **decoders.special_token_fields(variant.tokens),
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  m.copy("transformer.wte.weight", "embed/table")
-  m.norm("transformer.norm_f", "decoder/final_norm")
-  m.output("transformer.wte.weight")
-  for layer, (_, at) in enumerate(locate_layers(m.model.decoder, m.model.variant.dims.layers)):
-    theirs = f"transformer.blocks.{layer}"
+def map_tensors(mapping: TensorMapping) -> None:
+  mapping.copy("transformer.wte.weight", "embed/table")
+  mapping.norm("transformer.norm_f", "decoder/final_norm")
+  mapping.output("transformer.wte.weight")
+  for layer, (_, index) in enumerate(
+    locate_layers(mapping.model.decoder, mapping.model.variant.dims.layers)
+  ):
+    hf_layer = f"transformer.blocks.{layer}"
     attention = "decoder/blocks/self_attention"
     mlp = "decoder/blocks/mlp"
-    m.norm(f"{theirs}.norm_1", f"{attention}/in_norm", at)
-    m.norm(f"{theirs}.norm_2", f"{mlp}/in_norm", at)
-    fused_tensors.map_stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
-    m.linear(f"{theirs}.attn.out_proj", f"{attention}/layer/out", at)
-    m.linear(f"{theirs}.ffn.up_proj", f"{mlp}/layer/wi", at)
-    m.linear(f"{theirs}.ffn.down_proj", f"{mlp}/layer/wo", at)
+    mapping.norm(f"{hf_layer}.norm_1", f"{attention}/in_norm", index)
+    mapping.norm(f"{hf_layer}.norm_2", f"{mlp}/in_norm", index)
+    fused_tensors.map_stacked(mapping, f"{hf_layer}.attn.Wqkv", f"{attention}/layer", index)
+    mapping.linear(f"{hf_layer}.attn.out_proj", f"{attention}/layer/out", index)
+    mapping.linear(f"{hf_layer}.ffn.up_proj", f"{mlp}/layer/wi", index)
+    mapping.linear(f"{hf_layer}.ffn.down_proj", f"{mlp}/layer/wo", index)

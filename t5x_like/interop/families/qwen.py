@@ -15,14 +15,14 @@ MODELS = (qwen.Model,)
 BODY_PREFIX = "model."
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   kind = fields.values["model_type"]
-  fields.only("use_mrope", False)
+  fields.require("use_mrope", False)
   design = dataclasses.replace(
     qwen.QWEN2 if kind == "qwen2" else qwen.QWEN3,
     norm_epsilon=fields.take("rms_norm_eps", 1e-6),
-    activation=fields.choose("hidden_act", decoders.GATED, "silu"),
-    position=decoders.rope(fields),
+    activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
+    position=decoders.read_rope(fields),
     windows=_windows(fields, every=kind == "qwen3_moe"),
     tied=fields.take("tie_word_embeddings", False),
   )
@@ -35,16 +35,16 @@ def build(fields: Fields, names: set[str]):
     every = _experts_every(fields)
     design = dataclasses.replace(design, experts=_experts(fields, every), experts_every=every)
     sizes |= dict(kv_heads=4, mlp="moe_intermediate_size" if every == 1 else "intermediate_size")
-  return qwen.Model, {"variant": llama.variant_of(fields, design, **sizes)}
+  return qwen.Model, {"variant": llama.read_variant(fields, design, **sizes)}
 
 
 def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
   """Return the windows of a period; of a dense model's layers, only those from `max_window_layers`
   on have one."""
-  window = decoders.optional(fields, "sliding_window", 4096)
+  window = decoders.take_nullable(fields, "sliding_window", 4096)
   window = window if fields.take("use_sliding_window", False) else None
   first = fields.take("max_window_layers", 28)
-  local = decoders.local_layers(
+  local = decoders.read_local_layers(
     fields, lambda layer: window is not None and (every or layer >= first)
   )
   return tuple(window if here else None for here in local)
@@ -63,7 +63,7 @@ def _experts_every(fields: Fields) -> int:
 def _experts(fields: Fields, every: int) -> Experts:
   """Return the experts of a config; those beside dense layers have a width of their own."""
   fields.ignore("intermediate_size")
-  fields.only("mlp_only_layers", [], None)
+  fields.require("mlp_only_layers", [], None)
   # the new and the old spelling
   experts = fields.take("num_local_experts", 0) or fields.take("num_experts", 128)
   fields.ignore("num_experts")
@@ -80,12 +80,12 @@ def _experts(fields: Fields, every: int) -> Experts:
   )
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   design = model.variant.design
   dims = model.variant.dims
   experts = model.variant.design.experts
   old = not design.qk_norm
-  decoders.refuse_others(
+  decoders.require_plain_decoder(
     model,
     square=old,
     heads=False,
@@ -93,17 +93,17 @@ def config(model, model_type: str | None) -> dict:
     norm="rmsnorm",
     biases=("qkv",) if old else [(), ("qkv", "out")],
     qk_norm=[True, False],
-    activation=list(decoders.GATED.values()),
+    activation=list(decoders.GATED_ACTIVATIONS.values()),
     experts=[None] if old else [experts],
     experts_every=design.experts_every if experts else 1,
     tied=[True, False],
-    **decoders.one_window(design),
+    **decoders.allow_one_window(design),
   )
   name, model_type = (
     ("Qwen2", "qwen2") if old else ("Qwen3Moe", "qwen3_moe") if experts else ("Qwen3", "qwen3")
   )
-  window = decoders.width_of(design, None)
-  sizes = llama.sizes_config(model)
+  window = decoders.window_width(design, None)
+  sizes = llama.write_sizes(model)
   if old or (experts and dims.embed == dims.heads * dims.head_dim):
     del sizes["head_dim"]
   values = {
@@ -116,7 +116,7 @@ def config(model, model_type: str | None) -> dict:
   if not old:
     values["attention_bias"] = bool(design.biases)
   if not experts:
-    return values | {"layer_types": decoders.layer_types(design.windows, dims.layers)}
+    return values | {"layer_types": decoders.write_layer_types(design.windows, dims.layers)}
   if len(design.windows) > 1:
     raise UserError(
       f"design.windows is {design.windows!r}; with experts, this type has the same in every layer"
@@ -126,7 +126,7 @@ def config(model, model_type: str | None) -> dict:
       f"design.experts.mlp is {experts.mlp}; this type has a width of experts only "
       "beside dense layers"
     )
-  decoders.refuse_experts(dataclasses.replace(experts, mlp=None), normalised=False)
+  decoders.require_dropless_experts(dataclasses.replace(experts, mlp=None), normalised=False)
   if design.experts_every > 1:
     values["decoder_sparse_step"] = design.experts_every
   return values | {
@@ -139,15 +139,15 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  llama.map_decoder(m, _experts_of if m.model.variant.design.experts else llama.mlp)
+def map_tensors(mapping: TensorMapping) -> None:
+  llama.map_decoder(mapping, _experts_of if mapping.model.variant.design.experts else llama.map_mlp)
 
 
-def _experts_of(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
-  if f"{ours.format('moe')}/in_norm/scale" not in m.names:
-    llama.mlp(m, theirs, ours, at)
+def _experts_of(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
+  if f"{path.format('moe')}/in_norm/scale" not in mapping.parameter_names:
+    llama.map_mlp(mapping, hf_name, path, index)
     return
-  ours = ours.format("moe")
-  m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
-  m.transposed(f"{theirs}.mlp.gate.weight", f"{ours}/layer/router/kernel", at)
-  llama.experts(m, f"{theirs}.mlp.experts", f"{ours}/layer", at)
+  path = path.format("moe")
+  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path}/in_norm", index)
+  mapping.transpose(f"{hf_name}.mlp.gate.weight", f"{path}/layer/router/kernel", index)
+  llama.map_experts(mapping, f"{hf_name}.mlp.experts", f"{path}/layer", index)

@@ -22,20 +22,20 @@ CLASSIFIER = "classifier.1."
 _STRIDES = {32: "strided", 16: "dilated"}
 
 
-def renamed(name: str) -> str:
+def canonical_name(name: str) -> str:
   """Return the library's name of a tensor behind a classifier."""
   if name.startswith("fc."):
     return CLASSIFIER + name.removeprefix("fc.")
-  found = resnet.renamed(name)
+  found = resnet.library_name(name)
   return BODY + found if found.startswith(("embedder.", "encoder.")) else found
 
 
-def written(model) -> Callable[[str], str]:
+def file_naming(model) -> Callable[[str], str]:
   """Return the names in a file of a model: timm's for a model that came with them or has them
   alone."""
-  spec = resnet.spec_of(model.variant.backbone, LIBRARY)
+  spec = resnet.complete_backbone(model.variant.backbone, LIBRARY)
   if _is_timm(model) or spec["last_stage"] == "dilated":
-    return lambda name: resnet.of_timm(name.removeprefix(BODY)).replace(CLASSIFIER, "fc.")
+    return lambda name: resnet.timm_name(name.removeprefix(BODY)).replace(CLASSIFIER, "fc.")
   return str if hasattr(model.head, "out") else lambda name: name.removeprefix(BODY)
 
 
@@ -44,16 +44,16 @@ def _is_timm(model) -> bool:
   return origin is not None and model_type_of(json.loads(origin.config)) == TIMM
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   base = models.VARIANTS["resnet-50"]
   if model_type_of(fields.values) == TIMM:
     return models.Model, {"variant": _of_timm(fields, base)}
-  head = image_encoders.head(fields, "ResNetForImageClassification", "ResNetModel")
+  head = image_encoders.read_head(fields, "ResNetForImageClassification", "ResNetModel")
   fields.ignore("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
-  backbone = {"name": "resnet"} | resnet.arguments(fields)
+  backbone = {"name": "resnet"} | resnet.read_backbone(fields)
   # ours: theirs take any
   channels = fields.take("num_channels", 3)
-  side = image_encoders.resolution(fields, "image_size", 224)
+  side = image_encoders.read_resolution(fields, "image_size", 224)
   width = backbone["widths"][-1]
   return models.Model, {
     "variant": replace(
@@ -64,10 +64,10 @@ def build(fields: Fields, names: set[str]):
 
 def _of_timm(fields: Fields, base):
   name = fields.values["architecture"]
-  given = timm.arguments(fields)
-  if name not in resnet.TIMM:
-    raise fields.refusal("architecture", name, " or ".join(resnet.TIMM))
-  spec = resnet.DEFAULTS | resnet.TIMM[name]
+  given = timm.read_arguments(fields)
+  if name not in resnet.TIMM_BACKBONES:
+    raise fields.refusal("architecture", name, " or ".join(resnet.TIMM_BACKBONES))
+  spec = resnet.DEFAULTS | resnet.TIMM_BACKBONES[name]
   wider = 4 if spec["block"] == "bottleneck" else 1
   planes = given.take("channels", None)
   strides = given.take("output_stride", 32)
@@ -75,8 +75,8 @@ def _of_timm(fields: Fields, base):
     spec["widths"] = tuple(wider * n for n in planes)
   if strides not in _STRIDES:
     raise fields.refusal("output_stride", strides, " or ".join(map(str, _STRIDES)))
-  given.only("global_pool", "avg")
-  labels = timm.labels_of(fields)
+  given.require("global_pool", "avg")
+  labels = timm.count_labels(fields)
   spec |= {
     "name": "resnet",
     "depths": tuple(given.take("layers", spec["depths"])),
@@ -85,26 +85,28 @@ def _of_timm(fields: Fields, base):
   head = (
     {"name": "image_classification", "labels": labels} if labels else {"name": "image_features"}
   )
-  side = timm.resolution_of(fields, 224)
+  side = timm.read_resolution(fields, 224)
   channels = given.take("in_chans", 3)
-  given.finish()
+  given.refuse_unused()
   return replace(
     base, backbone=spec, width=spec["widths"][-1], resolution=side, channels=channels, head=head
   )
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
-  spec = resnet.spec_of(variant.backbone, LIBRARY)
-  fields = image_encoders.head_fields(model, LIBRARY, "ResNetForImageClassification", "ResNetModel")
+  spec = resnet.complete_backbone(variant.backbone, LIBRARY)
+  fields = image_encoders.write_head(model, LIBRARY, "ResNetForImageClassification", "ResNetModel")
   if not _is_timm(model) and spec["last_stage"] == "strided":
-    return fields | resnet.fields_of(spec, variant.channels) | {"image_size": variant.resolution}
+    return (
+      fields | resnet.write_backbone(spec, variant.channels) | {"image_size": variant.resolution}
+    )
   if spec["stem"] != 64 or len(spec["depths"]) != 4:
     found = f"the backbone has a stem of {spec['stem']} channels and {len(spec['depths'])} stages"
     raise UserError(f"{found}; timm's resnet has 64 and 4")
   labels = len(fields.get("id2label", ()))
   wider = 4 if spec["block"] == "bottleneck" else 1
-  return timm.config(
+  return timm.write_config(
     "resnet50" if wider == 4 else "resnet18",
     "fc",
     variant.width,
@@ -117,7 +119,7 @@ def config(model, model_type: str | None) -> dict:
   )
 
 
-def tensors(m: TensorMapping) -> None:
-  resnet.tensors(m, BODY)
-  if "head/out/kernel" in m.names:
-    m.linear(CLASSIFIER.removesuffix("."), "head/out")
+def map_tensors(mapping: TensorMapping) -> None:
+  resnet.map_tensors(mapping, BODY)
+  if "head/out/kernel" in mapping.parameter_names:
+    mapping.linear(CLASSIFIER.removesuffix("."), "head/out")

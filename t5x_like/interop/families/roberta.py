@@ -37,33 +37,35 @@ HEADS = (
 )
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   fields.take("pad_token_id")  # positions count from it
   # the language model head supports no other
   activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
   base = roberta.VARIANTS["roberta-base"]
   prefix = CLASSES[fields.values["model_type"]]
   return roberta.Model, {
-    "variant": encoders.build(fields, names, base, prefix, HEADS, activation=activation)
+    "variant": encoders.read_variant(
+      fields, tensor_names, base, prefix, HEADS, activation=activation
+    )
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   model_type = model_type if model_type in CLASSES else "roberta"
   tokens = model.variant.tokens
   if tokens.pad is None:
     raise UserError(
       f"tokens.pad is None, from which {model_type} counts positions; name a padding id"
     )
-  values = encoders.config(
+  values = encoders.write_config(
     model, model_type, CLASSES[model_type], HEADS, offset=tokens.pad + 1, activation="gelu"
   )
   return values | {"bos_token_id": tokens.start, "eos_token_id": tokens.eos}
 
 
-def tensors(m: TensorMapping) -> None:
-  encoders.tensors(m, "roberta", HEADS)
-  m.copies = {
+def map_tensors(mapping: TensorMapping) -> None:
+  encoders.map_tensors(mapping, "roberta", HEADS)
+  mapping.tied = {
     "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
     "lm_head.decoder.bias": "lm_head.bias",
   }

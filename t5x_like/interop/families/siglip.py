@@ -17,26 +17,26 @@ MODELS = (siglip.Model,)
 _EOS = 1  # of the published tokenizer, which also pads with it; configs have another model's
 
 
-def build(fields: Fields, names: set[str]):
-  fields.only("architectures", ["SiglipModel"])
+def read_config(fields: Fields, tensor_names: set[str]):
+  fields.require("architectures", ["SiglipModel"])
   fields.ignore(
     "initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict"
   )
   image = fields.section("vision_config")
   text = fields.section("text_config")
-  dims, design = clip.stack(image, siglip.IMAGE, 768, 12)
-  image.only("vision_use_head", True)
+  dims, design = clip.read_encoder(image, siglip.IMAGE, 768, 12)
+  image.require("vision_use_head", True)
   vision = ImageVariant(
     dims,
     design,
-    patch=image_encoders.side(image, "patch_size", 16),
-    resolution=image_encoders.side(image, "image_size", 224),
+    patch=image_encoders.read_side(image, "patch_size", 16),
+    resolution=image_encoders.read_side(image, "image_size", 224),
     channels=image.take("num_channels", 3),
     class_tokens=0,
     head="attention_pool",
     edge="dropped",
   )
-  dims, design = clip.stack(text, siglip.TEXT, 768, 12)
+  dims, design = clip.read_encoder(text, siglip.TEXT, 768, 12)
   design = replace(
     design, position={"name": "learned", "length": text.take("max_position_embeddings", 64)}
   )
@@ -48,12 +48,12 @@ def build(fields: Fields, names: set[str]):
   text.ignore("pad_token_id", "eos_token_id")
   eos = ends if isinstance(ends, int) and 0 <= ends < vocab else _EOS
   for part in (image, text):
-    part.finish()
+    part.refuse_unused()
   words = Variant(dims, design, vocab, Tokens(None, eos=eos))
   return siglip.Model, {"variant": DualVariant(vision, words, width, "last", projection_bias=True)}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   image = model.image.variant
   text = model.variant.text
@@ -77,8 +77,8 @@ def config(model, model_type: str | None) -> dict:
   position = text.design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
     raise UserError(f"design.position of texts is {position!r}; siglip supports only 'learned'")
-  vision = clip.fields_of(model.image, "siglip_vision_model", False, "learned_1d")
-  words = clip.fields_of(model.text, "siglip_text_model", False, position)
+  vision = clip.write_encoder(model.image, "siglip_vision_model", False, "learned_1d")
+  words = clip.write_encoder(model.text, "siglip_text_model", False, position)
   return {
     "architectures": ["SiglipModel"],
     "model_type": "siglip",
@@ -96,30 +96,34 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  m.ignored = ("position_ids",)
-  variant = m.model.image.variant
+def map_tensors(mapping: TensorMapping) -> None:
+  mapping.ignored_suffixes = ("position_ids",)
+  variant = mapping.model.image.variant
   vision = "vision_model"
   words = "text_model"
-  image_encoders.patches(m, f"{vision}.embeddings.patch_embedding", "image/", variant)
-  m.copy(f"{vision}.embeddings.position_embedding.weight", "image/inputs/position/table")
-  clip.layers(m, vision, "image", variant.dims.layers)
-  m.norm(f"{vision}.post_layernorm", "image/encoder/final_norm")
-  m.fused(
+  image_encoders.map_patches(mapping, f"{vision}.embeddings.patch_embedding", "image/", variant)
+  mapping.copy(f"{vision}.embeddings.position_embedding.weight", "image/inputs/position/table")
+  clip.map_layers(mapping, vision, "image", variant.dims.layers)
+  mapping.norm(f"{vision}.post_layernorm", "image/encoder/final_norm")
+  mapping.fuse(
     f"{vision}.head.probe",
     ["image/head/query"],
     split=lambda x: [x[0]],
-    join=image_encoders.leading(1),
+    join=image_encoders.join_with_leading_axes(1),
   )
-  fused_tensors.map_stacked(m, f"{vision}.head.attention.in_proj", "image/head/attention", join="_")
-  m.linear(f"{vision}.head.attention.out_proj", "image/head/attention/out")
-  m.norm(f"{vision}.head.layernorm", "image/head/norm")
-  for theirs, ours in (("fc1", "wi"), ("fc2", "wo")):
-    m.linear(f"{vision}.head.mlp.{theirs}", f"image/head/mlp/{ours}")
-  m.copy(f"{words}.embeddings.token_embedding.weight", "text/embed/table")
-  m.copy(f"{words}.embeddings.position_embedding.weight", "text/inputs/position/table")
-  clip.layers(m, words, "text", m.model.variant.text.dims.layers)
-  m.norm(f"{words}.final_layer_norm", "text/encoder/final_norm")
-  m.linear(f"{words}.head", "projection")
-  for theirs, ours in (("logit_scale", "scale"), ("logit_bias", "bias")):
-    m.fused(theirs, [ours], split=lambda x: [x[0]], join=image_encoders.leading(1))
+  fused_tensors.map_stacked(
+    mapping, f"{vision}.head.attention.in_proj", "image/head/attention", separator="_"
+  )
+  mapping.linear(f"{vision}.head.attention.out_proj", "image/head/attention/out")
+  mapping.norm(f"{vision}.head.layernorm", "image/head/norm")
+  for hf_layer, path in (("fc1", "wi"), ("fc2", "wo")):
+    mapping.linear(f"{vision}.head.mlp.{hf_layer}", f"image/head/mlp/{path}")
+  mapping.copy(f"{words}.embeddings.token_embedding.weight", "text/embed/table")
+  mapping.copy(f"{words}.embeddings.position_embedding.weight", "text/inputs/position/table")
+  clip.map_layers(mapping, words, "text", mapping.model.variant.text.dims.layers)
+  mapping.norm(f"{words}.final_layer_norm", "text/encoder/final_norm")
+  mapping.linear(f"{words}.head", "projection")
+  for hf_layer, path in (("logit_scale", "scale"), ("logit_bias", "bias")):
+    mapping.fuse(
+      hf_layer, [path], split=lambda x: [x[0]], join=image_encoders.join_with_leading_axes(1)
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from t5x_like.architectures.window_encoder import WindowVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
@@ -18,14 +18,14 @@ MODEL_TYPES = ("swin",)
 MODELS = (swin.Model,)
 BIASED = "qkv"
 ABSOLUTE = ("none", "learned_1d", "sinusoidal_2d")  # the last is written as a table
-ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
+ATTENTION_NAMES = ("self.query", "self.key", "self.value", "output.dense")
 
 
-def build(fields: Fields, names: set[str]):
-  return swin.Model, {"variant": variant(fields, swin.VARIANTS["swin-t"], BIASED, "Swin")}
+def read_config(fields: Fields, tensor_names: set[str]):
+  return swin.Model, {"variant": read_variant(fields, swin.VARIANTS["swin-t"], BIASED, "Swin")}
 
 
-def variant(
+def read_variant(
   fields: Fields, base: WindowVariant, biased: str, classes: str, **changes
 ) -> WindowVariant:
   """Return the variant of a config.
@@ -54,20 +54,20 @@ def variant(
     depths=tuple(fields.take("depths", (2, 2, 6, 2))),
     heads=tuple(fields.take("num_heads", (3, 6, 12, 24))),
     design=design,
-    patch=image_encoders.side(fields, "patch_size", 4),
-    resolution=image_encoders.resolution(fields, "image_size", 224),
+    patch=image_encoders.read_side(fields, "patch_size", 4),
+    resolution=image_encoders.read_resolution(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     window=fields.take("window_size", 7),
     patch_position=fields.choose(
       "use_absolute_embeddings", {True: "learned_1d", False: "none"}, False
     ),
     mlp_ratio=fields.take("mlp_ratio", 4.0),
-    head=image_encoders.head(fields, f"{classes}ForImageClassification", f"{classes}Model"),
+    head=image_encoders.read_head(fields, f"{classes}ForImageClassification", f"{classes}Model"),
     **changes,
   )
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   last = model.variant.grids[-1]
   if min(last.rows, last.columns) < model.variant.window:
     found = f"the last stage has {last.rows} x {last.columns} tokens"
@@ -75,10 +75,10 @@ def config(model, model_type: str | None) -> dict:
       f"{found}, fewer than a window of {model.variant.window}, with which the library's swin fails"
     )
   design = dict(norm_position="pre", attention_scale=None, position="relative_2d")
-  return common(model, "swin", BIASED, "Swin", **design)
+  return write_shared_fields(model, "swin", BIASED, "Swin", **design)
 
 
-def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
+def write_shared_fields(model, model_type: str, biased: str, classes: str, **design) -> dict:
   """Return the fields of a model; `design` has the values required by the model type. For the rest,
   see `variant`.
 
@@ -114,7 +114,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
     raise UserError(
       f"{found}; with positions at the patches this model type supports only multiples"
     )
-  return image_encoders.head_fields(
+  return image_encoders.write_head(
     model, model_type, f"{classes}ForImageClassification", f"{classes}Model"
   ) | {
     "model_type": model_type,
@@ -123,9 +123,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
     "num_heads": list(variant.heads),
     "window_size": variant.window,
     "mlp_ratio": variant.mlp_ratio,
-    "hidden_act": next(
-      theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.design.activation
-    ),
+    "hidden_act": find_key(ACTIVATIONS, variant.design.activation),
     "layer_norm_eps": variant.design.norm_epsilon,
     "qkv_bias": biased in variant.design.biases,
     "use_absolute_embeddings": variant.patch_position != "none",
@@ -135,16 +133,16 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  def layer(theirs: str, ours: str, at: int) -> None:
-    table = f"{theirs}.attention.self.relative_position_bias_table"
-    m.copy(table, f"{ours}/layer/position/table", at)
+def map_tensors(mapping: TensorMapping) -> None:
+  def layer(hf_name: str, path: str, index: int) -> None:
+    table = f"{hf_name}.attention.self.relative_position_bias_table"
+    mapping.copy(table, f"{path}/layer/position/table", index)
 
-  body(m, "swin.", "in_norm", layer)
+  map_body(mapping, "swin.", "in_norm", layer)
 
 
-def body(
-  m: TensorMapping, prefix: str, norm: str, attention: Callable[[str, str, int], None]
+def map_body(
+  mapping: TensorMapping, prefix: str, norm: str, attention: Callable[[str, str, int], None]
 ) -> None:
   """Map all tensors.
 
@@ -154,34 +152,36 @@ def body(
     attention: maps attention's tensors besides its projections, given their layer, our sublayer and
       its index.
   """
-  classifies = "head/out/kernel" in m.names
+  classifies = "head/out/kernel" in mapping.parameter_names
   prefix = prefix if classifies else ""
-  image_encoders.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
-  m.norm(f"{prefix}embeddings.norm", "inputs/norm")
-  if m.model.variant.patch_position != "none":
-    image_encoders.positions(
-      m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position
+  image_encoders.map_patches(mapping, f"{prefix}embeddings.patch_embeddings.projection")
+  mapping.norm(f"{prefix}embeddings.norm", "inputs/norm")
+  if mapping.model.variant.patch_position != "none":
+    image_encoders.map_positions(
+      mapping, f"{prefix}embeddings.position_embeddings", "inputs", mapping.model.inputs.position
     )
-  for number, layers in enumerate(m.model.variant.depths):
+  for number, layers in enumerate(mapping.model.variant.depths):
     stage = f"stage_{number + 1}"
-    theirs = f"{prefix}encoder.layers.{number}"
-    stack = getattr(m.model, stage).stack
-    for layer, (suffix, at) in enumerate(locate_layers(stack, layers)):
+    hf_layer = f"{prefix}encoder.layers.{number}"
+    stack = getattr(mapping.model, stage).stack
+    for layer, (suffix, index) in enumerate(locate_layers(stack, layers)):
       block, self_attention, mlp = (
-        f"{theirs}.blocks.{layer}",
+        f"{hf_layer}.blocks.{layer}",
         *(f"{stage}/stack/blocks/{name}{suffix}" for name in ("self_attention", "mlp")),
       )
-      m.attention(f"{block}.attention", f"{self_attention}/layer", at, names=ATTENTION)
-      attention(block, self_attention, at)
-      m.norm(f"{block}.layernorm_before", f"{self_attention}/{norm}", at)
-      m.norm(f"{block}.layernorm_after", f"{mlp}/{norm}", at)
-      m.linear(f"{block}.intermediate.dense", f"{mlp}/layer/wi", at)
-      m.linear(f"{block}.output.dense", f"{mlp}/layer/wo", at)
+      mapping.attention(
+        f"{block}.attention", f"{self_attention}/layer", index, names=ATTENTION_NAMES
+      )
+      attention(block, self_attention, index)
+      mapping.norm(f"{block}.layernorm_before", f"{self_attention}/{norm}", index)
+      mapping.norm(f"{block}.layernorm_after", f"{mlp}/{norm}", index)
+      mapping.linear(f"{block}.intermediate.dense", f"{mlp}/layer/wi", index)
+      mapping.linear(f"{block}.output.dense", f"{mlp}/layer/wo", index)
     if number:
       before = f"{prefix}encoder.layers.{number - 1}.downsample"
-      m.linear(f"{before}.reduction", f"{stage}/entry/linear")
-      m.norm(f"{before}.norm", f"{stage}/entry/norm")
-  m.norm(f"{prefix}layernorm", "final_norm")
+      mapping.linear(f"{before}.reduction", f"{stage}/entry/linear")
+      mapping.norm(f"{before}.norm", f"{stage}/entry/norm")
+  mapping.norm(f"{prefix}layernorm", "final_norm")
   if classifies:
-    m.linear("classifier", "head/out")
-  m.ignored = ("relative_position_index", "relative_coords_table")
+    mapping.linear("classifier", "head/out")
+  mapping.ignored_suffixes = ("relative_position_index", "relative_coords_table")

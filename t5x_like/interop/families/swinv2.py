@@ -13,11 +13,11 @@ MODELS = (swin_v2.Model,)
 BIASED = "qv"
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   pretrained = tuple(fields.take("pretrained_window_sizes", ()))
   pretrained = pretrained if any(pretrained) else ()
   base = swin_v2.VARIANTS["swin-v2-t"]
-  variant = swin.variant(fields, base, BIASED, "Swinv2", pretrained_windows=pretrained)
+  variant = swin.read_variant(fields, base, BIASED, "Swinv2", pretrained_windows=pretrained)
   _check(variant)
   return swin_v2.Model, {"variant": variant}
 
@@ -37,22 +37,22 @@ def _check(variant: WindowVariant) -> None:
       )
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   _check(model.variant)
   design = dict(norm_position="res_post", attention_scale="cosine", position="log_cpb")
   pretrained = model.variant.pretrained_windows or [0] * len(model.variant.depths)
-  return swin.common(model, "swinv2", BIASED, "Swinv2", **design) | {
+  return swin.write_shared_fields(model, "swinv2", BIASED, "Swinv2", **design) | {
     "pretrained_window_sizes": list(pretrained)
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  def layer(theirs: str, ours: str, at: int) -> None:
-    attention = f"{theirs}.attention.self"
-    network = f"{ours}/layer/position"
-    m.linear(f"{attention}.continuous_position_bias_mlp.0", f"{network}/hidden", at)
-    m.linear(f"{attention}.continuous_position_bias_mlp.2", f"{network}/out", at)
+def map_tensors(mapping: TensorMapping) -> None:
+  def layer(hf_name: str, path: str, index: int) -> None:
+    attention = f"{hf_name}.attention.self"
+    network = f"{path}/layer/position"
+    mapping.linear(f"{attention}.continuous_position_bias_mlp.0", f"{network}/hidden", index)
+    mapping.linear(f"{attention}.continuous_position_bias_mlp.2", f"{network}/out", index)
     scale = dict(split=lambda x: [x.reshape(-1)], join=lambda xs: xs[0].reshape(-1, 1, 1))
-    m.fused(f"{attention}.logit_scale", [f"{ours}/layer/q_norm/log_scale"], at, **scale)
+    mapping.fuse(f"{attention}.logit_scale", [f"{path}/layer/q_norm/log_scale"], index, **scale)
 
-  swin.body(m, "swinv2.", "res_norm", layer)
+  swin.map_body(mapping, "swinv2.", "res_norm", layer)

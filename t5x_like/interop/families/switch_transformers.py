@@ -9,8 +9,8 @@ import dataclasses
 
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
-from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.families.t5 import map_stacks, refuse_others, special_ids
+from t5x_like.interop.config_fields import Fields, find_key
+from t5x_like.interop.families.t5 import map_stacks, read_special_tokens, require_t5_design
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import switch
 from t5x_like.models.t5 import V1_0
@@ -21,18 +21,18 @@ MODELS = (switch.Model,)
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   layers = fields.take("num_layers")
   heads = fields.take("num_heads")
   decoder_layers = fields.take("num_decoder_layers", layers)
   sparse = fields.take("num_sparse_encoder_layers", 3)
   every = fields.take("encoder_sparse_step", layers // sparse if sparse else 0)
-  fields.only("decoder_sparse_step", every)
+  fields.require("decoder_sparse_step", every)
   if every not in (1, 2):
     raise fields.refusal("encoder_sparse_step", every, "1 or 2")
-  fields.only("router_bias", False)
-  fields.only("router_type", "tokens_masked")
-  fields.only("feed_forward_proj", "relu")
+  fields.require("router_bias", False)
+  fields.require("router_type", "tokens_masked")
+  fields.require("feed_forward_proj", "relu")
   fields.ignore(
     "num_sparse_decoder_layers",
     "expert_capacity",
@@ -63,19 +63,19 @@ def build(fields: Fields, names: set[str]):
     },
     experts=routing,
     experts_every=every,
-    tied="lm_head.weight" not in names,
+    tied="lm_head.weight" not in tensor_names,
     logits_scale=fields.take("tie_word_embeddings", True),
   )
   dims = Dims(
     fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers
   )
-  tokens = special_ids(fields)
+  tokens = read_special_tokens(fields)
   variant = Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)
   return switch.Model, {"variant": variant}
 
 
-def config(model, model_type: str | None) -> dict:
-  refuse_others(model, activation=list(ACTIVATIONS.values()))
+def write_config(model, model_type: str | None) -> dict:
+  require_t5_design(model, activation=list(ACTIVATIONS.values()))
   variant = model.variant
   design = model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
@@ -119,7 +119,7 @@ def config(model, model_type: str | None) -> dict:
     "relative_attention_num_buckets": position.get("buckets", 32),
     "relative_attention_max_distance": position.get("max_distance", 128),
     "layer_norm_epsilon": design.norm_epsilon,
-    "dense_act_fn": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[design.activation],
+    "dense_act_fn": find_key(ACTIVATIONS, design.activation),
     "tie_word_embeddings": design.logits_scale,
     "pad_token_id": variant.tokens.pad,
     "eos_token_id": variant.tokens.eos,
@@ -127,17 +127,17 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  def feed_forward(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
-    if f"{ours}/wi/kernel" in m.names:
-      m.linear(f"{theirs}.mlp.wi", f"{ours}/wi", at)
-      m.linear(f"{theirs}.mlp.wo", f"{ours}/wo", at)
+def map_tensors(mapping: TensorMapping) -> None:
+  def feed_forward(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
+    if f"{path}/wi/kernel" in mapping.parameter_names:
+      mapping.linear(f"{hf_name}.mlp.wi", f"{path}/wi", index)
+      mapping.linear(f"{hf_name}.mlp.wo", f"{path}/wo", index)
       return
-    m.linear(f"{theirs}.mlp.router.classifier", f"{ours}/router", at)
-    for expert in range(m.model.variant.design.experts.experts):
+    mapping.linear(f"{hf_name}.mlp.router.classifier", f"{path}/router", index)
+    for expert in range(mapping.model.variant.design.experts.experts):
       for name in ("wi", "wo"):
-        m.transposed(
-          f"{theirs}.mlp.experts.expert_{expert}.{name}.weight", f"{ours}/{name}", at, expert
+        mapping.transpose(
+          f"{hf_name}.mlp.experts.expert_{expert}.{name}.weight", f"{path}/{name}", index, expert
         )
 
-  map_stacks(m, feed_forward)
+  map_stacks(mapping, feed_forward)

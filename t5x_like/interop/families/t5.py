@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
-from t5x_like.interop import decoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.hf import exact_cores, require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
 from t5x_like.models import t5
@@ -26,12 +25,12 @@ ACTIVATIONS = {
   "swish": "silu",
   "gelu_new": "gelu_tanh",
 }
-NAMES = ("q", "k", "v", "o")
+ATTENTION_NAMES = ("q", "k", "v", "o")
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   umt5 = fields.values["model_type"] == "umt5"
-  tied = "lm_head.weight" not in names
+  tied = "lm_head.weight" not in tensor_names
   # Whether the output is scaled: T5 files of the library's version 5 say so; in older files and
   # umT5, tied weights imply it; mT5 never scales.
   scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
@@ -43,8 +42,8 @@ def build(fields: Fields, names: set[str]):
   same = (
     ("gelu_new", "gelu_pytorch_tanh") if kind == "gated-gelu" else (kind.removeprefix("gated-"),)
   )
-  fields.only("dense_act_fn", *same)
-  fields.only("is_gated_act", kind.startswith("gated-"))
+  fields.require("dense_act_fn", *same)
+  fields.require("is_gated_act", kind.startswith("gated-"))
   design = dataclasses.replace(
     t5.V1_0,
     activation=activation,
@@ -63,7 +62,7 @@ def build(fields: Fields, names: set[str]):
   dims = Dims(
     fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers
   )
-  tokens = special_ids(fields)
+  tokens = read_special_tokens(fields)
   decoder_layers = fields.take("num_decoder_layers", layers)
   return t5.Model, {
     "variant": Variant(
@@ -72,7 +71,7 @@ def build(fields: Fields, names: set[str]):
   }
 
 
-def special_ids(fields: Fields) -> Tokens:
+def read_special_tokens(fields: Fields) -> Tokens:
   """Return the special ids of a config: padding starts the decoder, and the first of several end
   ids counts."""
   pad = fields.take("pad_token_id", 0)
@@ -84,7 +83,7 @@ def special_ids(fields: Fields) -> Tokens:
   )
 
 
-def refuse_others(model, **expected) -> None:
+def require_t5_design(model, **expected) -> None:
   """Refuse designs that are not T5's in the fields that are not `expected`; raise UserError that
   names the field."""
   variant = model.variant
@@ -118,13 +117,13 @@ def refuse_others(model, **expected) -> None:
     )
 
 
-def config(model, model_type: str | None) -> dict:
-  refuse_others(model, experts=None, activation=list(ACTIVATIONS.values()))
+def write_config(model, model_type: str | None) -> dict:
+  require_t5_design(model, experts=None, activation=list(ACTIVATIONS.values()))
   variant = model.variant
   design = model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
-  ours = position["name"] == "relative_bias" and "bidirectional" not in position
-  require_design(model, position=[design.position] if ours else ["relative_bias"])
+  expressible = position["name"] == "relative_bias" and "bidirectional" not in position
+  require_design(model, position=[design.position] if expressible else ["relative_bias"])
   dims = variant.dims
   if not position.get("shared", True):
     model_type = "umt5"
@@ -144,7 +143,7 @@ def config(model, model_type: str | None) -> dict:
     "relative_attention_num_buckets": position.get("buckets", 32),
     "relative_attention_max_distance": position.get("max_distance", 128),
     "layer_norm_epsilon": design.norm_epsilon,
-    "feed_forward_proj": decoders.name_of(ACTIVATIONS, design.activation),
+    "feed_forward_proj": find_key(ACTIVATIONS, design.activation),
     # the library takes it to mean scaling in this family
     "tie_word_embeddings": design.logits_scale,
     **({"scale_decoder_outputs": design.logits_scale} if model_type == "t5" else {}),
@@ -154,53 +153,63 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  map_stacks(m, dense)
+def map_tensors(mapping: TensorMapping) -> None:
+  map_stacks(mapping, map_feed_forward)
 
 
-def map_stacks(m: TensorMapping, feed_forward: Callable) -> None:
+def map_stacks(mapping: TensorMapping, feed_forward: Callable) -> None:
   """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
   block)` maps."""
-  variant = m.model.variant
-  m.copy("shared.weight", "embed/table")
-  m.copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
-  m.output("shared.weight")
-  m.ignored = ("EncDecAttention.relative_attention_bias.weight",)  # in old files, never used
+  variant = mapping.model.variant
+  mapping.copy("shared.weight", "embed/table")
+  mapping.tied = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
+  mapping.output("shared.weight")
+  mapping.ignored_suffixes = (
+    "EncDecAttention.relative_attention_bias.weight",
+  )  # in old files, never used
   for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_dims.layers)):
-    m.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
-    if f"{side}/position/table" in m.names:
-      m.copy(
+    mapping.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
+    if f"{side}/position/table" in mapping.parameter_names:
+      mapping.copy(
         f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         f"{side}/position/table",
       )
-    for layer, (suffix, at) in enumerate(locate_layers(getattr(m.model, side), layers)):
-      theirs = f"{side}.block.{layer}.layer"
-      ours = f"{side}/blocks"
-      own = f"{ours}/self_attention{suffix}/layer/position/table"
-      if own in m.names:
-        m.copy(f"{theirs}.0.SelfAttention.relative_attention_bias.weight", own, at)
-      m.attention(
-        f"{theirs}.0.SelfAttention", f"{ours}/self_attention{suffix}/layer", at, names=NAMES
+    for layer, (suffix, index) in enumerate(locate_layers(getattr(mapping.model, side), layers)):
+      hf_layer = f"{side}.block.{layer}.layer"
+      path = f"{side}/blocks"
+      own = f"{path}/self_attention{suffix}/layer/position/table"
+      if own in mapping.parameter_names:
+        mapping.copy(f"{hf_layer}.0.SelfAttention.relative_attention_bias.weight", own, index)
+      mapping.attention(
+        f"{hf_layer}.0.SelfAttention",
+        f"{path}/self_attention{suffix}/layer",
+        index,
+        names=ATTENTION_NAMES,
       )
-      m.norm(f"{theirs}.0.layer_norm", f"{ours}/self_attention{suffix}/in_norm", at)
+      mapping.norm(f"{hf_layer}.0.layer_norm", f"{path}/self_attention{suffix}/in_norm", index)
       last = 1
       if side == "decoder":
-        m.attention(
-          f"{theirs}.1.EncDecAttention", f"{ours}/cross_attention{suffix}/layer", at, names=NAMES
+        mapping.attention(
+          f"{hf_layer}.1.EncDecAttention",
+          f"{path}/cross_attention{suffix}/layer",
+          index,
+          names=ATTENTION_NAMES,
         )
-        m.norm(f"{theirs}.1.layer_norm", f"{ours}/cross_attention{suffix}/in_norm", at)
+        mapping.norm(f"{hf_layer}.1.layer_norm", f"{path}/cross_attention{suffix}/in_norm", index)
         last = 2
       name = next(
-        kind for kind in ("mlp", "moe") if f"{ours}/{kind}{suffix}/in_norm/scale" in m.names
+        kind
+        for kind in ("mlp", "moe")
+        if f"{path}/{kind}{suffix}/in_norm/scale" in mapping.parameter_names
       )
-      m.norm(f"{theirs}.{last}.layer_norm", f"{ours}/{name}{suffix}/in_norm", at)
-      feed_forward(m, f"{theirs}.{last}", f"{ours}/{name}{suffix}/layer", at)
+      mapping.norm(f"{hf_layer}.{last}.layer_norm", f"{path}/{name}{suffix}/in_norm", index)
+      feed_forward(mapping, f"{hf_layer}.{last}", f"{path}/{name}{suffix}/layer", index)
 
 
-def dense(m: TensorMapping, theirs: str, ours: str, at: int) -> None:
+def map_feed_forward(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
   """Map the feed-forward layer, gated or not."""
-  gated = f"{ours}/gate/kernel" in m.names
+  gated = f"{path}/gate/kernel" in mapping.parameter_names
   if gated:
-    m.linear(f"{theirs}.DenseReluDense.wi_0", f"{ours}/gate", at)
-  m.linear(f"{theirs}.DenseReluDense.{'wi_1' if gated else 'wi'}", f"{ours}/wi", at)
-  m.linear(f"{theirs}.DenseReluDense.wo", f"{ours}/wo", at)
+    mapping.linear(f"{hf_name}.DenseReluDense.wi_0", f"{path}/gate", index)
+  mapping.linear(f"{hf_name}.DenseReluDense.{'wi_1' if gated else 'wi'}", f"{path}/wi", index)
+  mapping.linear(f"{hf_name}.DenseReluDense.wo", f"{path}/wo", index)

@@ -12,25 +12,29 @@ CLASSIFIER = "ViTForImageClassification"
 BODY = "ViTModel"
 
 
-def build(fields: Fields, names: set[str]):
-  head = image_encoders.head(fields, CLASSIFIER, BODY, image_encoders.POOLER in names and "dense")
+def read_config(fields: Fields, tensor_names: set[str]):
+  head = image_encoders.read_head(
+    fields, CLASSIFIER, BODY, image_encoders.POOLER in tensor_names and "dense"
+  )
   return vit.Model, {
-    "variant": image_encoders.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)
+    "variant": image_encoders.read_variant(
+      fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head
+    )
   }
 
 
-def config(model, model_type: str | None) -> dict:
-  fields = image_encoders.head_fields(model, "vit", CLASSIFIER, BODY, poolers=("none", "dense"))
+def write_config(model, model_type: str | None) -> dict:
+  fields = image_encoders.write_head(model, "vit", CLASSIFIER, BODY, poolers=("none", "dense"))
   if model.variant.class_tokens != 1 or model.variant.registers:
     found = f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}"
     raise UserError(f"{found}; vit has 1 and 0")
-  return fields | image_encoders.config(model, "vit")
+  return fields | image_encoders.write_config(model, "vit")
 
 
-def tensors(m: TensorMapping) -> None:
-  classifies = "head/out/kernel" in m.names
+def map_tensors(mapping: TensorMapping) -> None:
+  classifies = "head/out/kernel" in mapping.parameter_names
   prefix = "vit." if classifies else ""
-  image_encoders.tensors(m, prefix, ("cls_token",))
+  image_encoders.map_tensors(mapping, prefix, ("cls_token",))
   if classifies:
-    m.linear("classifier", "head/out")
-  image_encoders.pooler(m, prefix)
+    mapping.linear("classifier", "head/out")
+  image_encoders.map_pooler(mapping, prefix)

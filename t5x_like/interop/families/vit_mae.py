@@ -20,23 +20,25 @@ SIZES = {  # of the decoder: their name -> our name and the default
 }
 
 
-def renamed(name: str) -> str:
+def canonical_name(name: str) -> str:
   """Rename the decoder's layers, which some versions of the library write under another name."""
   return name.replace("decoder.decoder_encoder.layer.", "decoder.decoder_layers.")
 
 
-def build(fields: Fields, names: set[str]):
-  fields.only("architectures", ["ViTMAEForPreTraining"])
+def read_config(fields: Fields, tensor_names: set[str]):
+  fields.require("architectures", ["ViTMAEForPreTraining"])
   fields.ignore("mask_ratio", "norm_pix_loss")
   head = {"name": "reconstruction"} | {
     ours: fields.take(name, default) for name, (ours, default) in SIZES.items()
   }
   return vit.Model, {
-    "variant": image_encoders.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)
+    "variant": image_encoders.read_variant(
+      fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head
+    )
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   head = (
     model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
   )
@@ -44,7 +46,7 @@ def config(model, model_type: str | None) -> dict:
     found = f"the head {head['name']!r} with {model.variant.class_tokens} class tokens"
     raise UserError(f"{found}: vit_mae has 'reconstruction' and 1")
   sizes = {name: head.get(ours, default) for name, (ours, default) in SIZES.items()}
-  fields = image_encoders.config(model, "vit_mae", ("learned_1d", "sinusoidal_2d"))
+  fields = image_encoders.write_config(model, "vit_mae", ("learned_1d", "sinusoidal_2d"))
   return (
     {"architectures": ["ViTMAEForPreTraining"]}
     | fields
@@ -53,18 +55,20 @@ def config(model, model_type: str | None) -> dict:
   )
 
 
-def tensors(m: TensorMapping) -> None:
-  image_encoders.tensors(m, "vit.", ("cls_token",))
-  m.linear("decoder.decoder_embed", "head/project")
-  m.fused(
+def map_tensors(mapping: TensorMapping) -> None:
+  image_encoders.map_tensors(mapping, "vit.", ("cls_token",))
+  mapping.linear("decoder.decoder_embed", "head/project")
+  mapping.fuse(
     "decoder.mask_token",
     ["head/mask"],
     split=lambda x: [x.reshape(-1)],
-    join=image_encoders.leading(2),
+    join=image_encoders.join_with_leading_axes(2),
   )
-  image_encoders.positions(
-    m, "decoder.decoder_pos_embed", "head/inputs", m.model.head.inputs.position
+  image_encoders.map_positions(
+    mapping, "decoder.decoder_pos_embed", "head/inputs", mapping.model.head.inputs.position
   )
-  image_encoders.layers(m, "decoder.decoder_layers", "head/decoder", m.model.head.decoder.repeats)
-  m.norm("decoder.decoder_norm", "head/decoder/final_norm")
-  m.linear("decoder.decoder_pred", "head/out")
+  image_encoders.map_layers(
+    mapping, "decoder.decoder_layers", "head/decoder", mapping.model.head.decoder.repeats
+  )
+  mapping.norm("decoder.decoder_norm", "head/decoder/final_norm")
+  mapping.linear("decoder.decoder_pred", "head/out")

@@ -29,19 +29,19 @@ _HEADS = {  # whether it classifies, and the pooling
 }
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   name = _NAME.fullmatch(fields.values["architecture"])
   if not name:
     raise fields.refusal(
       "architecture", fields.values["architecture"], "a name like vit_base_patch16_224"
     )
   width, layers, heads = SIZES[name[1]]
-  given = timm.arguments(fields)
-  given.only("reg_tokens", 0)
-  given.only("no_embed_class", False)
-  labels = timm.labels_of(fields)
+  given = timm.read_arguments(fields)
+  given.require("reg_tokens", 0)
+  given.require("no_embed_class", False)
+  labels = timm.count_labels(fields)
   pooling = fields.values.get("global_pool") or "token"
-  given.only("global_pool", pooling)
+  given.require("global_pool", pooling)
   if (labels > 0, pooling) not in _HEADS:
     raise fields.refusal("global_pool", pooling, "'token' or 'avg'")
   D = given.take("embed_dim", width)
@@ -51,19 +51,19 @@ def build(fields: Fields, names: set[str]):
     vit.VARIANTS["vit-b16"],
     dims=Dims(D, N, N, D // N, int(D * given.take("mlp_ratio", 4.0)), given.take("depth", layers)),
     design=replace(vit.DESIGN, biases=biases, layer_scale=given.take("init_values", 0.0) or None),
-    patch=image_encoders.side(given, "patch_size", int(name[2])),
-    resolution=image_encoders.resolution(
-      given, "img_size", timm.resolution_of(fields, int(name[3]))
+    patch=image_encoders.read_side(given, "patch_size", int(name[2])),
+    resolution=image_encoders.read_resolution(
+      given, "img_size", timm.read_resolution(fields, int(name[3]))
     ),
     channels=given.take("in_chans", 3),
     class_tokens=int(given.choose("class_token", {True: True, False: False}, True)),
     head=_HEADS[labels > 0, pooling] | ({"labels": labels} if labels else {}),
   )
-  given.finish()
+  given.refuse_unused()
   return vit.Model, {"variant": variant}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   dims = model.variant.dims
   spec = variant.head if isinstance(variant.head, dict) else {"name": variant.head}
@@ -79,11 +79,11 @@ def config(model, model_type: str | None) -> dict:
     raise UserError(
       f"{told}: timm's vit has 'image_classification' or 'image_features', at most 1 and 0"
     )
-  fields = image_encoders.config(model, "timm's vit", layer_scale=variant.design.layer_scale)
+  fields = image_encoders.write_config(model, "timm's vit", layer_scale=variant.design.layer_scale)
   if (fields["layer_norm_eps"], fields["hidden_act"]) != (1e-6, "gelu"):
     found = f"design.norm_epsilon is {fields['layer_norm_eps']}, activation {fields['hidden_act']}"
     raise UserError(f"{found}: timm's vit has 1e-6 and gelu")
-  return timm.config(
+  return timm.write_config(
     "vit_base_patch16_224",  # which `model_args` change
     "head",
     dims.embed,
@@ -102,28 +102,32 @@ def config(model, model_type: str | None) -> dict:
   )
 
 
-def tensors(m: TensorMapping) -> None:
-  image_encoders.patches(m, "patch_embed.proj")
-  if m.model.variant.class_tokens:
-    m.fused(
-      "cls_token", ["tokens"], 0, split=lambda x: [x.reshape(-1)], join=image_encoders.leading(2)
+def map_tensors(mapping: TensorMapping) -> None:
+  image_encoders.map_patches(mapping, "patch_embed.proj")
+  if mapping.model.variant.class_tokens:
+    mapping.fuse(
+      "cls_token",
+      ["tokens"],
+      0,
+      split=lambda x: [x.reshape(-1)],
+      join=image_encoders.join_with_leading_axes(2),
     )
-  image_encoders.positions(m, "pos_embed", "inputs", m.model.inputs.position)
-  for at in range(m.model.variant.dims.layers):
-    theirs, attention, mlp = (
-      f"blocks.{at}",
+  image_encoders.map_positions(mapping, "pos_embed", "inputs", mapping.model.inputs.position)
+  for index in range(mapping.model.variant.dims.layers):
+    hf_layer, attention, mlp = (
+      f"blocks.{index}",
       *(f"encoder/blocks/{name}" for name in ("self_attention", "mlp")),
     )
-    m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
-    fused_tensors.map_stacked(m, f"{theirs}.attn.qkv", f"{attention}/layer", at)
-    m.linear(f"{theirs}.attn.proj", f"{attention}/layer/out", at)
-    m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
-    m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)
-    m.linear(f"{theirs}.mlp.fc2", f"{mlp}/layer/wo", at)
-    for number, ours in enumerate((attention, mlp), 1):
-      if f"{ours}/res_norm/scale" in m.names:
-        m.copy(f"{theirs}.ls{number}.gamma", f"{ours}/res_norm/scale", at)
-  after = "head/norm/scale" in m.names
-  m.norm("fc_norm" if after else "norm", "head/norm" if after else "encoder/final_norm")
-  if "head/out/kernel" in m.names:
-    m.linear("head", "head/out")
+    mapping.norm(f"{hf_layer}.norm1", f"{attention}/in_norm", index)
+    fused_tensors.map_stacked(mapping, f"{hf_layer}.attn.qkv", f"{attention}/layer", index)
+    mapping.linear(f"{hf_layer}.attn.proj", f"{attention}/layer/out", index)
+    mapping.norm(f"{hf_layer}.norm2", f"{mlp}/in_norm", index)
+    mapping.linear(f"{hf_layer}.mlp.fc1", f"{mlp}/layer/wi", index)
+    mapping.linear(f"{hf_layer}.mlp.fc2", f"{mlp}/layer/wo", index)
+    for number, path in enumerate((attention, mlp), 1):
+      if f"{path}/res_norm/scale" in mapping.parameter_names:
+        mapping.copy(f"{hf_layer}.ls{number}.gamma", f"{path}/res_norm/scale", index)
+  after = "head/norm/scale" in mapping.parameter_names
+  mapping.norm("fc_norm" if after else "norm", "head/norm" if after else "encoder/final_norm")
+  if "head/out/kernel" in mapping.parameter_names:
+    mapping.linear("head", "head/out")

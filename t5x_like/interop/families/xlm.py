@@ -20,7 +20,7 @@ HEADS = (
 )
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   for name, *values in (
     ("sinusoidal_embeddings", False),
     ("causal", False),
@@ -28,7 +28,7 @@ def build(fields: Fields, names: set[str]):
     ("is_encoder", True),
     ("tie_word_embeddings", True),
   ):
-    fields.only(name, *values)
+    fields.require(name, *values)
   fields.ignore(
     "dropout",
     "attention_dropout",
@@ -65,18 +65,18 @@ def build(fields: Fields, names: set[str]):
     dims=Dims(D, N, N, D // N, 4 * D, fields.take("n_layers", 12)),
     design=design,
     vocab_size=fields.take("vocab_size", 30_145),
-    tokens=encoders.special(fields, xlm.TOKENS),
+    tokens=encoders.read_special_tokens(fields, xlm.TOKENS),
     types=languages,
-    head=encoders.find_head(fields, names, "XLM", HEADS),
+    head=encoders.read_head(fields, tensor_names, "XLM", HEADS),
   )
   return xlm.Model, {"variant": variant}
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
-  encoders.refuse_others(model, activation=["gelu", "relu"])
+  encoders.require_bert_design(model, activation=["gelu", "relu"])
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
     raise UserError(
@@ -88,7 +88,7 @@ def config(model, model_type: str | None) -> dict:
       f"{dims} with types={variant.types}, embed={variant.embed}: xlm has heads that share the "
       "width, an MLP four times as wide, a table as wide as the stack, and no language or several"
     )
-  head, labels = encoders.written_head("xlm", variant, HEADS)
+  head, labels = encoders.write_head("xlm", variant, HEADS)
   return {
     "architectures": [f"XLM{head.task}"],
     "model_type": "xlm",
@@ -109,25 +109,27 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  variant = m.model.variant
+def map_tensors(mapping: TensorMapping) -> None:
+  variant = mapping.model.variant
   name = variant.head["name"] if isinstance(variant.head, dict) else variant.head
   head = next(h for h in HEADS if h.name == name)
   body = "" if head.task == "Model" else "transformer."
-  m.ignored = ("position_ids",)
-  m.copies = {"pred_layer.proj.weight": "transformer.embeddings.weight"}
-  m.copy(f"{body}embeddings.weight", "embed/table")
-  m.copy(f"{body}position_embeddings.weight", "inputs/position/table")
+  mapping.ignored_suffixes = ("position_ids",)
+  mapping.tied = {"pred_layer.proj.weight": "transformer.embeddings.weight"}
+  mapping.copy(f"{body}embeddings.weight", "embed/table")
+  mapping.copy(f"{body}position_embeddings.weight", "inputs/position/table")
   if variant.types:
-    m.copy(f"{body}lang_embeddings.weight", "inputs/types/table")
-  m.norm(f"{body}layer_norm_emb", "inputs/norm")
-  for layer, (_, at) in enumerate(locate_layers(m.model.encoder, variant.dims.layers)):
-    ours = "encoder/blocks"
+    mapping.copy(f"{body}lang_embeddings.weight", "inputs/types/table")
+  mapping.norm(f"{body}layer_norm_emb", "inputs/norm")
+  for layer, (_, index) in enumerate(locate_layers(mapping.model.encoder, variant.dims.layers)):
+    path = "encoder/blocks"
     attention = ("q_lin", "k_lin", "v_lin", "out_lin")
-    m.attention(f"{body}attentions.{layer}", f"{ours}/self_attention/layer", at, names=attention)
-    m.norm(f"{body}layer_norm1.{layer}", f"{ours}/self_attention/out_norm", at)
-    m.linear(f"{body}ffns.{layer}.lin1", f"{ours}/mlp/layer/wi", at)
-    m.linear(f"{body}ffns.{layer}.lin2", f"{ours}/mlp/layer/wo", at)
-    m.norm(f"{body}layer_norm2.{layer}", f"{ours}/mlp/out_norm", at)
-  for theirs, ours in head.tensors.items():
-    (m.copy if ours.endswith("bias") else m.linear)(theirs, f"head/{ours}")
+    mapping.attention(
+      f"{body}attentions.{layer}", f"{path}/self_attention/layer", index, names=attention
+    )
+    mapping.norm(f"{body}layer_norm1.{layer}", f"{path}/self_attention/out_norm", index)
+    mapping.linear(f"{body}ffns.{layer}.lin1", f"{path}/mlp/layer/wi", index)
+    mapping.linear(f"{body}ffns.{layer}.lin2", f"{path}/mlp/layer/wo", index)
+    mapping.norm(f"{body}layer_norm2.{layer}", f"{path}/mlp/out_norm", index)
+  for hf_layer, path in head.tensors.items():
+    (mapping.copy if path.endswith("bias") else mapping.linear)(hf_layer, f"head/{path}")

@@ -6,7 +6,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
-from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.config_fields import Fields, find_key
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping, locate_layers
@@ -27,7 +27,7 @@ HEADS = (
 VECTORS = {"r_w_bias": "content_bias", "r_r_bias": "position_bias", "r_s_bias": "type_bias"}
 
 
-def build(fields: Fields, names: set[str]):
+def read_config(fields: Fields, tensor_names: set[str]):
   for name, *values in (
     ("attn_type", "bi"),
     ("bi_data", False),
@@ -36,19 +36,19 @@ def build(fields: Fields, names: set[str]):
     ("untie_r", True),
     ("tie_word_embeddings", True),
   ):
-    fields.only(name, *values)
+    fields.require(name, *values)
   for name, value in (
     ("summary_type", "last"),
     ("summary_use_proj", True),
     ("summary_activation", "tanh"),
   ):
-    fields.only(name, value)
+    fields.require(name, value)
   fields.ignore(
     "dropout", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top"
   )
   D = fields.take("d_model", 1024)
   N = fields.take("n_head", 16)
-  fields.only("d_head", D // N, None)
+  fields.require("d_head", D // N, None)
   dims = Dims(D, N, N, D // N, fields.take("d_inner", 4096), fields.take("n_layer", 24))
   design = dataclasses.replace(
     xlnet.DESIGN,
@@ -56,13 +56,13 @@ def build(fields: Fields, names: set[str]):
     activation=fields.choose("ff_activation", encoders.ACTIVATIONS, "gelu"),
     init_stddev=fields.values.get("initializer_range", 0.02),
   )
-  pad = encoders.special(fields, xlnet.TOKENS).pad
+  pad = encoders.read_special_tokens(fields, xlnet.TOKENS).pad
   ids = (fields.values.get(f"{name}_token_id") for name in ("cls", "sep"))
   start, eos = (
     usual if i is None else i for i, usual in zip(ids, (xlnet.TOKENS.start, xlnet.TOKENS.eos))
   )
   tokens = dataclasses.replace(xlnet.TOKENS, pad=pad, start=start, eos=eos)
-  head = encoders.find_head(fields, names, "XLNet", HEADS)
+  head = encoders.read_head(fields, tensor_names, "XLNet", HEADS)
   variant = dataclasses.replace(
     xlnet.VARIANTS["xlnet-base"], dims=dims, design=design, tokens=tokens, head=head
   )
@@ -71,7 +71,7 @@ def build(fields: Fields, names: set[str]):
   }
 
 
-def config(model, model_type: str | None) -> dict:
+def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = model.variant.dims
@@ -97,7 +97,7 @@ def config(model, model_type: str | None) -> dict:
       f"{dims} with a table of width {variant.embed}: xlnet has heads that share "
       "the width, and no other"
     )
-  head, labels = encoders.written_head("xlnet", variant, HEADS)
+  head, labels = encoders.write_head("xlnet", variant, HEADS)
   own, usual = ((tokens.start, tokens.eos) for tokens in (variant.tokens, xlnet.TOKENS))
   return {
     "architectures": [f"XLNet{head.task}"],
@@ -108,9 +108,7 @@ def config(model, model_type: str | None) -> dict:
     "n_head": dims.heads,
     "d_head": dims.head_dim,
     "d_inner": dims.mlp,
-    "ff_activation": next(
-      theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation
-    ),
+    "ff_activation": find_key(encoders.ACTIVATIONS, design.activation),
     "layer_norm_eps": design.norm_epsilon,
     "initializer_range": design.init_stddev or 0.02,
     "mem_len": None,
@@ -123,9 +121,9 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def tensors(m: TensorMapping) -> None:
-  variant = m.model.variant
-  dims = m.model.variant.dims
+def map_tensors(mapping: TensorMapping) -> None:
+  variant = mapping.model.variant
+  dims = mapping.model.variant.dims
   N = dims.heads
   H = dims.head_dim
   D = dims.embed
@@ -133,41 +131,41 @@ def tensors(m: TensorMapping) -> None:
   head = next(h for h in HEADS if h.name == name)
   body = "" if head.task == "Model" else "transformer."
 
-  def shaped(theirs: str, ours: str, shape: tuple[int, ...], *index: int) -> None:
+  def shaped(hf_name: str, path: str, shape: tuple[int, ...], *index: int) -> None:
     """Map a tensor whose axes of heads are apart."""
     flat = (-1, N * H) if len(shape) == 3 else (-1,)
-    m.fused(
-      theirs,
-      [ours],
+    mapping.fuse(
+      hf_name,
+      [path],
       *index,
       split=lambda x: [x.reshape(flat)],
       join=lambda xs: xs[0].reshape(shape),
     )
 
-  m.copy(f"{body}word_embedding.weight", "embed/table")
-  m.fused(
+  mapping.copy(f"{body}word_embedding.weight", "embed/table")
+  mapping.fuse(
     f"{body}mask_emb", ["unknown"], split=lambda x: [x[0, 0]], join=lambda xs: xs[0][None, None]
   )
-  m.copies = {"lm_loss.weight": "transformer.word_embedding.weight"}
-  for layer, (_, at) in enumerate(locate_layers(m.model.encoder, dims.layers)):
-    theirs = f"{body}layer.{layer}"
-    ours = "encoder/blocks"
-    attention = f"{ours}/self_attention/layer"
+  mapping.tied = {"lm_loss.weight": "transformer.word_embedding.weight"}
+  for layer, (_, at) in enumerate(locate_layers(mapping.model.encoder, dims.layers)):
+    hf_layer = f"{body}layer.{layer}"
+    path = "encoder/blocks"
+    attention = f"{path}/self_attention/layer"
     for theirs_of, ours_of in zip("qkvr", ("query", "key", "value", "relative")):
-      shaped(f"{theirs}.rel_attn.{theirs_of}", f"{attention}/{ours_of}/kernel", (D, N, H), at)
-    m.fused(
-      f"{theirs}.rel_attn.o",
+      shaped(f"{hf_layer}.rel_attn.{theirs_of}", f"{attention}/{ours_of}/kernel", (D, N, H), at)
+    mapping.fuse(
+      f"{hf_layer}.rel_attn.o",
       [f"{attention}/out/kernel"],
       at,
       split=lambda x: [np.ascontiguousarray(x.reshape(D, N * H).T)],
       join=lambda xs: xs[0].T.reshape(D, N, H),
     )
     for theirs_of, ours_of in VECTORS.items():
-      shaped(f"{theirs}.rel_attn.{theirs_of}", f"{attention}/{ours_of}", (N, H), at)
-    shaped(f"{theirs}.rel_attn.seg_embed", f"{attention}/types", (2, N, H), at)
-    m.norm(f"{theirs}.rel_attn.layer_norm", f"{ours}/self_attention/out_norm", at)
-    m.norm(f"{theirs}.ff.layer_norm", f"{ours}/mlp/out_norm", at)
-    m.linear(f"{theirs}.ff.layer_1", f"{ours}/mlp/layer/wi", at)
-    m.linear(f"{theirs}.ff.layer_2", f"{ours}/mlp/layer/wo", at)
-  for theirs, ours in head.tensors.items():
-    (m.copy if ours == "bias" else m.linear)(theirs, f"head/{ours}")
+      shaped(f"{hf_layer}.rel_attn.{theirs_of}", f"{attention}/{ours_of}", (N, H), at)
+    shaped(f"{hf_layer}.rel_attn.seg_embed", f"{attention}/types", (2, N, H), at)
+    mapping.norm(f"{hf_layer}.rel_attn.layer_norm", f"{path}/self_attention/out_norm", at)
+    mapping.norm(f"{hf_layer}.ff.layer_norm", f"{path}/mlp/out_norm", at)
+    mapping.linear(f"{hf_layer}.ff.layer_1", f"{path}/mlp/layer/wi", at)
+    mapping.linear(f"{hf_layer}.ff.layer_2", f"{path}/mlp/layer/wo", at)
+  for hf_layer, path in head.tensors.items():
+    (mapping.copy if path == "bias" else mapping.linear)(hf_layer, f"head/{path}")
