@@ -26,7 +26,7 @@ from t5x_like.errors import (
   TransientError,
   UserError,
 )
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.redaction import is_secret_name, redact, redact_word
 from t5x_like.terminal_text import escape_controls
 
@@ -140,7 +140,7 @@ def job(args: argparse.Namespace) -> Job:
       "no train command with a --workdir; give it after --, for example: -- python -m "
       "t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/run"
     )
-  directory(workdir)
+  check_directory(workdir)
   name = args.name or job_name(workdir)
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?", name):
     raise UserError(

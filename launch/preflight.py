@@ -29,7 +29,7 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
-from t5x_like.files.paths import directory, place
+from t5x_like.files.paths import as_path, check_directory
 
 _SIZE = 1024
 _LINK_BYTES = 2**26  # of the all-reduce, a device
@@ -107,7 +107,7 @@ def check_workdir(workdir: str) -> str:
   content = os.urandom(2**16)
   start = time.perf_counter()
   try:
-    file = place(workdir) / f".preflight-{socket.gethostname()}-{os.getpid()}"
+    file = as_path(workdir) / f".preflight-{socket.gethostname()}-{os.getpid()}"
     file.write_bytes(content)
     if file.read() != content:
       raise TransientError(
@@ -161,7 +161,7 @@ def main(argv: list[str] | None = None) -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument(
-    "--workdir", required=True, type=directory, help="the run's directory or bucket"
+    "--workdir", required=True, type=check_directory, help="the run's directory or bucket"
   )
   parser.add_argument("--devices", type=int, help="how many there should be in all")
   parser.add_argument(

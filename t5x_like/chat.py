@@ -128,7 +128,7 @@ def _opened(args):
   names = ("max_new_tokens", *_SHARED)
   options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
   model = library.opened(args.workdir, None, (), args.step, batch_size=1)
-  compile_cache.use(f"hf://{args.workdir}" if hub.is_hub_name(args.workdir) else args.workdir)
+  compile_cache.enable(f"hf://{args.workdir}" if hub.is_hub_name(args.workdir) else args.workdir)
   return model.talk(template=args.template, context=args.context, seed=args.seed, **options)
 
 

@@ -23,7 +23,7 @@ from t5x_like.errors import (
   one_line,
 )
 from t5x_like.files import streams
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.terminal_text import escape_controls
 
 _INTERRUPTED = 130
@@ -48,7 +48,11 @@ def parse(
   recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
   parser.add_argument(
-    "--workdir", required=True, type=directory, metavar="DIR", help="the run's directory, or gs://…"
+    "--workdir",
+    required=True,
+    type=check_directory,
+    metavar="DIR",
+    help="the run's directory, or gs://…",
   )
   parser.add_argument(
     "--list", action=_List, metavar="KIND", help="print all recipes, models, keys, …, and exit"
@@ -144,7 +148,7 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
       stream.reconfigure(errors="backslashreplace")
   # imports and traces leave millions of objects, but little garbage
   gc.set_threshold(100_000, 20, 20)
-  streams.protect()
+  streams.protect_streams()
   try:
     code = main(sys.argv[1:])
   except KeyboardInterrupt:  # outside the training loop, which saves and stops by itself

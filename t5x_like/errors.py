@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from t5x_like.files import store_errors, streams
-from t5x_like.files.store_errors import Kind, chain
+from t5x_like.files.store_errors import ErrorKind, error_chain
 from t5x_like.terminal_text import escape_controls
 
 EXIT_BUG = 1
@@ -91,7 +91,7 @@ def is_out_of_memory(error: BaseException) -> bool:
   """Return whether the host or a device ran out of memory."""
   return any(
     isinstance(e, MemoryError) or any(word in str(e) for word in _MEMORY_WORDS)
-    for e in chain(error)
+    for e in error_chain(error)
   )
 
 
@@ -103,11 +103,11 @@ def is_transient(error: BaseException) -> bool:
   """
   if exit_code(error) is not None:
     return error_class(error) is TransientError
-  return not is_out_of_memory(error) and store_errors.kind(error) is Kind.TRANSIENT
+  return not is_out_of_memory(error) and store_errors.error_kind(error) is ErrorKind.TRANSIENT
 
 
 def translate_error(
-  error: Exception, address: str, done: str, kind: Kind | None = None
+  error: Exception, address: str, done: str, kind: ErrorKind | None = None
 ) -> Exception:
   """Translate an object store's error to a class above; return it unchanged if it has a class or is
   a bug.
@@ -119,13 +119,13 @@ def translate_error(
   """
   if exit_code(error) is not None or is_out_of_memory(error):
     return error
-  kind = kind or store_errors.kind(error)
+  kind = kind or store_errors.error_kind(error)
   if kind is None and not isinstance(error, OSError | ValueError):
     return error
-  if kind is Kind.ABSENT:
+  if kind is ErrorKind.ABSENT:
     return FileNotFoundError(f"{address}: {kind.value}")
-  made = {Kind.DAMAGED: DamageError, Kind.TRANSIENT: TransientError}.get(kind, UserError)
-  return made(store_errors.message(kind, address, done, error))
+  made = {ErrorKind.DAMAGED: DamageError, ErrorKind.TRANSIENT: TransientError}.get(kind, UserError)
+  return made(store_errors.error_message(kind, address, done, error))
 
 
 def retry(
@@ -191,7 +191,11 @@ def error_class(error: BaseException) -> type[Exception] | None:
   kind = next((kind for kind in _ENDS if isinstance(error, kind)), None)
   cause = error.__cause__
   if kind is UserError and isinstance(cause, OSError) and not isinstance(cause, BrokenPipeError):
-    return TransientError if store_errors.of_errno(cause.errno) is Kind.TRANSIENT else UserError
+    return (
+      TransientError
+      if store_errors.kind_of_errno(cause.errno) is ErrorKind.TRANSIENT
+      else UserError
+    )
   return kind
 
 
@@ -218,7 +222,7 @@ def handle_errors(
 
   @functools.wraps(main)
   def run(*args, **kwargs) -> int:
-    streams.protect()
+    streams.protect_streams()
     try:
       code = main(*args, **kwargs) or 0
     except tuple(_ENDS) as error:
@@ -236,7 +240,7 @@ def handle_errors(
 def _code_with_output(code: int, prints_results: bool) -> int:
   """Flush stdout at a program's end, and report output that could not be written; return the exit
   code."""
-  if not isinstance(sys.stdout, streams.Stream):
+  if not isinstance(sys.stdout, streams.GuardedStream):
     return code
   sys.stdout.flush()
   if not sys.stdout.is_broken:

@@ -47,7 +47,7 @@ from t5x_like import command_line, slots, trust
 from t5x_like.benchmarks import suites
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json
-from t5x_like.files.paths import directory, is_remote
+from t5x_like.files.paths import check_directory, is_remote
 from t5x_like.interop import hub
 
 _QUESTIONS = "questions"
@@ -58,7 +58,7 @@ _OF_SUITES = (
   "questions shots max_examples steps template"
 ).split()
 _NOT_BY_STEP = ("step", "from_scratch", "compare", "questions")
-_output = functools.partial(directory, flag="--output")
+_output = functools.partial(check_directory, flag="--output")
 
 
 def _steps(text: str) -> list[int]:
@@ -192,21 +192,21 @@ def main(argv: list[str]) -> None:
   only = None if args.evals is None else args.evals.split(",")
   evaluation = Evaluation(config, run.model, build_objective(config), run.rules, only)
   open_with_recipe.check_saved_model(run, evaluation.task.vocabulary)
-  if process.first():
+  if process.is_first():
     check_writable("--workdir", args.workdir, ("evaluations",))
   step, arrays = run.restore(args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
   groups = evaluation(arrays)
   for label, group in groups.items():
-    process.say(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")
+    process.log(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")
     width = max(map(len, group.metrics))
     for name, value in group.metrics.items():
-      process.say(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
-    if process.first():
+      process.log(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
+    if process.is_first():
       folder = f"{args.workdir}/evaluations"
       name = f"{step}_{label}_{group.split}"
-      metrics = checked_json.finite(group.metrics)
+      metrics = checked_json.replace_nonfinite(group.metrics)
       content = {"step": step, "task": group.task, "split": group.split, "metrics": metrics}
       workdir.write_json(folder, f"{name}.json", content)
       if group.predictions or group.samples:
@@ -252,7 +252,7 @@ def _suite(args, overrides: list[str]) -> None:
 
   names = [] if args.suite is None else args.suite.split(",")
   trust.admit(names)
-  given = [directory(word) for word in args.workdir.split(",")]
+  given = [check_directory(word) for word in args.workdir.split(",")]
   try:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
@@ -279,7 +279,7 @@ def _suite(args, overrides: list[str]) -> None:
   form = "from_scratch" if args.from_scratch else ""
   folder = "+".join(map(custom_suites.short_name, names)) or _QUESTIONS
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / folder / form)
-  process.say(compile_cache.use(args.output if borrowed else workdirs[0]))
+  process.log(compile_cache.enable(args.output if borrowed else workdirs[0]))
   options = suite.Options(
     workdirs,
     output,
@@ -301,12 +301,12 @@ def _suite(args, overrides: list[str]) -> None:
   )
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
   if args.steps:
-    return process.say(steps.markdown(steps.run_by_step(names, options, args.steps)))
+    return process.log(steps.markdown(steps.run_by_step(names, options, args.steps)))
   found = suite.run(names, options, others)
-  process.say(tables.markdown(found))
+  process.log(tables.markdown(found))
   if not found["tasks"]:
     raise UserError(f"--questions={args.questions}: {next(iter(found['missing'].values()))}")
-  if args.compare and process.first() and not borrowed and not is_remote(workdirs[0]):
+  if args.compare and process.is_first() and not borrowed and not is_remote(workdirs[0]):
     from t5x_like import report
 
     report.write_page(workdirs[0])
@@ -363,28 +363,28 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
         "rows": digest,
         **dataclasses.asdict(options),
       }
-      done = distributed.from_first(lambda name=name: saved(name))
+      done = distributed.broadcast_from_first(lambda name=name: saved(name))
       if done is None or done["asked"] != asked:
-        process.say(f"=== {_QUESTIONS}/{name}")
+        process.log(f"=== {_QUESTIONS}/{name}")
         if asker is None:
           model = library.load(able, step=args.step, batch_size=_AT_ONCE)
-          process.say(questions.describe_template(model, args.template))
+          process.log(questions.describe_template(model, args.template))
           asker = questions.Asker(model, options)
         try:
           with rows.reporting(questions.Progress(f"{_QUESTIONS}/{name}")):
             done = {"asked": asked, "metrics": asker(file)}
           if unfinished := int(done["metrics"].get("unfinished", 0)):
-            process.say(
+            process.log(
               f"{_QUESTIONS}/{name}: {unfinished} answers reached the limit of their "
               "length before their end"
             )
         except UserError as error:
           missing[name] = str(error)
-          process.say(f"{_QUESTIONS}/{name}: left out: {error}")
+          process.log(f"{_QUESTIONS}/{name}: left out: {error}")
           continue
-        if process.first():
+        if process.is_first():
           workdir.write_json(output, f"{name}.json", done)
-      process.say(f"{_QUESTIONS}/{name}: {questions.line(done['metrics'])}")
+      process.log(f"{_QUESTIONS}/{name}: {questions.line(done['metrics'])}")
       metrics = {
         f"{options.shots}-shot/{metric}": value for metric, value in done["metrics"].items()
       }

@@ -19,7 +19,7 @@ import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import evals, recipes, slots
 from t5x_like.architectures.design import Design
-from t5x_like.checkpoints.emergency import Options
+from t5x_like.checkpoints.emergency import EmergencyOptions
 from t5x_like.data import tasks
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.training import tunings
@@ -47,7 +47,7 @@ _RECORDS = {
   "teacher": config_lib.Teacher,
   "selection": config_lib.Selection,
   "checkpoint": config_lib.Checkpoint,
-  "checkpoint.emergency": Options,
+  "checkpoint.emergency": EmergencyOptions,
 }
 _LISTED = {
   "models": "model",

@@ -57,9 +57,9 @@ def main(argv: list[str]) -> int:
   )
   args, overrides = parser.parse(argv)
   recipe = args.config.partition(":")[0]
-  json_output = outputs.Output(args.json, "--json", [recipe]) if args.json else None
+  json_output = outputs.OutputFile(args.json, "--json", [recipe]) if args.json else None
   if args.hlo:
-    outputs.Output(args.hlo, "--hlo", [recipe])  # the process that compiles writes it
+    outputs.OutputFile(args.hlo, "--hlo", [recipe])  # the process that compiles writes it
   hardware.parse(args.topology, args.slices)
   if not args.timeout_seconds > 0:
     raise UserError(f"--timeout_seconds={args.timeout_seconds:g}: expected more than 0")
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
   return _exit_code(plan)
 
 
-def _search(request, args, json_output: outputs.Output | None) -> int:
+def _search(request, args, json_output: outputs.OutputFile | None) -> int:
   from t5x_like.planning import search, table
 
   if args.search < 1 or args.step != "train":
@@ -109,7 +109,7 @@ def _print_progress(line: str) -> None:
   print(line, file=sys.stderr, flush=True)
 
 
-def _write_json(output: outputs.Output | None, plans) -> None:
+def _write_json(output: outputs.OutputFile | None, plans) -> None:
   if output:
     output.write([json.dumps(plans, indent=2) + "\n"])
 

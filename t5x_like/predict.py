@@ -141,7 +141,9 @@ def main(argv: list[str]) -> None:
     raise UserError(
       "--input=-: several processes cannot share standard input; give a file that all can read"
     )
-  output = outputs.Output(args.output, inputs=[args.input, args.texts]) if process.first() else None
+  output = (
+    outputs.OutputFile(args.output, inputs=[args.input, args.texts]) if process.is_first() else None
+  )
   with contextlib.redirect_stdout(sys.stderr if output and output.to_stdout else sys.stdout):
     answers = _answers(args, overrides)
   if output:
@@ -184,13 +186,13 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
       asked, choices, origin=f"--input={args.input}", template=template, **options
     )
   of = "files" if of_images else "lines"
-  process.say(f"{args.workdir}: step {model.step}; {len(inputs)} {of}")
+  process.log(f"{args.workdir}: step {model.step}; {len(inputs)} {of}")
   own = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
   if own and not args.embed:
-    process.say(f"settings of the model, where no flag excludes them: {', '.join(own)}")
+    process.log(f"settings of the model, where no flag excludes them: {', '.join(own)}")
   answers = texts.answered(inputs, answers)
   if skipped := images.told(answers, of):
-    process.say(f"{skipped}; `error` in the output says which")
+    process.log(f"{skipped}; `error` in the output says which")
   return answers
 
 
@@ -220,9 +222,9 @@ def _template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:
         "one by --template"
       )
   if template not in (None, "none"):
-    process.say(f"answers by {published_template.describe(template, model.vocabulary)}")
+    process.log(f"answers by {published_template.describe(template, model.vocabulary)}")
   elif args.template is None and decoder and model.chat_template() is not None:
-    process.say(
+    process.log(
       "continues texts; the model has a chat template: --template=published answers by it"
     )
   return template

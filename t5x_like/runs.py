@@ -6,8 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import train
-from t5x_like.files.mirror import copied
-from t5x_like.files.paths import directory
+from t5x_like.files.mirror import copy_small_files
+from t5x_like.files.paths import check_directory
 from t5x_like.library.task import config_of
 from t5x_like.report.writer import read_metrics
 
@@ -32,7 +32,7 @@ class Run:
   def __init__(
     self, config: str | ConfigDict, workdir: str, overrides: Sequence[str] | Mapping[str, Any] = ()
   ):
-    self.config, self.workdir = config_of(config, overrides), directory(workdir)
+    self.config, self.workdir = config_of(config, overrides), check_directory(workdir)
 
   def train(
     self,
@@ -58,4 +58,4 @@ class Run:
 
   def metrics(self) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`: `step`, and values by name."""
-    return read_metrics(copied(self.workdir))
+    return read_metrics(copy_small_files(self.workdir))

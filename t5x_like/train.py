@@ -67,14 +67,14 @@ def start(
 
   process.prepare()
   for note in notes:
-    process.say(note)
+    process.log(note)
   data.use_cache(workdir)
-  compiled = compile_cache.use(workdir)
+  compiled = compile_cache.enable(workdir)
   config = resolve(adopt_imported_model(config, read_imported(workdir), workdir))
   from t5x_like.training import loop, open_run
 
   with open_run.open_training_run(config, workdir, from_step) as made:
-    process.say(f"  {compiled}")
+    process.log(f"  {compiled}")
     made.session.callbacks += callbacks
     loop.train(made, profile=profile)
 

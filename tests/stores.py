@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store import ids, writer
 from t5x_like.store.tokens import TOKENS, TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -15,7 +15,7 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabulary=None, **about):
   """Writes a store; its shards close at the first item that ends at or after so many values of all
   arrays."""
-  work = place(f"{path}.work")
+  work = as_path(f"{path}.work")
   shards = []
   first = 0
   ends = {

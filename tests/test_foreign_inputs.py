@@ -19,7 +19,7 @@ import published
 from t5x_like import chat, evaluate, predict, train, trust, vocabularies
 from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError, handle_errors
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.library import model as library
 from t5x_like.training import workdir as workdirs
 from tests.fuzz.harness import Ground
@@ -372,7 +372,7 @@ def test_the_card_of_a_data_set_names_files_of_its_directory(value, tmp_path, ch
     f"'{value}'\n---\n# A\n"
   )
   ends = ("success",) if value.startswith("**") else ("refusal",)
-  check(handle_errors(lambda inside: hf._check_card(place(card))), *ends)
+  check(handle_errors(lambda inside: hf._check_card(as_path(card))), *ends)
 
 
 def test_a_task_of_a_program_opens_what_the_program_names(sentinels, check):
@@ -443,7 +443,7 @@ def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text):
   with pytest.raises(
     UserError, match="which this command does not name, expected one address of gs://"
   ):
-    place(text if "://" in text.partition("::")[0] else f"{text}/x")
+    as_path(text if "://" in text.partition("::")[0] else f"{text}/x")
   for name_it in (trust.admit, lambda text: trust.record_file("ours", [text], signed=True)):
     trust.begin_command(())
     trust.record_file("theirs/config.json", [text])

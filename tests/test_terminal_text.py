@@ -42,7 +42,7 @@ def test_reasons_in_a_manifest_are_printed_without_them():
 
 
 def test_what_is_said_and_warned_of_is_printed_without_them(capsys):
-  process.say(f"3 records skipped ({EVIL})")
+  process.log(f"3 records skipped ({EVIL})")
   record = logging.makeLogRecord({"msg": EVIL})
   assert "\x1b" not in capsys.readouterr().out + process._Formatter("warning: %(message)s").format(
     record

@@ -18,7 +18,7 @@ import sys
 from t5x_like import command_line
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 
 from .ladder import sizes
 
@@ -26,8 +26,10 @@ from .ladder import sizes
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.average")
-  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="of the run")
-  kind = functools.partial(directory, flag="--output")
+  parser.add_argument(
+    "--workdir", required=True, type=check_directory, metavar="DIR", help="of the run"
+  )
+  kind = functools.partial(check_directory, flag="--output")
   parser.add_argument("--output", required=True, type=kind, metavar="DIR", help="the new workdir")
   parser.add_argument(
     "--last", type=int, default=5, metavar="N", help="how many of the newest (default: 5)"
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
 
   process.prepare()
   averaged = average(args.workdir, args.output, args.last, steps)
-  process.say(f"{args.output}: the mean of steps {', '.join(map(str, averaged))} of {args.workdir}")
+  process.log(f"{args.output}: the mean of steps {', '.join(map(str, averaged))} of {args.workdir}")
 
 
 def average(workdir: str, output: str, last: int, steps: list[int] | None = None) -> list[int]:

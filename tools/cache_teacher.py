@@ -19,14 +19,18 @@ import sys
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 
 
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.cache_teacher")
   parser.add_argument(
-    "--workdir", required=True, type=directory, metavar="DIR", help="the teacher's run or model"
+    "--workdir",
+    required=True,
+    type=check_directory,
+    metavar="DIR",
+    help="the teacher's run or model",
   )
   parser.add_argument(
     "--config", required=True, metavar="RECIPE", help="the student's, whose task makes the examples"
@@ -139,7 +143,7 @@ def write(
 
   from t5x_like.data import loader
   from t5x_like.data.tasks import taught as tasks
-  from t5x_like.files.paths import place
+  from t5x_like.files.paths import as_path
   from t5x_like.store import manifest, writer
 
   (T,) = built.features["decoder_target_tokens"].shape
@@ -153,7 +157,7 @@ def write(
     else None
   )
   batches = batches or loader.eval_batches(built, batch_size=config.batch_size)
-  work = place(f"{path}.incomplete")
+  work = as_path(f"{path}.incomplete")
   work.rmtree(missing_ok=True)
   shards = []
   held = []

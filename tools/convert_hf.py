@@ -17,7 +17,7 @@ import functools
 from t5x_like import command_line, recipes, slots
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json, outputs
-from t5x_like.files.paths import directory, place
+from t5x_like.files.paths import as_path, check_directory
 from t5x_like.interop import hub
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--input", required=True, metavar="DIR", help="a Hugging Face directory or name, or a workdir"
   )
-  kind = functools.partial(directory, flag="--output")
+  kind = functools.partial(check_directory, flag="--output")
   parser.add_argument(
     "--output",
     required=True,
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _is_workdir(path: str) -> bool:
-  file = place(path) / "config.json"
+  file = as_path(path) / "config.json"
   try:
     content = file.read_bytes()
   except FileNotFoundError:
@@ -74,7 +74,7 @@ def _is_workdir(path: str) -> bool:
     raise UserError(
       f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory"
     ) from error
-  return "fingerprints" in checked_json.parsed(
+  return "fingerprints" in checked_json.parse_json(
     content, dict, str(file), "that of a workdir or a model; copy it again"
   )
 
@@ -88,7 +88,7 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
   process.prepare()
   model = library.load(workdir, step=step, rules=Rules.make(make_mesh({"data": -1})))
   model.save_hf(output, dtype)
-  process.say(f"{output}: step {model.step} of {workdir}")
+  process.log(f"{output}: step {model.step} of {workdir}")
 
 
 def _import(
@@ -135,9 +135,9 @@ def _import(
     command = (
       f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
     )
-  process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")
+  process.log(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")
   if note := sentence_pooling.pooling_mismatch(directory, "mean"):
-    process.say(note)
+    process.log(note)
 
 
 def _vocabulary(config, directory: str, sentinels: str | None):
@@ -147,10 +147,10 @@ def _vocabulary(config, directory: str, sentinels: str | None):
   from t5x_like.training import imported_weights
   from t5x_like.vocabularies.kinds import published
 
-  name = published.python_class(place(directory))
+  name = published.python_class(as_path(directory))
   if name is not None:
-    process.say(f"{directory}: its {name} is not read; the vocabulary is that of the recipe's data")
-  elif vocabularies.has_tokenizer(place(directory)):
+    process.log(f"{directory}: its {name} is not read; the vocabulary is that of the recipe's data")
+  elif vocabularies.has_tokenizer(as_path(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
     raise UserError(

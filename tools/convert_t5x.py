@@ -19,7 +19,7 @@ import functools
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.interop import t5x
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     metavar="DIR",
     help="a checkpoint, or a directory of several: the newest",
   )
-  kind = functools.partial(directory, flag="--output")
+  kind = functools.partial(check_directory, flag="--output")
   parser.add_argument(
     "--output", required=True, type=kind, metavar="WORKDIR", help="the new workdir"
   )
@@ -127,7 +127,7 @@ def _convert(args, overrides: list[str]) -> None:
   flags = "".join(f" --config.{override}" for override in overrides)
   what = "weights and Adafactor's state" if kept else "weights"
   late = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""
-  process.say(
+  process.log(
     f"{args.output}: step {step} with {what} of {checkpoint.where} and {vocabulary.size} ids in a "
     f"table of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; "
     f"train with --config={args.config} --workdir={args.output}{flags}{late}"

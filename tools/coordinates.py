@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
       f"--rate: found {rate}, expected a positive number; the schedule has no learning_rate"
     )
   widths = sizes.listed(args.widths, "--widths", str, 2)
-  output = outputs.Output(args.output) if args.output else None
+  output = outputs.OutputFile(args.output) if args.output else None
   configs = [prepared(sizes.at_size(config, width, "--widths"), rate) for width in widths]
 
   from t5x_like.runtime import process

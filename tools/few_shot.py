@@ -36,7 +36,7 @@ import sys
 from t5x_like import command_line, rows
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.inference import questions
 from t5x_like.library import model as library
 
@@ -45,7 +45,7 @@ from t5x_like.library import model as library
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
   given = "of the model, or a Hugging Face directory, or a name of the Hub"
-  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
+  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=given)
   parser.add_argument(
     "--input", required=True, action="append", metavar="FILE", help="questions; repeatable"
   )
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     )
   files = {name: questions.read(path) for name, path in questions.files(args.input).items()}
   inputs = [*(file.path for file in files.values()), args.examples]
-  output = outputs.Output(args.output, inputs=inputs) if args.output else None
+  output = outputs.OutputFile(args.output, inputs=inputs) if args.output else None
   examples = questions.read(args.examples) if args.examples else None
   options = {
     field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)

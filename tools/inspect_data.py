@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   args, overrides = parser.parse(argv)
   if args.examples < 1:
     raise UserError(f"--examples={args.examples}: expected at least 1")
-  page = outputs.Output(args.html, "--html", [args.config]) if args.html else None
+  page = outputs.OutputFile(args.html, "--html", [args.config]) if args.html else None
   config = recipes.load(args.config, overrides)
   examples, facts = examples_of(config, args.split or config.train_split, args.step, args.examples)
   if page is None:

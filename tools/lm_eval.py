@@ -14,7 +14,7 @@ from typing import Any
 from t5x_like import command_line
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.inference import prompts, strategies
 from t5x_like.inference.stops import Stops
 from t5x_like.library import model as library
@@ -139,7 +139,7 @@ def __getattr__(name: str):
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
   given = "of the model, or a Hugging Face directory, or a name of the Hub"
-  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
+  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=given)
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")
   parser.add_argument("--limit", type=float, metavar="N", help="the first N examples of each task")
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-  output = outputs.Output(args.output) if args.output else None
+  output = outputs.OutputFile(args.output) if args.output else None
   made = model_class()(
     args.workdir, batch_size=args.batch_size, longest=args.longest, start=args.start
   )

@@ -31,7 +31,7 @@ from t5x_like.corpora.job import Job, describe_skipped
 from t5x_like.corpora.tokens import PART_BYTES, TokenStoreKind, summarize_facts
 from t5x_like.errors import DamageError, TransientError, UserError, handle_errors, one_line
 from t5x_like.files import file_names
-from t5x_like.files.paths import directory, is_remote, place
+from t5x_like.files.paths import as_path, check_directory, is_remote
 from t5x_like.store.tokens import TokenStore
 from t5x_like.store.writer import SHARD_VALUES
 
@@ -60,7 +60,9 @@ def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, 
 
 def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, Any]) -> bool:
   """Return whether the store exists; raise UserError if it was made from other inputs."""
-  if not (place(path) / "manifest.json").exists() and (is_remote(path) or not os.path.exists(path)):
+  if not (as_path(path) / "manifest.json").exists() and (
+    is_remote(path) or not os.path.exists(path)
+  ):
     return False
   store = TokenStore.open(path, verify="size")
   manifest = store.manifest
@@ -97,7 +99,7 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
 
 def _check_reached(output: str) -> None:
   try:
-    place(output).exists()
+    as_path(output).exists()
   except UserError as error:
     raise UserError(f"--output={error}") from error
   except (TransientError, DamageError):
@@ -140,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--output",
     required=True,
-    type=functools.partial(directory, flag="--output"),
+    type=functools.partial(check_directory, flag="--output"),
     help="directory to make, with a token store for each split",
   )
   parser.add_argument(
@@ -230,7 +232,7 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
   words: tuple[str, ...] = ()
   if args.bad_words:
     try:
-      lines = place(args.bad_words).read_text(encoding="utf-8").splitlines()
+      lines = as_path(args.bad_words).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
     words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
@@ -286,11 +288,11 @@ def main(argv: list[str] | None = None) -> None:
   vocabulary = vocabularies.load(args.vocabulary)
   if args.split_special_tokens and vocabulary.specials_in_text:
     vocabulary = vocabulary.with_text_only()
-    args.vocabulary = f"{place(args.output)}/vocabulary"
+    args.vocabulary = f"{as_path(args.output)}/vocabulary"
     vocabulary.save(args.vocabulary)
   documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
   source = documents.source
-  root = str(place(args.output))
+  root = str(as_path(args.output))
   jobs = []
   for output, part in _plan(documents, args.split, args.validation_fraction).items():
     path = f"{root}/{output}"
@@ -302,7 +304,7 @@ def main(argv: list[str] | None = None) -> None:
     }
     if steps:
       record["cleaning"] = _cleaning(args.clean, steps)
-    name = file_names.check("--name", args.name or source.name)
+    name = file_names.check_name("--name", args.name or source.name)
     sizes = {"shard_values": args.shard_tokens, "part_bytes": args.part_bytes}
     tokens = TokenStoreKind.of(
       documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes

@@ -20,7 +20,7 @@ from typing import Any
 from t5x_like import recipes
 from t5x_like.benchmarks import comparison
 from t5x_like.errors import UserError, handle_errors
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     "--data_dir", default="data", help="directory of corpus and token store (default: %(default)s)"
   )
   given = "the run's directory (default: %(default)s)"
-  parser.add_argument("--workdir", default="runs/quickstart", type=directory, help=given)
+  parser.add_argument("--workdir", default="runs/quickstart", type=check_directory, help=given)
   parser.add_argument(
     "--steps",
     type=int,

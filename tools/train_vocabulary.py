@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from t5x_like import command_line, trust, vocabularies
 from t5x_like.errors import UserError, handle_errors, one_line
-from t5x_like.files.paths import Place, directory, place
+from t5x_like.files.paths import AnyPath, as_path, check_directory
 from t5x_like.vocabularies import MANIFEST, TOKENIZER_FILES
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
@@ -49,7 +49,7 @@ _SAY_SECONDS = 60.0
 @handle_errors
 def main(arguments: Sequence[str] | None = None) -> int:
   options = _options(arguments)
-  output = place(options.output)
+  output = as_path(options.output)
   if options.size - options.extra_ids < 8:
     raise UserError(
       f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
@@ -266,7 +266,7 @@ def _training_error(message: str, size: int) -> str:
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
 
-def _exists(output: Place, record: dict) -> bool:
+def _exists(output: AnyPath, record: dict) -> bool:
   """Return whether the output holds the vocabulary of this record; raise UserError if it holds
   another one."""
   if not (output / MANIFEST).exists():
@@ -310,7 +310,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     "--text_field", default="text", help="the key, feature or column of the text (default: text)"
   )
   parser.add_argument("--split", default="train", help="the split to train on (default: train)")
-  kind = functools.partial(directory, flag="--output")
+  kind = functools.partial(check_directory, flag="--output")
   parser.add_argument("--output", required=True, type=kind, help="the directory to write")
   parser.add_argument(
     "--size", type=int, required=True, help="the number of ids, sentinels included"

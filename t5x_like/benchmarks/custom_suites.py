@@ -37,7 +37,7 @@ from t5x_like import slots, trust
 from t5x_like.benchmarks import suites
 from t5x_like.benchmarks.suites import Benchmark, Suite
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 FORMS = {
   one.__name__: one
@@ -114,7 +114,7 @@ def short_name(name: str) -> str:
 
 def _read(path: str) -> Suite:
   try:
-    tables = tomllib.loads(place(path).read_bytes().decode())
+    tables = tomllib.loads(as_path(path).read_bytes().decode())
   except (OSError, ValueError, RecursionError) as error:
     raise UserError(f"--suite={path}: cannot be read: {one_line(error)}") from None
   trust.record_file(path, tables, str(pathlib.PurePath(path).parent))

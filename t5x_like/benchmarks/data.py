@@ -77,7 +77,9 @@ def check_available(config: Any) -> None:
     if "source" in values.get("task", {})
   }
   for source in sorted(sources):
-    if lacking := distributed.from_first(lambda source=source: _lacking(source, data_dir)):
+    if lacking := distributed.broadcast_from_first(
+      lambda source=source: _lacking(source, data_dir)
+    ):
       raise Unavailable(lacking)
   own = [values["split"] for values in config.evals.values() if "task" not in values]
   known = task_splits(config)

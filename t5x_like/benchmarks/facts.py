@@ -9,9 +9,9 @@ from typing import Any
 
 from t5x_like.benchmarks import predictions, suites
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.report.writer import read_metrics
-from t5x_like.runtime.process import environment
+from t5x_like.runtime.process import describe_environment
 from t5x_like.training import workdir as workdirs
 
 _LENGTHS = ("length", "inputs_length", "targets_length")
@@ -24,7 +24,7 @@ _VERSIONS = (
 def newest_step(workdir: str) -> list[int]:
   """Return the step of a workdir's newest checkpoint; nothing of a published model, which has
   none."""
-  if not place(f"{workdir}/checkpoints").exists():
+  if not as_path(f"{workdir}/checkpoints").exists():
     return []
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
     return checkpoints.steps()[-1:]
@@ -69,7 +69,7 @@ def describe_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]
 
 def versions() -> dict[str, Any]:
   """Return the versions that the table was made with, and the machine."""
-  found = environment()
+  found = describe_environment()
   return {name: found[name] for name in _VERSIONS if name in found}
 
 

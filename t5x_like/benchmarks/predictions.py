@@ -24,7 +24,7 @@ def median_run(result: dict[str, Any]) -> str:
 
 def read_predictions(run: str, label: str) -> PredictionRows:
   """Return the predictions of an evaluation, in order; UserError if they cannot be read."""
-  file_names.check(f"{run}: the group of a score", label, "run its suite again")
+  file_names.check_name(f"{run}: the group of a score", label, "run its suite again")
   path = pathlib.Path(run) / "predictions" / f"{label}.jsonl"
   try:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -14,7 +14,7 @@ from typing import Any
 from t5x_like.benchmarks import suite
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
 from t5x_like.training import workdir as workdirs
@@ -40,7 +40,7 @@ def run_by_step(
   _check(options.workdirs[0], steps)
   found = []
   for step in steps:
-    process.say(f"=== checkpoint {step}")
+    process.log(f"=== checkpoint {step}")
     own = dataclasses.replace(options, step=step, output=options.output / f"step-{step}")
     found.append(suite.run(names, own))
   tasks = dict.fromkeys(task for one in found for task in one["tasks"])
@@ -51,7 +51,7 @@ def run_by_step(
     "mean": [one["mean"] for one in found],
     "tasks": {task: [one["tasks"].get(task, {}).get("score") for one in found] for task in tasks},
   }
-  if process.first():
+  if process.is_first():
     workdirs.write_json(options.output, "steps.json", results)
     workdirs.write_text(options.output, "steps.md", markdown(results))
   return results
@@ -61,12 +61,12 @@ def _check(workdir: str, steps: Sequence[int]) -> None:
   """Raise UserError for a step without a checkpoint, before the first is fine-tuned."""
 
   def kept() -> list[int]:
-    if not place(f"{workdir}/checkpoints").exists():
+    if not as_path(f"{workdir}/checkpoints").exists():
       return []
     with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
       return checkpoints.steps()
 
-  known = distributed.from_first(kept)
+  known = distributed.broadcast_from_first(kept)
   if lacking := [step for step in steps if step not in known]:
     told = f"expected some of {', '.join(map(str, known))}" if known else "which has none"
     raise UserError(

@@ -136,7 +136,7 @@ def run(
     raise UserError(
       f"--data={options.data}: names the files of one task; choose it with --tasks=NAME"
     )
-  if process.first():
+  if process.is_first():
     check_writable("--output", options.output)
   parts = {}
   several = len(made) + len(others) > 1
@@ -151,15 +151,15 @@ def run(
     own = dataclasses.replace(options, output=options.output / name) if several else options
     found, missing = _suite(name, suite, kinds, own)
     parts[name] = tables.build_results(name, own, found, missing)
-    if process.first() and found and several:
+    if process.is_first() and found and several:
       tables.write_results(own.output, parts[name])
   if names and not any(part["tasks"] for part in parts.values()):
     raise _nothing(names, parts)
   parts |= {name: tables.build_results(name, options, *make()) for name, make in others.items()}
   results = tables.join_results(parts) if several else next(iter(parts.values()))
-  if other and process.first():
+  if other and process.is_first():
     results["compared"] = comparison.compare_results(other, results)
-  if process.first():
+  if process.is_first():
     tables.write_results(options.output, results)
   return results
 
@@ -188,7 +188,7 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
       if options.tasks:
         raise UserError(f"{name}/{task}: {lack}") from None
       missing[task] = str(lack)
-      process.say(f"{name}/{task}: left out: {lack}")
+      process.log(f"{name}/{task}: left out: {lack}")
   return found, missing
 
 
@@ -207,7 +207,7 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
     ]
     if not able or options.tasks and task not in options.tasks:
       continue
-    if distributed.from_first(
+    if distributed.broadcast_from_first(
       lambda folders=folders: all((folder / RESULT_FILE).exists() for folder in folders)
     ):
       continue
@@ -257,11 +257,13 @@ def _task(
   asked = _asked(workdir, benchmark, options)
   for rate, seed in _asked_for(benchmark, options):
     folder = options.output / task / _folder(rate, seed)
-    done = distributed.from_first(lambda folder=folder: _read(folder / RESULT_FILE, asked))
+    done = distributed.broadcast_from_first(
+      lambda folder=folder: _read(folder / RESULT_FILE, asked)
+    )
     done = done or _one(
       f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options
     )
-    facts = distributed.from_first(
+    facts = distributed.broadcast_from_first(
       lambda folder=folder: suite_facts.describe_run(folder, form.counted)
     )
     runs.append(done | {"facts": facts | {"truncated": done.get("truncated")}})
@@ -275,7 +277,7 @@ def _task(
   chosen = sorted(by_rate[rate], key=lambda one: one["score"])
   middle = chosen[(len(chosen) - 1) // 2]
   best = chosen[-1]
-  if benchmark.test and suite.submission and process.first():
+  if benchmark.test and suite.submission and process.is_first():
     submission.write_submission(options.output / "submission", suite, task, best["workdir"])
   return {
     "score": middle["score"],
@@ -302,17 +304,18 @@ def _one(
   options: Options,
 ) -> dict[str, Any]:
   """Fine-tune once, and write the result of the best checkpoint and its predictions."""
-  process.say(f"=== {where}: {folder.name}")
+  process.log(f"=== {where}: {folder.name}")
   asked = _asked(workdir, benchmark, options)
   if (
-    distributed.from_first(lambda: _read(folder / REQUEST_FILE, asked)) is None and process.first()
+    distributed.broadcast_from_first(lambda: _read(folder / REQUEST_FILE, asked)) is None
+    and process.is_first()
   ):
     # a run that is stopped goes on with the same flags alone
     workdirs.write_json(folder, REQUEST_FILE, {"asked": asked})
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
   with open_training_run(resolve(config), str(folder)) as tuned:
     task = tuned.made.task
-    process.say(
+    process.log(
       f"    {config.total_steps * config.batch_size / task.num_examples:.3g} epochs of "
       f"{task.num_examples:,}"
     )
@@ -322,7 +325,7 @@ def _one(
   tests = _tests(benchmark, config, options)
   step, groups = best if best and not tests else _best(config, folder, tests)
   counted = {label: group.metrics for label, group in groups.items() if label not in tests}
-  metrics = checked_json.finite(
+  metrics = checked_json.replace_nonfinite(
     {f"{label}/{key}": x for label, of in counted.items() for key, x in of.items()}
   )
   result = {
@@ -334,11 +337,11 @@ def _one(
     "metrics": metrics,
     "truncated": 100.0 * truncated,
   }
-  if process.first():
+  if process.is_first():
     for label, group in groups.items():
       workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
     workdirs.write_json(folder, RESULT_FILE, result | {"asked": asked})
-  process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
+  process.log(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
   return result
 
 
@@ -446,7 +449,7 @@ def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, An
   where = workdir if is_remote(workdir) else os.path.abspath(workdir)
   asked = {"workdir": where, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in ("epochs", "from_scratch", "max_examples")}
-  asked |= distributed.from_first(lambda: data.file_sizes(benchmark, options.data))
+  asked |= distributed.broadcast_from_first(lambda: data.file_sizes(benchmark, options.data))
   asked |= {"table": benchmark.table} if benchmark.table else {}
   asked |= {} if options.evaluations == EVALUATIONS else {"evaluations": options.evaluations}
   asked |= {} if options.submission or not benchmark.test else {"submission": False}

@@ -25,11 +25,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import slots
-from t5x_like.checkpoints.emergency_steps import NearSteps
-from t5x_like.checkpoints.manager import Checkpoints, Wanted
+from t5x_like.checkpoints.emergency_steps import EmergencySteps
+from t5x_like.checkpoints.manager import Checkpoints, StateTemplate
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import checked_json
-from t5x_like.files.paths import Place, place
+from t5x_like.files.paths import AnyPath, as_path
 from t5x_like.parallel import distributed
 
 # in the workdir
@@ -41,7 +41,7 @@ _log = logging.getLogger("t5x_like.checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class EmergencyOptions:
   """`config.checkpoint.emergency`: copies of the state near each host, beside the checkpoints.
 
   Attributes:
@@ -54,13 +54,13 @@ class Options:
   every: slots.PositiveInt = 10
 
 
-def checked(values: Any) -> ConfigDict:
+def check_options(values: Any) -> ConfigDict:
   """Return a `config.checkpoint.emergency` with all defaults.
 
   Raises:
     UserError: a key or value is wrong, or the directory is an address, or relative.
   """
-  filled = slots.fill("config.checkpoint.emergency", values, Options)
+  filled = slots.fill("config.checkpoint.emergency", values, EmergencyOptions)
   if not filled["directory"].startswith(("/", "$")):
     raise UserError(
       f"config.checkpoint.emergency.directory: found {filled['directory']!r}, expected an "
@@ -69,7 +69,7 @@ def checked(values: Any) -> ConfigDict:
   return ConfigDict(filled)
 
 
-class Starts:
+class StartHistory:
   """The starts of a run, in its workdir. They tell its copies from other runs' and from steps that
   it went back from.
 
@@ -82,7 +82,7 @@ class Starts:
     workdir: process 0 reads and writes there.
   """
 
-  def __init__(self, workdir: Place):
+  def __init__(self, workdir: AnyPath):
     self._file = workdir / FILE
     self._history = workdir / _HISTORY
     self._known = None
@@ -93,7 +93,9 @@ class Starts:
     """Id, first step and lines of each start, oldest first; all processes must ask first at the
     same time."""
     if self._known is None:
-      self._known, self._steps = distributed.from_first(lambda: [self._read(), self._past()])
+      self._known, self._steps = distributed.broadcast_from_first(
+        lambda: [self._read(), self._past()]
+      )
     return self._known
 
   @property
@@ -116,7 +118,7 @@ class Starts:
         ) from error
       return found
 
-    self._known = distributed.from_first(write)
+    self._known = distributed.broadcast_from_first(write)
 
   def counts(self, start: str, step: int) -> bool:
     """Return whether a copy of a step by a start is on the run's way."""
@@ -145,7 +147,7 @@ class Starts:
       return []
 
   def _past(self) -> list[int]:
-    rows = checked_json.rows(self._history.read() or b"", self._history, lambda row: None)
+    rows = checked_json.read_rows(self._history.read() or b"", self._history, lambda row: None)
     return [row["step"] for row, _ in rows if type(row.get("step")) is int]
 
 
@@ -170,7 +172,7 @@ def _check_owner(directory: str) -> None:
 class _Near(Checkpoints):
   """`Checkpoints` of which the steps are `NearSteps`."""
 
-  def __init__(self, directory: str, starts: Starts):
+  def __init__(self, directory: str, starts: StartHistory):
     here = os.path.expandvars(directory)
     if "$" in here:
       raise UserError(
@@ -185,7 +187,7 @@ class _Near(Checkpoints):
       ) from error
     _check_owner(here)
     super().__init__(here)
-    self._store = NearSteps(here, starts)
+    self._store = EmergencySteps(here, starts)
 
   def since(self, step: int) -> "_Near":
     """Ignore the steps before this one."""
@@ -200,7 +202,7 @@ class _Near(Checkpoints):
     """Leave damaged copies to `NearSteps`, which removes them."""
 
 
-class Emergency(Checkpoints):
+class EmergencyCheckpoints(Checkpoints):
   """Checkpoints of a run with emergency copies beside them.
 
   Args:
@@ -210,7 +212,7 @@ class Emergency(Checkpoints):
 
   def __init__(self, directory, values: Mapping[str, Any], **ordinary):
     super().__init__(directory, **ordinary)
-    self._starts = Starts(place(directory).parent)
+    self._starts = StartHistory(as_path(directory).parent)
     self._near = _Near(values["directory"], self._starts)
 
   def keep(
@@ -227,7 +229,7 @@ class Emergency(Checkpoints):
     self._near.save(step, state, metadata, before=before)
 
   def restore(
-    self, abstract_state: Wanted, step: int | None = None
+    self, abstract_state: StateTemplate, step: int | None = None
   ) -> tuple[int, dict, dict] | None:
     """As `Checkpoints.restore`, but the newest step may be an emergency copy, which is then saved
     at once as well."""
@@ -249,7 +251,9 @@ class Emergency(Checkpoints):
     self._near.since(0)
     return found
 
-  def _restore_fallback(self, abstract_state: Wanted, newest: int) -> tuple[int, dict, dict] | None:
+  def _restore_fallback(
+    self, abstract_state: StateTemplate, newest: int
+  ) -> tuple[int, dict, dict] | None:
     """Restore an ordinary checkpoint or, if the newest ones are damaged, a copy that is newer than
     the intact one."""
     damage = None

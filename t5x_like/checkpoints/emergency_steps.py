@@ -21,10 +21,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.checkpoints import manifest as checkpoint_manifest
-from t5x_like.checkpoints.manifest import Damaged
-from t5x_like.checkpoints.tensors import Copies
+from t5x_like.checkpoints.manifest import DamagedStep
+from t5x_like.checkpoints.tensors import HostCopies
 from t5x_like.errors import one_line
-from t5x_like.files.local import Local, check_below, check_owned
+from t5x_like.files.local import LocalPath, check_below, check_owned
 from t5x_like.runtime import process
 
 _MANIFEST = "manifest.json"
@@ -47,7 +47,7 @@ class Starts(Protocol):
   def counts(self, start: str, step: int) -> bool: ...
 
 
-class NearSteps:
+class EmergencySteps:
   """The steps that the processes hold near them; `orbax_steps.LocalSteps` documents the methods.
 
   A copy is a directory `<start>/<step>-<process>/`, renamed into place once whole. It is not
@@ -58,10 +58,10 @@ class NearSteps:
   """
 
   def __init__(self, directory: str, starts: Starts):
-    self._directory = Local(directory)
+    self._directory = LocalPath(directory)
     self._starts = starts
     self.least = 0
-    self._copies, self._pool = Copies(), concurrent.futures.ThreadPoolExecutor(1, "emergency")
+    self._copies, self._pool = HostCopies(), concurrent.futures.ThreadPoolExecutor(1, "emergency")
     self._writing: concurrent.futures.Future | None = None
     # the last step written or read; the manifest that all go by
     self._last = 0
@@ -115,7 +115,7 @@ class NearSteps:
     Raises:
       Damaged: no process has an intact copy of some shard; the same in all processes.
     """
-    needs = Needs(wanted)
+    needs = ShardNeeds(wanted)
     place, own = self._own(step, wanted, needs)
     places, held_P = needs.places(_from_all(np.array([place], np.int32)).ravel())
     lacking = next(
@@ -123,12 +123,12 @@ class NearSteps:
       None,
     )
     if lacking:
-      raise Damaged(
+      raise DamagedStep(
         f"no process holds some shards of tensor {lacking} ({held_P.sum()} of "
         f"{held_P.size} hold theirs)"
       )
     others = "" if held_P.all() else "; the others receive their shards over the mesh"
-    process.say(
+    process.log(
       f"step {step}: {held_P.sum()} of {held_P.size} processes read their emergency copies{others}"
     )
     self._last = step
@@ -139,7 +139,7 @@ class NearSteps:
       if held_P.all():
         found[name] = jax.make_array_from_callback(x.shape, here.sharding, _taken(mine))
       else:
-        found[name] = from_replicas(here, mine)
+        found[name] = receive_from_replicas(here, mine)
       if here.sharding != x.sharding:
         found[name] = jax.block_until_ready(jax.device_put(found[name], x.sharding))
     return found
@@ -243,10 +243,10 @@ class NearSteps:
     found = {}
     for start, one, path in self._found():
       if one == step and path.suffix != ".tmp" and self._counts(start, one):
-        with contextlib.suppress(OSError, Damaged):
+        with contextlib.suppress(OSError, DamagedStep):
           check_below(path)
           text = (path / _MANIFEST).read_bytes()
-          checkpoint_manifest.read(lambda: text, step)
+          checkpoint_manifest.read_manifest(lambda: text, step)
           found[path] = text
     return found
 
@@ -279,7 +279,7 @@ class NearSteps:
             path.parent.rmdir()
 
 
-class Needs:
+class ShardNeeds:
   """The shards that each process of a job needs.
 
   Args:
@@ -359,7 +359,9 @@ def _moved(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
   return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def from_replicas(x: jax.ShapeDtypeStruct, own: Mapping[Start, np.ndarray] | None) -> jax.Array:
+def receive_from_replicas(
+  x: jax.ShapeDtypeStruct, own: Mapping[Start, np.ndarray] | None
+) -> jax.Array:
   """Return a tensor whose shards some of the devices hold: the others receive them over the axes
   that repeat it.
 

@@ -21,9 +21,9 @@ from typing import Any
 import jax
 
 from t5x_like.checkpoints import manifest as checkpoint_manifest
-from t5x_like.checkpoints.manifest import Damaged, disk_errno, flatten, together
+from t5x_like.checkpoints.manifest import DamagedStep, disk_errno, flatten, read_in_all_processes
 from t5x_like.checkpoints.orbax_steps import LocalSteps, quiet_abandoned_tasks
-from t5x_like.checkpoints.tensors import examine, fingerprints
+from t5x_like.checkpoints.tensors import fingerprints, fingerprints_and_nonfinite
 from t5x_like.errors import (
   DamageError,
   NumericError,
@@ -33,13 +33,13 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
-from t5x_like.files.paths import is_remote, place
+from t5x_like.files.paths import as_path, is_remote
 from t5x_like.parallel import distributed
 
 _TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")
 _SECOND_LOOK_SECONDS = 0.5
 _log = logging.getLogger("t5x_like.checkpoint")
-Wanted = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
+StateTemplate = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
       step_store = ObjectSteps
     self._store = step_store(
-      str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check
+      str(as_path(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check
     )
     self._directory = os.fspath(directory)
     self._damaged = []
@@ -148,12 +148,12 @@ class Checkpoints(contextlib.AbstractContextManager):
       TransientError: this or the previous save failed, and may not when tried again.
     """
     tensors = flatten(state)
-    prints, odd = examine(tensors)
+    prints, odd = fingerprints_and_nonfinite(tensors)
     if finite and odd:
       raise NumericError(
         f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}"
       )
-    manifest = checkpoint_manifest.build(step, tensors, prints, metadata)
+    manifest = checkpoint_manifest.build_manifest(step, tensors, prints, metadata)
     if not self._used:
       self._used = True
       _before_threads_end(self.close)
@@ -179,7 +179,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     return self._store.committed(step)
 
   def restore(
-    self, abstract_state: Wanted, step: int | None = None
+    self, abstract_state: StateTemplate, step: int | None = None
   ) -> tuple[int, dict, dict] | None:
     """Read a step onto the given shardings and verify every tensor; all processes must call it.
 
@@ -214,7 +214,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     for candidate in steps[::-1] if step is None else [step]:
       try:
         state, metadata = self._restore_any_attempt(candidate, abstract_state)
-      except Damaged as damage:
+      except DamagedStep as damage:
         # a run beside this one has made room for newer steps
         if candidate not in self._store.agreed_steps():
           gone = True
@@ -267,31 +267,31 @@ class Checkpoints(contextlib.AbstractContextManager):
   def __exit__(self, *_) -> None:
     self.close()
 
-  def _restore_any_attempt(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
+  def _restore_any_attempt(self, step: int, abstract_state: StateTemplate) -> tuple[dict, dict]:
     """Read a step from the first of its attempts that is intact."""
     reasons = []
     while True:
       try:
         return self._restore_twice(step, abstract_state)
-      except Damaged as damage:
+      except DamagedStep as damage:
         reasons.append(str(damage))
       if not self._store.pass_over(step):
-        raise Damaged("; ".join(dict.fromkeys(reasons)))
+        raise DamagedStep("; ".join(dict.fromkeys(reasons)))
       _log.warning(
         "checkpoint step %d: a damaged attempt to save it is passed over: %s", step, reasons[-1]
       )
 
-  def _restore_twice(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
+  def _restore_twice(self, step: int, abstract_state: StateTemplate) -> tuple[dict, dict]:
     try:
       return self._restore_one(step, abstract_state)
-    except Damaged:
+    except DamagedStep:
       time.sleep(_SECOND_LOOK_SECONDS)
       return self._restore_one(step, abstract_state)
 
-  def _restore_one(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
+  def _restore_one(self, step: int, abstract_state: StateTemplate) -> tuple[dict, dict]:
     """Read and verify one step; every process gets the same verdict."""
     path = self._store.where(step)
-    manifest = together(path, lambda: self._manifest(step))
+    manifest = read_in_all_processes(path, lambda: self._manifest(step))
     if callable(abstract_state):
       abstract_state = abstract_state(manifest["tensors"])
     wanted = flatten(abstract_state)
@@ -302,12 +302,12 @@ class Checkpoints(contextlib.AbstractContextManager):
     }
     checkpoint_manifest.check_tensors(path, saved, wanted)
     partial = len(wanted) < len(manifest["tensors"])
-    tensors = together(path, lambda: self._store.read(step, wanted, partial))
+    tensors = read_in_all_processes(path, lambda: self._store.read(step, wanted, partial))
     found = fingerprints(tensors)
     wrong = [name for name in wanted if found[name] != manifest["tensors"][name]["fingerprint"]]
     if wrong:
       more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-      raise Damaged(
+      raise DamagedStep(
         f"tensor {wrong[0]}{more} has fingerprint {found[wrong[0]]}, saved was "
         f"{manifest['tensors'][wrong[0]]['fingerprint']}"
       )
@@ -320,14 +320,14 @@ class Checkpoints(contextlib.AbstractContextManager):
       _log.warning("checkpoints of steps %s are set aside as %s", steps, word)
 
   def _manifest(self, step: int) -> dict[str, Any]:
-    return checkpoint_manifest.read(lambda: self._store.manifest(step), step)
+    return checkpoint_manifest.read_manifest(lambda: self._store.manifest(step), step)
 
   def _check_same(self, step: int, prints: dict[str, str]) -> None:
     saved = None
     while saved is None:
       try:
         saved = self._manifest(step)["tensors"]
-      except Damaged as damage:
+      except DamagedStep as damage:
         if not self._store.pass_over(step):
           raise UserError(
             f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away"
@@ -391,7 +391,7 @@ def _before_threads_end(close: Callable[[], None]) -> None:
   getattr(threading, "_register_atexit", atexit.register)(finish)
 
 
-class SaveTimes:
+class SaveSchedule:
   """Says at which steps to save.
 
   Process 0 has the clock. It is asked again when half of the time that is left, or a twentieth of
@@ -415,7 +415,7 @@ class SaveTimes:
     same answer."""
     due = step % self._every == 0
     if not due and step >= self._look:
-      ahead = distributed.from_first(lambda: self._ahead(step))
+      ahead = distributed.broadcast_from_first(lambda: self._ahead(step))
       due = ahead == 0
       self._look = step + ahead
     if due:

@@ -22,7 +22,7 @@ from t5x_like.errors import (
 )
 from t5x_like.files import file_names, local
 from t5x_like.files.checked_json import digest
-from t5x_like.files.store_errors import chain
+from t5x_like.files.store_errors import error_chain
 
 _DISK_ERRORS = (
   errno.ENOSPC,
@@ -40,7 +40,7 @@ _DAMAGE = (DamageError, ValueError, KeyError, TypeError, EOFError, FileNotFoundE
 FORMAT = "t5x_like.checkpoint.v2"
 
 
-class Damaged(Exception):
+class DamagedStep(Exception):
   """A step that is corrupt; the message is the reason."""
 
 
@@ -73,7 +73,7 @@ def nest(named: dict[str, Any]) -> dict[str, Any]:
   return tree
 
 
-def build(
+def build_manifest(
   step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]
 ) -> dict[str, Any]:
   """Make the manifest to write: `tensors` and their fingerprints by name, with a digest over all of
@@ -91,7 +91,7 @@ def build(
   return manifest
 
 
-def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
+def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   """Read the manifest of a step, whose text `fetch` returns.
 
   Raises:
@@ -101,20 +101,22 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   """
   try:
     manifest = json.loads(fetch())
-  except local.Irregular as error:
-    raise Damaged(f"{error.filename}: {error.strerror}") from error
+  except local.IrregularFile as error:
+    raise DamagedStep(f"{error.filename}: {error.strerror}") from error
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-    raise Damaged(f"manifest: {error.strerror or one_line(error)}") from error
+    raise DamagedStep(f"manifest: {error.strerror or one_line(error)}") from error
   except ValueError as error:
-    raise Damaged(f"manifest is not JSON: {one_line(error)}") from None
+    raise DamagedStep(f"manifest is not JSON: {one_line(error)}") from None
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-    raise Damaged(f"manifest has format {found!r}, expected {FORMAT!r}")
+    raise DamagedStep(f"manifest has format {found!r}, expected {FORMAT!r}")
   if manifest.pop("digest", None) != digest(manifest) or manifest["step"] != step:
-    raise Damaged("manifest does not match its own digest")
+    raise DamagedStep("manifest does not match its own digest")
   for name in manifest["tensors"]:
     if not file_names.is_inside(name):
-      raise Damaged(f"manifest has a tensor {file_names.shown(name)}, which no checkpoint has")
+      raise DamagedStep(
+        f"manifest has a tensor {file_names.quote_name(name)}, which no checkpoint has"
+      )
   return manifest
 
 
@@ -157,7 +159,7 @@ def _or_fresh(name: str) -> str:
   )
 
 
-def together(path: str, read: Callable[[], Any]) -> Any:
+def read_in_all_processes(path: str, read: Callable[[], Any]) -> Any:
   """Call `read`, again after transient errors; if it fails in one process, it fails with the same
   verdict in all.
 
@@ -184,8 +186,8 @@ def together(path: str, read: Callable[[], Any]) -> Any:
   if verdict == "read":
     return value
   if verdict == "damaged":
-    told = isinstance(error, Damaged | DamageError)
-    raise Damaged(str(error) if told else f"a tensor cannot be read: {one_line(error)[:300]}")
+    told = isinstance(error, DamagedStep | DamageError)
+    raise DamagedStep(str(error) if told else f"a tensor cannot be read: {one_line(error)[:300]}")
   if verdict == "refused":
     if isinstance(error, UserError):
       raise error
@@ -220,13 +222,13 @@ def _verdict(error: Exception | None) -> str:
     return "refused"
   if type(error) is Exception:  # orbax's, around another
     error = error.__cause__ or error
-  return "damaged" if isinstance(error, (Damaged, *_DAMAGE)) else "failed"
+  return "damaged" if isinstance(error, (DamagedStep, *_DAMAGE)) else "failed"
 
 
 def disk_errno(error: BaseException | None) -> int | None:
   """Return the errno of the first disk error in a chain of exceptions, recognised also by its text
   alone."""
-  for link in chain(error):
+  for link in error_chain(error):
     if isinstance(link, OSError) and link.errno in _DISK_ERRORS:
       return link.errno
     for number in _DISK_ERRORS:

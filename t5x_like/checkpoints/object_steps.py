@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_like.checkpoints.manifest import Damaged
-from t5x_like.checkpoints.tensors import Copies
+from t5x_like.checkpoints.manifest import DamagedStep
+from t5x_like.checkpoints.tensors import HostCopies
 from t5x_like.errors import TransientError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.parallel import distributed
 
 _STEP = re.compile(r"([0-9]+)-[0-9a-f]{8}-([0-9]+)")
@@ -54,14 +54,14 @@ class ObjectSteps:
   def __init__(
     self, url: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None
   ):
-    self._place = place(url)
+    self._place = as_path(url)
     self._kept = kept
     self._timeout = timeout_seconds
     self._check = check
     self._saving: threading.Thread | None = None
     self._deadline = 0.0  # of the save under way
     self._failed: BaseException | None = None
-    self._copies = Copies()
+    self._copies = HostCopies()
     self._agreed: dict[int, list[str]] = {}  # the directories of each step
     self._damaged: set[str] = set()  # directories that a reader has passed over
     # the attempts that earlier runs did not finish, once listed
@@ -78,7 +78,7 @@ class ObjectSteps:
     return self._written == step
 
   def agreed_steps(self) -> list[int]:
-    self._agreed = dict(distributed.from_first(lambda: list(self._committed().items())))
+    self._agreed = dict(distributed.broadcast_from_first(lambda: list(self._committed().items())))
     return sorted(self._agreed)
 
   def pass_over(self, step: int) -> bool:
@@ -99,7 +99,7 @@ class ObjectSteps:
     for writer in range(int(_STEP.fullmatch(directory)[2])):
       index = (self._place / directory / f"tensors-{writer:05d}.json").read()
       if index is None:
-        raise Damaged(f"tensors-{writer:05d}.json is missing")
+        raise DamagedStep(f"tensors-{writer:05d}.json is missing")
       for chunk in json.loads(index):
         chunks.setdefault(chunk["name"], []).append(
           (f"{directory}/{_file(writer, chunk.get('part', 0))}", chunk)
@@ -121,7 +121,9 @@ class ObjectSteps:
     before: Callable[[], None],
   ) -> None:
     self.wait()
-    attempt = distributed.from_first(lambda: f"{step}-{uuid.uuid4().hex[:8]}-{jax.process_count()}")
+    attempt = distributed.broadcast_from_first(
+      lambda: f"{step}-{uuid.uuid4().hex[:8]}-{jax.process_count()}"
+    )
     copies = self._copies(tensors)
     index = []
     parts = [[]]
@@ -176,7 +178,7 @@ class ObjectSteps:
         self._check()
         for directory in self._directories(step):
           (self._place / directory / _ASIDE).write_text(word)
-    distributed.from_first(lambda: None)
+    distributed.broadcast_from_first(lambda: None)
     self._agreed = {step: names for step, names in self._agreed.items() if step not in steps}
 
   def _committed(self) -> dict[int, list[str]]:
@@ -228,7 +230,7 @@ class ObjectSteps:
         part[here] = read[number][there]
         filled += part[here].size
       if filled != part.size:
-        raise Damaged(f"{part.size - filled} of {part.size} values of a shard are in no object")
+        raise DamagedStep(f"{part.size - filled} of {part.size} values of a shard are in no object")
       parts[key] = part
     return parts
 
@@ -236,7 +238,7 @@ class ObjectSteps:
     part = slice(chunk["offset"], chunk["offset"] + chunk["bytes"])
     data = (self._place / file).read(part) if chunk["bytes"] else b""
     if data is None:
-      raise Damaged(f"{file} is missing, which has {chunk['name']}")
+      raise DamagedStep(f"{file} is missing, which has {chunk['name']}")
     return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
 
   def _save(

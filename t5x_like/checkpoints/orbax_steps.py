@@ -17,11 +17,11 @@ from absl import logging as absl_logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from t5x_like.checkpoints.manifest import Damaged, flatten, nest
-from t5x_like.checkpoints.tensors import Copies
+from t5x_like.checkpoints.manifest import DamagedStep, flatten, nest
+from t5x_like.checkpoints.tensors import HostCopies
 from t5x_like.errors import one_line
 from t5x_like.files import local
-from t5x_like.files.local import synced
+from t5x_like.files.local import sync
 from t5x_like.parallel import distributed
 
 _STATE = "state"
@@ -75,7 +75,7 @@ class LocalSteps:
     self._timeout = timeout_seconds
     self._check = check
     self._manager: _Manager | None = None
-    self._copies = Copies()
+    self._copies = HostCopies()
     self._pool = None
     self._saving: concurrent.futures.Future | None = None
     quiet_orbax()
@@ -98,7 +98,7 @@ class LocalSteps:
 
   def agreed_steps(self) -> list[int]:
     """Return the committed steps, as process 0 sees them; all processes must call it."""
-    return distributed.from_first(self.steps)
+    return distributed.broadcast_from_first(self.steps)
 
   def pass_over(self, step: int) -> bool:
     """Read a step from another attempt to save it from now on; return whether there is one that was
@@ -198,14 +198,14 @@ class LocalSteps:
       for folder in pathlib.Path(self._directory).glob("*.orbax-checkpoint-tmp*"):
         for path in [*folder.rglob("*"), folder]:
           with contextlib.suppress(FileNotFoundError):
-            synced(path)
+            sync(path)
 
   def _open(self) -> _Manager:
     """Return the orbax manager, made on first use, as only saving may change the directory."""
     if self._manager is None:
       count = jax.process_count()
       if count > 1:  # orbax leaves this to us
-        distributed.from_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
+        distributed.broadcast_from_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
       options = ocp.CheckpointManagerOptions(
         create=count == 1,
         multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -254,7 +254,7 @@ def read_tensors(
     tree = handler.restore(path, args=args)
   # orbax believes the JSON beside its tensors
   except (AttributeError, IndexError, RecursionError) as error:
-    raise Damaged(f"a tensor cannot be read: {one_line(error)[:300]}") from error
+    raise DamagedStep(f"a tensor cannot be read: {one_line(error)[:300]}") from error
   finally:
     handler.close()
   tensors = flatten(tree)

@@ -73,10 +73,10 @@ def _compiled(sharding: NamedSharding | None):
 
 def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
   """Return the fingerprints alone; see `examine`."""
-  return examine(tensors)[0]
+  return fingerprints_and_nonfinite(tensors)[0]
 
 
-def examine(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
+def fingerprints_and_nonfinite(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
   """Return 16 hexadecimal digits per tensor, and the names of the tensors that hold NaN or
   infinity.
 
@@ -103,7 +103,7 @@ def examine(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
   ]
 
 
-class Copies:
+class HostCopies:
   """Makes copies of tensors that stay when the tensors are donated, without waiting for them.
 
   They are in the hosts' memory. Where it holds too little, or on a platform that cannot do it,

@@ -22,8 +22,8 @@ import numpy as np
 from t5x_like.corpora import duplicates, progress_files
 from t5x_like.corpora.job import ItemBatch, Job, StoredBatch, batch_items, describe_skipped
 from t5x_like.errors import UserError
-from t5x_like.files.paths import Place
-from t5x_like.files.remote import Remote
+from t5x_like.files.paths import AnyPath
+from t5x_like.files.remote import RemotePath
 from t5x_like.store import writer
 from t5x_like.store.manifest import Array
 from t5x_like.store.shards import Shard, array_directories
@@ -50,7 +50,7 @@ def make_part(
       _make_part(job, number, record, record_path, spread)
 
 
-def _make_part(job: Job, number: int, record: dict[str, Any], record_path: Place, spread) -> None:
+def _make_part(job: Job, number: int, record: dict[str, Any], record_path: AnyPath, spread) -> None:
   items = itertools.islice(job.kind.read(number), record["read"], None)
   stream = batch_items(job.kind, items, duplicates.load_marks(job, number), record["read"])
   held = _Held(job.kind.unit)
@@ -142,7 +142,7 @@ def _write(job: Job, number: int, record: dict, made: StoredBatch) -> None:
   record["shards"].append({"read": record["read"], **counts, **dataclasses.asdict(shard)})
 
 
-def _resumed(job: Job, number: int, path: Place) -> dict[str, Any]:
+def _resumed(job: Job, number: int, path: AnyPath) -> dict[str, Any]:
   """Return the record of a part up to the first damaged shard; a fresh record if this job has
   none."""
   fresh = {"key": job.part_key(number), "done": False, "read": 0, "arrays": [], "shards": []}
@@ -186,7 +186,7 @@ def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool
   """Return a test of whether a shard is as written: by its contents or, at an address, where files
   are whole or absent, by its existence."""
   work = job.work
-  if not isinstance(work, Remote):
+  if not isinstance(work, RemotePath):
     return lambda shard: all(
       _sha256(work / array / shard["name"]) == sha256 for array, sha256 in shard["sha256"].items()
     )
@@ -212,7 +212,7 @@ def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool
   return there
 
 
-def _sha256(path: Place) -> str | None:
+def _sha256(path: AnyPath) -> str | None:
   try:
     with path.open("rb") as stream:
       return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -229,7 +229,7 @@ def load_record(job: Job, number: int) -> dict[str, Any]:
   return record
 
 
-def _save(path: Place, record: dict[str, Any]) -> None:
+def _save(path: AnyPath, record: dict[str, Any]) -> None:
   progress_files.save(path, json.dumps(record).encode())
 
 

@@ -32,7 +32,7 @@ from t5x_like.corpora.tokens import TokenStoreKind, summarize_facts
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files import checked_json, exclusive
 from t5x_like.files.locks import DirectoryInUse
-from t5x_like.files.paths import Local, Place, place
+from t5x_like.files.paths import AnyPath, Local, as_path
 from t5x_like.store import manifest as manifests
 
 _EDITION = 1  # of the result for the same request
@@ -62,7 +62,7 @@ def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
       f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1"
     )
   vocabulary = vocabularies.load(corpus.vocabulary)
-  root = str(place(corpus.cache))
+  root = str(as_path(corpus.cache))
   asked = {
     "source": corpus.source,
     "text_field": corpus.text_field,
@@ -90,7 +90,7 @@ def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
     return documents, f"{root}/{source.name}-{request}-{files}"
 
   def is_there(home: str) -> bool:
-    return (place(f"{home}/{split}") / manifests.FILE).exists()
+    return (as_path(f"{home}/{split}") / manifests.FILE).exists()
 
   with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
     documents, home = located()
@@ -133,7 +133,7 @@ def _opened(corpus: Corpus, root: str, request: str) -> Documents:
 def _stores(root: str, request: str) -> list[str]:
   """List the directories made for a request from any files, the newest last."""
   with contextlib.suppress(OSError, UserError, TransientError):
-    found = [path for path in place(root).iterdir() if f"-{request}-" in path.name]
+    found = [path for path in as_path(root).iterdir() if f"-{request}-" in path.name]
     return [os.fspath(path) for path in sorted(found, key=lambda path: path.changed() or 0)]
   return []
 
@@ -145,7 +145,7 @@ class _Waiting:
     lock: the file that shows by its time of modification that the process lives.
   """
 
-  def __init__(self, source: str, lock: Place):
+  def __init__(self, source: str, lock: AnyPath):
     self.began = self.said = self._heard = time.monotonic()
     self._source = source
     self._lock = lock
@@ -180,7 +180,7 @@ def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) ->
   its lock.
   """
   name = f".{request}.lock"
-  there = place(root)
+  there = as_path(root)
   waiting = _Waiting(source, there / name)
   with contextlib.ExitStack() as mine:
     while isinstance(there, Local) or not is_there():

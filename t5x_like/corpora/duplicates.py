@@ -19,7 +19,7 @@ from t5x_like.corpora import progress_files
 from t5x_like.corpora.cleaning import Comparison, Duplicates, Entries
 from t5x_like.corpora.job import DuplicateMarks, Job
 from t5x_like.errors import UserError
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 
 MarkedPlaces = list[tuple[int, np.ndarray]]  # parts, and places in each
 
@@ -49,7 +49,7 @@ def sign_part(job: Job, number: int) -> None:
       _sign(job, number, path)
 
 
-def _sign(job: Job, number: int, path: Place) -> None:
+def _sign(job: Job, number: int, path: AnyPath) -> None:
   pulse = progress_files.Pulse(job.progress / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
   comparing = duplicate_steps(job)
@@ -167,9 +167,9 @@ def _arrays(job: Job, kind: str, number: int) -> dict[str, np.ndarray]:
   return found
 
 
-def _path(job: Job, kind: str, number: int) -> Place:
+def _path(job: Job, kind: str, number: int) -> AnyPath:
   return job.progress / kind / f"{number:06d}"
 
 
-def _done(job: Job, one: Comparison) -> Place:
+def _done(job: Job, one: Comparison) -> AnyPath:
   return job.progress / one.name / "done"

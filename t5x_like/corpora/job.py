@@ -17,7 +17,7 @@ import numpy as np
 
 from t5x_like.corpora import cleaning
 from t5x_like.files import checked_json
-from t5x_like.files.paths import Place, is_remote, place
+from t5x_like.files.paths import AnyPath, as_path, is_remote
 from t5x_like.terminal_text import escape_controls
 from t5x_like.vocabularies import Vocabulary
 
@@ -120,19 +120,19 @@ class Job:
   source: dict[str, Any]
 
   @property
-  def work(self) -> Place:
+  def work(self) -> AnyPath:
     """The directory that becomes the store; at an address, where files appear whole, the store's
     own."""
-    return place(self.path) if is_remote(self.path) else self._beside("incomplete")
+    return as_path(self.path) if is_remote(self.path) else self._beside("incomplete")
 
   @property
-  def progress(self) -> Place:
+  def progress(self) -> AnyPath:
     """The directory of the records of finished parts."""
     return self._beside("progress")
 
-  def _beside(self, what: str) -> Place:
+  def _beside(self, what: str) -> AnyPath:
     start = self.path.rfind("/") + 1
-    return place(f"{self.path[:start]}.{self.path[start:]}.{what}")
+    return as_path(f"{self.path[:start]}.{self.path[start:]}.{what}")
 
   @functools.cached_property
   def key(self) -> str:

@@ -11,7 +11,7 @@ from t5x_like.corpora.engines import Engine
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError
 from t5x_like.files import exclusive
-from t5x_like.files.remote import Remote
+from t5x_like.files.remote import RemotePath
 
 
 def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
@@ -96,7 +96,7 @@ def _begun(job: Job) -> Iterator[Callable[[], None]]:
           f"{progress}: left by a run with other inputs or files that changed since; starting anew",
           flush=True,
         )
-      elif found := isinstance(work, Remote) and list(work.sizes()):
+      elif found := isinstance(work, RemotePath) and list(work.sizes()):
         raise UserError(
           f"{work}: found {len(found):,} files that no preparation has left there, such as "
           f"{min(found)}, expected an "

@@ -12,19 +12,19 @@ import time
 import numpy as np
 
 from t5x_like.files.locks import Lock, LocksUnsupported
-from t5x_like.files.paths import Place
-from t5x_like.files.remote import Remote
+from t5x_like.files.paths import AnyPath
+from t5x_like.files.remote import RemotePath
 
 _HEAD = 65  # a SHA-256 in hexadecimal, and a line end
 _PULSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0
 
 
-def save(path: Place, content: bytes) -> None:
+def save(path: AnyPath, content: bytes) -> None:
   path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
-def load(path: Place) -> bytes | None:
+def load(path: AnyPath) -> bytes | None:
   """Return the content written by `save`, or None."""
   try:
     data = path.read_bytes()
@@ -34,13 +34,13 @@ def load(path: Place) -> bytes | None:
   return content if data[:_HEAD] == hashlib.sha256(content).hexdigest().encode() + b"\n" else None
 
 
-def save_arrays(path: Place, **arrays: np.ndarray) -> None:
+def save_arrays(path: AnyPath, **arrays: np.ndarray) -> None:
   buffer = io.BytesIO()
   np.savez(buffer, **arrays)
   save(path, buffer.getvalue())
 
 
-def load_arrays(path: Place) -> dict[str, np.ndarray] | None:
+def load_arrays(path: AnyPath) -> dict[str, np.ndarray] | None:
   """Return the arrays written by `save_arrays`, or None."""
   content = load(path)
   if content is None:
@@ -49,9 +49,9 @@ def load_arrays(path: Place) -> dict[str, np.ndarray] | None:
     return dict(arrays)
 
 
-def mark_writing(progress: Place) -> contextlib.AbstractContextManager:
+def mark_writing(progress: AnyPath) -> contextlib.AbstractContextManager:
   """Mark a local job as being written by this process, until the block or the process ends."""
-  if isinstance(progress, Remote):
+  if isinstance(progress, RemotePath):
     return contextlib.nullcontext()
   progress.mkdir(parents=True, exist_ok=True)
   try:
@@ -60,11 +60,11 @@ def mark_writing(progress: Place) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
-def is_written(progress: Place) -> bool:
+def is_written(progress: AnyPath) -> bool:
   """Return whether a process is still marked by `mark_writing` as writing a local job; a runner's process may outlive the run
   that started it."""
   patience = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
-  while not isinstance(progress, Remote):
+  while not isinstance(progress, RemotePath):
     try:
       Lock(progress / "writers").close()
       break
@@ -81,7 +81,7 @@ class Pulse:
   """A recorder of a part's progress every few seconds, for the progress bar; call it with an amount
   of the stage."""
 
-  def __init__(self, path: Place):
+  def __init__(self, path: AnyPath):
     self._path, self._next = path, time.monotonic() + _PULSE_SECONDS
 
   def __call__(self, amount: int, done: bool = False) -> None:

@@ -11,7 +11,7 @@ from t5x_like.corpora.sources import _compression
 from t5x_like.corpora.sources._files import SPLIT_WORDS
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _FORMS = {
   ".csv": "csv",
@@ -75,7 +75,7 @@ def source_for_path(path: str) -> str:
   by_split = _SPLIT_NAME.findall(path)
   if by_split and path.startswith(f"{by_split[0][0]}="):
     return f"{_form(path, [file for _, file in by_split])}:{path}"
-  if place(path).is_dir():
+  if as_path(path).is_dir():
     return _of_directory(path.rstrip("/"))
   return f"{_form(path, [path])}:{path}"
 
@@ -85,7 +85,7 @@ def _form(given: str, files: Sequence[str]) -> str:
   forms = {format_of(file) for file in files}
   if None in forms or len(forms) > 1:
     unknown = next((file for file in files if format_of(file) is None), None)
-    if unknown and not globs.matches(unknown):
+    if unknown and not globs.find_matches(unknown):
       raise UserError(
         f"config.task.source: found nothing at {unknown!r}, expected a file or a directory; check "
         "the path"
@@ -100,7 +100,7 @@ def _form(given: str, files: Sequence[str]) -> str:
   (form,) = forms
   if form != "json":
     return form
-  starts = {_first_character(path) for file in files for path in globs.matches(file)}
+  starts = {_first_character(path) for file in files for path in globs.find_matches(file)}
   return "jsonl" if starts == {"{"} else "json"
 
 
@@ -113,13 +113,13 @@ def _first_character(path: str) -> str:
 
 
 def _of_directory(folder: str) -> str:
-  inside = globs.matches(f"{glob.escape(folder)}/*")
+  inside = globs.find_matches(f"{glob.escape(folder)}/*")
   names = [os.path.basename(path) for path in inside]
   if any(name in _SAVED_BY_DATASETS for name in names):
     return f"arrow:{folder}"
-  files = [path for path in inside if globs.kind(path) == "file" and format_of(path)]
+  files = [path for path in inside if globs.file_kind(path) == "file" and format_of(path)]
   if not files:
-    if any(globs.kind(path) == "directory" for path in inside):
+    if any(globs.file_kind(path) == "directory" for path in inside):
       return f"text_folders:{folder}"
     raise UserError(
       f"config.task.source: found no table in {folder}, expected files such as train.csv and "

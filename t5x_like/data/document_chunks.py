@@ -29,7 +29,7 @@ from t5x_like.data import cache_directory, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files import checked_json
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store.tokens import TOKENS, TokenStore
 
 BLOCK = 256  # documents
@@ -148,7 +148,7 @@ class Chunks:
     about = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
     about["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
     key = checked_json.digest(about)
-    file = place(cache_directory()) / "chunks" / key[:32]
+    file = as_path(cache_directory()) / "chunks" / key[:32]
     if found := progress_files.load_arrays(file):
       return found
     counts = self._count_all()

@@ -90,7 +90,7 @@ class _Pipeline:
         raise
       name, message = refusal.groups()
       kinds = {kind.__name__: kind for kind in (UserError, DamageError, TransientError)}
-      if name == "UserError" and store_errors.names_passing_fault(
+      if name == "UserError" and store_errors.mentions_passing_fault(
         message
       ):  # TensorFlow drops the cause
         name = "TransientError"

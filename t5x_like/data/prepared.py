@@ -35,7 +35,7 @@ from t5x_like.corpora.sources import (
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import checked_json, exclusive
 from t5x_like.files.locks import DirectoryInUse
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import Vocabulary
@@ -165,7 +165,7 @@ def _lock(path: pathlib.Path) -> Iterator[None]:
     while held is None:
       with contextlib.suppress(DirectoryInUse):
         held = exclusive.hold_directory(
-          place(path.parent), name, exclusive.WRITING, f"{name}.lease"
+          as_path(path.parent), name, exclusive.WRITING, f"{name}.lease"
         )
       time.sleep(0 if held else _LOOK_SECONDS)
   except OSError as error:

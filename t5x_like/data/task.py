@@ -152,10 +152,10 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
     filled["store"] = functools.partial(prepare, corpus)
   elif arguments.get("store") == "builtin" and "store" in slots.argument_names(function):
     filled["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepare_split")
-  file_names.check(f"{where}: its split", split, "choose another split")
+  file_names.check_name(f"{where}: its split", split, "choose another split")
   arguments = slots.fill(where, arguments, function, supplied=tuple(filled))
   task = function(**filled, **arguments)
-  file_names.check(
+  file_names.check_name(
     f"{where}: the task's name", task.name, "its files are named after it; name its data otherwise"
   )
   if user_preprocessors:

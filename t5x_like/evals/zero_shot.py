@@ -8,7 +8,7 @@ from t5x_like import trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals import EvalContext, EvalResult, _top_classes
 from t5x_like.evals._embeddings import embed_texts
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, PositiveInt
 
@@ -100,7 +100,7 @@ def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:
 def _read(path: str, classes: int) -> tuple[str, ...]:
   trust.check_location("evaluator zero_shot: names", path)
   try:
-    with place(path).open("r", encoding="utf-8") as file:
+    with as_path(path).open("r", encoding="utf-8") as file:
       names = tuple(line.strip() for line in file if line.strip())
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(

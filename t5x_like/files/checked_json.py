@@ -15,7 +15,7 @@ _log = logging.getLogger("t5x_like.workdir")
 _told: set[tuple[str, int, bytes]] = set()
 
 
-def parsed(content: bytes | str, kind: type, where: str, expected: str) -> Any:
+def parse_json(content: bytes | str, kind: type, where: str, expected: str) -> Any:
   """Return the value of a JSON text.
 
   Args:
@@ -34,11 +34,11 @@ def parsed(content: bytes | str, kind: type, where: str, expected: str) -> Any:
       f"{where}: found invalid JSON ({one_line(error)}), expected {expected}"
     ) from None
   if not isinstance(found, kind):
-    raise UserError(f"{where}: found a JSON {kind_of(found)}, expected {expected}")
+    raise UserError(f"{where}: found a JSON {json_type_name(found)}, expected {expected}")
   return found
 
 
-def kind_of(found: Any) -> str:
+def json_type_name(found: Any) -> str:
   """Return the name of a value's JSON type or, of values that JSON lacks, of their own: bytes,
   date, Decimal, …"""
   if found is None:
@@ -54,7 +54,7 @@ def kind_of(found: Any) -> str:
   return kinds.get(type(found), type(found).__name__)
 
 
-def rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:
+def read_rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:
   """Yield each line that holds an object, parsed and raw. Others, torn by a loss of power or
   edited, are told once.
 
@@ -86,6 +86,6 @@ def digest(value: Any) -> str:
   return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+def replace_nonfinite(values: Mapping[str, float]) -> dict[str, float | None]:
   """Return numbers by name, None in place of NaN and infinities, which JSON lacks."""
   return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -22,9 +22,9 @@ import fsspec
 from t5x_like.errors import TransientError, UserError, is_transient, one_line
 from t5x_like.files import store_errors
 from t5x_like.files.local import Versioned
-from t5x_like.files.store_errors import Kind
+from t5x_like.files.store_errors import ErrorKind
 
-Part = slice | None  # a range of a file's bytes; None is the whole file
+ByteRange = slice | None  # a range of a file's bytes; None is the whole file
 
 TENSORSTORE = ("gs", "s3", "http", "https")
 _PACKAGES = {
@@ -47,7 +47,7 @@ _CONTEXT = {
 }
 
 
-class Answer(NamedTuple):
+class ReadReply(NamedTuple):
   """The answer to a read; `state` is "missing" if there is no such file."""
 
   state: str
@@ -76,7 +76,7 @@ class _TensorStore:
       spec |= {"endpoint": endpoint, "aws_region": region}
     self._files = ts.KvStore.open(spec, context=ts.Context(_CONTEXT)).result()
 
-  def read(self, key: str, part: Part = None):
+  def read(self, key: str, part: ByteRange = None):
     return self._files.read(key, byte_range=part)
 
   def write(self, key: str, data: bytes | None, timeout: float) -> None:
@@ -118,17 +118,17 @@ class _Fsspec:
   def path(self, key: str) -> str:
     return f"{self._root}/{key}".rstrip("/") if self._root else key
 
-  def read(self, key: str, part: Part = None):
-    def get() -> Answer:
+  def read(self, key: str, part: ByteRange = None):
+    def get() -> ReadReply:
       try:
         start, end = (part.start, part.stop) if part else (None, None)
-        return Answer("value", self.files.cat_file(self.path(key), start=start, end=end))
+        return ReadReply("value", self.files.cat_file(self.path(key), start=start, end=end))
       except Exception as error:
-        if store_errors.kind(error) is not Kind.ABSENT:
+        if store_errors.error_kind(error) is not ErrorKind.ABSENT:
           raise
-        return Answer("missing")
+        return ReadReply("missing")
 
-    return pool().submit(get)
+    return thread_pool().submit(get)
 
   def write(self, key: str, data: bytes | None, timeout: float) -> None:
     if data is None:
@@ -192,23 +192,27 @@ Client = _TensorStore | _Fsspec
 
 
 @functools.cache
-def pool() -> concurrent.futures.ThreadPoolExecutor:
+def thread_pool() -> concurrent.futures.ThreadPoolExecutor:
   return concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
 
 
 @functools.lru_cache(64)
-def client(root: str) -> Client:
+def open_client(root: str) -> Client:
   """Return the client of the files below `scheme://bucket/`.
 
   Raises:
     UserError: the address cannot be used, or needs a package that is not installed.
     TransientError: the address cannot be used now.
   """
-  return _opened(root, _TensorStore) if root.partition("://")[0] in TENSORSTORE else asked(root)
+  return (
+    _opened(root, _TensorStore)
+    if root.partition("://")[0] in TENSORSTORE
+    else open_fsspec_client(root)
+  )
 
 
 @functools.lru_cache(64)
-def asked(root: str) -> _Fsspec:
+def open_fsspec_client(root: str) -> _Fsspec:
   """Return fsspec's client, which knows sizes, patterns and buckets; see `client`."""
   return _opened(root, _Fsspec)
 

@@ -4,20 +4,20 @@ import errno
 import os
 
 from t5x_like.files.leases import Lease
-from t5x_like.files.local import Local
+from t5x_like.files.local import LocalPath
 from t5x_like.files.locks import (
   DirectoryInUse,
   Lock,
   LocksUnsupported,
   locks_reach_other_hosts,
 )
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 
 WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
 
 
 def hold_directory(
-  directory: Place, name: str, doing: str, lease: str, beats: float | None = None
+  directory: AnyPath, name: str, doing: str, lease: str, beats: float | None = None
 ) -> Lock | Lease:
   """Keep other processes out of a directory until the result is closed: by a lock, or a lease where
   there are none.
@@ -33,7 +33,7 @@ def hold_directory(
     DirectoryInUse: another process has it.
     OSError: the lock file cannot be written.
   """
-  if isinstance(directory, Local):
+  if isinstance(directory, LocalPath):
     directory.mkdir(parents=True, exist_ok=True)
     try:
       if not locks_reach_other_hosts(os.fspath(directory)):

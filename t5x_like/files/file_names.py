@@ -37,7 +37,7 @@ def is_inside(path: Any) -> bool:
   return bool(parts) and all(map(is_name, parts))
 
 
-def check(where: str, text: Any, remedy: str = "give it another name") -> str:
+def check_name(where: str, text: Any, remedy: str = "give it another name") -> str:
   """Return a name after checking that it may name a file.
 
   Args:
@@ -47,17 +47,17 @@ def check(where: str, text: Any, remedy: str = "give it another name") -> str:
     UserError: it is no valid name.
   """
   if not is_name(text):
-    raise UserError(f"{where}: found {shown(text)}, expected {RULE}; {remedy}")
+    raise UserError(f"{where}: found {quote_name(text)}, expected {RULE}; {remedy}")
   return text
 
 
-def check_all(where: str, texts: Iterable[Any], remedy: str = "give it another name") -> None:
+def check_names(where: str, texts: Iterable[Any], remedy: str = "give it another name") -> None:
   """Check several names; raise UserError for the first invalid name."""
   for text in texts:
-    check(where, text, remedy)
+    check_name(where, text, remedy)
 
 
-def shown(value: Any) -> str:
+def quote_name(value: Any) -> str:
   """Format a value for a message, shortened to fit on one line."""
   text = ascii(value)
   return text if len(text) <= 120 else f"{text[:100]}..."

@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterator
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.paths import is_remote, place
-from t5x_like.files.remote import Remote
+from t5x_like.files.paths import as_path, is_remote
+from t5x_like.files.remote import RemotePath
 
 _RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 _MOST_NUMBERS = 100_000
@@ -41,16 +41,16 @@ def expand(pattern: str) -> list[str]:
   ]
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
   """Return the path from the root of the file system; an address is one already."""
-  return str(place(path)) if is_remote(path) else os.path.abspath(place(path))
+  return str(as_path(path)) if is_remote(path) else os.path.abspath(as_path(path))
 
 
-def kind(path: str) -> str:
+def file_kind(path: str) -> str:
   """Return `file`, `directory`, or a phrase for another kind of path; raise UserError if it cannot
   be examined."""
-  file = place(path)
-  if isinstance(file, Remote):
+  file = as_path(path)
+  if isinstance(file, RemotePath):
     return file.about()["type"]
   try:
     mode = os.stat(file).st_mode
@@ -67,14 +67,14 @@ def kind(path: str) -> str:
   return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
 
 
-def matches(pattern: str) -> list[str]:
+def find_matches(pattern: str) -> list[str]:
   """Return the sorted paths that match a glob pattern, or the pattern itself if something has that
   name.
 
   Raises:
     UserError: a directory cannot be listed, or the pattern is too long for a name.
   """
-  found = place(pattern)
+  found = as_path(pattern)
   try:
     if found.exists():
       return [pattern]
@@ -84,10 +84,12 @@ def matches(pattern: str) -> list[str]:
     raise UserError(
       f"{pattern[:80]}…: found a path of {len(pattern)} characters, too long for a file's name"
     ) from None
-  return list(found.matches()) if isinstance(found, Remote) else sorted(_local_matches(str(found)))
+  return (
+    list(found.matches()) if isinstance(found, RemotePath) else sorted(_local_matches(str(found)))
+  )
 
 
-def listed(pattern: str) -> dict[str, tuple[str, int | None]]:
+def list_matches(pattern: str) -> dict[str, tuple[str, int | None]]:
   """List what matches a pattern at an address, with (kind, size or None), in few requests.
 
   A range of numbers matches anything. Nothing is listed for other patterns, on a web server, or if
@@ -97,7 +99,7 @@ def listed(pattern: str) -> dict[str, tuple[str, int | None]]:
   if not is_remote(every) or every.lower().startswith("http") or not glob.has_magic(every):
     return {}
   try:
-    return place(every).matches()
+    return as_path(every).matches()
   except UserError:
     if glob.has_magic(pattern):
       raise

@@ -11,7 +11,7 @@ import uuid
 
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.locks import DirectoryInUse
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 
 SECONDS = 60.0  # after which the lease of a dead process is taken over
 _BEATS = 6  # signs of life during the time after which a silent lease may be taken
@@ -42,7 +42,7 @@ class Lease:
     TransientError: on entering, if it can be neither made nor read.
   """
 
-  def __init__(self, directory: Place, name: str, doing: str, seconds: float | None = None):
+  def __init__(self, directory: AnyPath, name: str, doing: str, seconds: float | None = None):
     self._directory = str(directory)
     self._file = directory / name
     self._doing = doing

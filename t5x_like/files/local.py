@@ -29,7 +29,7 @@ class Versioned(NamedTuple):
   version: Any
 
 
-class Irregular(OSError):
+class IrregularFile(OSError):
   """A pipe, device, socket or circle of links stands where a file is expected: reading it could
   wait for ever."""
 
@@ -40,7 +40,7 @@ def irregular_kind(path) -> str | None:
   return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
 
 
-def check(path) -> None:
+def check_regular(path) -> None:
   """Raise Irregular if a path leads to a pipe, device or socket, or to itself, and OSError if it
   leads nowhere."""
   try:
@@ -50,7 +50,7 @@ def check(path) -> None:
       raise
     kind = "a link to itself"
   if kind:
-    raise Irregular(errno.EINVAL, f"found {kind}, expected a file", os.fspath(path))
+    raise IrregularFile(errno.EINVAL, f"found {kind}, expected a file", os.fspath(path))
 
 
 def check_link(path) -> None:
@@ -66,7 +66,7 @@ def check_link(path) -> None:
     folder = os.path.dirname(os.path.dirname(folder))
   target = os.path.realpath(path)
   if not f"{target}/".startswith(f"{os.path.realpath(folder).rstrip('/')}/"):
-    raise Irregular(
+    raise IrregularFile(
       errno.EINVAL, f"found a link to {target}, expected a file of this directory", os.fspath(path)
     )
 
@@ -80,19 +80,19 @@ def check_owned(folder) -> None:
   """
   about = os.lstat(folder)
   if not stat.S_ISDIR(about.st_mode):
-    raise Irregular(
+    raise IrregularFile(
       errno.ENOTDIR, "found a link or a file, expected a directory", os.fspath(folder)
     )
   if about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.geteuid()):
     return
   if about.st_uid != os.geteuid():
-    raise Irregular(
+    raise IrregularFile(
       errno.EPERM,
       f"found a directory of user {about.st_uid}, expected one of yours",
       os.fspath(folder),
     )
   if about.st_mode & stat.S_IWOTH:
-    raise Irregular(
+    raise IrregularFile(
       errno.EPERM, "found a directory that everybody may write; chmod o-w it", os.fspath(folder)
     )
 
@@ -102,8 +102,8 @@ def check_below(folder) -> None:
   for parent, _, names in os.walk(folder):
     for name in names:
       try:
-        check(os.path.join(parent, name))
-      except Irregular:
+        check_regular(os.path.join(parent, name))
+      except IrregularFile:
         raise
       except OSError:  # left to the reader, who knows what the file is for
         continue
@@ -115,11 +115,11 @@ def _version(file: int) -> tuple[int, int, int]:
   return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def content(path) -> bytes | None:
+def read_content(path) -> bytes | None:
   """Return the bytes of a run's file, None if there is none; raise UserError if it is no file, or
   cannot be read."""
   try:
-    return Local(path).read_bytes()
+    return LocalPath(path).read_bytes()
   except FileNotFoundError:
     return None
   except OSError as error:
@@ -129,7 +129,7 @@ def content(path) -> bytes | None:
     ) from error
 
 
-def synced(path) -> None:
+def sync(path) -> None:
   """Flush a file, or a directory's entries, to disk, so that they survive a power failure."""
   number = os.open(path, os.O_RDONLY)
   try:
@@ -142,7 +142,7 @@ def synced(path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path):
+def replace_atomically(path: pathlib.Path):
   """Open a temporary file beside `path` for writing bytes; once complete and flushed to disk, it
   replaces `path`."""
   aside = path.with_name(f"{path.name[:40]}.{uuid.uuid4().hex[:8]}.tmp")
@@ -154,12 +154,12 @@ def replacing(path: pathlib.Path):
     if path.exists():
       os.chmod(aside, stat.S_IMODE(path.stat().st_mode))
     os.replace(aside, path)
-    synced(path.parent)
+    sync(path.parent)
   finally:
     aside.unlink(missing_ok=True)
 
 
-def append(path: pathlib.Path, line: bytes) -> None:
+def append_line(path: pathlib.Path, line: bytes) -> None:
   """Append a line to a file and flush it to disk; after a torn last line, begin a new one."""
   made = not path.exists()
   with open(path, "ab+") as file:
@@ -169,10 +169,10 @@ def append(path: pathlib.Path, line: bytes) -> None:
     file.flush()
     os.fsync(file.fileno())
   if made:
-    synced(path.parent)
+    sync(path.parent)
 
 
-class Local(type(pathlib.Path())):
+class LocalPath(type(pathlib.Path())):
   """A file or directory on a disk: a path that writes whole files, and answers like an address.
 
   Raises:
@@ -184,7 +184,7 @@ class Local(type(pathlib.Path())):
     """Return the bytes of the file, or of a range that it has; None if there is no such file."""
 
     def call() -> bytes:
-      check(self)
+      check_regular(self)
       with open(self, "rb") as file:
         file.seek(part.start if part else 0)
         return file.read(part.stop - part.start if part else -1)
@@ -197,12 +197,12 @@ class Local(type(pathlib.Path())):
   def open(self, mode: str = "r", *arguments, **options):
     """Open the file; raise Irregular to read anything else."""
     if "r" in mode:
-      check(self)
+      check_regular(self)
     return super().open(mode, *arguments, **options)
 
   def read_bytes(self) -> bytes:
     def call() -> bytes:
-      check(self)
+      check_regular(self)
       with open(self, "rb") as file:
         return file.read()
 
@@ -219,10 +219,10 @@ class Local(type(pathlib.Path())):
     def call() -> None:
       made = not self.parent.exists()
       self.parent.mkdir(parents=True, exist_ok=True)
-      with replacing(self) as file:
+      with replace_atomically(self) as file:
         file.write(data)
       if made:
-        synced(self.parent.parent)
+        sync(self.parent.parent)
 
     retry(call, self)
 
@@ -244,7 +244,7 @@ class Local(type(pathlib.Path())):
     file."""
 
     def call() -> Versioned:
-      check(self)
+      check_regular(self)
       with open(self, "rb") as file:
         return Versioned(file.read(), _version(file.fileno()))
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 
 from t5x_like.errors import DamageError, UserError, is_transient, retry
-from t5x_like.files.local import Local
+from t5x_like.files.local import LocalPath
 from t5x_like.files.shard_files import Read, ShardFiles, Shards
 
 _MAX_OPEN_FILES = 2**15
@@ -92,7 +92,7 @@ _pool = _Pool()
 class LocalShardFiles(ShardFiles):
   """The files of a directory on a disk."""
 
-  def __init__(self, root: Local, remedy: str):
+  def __init__(self, root: LocalPath, remedy: str):
     super().__init__(root, remedy)
     self._serial = next(_serials)
     # of the files that were opened, by array and shard

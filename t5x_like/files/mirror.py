@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
-from t5x_like.files.local import Local
-from t5x_like.files.paths import place
+from t5x_like.files.local import LocalPath
+from t5x_like.files.paths import as_path
 
 # The files that a resumed run goes on from.
 _READ = (
@@ -24,15 +24,15 @@ _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 
 @functools.cache
-def fetched(path: str) -> Local:
+def fetch(path: str) -> LocalPath:
   """Return a local directory with the files of a directory: itself or, of an address, a copy that
   the program keeps.
 
   Raises:
     UserError: there is no file at the address.
   """
-  there = place(path)
-  if isinstance(there, Local):
+  there = as_path(path)
+  if isinstance(there, LocalPath):
     return there
   names = [name for name in there.sizes() if file_names.is_name(name)]
   if not names:
@@ -41,21 +41,21 @@ def fetched(path: str) -> Local:
   for name in names:
     with (there / name).open("rb") as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
       shutil.copyfileobj(remote, copy, 2**23)
-  return Local(_copies[-1].name)
+  return LocalPath(_copies[-1].name)
 
 
-def copied(path: str) -> pathlib.Path:
+def copy_small_files(path: str) -> pathlib.Path:
   """Return a local directory with the small files of a run as they are now: its own or, of an
   address, a copy."""
-  there = place(path)
-  if isinstance(there, Local):
+  there = as_path(path)
+  if isinstance(there, LocalPath):
     return there
   mirror = _mirror(path)
   mirror.pull()
   return mirror.local
 
 
-class Mirror:
+class WorkdirMirror:
   """A local directory that stands for a run's workdir at an address, so that its small files can be
   appended to.
 
@@ -66,7 +66,7 @@ class Mirror:
   """
 
   def __init__(self, url: str):
-    self._there, self._directory = place(url), tempfile.TemporaryDirectory(prefix="t5x_like-")
+    self._there, self._directory = as_path(url), tempfile.TemporaryDirectory(prefix="t5x_like-")
     self.local = pathlib.Path(self._directory.name)
     self._pushed = {}
 
@@ -95,4 +95,4 @@ class Mirror:
     }
 
 
-_mirror = functools.cache(Mirror)
+_mirror = functools.cache(WorkdirMirror)

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 from t5x_like.errors import UserError
-from t5x_like.files.local import replacing
-from t5x_like.files.paths import Place, place
+from t5x_like.files.local import replace_atomically
+from t5x_like.files.paths import AnyPath, as_path
 
 _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -45,20 +45,20 @@ _WORKDIR_FILES = {
 }
 
 
-def check_new(path: str, flag: str = "") -> Place:
+def check_new(path: str, flag: str = "") -> AnyPath:
   """Return the place of a directory to make, which may exist if it is empty; raise UserError if it
   is taken.
 
   Args:
     flag: such as `--output=`, for the message.
   """
-  output = place(path)
+  output = as_path(path)
   if output.exists() and (not output.is_dir() or output.names()):
     raise UserError(f"{flag}{output}: exists and is not empty; give a new directory")
   return output
 
 
-class Output:
+class OutputFile:
   """A destination, checked before the work begins.
 
   Args:
@@ -189,7 +189,7 @@ class Output:
   def _opened(self) -> Iterator:
     sys.stdout.flush()
     if self._replaced:
-      with replacing(self._path) as file:
+      with replace_atomically(self._path) as file:
         yield file
     elif self._descriptor == 1 and hasattr(sys.stdout, "buffer"):
       yield sys.stdout.buffer  # wherever the program sent its standard output
@@ -234,6 +234,6 @@ def _same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
   return one is not None and other is not None and os.path.samestat(one, other)
 
 
-def write(path: str, text: str, flag: str = "--output", inputs: Iterable[str] = ()) -> None:
+def write_output(path: str, text: str, flag: str = "--output", inputs: Iterable[str] = ()) -> None:
   """Check a destination and write a text to it; see `Output`."""
-  Output(path, flag, inputs).write([text])
+  OutputFile(path, flag, inputs).write([text])

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Union
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.local import Local
+from t5x_like.files.local import LocalPath
 
-Place = Union[Local, "Remote"]  # noqa: F821 (`remote.Remote`, found by name when an address is opened)
+AnyPath = Union[LocalPath, "Remote"]  # noqa: F821 (`remote.Remote`, found by name when an address is opened)
 
 _ON_DISK = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
@@ -24,17 +24,17 @@ def is_remote(path) -> bool:
   return bool(separator) and scheme.lower() not in _ON_DISK
 
 
-def place(path: str | os.PathLike) -> Place:
+def as_path(path: str | os.PathLike) -> AnyPath:
   """Return the file or directory at a path or address; `file:///path` is the path."""
   path = os.fspath(path)
   if is_remote(path):
-    from t5x_like.files.remote import Remote
+    from t5x_like.files.remote import RemotePath
 
-    return Remote(path)
-  return Local(path.partition("://")[2] if "://" in path else path)
+    return RemotePath(path)
+  return LocalPath(path.partition("://")[2] if "://" in path else path)
 
 
-def directory(text, flag: str = "--workdir") -> str:
+def check_directory(text, flag: str = "--workdir") -> str:
   """Check the address of a directory to write to, and return it without trailing slashes.
 
   Refuse the root of a file system, the home directory and the project's own directory: nobody means
@@ -55,7 +55,7 @@ def directory(text, flag: str = "--workdir") -> str:
     raise UserError(f"{told}: found an empty address; is its variable set? {mend}")
   scheme, separator, rest = found.partition("://")
   if separator and scheme.lower() in _ON_DISK:
-    return directory(rest, flag)
+    return check_directory(rest, flag)
   if separator:
     bucket = rest.lstrip("/") if scheme == "memory" else rest.partition("/")[0]
     if not scheme or not bucket.strip():
@@ -97,7 +97,7 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
     f"{directory}/{folder}" for folder in folders if os.path.lexists(f"{directory}/{folder}")
   ]
   for where in (str(directory), *there):
-    file = place(where) / f".writable-{uuid.uuid4().hex[:8]}"
+    file = as_path(where) / f".writable-{uuid.uuid4().hex[:8]}"
     try:
       file.write_bytes(b"")
       file.unlink()

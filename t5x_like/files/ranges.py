@@ -1,8 +1,8 @@
 """Open the shards of a store, at a path or at an address, to read ranges of them."""
 
-from t5x_like.files.local import Local
+from t5x_like.files.local import LocalPath
 from t5x_like.files.local_ranges import LocalShardFiles
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.files.shard_files import ShardFiles
 
 
@@ -14,8 +14,8 @@ def open_shard_files(path: str, remedy: str = "prepare it again") -> ShardFiles:
   Raises:
     UserError: the address cannot be opened.
   """
-  root = place(path)
-  if isinstance(root, Local):
+  root = as_path(path)
+  if isinstance(root, LocalPath):
     return LocalShardFiles(root, remedy)
   from t5x_like.files.remote_ranges import RemoteShardFiles
 

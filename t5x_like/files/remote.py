@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 from t5x_like import trust
 from t5x_like.errors import DamageError, exit_code, retry, translate_error
 from t5x_like.files import clients, store_errors
-from t5x_like.files.clients import Part
+from t5x_like.files.clients import ByteRange
 from t5x_like.files.local import Versioned
-from t5x_like.files.store_errors import Kind
+from t5x_like.files.store_errors import ErrorKind
 
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
 _ATTEMPT_SECONDS = 30.0  # for an answer, besides the time for its bytes
@@ -35,10 +35,10 @@ _looked: dict[str, float] = {}  # the time at which each bucket was last found
 
 def reset() -> None:
   """Forget all clients and their listings, as if the program had just started."""
-  clients.client.cache_clear(), clients.asked.cache_clear(), _looked.clear()
+  clients.open_client.cache_clear(), clients.open_fsspec_client.cache_clear(), _looked.clear()
 
 
-class Remote:
+class RemotePath:
   """A file or directory at an address, with the methods of `local.Local`.
 
   A method that needs an absent file raises FileNotFoundError.
@@ -77,7 +77,7 @@ class Remote:
     return self._url < other._url
 
   def __truediv__(self, name: str) -> "Remote":
-    return Remote(f"{self._url.removesuffix(self._chain)}/{name}{self._chain}")
+    return RemotePath(f"{self._url.removesuffix(self._chain)}/{name}{self._chain}")
 
   @property
   def name(self) -> str:
@@ -86,19 +86,19 @@ class Remote:
   @property
   def parent(self) -> "Remote":
     return (
-      Remote(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain)
+      RemotePath(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain)
       if self._key
       else self
     )
 
-  def read(self, part: Part = None) -> bytes | None:
+  def read(self, part: ByteRange = None) -> bytes | None:
     """Return the file's bytes, or a range; None if there is no file. Raise DamageError for a range
     outside it."""
     return _read(self._root, [(self._key, part)], self._address)[0]
 
   def read_many(
     self,
-    parts: Sequence[tuple[str, Part]],
+    parts: Sequence[tuple[str, ByteRange]],
     seconds: float | None = None,
     versions: dict[str, Any] | None = None,
   ) -> list[bytes | None]:
@@ -144,7 +144,7 @@ class Remote:
       try:
         return files.create(self._key, data, timeout)
       except Exception as error:
-        if store_errors.kind(error) is not Kind.EXISTS:
+        if store_errors.error_kind(error) is not ErrorKind.EXISTS:
           raise
         return False
 
@@ -197,8 +197,8 @@ class Remote:
     """Return the sorted addresses of files and directories that match this one, a glob pattern,
     with the type (`file` or `directory`) and size in bytes (None if unknown) of each."""
     with _answers(self._url, "listed"):
-      found = retry(lambda: clients.asked(self._root).matches(self._key), self._url)
-    return {str(Remote(self._address(key))): about for key, about in found.items()}
+      found = retry(lambda: clients.open_fsspec_client(self._root).matches(self._key), self._url)
+    return {str(RemotePath(self._address(key))): about for key, about in found.items()}
 
   def is_dir(self) -> bool:
     # a web server lists nothing
@@ -216,11 +216,11 @@ class Remote:
   def about(self) -> dict[str, Any]:
     """Return the `type` (`file` or `directory`) and `size` in bytes (None if unknown), as last
     listed."""
-    client = clients.asked(self._root)
+    client = clients.open_fsspec_client(self._root)
     try:
       return retry(lambda: client.files.info(client.path(self._key)), self._url)
     except Exception as error:
-      if exit_code(error) is None and store_errors.kind(error) is Kind.ABSENT:
+      if exit_code(error) is None and store_errors.error_kind(error) is ErrorKind.ABSENT:
         _look(self._root, self._url, "read")
       raise translate_error(error, self._url, "read") from error
 
@@ -239,7 +239,7 @@ class Remote:
     self._delete(self._key)
 
   def rmtree(self, missing_ok: bool = False) -> None:
-    list(clients.pool().map(self._delete, self._find(f"{self._key}/", "deleted")))
+    list(clients.thread_pool().map(self._delete, self._find(f"{self._key}/", "deleted")))
 
   def _address(self, key: str) -> str:
     """Return the address of a key of the same bucket."""
@@ -254,7 +254,7 @@ class Remote:
   def _answer(
     self, request: Callable[[clients.Client, float], Any], done: str, size: int = 0
   ) -> Any:
-    files = clients.client(self._root)
+    files = clients.open_client(self._root)
     timeout = _ATTEMPT_SECONDS + size / _SLOWEST
     with _answers(self._url, done):
       return retry(lambda: request(files, timeout), self._url)
@@ -262,14 +262,14 @@ class Remote:
 
 def _read(
   root: str,
-  parts: Sequence[tuple[str, Part]],
+  parts: Sequence[tuple[str, ByteRange]],
   address: Callable[[str], str],
   seconds: float | None = None,
   versions: dict[str, Any] | None = None,
 ) -> list[bytes | None]:
   """Request ranges of files of a bucket at once; None for an absent file. `versions` is filled by
   key."""
-  files = clients.client(root)
+  files = clients.open_client(root)
   found = []
   waiting = [files.read(key, part) for key, part in parts]
   for (key, part), future in zip(parts, waiting, strict=True):
@@ -289,8 +289,11 @@ def _read(
         return None
       if part and len(answer.value) != size:
         raise DamageError(
-          store_errors.message(
-            Kind.DAMAGED, address(key), "read", EOFError(f"{len(answer.value)} of {size} bytes")
+          store_errors.error_message(
+            ErrorKind.DAMAGED,
+            address(key),
+            "read",
+            EOFError(f"{len(answer.value)} of {size} bytes"),
           )
         )
       # Of TensorStore. The copies of a file on several web servers may differ in their versions.
@@ -314,8 +317,8 @@ def _answers(url: str, done: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    absent = exit_code(error) is None and store_errors.kind(error) is Kind.ABSENT
-    raise translate_error(error, url, done, Kind.NO_BUCKET if absent else None) from error
+    absent = exit_code(error) is None and store_errors.error_kind(error) is ErrorKind.ABSENT
+    raise translate_error(error, url, done, ErrorKind.NO_BUCKET if absent else None) from error
 
 
 def _look(root: str, url: str, done: str) -> None:
@@ -329,22 +332,22 @@ def _look(root: str, url: str, done: str) -> None:
   scheme = root.partition("://")[0]
   try:
     if scheme == "s3" and scheme in clients.TENSORSTORE:
-      retry(lambda: clients.client(root).find("no/such/file/", _ATTEMPT_SECONDS), url)
+      retry(lambda: clients.open_client(root).find("no/such/file/", _ATTEMPT_SECONDS), url)
     elif scheme in ("gs", "s3"):
-      retry(lambda: clients.asked(root).look(), url)
+      retry(lambda: clients.open_fsspec_client(root).look(), url)
   except Exception as error:
     if isinstance(error.__cause__, ImportError):  # who could tell is not installed
       return
-    gone = store_errors.kind(error) in (Kind.ABSENT, Kind.NO_BUCKET)
+    gone = store_errors.error_kind(error) in (ErrorKind.ABSENT, ErrorKind.NO_BUCKET)
     if gone or done == "listed" or exit_code(error) is not None:
-      raise translate_error(error, url, done, Kind.NO_BUCKET if gone else None) from error
+      raise translate_error(error, url, done, ErrorKind.NO_BUCKET if gone else None) from error
   _looked[root] = time.monotonic()
 
 
 class _Stream(io.RawIOBase):
   """The bytes of a file at an address, requested as they are read."""
 
-  def __init__(self, file: Remote):
+  def __init__(self, file: RemotePath):
     self._file, self._size, self._at = file, file.size(), 0
 
   def readable(self) -> bool:

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from t5x_like.files.clients import Part
-from t5x_like.files.remote import Remote
+from t5x_like.files.clients import ByteRange
+from t5x_like.files.remote import RemotePath
 from t5x_like.files.shard_files import Read, ShardFiles, Shards
 
 CACHE_BYTES = 2**30  # shared by all stores of a process
@@ -41,7 +41,7 @@ _budget = _Budget(CACHE_BYTES)
 class RemoteShardFiles(ShardFiles):
   """The files of a directory at an address."""
 
-  def __init__(self, root: Remote, remedy: str):
+  def __init__(self, root: RemotePath, remedy: str):
     # bytes taken from the cache budget
     self._budget = _budget
     self._taken = 0
@@ -134,7 +134,7 @@ class RemoteShardFiles(ShardFiles):
         blocks[key] = data if isinstance(data, bytes) else self._read_blocks({key: sizes[key]})[key]
     return blocks
 
-  def _ranges(self, ranges: Sequence[tuple[str, Part]]) -> list[bytes]:
+  def _ranges(self, ranges: Sequence[tuple[str, ByteRange]]) -> list[bytes]:
     """Request all ranges at once and return their bytes."""
     versions: dict[str, Any] = {}
     found = self._root.read_many(ranges, PATIENCE_SECONDS, versions)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 
 _READ_BYTES = 2**24  # per request when a whole file is read
 
@@ -49,7 +49,7 @@ class ShardFiles(abc.ABC):
     A file that has only been touched counts as changed, and is returned once.
     """
 
-  def __init__(self, root: Place, remedy: str):
+  def __init__(self, root: AnyPath, remedy: str):
     self._root = root
     self._remedy = remedy
 

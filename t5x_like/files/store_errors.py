@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 
-class Kind(enum.Enum):
+class ErrorKind(enum.Enum):
   """The meaning of an answer for the program; the value is the wording of its message."""
 
   ABSENT = "found no such file"
@@ -26,8 +26,8 @@ class Kind(enum.Enum):
   OTHER = "the store refuses"
 
 
-def _kinds(**names: str) -> dict[str, Kind]:
-  return {name: Kind[kind] for kind, several in names.items() for name in several.split("|")}
+def _kinds(**names: str) -> dict[str, ErrorKind]:
+  return {name: ErrorKind[kind] for kind, several in names.items() for name in several.split("|")}
 
 
 _CODES = _kinds(  # of S3 and Azure, more precise than the status
@@ -41,12 +41,12 @@ _CODES = _kinds(  # of S3 and Azure, more precise than the status
   "RequestLimitExceeded|InternalError",
 )
 _STATUSES = {
-  **dict.fromkeys((408, 425, 429, 500), Kind.TRANSIENT),
-  **dict.fromkeys((401, 403), Kind.REFUSED),
-  **dict.fromkeys((409, 412), Kind.EXISTS),
-  404: Kind.ABSENT,
-  416: Kind.DAMAGED,
-  501: Kind.OTHER,
+  **dict.fromkeys((408, 425, 429, 500), ErrorKind.TRANSIENT),
+  **dict.fromkeys((401, 403), ErrorKind.REFUSED),
+  **dict.fromkeys((409, 412), ErrorKind.EXISTS),
+  404: ErrorKind.ABSENT,
+  416: ErrorKind.DAMAGED,
+  501: ErrorKind.OTHER,
 }
 # by name, as their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth
 _CLASSES = _kinds(
@@ -59,8 +59,8 @@ _CLASSES = _kinds(
   OTHER="AzureError|BotoCoreError|ClientError|GoogleAuthError|RequestException",
 )
 _ERRNOS = {
-  getattr(errno, name): kind
-  for name, kind in _kinds(
+  getattr(errno, name): error_kind
+  for name, error_kind in _kinds(
     TRANSIENT="EIO|EAGAIN|EBUSY|EINTR|ESTALE|ETIMEDOUT|ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|ENETDOWN|ENETUNREACH|"
     "ENETRESET|EHOSTDOWN|EHOSTUNREACH|EREMOTEIO|ENOTCONN|ENOBUFS|ENOLINK|ENONET|ECOMM|ESHUTDOWN|ETIME",
     ABSENT="ENOENT|ENOTDIR",
@@ -70,9 +70,9 @@ _ERRNOS = {
   if hasattr(errno, name)
 }
 _TYPES = {
-  FileNotFoundError: Kind.ABSENT,
-  FileExistsError: Kind.EXISTS,
-  PermissionError: Kind.REFUSED,
+  FileNotFoundError: ErrorKind.ABSENT,
+  FileExistsError: ErrorKind.EXISTS,
+  PermissionError: ErrorKind.REFUSED,
 }
 # absl's codes as TensorStore writes them, and phrases of messages without a status
 _WORDS = _kinds(
@@ -85,8 +85,10 @@ _WORDS = _kinds(
   ABSENT="NOT_FOUND",
   OTHER="does not support|Bad Request: ",
 )
-_PASSING = {os.strerror(number) for number, kind in _ERRNOS.items() if kind is Kind.TRANSIENT}
-_WORDS |= dict.fromkeys(_PASSING, Kind.TRANSIENT)
+_PASSING = {
+  os.strerror(number) for number, error_kind in _ERRNOS.items() if error_kind is ErrorKind.TRANSIENT
+}
+_WORDS |= dict.fromkeys(_PASSING, ErrorKind.TRANSIENT)
 _STATUS = re.compile(r"http_response_code='(\d{3})'|HTTP (?:response )?(?:code:? )?([45]\d\d)\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _BODY = re.compile(r"\s*\[(?:http_response_(?:body|code)|HTTP code)\b.*")
@@ -108,7 +110,7 @@ _RIGHTS = {  # on Google's store, replacing an object requires the right to dele
 }
 
 
-def chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[BaseException]:
+def error_chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[BaseException]:
   """Yield the exception and its causes in turn; unless `explicit`, follow implicit contexts
   (`__context__`) too."""
   seen: set[int] = set()
@@ -118,39 +120,39 @@ def chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[Ba
     error = error.__cause__ or (None if explicit else error.__context__)
 
 
-def kind(error: BaseException) -> Kind | None:
+def error_kind(error: BaseException) -> ErrorKind | None:
   """Return the kind of an exception; None if it did not come from a store, network or disk.
 
   The server's code or status takes precedence over the client's exception class. An exception that
   was being handled when this one was raised, perhaps the end of the whole run, counts only as a
   last resort.
   """
-  return _kind(list(chain(error, explicit=True))) or _kind(list(chain(error)))
+  return _kind(list(error_chain(error, explicit=True))) or _kind(list(error_chain(error)))
 
 
-def of_errno(number: int | None) -> Kind | None:
+def kind_of_errno(number: int | None) -> ErrorKind | None:
   """Return the kind of an error number of the operating system; None if it says nothing of a store,
   network or disk."""
   return _ERRNOS.get(number)
 
 
-def names_passing_fault(message: str) -> bool:
+def mentions_passing_fault(message: str) -> bool:
   """Return whether a message has the operating system's words for a fault that passes, such as
   "Stale file handle"."""
   return any(words in message for words in _PASSING)
 
 
-def _kind(links: list[BaseException]) -> Kind | None:
+def _kind(links: list[BaseException]) -> ErrorKind | None:
   said = [_said(link) for link in links]
   made = [_made(link) for link in links]
-  transient = [Kind.TRANSIENT] if Kind.TRANSIENT in made else []
+  transient = [ErrorKind.TRANSIENT] if ErrorKind.TRANSIENT in made else []
   return next((found for found in said + transient + made if found is not None), None)
 
 
-def _said(error: BaseException) -> Kind | None:
+def _said(error: BaseException) -> ErrorKind | None:
   """Classify by the server's own code or status."""
   if any(one.__name__ == "BadHttpMessage" for one in type(error).__mro__):
-    return Kind.TRANSIENT  # a cut answer; the 400 that aiohttp gives it is not the server's
+    return ErrorKind.TRANSIENT  # a cut answer; the 400 that aiohttp gives it is not the server's
   text = str(error)
   response = getattr(error, "response", None)
   # Azure's
@@ -172,17 +174,21 @@ def _said(error: BaseException) -> Kind | None:
     status = int(code)
   found = _CODES.get(code)
   if found is None and status is not None and 400 <= status < 600:
-    found = _STATUSES.get(status, Kind.TRANSIENT if status > 501 else Kind.OTHER)
-  if found is Kind.ABSENT and _NO_BUCKET.search(text):
-    return Kind.NO_BUCKET
-  return Kind.EXPIRED if found is Kind.REFUSED and _EXPIRED.search(text) else found
+    found = _STATUSES.get(status, ErrorKind.TRANSIENT if status > 501 else ErrorKind.OTHER)
+  if found is ErrorKind.ABSENT and _NO_BUCKET.search(text):
+    return ErrorKind.NO_BUCKET
+  return ErrorKind.EXPIRED if found is ErrorKind.REFUSED and _EXPIRED.search(text) else found
 
 
-def _made(error: BaseException) -> Kind | None:
+def _made(error: BaseException) -> ErrorKind | None:
   """Classify by the exception's class, errno or wording."""
   names = [one.__name__ for one in type(error).__mro__]
   if (found := next((_CLASSES[name] for name in names if name in _CLASSES), None)) is not None:
-    return Kind.TRANSIENT if found is Kind.EXPIRED and getattr(error, "retryable", False) else found
+    return (
+      ErrorKind.TRANSIENT
+      if found is ErrorKind.EXPIRED and getattr(error, "retryable", False)
+      else found
+    )
   if isinstance(error, OSError) and error.errno is not None:
     return _ERRNOS.get(error.errno)
   for one, found in _TYPES.items():
@@ -192,13 +198,13 @@ def _made(error: BaseException) -> Kind | None:
   return next((found for word, found in _WORDS.items() if word in text), None)
 
 
-def words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
   """Return the server's message, or else the client's, as one short line."""
   text = " ".join(_BODY.sub("", " ".join(str(error).split())).split())
   return text[:300] or type(error).__name__
 
 
-def message(kind: Kind | None, address: str, done: str, error: BaseException) -> str:
+def error_message(kind: ErrorKind | None, address: str, done: str, error: BaseException) -> str:
   """Return the one-line message for an answer.
 
   Args:
@@ -206,15 +212,17 @@ def message(kind: Kind | None, address: str, done: str, error: BaseException) ->
     done: the operation that failed: `read`, `listed`, `written` or `deleted`.
   """
   scheme, mark, rest = address.partition("://")
-  if kind is Kind.NO_BUCKET:
+  if kind is ErrorKind.NO_BUCKET:
     return f"{address}: bucket {scheme}{mark}{rest.partition('/')[0]} {kind.value}"
   told = f"{address}: cannot be {done}: "
-  told += f"{kind.value} ({words(error)})" if kind else words(error)
-  if kind is Kind.DAMAGED:
-    return f"{address}: {kind.value} ({words(error)}); copy it again"
-  if kind is Kind.REFUSED:
+  told += f"{kind.value} ({error_text(error)})" if kind else error_text(error)
+  if kind is ErrorKind.DAMAGED:
+    return f"{address}: {kind.value} ({error_text(error)}); copy it again"
+  if kind is ErrorKind.REFUSED:
     right = _RIGHTS.get({"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), {}).get(
       done, "the right to it"
     )
     return f"{told}; grant this account {right}, or use the credentials of one that has it"
-  return f"{told}; refresh them and run the same command again" if kind is Kind.EXPIRED else told
+  return (
+    f"{told}; refresh them and run the same command again" if kind is ErrorKind.EXPIRED else told
+  )

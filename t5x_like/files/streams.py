@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 
-class Stream:
+class GuardedStream:
   """A text stream that never fails: once it cannot be written, its output is dropped.
 
   Attributes:
@@ -55,13 +55,13 @@ class Stream:
       os.close(nowhere)
 
 
-def protect() -> None:
+def protect_streams() -> None:
   """Make stdout and stderr `Stream`s, unless they are another object's, as in a notebook or a
   test."""
   for name in ("stdout", "stderr"):
     stream = getattr(sys, name)
     # closed by whoever started the program: no file that is opened later may take its number
     if stream is None:
-      setattr(sys, name, Stream(open(os.devnull, "w", encoding="utf-8")))
+      setattr(sys, name, GuardedStream(open(os.devnull, "w", encoding="utf-8")))
     elif stream is getattr(sys, f"__{name}__"):
-      setattr(sys, name, Stream(stream))
+      setattr(sys, name, GuardedStream(stream))

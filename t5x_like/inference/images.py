@@ -14,7 +14,7 @@ from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals.detection import SHOWN_SCORE, describe_detections, to_corners, top_detections
 from t5x_like.files import globs
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.nn import params
 from t5x_like.resolution import height_and_width
 from t5x_like.rows import Runner, in_batches
@@ -27,13 +27,13 @@ def files(path: str) -> list[str]:
   Raises:
     UserError: there is no file.
   """
-  folder = place(path)
+  folder = as_path(path)
   if folder.is_dir():
     found = [
       str(folder / name) for name in folder.sizes() if not os.path.basename(name).startswith(".")
     ]
   else:
-    found = [file for file in globs.matches(path) if globs.kind(file) == "file"]
+    found = [file for file in globs.find_matches(path) if globs.file_kind(file) == "file"]
   if not found:
     raise UserError(
       f"--input={path}: found no file, expected an image, a folder of images, or a pattern such "
@@ -111,7 +111,7 @@ class _OfImages:
   def _pixels(self, path: str) -> np.ndarray | str:
     """Return a file's pixels, or why it cannot be used."""
     try:
-      return pictures.pixels(place(path).read_bytes(), self.channels)
+      return pictures.pixels(as_path(path).read_bytes(), self.channels)
     except OSError as error:
       return f"cannot be read: {error.strerror or one_line(error)}"
     except pictures.Unusable as error:

@@ -82,7 +82,7 @@ def files(patterns: Sequence[str]) -> dict[str, str]:
   names collide."""
   found: dict[str, str] = {}
   for pattern in patterns:
-    paths = globs.matches(pattern)
+    paths = globs.find_matches(pattern)
     if not paths:
       raise UserError(f"{pattern}: no such file of questions")
     for path in paths:

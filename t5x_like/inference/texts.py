@@ -7,7 +7,7 @@ from typing import Any
 
 from t5x_like.data.supervised.chat import messages_of
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 BLANK = "blank line"
 
@@ -56,7 +56,7 @@ def read_objects(path: str, flag: str = "--input") -> list[dict[str, Any] | None
 def _lines(path: str, flag: str) -> list[str]:
   """Return the lines of a file, of which one at least has text."""
   try:
-    data = sys.stdin.buffer.read() if path == "-" else place(path).read_bytes()
+    data = sys.stdin.buffer.read() if path == "-" else as_path(path).read_bytes()
     content = data.decode("utf-8")
   except OSError as error:
     raise UserError(f"{flag}={path}: cannot be read: {error.strerror}") from error

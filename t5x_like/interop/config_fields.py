@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.files.file_names import shown
+from t5x_like.files.file_names import quote_name
 from t5x_like.interop.field_types import check_fields
 
 # Fields about training, generation, the tokenizer, the file itself or its author's tools, which do
@@ -114,19 +114,19 @@ class Fields:
     passed = sorted(name for name in self._unused if _PASSED_OVER.fullmatch(name))
     if passed and (self.origin, *passed) not in _warned:
       _warned.add((self.origin, *passed))
-      fields = ", ".join(map(shown, passed))
+      fields = ", ".join(map(quote_name, passed))
       _log.warning(
         "%s: passed over %s, which cannot change what the model computes", self.origin, fields
       )
     for name in sorted(self._unused.difference(passed)):
       raise UserError(
-        f"{self.origin}: field {name!r} is {shown(self.values[name])}, which this model type is "
+        f"{self.origin}: field {name!r} is {quote_name(self.values[name])}, which this model type is "
         "not known to have; remove it if it does not matter"
       )
 
   def refusal(self, name: str, found: Any, expected: str) -> UserError:
     return UserError(
-      f"{self.origin}: field {name!r} is {shown(found)}, expected {expected}; no model here "
+      f"{self.origin}: field {name!r} is {quote_name(found)}, expected {expected}; no model here "
       "computes that"
     )
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.files.file_names import shown
+from t5x_like.files.file_names import quote_name
 from t5x_like.slots import Condition
 
 MAX_SIZE = 2**31 - 1  # the largest size, whatever the files hold
@@ -144,14 +144,14 @@ def check_fields(
       continue
     if not slots.fits(value, kind):
       raise UserError(
-        f"{origin}: field {name!r} is {shown(value)}, expected {slots.describe_type(kind)}; correct it"
+        f"{origin}: field {name!r} is {quote_name(value)}, expected {slots.describe_type(kind)}; correct it"
       )
     if name in _SECTIONS:
       check_fields(value, f"{origin}, {name}", tensors, held)
     for size in _whole_numbers(value):
       if name in _COUNTS and tensors is not None and size > tensors:
         raise UserError(
-          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {tensors:,} "
+          f"{origin}: field {name!r} is {quote_name(value)}, expected no more than the {tensors:,} "
           "tensors of the files; the config is of another model"
         )
       if (
@@ -161,7 +161,7 @@ def check_fields(
         and size > held
       ):
         raise UserError(
-          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {held:,} values "
+          f"{origin}: field {name!r} is {quote_name(value)}, expected no more than the {held:,} values "
           "that the files hold; the config is of another model"
         )
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.files.file_names import shown
+from t5x_like.files.file_names import quote_name
 from t5x_like.interop.field_types import Count, Counts, Factor
 from t5x_like.slots import Condition
 
@@ -47,7 +47,7 @@ def predict_options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str
   for name, value in given.items():
     if not slots.fits(value, _KINDS[name]):
       raise UserError(
-        f"{origin}: field {name!r} is {shown(value)}, expected "
+        f"{origin}: field {name!r} is {quote_name(value)}, expected "
         f"{slots.describe_type(_KINDS[name])}; correct it"
       )
   found = {

@@ -25,9 +25,9 @@ from flax import nnx
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
-from t5x_like.files.file_names import shown
+from t5x_like.files.file_names import quote_name
 from t5x_like.files.local import check_link
-from t5x_like.files.mirror import fetched
+from t5x_like.files.mirror import fetch
 from t5x_like.interop import families, published_images
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
@@ -96,7 +96,7 @@ def load_abstract(
 ) -> nnx.Module:
   """Return the abstract model of a directory, with `changes` of its variant, without its weights;
   see `load`."""
-  directory = fetched(str(path))
+  directory = fetch(str(path))
   text, files, model_class, arguments = _read(directory)
   arguments |= {"variant": dataclasses.replace(arguments["variant"], **changes)}
 
@@ -112,7 +112,7 @@ def load_abstract(
 def read_architecture(path: str) -> tuple[type, Variant]:
   """Return the class and the variant of a directory's model, without loading its weights; raise as
   `load`."""
-  _, _, model_class, arguments = _read(fetched(str(path)))
+  _, _, model_class, arguments = _read(fetch(str(path)))
   return model_class, arguments["variant"]
 
 
@@ -120,7 +120,7 @@ def _read(directory: pathlib.Path):
   """Return (config.json as text, files, class, arguments) of a directory."""
   text = read_text(directory / "config.json")
   where = f"{directory}/config.json"
-  values = checked_json.parsed(
+  values = checked_json.parse_json(
     text, dict, where, "the config of a Hugging Face model; copy it again"
   )
   family, files = _opened(values, directory)
@@ -299,7 +299,7 @@ def _family(model_type: str | None, origin: str):
   if not isinstance(model_type, str) or model_type not in known:
     near = did_you_mean(str(model_type), known)
     raise UserError(
-      f"{origin}: model_type is {shown(model_type)}, expected one of "
+      f"{origin}: model_type is {quote_name(model_type)}, expected one of "
       f"{', '.join(sorted(known))}{near}"
     )
   return _module(known[model_type])

@@ -6,7 +6,7 @@ import re
 import textwrap
 
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.paths import is_remote, place
+from t5x_like.files.paths import as_path, is_remote
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # weights and tokenizers, never code
@@ -25,7 +25,7 @@ def is_hub_name(path: str) -> bool:
 
   It has the form `name` or `owner/name`, and neither that path nor a directory `owner` exists here.
   """
-  return _has_form(path) and not place(path.partition("/")[0]).exists()
+  return _has_form(path) and not as_path(path.partition("/")[0]).exists()
 
 
 def _has_form(path: str) -> bool:
@@ -70,7 +70,7 @@ def missing_model_error(path: str, flag: str) -> UserError:
   Args:
     flag: as in `directory`.
   """
-  if not is_remote(path) and not place(path).exists():
+  if not is_remote(path) and not as_path(path).exists():
     asked = (
       f"; for the Hub's model of this name run hf download {path} --local-dir DIR"
       if _has_form(path)
@@ -85,7 +85,7 @@ def missing_model_error(path: str, flag: str) -> UserError:
 
 def _near(path: str) -> str:
   """Return a hint at the neighbour with the most similar name."""
-  wanted = place(path)
+  wanted = as_path(path)
   names = (
     [f"{wanted.parent}/{one.name}" for one in wanted.parent.iterdir()]
     if wanted.parent.is_dir()

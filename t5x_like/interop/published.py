@@ -14,7 +14,7 @@ from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.interop import field_types, generation_settings, hf, hub, published_images
 from t5x_like.interop.tensor_files import read_text
 from t5x_like.nn import params
@@ -72,13 +72,13 @@ def find(path: str, flag: str) -> PublishedModel | None:
       a model of images, see `published_images`; or as `hf.load`.
   """
   directory = hub.local_directory(path, flag)
-  if not (place(directory) / "config.json").is_file():
+  if not (as_path(directory) / "config.json").is_file():
     return None
   layers = "loop" if jax.default_backend() == "cpu" else "scan"
   model = hf.load_abstract(directory, layers=layers)
   if "image" in model.REQUIRED_FEATURES:
     return _of_images(path, directory, model, flag, layers)
-  if not vocabularies.has_tokenizer(place(directory)):
+  if not vocabularies.has_tokenizer(as_path(directory)):
     raise UserError(
       f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its "
       "like; copy it there"
@@ -147,7 +147,7 @@ def _generated(
   path = directory / generation_settings.FILE
   own = values
   if path.is_file():
-    own = checked_json.parsed(
+    own = checked_json.parse_json(
       read_text(path), dict, str(path), "the settings of generation; copy it again"
     )
     field_types.check_fields(

@@ -11,7 +11,7 @@ from t5x_like.data.features import Features
 from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.resolution import Resolution, from_sides, height_and_width
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
@@ -53,9 +53,9 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
     UserError: none are there, and the model is to be used as it is.
   """
   found = values.get("pretrained_cfg")
-  path = place(directory) / FILE
+  path = as_path(directory) / FILE
   if path.is_file():
-    found = checked_json.parsed(
+    found = checked_json.parse_json(
       path.read_bytes(), dict, str(path), "a processor of images; copy it again"
     )
   found = found if isinstance(found, dict) else {}

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from t5x_like.files.file_names import is_name
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _POOLINGS = {
   "cls_token": "cls",
@@ -59,6 +59,6 @@ def pooling_mismatch(directory: str | None, pooling: str) -> str | None:
 
 def _read(directory: str, name: str) -> Any:
   try:
-    return json.loads((place(directory) / name).read_bytes())
+    return json.loads((as_path(directory) / name).read_bytes())
   except (OSError, ValueError, RecursionError):
     return None

@@ -21,9 +21,9 @@ from flax import serialization
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.clients import TENSORSTORE
-from t5x_like.files.file_names import shown
-from t5x_like.files.local import Local
-from t5x_like.files.paths import Place, is_remote, place
+from t5x_like.files.file_names import quote_name
+from t5x_like.files.local import LocalPath
+from t5x_like.files.paths import AnyPath, as_path, is_remote
 
 INDEX = "checkpoint"
 METADATA = "_METADATA"
@@ -61,7 +61,7 @@ class Checkpoint:
   """
 
   def __init__(self, path: str):
-    directory = _directory(place(path))
+    directory = _directory(as_path(path))
     self.where, self._ocdbt = str(directory), (directory / OCDBT).exists()
     self._below = functools.partial(_store, directory)
     self._stored = None if is_remote(self.where) else sum(_sizes(self.where))
@@ -116,7 +116,7 @@ class Checkpoint:
       array = np.asarray(leaf)
       return array if array.dtype.name in _DTYPES else None
     if isinstance(leaf, _Stored):
-      file_names.check(key, leaf.name, "copy the checkpoint again")
+      file_names.check_name(key, leaf.name, "copy the checkpoint again")
       return leaf
     return None
 
@@ -162,7 +162,7 @@ class Checkpoint:
     return opened
 
 
-def _directory(path: Place) -> Place:
+def _directory(path: AnyPath) -> AnyPath:
   """Return the directory with the index: of the newest of several checkpoints, or in the state of
   an Orbax one."""
   for candidate in (path, path / _STATE):
@@ -181,7 +181,7 @@ def _directory(path: Place) -> Place:
   )
 
 
-def _index(directory: Place) -> dict[str, Any]:
+def _index(directory: AnyPath) -> dict[str, Any]:
   """Return the tree of a checkpoint's leaves."""
   file = directory / INDEX
   if not file.exists():
@@ -220,14 +220,14 @@ def _index(directory: Place) -> dict[str, Any]:
   version = found.get("version", 3)
   if version not in (2, 3):
     raise UserError(
-      f"{file}: found version {shown(version)}, expected 2 or 3; save it with a newer T5X"
+      f"{file}: found version {quote_name(version)}, expected 2 or 3; save it with a newer T5X"
     )
   return found
 
 
-def _of_metadata(file: Place) -> dict[str, Any]:
+def _of_metadata(file: AnyPath) -> dict[str, Any]:
   """Return the tree that Orbax's metadata describes, with placeholders as leaves."""
-  described = checked_json.parsed(
+  described = checked_json.parse_json(
     file.read_bytes(), dict, str(file), "the metadata of an Orbax checkpoint; copy it again"
   )
   if described.get("use_zarr3"):
@@ -242,14 +242,14 @@ def _of_metadata(file: Place) -> dict[str, Any]:
     value = entry.get("value_metadata", {}) if isinstance(entry, dict) else {}
     if not keys or not isinstance(value, dict):
       raise UserError(
-        f"{file}: found the entry {shown(key)}, expected a path of names; copy the checkpoint again"
+        f"{file}: found the entry {quote_name(key)}, expected a path of names; copy the checkpoint again"
       )
     node = tree
     for one in keys[:-1]:
       node = node.setdefault(one, {})
       if not isinstance(node, dict):
         raise UserError(
-          f"{file}: found {shown(key)} below an array, expected a tree; copy the checkpoint again"
+          f"{file}: found {quote_name(key)} below an array, expected a tree; copy the checkpoint again"
         )
     if value.get("value_type") not in (None, "None", "Dict"):
       node[keys[-1]] = _PLACEHOLDER + ".".join(keys)
@@ -279,7 +279,7 @@ def _shape(key: str, spec: dict[str, Any]) -> tuple[int, ...] | None:
   metadata = spec.get("metadata")
   if spec.get("driver") != "zarr":
     raise UserError(
-      f"{key}: found the driver {shown(spec.get('driver'))}, expected 'zarr'; copy "
+      f"{key}: found the driver {quote_name(spec.get('driver'))}, expected 'zarr'; copy "
       "the checkpoint again"
     )
   shape = metadata.get("shape") if isinstance(metadata, dict) else None
@@ -291,14 +291,14 @@ def _shape(key: str, spec: dict[str, Any]) -> tuple[int, ...] | None:
     isinstance(size, int) and 0 < size < 2**40 for size in sizes
   ):
     raise UserError(
-      f"{key}: found the shape {shown(shape)}, expected positive sizes; copy the checkpoint again"
+      f"{key}: found the shape {quote_name(shape)}, expected positive sizes; copy the checkpoint again"
     )
   return tuple(sizes)
 
 
-def _store(directory: Place, name: str) -> str | dict[str, str]:
+def _store(directory: AnyPath, name: str) -> str | dict[str, str]:
   """Return TensorStore's spec of the files below a name in the directory."""
-  if isinstance(directory, Local):
+  if isinstance(directory, LocalPath):
     return {"driver": "file", "path": f"{os.path.abspath(directory)}/{name}"}
   scheme = str(directory).partition("://")[0]
   if scheme not in TENSORSTORE:

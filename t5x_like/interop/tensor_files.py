@@ -9,7 +9,7 @@ import safetensors
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
-from t5x_like.files.local import Local
+from t5x_like.files.local import LocalPath
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -50,7 +50,7 @@ class TensorFiles:
       file = _File(directory / WEIGHTS)
       at = dict.fromkeys(file.dtypes, file)
     elif index.is_file():
-      content = checked_json.parsed(
+      content = checked_json.parse_json(
         read_text(index), dict, str(index), "an object with 'weight_map'; copy it again"
       )
       weight_map = content.get("weight_map")
@@ -60,7 +60,7 @@ class TensorFiles:
         raise UserError(
           f"{index}: found no 'weight_map' from tensors to files, expected one; copy it again"
         )
-      file_names.check_all(f"{index}: weight_map", weight_map.values(), "copy the model again")
+      file_names.check_names(f"{index}: weight_map", weight_map.values(), "copy the model again")
       files = {name: _File(directory / name) for name in sorted(set(weight_map.values()))}
       for name, file in weight_map.items():
         if name not in files[file].dtypes:
@@ -135,7 +135,7 @@ class _File:
 
 def read_text(path: pathlib.Path) -> str:
   try:
-    return Local(path).read_text()
+    return LocalPath(path).read_text()
   except OSError as error:
     raise UserError(
       f"{path}: cannot be read: {error.strerror}; give a Hugging Face model directory"

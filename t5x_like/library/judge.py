@@ -56,7 +56,7 @@ class Judge:
     most = self._longest - 1
     if not self._told and max(map(len, rows)) > most:
       self._told = True
-      process.say(
+      process.log(
         f"rewards: {self._workdir} reads {self._longest} tokens; longer rows lose their beginning"
       )
     rows = [[self._start, *row[-most:]] for row in rows]

@@ -422,7 +422,7 @@ class Model:
     if pooling not in self._pooled:
       self._pooled[pooling] = Embedding(self.model, self.vocabulary, pooling)
       if note := sentence_pooling.pooling_mismatch(self._source.identity.get("directory"), pooling):
-        process.say(note)
+        process.log(note)
     return self._pooled[pooling]
 
   def _predictor(self, template: str | dict | None, **options: Unpack[Options]):

@@ -10,7 +10,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import NO_DROPOUT, Dropout
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
-from t5x_like.parallel.constrain import constrain, exchanged, ways
+from t5x_like.parallel.constrain import constrain, exchange, ways
 
 
 class Embed(nnx.Module):
@@ -35,7 +35,7 @@ class Embed(nnx.Module):
       )
     x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
     return (
-      constrain(x_BTD, *after) if gathers else exchanged(x_BTD, ("batch", "length", "embed"), after)
+      constrain(x_BTD, *after) if gathers else exchange(x_BTD, ("batch", "length", "embed"), after)
     )
 
 

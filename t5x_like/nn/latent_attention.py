@@ -27,7 +27,7 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import name_activation
-from t5x_like.parallel.constrain import constrain, gathered
+from t5x_like.parallel.constrain import constrain, gather
 from t5x_like.slots import PositiveFloat, PositiveInt
 
 
@@ -188,7 +188,7 @@ class LatentAttention(Attention):
   def _kernel(self, linear: Linear, dtype: jnp.dtype) -> jax.Array:
     """Return the kernel of an up-projection, [R, N, width]."""
     kernel = linear.without_adapter(merged=True).kernel
-    return gathered(kernel[...].astype(dtype), kernel.axes[-2:]).reshape(
+    return gather(kernel[...].astype(dtype), kernel.axes[-2:]).reshape(
       kernel.shape[-2], self.heads, -1
     )
 

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.custom_batching import custom_vmap
 
 from t5x_like.nn import params
-from t5x_like.parallel.constrain import TOKENS, gathered, platform, scattered, ways
+from t5x_like.parallel.constrain import TOKENS, gather, platform, reduce_scatter, ways
 
 ADAPTERS = ("lora_a", "lora_b")  # names of the parameters of a low-rank adapter; see `nn.lora`
 
@@ -30,17 +30,17 @@ def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes)
 
 
 def _matmul_forward(x, kernel, dtype, axes):
-  return contract(x, gathered(kernel.astype(x.dtype), axes), x.ndim - 1, 0, dtype), (x, kernel)
+  return contract(x, gather(kernel.astype(x.dtype), axes), x.ndim - 1, 0, dtype), (x, kernel)
 
 
 def _matmul_backward(dtype, axes, residuals, g):
   x, kernel = residuals
   g = g.astype(x.dtype)  # logits are wider than their factors
   batch = tuple(range(x.ndim - 1))
-  whole = gathered(kernel.astype(x.dtype), axes)
+  whole = gather(kernel.astype(x.dtype), axes)
   product = partial(contract, a_axes=batch, b_axes=batch, dtype=x.dtype)
   turned = platform() == "cpu" and x.dtype == jnp.float32 and x.shape[-1] > g.shape[-1]
-  d_kernel = scattered(
+  d_kernel = reduce_scatter(
     (lambda x, g: product(g, x).T) if turned else product, x, g, axes, TOKENS[: len(batch)]
   )
   return contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)

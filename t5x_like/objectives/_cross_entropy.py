@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
-from t5x_like.parallel.constrain import constrain, gathered, scattered, ways
+from t5x_like.parallel.constrain import constrain, gather, reduce_scatter, ways
 
 MAX_CHUNK_LOGITS = 2**24  # the most logits of a chunk on one device
 # columns of a chunk, on one device
@@ -240,7 +240,7 @@ class Chunking:
     ids_pc = jnp.where(
       columns_c < first, -1, columns_c + width * jnp.arange(self.vocab_shards)[:, None]
     )
-    return VocabularyChunk(gathered(w, self.logical_axes), bias_pc, start, ids_pc)
+    return VocabularyChunk(gather(w, self.logical_axes), bias_pc, start, ids_pc)
 
   def logits(self, x: jax.Array, piece: VocabularyChunk) -> jax.Array:
     """Compute the logits of the piece's columns, float32 [B, T, p, c]; -inf for columns of the
@@ -325,7 +325,7 @@ def _backward(chunks: Chunking, sum_up: bool, kept, gradients):
       low = d.astype(x.dtype)
       dx += jnp.einsum(to_x, low, piece.kernel, preferred_element_type=jnp.float32)
       both = (low, x) if chunks.tied else (x, low)
-      return dx, scattered(to_kernel, *both, chunks.logical_axes), d.sum((0, 1))
+      return dx, reduce_scatter(to_kernel, *both, chunks.logical_axes), d.sum((0, 1))
 
     def next_row(sums, both):
       dx, *more = row(*both)

@@ -45,21 +45,21 @@ def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.
   return x if layout is None else layout.constrain(x, axes, first)
 
 
-def exchanged(x: jax.Array, before: Axes, after: Axes) -> jax.Array:
+def exchange(x: jax.Array, before: Axes, after: Axes) -> jax.Array:
   """Change the layout of `x` from `before`, whose last axis has priority, to `after`, by an
   all-to-all."""
   layout = _layout.get()
   return x if layout is None else layout.exchanged(x, before, after)
 
 
-def gathered(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
+def gather(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
   """Gather a parameter with logical `axes` along the mesh axes that split the `batch` and `length`
   of `tokens`."""
   layout = _layout.get()
   return kernel if layout is None else layout.gathered(kernel, axes, tokens)
 
 
-def scattered(
+def reduce_scatter(
   contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes = TOKENS
 ) -> jax.Array:
   """Compute a kernel's gradient `contract(x, g)`, a sum over tokens, and reduce-scatter it over the
@@ -102,7 +102,7 @@ def mesh_axes(name: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def activated(layout: Layout | None) -> Iterator[None]:
+def use_layout(layout: Layout | None) -> Iterator[None]:
   """Lay out the layers called within the block by `layout`."""
   token = _layout.set(layout)
   try:
@@ -121,7 +121,7 @@ def platform() -> str:
 
 
 @contextlib.contextmanager
-def target(name: str) -> Iterator[None]:
+def use_platform(name: str) -> Iterator[None]:
   """Make `platform` return `name` within the block."""
   token = _target.set(name)
   try:

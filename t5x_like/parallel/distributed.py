@@ -26,7 +26,7 @@ import jax
 
 from t5x_like import errors
 from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, is_transient, one_line
-from t5x_like.files.streams import Stream
+from t5x_like.files.streams import GuardedStream
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 KEY = "T5X_LIKE_JOB_KEY"  # a secret of the job; processes without the same one are ignored
@@ -109,7 +109,7 @@ def _keep_stdout_for_python() -> None:
   kept = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY) if jax.config.jax_platforms == "cpu" else 2, 1)
   stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)
-  sys.stdout = Stream(stream)
+  sys.stdout = GuardedStream(stream)
 
 
 def _end_aborts_as_transient() -> None:
@@ -134,7 +134,7 @@ def _end_aborts_as_transient() -> None:
   _abort_handler = end
 
 
-def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
+def check_agreement(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
   """Check that all processes have the same facts (config hash, code version, …); every process must
   call it.
 
@@ -165,7 +165,7 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
   # Process 0 reads all facts, and the others its verdict: two messages a process, however many
   # there are.
   store.key_value_set(f"{key}/{jax.process_index()}", json.dumps(facts))
-  from_first(compare, timeout_seconds=timeout_seconds + _SAY_SECONDS)
+  broadcast_from_first(compare, timeout_seconds=timeout_seconds + _SAY_SECONDS)
 
 
 def key_value_store():
@@ -193,7 +193,7 @@ def _read(store, key: str, seconds: float, late: str) -> str:
     raise
 
 
-def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
+def run_first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
   """Call `make` in process 0 while the others wait, then in these; return its result. All processes
   must call it.
 
@@ -239,7 +239,7 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
   return make()
 
 
-def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
+def broadcast_from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
   """Return the result of `make()` in process 0 to all processes; all of them must call it.
 
   Use it to query a file system, which may give two processes different answers.

@@ -77,7 +77,7 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
   return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
 
 
-def stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
+def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
   """Return the stages of a reduce-scatter over a mesh axis, each as groups of indices along it
   (`axis_index_groups`).
 

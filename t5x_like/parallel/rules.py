@@ -17,8 +17,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.parallel.constrain import TOKENS, activated, target
-from t5x_like.parallel.mesh import make_mesh, stages
+from t5x_like.parallel.constrain import TOKENS, use_layout, use_platform
+from t5x_like.parallel.mesh import exchange_stages, make_mesh
 
 DEFAULT = {
   # Parameters
@@ -186,8 +186,8 @@ class Rules:
     """Apply these rules to `parallel.constrain` within the block (a traced step), for the mesh's
     platform."""
     with (
-      target(self.mesh.devices.flat[0].platform),
-      activated(self if self.mesh.size > 1 else None),
+      use_platform(self.mesh.devices.flat[0].platform),
+      use_layout(self if self.mesh.size > 1 else None),
     ):
       yield
 
@@ -226,7 +226,7 @@ class Rules:
     rows, *_, moved = (_tuple(part) for part in self.spec(before, before[-1]))
     all_rows, *_, rest = (_tuple(part) for part in self.spec(after))
     even = x.shape[0] % self.ways(after[0]) == 0 and x.shape[-1] % self.ways(before[-1]) == 0
-    groups = stages(self.mesh, *moved) if len(moved) == 1 else [None]
+    groups = exchange_stages(self.mesh, *moved) if len(moved) == 1 else [None]
     if len(groups) == 1 or not even or rest or all_rows != (*rows, *moved):
       return self.constrain(x, after)
 
@@ -306,7 +306,7 @@ class Rules:
       y = y.astype(jnp.float32) if on_cpu else y
       for i, part in enumerate(parts):
         for axis in part:
-          for groups in stages(self.mesh, axis):
+          for groups in exchange_stages(self.mesh, axis):
             y = jax.lax.psum_scatter(
               y, axis, scatter_dimension=i, tiled=True, axis_index_groups=groups
             )

@@ -109,7 +109,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   answer["compile_cpu_seconds"] = time.process_time() - cpu_start
   answer |= _memory(answer["memory"], compiled.memory_analysis())
   if request["hlo"]:
-    outputs.write(request["hlo"], text, "--hlo")
+    outputs.write_output(request["hlo"], text, "--hlo")
   program = Program(text)
   rows = collectives(program, mesh)
   answer |= _costs(answer, topology, program, rows, rules.mesh.devices)

@@ -17,8 +17,8 @@ PAGE_SECONDS = 120  # of a run's end or an evaluation's; its results are saved b
 
 def introduce(session, made, cost, step: int) -> None:
   """Print the summary of a run that begins or goes on; see `summary.text` for the arguments."""
-  if process.first():
-    process.say(slots.module("summary", __name__).text(session, made, cost, step))
+  if process.is_first():
+    process.log(slots.module("summary", __name__).text(session, made, cost, step))
 
 
 def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
@@ -32,10 +32,10 @@ def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
   pictures = slots.module("pictures", __name__)
   try:
     made = pictures.made(config, parts, arrays, task, evaluated, groups)
-    if process.first():
+    if process.is_first():
       pictures.write(workdir, made)
   except Exception as error:
-    process.say(
+    process.log(
       f"warning: {workdir}/pictures: not drawn: {type(error).__name__}: {one_line(error)[:300]}"
     )
 
@@ -73,7 +73,7 @@ def write_page(
   if "error" in outcome:
     reason = f"{type(outcome['error']).__name__}: {one_line(outcome['error'])[:300]}"
   place = address or workdir
-  process.say(
+  process.log(
     f"warning: {place}/report.html: not written: {reason}; try python -m t5x_like.report {place}"
   )
   return None

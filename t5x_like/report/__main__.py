@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from t5x_like.errors import UserError, handle_errors
-from t5x_like.files.paths import directory, is_remote
+from t5x_like.files.paths import check_directory, is_remote
 from t5x_like.report import comparison, page
 
 
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     formatter_class=argparse.RawDescriptionHelpFormatter,
     prog="python -m t5x_like.report",
   )
-  parser.add_argument("runs", nargs="+", type=directory, metavar="RUN", help="a workdir")
+  parser.add_argument("runs", nargs="+", type=check_directory, metavar="RUN", help="a workdir")
   parser.add_argument(
     "--output", default="comparison.html", metavar="FILE", help="of several runs (%(default)s)"
   )

@@ -7,7 +7,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.files import outputs
-from t5x_like.files.mirror import copied
+from t5x_like.files.mirror import copy_small_files
 from t5x_like.report import charts, page, readable
 from t5x_like.report.writer import FILE
 
@@ -21,7 +21,7 @@ _OWN = ("features.",)
 def check(workdir: str) -> pathlib.Path:
   """Return a workdir, or a copy of an address's small files; raise UserError if it has neither
   metrics nor config."""
-  folder = copied(workdir)
+  folder = copy_small_files(workdir)
   if not any((folder / name).is_file() for name in (FILE, "config.json")):
     raise UserError(
       f"{workdir}: holds no run ({FILE} and config.json are not there); give the workdirs of runs"
@@ -46,7 +46,7 @@ def write(workdirs: Sequence[str], output: str) -> None:
     charts=_charts(metrics),
     differences=_differences(configs),
   )
-  outputs.write(output, html)
+  outputs.write_output(output, html)
 
 
 def _names(workdirs: Sequence[str]) -> list[str]:

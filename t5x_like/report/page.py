@@ -14,7 +14,7 @@ import jinja2
 from t5x_like import objectives, slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.redaction import redact_config
 from t5x_like.report import readable
 from t5x_like.report.charts import Metrics, charts, gaps, series
@@ -41,7 +41,7 @@ def write_report(workdir) -> pathlib.Path:
   )
   rows = metrics(workdir, config)
   starts = list(_starts(workdir / "history.jsonl"))
-  sharding = (local.content(workdir / "sharding.txt") or b"").decode(errors="replace")
+  sharding = (local.read_content(workdir / "sharding.txt") or b"").decode(errors="replace")
   html = render(
     pathlib.Path(__file__).with_name("page.html.j2"),
     name=workdir.absolute().name,
@@ -61,7 +61,7 @@ def write_report(workdir) -> pathlib.Path:
     goodput=flat_object(workdir / "goodput.json"),
   )
   try:
-    (place(workdir) / FILE).write_text(html)
+    (as_path(workdir) / FILE).write_text(html)
   except OSError as error:
     raise UserError(
       f"{workdir / FILE}: report could not be written: {error.strerror or one_line(error)}"
@@ -82,7 +82,7 @@ def render(template: pathlib.Path, **values: Any) -> str:
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
-  content = local.content(path)
+  content = local.read_content(path)
   if content is None:
     return {}
   try:
@@ -113,7 +113,7 @@ def _starts(path: pathlib.Path):
   def check(row: dict[str, Any]) -> None:
     datetime.datetime.fromisoformat(row["time"])
 
-  return (row for row, _ in checked_json.rows(local.content(path) or b"", path, check))
+  return (row for row, _ in checked_json.read_rows(local.read_content(path) or b"", path, check))
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
@@ -265,7 +265,7 @@ def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
   data URI."""
   found = []
   for path in sorted(directory.glob("*.png")):
-    data = local.content(path) or b""
+    data = local.read_content(path) or b""
     try:
       from PIL import Image
 
@@ -284,7 +284,7 @@ def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
   `readable.sample`."""
   found: dict[str, list[dict]] = {}
   for path in sorted(directory.glob("*.jsonl")):
-    for number, line in enumerate((local.content(path) or b"").splitlines(), start=1):
+    for number, line in enumerate((local.read_content(path) or b"").splitlines(), start=1):
       try:
         sample = json.loads(line)
         texts = {name: str(sample[name]) for name in ("input", "target", "prediction")}

@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.numbers import duration, short
@@ -31,7 +31,7 @@ def text(session, made, cost, step: int) -> str:
   parts = made.parts
   named = params.named_params(parts.model)
   try:
-    (place(session.workdir) / SHARDING).write_text(sharding_table(named, parts.rules) + "\n")
+    (as_path(session.workdir) / SHARDING).write_text(sharding_table(named, parts.rules) + "\n")
   except OSError as error:
     raise UserError(
       f"{session.address}/{SHARDING}: cannot be written: {error.strerror or one_line(error)}"

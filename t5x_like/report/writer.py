@@ -16,7 +16,7 @@ from typing import Any
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
-from t5x_like.files.local import Local, synced
+from t5x_like.files.local import LocalPath, sync
 
 FILE = "metrics.jsonl"
 _log = logging.getLogger("t5x_like.metrics")
@@ -38,7 +38,7 @@ def set_aside(workdir) -> None:
   try:
     content = path.read_bytes()
     name = f"metrics.{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%f}.jsonl"
-    Local(workdir, name).write_bytes(content)
+    LocalPath(workdir, name).write_bytes(content)
   except FileNotFoundError:
     return
   except OSError as error:
@@ -99,7 +99,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     if self._file is None:
       return
     values = {name: float(value) for name, value in metrics.items()}
-    row = {"step": int(step), **checked_json.finite(values)}
+    row = {"step": int(step), **checked_json.replace_nonfinite(values)}
     with self._disk_errors():
       self._check_file()
       self._append(row)
@@ -139,7 +139,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
   def _open(self) -> None:
     self._file = open(self._path, "a", encoding="utf-8")
     self._size = os.fstat(self._file.fileno()).st_size
-    synced(self._path.parent)
+    sync(self._path.parent)
 
   def _append(self, row: dict[str, Any]) -> None:
     self._file.write(json.dumps(row, allow_nan=False) + "\n")
@@ -161,9 +161,9 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self._check()
     self._file.close()
     self._path.parent.mkdir(parents=True, exist_ok=True)
-    content = local.content(self._path) or b""
+    content = local.read_content(self._path) or b""
     if content and not content.endswith(b"\n"):
-      Local(self._path).write_bytes(content[: content.rfind(b"\n") + 1])
+      LocalPath(self._path).write_bytes(content[: content.rfind(b"\n") + 1])
     self._open()
     present = max((row["step"] for row in read_metrics(self._path.parent)), default=0)
     consequence = "no line is lost"
@@ -204,7 +204,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     if not whole or doubled:  # nothing of a file that someone may want to mend is lost
       set_aside(self._path.parent)
     if raw or self._path.exists():
-      Local(self._path).write_bytes(b"".join(raw))
+      LocalPath(self._path).write_bytes(b"".join(raw))
 
   @contextlib.contextmanager
   def _disk_errors(self):
@@ -224,7 +224,7 @@ def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]
     if type(row.get("step")) is not int:
       raise ValueError("not an object with an integer step")
 
-  content = local.content(path) or b""
+  content = local.read_content(path) or b""
   complete = content[: content.rfind(b"\n") + 1]
-  found = list(checked_json.rows(complete, path, check))
+  found = list(checked_json.read_rows(complete, path, check))
   return found, len(found) == sum(bool(line.strip()) for line in complete.split(b"\n"))

@@ -36,7 +36,7 @@ _MOST_BYTES = 20 * 10**9  # of all programs in a directory
 _hits = 0
 
 
-def use(workdir: str) -> str:
+def enable(workdir: str) -> str:
   """Make jax keep compiled programs in `compiled/` of a workdir; return one line about it.
 
   With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache
@@ -83,7 +83,7 @@ def use(workdir: str) -> str:
   )
 
 
-def remembered(name: str, measure: Callable[[], float]) -> float:
+def measure_once(name: str, measure: Callable[[], float]) -> float:
   """Return `measure()`, or its value at an earlier start on a processor like this; it is kept
   beside the programs."""
   directory = jax.config.jax_compilation_cache_dir
@@ -115,7 +115,7 @@ def _place(workdir: str) -> pathlib.Path:
     return pathlib.Path.home() / ".cache" / "t5x_like" / "compiled" / _machine()
   else:
     local = pathlib.Path(workdir).absolute()
-  own = distributed.from_first(
+  own = distributed.broadcast_from_first(
     lambda: hmac.new(trust.load_secret(), os.fsencode(local), "sha256").hexdigest()[:16]
   )
   return local / "compiled" / f"{_machine()}-{own}"
@@ -132,7 +132,7 @@ def _is_private(directory: pathlib.Path) -> bool:
   return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def hits() -> int:
+def hit_count() -> int:
   """Return the number of programs that this process has taken from the cache."""
   return _hits
 

@@ -20,7 +20,7 @@ _SPARE = 2**26  # the other memory that comes and goes with a step
 _largest = 0
 
 
-def keep(temporaries: int) -> bool:
+def keep_freed_memory(temporaries: int) -> bool:
   """Let the process keep as much freed memory as its largest program uses; return whether that is
   in its power.
 

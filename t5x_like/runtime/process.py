@@ -57,7 +57,7 @@ def build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any
   def make():
     return tasks.build_at(slot, name, split, arguments)
 
-  return distributed.first_alone(make) if _names_a_source(arguments) else make()
+  return distributed.run_first_alone(make) if _names_a_source(arguments) else make()
 
 
 def _names_a_source(values: Any) -> bool:
@@ -83,7 +83,7 @@ def _installed(module: str) -> bool:
   return importlib.util.find_spec(module) is not None
 
 
-def first() -> bool:
+def is_first() -> bool:
   """Return whether this is the one process that prints and writes files."""
   return jax.process_index() == 0
 
@@ -95,14 +95,14 @@ class _Formatter(logging.Formatter):
     return escape_controls(super().format(record))
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
   """Print in the first process only, without control characters: parts of the text may come from
   data."""
-  if first():
+  if is_first():
     print(escape_controls(text), flush=True)
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
   """Return a flat dict of strings and numbers; it initialises jax's devices, so call
   `distributed.initialize` first."""
   devices = jax.devices()
@@ -113,15 +113,15 @@ def environment() -> dict[str, Any]:
     "processes": jax.process_count(),
     "devices_per_process": jax.local_device_count(),
     "host_cpu": _cpu_model(),
-    "host_cores": cores(),
+    "host_cores": core_count(),
     "operating_system": f"{platform.system()} {platform.release()}",
     "code_version": distributed.code_version(),
   }
-  return found | versions()
+  return found | package_versions()
 
 
 @functools.cache
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
   """Return the versions of Python and of the installed packages that a run's numbers and files
   depend on."""
   installed = {"python": platform.python_version()}
@@ -133,7 +133,7 @@ def versions() -> dict[str, str]:
   return installed
 
 
-def cores() -> int:
+def core_count() -> int:
   """Return the number of the host's cores that this process may use."""
   return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 

@@ -112,7 +112,7 @@ def parse(text: bytes, where: str) -> Manifest:
   found = data.pop("format", None) if isinstance(data, dict) else type(data).__name__
   if found != FORMAT:
     raise UserError(
-      f"{where}: format: found {file_names.shown(found)}, expected {FORMAT!r}: {REMEDY}"
+      f"{where}: format: found {file_names.quote_name(found)}, expected {FORMAT!r}: {REMEDY}"
     )
   checksum = data.pop("checksum", None)
   manifest = _value(Manifest, data, where, "")
@@ -172,8 +172,8 @@ def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
 
 def check_manifest(manifest: Manifest, where: str) -> None:
   """Raise UserError for values out of range and for names that are not valid file names."""
-  file_names.check(f"{where}: name", manifest.name, REMEDY)
-  file_names.check(f"{where}: split", manifest.split, REMEDY)
+  file_names.check_name(f"{where}: name", manifest.name, REMEDY)
+  file_names.check_name(f"{where}: split", manifest.split, REMEDY)
   check_arrays(manifest.arrays, where)
   for key, most in (("num_shards", 2**63), ("name_digits", _MOST_DIGITS)):
     if not 1 <= (found := getattr(manifest, key)) <= most:
@@ -183,14 +183,14 @@ def check_manifest(manifest: Manifest, where: str) -> None:
 def check_arrays(arrays: Sequence[Array], where: object) -> None:
   """Raise UserError for arrays that no store can hold."""
   names = [array.name for array in arrays]
-  file_names.check_all(f"{where}: arrays", names, REMEDY)
+  file_names.check_names(f"{where}: arrays", names, REMEDY)
   if (
     not names
     or len(set(names)) < len(names)
     or any("." in name or name == VOCABULARY for name in names)
   ):
     raise UserError(
-      f"{where}: arrays: found {file_names.shown(names)}, expected other names, "
+      f"{where}: arrays: found {file_names.quote_name(names)}, expected other names, "
       f"without dots: {REMEDY}"
     )
   for array in arrays:

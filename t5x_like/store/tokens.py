@@ -43,7 +43,7 @@ class TokenStore(Store):
     found = [(one.name, one.dtype, one.width) for one in manifest.arrays]
     if found not in ([(TOKENS, "uint16", 1)], [(TOKENS, "int32", 1)]):
       raise UserError(
-        f"{where}: arrays: found {file_names.shown(found)}, expected ids named {TOKENS!r}: {REMEDY}"
+        f"{where}: arrays: found {file_names.quote_name(found)}, expected ids named {TOKENS!r}: {REMEDY}"
       )
     self.append_eos = manifest.facts.get("append_eos")
     if not isinstance(self.append_eos, bool):

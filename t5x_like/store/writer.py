@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.local import Local, synced
-from t5x_like.files.paths import Place
+from t5x_like.files.local import LocalPath, sync
+from t5x_like.files.paths import AnyPath
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
 from t5x_like.store.manifest import Array, Manifest
@@ -30,7 +30,7 @@ SHARD_VALUES = 2**26
 Items = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
-def write_shard(root: Place, name: str, arrays: Sequence[Array], items: Items) -> Shard:
+def write_shard(root: AnyPath, name: str, arrays: Sequence[Array], items: Items) -> Shard:
   """Write the files of a shard, each at once, and describe it.
 
   Args:
@@ -102,7 +102,7 @@ def build_metadata(
 
 
 def publish(
-  work: Place, path: str | os.PathLike, contents: dict[str, bytes], vocabulary: Vocabulary | None
+  work: AnyPath, path: str | os.PathLike, contents: dict[str, bytes], vocabulary: Vocabulary | None
 ) -> None:
   """Turn a directory of shards into the store at `path`: write the rest and, if it is local, flush
   it and rename."""
@@ -111,20 +111,20 @@ def publish(
       vocabulary.save(work / manifests.VOCABULARY)
     for file, content in contents.items():
       (work / file).write_bytes(content)
-    if isinstance(work, Local):
+    if isinstance(work, LocalPath):
       for directory, _, names in os.walk(work):
         for name in names:
           if name.endswith(".tmp"):
             os.unlink(os.path.join(directory, name))  # a process was killed while it wrote
           elif not name.isdigit():
-            synced(os.path.join(directory, name))
-        synced(directory)
+            sync(os.path.join(directory, name))
+        sync(directory)
       os.rename(work, path)
-      synced(work.parent)
+      sync(work.parent)
 
 
 @contextlib.contextmanager
-def _refusals(path: Place):
+def _refusals(path: AnyPath):
   """Report a full disk, a read-only directory and the like as a one-line UserError."""
   try:
     yield

@@ -156,7 +156,7 @@ class BucketedStep:
       fixed = f"in the backbone {type(backbone).__name__}, cells far from the padding depend on it"
     buckets = 1 if fixed else task.buckets
     if fixed:
-      process.say(f"config.task.buckets: {fixed}; batches are not cut")
+      process.log(f"config.task.buckets: {fixed}; batches are not cut")
     self._rows = (
       ImageBuckets(task.features, buckets)
       if images
@@ -185,7 +185,7 @@ class BucketedStep:
     if (key := self._rows.shape(given)) not in self._made:
       task = dataclasses.replace(self._task, features=self._rows.of(key))
       if self._made:
-        process.say(f"the first batch of {self._rows.words(key)}")
+        process.log(f"the first batch of {self._rows.words(key)}")
       self._made[key] = compile_step(
         self._config, self._parts, abstract_batch(self._config, self._parts.rules, task)
       )

@@ -112,7 +112,7 @@ def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], ta
       f"{len(absent)} of the {len(classes)} classes: "
       f"{', '.join(absent[:8])}{', …' * (len(absent) > 8)}"
     )
-    process.say(f"task {task.name}: no example for training has {told}")
+    process.log(f"task {task.name}: no example for training has {told}")
   labels = outputs["logits"].shape[-1] - objective.spare_classes
   key = _KEYS[objective.targets]
   if labels != len(classes):
@@ -127,4 +127,4 @@ def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], ta
       raise UserError(told)
     # other logits are a decoder's, of its tokens
     if key == "labels" or "labels" in (config.model.get("head") or {}):
-      process.say(told)
+      process.log(told)

@@ -71,7 +71,7 @@ def compile_lowered_step(
   if device.platform == "cpu":
     from t5x_like.runtime import malloc
 
-    malloc.keep(compiled.memory_analysis().temp_size_in_bytes)
+    malloc.keep_freed_memory(compiled.memory_analysis().temp_size_in_bytes)
   return compiled, {}
 
 
@@ -96,13 +96,13 @@ def compile_step(
   """Compile the step for such batches in all processes, print the time and the step's cost, and
   return (a function `(state, batch) -> (state, metrics)` that donates the state, the cost)."""
   start = time.perf_counter()
-  hits = compile_cache.hits()
+  hits = compile_cache.hit_count()
   with record_cores() as used:
     lowered = lower_step(config, parts, batch)
   device = jax.devices()[0]
   compiled, options = compile_lowered_step(lowered, device, **gpu_options(config, device))
   # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
-  distributed.agree({"compiled step with options": str(options)}, timeout_seconds=3600)
+  distributed.check_agreement({"compiled step with options": str(options)}, timeout_seconds=3600)
   cost = step_flops(parts.model, parts.objective, batch, parts.trained)
   devices = jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(device)
@@ -112,14 +112,14 @@ def compile_step(
   against = (
     f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}"
   )
-  process.say(
+  process.log(
     f"step compiled in {time.perf_counter() - start:.1f} "
-    f"s{' (from the cache)' * (compile_cache.hits() > hits)}: {cost / 1e9:,.1f} model GFLOPs "
+    f"s{' (from the cache)' * (compile_cache.hit_count() > hits)}: {cost / 1e9:,.1f} model GFLOPs "
     f"(causal attention halved); {cores}; {against if peak else 'no MFU'} ({source})"
     + "".join(f"; {name}={value}" for name, value in options.items())
   )
   if parts.rules.dropped:
-    process.say(
+    process.log(
       "activations not split, as their sizes do not divide: "
       f"{', '.join(sorted(parts.rules.dropped))}"
     )

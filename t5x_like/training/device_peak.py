@@ -32,7 +32,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
       return _PEAK[name], f"{name} data sheet, 16-bit"
   if device.platform != "cpu":
     return 0.0, f"no data sheet of {kind} is known; set --config.peak_flops"
-  rate = compile_cache.remembered(f"matmul-{process.cores()}", matmul_flops_per_second)
+  rate = compile_cache.measure_once(f"matmul-{process.core_count()}", matmul_flops_per_second)
   return rate / jax.local_device_count(), "float32 matrix product measured on this machine"
 
 

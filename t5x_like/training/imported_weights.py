@@ -13,7 +13,7 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.runtime import process
-from t5x_like.runtime.process import environment
+from t5x_like.runtime.process import describe_environment
 from t5x_like.training import warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.vocabularies import Vocabulary
@@ -89,5 +89,5 @@ def write_imported_workdir(
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
     checkpoints.save(step, tree, identity)
     checkpoints.wait()
-  workdirs.write_json(workdir, "environment.json", environment())
+  workdirs.write_json(workdir, "environment.json", describe_environment())
   workdirs.write_identity(workdir, identity)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import jax
 
-from t5x_like.checkpoints.manager import SaveTimes
+from t5x_like.checkpoints.manager import SaveSchedule
 from t5x_like.errors import Preempted
 from t5x_like.runtime import process
 from t5x_like.training.preemption import StopRequest
@@ -27,7 +27,7 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
   """
   every = run.config.eval_every
   total = run.config.total_steps
-  due = SaveTimes(run.config.checkpoint, run.step).due
+  due = SaveSchedule(run.config.checkpoint, run.step).due
   with StopRequest() as stop, _profiler(run, profile) as trace:
     asked = False
     if 0 < run.step < total and run.step % every == 0 and not run.evaluated():
@@ -45,7 +45,7 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
       if (asked or run.exhausted) and run.drain():
         run.save()
     if run.step < total and run.exhausted:
-      process.say(
+      process.log(
         f"step {run.step}: no better evaluation for as long as "
         "config.selection.patience says; stopping"
       )

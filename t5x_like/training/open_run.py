@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from t5x_like import slots
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.training import restoring
 from t5x_like.training.assembly import assemble
 from t5x_like.training.run import TrainingRun
@@ -29,7 +29,7 @@ def open_training_run(
     from_step: a saved step to go back to, once: later steps are set aside, and later starts with
       the same `from_step` go on.
   """
-  address = directory(workdir)
+  address = check_directory(workdir)
   trackers = [
     slots.make(f"config.trackers.{name}", values, "t5x_like.report.trackers", "Tracker")
     for name, values in {"console": "console", **config.trackers}.items()

@@ -16,7 +16,7 @@ from t5x_like import evals, slots, trust, vocabularies
 from t5x_like.data import open_values, tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.slots import Slot
 from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
@@ -83,7 +83,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   if values := resolved.checkpoint.emergency:
     from t5x_like.checkpoints import emergency
 
-    resolved.checkpoint.emergency = emergency.checked(values)
+    resolved.checkpoint.emergency = emergency.check_options(values)
   if config.selection:
     resolved.selection = ConfigDict(
       slots.fill("config.selection", config.selection, config_lib.Selection)
@@ -134,12 +134,12 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   if store == "builtin":
     return vocabularies.load("bytes")
   trust.check_location("config.task.store", store)
-  file_names.check("config.train_split", config.train_split, "choose another split")
+  file_names.check_name("config.train_split", config.train_split, "choose another split")
   directory = f"{store}/{config.train_split}"
   # web servers have files, but no directories
-  manifest = place(f"{directory}/vocabulary/{vocabularies.MANIFEST}")
+  manifest = as_path(f"{directory}/vocabulary/{vocabularies.MANIFEST}")
   if not (manifest.is_file() or manifest.parent.is_dir()):
-    found = "no vocabulary in it" if place(directory).is_dir() else "no such directory"
+    found = "no vocabulary in it" if as_path(directory).is_dir() else "no such directory"
     raise UserError(
       f"{directory}: no token store ({found}): make one with python -m tools.prepare_data "
       f"--source=... --vocabulary=... --output={store}"

@@ -44,7 +44,7 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
   config = made.config
   parts = made.parts
   checkpoints = session.checkpoints
-  anew = step == 0 and 0 not in distributed.from_first(checkpoints.steps)
+  anew = step == 0 and 0 not in distributed.broadcast_from_first(checkpoints.steps)
   fresh = config.checkpoint.fresh_optimizer
   found = (
     None if anew else checkpoints.restore(lambda saved: _wanted(saved, parts.state, fresh), step)
@@ -52,7 +52,7 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
   none = {"times": 0, "batches_passed": 0}
   if found is None:
     _check_lost(session, anew)
-    process.say(f"new run in {session.address}")
+    process.log(f"new run in {session.address}")
     state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
     loaded = None
     if config.init.get("weights") or config.teacher:
@@ -66,11 +66,11 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
   if step:  # imported weights have no past
     phases.check_past_phases(metadata, config, step + rollbacks["batches_passed"], session.address)
   if step < config.total_steps:
-    process.say(f"resuming {session.address} from step {step} of {config.total_steps}")
+    process.log(f"resuming {session.address} from step {step} of {config.total_steps}")
   if not tree.keys() - {"step", "params"}:
-    process.say(f"{config.optimizer.name} starts without a state at step {step}")
+    process.log(f"{config.optimizer.name} starts without a state at step {step}")
   elif config.optimizer.get("ema") and _MEAN not in tree:
-    process.say(f"the mean of the weights begins at step {step}")
+    process.log(f"the mean of the weights begins at step {step}")
   return RestoredState(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
 
 

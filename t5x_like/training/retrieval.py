@@ -50,7 +50,7 @@ class RetrievalStep:
         self._every if self._beside else 1,
       )
       self._shelf = shelf(parts.objective.search, *given)
-      process.say(
+      process.log(
         f"retrieval: {k} of {passages.number:,} passages for each of {config.batch_size} rows, by "
         f"an index made every {self._every:,} steps"
       )

@@ -46,7 +46,7 @@ class RolloutStep:
     self._ends = rewards.ends_of(task)
     batch = abstract_batch(config, parts.rules, task)
     _, K, N = batch["decoder_log_probabilities"].shape
-    process.say(
+    process.log(
       f"rollouts: {K} completions of each of {config.batch_size} prompts, of at most {N} tokens, "
       f"rewarded by {parts.objective.reward}"
     )

@@ -71,7 +71,7 @@ class TrainingRun:
       self._enter_phase()
       report.introduce(session, made, self._stage.cost, self.step)
     else:
-      process.say(
+      process.log(
         f"{session.address} is finished at step {self.step}; set "
         f"--config.total_steps={2 * self.step} to continue"
       )
@@ -80,11 +80,11 @@ class TrainingRun:
     """Take up selection and goodput from the metrics up to this step."""
     self._selection = None  # a `selection.Selection`
     if self.config.selection:
-      rows = distributed.from_first(self.session.metrics)
+      rows = distributed.broadcast_from_first(self.session.metrics)
       self._selection = Selection(self.config, self.session.address, rows)
     self._goodput = self.session.goodput(self.step)
     guard = self.made.parts.guard
-    refused = distributed.from_first(self._refused_steps) if guard.skips else []
+    refused = distributed.broadcast_from_first(self._refused_steps) if guard.skips else []
     self._refusals = RefusedSteps(guard, refused)
 
   def _refused_steps(self) -> list[int]:
@@ -105,7 +105,7 @@ class TrainingRun:
     before = self._stage
     phase = phases.phase_at(made.phases, self._position)
     if len(made.phases) > 1:
-      process.say(f"phase {phase.name} from step {self.step}")
+      process.log(f"phase {phase.name} from step {self.step}")
     rows = local_rows(made.parts.rules.batch(), phase.config.batch_size)
     self.session.beat("compiling")
     cutting = phase.task.buckets > 1
@@ -185,7 +185,7 @@ class TrainingRun:
     ):
       too_many = self._refusals.add(step)
       if too_many is None:
-        process.say(f"step {step}: {why}; this update was left out")
+        process.log(f"step {step}: {why}; this update was left out")
         return True
       why = f"{why}, and {too_many}"
     if guard.steps and self._rollbacks["times"] < guard.at_most:
@@ -199,7 +199,7 @@ class TrainingRun:
     session = self.session
     session.checkpoints.wait()
     session.check()
-    saved = distributed.from_first(session.checkpoints.steps)
+    saved = distributed.broadcast_from_first(session.checkpoints.steps)
     regular = [step for step in saved if step % self.config.checkpoint.every == 0]
     to = rollback_target(self.made.parts.guard, why, bad, regular)
     times = self._rollbacks["times"] + 1
@@ -211,7 +211,7 @@ class TrainingRun:
     self._pending = None
     self._rollbacks = {"times": times, "batches_passed": passed}
     self._read_metrics()
-    process.say(f"step {bad}: {why}; back to step {to}, and on with the batches of step {bad + 1}")
+    process.log(f"step {bad}: {why}; back to step {to}, and on with the batches of step {bad + 1}")
     self._enter_phase()
 
   def save(self) -> None:
@@ -267,7 +267,7 @@ class TrainingRun:
       rows = [row for row in self.session.metrics() if row["step"] == self.step]
       return any(name.startswith("eval/") for row in rows for name in row)
 
-    return distributed.from_first(found)
+    return distributed.broadcast_from_first(found)
 
   @property
   def exhausted(self) -> bool:
@@ -292,8 +292,8 @@ class TrainingRun:
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
     tasks = made.task, made.evaluation.task
     report.draw(session.workdir, self.config, made.parts, self.weights, *tasks, groups)
-    if process.first():
+    if process.is_first():
       page = report.write_page(session.workdir, session.address, session.beat)
       if page is not None:
-        process.say(f"report: {session.address}/{page.name}")
+        process.log(f"report: {session.address}/{page.name}")
     session.flush()

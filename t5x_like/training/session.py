@@ -86,14 +86,14 @@ class Session(contextlib.AbstractContextManager):
     self.identity = identity
     self.saved = 0
     self._noted = False
-    self._config, self._primary, self._trackers = config, process.first(), trackers
+    self._config, self._primary, self._trackers = config, process.is_first(), trackers
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
     self._mirror = None
     if is_remote(address):
-      from t5x_like.files.mirror import Mirror
+      from t5x_like.files.mirror import WorkdirMirror
 
-      self._mirror = Mirror(address)
+      self._mirror = WorkdirMirror(address)
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(address)
     watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     with contextlib.ExitStack() as stack:
@@ -101,22 +101,25 @@ class Session(contextlib.AbstractContextManager):
         self._held = stack.enter_context(contextlib.closing(workdirs.lock_workdir(address)))
         if self._mirror:
           self._mirror.pull()
-      self.past = PastRun(*distributed.from_first(self._read_past))
+      self.past = PastRun(*distributed.broadcast_from_first(self._read_past))
       self._changes = self.check_config(self.past.identity, address) if self.past.identity else []
-      distributed.agree(
+      distributed.check_agreement(
         {
           "config": checked_json.digest(config.to_dict())[:16],
           "data and vocabulary": json.dumps(identity["fingerprints"]),
           "code version": distributed.code_version(),
           "workdir": address if is_remote(address) else os.path.abspath(address),
         }
-        | {f"version of {package}": version for package, version in process.versions().items()}
+        | {
+          f"version of {package}": version
+          for package, version in process.package_versions().items()
+        }
       )
       if self._primary:
         check_writable("--workdir", self.workdir, _FOLDERS)
       self.beat = stack.enter_context(watchdog).beat
       for change in self._changes:
-        process.say(f"resuming with a changed config: {change}")
+        process.log(f"resuming with a changed config: {change}")
       self.checkpoints = _checkpoints(f"{address}/checkpoints", config, self.check)
       self._stack = stack.pop_all()
 
@@ -171,7 +174,7 @@ class Session(contextlib.AbstractContextManager):
         workdirs.write_json(self.workdir, "init.json", loaded)
       if back:
         set_aside(self.workdir)
-      found = process.environment() | made.cores
+      found = process.describe_environment() | made.cores
       workdirs.write_identity(self.workdir, self.identity)
       workdirs.write_json(self.workdir, "environment.json", found)
       workdirs.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
@@ -208,7 +211,7 @@ class Session(contextlib.AbstractContextManager):
       ],
     )
     if missing := self._writer.missing:
-      process.say(
+      process.log(
         f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the "
         "file was cut or removed); the report leaves a gap there"
       )
@@ -298,7 +301,7 @@ def _checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Ch
   }
   options["check"] = check
   if values := config.checkpoint.emergency:
-    from t5x_like.checkpoints.emergency import Emergency
+    from t5x_like.checkpoints.emergency import EmergencyCheckpoints
 
-    return Emergency(path, values, **options)
+    return EmergencyCheckpoints(path, values, **options)
   return Checkpoints(path, **options)

@@ -357,19 +357,19 @@ def _started(
     # the step gives back the memory of each array of its state once
     copies = name.startswith(REFERENCE)
     made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
-  process.say(
+  process.log(
     f"weights of {directory}, step {step}: {len(loaded)} of "
     f"{len(loaded) + len(initialised)} tensors loaded"
   )
   if config.init.get("layers") is not None:
-    process.say(f"  layers: the first {config.init.layers} alone, the others are new")
+    process.log(f"  layers: the first {config.init.layers} alone, the others are new")
   lists = {
     "resized": [f"{n} ({how})" for n, how in resized.items()],
     "initialised": initialised,
     "ignored": ignored,
   }
   for word, names in lists.items():
-    process.say(f"  {word + ':':12} {', '.join(names) or 'none'}")
+    process.log(f"  {word + ':':12} {', '.join(names) or 'none'}")
   report = {"workdir": directory, "step": step, "loaded": loaded, "resized": resized}
   return dataclasses.replace(state, params=made), report | {
     "initialised": initialised,
@@ -380,7 +380,7 @@ def _started(
 def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
   directory = config.teacher.workdir
   if directory == RANDOM:
-    process.say(
+    process.log(
       "teacher: random weights, from which nothing can be learned; set --config.teacher.workdir"
     )
     return state
@@ -397,7 +397,7 @@ def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
         f"config.teacher.model: {name} has shape {list(fresh.shape)}, found {shape} in {directory}"
       )
     made[name] = jax.device_put(found, fresh.sharding)
-  process.say(f"teacher: weights of {directory}, step {step}")
+  process.log(f"teacher: weights of {directory}, step {step}")
   return dataclasses.replace(state, params=made)
 
 

@@ -15,7 +15,7 @@ from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, exclusive, file_names, local
 from t5x_like.files.locks import Lock
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.redaction import redact_config
 
 IDENTITY_FILE = "config.json"
@@ -117,7 +117,7 @@ def read_imported(workdir) -> dict[str, Any] | None:
   """Return the model and the fingerprint of the vocabulary of imported weights; None if a workdir
   has none."""
   try:
-    content = (place(workdir) / IMPORTED_FILE).read()
+    content = (as_path(workdir) / IMPORTED_FILE).read()
     if content is None:
       return None
     found = json.loads(content)
@@ -131,7 +131,7 @@ def read_imported(workdir) -> dict[str, Any] | None:
 
 def _content(workdir, name: str, path: str) -> bytes | None:
   try:
-    return (place(workdir) / name).read_bytes()
+    return (as_path(workdir) / name).read_bytes()
   except FileNotFoundError:
     return None
   except OSError as error:
@@ -219,9 +219,9 @@ def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _replace(workdir, name: str, text: str) -> None:
-  file_names.check(f"{workdir}: a file's name", name)
+  file_names.check_name(f"{workdir}: a file's name", name)
   try:
-    (place(workdir) / name).write_text(text)
+    (as_path(workdir) / name).write_text(text)
   except OSError as error:
     why = error.strerror or one_line(error)
     raise UserError(
@@ -238,7 +238,7 @@ def lock_workdir(workdir) -> "Lock | leases.Lease":  # noqa: F821
   """
   doing = "is training in it ({}); wait for it or stop it, or use another --workdir"
   try:
-    return exclusive.hold_directory(place(workdir), "lock", doing, lease="lease")
+    return exclusive.hold_directory(as_path(workdir), "lock", doing, lease="lease")
   except (FileExistsError, NotADirectoryError) as error:
     raise UserError(f"{workdir}: Not a directory; use another --workdir") from error
   except OSError as error:
@@ -259,13 +259,13 @@ def read_history(workdir, address=None) -> Rows:
   Args:
     address: the workdir's address, for warnings, if it differs.
   """
-  content = local.content(pathlib.Path(workdir) / HISTORY_FILE)
+  content = local.read_content(pathlib.Path(workdir) / HISTORY_FILE)
   return _history(content or b"", f"{address or workdir}/{HISTORY_FILE}")
 
 
 def _history(content: bytes, where) -> Rows:
   """Return the lines of a file with this content, without torn and foreign ones."""
-  return [row for row, _ in checked_json.rows(content, where, _check_row)]
+  return [row for row, _ in checked_json.read_rows(content, where, _check_row)]
 
 
 def last_from_step(rows: Rows) -> int | None:
@@ -338,7 +338,7 @@ def add_line(workdir, row: dict[str, Any]) -> None:
   path = pathlib.Path(workdir) / HISTORY_FILE
   try:
     timed = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row
-    local.append(path, json.dumps(timed).encode())
+    local.append_line(path, json.dumps(timed).encode())
   except OSError as error:
     raise UserError(
       f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir"

@@ -31,8 +31,8 @@ from types import ModuleType
 from t5x_like import slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
-from t5x_like.files.local import Local, check_link
-from t5x_like.files.paths import Place, place
+from t5x_like.files.local import LocalPath, check_link
+from t5x_like.files.paths import AnyPath, as_path
 from t5x_like.vocabularies.protocol import (
   Vocabulary,
   describe_invalid_id,
@@ -83,7 +83,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
     return _kind("bytes").ByteVocabulary()
   trust.check_location("vocabulary", path_or_name)
   try:
-    path = place(path_or_name)
+    path = as_path(path_or_name)
     is_directory = (path / MANIFEST).is_file() or path.is_dir()
     found = is_directory or path.exists()
   except Exception as error:  # each scheme's library raises its own types
@@ -103,7 +103,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   return _load_directory(path, sentinels) if is_directory else _kind("sentencepiece").read(path)
 
 
-def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
+def _load_directory(directory: AnyPath, sentinels: str | None) -> Vocabulary:
   path = directory / MANIFEST
   if not path.exists():
     if has_tokenizer(directory):
@@ -132,7 +132,7 @@ def _kind(name: str) -> ModuleType | None:
   return slots.module(name, _KINDS) if name in slots.names(_KINDS) else None
 
 
-def has_tokenizer(directory: Place | pathlib.Path) -> bool:
+def has_tokenizer(directory: AnyPath | pathlib.Path) -> bool:
   """Return whether a Hugging Face directory has a tokenizer: its main file or, for bytes, the name
   of its class."""
   if any((directory / name).exists() for name in TOKENIZER_FILES):
@@ -141,9 +141,9 @@ def has_tokenizer(directory: Place | pathlib.Path) -> bool:
   return any(path.exists() and b'"ByT5Tokenizer"' in path.read_bytes() for path in named)
 
 
-def _manifest(path: Place) -> dict:
+def _manifest(path: AnyPath) -> dict:
   """Read the manifest at a path; raise UserError if it is damaged or lacks a key."""
-  found = checked_json.parsed(
+  found = checked_json.parse_json(
     read_file(path), dict, str(path), "the manifest of a vocabulary; copy its directory again"
   )
   if found.get("format") != FORMAT:
@@ -154,10 +154,10 @@ def _manifest(path: Place) -> dict:
   return found
 
 
-def read_file(path: Place) -> bytes:
+def read_file(path: AnyPath) -> bytes:
   """Read a file; raise UserError if it cannot be read, or is a link out of its directory."""
   try:
-    if isinstance(path, Local):
+    if isinstance(path, LocalPath):
       check_link(path)
     data = path.read()
     return path.read_bytes() if data is None else data

@@ -12,7 +12,7 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.files import clients, remote
 from t5x_like.files.leases import Lease
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from tests import object_server
 from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state, mesh_of
 
@@ -164,8 +164,8 @@ def test_an_intact_attempt_of_a_step_serves_beside_a_damaged_one(name, caplog):
   mesh = mesh_of(8, 1)
   url = f"memory://{uuid.uuid4().hex}/checkpoints"
   save([1, 2], mesh, url)
-  (intact,) = [directory for directory in place(url).iterdir() if directory.name.startswith("2-")]
-  (place(url) / name / "manifest.json").write_bytes((intact / "manifest.json").read())
+  (intact,) = [directory for directory in as_path(url).iterdir() if directory.name.startswith("2-")]
+  (as_path(url) / name / "manifest.json").write_bytes((intact / "manifest.json").read())
   step, state, _ = restored(mesh, url=url)
   assert step == 2 and as_bytes(state) == as_bytes(make_state(2, mesh))
   assert ("a damaged attempt to save it is passed over" in caplog.text) == (name < intact.name)
@@ -264,7 +264,7 @@ def test_a_refusal_is_never_damage(answer, said, server):
 
 
 def held(url, seconds: float) -> Lease:
-  return Lease(place(url), "lease", "is training in it ({})", seconds)
+  return Lease(as_path(url), "lease", "is training in it ({})", seconds)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def held(url, seconds: float) -> Lease:
 def test_a_lease_tells_why_it_is_lost(answer, kind, said, server):
   with held("gs://bucket/run", seconds=60) as lease:
     if answer is None:
-      place("gs://bucket/run/lease").write_bytes(b'{"holder": "another"}')
+      as_path("gs://bucket/run/lease").write_bytes(b'{"holder": "another"}')
     server.fault = lambda at, name: answer if name == "run/lease" or answer == "no bucket" else None
     with pytest.raises(kind, match=said):
       lease.check()
@@ -295,9 +295,9 @@ def test_signs_of_life_go_on_when_a_refusal_is_over(server, capfd):
     server.fault = lambda at, _: "forbidden"
     time.sleep(0.5)
     server.fault = lambda at, _: None
-    before = place("gs://bucket/run/lease").read()
+    before = as_path("gs://bucket/run/lease").read()
     time.sleep(0.5)
-    assert place("gs://bucket/run/lease").read() != before
+    assert as_path("gs://bucket/run/lease").read() != before
     lease.check()
   assert "Traceback" not in capfd.readouterr().err
 
@@ -319,7 +319,7 @@ def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path
       lease.check()
       with pytest.raises(TransientError, match="another process has taken"):
         lost.check()
-  assert (place(url) / "lease").read() is None
+  assert (as_path(url) / "lease").read() is None
 
 
 def test_a_lease_of_a_dead_process_on_this_host_is_taken_at_once(tmp_path):

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from t5x_like.checkpoints import emergency_steps
-from t5x_like.checkpoints.emergency import Emergency, checked
-from t5x_like.checkpoints.emergency_steps import from_replicas
+from t5x_like.checkpoints.emergency import EmergencyCheckpoints, check_options
+from t5x_like.checkpoints.emergency_steps import receive_from_replicas
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import NumericError, UserError
 from t5x_like.parallel.mesh import make_mesh
@@ -57,7 +57,7 @@ def same(tree, other):
 
 
 def opened(where, name="run"):
-  return Emergency(
+  return EmergencyCheckpoints(
     where / name / "checkpoints", {"directory": str(where / "near"), "every": 1}, every=100
   )
 
@@ -222,8 +222,8 @@ def test_bits_survive_the_mesh(shardings):
       emergency_steps._start(shard.index): np.asarray(shard.data) for shard in x.addressable_shards
     }
     wanted = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    assert np.asarray(from_replicas(wanted, own)).tobytes() == np.asarray(x).tobytes()
-    assert not np.any(from_replicas(wanted, None))
+    assert np.asarray(receive_from_replicas(wanted, own)).tobytes() == np.asarray(x).tobytes()
+    assert not np.any(receive_from_replicas(wanted, None))
 
 
 class Device:
@@ -257,7 +257,9 @@ def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
 )
 def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 4)
-  needs = emergency_steps.Needs({"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())})
+  needs = emergency_steps.ShardNeeds(
+    {"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())}
+  )
   found, held_P = needs.places(np.array(first))
   assert (found, tuple(held_P)) == (places, held)
 
@@ -272,7 +274,7 @@ def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held
 )
 def test_mistakes_are_named(values, told):
   with pytest.raises(UserError, match=told):
-    checked(values)
+    check_options(values)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_mistakes_are_named(values, told):
 )
 def test_a_directory_that_cannot_be_is_named_before_the_first_step(directory, told, tmp_path):
   with pytest.raises(UserError, match=told):
-    Emergency(tmp_path / "checkpoints", {"directory": directory, "every": 1})
+    EmergencyCheckpoints(tmp_path / "checkpoints", {"directory": directory, "every": 1})
 
 
 def test_copies_behind_a_link_do_not_count(killed, shardings):

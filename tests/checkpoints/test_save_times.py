@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from t5x_like.checkpoints.manager import SaveTimes
+from t5x_like.checkpoints.manager import SaveSchedule
 
 
 class Clock:
@@ -19,7 +19,7 @@ def saved(every, minutes, seconds, start=0):
   """The steps saved, with the seconds since the save before, and how often the clock was read; step
   i takes `seconds(i)`, and its end is seen one step late, as the loop dispatches ahead."""
   clock = Clock()
-  times = SaveTimes(ConfigDict({"every": every, "minutes": minutes}), start, clock)
+  times = SaveSchedule(ConfigDict({"every": every, "minutes": minutes}), start, clock)
   clock.looks = 0
   last = clock.now
   found = []

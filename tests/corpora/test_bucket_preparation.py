@@ -19,7 +19,7 @@ from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.files import exclusive, leases, remote
 from t5x_like.files.leases import Lease
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
@@ -137,7 +137,7 @@ def test_killed_and_repeated_uploads_only_what_is_missing(flags, local, server):
   run.kill()
   assert run.wait() == -9
   time.sleep(0.5)  # its processes end
-  recorded = [place(f"gs://bucket/stores/.train.progress/parts/{part:06d}") for part in range(2)]
+  recorded = [as_path(f"gs://bucket/stores/.train.progress/parts/{part:06d}") for part in range(2)]
   kept = [
     shard["name"]
     for record in recorded
@@ -165,7 +165,7 @@ def test_a_lost_shard_is_made_again(flags, local, server, monkeypatch):
 def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
-  with Lease(place("gs://bucket/stores"), ".train.progress.lease", exclusive.WRITING):
+  with Lease(as_path("gs://bucket/stores"), ".train.progress.lease", exclusive.WRITING):
     assert prepare_data.main(command) == 2
   told = capsys.readouterr().err.strip().splitlines()[-1]
   assert (
@@ -180,14 +180,14 @@ def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypat
   record = building.load_record
 
   def taken(*arguments):
-    place("gs://bucket/stores/.train.progress.lease").write_text('{"holder": "another"}')
+    as_path("gs://bucket/stores/.train.progress.lease").write_text('{"holder": "another"}')
     return record(*arguments)
 
   with monkeypatch.context() as patched:
     patched.setattr(building, "load_record", taken)
     assert prepare_data.main(command) == 69
   assert "another process has taken it over" in capsys.readouterr().err
-  assert not place("gs://bucket/stores/train/manifest.json").exists()
+  assert not as_path("gs://bucket/stores/train/manifest.json").exists()
   assert prepare_data.main(command) == 0  # the other one gave no sign of life
   assert files_of(server.root / "stores") == files_of(local)
 
@@ -231,7 +231,7 @@ def test_any_scheme_of_fsspec_will_do(flags, local):
   )
   starts = np.arange(0, store.num_tokens - 100, 777)
   np.testing.assert_array_equal(store.windows(starts, 100), expected.windows(starts, 100))
-  assert set(place("memory://there/stores").sizes()) == {
+  assert set(as_path("memory://there/stores").sizes()) == {
     f"train/{name}" for name in files_of(local / "train")
   }
 

@@ -15,7 +15,7 @@ from t5x_like.corpora.held_out import SplitPart
 from t5x_like.corpora.job import Job
 from t5x_like.corpora.tokens import TokenStoreKind
 from t5x_like.errors import UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
@@ -273,7 +273,7 @@ def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, mon
   monkeypatch.setattr(progress_files, "_PATIENCE_SECONDS", 0)
   progress = tmp_path / ".train.progress"
   progress.mkdir()
-  with progress_files.mark_writing(place(progress)):
+  with progress_files.mark_writing(as_path(progress)):
     assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 2
   assert (
     f"{progress}: a process of an interrupted run still writes this store"

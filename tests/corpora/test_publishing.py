@@ -13,7 +13,7 @@ import pytest
 
 from t5x_like.corpora import building
 from t5x_like.files import local_ranges
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
@@ -118,7 +118,7 @@ def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsy
 
 
 def test_files_of_others_where_the_store_would_be_stay_there(flags, capsys):
-  raw = place("memory://publishing/corpus/train/raw.jsonl")
+  raw = as_path("memory://publishing/corpus/train/raw.jsonl")
   raw.write_text("{}")
   flags = [flag for flag in flags if not flag.startswith("--output")]
   assert prepare_data.main([*flags, "--output=memory://publishing/corpus"]) == 2

@@ -10,7 +10,7 @@ from t5x_like.decoding.cpu import Joined, KernelFirst, prepared
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.feed_forward.mlp import Mlp
 from t5x_like.nn.linear import Linear, linears
-from t5x_like.parallel.constrain import target
+from t5x_like.parallel.constrain import use_platform
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -32,6 +32,6 @@ def test_layers_held_for_decoding_compute_the_same(dtype):
     got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance
   )
   assert got.dtype == dtype
-  with target("tpu"):
+  with use_platform("tpu"):
     elsewhere = [linear for _, linear in linears(prepared(made, jnp.dtype(dtype)))]
   assert all(type(linear) is Linear and linear.kernel[...].dtype == dtype for linear in elsewhere)

@@ -54,7 +54,7 @@ def test_these_are_no_names(name):
   with pytest.raises(
     UserError, match=r"store: name: found .*, expected a name of 1 to 200 bytes"
   ) as told:
-    file_names.check("store: name", name)
+    file_names.check_name("store: name", name)
   assert str(told.value).isascii() and "\n" not in str(told.value) and len(str(told.value)) < 320
 
 
@@ -70,7 +70,7 @@ def test_these_are():
     "a b",
     "$HOME",
   ):
-    assert file_names.check("x", name) == name
+    assert file_names.check_name("x", name) == name
   assert not any(map(file_names.is_name, (None, 3, ["a"], b"a")))
 
 

@@ -42,14 +42,14 @@ KINDS = {"a pipe": pipe, "a device": device, "a socket": bound, "a link to itsel
 
 
 def read(path: pathlib.Path) -> bytes:
-  return local.Local(path).read_bytes()
+  return local.LocalPath(path).read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_no_file(kind, tmp_path):
   KINDS[kind](tmp_path / "it")
-  for call in (read, local.check, lambda path: local.check_below(path.parent)):
-    with pytest.raises(local.Irregular, match=f"found {kind}, expected a file"):
+  for call in (read, local.check_regular, lambda path: local.check_below(path.parent)):
+    with pytest.raises(local.IrregularFile, match=f"found {kind}, expected a file"):
       call(tmp_path / "it")
 
 
@@ -57,8 +57,8 @@ def test_files_links_and_holes_are(tmp_path):
   (tmp_path / "file").write_bytes(b"content")
   (tmp_path / "link").symlink_to("file")
   (tmp_path / "dangling").symlink_to("nothing")
-  assert read(tmp_path / "file") == local.content(tmp_path / "link") == b"content"
-  assert local.content(tmp_path / "nothing") is None
+  assert read(tmp_path / "file") == local.read_content(tmp_path / "link") == b"content"
+  assert local.read_content(tmp_path / "nothing") is None
   local.check_below(tmp_path)
 
 

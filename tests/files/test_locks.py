@@ -15,14 +15,14 @@ import pytest
 from t5x_like.errors import TransientError
 from t5x_like.files import exclusive, leases, locks
 from t5x_like.files.locks import DirectoryInUse
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 GONE = 2**22 + 1  # more than any process number of Linux
 SECONDS = 1.2
 
 
 def lease_on(directory, seconds: float) -> leases.Lease:
-  return leases.Lease(place(directory), "lease", "is training in it ({})", seconds)
+  return leases.Lease(as_path(directory), "lease", "is training in it ({})", seconds)
 
 
 def forged(directory, **content) -> leases.Lease:
@@ -165,11 +165,11 @@ def test_a_lease_stands_in_where_locks_are_of_one_host(
   )
   monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "mounts")
   with contextlib.closing(
-    exclusive.hold_directory(place(directory), "lock", "is writing ({}); wait", "lease")
+    exclusive.hold_directory(as_path(directory), "lock", "is writing ({}); wait", "lease")
   ) as lock:
     assert isinstance(lock, locks.Lock) == shared
   with contextlib.closing(
-    exclusive.hold_directory(place(tmp_path), "lock", "is writing ({}); wait", "lease")
+    exclusive.hold_directory(as_path(tmp_path), "lock", "is writing ({}); wait", "lease")
   ) as lock:
     assert isinstance(lock, locks.Lock)
 
@@ -180,14 +180,14 @@ def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
 
   doing = "is writing ({}); wait"
   with contextlib.closing(
-    exclusive.hold_directory(place(tmp_path), "lock", doing, "lease")
+    exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
   ) as held:
     assert isinstance(held, locks.Lock)
     with pytest.raises(DirectoryInUse, match="another process is writing; wait"):
-      exclusive.hold_directory(place(tmp_path), "lock", doing, "lease")
+      exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
   monkeypatch.setattr(fcntl, "flock", flock)
   with contextlib.closing(
-    exclusive.hold_directory(place(tmp_path), "lock", doing, "lease")
+    exclusive.hold_directory(as_path(tmp_path), "lock", doing, "lease")
   ) as held:
     assert isinstance(held, leases.Lease) and (tmp_path / "lease").exists()
   assert not (tmp_path / "lease").exists()

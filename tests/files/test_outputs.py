@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from t5x_like.errors import UserError
-from t5x_like.files.outputs import Output, write
+from t5x_like.files.outputs import OutputFile, write_output
 from tests.runs import REPO
 
 
@@ -41,14 +41,14 @@ def test_an_input_is_never_an_output(source, spelling, tmp_path, monkeypatch):
   with pytest.raises(
     UserError, match=f"^--output={path}: would overwrite the input {source}; name another file$"
   ):
-    Output(path, inputs=["elsewhere", str(source)])
+    OutputFile(path, inputs=["elsewhere", str(source)])
   assert source.read_text() == "mine\n"
 
 
 def test_a_file_of_an_input_folder_is_not_replaced_and_a_new_one_may_be_made(source, tmp_path):
   with pytest.raises(UserError, match="would overwrite the input"):
-    Output(str(source), inputs=[str(tmp_path)])
-  Output(str(tmp_path / "new"), inputs=[str(tmp_path)]).write(["a\n"])
+    OutputFile(str(source), inputs=[str(tmp_path)])
+  OutputFile(str(tmp_path / "new"), inputs=[str(tmp_path)]).write(["a\n"])
   assert (tmp_path / "new").read_text() == "a\n"
 
 
@@ -80,13 +80,13 @@ def test_a_place_that_cannot_be_written_is_known_at_once(
 ):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=words):
-    Output(path)
+    OutputFile(path)
   assert os.listdir(tmp_path) == ["lines.txt"]
 
 
 def test_a_read_only_file_system_is_known_at_once():
   with pytest.raises(UserError, match="^--output=/proc/out: cannot be written"):
-    Output("/proc/out")
+    OutputFile("/proc/out")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_workdir_keeps_its_files(name, tmp_path):
   (tmp_path / "config.json").write_text("{}")
   (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
   with pytest.raises(UserError, match=f"belongs to the workdir {tmp_path}"):
-    Output(str(tmp_path / name))
-  write(str(tmp_path / "predictions.jsonl"), "fine")
+    OutputFile(str(tmp_path / name))
+  write_output(str(tmp_path / "predictions.jsonl"), "fine")
 
 
 def test_nothing_is_written_into_a_store(tmp_path):
@@ -105,9 +105,9 @@ def test_nothing_is_written_into_a_store(tmp_path):
   (tmp_path / "deeper").mkdir()
   for name in ("manifest.json", "new", "deeper/new"):
     with pytest.raises(UserError, match="is inside the store"):
-      Output(str(tmp_path / name))
+      OutputFile(str(tmp_path / name))
   (tmp_path / "manifest.json").write_text("{}")  # of another program
-  Output(str(tmp_path / "new"))
+  OutputFile(str(tmp_path / "new"))
 
 
 def test_a_file_is_replaced_whole_with_its_permissions_and_through_links(source, tmp_path):
@@ -120,9 +120,9 @@ def test_a_file_is_replaced_whole_with_its_permissions_and_through_links(source,
     raise OSError(28, "No space left on device")
 
   with pytest.raises(UserError, match="cannot be written: No space left"):
-    Output(str(link)).write(fails())
+    OutputFile(str(link)).write(fails())
   assert source.read_text() == "mine\n" and sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
-  Output(str(link)).write(["new\n"])
+  OutputFile(str(link)).write(["new\n"])
   assert link.is_symlink() and source.read_text() == "new\n"
   assert stat.S_IMODE(source.stat().st_mode) == 0o640
   assert sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
@@ -132,10 +132,10 @@ def test_a_device_stays_a_device(tmp_path):
   null = tmp_path / "null"
   null.symlink_to("/dev/null")
   for path in ("/dev/null", str(null)):
-    Output(path, inputs=["/dev/null"]).write(["gone\n"])
+    OutputFile(path, inputs=["/dev/null"]).write(["gone\n"])
     assert stat.S_ISCHR(os.stat(path).st_mode)
   with pytest.raises(UserError, match="cannot be written: No space left on device"):
-    write("/dev/full", "x" * 10_000)
+    write_output("/dev/full", "x" * 10_000)
   assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
 
@@ -144,10 +144,10 @@ def test_a_pipe_is_written_to(tmp_path):
   got = []
   os.mkfifo(pipe)
   with pytest.raises(UserError, match="would overwrite the input"):
-    Output(str(pipe), inputs=[str(pipe)])
+    OutputFile(str(pipe), inputs=[str(pipe)])
   reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
   reader.start()
-  Output(str(pipe)).write(["a\n", "b\n"])
+  OutputFile(str(pipe)).write(["a\n", "b\n"])
   reader.join(10)
   assert got == ["a\nb\n"] and stat.S_ISFIFO(os.stat(pipe).st_mode)
 
@@ -157,7 +157,7 @@ def test_a_socket_is_written_to(tmp_path, monkeypatch):
   with socket.socket(socket.AF_UNIX) as server:
     server.bind("socket")
     server.listen()
-    Output("socket").write(["a\n"])
+    OutputFile("socket").write(["a\n"])
     with server.accept()[0] as peer:
       assert peer.recv(9) == b"a\n"
 
@@ -166,7 +166,7 @@ def test_an_open_descriptor_is_written_to(tmp_path):
   with (tmp_path / "out").open("w") as file:
     file.write("before\n")
     file.flush()
-    Output(f"/dev/fd/{file.fileno()}").write(["after\n"])
+    OutputFile(f"/dev/fd/{file.fileno()}").write(["after\n"])
   assert (tmp_path / "out").read_text() == "before\nafter\n"
 
 
@@ -189,7 +189,7 @@ def test_a_reader_that_leaves_is_one_line():
 
 
 def test_what_utf8_cannot_hold_is_escaped_and_counted(tmp_path):
-  output = Output(str(tmp_path / "out"))
+  output = OutputFile(str(tmp_path / "out"))
   rows = [{"a": "fine é"}, {"a": "\ud83d!"}, {"a": "\udcff\ud800"}]
   output.write(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
   lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines()

@@ -11,7 +11,7 @@ import pytest
 from t5x_like import evaluate, predict, train, trust
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files import globs, leases, locks, remote
-from t5x_like.files.paths import directory, is_remote, place
+from t5x_like.files.paths import as_path, check_directory, is_remote
 from tests import object_server
 from tools import convert_hf, few_shot, prepare_data, train_vocabulary
 
@@ -38,16 +38,16 @@ REFUSED = {
 @pytest.mark.parametrize("address", REFUSED)
 def test_an_address_that_cannot_be_meant_is_refused(address):
   with pytest.raises(UserError) as refused:
-    directory(address)
+    check_directory(address)
   assert REFUSED[address] in str(refused.value) and str(refused.value).startswith("--workdir=")
 
 
 def test_the_home_directory_is_refused_unless_a_run_is_there(tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(UserError, match="the home directory"):
-    directory(f"{tmp_path}/")
+    check_directory(f"{tmp_path}/")
   (tmp_path / "config.json").write_text("{}")
-  assert directory(tmp_path) == str(tmp_path)
+  assert check_directory(tmp_path) == str(tmp_path)
 
 
 def test_other_addresses_are_taken(tmp_path, monkeypatch):
@@ -62,9 +62,12 @@ def test_other_addresses_are_taken(tmp_path, monkeypatch):
     "gs://bucket/run",
     "memory:///run",
   ):
-    assert directory(address) == address
-  assert directory("gs://bucket/run//") == "gs://bucket/run" and directory("runs/a/") == "runs/a"
-  assert directory(f"file://{tmp_path}/new/") == f"{tmp_path}/new"
+    assert check_directory(address) == address
+  assert (
+    check_directory("gs://bucket/run//") == "gs://bucket/run"
+    and check_directory("runs/a/") == "runs/a"
+  )
+  assert check_directory(f"file://{tmp_path}/new/") == f"{tmp_path}/new"
 
 
 RECIPE = f"--config={REPO}/tests/recipes/nano.py"
@@ -109,7 +112,7 @@ def test_a_file_and_its_name_are_put_on_disk(tmp_path, monkeypatch):
     os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n))
   )
   monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("renamed"), replace(a, b)))
-  (place(tmp_path) / "new" / "config.json").write_bytes(b"{}")
+  (as_path(tmp_path) / "new" / "config.json").write_bytes(b"{}")
   file, *rest = synced
   assert file.startswith(f"{tmp_path}/new/config.json.") and rest == [
     "renamed",
@@ -130,7 +133,7 @@ def root(request, tmp_path, monkeypatch):
     for name, value in object_server.environment(server).items():
       monkeypatch.setenv(name, value)
     remote.reset()
-    yield place(addresses.get(request.param, f"{request.param}://bucket/run"))
+    yield as_path(addresses.get(request.param, f"{request.param}://bucket/run"))
     remote.reset()
 
 
@@ -250,9 +253,11 @@ def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):
   content = os.urandom(3_500)
   for name in ("a/0.txt", "a/1.txt", "a/2.csv", "b/0.txt"):
     (root / name).write_bytes(content)
-  found = globs.matches(f"{root}/*/[01].txt")
+  found = globs.find_matches(f"{root}/*/[01].txt")
   assert found == [f"{root}/{name}" for name in ("a/0.txt", "a/1.txt", "b/0.txt")]
-  assert {globs.kind(path) for path in found} == {"file"} and globs.kind(f"{root}/a") == "directory"
+  assert {globs.file_kind(path) for path in found} == {"file"} and globs.file_kind(
+    f"{root}/a"
+  ) == "directory"
   file = root / "a" / "0.txt"
   assert file.size() == 3_500 and (file.changed() is None) == is_remote(root)
   with file.open("rb") as opened:
@@ -266,10 +271,10 @@ def test_a_file_inside_a_file_has_an_address_too(tmp_path):
     for name in ("a/0.txt", "a/1.txt"):
       archive.writestr(name, name)
   trust.begin_command(f"zip://a/*.txt::{tmp_path}/pages.zip")
-  assert globs.matches(f"zip://a/*.txt::{tmp_path}/pages.zip") == [
+  assert globs.find_matches(f"zip://a/*.txt::{tmp_path}/pages.zip") == [
     f"zip://{name}::{tmp_path}/pages.zip" for name in ("a/0.txt", "a/1.txt")
   ]
-  file = place(f"zip://a::{tmp_path}/pages.zip") / "1.txt"
+  file = as_path(f"zip://a::{tmp_path}/pages.zip") / "1.txt"
   assert (
     file.read_text() == "a/1.txt" and file.size() == 7 and file.parent.names() == ["0.txt", "1.txt"]
   )

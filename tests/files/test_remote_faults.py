@@ -173,7 +173,7 @@ def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
 def test_a_lease_in_a_bucket_that_is_gone(workdir, server, monkeypatch):
   """The bucket is named, although it was found a moment ago."""
   monkeypatch.setattr(remote, "_LOOK_SECONDS", 60)
-  directory = remote.Remote(workdir[0])
+  directory = remote.RemotePath(workdir[0])
   with leases.Lease(directory, "lease", "is here: {}") as lease:
     assert (directory / "no_such_file").read() is None
     server.fault = lambda operation, name: "no bucket"

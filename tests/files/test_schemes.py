@@ -12,7 +12,7 @@ import more
 from stores import many_documents, write
 from t5x_like import evaluate, predict, train
 from t5x_like.files import remote
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from tests import object_server
 from tools import convert_hf, few_shot, prepare_data
 
@@ -48,8 +48,8 @@ def roots(tmp_path_factory):
     }
     found |= {"s3": "s3://bucket/s3", "memory": "memory://bucket/memory"}
     for root in list(found.values())[1:]:
-      for name in place(local).sizes():
-        (place(root) / name).write_bytes((local / name).read_bytes())
+      for name in as_path(local).sizes():
+        (as_path(root) / name).write_bytes((local / name).read_bytes())
     yield found
   remote.reset()
 
@@ -57,7 +57,7 @@ def roots(tmp_path_factory):
 def prepared(source: str, output: str) -> str:
   flags = ["--vocabulary=bytes", "--split=train", "--workers=1"]
   assert prepare_data.main([f"--source=jsonl:{source}", f"--output={output}", *flags]) == 0
-  return json.loads((place(output) / "train" / "manifest.json").read_text())["fingerprint"]
+  return json.loads((as_path(output) / "train" / "manifest.json").read_text())["fingerprint"]
 
 
 def source(root, aside):
@@ -79,13 +79,13 @@ def run_in(root: str) -> str:
 
 
 def store_and_workdir(root, aside):
-  rows = (place(run_in(root)) / "metrics.jsonl").read_text().splitlines()
+  rows = (as_path(run_in(root)) / "metrics.jsonl").read_text().splitlines()
   return [json.loads(row)["train/loss"] for row in rows if "train/loss" in row]
 
 
 def evaluated(root, aside):
   assert evaluate.main([f"--workdir={run_in(root)}", "--config.evals.loss.max_examples=16"]) == 0
-  folder = place(root) / "run" / "evaluations"
+  folder = as_path(root) / "run" / "evaluations"
   return [json.loads((folder / name).read_text()) for name in folder.names()]
 
 
@@ -118,9 +118,9 @@ def published(root, aside):
   """A Hugging Face directory, written and read."""
   assert convert_hf.main([f"--input={run_in(root)}", f"--output={root}/published"]) == 0
   assert convert_hf.main([f"--input={root}/published", RECIPE, f"--output={root}/imported"]) == 0
-  tensors = (place(root) / "published" / "model.safetensors").read_bytes()
+  tensors = (as_path(root) / "published" / "model.safetensors").read_bytes()
   step = next(
-    name for name in (place(root) / "imported" / "checkpoints").names() if name.startswith("0")
+    name for name in (as_path(root) / "imported" / "checkpoints").names() if name.startswith("0")
   )
   return hashlib.sha256(tensors).hexdigest(), step[:1]
 

@@ -11,8 +11,8 @@ import pytest
 
 from t5x_like.errors import DamageError, TransientError, UserError, is_transient, translate_error
 from t5x_like.files import clients, remote, store_errors
-from t5x_like.files.paths import place
-from t5x_like.files.store_errors import Kind
+from t5x_like.files.paths import as_path
+from t5x_like.files.store_errors import ErrorKind
 from tests import object_server
 from tests.object_answers import ANSWERS
 
@@ -72,13 +72,13 @@ def server(tmp_path_factory):
 
 
 def calls(url):
-  file = place(url) / "file"
-  new = place(url) / "new"
+  file = as_path(url) / "file"
+  new = as_path(url) / "new"
   return {
     "read": file.read,
     "range": lambda: file.read(slice(8, 40)),
     "exists": file.is_file,
-    "list": place(url).names,
+    "list": as_path(url).names,
     "write": lambda: new.write_bytes(b"new"),
     "create": lambda: new.create(b"new"),
     "delete": file.unlink,
@@ -179,7 +179,7 @@ def test_a_token_that_expired_is_told_though_s3_says_400(server):
   with pytest.raises(
     UserError, match="s3://bucket/run/file: cannot be read: the credentials have expired"
   ):
-    place("s3://bucket/run/file").read()
+    as_path("s3://bucket/run/file").read()
 
 
 def s3(code, status, told="told by the server"):
@@ -216,39 +216,39 @@ class RefreshError(Exception):
 @pytest.mark.parametrize(
   "error, kind",
   [
-    (s3("InvalidRange", 416), Kind.DAMAGED),
-    (s3("BadDigest", 400), Kind.DAMAGED),
-    (s3("AccessDenied", 403), Kind.REFUSED),
-    (s3("403", 403), Kind.REFUSED),  # of a HEAD, which has no body
-    (s3("ExpiredToken", 400), Kind.EXPIRED),
-    (s3("RequestTimeTooSkewed", 403), Kind.REFUSED),
-    (s3("NoSuchBucket", 404), Kind.NO_BUCKET),
-    (s3("NoSuchKey", 404), Kind.ABSENT),
-    (s3("404", 404), Kind.ABSENT),
-    (s3("PreconditionFailed", 412), Kind.EXISTS),
-    (s3("ConditionalRequestConflict", 409), Kind.EXISTS),
-    (s3("OperationAborted", 409), Kind.TRANSIENT),
-    (s3("SlowDown", 503), Kind.TRANSIENT),
-    (s3("RequestTimeout", 400), Kind.TRANSIENT),
-    (s3("InternalError", 500), Kind.TRANSIENT),
-    (s3("InvalidBucketName", 400), Kind.OTHER),
-    (s3("MethodNotAllowed", 405), Kind.OTHER),
-    (RefreshError("Reauthentication is needed"), Kind.EXPIRED),
-    (PermissionError(errno.EACCES, "Permission denied"), Kind.REFUSED),
+    (s3("InvalidRange", 416), ErrorKind.DAMAGED),
+    (s3("BadDigest", 400), ErrorKind.DAMAGED),
+    (s3("AccessDenied", 403), ErrorKind.REFUSED),
+    (s3("403", 403), ErrorKind.REFUSED),  # of a HEAD, which has no body
+    (s3("ExpiredToken", 400), ErrorKind.EXPIRED),
+    (s3("RequestTimeTooSkewed", 403), ErrorKind.REFUSED),
+    (s3("NoSuchBucket", 404), ErrorKind.NO_BUCKET),
+    (s3("NoSuchKey", 404), ErrorKind.ABSENT),
+    (s3("404", 404), ErrorKind.ABSENT),
+    (s3("PreconditionFailed", 412), ErrorKind.EXISTS),
+    (s3("ConditionalRequestConflict", 409), ErrorKind.EXISTS),
+    (s3("OperationAborted", 409), ErrorKind.TRANSIENT),
+    (s3("SlowDown", 503), ErrorKind.TRANSIENT),
+    (s3("RequestTimeout", 400), ErrorKind.TRANSIENT),
+    (s3("InternalError", 500), ErrorKind.TRANSIENT),
+    (s3("InvalidBucketName", 400), ErrorKind.OTHER),
+    (s3("MethodNotAllowed", 405), ErrorKind.OTHER),
+    (RefreshError("Reauthentication is needed"), ErrorKind.EXPIRED),
+    (PermissionError(errno.EACCES, "Permission denied"), ErrorKind.REFUSED),
     (OSError(errno.EROFS, "Read-only file system"), None),
     (OSError(errno.ENOSPC, "No space left on device"), None),
-    (cut(), Kind.TRANSIENT),
-    (ConnectionResetError(), Kind.TRANSIENT),
-    (TimeoutError(), Kind.TRANSIENT),
-    (ValueError("NOT_FOUND: no such file"), Kind.ABSENT),
+    (cut(), ErrorKind.TRANSIENT),
+    (ConnectionResetError(), ErrorKind.TRANSIENT),
+    (TimeoutError(), ErrorKind.TRANSIENT),
+    (ValueError("NOT_FOUND: no such file"), ErrorKind.ABSENT),
     (KeyError("nothing"), None),
     (RuntimeError("a bug"), None),
   ],
   ids=lambda value: repr(value)[:60],
 )
 def test_kinds(error, kind):
-  assert store_errors.kind(error) is kind
-  assert is_transient(error) == (kind is Kind.TRANSIENT)
+  assert store_errors.error_kind(error) is kind
+  assert is_transient(error) == (kind is ErrorKind.TRANSIENT)
 
 
 def test_bugs_stay_bugs():
@@ -261,13 +261,13 @@ def test_a_bucket_that_may_not_be_listed_counts_as_there(server):
   server.fault = lambda at, _: "forbidden" if at in ("list", "bucket") else None
   remote.reset()
   for url in ("gs://bucket/none", "s3://bucket/none"):
-    assert place(url).read() is None
+    assert as_path(url).read() is None
 
 
 def test_what_was_being_handled_counts_only_where_nothing_else_does():
   for error, kind in (
-    (FileNotFoundError("none"), Kind.ABSENT),
-    (RuntimeError("a client's own"), Kind.TRANSIENT),
+    (FileNotFoundError("none"), ErrorKind.ABSENT),
+    (RuntimeError("a client's own"), ErrorKind.TRANSIENT),
   ):
     error.__context__ = ConnectionResetError()
-    assert store_errors.kind(error) is kind
+    assert store_errors.error_kind(error) is kind

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from t5x_like.files.streams import Stream
+from t5x_like.files.streams import GuardedStream
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = f"""
@@ -60,7 +60,7 @@ def test_a_pipe_that_is_full_for_a_moment_stays_open():
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   with open(reader, "rb", buffering=0) as output, open(writer, "w", buffering=1) as file:
-    stream = Stream(file)
+    stream = GuardedStream(file)
     while True:
       try:
         os.write(writer, bytes(4096))
@@ -81,6 +81,6 @@ def test_a_terminal_that_is_gone_is_an_error_of_the_output_alone():
     def fileno(self):
       raise ValueError
 
-  stream = Stream(Gone())
+  stream = GuardedStream(Gone())
   stream.writelines(["a", "b"])
   assert stream.is_broken and stream.error.errno == errno.EIO

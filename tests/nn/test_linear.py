@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t5x_like.nn.linear import matmul
-from t5x_like.parallel.constrain import target
+from t5x_like.parallel.constrain import use_platform
 
 AXES = ("embed", "mlp")
 
@@ -47,7 +47,7 @@ def test_gradient_of_the_kernel_is_one_product_without_transposes():
 
 @pytest.mark.parametrize("platform, dtype", [("cpu", "float32"), ("tpu", "bfloat16")])
 def test_bfloat16_is_multiplied_in_the_type_that_the_platform_is_fast_in(platform, dtype):
-  with target(platform):
+  with use_platform(platform):
     products = str(
       jax.make_jaxpr(lambda x, w: matmul(x, w, jnp.bfloat16, AXES))(
         *[jnp.ones((2, 2), "bfloat16")] * 2

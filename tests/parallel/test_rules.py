@@ -15,8 +15,8 @@ from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.linear import Linear, apply_jointly, matmul
 from t5x_like.parallel import rules as rules_module
-from t5x_like.parallel.constrain import constrain, exchanged
-from t5x_like.parallel.mesh import AXES, make_mesh, stages
+from t5x_like.parallel.constrain import constrain, exchange
+from t5x_like.parallel.mesh import AXES, exchange_stages, make_mesh
 from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows
 
 
@@ -347,7 +347,7 @@ def test_exchanged_in_stages(mesh, lengths, monkeypatch):
   def run(x, g):
     with r.activate():
       y, pull = jax.vjp(
-        lambda x: exchanged(x, ("batch", "length", "embed"), ("batch", "length", None)), x
+        lambda x: exchange(x, ("batch", "length", "embed"), ("batch", "length", None)), x
       )
       return y, *pull(g)
 
@@ -369,19 +369,23 @@ def test_stages_of_a_torus():
   it would have."""
   mesh = lambda devices: Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])  # noqa: E731
   torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
-  assert stages(mesh(jax.devices()), "data") == [None] and stages(mesh(torus[:4]), "data") == [None]
-  found = stages(mesh(torus), "data")
+  assert exchange_stages(mesh(jax.devices()), "data") == [None] and exchange_stages(
+    mesh(torus[:4]), "data"
+  ) == [None]
+  found = exchange_stages(mesh(torus), "data")
   assert found == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
   assert (
     len(
-      stages(mesh([OnTorus(x, y, z) for x in range(2) for y in range(2) for z in range(2)]), "data")
+      exchange_stages(
+        mesh([OnTorus(x, y, z) for x in range(2) for y in range(2) for z in range(2)]), "data"
+      )
     )
     == 3
   )
-  assert stages(mesh(np.array(torus).reshape(2, 4)), "fsdp") == [None]
+  assert exchange_stages(mesh(np.array(torus).reshape(2, 4)), "fsdp") == [None]
   # no sums over 3: joined to the 4
   threes = [OnTorus(x, y, z) for x in range(3) for y in range(4) for z in range(2)]
-  assert [len(groups[0]) for groups in stages(mesh(threes), "data")] == [12, 2]
+  assert [len(groups[0]) for groups in exchange_stages(mesh(threes), "data")] == [12, 2]
 
   def scatter(x, groups):
     for group in groups:

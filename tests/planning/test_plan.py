@@ -13,7 +13,7 @@ import pytest
 
 from t5x_like import plan, recipes
 from t5x_like.errors import UserError
-from t5x_like.parallel.constrain import platform, target
+from t5x_like.parallel.constrain import platform, use_platform
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.planning import child, compiling, hardware, minimum, search, steps, table
@@ -266,7 +266,7 @@ def test_a_program_for_another_platform_is_traced_for_it(monkeypatch):
   config, _ = steps.resolve(recipes.load("configs/t5/base.py"), "tpu", None)
   assert (config.model.dtype, config.model.layers) == ("bfloat16", "scan")
   assert platform() == "cpu"
-  with target("tpu"):
+  with use_platform("tpu"):
     assert platform() == "tpu"
 
 

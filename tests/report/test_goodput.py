@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from t5x_like.files.local import Local
+from t5x_like.files.local import LocalPath
 from t5x_like.report.trackers import goodput
 
 
@@ -23,7 +23,7 @@ def line(seconds, waited=0.0):
 
 def test_every_second_has_a_name(tmp_path):
   clock = Clock()
-  file = Local(tmp_path / "goodput.json")
+  file = LocalPath(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, 990.0, clock)  # 10 s until the state was there
   clock.now += 22
   run.write(1, line(2.0))  # 20 s of compiling
@@ -61,7 +61,7 @@ def test_every_second_has_a_name(tmp_path):
 
 def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(tmp_path, caplog):
   clock = Clock()
-  file = Local(tmp_path / "goodput.json")
+  file = LocalPath(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, clock.now, clock)
   run.write(1, line(1.0))
   run.close("paused")
@@ -80,7 +80,7 @@ def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(
 
 def test_a_clock_that_was_put_back_takes_no_time_away(tmp_path):
   clock = Clock()
-  file = Local(tmp_path / "goodput.json")
+  file = LocalPath(tmp_path / "goodput.json")
   run = goodput.Goodput(file, 0, clock.now, clock)
   clock.now += 30
   run.write(1, line(20.0))

@@ -11,13 +11,13 @@ import pytest
 import t5x_like as t5x
 from t5x_like import report
 from t5x_like.errors import UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.report import page as report_page
 from t5x_like.report.__main__ import main
 from t5x_like.report.charts import Metrics, names, series
 from t5x_like.report.page import write_report
 from t5x_like.report.readable import sample, verdict
-from t5x_like.runtime.process import environment
+from t5x_like.runtime.process import describe_environment
 
 
 def fill(workdir):
@@ -49,7 +49,7 @@ def fill(workdir):
     "total_steps": 200,
   }
   (workdir / "config.json").write_text(json.dumps(config))
-  (workdir / "environment.json").write_text(json.dumps(environment()))
+  (workdir / "environment.json").write_text(json.dumps(describe_environment()))
   samples = [
     {"step": 50, "task": "books", "input": "an old one", "target": "a", "prediction": "a"},
     {
@@ -91,7 +91,9 @@ def test_shows_everything_in_one_self_contained_page(tmp_path):
   assert 'Thank <span class="sentinel">&lt;extra_id_0&gt;</span> &amp; me &lt;b&gt;' in page
   assert "an old one" not in page and "exact match" in page
   assert (
-    "<script" not in page and environment()["code_version"] in page and environment()["jax"] in page
+    "<script" not in page
+    and describe_environment()["code_version"] in page
+    and describe_environment()["jax"] in page
   )
   outside = re.search(r"""(src|href)=["'](?!#)|url\((?!["']?#)|@import|<link""", page)
   assert not outside, "nothing is loaded from elsewhere"
@@ -332,7 +334,7 @@ def test_runs_at_addresses_are_compared_as_they_are_now(tmp_path, capsys):
     run.metrics() == [] and main([*there]) == 2 and "/a: holds no run" in capsys.readouterr().err
   )
   for address, loss in zip(there, (2.0, 3.0)):
-    (place(address) / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {loss}}}\n')
+    (as_path(address) / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {loss}}}\n')
   assert run.metrics() == [{"step": 1, "train/loss": 2.0}]
   assert (
     main([*there, f"--output={tmp_path / 'both.html'}"]) == 0 and (tmp_path / "both.html").is_file()

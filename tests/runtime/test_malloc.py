@@ -47,4 +47,4 @@ def test_steps_use_the_same_pages_again():
 )
 def test_tunables_of_the_user_stand(tunable, monkeypatch):
   monkeypatch.setenv("GLIBC_TUNABLES", tunable)
-  assert not malloc.keep(0)
+  assert not malloc.keep_freed_memory(0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stores
 from t5x_like.errors import DamageError, UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store
 from t5x_like.store.writer import build_metadata, publish, write_shard
@@ -90,7 +90,7 @@ def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
   store = Store.open(intact[0])
   items = intact[1]
   bounds = store.first_items.tolist()
-  work = place(tmp_path / "work")
+  work = as_path(tmp_path / "work")
   shards = {
     number: write_shard(
       work, f"{number:06d}", ARRAYS, part_of(items, bounds[number], bounds[number + 1])
@@ -108,7 +108,7 @@ def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
 
 
 def test_what_a_killed_writer_left_is_not_published(tmp_path):
-  work = place(tmp_path / "work")
+  work = as_path(tmp_path / "work")
   shard = write_shard(work, "0", ARRAYS, items_of([(3, 2)]))
   (work / "ids" / "0.1.tmp").write_bytes(b"half of it")
   publish(
@@ -150,6 +150,9 @@ def test_what_cannot_be_kept_is_refused(tmp_path):
   ):
     with pytest.raises(UserError, match=message):
       write_shard(
-        place(tmp_path / "a"), "0", [array], {array.name: (np.zeros(2, array.dtype), np.array([2]))}
+        as_path(tmp_path / "a"),
+        "0",
+        [array],
+        {array.name: (np.zeros(2, array.dtype), np.array([2]))},
       )
   assert not [file for file in tmp_path.rglob("*") if file.is_file()]

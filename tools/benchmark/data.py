@@ -17,7 +17,7 @@ import numpy as np
 from t5x_like.data import loader, mixture, task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store import ids, writer
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -294,7 +294,7 @@ def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   """Random bytes in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
   vocabulary = ByteVocabulary(extra_ids=_SIZE - ByteVocabulary(extra_ids=0).size)
   generator = np.random.default_rng(0)
-  work = place(f"{path}.incomplete")
+  work = as_path(f"{path}.incomplete")
   arrays = [ids.array(vocabulary)]
   shards = []
   for start in range(0, tokens, 10_000_000):

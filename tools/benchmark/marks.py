@@ -19,7 +19,7 @@ import types
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.slots import find
 
 from . import timing
@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--minutes", type=float, default=8, help="of all marks; later ones are left out (default: 8)"
   )
-  kind = functools.partial(directory, flag="--output")
+  kind = functools.partial(check_directory, flag="--output")
   parser.add_argument(
     "--output",
     default="marks",

@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 from t5x_like import command_line, recipes, train
 from t5x_like.errors import NumericError, UserError, handle_errors
 from t5x_like.files import checked_json, outputs
-from t5x_like.files.paths import directory
+from t5x_like.files.paths import check_directory
 from t5x_like.report.writer import read_metrics
 
 from . import fitting, page, sizes
@@ -74,7 +74,11 @@ def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.ladder")
   parser.add_argument("--config", required=True, metavar="RECIPE", help="trained at every size")
   parser.add_argument(
-    "--workdir", required=True, type=directory, metavar="DIR", help="of all runs and the results"
+    "--workdir",
+    required=True,
+    type=check_directory,
+    metavar="DIR",
+    help="of all runs and the results",
   )
   parser.add_argument("--sizes", required=True, metavar="LIST", help=f"three or more: {sizes.HELP}")
   parser.add_argument("--predict", required=True, metavar="SIZE", help="the larger size")
@@ -126,8 +130,8 @@ def main(argv: list[str] | None = None) -> None:
       for one in trials
     ],
   }
-  outputs.write(f"{args.workdir}/ladder.json", json.dumps(results, indent=1) + "\n")
-  outputs.write(f"{args.workdir}/ladder.html", page.html(args.config, trials, law, made))
+  outputs.write_output(f"{args.workdir}/ladder.json", json.dumps(results, indent=1) + "\n")
+  outputs.write_output(f"{args.workdir}/ladder.html", page.html(args.config, trials, law, made))
   print(page.text(trials, law, made) + f"\n{args.workdir}/ladder.html", flush=True)
 
 

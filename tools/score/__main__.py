@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       raise UserError(f"--{key}: unknown flag{near}")
   options = slots.fill(args.name, options, takes)
   output = (
-    outputs.Output(args.output, inputs=[*args.references, *args.predictions, args.compare])
+    outputs.OutputFile(args.output, inputs=[*args.references, *args.predictions, args.compare])
     if args.output
     else None
   )

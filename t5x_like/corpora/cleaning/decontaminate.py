@@ -131,7 +131,7 @@ def texts(path: str) -> Iterator[str]:
 
 
 def _matches(pattern: str) -> list[str]:
-  found = {one: globs.matches(one) for one in globs.expand(pattern)}
+  found = {one: globs.find_matches(one) for one in globs.expand(pattern)}
   if missing := [one for one, paths in found.items() if not paths]:
     raise UserError(f"--against={missing[0]}: found no such file")
   return [path for paths in found.values() for path in paths]

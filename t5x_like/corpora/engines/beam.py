@@ -17,7 +17,7 @@ from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison, Entries
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 
 try:
   import apache_beam as beam
@@ -96,7 +96,7 @@ class Engine(engines.Engine):
     duplicates.end_comparison(job, one)
 
 
-def _refusals(job: Job) -> Place:
+def _refusals(job: Job) -> AnyPath:
   """Return the directory where workers write the messages of their UserErrors.
 
   They do not raise them, because runners retry on any exception and log it at length.
@@ -105,7 +105,7 @@ def _refusals(job: Job) -> Place:
 
 
 @contextlib.contextmanager
-def _pipeline(options: Sequence[str], refusals: Place) -> Iterator[beam.Pipeline]:
+def _pipeline(options: Sequence[str], refusals: AnyPath) -> Iterator[beam.Pipeline]:
   """Provide a pipeline to fill, then run it; raise UserError if it cannot run, or for the first
   refused part."""
   if refusals.exists():
@@ -159,7 +159,7 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
   return options
 
 
-def _call(number: int, work: Callable[[int], Any], refusals: Place, admitted: trust.State) -> Any:
+def _call(number: int, work: Callable[[int], Any], refusals: AnyPath, admitted: trust.State) -> Any:
   """Do a part's work; write the message of a UserError among the refusals.
 
   Args:

@@ -28,7 +28,7 @@ from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison
 from t5x_like.corpora.job import ItemBatch, Job, StoredBatch
 from t5x_like.errors import UserError
-from t5x_like.files.remote import Remote
+from t5x_like.files.remote import RemotePath
 
 _RANGE_BYTES = 2**28
 _BATCHES_AHEAD = 3  # per worker; bounds memory if the consumer is slow
@@ -52,7 +52,7 @@ class Engine(engines.Engine):
     duplicates.begin_comparison(job, one)
     parts = job.kind.num_parts
     marked = collections.defaultdict(list)
-    scratch = None if isinstance(job.progress, Remote) else job.progress
+    scratch = None if isinstance(job.progress, RemotePath) else job.progress
     with (
       self._each(job) as each,
       tempfile.TemporaryDirectory(prefix=".keys.", dir=scratch) as folder,

@@ -64,7 +64,7 @@ from typing import Any
 from t5x_like import slots, trust
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.files import file_names
-from t5x_like.files.checked_json import kind_of
+from t5x_like.files.checked_json import json_type_name
 
 Record = dict[str, Any]
 
@@ -183,7 +183,7 @@ def open_source(
       f"source {source[:80]!r}…: found a path too long for a file's name in its {len(source)} "
       "characters; correct it"
     ) from None
-  file_names.check_all(
+  file_names.check_names(
     f"source {source}: its name and splits",
     (opened.name, *opened.splits),
     "rename its files or splits",
@@ -278,7 +278,9 @@ def field_text(record: Record, field: str, where: str) -> str | Skip:
     return Skip("null")
   if not isinstance(found, str):
     remedy = "; write it as text, such as by a cast to string" if isinstance(found, bytes) else ""
-    raise UserError(f"{where}: found {kind_of(found)} in field {field!r}, expected text{remedy}")
+    raise UserError(
+      f"{where}: found {json_type_name(found)} in field {field!r}, expected text{remedy}"
+    )
   return found
 
 

@@ -6,7 +6,7 @@ import zipfile
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _UTF8 = 0x800  # the flag of a name
 LONGEST = 2**28  # bytes of one file: far beyond any image, and no bomb
@@ -17,20 +17,20 @@ def split(path: str) -> tuple[str, str] | None:
   archive."""
   for end in (".zip", ".ZIP"):
     head, found, inner = f"{path}/".partition(f"{end}/")
-    if found and place(head + end).exists() and globs.kind(head + end) == "file":
+    if found and as_path(head + end).exists() and globs.file_kind(head + end) == "file":
       return head + end, inner.rstrip("/")
   return None
 
 
 def members(archive: str) -> dict[str, zipfile.ZipInfo]:
   """Return the visible files of an archive by name; raise UserError if it is none."""
-  return _opened(archive, place(archive).changed(), os.getpid())[1]
+  return _opened(archive, as_path(archive).changed(), os.getpid())[1]
 
 
 def read(archive: str, name: str) -> bytes | None:
   """Return the content of a file in an archive, None if it is too long; raise UserError if it
   cannot be read."""
-  zipped, found = _opened(archive, place(archive).changed(), os.getpid())
+  zipped, found = _opened(archive, as_path(archive).changed(), os.getpid())
   if found[name].file_size > LONGEST:
     return None
   try:
@@ -47,7 +47,7 @@ def _opened(
 ) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
   """Open an archive once in each process, which have places of their own in it."""
   try:
-    zipped = zipfile.ZipFile(place(archive).open("rb"))
+    zipped = zipfile.ZipFile(as_path(archive).open("rb"))
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
     raise UserError(
       f"{archive}: found no zip archive ({one_line(error)}); fetch it again"

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 from t5x_like.corpora.sources import Record, Skip, check_fields, top_level_column
 from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 AT_ONCE = 1024
 
@@ -32,7 +32,7 @@ class ColumnSource(FileSource):
 
     number = 0
     try:
-      with place(path).open("rb") as file:
+      with as_path(path).open("rb") as file:
         names, records_of = self.open_columns(file)
         check_fields(self.fields, names, path)
         for records in records_of(

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text can also begin with "BZh"
@@ -21,7 +21,7 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 def kind(path: str) -> str | None:
   """Return gzip, bzip2, xz or zstd, or None for a plain file."""
-  with place(path).open("rb") as file:
+  with as_path(path).open("rb") as file:
     return _kind(path, file)
 
 
@@ -36,7 +36,7 @@ def _kind(path: str, file: BinaryIO) -> str | None:
 
 def open_plain(path: str) -> BinaryIO:
   """Open the file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
-  file = place(path).open("rb")
+  file = as_path(path).open("rb")
   found = _kind(path, file)
   if found is None:
     return file

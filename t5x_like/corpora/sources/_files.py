@@ -12,7 +12,7 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, field_text
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs, local
-from t5x_like.files.paths import is_remote, place
+from t5x_like.files.paths import as_path, is_remote
 
 # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
 LONGEST = 2**27
@@ -73,20 +73,20 @@ class FileSource(Source):
   def shared_file(self) -> str | None:
     seen: dict[str, str] = {}
     files = (
-      (split, globs.absolute(path)) for split, paths in self._files.items() for path in paths
+      (split, globs.absolute_path(path)) for split, paths in self._files.items() for path in paths
     )
     return next((path for split, path in files if seen.setdefault(path, split) != split), None)
 
   def matches_listing(self) -> bool:
     listed: dict[str, tuple[str, int | None]] = {}
     for pattern in itertools.chain.from_iterable(self._patterns.values()):
-      listed |= globs.listed(pattern)
+      listed |= globs.list_matches(pattern)
     return all(size == listed.get(path, ("file", size))[1] for path, size in self._sizes.items())
 
   def _size(self, path: str) -> int:
     """Return the size of a file in bytes; of one at an address as on opening, since every question
     is a request."""
-    return self._sizes[path] if path in self._sizes else place(path).size()
+    return self._sizes[path] if path in self._sizes else as_path(path).size()
 
   def paths(self, split: str) -> list[str]:
     """Return the files of a split."""
@@ -116,7 +116,7 @@ class FileSource(Source):
   def modification_times(self, split: str) -> list[int | None]:
     """Return the last modification time of each file of the split in nanoseconds; None for remote
     files."""
-    return [place(path).changed() for path in self._files[split]]
+    return [as_path(path).changed() for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
     facts = self._facts()
@@ -124,7 +124,7 @@ class FileSource(Source):
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
     files = [
-      [os.path.basename(path), self._size(path), place(path).changed()]
+      [os.path.basename(path), self._size(path), as_path(path).changed()]
       for path in self._paths(split, part)
     ]
     return [self.format, None if self.only_text else field, files]
@@ -156,7 +156,7 @@ def read_bytes(path: str) -> bytes:
   if kind := irregular_kind(path):
     raise UserError(f"{path}: found {kind}, expected a file")
   try:
-    with place(path).open("rb") as file:
+    with as_path(path).open("rb") as file:
       return file.read()
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
@@ -261,12 +261,12 @@ def _files(format: str, patterns: list[str]) -> dict[str, int]:
   an empty one."""
   files: dict[str, int | None] = {}
   for pattern in patterns:
-    listed = globs.listed(pattern)
+    listed = globs.list_matches(pattern)
     for one in globs.expand(pattern):
       files |= _of_one(format, one, listed, whole=one == pattern)
   for path, size in files.items():
     try:
-      files[path] = place(path).size() if size is None else size
+      files[path] = as_path(path).size() if size is None else size
     except OSError as error:
       raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     if not files[path]:
@@ -287,9 +287,13 @@ def _of_one(
       "its variable set?"
     )
   matches = (
-    [pattern] if pattern in listed else list(listed) if listed and whole else globs.matches(pattern)
+    [pattern]
+    if pattern in listed
+    else list(listed)
+    if listed and whole
+    else globs.find_matches(pattern)
   )
-  kinds = {path: listed[path][0] if path in listed else globs.kind(path) for path in matches}
+  kinds = {path: listed[path][0] if path in listed else globs.file_kind(path) for path in matches}
   if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
     raise UserError(
       f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern"
@@ -315,7 +319,7 @@ def _name(format: str, files: list[str]) -> str:
 
   The name of a single file that is named after its split also includes its folder.
   """
-  files = [globs.absolute(path) for path in files]
+  files = [globs.absolute_path(path) for path in files]
   word = os.path.basename(files[0]).split(".")[0]
   if len(files) > 1 or word in SPLIT_WORDS:
     word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))

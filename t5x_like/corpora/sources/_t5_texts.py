@@ -14,7 +14,7 @@ import numpy as np
 
 from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.errors import UserError
-from t5x_like.files.checked_json import kind_of
+from t5x_like.files.checked_json import json_type_name
 
 UNLABELLED = "-1"
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
@@ -273,7 +273,7 @@ def check(form: str, record: Record, where: str) -> None:
     if kind is not None and not isinstance(record[field], kind):
       expected = {str: "text", list: "a list of texts"}.get(kind, "a list or an object of texts")
       raise UserError(
-        f"{where}: found {kind_of(record[field])} in field {field!r}, expected {expected}"
+        f"{where}: found {json_type_name(record[field])} in field {field!r}, expected {expected}"
       )
     if isinstance(record[field], list) and form != "squad" and form != "squad_context_free":
       if not all(isinstance(text, str) for text in record[field]):

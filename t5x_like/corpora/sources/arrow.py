@@ -14,7 +14,7 @@ from typing import Any
 from t5x_like.corpora.sources._columns import AT_ONCE, ColumnSource
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
-from t5x_like.files.paths import Place, place
+from t5x_like.files.paths import AnyPath, as_path
 
 _SPLITS = "dataset_dict.json"
 _STATE = "state.json"
@@ -38,7 +38,7 @@ class Source(ColumnSource):
 
     path = next(iter(self._files.values()))[0]
     try:
-      with place(path).open("rb") as file:
+      with as_path(path).open("rb") as file:
         names = _described(_reader(file).schema).get(field, {}).get("names")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
       raise self.damage_error(path, error) from error
@@ -109,19 +109,19 @@ def _saved(rest: str) -> dict[str, list[str]] | None:
   anything else."""
   if not rest:
     return None
-  folder = place(rest)
+  folder = as_path(rest)
   if (folder / _SPLITS).is_file():
     splits = _json(folder / _SPLITS).get("splits")
     if not isinstance(splits, list) or not splits:
       raise UserError(
         f"{folder / _SPLITS}: found no list 'splits', expected the names of splits; {_MEND}"
       )
-    file_names.check_all(f"{folder / _SPLITS}: splits", splits, _MEND)
+    file_names.check_names(f"{folder / _SPLITS}: splits", splits, _MEND)
     return {split: _listed(folder / split) for split in splits}
   return {"train": _listed(folder)} if (folder / _STATE).is_file() else None
 
 
-def _listed(folder: Place) -> list[str]:
+def _listed(folder: AnyPath) -> list[str]:
   files = _json(folder / _STATE).get("_data_files")
   names = (
     [file.get("filename") for file in files if isinstance(file, dict)]
@@ -132,13 +132,13 @@ def _listed(folder: Place) -> list[str]:
     raise UserError(
       f"{folder / _STATE}: found no list '_data_files', expected the names of Arrow files; {_MEND}"
     )
-  file_names.check_all(f"{folder / _STATE}: _data_files", names, _MEND)
+  file_names.check_names(f"{folder / _STATE}: _data_files", names, _MEND)
   return [f"{folder}/{name}" for name in names]
 
 
-def _json(file: Place) -> dict[str, Any]:
+def _json(file: AnyPath) -> dict[str, Any]:
   try:
     content = file.read_bytes()
   except OSError as error:
     raise UserError(f"{file}: cannot be read ({one_line(error)}); {_MEND}") from error
-  return checked_json.parsed(content, dict, str(file), f"a file of save_to_disk; {_MEND}")
+  return checked_json.parse_json(content, dict, str(file), f"a file of save_to_disk; {_MEND}")

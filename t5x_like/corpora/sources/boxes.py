@@ -19,7 +19,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _files, _name, _patterns, lines, read_bytes
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
 _NAMES = {  # the columns, by the names that they have in the tables of tools
@@ -74,7 +74,7 @@ class Source(Base):
     shares = _are_shares(table, path)
     for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
       tried = (f"{folder}/{name}{ending}" for ending in _ENDINGS)
-      file = next((file for file in tried if place(file).exists()), None)
+      file = next((file for file in tried if as_path(file).exists()), None)
       if file is None:
         yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")
         continue
@@ -85,7 +85,7 @@ class Source(Base):
       )
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [place(self._parts[split][0]).changed()]
+    return [as_path(self._parts[split][0]).changed()]
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
@@ -143,7 +143,7 @@ def _table(path: str) -> dict[str, list[Row]]:
       name, label = (cells[columns[one]].strip() for one in ("image", "label"))
       if not file_names.is_inside(name):
         raise UserError(
-          f"{where}: found the image {file_names.shown(name)}, expected a path below its directory"
+          f"{where}: found the image {file_names.quote_name(name)}, expected a path below its directory"
         )
       own = found.setdefault(name, [])
       if label:

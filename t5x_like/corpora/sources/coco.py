@@ -16,8 +16,8 @@ from t5x_like.corpora.sources._files import read_bytes
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
-from t5x_like.files.checked_json import kind_of
-from t5x_like.files.paths import place
+from t5x_like.files.checked_json import json_type_name
+from t5x_like.files.paths import as_path
 
 
 class Source(boxes.Source):
@@ -32,7 +32,7 @@ class Source(boxes.Source):
     usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
     return (
       usual
-      if os.path.basename(folder) == "annotations" and place(usual).exists()
+      if os.path.basename(folder) == "annotations" and as_path(usual).exists()
       else folder or "."
     )
 
@@ -57,7 +57,7 @@ class Source(boxes.Source):
       try:
         if not file_names.is_inside(image["file_name"]):
           raise UserError(
-            f"{where}: found file_name {file_names.shown(image['file_name'])}, expected a path "
+            f"{where}: found file_name {file_names.quote_name(image['file_name'])}, expected a path "
             f"below {folder}; give the directory of the images as FILE@FOLDER"
           )
         file = f"{folder}/{image['file_name']}"
@@ -75,7 +75,7 @@ class Source(boxes.Source):
           f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and "
           "annotations with bbox [x, y, width, height] and a category_id of its categories"
         ) from error
-      if not place(file).exists():
+      if not as_path(file).exists():
         yield where, Skip(f"no such file in {folder}")
         continue
       yield (
@@ -85,7 +85,7 @@ class Source(boxes.Source):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
-    about = {"size": place(path).size(), "changed": place(path).changed()}
+    about = {"size": as_path(path).size(), "changed": as_path(path).changed()}
     return {
       "form": "coco.v1",
       "file": os.path.basename(path),
@@ -104,7 +104,7 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
     name = image.get("id")
     if not isinstance(name, int | str) or isinstance(name, bool):
       raise UserError(
-        f"{path}, image {number}: found a JSON {kind_of(name)} for id, expected a number or a text"
+        f"{path}, image {number}: found a JSON {json_type_name(name)} for id, expected a number or a text"
       )
     if name in annotations:
       raise UserError(
@@ -116,7 +116,7 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
     name = annotation.get("image_id")
     if not isinstance(name, int | str) or isinstance(name, bool):
       raise UserError(
-        f"{path}, annotation {number}: found a JSON {kind_of(name)} for image_id, "
+        f"{path}, annotation {number}: found a JSON {json_type_name(name)} for image_id, "
         "expected an image's id"
       )
     if name in annotations:
@@ -125,10 +125,10 @@ def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[s
       strays.append((number, name))
   if strays:
     number, name = strays[0]
-    kinds = {kind_of(known) for known in annotations}
+    kinds = {json_type_name(known) for known in annotations}
     hint = (
       f"; the ids of images are a JSON {'/'.join(sorted(kinds))}"
-      if kinds and kind_of(name) not in kinds
+      if kinds and json_type_name(name) not in kinds
       else ""
     )
     raise UserError(
@@ -156,7 +156,7 @@ def _wrong(error: Exception, names: dict[int, str]) -> str:
 
 
 def _load(path: str) -> dict[str, Any]:
-  found = checked_json.parsed(read_bytes(path), dict, path, "COCO's JSON of instances")
+  found = checked_json.parse_json(read_bytes(path), dict, path, "COCO's JSON of instances")
   for key in ("images", "annotations", "categories"):
     if not isinstance(found.get(key), list) or not all(isinstance(one, dict) for one in found[key]):
       raise UserError(

@@ -22,7 +22,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import SPLIT_WORDS, _patterns, read_bytes
 from t5x_like.errors import UserError
 from t5x_like.files import globs
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 
 class Source(Base):
@@ -46,7 +46,9 @@ class Source(Base):
       sorted({_class(name) for files in self._files.values() for name in files.values()})
     )
     self.splits = tuple(self._files)
-    above = [part for part in globs.absolute(next(iter(folders.values()))[0]).split("/") if part]
+    above = [
+      part for part in globs.absolute_path(next(iter(folders.values()))[0]).split("/") if part
+    ]
     self.name = above[-2] if len(above) > 1 and above[-1] in SPLIT_WORDS else above[-1]
 
   def classes(self, field: str) -> tuple[str, ...]:
@@ -63,7 +65,7 @@ class Source(Base):
       )
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [place(path).changed() for path in self._on_disk(split)]
+    return [as_path(path).changed() for path in self._on_disk(split)]
 
   def _on_disk(self, split: str) -> list[str]:
     """Return the files of a split, and each archive of others once."""
@@ -87,8 +89,8 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
   if _archives.split(folder):
     inside = {name.split("/")[0] for name in _below(folder) if "/" in name}
   else:
-    found = globs.matches(f"{glob.escape(folder)}/*")
-    inside = {os.path.basename(path) for path in found if globs.kind(path) == "directory"}
+    found = globs.find_matches(f"{glob.escape(folder)}/*")
+    inside = {os.path.basename(path) for path in found if globs.file_kind(path) == "directory"}
   if not {name.lower() for name in inside} <= SPLIT_WORDS.keys():
     return {}
   known = {name for name in inside if _has_folders(f"{folder}/{name}")}
@@ -99,7 +101,9 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
 def _has_folders(folder: str) -> bool:
   if _archives.split(folder):
     return any("/" in name for name in _below(folder))
-  return any(globs.kind(path) == "directory" for path in globs.matches(f"{glob.escape(folder)}/*"))
+  return any(
+    globs.file_kind(path) == "directory" for path in globs.find_matches(f"{glob.escape(folder)}/*")
+  )
 
 
 def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
@@ -162,7 +166,7 @@ def _print(path: str) -> tuple[int, int | None]:
   if found := _archives.split(path):
     about = _archives.members(found[0])[found[1]]
     return about.file_size, about.CRC
-  return place(path).size(), place(path).changed()
+  return as_path(path).size(), as_path(path).changed()
 
 
 def _images(folder: str) -> dict[str, str]:
@@ -174,15 +178,18 @@ def _images(folder: str) -> dict[str, str]:
         f"source folders:{folder}: found no files below its folders, expected ZIP/CLASS/IMAGE in it"
       )
     return found
-  if not place(folder).exists():
+  if not as_path(folder).exists():
     raise UserError(
       f"source folders:{folder}: found nothing there, expected a directory; check the path"
     )
-  above = str(place(f"{folder}/*")).count("/")
+  above = str(as_path(f"{folder}/*")).count("/")
   below = {
-    path: "/".join(path.split("/")[above:]) for path in globs.matches(f"{glob.escape(folder)}/*/**")
+    path: "/".join(path.split("/")[above:])
+    for path in globs.find_matches(f"{glob.escape(folder)}/*/**")
   }
-  found = {path: name for path, name in below.items() if "/" in name and globs.kind(path) == "file"}
+  found = {
+    path: name for path, name in below.items() if "/" in name and globs.file_kind(path) == "file"
+  }
   if not found:
     raise UserError(
       f"source folders:{folder}: found no files below its folders, expected FOLDER/CLASS/IMAGE"

@@ -16,8 +16,8 @@ from t5x_like import trust
 from t5x_like.corpora.sources import Record, check_fields, check_split, top_level_column
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.file_names import is_inside, shown
-from t5x_like.files.local import Local
+from t5x_like.files.file_names import is_inside, quote_name
+from t5x_like.files.local import LocalPath
 
 _AT_ONCE = 256
 _CARD = "README.md"  # of a data set; YAML between its first lines of dashes names the files
@@ -38,9 +38,9 @@ class Source(Base):
     self._where = f"data set {rest}"
     path, _, split = rest.partition("@")
     self._roots = (path, *_caches(data_dir))
-    name, config = (path, None) if Local(path).is_dir() else _named(path, rest)
-    if Local(path).is_dir():
-      _check_card(Local(path) / _CARD)
+    name, config = (path, None) if LocalPath(path).is_dir() else _named(path, rest)
+    if LocalPath(path).is_dir():
+      _check_card(LocalPath(path) / _CARD)
     try:
       found = datasets.load_dataset(name, config, cache_dir=data_dir)
     except Exception as error:  # the library, its clients and file readers raise types of their own
@@ -143,7 +143,7 @@ def _caches(data_dir: str | None) -> list[str]:
   return [folder for folder in (data_dir, os.environ.get("HF_DATASETS_CACHE"), home) if folder]
 
 
-def _check_card(card: Local) -> None:
+def _check_card(card: LocalPath) -> None:
   """Raise UserError if the card of a local data set names files elsewhere, which `datasets` would
   open or fetch."""
   match = _FRONT.match(card.read_text(errors="replace")) if card.is_file() else None
@@ -160,7 +160,7 @@ def _check_card(card: Local) -> None:
       for text in _strings(config.get(key)) if isinstance(config, dict) else ():
         if "::" in text or "://" in text or not is_inside(text):
           raise UserError(
-            f"{card}: {key}: found {shown(text)}, expected a path in this "
+            f"{card}: {key}: found {quote_name(text)}, expected a path in this "
             "directory; correct the card"
           )
 
@@ -193,11 +193,11 @@ def _content(cell: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes 
     return cell.get("bytes")
   if not any(trust.is_inside(cell["path"], root, links=False) for root in roots):
     raise UserError(
-      f"{where}: found the path {shown(cell['path'])}, expected a file of the data "
+      f"{where}: found the path {quote_name(cell['path'])}, expected a file of the data "
       "set; embed its bytes"
     )
   try:
-    return Local(cell["path"]).read_bytes()
+    return LocalPath(cell["path"]).read_bytes()
   except OSError as error:
     raise UserError(
       f"{where}: {cell['path']} cannot be read ({one_line(error)}); download the data set again"

@@ -16,7 +16,7 @@ import numpy as np
 from t5x_like.corpora.sources import Record, _compression
 from t5x_like.corpora.sources._files import FileSource, _unreadable
 from t5x_like.errors import UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 # bytes of values allowed in any file, and further bytes per byte of its stored size
 _SMALL = 2**26
@@ -45,7 +45,7 @@ class Source(FileSource):
   def split_facts(self, split: str) -> dict[str, Any]:
     beside = [_beside(path) for path in self._files[split]]
     return super().split_facts(split) | {
-      "labels": [[place(p).size(), place(p).changed()] for p in beside]
+      "labels": [[as_path(p).size(), as_path(p).changed()] for p in beside]
     }
 
 
@@ -61,7 +61,7 @@ def encode_png(image: np.ndarray) -> bytes:
 def _beside(path: str) -> str:
   folder, name = os.path.split(path)
   labels = name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
-  if labels == name or not place(os.path.join(folder, labels)).exists():
+  if labels == name or not as_path(os.path.join(folder, labels)).exists():
     raise UserError(
       f"source idx:{path}: found no file of labels beside it, expected a file of images such as "
       "train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz beside it"
@@ -91,7 +91,7 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
         raise UserError(
           f"{path}: found a file that begins with {begin.hex() or 'nothing'}, {wanted}"
         )
-      most = _SMALL + _PACKED * place(path).size()
+      most = _SMALL + _PACKED * as_path(path).size()
       if math.prod(shape) > most:
         raise UserError(
           f"{path}: found the shape {list(shape)}, expected at most {most:,} values of a file of "

@@ -11,7 +11,7 @@ from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources._files import FileSource, read_text
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.checked_json import kind_of
+from t5x_like.files.checked_json import json_type_name
 
 
 class Source(FileSource):
@@ -24,7 +24,9 @@ class Source(FileSource):
     for number, element in enumerate(found):
       where = f"{path}, element {number}"
       if not isinstance(element, str | dict):
-        raise UserError(f"{where}: found a JSON {kind_of(element)}, expected an object or a string")
+        raise UserError(
+          f"{where}: found a JSON {json_type_name(element)}, expected an object or a string"
+        )
       yield where, {"text": element} if isinstance(element, str) else element
 
 
@@ -36,4 +38,4 @@ def parse_file(path: str, kind: type, expected: str) -> Any:
       f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) "
       "may be of any size"
     )
-  return checked_json.parsed(text, kind, path, expected)
+  return checked_json.parse_json(text, kind, path, expected)

@@ -16,4 +16,7 @@ class Source(FileSource):
       if isinstance(line, Skip):
         yield where, line
       elif line and not line.isspace():
-        yield where, checked_json.parsed(line, dict, where, "one whole JSON object on each line")
+        yield (
+          where,
+          checked_json.parse_json(line, dict, where, "one whole JSON object on each line"),
+        )

@@ -45,7 +45,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import lines
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import globs
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _UNLABELLED = "-1"
 _PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
@@ -199,11 +199,12 @@ def _found(
     raise UserError(
       f"source official, {table.name}: give the directory of its files, {usual}, as data_dir"
     )
-  if _NAMED.match(where) and not place(where).exists():
+  if _NAMED.match(where) and not as_path(where).exists():
     return _named(table, where)
   root = where.rstrip("/")
   inside = {
-    _PACKED.sub("", path.removeprefix(root)).lower(): path for path in globs.matches(f"{root}/**")
+    _PACKED.sub("", path.removeprefix(root)).lower(): path
+    for path in globs.find_matches(f"{root}/**")
   }
   found = {}
   for split, names in splits.items():
@@ -260,6 +261,6 @@ def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, t
         raise UserError(f"{where}: {split}: expected a share such as [:90%] or [90%:]")
     paths[split] = path.split("+")
     for one in paths[split] if table.format != "parallel" else ():
-      if "*" not in one and not place(one).exists():
+      if "*" not in one and not as_path(one).exists():
         raise UserError(f"{one}: no such file, expected that of the split {split}")
   return paths, shares

@@ -67,7 +67,7 @@ class Source(Base):
     pattern = self._patterns[0]
     splits = {
       word
-      for path in globs.matches(globs.expand(self._path(pattern, "*", first))[0])
+      for path in globs.find_matches(globs.expand(self._path(pattern, "*", first))[0])
       for word in re.findall("[A-Za-z0-9_]+", path)
       if fnmatch.fnmatch(path, globs.expand(self._path(pattern, word, first))[0])
     }

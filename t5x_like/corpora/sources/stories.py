@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from t5x_like.corpora.sources import Record, Skip, _files
 from t5x_like.errors import UserError
 from t5x_like.files import globs
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _ENDS = tuple(".!?'`\")\u2019\u201d")
 _HIGHLIGHT = "@highlight"
@@ -25,13 +25,13 @@ class Source(_files.FileSource):
   """One record per address of a list."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    beside = os.path.dirname(globs.absolute(path))
+    beside = os.path.dirname(globs.absolute_path(path))
     roots = (beside, os.path.dirname(beside))
     root = next(
       (
         root
         for root in roots
-        if any(place(f"{root}/{name}/stories").exists() for name in _PUBLISHERS)
+        if any(as_path(f"{root}/{name}/stories").exists() for name in _PUBLISHERS)
       ),
       None,
     )
@@ -48,7 +48,7 @@ class Source(_files.FileSource):
       address = line.strip()
       publisher = next((name for name in _PUBLISHERS if f"{name}." in address), _PUBLISHERS[0])
       story = f"{root}/{publisher}/stories/{hashlib.sha1(address.encode()).hexdigest()}.story"
-      if address and not place(story).exists():
+      if address and not as_path(story).exists():
         raise UserError(
           f"{where}: found no story of {address[:80]}, expected the file {story}; "
           "unpack both archives"

@@ -22,7 +22,7 @@ from t5x_like.corpora.sources._files import _name, _patterns, decode, read_bytes
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 _SPLITS = {"train": "train", "val": "validation", "trainval": "trainval", "test": "test"}
 _PICTURES = ("images", "JPEGImages")
@@ -37,7 +37,7 @@ class Source(Base):
     if list(parts) == ["train"] and parts["train"] == [rest] and not rest.endswith(".txt"):
       main = _inside(_inside(rest.rstrip("/"), "ImageSets"), "Main")
       lists = {name: f"{main}/{file}.txt" for file, name in _SPLITS.items()}
-      parts = {name: [path] for name, path in lists.items() if place(path).exists()} or parts
+      parts = {name: [path] for name, path in lists.items() if as_path(path).exists()} or parts
     self._files = {
       split: [pair for part in paths for pair in _pairs(part)] for split, paths in parts.items()
     }
@@ -59,12 +59,12 @@ class Source(Base):
       yield path, {"image": read_bytes(image)} | _annotation(path)
 
   def modification_times(self, split: str) -> list[int | None]:
-    return [place(path).changed() for pair in self._files[split] for path in pair if path]
+    return [as_path(path).changed() for pair in self._files[split] for path in pair if path]
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [path for pair in self._files[split] for path in pair if path]
     found = [
-      (os.path.basename(p), place(p).size(), when)
+      (os.path.basename(p), as_path(p).size(), when)
       for p, when in zip(files, self.modification_times(split), strict=True)
     ]
     content = hashlib.sha256(repr(found).encode()).hexdigest()
@@ -73,11 +73,11 @@ class Source(Base):
 
 def _inside(folder: str, name: str) -> str:
   """Return the path of an entry of a folder, in the letter case that it has there."""
-  if place(f"{folder}/{name}").exists():
+  if as_path(f"{folder}/{name}").exists():
     return f"{folder}/{name}"
   alike = [
     path
-    for path in globs.matches(f"{glob.escape(folder)}/*")
+    for path in globs.find_matches(f"{glob.escape(folder)}/*")
     if os.path.basename(path).lower() == name.lower()
   ]
   return alike[0] if alike else f"{folder}/{name}"
@@ -85,23 +85,25 @@ def _inside(folder: str, name: str) -> str:
 
 def _pairs(part: str) -> list[tuple[str, str | None]]:
   """Return (annotation, image or None) pairs of a list or of a whole directory."""
-  if not place(part).exists():
+  if not as_path(part).exists():
     raise UserError(
       f"source voc:{part}: found nothing there, expected a directory or a list of names"
     )
-  listed = globs.kind(part) == "file"
+  listed = globs.file_kind(part) == "file"
   folder = os.path.dirname(os.path.dirname(os.path.dirname(part))) if listed else part.rstrip("/")
   annotations = _inside(folder, "Annotations")
-  found = sorted(map(os.path.basename, globs.matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]")))
+  found = sorted(
+    map(os.path.basename, globs.find_matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]"))
+  )
   stems = [os.path.splitext(name)[0] for name in found]
   if listed:  # names, which may have spaces; a list of one class has 1, 0 or -1 behind them
     known = {*stems}
     lines = filter(None, map(str.strip, decode(read_bytes(part), part).splitlines()))
     stems = [line if line in known else line.split()[0] for line in lines]
-    stems = [file_names.check(part, stem, "list names without .xml") for stem in stems]
+    stems = [file_names.check_name(part, stem, "list names without .xml") for stem in stems]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
     raise UserError(
-      f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, "
+      f"{part}: found {file_names.quote_name(odd[0])}, expected names of annotations, "
       "without their directory"
     )
   if not stems:
@@ -110,11 +112,13 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
       "a list of their names"
     )
   pictures = [
-    path for name in _PICTURES for path in globs.matches(f"{glob.escape(_inside(folder, name))}/*")
+    path
+    for name in _PICTURES
+    for path in globs.find_matches(f"{glob.escape(_inside(folder, name))}/*")
   ]
   images = {os.path.basename(path).rpartition(".")[0]: path for path in pictures}
   pairs = [(_inside(annotations, f"{stem}.xml"), images.get(stem)) for stem in stems]
-  if missing := next((path for path, _ in pairs if not place(path).exists()), None):
+  if missing := next((path for path, _ in pairs if not as_path(path).exists()), None):
     raise UserError(f"{part}: names {os.path.basename(missing)}, but found no file {missing}")
   return pairs
 
@@ -128,7 +132,7 @@ class _Builder(ElementTree.TreeBuilder):
 
 
 def _annotation(path: str) -> Record:
-  return _parsed(path, place(path).changed())
+  return _parsed(path, as_path(path).changed())
 
 
 @functools.lru_cache(100_000)

@@ -179,7 +179,7 @@ def _decoded(field: str, data: bytes, where: str) -> Any:
   if kind in _TEXTS:
     return decode(data, where)
   if kind == "json":
-    return checked_json.parsed(data, object, where, "JSON")
+    return checked_json.parse_json(data, object, where, "JSON")
   if kind in _NUMBERS:
     try:
       return int(data)

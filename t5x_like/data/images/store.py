@@ -30,8 +30,8 @@ from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names, globs
-from t5x_like.files.local import Irregular
-from t5x_like.files.paths import is_remote, place
+from t5x_like.files.local import IrregularFile
+from t5x_like.files.paths import as_path, is_remote
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
 
@@ -168,7 +168,7 @@ def _directories(source: Source) -> tuple[str, ...]:
   if not isinstance(source, FileSource):
     return ()
   paths = (path for split in source.splits for path in source.paths(split))
-  return tuple(dict.fromkeys(os.path.dirname(globs.absolute(path)) for path in paths))
+  return tuple(dict.fromkeys(os.path.dirname(globs.absolute_path(path)) for path in paths))
 
 
 def _classes(source: Source, field: str, cache: str) -> list[str]:
@@ -180,11 +180,11 @@ def _classes(source: Source, field: str, cache: str) -> list[str]:
   key = checked_json.digest(facts)[:16]
   path = pathlib.Path(cache) / f".{source.name}-classes-{key}.json"
   if path.exists():
-    return checked_json.parsed(
+    return checked_json.parse_json(
       path.read_bytes(), list, str(path), "class names; delete it and it is made again"
     )
   found = list(source.classes(field))
-  place(path).write_text(json.dumps(found))
+  as_path(path).write_text(json.dumps(found))
   return found
 
 
@@ -272,7 +272,7 @@ def _path(name: str, field: str, where: str, folder: str, directories: tuple[str
     else ("a path below the current directory or that of the records")
   )
   raise UserError(
-    f"{where}: found {file_names.shown(name)} in field {field!r}, expected {mend}; name its "
+    f"{where}: found {file_names.quote_name(name)} in field {field!r}, expected {mend}; name its "
     f"directory in config.task.folder, or add {trust.FLAG} for any path of this machine"
   )
 
@@ -293,11 +293,11 @@ def _bytes(
     try:
       if kind := irregular_kind(path):
         return Skip(f"{kind} instead of an image")
-      with place(path).open("rb") as file:
+      with as_path(path).open("rb") as file:
         return file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UserError):
       return Skip("image file not found")
-    except Irregular as error:
+    except IrregularFile as error:
       raise UserError(
         f"{where}: {path!r:.99} cannot be read: {error.strerror}; correct the record"
       ) from error

@@ -22,7 +22,7 @@ from t5x_like.data import open_values, tasks
 from t5x_like.data.supervised.labels import UNLABELLED
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.errors import UserError
-from t5x_like.files.checked_json import kind_of
+from t5x_like.files.checked_json import json_type_name
 
 OPEN = "auto"
 TRAIN = "train"
@@ -267,7 +267,7 @@ class _Table:
         label = sources.field_value(record, self._label, where)
         if isinstance(label, list | dict):
           raise UserError(
-            f"{where}: found {kind_of(label)} in column {self._label!r}, expected one label for "
+            f"{where}: found {json_type_name(label)} in column {self._label!r}, expected one label for "
             "each text"
           )
         label = as_text(label, self._label, where)

@@ -30,7 +30,7 @@ import numpy as np
 from t5x_like.corpora import progress_files
 from t5x_like.data.supervised import bins
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 
 EDITION = 1  # of the plans; increment it whenever the result of `plan` changes
 
@@ -138,7 +138,7 @@ def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str
     {"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape}
   )
   key = hashlib.sha256(about.encode() + lengths_ND.data).hexdigest()
-  file = place(folder) / key[:32]
+  file = as_path(folder) / key[:32]
   if found := progress_files.load_arrays(file):
     return _laid_out(lengths_ND, limits, found["examples"], found["row_starts"])
   made = plan(lengths_ND, limits, seed)

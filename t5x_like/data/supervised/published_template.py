@@ -312,7 +312,7 @@ class PublishedChat:
 
 def _config(vocabulary: Vocabulary) -> dict[str, Any]:
   data = getattr(vocabulary, "brought", {}).get(CONFIG, b"{}")
-  return checked_json.parsed(
+  return checked_json.parse_json(
     data.decode("utf-8", "replace"), dict, CONFIG, "the config of a tokenizer"
   )
 

@@ -21,7 +21,7 @@ from t5x_like.data.supervised.labelled import batch_of
 from t5x_like.data.task import Task, digest
 from t5x_like.data.windows import PrepareSplit, Windows
 from t5x_like.errors import UserError
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import start_id
@@ -103,7 +103,7 @@ def _built_in(windows: Windows) -> Task:
 
 
 def _opened(store: str, split: str, verify: Verify) -> Store:
-  if not (place(f"{store}/{split}") / manifests.FILE).is_file():
+  if not (as_path(f"{store}/{split}") / manifests.FILE).is_file():
     raise UserError(
       f"config.task.store: found no store {store}/{split}; make it with python -m "
       "tools.cache_teacher"

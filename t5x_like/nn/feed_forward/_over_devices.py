@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.feed_forward import _rows as moved
-from t5x_like.parallel.constrain import Layout, activated, platform
+from t5x_like.parallel.constrain import Layout, platform, use_layout
 
 _MOVING = "activation_expert", "mlp"
 EXTRA_ROUNDS_SCOPE = (
@@ -102,7 +102,7 @@ def dispatch(
   tokens = PartitionSpec(*(part or None for part in way.tokens), None)
 
   def summed(arrays, rows_RD, sizes_E):
-    with activated(None):
+    with use_layout(None):
       y_RD = apply(params.with_arrays(layer, whole | arrays), rows_RD, sizes_E)
     return jax.lax.psum(y_RD, way.mlp) if way.mlp else y_RD
 

@@ -38,7 +38,7 @@ from t5x_like.nn.feed_forward._sigmoid import SigmoidRouter
 from t5x_like.nn.feed_forward.mlp import Mlp, identity
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.remat import name_activation
-from t5x_like.parallel.constrain import constrain, current, gathered, scattered
+from t5x_like.parallel.constrain import constrain, current, gather, reduce_scatter
 
 _INWARDS = ("expert", "embed", "mlp")
 _OUTWARDS = ("expert", "mlp", "embed")
@@ -55,7 +55,7 @@ def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.A
 
 def _batched_forward(rows_EBCX, kernel_EXY, axes):
   dtype = rows_EBCX.dtype
-  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
+  whole_EXY = gather(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
   y_EBCY = jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, whole_EXY, preferred_element_type=dtype)
   return y_EBCY, (rows_EBCX, kernel_EXY)
 
@@ -63,9 +63,9 @@ def _batched_forward(rows_EBCX, kernel_EXY, axes):
 def _batched_backward(axes, kept, g_EBCY):
   rows_EBCX, kernel_EXY = kept
   dtype = rows_EBCX.dtype
-  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
+  whole_EXY = gather(kernel_EXY.astype(dtype), axes, EXPERT_AXES)
   contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
-  d_kernel = scattered(contract, rows_EBCX, g_EBCY, axes, EXPERT_AXES).astype(kernel_EXY.dtype)
+  d_kernel = reduce_scatter(contract, rows_EBCX, g_EBCY, axes, EXPERT_AXES).astype(kernel_EXY.dtype)
   return jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype), d_kernel
 
 

@@ -17,7 +17,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn.feed_forward.moe import EXPERT_AXES, Moe
 from t5x_like.nn.linear import Linear, contract
 from t5x_like.nn.params import Axes
-from t5x_like.parallel.constrain import TOKENS, constrain, gathered, scattered
+from t5x_like.parallel.constrain import TOKENS, constrain, gather, reduce_scatter
 
 _LEAST = 1e-30  # of a vector's largest magnitude, so that no scale is 0 or denormal
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
@@ -118,7 +118,7 @@ def _kernel(
   values, scale = round_to_8_bits(kernel, (axis,), scaled.factors)
   # Without constraints before it, the partitioner would gather the kernel first and round it on
   # every device.
-  return gathered(constrain(values, *axes), axes, tokens), gathered(
+  return gather(constrain(values, *axes), axes, tokens), gather(
     constrain(scale, *across), across, tokens
   )
 
@@ -155,7 +155,7 @@ def _backward(scaled, dtype, axes, tokens, residuals, g):
       return jax.lax.dot_general(x, g, dims, preferred_element_type=x.dtype)
     return contract(x, g, summed, summed, x.dtype)
 
-  return d_x, scattered(d_kernel, x, g.astype(x.dtype), axes, tokens).astype(kernel.dtype)
+  return d_x, reduce_scatter(d_kernel, x, g.astype(x.dtype), axes, tokens).astype(kernel.dtype)
 
 
 _product.defvjp(_forward, _backward)

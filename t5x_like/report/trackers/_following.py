@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from t5x_like.errors import one_line
-from t5x_like.files.paths import place
+from t5x_like.files.paths import as_path
 from t5x_like.report.writer import FILE
 
 _log = logging.getLogger("t5x_like.trackers")
@@ -135,13 +135,13 @@ def _metrics(lines: bytes) -> list[tuple[int, dict[str, float]]]:
 def kept_id(workdir: pathlib.Path, name: str) -> str | None:
   """Return the id of the remote run that this workdir's run is known by; None before the first
   start."""
-  content = (place(workdir) / _IDS).read()
+  content = (as_path(workdir) / _IDS).read()
   return json.loads(content).get(name) if content else None
 
 
 def keep_id(workdir: pathlib.Path, name: str, run_id: str) -> None:
   """Record the id of a remote run in the workdir."""
-  file = place(workdir) / _IDS
+  file = as_path(workdir) / _IDS
   with _KEEPING:
     kept = json.loads(file.read() or "{}")
     file.write_text(json.dumps(kept | {name: run_id}, indent=2) + "\n")

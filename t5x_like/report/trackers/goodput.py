@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from t5x_like.errors import one_line
-from t5x_like.files.local import Local
+from t5x_like.files.local import LocalPath
 
 FILE = "goodput.json"
 _EVERY_SECONDS = 5.0
@@ -36,7 +36,9 @@ class Tracker:
   """Adds up seconds of the first process in `goodput.json` of the workdir."""
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "Goodput":
-    return Goodput(Local(workdir) / FILE, step, _program_start(), lambda: _EPOCH + time.monotonic())
+    return Goodput(
+      LocalPath(workdir) / FILE, step, _program_start(), lambda: _EPOCH + time.monotonic()
+    )
 
 
 class Goodput:
@@ -50,7 +52,7 @@ class Goodput:
       last sign.
   """
 
-  def __init__(self, file: Local, step: int, started: float, clock: Callable[[], float]):
+  def __init__(self, file: LocalPath, step: int, started: float, clock: Callable[[], float]):
     self._file = file
     self._step = step
     self._first = True

@@ -68,7 +68,7 @@ class _Run:
         self._last[key] = max(
           metric.step for metric in self._client.get_metric_history(self._id, key)
         )
-    process.say(f"mlflow: run {self._id} of experiment {tracker.experiment}")
+    process.log(f"mlflow: run {self._id} of experiment {tracker.experiment}")
 
   def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
     now = int(1000 * time.time())

@@ -67,7 +67,7 @@ class _Run:
     )
     self._last = max(self._run.step - 1, _last_offline(workdir, run_id))
     self._held: tuple[int, dict[str, float]] | None = None
-    process.say(f"wandb: {self._run.dir if self._run.offline else self._run.url}")
+    process.log(f"wandb: {self._run.dir if self._run.offline else self._run.url}")
 
   def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
     """Log the rows; those of the last step are held, as W&B drops what comes for a step after

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.file_names import shown
-from t5x_like.files.paths import Place, place
+from t5x_like.files.file_names import quote_name
+from t5x_like.files.paths import AnyPath, as_path
 from t5x_like.vocabularies import CONFIG, FORMAT, MANIFEST, TOKENIZER_FILES, read_file
 from t5x_like.vocabularies.protocol import SPECIAL_NAMES, Vocabulary
 
@@ -116,7 +116,7 @@ def check_extra_ids(extra_ids, origin: str) -> int:
     or not 0 <= extra_ids <= MAX_EXTRA_IDS
   ):
     raise UserError(
-      f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or "
+      f"{origin}: found extra_ids {quote_name(extra_ids)}, expected a whole number of sentinels, 0 or "
       f"more and at most {MAX_EXTRA_IDS}"
     )
   return extra_ids
@@ -143,7 +143,7 @@ def save(
   Each file replaces its predecessor atomically, because runs save their vocabulary at every start
   while others read it.
   """
-  directory = place(directory)
+  directory = as_path(directory)
   own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
   manifest = {
     "format": FORMAT,
@@ -178,7 +178,7 @@ def tokenizer_config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
   return (json.dumps(pieces | more, indent=2, sort_keys=True) + "\n").encode()
 
 
-def read_model(path: Place, manifest: dict) -> tuple[bytes, int]:
+def read_model(path: AnyPath, manifest: dict) -> tuple[bytes, int]:
   """Read the model file of a directory, checked against its manifest; return it and the number of
   sentinels."""
   where = str(path.parent / MANIFEST)

@@ -7,8 +7,8 @@ from typing import Any
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.file_names import shown
-from t5x_like.files.paths import Place
+from t5x_like.files.file_names import quote_name
+from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies import CONFIG, TOKENIZER
 
 MODEL_CONFIG = "config.json"
@@ -96,7 +96,7 @@ _KINDS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
 _EVERY = {ADDED: _ID, VOCABULARY: _ID}  # files whose values are all alike
 
 
-def read_file(directory: Place, name: str) -> dict[str, Any] | None:
+def read_file(directory: AnyPath, name: str) -> dict[str, Any] | None:
   """Read the JSON object in a file of a directory; return None if the file does not exist.
 
   Raises:
@@ -111,12 +111,12 @@ def read_file(directory: Place, name: str) -> dict[str, Any] | None:
 def parse_file(data: bytes, path: str, name: str) -> dict[str, Any]:
   """Return the JSON object in the content of the file `name` of a tokenizer; raise as `read`,
   naming the path."""
-  found = checked_json.parsed(data, dict, path, "the file of a tokenizer; copy it again")
+  found = checked_json.parse_json(data, dict, path, "the file of a tokenizer; copy it again")
   for key, value in found.items():
     words, fits = _EVERY.get(name) or _KINDS.get(name, {}).get(key) or ("", None)
     negative = name == MODEL_CONFIG and value == -1  # which means none
     if fits is not None and value is not None and not negative and not fits(value):
       raise UserError(
-        f"{path}: found {shown(value)} for {key[:80]!r}, expected {words}; copy the file again"
+        f"{path}: found {quote_name(value)} for {key[:80]!r}, expected {words}; copy the file again"
       )
   return found

@@ -7,7 +7,7 @@ import numpy as np
 
 import t5x_like.vocabularies.kinds._shared as shared
 from t5x_like import vocabularies
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies.kinds._shared import BYT5_EXTRA_IDS
 from t5x_like.vocabularies.protocol import Vocabulary
 
@@ -61,7 +61,7 @@ class ByteVocabulary(Vocabulary):
     shared.save(directory, KIND, self, {}, **({} if self.own else {"own": False}))
 
 
-def load(directory: Place, manifest: dict[str, Any]) -> ByteVocabulary:
+def load(directory: AnyPath, manifest: dict[str, Any]) -> ByteVocabulary:
   extra_ids = shared.check_extra_ids(manifest["extra_ids"], str(directory / vocabularies.MANIFEST))
   return ByteVocabulary(extra_ids, manifest.get("own", True) is not False)
 

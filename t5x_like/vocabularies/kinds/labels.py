@@ -10,7 +10,7 @@ import t5x_like.vocabularies.kinds._shared as shared
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies.protocol import Vocabulary
 
 KIND = "labels"
@@ -53,9 +53,9 @@ class LabelVocabulary(Vocabulary):
     return json.dumps(list(self.names)).encode()
 
 
-def load(directory: Place, manifest: dict[str, Any]) -> LabelVocabulary:
+def load(directory: AnyPath, manifest: dict[str, Any]) -> LabelVocabulary:
   path = directory / FILE
-  names = checked_json.parsed(
+  names = checked_json.parse_json(
     vocabularies.read_file(path), list, str(path), "a list of class names; copy it again"
   )
   if not all(isinstance(name, str) for name in names):

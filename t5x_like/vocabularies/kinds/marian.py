@@ -22,8 +22,8 @@ import t5x_like.vocabularies.protocol as protocol
 from t5x_like import slots, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
-from t5x_like.files.file_names import shown
-from t5x_like.files.paths import Place
+from t5x_like.files.file_names import quote_name
+from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies import CONFIG
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds._pipelines import text_of
@@ -179,24 +179,24 @@ class MarianVocabulary(Vocabulary):
     return self._processors[SOURCE].decode_pieces(pieces).replace(_WORD_START, " ")
 
 
-def load(directory: Place, manifest: dict[str, Any]) -> MarianVocabulary:
+def load(directory: AnyPath, manifest: dict[str, Any]) -> MarianVocabulary:
   """Open a directory written by `save`."""
   where = f"{directory / vocabularies.MANIFEST}"
   files = manifest.get("files")
   facts = SpecialIds(**slots.fill(f"{where}: published", manifest.get("published"), SpecialIds))
   if not isinstance(files, dict):
     raise UserError(
-      f"{where}: found {shown(files)} in 'files', expected an object; copy the directory again"
+      f"{where}: found {quote_name(files)} in 'files', expected an object; copy the directory again"
     )
   brought = {}
   for name in files:
     original = name.removeprefix(shared.ORIGINAL_PREFIX)
-    file_names.check(f"{where}: files", original, "copy the vocabulary again")
+    file_names.check_name(f"{where}: files", original, "copy the vocabulary again")
     brought[original] = vocabularies.read_file(directory / name)
   return MarianVocabulary(facts, brought, str(directory))
 
 
-def read(directory: Place, sentinels: str | None = None) -> MarianVocabulary:
+def read(directory: AnyPath, sentinels: str | None = None) -> MarianVocabulary:
   """Read a Hugging Face directory; see `published.read`."""
   where = str(directory)
   brought = {
@@ -233,7 +233,7 @@ def _settings(brought: dict[str, bytes], where: str) -> dict[str, Any]:
   for name in ("separate_vocabs", "sp_model_kwargs"):
     if config.get(name):
       raise UserError(
-        f"{where}/{CONFIG}: found {shown(config[name])} for {name!r}, expected none; such a "
+        f"{where}/{CONFIG}: found {quote_name(config[name])} for {name!r}, expected none; such a "
         "tokenizer is not read here"
       )
   return config
@@ -255,7 +255,7 @@ def _specials(config: dict[str, Any], ids: dict[str, int], where: str) -> list[s
   for i, token in added.items():
     if str(ids.get(token["content"])) != str(i):
       raise UserError(
-        f"{where}: found the added piece {shown(token['content'])} with id {i}, expected its id "
+        f"{where}: found the added piece {quote_name(token['content'])} with id {i}, expected its id "
         f"in {VOCABULARY}; add it"
       )
   tokens = [
@@ -272,11 +272,11 @@ def _specials(config: dict[str, Any], ids: dict[str, int], where: str) -> list[s
     ]
     if flags:
       raise UserError(
-        f"{where}: found the special piece {shown(piece)} with {flags[0]!r}, which is not read here"
+        f"{where}: found the special piece {quote_name(piece)} with {flags[0]!r}, which is not read here"
       )
     if not piece or piece not in ids:
       raise UserError(
-        f"{where}: found the special piece {shown(piece)}, expected only pieces of "
+        f"{where}: found the special piece {quote_name(piece)}, expected only pieces of "
         f"{VOCABULARY}; add it"
       )
   return sorted({text_of(token) for token in tokens})

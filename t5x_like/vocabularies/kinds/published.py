@@ -21,8 +21,8 @@ import t5x_like.vocabularies.protocol as protocol
 from t5x_like import slots, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
-from t5x_like.files.checked_json import kind_of
-from t5x_like.files.paths import Place
+from t5x_like.files.checked_json import json_type_name
+from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies import CONFIG, SENTENCE_PIECE, TOKENIZER
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
@@ -180,14 +180,14 @@ def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encodin
   return encoding
 
 
-def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
+def load(directory: AnyPath, manifest: dict[str, Any]) -> PublishedVocabulary:
   """Open a directory written by `save`."""
   where = f"{directory / vocabularies.MANIFEST}"
   files = manifest.get("files", {})
   facts = SpecialIds(**slots.fill(f"{where}: published", manifest.get("published"), SpecialIds))
   if not isinstance(files, dict):
     raise UserError(
-      f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again"
+      f"{where}: found {json_type_name(files)} in 'files', expected an object; copy the directory again"
     )
   brought = [name for name in files if name.startswith(shared.ORIGINAL_PREFIX)]
   if shared.ORIGINAL_PREFIX + TOKENIZER in brought:
@@ -198,7 +198,7 @@ def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
       where,
     )
   for name in brought:
-    file_names.check(
+    file_names.check_name(
       f"{where}: files", name.removeprefix(shared.ORIGINAL_PREFIX), "copy the vocabulary again"
     )
   return PublishedVocabulary(
@@ -212,7 +212,7 @@ def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   )
 
 
-def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
+def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabulary:
   """Read a directory.
 
   Args:
@@ -299,7 +299,7 @@ def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
   return PublishedVocabulary(model, facts, brought, where)
 
 
-def python_class(directory: Place) -> str | None:
+def python_class(directory: AnyPath) -> str | None:
   """Return the class of a directory's tokenizer if it is one of `pipelines.PYTHON` without a
   `tokenizer.json`."""
   if (directory / TOKENIZER).exists():
@@ -311,7 +311,7 @@ def python_class(directory: Place) -> str | None:
   return name if name in pipelines.PYTHON_CLASSES else None
 
 
-def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pieces:
+def _pieces(directory: AnyPath, name: str, config: dict[str, Any]) -> pipelines.Pieces:
   """Read pieces and merges from files other than `tokenizer.json`."""
   where = f"vocabulary {directory}"
   for file in SENTENCE_PIECE:
@@ -338,7 +338,7 @@ def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pi
 
 
 def _added_tokens(
-  directory: Place, config: dict, legacy: bool, file: dict | None, special: set[str]
+  directory: AnyPath, config: dict, legacy: bool, file: dict | None, special: set[str]
 ) -> dict:
   """Return the tokens added to the pieces, by id, from the newer file or from all the older
   ones."""
@@ -426,7 +426,7 @@ def _extra_ids(config: dict[str, Any], where: str) -> int:
   )
 
 
-def _lines(path: Place) -> list[str]:
+def _lines(path: AnyPath) -> list[str]:
   try:
     return vocabularies.read_file(path).decode().removesuffix("\n").split("\n")
   except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ import sentencepiece
 import t5x_like.vocabularies.kinds._shared as shared
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _sentencepiece_json as sentencepiece_json
 from t5x_like.vocabularies.kinds._pipelines import CONTROL, model_proto, read_charsmaps
@@ -138,12 +138,12 @@ class SentencePieceVocabulary(Vocabulary):
     return i if i != UNK_ID and self._processor.is_control(i) else None
 
 
-def load(directory: Place, manifest: dict[str, Any]) -> SentencePieceVocabulary:
+def load(directory: AnyPath, manifest: dict[str, Any]) -> SentencePieceVocabulary:
   model, extra_ids = shared.read_model(directory / MODEL_FILE, manifest)
   return SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
 
 
-def read(path: Place) -> SentencePieceVocabulary:
+def read(path: AnyPath) -> SentencePieceVocabulary:
   """Read a model file made elsewhere; T5's sentinels are added to a model that has none."""
   return SentencePieceVocabulary(
     vocabularies.read_file(path), T5_EXTRA_IDS, origin=f"vocabulary {path}"

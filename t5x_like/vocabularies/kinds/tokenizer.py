@@ -14,7 +14,7 @@ import t5x_like.vocabularies.kinds._shared as shared
 import t5x_like.vocabularies.protocol as protocol
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.paths import Place
+from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds._pipelines import WORD
 from t5x_like.vocabularies.protocol import PAD_ID, Vocabulary
@@ -214,7 +214,7 @@ class TokenizerVocabulary(Vocabulary):
     return piece.replace(WORD, " ").encode()
 
 
-def load(directory: Place, manifest: dict[str, Any]) -> TokenizerVocabulary:
+def load(directory: AnyPath, manifest: dict[str, Any]) -> TokenizerVocabulary:
   model, _ = shared.read_model(directory / MODEL_FILE, manifest)
   return TokenizerVocabulary(model, origin=str(directory / MODEL_FILE))
 

@@ -14,7 +14,7 @@ from t5x_like.nn.cores import Softmax, fused
 from t5x_like.nn.cores.fused import Fused, draw_seeds, dropout_mask
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.parallel.constrain import activated, target
+from t5x_like.parallel.constrain import use_layout, use_platform
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -57,7 +57,7 @@ def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses)
   mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=chip)]))
   q, k = (jax.ShapeDtypeStruct((4, length, heads, width), jnp.bfloat16) for length in (T, S))
   bias = jax.ShapeDtypeStruct((1, heads, T, S), jnp.float32) if biased else None
-  with activated(types.SimpleNamespace(mesh=mesh)):
+  with use_layout(types.SimpleNamespace(mesh=mesh)):
     words = Fused.unsupported(q, k, Mask(positions(T), positions(S)), Softmax(bias))
   assert bool(words) == refuses and (not refuses or "16 MiB of a TPU v4" in words)
 
@@ -127,7 +127,7 @@ def test_stages_of_a_pipeline_map_over_it():
 
   q = jax.ShapeDtypeStruct((2, 2, 128, 2, 64), jnp.bfloat16)
   keys = jax.ShapeDtypeStruct((2, 2), jnp.uint32)
-  with target("tpu"):
+  with use_platform("tpu"):
     lowered = (
       jax.jit(jax.vmap(jax.value_and_grad(loss))).trace(q, keys).lower(lowering_platforms=("tpu",))
     )

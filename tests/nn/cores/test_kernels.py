@@ -18,7 +18,7 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.splash import Splash
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.parallel.constrain import activated, target
+from t5x_like.parallel.constrain import use_layout, use_platform
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -94,7 +94,7 @@ def test_kernels_refuse_what_they_cannot_do():
       cases.make("cudnn")(q, k, v, mask, scale=0.4)
   with pytest.raises(UserError, match="core 'cudnn' cannot do a CPU, it needs an NVIDIA GPU"):
     cases.make("cudnn")(q, k, v, causal, scale=0.4)
-  with target("gpu"):
+  with use_platform("gpu"):
     with pytest.raises(UserError, match="cannot do heads of width 8 in float32"):
       cases.make("cudnn")(q, k, v, causal, scale=0.4)
     windowed = dataclasses.replace(causal, causal=False, window=4)
@@ -128,7 +128,7 @@ def test_the_choice(platform, kind, options, expected):
       bias, **{name: options[name] for name in ("softcap", "dropout") if name in options}
     )
     x = jax.ShapeDtypeStruct((2, T, 4, 64), options.get("dtype", jnp.bfloat16))
-    with target(platform):
+    with use_platform(platform):
       return Auto().select(x, x, mask, softmax).name
 
   exact = platform != "tpu" or "softcap" in options
@@ -150,7 +150,7 @@ def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capabil
   mesh = types.SimpleNamespace(devices=np.array([device]))
   x = jax.ShapeDtypeStruct((2, 1024, 4, 64), jnp.bfloat16)
   mask = cases.mask("full", 1024)
-  with target("gpu"), activated(types.SimpleNamespace(mesh=mesh, ways=lambda name: 1)):
+  with use_platform("gpu"), use_layout(types.SimpleNamespace(mesh=mesh, ways=lambda name: 1)):
     assert Auto().select(x, x, mask, Softmax()).name == name
 
 
@@ -158,7 +158,7 @@ def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes
   def name(T, aligned=True):
     x = jax.ShapeDtypeStruct((2, T, 4, 64), jnp.bfloat16)
     mask = cases.mask("causal", T)
-    with target("tpu"):
+    with use_platform("tpu"):
       return (
         Auto()
         .select(x, x, dataclasses.replace(mask, aligned=aligned), Softmax(dropout=Dropout(0.1)))
@@ -175,7 +175,7 @@ def test_biases_that_depend_on_the_query_have_a_core_at_every_length(platform):
   q, bias = (
     jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 1024, 2, 8), (1, 2, 1024, 1024))
   )
-  with target(platform):
+  with use_platform(platform):
     assert (
       jax.eval_shape(lambda q, bias: Auto()(q, q, q, mask, bias, scale=0.4), q, bias).shape
       == q.shape

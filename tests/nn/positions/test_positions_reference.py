@@ -22,7 +22,7 @@ from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.nn.positions.rope import LinearScaling, Llama3Scaling, Rope
 from t5x_like.nn.positions.shaw import ShawPosition
 from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
-from t5x_like.parallel.constrain import target
+from t5x_like.parallel.constrain import use_platform
 
 POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
 
@@ -111,7 +111,7 @@ def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
   rope = Rope(interleaved=interleaved)
   results = {}
   for platform in ("cpu", "tpu"):
-    with target(platform):
+    with use_platform(platform):
       out, back = jax.vjp(lambda x: rope.rotate(x, POS), x)
       results[platform] = np.asarray(out), np.asarray(back(g)[0])
   np.testing.assert_array_equal(results["tpu"], results["cpu"])
