@@ -143,7 +143,7 @@ class Checkpoint:
     keep_last: how many of the newest multiples of `every` are kept.
     keep_every: multiples of this are kept for good; None keeps none of them.
     fresh_optimizer: take only parameters and step from a checkpoint with another optimizer's state.
-    emergency: copies of the state near each host besides: the `Options` of
+    emergency: copies of the state near each host besides: the `EmergencyOptions` of
       `checkpoints/emergency.py`; {} for none.
   """
 

@@ -207,7 +207,7 @@ class EmergencyCheckpoints(Checkpoints):
 
   Args:
     directory, **ordinary: of `Checkpoints`.
-    values: `config.checkpoint.emergency`, see `Options`.
+    values: `config.checkpoint.emergency`, see `EmergencyOptions`.
   """
 
   def __init__(self, directory, values: Mapping[str, Any], **ordinary):

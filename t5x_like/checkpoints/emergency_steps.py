@@ -39,7 +39,7 @@ Start = tuple[int, ...]  # of a shard along each axis of its tensor
 
 
 class Starts(Protocol):
-  """The starts of a run; see `emergency.Starts`."""
+  """The starts of a run; see `emergency.StartHistory`."""
 
   known: list[list]
   current: str
@@ -206,7 +206,7 @@ class EmergencySteps:
       )
 
   def _own(
-    self, step: int, wanted: Mapping[str, Any], needs: "Needs"
+    self, step: int, wanted: Mapping[str, Any], needs: "ShardNeeds"
   ) -> tuple[int, Mapping | None]:
     """Return the shards of this process by tensor and start, or else another's that it holds, with
     the first process that needs them; (-1, None), with a warning, if some are missing or
@@ -386,7 +386,7 @@ def receive_from_replicas(
   ]
   spread = NamedSharding(sharding.mesh, PartitionSpec(rest, *sharding.spec))
   stacked = jax.make_array_from_single_device_arrays((copies, *x.shape), spread, blocks)
-  # one at a time, see `tensors.examine`
+  # one at a time, see `tensors.fingerprints_and_nonfinite`
   return jax.block_until_ready(_greatest(jnp.dtype(x.dtype), sharding)(stacked))
 
 

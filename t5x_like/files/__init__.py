@@ -1,6 +1,6 @@
 """Files wherever they are: the one way to name, open, read, list, lock and commit them.
 
-`paths.place` opens a path or an address. Modules, from the bottom up; each imports only from those
+`paths.as_path` opens a path or an address. Modules, from the bottom up; each imports only from those
 before it:
 
   store_errors   one kind for each answer of a store, a network or a disk, whichever client passes it on

@@ -1,4 +1,4 @@
-"""Files on a disk, with the methods of `remote.Remote`; written files are complete and outlast a
+"""Files on a disk, with the methods of `remote.RemotePath`; written files are complete and outlast a
 loss of power."""
 
 import contextlib

@@ -11,7 +11,7 @@ from typing import Union
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.local import LocalPath
 
-AnyPath = Union[LocalPath, "Remote"]  # noqa: F821 (`remote.Remote`, found by name when an address is opened)
+AnyPath = Union[LocalPath, "RemotePath"]  # noqa: F821 (`remote.RemotePath`, found by name when an address is opened)
 
 _ON_DISK = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")

@@ -39,7 +39,7 @@ def reset() -> None:
 
 
 class RemotePath:
-  """A file or directory at an address, with the methods of `local.Local`.
+  """A file or directory at an address, with the methods of `local.LocalPath`.
 
   A method that needs an absent file raises FileNotFoundError.
 
@@ -73,10 +73,10 @@ class RemotePath:
 
   __fspath__ = __str__
 
-  def __lt__(self, other: "Remote") -> bool:
+  def __lt__(self, other: "RemotePath") -> bool:
     return self._url < other._url
 
-  def __truediv__(self, name: str) -> "Remote":
+  def __truediv__(self, name: str) -> "RemotePath":
     return RemotePath(f"{self._url.removesuffix(self._chain)}/{name}{self._chain}")
 
   @property
@@ -84,7 +84,7 @@ class RemotePath:
     return posixpath.basename(self._key)
 
   @property
-  def parent(self) -> "Remote":
+  def parent(self) -> "RemotePath":
     return (
       RemotePath(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain)
       if self._key
@@ -190,7 +190,7 @@ class RemotePath:
     """Return the sorted names of the directory's entries; [] if there is no such directory."""
     return sorted({name.partition("/")[0] for name in self.sizes()})
 
-  def iterdir(self) -> Iterator["Remote"]:
+  def iterdir(self) -> Iterator["RemotePath"]:
     return iter([self / name for name in self.names()])
 
   def matches(self) -> dict[str, tuple[str, int | None]]:

@@ -20,9 +20,9 @@ class Layout(Protocol):
   """The interface that `Rules` implement; see the functions of the same names."""
 
   def constrain(self, x: jax.Array, axes: Axes, first: str | None) -> jax.Array: ...
-  def exchanged(self, x: jax.Array, before: Axes, after: Axes) -> jax.Array: ...
-  def gathered(self, kernel: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
-  def scattered(
+  def exchange(self, x: jax.Array, before: Axes, after: Axes) -> jax.Array: ...
+  def gather(self, kernel: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
+  def reduce_scatter(
     self, contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes
   ) -> jax.Array: ...
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array: ...
@@ -49,14 +49,14 @@ def exchange(x: jax.Array, before: Axes, after: Axes) -> jax.Array:
   """Change the layout of `x` from `before`, whose last axis has priority, to `after`, by an
   all-to-all."""
   layout = _layout.get()
-  return x if layout is None else layout.exchanged(x, before, after)
+  return x if layout is None else layout.exchange(x, before, after)
 
 
 def gather(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
   """Gather a parameter with logical `axes` along the mesh axes that split the `batch` and `length`
   of `tokens`."""
   layout = _layout.get()
-  return kernel if layout is None else layout.gathered(kernel, axes, tokens)
+  return kernel if layout is None else layout.gather(kernel, axes, tokens)
 
 
 def reduce_scatter(
@@ -71,7 +71,7 @@ def reduce_scatter(
     tokens: logical axes of both arguments' leading axes.
   """
   layout = _layout.get()
-  return contract(x, g) if layout is None else layout.scattered(contract, x, g, axes, tokens)
+  return contract(x, g) if layout is None else layout.reduce_scatter(contract, x, g, axes, tokens)
 
 
 def per_device(function: Callable, arguments: tuple[Any, ...], axes: tuple[Axes, ...]) -> jax.Array:

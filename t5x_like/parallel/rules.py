@@ -219,7 +219,7 @@ class Rules:
     )
     return local(*leaves)
 
-  def exchanged(
+  def exchange(
     self, x: jax.Array, before: tuple[str | None, ...], after: tuple[str | None, ...]
   ) -> jax.Array:
     x = self.constrain(x, before, first=before[-1])
@@ -250,7 +250,7 @@ class Rules:
       check_vma=False,
     )(x)
 
-  def gathered(
+  def gather(
     self, kernel: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]
   ) -> jax.Array:
     over = {axis for part in self._token_parts(tokens) for axis in part}
@@ -260,7 +260,7 @@ class Rules:
   def _token_parts(self, tokens: tuple[str | None, ...]) -> list[tuple[str, ...]]:
     return [_tuple(part) if name in TOKENS else () for name, part in zip(tokens, self.spec(tokens))]
 
-  def scattered(
+  def reduce_scatter(
     self,
     contract: Callable,
     x: jax.Array,

@@ -50,7 +50,7 @@ def main():
     checkpoints.save(step, state(step), {{"step": step}})
   {after}
   checkpoints.close()
-  print("saved", distributed.from_first(checkpoints.steps), flush=True)
+  print("saved", distributed.broadcast_from_first(checkpoints.steps), flush=True)
 
 sys.exit(main())
 """

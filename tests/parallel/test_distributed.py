@@ -115,24 +115,20 @@ TRANSIENT = (69, "transient error: ")  # launchers start again
 
 
 def test_processes_meet_and_agree():
-  facts = (
-    "distributed.agree({'config': 'a', 'code': distributed.code_version()}, timeout_seconds=30)"
-  )
+  facts = "distributed.check_agreement({'config': 'a', 'code': distributed.code_version()}, timeout_seconds=30)"
   results = finish(start_job(free_port(), range(3), 3, body=f"{facts}; {facts}"))
   assert [(code, out) for code, out, _ in results] == [(0, f"met {i} 3") for i in range(3)], results
 
 
 def test_a_difference_names_process_and_fact():
-  body = (
-    "distributed.agree({'config hash': 'ab'[jax.process_index()], 'code': 'x'}, timeout_seconds=30)"
-  )
+  body = "distributed.check_agreement({'config hash': 'ab'[jax.process_index()], 'code': 'x'}, timeout_seconds=30)"
   for result in finish(start_job(free_port(), range(2), 2, body=body)):
     assert_refused(result, "process 1 has config hash b, process 0 has a")
 
 
 def test_a_process_that_does_not_report_is_named():
   body = (
-    "distributed.agree({}, timeout_seconds=1) if jax.process_index() == 0 else "
+    "distributed.check_agreement({}, timeout_seconds=1) if jax.process_index() == 0 else "
     "__import__('time').sleep(4)"
   )
   results = finish(start_job(free_port(), range(2), 2, body=body))
@@ -164,7 +160,7 @@ COUNTED = """
       reads.extend([name] * ("get" in name))
       return getattr(client, name)
   state.global_state.client = Counting()
-  distributed.agree({}, timeout_seconds=30)
+  distributed.check_agreement({}, timeout_seconds=30)
   state.global_state.client = client
   print(len(reads), flush=True)
 """
@@ -188,10 +184,10 @@ FIRST_ALONE = """
       made.write_text("made")
     return made.read_text()
   distributed._SAY_SECONDS = 0.3
-  print(distributed.first_alone(make), flush=True)
+  print(distributed.run_first_alone(make), flush=True)
   def refuse():
     raise distributed.UserError("no such source")
-  distributed.first_alone(refuse)
+  distributed.run_first_alone(refuse)
 """
 
 

@@ -18,12 +18,12 @@ sys.path[:0] = [{repo!r}]
 import jax, jax.numpy as jnp
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 from t5x_like.runtime import compile_cache
-said = compile_cache.use({workdir!r})
+said = compile_cache.enable({workdir!r})
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 x = jax.random.normal(jax.random.key(0), (64, 64))
 y = jax.jit(lambda x: jnp.tanh(x @ x).sum(0) / 3)(x)
 print(said)
-print(compile_cache.hits())
+print(compile_cache.hit_count())
 print(hash(y.tobytes()))
 """
 

@@ -279,7 +279,7 @@ def _files(format: str, patterns: list[str]) -> dict[str, int]:
 def _of_one(
   format: str, pattern: str, listed: dict[str, tuple[str, int | None]], whole: bool
 ) -> dict[str, int | None]:
-  """Return the files of a pattern without ranges, with their sizes if `globs.listed` has told
+  """Return the files of a pattern without ranges, with their sizes if `globs.list_matches` has told
   them."""
   if pattern.endswith("://"):
     raise UserError(
