@@ -32,7 +32,7 @@ from t5x_like.corpora.tokens import TokenStoreKind, summarize_facts
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files import checked_json, exclusive
 from t5x_like.files.locks import DirectoryInUse
-from t5x_like.files.paths import AnyPath, Local, as_path
+from t5x_like.files.paths import AnyPath, LocalPath, as_path
 from t5x_like.store import manifest as manifests
 
 _EDITION = 1  # of the result for the same request
@@ -183,7 +183,7 @@ def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) ->
   there = as_path(root)
   waiting = _Waiting(source, there / name)
   with contextlib.ExitStack() as mine:
-    while isinstance(there, Local) or not is_there():
+    while isinstance(there, LocalPath) or not is_there():
       try:
         held = exclusive.hold_directory(
           there, name, exclusive.WRITING, f".{request}.lease", _PULSE_SECONDS

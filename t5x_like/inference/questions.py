@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, kind_of, open_source
+from t5x_like.corpora.sources import Record, Skip, json_type_name, open_source
 from t5x_like.data.supervised import published_template
 from t5x_like.errors import UserError
 from t5x_like.files import globs
@@ -130,7 +130,7 @@ def _check(where: str, row: Record, kind: str) -> None:
         "first row"
       )
     if not isinstance(row[key], wanted) or isinstance(row[key], bool) and wanted is int:
-      raise UserError(f"{where}: {key}: found a JSON {kind_of(row[key])}, expected {words}")
+      raise UserError(f"{where}: {key}: found a JSON {json_type_name(row[key])}, expected {words}")
   options = row.get("context_options" if kind == "schema" else "choices")
   if kind in ("words", "schema") and not row["continuation"].strip():
     raise UserError(f"{where}: continuation: found an empty text, expected words to score")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from t5x_like.corpora.sources import Record, Skip, field_value, kind_of
+from t5x_like.corpora.sources import Record, Skip, field_value, json_type_name
 from t5x_like.data.images.store import ImageStore, Notes
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
@@ -24,7 +24,7 @@ def notes(vocabulary: Vocabulary, caption_field: str) -> Notes:
     found = found if isinstance(found, list) else [] if found is None else [found]
     if bad := [one for one in found if not isinstance(one, str)]:
       raise UserError(
-        f"{where}: found {kind_of(bad[0])} in field {caption_field!r}, expected a caption or a "
+        f"{where}: found {json_type_name(bad[0])} in field {caption_field!r}, expected a caption or a "
         "list of them"
       )
     return [one.strip() for one in found]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t5x_like import slots
-from t5x_like.corpora.sources import Record, Skip, field_value, kind_of
+from t5x_like.corpora.sources import Record, Skip, field_value, json_type_name
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.vocabularies import Vocabulary, start_id
 
@@ -283,7 +283,7 @@ def messages_of(record: Record, field: str, where: str) -> list[Message]:
   found = field_value(record, field, where)
   if not isinstance(found, list) or not found:
     raise UserError(
-      f"{where}: found {'an empty array' if found == [] else kind_of(found)} in field {field!r}, "
+      f"{where}: found {'an empty array' if found == [] else json_type_name(found)} in field {field!r}, "
       "expected an array of messages, each an object with 'role' and 'content'"
     )
   return [
@@ -294,12 +294,12 @@ def messages_of(record: Record, field: str, where: str) -> list[Message]:
 def _message(found: Any, where: str) -> Message:
   if not isinstance(found, dict):
     raise UserError(
-      f"{where}: found {kind_of(found)}, expected an object with 'role' and 'content'"
+      f"{where}: found {json_type_name(found)}, expected an object with 'role' and 'content'"
     )
   for key in Message._fields:
     if not isinstance(found.get(key), str):
       what = (
-        f"{kind_of(found[key])} in {key!r}"
+        f"{json_type_name(found[key])} in {key!r}"
         if key in found
         else (f"no {key!r} among {', '.join(found) or 'none'}")
       )
