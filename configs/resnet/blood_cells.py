@@ -9,7 +9,7 @@ The objects of the photographs that configs/detr/blood_cells.py learns from, in 
 pixels: of 64 in the input, the scale at which the detector sees the photographs. Parts of the
 squares and their mirror images; Muon with decay 0.05 up to 4e-3 and down a cosine. Measured: 95.7 %
 of the objects of the validation photographs after 1.7 CPU minutes; the detector has AP 13.7 after
-500 steps more (docs/history/benchmark-runs.md).
+500 steps more (docs/results.md).
 """
 
 from t5x_like.config import defaults

@@ -48,7 +48,7 @@ class Chip:
 # % for the backward pass (34 %); causality halves the FLOPs. Heads of width 128 fill half of the
 # 256 x 256 matrix units of v6e and TPU7x. The share for the 128 x 128 units of the other chips is
 # an assumption, one and a half times as much: the exponentials take the same time. By the
-# compiler's schedule, the kernel `fused` reaches 57 to 75 % on v5e (docs/explanation/cycles.md).
+# compiler's schedule, the kernel `fused` reaches 57 to 75 % on v5e.
 WIDE_UNITS = 0.32
 KERNELS = 0.48
 

@@ -3,7 +3,7 @@ allocated.
 
 XLA on CPU allocates the temporaries of a step (about 1 GB for T5-1.1-small) anew each time, and by
 default the kernel maps them in pages of 4 KB: hundreds of thousands of page faults per step, a
-fifth of its time (docs/history/measurements.md). glibc requests huge pages if GLIBC_TUNABLES says
+fifth of its time (docs/reference/performance.md). glibc requests huge pages if GLIBC_TUNABLES says
 so at process start, so the process restarts itself.
 """
 

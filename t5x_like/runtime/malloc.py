@@ -3,7 +3,7 @@
 XLA on CPU allocates the temporaries of a step together, anew for each step. By default glibc maps
 so large a piece for itself and returns it to the kernel afterwards, which zeroes every page of it
 at the next step: a quarter to a third of the CPU time of a fine-tuning step
-(docs/history/measurements.md).
+(docs/reference/performance.md).
 """
 
 import ctypes

@@ -3,7 +3,7 @@
 The arithmetic and the state equal `optax.adafactor`'s. optax computes the squared gradient once and
 averages it along rows and along columns; XLA on CPU then writes the square (and those of the
 clipped update and the parameter) to memory, and the update of T5-1.1-small takes more than twice as
-long (docs/history/measurements.md).
+long (docs/reference/performance.md).
 """
 
 import math
