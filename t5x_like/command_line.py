@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
     args, rest = self.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     for word in rest:
       if not word.startswith("--config."):
-        near = _listing().meant(word)
+        near = _listing().suggest_flag(word)
         raise UserError(
           f"{word}: unknown argument{near}; keys of the recipe are set by --config.KEY=VALUE"
         )
