@@ -70,7 +70,7 @@ class _List(argparse.Action):
   """Prints a list, as `--help` prints the help."""
 
   def __call__(self, parser, namespace, values, option_string=None):
-    print(_listing().listed(values))
+    print(_listing().format_list(values))
     parser.exit()
 
 
