@@ -148,7 +148,7 @@ def main(argv: list[str]) -> None:
     answers = _answers(args, overrides)
   if output:
     output.write(texts.lines(answers))
-    if told := output.told():
+    if told := output.describe_escapes():
       print(told, file=sys.stderr)
 
 

@@ -314,7 +314,7 @@ def _one(
     workdirs.write_json(folder, REQUEST_FILE, {"asked": asked})
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
   with open_training_run(resolve(config), str(folder)) as tuned:
-    task = tuned.made.task
+    task = tuned.assembly.task
     process.log(
       f"    {config.total_steps * config.batch_size / task.num_examples:.3g} epochs of "
       f"{task.num_examples:,}"

@@ -120,7 +120,7 @@ class StartHistory:
 
     self._known = distributed.broadcast_from_first(write)
 
-  def counts(self, start: str, step: int) -> bool:
+  def belongs_to_run(self, start: str, step: int) -> bool:
     """Return whether a copy of a step by a start is on the run's way."""
     place = next((i for i, (one, *_) in enumerate(self.known) if one == start), None)
     if place is None:
@@ -215,7 +215,7 @@ class EmergencyCheckpoints(Checkpoints):
     self._starts = StartHistory(as_path(directory).parent)
     self._near = _Near(values["directory"], self._starts)
 
-  def keep(
+  def save_copy(
     self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]
   ) -> None:
     """Start an emergency copy of a step; return once the tensors may be donated. See `save` for the

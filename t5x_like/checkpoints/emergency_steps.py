@@ -44,7 +44,7 @@ class Starts(Protocol):
   known: list[list]
   current: str
 
-  def counts(self, start: str, step: int) -> bool: ...
+  def belongs_to_run(self, start: str, step: int) -> bool: ...
 
 
 class EmergencySteps:
@@ -79,7 +79,7 @@ class EmergencySteps:
       }
     )
 
-  def committed(self, step: int) -> bool:
+  def is_committed(self, step: int) -> bool:
     return step in self.steps()
 
   def agreed_steps(self) -> list[int]:
@@ -89,7 +89,7 @@ class EmergencySteps:
     held = _from_all(np.array(mine + [-1] * (_MOST - len(mine)), np.int32))
     return sorted({int(step) for step in held.ravel() if step >= self.least})
 
-  def pass_over(self, step: int) -> bool:
+  def skip_attempt(self, step: int) -> bool:
     return False
 
   def manifest(self, step: int) -> str:
@@ -251,7 +251,7 @@ class EmergencySteps:
     return found
 
   def _counts(self, start: str, step: int) -> bool:
-    return step >= self.least and self._starts.counts(start, step)
+    return step >= self.least and self._starts.belongs_to_run(start, step)
 
   def _found(self) -> Iterator[tuple[str, int, pathlib.Path]]:
     """Yield start, step and directory of the run's copies on this host, unfinished ones too.
@@ -272,7 +272,7 @@ class EmergencySteps:
     does."""
     for start, one, path in list(self._found()):
       unfinished = path.suffix == ".tmp" and one < step
-      if unfinished or one < self._last or not self._starts.counts(start, one):
+      if unfinished or one < self._last or not self._starts.belongs_to_run(start, one):
         shutil.rmtree(path, ignore_errors=True)
         if start != self._starts.current:
           with contextlib.suppress(OSError):

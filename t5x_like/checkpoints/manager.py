@@ -174,9 +174,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     damage."""
     return self._store.steps()
 
-  def committed(self, step: int) -> bool:
+  def is_committed(self, step: int) -> bool:
     """Return whether the save that this process began is committed, without waiting for it."""
-    return self._store.committed(step)
+    return self._store.is_committed(step)
 
   def restore(
     self, abstract_state: StateTemplate, step: int | None = None
@@ -275,7 +275,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._restore_twice(step, abstract_state)
       except DamagedStep as damage:
         reasons.append(str(damage))
-      if not self._store.pass_over(step):
+      if not self._store.skip_attempt(step):
         raise DamagedStep("; ".join(dict.fromkeys(reasons)))
       _log.warning(
         "checkpoint step %d: a damaged attempt to save it is passed over: %s", step, reasons[-1]
@@ -328,7 +328,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       try:
         saved = self._manifest(step)["tensors"]
       except DamagedStep as damage:
-        if not self._store.pass_over(step):
+        if not self._store.skip_attempt(step):
           raise UserError(
             f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away"
           ) from None

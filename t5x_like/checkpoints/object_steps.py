@@ -74,14 +74,14 @@ class ObjectSteps:
   def steps(self) -> list[int]:
     return sorted(self._committed())
 
-  def committed(self, step: int) -> bool:
+  def is_committed(self, step: int) -> bool:
     return self._written == step
 
   def agreed_steps(self) -> list[int]:
     self._agreed = dict(distributed.broadcast_from_first(lambda: list(self._committed().items())))
     return sorted(self._agreed)
 
-  def pass_over(self, step: int) -> bool:
+  def skip_attempt(self, step: int) -> bool:
     directories = self._directories(step)
     self._damaged.add(directories[0])
     self._agreed[step] = self._intact_first(directories)

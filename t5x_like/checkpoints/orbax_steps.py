@@ -92,7 +92,7 @@ class LocalSteps:
     except (FileNotFoundError, NotADirectoryError):
       return []
 
-  def committed(self, step: int) -> bool:
+  def is_committed(self, step: int) -> bool:
     """Return whether a step is committed."""
     return step in self.steps()
 
@@ -100,7 +100,7 @@ class LocalSteps:
     """Return the committed steps, as process 0 sees them; all processes must call it."""
     return distributed.broadcast_from_first(self.steps)
 
-  def pass_over(self, step: int) -> bool:
+  def skip_attempt(self, step: int) -> bool:
     """Read a step from another attempt to save it from now on; return whether there is one that was
     not yet read."""
     return False

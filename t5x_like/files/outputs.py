@@ -106,7 +106,7 @@ class OutputFile:
     except OSError as error:
       raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
 
-  def told(self) -> str:
+  def describe_escapes(self) -> str:
     """Return a line about the escaped characters, or the empty string."""
     if not self.escaped:
       return ""

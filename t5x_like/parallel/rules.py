@@ -97,7 +97,7 @@ class Rules:
     return cls(mesh, table)
 
   @classmethod
-  def of_config(cls, config, devices: list[jax.Device] | None = None) -> "Rules":
+  def from_config(cls, config, devices: list[jax.Device] | None = None) -> "Rules":
     """Return the rules and the mesh of a resolved config; raise UserError if the mesh does not fit
     the devices."""
     return cls.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
@@ -153,12 +153,12 @@ class Rules:
         f"over {over} ({ways} ways) and into {parts} accumulation steps"
       )
 
-  def of_optimizer(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
+  def optimizer_axes(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     """Return the logical axes of a parameter's gradient and optimizer state (ZeRO-1, Rajbhandari et
     al. 2020)."""
     return tuple("optimizer_embed" if a == "embed" else a for a in axes)
 
-  def of_params(self, params: dict) -> dict[str, NamedSharding]:
+  def param_shardings(self, params: dict) -> dict[str, NamedSharding]:
     """Return the shardings of named parameters (objects with `.shape`, `.axes` and `.unit`).
 
     Raises:
@@ -167,7 +167,7 @@ class Rules:
     """
     for name, p in params.items():
       self._check_divides(name, p, p.axes)
-      self._check_divides(name, p, self.of_optimizer(p.axes))
+      self._check_divides(name, p, self.optimizer_axes(p.axes))
     return {name: self.sharding(p.axes) for name, p in params.items()}
 
   def _check_divides(self, name: str, p, axes: tuple[str | None, ...]) -> None:
@@ -275,7 +275,7 @@ class Rules:
     )
     inputs = PartitionSpec(*(part or None for part in self._token_parts(even)))
     summed = {axis for part in inputs for axis in _tuple(part)}
-    axes = self.of_optimizer(axes)
+    axes = self.optimizer_axes(axes)
     whole = [_tuple(part) for part in self.spec(axes)]
     parts = [tuple(axis for axis in part if axis in summed) for part in whole]
     rest = tuple(sorted(summed - {axis for part in parts for axis in part}))

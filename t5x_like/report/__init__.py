@@ -22,7 +22,7 @@ def introduce(session, made, cost, step: int) -> None:
 
 
 def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
-  """Draw the pictures of a state and write them into the workdir's `pictures`; see `pictures.made`
+  """Draw the pictures of a state and write them into the workdir's `pictures`; see `pictures.assembly`
   for the arguments.
 
   All processes have to call it; the first one writes. Pictures that fail are a warning.
@@ -31,7 +31,7 @@ def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
     return
   pictures = slots.module("pictures", __name__)
   try:
-    made = pictures.made(config, parts, arrays, task, evaluated, groups)
+    made = pictures.assembly(config, parts, arrays, task, evaluated, groups)
     if process.is_first():
       pictures.write(workdir, made)
   except Exception as error:

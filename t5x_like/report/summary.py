@@ -38,7 +38,8 @@ def text(session, made, cost, step: int) -> str:
     ) from error
   count = sum(math.prod(p.shape) for p in named.values())
   local = sum(
-    math.prod(s.shard_shape(named[name].shape)) for name, s in parts.rules.of_params(named).items()
+    math.prod(s.shard_shape(named[name].shape))
+    for name, s in parts.rules.param_shardings(named).items()
   )
   rows = {
     "model": f"{_named(config.model)}: {short(count)} parameters, "
@@ -95,7 +96,7 @@ def sharding_table(params: dict, rules: Rules) -> str:
   totals."""
   rows = [("parameter", "shape", "logical axes", "mesh axes", "MiB/device")]
   total = per_device = 0
-  for name, sharding in rules.of_params(params).items():
+  for name, sharding in rules.param_shardings(params).items():
     p = params[name]
     parts = [x if isinstance(x, str) else "+".join(x) if x else "-" for x in sharding.spec]
     local = math.prod(sharding.shard_shape(p.shape))

@@ -59,7 +59,7 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
       over it.
   """
   phases = config_lib.ordered_phases(config)
-  rules = Rules.of_config(config, devices)
+  rules = Rules.from_config(config, devices)
   for name, _, _, batch_size in phases:
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))
   model, make_model = build_model(config)
@@ -131,7 +131,7 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
   optimizer = with_upper_bounds(
-    tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")}
+    tune.scale_rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")}
   )
   if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
     from t5x_like.training.sign_steps import with_sign_steps
@@ -139,7 +139,9 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
     optimizer = with_sign_steps(optimizer, steps)
   optimizer = with_average(optimizer, schedule, config.optimizer)
   trained = [
-    n for n in tune.trained(named) if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))
+    n
+    for n in tune.trained_names(named)
+    if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))
   ]
   if len(trained) == len(named):
     return optimizer, None

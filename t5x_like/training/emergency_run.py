@@ -28,7 +28,7 @@ class EmergencyRun(TrainingRun):
     since = time.perf_counter()
     check_unchanged()
     metadata = self.session.identity | {"rollbacks": self._rollbacks}
-    self.session.checkpoints.keep(self.step, to_tree(self.state), metadata, self.session.flush)
-    self._stage.meter.away(since)
+    self.session.checkpoints.save_copy(self.step, to_tree(self.state), metadata, self.session.flush)
+    self._stage.meter.exclude_time(since)
     self._kept = self.step
     return True

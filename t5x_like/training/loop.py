@@ -30,9 +30,9 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
   due = SaveSchedule(run.config.checkpoint, run.step).due
   with StopRequest() as stop, _profiler(run, profile) as trace:
     asked = False
-    if 0 < run.step < total and run.step % every == 0 and not run.evaluated():
+    if 0 < run.step < total and run.step % every == 0 and not run.has_evaluation():
       asked = not run.evaluate(stop.requested)
-    while run.step < total and not run.exhausted and not asked:
+    while run.step < total and not run.is_out_of_patience and not asked:
       if not (trace(run.step + 1) and run.advance() and trace(run.step + 1, begins=False)):
         continue  # the guard took the run back to an earlier step
       saves = due(run.step) or run.step == total
@@ -42,15 +42,15 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
       if saves:
         run.save()
       asked = stop.requested() or (evaluates and not run.evaluate(stop.requested))
-      if (asked or run.exhausted) and run.drain():
+      if (asked or run.is_out_of_patience) and run.drain():
         run.save()
-    if run.step < total and run.exhausted:
+    if run.step < total and run.is_out_of_patience:
       process.log(
         f"step {run.step}: no better evaluation for as long as "
         "config.selection.patience says; stopping"
       )
     # the last step is evaluated here
-    if asked or not (run.evaluated() or run.evaluate(stop.requested)):
+    if asked or not (run.has_evaluation() or run.evaluate(stop.requested)):
       run.session.wait_for_save()
       raise Preempted(
         f"saved step {run.session.saved} of {total} in {run.session.address}; the same command "

@@ -72,17 +72,17 @@ class StepMeter:
     self._steps.append((_padding(batch, self._pad_id), self._cost(batch)))
     return batch
 
-  def dispatched(self, since: float) -> None:
+  def record_dispatch(self, since: float) -> None:
     """Count the time from `since` until now as this host's own work for a step."""
     self._steps[-1] += (time.perf_counter(),)
     self._own += self._steps[-1][-1] - since
 
-  def away(self, since: float) -> None:
+  def exclude_time(self, since: float) -> None:
     """Exclude the time from `since` (of `time.perf_counter`) until now from step times, such as an
     evaluation."""
     self._away += time.perf_counter() - since
 
-  def step_done(self) -> dict[str, float]:
+  def finish_step(self) -> dict[str, float]:
     """Return the figures of the step whose metrics have just arrived."""
     padding, cost, *dispatched = self._steps.pop(0)
     now = dispatched[0] if self._at_once and dispatched else time.perf_counter()
@@ -97,7 +97,7 @@ class StepMeter:
     }
     if cost.flops / seconds <= cost.peak:  # else the peak, measured on a busy machine, is none
       figures["mfu"] = cost.flops / seconds / cost.peak
-    slowest = self._stragglers.step_done(self._own)
+    slowest = self._stragglers.finish_step(self._own)
     self._last = now
     self._waited = 0.0
     self._away = 0.0
@@ -117,7 +117,7 @@ class StragglerFinder:
     self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
     self._store = distributed.key_value_store()
 
-  def step_done(self, own_seconds: float) -> dict[str, float]:
+  def finish_step(self, own_seconds: float) -> dict[str, float]:
     """Note a step; now and then, return in process 0 the slowest host and the mean seconds of its
     own work."""
     self._seconds = self._seconds + own_seconds

@@ -36,7 +36,7 @@ def open_training_run(
   ]
   made = assemble(config, address)
   with Session(address, made.config, made.identity, trackers) as session:
-    back = from_step is not None and from_step != session.past.went_back
+    back = from_step is not None and from_step != session.past.requested_step
     restored = restoring.restore(made, session, from_step if back else None)
     session.begin(restored.step, made, restored.loaded, from_step, back)
     run_class = TrainingRun

@@ -60,7 +60,7 @@ def open_with_recipe(
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
     config.tuning = ConfigDict(identity["tuning"])  # the adapters
   config = resolve(config)
-  rules = Rules.of_config(config)
+  rules = Rules.from_config(config)
   rules.check_batch(config.batch_size, config.accumulation_steps)
   model, _ = build.build_model(config)
   run = SavedModel(workdir, config, identity, model, rules, published)

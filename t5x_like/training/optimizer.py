@@ -54,15 +54,15 @@ class Decay:
   weight_decay: slots.NonNegativeFloat = 0.01
   undecayed: Literal["vectors", "tables", "embeddings", "nothing"] = "vectors"
 
-  def of(self, params: Named) -> dict[str, bool]:
+  def mask(self, params: Named) -> dict[str, bool]:
     vectors, tables = (
       self.undecayed in kinds for kinds in (("vectors", "tables"), ("tables", "embeddings"))
     )
     bare = {n for n, p in params.items() if p.ndim < 2 or _BIAS.search(n)} if vectors else set()
     return {n: n not in bare and not (tables and _TABLE.search(n)) for n in params}
 
-  def added(self) -> optax.GradientTransformation:
-    return optax.add_decayed_weights(self.weight_decay, self.of)
+  def transformation(self) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(self.weight_decay, self.mask)
 
 
 def adamw(
@@ -77,7 +77,9 @@ def adamw(
   """AdamW (Loshchilov & Hutter 2019). By default it decays matrices only: not norm scales, biases
   or other vectors."""
   return optax.chain(
-    optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype), Decay(**decay).added(), at_rate(schedule)
+    optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
+    Decay(**decay).transformation(),
+    at_rate(schedule),
   )
 
 

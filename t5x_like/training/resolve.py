@@ -93,7 +93,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
       name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()
     }
     resolved[key] = ConfigDict(slots.to_json(entries))
-  return slots.make("config.tuning", resolved.tuning, tunings, "make").resolved(resolved)
+  return slots.make("config.tuning", resolved.tuning, tunings, "make").resolve(resolved)
 
 
 def adopt_imported_model(

@@ -102,7 +102,7 @@ def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
 def _check_lost(session: Session, anew: bool) -> None:
   """Refuse to begin a run whose checkpoints are gone, unless that is asked for and the weights are
   the recipe's."""
-  trained = session.past.trained
+  trained = session.past.save_evidence
   told = (
     f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount "
     "the directory"

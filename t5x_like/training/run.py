@@ -57,7 +57,7 @@ class TrainingRun:
   """
 
   def __init__(self, made: Assembly, session: Session, restored: RestoredState):
-    self.made = made
+    self.assembly = made
     self.config = made.config
     self.session = session
     self.state = restored.state
@@ -83,13 +83,13 @@ class TrainingRun:
       rows = distributed.broadcast_from_first(self.session.metrics)
       self._selection = Selection(self.config, self.session.address, rows)
     self._goodput = self.session.goodput(self.step)
-    guard = self.made.parts.guard
+    guard = self.assembly.parts.guard
     refused = distributed.broadcast_from_first(self._refused_steps) if guard.skips else []
     self._refusals = RefusedSteps(guard, refused)
 
   def _refused_steps(self) -> list[int]:
     """Return the steps whose updates were left out, of the last ones up to this step."""
-    first = self.step - self.made.parts.guard.horizon
+    first = self.step - self.assembly.parts.guard.horizon
     rows = [row for row in self.session.metrics() if first < row["step"] <= self.step]
     return [row["step"] for row in rows if row.get("train/updates_refused")]
 
@@ -101,7 +101,7 @@ class TrainingRun:
 
   def _enter_phase(self) -> None:
     """Compile the step for the current phase and open its batches."""
-    made = self.made
+    made = self.assembly
     before = self._stage
     phase = phases.phase_at(made.phases, self._position)
     if len(made.phases) > 1:
@@ -133,7 +133,7 @@ class TrainingRun:
         return False
       self._enter_phase()
     stage = self._stage
-    rules = self.made.parts.rules
+    rules = self.assembly.parts.rules
     self.session.beat(f"computing step {self.step + 1}")
     local = stage.meter.next_batch()
     since = time.perf_counter()
@@ -146,7 +146,7 @@ class TrainingRun:
 
       step = functools.partial(compute_twice, step)
     self.state, metrics = step(self.state, batch)
-    stage.meter.dispatched(since)
+    stage.meter.record_dispatch(since)
     self._pending = (self.step, metrics)
     self.session.note_saved()
     return self._write(previous)
@@ -169,10 +169,10 @@ class TrainingRun:
     if pending is None:
       return True
     step, metrics = pending
-    guard = self.made.parts.guard
+    guard = self.assembly.parts.guard
     values = {
       name: float(value) for name, value in jax.device_get(metrics).items()
-    } | self._stage.meter.step_done()
+    } | self._stage.meter.finish_step()
     why = refusal_reason(guard, values)
     if why or step % self.config.log_every == 0 or step == self.config.total_steps:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
@@ -201,10 +201,10 @@ class TrainingRun:
     session.check()
     saved = distributed.broadcast_from_first(session.checkpoints.steps)
     regular = [step for step in saved if step % self.config.checkpoint.every == 0]
-    to = rollback_target(self.made.parts.guard, why, bad, regular)
+    to = rollback_target(self.assembly.parts.guard, why, bad, regular)
     times = self._rollbacks["times"] + 1
     passed = self._rollbacks["batches_passed"] + bad - to
-    restored = restoring.restore(self.made, session, to)
+    restored = restoring.restore(self.assembly, session, to)
     session.go_back(to, bad, why, passed)
     self.state = restored.state
     self.step = restored.step
@@ -222,7 +222,7 @@ class TrainingRun:
     self.session.beat(f"saving step {self.step}")
     since = time.perf_counter()
     self.session.save(self.step, to_tree(self.state), self._rollbacks)
-    self._stage.meter.away(since)
+    self._stage.meter.exclude_time(since)
 
   def evaluate(self, asked: Callable[[], bool] = lambda: False) -> bool:
     """Run every evaluator on the current parameters and write the results; return False if `asked`
@@ -234,7 +234,7 @@ class TrainingRun:
       session.beat("evaluating")
       return asked()
 
-    groups = self.made.evaluation(self.weights, between)
+    groups = self.assembly.evaluation(self.weights, between)
     if groups is None:
       return False
     self._evaluated = (self.step, groups)
@@ -248,10 +248,10 @@ class TrainingRun:
     if self._selection:
       self._selection.offer(self.step, metrics, self.weights, session.identity)
     session.write_samples(self.step, samples)
-    if metrics:  # last, as `evaluated` goes by them
+    if metrics:  # last: `has_evaluation` looks for them
       session.write_metrics(self.step, metrics)
     if self._stage:
-      self._stage.meter.away(since)
+      self._stage.meter.exclude_time(since)
     return True
 
   @property
@@ -259,7 +259,7 @@ class TrainingRun:
     """The parameters that are evaluated, by name."""
     return evaluation_weights(self.state, self.config.optimizer.use_ema)
 
-  def evaluated(self) -> bool:
+  def has_evaluation(self) -> bool:
     """Return whether the metrics hold an evaluation of this step; the same answer in all
     processes."""
 
@@ -270,9 +270,9 @@ class TrainingRun:
     return distributed.broadcast_from_first(found)
 
   @property
-  def exhausted(self) -> bool:
+  def is_out_of_patience(self) -> bool:
     """Whether training stops early, as `config.selection` says."""
-    return self._selection is not None and self._selection.exhausted
+    return self._selection is not None and self._selection.is_out_of_patience
 
   @property
   def best(self) -> tuple[int, dict[str, GroupResults]] | None:
@@ -285,7 +285,7 @@ class TrainingRun:
     """Wait for the last checkpoint, and write the pictures and the report of a run that is
     evaluated."""
     session = self.session
-    made = self.made
+    made = self.assembly
     session.wait_for_save()
     session.flush()
     session.beat("making pictures")

@@ -99,7 +99,7 @@ def open_saved_model(
     return SavedModel(workdir, ConfigDict(identity), identity, published.model, rules, published)
   config = config_lib.restore(identity, [], f"{workdir}/{workdirs.IDENTITY_FILE}")
   model, _ = build.build_model(config)
-  return SavedModel(workdir, config, identity, model, rules or Rules.of_config(config))
+  return SavedModel(workdir, config, identity, model, rules or Rules.from_config(config))
 
 
 def find_identity(workdir: str, flag: str) -> dict[str, Any] | None:

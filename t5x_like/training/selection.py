@@ -51,7 +51,7 @@ class Selection:
     )
 
   @property
-  def exhausted(self) -> bool:
+  def is_out_of_patience(self) -> bool:
     """Whether none of the last `patience` evaluations was better than one before."""
     steps = [step for step, _ in self._values]
     return (

@@ -34,19 +34,19 @@ class PastRun:
 
   Attributes:
     identity: the content of `config.json`; None for a new run.
-    went_back: the step that the last start was asked to go back to.
-    began: the time of the first start, in seconds since the epoch.
-    trained: the evidence that a step was saved; None if there is none.
+    requested_step: the step that the last start was asked to go back to.
+    start_time: the time of the first start, in seconds since the epoch.
+    save_evidence: the evidence that a step was saved; None if there is none.
     intervals: the numbers of steps between lines of metrics; several if that has changed.
   """
 
   identity: dict[str, Any] | None
-  went_back: int | None
-  began: float
-  trained: str | None
+  requested_step: int | None
+  start_time: float
+  save_evidence: str | None
   intervals: list[int]
 
-  def last_line(self, step: int) -> int:
+  def expected_last_step(self, step: int) -> int:
     """Return a step up to this one from which on there is a line of metrics, unless lines are gone;
     0 if unknown."""
     if not self.intervals:
@@ -133,11 +133,11 @@ class Session(contextlib.AbstractContextManager):
       identity,
       workdirs.last_from_step(rows),
       workdirs.first_start_time(rows),
-      self._trained(rows, identity),
+      self._find_save_evidence(rows, identity),
       sorted(intervals),
     ]
 
-  def _trained(self, rows: workdirs.Rows, identity: dict[str, Any] | None) -> str | None:
+  def _find_save_evidence(self, rows: workdirs.Rows, identity: dict[str, Any] | None) -> str | None:
     """Return the evidence that a step was saved, from history, imported weights or metrics."""
     step = workdirs.find_saved_step(rows)
     if step is not None:
@@ -183,7 +183,7 @@ class Session(contextlib.AbstractContextManager):
     past = self.past
     if not past.intervals:  # config and history are gone, but a checkpoint is there
       past = dataclasses.replace(past, intervals=[self._config.log_every])
-    self._open_metrics(step, past.last_line(step))
+    self._open_metrics(step, past.expected_last_step(step))
     self.flush()
 
   def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
@@ -227,7 +227,7 @@ class Session(contextlib.AbstractContextManager):
       for row in self.metrics()
     )
     timed = [seconds * (1.0 - waited) for seconds, waited in found if seconds]
-    return Goodput(self.past.began, sum(timed) / max(1, len(timed)) * step)
+    return Goodput(self.past.start_time, sum(timed) / max(1, len(timed)) * step)
 
   def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
     """Append a line to `metrics.jsonl`."""
@@ -258,7 +258,9 @@ class Session(contextlib.AbstractContextManager):
 
   def note_saved(self) -> None:
     """Record the first committed step: without checkpoints, this run then never begins again."""
-    if self._primary and not self._noted and self.saved and self.checkpoints.committed(self.saved):
+    if (
+      self._primary and not self._noted and self.saved and self.checkpoints.is_committed(self.saved)
+    ):
       self._noted = True
       self.check()
       workdirs.add_line(self.workdir, {"saved": self.saved})

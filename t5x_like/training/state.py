@@ -37,7 +37,7 @@ def abstract_params(model, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:
   """Return shapes, dtypes and shardings of the parameters of an abstract model, by name."""
   named = params.named_params(model)
   arrays = params.arrays(model)
-  shardings = rules.of_params(named)
+  shardings = rules.param_shardings(named)
   return {
     n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in arrays.items()
   }
@@ -54,7 +54,7 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   opt_axes = state_axes(opt_state, params.named_params(model))
 
   def split(leaf, axes):
-    named = zip(rules.of_optimizer(axes), leaf.shape)
+    named = zip(rules.optimizer_axes(axes), leaf.shape)
     # squares (SOAP) may not divide
     even = tuple(a if a is None or n % rules.ways(a) == 0 else None for a, n in named)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(even))

@@ -175,7 +175,7 @@ def test_rates_fall_from_layer_to_layer(tmp_path):
 
 def test_a_model_without_a_head_has_none_to_train_alone():
   with pytest.raises(UserError, match="no head to train alone"):
-    head.make().trained({"embed/table": None})
+    head.make().trained_names({"embed/table": None})
 
 
 @pytest.mark.heavy

@@ -68,7 +68,7 @@ def killed(tmp_path, shardings):
   run = opened(tmp_path)
   assert run.restore(abstract(shardings)) is None
   for step in (1, 2, 3):
-    run.keep(step, state(step, shardings), {"of": step}, lambda: None)
+    run.save_copy(step, state(step, shardings), {"of": step}, lambda: None)
   run.close()
   return tmp_path
 
@@ -85,7 +85,7 @@ def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed, shardings):
     metadata.clear()  # the caller's own
     run.wait()
     assert run.steps() == [3] and Checkpoints.restore(run, {}, 3)[2] == {"of": 3}
-    run.keep(4, state(4, shardings), {}, lambda: None)
+    run.save_copy(4, state(4, shardings), {}, lambda: None)
   assert copies(killed) == ["3-0", "4-0"]
 
 
@@ -105,8 +105,8 @@ def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(
 ):
   with opened(killed) as run:
     run.restore(abstract(shardings))  # saves step 3 too
-    run.keep(4, state(4, shardings), {}, lambda: None)
-    run.keep(5, state(5, shardings), {}, lambda: None)
+    run.save_copy(4, state(4, shardings), {}, lambda: None)
+    run.save_copy(5, state(5, shardings), {}, lambda: None)
   for name in damaged:
     for data in (killed / "near").glob(f"*/{name}/pieces.bin"):
       content = bytearray(data.read_bytes())
@@ -129,7 +129,7 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
     run.restore(abstract(shardings))
     run.save(2, state(2, shardings), {})
     for step in (4, 5):
-      run.keep(step, state(step, shardings), {}, lambda: None)
+      run.save_copy(step, state(step, shardings), {}, lambda: None)
     run.save(6, state(6, shardings), {})
   for step in damaged:
     (tmp_path / "run" / "checkpoints" / str(step) / "manifest" / "metadata").write_text("{}")
@@ -172,7 +172,7 @@ def test_copies_of_another_run_and_of_steps_gone_back_from_do_not_count(killed, 
     run.set_aside(0, "set_aside")
   with opened(killed) as run:
     assert run.restore(abstract(shardings)) is None
-    run.keep(1, state(7, shardings), {}, lambda: None)
+    run.save_copy(1, state(7, shardings), {}, lambda: None)
   with opened(killed) as run:
     assert same(run.restore(abstract(shardings))[1], state(7, shardings))
 
@@ -186,9 +186,9 @@ def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(
     monkeypatch.setattr(
       emergency_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False
     )
-    run.keep(9, state(9, shardings), {}, lambda: None)
+    run.save_copy(9, state(9, shardings), {}, lambda: None)
     with pytest.raises(NumericError, match="params/w"):
-      run.keep(
+      run.save_copy(
         10,
         jax.tree.map(lambda x: x / 0 if x.dtype == jnp.float32 else x, state(10, shardings)),
         {},
@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_the_last_whole_copy(killed, shardings, monkeypatch):
       emergency_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full"))
     )
     for step in (4, 5):
-      run.keep(step, state(step, shardings), {}, lambda: None)
+      run.save_copy(step, state(step, shardings), {}, lambda: None)
   assert copies(killed) == ["3-0"]
 
 

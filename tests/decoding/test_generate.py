@@ -255,7 +255,7 @@ def test_sharded_is_single(make, mesh):
   m = make()
   batch = inputs(8) if make is encoder_decoder else prompts(8)
   arrays = params.arrays(m)
-  placed = jax.device_put(arrays, rules.of_params(params.named_params(m)))
+  placed = jax.device_put(arrays, rules.param_shardings(params.named_params(m)))
   rows = jax.device_put(batch, rules.batch())
   stop = StopStrings([b"aa", b"bcd"], [b"", b"", b"a", b"ab", b"b", b"cd"])
 

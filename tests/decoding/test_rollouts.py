@@ -67,7 +67,7 @@ def test_log_probabilities_are_those_of_the_forward_and_of_every_layout(architec
   for axes, devices in (({"data": 1}, 1), ({"data": 2, "tensor": 2}, 4)):
     rules = Rules.make(make_mesh(axes, jax.devices()[:devices]))
     placed = {name: jax.device_put(x, rules.batch()) for name, x in batch.items()}
-    shards = rules.of_params(params.named_params(made))
+    shards = rules.param_shardings(params.named_params(made))
     split = {name: jax.device_put(x, shards[name]) for name, x in arrays.items()}
     answers.append(jax.device_get(answering(made, rules, seed=7, ends=(EOS,))(split, placed, 3)))
   one, sharded = answers

@@ -194,4 +194,4 @@ def test_what_utf8_cannot_hold_is_escaped_and_counted(tmp_path):
   output.write(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
   lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
   assert [json.loads(line) for line in lines] == rows and lines[1] == '{"a": "\\ud83d!"}'
-  assert output.escaped == 2 and "2 lines with lone surrogates" in output.told()
+  assert output.escaped == 2 and "2 lines with lone surrogates" in output.describe_escapes()

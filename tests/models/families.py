@@ -401,7 +401,7 @@ def value_and_gradients(case: Case, rules: Rules | None = None, **form):
 
   values = arrays(case)
   if rules is not None:
-    values = jax.device_put(values, rules.of_params(params.named_params(abstract(case))))
+    values = jax.device_put(values, rules.param_shardings(params.named_params(abstract(case))))
     batch = jax.device_put(batch, rules.batch())
   return jax.tree.map(np.asarray, jax.jit(run)(values, batch))
 

@@ -74,7 +74,7 @@ def stepped(rules=None, parts=1):
   )
   arrays = params.arrays(model)
   if rules.mesh.size > 1:
-    arrays = jax.device_put(arrays, rules.of_params(named))
+    arrays = jax.device_put(arrays, rules.param_shardings(named))
   before = jax.tree.map(np.asarray, arrays)
   state, metrics = jax.jit(step)(TrainState(jnp.int32(0), arrays, optimizer.init(arrays)), batch())
   return before, state.params, metrics

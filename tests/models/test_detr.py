@@ -55,7 +55,7 @@ def loss_and_gradients(made, data, rules=None):
 
   arrays = params.arrays(made)
   if rules is not None:
-    shardings = rules.of_params(params.named_params(made))
+    shardings = rules.param_shardings(params.named_params(made))
     arrays = {name: jax.device_put(x, shardings[name]) for name, x in arrays.items()}
     data = jax.device_put(data, rules.batch())
   value, gradients = jax.jit(run)(arrays, data)

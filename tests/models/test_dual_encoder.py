@@ -73,7 +73,7 @@ def value_and_gradients(objective, rules=None, given=None, **form):
       return jax.value_and_grad(loss, has_aux=True)(arrays)
 
   if rules is not None:
-    start = jax.device_put(start, rules.of_params(params.named_params(model())))
+    start = jax.device_put(start, rules.param_shardings(params.named_params(model())))
     given = jax.device_put(given, rules.batch())
   (value, sums), gradients = jax.tree.map(np.asarray, jax.jit(sums_and_gradients)(start, given))
   return value, gradients, sums

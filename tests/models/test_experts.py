@@ -170,7 +170,7 @@ def test_a_switch_on_a_mesh_is_one_on_one_device():
       return jax.value_and_grad(loss, has_aux=True)(arrays, batch)
 
   (expected, sums), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays, batch)
-  shardings = rules.of_params(params.named_params(model))
+  shardings = rules.param_shardings(params.named_params(model))
   step = jax.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=(None, shardings))
   (value, others), sharded = step(
     jax.device_put(arrays, shardings), jax.device_put(batch, rules.batch())

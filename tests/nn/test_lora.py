@@ -81,7 +81,7 @@ def test_the_defaults_adapt_queries_and_values(kind):
   assert set(adapters) == {"query", "value"} and len(adapters) == 4 * (
     3 if kind == "encoder_decoder" else 1
   )
-  assert {name for name in tuning.trained(made) if "blocks" in name} == {
+  assert {name for name in tuning.trained_names(made) if "blocks" in name} == {
     n for n in made if n.endswith(ADAPTERS)
   }
 
@@ -130,7 +130,7 @@ def test_split_over_devices_they_compute_the_same(mesh):
   model = jax.jit(lambda: noised(adapted("decoder")))()
   abstract = jax.eval_shape(lambda: model)
   arrays = params.arrays(model)
-  sharded = jax.device_put(arrays, rules.of_params(params.named_params(abstract)))
+  sharded = jax.device_put(arrays, rules.param_shardings(params.named_params(abstract)))
   adapters = [
     x for name, x in sharded.items() if name.endswith("lora_a") and "mlp/layer/wi" in name
   ]

@@ -85,7 +85,7 @@ def run(case, mesh, **changes):
   family, design, batch, arguments = CASES[case]
   model = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes))
   rules = rules_of(mesh)
-  shardings = rules.of_params(params.named_params(model))
+  shardings = rules.param_shardings(params.named_params(model))
   arrays = {name: jax.device_put(x, shardings[name]) for name, x in params.arrays(model).items()}
   batch = {name: jax.device_put(x, rules.batch()) for name, x in batch.items()}
   weights = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, LENGTH, 1)), jnp.float32)

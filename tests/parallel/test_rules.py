@@ -102,7 +102,7 @@ def test_unknown_names_are_refused_with_the_nearest():
 def test_tensor_must_divide_whole_heads():
   """6 heads of 64 are 384 numbers, which 4 divides; but a head may not be cut."""
   message = refusal(
-    rules(data=2, tensor=4).of_params, named(heads=6, head_dim=64, embed=64, mlp=64)
+    rules(data=2, tensor=4).param_shardings, named(heads=6, head_dim=64, embed=64, mlp=64)
   )
   for word in (
     "attention/layer/",
@@ -115,7 +115,7 @@ def test_tensor_must_divide_whole_heads():
     "rules.",
   ):
     assert word in message, (word, message)
-  split = rules(tensor=2).of_params(named(heads=6, head_dim=64, embed=64, mlp=64))
+  split = rules(tensor=2).param_shardings(named(heads=6, head_dim=64, embed=64, mlp=64))
   assert split["encoder/blocks/self_attention/layer/query/kernel"].spec == PartitionSpec(
     None, None, "tensor"
   )
@@ -126,7 +126,7 @@ def test_tensor_must_divide_whole_heads():
 
 
 def test_other_axes_that_do_not_divide_are_refused_by_name():
-  message = refusal(rules(fsdp=8).of_params, named(embed=20))
+  message = refusal(rules(fsdp=8).param_shardings, named(embed=20))
   assert (
     "embed" in message
     and "20 embed" in message
@@ -134,14 +134,16 @@ def test_other_axes_that_do_not_divide_are_refused_by_name():
     and "into 8" in message
   )
   assert "rules.embed=None" in message
-  message = refusal(rules({"embed": None}, tensor=8).of_params, named(heads=8, mlp=36))
+  message = refusal(rules({"embed": None}, tensor=8).param_shardings, named(heads=8, mlp=36))
   assert "mlp" in message and "36 mlp" in message and "into 8" in message
-  message = refusal(rules({"embed": ("fsdp", "data")}, data=2, fsdp=4).of_params, named(embed=12))
+  message = refusal(
+    rules({"embed": ("fsdp", "data")}, data=2, fsdp=4).param_shardings, named(embed=12)
+  )
   assert "fsdp+data" in message and "into 8" in message
 
 
 def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
-  shardings = rules(fsdp=4, tensor=2).of_params(named())
+  shardings = rules(fsdp=4, tensor=2).param_shardings(named())
   for name, p in named().items():
     local = np.prod(shardings[name].shard_shape(p.shape))
     ways = 1 if "scale" in name else 2 if "position" in name else 8

@@ -108,7 +108,7 @@ def test_deviations_factors_rates_and_decay_are_the_packages(tied):
   for name, deviation in deviations.items():
     assert named[name].stddev == pytest.approx(deviation, rel=0.02), name
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  ours = tune.rates(adamw(lambda step: RATE, weight_decay=DECAY), named)
+  ours = tune.scale_rates(adamw(lambda step: RATE, weight_decay=DECAY), named)
   arrays = {name: jnp.ones((2, 2)) for name in found}
   updates, _ = ours.update(
     {n: jnp.full((2, 2), 0.5) for n in found}, ours.init(arrays), arrays, step=0

@@ -42,7 +42,7 @@ def test_sharding_table():
   ]
   count = sum(int(np.prod(p.shape)) for p in parameters.values())
   local = sum(
-    np.prod(s.shard_shape(parameters[n].shape)) for n, s in r.of_params(parameters).items()
+    np.prod(s.shard_shape(parameters[n].shape)) for n, s in r.param_shardings(parameters).items()
   )
   assert "data=2 fsdp=2 tensor=2" in total and f"{count:,} parameters" in total
   assert f"{4 * local / 2**20:.1f} MiB" in total

@@ -129,7 +129,7 @@ class Scripted:
   """A run whose updates are refused at some steps: each takes it back to the step saved last,
   once."""
 
-  exhausted = False
+  is_out_of_patience = False
 
   def __init__(self, refused: list[int], signalled: int | None = None):
     self.refused = refused
@@ -176,7 +176,7 @@ class Scripted:
     self.done.append(f"evaluate {self.step}")
     return True
 
-  def evaluated(self) -> bool:
+  def has_evaluation(self) -> bool:
     return f"evaluate {self.step}" in self.done
 
   def finish(self) -> None:

@@ -36,7 +36,7 @@ SEGMENTS = np.array([[1, 1, 2, 0], [1, 1, 1, 1]])
 def test_what_counts_as_padding(batch, pad_id, share):
   meter = StepMeter(iter([batch]), lambda batch: Cost(), Goodput(0.0, 0.0), pad_id)
   assert meter.next_batch() is batch
-  assert meter.step_done()["padding_fraction"] == share
+  assert meter.finish_step()["padding_fraction"] == share
 
 
 def test_goodput_after_a_start_leaves_out_waits_as_before():
@@ -66,7 +66,7 @@ def test_no_utilisation_above_the_peak_or_without_one():
       iter([{"image": np.zeros((2, 3))}]), lambda batch, cost=cost: cost, Goodput(0.0, 0.0), 0
     )
     meter.next_batch()
-    found = meter.step_done()
+    found = meter.finish_step()
     assert ("mfu" in found) == known and found.get("mfu", 0.0) <= 1
 
 
@@ -85,10 +85,10 @@ def test_the_last_step_before_a_wait_takes_as_long_as_the_others(at_once, monkey
     meter.next_batch()
     since = now[0]
     now[0] += 2.0 * at_once
-    meter.dispatched(since)
+    meter.record_dispatch(since)
     if step:  # the metrics of the step before
       now[0] += 2.0 * (not at_once)
-      found.append(meter.step_done()["seconds_per_step"])
+      found.append(meter.finish_step()["seconds_per_step"])
   now[0] += 2.0 * (not at_once)
-  found.append(meter.step_done()["seconds_per_step"])
+  found.append(meter.finish_step()["seconds_per_step"])
   assert found == [2.0, 2.0, 2.0]

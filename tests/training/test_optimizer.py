@@ -365,7 +365,7 @@ def test_what_decays():
     "nothing": shapes,
   }
   for undecayed, names in decayed.items():
-    assert {n for n, decays in Decay(undecayed=undecayed).of(arrays).items() if decays} == set(
+    assert {n for n, decays in Decay(undecayed=undecayed).mask(arrays).items() if decays} == set(
       names
     ), undecayed
 

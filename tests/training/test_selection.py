@@ -37,10 +37,10 @@ def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, t
   for number, (step, score) in enumerate(SCORES):
     if number == killed_after or made is None:
       made = selection.Selection(config, tmp_path, rows)
-    assert not made.exhausted
+    assert not made.is_out_of_patience
     made.offer(step, {"eval/dev/f1": score}, {"w": jnp.full(2, float(step))}, {"config": "x"})
     rows.append({"step": step, "eval/dev/f1": score})
-  assert made.best_step == 2 and made.exhausted
+  assert made.best_step == 2 and made.is_out_of_patience
   with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
     assert checkpoints.steps() == [2]
 

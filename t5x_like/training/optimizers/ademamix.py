@@ -47,7 +47,7 @@ def make(
     return directions, kept(state)
 
   averages = optax.GradientTransformation(lambda params: kept(scaled.init(params)), update)
-  return optax.chain(averages, Decay(weight_decay).added(), at_rate(schedule))
+  return optax.chain(averages, Decay(weight_decay).transformation(), at_rate(schedule))
 
 
 def _half_life(decay: float) -> float:

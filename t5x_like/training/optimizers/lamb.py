@@ -25,5 +25,5 @@ def make(
   """
   adam = optax.scale_by_adam(b1, b2, eps)
   decayed = Decay(**decay)
-  ratio = optax.masked(optax.scale_by_trust_ratio(), decayed.of)
-  return optax.chain(adam, decayed.added(), ratio, at_rate(schedule))
+  ratio = optax.masked(optax.scale_by_trust_ratio(), decayed.mask)
+  return optax.chain(adam, decayed.transformation(), ratio, at_rate(schedule))

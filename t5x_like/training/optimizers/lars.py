@@ -16,5 +16,9 @@ def make(
 ) -> optax.GradientTransformation:
   """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient`
   and the rate; vectors have plain momentum."""
-  scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), Decay().of)
-  return optax.chain(Decay(weight_decay).added(), scaled, at_rate(schedule), optax.trace(momentum))
+  scaled = optax.masked(
+    optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), Decay().mask
+  )
+  return optax.chain(
+    Decay(weight_decay).transformation(), scaled, at_rate(schedule), optax.trace(momentum)
+  )

@@ -18,5 +18,5 @@ def make(
   """Lion (Chen et al. 2023, program 1), which keeps one moment and steps by its sign: rates are 3
   to 10 times smaller than AdamW's, and `weight_decay`, of matrices only, is as much larger."""
   return optax.chain(
-    optax.scale_by_lion(b1, b2, mu_dtype), Decay(weight_decay).added(), at_rate(schedule)
+    optax.scale_by_lion(b1, b2, mu_dtype), Decay(weight_decay).transformation(), at_rate(schedule)
   )

@@ -37,4 +37,4 @@ def make(
   average = optax.chain(
     optax.scale(1.0 - momentum), optax.trace(momentum, accumulator_dtype=mu_dtype)
   )
-  return optax.chain(moments, average, Decay(**decay).added(), at_rate(schedule))
+  return optax.chain(moments, average, Decay(**decay).transformation(), at_rate(schedule))

@@ -41,7 +41,7 @@ def make(
   chosen = optax.partition(
     kinds, lambda named: {n: "muon" if _hidden(n, x) else "adam" for n, x in named.items()}
   )
-  return optax.chain(chosen, Decay(weight_decay).added(), at_rate(schedule))
+  return optax.chain(chosen, Decay(weight_decay).transformation(), at_rate(schedule))
 
 
 def _hidden(name: str, x: jax.Array) -> bool:

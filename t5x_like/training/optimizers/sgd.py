@@ -16,6 +16,6 @@ def make(
 ) -> optax.GradientTransformation:
   """Gradient descent; `weight_decay` adds its share of each matrix to the gradient, before the
   momentum."""
-  decay = Decay(weight_decay).added() if weight_decay else optax.identity()
+  decay = Decay(weight_decay).transformation() if weight_decay else optax.identity()
   trace = optax.trace(momentum, accumulator_dtype=mu_dtype) if momentum else optax.identity()
   return optax.chain(decay, trace, at_rate(schedule))

@@ -54,7 +54,7 @@ def make(
   """
   return optax.chain(
     _scale_by_shampoo(b1, b2, eps, ridge, every, widest),
-    Decay(weight_decay).added(),
+    Decay(weight_decay).transformation(),
     at_rate(schedule),
   )
 

@@ -47,7 +47,9 @@ def make(
   they get Adam. Decays matrices only.
   """
   return optax.chain(
-    _scale_by_soap(b1, b2, eps, every, widest), Decay(weight_decay).added(), at_rate(schedule)
+    _scale_by_soap(b1, b2, eps, every, widest),
+    Decay(weight_decay).transformation(),
+    at_rate(schedule),
   )
 
 

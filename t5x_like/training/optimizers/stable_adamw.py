@@ -23,7 +23,7 @@ def make(
   tensor divided by the root mean square of `g / max(sqrt(v), eps)` where that exceeds 1; decay too,
   as it is times the rate."""
   adam = optax.scale_by_adam(b1, b2, eps)
-  added = Decay(**decay).added()
+  added = Decay(**decay).transformation()
 
   def update(grads, state, params, **_):
     directions, state = adam.update(grads, state)

@@ -18,20 +18,20 @@ class Tuning:
   """The changes to a model and its optimizer.
 
   Attributes:
-    resolved: `config -> config`; completes a resolved config, where the choice asks for changes to
+    resolve: `config -> config`; completes a resolved config, where the choice asks for changes to
       the model.
     adapt: `(model, key, config.model) -> model`; adds parameters, such as adapters, to a model just
       made.
-    rates: `(optimizer, named parameters) -> optimizer`.
-    trained: the names of the parameters that are trained, of all.
+    scale_rates: `(optimizer, named parameters) -> optimizer`.
+    trained_names: the names of the parameters that are trained, of all.
   """
 
-  resolved: Callable = lambda config: config
+  resolve: Callable = lambda config: config
   adapt: Callable = lambda model, key, values: model
-  rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = (
+  scale_rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = (
     lambda optimizer, _: optimizer
   )
-  trained: Callable[[dict], list[str]] = list
+  trained_names: Callable[[dict], list[str]] = list
 
 
 def freeze_others(

@@ -34,6 +34,6 @@ def make(*, rates: dict = {}) -> Tuning:
     return {name: found[-1] if found else 1.0 for name, found in fitting.items()}
 
   return Tuning(
-    rates=lambda optimizer, named: scaled(optimizer, of(named)),
-    trained=lambda named: [name for name, rate in of(named).items() if rate],
+    scale_rates=lambda optimizer, named: scaled(optimizer, of(named)),
+    trained_names=lambda named: [name for name, rate in of(named).items() if rate],
   )

@@ -18,4 +18,4 @@ def make(*, also: tuple[str, ...] = ()) -> Tuning:
       )
     return found
 
-  return Tuning(trained=trained)
+  return Tuning(trained_names=trained)

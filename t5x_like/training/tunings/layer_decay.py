@@ -51,7 +51,7 @@ def make(*, rate: float = 0.9) -> Tuning:
       optimizer, {name: rate**below for name, below in layers_below_heads(named).items()}
     )
 
-  return Tuning(rates=rates)
+  return Tuning(scale_rates=rates)
 
 
 def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:

@@ -37,7 +37,7 @@ def make(
     ]
 
   adapt = lambda model, key, values: add_adapters(model, targets, rank, alpha, key, also)  # noqa: E731
-  return Tuning(adapt=adapt, trained=trained)
+  return Tuning(adapt=adapt, trained_names=trained)
 
 
 def alone(model, tuning: Tuning) -> bool:
@@ -46,5 +46,5 @@ def alone(model, tuning: Tuning) -> bool:
   The model without its adapters then stays the one that the run began with, and can be the
   reference of an objective.
   """
-  trained = tuning.trained(params.named_params(model)) if has_adapters(model) else ["all"]
+  trained = tuning.trained_names(params.named_params(model)) if has_adapters(model) else ["all"]
   return all(name.endswith(ADAPTERS) or name.startswith(("scores/", "value/")) for name in trained)

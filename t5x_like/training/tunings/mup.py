@@ -44,9 +44,9 @@ def make(*, base: PositiveInt | str | dict, relative: bool | None = None) -> Tun
       computed, and None for an optimizer whose rates muP does not know.
   """
   return Tuning(
-    resolved=lambda config: _resolved(config, base),
+    resolve=lambda config: _resolved(config, base),
     adapt=lambda model, key, values: _adapted(model, values, base),
-    rates=lambda optimizer, named: _at_rates(optimizer, named, relative),
+    scale_rates=lambda optimizer, named: _at_rates(optimizer, named, relative),
   )
 
 

@@ -400,7 +400,7 @@ def compiled_on_mesh(made, x, rows="data", **changes):
         arrays, x
       )
 
-  shardings = rules.of_params(params.named_params(made))
+  shardings = rules.param_shardings(params.named_params(made))
   assert shardings["wi"].spec == jax.sharding.PartitionSpec(
     "expert", None if rows == "data" else rows, "tensor"
   )

@@ -86,7 +86,7 @@ def steps(config, optimizer, name, gradient):
   """Return the update of a parameter of ones."""
   model, _ = build.build_model(config)
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  optimizer = tune.rates(optimizer, params.named_params(model))
+  optimizer = tune.scale_rates(optimizer, params.named_params(model))
   arrays = {name: jnp.ones((2, 3))}
   grads = {name: jnp.full((2, 3), gradient)}
   return optimizer.update(grads, optimizer.init(arrays), arrays, step=0)[0][name]
