@@ -62,39 +62,35 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    (
+    command_line.flag(
       "--step",
-      {
-        "type": command_line.step_number,
-        "metavar": "N",
-        "help": "the checkpoint to use (default: the newest)",
-      },
+      type=command_line.step_number,
+      metavar="N",
+      help="the checkpoint to use (default: the newest)",
     ),
-    (
+    command_line.flag(
       "--temperature",
-      {**given, "default": 0.7, "help": "draw from logits divided by this (default: %(default)s)"},
+      **given,
+      default=0.7,
+      help="draw from logits divided by this (default: %(default)s)",
     ),
     *flags.of(_SHARED),
-    ("--max_new_tokens", {"type": _tokens, "metavar": "N", "help": "the most tokens of an answer"}),
-    (
+    command_line.flag(
+      "--max_new_tokens", type=_tokens, metavar="N", help="the most tokens of an answer"
+    ),
+    command_line.flag(
       "--context",
-      {"type": _tokens, "metavar": "N", "help": "the most tokens of a conversation (default: 512)"},
+      type=_tokens,
+      metavar="N",
+      help="the most tokens of a conversation (default: 512)",
     ),
-    (
-      "--seed",
-      {"type": int, "metavar": "N", "default": 0, "help": "seed of the draws (default: 0)"},
+    command_line.flag(
+      "--seed", type=int, metavar="N", default=0, help="seed of the draws (default: 0)"
     ),
-    ("--template", {"metavar": "NAME", "help": _TEMPLATE}),
-    ("--system", {"metavar": "TEXT", "help": "an instruction before the conversation"}),
-    (
-      "--web",
-      {
-        "type": _port,
-        "nargs": "?",
-        "const": PORT,
-        "metavar": "PORT",
-        "help": "serve a page on localhost",
-      },
+    command_line.flag("--template", metavar="NAME", help=_TEMPLATE),
+    command_line.flag("--system", metavar="TEXT", help="an instruction before the conversation"),
+    command_line.flag(
+      "--web", type=_port, nargs="?", const=PORT, metavar="PORT", help="serve a page on localhost"
     ),
     config_required=False,
   )

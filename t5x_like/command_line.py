@@ -8,10 +8,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import t5x_like
-from t5x_like import slots, trust
+from t5x_like import trust
 from t5x_like.errors import (
   EXIT_BUG,
   EXIT_PREEMPTED,
@@ -27,7 +26,12 @@ from t5x_like.files.paths import check_directory
 from t5x_like.terminal_text import escape_controls
 
 _INTERRUPTED = 130
-_STEPS = 2**31
+_MAX_STEPS = 2**31
+
+
+def flag(name: str, **options: Any) -> tuple[str, dict[str, Any]]:
+  """Describe a flag of a program for `parse`, by the arguments of `add_argument`."""
+  return name, options
 
 
 def parse(
@@ -38,15 +42,15 @@ def parse(
   Args:
     argv: arguments without the program's name.
     description: for `--help`.
-    extra: the program's own flags, each as (name, keyword arguments of `add_argument`).
+    extra: the program's own flags; see `flag`.
   Returns:
     (namespace, overrides of the recipe as `KEY=VALUE`)
   Raises:
     UserError: as `Parser.parse`.
   """
   parser = Parser(description)
-  recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
-  parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
+  recipe_help = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
+  parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe_help)
   parser.add_argument(
     "--workdir",
     required=True,
@@ -62,15 +66,13 @@ def parse(
   return parser.parse(argv)
 
 
-def _listing():
-  return slots.module("listing", t5x_like)  # imports what it lists
-
-
 class _List(argparse.Action):
-  """Prints a list, as `--help` prints the help."""
+  """Print a list, as `--help` prints the help."""
 
   def __call__(self, parser, namespace, values, option_string=None):
-    print(_listing().format_list(values))
+    from t5x_like import listing  # imports all that it lists
+
+    print(listing.format_list(values))
     parser.exit()
 
 
@@ -84,24 +86,24 @@ class Parser(argparse.ArgumentParser):
   """
 
   def __init__(self, description: str, *, opens_runs: bool = True, **options):
-    formatter = argparse.RawDescriptionHelpFormatter
+    formatter_class = argparse.RawDescriptionHelpFormatter
     super().__init__(
-      description=description, formatter_class=formatter, allow_abbrev=False, **options
+      description=description, formatter_class=formatter_class, allow_abbrev=False, **options
     )
     if opens_runs:
-      says = (
+      help_text = (
         "import the functions (module:function) that saved files name; only for runs whose "
         "makers you trust"
       )
-      self.add_argument(trust.FLAG, action="store_true", help=says)
+      self.add_argument(trust.FLAG, action="store_true", help=help_text)
 
   def parse_known_args(self, args=None, namespace=None):
     # flags may open what they name while they are parsed
     trust.begin_command(sys.argv[1:] if args is None else list(args))
-    found, rest = super().parse_known_args(args, namespace)
-    values = [word.partition("=")[2] for word in rest]
-    trust.begin_command([*vars(found).values(), *values], everything=getattr(found, "trust", False))
-    return found, rest
+    flags, remaining = super().parse_known_args(args, namespace)
+    values = [argument.partition("=")[2] for argument in remaining]
+    trust.begin_command([*vars(flags).values(), *values], everything=getattr(flags, "trust", False))
+    return flags, remaining
 
   def parse(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Parse `argv`, or `sys.argv` if None, into (flags, overrides as `KEY=VALUE`).
@@ -109,27 +111,38 @@ class Parser(argparse.ArgumentParser):
     Raises:
       UserError: an argument is neither a flag nor an override.
     """
-    args, rest = self.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
-    for word in rest:
-      if not word.startswith("--config."):
-        near = _listing().suggest_flag(word)
+    argv = sys.argv[1:] if argv is None else argv
+    args, remaining = self.parse_known_args(_join_values(argv))
+    for argument in remaining:
+      if not argument.startswith("--config."):
+        from t5x_like import listing
+
+        suggestion = listing.suggest_flag(argument)
         raise UserError(
-          f"{word}: unknown argument{near}; keys of the recipe are set by --config.KEY=VALUE"
+          f"{argument}: unknown argument{suggestion}; keys of the recipe are set by "
+          "--config.KEY=VALUE"
         )
-    return args, [word.removeprefix("--config.") for word in rest]
+    return args, [argument.removeprefix("--config.") for argument in remaining]
 
   def format_help(self) -> str:
-    lists = any(isinstance(action, _List) for action in self._actions)
-    return super().format_help() + (f"\n{_listing().overview()}\n" if lists else "")
+    text = super().format_help()
+    if any(isinstance(action, _List) for action in self._actions):
+      from t5x_like import listing
+
+      text += f"\n{listing.overview()}\n"
+    return text
 
   def error(self, message: str):
     raise UserError(f"{message}; see --help")
 
 
 def step_number(text: str) -> int:
-  """Parse a step number, as the type of a flag; raise `argparse.ArgumentTypeError` if it is
-  invalid."""
-  if not text.isdecimal() or not text.isascii() or len(text) > 10 or int(text) >= _STEPS:
+  """Parse a step number, as the type of a flag.
+
+  Raises:
+    argparse.ArgumentTypeError: it is no whole number, or too large.
+  """
+  if not text.isdecimal() or not text.isascii() or len(text) > 10 or int(text) >= _MAX_STEPS:
     raise argparse.ArgumentTypeError(
       f"found {text[:40]!r}, expected a whole number, at least 0 and below 2**31"
     )
@@ -155,35 +168,38 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
   except Exception as error:
-    code = _unforeseen(error)
-  together = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
-  if code == _INTERRUPTED or together and code not in (0, EXIT_PREEMPTED):
+    code = _explain(error)
+  is_distributed = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+  if code == _INTERRUPTED or (is_distributed and code not in (0, EXIT_PREEMPTED)):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
   sys.exit(code)
 
 
-def _unforeseen(error: Exception) -> int:
-  """Return the exit code of an unexpected exception, and explain it on stderr: by a line, or the
-  traceback of a bug."""
-  told = f"{type(error).__name__}: {one_line(error)[:300]}"
+def _explain(error: Exception) -> int:
+  """Print an unexpected exception, as a line or as a bug's traceback; return the exit code."""
+  summary = f"{type(error).__name__}: {one_line(error)[:300]}"
   if is_out_of_memory(error):
     print(
-      f"error: out of memory ({told}); use a smaller batch, more devices, or --config.model.remat",
+      f"error: out of memory ({summary}); use a smaller batch, more devices, or "
+      "--config.model.remat",
       file=sys.stderr,
     )
     return EXIT_USER_ERROR
   if is_transient(error):
-    print(f"transient error: {told}; run the same command again", file=sys.stderr)
+    print(f"transient error: {summary}; run the same command again", file=sys.stderr)
     return EXIT_TRANSIENT
   print(escape_controls(traceback.format_exc()), end="", file=sys.stderr)
   return EXIT_BUG
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
+def _join_values(argv: Sequence[str]) -> list[str]:
   """Rewrite `--config.key value` as `--config.key=value`."""
-  words = iter(argv)
-  return [
-    f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words
-  ]
+  joined = []
+  arguments = iter(argv)
+  for argument in arguments:
+    if argument.startswith("--config.") and "=" not in argument:
+      argument = f"{argument}={next(arguments, '')}"
+    joined.append(argument)
+  return joined

@@ -1,4 +1,4 @@
-"""The config of a run: its keys, and how `--config.…` flags change them.
+"""Define the keys of a run's config, and apply `--config.…` flags to them.
 
 The top-level keys are the fields of `Recipe`. A *slot* (`model`, `task`, `optimizer`, …) is a dict
 whose `name` picks an object and whose other keys are its arguments; see `t5x_like.slots`.
@@ -9,7 +9,7 @@ import dataclasses
 import json
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -20,8 +20,9 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """The source of a task's token store, if the recipe names no `store`. Any task on running text
-  takes these arguments.
+  """The source of a task's token store, for recipes that name no `store`.
+
+  Any task on running text takes these arguments.
 
   Attributes:
     source: the documents' origin, `FORMAT:REST`; see `corpora/sources/__init__.py`.
@@ -43,18 +44,17 @@ class Corpus:
   cache: str | None = None
 
 
-_CORPUS = tuple(field.name for field in dataclasses.fields(Corpus))
+_CORPUS_KEYS = tuple(field.name for field in dataclasses.fields(Corpus))
 
 
 def change_task(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a task's arguments with `changes` applied; a new `source` replaces a `store`, and a new
-  store a source."""
-  kept = dict(task)
+  """Return a task's arguments with changes; a new `source` replaces a `store`, and vice versa."""
+  arguments = dict(task)
   if changes.get("source") is not None:
-    kept.pop("store", None)
-  elif changes.get("store") is not None and kept.pop("source", None) is not None:
-    kept = {key: value for key, value in kept.items() if key not in _CORPUS}
-  return kept | dict(changes)
+    arguments.pop("store", None)
+  elif changes.get("store") is not None and arguments.pop("source", None) is not None:
+    arguments = {key: value for key, value in arguments.items() if key not in _CORPUS_KEYS}
+  return arguments | dict(changes)
 
 
 def split_corpus(
@@ -68,18 +68,22 @@ def split_corpus(
   Raises:
     UserError: both a source and a store are given, or an argument has the wrong type.
   """
-  rest = dict(arguments)
-  takes = slots.argument_names(task)
-  if "store" not in takes or "source" in takes:
-    return rest, None
-  if rest.get("source") is None:
-    return {key: value for key, value in rest.items() if key != "source"}, None
-  if rest.pop("store", None) is not None:
+  task_arguments = dict(arguments)
+  parameters = slots.argument_names(task)
+  if "store" not in parameters or "source" in parameters:
+    return task_arguments, None
+  if task_arguments.get("source") is None:
+    return {key: value for key, value in task_arguments.items() if key != "source"}, None
+  if task_arguments.pop("store", None) is not None:
     raise UserError(
-      f"{where}: found both a store and a source, {rest['source']!r}, expected one of the two"
+      f"{where}: found both a store and a source, {task_arguments['source']!r}, expected one of "
+      "the two"
     )
-  asked = {key: rest.pop(key) for key in _CORPUS if key in rest and key not in takes}
-  return rest, Corpus(**slots.fill(where, asked, Corpus))
+  corpus_arguments = {}
+  for key in _CORPUS_KEYS:
+    if key in task_arguments and key not in parameters:
+      corpus_arguments[key] = task_arguments.pop(key)
+  return task_arguments, Corpus(**slots.fill(where, corpus_arguments, Corpus))
 
 
 def _slot(**values: Any) -> Any:
@@ -88,8 +92,10 @@ def _slot(**values: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """The top-level keys of a recipe, with their types and defaults; a new key's default changes
-  nothing."""
+  """The top-level keys of a recipe, with their types and defaults.
+
+  A key added later has a default that leaves earlier recipes unchanged.
+  """
 
   model: dict = _slot()  # name: a module of models/; the rest are arguments of its Model
   task: dict = _slot()  # name: a module of data/tasks/; the rest are arguments of its task()
@@ -102,14 +108,12 @@ class Recipe:
   train_split: str = "train"
   eval_split: str = "validation"
   objective: dict = _slot(name="encoder_decoder")  # name: a module of objectives/
-  batch_size: slots.PositiveInt = (
-    128  # examples per step, over all devices and all accumulation steps
-  )
+  # examples per step, over all devices and all accumulation steps
+  batch_size: slots.PositiveInt = 128
   accumulation_steps: slots.PositiveInt = 1
   total_steps: slots.PositiveInt | None = 1000  # None for `epochs` of the training examples
-  epochs: slots.PositiveFloat = (
-    3.0  # passes over the training examples, where `total_steps` is None
-  )
+  # passes over the training examples, where `total_steps` is None
+  epochs: slots.PositiveFloat = 3.0
   seed: int = 0
   # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
   optimizer: dict = _slot(name="adafactor")
@@ -223,8 +227,13 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-  """An entry of `config.phases`: the step before which it ends, changes to `config.task`, and its
-  batch size."""
+  """An entry of `config.phases`.
+
+  Attributes:
+    until: the step before which it ends.
+    task: changes to `config.task`.
+    batch_size: examples per step; None is the run's.
+  """
 
   until: slots.PositiveInt
   task: dict = _slot()
@@ -233,8 +242,13 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instance:
-  """The keys of an entry of `config.evals` beside its evaluator's arguments: evaluator, changes to
-  the task, split."""
+  """The keys of an entry of `config.evals` that are no arguments of its evaluator.
+
+  Attributes:
+    name: the evaluator.
+    task: changes to `config.task`.
+    split: the split to evaluate on; None is the run's.
+  """
 
   name: str
   task: dict = _slot()
@@ -252,24 +266,24 @@ def check_values(config: ConfigDict) -> None:
   Raises:
     UserError: a value or name is invalid; names the key, the value and the expectation.
   """
-  ordered_phases(config)
-  for key, kind in typing.get_type_hints(Recipe, include_extras=True).items():
-    slots.coerce(f"config.{key}", config[key], kind)
+  phases_in_order(config)
+  for key, declared_type in typing.get_type_hints(Recipe, include_extras=True).items():
+    slots.coerce(f"config.{key}", config[key], declared_type)
   for key in ("evals", "phases", "trackers"):
     for name in config[key]:
       slots.check_name(f"config.{key}", name)
 
 
-def ordered_phases(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
+def phases_in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
   """Return (name, until, changes to the task, batch size) of every phase; the last is `main`.
 
   Raises:
-    UserError: a phase cannot be, or ends where another does; names the key.
+    UserError: a phase is invalid, or ends where another does; names the key.
   """
-  early = {}
-  for name, given in (slots.to_plain(config.phases) or {}).items():
-    phase = Phase(**slots.fill(f"config.phases.{name}", given, Phase))
-    if phase.until in early:
+  phases_by_end = {}
+  for name, values in (slots.to_plain(config.phases) or {}).items():
+    phase = Phase(**slots.fill(f"config.phases.{name}", values, Phase))
+    if phase.until in phases_by_end:
       raise UserError(
         f"config.phases.{name}.until: found {phase.until} twice, expected another for every phase"
       )
@@ -278,8 +292,10 @@ def ordered_phases(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], i
         f"config.phases.{name}.task.name: a phase changes arguments of config.task, "
         "not which task it is"
       )
-    early[phase.until] = (name, phase.until, phase.task, phase.batch_size or config.batch_size)
-  return [*(early[until] for until in sorted(early)), ("main", sys.maxsize, {}, config.batch_size)]
+    batch_size = phase.batch_size or config.batch_size
+    phases_by_end[phase.until] = (name, phase.until, phase.task, batch_size)
+  phases = [phases_by_end[until] for until in sorted(phases_by_end)]
+  return [*phases, ("main", sys.maxsize, {}, config.batch_size)]
 
 
 def batch_key(phase: str) -> str:
@@ -288,26 +304,28 @@ def batch_key(phase: str) -> str:
 
 
 def restore(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
-  """Return a run's saved config with overrides applied; unknown keys are dropped, and new ones have
-  their defaults.
+  """Return a run's saved config with overrides applied.
+
+  Unknown keys are dropped, and keys that were added since have their defaults.
 
   Raises:
     UserError: the model or the task is missing, or `apply_overrides` refuses.
   """
-  known = defaults()
-  new = {key: value for key, value in known.to_dict().items() if key not in saved}
-  if lost := [key for key in ("model", "task") if key in new]:
-    raise UserError(
-      f"{origin}: key {lost[0]!r} is missing; the file is damaged, restore it from a backup"
-    )
-  if new:
+  default_config = defaults()
+  added = {key: value for key, value in default_config.to_dict().items() if key not in saved}
+  for key in ("model", "task"):
+    if key in added:
+      raise UserError(
+        f"{origin}: key {key!r} is missing; the file is damaged, restore it from a backup"
+      )
+  if added:
     print(
-      f"{origin}: written before there were {json.dumps(new)}, these defaults, which change "
+      f"{origin}: written before there were {json.dumps(added)}, these defaults, which change "
       "nothing",
       flush=True,
     )
   try:
-    config = ConfigDict(new | {key: saved[key] for key in known if key in saved})
+    config = ConfigDict(added | {key: saved[key] for key in default_config if key in saved})
   except (AttributeError, ValueError) as error:  # a key `__class__`, or with a dot
     raise UserError(
       f"{origin}: a key is none of a config ({one_line(error)}); restore it from a backup"
@@ -316,35 +334,35 @@ def restore(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDi
 
 
 def check_keys(config: Any, origin) -> None:
-  """Raise UserError unless a config has exactly the keys of `defaults()`; the message names an
-  unknown key."""
-  known = defaults()
-  if not isinstance(config, ConfigDict) or not set(known) <= set(config):
+  """Raise UserError unless a config has exactly the keys of `defaults()`."""
+  default_config = defaults()
+  if not isinstance(config, ConfigDict) or not set(default_config) <= set(config):
     raise UserError(
       f"{origin}: get_config gives a {type(config).__name__}, expected all of "
       "config.defaults(), changed"
     )
   _check_tree(config, origin, "config", ())
   for key in config:
-    if key not in known:
-      raise UserError(f"{origin}: unknown key {key!r}{did_you_mean(key, known)}")
+    if key not in default_config:
+      raise UserError(f"{origin}: unknown key {key!r}{did_you_mean(key, default_config)}")
 
 
-def _check_tree(value: Any, origin, name: str, above: tuple[int, ...]) -> None:
+def _check_tree(value: Any, origin, name: str, ancestors: tuple[int, ...]) -> None:
   """Raise UserError if a value holds itself."""
-  if id(value) in above:
+  if id(value) in ancestors:
     raise UserError(f"{origin}: {name} contains itself, expected values without circles")
   if isinstance(value, ConfigDict | dict):
     for key in value:
-      _check_tree(value[key], origin, f"{name}.{key}", (*above, id(value)))
+      _check_tree(value[key], origin, f"{name}.{key}", (*ancestors, id(value)))
   elif isinstance(value, list | tuple):
-    for part in value:
-      _check_tree(part, origin, name, (*above, id(value)))
+    for element in value:
+      _check_tree(element, origin, name, (*ancestors, id(value)))
 
 
 def apply_overrides(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
-  """Apply `KEY=VALUE` overrides to the config and return it: names of slots first, the rest from
-  left to right.
+  """Apply `KEY=VALUE` overrides to the config and return it.
+
+  Names of slots are applied first, and the other keys from left to right.
 
   Raises:
     UserError: an unknown key, or a value of the wrong type.
@@ -356,61 +374,72 @@ def apply_overrides(config: ConfigDict, overrides: Sequence[str], origin) -> Con
   return config
 
 
+# Setting a key raises one of these if the key has a dot or is an attribute of dicts, such as
+# `__class__`, and if a whole number is beyond any float.
+_SETTING_ERRORS = (
+  ValueError,
+  OverflowError,
+  AttributeError,
+  KeyError,
+  TypeError,
+  RecursionError,
+)
+
+
 def _override(config: ConfigDict, text: str) -> None:
-  key, equals, word = text.partition("=")
+  """Apply one `KEY=VALUE` to the config."""
+  key, equals, text_value = text.partition("=")
   if not equals:
     raise UserError(f"--config.{key}: found no value, expected --config.{key}=VALUE")
   node, last = find_node(config, key, f"--config.{key}")
   old = node.get(last)
-  value = _value(word)
+  value = _parse_value(text_value)
   if isinstance(old, ConfigDict) and not isinstance(value, dict):
     raise UserError(
-      f"--config.{key}: found {slots.format_value(word)}, expected one of its keys, "
+      f"--config.{key}: found {slots.format_value(text_value)}, expected one of its keys, "
       f"--config.{key}.KEY=VALUE"
     )
   if isinstance(old, str) and old != "auto" and not isinstance(value, (dict, list)):
-    value = word  # a number or Boolean that replaces a string is a string
+    value = text_value  # a number or Boolean that replaces a string is a string
   with node.unlocked(), node.ignore_type():
-    # the old name's arguments do not apply
     if last == "name" and key.count(".") == 1 and value != old:
-      for argument in [k for k in node if k != "name"]:
-        del node[argument]
+      _keep_keys(node, {"name"})  # the old name's arguments do not apply
     try:
-      node[last] = float(value) if isinstance(old, float) and type(value) is int else value
-    except (
-      ValueError,
-      OverflowError,
-      AttributeError,
-      KeyError,
-      TypeError,
-      RecursionError,
-    ) as error:
-      # a key with a dot, or that is an attribute of dicts, such as __class__; a whole number beyond
-      # any float
+      if isinstance(old, float) and type(value) is int:
+        value = float(value)
+      node[last] = value
+    except _SETTING_ERRORS as error:
       raise UserError(
-        f"--config.{key}: found {slots.format_value(word)}, which is no value: {one_line(error)}"
+        f"--config.{key}: found {slots.format_value(text_value)}, which is no value: "
+        f"{one_line(error)}"
       ) from None
     if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
-      kept = change_task({name: node[name] for name in node if name != last}, {last: value})
-      for name in [name for name in node if name not in kept]:
-        del node[name]
+      other_arguments = {name: node[name] for name in node if name != last}
+      _keep_keys(node, change_task(other_arguments, {last: value}))
     if key == "epochs":
       config.total_steps = None  # the last of the two counts
 
 
-def find_node(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
-  """Return the dict and last part of a dotted key: `model.design.windows` ->
-  (`config.model.design`, "windows").
+def _keep_keys(node: ConfigDict, keys: Container[str]) -> None:
+  """Delete all other keys of a dict."""
+  for key in list(node):
+    if key not in keys:
+      del node[key]
 
+
+def find_node(config: ConfigDict, key: str, flag: str) -> tuple[ConfigDict, str]:
+  """Return the dict and last part of a dotted key.
+
+  `model.design.windows` is (`config.model.design`, "windows").
   Create missing dicts inside a slot; unknown arguments are refused later, when the slot is filled.
 
   Raises:
-    UserError: there is no such key; the message begins with `says`.
+    UserError: there is no such key; the message begins with `flag`.
   """
   *path, last = key.split(".")
   for part in (*path, last):
     if part.startswith("__"):
-      raise UserError(f"{says}: found the name {part!r}, which Python reserves; choose another")
+      raise UserError(f"{flag}: found the name {part!r}, which Python reserves; choose another")
   node = config
   where = "config"
   for part in path:
@@ -418,32 +447,35 @@ def find_node(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]
       with node.unlocked():
         node[part] = {}
     if not isinstance(node, ConfigDict) or part not in node:
-      raise UserError(f"{says}: {where} has no key {part!r}{_near(part, node)}")
+      suggestion = did_you_mean(part, node.keys()) if isinstance(node, ConfigDict) else ""
+      raise UserError(f"{flag}: {where} has no key {part!r}{suggestion}")
     node = node[part]
     where = f"{where}.{part}"
   if not isinstance(node, ConfigDict):
-    raise UserError(f"{says}: {where} is {node!r}, which has no keys")
+    raise UserError(f"{flag}: {where} is {node!r}, which has no keys")
   if last not in node and node is config:
-    inside = [
-      f"{slot}.{last}"
-      for slot, values in config.items()
-      if isinstance(values, ConfigDict) and last in values
-    ]
-    if last == "learning_rate":
-      inside = ["schedule.learning_rate"]  # which a recipe may leave to its default
-    near = f" (did you mean {' or '.join(map(repr, inside))}?)" if inside else _near(last, node)
-    raise UserError(f"{says}: {where} has no key {last!r}{near}")
+    raise UserError(f"{flag}: {where} has no key {last!r}{_suggest_key(last, config)}")
   return node, last
 
 
-def _near(word: str, node) -> str:
-  return did_you_mean(word, node.keys()) if isinstance(node, ConfigDict) else ""
+def _suggest_key(key: str, config: ConfigDict) -> str:
+  """Return a suggestion for an unknown top-level key: the keys of slots with this name, if any."""
+  candidates = []
+  for slot, values in config.items():
+    if isinstance(values, ConfigDict) and key in values:
+      candidates.append(repr(f"{slot}.{key}"))
+  if key == "learning_rate":
+    candidates = ["'schedule.learning_rate'"]  # a recipe may leave it to its default
+  if candidates:
+    return f" (did you mean {' or '.join(candidates)}?)"
+  return did_you_mean(key, config.keys())
 
 
-def _value(text: str) -> Any:
-  words = {"True": True, "False": False, "None": None}
-  if text in words:
-    return words[text]
+def _parse_value(text: str) -> Any:
+  """Parse a flag's value as JSON or a Python constant; any other text stays a string."""
+  constants = {"True": True, "False": False, "None": None}
+  if text in constants:
+    return constants[text]
   try:
     return json.loads(text)
   except (ValueError, RecursionError):
@@ -452,10 +484,10 @@ def _value(text: str) -> Any:
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
   """Flatten nested dicts: `{"model": {"name": "t5"}}` -> `{"model.name": "t5"}`."""
-  out = {}
+  leaves = {}
   for key, value in tree.items():
     if isinstance(value, dict):
-      out.update(flatten(value, f"{prefix}{key}."))
+      leaves.update(flatten(value, f"{prefix}{key}."))
     else:
-      out[f"{prefix}{key}"] = value
-  return out
+      leaves[f"{prefix}{key}"] = value
+  return leaves

@@ -1,9 +1,9 @@
-"""The error classes and their exit codes: docs/reference/exit-codes.md.
+"""Define the error classes and their exit codes: docs/reference/exit-codes.md.
 
-Every program (`train`, `evaluate`, `predict`, the tools and launchers) decorates its `main` with `handle_errors`.
-An error of a class below becomes one line on stderr that names the file, key or tensor, the value,
-the expectation and the remedy. Any other exception is a bug or a machine fault, and keeps its
-traceback.
+Every program (`train`, `evaluate`, `predict`, the tools and launchers) decorates its `main` with
+`handle_errors`. An error of a class below becomes one line on stderr that names the file, key or
+tensor, the value, the expectation and the remedy. Any other exception is a bug or a machine fault,
+and keeps its traceback.
 """
 
 import difflib
@@ -30,11 +30,11 @@ EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the state was saved; run the same command ag
 EXITS_NOT_RESTARTED = (EXIT_USER_ERROR, EXIT_NUMERIC, EXIT_DAMAGE)
 
 _T = TypeVar("_T")
-_AGAIN = "run the same command again"
+_RUN_AGAIN = "run the same command again"
 _WARNING_SECONDS = 30.0  # between two warnings of retries
-_warned = -_WARNING_SECONDS  # when the last was
+_last_warning = -_WARNING_SECONDS  # time.monotonic() of the last warning
 _log = logging.getLogger("t5x_like")
-_MEMORY_WORDS = (
+_MEMORY_PHRASES = (
   "Out of memory",
   "out of memory",
   "OOM",
@@ -66,7 +66,7 @@ class Preempted(Exception):
   """A requested stop, with the run's state saved; the same command continues it."""
 
 
-_ENDS = {
+_EXITS = {
   UserError: ("error", EXIT_USER_ERROR),
   NumericError: ("numeric error", EXIT_NUMERIC),
   DamageError: ("damage", EXIT_DAMAGE),
@@ -75,11 +75,10 @@ _ENDS = {
 }
 
 
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-  """Return `" (did you mean 'x'?)"` for the candidate nearest to `word`, or the empty string if
-  none is near."""
-  near = difflib.get_close_matches(str(word), [str(c) for c in candidates], n=1, cutoff=0.6)
-  return f" (did you mean {near[0]!r}?)" if near else ""
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+  """Return `" (did you mean 'x'?)"` for the candidate nearest to a name, or "" if none is near."""
+  matches = difflib.get_close_matches(str(name), [str(c) for c in candidates], n=1, cutoff=0.6)
+  return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def one_line(error: BaseException) -> str:
@@ -90,16 +89,16 @@ def one_line(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
   """Return whether the host or a device ran out of memory."""
   return any(
-    isinstance(e, MemoryError) or any(word in str(e) for word in _MEMORY_WORDS)
-    for e in error_chain(error)
+    isinstance(e, MemoryError) or any(phrase in str(e) for phrase in _MEMORY_PHRASES)
+    for e in chain(error)
   )
 
 
 def is_transient(error: BaseException) -> bool:
-  """Return whether a retry may help: after errors of networks and disks, throttling, or the loss of
-  another process.
+  """Return whether a retry may help.
 
-  Lack of memory, a full disk and missing permissions are not transient.
+  It may after errors of networks and disks, throttling, or the loss of another process. Lack of
+  memory, a full disk and missing permissions are not transient.
   """
   if exit_code(error) is not None:
     return error_class(error) is TransientError
@@ -107,14 +106,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate_error(
-  error: Exception, address: str, done: str, kind: ErrorKind | None = None
+  error: Exception, address: str, operation: str, kind: Kind | None = None
 ) -> Exception:
-  """Translate an object store's error to a class above; return it unchanged if it has a class or is
-  a bug.
+  """Translate an object store's error to a class above, unless it has a class or is a bug.
 
   Args:
     address: the address of the object or directory.
-    done: the operation that failed: `read`, `listed`, `written` or `deleted`.
+    operation: the operation that failed: `read`, `listed`, `written` or `deleted`.
     kind: the kind of the answer, if the caller knows better than the client.
   """
   if exit_code(error) is not None or is_out_of_memory(error):
@@ -124,40 +122,40 @@ def translate_error(
     return error
   if kind is ErrorKind.ABSENT:
     return FileNotFoundError(f"{address}: {kind.value}")
-  made = {ErrorKind.DAMAGED: DamageError, ErrorKind.TRANSIENT: TransientError}.get(kind, UserError)
-  return made(store_errors.error_message(kind, address, done, error))
+  error_type = {Kind.DAMAGED: DamageError, Kind.TRANSIENT: TransientError}.get(kind, UserError)
+  return error_type(store_errors.message(kind, address, operation, error))
 
 
 def retry(
-  call: Callable[[], _T], what, *, seconds: float | None = None, first_wait: float = 0.5
+  call: Callable[[], _T], target, *, seconds: float | None = None, first_wait: float = 0.5
 ) -> _T:
   """Return `call()`, retrying after transient errors with waits that double up to 15 s.
 
   Args:
     call: a function that is safe to repeat.
-    what: the path or address, for the message.
+    target: the path or address, for the message.
     seconds: how long to keep trying; default: the environment's `T5X_LIKE_RETRY_SECONDS`, or 120.
   Raises:
     TransientError, UserError: the call still failed with a transient error in the end; the variable
       is no number.
   """
-  asked = os.environ.get("T5X_LIKE_RETRY_SECONDS", "120")
-  if not asked.replace(".", "", 1).isdecimal():
-    raise UserError(f"T5X_LIKE_RETRY_SECONDS: found {asked!r}, expected a number of seconds")
-  seconds = float(asked) if seconds is None else seconds
+  variable = os.environ.get("T5X_LIKE_RETRY_SECONDS", "120")
+  if not variable.replace(".", "", 1).isdecimal():
+    raise UserError(f"T5X_LIKE_RETRY_SECONDS: found {variable!r}, expected a number of seconds")
+  seconds = float(variable) if seconds is None else seconds
   start = time.monotonic()
   wait = first_wait
   failures = 0
   reason = ""
   while True:
     try:
-      answer = call()
+      result = call()
       if failures:
         seconds_spent = time.monotonic() - start
         _warn_of_retries(
-          f"{what}: {reason}; worked at attempt {failures + 1}, after {seconds_spent:.0f} s"
+          f"{target}: {reason}; worked at attempt {failures + 1}, after {seconds_spent:.0f} s"
         )
-      return answer
+      return result
     except Exception as error:
       if not is_transient(error):
         raise
@@ -166,7 +164,7 @@ def retry(
       if time.monotonic() - start + wait > seconds:
         times = "once" if failures == 1 else f"{failures} times"
         raise TransientError(
-          f"{what}: {reason}; tried {times} in {time.monotonic() - start:.0f} s; run the same "
+          f"{target}: {reason}; tried {times} in {time.monotonic() - start:.0f} s; run the same "
           "command again"
         ) from error
     time.sleep(wait * random.uniform(0.75, 1.25))
@@ -174,35 +172,37 @@ def retry(
 
 
 def _warn_of_retries(message: str) -> None:
-  """Log a warning, unless there was one a moment ago: a store that is slow for all fails many
-  requests at once."""
-  global _warned
-  if time.monotonic() - _warned > _WARNING_SECONDS:
-    _warned = time.monotonic()
+  """Log a warning, unless there was one a moment ago: a slow store fails many requests at once."""
+  global _last_warning
+  if time.monotonic() - _last_warning > _WARNING_SECONDS:
+    _last_warning = time.monotonic()
     _log.warning("%s", message)
 
 
 def error_class(error: BaseException) -> type[Exception] | None:
-  """Return the class above that an error is of; None for other errors.
+  """Return the class of an error among the classes above; None for other errors.
 
   A UserError that was raised from a fault of the operating system that passes, such as EIO or
   ESTALE on a network disk, counts as a TransientError, whatever its message advises.
   """
-  kind = next((kind for kind in _ENDS if isinstance(error, kind)), None)
+  for candidate in _EXITS:
+    if isinstance(error, candidate):
+      break
+  else:
+    return None
   cause = error.__cause__
-  if kind is UserError and isinstance(cause, OSError) and not isinstance(cause, BrokenPipeError):
-    return (
-      TransientError
-      if store_errors.kind_of_errno(cause.errno) is ErrorKind.TRANSIENT
-      else UserError
-    )
-  return kind
+  if candidate is UserError and isinstance(cause, OSError):
+    if isinstance(cause, BrokenPipeError):
+      return UserError
+    if store_errors.of_errno(cause.errno) is Kind.TRANSIENT:
+      return TransientError
+  return candidate
 
 
 def exit_code(error: BaseException) -> int | None:
   """Return the exit code of an error of a class above; None for other errors."""
-  kind = error_class(error)
-  return None if kind is None else _ENDS[kind][1]
+  class_of_error = error_class(error)
+  return None if class_of_error is None else _EXITS[class_of_error][1]
 
 
 def handle_errors(
@@ -211,7 +211,7 @@ def handle_errors(
   """Wrap a program's `main`: print an error of a class above as one line and return its exit code.
 
   Output that cannot be written ends no program. If its reader has closed a pipe, it is dropped
-  silently. Otherwise, as on a full disk, a line on stderr tells.
+  silently. Otherwise, as on a full disk, a line on stderr reports it.
 
   Args:
     prints_results: whether the program fails if its output cannot be written; False where stdout is
@@ -225,12 +225,13 @@ def handle_errors(
     streams.protect_streams()
     try:
       code = main(*args, **kwargs) or 0
-    except tuple(_ENDS) as error:
-      kind = error_class(error)
+    except tuple(_EXITS) as error:
+      error_type = error_class(error)
       message = one_line(error)
-      if kind is TransientError and not isinstance(error, TransientError) and _AGAIN not in message:
-        message += f"; {_AGAIN}"
-      label, code = _ENDS[kind]
+      if error_type is TransientError and not isinstance(error, TransientError):
+        if _RUN_AGAIN not in message:
+          message += f"; {_RUN_AGAIN}"
+      label, code = _EXITS[error_type]
       print(f"{label}: {message}", file=sys.stderr, flush=True)
     return _code_with_output(code, prints_results)
 
@@ -238,9 +239,8 @@ def handle_errors(
 
 
 def _code_with_output(code: int, prints_results: bool) -> int:
-  """Flush stdout at a program's end, and report output that could not be written; return the exit
-  code."""
-  if not isinstance(sys.stdout, streams.GuardedStream):
+  """Flush stdout at a program's end, report output that was lost, and return the exit code."""
+  if not isinstance(sys.stdout, streams.Stream):
     return code
   sys.stdout.flush()
   if not sys.stdout.is_broken:

@@ -1,5 +1,4 @@
-"""The names in a recipe, for `--help`, `--list` and the key reference: recipes, models, tasks, …
-and keys.
+"""List the names and keys that a recipe can use, for `--help`, `--list` and the key reference.
 
 Names come from the folders, and arguments from the signatures: nothing is listed here a second
 time.
@@ -27,8 +26,8 @@ from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 
-_GIVEN = ("rngs", "schedule", "context", "split")  # arguments that the program supplies
-# The slots of a recipe: the objects that each can name, and the records whose keys it has besides.
+_SUPPLIED = ("rngs", "schedule", "setting", "split")  # arguments that the program supplies
+# The slots of a recipe: where names are looked up, and records whose keys the slot has too.
 _SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
   "model": (t5x_like.models, "Model", ()),
   "task": (tasks, "task", (config_lib.Corpus,)),
@@ -49,7 +48,7 @@ _RECORDS = {
   "checkpoint": config_lib.Checkpoint,
   "checkpoint.emergency": EmergencyOptions,
 }
-_LISTED = {
+_SLOT_OF_KIND = {
   "models": "model",
   "tasks": "task",
   "objectives": "objective",
@@ -58,7 +57,8 @@ _LISTED = {
   "optimizers": "optimizer",
   "schedules": "schedule",
 }
-KINDS = ("recipes", *_LISTED, "keys")
+_HELP_WIDTH = 118
+KINDS = ("recipes", *_SLOT_OF_KIND, "keys")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +71,14 @@ class Key:
     kind: the values that it takes, in words.
     default: as a recipe writes it; None if there is none, so that it must be given.
     about: its comment in the source, or the empty string.
-    of: the names of the slot's objects that take it; empty if all do.
+    owners: the objects of the slot that take it; empty if all do.
   """
 
   name: str
   kind: str
   default: str | None
   about: str = ""
-  of: tuple[str, ...] = ()
+  owners: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,90 +101,87 @@ class Group:
 def groups() -> list[Group]:
   """Return the keys of the top level, of each record, and of each object that a slot can name."""
   top = tuple(key for key in keys() if "." not in key.name)
-  found = [Group("", "", first_sentence(config_lib.Recipe), top)]
-  for section in [*_SLOTS, *_RECORDS]:
-    registry, member, records = _SLOTS.get(section, ({}, "", (_RECORDS.get(section),)))
-    found += [
-      Group(section, "", first_sentence(record), tuple(_record(section, record)))
-      for record in records
-    ]
+  result = [Group("", "", first_sentence(config_lib.Recipe), top)]
+  for section, (registry, member, records) in _SLOTS.items():
+    for record in records:
+      result.append(_record_group(section, record))
     for name in slots.names(registry):
-      one = slots.find(section, name, registry, member)
-      about = first_sentence(inspect.getmodule(one) if member else one)
-      found.append(Group(section, name, about, tuple(_record(section, one, (name,)))))
-  return found
+      slot_object = slots.find(section, name, registry, member)
+      described = inspect.getmodule(slot_object) if member else slot_object
+      section_keys = tuple(_argument_keys(section, slot_object, (name,)))
+      result.append(Group(section, name, first_sentence(described), section_keys))
+  for section, record in _RECORDS.items():
+    result.append(_record_group(section, record))
+  return result
 
 
-def first_sentence(thing: Any) -> str:
-  """Return the first sentence of a docstring."""
-  text = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
-  return re.split(r"(?<=[.])\s+(?=[A-Z`])", text)[0]
+def _record_group(section: str, record: type) -> Group:
+  return Group(section, "", first_sentence(record), tuple(_argument_keys(section, record)))
+
+
+def first_sentence(described: Any) -> str:
+  """Return the first sentence of an object's docstring."""
+  paragraph = (inspect.getdoc(described) or "").partition("\n\n")[0]
+  return re.split(r"(?<=[.])\s+(?=[A-Z`])", " ".join(paragraph.split()))[0]
 
 
 def keys() -> list[Key]:
   """Return every key of a recipe, by its section."""
-  found = []
+  result = []
   comments = _comments(config_lib.Recipe)
   hints = typing.get_type_hints(config_lib.Recipe, include_extras=True)
-  sections = [*_SLOTS, *_RECORDS]
   for field in dataclasses.fields(config_lib.Recipe):
-    inside = [section for section in sections if section.partition(".")[0] == field.name]
-    if field.default is not dataclasses.MISSING or not inside:
-      default = (
-        field.default if field.default is not dataclasses.MISSING else field.default_factory()
-      )
-      found.append(
-        Key(
-          field.name,
-          slots.describe_type(hints[field.name]),
-          repr(default),
-          comments.get(field.name, ""),
-        )
-      )
-    for section in inside:
-      found += _record(section, _RECORDS[section]) if section in _RECORDS else _slot(section)
-  return found
+    sections = [name for name in (*_SLOTS, *_RECORDS) if name.partition(".")[0] == field.name]
+    has_default = field.default is not dataclasses.MISSING
+    if has_default or not sections:
+      default = field.default if has_default else field.default_factory()
+      description = slots.describe_type(hints[field.name])
+      comment = comments.get(field.name, "")
+      result.append(Key(field.name, description, repr(default), comment))
+    for section in sections:
+      if section in _RECORDS:
+        result += _argument_keys(section, _RECORDS[section])
+      else:
+        result += _slot_keys(section)
+  return result
 
 
-def _record(section: str, record: Callable, of: tuple[str, ...] = ()) -> list[Key]:
-  hints = typing.get_type_hints(
-    record.__init__ if inspect.isclass(record) else record, include_extras=True
-  )
-  usual = slots.defaults(record)
-  about = _described_arguments(record)
-  return [
-    Key(
-      f"{section}.{name}",
-      slots.describe_type(hints.get(name, Any)),
-      repr(usual[name]) if name in usual else None,
-      about.get(name, ""),
-      of,
-    )
-    for name in slots.argument_names(record)
-    if name not in _GIVEN
-  ]
+def _argument_keys(section: str, function: Callable, owners: tuple[str, ...] = ()) -> list[Key]:
+  """Return the keys of a section that are the arguments of a function, class or record."""
+  annotated = function.__init__ if inspect.isclass(function) else function
+  hints = typing.get_type_hints(annotated, include_extras=True)
+  defaults = slots.defaults(function)
+  descriptions = _argument_descriptions(function)
+  result = []
+  for name in slots.argument_names(function):
+    if name in _SUPPLIED:
+      continue
+    default = repr(defaults[name]) if name in defaults else None
+    kind = slots.describe_type(hints.get(name, Any))
+    result.append(Key(f"{section}.{name}", kind, default, descriptions.get(name, ""), owners))
+  return result
 
 
-def _slot(section: str) -> list[Key]:
-  """Return the keys of a slot: its name, those of its records, and the arguments of all objects
-  that it can name."""
+def _slot_keys(section: str) -> list[Key]:
+  """Return the keys of a slot: its name, its records' fields and all its objects' arguments."""
   registry, member, records = _SLOTS[section]
   choices = slots.names(registry)
-  found = {f"{section}.name": Key(f"{section}.name", "one of " + ", ".join(choices), None)}
+  name_key = f"{section}.name"
+  result = {name_key: Key(name_key, "one of " + ", ".join(choices), None)}
   for record in records:
-    found |= {key.name: key for key in _record(section, record)}
-  shared: dict[str, Key] = {}
+    result |= {key.name: key for key in _argument_keys(section, record)}
+  arguments: dict[str, Key] = {}
   for choice in choices:
-    for key in _record(section, slots.find(section, choice, registry, member), (choice,)):
-      before = shared.get(key.name)
-      shared[key.name] = dataclasses.replace(
-        before or key, of=(before.of if before else ()) + (choice,)
-      )
-  for key in shared.values():
-    found.setdefault(
-      key.name, dataclasses.replace(key, of=() if len(key.of) == len(choices) else key.of)
-    )
-  return list(found.values())
+    for key in _argument_keys(section, slots.find(section, choice, registry, member), (choice,)):
+      first = arguments.get(key.name)
+      if first:
+        key = dataclasses.replace(first, owners=(*first.owners, choice))
+      arguments[key.name] = key
+  for name, key in arguments.items():
+    if len(key.owners) == len(choices):
+      key = dataclasses.replace(key, owners=())
+    result.setdefault(name, key)
+  return list(result.values())
 
 
 def _comments(record: type) -> dict[str, str]:
@@ -203,100 +200,112 @@ def _comments(record: type) -> dict[str, str]:
   return comments
 
 
-def _described_arguments(function: Callable) -> dict[str, str]:
-  """Return the descriptions under "Args:" or "Attributes:" of a function or, for a class, of its
-  bases as well."""
-  layers = [function]
+def _argument_descriptions(function: Callable) -> dict[str, str]:
+  """Return the arguments' descriptions in docstrings of a function, or of a class and its bases."""
+  documented = [function]
   if inspect.isclass(function):
-    layers = [
-      part for base in function.__mro__[:-1] for part in (base, vars(base).get("__init__")) if part
-    ]
-  found: dict[str, str] = {}
-  for layer in layers:
-    found = _attributes(inspect.cleandoc(layer.__doc__ or "")) | found
+    documented = []
+    for base in function.__mro__[:-1]:
+      documented.append(base)
+      if "__init__" in vars(base):
+        documented.append(vars(base)["__init__"])
+  descriptions: dict[str, str] = {}
+  for layer in documented:
+    descriptions = _parse_descriptions(inspect.cleandoc(layer.__doc__ or "")) | descriptions
     if inspect.isroutine(layer) and not dataclasses.is_dataclass(function):
-      kinds = typing.get_type_hints(layer).values()
-      # **options of a record
-      for kind in (kind for kind in kinds if typing.get_origin(kind) is typing.Unpack):
-        found = _described_arguments(typing.get_args(kind)[0]) | found
-  return found
+      for hint in typing.get_type_hints(layer).values():
+        if typing.get_origin(hint) is typing.Unpack:  # **options of a record
+          descriptions = _argument_descriptions(typing.get_args(hint)[0]) | descriptions
+  return descriptions
 
 
-def _attributes(doc: str) -> dict[str, str]:
-  """Return the descriptions under "Attributes:" or "Args:" of a docstring, by name; several names
-  may share one."""
-  found: dict[str, str] = {}
+def _parse_descriptions(doc: str) -> dict[str, str]:
+  """Return the descriptions under "Attributes:" or "Args:" of a docstring, by name.
+
+  Several names, separated by commas, may share a description.
+  """
+  descriptions: dict[str, str] = {}
   _, _, section = re.sub(r"\n(Args|Attributes):\n", "\n\0", doc, count=1).partition("\0")
   names: list[str] = []
   for line in section.splitlines():
     if line and not line.startswith(" "):
       break
-    if match := re.match(r"  (\w[\w, ]*): (.*)", line):
-      names = match[1].split(", ")
-      found |= dict.fromkeys(names, match[2])
+    entry = re.match(r"  (\w[\w, ]*): (.*)", line)
+    if entry:
+      names = entry[1].split(", ")
+      descriptions |= dict.fromkeys(names, entry[2])
     elif line.strip():
-      found |= {name: f"{found[name]} {line.strip()}" for name in names}
-  return found
+      for name in names:
+        descriptions[name] += f" {line.strip()}"
+  return descriptions
 
 
 def format_list(kind: str) -> str:
   """Return the list for `--list KIND`, a name a line; raise UserError for an unknown kind."""
   if kind not in KINDS:
     raise UserError(f"--list={kind}: expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
-  if kind == "recipes":
-    return "\n".join(_described({name: recipes.load_module(name) for name in recipes.names()}))
   if kind == "keys":
-    return "\n".join(map(_line, keys()))
-  registry, member, _ = _SLOTS[_LISTED[kind]]
-  named = {name: slots.find(kind, name, registry, member) for name in slots.names(registry)}
-  return "\n".join(
-    _described({name: inspect.getmodule(one) if member else one for name, one in named.items()})
-  )
+    return "\n".join(_key_line(key) for key in keys())
+  if kind == "recipes":
+    described = {name: recipes.load_module(name) for name in recipes.names()}
+  else:
+    registry, member, _ = _SLOTS[_SLOT_OF_KIND[kind]]
+    described = {name: slots.find(kind, name, registry, member) for name in slots.names(registry)}
+    if member:
+      described = {name: inspect.getmodule(found) for name, found in described.items()}
+  return "\n".join(_name_lines(described))
 
 
 def overview() -> str:
   """Return the names that a recipe can choose from, for the end of `--help`."""
-  shown = {"recipes": recipes.names()}
-  shown |= {
-    kind: slots.names(_SLOTS[_LISTED[kind]][0])
-    for kind in ("models", "tasks", "objectives", "evaluators")
-  }
-  shown["keys"] = [field.name for field in dataclasses.fields(config_lib.Recipe)]
-  wrapped = (
-    textwrap.fill(f"{kind}: {', '.join(names)}", 118, subsequent_indent="  ")
-    for kind, names in shown.items()
-  )
-  return "\n".join([*wrapped, f"--list KIND describes one of {', '.join(KINDS)}."])
+  names_by_kind = {"recipes": recipes.names()}
+  for kind in ("models", "tasks", "objectives", "evaluators"):
+    registry, _, _ = _SLOTS[_SLOT_OF_KIND[kind]]
+    names_by_kind[kind] = slots.names(registry)
+  names_by_kind["keys"] = [field.name for field in dataclasses.fields(config_lib.Recipe)]
+  paragraphs = []
+  for kind, names in names_by_kind.items():
+    text = f"{kind}: {', '.join(names)}"
+    paragraphs.append(textwrap.fill(text, _HELP_WIDTH, subsequent_indent="  "))
+  return "\n".join([*paragraphs, f"--list KIND describes one of {', '.join(KINDS)}."])
 
 
-def suggest_flag(word: str) -> str:
-  """Return `" (did you mean --config.schedule.learning_rate=0.1?)"` for a flag that lacks its
-  section, or nothing."""
-  name, equals, value = word.lstrip("-").partition("=")
-  names = {key.name: key.name.rpartition(".")[2] for key in keys()}
-  name = name.removeprefix("config.").replace("-", "_")
-  found = [key for key, last in names.items() if name in (key, last)]
-  if not found:
-    near = did_you_mean(name, [*names.values(), *names]).partition("'")[2].partition("'")[0]
-    found = [key for key, last in names.items() if near and near in (key, last)]
-  if not word.startswith("--") or not found:
+def suggest_flag(flag: str) -> str:
+  """Return a suggestion for a flag that lacks its section, or the empty string.
+
+  `--learning_rate=0.1` gets `" (did you mean --config.schedule.learning_rate=0.1?)"`.
+  """
+  if not flag.startswith("--"):
     return ""
-  found = sorted(found, key=lambda key: (".NAME." in key, key.count(".")))
-  found = [key for key in found if ".NAME." not in key] or found
-  return (
-    f" (did you mean --config.{' or --config.'.join(key + equals + value for key in found[:2])}?)"
-  )
+  name, equals, value = flag.lstrip("-").partition("=")
+  name = name.removeprefix("config.").replace("-", "_")
+  last_parts = {key.name: key.name.rpartition(".")[2] for key in keys()}
+  candidates = [key for key, last in last_parts.items() if name in (key, last)]
+  if not candidates:
+    suggestion = did_you_mean(name, [*last_parts.values(), *last_parts])
+    nearest = suggestion.partition("'")[2].partition("'")[0]
+    candidates = [key for key, last in last_parts.items() if nearest and nearest in (key, last)]
+  if not candidates:
+    return ""
+  # Keys without a name to choose, and of few parts, come first.
+  candidates.sort(key=lambda key: (".NAME." in key, key.count(".")))
+  candidates = [key for key in candidates if ".NAME." not in key] or candidates
+  flags = [f"--config.{key}{equals}{value}" for key in candidates[:2]]
+  return f" (did you mean {' or '.join(flags)}?)"
 
 
-def _described(named: dict[str, types.ModuleType | Callable]) -> list[str]:
-  width = max(map(len, named))
-  return [
-    f"{name:<{width}}  {(inspect.getdoc(one) or '').partition(chr(10))[0]}".rstrip()
-    for name, one in named.items()
-  ]
+def _name_lines(described: dict[str, types.ModuleType | Callable]) -> list[str]:
+  """Return a line for each name: the name and the first line of its object's docstring."""
+  width = max(len(name) for name in described)
+  lines = []
+  for name, documented in described.items():
+    summary = (inspect.getdoc(documented) or "").partition("\n")[0]
+    lines.append(f"{name:<{width}}  {summary}".rstrip())
+  return lines
 
 
-def _line(key: Key) -> str:
+def _key_line(key: Key) -> str:
   default = "" if key.default is None else f" = {key.default}"
-  of = f" [{', '.join(key.of)}]" if key.of else ""
-  return f"{key.name}{default}  ({key.kind}){of}{'  ' + key.about if key.about else ''}"
+  owners = f" [{', '.join(key.owners)}]" if key.owners else ""
+  description = f"  {key.about}" if key.about else ""
+  return f"{key.name}{default}  ({key.kind}){owners}{description}"

@@ -77,56 +77,48 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    (
+    command_line.flag(
       "--input",
-      {
-        "required": True,
-        "metavar": "FILE",
-        "help": "UTF-8, one text or JSON object per line; - is stdin; or images",
-      },
+      required=True,
+      metavar="FILE",
+      help="UTF-8, one text or JSON object per line; - is stdin; or images",
     ),
-    (
+    command_line.flag(
       "--output",
-      {
-        "required": True,
-        "metavar": "FILE",
-        "help": "the JSONL file, device or pipe to write; - is stdout",
-      },
+      required=True,
+      metavar="FILE",
+      help="the JSONL file, device or pipe to write; - is stdout",
     ),
-    (
+    command_line.flag(
       "--text_field",
-      {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"},
+      metavar="KEY",
+      help="key of the text in JSONL input (default for .jsonl: text)",
     ),
-    ("--template", {"metavar": "NAME", "help": _TEMPLATE}),
-    (
+    command_line.flag("--template", metavar="NAME", help=_TEMPLATE),
+    command_line.flag(
       "--texts",
-      {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"},
+      metavar="FILE",
+      help="a text a line, for a model of images and texts to choose from",
     ),
-    (
+    command_line.flag(
       "--embed",
-      {
-        "nargs": "?",
-        "const": "mean",
-        "choices": ("mean", "cls"),
-        "help": "an encoder's embedding of each text",
-      },
+      nargs="?",
+      const="mean",
+      choices=("mean", "cls"),
+      help="an encoder's embedding of each text",
     ),
-    (
+    command_line.flag(
       "--step",
-      {
-        "type": command_line.step_number,
-        "metavar": "N",
-        "help": "the checkpoint to use (default: the newest)",
-      },
+      type=command_line.step_number,
+      metavar="N",
+      help="the checkpoint to use (default: the newest)",
     ),
-    (
+    command_line.flag(
       "--batch_size",
-      {
-        "type": int,
-        "metavar": "N",
-        "default": 32,
-        "help": "rows in a batch (default: %(default)s)",
-      },
+      type=int,
+      metavar="N",
+      default=32,
+      help="rows in a batch (default: %(default)s)",
     ),
     *flags.of(name for name, *_ in flags.GENERATION),
     config_required=False,

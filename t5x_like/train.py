@@ -19,17 +19,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]
   Raises:
     UserError: an argument is unknown or invalid.
   """
-  profile = (
-    "--profile",
-    {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"},
+  profile = command_line.flag(
+    "--profile", metavar="FIRST:LAST", help="record a profiler trace of these steps"
   )
-  back = (
+  back = command_line.flag(
     "--from_step",
-    {
-      "type": command_line.step_number,
-      "metavar": "STEP",
-      "help": "go back to this saved step; later ones are set aside",
-    },
+    type=command_line.step_number,
+    metavar="STEP",
+    help="go back to this saved step; later ones are set aside",
   )
   args, overrides = command_line.parse(argv, __doc__, profile, back)
   return args, overrides, _window(args.profile)

@@ -140,7 +140,7 @@ def test_a_fault_of_a_moment_is_none_of_the_users_whatever_file_has_it(name, cod
 
 
 def test_a_retry_that_worked_is_told_once_in_a_while(caplog, monkeypatch):
-  monkeypatch.setattr(errors, "_warned", -1e9)
+  monkeypatch.setattr(errors, "_last_warning", -1e9)
   for _ in range(2):
     answers = [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "Input/output error")]
 

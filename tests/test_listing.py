@@ -21,12 +21,12 @@ def test_every_key_is_there_once_with_its_default_and_comment():
     and batch.about.startswith("examples per step")
   )
   rate = found["schedule.learning_rate"]
-  assert rate.default is None and (not rate.of or set(rate.of) <= set(SCHEDULES))
+  assert rate.default is None and (not rate.owners or set(rate.owners) <= set(SCHEDULES))
   assert found["checkpoint.keep_last"].about == (
     "how many of the newest multiples of `every` are kept."
   )
   assert (
-    found["trackers.NAME.project"].of == ("wandb",)
+    found["trackers.NAME.project"].owners == ("wandb",)
     and "task.store" in found
     and "model.dropout" in found
   )

@@ -61,7 +61,7 @@ def config_keys() -> str:
     lines.append(f"## `config.{slot}`\n" if slot else "## Top level\n")
     same: dict[tuple, list[listing.Group]] = {}
     for group in groups:
-      alike = tuple(dataclasses.replace(key, of=()) for key in group.keys)
+      alike = tuple(dataclasses.replace(key, owners=()) for key in group.keys)
       same.setdefault((group.section, bool(group.name), alike), []).append(group)
     for (section, named, keys), members in same.items():
       if named:

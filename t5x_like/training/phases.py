@@ -45,7 +45,7 @@ def build_phases(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any])
   task's arguments."""
   built = []
   start = 0
-  for name, until, changes, batch_size in config_lib.ordered_phases(config):
+  for name, until, changes, batch_size in config_lib.phases_in_order(config):
     own = copy.deepcopy(config)
     own.batch_size = batch_size
     task = make_task({"name": None} | config_lib.change_task(config.task.to_dict(), changes))
@@ -97,7 +97,7 @@ def check_past_phases(saved: dict[str, Any], now: ConfigDict, step: int, workdir
 
 def _past(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
   ended = [
-    (name, min(until, step), size) for name, until, _, size in config_lib.ordered_phases(config)
+    (name, min(until, step), size) for name, until, _, size in config_lib.phases_in_order(config)
   ]
   return [one for number, one in enumerate(ended) if number == 0 or ended[number - 1][1] < step]
 

@@ -299,7 +299,7 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
 
   def found() -> float:
     read(tmp_path, "test", rows)
-    return evaluate._asked(args, tmp_path / "out", ["run"])()[0]["test"]["score"]
+    return evaluate._QuestionSuite(args, tmp_path / "out", ["run"])()[0]["test"]["score"]
 
   rows = [{"query": "Q", "choices": ["yes", "no"], "gold": 0}]
   first = found()
