@@ -61,7 +61,7 @@ def _check_flags(flags: list[str], folders: Sequence[str] | None) -> None:
   if folders is not None:
     _check_reaches_hosts(file, folders)
   config = recipes.load(args.config, overrides)
-  train.check_window(args.profile, window, config)
+  train.check_profile(args.profile, window, config)
   check_values(config)
   _check_slots(config)
 

@@ -1,4 +1,4 @@
-"""Runs a program of the project by its name: t5x-like train --config=configs/t5/base.py
+"""Run a program of the project by its name: t5x-like train --config=configs/t5/base.py
 --workdir=runs/base
 
 `t5x-like NAME …` is `python -m t5x_like.NAME …`, or `python -m tools.NAME …` for a tool. `t5x-like`
@@ -16,22 +16,19 @@ COMMANDS = ("train", "evaluate", "predict", "chat", "plan")
 
 
 def tools() -> dict[str, str]:
-  """Return the module of each tool by its name: inside the package in a wheel, beside it in a
-  clone."""
+  """Return each tool's module by its name; in a wheel the tools lie inside the package."""
   package = "t5x_like.tools" if importlib.util.find_spec("t5x_like.tools") else "tools"
   spec = importlib.util.find_spec(package)
-  paths = [
-    path
-    for folder in spec.submodule_search_locations
-    for path in pathlib.Path(folder).glob("[!_]*")
-  ]
-  names = {path.stem for path in paths if path.suffix == ".py" or (path / "__main__.py").is_file()}
+  names = set()
+  for folder in spec.submodule_search_locations:
+    for path in pathlib.Path(folder).glob("[!_]*"):
+      if path.suffix == ".py" or (path / "__main__.py").is_file():
+        names.add(path.stem)
   return {name: f"{package}.{name}" for name in sorted(names)}
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Run the program named by the first argument with the others; exit as it does, with 2 for an
-  unknown name."""
+  """Run the program that the first argument names, and exit as it does; 2 for an unknown name."""
   words = sys.argv[1:] if argv is None else argv
   programs = {name: f"t5x_like.{name}" for name in COMMANDS} | tools()
   if not words or words[0] in ("-h", "--help"):

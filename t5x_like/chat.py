@@ -1,4 +1,4 @@
-"""Talks with a model: python -m t5x_like.chat --workdir=runs/gpt
+"""Talk with a model: python -m t5x_like.chat --workdir=runs/gpt
 
 The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on
 conversations or published with a chat template answers, another decoder continues your text, an
@@ -19,16 +19,17 @@ import io
 import sys
 
 from t5x_like import command_line
+from t5x_like.command_line import flag
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.inference import flags
 
 PORT = 8000
-_MOST_TOKENS = 2**20
+_MAX_TOKENS = 2**20
 _TEMPLATE = (
   "the chat template, or none (default: the training's or, of a published model, its "
   "own, published)"
 )
-_SHARED = (
+_SAMPLING_FLAGS = (
   "top_k",
   "top_p",
   "min_p",
@@ -48,48 +49,44 @@ def _port(text: str) -> int:
   return int(text)
 
 
-def _tokens(text: str) -> int:
-  if not text.isdecimal() or not 0 < int(text) <= _MOST_TOKENS:
+def _token_count(text: str) -> int:
+  if not text.isdecimal() or not 0 < int(text) <= _MAX_TOKENS:
     raise argparse.ArgumentTypeError(
-      f"found {text!r}, expected a number of tokens from 1 to {_MOST_TOKENS}"
+      f"found {text!r}, expected a number of tokens from 1 to {_MAX_TOKENS}"
     )
   return int(text)
 
 
 @handle_errors
 def main(argv: list[str]) -> None:
-  given = {"metavar": "X", "type": float}
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    command_line.flag(
+    flag(
       "--step",
       type=command_line.step_number,
       metavar="N",
       help="the checkpoint to use (default: the newest)",
     ),
-    command_line.flag(
+    flag(
       "--temperature",
-      **given,
+      type=float,
+      metavar="X",
       default=0.7,
       help="draw from logits divided by this (default: %(default)s)",
     ),
-    *flags.of(_SHARED),
-    command_line.flag(
-      "--max_new_tokens", type=_tokens, metavar="N", help="the most tokens of an answer"
-    ),
-    command_line.flag(
+    *flags.of(_SAMPLING_FLAGS),
+    flag("--max_new_tokens", type=_token_count, metavar="N", help="the most tokens of an answer"),
+    flag(
       "--context",
-      type=_tokens,
+      type=_token_count,
       metavar="N",
       help="the most tokens of a conversation (default: 512)",
     ),
-    command_line.flag(
-      "--seed", type=int, metavar="N", default=0, help="seed of the draws (default: 0)"
-    ),
-    command_line.flag("--template", metavar="NAME", help=_TEMPLATE),
-    command_line.flag("--system", metavar="TEXT", help="an instruction before the conversation"),
-    command_line.flag(
+    flag("--seed", type=int, metavar="N", default=0, help="seed of the draws (default: 0)"),
+    flag("--template", metavar="NAME", help=_TEMPLATE),
+    flag("--system", metavar="TEXT", help="an instruction before the conversation"),
+    flag(
       "--web", type=_port, nargs="?", const=PORT, metavar="PORT", help="serve a page on localhost"
     ),
     config_required=False,
@@ -101,7 +98,7 @@ def main(argv: list[str]) -> None:
 
   from t5x_like.inference import terminal, web
 
-  talk = _opened(args)
+  talk = _open_talk(args)
   if args.web is not None:
     web.serve(talk, args.web, args.workdir, args.temperature, args.system)
   else:
@@ -110,7 +107,7 @@ def main(argv: list[str]) -> None:
     terminal.run(talk, args.temperature, args.system, sys.stdin, sys.stdout)
 
 
-def _opened(args):
+def _open_talk(args):
   """Return the `Talk` of a saved model."""
   import jax
 
@@ -121,8 +118,11 @@ def _opened(args):
   process.prepare()
   if jax.process_count() > 1:
     raise UserError("chat runs in one process; start it on one host")
-  names = ("max_new_tokens", *_SHARED)
-  options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+  names = ("max_new_tokens", *_SAMPLING_FLAGS)
+  options = {}
+  for name in names:
+    if getattr(args, name) is not None:
+      options[name] = getattr(args, name)
   model = library.opened(args.workdir, None, (), args.step, batch_size=1)
   compile_cache.enable(f"hf://{args.workdir}" if hub.is_hub_name(args.workdir) else args.workdir)
   return model.talk(template=args.template, context=args.context, seed=args.seed, **options)

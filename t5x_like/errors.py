@@ -90,7 +90,7 @@ def is_out_of_memory(error: BaseException) -> bool:
   """Return whether the host or a device ran out of memory."""
   return any(
     isinstance(e, MemoryError) or any(phrase in str(e) for phrase in _MEMORY_PHRASES)
-    for e in chain(error)
+    for e in error_chain(error)
   )
 
 
@@ -106,7 +106,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate_error(
-  error: Exception, address: str, operation: str, kind: Kind | None = None
+  error: Exception, address: str, operation: str, kind: ErrorKind | None = None
 ) -> Exception:
   """Translate an object store's error to a class above, unless it has a class or is a bug.
 
@@ -122,8 +122,10 @@ def translate_error(
     return error
   if kind is ErrorKind.ABSENT:
     return FileNotFoundError(f"{address}: {kind.value}")
-  error_type = {Kind.DAMAGED: DamageError, Kind.TRANSIENT: TransientError}.get(kind, UserError)
-  return error_type(store_errors.message(kind, address, operation, error))
+  error_type = {ErrorKind.DAMAGED: DamageError, ErrorKind.TRANSIENT: TransientError}.get(
+    kind, UserError
+  )
+  return error_type(store_errors.error_message(kind, address, operation, error))
 
 
 def retry(
@@ -194,7 +196,7 @@ def error_class(error: BaseException) -> type[Exception] | None:
   if candidate is UserError and isinstance(cause, OSError):
     if isinstance(cause, BrokenPipeError):
       return UserError
-    if store_errors.of_errno(cause.errno) is Kind.TRANSIENT:
+    if store_errors.kind_of_errno(cause.errno) is ErrorKind.TRANSIENT:
       return TransientError
   return candidate
 
@@ -240,7 +242,7 @@ def handle_errors(
 
 def _code_with_output(code: int, prints_results: bool) -> int:
   """Flush stdout at a program's end, report output that was lost, and return the exit code."""
-  if not isinstance(sys.stdout, streams.Stream):
+  if not isinstance(sys.stdout, streams.GuardedStream):
     return code
   sys.stdout.flush()
   if not sys.stdout.is_broken:

@@ -42,6 +42,7 @@ import pathlib
 
 from t5x_like import command_line, slots, trust
 from t5x_like.benchmarks import suites
+from t5x_like.command_line import flag
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json
 from t5x_like.files.paths import check_directory, is_remote
@@ -56,7 +57,7 @@ _SUITE_FLAGS = (
 ).split()
 _QUESTION_FLAGS = ("questions", "shots", "max_examples", "output", "template")
 _FLAGS_AGAINST_STEPS = ("step", "from_scratch", "compare", "questions")
-_output = functools.partial(directory, flag="--output")
+_output = functools.partial(check_directory, flag="--output")
 
 
 def _steps(text: str) -> list[int]:
@@ -65,73 +66,69 @@ def _steps(text: str) -> list[int]:
 
 
 _FLAGS = (
-  command_line.flag(
+  flag(
     "--step",
     type=command_line.step_number,
     help="the checkpoint to evaluate, or to fine-tune (default: the newest)",
   ),
-  command_line.flag("--evals", metavar="NAME,NAME", help="which of config.evals (default: all)"),
-  command_line.flag(
+  flag("--evals", metavar="NAME,NAME", help="which of config.evals (default: all)"),
+  flag(
     "--suite",
     metavar="NAME,NAME",
     help=f"a table of benchmarks: {', '.join(slots.names(suites))}, TASKS.toml or module:SUITE",
   ),
-  command_line.flag(
-    "--tasks", metavar="TASK,TASK", help="of the suite (default: all whose data are there)"
-  ),
-  command_line.flag(
+  flag("--tasks", metavar="TASK,TASK", help="of the suite (default: all whose data are there)"),
+  flag(
     "--seeds", type=int, metavar="N", help="runs of every task and rate (default: the task's, or 1)"
   ),
-  command_line.flag(
+  flag(
     "--rates",
     metavar="RATE,RATE",
     help="learning rates to choose from (default: the task's or recipe's)",
   ),
-  command_line.flag(
+  flag(
     "--epochs",
     type=float,
     metavar="N",
     help="of each task's training split (default: the task's or recipe's)",
   ),
-  command_line.flag(
+  flag(
     "--steps",
     type=_steps,
     metavar="N,N",
     help="the suite from each of these checkpoints, as one table",
   ),
-  command_line.flag(
+  flag(
     "--evaluations", type=int, metavar="N", help="of a run, and checkpoints, at most (default: 10)"
   ),
-  command_line.flag("--no_submission", action="store_true", help="predict no test sets"),
-  command_line.flag(
+  flag("--no_submission", action="store_true", help="predict no test sets"),
+  flag(
     "--output", type=_output, metavar="DIR", help="of the suite (default: <workdir>/suites/<suite>)"
   ),
-  command_line.flag(
+  flag(
     "--data",
     metavar="DIR",
     help="of the tasks' official files; or, of one task, train=FILE,validation=FILE",
   ),
-  command_line.flag("--data_dir", metavar="DIR", help="of TensorFlow datasets"),
-  command_line.flag(
+  flag("--data_dir", metavar="DIR", help="of TensorFlow datasets"),
+  flag(
     "--from_scratch",
     action="store_true",
     help="the suite with fresh weights of the same architecture",
   ),
-  command_line.flag(
+  flag(
     "--compare", metavar="DIR", help="another table of the suite, to print the differences from"
   ),
-  command_line.flag(
+  flag(
     "--questions",
     metavar="FILE,FILE",
     help="asked without training, beside the suite; patterns in quotes",
   ),
-  command_line.flag(
-    "--shots", type=int, metavar="K", help="examples before each question (default: 0)"
-  ),
-  command_line.flag(
+  flag("--shots", type=int, metavar="K", help="examples before each question (default: 0)"),
+  flag(
     "--template", metavar="NAME", help="of --questions, a chat template; published is a model's own"
   ),
-  command_line.flag(
+  flag(
     "--max_examples", type=int, metavar="N", help="of each split and file, the first (default: all)"
   ),
 )
@@ -153,7 +150,7 @@ def _evaluate(args, overrides: list[str]) -> None:
   from t5x_like.files.paths import check_writable
   from t5x_like.runtime import process
   from t5x_like.training import open_with_recipe
-  from t5x_like.training.build import objective_of
+  from t5x_like.training.build import build_objective
   from t5x_like.training.evaluation import Evaluation
 
   if hub.is_hub_name(args.workdir):
@@ -163,9 +160,9 @@ def _evaluate(args, overrides: list[str]) -> None:
   run = open_with_recipe.open_with_recipe(args.workdir, args.config, overrides)
   config = run.config
   names = None if args.evals is None else args.evals.split(",")
-  evaluation = Evaluation(config, run.model, objective_of(config), run.rules, names)
-  open_with_recipe.check(run, evaluation.task.vocabulary)
-  if process.first():
+  evaluation = Evaluation(config, run.model, build_objective(config), run.rules, names)
+  open_with_recipe.check_saved_model(run, evaluation.task.vocabulary)
+  if process.is_first():
     check_writable("--workdir", args.workdir, ("evaluations",))
   step, arrays = run.restore(args.step)
   if not config.evals:
@@ -175,8 +172,8 @@ def _evaluate(args, overrides: list[str]) -> None:
     process.log(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")
     width = max(map(len, group.metrics))
     for name, value in group.metrics.items():
-      process.say(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
-    if process.first():
+      process.log(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
+    if process.is_first():
       _write_group(args.workdir, step, label, group)
   task = evaluation.task
   report.draw(f"{args.workdir}/evaluations", config, run, arrays, task, task, groups)
@@ -188,9 +185,9 @@ def _write_group(run_directory: str, step: int, label: str, group) -> None:
 
   folder = f"{run_directory}/evaluations"
   name = f"{step}_{label}_{group.split}"
-  metrics = checked_json.finite(group.metrics)
+  metrics = checked_json.replace_nonfinite(group.metrics)
   content = {"step": step, "task": group.task, "split": group.split, "metrics": metrics}
-  workdir.write(folder, f"{name}.json", content)
+  workdir.write_json(folder, f"{name}.json", content)
   lines = group.predictions or group.samples
   if lines:
     workdir.write_lines(folder, f"{name}.jsonl", lines)
@@ -275,20 +272,20 @@ def _run_suites(args, overrides: list[str]) -> None:
 
   names = [] if args.suite is None else args.suite.split(",")
   trust.admit(names)
-  addresses = [directory(address) for address in args.workdir.split(",")]
+  addresses = [check_directory(address) for address in args.workdir.split(",")]
   rates = _parse_rates(args.rates)
   _check_numbers(args, rates)
   process.prepare()
   _check_output(args.output, addresses[0])
   workdirs = [hub.local_directory(address, "--workdir") for address in addresses]
   for workdir in workdirs:
-    saved_model.identity_of(workdir)  # raises if there is none
+    saved_model.load_identity(workdir)  # raises if there is none
   folder = "+".join(custom_suites.short_name(name) for name in names) or _QUESTIONS
   scratch_folder = "from_scratch" if args.from_scratch else ""
   output = pathlib.Path(args.output or f"{workdirs[0]}/suites/{folder}/{scratch_folder}")
   # Nothing is written into the Hub's cache of a published model.
   is_published = hub.is_hub_name(addresses[0])
-  process.say(compile_cache.use(args.output if is_published else workdirs[0]))
+  process.log(compile_cache.enable(args.output if is_published else workdirs[0]))
   options = suite.Options(
     workdirs,
     output,
@@ -309,16 +306,16 @@ def _run_suites(args, overrides: list[str]) -> None:
     prepared=f"{output}/prepared" if is_published else None,
   )
   if args.steps:
-    process.say(steps.markdown(steps.run_by_step(names, options, args.steps)))
+    process.log(steps.markdown(steps.run_by_step(names, options, args.steps)))
     return
   extra_suites = {}
   if args.questions:
     extra_suites[_QUESTIONS] = _QuestionSuite(args, output / _QUESTIONS, workdirs)
   table = suite.run(names, options, extra_suites)
-  process.say(tables.markdown(table))
+  process.log(tables.markdown(table))
   if not table["tasks"]:
     raise UserError(f"--questions={args.questions}: {next(iter(table['missing'].values()))}")
-  if args.compare and process.first() and not is_published and not is_remote(workdirs[0]):
+  if args.compare and process.is_first() and not is_published and not is_remote(workdirs[0]):
     from t5x_like import report
 
     report.write_page(workdirs[0])
@@ -370,18 +367,18 @@ class _QuestionSuite:
     missing = {}
     for name, file in self._files.items():
       request = self._request(file)
-      record = distributed.from_first(lambda name=name: self._read_record(name))
+      record = distributed.broadcast_from_first(lambda name=name: self._read_record(name))
       if record is None or record["asked"] != request:
-        process.say(f"=== {_QUESTIONS}/{name}")
+        process.log(f"=== {_QUESTIONS}/{name}")
         try:
           record = {"asked": request, "metrics": self._ask(name, file)}
         except UserError as error:
           missing[name] = str(error)
           process.log(f"{_QUESTIONS}/{name}: left out: {error}")
           continue
-        if process.first():
-          workdir.write(self._output, f"{name}.json", record)
-      process.say(f"{_QUESTIONS}/{name}: {questions.line(record['metrics'])}")
+        if process.is_first():
+          workdir.write_json(self._output, f"{name}.json", record)
+      process.log(f"{_QUESTIONS}/{name}: {questions.line(record['metrics'])}")
       results[name] = self._score(file, record["metrics"])
     return results, missing
 
@@ -414,13 +411,13 @@ class _QuestionSuite:
 
     if self._asker is None:
       model = library.load(self._workdir, step=self._step, batch_size=_QUESTION_BATCH)
-      process.say(questions.describe_template(model, self._template))
+      process.log(questions.describe_template(model, self._template))
       self._asker = questions.Asker(model, self._options)
     with rows.reporting(questions.Progress(f"{_QUESTIONS}/{name}")):
       metrics = self._asker(file)
     unfinished = int(metrics.get("unfinished", 0))
     if unfinished:
-      process.say(
+      process.log(
         f"{_QUESTIONS}/{name}: {unfinished} answers reached the limit of their "
         "length before their end"
       )

@@ -1,5 +1,4 @@
-"""The laptop forms of a recipe: `:tiny` learns within minutes, `:debug` shows in two steps that it
-runs.
+"""Shrink a recipe to its laptop forms: `:tiny` learns within minutes, `:debug` runs two steps.
 
 Both keep a recipe's objective, data format, optimizer and shape of schedule, and shrink its model,
 lengths, batch and steps. Every recipe has both. A recipe that needs further changes lists them in a
@@ -48,42 +47,21 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
   debug = form == "debug"
   if "model.variant" not in changes:
     config.model.variant = tiny_variant(config.model.get("name"), config.model.get("variant"))
-  with config.model.unlocked(), config.model.ignore_type():
-    config.model.remat = "none"
-    if "resolution" in config.task:  # a task on images
-      if config.task.name != "object_detection":
-        config.model.resolution = _RESOLUTION
-      for key in [key for key in ("patch", "drop_path") if key in config.model]:
-        del config.model[key]
-    if "resolution" not in config.task or "vocabulary" in config.task:
-      config.model.vocab_size = "auto"
-    if debug:
-      config.model.layers = "scan"  # compiles sooner
-    else:
-      config.model.dropout = 0.0  # a few hundred steps do not overfit
+  _shrink_model(config, debug)
   _shorten(config.task, _DEBUG_LENGTH if debug else _LENGTH)
   if config.phases:
-    until, length = (1, _DEBUG_LENGTH // 2) if debug else (_STEPS * 9 // 10, _LENGTH // 2)
+    until = 1 if debug else _STEPS * 9 // 10
+    length = (_DEBUG_LENGTH if debug else _LENGTH) // 2
     config.phases = {"short": {"until": until, "task": {"length": length}}}
-  if config.schedule.name == "rsqrt":
-    config.schedule.warmup_steps = 1_000
-  else:
-    config.schedule.learning_rate = 2e-3
-    if "warmup_steps" in config.schedule:
-      config.schedule.warmup_steps = 1 if debug else _WARMUP
+  _shrink_schedule(config.schedule, debug)
   config.batch_size = 8 if debug else 32
   config.accumulation_steps = 1
   config.total_steps = 2 if debug else _STEPS
   config.eval_every = 2 if debug else 100
-  for name, values in config.evals.items():
-    loss = values.get("name", name) == "loss"
-    if debug or not _told(config.task.name, "BUILT_IN"):
-      values.max_examples = (16 if loss else 8) if debug else (512 if loss else 32)
-    if "task" in values:
-      del values.task  # all phases use the run's corpus
+  _shrink_evaluators(config, debug)
   config.checkpoint = {"every": 2 if debug else 100, "minutes": 0.2, "keep_last": 2}
   config.mesh = {"data": -1}
-  if _told(config.task.name, "FEW_TARGETS"):
+  if _task_member(config.task.name, "FEW_TARGETS"):
     with config.model.unlocked():
       config.model.design = dict(_ENCODER)
     config.batch_size = 8 if debug else 64  # only one token in seven is predicted
@@ -92,7 +70,48 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
     with node.unlocked(), node.ignore_type():
       node[last] = value
   if debug:
-    _build_in(config)
+    _use_built_in_data(config)
+
+
+def _shrink_model(config: ConfigDict, debug: bool) -> None:
+  """Change the model's size-dependent arguments to those of a tiny variant."""
+  has_images = "resolution" in config.task
+  with config.model.unlocked(), config.model.ignore_type():
+    config.model.remat = "none"
+    if has_images:
+      if config.task.name != "object_detection":
+        config.model.resolution = _RESOLUTION
+      for key in ("patch", "drop_path"):
+        if key in config.model:
+          del config.model[key]
+    if not has_images or "vocabulary" in config.task:
+      config.model.vocab_size = "auto"
+    if debug:
+      config.model.layers = "scan"  # compiles sooner
+    else:
+      config.model.dropout = 0.0  # a few hundred steps do not overfit
+
+
+def _shrink_schedule(schedule: ConfigDict, debug: bool) -> None:
+  if schedule.name == "rsqrt":
+    schedule.warmup_steps = 1_000
+    return
+  schedule.learning_rate = 2e-3
+  if "warmup_steps" in schedule:
+    schedule.warmup_steps = 1 if debug else _WARMUP
+
+
+def _shrink_evaluators(config: ConfigDict, debug: bool) -> None:
+  """Limit the examples of each evaluator, and let it use the run's corpus in all phases."""
+  has_built_in_data = bool(_task_member(config.task.name, "BUILT_IN"))
+  for name, values in config.evals.items():
+    is_loss = values.get("name", name) == "loss"
+    if debug:
+      values.max_examples = 16 if is_loss else 8
+    elif not has_built_in_data:
+      values.max_examples = 512 if is_loss else 32
+    if "task" in values:
+      del values.task
 
 
 def tiny_variant(family: str, variant: str) -> str:
@@ -105,93 +124,111 @@ def tiny_variant(family: str, variant: str) -> str:
     UserError: there is no such family or variant, or the family has no tiny size.
   """
   variants = slots.find("config.model.name", family, t5x_like.models, "Model").VARIANTS
-  full = _design(slots.find("config.model.variant", variant, variants))
-  tiny = [name for name in variants if "tiny" in name.split("-")]
-  if not tiny:
+  full_design = _design_fields(slots.find("config.model.variant", variant, variants))
+  tiny_names = [name for name in variants if "tiny" in name.split("-")]
+  if not tiny_names:
     raise UserError(
       f"config.model.name: {family!r} has no tiny size; give one in the recipe, "
       "LAPTOP['model.variant']"
     )
-  return max(
-    tiny, key=lambda name: sum(full[key] == value for key, value in _design(variants[name]).items())
-  )
+
+  def equal_fields(name: str) -> int:
+    design = _design_fields(variants[name])
+    return sum(full_design[field] == value for field, value in design.items())
+
+  return max(tiny_names, key=equal_fields)
 
 
-def _design(variant) -> dict[str, Any]:
-  return {
-    field.name: getattr(variant.design, field.name) for field in dataclasses.fields(variant.design)
-  }
+def _design_fields(variant) -> dict[str, Any]:
+  fields = dataclasses.fields(variant.design)
+  return {field.name: getattr(variant.design, field.name) for field in fields}
 
 
-def _told(task: str | None, member: str) -> Any:
-  """Return a member of a task's file that describes its laptop form, such as `tiny`; None if it has
-  no such member."""
+def _task_member(task: str | None, member: str) -> Any:
+  """Return a member of a task's module that describes its laptop form; None without such a member.
+
+  The members are `tiny`, `BUILT_IN` and `FEW_TARGETS`.
+  """
   if task not in slots.names(tasks):
     return None
   return getattr(slots.module(task, tasks), member, None)
 
 
 def _shorten(task: ConfigDict, length: int) -> None:
+  """Shrink the images or the rows of a task."""
   if "resolution" in task:
     task.resolution = _RESOLUTION
     return
-  values = task.get("shared", task)
-  tiny = _told(task.name, "tiny")
+  arguments = task.get("shared", task)
+  tiny = _task_member(task.name, "tiny")
   if tiny:
-    values.update(tiny(length))
-  elif "inputs_length" in values:
-    values.inputs_length = length
-    if "targets_length" in values:
-      del values.targets_length  # follows from the inputs
+    arguments.update(tiny(length))
+  elif "inputs_length" in arguments:
+    arguments.inputs_length = length
+    if "targets_length" in arguments:
+      del arguments.targets_length  # follows from the inputs
   else:
-    values.length = length
+    arguments.length = length
 
 
-def _build_in(config: ConfigDict) -> None:
-  """Switch to the built-in corpus, which needs no data, and to a random teacher, which needs no
-  run.
+def _use_built_in_data(config: ConfigDict) -> None:
+  """Switch to the built-in corpus, which needs no data, and to a random teacher.
 
   Evaluators of labels use the built-in labels and their own defaults.
   """
   task = config.task
-  if "parts" in task and _told(task.get("shared", {}).get("name"), "BUILT_IN"):
+  if "parts" in task and _task_member(task.get("shared", {}).get("name"), "BUILT_IN"):
     task.parts = {label: {} for label in list(task.parts)[:2]}
     task = task.shared
     _shorten(task, _DEBUG_LENGTH)  # by the lengths of its own kind
   if config.teacher:
-    model = (config.teacher.get("model") or config.model).to_dict()
-    model |= {"variant": tiny_variant(model["name"], model["variant"])}
-    model |= {
-      key: config.model[key]
-      for key in ("resolution", "channels", "vocab_size")
-      if key in config.model
-    }
-    config.teacher = {"workdir": "random", "model": model}
-  if built_in := _told(task.name, "BUILT_IN"):
-    images = "resolution" in task
-    unknown = ("pair", "label_field", "placeholder", "answers", "both_orders", "data_dir")
-    for key in [key for key in unknown if key in task]:
-      del task[key]
-    with task.unlocked():
-      task.update(built_in)
-    if config.model.get("scores", 0) and task.name == "classification":
-      config.model.scores = 2
-    head = config.model.get("head") or {}
-    head = head if isinstance(head, str) else head.get("head", head)  # or the head on another
-    for key in ("labels", "choices"):
-      if key in head and not images:
-        head[key] = 2
-    for name, values in config.evals.items():
-      kept = {key: values[key] for key in ("name", "max_examples") if key in values}
-      if values.get("name", name) == "generation":
-        kept["max_new_tokens"] = 16
-      config.evals[name] = kept | {"split": "validation"}
-    config.train_split = "train"
-    config.eval_split = "validation"
-    config.selection = {}
+    config.teacher = _random_teacher(config)
+  built_in = _task_member(task.name, "BUILT_IN")
+  if built_in:
+    _use_built_in_examples(config, task, built_in)
   else:
     store = task.get("shared", task)
-    kept = change_task(store.to_dict(), {"store": "builtin"})
-    for key in [key for key in store if key not in kept]:
-      del store[key]
+    arguments = change_task(store.to_dict(), {"store": "builtin"})
+    for key in list(store):
+      if key not in arguments:
+        del store[key]
     store.store = "builtin"
+
+
+def _random_teacher(config: ConfigDict) -> dict[str, Any]:
+  """Return a `config.teacher` of random weights and tiny size, with the student's inputs."""
+  model = (config.teacher.get("model") or config.model).to_dict()
+  model["variant"] = tiny_variant(model["name"], model["variant"])
+  for key in ("resolution", "channels", "vocab_size"):
+    if key in config.model:
+      model[key] = config.model[key]
+  return {"workdir": "random", "model": model}
+
+
+def _use_built_in_examples(
+  config: ConfigDict, task: ConfigDict, built_in: Mapping[str, Any]
+) -> None:
+  """Switch a task to its built-in examples, and the model and evaluators to their two labels."""
+  has_images = "resolution" in task
+  for key in ("pair", "label_field", "placeholder", "answers", "both_orders", "data_dir"):
+    if key in task:
+      del task[key]
+  with task.unlocked():
+    task.update(built_in)
+  if config.model.get("scores", 0) and task.name == "classification":
+    config.model.scores = 2
+  head = config.model.get("head") or {}
+  if not isinstance(head, str):
+    head = head.get("head", head)  # a head may stand on another
+  if not has_images:
+    for key in ("labels", "choices"):
+      if key in head:
+        head[key] = 2
+  for name, values in config.evals.items():
+    arguments = {key: values[key] for key in ("name", "max_examples") if key in values}
+    if values.get("name", name) == "generation":
+      arguments["max_new_tokens"] = 16
+    config.evals[name] = arguments | {"split": "validation"}
+  config.train_split = "train"
+  config.eval_split = "validation"
+  config.selection = {}

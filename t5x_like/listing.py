@@ -26,7 +26,7 @@ from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 
-_SUPPLIED = ("rngs", "schedule", "setting", "split")  # arguments that the program supplies
+_SUPPLIED = ("rngs", "schedule", "context", "split")  # arguments that the program supplies
 # The slots of a recipe: where names are looked up, and records whose keys the slot has too.
 _SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
   "model": (t5x_like.models, "Model", ()),

@@ -1,4 +1,4 @@
-"""Plans a run on absent hardware: python -m t5x_like.plan --config=configs/llama/8b.py
+"""Plan a run on absent hardware: python -m t5x_like.plan --config=configs/llama/8b.py
 --topology=v5e:16x16
 
 It compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode)

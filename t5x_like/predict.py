@@ -1,44 +1,50 @@
-"""Predicts with a trained model: python -m t5x_like.predict --workdir=runs/small --input=lines.txt
---output=out.jsonl
+"""Predict with a trained model:
+
+python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.jsonl
 
 Every line of the input is a text or, in a .jsonl file, an object with a text. The output has a JSON
 object for each line, in the same order: `input`, the prediction, and its `score`, the
 log-probability. A blank line is given to no model; its object has an `error` instead, so that
 outputs line up with inputs. The prediction depends on the architecture:
 
-  encoder-decoder  the target text; sentinels in the input are filled in too
-    Returns the <extra_id_0> of the array.  ->  {"prediction": "<extra_id_0> sum", "filled":
-    "Returns the sum of …"}
-  decoder          the continuation, without the prompt; a prefix LM attends to the prompt in both directions
-    def add(a, b):                          ->  {"prediction": " return a + b"}
-                   trained on conversations or preferences, its answer to the text as a user's
-                   message a line may also hold a conversation, which the model answers by its chat
-                   template
-    {"messages": [{"role": "user", "content": "…"}]}  ->  {"prediction": "…"}
-  retriever and    the answer to a question, its probability and the passages that it may come from
-  reader
-  encoder          the likeliest pieces for each mask, with their probabilities
-    The [MASK] of the array.                ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]],
-                                                 "filled": "The sum of the array."}
-  classifier of    the likeliest labels with their probabilities, or the number of a regression; a pair of texts has a
-  texts            tab or " | " between them; a .csv, .tsv, .parquet or .jsonl file has the columns of training
-    A wonderful film.                       ->  {"prediction": "positive", "probability": 0.93,
-                                                 "predictions": [{"label": "positive",
-                                                 "probability": 0.93}, …]}
-  encoder          with --embed, the text's embedding: a vector of length one, the mean over its tokens or that of [CLS]
-    The sum of the array.               ->  {"embedding": [0.0123, -0.0456, …]}
-  classifier of    the input is a folder, a pattern or a file; the likeliest classes with their probabilities, or why a
-  images           file is no image
-    photos/                                 ->  {"input": "photos/1.jpg", "prediction": "cat", "probability": 0.93,
-                                                 "predictions": [{"label": "cat", "probability":
-                                                 0.93}, …]}
-  model of images  the same input, and with --texts=FILE a text a line; the texts that describe an
-  image best and texts
-    photos/                                 ->  {"input": "photos/1.jpg", "prediction": "a photo of a cat", …}
-  detector         the same input; the objects in each image, boxes as ymin, xmin, ymax, xmax in its pixels
-    photos/                                 ->  {"input": "photos/1.jpg", "detections": [
-                                                 {"label": "cat", "score": 0.93, "box": [12.5, 4.0,
-                                                 210.0, 187.5]}, …]}
+encoder-decoder: the target text; sentinels in the input are filled in too.
+  Returns the <extra_id_0> of the array.
+  ->  {"prediction": "<extra_id_0> sum", "filled": "Returns the sum of …"}
+decoder: the continuation, without the prompt; a prefix LM attends to the prompt in both directions.
+  def add(a, b):
+  ->  {"prediction": " return a + b"}
+decoder trained on conversations or preferences: its answer to the text as a user's message. A line
+  may also hold a conversation, which the model answers by its chat template.
+  {"messages": [{"role": "user", "content": "…"}]}
+  ->  {"prediction": "…"}
+retriever and reader: the answer to a question, its probability and the passages that it may come
+  from.
+encoder: the likeliest pieces for each mask, with their probabilities.
+  The [MASK] of the array.
+  ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]], "filled": "The sum of …"}
+encoder with --embed: the text's embedding, a vector of length one: the mean over its tokens, or the
+  vector of [CLS].
+  The sum of the array.
+  ->  {"embedding": [0.0123, -0.0456, …]}
+classifier of texts: the likeliest labels with their probabilities, or the number of a regression. A
+  tab or " | " separates a pair of texts; a .csv, .tsv, .parquet or .jsonl file has the columns of
+  training.
+  A wonderful film.
+  ->  {"prediction": "positive", "probability": 0.93,
+       "predictions": [{"label": "positive", "probability": 0.93}, …]}
+classifier of images: the input is a folder, a pattern or a file; the likeliest classes with their
+  probabilities, or the reason why a file is no image.
+  photos/
+  ->  {"input": "photos/1.jpg", "prediction": "cat", "probability": 0.93,
+       "predictions": [{"label": "cat", "probability": 0.93}, …]}
+model of images and texts: the same input, and with --texts=FILE a text a line; the texts that
+  describe an image best.
+  photos/
+  ->  {"input": "photos/1.jpg", "prediction": "a photo of a cat", …}
+detector: the same input; the objects in each image, boxes as ymin, xmin, ymax, xmax in its pixels.
+  photos/
+  ->  {"input": "photos/1.jpg",
+       "detections": [{"label": "cat", "score": 0.93, "box": [12.5, 4.0, 210.0, 187.5]}, …]}
 
 By default it takes the likeliest token at every step. Flags change that:
 
@@ -62,6 +68,7 @@ import sys
 from typing import Any
 
 from t5x_like import command_line
+from t5x_like.command_line import flag
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.inference import flags
@@ -77,43 +84,43 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    command_line.flag(
+    flag(
       "--input",
       required=True,
       metavar="FILE",
       help="UTF-8, one text or JSON object per line; - is stdin; or images",
     ),
-    command_line.flag(
+    flag(
       "--output",
       required=True,
       metavar="FILE",
       help="the JSONL file, device or pipe to write; - is stdout",
     ),
-    command_line.flag(
+    flag(
       "--text_field",
       metavar="KEY",
       help="key of the text in JSONL input (default for .jsonl: text)",
     ),
-    command_line.flag("--template", metavar="NAME", help=_TEMPLATE),
-    command_line.flag(
+    flag("--template", metavar="NAME", help=_TEMPLATE),
+    flag(
       "--texts",
       metavar="FILE",
       help="a text a line, for a model of images and texts to choose from",
     ),
-    command_line.flag(
+    flag(
       "--embed",
       nargs="?",
       const="mean",
       choices=("mean", "cls"),
       help="an encoder's embedding of each text",
     ),
-    command_line.flag(
+    flag(
       "--step",
       type=command_line.step_number,
       metavar="N",
       help="the checkpoint to use (default: the newest)",
     ),
-    command_line.flag(
+    flag(
       "--batch_size",
       type=int,
       metavar="N",
@@ -137,76 +144,94 @@ def main(argv: list[str]) -> None:
     outputs.OutputFile(args.output, inputs=[args.input, args.texts]) if process.is_first() else None
   )
   with contextlib.redirect_stdout(sys.stderr if output and output.to_stdout else sys.stdout):
-    answers = _answers(args, overrides)
+    answers = _answer_inputs(args, overrides)
   if output:
     output.write(texts.lines(answers))
-    if told := output.describe_escapes():
-      print(told, file=sys.stderr)
+    warning = output.describe_escapes()
+    if warning:
+      print(warning, file=sys.stderr)
 
 
-def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
+def _answer_inputs(args, overrides: list[str]) -> list[dict[str, Any]]:
   """Return an answer for each line or image; refuse bad input before reading parameters."""
   from t5x_like.inference import images, texts
   from t5x_like.library import model as library
   from t5x_like.runtime import process
 
   model = library.opened(args.workdir, args.config, overrides, args.step, args.batch_size)
-  of_images = "image" in model.features
-  of_both = "text_input_tokens" in model.features
-  if of_both != (args.texts is not None):
-    found, expected = ("a", "a file of texts to choose from") if of_both else ("no", "none")
-    raise UserError(
-      f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}"
-    )
-  choices = (
-    [text for text in texts.read(args.texts, flag="--texts") if text is not None]
-    if of_both
-    else None
-  )
+  choices = _read_choices(model, args.texts)
   inputs = model.read(args.input, args.text_field)
-  asked = [text for text in inputs if text is not None]
-  template = _template(model, asked, args)
-  options = {
-    name: getattr(args, name) for name, *_ in flags.GENERATION if getattr(args, name) is not None
-  }
+  valid_inputs = [text for text in inputs if text is not None]
+  template = _select_template(model, valid_inputs, args)
+  options = {}
+  for name, *_ in flags.GENERATION:
+    if getattr(args, name) is not None:
+      options[name] = getattr(args, name)
   if args.embed:
     if options:
       raise UserError(f"--{next(iter(options))}: --embed generates nothing; leave out either")
-    answers = model.embed(asked, args.embed)
+    answers = model.embed(valid_inputs, args.embed)
   else:
     answers = model.predict(
-      asked, choices, origin=f"--input={args.input}", template=template, **options
+      valid_inputs, choices, origin=f"--input={args.input}", template=template, **options
     )
-  of = "files" if of_images else "lines"
-  process.log(f"{args.workdir}: step {model.step}; {len(inputs)} {of}")
-  own = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
-  if own and not args.embed:
-    process.log(f"settings of the model, where no flag excludes them: {', '.join(own)}")
+  unit = "files" if "image" in model.features else "lines"
+  process.log(f"{args.workdir}: step {model.step}; {len(inputs)} {unit}")
+  settings = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
+  if settings and not args.embed:
+    process.log(f"settings of the model, where no flag excludes them: {', '.join(settings)}")
   answers = texts.answered(inputs, answers)
-  if skipped := images.told(answers, of):
+  skipped = images.told(answers, unit)
+  if skipped:
     process.log(f"{skipped}; `error` in the output says which")
   return answers
 
 
-def _template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:
-  """Return the chat template of the inputs, which is said; raise UserError if it does not fit the
-  model or them."""
+def _read_choices(model, path: str | None) -> list[str] | None:
+  """Return the texts of --texts for a model of images and texts; None for other models.
+
+  Raises:
+    UserError: such a model has no --texts, or another model has it.
+  """
+  from t5x_like.inference import texts
+
+  takes_texts = "text_input_tokens" in model.features
+  if takes_texts and path is None:
+    raise UserError(
+      f"--texts={path}: the model is a model of images and texts, expected a file of texts to "
+      "choose from"
+    )
+  if not takes_texts and path is not None:
+    raise UserError(f"--texts={path}: the model is no model of images and texts, expected none")
+  if not takes_texts:
+    return None
+  return [text for text in texts.read(path, flag="--texts") if text is not None]
+
+
+def _select_template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:
+  """Return the chat template that answers the inputs, and report it.
+
+  Raises:
+    UserError: the template does not fit the model or the inputs.
+  """
   from t5x_like.data.supervised import published_template
   from t5x_like.runtime import process
 
-  flag = f"--template={args.template}"
-  decoder = (
-    "decoder_target_tokens" in model.features and "encoder_input_tokens" not in model.features
-  )
-  if args.template is not None and (not decoder or args.embed):
-    raise UserError(f"{flag}: only a decoder answers by a chat template; leave it out")
-  conversations = any(isinstance(text, list) for text in inputs) and "image" not in model.features
-  if conversations and not decoder:
+  has_encoder = "encoder_input_tokens" in model.features
+  is_decoder = "decoder_target_tokens" in model.features and not has_encoder
+  if args.template is not None and (not is_decoder or args.embed):
+    raise UserError(
+      f"--template={args.template}: only a decoder answers by a chat template; leave it out"
+    )
+  has_conversations = any(isinstance(text, list) for text in inputs)
+  if "image" in model.features:
+    has_conversations = False
+  if has_conversations and not is_decoder:
     raise UserError(
       f"--input={args.input}: found a conversation, which only a decoder answers; give texts"
     )
   template = args.template or model.template
-  if conversations:
+  if has_conversations:
     template = model.chat_template(args.template)
     if template is None:
       raise UserError(
@@ -215,7 +240,7 @@ def _template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:
       )
   if template not in (None, "none"):
     process.log(f"answers by {published_template.describe(template, model.vocabulary)}")
-  elif args.template is None and decoder and model.chat_template() is not None:
+  elif args.template is None and is_decoder and model.chat_template() is not None:
     process.log(
       "continues texts; the model has a chat template: --template=published answers by it"
     )

@@ -1,5 +1,4 @@
-"""Recipes: how a file in `configs/`, its argument and the `--config.…` flags become one checked
-`ConfigDict`.
+"""Load recipes: a file in `configs/`, its argument and flags become one checked `ConfigDict`.
 
 A recipe is a Python file with `get_config()`, which starts from `config.defaults()` and fills in
 its paper's table. The function's signature defines the recipe's arguments after the colon: one
@@ -20,7 +19,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import slots, trust
+from t5x_like import trust
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 FORMS = ("tiny", "debug")  # laptop forms, made by `t5x_like.laptop`
@@ -46,22 +45,26 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   """
   file, _, argument = path.partition(":")
   recipe = load_module(file)
-  with _failing(file):
-    chosen = _chosen(file, argument, argument_choices(recipe.get_config))
-    form = chosen.pop("laptop", None)
-    config = recipe.get_config(**chosen)
+  with _report_failures(file):
+    parameters = _parse_argument(file, argument, argument_choices(recipe.get_config))
+    laptop_form = parameters.pop("laptop", None)
+    config = recipe.get_config(**parameters)
     config_lib.check_keys(config, file)
-    if form:
-      slots.module("laptop", "t5x_like").shrink(config, form, getattr(recipe, "LAPTOP", {}))
+    if laptop_form:
+      from t5x_like import laptop  # imports all models and tasks
+
+      laptop.shrink(config, laptop_form, getattr(recipe, "LAPTOP", {}))
   config = config_lib.apply_overrides(config, overrides, file)
   trust.admit(config)
   return config
 
 
 @contextlib.contextmanager
-def _failing(file: str) -> Iterator[None]:
-  """Turn any exception of a recipe into a UserError. A `SystemExit` must not make an unstarted run
-  look finished."""
+def _report_failures(file: str) -> Iterator[None]:
+  """Turn any exception of a recipe into a UserError.
+
+  It includes `SystemExit`, which would make an unstarted run look finished.
+  """
   try:
     yield
   except UserError:
@@ -73,33 +76,42 @@ def _failing(file: str) -> Iterator[None]:
 
 
 def argument_choices(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
-  """Return the words that a recipe takes after the colon, each mapped to the parameter it sets and
-  its value: `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny"), …}`.
+  """Return the options that a recipe takes after the colon, with the parameter and value each sets.
+
+  An example is `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny")}`.
   """
-  words = {}
+  choices = {}
   kinds = typing.get_type_hints(get_config)
   for name in inspect.signature(get_config).parameters:
     if kinds.get(name) is bool:
-      words[name] = name, True
+      choices[name] = name, True
     elif typing.get_origin(kinds.get(name)) is typing.Literal:
-      words.update({str(value): (name, value) for value in typing.get_args(kinds[name])})
-  return words | {form: ("laptop", form) for form in FORMS}
+      choices.update({str(value): (name, value) for value in typing.get_args(kinds[name])})
+  return choices | {form: ("laptop", form) for form in FORMS}
 
 
-def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+def _parse_argument(
+  file: str, argument: str, choices: dict[str, tuple[str, Any]]
+) -> dict[str, Any]:
   """Return the parameters that an argument such as `large,debug` sets."""
-  chosen = {}
-  for word in filter(None, map(str.strip, argument.split(","))):
-    if word not in choices:
-      near = did_you_mean(word, choices)
-      raise UserError(f"recipe argument {word!r}: unknown{near}; {file} takes {', '.join(choices)}")
-    parameter, value = choices[word]
-    if parameter in chosen:
+  parameters = {}
+  for option in argument.split(","):
+    option = option.strip()
+    if not option:
+      continue
+    if option not in choices:
+      near = did_you_mean(option, choices)
       raise UserError(
-        f"recipe argument {word!r}: found {chosen[parameter]!r} before it, expected one of the two"
+        f"recipe argument {option!r}: unknown{near}; {file} takes {', '.join(choices)}"
       )
-    chosen[parameter] = value
-  return chosen
+    parameter, value = choices[option]
+    if parameter in parameters:
+      raise UserError(
+        f"recipe argument {option!r}: found {parameters[parameter]!r} before it, expected one "
+        "of the two"
+      )
+    parameters[parameter] = value
+  return parameters
 
 
 def load_module(file: str) -> types.ModuleType:
@@ -114,35 +126,31 @@ def load_module(file: str) -> types.ModuleType:
   Raises:
     UserError: the file does not exist or cannot be imported.
   """
-  found = pathlib.Path(file)
-  if not found.is_file() and found.parts[:1] == ("configs",):
-    found = CONFIGS.parent / found
-  if not found.is_file() or found.suffix != ".py":
-    near = names()
+  path = pathlib.Path(file)
+  if not path.is_file() and path.parts[:1] == ("configs",):
+    path = CONFIGS.parent / path
+  if not path.is_file() or path.suffix != ".py":
+    recipe_names = names()
     raise UserError(
-      f"--config={file}: no such recipe{did_you_mean(file, near)}; recipes are Python files, such "
-      f"as {', '.join(near[:3])}"
+      f"--config={file}: no such recipe{did_you_mean(file, recipe_names)}; recipes are Python "
+      f"files, such as {', '.join(recipe_names[:3])}"
     )
   _find_recipes()
-  spec = importlib.util.spec_from_file_location(f"recipe_{found.stem}", found)
-  loaded = importlib.util.module_from_spec(spec)
-  with _failing(file):
-    spec.loader.exec_module(loaded)
-  return loaded
+  spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+  recipe = importlib.util.module_from_spec(spec)
+  with _report_failures(file):
+    spec.loader.exec_module(recipe)
+  return recipe
 
 
 def names() -> list[str]:
-  """Return the recipes in `configs/` of the current directory and of this project, such as
-  `configs/t5/base.py`."""
-  folders = {pathlib.Path("configs"), CONFIGS}
-  return sorted(
-    {
-      f"configs/{path.relative_to(folder).as_posix()}"
-      for folder in folders
-      for path in folder.rglob("*.py")
-      if path.name != "__init__.py"
-    }
-  )
+  """Return the recipes of the current directory and this project, such as `configs/t5/base.py`."""
+  recipe_names = set()
+  for folder in (pathlib.Path("configs"), CONFIGS):
+    for path in folder.rglob("*.py"):
+      if path.name != "__init__.py":
+        recipe_names.add(f"configs/{path.relative_to(folder).as_posix()}")
+  return sorted(recipe_names)
 
 
 def _find_recipes() -> None:

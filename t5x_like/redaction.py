@@ -1,4 +1,4 @@
-"""Replace secrets by *** in text that is printed or written where others read it.
+"""Replace secrets by `***` in text that is printed or written where others read it.
 
 A secret is recognised by the name of its variable, flag or key (`PGPASS`, `--api_key`, `"token"`),
 by its place in an address (`https://user:password@host`), or by its own form (`hf_…`, `ghp_…`, a
@@ -11,8 +11,8 @@ from typing import Any
 MASK = "***"
 
 _LAST_PARTS = (
-  "token|secret|pass|passwd|password|passphrase|passcode|pwd|credential|credentials|apikey|accesskey|secretkey"
-  "|privatekey|auth|cookie|dsn|netrc"
+  "token|secret|pass|passwd|password|passphrase|passcode|pwd|credential|credentials|apikey"
+  "|accesskey|secretkey|privatekey|auth|cookie|dsn|netrc"
 )
 _WHOLE_PARTS = "key|keys|pat|pw|sas|sig|signature|secrets|authorization|bearer|jwt|cred|creds"
 # `TOKENIZERS_PARALLELISM` and `max_tokens` are no secrets; `HFTOKEN` and `GITHUB_PAT2` are.
@@ -36,9 +36,10 @@ _STRICT_USER = re.compile(
   r"(?i)\b((?:https?|ftps?)://(?=[^/?#\s]*@)|[a-z][a-z0-9+.-]*://(?=[^/?#\s@]*:))[^/?#\s]*@"
 )
 _QUERY = re.compile(r"(?<=[?&])([A-Za-z_][\w.-]*)=([^&#\s]+)")
-_KNOWN = re.compile(
-  r"\b(?:hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
-  r"|xox[abpr]-[\w-]{8,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w.-]{16,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]*)"
+_KNOWN_TOKENS = re.compile(
+  r"\b(?:hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+  r"|sk-[\w-]{16,}|xox[abpr]-[\w-]{8,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w.-]{16,}"
+  r"|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]*)"
 )
 
 
@@ -49,10 +50,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str) -> str:
-  """Return text with its secrets replaced by `***`: a command, a script, a message, JSON or an
-  address."""
+  """Return a command, script, message, JSON or address with its secrets replaced by `***`."""
   text = _USER.sub(rf"\1{MASK}@", text)
-  text = _KNOWN.sub(MASK, text)
+  text = _KNOWN_TOKENS.sub(MASK, text)
   text = _HEADER.sub(rf"\1{MASK}", text)
   text = _SCHEME.sub(rf"\1{MASK}", text)
   text = _ENTRY.sub(_redact_entry, text)
@@ -61,8 +61,7 @@ def redact(text: str) -> str:
 
 
 def redact_word(word: str) -> str:
-  """Return one word of a command, or one value, with its secrets replaced: spaces and quotes are
-  part of it."""
+  """Return one argument or value, spaces and quotes included, with its secrets replaced."""
   name, equals, value = word.partition("=")
   if equals and is_secret_name(name) and re.fullmatch(r"[\w.-]+", name):
     return f"{name}={MASK}"
@@ -70,8 +69,7 @@ def redact_word(word: str) -> str:
 
 
 def redact_tree(value: Any, name: str = "") -> Any:
-  """Return nested dicts and lists with their secrets replaced, by their keys and as
-  `redact_word`."""
+  """Return nested dicts and lists with their secrets replaced, by key and as `redact_word`."""
   if isinstance(value, dict):
     return {key: redact_tree(item, str(key)) for key, item in value.items()}
   if isinstance(value, list | tuple):
@@ -84,14 +82,15 @@ def redact_tree(value: Any, name: str = "") -> Any:
 
 
 def redact_config(config: dict[str, Any]) -> dict[str, Any]:
-  """Return a run's config to save or show: without secrets in addresses anywhere, nor by name in
-  `trackers`.
+  """Return a run's config to save or show, without secrets in addresses and in `trackers`.
 
   Other keys keep their values, for a run is opened again by them: a field called `key` is no
   secret.
   """
-  trackers = {"trackers": redact_tree(config["trackers"])} if "trackers" in config else {}
-  return _redact_addresses(config) | trackers
+  redacted = _redact_addresses(config)
+  if "trackers" in config:
+    redacted["trackers"] = redact_tree(config["trackers"])
+  return redacted
 
 
 def _redact_addresses(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Training runs in Python: what python -m t5x_like.train does."""
+"""Start training runs from Python, as `python -m t5x_like.train` does from a shell."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,8 +22,8 @@ class Run:
     overrides: changes to the config: values by key, or `KEY=VALUE` of each `--config.KEY=VALUE`.
 
   Attributes:
-    config: as given, with the overrides.
-    workdir: as given.
+    config: the recipe with the overrides.
+    workdir: the directory or address of the run.
 
   Raises:
     UserError: there is no such recipe, or a key or value is invalid.
@@ -32,7 +32,8 @@ class Run:
   def __init__(
     self, config: str | ConfigDict, workdir: str, overrides: Sequence[str] | Mapping[str, Any] = ()
   ):
-    self.config, self.workdir = config_of(config, overrides), check_directory(workdir)
+    self.config = config_of(config, overrides)
+    self.workdir = check_directory(workdir)
 
   def train(
     self,
@@ -54,7 +55,7 @@ class Run:
       Preempted: a signal stopped the run; its state is saved.
       NumericError: the loss or the state is not finite.
     """
-    train.start(self.config, self.workdir, from_step, profile, callbacks)
+    train.train_config(self.config, self.workdir, from_step, profile, callbacks)
 
   def metrics(self) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`: `step`, and values by name."""

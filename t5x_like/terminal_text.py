@@ -1,5 +1,4 @@
-"""Make text from data safe to print: a terminal obeys control characters, such as those that clear
-it."""
+"""Make text from data safe to print, since a terminal obeys its control characters."""
 
 import re
 
@@ -11,6 +10,5 @@ _CONTROLS = re.compile(
 
 
 def escape_controls(text: str) -> str:
-  """Return text with every control character but tab and line feed written as an escape, such as
-  `\\x1b`."""
+  """Replace each control character except tab and line feed by an escape, such as `\\x1b`."""
   return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)

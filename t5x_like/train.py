@@ -1,4 +1,4 @@
-"""Pretrains a model: python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base
+"""Pretrain a model: python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base
 [--config.KEY=VALUE …]
 
 Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 an error that
@@ -9,6 +9,7 @@ state saved (docs/reference/exit-codes.md).
 import argparse
 
 from t5x_like import command_line, recipes
+from t5x_like.command_line import flag
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -19,20 +20,18 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]
   Raises:
     UserError: an argument is unknown or invalid.
   """
-  profile = command_line.flag(
-    "--profile", metavar="FIRST:LAST", help="record a profiler trace of these steps"
-  )
-  back = command_line.flag(
+  profile = flag("--profile", metavar="FIRST:LAST", help="record a profiler trace of these steps")
+  from_step = flag(
     "--from_step",
     type=command_line.step_number,
     metavar="STEP",
     help="go back to this saved step; later ones are set aside",
   )
-  args, overrides = command_line.parse(argv, __doc__, profile, back)
-  return args, overrides, _window(args.profile)
+  args, overrides = command_line.parse(argv, __doc__, profile, from_step)
+  return args, overrides, _parse_profile(args.profile)
 
 
-def check_window(text: str | None, window: range | None, config) -> None:
+def check_profile(text: str | None, window: range | None, config) -> None:
   """Refuse steps to profile that begin after the run's last one."""
   if window is not None and config.total_steps is not None and window.start > config.total_steps:
     raise UserError(
@@ -44,11 +43,11 @@ def check_window(text: str | None, window: range | None, config) -> None:
 def main(argv: list[str]) -> None:
   args, overrides, window = parse(argv)
   config = recipes.load(args.config, overrides)
-  check_window(args.profile, window, config)
-  start(config, args.workdir, args.from_step, window)
+  check_profile(args.profile, window, config)
+  train_config(config, args.workdir, args.from_step, window)
 
 
-def start(
+def train_config(
   config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()
 ) -> None:
   """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`."""
@@ -66,17 +65,18 @@ def start(
   for note in notes:
     process.log(note)
   data.use_cache(workdir)
-  compiled = compile_cache.enable(workdir)
+  cache_note = compile_cache.enable(workdir)
   config = resolve(adopt_imported_model(config, read_imported(workdir), workdir))
   from t5x_like.training import loop, open_run
 
-  with open_run.open_training_run(config, workdir, from_step) as made:
-    process.log(f"  {compiled}")
-    made.session.callbacks += callbacks
-    loop.train(made, profile=profile)
+  with open_run.open_training_run(config, workdir, from_step) as active_run:
+    process.log(f"  {cache_note}")
+    active_run.session.callbacks += callbacks
+    loop.train(active_run, profile=profile)
 
 
-def _window(text: str | None) -> range | None:
+def _parse_profile(text: str | None) -> range | None:
+  """Parse FIRST:LAST into the steps to profile."""
   if text is None:
     return None
   try:

@@ -1,4 +1,4 @@
-"""The gate before everything that a file from elsewhere may name: functions, and locations of data.
+"""Check functions and locations that a file from elsewhere names, before they are used.
 
 **Functions.** Importing a module runs it, so the function `module:function` is imported only if the
 user gave exactly that name in this command: in the recipe of `--config`, in a `--config.…` flag, or
@@ -64,10 +64,11 @@ BUILT_IN_FUNCTIONS = frozenset(
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # alone, or as a source
-_GIVEN = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)
+_ADMISSIBLE = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)
 # Sources that make their records themselves, alone or behind sources that change records.
 _GENERATED = re.compile(
-  r"((objects|cloze|salient|held_out:\d+@|t5:\w+):?)*(builtin|digits|digit_scenes|sums(:\d+)?|facts(:\d+)?)"
+  r"((objects|cloze|salient|held_out:\d+@|t5:\w+):?)*"
+  r"(builtin|digits|digit_scenes|sums(:\d+)?|facts(:\d+)?)"
 )
 _FILE_SOURCE = re.compile(r"[a-z0-9_]+:([^,=@:{}*?\[\]]+)")  # `format:path` of one file
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -89,7 +90,7 @@ class Origin:
 
 @dataclasses.dataclass
 class State:
-  """What a command admits, and what its files contain; a command hands it to its worker processes.
+  """The names that a command admits, and the strings of its files; shared with its workers.
 
   Attributes:
     names: the admitted functions.
@@ -109,7 +110,7 @@ class State:
 _state = State()
 
 
-def begin_command(given: Any, everything: bool = False) -> None:
+def begin_command(values: Any, everything: bool = False) -> None:
   """Start a command: admit what its flags name, and forget the previous command's.
 
   Args:
@@ -117,7 +118,7 @@ def begin_command(given: Any, everything: bool = False) -> None:
     everything: whether the command has `--trust`, which admits every name.
   """
   set_state(State(everything=everything))
-  admit(given)
+  admit(values)
 
 
 def current_state() -> State:
@@ -131,19 +132,19 @@ def set_state(state: State) -> None:
   _state = state
 
 
-def admit(given: Any) -> None:
+def admit(values: Any) -> None:
   """Admit the functions and locations in a value given by the user: a string, or a list or
   dictionary of them."""
-  for text in _texts(given):
+  for text in _texts(values):
     _state.texts.add(text)
-    if match := _GIVEN.fullmatch(text):
+    if match := _ADMISSIBLE.fullmatch(text):
       _state.names.add(match[1])
 
 
-def admit_locations(given: Any) -> None:
+def admit_locations(values: Any) -> None:
   """Admit the locations in a value, as a program gives them to a function; functions must be named
   to `admit`."""
-  _state.texts.update(_texts(given))
+  _state.texts.update(_texts(values))
 
 
 def allows_everything() -> bool:
@@ -182,7 +183,7 @@ def check_links(directory: str, file: str) -> None:
     for name in (*folders, *files):
       path = os.path.join(folder, name)
       if os.path.islink(path) and not is_inside(path, directory):
-        target = _shown(os.path.realpath(path))
+        target = _format_text(os.path.realpath(path))
         raise UserError(
           f"{path}: found a link to {target}, expected what it names in {directory} itself; move "
           f"it there, or add {FLAG}"
@@ -198,11 +199,11 @@ def import_function(where: str, name: str) -> Callable:
     UserError: the name is not admitted, or the module cannot be imported or lacks the function.
   """
   if name not in BUILT_IN_FUNCTIONS and name not in _state.names and not _state.everything:
-    raise _refused_function(where, name)
+    raise _function_refusal(where, name)
   module, _, attribute = name.partition(":")
-  here = str(pathlib.Path.cwd())
-  if here not in sys.path:
-    sys.path.insert(0, here)
+  directory = str(pathlib.Path.cwd())
+  if directory not in sys.path:
+    sys.path.insert(0, directory)
   try:
     return getattr(importlib.import_module(module), attribute)
   except Exception as error:
@@ -222,10 +223,10 @@ def check_location(where: str, text: Any) -> None:
   origin = _origin(text)
   if origin is None:
     return
-  if _is_odd(text):
-    raise _refused_address(f"{origin.file}: {where}", text)
+  if _is_unusual(text):
+    raise _address_refusal(f"{origin.file}: {where}", text)
   if not _state.everything and not is_inside(text, origin.directory):
-    raise _refused_location(origin, where, text)
+    raise _location_refusal(origin, where, text)
 
 
 def check_source(where: str, text: Any) -> None:
@@ -241,13 +242,13 @@ def check_source(where: str, text: Any) -> None:
   origin = _origin(text)
   if origin is None or _GENERATED.fullmatch(text):
     return
-  if _is_odd(text):
-    raise _refused_address(f"{origin.file}: {where}", text)
+  if _is_unusual(text):
+    raise _address_refusal(f"{origin.file}: {where}", text)
   if _state.everything:
     return
   match = _FILE_SOURCE.fullmatch(text)
   if not match or not os.path.isfile(match[1]) or not is_inside(match[1], origin.directory):
-    raise _refused_location(origin, where, text)
+    raise _location_refusal(origin, where, text)
 
 
 def check_address(url: str) -> None:
@@ -256,7 +257,7 @@ def check_address(url: str) -> None:
   Raises:
     UserError: it is a chain, or has a scheme outside `SCHEMES`, and the command does not name it.
   """
-  if not _is_odd(url):
+  if not _is_unusual(url):
     return
   first, _, chain = url.partition("::")
   if "://" in first:
@@ -268,7 +269,7 @@ def check_address(url: str) -> None:
     start in text and chain in text
     for text in (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))
   ):
-    raise _refused_address("", url)
+    raise _address_refusal("", url)
 
 
 def is_inside(path: str, directory: str, links: bool = True) -> bool:
@@ -294,12 +295,12 @@ def load_secret() -> bytes:
   path = pathlib.Path.home() / ".cache" / "t5x_like" / "secret"
   path.parent.mkdir(parents=True, exist_ok=True)
   if not path.exists():
-    fresh = path.with_name(f"secret-{secrets.token_hex(8)}")
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(secrets.token_bytes(_SECRET_BYTES))
+    draft = path.with_name(f"secret-{secrets.token_hex(8)}")
+    draft.touch(mode=0o600)
+    draft.write_bytes(secrets.token_bytes(_SECRET_BYTES))
     with contextlib.suppress(FileExistsError):
-      os.link(fresh, path)  # of several that begin at once, the first counts
-    fresh.unlink()
+      os.link(draft, path)  # of several that begin at once, the first counts
+    draft.unlink()
   return path.read_bytes()
 
 
@@ -314,7 +315,9 @@ def sign(content: Any) -> str | None:
 
 def is_signed(content: Any, text: Any) -> bool:
   """Return whether a text is this user's signature of a value."""
-  expected = sign(content) if isinstance(text, str) and text.isascii() else None
+  if not isinstance(text, str) or not text.isascii():
+    return False
+  expected = sign(content)
   return expected is not None and hmac.compare_digest(expected, text)
 
 
@@ -325,47 +328,50 @@ def _origin(text: Any) -> Origin | None:
   return _state.origins.get(text)
 
 
-def _is_odd(text: str) -> bool:
+def _is_unusual(text: str) -> bool:
   """Return whether a location has a chain of addresses, or a scheme outside `SCHEMES`."""
   return "::" in text or any(scheme.lower() not in SCHEMES for scheme in _SCHEME.findall(text))
 
 
-def _refused_function(where: str, name: str) -> UserError:
+def _function_refusal(where: str, name: str) -> UserError:
   if not _NAME.fullmatch(name):
     return UserError(f"{where}: found {name!r}, expected a function, module:function")
   origin = _state.origins.get(name)
+  prefix = f"{origin.file}: " if origin else ""
   return UserError(
-    f"{f'{origin.file}: ' if origin else ''}{where}: found {name!r}, which this command does not "
+    f"{prefix}{where}: found {name!r}, which this command does not "
     f"name, so it is not imported; give that name in the recipe or a flag{_flag(where, name)}, or "
     f"add {FLAG} to import what saved files name (in a program: t5x_like.trust.admit({name!r}))"
   )
 
 
-def _refused_location(origin: Origin, where: str, text: str) -> UserError:
+def _location_refusal(origin: Origin, where: str, text: str) -> UserError:
   outside = f"is outside {origin.directory} and " if origin.directory else ""
   return UserError(
-    f"{origin.file}: {where}: found {_shown(text)}, which {outside}this command does not name, so "
+    f"{origin.file}: {where}: found {_format_text(text)}, which {outside}this command does not "
+    "name, so "
     f"it is not opened; give it in the recipe or a flag{_flag(where, text)}, or add {FLAG} to "
     "open what saved files name"
   )
 
 
-def _refused_address(where: str, text: str) -> UserError:
-  known = ", ".join(f"{scheme}://" for scheme in SCHEMES[:-2])
+def _address_refusal(where: str, text: str) -> UserError:
+  schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES[:-2])
   return UserError(
-    f"{where}{': ' if where else ''}found {_shown(text)}, which this command does not name, "
-    f"expected one address of {known}; give it in the recipe or a flag (in a program: "
+    f"{where}{': ' if where else ''}found {_format_text(text)}, which this command does not name, "
+    f"expected one address of {schemes}; give it in the recipe or a flag (in a program: "
     "t5x_like.trust.admit)"
   )
 
 
 def _flag(where: str, text: str) -> str:
-  return (
-    f" (--{where}={text})" if re.fullmatch(r"config(\.\w+)+", where) and len(text) <= 120 else ""
-  )
+  """Return the flag that would admit a text, for messages; "" if it has none or is too long."""
+  if re.fullmatch(r"config(\.\w+)+", where) and len(text) <= 120:
+    return f" (--{where}={text})"
+  return ""
 
 
-def _shown(text: str) -> str:
+def _format_text(text: str) -> str:
   text = ascii(text)
   return text if len(text) <= 120 else f"{text[:100]}..."
 

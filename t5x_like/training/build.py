@@ -58,7 +58,7 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
     UserError: the mesh does not fit the devices, or a parameter or a phase's batch does not divide
       over it.
   """
-  phases = config_lib.ordered_phases(config)
+  phases = config_lib.phases_in_order(config)
   rules = Rules.from_config(config, devices)
   for name, _, _, batch_size in phases:
     rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))

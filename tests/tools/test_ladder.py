@@ -81,7 +81,7 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
 def test_a_run_that_was_not_evaluated_is_told(monkeypatch, tmp_path):
   monkeypatch.setattr(sizes, "parameters", lambda config: 1000)
   monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
-  monkeypatch.setattr("t5x_like.train.start", lambda *_: None)
+  monkeypatch.setattr("t5x_like.train.train_config", lambda *_: None)
   config = recipes.load("configs/llama/8b.py:debug")
   with pytest.raises(UserError, match="has no evaluation of step 2, whose loss is fitted"):
     ladder.Ladder(config, str(tmp_path), None, 1).trial("128x2", 2, 0.1)
@@ -134,6 +134,6 @@ def test_a_ladder_predicts_checks_and_trains_nothing_twice(tmp_path, capsys, mon
   prediction = first["prediction"]
   assert prediction["off"] == pytest.approx(prediction["loss"] / prediction["measured"] - 1)
   assert "<svg" in (tmp_path / "ladder.html").read_text()
-  monkeypatch.setattr("t5x_like.train.start", lambda *_: pytest.fail("trained again"))
+  monkeypatch.setattr("t5x_like.train.train_config", lambda *_: pytest.fail("trained again"))
   assert ladder.main(flags) == 0
   assert json.loads((tmp_path / "ladder.json").read_text()) == first

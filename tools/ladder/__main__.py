@@ -169,7 +169,7 @@ class Ladder:
     count = sizes.parameters(resolve(config))
     if not (rows := self._finished(workdir, steps)):
       try:
-        train.start(config, workdir)
+        train.train_config(config, workdir)
       except NumericError as error:
         print(f"{workdir}: diverged: {error}", flush=True)
         return math.inf, 0.0, count
