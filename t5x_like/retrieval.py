@@ -45,8 +45,8 @@ class Shelf:
 
   def __init__(self, model, rules: Rules, passages, at_once: int, parts: int = 1):
     mesh = rules.mesh
-    n = -(-min(at_once, passages.number) // mesh.size) * mesh.size
-    C = -(-passages.number // n)
+    n = -(-min(at_once, passages.num_passages) // mesh.size) * mesh.size
+    C = -(-passages.num_passages // n)
     N = C * n
     m = -(-C // parts)
     self.parts = -(-C // m)
@@ -54,9 +54,9 @@ class Shelf:
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
       number_m = np.arange(*index[0].indices(N))
-      rows_mL = passages.rows(np.minimum(number_m, passages.number - 1))
+      rows_mL = passages.rows(np.minimum(number_m, passages.num_passages - 1))
       return np.where(
-        (number_m < passages.number)[:, None], rows_mL, np.int32(passages.vocabulary.pad_id)
+        (number_m < passages.num_passages)[:, None], rows_mL, np.int32(passages.vocabulary.pad_id)
       )
 
     self._tokens_NL = jax.make_array_from_callback((N, passages.length), own, part)
@@ -95,7 +95,7 @@ class Shelf:
         )
         k = batch["passage_tokens"].shape[1] - 1
         given = (found, index_NP, tokens_NL, batch["own_passage"])
-        number_Bk, _, passage_BkL = nearest(mesh, *given, k=k, number=passages.number)
+        number_Bk, _, passage_BkL = nearest(mesh, *given, k=k, number=passages.num_passages)
         null_B1L = batch["passage_tokens"][:, :1]
         return batch | {
           "passage_tokens": jnp.concatenate([null_B1L, passage_BkL], axis=1),

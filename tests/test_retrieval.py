@@ -81,7 +81,7 @@ def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   generator = np.random.default_rng(5)
   rules = Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
   rows_NL = generator.integers(2, 64, (11, L)).astype(np.int32)
-  held = types.SimpleNamespace(number=11, length=L, rows=lambda n: rows_NL[n])
+  held = types.SimpleNamespace(num_passages=11, length=L, rows=lambda n: rows_NL[n])
   held.vocabulary = types.SimpleNamespace(pad_id=0)
   own_B = np.array([-1, 0, 10], np.int32)
   asked = jax.device_put(batch() | {"own_passage": own_B}, rules.batch())

@@ -40,8 +40,8 @@ def _by_class(truth, detections: list[tuple], classes: int) -> Iterator[tuple[fl
     objects = []
     likeliest = []
     for n, corners_Q4, class_Q, score_Q in detections:
-      own = truth.of(n)
-      boxes_K4 = truth.boxes[own][(truth.labels[own] == label) & truth.learned[own]].astype(
+      own = truth.slice_of_image(n)
+      boxes_K4 = truth.boxes[own][(truth.labels[own] == label) & truth.are_learned[own]].astype(
         np.float64
       )
       if len(boxes_K4):

@@ -117,7 +117,7 @@ class Evaluator:
   def _row(
     self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth
   ) -> dict:
-    own = truth.of(n)
+    own = truth.slice_of_image(n)
     size_4 = np.tile(truth.pixels[n], 2)
     things = zip(truth.boxes[own], truth.labels[own])
     objects = [
@@ -156,13 +156,13 @@ def average_precision(
   annotations = []
   results = []
   for n, corners_Q4, class_Q, score_Q in detections:
-    own = truth.of(n)
+    own = truth.slice_of_image(n)
     size_4 = np.tile(truth.pixels[n], 2).astype(np.float64)
     of_each = (
       truth.boxes[own] * size_4,
       truth.labels[own],
       truth.areas[own],
-      truth.learned[own],
+      truth.are_learned[own],
       truth.difficult[own],
     )
     for box, label, area, learned, difficult in zip(*of_each, strict=True):

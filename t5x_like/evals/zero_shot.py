@@ -94,7 +94,7 @@ class Evaluator:
 def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:
   from t5x_like.data.images import prompts
 
-  return prompts.rows(texts, vocabulary, length)
+  return prompts.encode_rows(texts, vocabulary, length)
 
 
 def _read(path: str, classes: int) -> tuple[str, ...]:

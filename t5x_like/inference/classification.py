@@ -15,7 +15,7 @@ from t5x_like import slots
 from t5x_like.corpora import sources, tables
 from t5x_like.corpora.sources import Skip
 from t5x_like.data import tasks
-from t5x_like.data.supervised.sequences import sequences
+from t5x_like.data.supervised.sequences import rows_class
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
 from t5x_like.evals import _labelled
@@ -203,7 +203,7 @@ class TextClassification:
     }
     store = Texts(origin, self.vocabulary, streams)
     orders = [names, names[::-1]] if self._both_orders else [names]
-    make_rows = sequences(self._architecture)
+    make_rows = rows_class(self._architecture)
     rows = [make_rows(store, order, self._length) for order in orders]
     used_N, lengths_ND = rows[0].fitted("truncate")
     by_order = [

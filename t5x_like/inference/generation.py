@@ -11,7 +11,7 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.data.supervised.chat import Message
-from t5x_like.data.supervised.published_template import chat_of, describe
+from t5x_like.data.supervised.published_template import build_chat, describe
 from t5x_like.decoding.penalties import BannedWords
 from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, Transform
 from t5x_like.decoding.unrolled import for_decoding
@@ -322,7 +322,7 @@ class Answer(Continuation):
   ):
     super().__init__(model, vocabulary, features, strategy, new_tokens)
     self.described = describe(template, vocabulary)
-    self._chat = chat_of(template, vocabulary)
+    self._chat = build_chat(template, vocabulary)
     self._start = vocabularies.start_id(vocabulary)
     self.ends = tuple(sorted({vocabulary.eos_id, self._chat.end}))
 

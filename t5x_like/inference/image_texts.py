@@ -38,7 +38,7 @@ class TextChoice(ImageClassification):
       )
     self.read_options(model.variant.image, task, flags)
     self.names, self.top_k = list(texts), min(self.top_k, len(texts))
-    self._tokens_CT = prompts.rows(texts, vocabulary, task.get("length", 77))
+    self._tokens_CT = prompts.encode_rows(texts, vocabulary, task.get("length", 77))
 
   def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
     @jax.jit

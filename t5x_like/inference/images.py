@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.data.images import described, pictures
+from t5x_like.data.images import layout, pictures
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals.detection import SHOWN_SCORE, describe_detections, to_corners, top_detections
 from t5x_like.files import globs
@@ -111,10 +111,10 @@ class _OfImages:
   def _pixels(self, path: str) -> np.ndarray | str:
     """Return a file's pixels, or why it cannot be used."""
     try:
-      return pictures.pixels(as_path(path).read_bytes(), self.channels)
+      return pictures.read_pixels(as_path(path).read_bytes(), self.channels)
     except OSError as error:
       return f"cannot be read: {error.strerror or one_line(error)}"
-    except pictures.Unusable as error:
+    except pictures.UnusableImage as error:
       return str(error)
 
 
@@ -136,7 +136,7 @@ class ImageClassification(_OfImages):
     self.names, self.top_k = _names(vocabulary, labels), min(self.top_k, labels)
 
   def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
-    task = described.arguments(task)
+    task = layout.fill_defaults(task)
     self.top_k = _most(flags, "classifies images", "classes", 5)
     self._sides = height_and_width(variant.resolution)
     self.channels = variant.channels
@@ -144,7 +144,9 @@ class ImageClassification(_OfImages):
     self._normalised = _normalisation(task)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
-    return {"image": self._normalised(pictures.at_resolution(image_YXC, self._sides, **self._way))}
+    return {
+      "image": self._normalised(pictures.fit_to_resolution(image_YXC, self._sides, **self._way))
+    }
 
   def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:
     """Return the probability of each class, float32 [B, V]."""
@@ -180,14 +182,14 @@ class ObjectDetection(_OfImages):
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self._top_k = _most(flags, "finds objects in images", "objects", 0)
     self.channels = model.variant.channels
-    task = described.arguments(task)
+    task = layout.fill_defaults(task)
     self._longest = task["resolution"]
     self._shortest = task["shortest"]
     self._normalised = _normalisation(task)
     self._names = _names(vocabulary, model.variant.labels)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
-    seen_YXC = self._normalised(pictures.within(image_YXC, self._shortest, self._longest))
+    seen_YXC = self._normalised(pictures.resize_sides(image_YXC, self._shortest, self._longest))
     padded = np.zeros((self._longest, self._longest, self.channels), np.float32)
     padded[: seen_YXC.shape[0], : seen_YXC.shape[1]] = seen_YXC
     return {"image": padded, "image_size": np.array(seen_YXC.shape[:2], np.int32)}

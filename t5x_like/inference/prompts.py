@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.data.supervised.chat import Message
-from t5x_like.data.supervised.published_template import PUBLISHED, chat_of
+from t5x_like.data.supervised.published_template import PUBLISHED, build_chat
 from t5x_like.errors import UserError
 from t5x_like.inference import generation, strategies
 from t5x_like.inference.likelihood import Likelihood
@@ -57,7 +57,7 @@ class Prompts:
     elif start and not self.both:
       self._before = [self.start_id]
       self._after = []
-    self._chat = None if template is None else chat_of(template, opened.vocabulary)
+    self._chat = None if template is None else build_chat(template, opened.vocabulary)
     if self._chat is not None and self.both:
       raise UserError(
         "--template: the model is an encoder-decoder, which has no chat template; leave it out"

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from t5x_like.data.supervised.chat import messages_of
+from t5x_like.data.supervised.chat import read_messages
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.paths import as_path
 
@@ -96,7 +96,7 @@ def _text(line: str, field: str | None, where: str) -> str | Conversation:
     is_conversation = "text" not in record and isinstance(record.get("messages"), list)
     field = "messages" if is_conversation else "text"
   if isinstance(record.get(field), list) and record[field]:
-    return [message._asdict() for message in messages_of(record, field, where)]
+    return [message._asdict() for message in read_messages(record, field, where)]
   if not isinstance(record.get(field), str):
     found = (
       f"{record[field]!r:.40} under the key {field!r}" if field in record else (f"no key {field!r}")

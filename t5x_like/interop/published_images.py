@@ -8,7 +8,7 @@ from typing import Any
 
 from t5x_like.data import task_features
 from t5x_like.data.features import Features
-from t5x_like.data.images import described, pictures
+from t5x_like.data.images import layout, pictures
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.paths import as_path
@@ -108,7 +108,7 @@ def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
     None where the library has no such preparation: bars around the image, or a middle that is not
     square.
   """
-  task = described.arguments(task)
+  task = layout.fill_defaults(task)
   channels = task["channels"]
   resolution = task["resolution"]
   mean = list(task["mean"])
@@ -136,7 +136,7 @@ def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
   if fit == "squeezed":
     return made | {"image_processor_type": "ViTImageProcessor", "size": {"height": y, "width": x}}
   cut = {"do_center_crop": True, "crop_size": {"height": y, "width": x}}
-  whole_2 = [pictures.covered(side, task["crop"]) for side in (y, x)]
+  whole_2 = [pictures.covering_size(side, task["crop"]) for side in (y, x)]
   if fit == "squeezed_cut":
     size = dict(zip(("height", "width"), whole_2, strict=True))
     return made | {"image_processor_type": "DeiTImageProcessor", "size": size} | cut
@@ -150,11 +150,11 @@ def timm_pretrained_config(task: Mapping[str, Any]) -> dict[str, Any]:
   """Return the like of `processor` for the `pretrained_cfg` of timm."""
   if not (made := processor_config(task)):
     return {}
-  task = described.arguments(task)
+  task = layout.fill_defaults(task)
   least = min(height_and_width(task["resolution"]))
   crop = task["crop"]
   squeezed = task["fit"].startswith("squeezed")
-  whole = pictures.covered(least, crop)
+  whole = pictures.covering_size(least, crop)
   crop = crop if int(least / crop) == whole else least / (whole + 0.5)  # timm rounds down
   pixels = {"mean": made["image_mean"], "std": made["image_std"], "interpolation": task["method"]}
   way = {
@@ -168,7 +168,7 @@ def image_features(variant, task: dict[str, Any]) -> Features:
   """Return the features of its training."""
   if hasattr(variant, "queries"):
     return task_features.declare({"name": "object_detection", "boxes": variant.queries} | task)
-  return described.images(task.get("resolution", variant.resolution), variant.channels)
+  return layout.describe(task.get("resolution", variant.resolution), variant.channels)
 
 
 def drop_label_count(model: dict[str, Any]) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import ASSISTANT, EOS, Message, template_of
+from t5x_like.data.supervised.chat import ASSISTANT, EOS, Message, find_template
 from t5x_like.data.supervised.published_template import (
   FILE,
   PUBLISHED,
   PublishedChat,
-  chat_of,
-  text_of,
+  build_chat,
+  find_template_text,
 )
 from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening_ids, special_id, start_id
 
@@ -87,15 +87,15 @@ def chat_files(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[s
   Args:
     template: see `published_template.chat_of`.
   """
-  chat = chat_of(template, vocabulary)
+  chat = build_chat(template, vocabulary)
   own = json.loads(vocabulary.export_files().get(GENERATION, b"{}"))
   ends = own.get("eos_token_id") or []
   ends = {*(ends if isinstance(ends, list) else [ends]), vocabulary.eos_id, chat.end}
   told = own | {"eos_token_id": sorted(ends)}
   found = {GENERATION: (json.dumps(told, indent=2) + "\n").encode()} if len(ends) > 1 else {}
   if template == PUBLISHED:
-    return found | {FILE: _begun(text_of(vocabulary), vocabulary, chat).encode()}
-  form = template_of(template)
+    return found | {FILE: _begun(find_template_text(vocabulary), vocabulary, chat).encode()}
+  form = find_template(template)
   # without pieces, a text has other ids within a conversation than by itself
   if form.pieces == (EOS,):
     return found

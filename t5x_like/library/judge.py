@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
-from t5x_like.data.supervised.published_template import chat_of
+from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.published_template import build_chat
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.rows import padded_length
@@ -36,7 +36,7 @@ class Judge:
       )
     self._workdir = workdir
     self._run = made.run
-    self._chat = chat_of(made.template or "plain", made.vocabulary)  # the task's default
+    self._chat = build_chat(made.template or "plain", made.vocabulary)  # the task's default
     self._start = vocabularies.start_id(made.vocabulary)
     (self._longest,) = made.features["decoder_input_tokens"]
 
@@ -66,7 +66,7 @@ class Judge:
   def _asked(self, prompt: Any) -> list[Message]:
     if not isinstance(prompt, list):
       return [Message("user", str(prompt))]
-    found = messages_of({"prompt": prompt}, "prompt", self._workdir)
+    found = read_messages({"prompt": prompt}, "prompt", self._workdir)
     self._chat.check_prompt(found, self._workdir)
     return found
 

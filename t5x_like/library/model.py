@@ -372,7 +372,7 @@ class Model:
     if name is not None or self.template is not None:
       return name or self.template
     answers = self.is_published and self._decoder and "decoder_target_tokens" in self.features
-    if answers and published_template.text_of(self.vocabulary) is not None:
+    if answers and published_template.find_template_text(self.vocabulary) is not None:
       return published_template.PUBLISHED
     return None
 

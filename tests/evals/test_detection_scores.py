@@ -40,7 +40,7 @@ def scenes(generator, N=12):
   truth = Boxes(np.cumsum(counts), pixels, boxes, labels, areas, crowds, np.zeros(K, bool), {})
   found = []
   for n in range(N):
-    own = truth.of(n)
+    own = truth.slice_of_image(n)
     near = boxes[own] + generator.normal(0, 0.02, (counts[n], 4))
     far = generator.uniform(0, 0.5, (5, 4)) + [0, 0, 0.5, 0.5]
     both = np.concatenate([near, far]) * np.tile(pixels[n], 2)
@@ -158,7 +158,10 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see
   scores = _best_boxes.mean_overlaps(truth, found, CLASSES)
   by_class = []
   for label in range(3):
-    objects = [truth.boxes[truth.of(n)][truth.labels[truth.of(n)] == label] for n, *_ in found]
+    objects = [
+      truth.boxes[truth.slice_of_image(n)][truth.labels[truth.slice_of_image(n)] == label]
+      for n, *_ in found
+    ]
 
     def worse(box_4):
       return -np.mean(
@@ -225,7 +228,7 @@ def test_a_part_of_a_difficult_object_is_a_mistake_and_the_whole_of_it_is_neithe
   assert found(whole, whole) == pytest.approx(100) and found(part) == pytest.approx(50)
   group = dataclasses.replace(truth, crowds=second, difficult=none)
   assert found(part, truth=group) == pytest.approx(100)
-  assert truth.slots(1)[1].tolist() == [[0]] == group.slots(1)[1].tolist()
+  assert truth.pad_learned(1)[1].tolist() == [[0]] == group.pad_learned(1)[1].tolist()
 
 
 def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
@@ -233,8 +236,8 @@ def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
   exact = [
     (
       n,
-      truth.boxes[truth.of(n)] * np.tile(truth.pixels[n], 2),
-      truth.labels[truth.of(n)],
+      truth.boxes[truth.slice_of_image(n)] * np.tile(truth.pixels[n], 2),
+      truth.labels[truth.slice_of_image(n)],
       np.ones(100),
     )
     for n in range(len(truth.ends))

@@ -238,9 +238,9 @@ def reader(layout: str, root):
   def call(out):
     if layout in ("idx", "folders"):
       return store.open_store(source, "train", cache=str(out)).read(np.arange(1))
-    notes, _ = boxes.notes(open_source(source), "objects", "image", ())
+    notes, _ = boxes.make_notes(open_source(source), "objects", "image", ())
     found = store.open_store(source, "train", label_field=None, notes=notes, cache=str(out))
-    return boxes.of_store(found).slots(100)
+    return boxes.read_boxes(found).pad_learned(100)
 
   return lambda out: (call(out), None)[1]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from t5x_like.data.images import described, pictures
+from t5x_like.data.images import layout, pictures
 from t5x_like.errors import UserError
 from t5x_like.inference.image_texts import TextChoice
 from t5x_like.interop import published_images
@@ -126,7 +126,7 @@ def test_predictions_have_the_defaults_of_the_task_of_training():
   TextChoice.read_options(
     reader, SimpleNamespace(resolution=8, channels=3), {"name": "image_text"}, {}
   )
-  usual = described.arguments({"name": "image_text"})
+  usual = layout.fill_defaults({"name": "image_text"})
   assert reader._way == {name: usual[name] for name in ("crop", "fit", "mean", "method")}
   assert (usual["crop"], usual["mean"][0]) == (1.0, 0.48145466)
 
@@ -154,7 +154,7 @@ def test_evaluations_resize_to_a_size_rounded_down_as_the_authors_do(side, crop,
   assert published_images.processor_config(
     {"name": "image_classification", "resolution": side, "crop": crop}
   )["size"] == {"shortest_edge": whole}
-  assert all(pictures.covered(side, side / n) == n for n in range(side, 2 * side))
+  assert all(pictures.covering_size(side, side / n) == n for n in range(side, 2 * side))
 
 
 def test_timms_share_is_of_a_whole_number_of_pixels_rounded_down_both_ways(tmp_path):

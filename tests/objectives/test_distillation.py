@@ -13,7 +13,7 @@ import more
 import tests.recipes.nano_image  # noqa: F401 -- the variant that the runs are of
 from t5x_like import evaluate, train
 from t5x_like.data.features import Feature
-from t5x_like.data.images.described import images
+from t5x_like.data.images.layout import describe
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.models import deit, vit
@@ -136,10 +136,10 @@ def test_a_teacher_of_another_form_is_one_line(teacher, words):
   made = small(vit, "image_classification")
   made.reference = small(vit, "image_classification", **teacher)
   with pytest.raises(UserError, match=words):
-    Objective.check(made, images(8, 1, False))
+    Objective.check(made, describe(8, 1, False))
   made.reference = made
   with pytest.raises(UserError, match="labels that are classes, found float32"):
-    Objective.check(made, images(8, 1, False) | {"label": Feature((), "float32")})
+    Objective.check(made, describe(8, 1, False) | {"label": Feature((), "float32")})
   with pytest.raises(UserError, match="found share 2.0 and temperature 3.0"):
     Objective(share=2.0)
 

@@ -13,7 +13,7 @@ import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from t5x_like import predict, train  # noqa: E402
-from t5x_like.data.images import described, pictures  # noqa: E402
+from t5x_like.data.images import layout, pictures  # noqa: E402
 from t5x_like.interop import published_images  # noqa: E402
 from t5x_like.resolution import height_and_width  # noqa: E402
 from tools import convert_hf  # noqa: E402
@@ -188,12 +188,12 @@ def seen(
     "pixel_values"
   ][0]
   pixels = np.asarray(image, np.float32)
-  asked = described.arguments(task)
+  asked = layout.fill_defaults(task)
   if "shortest" in asked:
-    ours = pictures.within(pixels, asked["shortest"], asked["resolution"])
+    ours = pictures.resize_sides(pixels, asked["shortest"], asked["resolution"])
   else:
     way = {name: asked[name] for name in ("crop", "fit", "method")}
-    ours = pictures.at_resolution(pixels, height_and_width(asked["resolution"]), **way)
+    ours = pictures.fit_to_resolution(pixels, height_and_width(asked["resolution"]), **way)
   ours = (ours / 255 - np.array(asked["mean"])) / np.array(asked["std"])
   return theirs.transpose(1, 2, 0), ours
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, boxes
 from t5x_like.corpora.sources._files import read_bytes
-from t5x_like.data.images.pictures import ANNOTATED
+from t5x_like.data.images.pictures import ANNOTATED_SIZE
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.checked_json import json_type_name
@@ -80,7 +80,11 @@ class Source(boxes.Source):
         continue
       yield (
         where,
-        {"image": read_bytes(file), "objects": objects, ANNOTATED: (round(height), round(width))},
+        {
+          "image": read_bytes(file),
+          "objects": objects,
+          ANNOTATED_SIZE: (round(height), round(width)),
+        },
       )
 
   def split_facts(self, split: str) -> dict[str, Any]:

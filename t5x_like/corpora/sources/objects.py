@@ -18,7 +18,13 @@ import numpy as np
 from t5x_like.corpora.sources import Record, Skip, field_value, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.data.images import boxes
-from t5x_like.data.images.pictures import ANNOTATED, Unusable, plain, readable, upright
+from t5x_like.data.images.pictures import (
+  ANNOTATED_SIZE,
+  UnusableImage,
+  read_image,
+  to_8_bits,
+  turn_upright,
+)
 from t5x_like.errors import UserError
 
 _AROUND = 1.5
@@ -51,15 +57,17 @@ class Source(Derived):
   def _derive(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
     data, objects = (field_value(record, field, where) for field in _FIELDS)
     try:
-      image = readable(data, lambda image: plain(upright(image, record.get(ANNOTATED))))
-    except Unusable as error:
+      image = read_image(
+        data, lambda image: to_8_bits(turn_upright(image, record.get(ANNOTATED_SIZE)))
+      )
+    except UnusableImage as error:
       yield where, Skip(str(error))
       return
     size_4 = np.tile([image.height, image.width], 2)
     boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4) / (
       size_4 if record.get("pixels") else 1
     )
-    boxes_K4, real_K, _ = boxes.inside(boxes_K4)
+    boxes_K4, real_K, _ = boxes.clip_boxes(boxes_K4)
     for mark in ("is_crowd", "is_difficult"):
       real_K &= ~np.asarray(objects.get(mark, np.zeros(len(real_K))), bool)
     rows = zip(boxes_K4 * size_4, objects["label"], real_K, strict=True)

@@ -19,7 +19,7 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _name, _patterns, decode, read_bytes
-from t5x_like.data.images.pictures import ANNOTATED
+from t5x_like.data.images.pictures import ANNOTATED_SIZE
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
 from t5x_like.files.paths import as_path
@@ -164,4 +164,4 @@ def _parsed(path: str, changed: int | None) -> Record:
       f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with "
       "name and bndbox"
     ) from error
-  return {"objects": found} | ({ANNOTATED: (height, width)} if known else {"pixels": True})
+  return {"objects": found} | ({ANNOTATED_SIZE: (height, width)} if known else {"pixels": True})

@@ -42,28 +42,34 @@ class Augmentation(Generic[Image]):
   box: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
 
   def __call__(self, image: Image, u_N: tf.Tensor) -> Image:
-    return self.apply(cut(image, self.box(tf.shape(image)[:2], u_N)) if self.box else image, u_N)
+    if self.box:
+      image = crop_to_box(image, self.box(tf.shape(image)[:2], u_N))
+    return self.apply(image, u_N)
 
 
-def cut(image_YXC: tf.Tensor, box_4: tf.Tensor) -> tf.Tensor:
+def crop_to_box(image_YXC: tf.Tensor, box_4: tf.Tensor) -> tf.Tensor:
   """Return the part of an image at int32 (y, x, height, width)."""
   channels = image_YXC.shape[-1]
   part = tf.slice(image_YXC, tf.pad(box_4[:2], [[0, 1]]), tf.concat([box_4[2:], [channels]], 0))
   return tf.ensure_shape(part, [None, None, channels])
 
 
-def chained(steps: Sequence[Augmentation[Image]]) -> Augmentation[Image]:
-  """Chain several augmentations; each has its own random numbers."""
+def chain(steps: Sequence[Augmentation[Image]]) -> Augmentation[Image]:
+  """Chain several augmentations, each with its own random numbers.
+
+  If the first changes only a part of the image, the chain's `box` is the same part.
+  """
   ends = list(itertools.accumulate(step.numbers for step in steps))
 
   def apply(image: Image, u_N: tf.Tensor) -> Image:
-    for step, end in zip(steps, ends):
-      image = (step if step is not steps[0] else step.apply)(image, u_N[end - step.numbers : end])
+    for number, (step, end) in enumerate(zip(steps, ends)):
+      # The image of the first step is already its box.
+      function = step.apply if number == 0 else step
+      image = function(image, u_N[end - step.numbers : end])
     return image
 
-  first = steps[0].box if steps else None
-  return Augmentation(
-    sum(step.numbers for step in steps),
-    apply,
-    first and (lambda size_2, u_N: first(size_2, u_N[: ends[0]])),
-  )
+  def first_box(size_2: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
+    return steps[0].box(size_2, u_N[: ends[0]])
+
+  has_box = bool(steps) and steps[0].box is not None
+  return Augmentation(sum(step.numbers for step in steps), apply, first_box if has_box else None)

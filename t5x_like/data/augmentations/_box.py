@@ -10,7 +10,7 @@ TRIES = 10
 NUMBERS = 2 * TRIES + 2
 
 
-def box(
+def draw_box(
   u_N: tf.Tensor,
   height: tf.Tensor,
   width: tf.Tensor,
@@ -38,11 +38,11 @@ def box(
   h_T = tf.round(tf.sqrt(area_T / ratio_T))
   fits_T = (w_T >= 1) & (h_T >= 1) & (w_T <= X) & (h_T <= Y)
   first = tf.argmax(fits_T)
-  fitted = tf.reduce_any(fits_T)
-  w = tf.minimum(X, tf.round(Y * ratio[1]))
-  h = tf.minimum(Y, tf.round(X / ratio[0]))
-  h = tf.where(fitted, h_T[first], tf.maximum(h, 1.0))
-  w = tf.where(fitted, w_T[first], tf.maximum(w, 1.0))
-  y = tf.where(fitted, tf.floor(u_N[-2] * (Y - h + 1)), tf.floor((Y - h) / 2))
-  x = tf.where(fitted, tf.floor(u_N[-1] * (X - w + 1)), tf.floor((X - w) / 2))
-  return tf.cast(tf.stack([y, x, h, w]), tf.int32), fitted
+  any_fits = tf.reduce_any(fits_T)
+  widest = tf.minimum(X, tf.round(Y * ratio[1]))
+  highest = tf.minimum(Y, tf.round(X / ratio[0]))
+  h = tf.where(any_fits, h_T[first], tf.maximum(highest, 1.0))
+  w = tf.where(any_fits, w_T[first], tf.maximum(widest, 1.0))
+  y = tf.where(any_fits, tf.floor(u_N[-2] * (Y - h + 1)), tf.floor((Y - h) / 2))
+  x = tf.where(any_fits, tf.floor(u_N[-1] * (X - w + 1)), tf.floor((X - w) / 2))
+  return tf.cast(tf.stack([y, x, h, w]), tf.int32), any_fits

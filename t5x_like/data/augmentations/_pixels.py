@@ -7,53 +7,63 @@ import numpy as np
 from t5x_like.data.quiet_tensorflow import tf
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2
-# smoothed less the pixel itself
+# The smoothing kernel less the pixel itself.
 _SHARPNESS = np.array([[1, 1, 1], [1, 5 - 13, 1], [1, 1, 1]], np.float32) / 13
 
 
-def clipped(image: tf.Tensor) -> tf.Tensor:
+def clip(image: tf.Tensor) -> tf.Tensor:
+  """Clip the pixels to 0 to 255."""
   return tf.clip_by_value(image, 0.0, 255.0)
 
 
 def linear(image: tf.Tensor, factor_C, offset_C) -> tf.Tensor:
-  """Return image * factor + offset with a number of each for each channel."""
-  shape = tf.shape(image)  # whole rows, as numbers for three channels are slow to broadcast
-  factor, offset = (tf.tile(tf.cast(each, tf.float32), shape[1:2]) for each in (factor_C, offset_C))
-  return tf.reshape(tf.reshape(image, [shape[0], shape[1] * shape[2]]) * factor + offset, shape)
+  """Return image * factor + offset, with a factor and an offset for each channel."""
+  shape = tf.shape(image)
+  # Whole rows are multiplied, as it is slow to broadcast over three channels.
+  factor_R = tf.tile(tf.cast(factor_C, tf.float32), shape[1:2])
+  offset_R = tf.tile(tf.cast(offset_C, tf.float32), shape[1:2])
+  rows = tf.reshape(image, [shape[0], shape[1] * shape[2]])
+  return tf.reshape(rows * factor_R + offset_R, shape)
 
 
-def grey(image: tf.Tensor) -> tf.Tensor:
+def to_grey(image: tf.Tensor) -> tf.Tensor:
   """Convert to grey, with as many channels as before."""
-  return image if image.shape[-1] == 1 else image @ tf.constant([[luma] * 3 for luma in _LUMA])
+  if image.shape[-1] == 1:
+    return image
+  return image @ tf.constant([[luma] * 3 for luma in _LUMA])
 
 
-def blended(other: tf.Tensor, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  return clipped(other + factor * (image - other))
+def blend(base: tf.Tensor, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+  """Interpolate from `base` to the image, or extrapolate past it where the factor is above 1."""
+  return clip(base + factor * (image - base))
 
 
 def brightness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  return clipped(image * factor)
+  """Blend with black."""
+  return clip(image * factor)
 
 
 def contrast(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  return blended(tf.reduce_mean(grey(image)), image, factor)
+  """Blend with the mean level of grey."""
+  return blend(tf.reduce_mean(to_grey(image)), image, factor)
 
 
 def saturation(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  return blended(grey(image), image, factor)
+  """Blend with the grey image."""
+  return blend(to_grey(image), image, factor)
 
 
 def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
   """Blend with a smoothed image, towards or away from it; the border stays."""
   kernel = tf.tile(tf.constant(_SHARPNESS)[..., None, None], [1, 1, image.shape[-1], 1])
-  change = tf.cond(
-    tf.reduce_min(tf.shape(image)[:2]) > 2,
-    lambda: tf.pad(
-      tf.nn.depthwise_conv2d(image[None], kernel, [1] * 4, "VALID")[0], [[1, 1], [1, 1], [0, 0]]
-    ),
-    lambda: tf.zeros_like(image),
-  )
-  return clipped(image + (1.0 - factor) * change)
+
+  def smoothing() -> tf.Tensor:
+    inner = tf.nn.depthwise_conv2d(image[None], kernel, [1] * 4, "VALID")[0]
+    return tf.pad(inner, [[1, 1], [1, 1], [0, 0]])
+
+  has_interior = tf.reduce_min(tf.shape(image)[:2]) > 2
+  change = tf.cond(has_interior, smoothing, lambda: tf.zeros_like(image))
+  return clip(image + (1.0 - factor) * change)
 
 
 def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
@@ -64,12 +74,12 @@ def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 
 def solarize(image: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
   """Invert pixels at the threshold and above."""
-  return chosen(image < threshold, image, 255.0 - image)
+  return select(image < threshold, image, 255.0 - image)
 
 
-def chosen(condition: tf.Tensor, image: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+def select(condition: tf.Tensor, image: tf.Tensor, alternative: tf.Tensor) -> tf.Tensor:
   """Choose each number; much faster than `tf.where`, which broadcasts."""
-  return tf.raw_ops.Select(condition=condition, x=image, y=other)
+  return tf.raw_ops.Select(condition=condition, x=image, y=alternative)
 
 
 def autocontrast(image: tf.Tensor) -> tf.Tensor:
@@ -84,30 +94,35 @@ def autocontrast(image: tf.Tensor) -> tf.Tensor:
 def equalize(image: tf.Tensor) -> tf.Tensor:
   """Flatten the histogram of each channel, in whole levels."""
   channels = image.shape[-1]
-  place = tf.cast(linear(tf.round(image), tf.ones(channels), tf.range(channels) * 256), tf.int32)
+  # The bin of each number, among the 256 levels of all channels.
+  bins = tf.cast(linear(tf.round(image), tf.ones(channels), tf.range(channels) * 256), tf.int32)
   counts = tf.raw_ops.Bincount(
-    arr=tf.reshape(place, [-1]), size=256 * channels, weights=tf.constant([], tf.int32)
+    arr=tf.reshape(bins, [-1]), size=256 * channels, weights=tf.constant([], tf.int32)
   )
-  table_CL = _equalized(tf.reshape(counts, [channels, 256]))
-  return tf.gather(tf.cast(tf.reshape(table_CL, [-1]), tf.float32), place)
+  table_CL = _equalization_table(tf.reshape(counts, [channels, 256]))
+  return tf.gather(tf.cast(tf.reshape(table_CL, [-1]), tf.float32), bins)
 
 
-def _equalized(counts_CL: tf.Tensor) -> tf.Tensor:
+def _equalization_table(counts_CL: tf.Tensor) -> tf.Tensor:
   """Return the new levels, int32 [C, 256], for the histograms of the old."""
   levels_L = tf.range(256)
   last_C = tf.reduce_max(tf.where(counts_CL > 0, levels_L, 0), 1)
   step_C = (tf.reduce_sum(counts_CL, 1) - tf.gather(counts_CL, last_C, batch_dims=1)) // 255
   step_C1 = step_C[:, None]
-  made_CL = (tf.cumsum(counts_CL, 1, exclusive=True) + step_C1 // 2) // tf.maximum(step_C1, 1)
-  return tf.where(step_C1 > 0, tf.clip_by_value(made_CL, 0, 255), levels_L)
+  below_CL = tf.cumsum(counts_CL, 1, exclusive=True)
+  table_CL = (below_CL + step_C1 // 2) // tf.maximum(step_C1, 1)
+  return tf.where(step_C1 > 0, tf.clip_by_value(table_CL, 0, 255), levels_L)
 
 
 def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
-  """Take the pixel at (x, y) from (a x + b y + c, d x + e y + f) of the image, both relative to its
-  middle."""
+  """Take the pixel at (x, y) from (a x + b y + c, d x + e y + f) of the image.
+
+  Both places are relative to the middle; `matrix` is [a, b, c, d, e, f].
+  """
   a, b, c, d, e, f = matrix
   shape = tf.shape(image)
-  y, x = (tf.cast(n - 1, tf.float32) / 2 for n in (shape[0], shape[1]))
+  y = tf.cast(shape[0] - 1, tf.float32) / 2
+  x = tf.cast(shape[1] - 1, tf.float32) / 2
   c = c + x - a * x - b * y
   f = f + y - d * x - e * y
   zero = tf.zeros([])
@@ -123,18 +138,19 @@ def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
 
 
 def blur(image: tf.Tensor, sigma: tf.Tensor, radius: int = 5) -> tf.Tensor:
-  """Blur by a Gaussian of standard deviation `sigma` pixels, cut off after `radius`; the border is
-  reflected."""
+  """Blur by a Gaussian of standard deviation `sigma` pixels, cut off after `radius`.
+
+  The border is reflected, and reflected again in an image smaller than the radius.
+  """
   kernel = tf.nn.softmax(-(tf.range(-radius, radius + 1, dtype=tf.float32) ** 2) / (2 * sigma**2))
   channels = image.shape[-1]
   size = 2 * radius + 1
-  # also of an image smaller than the radius, whose reflection is reflected again
   for axis in (0, 1):
     n = tf.shape(image)[axis]
-    place = tf.range(-radius, n + radius) % (2 * n)
-    image = tf.gather(image, tf.minimum(place, 2 * n - 1 - place), axis=axis)
-  wide = image[None]
+    index = tf.range(-radius, n + radius) % (2 * n)
+    image = tf.gather(image, tf.minimum(index, 2 * n - 1 - index), axis=axis)
+  images = image[None]
   for shape in ((size, 1), (1, size)):
     filters = tf.tile(tf.reshape(kernel, (*shape, 1, 1)), [1, 1, channels, 1])
-    wide = tf.nn.depthwise_conv2d(wide, filters, [1, 1, 1, 1], "VALID")
-  return wide[0]
+    images = tf.nn.depthwise_conv2d(images, filters, [1, 1, 1, 1], "VALID")
+  return images[0]

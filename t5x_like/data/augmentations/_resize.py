@@ -9,13 +9,15 @@ from t5x_like.data.quiet_tensorflow import tf
 KERNELS = {"bilinear": "triangle", "bicubic": "keyscubic", "lanczos": "lanczos3"}
 
 
-def resized(image_YXC: tf.Tensor, size_2, method: str) -> tf.Tensor:
-  """Resize to a height and width: float32, as `tf.image.resize` does with `antialias`."""
-  return part(image_YXC, size_2, size_2, (0, 0), method)
+def resize(image_YXC: tf.Tensor, size_2, method: str) -> tf.Tensor:
+  """Resize an image to a height and width: float32, as `tf.image.resize` does with `antialias`."""
+  return resize_and_crop(image_YXC, size_2, size_2, (0, 0), method)
 
 
-def part(image_YXC: tf.Tensor, size_2, whole_2, start_2: Sequence, method: str) -> tf.Tensor:
-  """Return `size` pixels from `start` on of the image resized to `whole`: float32 [size, C].
+def resize_and_crop(
+  image_YXC: tf.Tensor, size_2, resized_2, start_2: Sequence, method: str
+) -> tf.Tensor:
+  """Resize an image to `resized`, and return `size` pixels from `start` on: float32 [*size, C].
 
   Each axis is resized as the rows of an image one pixel wide, whose channels are all numbers of a
   row: the operation's loop over channels is fast, its loop over columns is not. The numbers are the
@@ -25,11 +27,12 @@ def part(image_YXC: tf.Tensor, size_2, whole_2, start_2: Sequence, method: str) 
     shape = tf.shape(image_YXC)
     channels = image_YXC.shape[-1]
     if method == "nearest":
-      at = tf.cast(start_2[axis] + tf.range(size_2[axis]), tf.int64)
-      old, new = (tf.cast(n, tf.int64) for n in (shape[axis], whole_2[axis]))
-      image_YXC = tf.gather(image_YXC, (2 * at + 1) * old // (2 * new), axis=axis)
+      place = tf.cast(start_2[axis] + tf.range(size_2[axis]), tf.int64)
+      old = tf.cast(shape[axis], tf.int64)
+      new = tf.cast(resized_2[axis], tf.int64)
+      image_YXC = tf.gather(image_YXC, (2 * place + 1) * old // (2 * new), axis=axis)
       continue
-    scale = tf.cast(whole_2[axis], tf.float32) / tf.cast(shape[0], tf.float32)
+    scale = tf.cast(resized_2[axis], tf.float32) / tf.cast(shape[0], tf.float32)
     rows = tf.raw_ops.ScaleAndTranslate(
       images=tf.reshape(image_YXC, [1, shape[0], 1, shape[1] * channels]),
       size=tf.stack([size_2[axis], 1]),

@@ -1,5 +1,4 @@
-"""Brightness, contrast and saturation, each by a random factor, in a random order, as torchvision
-has it."""
+"""Random factors of brightness, contrast and saturation in a random order, as in torchvision."""
 
 from __future__ import annotations
 
@@ -23,10 +22,9 @@ def make(
     (_pixels.contrast, contrast),
     (_pixels.saturation, saturation),
   )
-
   orders = list(itertools.permutations(range(len(steps))))
 
-  def changed(image_YXC: tf.Tensor, u_4: tf.Tensor, order: tuple[int, ...]) -> tf.Tensor:
+  def jitter(image_YXC: tf.Tensor, u_4: tf.Tensor, order: tuple[int, ...]) -> tf.Tensor:
     for number in order:
       change, strength = steps[number]
       low = max(0.0, 1.0 - strength)
@@ -34,9 +32,8 @@ def make(
     return image_YXC
 
   def apply(image_YXC: tf.Tensor, u_4: tf.Tensor) -> tf.Tensor:
-    made = [functools.partial(changed, image_YXC, u_4, order) for order in orders]
-    return tf.ensure_shape(
-      tf.switch_case(tf.cast(u_4[3] * len(orders), tf.int32), made), image_YXC.shape
-    )
+    branches = [functools.partial(jitter, image_YXC, u_4, order) for order in orders]
+    which = tf.cast(u_4[3] * len(orders), tf.int32)
+    return tf.ensure_shape(tf.switch_case(which, branches), image_YXC.shape)
 
   return Augmentation(4, apply)

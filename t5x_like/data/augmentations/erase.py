@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from t5x_like.data.augmentations import Augmentation, Range, Share, _box, _pixels, cut
+from t5x_like.data.augmentations import Augmentation, Range, Share, _box, _pixels, crop_to_box
 from t5x_like.data.quiet_tensorflow import tf
 
 
@@ -21,18 +21,18 @@ def make(
   `area` is the range of the box's share of the image, `ratio` the range of its width over height.
   """
 
-  def erased(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
+  def erase(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     size_2 = tf.shape(image_YXC)[:2]
-    box_4, fitted = _box.box(u_N[1 : 1 + _box.NUMBERS], size_2[0], size_2[1], area, ratio)
-    box_4 *= tf.cast(fitted, tf.int32)  # an empty box where none fits
-    old = cut(image_YXC, box_4)
+    box_4, fits = _box.draw_box(u_N[1 : 1 + _box.NUMBERS], size_2[0], size_2[1], area, ratio)
+    box_4 *= tf.cast(fits, tf.int32)  # an empty box where none fits
+    old = crop_to_box(image_YXC, box_4)
     noise = tf.random.stateless_normal(tf.shape(old), tf.cast(u_N[-2:] * 2.0**24, tf.int32))
     new = _pixels.linear(noise, 255.0 * np.array(std), 255.0 * np.array(mean))
-    around = tf.stack([box_4[:2], size_2 - box_4[:2] - box_4[2:]], 1)
-    return image_YXC + tf.pad(new - old, tf.pad(around, [[0, 1], [0, 0]]))
+    margins_22 = tf.stack([box_4[:2], size_2 - box_4[:2] - box_4[2:]], 1)
+    return image_YXC + tf.pad(new - old, tf.pad(margins_22, [[0, 1], [0, 0]]))
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
-    made = tf.cond(u_N[0] < probability, lambda: erased(image_YXC, u_N), lambda: image_YXC)
-    return tf.ensure_shape(made, image_YXC.shape)
+    image = tf.cond(u_N[0] < probability, lambda: erase(image_YXC, u_N), lambda: image_YXC)
+    return tf.ensure_shape(image, image_YXC.shape)
 
   return Augmentation(1 + _box.NUMBERS + 2, apply)

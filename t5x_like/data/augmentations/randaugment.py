@@ -1,7 +1,6 @@
-"""RandAugment: some of fifteen random changes, at one magnitude with noise (Cubuk et al. 2020,
-arXiv:1909.13719).
+"""RandAugment: some of fifteen random changes, at one magnitude with noise.
 
-The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin, MAE, MViT and ConvNeXt name: changes
+Cubuk et al. 2020, arXiv:1909.13719. The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin, MAE, MViT and ConvNeXt name: changes
 grow with the magnitude, each is left out half of the time, and each has a magnitude of its own.
 Rotations, shears and translations are bilinear here, bicubic in the runs of these authors.
 """
@@ -26,7 +25,7 @@ _HIGHEST = 10.0
 Magnitude = Annotated[float, Condition("a number from 0 to 10", lambda x: 0 <= x <= _HIGHEST)]
 
 
-def drawn(
+def draw_changes(
   u: tf.Tensor, magnitude: float, deviation: float, probability: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """Draw changes.
@@ -35,11 +34,10 @@ def drawn(
     u: float32 [..., NUMBERS] in [0, 1).
     magnitude, deviation: mean and standard deviation of the magnitude, before it is cut off at 0
       and 10.
-    probability: of making the change at all.
+    probability: the probability of making the change at all.
   Returns:
     (int32 [...], the number of the change in `NAMES`, or -1 for none; float32 [...], the magnitude;
-    float32 [...], 1 or
-    -1).
+    float32 [...], 1 or -1).
   """
   which = tf.where(u[..., 1] < probability, tf.cast(u[..., 0] * len(NAMES), tf.int32), -1)
   noise = tf.math.ndtri(tf.clip_by_value(u[..., 2], 1e-7, 1 - 1e-7))
@@ -54,8 +52,7 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
     image: float32 [Y, X, C] in 0 to 255.
     level: the magnitude, 0 to 10.
     sign: 1 or -1.
-    fill: the colour of what an affine map takes from outside the image, one number per channel, in
-      0 to 255.
+    fill: the colour that affine maps see outside of the image, one number per channel, in 0 to 255.
   """
   size = level / _HIGHEST
   shape = tf.cast(tf.shape(image), tf.float32)
@@ -65,11 +62,12 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
   cos = tf.cos(angle)
   sin = tf.sin(angle)
 
-  def moved(*matrix) -> tf.Tensor:
-    one_C = np.ones(len(fill))
+  def move(*matrix) -> tf.Tensor:
+    ones_C = np.ones(len(fill))
     colour_C = np.array(fill)
-    made = _pixels.affine(_pixels.linear(image, one_C, -colour_C), list(matrix), fill=0.0)
-    return _pixels.clipped(_pixels.linear(made, one_C, colour_C))
+    centred = _pixels.linear(image, ones_C, -colour_C)
+    moved = _pixels.affine(centred, list(matrix), fill=0.0)
+    return _pixels.clip(_pixels.linear(moved, ones_C, colour_C))
 
   shear = 0.3 * signed
   shift = 0.45 * signed
@@ -77,18 +75,18 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
     lambda: _pixels.autocontrast(image),
     lambda: _pixels.equalize(image),
     lambda: 255.0 - image,
-    lambda: moved(cos, -sin, 0.0, sin, cos, 0.0),
+    lambda: move(cos, -sin, 0.0, sin, cos, 0.0),
     lambda: _pixels.posterize(image, 4 - tf.cast(4 * size, tf.int32)),
     lambda: _pixels.solarize(image, 256.0 - tf.floor(256 * size)),
-    lambda: _pixels.chosen(image < 128.0, _pixels.clipped(image + tf.floor(110 * size)), image),
+    lambda: _pixels.select(image < 128.0, _pixels.clip(image + tf.floor(110 * size)), image),
     lambda: _pixels.saturation(image, factor),
     lambda: _pixels.contrast(image, factor),
     lambda: _pixels.brightness(image, factor),
     lambda: _pixels.sharpness(image, factor),
-    lambda: moved(1.0, shear, shear * shape[0] / 2, 0.0, 1.0, 0.0),  # about the corner, as Pillow's
-    lambda: moved(1.0, 0.0, 0.0, shear, 1.0, shear * shape[1] / 2),
-    lambda: moved(1.0, 0.0, shift * shape[1], 0.0, 1.0, 0.0),
-    lambda: moved(1.0, 0.0, 0.0, 0.0, 1.0, shift * shape[0]),
+    lambda: move(1.0, shear, shear * shape[0] / 2, 0.0, 1.0, 0.0),  # about the corner, as in Pillow
+    lambda: move(1.0, 0.0, 0.0, shear, 1.0, shear * shape[1] / 2),
+    lambda: move(1.0, 0.0, shift * shape[1], 0.0, 1.0, 0.0),
+    lambda: move(1.0, 0.0, 0.0, 0.0, 1.0, shift * shape[0]),
   ]
 
 
@@ -105,18 +103,19 @@ def make(
   Args:
     magnitude: mean of the magnitudes, of 10.
     deviation: standard deviation of the magnitudes.
-    probability: of making each of the changes; otherwise it is left out.
+    probability: the probability of making each of the changes; otherwise it is left out.
   """
   fill = tuple(min(255.0, round(255 * m)) for m in mean)
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     channels = image_YXC.shape[-1]
     for number in range(ops):
-      which, level, sign = drawn(
+      which, level, sign = draw_changes(
         u_N[NUMBERS * number : NUMBERS * (number + 1)], magnitude, deviation, probability
       )
-      made = [lambda image=image_YXC: image, *changes(image_YXC, level, sign, fill)]
-      image_YXC = tf.ensure_shape(tf.switch_case(which + 1, made), [None, None, channels])
+      branches = [lambda image=image_YXC: image]  # no change
+      branches += changes(image_YXC, level, sign, fill)
+      image_YXC = tf.ensure_shape(tf.switch_case(which + 1, branches), [None, None, channels])
     return image_YXC
 
   return Augmentation(NUMBERS * ops, apply)

@@ -1,5 +1,4 @@
-"""A random crop of the image's own size after adding a border: a shift by some pixels (Krizhevsky
-et al. 2012)."""
+"""A random crop of the image's own size after adding a border (Krizhevsky et al. 2012)."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ def make(*, border: PositiveInt = 4) -> Augmentation:
 
   def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:
     shape = tf.shape(image_YXC)
-    wide = tf.pad(image_YXC, [[border, border], [border, border], [0, 0]])
+    bordered = tf.pad(image_YXC, [[border, border], [border, border], [0, 0]])
     y, x = tf.unstack(tf.cast(u_2 * (2 * border + 1), tf.int32))
-    return wide[y : y + shape[0], x : x + shape[1]]
+    return bordered[y : y + shape[0], x : x + shape[1]]
 
   return Augmentation(2, apply)

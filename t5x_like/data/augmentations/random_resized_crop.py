@@ -25,9 +25,9 @@ def make(
   """
 
   def box(size_2: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
-    return _box.box(u_N, size_2[0], size_2[1], area, ratio)[0]
+    return _box.draw_box(u_N, size_2[0], size_2[1], area, ratio)[0]
 
   def apply(part_YXC: tf.Tensor, _) -> tf.Tensor:
-    return _pixels.clipped(_resize.resized(part_YXC, height_and_width(resolution), method))
+    return _pixels.clip(_resize.resize(part_YXC, height_and_width(resolution), method))
 
   return Augmentation(_box.NUMBERS, apply, box)

@@ -1,5 +1,4 @@
-"""3-Augment: one of greyscale, solarisation and blur (DeiT III, Touvron et al. 2022, section
-3.2)."""
+"""3-Augment: greyscale, solarisation or blur (DeiT III, Touvron et al. 2022, section 3.2)."""
 
 from __future__ import annotations
 
@@ -8,18 +7,17 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def make() -> Augmentation:
-  """Make the change; the threshold of inversion is 128, the blur's standard deviation 0.1 to 2
-  pixels."""
+  """Make the change: pixels from 128 are inverted, or a blur's deviation is 0.1 to 2 pixels."""
 
   def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:
-    made = tf.switch_case(
+    image = tf.switch_case(
       tf.cast(u_2[0] * 3, tf.int32),
       [
-        lambda: _pixels.grey(image_YXC),
+        lambda: _pixels.to_grey(image_YXC),
         lambda: _pixels.solarize(image_YXC, tf.constant(128.0)),
         lambda: _pixels.blur(image_YXC, 0.1 + 1.9 * u_2[1]),
       ],
     )
-    return tf.ensure_shape(made, [None, None, image_YXC.shape[-1]])
+    return tf.ensure_shape(image, [None, None, image_YXC.shape[-1]])
 
   return Augmentation(2, apply)

@@ -32,25 +32,20 @@ def make(
     centres: whether to keep only boxes whose middle is in the part, not all that reach into it.
       Boxes are clipped.
   """
-  least, most = sides
+  smallest, largest = sides
 
-  def cropped(boxed: Boxed, u_N: tf.Tensor) -> Boxed:
-    image = _sizes.resized(
-      boxed[0],
-      tf.constant(shortest)[tf.cast(u_N[1] * len(shortest), tf.int32)],
-      _LONGEST * max(shortest),
-    )
+  def crop(boxed: Boxed, u_N: tf.Tensor) -> Boxed:
+    shorter_side = tf.constant(shortest)[tf.cast(u_N[1] * len(shortest), tf.int32)]
+    image = _sizes.resize_sides(boxed[0], shorter_side, _LONGEST * max(shortest))
     size_2 = tf.shape(image)[:2]
-    low_2 = tf.minimum(least, size_2)
-    high_2 = tf.minimum(most, size_2)
+    low_2 = tf.minimum(smallest, size_2)
+    high_2 = tf.minimum(largest, size_2)
     part_2 = low_2 + tf.cast(u_N[2:4] * tf.cast(high_2 - low_2 + 1, tf.float32), tf.int32)
     start_2 = tf.cast(u_N[4:6] * tf.cast(size_2 - part_2 + 1, tf.float32), tf.int32)
-    return _sizes.part((image, *boxed[1:]), tf.concat([start_2, part_2], 0), centres)
+    return _sizes.crop((image, *boxed[1:]), tf.concat([start_2, part_2], 0), centres)
 
   def apply(boxed: Boxed, u_N: tf.Tensor) -> Boxed:
-    image, boxes_M4, real_M = tf.cond(
-      u_N[0] < probability, lambda: cropped(boxed, u_N), lambda: boxed
-    )
+    image, boxes_M4, real_M = tf.cond(u_N[0] < probability, lambda: crop(boxed, u_N), lambda: boxed)
     return tf.ensure_shape(image, [None, None, boxed[0].shape[-1]]), boxes_M4, real_M
 
   return Augmentation(6, apply)

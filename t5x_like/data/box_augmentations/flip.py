@@ -11,9 +11,9 @@ def make(*, probability: Share = 0.5) -> Augmentation[Boxed]:
   def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
     image_YXC, boxes_M4, real_M = boxed
     y0, x0, y1, x1 = tf.unstack(boxes_M4, axis=1)
-    turned_M4 = tf.stack([y0, 1.0 - x1, y1, 1.0 - x0], axis=1)
-    wanted = u_1[0] < probability
-    shown_YXC = tf.cond(wanted, lambda: tf.reverse(image_YXC, [1]), lambda: image_YXC)
-    return shown_YXC, tf.where(wanted, turned_M4, boxes_M4), real_M
+    flipped_M4 = tf.stack([y0, 1.0 - x1, y1, 1.0 - x0], axis=1)
+    is_flipped = u_1[0] < probability
+    image_YXC = tf.cond(is_flipped, lambda: tf.reverse(image_YXC, [1]), lambda: image_YXC)
+    return image_YXC, tf.where(is_flipped, flipped_M4, boxes_M4), real_M
 
   return Augmentation(1, apply)

@@ -14,11 +14,11 @@ def make(
   shortest: tuple[PositiveInt, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
   longest: PositiveInt | None = None,
 ) -> Augmentation[Boxed]:
-  """Make the resizing; the longer side is at most `longest`, or the batch's resolution if that is
-  less."""
+  """Make the resizing; the longer side is at most `longest` and the batch's resolution."""
 
   def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
-    chosen = tf.constant(shortest)[tf.cast(u_1[0] * len(shortest), tf.int32)]
-    return _sizes.resized(boxed[0], chosen, min(longest or resolution, resolution)), *boxed[1:]
+    shorter_side = tf.constant(shortest)[tf.cast(u_1[0] * len(shortest), tf.int32)]
+    longest_side = min(longest or resolution, resolution)
+    return _sizes.resize_sides(boxed[0], shorter_side, longest_side), *boxed[1:]
 
   return Augmentation(1, apply)

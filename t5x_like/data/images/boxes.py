@@ -10,15 +10,15 @@ import numpy as np
 
 from t5x_like.corpora.sources import Record, Source, field_value
 from t5x_like.data.images.pictures import FORMATS
-from t5x_like.data.images.store import ImageStore, Notes
-from t5x_like.data.supervised.labels import number_of, numbered
+from t5x_like.data.images.store import ImageNotes, ImageStore
+from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.errors import UserError
 
 EMPTY = "boxes without area"
 OUTSIDE = "boxes outside of their image"
 CUT = "boxes cut off at the border"
-_LESS = (EMPTY, OUTSIDE, CUT)
-_MARKS = ("crowd", "difficult")
+# The order of the counts in a store.
+_REASONS = (EMPTY, OUTSIDE, CUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Boxes:
     boxes: float32 [K, 4]: ymin, xmin, ymax, xmax, as shares of the image, inside of it.
     labels: int32 [K].
     areas: float32 [K], in pixels.
-    crowds: bool [K]: groups of objects; they are not learned, and detecting one counts as neither
+    crowds: bool [K], groups of objects; they are not learned, and detecting one counts as neither
       right nor wrong.
-    difficult: bool [K]: single objects of which the same is true.
+    difficult: bool [K], single objects that are treated like crowds.
     left_out: number of boxes left out or cut, by reason.
   """
 
@@ -46,124 +46,157 @@ class Boxes:
   difficult: np.ndarray
   left_out: dict[str, int]
 
-  def of(self, n: int) -> slice:
-    """Return the slice of image n's boxes."""
-    return slice(int(self.ends[n - 1]) if n else 0, int(self.ends[n]))
+  def slice_of_image(self, image: int) -> slice:
+    """Return the slice of an image's boxes."""
+    start = int(self.ends[image - 1]) if image else 0
+    return slice(start, int(self.ends[image]))
 
   @property
-  def learned(self) -> np.ndarray:
-    """Return whether boxes are learned and asked for, bool [K]."""
+  def are_learned(self) -> np.ndarray:
+    """Whether each box is learned and counts in evaluations, bool [K]."""
     return ~(self.crowds | self.difficult)
 
-  def slots(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+  def pad_learned(self, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the learned boxes, float32 [N, M, 4], and their labels, int32 [N, M]; -1 is padding.
 
-    M is the most boxes that an image has; raise UserError if that is more than `number`.
+    M is the most boxes that an image has; raise UserError if that is more than `limit`.
     """
-    image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[self.learned]
+    image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[
+      self.are_learned
+    ]
     first_N = np.searchsorted(image_K, np.arange(len(self.ends)))
     place_K = np.arange(len(image_K)) - first_N[image_K]
-    most = int(place_K.max(initial=-1)) + 1
-    if most > number:
-      worst = image_K[place_K.argmax()]
+    longest = int(place_K.max(initial=-1)) + 1
+    if longest > limit:
+      image = image_K[place_K.argmax()]
       raise UserError(
-        f"config.task.boxes: found {number}, but image {worst} has {most} boxes; set "
-        f"--config.task.boxes={most}, and --config.model.queries to no less"
+        f"config.task.boxes: found {limit}, but image {image} has {longest} boxes; set "
+        f"--config.task.boxes={longest}, and --config.model.queries to no less"
       )
-    boxes_NM4 = np.zeros((len(self.ends), most, 4), np.float32)
-    labels_NM = np.full((len(self.ends), most), -1)
-    boxes_NM4[image_K, place_K], labels_NM[image_K, place_K] = (
-      self.boxes[self.learned],
-      self.labels[self.learned],
-    )
+    boxes_NM4 = np.zeros((len(self.ends), longest, 4), np.float32)
+    labels_NM = np.full((len(self.ends), longest), -1)
+    boxes_NM4[image_K, place_K] = self.boxes[self.are_learned]
+    labels_NM[image_K, place_K] = self.labels[self.are_learned]
     return boxes_NM4, labels_NM.astype(np.int32)
 
 
-def notes(
+def make_notes(
   source: Source, field: str, image_field: str, classes: tuple[str, ...]
-) -> tuple[Notes, tuple[str, ...]]:
+) -> tuple[ImageNotes, tuple[str, ...]]:
   """Return (a store's notes of boxes, the names of the classes).
 
   Args:
+    source: the source of the records.
     field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, if present,
       `area`, `is_crowd`, `is_difficult`.
+    image_field: the field of the encoded image.
     classes: the names of the classes; if empty, the source's.
   """
   classes = classes or source.classes(f"{field}.label")
-  numbers = numbered(classes, "classes")
+  numbers = number_labels(classes, "classes")
   facts = {"boxes": "v2", "field": field, "classes": list(classes)}
-  return Notes((field,), facts, _reader(field, image_field, numbers)), tuple(classes)
+  return ImageNotes((field,), facts, _reader(field, image_field, numbers)), tuple(classes)
 
 
 def _reader(
-  field: str, image_field: str, numbers: dict[str, int]
+  field: str, image_field: str, class_numbers: dict[str, int]
 ) -> Callable[[Record, str], dict[str, np.ndarray]]:
-  from PIL import Image
+  """Return a function that makes the arrays of a record's boxes."""
 
-  def of(record: Record, where: str) -> dict[str, np.ndarray]:
-    with Image.open(io.BytesIO(field_value(record, image_field, where)), formats=FORMATS) as image:
-      height = image.height
-      width = image.width
+  def read(record: Record, where: str) -> dict[str, np.ndarray]:
+    height, width = _image_size(field_value(record, image_field, where))
     objects: Any = field_value(record, field, where)
-    try:
-      boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4)
-      names = list(objects["label"])
-      if len(names) != len(boxes_K4):
-        raise ValueError
-    except (KeyError, TypeError, ValueError):
-      raise UserError(
-        f"{where}: found {str(objects)[:80]} in field {field!r}, expected lists: `bbox`, of four "
-        "numbers each, and `label`, as long"
-      ) from None
+    boxes_K4, names = _boxes_and_names(objects, field, where)
     labels_K = np.array(
-      [number_of(str(name), numbers, f"{field}.label", where) for name in names], np.int32
+      [label_number(str(name), class_numbers, f"{field}.label", where) for name in names], np.int32
     )
     if record.get("pixels"):  # the source does not know the size of the image
       boxes_K4 = boxes_K4 / [height, width, height, width]
-    boxes_K4, keep_K, counts = inside(boxes_K4)
-    own_K = np.prod(boxes_K4[:, 2:] - boxes_K4[:, :2], axis=1) * height * width
-    marked = {
-      key: np.asarray(objects.get(f"is_{key}", np.zeros(len(names))), bool).reshape(-1)[keep_K]
-      for key in _MARKS
-    }
-    areas_K = np.asarray(objects.get("area", own_K), np.float64).reshape(-1)
+    boxes_K4, keep_K, counts = clip_boxes(boxes_K4)
+    box_areas_K = np.prod(boxes_K4[:, 2:] - boxes_K4[:, :2], axis=1) * height * width
+    areas_K = np.asarray(objects.get("area", box_areas_K), np.float64).reshape(-1)
+    areas_K = np.where(areas_K > 0, areas_K, box_areas_K)
     return {
       "boxes": boxes_K4[keep_K].astype(np.float32),
       "box_labels": labels_K[keep_K],
-      "areas": np.where(areas_K > 0, areas_K, own_K)[keep_K].astype(np.float32),
-      "crowds": marked["crowd"],
-      "difficult": marked["difficult"],
+      "areas": areas_K[keep_K].astype(np.float32),
+      "crowds": _marks(objects, "is_crowd", len(names))[keep_K],
+      "difficult": _marks(objects, "is_difficult", len(names))[keep_K],
       "pixels": np.array([[height, width]], np.int32),
-      "left_out": np.array([[counts[reason] for reason in _LESS]], np.int32),
+      "left_out": np.array([[counts[reason] for reason in _REASONS]], np.int32),
     }
 
-  return of
+  return read
 
 
-def of_store(store: ImageStore) -> Boxes:
-  held = {name: values for name, (values, _) in store.notes.items()}
-  less = {reason: int(n) for reason, n in zip(_LESS, held["left_out"].sum(axis=0)) if n}
-  if less:
-    print(
-      f"data: {store.path}: " + ", ".join(f"{n:,} {reason}" for reason, n in less.items()),
-      flush=True,
-    )
-  ends = np.cumsum(store.notes["boxes"][1])
-  names = ("pixels", "boxes", "box_labels", "areas", "crowds", "difficult")
-  return Boxes(ends, *(held[name] for name in names), less)
+def _image_size(data: bytes) -> tuple[int, int]:
+  """Return the height and width of an encoded image."""
+  from PIL import Image
+
+  with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    return image.height, image.width
 
 
-def inside(boxes_K4: np.ndarray) -> tuple[np.ndarray, np.ndarray, Counter]:
-  """Return (boxes clipped to the image, mask of the remaining ones, numbers left out or clipped by
-  reason).
+def _boxes_and_names(objects: Any, field: str, where: str) -> tuple[np.ndarray, list]:
+  """Return the boxes of a record, float64 [K, 4], and the names of their classes."""
+  try:
+    boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4)
+    names = list(objects["label"])
+    if len(names) != len(boxes_K4):
+      raise ValueError
+  except (KeyError, TypeError, ValueError):
+    raise UserError(
+      f"{where}: found {str(objects)[:80]} in field {field!r}, expected lists: `bbox`, of four "
+      "numbers each, and `label`, as long"
+    ) from None
+  return boxes_K4, names
+
+
+def _marks(objects: Any, key: str, num_boxes: int) -> np.ndarray:
+  """Return the marks of a record's boxes, bool [K]; false where the record has none."""
+  return np.asarray(objects.get(key, np.zeros(num_boxes)), bool).reshape(-1)
+
+
+def read_boxes(store: ImageStore) -> Boxes:
+  """Return the boxes of an open store, and report the boxes that are left out or cut."""
+  arrays = {name: values for name, (values, _) in store.notes.items()}
+  left_out = {}
+  for reason, count in zip(_REASONS, arrays["left_out"].sum(axis=0)):
+    if count:
+      left_out[reason] = int(count)
+  if left_out:
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    print(f"data: {store.path}: {counts}", flush=True)
+  _, boxes_per_image = store.notes["boxes"]
+  return Boxes(
+    ends=np.cumsum(boxes_per_image),
+    pixels=arrays["pixels"],
+    boxes=arrays["boxes"],
+    labels=arrays["box_labels"],
+    areas=arrays["areas"],
+    crowds=arrays["crowds"],
+    difficult=arrays["difficult"],
+    left_out=left_out,
+  )
+
+
+def clip_boxes(boxes_K4: np.ndarray) -> tuple[np.ndarray, np.ndarray, Counter]:
+  """Clip boxes to the image.
 
   A box without area, with NaN or infinite numbers or outside the image is left out.
+
+  Returns:
+    (clipped boxes float64 [K, 4], mask of the remaining ones bool [K], numbers of boxes left out or
+    clipped, by reason).
   """
   finite_K = np.isfinite(boxes_K4).all(axis=1)
   boxes_K4 = np.where(finite_K[:, None], boxes_K4, 0.0)
-  area_K = (boxes_K4[:, 2:] > boxes_K4[:, :2]).all(axis=1)
+  has_area_K = (boxes_K4[:, 2:] > boxes_K4[:, :2]).all(axis=1)
   cut_K4 = boxes_K4.clip(0.0, 1.0)
-  keep_K = area_K & (cut_K4[:, 2:] > cut_K4[:, :2]).all(axis=1)
+  keep_K = has_area_K & (cut_K4[:, 2:] > cut_K4[:, :2]).all(axis=1)
   changed_K = keep_K & (np.abs(cut_K4 - boxes_K4) > 1e-6).any(axis=1)
-  found = {EMPTY: ~area_K, OUTSIDE: area_K & ~keep_K, CUT: changed_K}
-  return cut_K4, keep_K, Counter({reason: int(rows.sum()) for reason, rows in found.items()})
+  counts = Counter()
+  counts[EMPTY] = int((~has_area_K).sum())
+  counts[OUTSIDE] = int((has_area_K & ~keep_K).sum())
+  counts[CUT] = int(changed_K.sum())
+  return cut_K4, keep_K, counts

@@ -5,67 +5,83 @@ from collections.abc import Iterator
 import numpy as np
 
 from t5x_like.corpora.sources import Record, Skip, field_value, json_type_name
-from t5x_like.data.images.store import ImageStore, Notes
+from t5x_like.data.images.store import ImageNotes, ImageStore
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
 
-def notes(vocabulary: Vocabulary, caption_field: str) -> Notes:
-  """Return a store's notes of captions: `tokens` int32 of all of an image's captions, `captions`
-  int32 their lengths.
+def make_notes(vocabulary: Vocabulary, caption_field: str) -> ImageNotes:
+  """Return a store's notes of captions.
+
+  The arrays are `tokens`, int32, the ids of all captions of an image, and `captions`, int32, their
+  lengths.
 
   Args:
+    vocabulary: the vocabulary of the ids.
     caption_field: the field of a caption or a list of captions. Adjacent records of the same path
       are one image.
   """
 
-  def texts(record: Record, where: str) -> list[str]:
-    found = field_value(record, caption_field, where)
-    found = found if isinstance(found, list) else [] if found is None else [found]
-    if bad := [one for one in found if not isinstance(one, str)]:
-      raise UserError(
-        f"{where}: found {json_type_name(bad[0])} in field {caption_field!r}, expected a caption or a "
-        "list of them"
-      )
-    return [one.strip() for one in found]
+  def merge(records: Iterator, image_field: str) -> Iterator[tuple[str, Record | Skip]]:
+    return _merge_by_path(records, image_field, caption_field)
 
-  def joined(records: Iterator, image_field: str) -> Iterator[tuple[str, Record | Skip]]:
-    held: tuple[str, Record] | None = None
-    for where, record in records:
-      if isinstance(record, Skip):
-        yield where, record
-        continue
-      image = field_value(record, image_field, where)
-      found = texts(record, where)
-      if held and isinstance(image, str) and held[1][image_field] == image:
-        held[1][caption_field] += found
-        continue
-      if held:
-        yield held
-      held = where, {image_field: image, caption_field: found}
-    if held:
-      yield held
-
-  def of(record: Record, where: str) -> dict[str, np.ndarray] | Skip:
-    ids = [
-      one
-      for one in vocabulary.encode_batch([text for text in texts(record, where) if text])
-      if len(one)
-    ]
-    if not ids:
+  def encode(record: Record, where: str) -> dict[str, np.ndarray] | Skip:
+    texts = [text for text in _texts(record, caption_field, where) if text]
+    captions = [ids for ids in vocabulary.encode_batch(texts) if len(ids)]
+    if not captions:
       return Skip("no caption")
-    lengths = np.array([len(one) for one in ids], np.int32)
-    return {"tokens": np.concatenate(ids).astype(np.int32), "captions": lengths}
+    lengths = np.array([len(ids) for ids in captions], np.int32)
+    return {"tokens": np.concatenate(captions).astype(np.int32), "captions": lengths}
 
   facts = {"captions": "v1", "field": caption_field, "vocabulary": vocabulary.fingerprint}
-  return Notes((caption_field,), facts, of, joined)
+  return ImageNotes((caption_field,), facts, encode, merge)
+
+
+def _texts(record: Record, field: str, where: str) -> list[str]:
+  """Return the captions of a record."""
+  captions = field_value(record, field, where)
+  if captions is None:
+    captions = []
+  elif not isinstance(captions, list):
+    captions = [captions]
+  for caption in captions:
+    if not isinstance(caption, str):
+      raise UserError(
+        f"{where}: found {json_type_name(caption)} in field {field!r}, expected a caption or a "
+        "list of them"
+      )
+  return [caption.strip() for caption in captions]
+
+
+def _merge_by_path(
+  records: Iterator, image_field: str, caption_field: str
+) -> Iterator[tuple[str, Record | Skip]]:
+  """Merge adjacent records of the same image path into one with all captions."""
+  pending: tuple[str, Record] | None = None
+  for where, record in records:
+    if isinstance(record, Skip):
+      yield where, record
+      continue
+    image = field_value(record, image_field, where)
+    texts = _texts(record, caption_field, where)
+    if pending and isinstance(image, str) and pending[1][image_field] == image:
+      pending[1][caption_field] += texts
+      continue
+    if pending:
+      yield pending
+    pending = where, {image_field: image, caption_field: texts}
+  if pending:
+    yield pending
 
 
 class Captions:
-  """The captions of a store as rows: the start of text where the vocabulary has one, the text, EOS,
-  and padding.
+  """The captions of a store as rows.
+
+  A row is the start of text where the vocabulary has one, the text, EOS and padding.
 
   Args:
+    store: the store, with the notes of `make_notes`.
+    vocabulary: the vocabulary of the ids.
     length: length of a row; longer captions are cut, and still end in EOS.
 
   Attributes:
@@ -74,7 +90,8 @@ class Captions:
   """
 
   def __init__(self, store: ImageStore, vocabulary: Vocabulary, length: int):
-    self._tokens, (lengths_C, self.number_N) = store.notes["tokens"][0], store.notes["captions"]
+    self._tokens, _ = store.notes["tokens"]
+    lengths_C, self.number_N = store.notes["captions"]
     self.first_N = np.cumsum(self.number_N) - self.number_N
     self._start_C = np.cumsum(lengths_C, dtype=np.int64) - lengths_C
     self._lead = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
@@ -86,7 +103,8 @@ class Captions:
       raise UserError(
         f"config.task.length: found {length}, expected at least {len(self._lead) + 2}"
       )
-    self._lengths_C, self.cut = np.minimum(lengths_C, room), int((lengths_C > room).sum())
+    self._lengths_C = np.minimum(lengths_C, room)
+    self.cut = int((lengths_C > room).sum())
 
   def __len__(self) -> int:
     return len(self._lengths_C)
@@ -104,12 +122,13 @@ class Captions:
     rows_BT[np.arange(len(caption_B)), len(self._lead) + length_B] = self._eos
     return rows_BT
 
-  def of_images(self, index_B: np.ndarray, share_B: np.ndarray) -> np.ndarray:
-    """Return one caption per image, int32 [B, length]: the one at this share, in [0, 1), of the
-    image's captions."""
-    return self.rows(
-      self.first_N[index_B] + np.floor(share_B * self.number_N[index_B]).astype(np.int64)
-    )
+  def rows_of_images(self, index_B: np.ndarray, share_B: np.ndarray) -> np.ndarray:
+    """Return the row of one caption per image, int32 [B, length].
+
+    It is the caption at this share, in [0, 1), of the image's captions.
+    """
+    within_B = np.floor(share_B * self.number_N[index_B]).astype(np.int64)
+    return self.rows(self.first_N[index_B] + within_B)
 
   def images(self) -> np.ndarray:
     """Return the image of each caption, int64 [C]."""

@@ -1,5 +1,4 @@
-"""The examples of tasks on labelled images: read, augmented, mixed and normalised, each a function
-of its index."""
+"""The examples of tasks on images: read, augmented, mixed and normalised by their index."""
 
 from __future__ import annotations
 
@@ -13,12 +12,11 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.data import augmentations as available
 from t5x_like.data import random
-from t5x_like.data.augmentations import Augmentation, _pixels, _resize, chained, cut
-from t5x_like.data.features import Features
-from t5x_like.data.images import described as declared
-from t5x_like.data.images import pictures
+from t5x_like.data.augmentations import Augmentation, _pixels, _resize, chain, crop_to_box
+from t5x_like.data.features import BatchFunction, Features
+from t5x_like.data.images import layout, pictures
 from t5x_like.data.images import store as stores
-from t5x_like.data.images.mixing import NUMBERS, Mixing, partners
+from t5x_like.data.images.mixing import NUM_DRAWS, Mixing, find_partners
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import Source
 from t5x_like.data.task import Task, digest
@@ -27,14 +25,14 @@ from t5x_like.resolution import Resolution, height_and_width
 from t5x_like.slots import PositiveInt, to_plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
-# streams of random numbers of an example: its image and the mixing
-_OWN = 0
-_MIXED = 1
-MORE = 2  # the first stream free for tasks
+# Streams of random numbers of an example.
+_AUGMENTATION_STREAM = 0
+_MIXING_STREAM = 1
+FIRST_TASK_STREAM = 2  # the first stream that is free for tasks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen(Source):
+class ImageArguments(Source):
   """The arguments that tasks on single images share.
 
   Attributes:
@@ -68,9 +66,11 @@ class Seen(Source):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Images(Seen):
-  """The arguments that tasks on labelled images share; sources are `folders:`, `webdataset:`,
-  `idx:`, `tfds:` and `digits`, and without labels those of boxes too.
+class LabelledImageArguments(ImageArguments):
+  """The arguments that tasks on labelled images share.
+
+  Sources are `folders:`, `webdataset:`, `idx:`, `tfds:` and `digits`, and without labels also the
+  sources of boxes.
 
   Attributes:
     label_field: the field of the label; None where images have none, for tasks that learn from
@@ -84,9 +84,11 @@ class Images(Seen):
 
 
 @dataclasses.dataclass(frozen=True)
-class Draws:
-  """The random numbers of examples in their epochs, in independent streams; tasks use the streams
-  from `MORE` on."""
+class RandomDraws:
+  """The random numbers of examples in their epochs, in independent streams.
+
+  Tasks use the streams from `FIRST_TASK_STREAM` on.
+  """
 
   seed: int
   epoch_B: tf.Tensor
@@ -99,10 +101,8 @@ class Draws:
 
   def uniform(self, stream: int, n: int) -> tf.Tensor:
     """Return numbers in [0, 1), float32 [B, n], of 24 bits each."""
-    return (
-      tf.cast(tf.bitwise.right_shift(self.bits(stream, n), tf.constant(8, tf.uint32)), tf.float32)
-      * 2.0**-24
-    )
+    high_BN = tf.bitwise.right_shift(self.bits(stream, n), tf.constant(8, tf.uint32))
+    return tf.cast(high_BN, tf.float32) * 2.0**-24
 
 
 class Pixels:
@@ -120,47 +120,55 @@ class Pixels:
   def __init__(self, store: stores.ImageStore, channels: int, mean: tuple, std: tuple):
     self._store = store
     self._channels = channels
-    self.mean, self.std = (
-      of_channels(name, x, channels) for name, x in (("mean", mean), ("std", std))
-    )
+    self.mean = per_channel("mean", mean, channels)
+    self.std = per_channel("std", std, channels)
 
   def read(self, index_B: tf.Tensor) -> tf.Tensor:
     """Return the encoded images of some indices, string [B]."""
-    found_B = tf.numpy_function(self._store.read, [index_B], tf.string, stateful=False)
-    return tf.ensure_shape(found_B, index_B.shape)
+    data_B = tf.numpy_function(self._store.read, [index_B], tf.string, stateful=False)
+    return tf.ensure_shape(data_B, index_B.shape)
 
-  def decoded(
+  def decode(
     self, data: tf.Tensor, box: Callable[[tf.Tensor], tf.Tensor] | None = None
   ) -> tf.Tensor:
-    """Decode an image, or only the box that `box` makes of its height and width: float32 [Y, X, C]
-    in 0 to 255."""
+    """Decode an image, or a box of it: float32 [Y, X, C] in 0 to 255.
 
-    def other() -> tf.Tensor:
+    Args:
+      data: the encoded image.
+      box: makes the box, int32 [4] (y, x, height, width), from the image's height and width.
+    """
+
+    def decode_other() -> tf.Tensor:
       image = tf.io.decode_image(data, self._channels, expand_animations=False)
       image = tf.ensure_shape(image, [None, None, self._channels])
-      return cut(image, box(tf.shape(image)[:2])) if box else image
-
-    def jpeg() -> tf.Tensor:
-      about = dict(channels=self._channels, dct_method="INTEGER_ACCURATE")  # as Pillow has it
       if box is None:
-        return tf.io.decode_jpeg(data, **about)
+        return image
+      return crop_to_box(image, box(tf.shape(image)[:2]))
+
+    def decode_jpeg() -> tf.Tensor:
+      # The method is Pillow's.
+      options = dict(channels=self._channels, dct_method="INTEGER_ACCURATE")
+      if box is None:
+        return tf.io.decode_jpeg(data, **options)
       size_2 = tf.io.extract_jpeg_shape(data)[:2]
       y, x, h, w = tf.unstack(box(size_2))
-      # The colours of the last column take the next one into account.
-      wider = tf.io.decode_and_crop_jpeg(data, [y, x, h, tf.minimum(w + 1, size_2[1] - x)], **about)
+      # The colours of the last column depend on the next one.
+      window = [y, x, h, tf.minimum(w + 1, size_2[1] - x)]
+      wider = tf.io.decode_and_crop_jpeg(data, window, **options)
       return tf.ensure_shape(wider, [None, None, self._channels])[:, :w]
 
-    image = tf.cond(tf.io.is_jpeg(data), jpeg, other)
+    image = tf.cond(tf.io.is_jpeg(data), decode_jpeg, decode_other)
     return tf.cast(tf.ensure_shape(image, [None, None, self._channels]), tf.float32)
 
-  def normalised(self, image_YXC: tf.Tensor) -> tf.Tensor:
+  def normalize(self, image_YXC: tf.Tensor) -> tf.Tensor:
+    """Subtract the mean and divide by the deviation, from pixels in 0 to 255."""
     mean = np.array(self.mean)
     std = np.array(self.std)
     return _pixels.linear(image_YXC, 1 / (255 * std), -mean / std)
 
 
-def task(
-  images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | None = None
+def build_task(
+  images: ImageArguments, mixing: Mixing | None = None, store: stores.ImageStore | None = None
 ) -> Task:
   """Make the task `image_classification`; `store` holds the images if they are open already.
 
@@ -168,84 +176,17 @@ def task(
     UserError: an unusable source or argument, no usable image, a file changed since it was
       prepared.
   """
-  resolution = images.resolution
-  channels = images.channels
-  crop = images.crop
-  repeats = images.repeats
-  if not 0 < crop <= 1:
-    raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
+  if not 0 < images.crop <= 1:
+    raise UserError(f"config.task.crop: found {images.crop}, expected above 0 and at most 1")
   if store is None:
-    fields = dict(
-      image_field=images.image_field, label_field=images.label_field, classes=images.classes
+    store = stores.open_store(
+      **images.opening,
+      image_field=images.image_field,
+      label_field=images.label_field,
+      classes=images.classes,
     )
-    store = stores.open_store(**images.opening, **fields)
-  pixels = Pixels(store, channels, images.mean, images.std)
-  given = dict(resolution=resolution, mean=pixels.mean, std=pixels.std)
-  way = dict(fit=images.fit, method=images.method)
-  fitted = functools.partial(
-    at_resolution, sides_2=height_and_width(resolution), mean=pixels.mean, **way
-  )
-  steps = [
-    slots.make("config.task.augmentations", value, available, "make", **given)
-    for value in images.augmentations
-  ]
-  augment = chained([*steps, Augmentation(0, lambda image_YXC, _: fitted(image_YXC, crop=1.0))])
+  examples = _ImageExamples(images, mixing, store)
   classes = store.classes
-  N = store.num_images
-  features = declared.images(resolution, channels, mixed=mixing is not None)
-  labels_N = tf.constant(store.labels)
-  shape = tf.TensorSpec([*height_and_width(resolution), channels], tf.float32)
-
-  def finished(
-    image_BYXC: tf.Tensor, index_B: tf.Tensor, other_B: tf.Tensor, share_B: tf.Tensor
-  ) -> dict[str, tf.Tensor]:
-    label_B = tf.gather(labels_N, index_B)
-    made = {
-      "image": image_BYXC,
-      "label": label_B,
-      "example_weights": tf.ones_like(label_B, tf.float32),
-      "other_label": tf.gather(labels_N, other_B),
-      "label_share": share_B,
-    }
-    return {name: made[name] for name in features}
-
-  # The turns of `tf.map_fn` run side by side, and cost as much CPU time as a dataset of single
-  # images would: docs/explanation/exact-resume.md, "The pipeline".
-  def augmented(index_B: tf.Tensor, draws: Draws) -> tf.Tensor:
-    def one(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-      data, u_N = row
-      part_YXC = pixels.decoded(data, augment.box and (lambda size_2: augment.box(size_2, u_N)))
-      return pixels.normalised(augment.apply(part_YXC, u_N))
-
-    rows = pixels.read(index_B), draws.uniform(_OWN, augment.numbers)
-    return tf.map_fn(one, rows, fn_output_signature=shape)
-
-  def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    draws = Draws(seed, epoch_B, index_B)
-    if mixing is None:
-      return finished(
-        augmented(index_B, draws), index_B, index_B, tf.ones_like(index_B, tf.float32)
-      )
-    mixed_BN = draws.uniform(_MIXED, NUMBERS)
-    other_B = tf.where(
-      mixing.wanted(mixed_BN), partners(index_B, epoch_B // repeats, seed, N), index_B
-    )
-    # Each image once, though most are in two mixtures.
-    places_2B = tf.tile(epoch_B, [2]) * N + tf.concat([index_B, other_B], 0)
-    place_U, row_2B = tf.unique(places_2B)
-    image_UYXC = augmented(place_U % N, Draws(seed, place_U // N, place_U % N))
-    image_BYXC, share_B = tf.map_fn(
-      lambda row: mixing(image_UYXC[row[0]], image_UYXC[row[1]], row[2]),
-      (*tf.split(row_2B, 2), mixed_BN),
-      fn_output_signature=(shape, tf.TensorSpec([], tf.float32)),
-    )
-    return finished(image_BYXC, index_B, other_B, share_B)
-
-  def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    middle = lambda data: pixels.normalised(fitted(pixels.decoded(data), crop=crop))  # noqa: E731
-    made = tf.map_fn(middle, pixels.read(index_B), fn_output_signature=shape)
-    return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
-
   return Task(
     name=images.label or f"{store.name}_image_classification",
     vocabulary=LabelVocabulary(classes),
@@ -254,58 +195,175 @@ def task(
       images=store.fingerprint,
       augmentations=[to_plain(value) for value in images.augmentations],
       mixing=vars(mixing) if mixing else None,
-      **dict(channels=channels, crop=crop, repeats=repeats, **given),
-      **way,
+      channels=images.channels,
+      crop=images.crop,
+      repeats=images.repeats,
+      resolution=images.resolution,
+      mean=examples.pixels.mean,
+      std=examples.pixels.std,
+      fit=images.fit,
+      method=images.method,
     ),
-    num_examples=N,
-    features=features,
-    batch=batch,
-    numbering=f"{store.fingerprint} {repeats}",
+    num_examples=store.num_images,
+    features=examples.features,
+    batch=examples.batch,
+    numbering=f"{store.fingerprint} {images.repeats}",
     classes=classes,
     labels=store.labels if classes else None,
-    eval_batch=evaluated,
-    repeats=repeats,
+    eval_batch=examples.eval_batch,
+    repeats=images.repeats,
   )
 
 
-def extended(
+class _ImageExamples:
+  """The batches of images of a store.
+
+  Attributes:
+    pixels: the pixels of the store.
+    features: the features of an example.
+  """
+
+  def __init__(self, images: ImageArguments, mixing: Mixing | None, store: stores.ImageStore):
+    self.pixels = Pixels(store, images.channels, images.mean, images.std)
+    self.features = layout.describe(images.resolution, images.channels, mixed=mixing is not None)
+    self._mixing = mixing
+    self._crop = images.crop
+    self._repeats = images.repeats
+    self._num_images = store.num_images
+    self._labels_N = tf.constant(store.labels)
+    sides_2 = height_and_width(images.resolution)
+    self._image_spec = tf.TensorSpec([*sides_2, images.channels], tf.float32)
+    self._fit = functools.partial(
+      fit_to_resolution,
+      sides_2=sides_2,
+      mean=self.pixels.mean,
+      fit=images.fit,
+      method=images.method,
+    )
+    self._augment = self._build_augmentation(images)
+
+  def _build_augmentation(self, images: ImageArguments) -> Augmentation:
+    """Chain the augmentations of training, and the resizing of images that have another size."""
+    steps = []
+    for value in images.augmentations:
+      steps.append(
+        slots.make(
+          "config.task.augmentations",
+          value,
+          available,
+          "make",
+          resolution=images.resolution,
+          mean=self.pixels.mean,
+          std=self.pixels.std,
+        )
+      )
+    steps.append(Augmentation(0, lambda image_YXC, _: self._fit(image_YXC, crop=1.0)))
+    return chain(steps)
+
+  def batch(self, index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    """Return augmented images; see `Task.batch`."""
+    draws = RandomDraws(seed, epoch_B, index_B)
+    if self._mixing is None:
+      share_B = tf.ones_like(index_B, tf.float32)
+      return self._make_features(self._read_augmented(index_B, draws), index_B, index_B, share_B)
+    u_BN = draws.uniform(_MIXING_STREAM, NUM_DRAWS)
+    N = self._num_images
+    partner_B = find_partners(index_B, epoch_B // self._repeats, seed, N)
+    other_B = tf.where(self._mixing.is_mixed(u_BN), partner_B, index_B)
+    # Each image is made once, though most are in two mixtures.
+    places_2B = tf.tile(epoch_B, [2]) * N + tf.concat([index_B, other_B], 0)
+    place_U, row_2B = tf.unique(places_2B)
+    image_UYXC = self._read_augmented(place_U % N, RandomDraws(seed, place_U // N, place_U % N))
+    image_BYXC, share_B = tf.map_fn(
+      lambda row: self._mixing(image_UYXC[row[0]], image_UYXC[row[1]], row[2]),
+      (*tf.split(row_2B, 2), u_BN),
+      fn_output_signature=(self._image_spec, tf.TensorSpec([], tf.float32)),
+    )
+    return self._make_features(image_BYXC, index_B, other_B, share_B)
+
+  def eval_batch(self, index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    """Return images without augmentation; see `Task.eval_batch`."""
+
+    def read(data: tf.Tensor) -> tf.Tensor:
+      return self.pixels.normalize(self._fit(self.pixels.decode(data), crop=self._crop))
+
+    data_B = self.pixels.read(index_B)
+    image_BYXC = tf.map_fn(read, data_B, fn_output_signature=self._image_spec)
+    return self._make_features(image_BYXC, index_B, index_B, tf.ones_like(index_B, tf.float32))
+
+  def _read_augmented(self, index_B: tf.Tensor, draws: RandomDraws) -> tf.Tensor:
+    """Return images, augmented and normalised: float32 [B, Y, X, C].
+
+    The turns of `tf.map_fn` run side by side, and cost as much CPU time as a dataset of single
+    images would: docs/explanation/exact-resume.md, "The pipeline".
+    """
+
+    def read(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+      data, u_N = row
+      box = None
+      if self._augment.box:
+        box = lambda size_2: self._augment.box(size_2, u_N)  # noqa: E731
+      part_YXC = self.pixels.decode(data, box)
+      return self.pixels.normalize(self._augment.apply(part_YXC, u_N))
+
+    rows = self.pixels.read(index_B), draws.uniform(_AUGMENTATION_STREAM, self._augment.numbers)
+    return tf.map_fn(read, rows, fn_output_signature=self._image_spec)
+
+  def _make_features(
+    self, image_BYXC: tf.Tensor, index_B: tf.Tensor, other_B: tf.Tensor, share_B: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    """Return the features of images that are mixed with the images `other_B`."""
+    label_B = tf.gather(self._labels_N, index_B)
+    values = {
+      "image": image_BYXC,
+      "label": label_B,
+      "example_weights": tf.ones_like(label_B, tf.float32),
+      "other_label": tf.gather(self._labels_N, other_B),
+      "label_share": share_B,
+    }
+    return {name: values[name] for name in self.features}
+
+
+def extend_task(
   version: str,
-  images: Seen,
-  whole: Task,
+  images: ImageArguments,
+  base: Task,
   features: Features,
-  more: Callable[[dict[str, tf.Tensor], Draws, bool], dict[str, tf.Tensor]],
+  make_extra: Callable[[dict[str, tf.Tensor], RandomDraws, bool], dict[str, tf.Tensor]],
   **facts: Any,
 ) -> Task:
   """Return a task on images with further features.
 
   Args:
     version: the task's name and version; raise the version when its examples change.
-    images: its arguments.
-    whole: the task whose features it extends.
-    features: its features; other features of `whole` are left out.
-    more: (features of a batch, its random numbers, whether it is for training) -> further features.
+    images: the arguments of the task.
+    base: the task whose features it extends.
+    features: the features of the new task; other features of `base` are left out.
+    make_extra: (features of a batch, its random numbers, whether it is for training) -> further
+      features.
     facts: all that the further features depend on; JSON.
   """
 
-  def extending(batch, training: bool):
-    def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-      found = batch(index_B, epoch_B, seed)
-      found |= more(found, Draws(seed, epoch_B, index_B), training)
-      return {name: found[name] for name in features}
+  def extend(batch: BatchFunction, training: bool) -> BatchFunction:
+    def extended_batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      values = batch(index_B, epoch_B, seed)
+      values |= make_extra(values, RandomDraws(seed, epoch_B, index_B), training)
+      return {name: values[name] for name in features}
 
-    return made
+    return extended_batch
 
+  task_name, _, _ = version.partition(".")
   return dataclasses.replace(
-    whole,
-    name=images.label or whole.name.replace("image_classification", version.partition(".")[0]),
-    fingerprint=digest(task=version, images=whole.fingerprint, **facts),
+    base,
+    name=images.label or base.name.replace("image_classification", task_name),
+    fingerprint=digest(task=version, images=base.fingerprint, **facts),
     features=features,
-    batch=extending(whole.batch, True),
-    eval_batch=extending(whole.eval_batch, False),
+    batch=extend(base.batch, True),
+    eval_batch=extend(base.eval_batch, False),
   )
 
 
-def at_resolution(
+def fit_to_resolution(
   image_YXC: tf.Tensor,
   *,
   sides_2: tuple[int, int],
@@ -314,43 +372,61 @@ def at_resolution(
   mean: Sequence[float],
   method: pictures.Method = "bicubic",
 ) -> tf.Tensor:
-  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills
-  what it leaves."""
+  """Fit an image to a height and width, see `ImageArguments.fit`: float32 [*sides_2, C].
+
+  `mean` fills the places that the image leaves.
+  """
   shape = tf.shape(image_YXC)[:2]
-  cuts = fit.endswith("cut")
-  whole_2 = size = tf.constant(
-    [pictures.covered(side, crop) for side in sides_2] if cuts else sides_2
-  )
-  if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
-    axis = (tf.argmax if cuts else tf.argmin)(whole_2 / shape)
-    fitting = tf.cast(whole_2[axis], tf.int64)
-    given = tf.cast(shape, tf.int64)
-    size = tf.maximum(tf.cast(given * fitting // given[axis], tf.int32), whole_2 if cuts else 1)
+  size = _resized_shape(shape, sides_2, crop, fit)
   start = (size - sides_2) // 2
-  seen_2 = sides_2 if fit != "padded" else tf.unstack(tf.minimum(size, sides_2))
-  box_4 = tf.concat([tf.maximum(start, 0), seen_2], 0)
+  visible_2 = sides_2
+  if fit == "padded":
+    visible_2 = tf.unstack(tf.minimum(size, sides_2))
+  box_4 = tf.concat([tf.maximum(start, 0), visible_2], 0)
 
-  # only the middle: the whole of a long and narrow image would take gigabytes
-  def resized() -> tf.Tensor:
-    return _pixels.clipped(_resize.part(image_YXC, seen_2, size, box_4[:2], method))
+  # Only the middle is resized: the whole of a long and narrow image would take gigabytes.
+  def resize_middle() -> tf.Tensor:
+    middle = _resize.resize_and_crop(image_YXC, visible_2, size, box_4[:2], method)
+    return _pixels.clip(middle)
 
-  made = tf.cond(tf.reduce_all(size == shape), lambda: cut(image_YXC, box_4), resized)
+  has_size = tf.reduce_all(size == shape)
+  fitted = tf.cond(has_size, lambda: crop_to_box(image_YXC, box_4), resize_middle)
   if fit == "padded":
     before_2 = tf.maximum(-start, 0)
+    after_2 = sides_2 - before_2 - tf.stack(visible_2)
+    padding_32 = tf.pad(tf.stack([before_2, after_2], 1), [[0, 1], [0, 0]])
     fill_C = 255.0 * tf.constant(mean, tf.float32)
-    around = tf.stack([before_2, sides_2 - before_2 - tf.stack(seen_2)], 1)
-    made = tf.pad(made - fill_C, tf.pad(around, [[0, 1], [0, 0]])) + fill_C
-  return tf.ensure_shape(made, [*sides_2, image_YXC.shape[-1]])
+    fitted = tf.pad(fitted - fill_C, padding_32) + fill_C
+  return tf.ensure_shape(fitted, [*sides_2, image_YXC.shape[-1]])
 
 
-def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
-  """Return one number per channel, from one for all or one for each; UserError for any other number
-  of values."""
-  if (
-    len(values) not in (1, channels)
-    or not np.isfinite(values).all()
-    or (name == "std" and min(values) <= 0)
-  ):
+def _resized_shape(
+  shape: tf.Tensor, sides_2: tuple[int, int], crop: float, fit: pictures.Fit
+) -> tf.Tensor:
+  """Return the height and width to which an image is resized, before it is cut or padded."""
+  is_cut = fit.endswith("cut")
+  target = sides_2
+  if is_cut:
+    target = [pictures.covering_size(side, crop) for side in sides_2]
+  target_2 = tf.constant(target)
+  if fit.startswith("squeezed"):
+    return target_2
+  # One side is exact; the other is rounded down, as in torchvision.
+  ratio_2 = target_2 / shape
+  axis = tf.argmax(ratio_2) if is_cut else tf.argmin(ratio_2)
+  exact = tf.cast(target_2[axis], tf.int64)
+  old_2 = tf.cast(shape, tf.int64)
+  return tf.maximum(tf.cast(old_2 * exact // old_2[axis], tf.int32), target_2 if is_cut else 1)
+
+
+def per_channel(name: str, values: tuple, channels: int) -> tuple[float, ...]:
+  """Return one number per channel, from one number for all channels or one for each.
+
+  Raises:
+    UserError: another number of values, or values that cannot be a mean or deviation.
+  """
+  is_usable = len(values) in (1, channels) and np.isfinite(values).all()
+  if not is_usable or (name == "std" and min(values) <= 0):
     raise UserError(
       f"config.task.{name}: found {list(values)}, expected one number, or one for each of "
       f"{channels} channels"

@@ -14,11 +14,11 @@ import numpy as np
 from scipy import special
 
 from t5x_like.data import random
-from t5x_like.data.augmentations import Share, cut
+from t5x_like.data.augmentations import Share, crop_to_box
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import NonNegativeFloat
 
-NUMBERS = 5
+NUM_DRAWS = 5
 _TABLE = 4096
 
 
@@ -38,26 +38,33 @@ class Mixing:
   probability: Share = 1.0
   switch: Share = 0.5
 
-  def wanted(self, u_BN: tf.Tensor) -> tf.Tensor:
-    """Return whether images are mixed, bool [B], from their random numbers, float32 [B, NUMBERS] in
-    [0, 1)."""
+  def is_mixed(self, u_BN: tf.Tensor) -> tf.Tensor:
+    """Return whether images are mixed, bool [B].
+
+    Args:
+      u_BN: random numbers of the images, float32 [B, NUM_DRAWS] in [0, 1).
+    """
     return u_BN[..., 0] < self.probability
 
   def __call__(
     self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (the mixed image, the share of the first in it); the first image alone if no mixing is
-    wanted."""
-    cuts = self.wanted(u_N) & (
-      u_N[1] < (self.switch if self.mixup and self.cutmix else float(self.cutmix > 0))
-    )
-    way = tf.where(cuts, 2, tf.cast(self.wanted(u_N), tf.int32))
-    ways = (
+    """Return (the mixed image, the share of the first in it).
+
+    It is the first image alone, with a share of 1, if the random numbers do not call for mixing.
+    """
+    if self.mixup and self.cutmix:
+      cutmix_probability = self.switch
+    else:
+      cutmix_probability = 1.0 if self.cutmix > 0 else 0.0
+    uses_cutmix = self.is_mixed(u_N) & (u_N[1] < cutmix_probability)
+    method = tf.where(uses_cutmix, 2, tf.cast(self.is_mixed(u_N), tf.int32))
+    branches = (
       lambda: (image_YXC, tf.constant(1.0)),
       lambda: self._mixup(image_YXC, other_YXC, u_N),
       lambda: self._cutmix(image_YXC, other_YXC, u_N),
     )
-    return tf.switch_case(way, ways)
+    return tf.switch_case(method, branches)
 
   def _mixup(
     self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor
@@ -68,29 +75,31 @@ class Mixing:
   def _cutmix(
     self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cut a box around a random middle, cut off at the border, out of the other; the share is the
-    rest of the image."""
+    """Replace a box around a random middle, cut off at the border, with the other's pixels.
+
+    The share is the rest of the image.
+    """
     size_2 = tf.shape(image_YXC)[:2]
     sides_2 = tf.cast(size_2, tf.float32)
     cut_2 = tf.sqrt(1.0 - _beta(self.cutmix, u_N[2])) * sides_2
     start_2 = tf.floor(u_N[3:5] * sides_2 - cut_2 / 2)
     low_2 = tf.maximum(start_2, 0.0)
-    # of a box that rounds to nothing at a border
+    # At least `low`, also for a box that rounds to nothing at a border.
     high_2 = tf.clip_by_value(start_2 + tf.round(cut_2), low_2, sides_2)
     box_4 = tf.cast(tf.concat([low_2, high_2 - low_2], 0), tf.int32)
     y, x, h, w = tf.unstack(box_4)
     rows_HXC = image_YXC[y : y + h]
-    mixed_HXC = tf.concat([rows_HXC[:, :x], cut(other_YXC, box_4), rows_HXC[:, x + w :]], 1)
+    mixed_HXC = tf.concat([rows_HXC[:, :x], crop_to_box(other_YXC, box_4), rows_HXC[:, x + w :]], 1)
     mixed_YXC = tf.concat([image_YXC[:y], mixed_HXC, image_YXC[y + h :]], 0)
-    return tf.ensure_shape(mixed_YXC, image_YXC.shape), 1.0 - tf.reduce_prod(
-      (high_2 - low_2) / sides_2
-    )
+    box_share = tf.reduce_prod((high_2 - low_2) / sides_2)
+    return tf.ensure_shape(mixed_YXC, image_YXC.shape), 1.0 - box_share
 
 
-def partners(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
+def find_partners(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
   """Return the neighbour of each example in its epoch's order of range(size), int64 [B].
 
-  The last of an odd number has the one before it; a single example itself.
+  In an odd number of examples, the neighbour of the last is the one before it. A single example is
+  its own neighbour.
   """
   key_B = random.row_keys(seed, epoch_B)
   place_B = random.permute(index_B, key_B, size, back=True)

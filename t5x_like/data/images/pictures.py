@@ -1,5 +1,4 @@
-"""Pictures without TensorFlow: reading files, 8-bit pixels, and the resized middle for
-evaluations."""
+"""Pictures without TensorFlow: files, 8-bit pixels, and resizing for evaluations."""
 
 import io
 import warnings
@@ -9,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 # 67 million; a larger image would hold up a batch and take gigabytes as float32
-MOST_PIXELS = 2**26
+MAX_PIXELS = 2**26
 # Defaults of tasks on images.
 CROP = 0.875
 MEAN = (0.5,)
@@ -19,70 +18,79 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # See `fit` and `method` of `data/images/examples.py`.
 Fit = Literal["cut", "padded", "squeezed", "squeezed_cut"]
 Method = Literal["bicubic", "bilinear", "lanczos", "nearest"]
-# a source's key of the height and width of an image by its annotations
-ANNOTATED = "annotated_size"
-# Formats that are decoded, by Pillow's names. Others would add decoders that few have tested, and
-# EPS a program.
+# The key under which a source gives the height and width of an image by its annotations.
+ANNOTATED_SIZE = "annotated_size"
+# The formats that are decoded, by Pillow's names. Others would add decoders that few have tested;
+# EPS would run a program.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _ORIENTATION = 0x112  # EXIF's tag; 1 is upright, 2 to 8 are turned or mirrored
 _GREY = ("1", "L", "LA", "La")
-_MOST_OF_16_BITS = 2**16 - 1
+_MAX_OF_16_BITS = 2**16 - 1
 _OVERSHOOT = 0.5  # beyond the range of fractions
 
 
-class Unusable(Exception):
+class UnusableImage(Exception):
   """The bytes of a file are no image that can be used; the message says why."""
 
 
-def readable(data: bytes, use: Callable) -> Any:
-  """Return `use` of the Pillow image; raise `Unusable` for a damaged or too large image."""
+def read_image(data: bytes, use: Callable) -> Any:
+  """Open an image and return `use` of the Pillow image.
+
+  Raises:
+    UnusableImage: the image is damaged or too large.
+  """
   from PIL import Image
 
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of large images, which are refused below
     try:
       with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        if image.width * image.height <= MOST_PIXELS:
+        if image.width * image.height <= MAX_PIXELS:
           return use(image)
     except Image.DecompressionBombError:
       pass
-    except Unusable:
+    except UnusableImage:
       raise
-    # each decoder raises its own: OSError, SyntaxError, ValueError, struct.error, …
+    # Each decoder raises its own errors: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
-      raise Unusable("not a readable image") from error
-  raise Unusable(f"more than {MOST_PIXELS:,} pixels")
+      raise UnusableImage("not a readable image") from error
+  raise UnusableImage(f"more than {MAX_PIXELS:,} pixels")
 
 
-def upright(image, size_2: tuple[int, int] | None = None):
+def turn_upright(image, size_2: tuple[int, int] | None = None):
   """Turn a Pillow image as its EXIF tag says, which cameras write instead of turning the pixels.
 
   Args:
-    size_2: height and width that annotations name; an image that has them only as it is stored is
-      returned as it is.
+    image: the image.
+    size_2: the height and width that annotations name. An image that has them only before it is
+      turned is returned unchanged.
   """
   from PIL import ImageOps
 
   if "exif" not in image.info:
     return image
   try:
-    turned = (
-      ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION) in range(2, 9) else image
-    )
-  # a damaged tag, or pixels that cannot be decoded, which is told when they are read
+    if image.getexif().get(_ORIENTATION) not in range(2, 9):
+      return image
+    turned = ImageOps.exif_transpose(image)
+  # A damaged tag, or pixels that cannot be decoded; reading the pixels reports the latter.
   except Exception:
     return image
   stored_2 = (image.height, image.width)
   turned_2 = (turned.height, turned.width)
-  return image if stored_2 == size_2 != turned_2 else turned
+  if size_2 == stored_2 and size_2 != turned_2:
+    return image
+  return turned
 
 
-def plain(image):
+def to_8_bits(image):
   """Convert a Pillow image to 8-bit grey or RGB.
 
-  Images of 16 bits lose the lower eight. Of 32 bits, whole numbers up to 255 and up to 65,535 are
-  taken for 8 and 16 bits, and fractions up to 1 and up to 255 for shares of white and 8 bits;
-  `Unusable` is raised for other values.
+  Images of 16 bits lose the lower eight. In images of 32 bits, whole numbers up to 255 and up to
+  65,535 count as 8 and 16 bits, and fractions up to 1 and up to 255 as shares of white and 8 bits.
+
+  Raises:
+    UnusableImage: the pixels of 32 bits have other values.
   """
   from PIL import Image
 
@@ -91,7 +99,8 @@ def plain(image):
   if image.mode == "I":
     return Image.fromarray(_of_whole_numbers(np.asarray(image)))
   if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
-    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    high_bits = np.asarray(image).astype(np.int64) >> 8
+    return Image.fromarray(high_bits.clip(0, 255).astype(np.uint8))
   return image.convert("L" if image.mode in _GREY else "RGB")
 
 
@@ -99,41 +108,48 @@ def _of_whole_numbers(pixels_YX: np.ndarray) -> np.ndarray:
   """Convert 32-bit whole numbers to 8 bits."""
   low = int(pixels_YX.min())
   high = int(pixels_YX.max())
-  if low < 0 or high > _MOST_OF_16_BITS:
-    raise Unusable(f"32-bit pixels beyond 0 to {_MOST_OF_16_BITS:,}")
-  return (pixels_YX >> 8 if high > 255 else pixels_YX).astype(np.uint8)
+  if low < 0 or high > _MAX_OF_16_BITS:
+    raise UnusableImage(f"32-bit pixels beyond 0 to {_MAX_OF_16_BITS:,}")
+  if high > 255:
+    pixels_YX = pixels_YX >> 8
+  return pixels_YX.astype(np.uint8)
 
 
 def _of_fractions(pixels_YX: np.ndarray) -> np.ndarray:
-  """Convert 32-bit fractions to 8 bits; those that overshoot a little, as after resizing, are cut
-  off."""
+  """Convert 32-bit fractions to 8 bits.
+
+  Fractions that overshoot a little, as after resizing, are cut off.
+  """
   low = float(pixels_YX.min())
   high = float(pixels_YX.max())
   if not (low >= -_OVERSHOOT and high <= 255 + _OVERSHOOT):  # also if any is not a number
-    raise Unusable("32-bit pixels beyond 0 to 255")
+    raise UnusableImage("32-bit pixels beyond 0 to 255")
   if high <= 1 + _OVERSHOOT:
     pixels_YX = 255 * pixels_YX
   return pixels_YX.round().clip(0, 255).astype(np.uint8)
 
 
-def pixels(data: bytes, channels: int) -> np.ndarray:
-  """Return a file's pixels, upright, float32 [Y, X, C] in 0 to 255, grey or RGB; raise `Unusable`
-  as `readable`."""
+def read_pixels(data: bytes, channels: int) -> np.ndarray:
+  """Return a file's pixels, upright, grey or RGB: float32 [Y, X, C] in 0 to 255.
 
-  def array(image) -> np.ndarray:
-    return np.asarray(plain(upright(image)).convert("L" if channels == 1 else "RGB"), np.float32)
+  Raises:
+    UnusableImage: as `read_image`.
+  """
 
-  found = readable(data, array)
-  return found.reshape(*found.shape[:2], channels)
+  def to_array(image) -> np.ndarray:
+    mode = "L" if channels == 1 else "RGB"
+    return np.asarray(to_8_bits(turn_upright(image)).convert(mode), np.float32)
+
+  image = read_image(data, to_array)
+  return image.reshape(*image.shape[:2], channels)
 
 
-def covered(side: int, crop: float) -> int:
-  """Return `side / crop` pixels, to which evaluations resize a side, rounded down as in timm and
-  the authors' code."""
+def covering_size(side: int, crop: float) -> int:
+  """Return `side / crop` pixels, to which evaluations resize a side, rounded down as in timm."""
   return int(side / crop + 1e-6)  # 224 / (224 / 248) is 248
 
 
-def at_resolution(
+def fit_to_resolution(
   image_YXC: np.ndarray,
   sides_2: tuple[int, int],
   crop: float,
@@ -141,69 +157,87 @@ def at_resolution(
   mean: Sequence[float] = MEAN,
   method: Method = "bicubic",
 ) -> np.ndarray:
-  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills
-  what it leaves.
+  """Fit an image to a height and width, see `ImageArguments.fit`: float32 [*sides_2, C].
 
-  Equal to `at_resolution` of `data/images/examples.py`, which uses TensorFlow.
+  `mean` fills the places that the image leaves. Equal to `fit_to_resolution` of
+  `data/images/examples.py`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
-  cuts = fit.endswith("cut")
-  whole_2 = size = np.array([covered(side, crop) for side in sides_2] if cuts else sides_2)
-  if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
-    axis = (whole_2 / shape).argmax() if cuts else (whole_2 / shape).argmin()
-    size = np.maximum(shape * whole_2[axis] // shape[axis], whole_2 if cuts else 1)
+  size = _resized_shape(shape, sides_2, crop, fit)
   start = (size - sides_2) // 2
-  seen_2 = np.minimum(size, sides_2)
-  # of the middle alone: a side may be very long
-  places = [max(at, 0) + np.arange(n) for at, n in zip(start, seen_2)]
+  visible_2 = np.minimum(size, sides_2)
+  # Only the middle is interpolated: a side may be very long.
+  places = [max(first, 0) + np.arange(count) for first, count in zip(start, visible_2)]
   if (size == shape).all():
-    made = image_YXC[places[0]][:, places[1]]
+    middle = image_YXC[places[0]][:, places[1]]
   else:
-    made = _interpolated(image_YXC, *(_weights(*each, method) for each in zip(shape, size, places)))
+    middle = _interpolate(image_YXC, size, places, method)
   filled = np.empty((*sides_2, image_YXC.shape[-1]), np.float32)
   filled[:] = 255.0 * np.asarray(mean, np.float32)
-  (y, x), (h, w) = np.maximum(-start, 0), seen_2
-  filled[y : y + h, x : x + w] = made
+  y, x = np.maximum(-start, 0)
+  h, w = visible_2
+  filled[y : y + h, x : x + w] = middle
   return filled
 
 
-def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
-  """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most
-  `longest`.
+def _resized_shape(
+  shape: np.ndarray, sides_2: tuple[int, int], crop: float, fit: Fit
+) -> np.ndarray:
+  """Return the height and width to which an image is resized, before it is cut or padded."""
+  is_cut = fit.endswith("cut")
+  target_2 = np.array(sides_2)
+  if is_cut:
+    target_2 = np.array([covering_size(side, crop) for side in sides_2])
+  if fit.startswith("squeezed"):
+    return target_2
+  # One side is exact; the other is rounded down, as in torchvision.
+  ratio_2 = target_2 / shape
+  axis = ratio_2.argmax() if is_cut else ratio_2.argmin()
+  return np.maximum(shape * target_2[axis] // shape[axis], target_2 if is_cut else 1)
 
-  Equal to `resized` of `data/box_augmentations/_sizes.py`, which uses TensorFlow.
+
+def resize_sides(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
+  """Resize the shorter side to `shortest` pixels, or less to keep the longer within `longest`.
+
+  Equal to `resize_sides` of `data/box_augmentations/_sizes.py`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
   low = shape.min()
   high = shape.max()
-  wanted = min(shortest, longest * low / high)
-  # as in DETR's code
-  short = round(wanted)
-  long = int(wanted * high / low)
-  size = np.where(shape == low, short, min(high if short == low else long, longest)).clip(1)
+  target = min(shortest, longest * low / high)
+  # Rounded as in DETR's code.
+  short = round(target)
+  long = int(target * high / low)
+  if short == low:
+    long = high
+  size = np.where(shape == low, short, min(long, longest)).clip(1)
   if (size == shape).all():
     return image_YXC
-  return _interpolated(
-    image_YXC, *(_weights(*each, "bilinear") for each in zip(shape, size, map(np.arange, size)))
-  )
+  return _interpolate(image_YXC, size, [np.arange(side) for side in size], "bilinear")
 
 
-def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-  made_YXC = np.einsum("xk,rkc->rxc", columns, image_YXC, optimize=True)
-  return np.einsum("yr,rxc->yxc", rows, made_YXC, optimize=True).clip(0.0, 255.0)
+def _interpolate(
+  image_YXC: np.ndarray, size_2: np.ndarray, places: Sequence[np.ndarray], method: Method
+) -> np.ndarray:
+  """Return the rows and columns at `places` of an image resized to `size`."""
+  row_weights = _weights(image_YXC.shape[0], size_2[0], places[0], method)
+  column_weights = _weights(image_YXC.shape[1], size_2[1], places[1], method)
+  columns_RXC = np.einsum("xk,rkc->rxc", column_weights, image_YXC, optimize=True)
+  resized_YXC = np.einsum("yr,rxc->yxc", row_weights, columns_RXC, optimize=True)
+  return resized_YXC.clip(0.0, 255.0)
 
 
-def _weights(old: int, new: int, at_R: np.ndarray, method: Method) -> np.ndarray:
-  """Return the weights, float32 [R, old], that interpolate places of a side of `new` pixels from
-  `old` pixels.
+def _weights(old: int, new: int, place_R: np.ndarray, method: Method) -> np.ndarray:
+  """Return the weights, float32 [R, old], for places of a side resized from `old` to `new` pixels.
 
   Downsampling widens the kernel.
   """
   if method == "nearest":
-    return ((2 * at_R[:, None] + 1) * old // (2 * new) == np.arange(old)).astype(np.float32)
-  wide = max(old / new, 1.0)
-  centre = (at_R + 0.5) * old / new - 0.5
-  weights = _KERNELS[method](np.abs(centre[:, None] - np.arange(old)) / wide)
+    nearest_R1 = (2 * place_R[:, None] + 1) * old // (2 * new)
+    return (nearest_R1 == np.arange(old)).astype(np.float32)
+  width = max(old / new, 1.0)
+  centre = (place_R + 0.5) * old / new - 0.5
+  weights = _KERNELS[method](np.abs(centre[:, None] - np.arange(old)) / width)
   return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
 

@@ -8,11 +8,11 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
 
-def rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np.ndarray:
-  """Return rows, int32 [N, length]: the start of text if the vocabulary has one, the text, EOS, and
-  padding.
+def encode_rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np.ndarray:
+  """Encode texts as rows, int32 [N, length].
 
-  Longer texts are cut, and still end in EOS.
+  A row is the start of text if the vocabulary has one, the text, EOS and padding. Longer texts are
+  cut, and still end in EOS.
 
   Raises:
     UserError: rows have no room for text.
@@ -22,8 +22,8 @@ def rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np.ndarra
   if room < 1:
     raise UserError(f"config.task.length: found {length}, expected at least {len(lead) + 2}")
   pad = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
-  out = np.full((len(texts), length), pad, np.int32)
-  for row, ids in zip(out, vocabulary.encode_batch(texts)):
-    whole = [*lead, *ids[:room], vocabulary.eos_id]
-    row[: len(whole)] = whole
-  return out
+  rows = np.full((len(texts), length), pad, np.int32)
+  for row, ids in zip(rows, vocabulary.encode_batch(texts)):
+    row_ids = [*lead, *ids[:room], vocabulary.eos_id]
+    row[: len(row_ids)] = row_ids
+  return rows

@@ -25,9 +25,9 @@ from t5x_like.corpora.job import ItemBatch, StoredBatch, describe_skipped
 from t5x_like.corpora.sources import Record, Skip, Source, field_value
 from t5x_like.corpora.sources._files import FileSource, irregular_kind
 from t5x_like.data import prepared
-from t5x_like.data.images.checking import checked
-from t5x_like.data.images.pictures import ANNOTATED
-from t5x_like.data.supervised.labels import number_of, numbered
+from t5x_like.data.images.checking import check_image
+from t5x_like.data.images.pictures import ANNOTATED_SIZE
+from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names, globs
 from t5x_like.files.local import IrregularFile
@@ -35,7 +35,7 @@ from t5x_like.files.paths import as_path, is_remote
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
 
-_CHARACTERS = 2**11  # of an image, so that a batch has 256
+_CHARACTERS = 2**11  # the count for one image, so that a batch has 256
 _IMAGE = "image"
 _LABEL = "label"
 
@@ -65,25 +65,26 @@ class ImageStore:
     self.classes = tuple(store.manifest.facts["classes"])
     self.skipped = store.manifest.skipped
     arrays = {array.name: array for array in store.manifest.arrays}
-    labels = arrays.pop(_LABEL, Array(_LABEL, "int32", 1, 0 if self.classes else store.num_items))
-    found = arrays.pop(_IMAGE, None)
-    if (
-      not found
-      or (found.dtype, found.width) != ("uint8", 1)
-      or labels.num_values != store.num_items
-    ):
+    num_labels = 0 if self.classes else store.num_items
+    labels = arrays.pop(_LABEL, Array(_LABEL, "int32", 1, num_labels))
+    images = arrays.pop(_IMAGE, None)
+    is_usable = images and (images.dtype, images.width) == ("uint8", 1)
+    if not is_usable or labels.num_values != store.num_items:
       raise UserError(
         f"{self.path}: found no images, or not one label for each of {store.num_items}; delete "
         f"{self.path} and it is made again"
       )
     self._ends = store.read_ends(_IMAGE)
-    self.labels = store.read_values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
-    self.notes = {
-      name: (store.read_values(name), np.diff(store.read_ends(name), prepend=0)) for name in arrays
-    }
-    of = f" of {len(self.classes)} classes" if self.classes else ""
+    if self.classes:
+      self.labels = store.read_values(_LABEL)
+    else:
+      self.labels = np.zeros(store.num_items, np.int32)
+    self.notes = {}
+    for name in arrays:
+      self.notes[name] = store.read_values(name), np.diff(store.read_ends(name), prepend=0)
+    class_count = f" of {len(self.classes)} classes" if self.classes else ""
     print(
-      f"data: {self.path}: {self.num_images:,} images{of}{describe_skipped(self.skipped)}; "
+      f"data: {self.path}: {self.num_images:,} images{class_count}{describe_skipped(self.skipped)}; "
       f"{store.verification}",
       flush=True,
     )
@@ -104,22 +105,21 @@ class ImageStore:
 
 
 @dataclasses.dataclass(frozen=True)
-class Notes:
-  """Data kept of each record besides its image.
+class ImageNotes:
+  """Data that a store keeps of each record besides its image.
 
   Attributes:
-    fields: the fields of the source.
+    fields: the fields of the source that the notes need.
     facts: all that the notes depend on besides the records; JSON.
-    of: `(record, where) -> arrays by name`, each with a leading axis of any length; or the reason
-      for having none.
-    joined: `(records, image field) -> records`, merges records of a source that belong to one
-      image.
+    make: `(record, where) -> arrays by name`, each with a leading axis of any length; or the reason
+      for skipping the record.
+    merge: `(records, image field) -> records`, merges records of a source that belong to one image.
   """
 
   fields: tuple[str, ...]
   facts: dict[str, Any]
-  of: Callable[[Record, str], dict[str, np.ndarray] | Skip]
-  joined: Callable[[Iterator, str], Iterator] = lambda records, _: records
+  make: Callable[[Record, str], dict[str, np.ndarray] | Skip]
+  merge: Callable[[Iterator, str], Iterator] = lambda records, _: records
 
 
 def open_store(
@@ -130,7 +130,7 @@ def open_store(
   label_field: str | None = "label",
   classes: tuple[str, ...] = (),
   folder: str = "",
-  notes: Notes | None = None,
+  notes: ImageNotes | None = None,
   cache: str,
   data_dir: str | None = None,
   verify: Verify = "auto",
@@ -151,20 +151,29 @@ def open_store(
   Raises:
     UserError, DamageError: see `prepared.open_store`.
   """
-  notes = notes or Notes((), {}, lambda record, where: {})
-  opened = prepared.open_source_fields(
-    source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir
+  notes = notes or ImageNotes((), {}, lambda record, where: {})
+  fields = (image_field, *notes.fields)
+  if label_field:
+    fields = (image_field, label_field, *notes.fields)
+  records = prepared.open_source_fields(source, fields, data_dir)
+  class_names = []
+  if label_field:
+    class_names = list(classes) or _classes(records, label_field, cache)
+  images = PreparedImages(
+    source=records,
+    split=split,
+    cache=cache,
+    store_facts={"classes": class_names},
+    arguments={"fields": [image_field, label_field], "folder": folder, "notes": notes.facts},
+    vocabulary=None,
+    notes=notes,
+    directories=_directories(records),
   )
-  names = list(classes) or _classes(opened, label_field, cache) if label_field else []
-  arguments = {"fields": [image_field, label_field], "folder": folder, "notes": notes.facts}
-  made = Images(
-    opened, split, cache, {"classes": names}, arguments, None, notes, _directories(opened)
-  )
-  return ImageStore(prepared.open_store(made, processes.Engine(1), verify))
+  return ImageStore(prepared.open_store(images, processes.Engine(1), verify))
 
 
 def _directories(source: Source) -> tuple[str, ...]:
-  """Return the directories of a source's files; none of a source that is made of another one."""
+  """Return the directories of a source's files; none if it is made from another source."""
   if not isinstance(source, FileSource):
     return ()
   paths = (path for split in source.splits for path in source.paths(split))
@@ -172,8 +181,10 @@ def _directories(source: Source) -> tuple[str, ...]:
 
 
 def _classes(source: Source, field: str, cache: str) -> list[str]:
-  """Return the class names of a source; those that it finds by reading its files are kept in the
-  cache."""
+  """Return the class names of a source.
+
+  Names that a source finds by reading its files are kept in the cache.
+  """
   if not isinstance(source, FileSource):
     return list(source.classes(field))
   facts = [field, *(source.split_facts(split) for split in source.splits)]
@@ -183,21 +194,22 @@ def _classes(source: Source, field: str, cache: str) -> list[str]:
     return checked_json.parse_json(
       path.read_bytes(), list, str(path), "class names; delete it and it is made again"
     )
-  found = list(source.classes(field))
-  as_path(path).write_text(json.dumps(found))
-  return found
+  names = list(source.classes(field))
+  as_path(path).write_text(json.dumps(names))
+  return names
 
 
 @dataclasses.dataclass(frozen=True)
-class Images(prepared.PreparedStore):
+class PreparedImages(prepared.PreparedStore):
   """The images of a source, with notes.
 
   Attributes:
-    directories: those of the source's files, below which records may name images by their whole
-      paths.
+    notes: further data of each record.
+    directories: the directories of the source's files. Records may name images below them by
+      absolute paths.
   """
 
-  notes: Notes
+  notes: ImageNotes
   directories: tuple[str, ...] = ()
 
   items = "images"
@@ -206,79 +218,105 @@ class Images(prepared.PreparedStore):
   shard_values = 2**27  # bytes
 
   def read(self, number: int) -> Iterator[tuple[str, Record | Skip]]:
-    return self.notes.joined(super().read(number), self.arguments["fields"][0])
+    return self.notes.merge(super().read(number), self.arguments["fields"][0])
 
   def characters(self, item: tuple[str, Record | Skip], /) -> int:
     return _CHARACTERS
 
   def make(self, batch: ItemBatch) -> StoredBatch:
     """Check images in threads; items are made in the order of the records."""
-    image_field, label_field = self.arguments["fields"]
-    numbers = numbered(self.store_facts["classes"], "classes") if label_field else {}
-    folder = self.arguments["folder"]
+    label_field = self.arguments["fields"][1]
+    class_numbers = {}
+    if label_field:
+      class_numbers = number_labels(self.store_facts["classes"], "classes")
     items = []
-    reasons = []
-    changed = []
+    reasons: list[str | None] = []
+    changes: list[Counter | None] = []
+    for (where, record), image in zip(batch.items, self._checked_images(batch)):
+      item = self._item(record, image, where, class_numbers)
+      if isinstance(item, Skip):
+        reasons.append(item.reason)
+        changes.append(None)
+        continue
+      _, change = image
+      items.append(item)
+      reasons.append(None)
+      changes.append(Counter({change: 1}) if change else None)
+    return StoredBatch(_concatenate(items, reasons), reasons, changes)
+
+  def _checked_images(self, batch: ItemBatch) -> list[tuple[bytes, str] | Skip]:
+    """Return `check_image` of each record's image."""
+    image_field = self.arguments["fields"][0]
+    folder = self.arguments["folder"]
+    files = []
+    for where, record in batch.items:
+      files.append(_bytes(record, image_field, where, folder, self.directories))
+    records = [record for _, record in batch.items]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-      images = [
-        _bytes(record, image_field, where, folder, self.directories)
-        for where, record in batch.items
-      ]
-      usable = threads.map(_usable, images, (record for _, record in batch.items))
-      for (where, record), kept in zip(batch.items, usable):
-        note = (
-          kept if isinstance(kept, Skip) else self.notes.of(record | {image_field: kept[0]}, where)
-        )
-        reasons.append(note.reason if isinstance(note, Skip) else None)
-        if isinstance(note, Skip):
-          changed.append(None)
-          continue
-        item = {_IMAGE: np.frombuffer(kept[0], np.uint8)}
-        if label_field:
-          label = number_of(
-            str(field_value(record, label_field, where)), numbers, label_field, where
-          )
-          item[_LABEL] = np.array([label], np.int32)
-        items.append(item | note)
-        changed.append(Counter({kept[1]: 1}) if kept[1] else None)
-    arrays = {}
-    kept_D = np.array([reason is None for reason in reasons])
-    for name in items[0] if items else ():
-      lengths_D = np.zeros(kept_D.size, np.int64)
-      lengths_D[kept_D] = [len(item[name]) for item in items]
-      arrays[name] = np.concatenate([item[name] for item in items]), lengths_D
-    return StoredBatch(arrays, reasons, changed)
+      return list(threads.map(_check, files, records))
+
+  def _item(
+    self,
+    record: Record | Skip,
+    image: tuple[bytes, str] | Skip,
+    where: str,
+    class_numbers: dict[str, int],
+  ) -> dict[str, np.ndarray] | Skip:
+    """Return the arrays of a record, or the reason for skipping it."""
+    if isinstance(image, Skip):
+      return image
+    image_field, label_field = self.arguments["fields"]
+    data, _ = image
+    notes = self.notes.make(record | {image_field: data}, where)
+    if isinstance(notes, Skip):
+      return notes
+    item = {_IMAGE: np.frombuffer(data, np.uint8)}
+    if label_field:
+      name = str(field_value(record, label_field, where))
+      item[_LABEL] = np.array([label_number(name, class_numbers, label_field, where)], np.int32)
+    return item | notes
+
+
+def _concatenate(
+  items: list[dict[str, np.ndarray]], reasons: list[str | None]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """Return (values, values of each record) of every array; skipped records have no values."""
+  arrays = {}
+  is_kept_D = np.array([reason is None for reason in reasons])
+  for name in items[0] if items else ():
+    lengths_D = np.zeros(is_kept_D.size, np.int64)
+    lengths_D[is_kept_D] = [len(item[name]) for item in items]
+    arrays[name] = np.concatenate([item[name] for item in items]), lengths_D
+  return arrays
 
 
 def _path(name: str, field: str, where: str, folder: str, directories: tuple[str, ...]) -> str:
   """Return the path or address of a record's image.
 
-  A record's name stays below `folder` or, without one, below the current directory or a directory
-  of the records.
-
   Raises:
-    UserError: it does not.
+    UserError: the path is not below `folder` or, without one, below the current directory or a
+      directory of the records.
   """
   if file_names.is_inside(name):
     return os.path.join(folder, name)
   roots = (folder,) if folder else (os.getcwd(), *directories)
-  if any(trust.is_inside(name, root, links=False) for root in roots) or (
-    trust.allows_everything() and not is_remote(name)
-  ):
+  if any(trust.is_inside(name, root, links=False) for root in roots):
     return name
-  mend = (
-    f"a path below {folder}"
-    if folder
-    else ("a path below the current directory or that of the records")
-  )
+  if trust.allows_everything() and not is_remote(name):
+    return name
+  expected = "a path below the current directory or that of the records"
+  if folder:
+    expected = f"a path below {folder}"
   raise UserError(
-    f"{where}: found {file_names.quote_name(name)} in field {field!r}, expected {mend}; name its "
+    f"{where}: found {file_names.quote_name(name)} in field {field!r}, expected {expected}; name its "
     f"directory in config.task.folder, or add {trust.FLAG} for any path of this machine"
   )
 
 
-def _usable(data: bytes | Skip, record: Record | Skip) -> tuple[bytes, str] | Skip:
-  return data if isinstance(data, Skip) else checked(data, record.get(ANNOTATED))
+def _check(data: bytes | Skip, record: Record | Skip) -> tuple[bytes, str] | Skip:
+  if isinstance(data, Skip):
+    return data
+  return check_image(data, record.get(ANNOTATED_SIZE))
 
 
 def _bytes(
@@ -287,9 +325,9 @@ def _bytes(
   """Return the encoded image of a record; `directories` are those of the source's files."""
   if isinstance(record, Skip):
     return record
-  found = field_value(record, field, where)
-  if isinstance(found, str):
-    path = _path(found, field, where, folder, directories)
+  image = field_value(record, field, where)
+  if isinstance(image, str):
+    path = _path(image, field, where, folder, directories)
     try:
       if kind := irregular_kind(path):
         return Skip(f"{kind} instead of an image")
@@ -305,8 +343,8 @@ def _bytes(
       raise UserError(
         f"{where}: {path!r:.99} cannot be read ({one_line(error)}); run the same command again"
       ) from error
-  if not isinstance(found, bytes):
+  if not isinstance(image, bytes):
     raise UserError(
-      f"{where}: found {type(found).__name__} in field {field!r}, expected an image or its path"
+      f"{where}: found {type(image).__name__} in field {field!r}, expected an image or its path"
     )
-  return found
+  return image

@@ -20,7 +20,7 @@ from t5x_like.corpora import sources, tables
 from t5x_like.corpora.sources import Skip
 from t5x_like.data import open_values, tasks
 from t5x_like.data.supervised.labels import UNLABELLED
-from t5x_like.data.supervised.templates import Template, as_text
+from t5x_like.data.supervised.templates import Template, to_text
 from t5x_like.errors import UserError
 from t5x_like.files.checked_json import json_type_name
 
@@ -270,7 +270,7 @@ class _Table:
             f"{where}: found {json_type_name(label)} in column {self._label!r}, expected one label for "
             "each text"
           )
-        label = as_text(label, self._label, where)
+        label = to_text(label, self._label, where)
         texts = [template(record, where) for template in self._texts]
       except UserError as error:
         unusable.append(str(error))

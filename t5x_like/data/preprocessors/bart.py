@@ -58,7 +58,7 @@ def rotate(tokens_BW: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
 def mask(tokens_BW: tf.Tensor, rate: float, mask_id: int, key_B: tf.Tensor) -> tf.Tensor:
   """Mask tokens: replace `round(rate * W)` of each row with `mask_id`: [B, W] -> [B, W]."""
   W = tokens_BW.shape[1]
-  return tf.where(_marked(_subset(W, round(rate * W), key_B), W), mask_id, tokens_BW)
+  return tf.where(_mask_of_places(_subset(W, round(rate * W), key_B), W), mask_id, tokens_BW)
 
 
 def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
@@ -67,7 +67,7 @@ def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
   return tf.gather(tokens_BW, _subset(W, W - round(rate * W), key_B), batch_dims=1)
 
 
-def most_spans(noise_tokens: int, mean: float) -> int:
+def max_spans(noise_tokens: int, mean: float) -> int:
   """Return the maximum number of spans in infilling: ten standard deviations above the mean, but at
   most `noise_tokens`, so the result is never longer than the text."""
   expected = noise_tokens / mean
@@ -83,7 +83,7 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
   W = tokens_BW.shape[1]
   noise = round(rate * W)
   kept = W - noise
-  most = min(most_spans(noise, mean), W - noise + 1)
+  most = min(max_spans(noise, mean), W - noise + 1)
   length_BS = poisson(random.bits(random.row_keys(1, key_B), most), mean)
   sum_BS = tf.minimum(tf.cumsum(length_BS, axis=1), noise)
   # the last span takes the rest
@@ -100,8 +100,8 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
   length_BS = tf.gather(length_BS, both_BS % most, batch_dims=1)
   out = kept + most
   at_BS = tf.where(wanted_BS, place_BS + tf.range(most), out)  # places of masks in the result
-  here_BO = _added(at_BS, tf.ones_like(at_BS), out)
-  source_BO = tf.cumsum(1 + _added(at_BS, length_BS - 1, out), axis=1, exclusive=True)
+  here_BO = _scatter(at_BS, tf.ones_like(at_BS), out)
+  source_BO = tf.cumsum(1 + _scatter(at_BS, length_BS - 1, out), axis=1, exclusive=True)
   size_B = kept + spans_B
   text_BO = tf.gather(tokens_BW, tf.minimum(source_BO, W - 1), batch_dims=1)
   text_BO = tf.where(here_BO > 0, mask_id, text_BO)
@@ -130,10 +130,10 @@ def _subset(W: int, k: int, key_B: tf.Tensor) -> tf.Tensor:
   return random.subsets(random.bits(key_B, W), k)
 
 
-def _marked(place_BK: tf.Tensor, length: int) -> tf.Tensor:
-  return _added(place_BK, tf.ones_like(place_BK), length) > 0
+def _mask_of_places(place_BK: tf.Tensor, length: int) -> tf.Tensor:
+  return _scatter(place_BK, tf.ones_like(place_BK), length) > 0
 
 
-def _added(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
+def _scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
   """Scatter as `scatter` does, but ignore places at or above `length`."""
   return scatter(tf.minimum(place_BN, length), value_BN, length + 1)[:, :length]

@@ -95,10 +95,10 @@ class Boundaries:
     """Mark the tokens at which a sentence begins: int32 [B, L] -> bool [B, L]; never the first of a
     row, of which nothing before is known."""
     first_BL = self._beginnings(tokens_BL)
-    ends_BL = _resolved(
+    ends_BL = _resolve_kept(
       self._completed(tf.gather(tf.constant(self._ends), tokens_BL), tokens_BL, _END_OF_KIND)
     )
-    before_BL = _shifted(ends_BL, 1, NO_END)
+    before_BL = _shift(ends_BL, 1, NO_END)
     follows = [INSIDE, Kind.EXTENDING, Kind.CLOSING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
     goes_on_BL = _is_one_of(first_BL, follows)
     begins_BL = (before_BL == STRONG_END) & ~goes_on_BL
@@ -106,10 +106,10 @@ class Boundaries:
     return begins_BL & (first_BL != SPECIAL)
 
   def _word_starts(self, tokens_BL: tf.Tensor, first_BL: tf.Tensor) -> tf.Tensor:
-    last_BL = _resolved(
+    last_BL = _resolve_kept(
       self._completed(tf.gather(tf.constant(self._last), tokens_BL), tokens_BL, _LAST_OF_KIND)
     )
-    before_BL = _shifted(last_BL, 1, SPACED)
+    before_BL = _shift(last_BL, 1, SPACED)
     starts_BL = _is_one_of(first_BL, [SPECIAL, Kind.SPACE, Kind.UNSPACED])
     starts_BL |= (first_BL == Kind.LETTER) & (before_BL == UNSPACED)
     starts_BL |= (before_BL == AFTER_WORD) & ~_is_one_of(first_BL, [INSIDE, Kind.EXTENDING])
@@ -157,9 +157,9 @@ class Boundaries:
     joined_BL = part_BL
     bits_BL = tf.zeros_like(count_BL)
     for distance in range(1, _BYTES):
-      bits_BL += 8 * _shifted(count_BL, step * (distance - 1), 0)
+      bits_BL += 8 * _shift(count_BL, step * (distance - 1), 0)
       shift_BL = tf.minimum(bits_BL, 32)
-      more_BL = _shifted(part_BL, step * distance, 0)
+      more_BL = _shift(part_BL, step * distance, 0)
       shift = tf.bitwise.left_shift if step > 0 else tf.bitwise.right_shift
       joined_BL |= shift(more_BL, shift_BL)
     return joined_BL & 0xFFFFFFFF
@@ -201,14 +201,14 @@ _END_OF_KIND = _values(
 )
 
 
-def _resolved(values_BL: tf.Tensor) -> tf.Tensor:
+def _resolve_kept(values_BL: tf.Tensor) -> tf.Tensor:
   """Replace KEEP with the value before; the beginning of a row is 0."""
   for step in range(_REACH):
-    values_BL = tf.where(values_BL == KEEP, _shifted(values_BL, 2**step, 0), values_BL)
+    values_BL = tf.where(values_BL == KEEP, _shift(values_BL, 2**step, 0), values_BL)
   return values_BL
 
 
-def _shifted(values_BL: tf.Tensor, places: int, fill: int) -> tf.Tensor:
+def _shift(values_BL: tf.Tensor, places: int, fill: int) -> tf.Tensor:
   """Move values to the right by a number of places, or to the left by a negative number."""
   length = tf.shape(values_BL)[1]
   padded = tf.pad(values_BL, [[0, 0], [max(places, 0), max(-places, 0)]], constant_values=fill)

@@ -123,7 +123,8 @@ class FillInTheMiddle:
     for row, (tokens_W, begins_W) in enumerate(zip(tokens_BW, begins_BW, strict=True)):
       parts = np.split(tokens_W, np.flatnonzero(begins_W[1:]) + 1)
       words = (
-        bins.random(int(key_B[row]), np.arange(_WORDS * len(parts))).reshape(-1, _WORDS) / 2.0**64
+        bins.random_words(int(key_B[row]), np.arange(_WORDS * len(parts))).reshape(-1, _WORDS)
+        / 2.0**64
       )
       made = [self._document(part, *word) for part, word in zip(parts, words.tolist(), strict=True)]
       ids = np.concatenate(made)[: self._length]

@@ -2,7 +2,7 @@
 
 from t5x_like.data.preprocessors.span_corruption import noise_counts
 
-MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}  # mode tokens of UL2
+MODE_TOKENS = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}  # mode tokens of UL2
 QUARTER = None  # a mean span of a quarter of the window
 DENOISERS = {  # label -> (mean span, noise density)
   "r_3": (3.0, 0.15),
@@ -15,7 +15,7 @@ DENOISERS = {  # label -> (mean span, noise density)
 }
 
 
-def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
+def denoising_lengths(style: str, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
   """Return (window, its noise tokens, targets' length) such that nothing is ever truncated.
 
   512 inputs at 0.15: 511, 77 and 512 if the targets are the whole window; 511, 77 and 155 for
@@ -36,7 +36,7 @@ def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int
   return window, noisy(window), window + 1
 
 
-def denoiser(name: str, length: int, random_roll: bool) -> tuple[int, int]:
+def denoiser_lengths(name: str, length: int, random_roll: bool) -> tuple[int, int]:
   """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`,
   without its mode."""
   mean, density = DENOISERS[name]

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def left_justified(
+def left_justify(
   tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id: int | None = 1, pad_id: int = 0
 ) -> tf.Tensor:
   """Move the kept tokens of every row to its left, then append EOS (unless None) and padding.
@@ -42,7 +42,7 @@ def left_justified(
     tokens_BW = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
     keep_BW = tf.pad(keep_BW, [[0, 0], [0, 1]], constant_values=True)
   place_BW = tf.cumsum(tf.cast(keep_BW, tf.int32), axis=1, exclusive=True)
-  return _placed([(tokens_BW, place_BW, keep_BW)], length, pad_id)
+  return _place([(tokens_BW, place_BW, keep_BW)], length, pad_id)
 
 
 def replace_spans(
@@ -73,7 +73,7 @@ def replace_spans(
   runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # runs begun so far
   sentinels_BW = tf.gather(tf.constant(sentinels, tf.int32), tf.maximum(runs_BW - 1, 0))
   kept_BW = ~noise_BW | first_BW
-  inputs = left_justified(
+  inputs = left_justify(
     tf.where(first_BW, sentinels_BW, tokens_BW), kept_BW, inputs_length, eos_id, pad_id
   )
   noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
@@ -83,7 +83,7 @@ def replace_spans(
   if eos_id is not None:
     last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
     parts.append((tf.fill(tf.shape(last_B1), eos_id), last_B1, tf.ones_like(last_B1, tf.bool)))
-  return {"inputs": inputs, "targets": _placed(parts, targets_length, pad_id)}
+  return {"inputs": inputs, "targets": _place(parts, targets_length, pad_id)}
 
 
 def drop_tokens(
@@ -97,12 +97,12 @@ def drop_tokens(
 ) -> dict[str, tf.Tensor]:
   """Move the noise from the inputs to the targets; see `replace_spans` for shapes."""
   return {
-    "inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id, pad_id),
-    "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id, pad_id),
+    "inputs": left_justify(tokens_BW, ~noise_BW, inputs_length, eos_id, pad_id),
+    "targets": left_justify(tokens_BW, noise_BW, targets_length, eos_id, pad_id),
   }
 
 
-def masked(
+def replace_with_masks(
   tokens_BW: tf.Tensor,
   noise_BW: tf.Tensor,
   *,
@@ -135,7 +135,7 @@ def masked(
   return tf.where(noise_BW, replacement_BW, tokens_BW)
 
 
-def shuffled(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
+def shuffle_tokens(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
   """Shuffle every row uniformly: int32 [B, W], random words uint32 [B, W] -> int32 [B, W]."""
   order_BW = tf.argsort(tf.bitcast(bits_BW, tf.int32), axis=1, stable=True)
   return tf.gather(tokens_BW, order_BW, batch_dims=1)
@@ -154,7 +154,7 @@ def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
   )
 
 
-def _placed(parts, length: int, pad_id: int) -> tf.Tensor:
+def _place(parts, length: int, pad_id: int) -> tf.Tensor:
   """Put the chosen values of each (values, places, which) [B, N] at their places in padding [B,
   length]."""
   batch = tf.shape(parts[0][0])[0]

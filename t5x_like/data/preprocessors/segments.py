@@ -28,7 +28,7 @@ class Ids(NamedTuple):
   pad: int
 
 
-def one(
+def single_segment(
   a_BT: tf.Tensor, size_B: tf.Tensor, length: int, cls_id: int, sep_id: int, pad_id: int = 0
 ) -> dict[str, tf.Tensor]:
   """Build [CLS] A [SEP].
@@ -43,7 +43,9 @@ def one(
     `tokens`, `types` and `segments`, int32 [B, length].
   """
   none_B = tf.zeros_like(size_B)
-  out = pair(a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id, pad_id)
+  out = segment_pair(
+    a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id, pad_id
+  )
   place = tf.range(length)
   end = size_B[:, None] + 2
   return {
@@ -53,7 +55,7 @@ def one(
   }
 
 
-def pair(
+def segment_pair(
   a_BT,
   a_start_B,
   a_size_B,
@@ -87,7 +89,7 @@ def pair(
   }
 
 
-def cut(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
+def take_tokens(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
   """Take `length` tokens of each row from `start` on: [B, T] -> [B, length], repeating the last
   token past the end."""
   return _gather(x_BT, tf.range(length) + start_B[:, None])
@@ -99,7 +101,7 @@ def _gather(x_BT: tf.Tensor, place_BL: tf.Tensor) -> tf.Tensor:
   return tf.gather(tf.reshape(x_BT, [-1]), flat)
 
 
-def separated(
+def insert_separators(
   window_BR: tf.Tensor,
   start_B: tf.Tensor,
   end_B: tf.Tensor,
@@ -133,7 +135,7 @@ def separated(
   return text_BL, tf.minimum(end_B - start_B + splits_B, length)
 
 
-def split_pair(
+def draw_pair(
   chunk_BT: tf.Tensor,
   size_B: tf.Tensor,
   other_BU: tf.Tensor,
@@ -231,7 +233,7 @@ def split_pair(
   b_start_B = tf.where(label_B, 0, cut_B)
   b_size_B = tf.where(label_B, other_end_B - other_start_B, end_B - cut_B)
   b_size_B = tf.clip_by_value(b_size_B, 0, room_B - a_size_B)
-  b_BT = tf.where(label_B[:, None], cut(other_BU, other_start_B, T), chunk_BT)
+  b_BT = tf.where(label_B[:, None], take_tokens(other_BU, other_start_B, T), chunk_BT)
   if swapped:
     draw_B = tf.cast(random.bits(random.row_keys(9, key_B), 1)[:, 0], tf.int64)
     swap_B = (draw_B < round(swapped * 2**32)) & ~label_B

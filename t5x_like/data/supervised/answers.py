@@ -1,5 +1,4 @@
-"""Answers in a context: the tokens that cover an answer's characters (SQuAD, Rajpurkar et al.
-2016)."""
+"""Answers in a context: the tokens that cover an answer (SQuAD, Rajpurkar et al. 2016)."""
 
 import re
 from collections.abc import Sequence
@@ -13,47 +12,53 @@ from t5x_like.vocabularies import Vocabulary
 
 
 class Context(NamedTuple):
-  """The tokens of a text, int32 [n]; the characters of each, (begin, end), and of its word, int64
-  [n, 2]."""
+  """The tokens of a text, and the characters of each token and of its word."""
 
-  tokens: np.ndarray
-  spans: np.ndarray
-  words: np.ndarray
+  tokens: np.ndarray  # int32 [n]
+  spans: np.ndarray  # int64 [n, 2], (begin, end) of each token
+  words: np.ndarray  # int64 [n, 2], (begin, end) of the word of each token
 
 
 class Contexts:
   """A tokenizer of contexts; it caches the last one and the characters of every word."""
 
   def __init__(self, vocabulary: Vocabulary):
-    self._vocabulary, self.cut = vocabulary, Words(vocabulary)
-    self._known: dict[tuple, list[tuple[int, int]]] = {}
+    self._vocabulary = vocabulary
+    self.split_words = Words(vocabulary)
+    self._word_spans: dict[tuple, list[tuple[int, int]]] = {}
     self._last: tuple[str, Context] | None = None
 
   def __call__(self, text: str) -> Context:
     if self._last is None or self._last[0] != text:
-      at = 0
-      tokens = []
-      spans = []
-      words = []
-      for word, ids in zip(text.split(), self.cut(text.split())):
-        at = text.index(word, at)
-        key = (word, *ids)
-        if key not in self._known:
-          self._known[key] = character_spans(word, ids, self._vocabulary)
-        tokens += ids
-        spans += [(at + begin, at + end) for begin, end in self._known[key]]
-        words += [(at, at + len(word))] * len(ids)
-        at += len(word)
-      spans_n2, words_n2 = (np.array(x, np.int64).reshape(-1, 2) for x in (spans, words))
-      self._last = text, Context(np.array(tokens, np.int32), spans_n2, words_n2)
+      self._last = text, self._tokenize(text)
     return self._last[1]
 
-  def located(self, text: str, answer: str, begin: int, where: str) -> tuple[int, int]:
+  def _tokenize(self, text: str) -> Context:
+    place = 0
+    tokens = []
+    spans = []
+    word_spans = []
+    for word, ids in zip(text.split(), self.split_words(text.split())):
+      place = text.index(word, place)
+      key = (word, *ids)
+      if key not in self._word_spans:
+        self._word_spans[key] = character_spans(word, ids, self._vocabulary)
+      tokens += ids
+      spans += [(place + begin, place + end) for begin, end in self._word_spans[key]]
+      word_spans += [(place, place + len(word))] * len(ids)
+      place += len(word)
+    return Context(
+      np.array(tokens, np.int32),
+      np.array(spans, np.int64).reshape(-1, 2),
+      np.array(word_spans, np.int64).reshape(-1, 2),
+    )
+
+  def locate(self, text: str, answer: str, begin: int, where: str) -> tuple[int, int]:
     """Return the first and the last token of an answer in a context.
 
     Some places in SQuAD are of the answer's letters within another word: the "20" of "2015" for
-    "set 20 years after". If tokens cannot spell the answer there, its nearest occurrence as words
-    of its own is taken, if there is one.
+    "set 20 years after". If tokens cannot spell the answer there, its nearest occurrence as whole
+    words is used, if there is one.
 
     Args:
       text: the context.
@@ -67,26 +72,31 @@ class Contexts:
     begin += len(answer) - len(answer.lstrip())
     answer = answer.strip()
     end = begin + len(answer)
-    found = text[begin:end] if begin >= 0 else ""
-    if not answer or found != answer:
+    text_at_place = text[begin:end] if begin >= 0 else ""
+    if not answer or text_at_place != answer:
       raise UserError(
-        f"{where}: found {found!r} at place {begin} of the context, expected the answer {answer!r}"
+        f"{where}: found {text_at_place!r} at place {begin} of the context, expected the answer "
+        f"{answer!r}"
       )
     context = self(text)
-    first, last = _covering(context, begin, end)
-    if (context.spans[first, 0], context.spans[last, 1]) != (begin, end) and _cut(text, begin, end):
-      if places := _elsewhere(text, answer):
-        begin = min(
-          places,
-          key=lambda place: (text[place : place + len(answer)] != answer, abs(place - begin)),
-        )
-        first, last = _covering(context, begin, begin + len(answer))
+    first, last = _covering_tokens(context, begin, end)
+    is_exact = (context.spans[first, 0], context.spans[last, 1]) == (begin, end)
+    if not is_exact and _splits_word(text, begin, end):
+      places = _whole_word_places(text, answer)
+      if places:
+        begin = min(places, key=lambda place: _distance(text, answer, place, begin))
+        first, last = _covering_tokens(context, begin, begin + len(answer))
     return first, last
 
 
-def _covering(context: Context, begin: int, end: int) -> tuple[int, int]:
+def _distance(text: str, answer: str, place: int, begin: int) -> tuple[bool, int]:
+  """Return the order of an occurrence of an answer: the same capitals first, then the nearest."""
+  return text[place : place + len(answer)] != answer, abs(place - begin)
+
+
+def _covering_tokens(context: Context, begin: int, end: int) -> tuple[int, int]:
   """Return the first and the last token of the characters from `begin` to `end`."""
-  # words where the vocabulary drops all of the characters
+  # Words are used where the vocabulary drops all of the characters.
   for parts_n2 in (context.spans, context.words):
     first = int((parts_n2[:, 1] <= begin).sum())
     last = int((parts_n2[:, 0] < end).sum()) - 1
@@ -96,7 +106,7 @@ def _covering(context: Context, begin: int, end: int) -> tuple[int, int]:
   return first, first
 
 
-def _cut(text: str, begin: int, end: int) -> bool:
+def _splits_word(text: str, begin: int, end: int) -> bool:
   """Return whether a part of a text begins or ends within a word."""
   return any(
     text[place - 1 : place].isalnum() and text[place : place + 1].isalnum()
@@ -104,50 +114,52 @@ def _cut(text: str, begin: int, end: int) -> bool:
   )
 
 
-def _elsewhere(text: str, answer: str) -> list[int]:
-  """Return the places where an answer stands as words of its own, in any case."""
-  found = re.finditer(f"(?={re.escape(answer)})", text, re.IGNORECASE)
-  places = [match.start() for match in found]
-  return [place for place in places if not _cut(text, place, place + len(answer))]
+def _whole_word_places(text: str, answer: str) -> list[int]:
+  """Return the places where an answer stands as whole words, in capitals or not."""
+  matches = re.finditer(f"(?={re.escape(answer)})", text, re.IGNORECASE)
+  places = [match.start() for match in matches]
+  return [place for place in places if not _splits_word(text, place, place + len(answer))]
 
 
-def answers_of(found: Any, where: str) -> list[tuple[str, int]]:
-  """Return the answers' texts and places in the context, from a list of them or from TFDS's
-  dictionary of lists.
+def parse_answers(answers: Any, where: str) -> list[tuple[str, int]]:
+  """Return the answers' texts and places in the context.
+
+  Args:
+    answers: a list of objects with `text` and `answer_start`, or TFDS's dictionary of lists.
+    where: the record, for messages.
 
   Raises:
     UserError: an answer lacks its text or its place.
   """
-  one = found
+  answer = answers
   try:
-    if isinstance(found, dict):
-      found = [
-        {"text": text, "answer_start": place}
-        for text, place in zip(found["text"], found["answer_start"])
-      ]
-    out = []
-    for one in found or ():
-      out.append((one["text"], int(one["answer_start"])))
-      if not isinstance(out[-1][0], str):
+    if isinstance(answers, dict):
+      pairs = zip(answers["text"], answers["answer_start"])
+      answers = [{"text": text, "answer_start": place} for text, place in pairs]
+    parsed = []
+    for answer in answers or ():
+      text = answer["text"]
+      parsed.append((text, int(answer["answer_start"])))
+      if not isinstance(text, str):
         raise TypeError
   except (KeyError, OverflowError, TypeError, ValueError):
     raise UserError(
-      f"{where}: found {str(one)[:80]!r} in field 'answers', expected {{text, answer_start}}: the "
-      "text and its place in the context"
+      f"{where}: found {str(answer)[:80]!r} in field 'answers', expected {{text, answer_start}}: "
+      "the text and its place in the context"
     ) from None
-  return out
+  return parsed
 
 
-def most_context(windows: Sequence[slice], tokens: int) -> np.ndarray:
+def window_with_most_context(windows: Sequence[slice], tokens: int) -> np.ndarray:
   """Return the window that has most context around each token of a text, int [tokens].
 
   A token's context is the smaller number of tokens on its two sides (Devlin et al. 2019,
-  `run_squad.py`). Of several windows with equally much the longest counts, and of these the first.
+  `run_squad.py`). Of several windows with equally much context, the longest is returned, and of
+  these the first.
   """
   score_WN = np.full((len(windows), tokens), -1.0)
-  for number, part in enumerate(windows):
-    place_n = np.arange(tokens)[part]
-    score_WN[number, part] = (
-      np.minimum(place_n - place_n[0], place_n[-1] - place_n) + 0.01 * place_n.size
-    )
+  for number, window in enumerate(windows):
+    place_n = np.arange(tokens)[window]
+    context_n = np.minimum(place_n - place_n[0], place_n[-1] - place_n)
+    score_WN[number, window] = context_n + 0.01 * place_n.size
   return score_WN.argmax(axis=0)

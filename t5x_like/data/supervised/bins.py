@@ -35,12 +35,12 @@ _ENOUGH = 1.001  # times the bound
 _LARGEST_FIRST = (4, 0, 1)  # every fourth row, no row, every row
 
 
-def rows(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
+def assign_rows(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
   """Return the row of each example, int64 [N], from int64 [N, D] lengths, none above its limit."""
   return (_best_fit if limits_D.size == 1 else _fewest)(lengths_ND, limits_D, seed)
 
 
-def random(seed: int, index_N: np.ndarray) -> np.ndarray:
+def random_words(seed: int, index_N: np.ndarray) -> np.ndarray:
   """Return random words, uint64 [N], as a pure function of (seed, index), the same in every version
   of numpy.
 
@@ -76,7 +76,7 @@ class _Groups:
 
   def examples(self, seed: int) -> np.ndarray:
     """Return the example numbers, int64 [N], group by group, in random order within a group."""
-    return np.lexsort((random(seed, np.arange(self.group_N.size)), self.group_N))
+    return np.lexsort((random_words(seed, np.arange(self.group_N.size)), self.group_N))
 
 
 def _groups(lengths_ND: np.ndarray, limits_D: np.ndarray, most: int) -> _Groups:
@@ -248,7 +248,7 @@ def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> li
   drawn_PM = np.zeros((1, 0), np.int64)
   if (number := min(int(average) - 2, total)) > 0:
     start_M = np.arange(number + 1) * total // number
-    random_PM = random(seed, np.arange(_DRAWS * number)).reshape(_DRAWS, number)
+    random_PM = random_words(seed, np.arange(_DRAWS * number)).reshape(_DRAWS, number)
     rank_PM = start_M[:-1] + (random_PM % np.diff(start_M).astype(np.uint64)).astype(np.int64)
     many_PM = np.searchsorted(np.cumsum(count_G), rank_PM, side="right")
     x_P = left.x_G[many_PM].sum(axis=1)

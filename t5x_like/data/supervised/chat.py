@@ -118,7 +118,7 @@ TEMPLATES = {
 }
 
 
-def template_of(value: str | dict[str, Any]) -> ChatTemplate:
+def find_template(value: str | dict[str, Any]) -> ChatTemplate:
   """Return the template of a name, or of the fields of a `ChatTemplate`.
 
   Raises:
@@ -132,7 +132,7 @@ def template_of(value: str | dict[str, Any]) -> ChatTemplate:
   return TEMPLATES[value]
 
 
-def written(template: ChatTemplate, messages: Sequence["Message"], eos: str) -> str:
+def render_messages(template: ChatTemplate, messages: Sequence["Message"], eos: str) -> str:
   """Return the text of a conversation up to the beginning of its next answer; `eos` spells the end
   of text."""
   text = ""
@@ -160,7 +160,7 @@ class Chat:
   """
 
   def __init__(self, template: str | dict[str, Any], vocabulary: Vocabulary):
-    self._template = template_of(template)
+    self._template = find_template(template)
     self._vocabulary = vocabulary
     known = _ids(vocabulary) if set(self._template.pieces) - {EOS} else {}
     self._pieces = {EOS: vocabulary.eos_id}
@@ -274,7 +274,7 @@ class Chat:
     ]
 
 
-def messages_of(record: Record, field: str, where: str) -> list[Message]:
+def read_messages(record: Record, field: str, where: str) -> list[Message]:
   """Return the conversation in a field: a list of objects with `role` and `content`.
 
   Raises:

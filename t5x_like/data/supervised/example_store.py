@@ -172,7 +172,7 @@ class Examples(prepared.PreparedStore):
   def make(self, batch: ItemBatch) -> StoredBatch:
     skipped: Counter[str] = Counter()
     made = []
-    used = records.usable(iter(batch.items), skipped)
+    used = records.drop_unusable(iter(batch.items), skipped)
     for example in self.examples(used):
       if isinstance(example, Skip):
         skipped[example.reason] += 1

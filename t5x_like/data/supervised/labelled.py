@@ -1,9 +1,8 @@
-"""Labelled tasks: records become examples, which are prepared once, and examples become rows of
-features.
+"""Labelled tasks: records become examples, prepared once, and examples become rows of features.
 
-A task's file says the fields it reads, the features of its rows, the example of a record, and the
-rows of the examples. `labelled` does the rest: it opens the source, prepares the examples or opens
-the prepared ones, and makes batches.
+A task's file declares the fields that it reads and the features of its rows, and makes the example
+of a record and the rows of the examples. `build_task` opens the source, prepares the examples or
+opens the prepared ones, and makes batches.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora.sources import Record, Skip
-from t5x_like.data.features import Features
+from t5x_like.data.features import BatchFunction, Features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import Source
 from t5x_like.data.supervised import example_store, records
@@ -26,11 +25,11 @@ from t5x_like.vocabularies import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Records(Source):
+class LabelledSource(Source):
   """The records of a labelled task.
 
   Attributes:
-    vocabulary: a vocabulary's directory or file, or `bytes`.
+    vocabulary: the directory or file of a vocabulary, or `bytes`.
     buckets: the most lengths to which training batches are cut, see `training/buckets.py`; 1 leaves
       them whole.
   """
@@ -39,24 +38,26 @@ class Records(Source):
   buckets: PositiveInt = 1
 
   @property
-  def gaps(self) -> bool:
-    """Whether texts may lack a field: everywhere but in a training split, so that every example is
-    predicted."""
+  def allows_gaps(self) -> bool:
+    """Whether texts may lack a field.
+
+    They may in all splits but those of training, so that every example is predicted.
+    """
     return not self.split.startswith("train")
 
   @property
-  def with_gaps(self) -> dict[str, bool]:
+  def gap_facts(self) -> dict[str, bool]:
     """The facts of examples whose texts may lack a field."""
-    return {"gaps": True} if self.gaps else {}
+    return {"gaps": True} if self.allows_gaps else {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedRecords(Records):
+class PackedSource(LabelledSource):
   """The records of a labelled task whose rows hold several examples.
 
   Attributes:
-    packed: several examples per row; otherwise one.
-    pack_seed: seed of the packing plan; decides which examples share a row.
+    packed: whether a row holds several examples.
+    pack_seed: seed of the packing plan, which decides the examples that share a row.
   """
 
   packed: bool = True
@@ -64,12 +65,12 @@ class PackedRecords(Records):
 
 
 @dataclasses.dataclass(frozen=True)
-class Labelled(Task):
+class LabelledTask(Task):
   """A task of labelled records.
 
   Attributes:
     truncated: the share of its examples that are shortened to fit a row, from 0 to 1.
-    passages: a `data.supervised.passages.Passages`, for tasks whose models retrieve.
+    passages: the `data.supervised.passages.Passages` of tasks whose models retrieve.
   """
 
   truncated: float = 0.0
@@ -77,40 +78,40 @@ class Labelled(Task):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class ExampleRows:
   """The rows of a task.
 
   Attributes:
-    number: the number of rows.
+    num_rows: the number of rows.
     read: makes the features of rows, int64 [B] -> each [B, *shape].
-    used: the store's number of the example in each row, int64 [number]; None if rows hold several.
+    used: the number of the example in each row, int64 [num_rows]; None if rows hold several.
     view: (a record, its location, its place in the list) -> the metrics' view of an example,
       without its `record`. The list is `used`, or all examples without it. None if metrics have no
       view.
     truncated: the share of the examples used that are shortened to fit a row.
   """
 
-  number: int
+  num_rows: int
   read: Callable[[np.ndarray], dict[str, np.ndarray]]
   used: np.ndarray | None = None
   view: Callable[[Record, str, int], dict[str, Any]] | None = None
   truncated: float = 0.0
 
 
-def labelled(
+def build_task(
   version: str,
-  source: Records,
+  source: LabelledSource,
   vocabulary: Vocabulary,
   *,
   fields: Sequence[str],
   facts: dict[str, Any],
   streams: dict[str, bool],
-  example: Callable[[Record, str], Example | Skip],
-  rows: Callable[[ExampleStore], Rows],
+  make_example: Callable[[Record, str], Example | Skip],
+  make_rows: Callable[[ExampleStore], ExampleRows],
   features: Features,
-  made: dict[str, Any],
-  **more: Any,
-) -> Labelled:
+  row_facts: dict[str, Any],
+  **attributes: Any,
+) -> LabelledTask:
   """Make a labelled task, preparing its examples first if necessary.
 
   Args:
@@ -121,73 +122,95 @@ def labelled(
     fields: the fields of a record in use.
     facts: all else that determines the examples besides the vocabulary; JSON.
     streams: the names of the examples' token streams, and whether they end with EOS.
-    example: turns a record and its location into an example, or a `Skip`, which is counted.
-    rows: the rows of the prepared examples.
+    make_example: turns a record and its location into an example, or a `Skip`, which is counted.
+    make_rows: arranges the prepared examples in rows.
     features: the features of a row.
-    made: all that rows depend on besides the examples; JSON.
-    more: further attributes of the task.
+    row_facts: all that rows depend on besides the examples; JSON.
+    attributes: further attributes of the task.
 
   Raises:
     UserError: an unusable source, an unwritable cache, no usable record, or a file changed since
       preparation.
   """
 
-  def examples(found: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
-    return (example(record, where) for where, record in found)
+  def make_examples(pairs: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+    return (make_example(record, where) for where, record in pairs)
 
-  told = dict(
-    task=version, fields=tuple(fields), facts=facts, vocabulary=vocabulary, streams=streams
-  )
-  store = example_store.open_store(examples=examples, **told, **source.opening)
-  table = rows(store)
-
-  def viewed(further: Sequence[str]) -> list[dict[str, Any]]:
-    wanted = (*fields, *further)
-    found = records.used(
-      source.source, source.split, fields=wanted, data_dir=source.data_dir, examples=examples
-    )
-    found = found if table.used is None else [found[number] for number in table.used]
-    return [
-      {"record": record} | table.view(record, where, n) for n, (where, record) in enumerate(found)
-    ]
-
-  return Labelled(
-    name=source.label or f"{store.name}_{version.partition('.')[0]}",
+  store = example_store.open_store(
+    examples=make_examples,
+    task=version,
+    fields=tuple(fields),
+    facts=facts,
     vocabulary=vocabulary,
-    fingerprint=digest(**{"task": version, "examples": store.fingerprint} | made),
-    num_examples=table.number,
+    streams=streams,
+    **source.opening,
+  )
+  rows = make_rows(store)
+
+  def view_examples(further_fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the metrics' view of each example; see `Task.examples`."""
+    used_records = records.read_used_records(
+      source.source,
+      source.split,
+      fields=(*fields, *further_fields),
+      data_dir=source.data_dir,
+      examples=make_examples,
+    )
+    if rows.used is not None:
+      used_records = [used_records[number] for number in rows.used]
+    views = []
+    for place, (where, record) in enumerate(used_records):
+      views.append({"record": record} | rows.view(record, where, place))
+    return views
+
+  task_name, _, _ = version.partition(".")
+  fingerprinted = {"task": version, "examples": store.fingerprint} | row_facts
+  return LabelledTask(
+    name=source.label or f"{store.name}_{task_name}",
+    vocabulary=vocabulary,
+    fingerprint=digest(**fingerprinted),
+    num_examples=rows.num_rows,
     features=features,
-    batch=batch_of(table.read, features),
-    examples=viewed if table.view else None,
-    truncated=table.truncated,
+    batch=batch_from_reader(rows.read, features),
+    examples=view_examples if rows.view else None,
+    truncated=rows.truncated,
     buckets=source.buckets,
-    **more,
+    **attributes,
   )
 
 
-def beside(
+def read_parallel(
   store: ExampleStore, array: str, stream: str, example_n: np.ndarray, valid_nL: np.ndarray
 ) -> np.ndarray:
-  """Return the numbers [n, L] that an array has for the first tokens of examples; undefined where
-  not `valid_nL`."""
+  """Read an array with one number per token of a stream, for the first tokens of examples.
+
+  Returns:
+    [n, L], undefined where not `valid_nL`.
+  """
   start_n = store.ends[stream][example_n] - store.lengths[stream][example_n]
   places_nL = np.where(valid_nL, start_n[:, None] + np.arange(valid_nL.shape[1]), 0)
   return np.asarray(store.arrays[array])[places_nL]
 
 
-def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], features: Features):
+def batch_from_reader(
+  read: Callable[[np.ndarray], dict[str, np.ndarray]], features: Features
+) -> BatchFunction:
   """Make a task's `batch` from a function of the example indices alone."""
+  dtypes = [getattr(tf, feature.dtype) for feature in features.values()]
+
+  def read_arrays(index_B: np.ndarray) -> list[np.ndarray]:
+    values = read(index_B)
+    arrays = []
+    for name, feature in features.items():
+      arrays.append(values[name].astype(feature.dtype, copy=False))
+    return arrays
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    def arrays(index_B: np.ndarray) -> list[np.ndarray]:
-      made = read(index_B)
-      return [made[name].astype(feature.dtype, copy=False) for name, feature in features.items()]
-
-    kinds = [getattr(tf, feature.dtype) for feature in features.values()]
-    out = tf.numpy_function(arrays, [example_index_B], kinds, stateful=False)
+    arrays = tf.numpy_function(read_arrays, [example_index_B], dtypes, stateful=False)
+    B = example_index_B.shape[0]
     return {
-      name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape])
-      for name, x in zip(features, out)
+      name: tf.ensure_shape(array, [B, *feature.shape])
+      for (name, feature), array in zip(features.items(), arrays)
     }
 
   return batch

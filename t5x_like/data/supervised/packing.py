@@ -72,7 +72,7 @@ class Plan:
     return self.row_starts[row_B][which_n] + number_n, which_n, number_n
 
 
-def alone(lengths_ND: np.ndarray, limits: Sequence[int]) -> Plan:
+def plan_unpacked(lengths_ND: np.ndarray, limits: Sequence[int]) -> Plan:
   """Return the plan of a task that does not pack: row i is example i."""
   N, D = lengths_ND.shape
   return Plan(
@@ -103,21 +103,25 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
       f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected "
       f"at most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long"
     )
-  row_N = bins.rows(lengths_ND, limits_D, seed)
+  row_N = bins.assign_rows(lengths_ND, limits_D, seed)
   _, row_N = np.unique(row_N, return_inverse=True)
   rows = int(row_N.max(initial=-1)) + 1
-  row_N = np.argsort(np.argsort(bins.random(seed + 1, np.arange(rows)), kind="stable"))[row_N]
+  row_N = np.argsort(np.argsort(bins.random_words(seed + 1, np.arange(rows)), kind="stable"))[row_N]
   examples = np.argsort(row_N, kind="stable")
   row_starts = np.concatenate([[0], np.cumsum(np.bincount(row_N, minlength=rows))])
-  return _laid_out(lengths_ND, limits, examples, row_starts)
+  return _make_plan(lengths_ND, limits, examples, row_starts)
 
 
-def of_examples(
+def plan_examples(
   lengths_ND: np.ndarray, limits: Sequence[int], packed: bool, seed: int, path: str
 ) -> Plan:
   """Return the plan of the examples in the directory `path`, made once if they are packed, and
   report it."""
-  made = cached(lengths_ND, limits, seed, f"{path}/plans") if packed else alone(lengths_ND, limits)
+  made = (
+    load_or_plan(lengths_ND, limits, seed, f"{path}/plans")
+    if packed
+    else plan_unpacked(lengths_ND, limits)
+  )
   streams = ", ".join(
     f"{part:.1%} of {limit:,}" for part, limit in zip(made.utilisation, made.limits)
   )
@@ -127,7 +131,7 @@ def of_examples(
   return made
 
 
-def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str) -> Plan:
+def load_or_plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str) -> Plan:
   """Return `plan`, cached in a file named by a hash of all it depends on.
 
   A damaged file, or one from another edition of the method, is ignored. If the folder is not
@@ -140,14 +144,14 @@ def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str
   key = hashlib.sha256(about.encode() + lengths_ND.data).hexdigest()
   file = as_path(folder) / key[:32]
   if found := progress_files.load_arrays(file):
-    return _laid_out(lengths_ND, limits, found["examples"], found["row_starts"])
+    return _make_plan(lengths_ND, limits, found["examples"], found["row_starts"])
   made = plan(lengths_ND, limits, seed)
   with contextlib.suppress(OSError, UserError, TransientError):
     progress_files.save_arrays(file, examples=made.examples, row_starts=made.row_starts)
   return made
 
 
-def _laid_out(
+def _make_plan(
   lengths_ND: np.ndarray, limits: Sequence[int], examples: np.ndarray, row_starts: np.ndarray
 ) -> Plan:
   before_ND = np.cumsum(lengths_ND[examples], axis=0) - lengths_ND[examples]
@@ -193,7 +197,7 @@ def scatter(
   return tokens_BS, segments_BS, positions_BS
 
 
-def shifted(
+def shift_segments(
   targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.ndarray, start_id: int
 ) -> np.ndarray:
   """Return a decoder's inputs: in every segment `start_id`, then its targets but the last; 0
@@ -225,7 +229,7 @@ def decoder_rows(
   targets, segments, positions = scatter(tokens_nL, valid_nL, *placed, shape)
   learned, _, _ = scatter(learned_nL, valid_nL, *placed, shape)
   return {
-    "decoder_input_tokens": shifted(targets, segments, positions, start_id),
+    "decoder_input_tokens": shift_segments(targets, segments, positions, start_id),
     "decoder_target_tokens": np.where(segments > 0, targets, pad_id),
     "decoder_loss_weights": learned,
     "decoder_segment_ids": segments,

@@ -1,18 +1,18 @@
-"""Passages to retrieve, prepared once from the records of a source, and rows of a stream of
-examples.
+"""Passages to retrieve, prepared once from the records of a source, and rows of them.
 
 A passage ends with EOS, and is cut to its length, as queries and answers are.
 """
 
 import dataclasses
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from t5x_like.corpora.sources import Skip
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.supervised import example_store
-from t5x_like.data.supervised.example_store import ExampleStore
-from t5x_like.data.supervised.labelled import Records
+from t5x_like.data.supervised.example_store import Example, ExampleStore
+from t5x_like.data.supervised.labelled import LabelledSource
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
@@ -25,7 +25,7 @@ class Passages:
   Attributes:
     store: the passages, as stream `passage`, with `digest`, a hash of the text.
     length: tokens of a row.
-    vocabulary: of the tokens.
+    vocabulary: the vocabulary of the tokens.
   """
 
   store: ExampleStore
@@ -34,59 +34,73 @@ class Passages:
 
   @classmethod
   def open(
-    cls, source: str, split: str, text: str, length: int, asked: Records, vocabulary: Vocabulary
+    cls,
+    source: str,
+    split: str,
+    text: str,
+    length: int,
+    task_source: LabelledSource,
+    vocabulary: Vocabulary,
   ) -> "Passages":
     """Open the passages of a source, preparing them first if necessary.
 
     Args:
-      source, split: of the records.
+      source, split: the source of the passages.
       text: the template of a passage.
       length: tokens of a row.
-      asked: the records of the task, whose other settings apply.
+      task_source: the records of the task, whose other settings apply.
+      vocabulary: the vocabulary of the tokens.
+
     Raises:
       UserError: an unusable template, source or vocabulary.
     """
     template = Template(text, "passage")
 
-    def example(record, where):
-      found = template(record, where)
-      return (
-        Skip("empty passage")
-        if not found
-        else {"passage": ids(vocabulary, found), "digest": digest(found)}
-      )
+    def make_example(record: Record, where: str) -> Example | Skip:
+      passage = template(record, where)
+      if not passage:
+        return Skip("empty passage")
+      return {"passage": encode(vocabulary, passage), "digest": text_digest(passage)}
 
+    def make_examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+      return (make_example(record, where) for where, record in records)
+
+    arguments = task_source.opening
+    arguments["source"] = source
+    arguments["split"] = split
     store = example_store.open_store(
       task="passages.v1",
       fields=template.fields,
       facts={"passage": text},
       vocabulary=vocabulary,
       streams={"passage": True},
-      examples=lambda found: (example(record, where) for where, record in found),
-      **asked.opening | {"source": source, "split": split},
+      examples=make_examples,
+      **arguments,
     )
-    cut = int((store.lengths["passage"] > length).sum())
-    if cut:
+    num_cut = int((store.lengths["passage"] > length).sum())
+    if num_cut:
       print(
-        f"data: {store.path}: {cut:,} of {store.num_examples:,} passages cut to {length} tokens",
+        f"data: {store.path}: {num_cut:,} of {store.num_examples:,} passages cut to {length} tokens",
         flush=True,
       )
     return cls(store, length, vocabulary)
 
   @property
-  def number(self) -> int:
+  def num_passages(self) -> int:
     return self.store.num_examples
 
   def rows(self, number_n: np.ndarray) -> np.ndarray:
     """Return passages as int32 [n, length], padded."""
-    return padded(self.store, "passage", number_n, self.length, self.vocabulary)[0]
+    tokens_nL, _ = read_padded(self.store, "passage", number_n, self.length, self.vocabulary)
+    return tokens_nL
 
-  def with_texts(self, digest_N: np.ndarray) -> np.ndarray:
+  def find_digests(self, digest_N: np.ndarray) -> np.ndarray:
     """Return the number of the passage with each digest of a text, int64 [N]; -1 for none."""
-    own_P = np.asarray(self.store.arrays["digest"])
-    order_P = np.argsort(own_P, kind="stable")
-    found_N = order_P[np.minimum(np.searchsorted(own_P, digest_N, sorter=order_P), len(own_P) - 1)]
-    return np.where(own_P[found_N] == digest_N, found_N, -1)
+    digest_P = np.asarray(self.store.arrays["digest"])
+    order_P = np.argsort(digest_P, kind="stable")
+    place_N = np.searchsorted(digest_P, digest_N, sorter=order_P)
+    passage_N = order_P[np.minimum(place_N, len(digest_P) - 1)]
+    return np.where(digest_P[passage_N] == digest_N, passage_N, -1)
 
   def texts(self, number_n: np.ndarray) -> list[str]:
     """Return the texts of passages, as they were cut."""
@@ -106,25 +120,31 @@ def check_padding(vocabulary: Vocabulary) -> None:
     )
 
 
-def ids(vocabulary: Vocabulary, text: str) -> np.ndarray:
+def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
+  """Return the ids of a text, int32 [n]."""
   return np.asarray(vocabulary.encode(text), np.int32)
 
 
-def digest(text: str) -> np.int64:
-  return np.int64(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True))
+def text_digest(text: str) -> np.int64:
+  """Return a hash of a text."""
+  digest = hashlib.sha256(text.encode()).digest()
+  return np.int64(int.from_bytes(digest[:8], "little", signed=True))
 
 
-def padded(
+def read_padded(
   store: ExampleStore, stream: str, example_n: np.ndarray, length: int, vocabulary: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Read a stream that ends with EOS, cut to `length` and then also ended: (int32, which are real
-  bool) [n, length]."""
-  whole_n = store.lengths[stream][example_n]
-  length_n = np.minimum(whole_n, length)
-  found_nS, valid_nS = store.read(stream, example_n, length_n)
+  """Read the examples of a stream that end with EOS; examples that are cut end with EOS, too.
+
+  Returns:
+    (int32 [n, length], bool [n, length]): tokens, and whether they are no padding.
+  """
+  full_length_n = store.lengths[stream][example_n]
+  length_n = np.minimum(full_length_n, length)
+  stored_nS, valid_nS = store.read(stream, example_n, length_n)
   tokens_nL = np.full((len(example_n), length), vocabulary.pad_id, np.int32)
   valid_nL = np.arange(length) < length_n[:, None]
-  tokens_nL[valid_nL] = found_nS[valid_nS]
-  cut_n = np.flatnonzero(whole_n > length)
+  tokens_nL[valid_nL] = stored_nS[valid_nS]
+  cut_n = np.flatnonzero(full_length_n > length)
   tokens_nL[cut_n, length - 1] = vocabulary.eos_id
   return tokens_nL, valid_nL

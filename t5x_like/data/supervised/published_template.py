@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora.sources import Skip
-from t5x_like.data.supervised.chat import ASSISTANT, TEMPLATES, Chat, Message, written
+from t5x_like.data.supervised.chat import ASSISTANT, TEMPLATES, Chat, Message, render_messages
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
 from t5x_like.vocabularies import CONFIG, Vocabulary, start_id
@@ -39,7 +39,7 @@ _PROBES = (
 )
 
 
-def text_of(vocabulary: Vocabulary) -> str | None:
+def find_template_text(vocabulary: Vocabulary) -> str | None:
   """Return the chat template in a vocabulary's files: `chat_template.jinja`, or that of its
   tokenizer_config.json."""
   files = getattr(vocabulary, "brought", {})
@@ -54,7 +54,7 @@ def text_of(vocabulary: Vocabulary) -> str | None:
   return template if isinstance(template, str) else None
 
 
-def chat_of(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat | PublishedChat":
+def build_chat(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat | PublishedChat":
   """Return the writer of conversations for a template: `published`, or one that `chat.template_of`
   knows.
 
@@ -177,7 +177,7 @@ class PublishedChat:
   """
 
   def __init__(self, vocabulary: Vocabulary):
-    template = text_of(vocabulary)
+    template = find_template_text(vocabulary)
     where = "config.task.template or --template"
     if template is None:
       raise UserError(
@@ -213,7 +213,9 @@ class PublishedChat:
       matches = []
       for messages, text in texts:
         if all(message.role in template.turns for message in messages):
-          matches.append(text.endswith(written(template, messages, eos).removeprefix(start)))
+          matches.append(
+            text.endswith(render_messages(template, messages, eos).removeprefix(start))
+          )
       if matches and all(matches):
         return name
     return None
@@ -231,7 +233,7 @@ class PublishedChat:
   @property
   def facts(self) -> dict[str, Any]:
     """Return all that determines the ids besides the vocabulary; JSON."""
-    return {"published": hashlib.sha256(text_of(self._vocabulary).encode()).hexdigest()}
+    return {"published": hashlib.sha256(find_template_text(self._vocabulary).encode()).hexdigest()}
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
     """Return why a conversation is unusable to learn from: it has no answer, or is no
@@ -332,4 +334,4 @@ def _renderer(vocabulary: Vocabulary) -> Renderer:
       piece = vocabulary.pieces_of([i])[0]
     if isinstance(piece, str):
       variables[f"{name}_token"] = piece
-  return Renderer(text_of(vocabulary), variables, "the model's own chat template")
+  return Renderer(find_template_text(vocabulary), variables, "the model's own chat template")

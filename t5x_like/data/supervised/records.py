@@ -1,14 +1,16 @@
-"""The records behind prepared examples, read from the source again for metrics, because ids do not
-hold them."""
+"""The records of prepared examples, read from the source again for metrics.
 
-import itertools
+Stores do not keep them, and ids do not spell them.
+"""
+
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, first_records, open_source
 
 
-def used(
+def read_used_records(
   source: str,
   split: str,
   *,
@@ -16,8 +18,9 @@ def used(
   data_dir: str | None,
   examples: Callable[[Iterator[tuple[str, Record]]], Iterator[dict | Skip]],
 ) -> list[tuple[str, Record]]:
-  """Return (where, record) of every example of `example_store.open_store` with the same arguments,
-  in the same order.
+  """Return (where, record) of every example of `example_store.open_store`, in the same order.
+
+  The arguments are those of the store, except:
 
   Args:
     fields: the required fields of the records, at least the fields of the examples.
@@ -25,16 +28,16 @@ def used(
   Raises:
     UserError: a field is missing.
   """
-  opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
-  records = usable(first_records(opened, split), Counter())
-  return [
-    (where, record)
-    for where, record in records
-    if not any(isinstance(made, Skip) for made in examples(iter([(where, record)])))
-  ]
+  opened_source = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
+  used_records = []
+  for where, record in drop_unusable(first_records(opened_source, split), Counter()):
+    outcomes = examples(iter([(where, record)]))
+    if not any(isinstance(outcome, Skip) for outcome in outcomes):
+      used_records.append((where, record))
+  return used_records
 
 
-def usable(
+def drop_unusable(
   records: Iterator[tuple[str, Record | Skip]], skipped: Counter
 ) -> Iterator[tuple[str, Record]]:
   """Yield the records without NUL in a text or a list of texts; count the others."""
@@ -42,10 +45,13 @@ def usable(
     if isinstance(record, Skip):
       skipped[record.reason] += 1
       continue
-    texts = itertools.chain.from_iterable(
-      x if isinstance(x, list) else (x,) for x in record.values()
-    )
-    if any(isinstance(text, str) and "\0" in text for text in texts):
+    if any(_has_nul(content) for content in record.values()):
       skipped["NUL character"] += 1
     else:
       yield where, record
+
+
+def _has_nul(content: Any) -> bool:
+  """Return whether a text, or a text of a list, has a NUL character."""
+  texts = content if isinstance(content, list) else [content]
+  return any(isinstance(text, str) and "\0" in text for text in texts)

@@ -3,8 +3,8 @@
 `Encoded` for encoders (Devlin et al. 2019): [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with token
 types 0 and 1. Published tokenizers may put more between two texts: RoBERTa's rows are <s> a
 </s></s> b </s> (Liu et al. 2019, section 2.1). `Delimited` for decoders (Radford et al. 2018,
-section 3.3): start a extract, or start a delimiter b extract. The start token is every decoder's;
-the delimiter and the extract token are SEP and CLS. Worked example of the latter, texts [5, 6] and
+section 3.3): start a extract, or start a delimiter b extract. The start token is that of all
+decoders; the delimiter and the extract token are SEP and CLS. Worked example of the latter, texts [5, 6] and
 [7]:
 
     decoder_input_tokens   start 5 6 delimiter 7 extract 0     decoder_segment_ids    1 1 1 1 1 1 0
@@ -24,7 +24,7 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.data.supervised.example_store import ExampleStore
-from t5x_like.data.supervised.too_long import TooLong, fit, truncated
+from t5x_like.data.supervised.too_long import TooLong, fit, truncated_share
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
@@ -47,7 +47,10 @@ class Sequences(abc.ABC):
   """
 
   def __init__(self, store: ExampleStore, streams: Sequence[str], length: int, between: int = 1):
-    self._store, self._streams, self._length, self._between = store, tuple(streams), length, between
+    self._store = store
+    self._streams = tuple(streams)
+    self._length = length
+    self._between = between
     self.extra = 2 + between * (len(self._streams) - 1)
     self.room = length - self.extra
     if self.room < len(self._streams):
@@ -59,84 +62,109 @@ class Sequences(abc.ABC):
   def __call__(
     self, example_B: np.ndarray, lengths_BD: np.ndarray, skip_B: np.ndarray | int = 0
   ) -> dict[str, np.ndarray]:
-    """Return the features of rows with the first `lengths` tokens of each stream, after `skip` of
-    the last stream."""
+    """Return the features of rows.
 
-  def fitted(self, too_long: TooLong) -> tuple[np.ndarray, np.ndarray]:
-    """Return the examples to use, int64 [n], and the lengths of their texts, [n, D]; the longer
-    text is cut first."""
-    lengths_ND = np.stack([self._store.lengths[name] for name in self._streams], axis=1)
-    used, total_n1 = fit(
-      lengths_ND.sum(axis=1, keepdims=True), (self.room,), too_long, self._store.path, ("length",)
-    )
-    lengths_nD = lengths_ND[used]
-    total_n = total_n1[:, 0]
+    Args:
+      example_B: the example of each row.
+      lengths_BD: the number of tokens from each stream, from its beginning.
+      skip_B: the tokens of the last stream to skip.
+    """
+
+  def fit(self, too_long: TooLong) -> tuple[np.ndarray, np.ndarray]:
+    """Return the examples to use, int64 [n], and the lengths of their texts, [n, D].
+
+    The longer text is cut first.
+    """
+    lengths_ND = self._lengths()
+    total_N1 = lengths_ND.sum(axis=1, keepdims=True)
+    used, total_n1 = fit(total_N1, (self.room,), too_long, self._store.path, ("length",))
     if len(self._streams) == 1:
       return used, total_n1
-    short_n = np.minimum(
-      lengths_nD.min(axis=1), np.maximum(self.room // 2, total_n - lengths_nD.max(axis=1))
-    )
+    lengths_nD = lengths_ND[used]
+    total_n = total_n1[:, 0]
+    rest_n = np.maximum(self.room // 2, total_n - lengths_nD.max(axis=1))
+    short_n = np.minimum(lengths_nD.min(axis=1), rest_n)
     first_n = np.where(lengths_nD[:, 0] <= lengths_nD[:, 1], short_n, total_n - short_n)
     return used, np.stack([first_n, total_n - first_n], axis=1)
 
-  def truncated(self, used: np.ndarray, lengths_nD: np.ndarray) -> float:
-    """Return the share of the examples used that `fitted` has shortened."""
-    return truncated(
-      np.stack([self._store.lengths[name] for name in self._streams], axis=1), used, lengths_nD
-    )
+  def truncated_share(self, used: np.ndarray, lengths_nD: np.ndarray) -> float:
+    """Return the share of the examples used that `fit` has shortened."""
+    return truncated_share(self._lengths(), used, lengths_nD)
 
-  def _joined(self, example_B, lengths_BD, skip_B, ids: Sequence[int], pad: int, width: int):
-    """Return (int32 [B, width]: the first of `ids`, then every stream and the next of `ids`; int64
-    [B, D], the end of each stream behind its id)."""
+  def _lengths(self) -> np.ndarray:
+    """Return the tokens of all examples in each stream, int64 [N, D]."""
+    return np.stack([self._store.lengths[name] for name in self._streams], axis=1)
+
+  def _join(
+    self,
+    example_B: np.ndarray,
+    lengths_BD: np.ndarray,
+    skip_B: np.ndarray | int,
+    special_ids: Sequence[int],
+    pad: int,
+    width: int,
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Join the streams of rows with the special tokens before, between and after them.
+
+    Returns:
+      (int32 [B, width]: the first of `special_ids`, then every stream and the next of
+      `special_ids`; int64 [B, D], the end of each stream behind its id).
+    """
     tokens_BS = np.full((example_B.size, width), pad, np.int32)
-    tokens_BS[:, 0] = ids[0]
+    tokens_BS[:, 0] = special_ids[0]
     rows = np.arange(example_B.size)
     last = len(self._streams) - 1
     ends_BD = np.cumsum(lengths_BD, axis=1) + 2 + self._between * np.arange(last + 1)
     for number, stream in enumerate(self._streams):
       length_B = lengths_BD[:, number]
       end_B = ends_BD[:, number]
-      skip = skip_B if number == last else 0
-      part_BL, valid_BL = self._store.read(stream, example_B, length_B, skip)
-      at_BL = (end_B - 1 - length_B)[:, None] + np.arange(part_BL.shape[1])
-      tokens_BS[np.broadcast_to(rows[:, None], at_BL.shape)[valid_BL], at_BL[valid_BL]] = part_BL[
-        valid_BL
-      ]
-      for after in range(self._between if number < last else 1):
-        tokens_BS[rows, end_B - 1 + after] = ids[number + 1]
+      is_last = number == last
+      part_BL, valid_BL = self._store.read(stream, example_B, length_B, skip_B if is_last else 0)
+      place_BL = (end_B - 1 - length_B)[:, None] + np.arange(part_BL.shape[1])
+      row_BL = np.broadcast_to(rows[:, None], place_BL.shape)
+      tokens_BS[row_BL[valid_BL], place_BL[valid_BL]] = part_BL[valid_BL]
+      for separator in range(1 if is_last else self._between):
+        tokens_BS[rows, end_B - 1 + separator] = special_ids[number + 1]
     return tokens_BS, ends_BD
 
 
-def between(vocabulary: Vocabulary) -> int:
-  """Return the number of special tokens between two texts in an encoder's rows, at least 1: 2 in
-  RoBERTa's."""
-  return max(1, vocabulary.between()) if hasattr(vocabulary, "between") else 1
+def separators_between(vocabulary: Vocabulary) -> int:
+  """Return the number of special tokens between two texts in an encoder's rows, 1 or more."""
+  if not hasattr(vocabulary, "between"):
+    return 1
+  return max(1, vocabulary.between())
 
 
 class Encoded(Sequences):
-  """Rows of an encoder, with `apart` special tokens between two texts; by default as many as the
-  vocabulary's.
+  """Rows of an encoder.
+
+  Args:
+    store, streams, length: see `Sequences`.
+    between: the number of special tokens between two texts; by default the vocabulary's.
 
   Raises:
     UserError: also if the vocabulary has no padding.
   """
 
   def __init__(
-    self, store: ExampleStore, streams: Sequence[str], length: int, apart: int | None = None
+    self, store: ExampleStore, streams: Sequence[str], length: int, between: int | None = None
   ):
-    super().__init__(store, streams, length, apart or between(store.vocabulary))
+    super().__init__(store, streams, length, between or separators_between(store.vocabulary))
     if store.vocabulary.pad_id is None:
       raise UserError(
         f"{store.path}: its vocabulary has no padding piece, expected one, by which encoders tell "
         "padding; add one to the published tokenizer (tokenizer.add_special_tokens, then "
         "model.resize_token_embeddings)"
       )
-    cls_id, sep_id = (vocabularies.special_id(store.vocabulary, name) for name in ("cls", "sep"))
-    self._ids = [cls_id, *[sep_id] * len(streams)]
+    cls_id = vocabularies.special_id(store.vocabulary, "cls")
+    sep_id = vocabularies.special_id(store.vocabulary, "sep")
+    self._special_ids = [cls_id] + [sep_id] * len(streams)
 
   def __call__(self, example_B, lengths_BD, skip_B=0) -> dict[str, np.ndarray]:
     pad = self._store.vocabulary.pad_id
-    tokens, ends_BD = self._joined(example_B, lengths_BD, skip_B, self._ids, pad, self._length)
+    tokens, ends_BD = self._join(
+      example_B, lengths_BD, skip_B, self._special_ids, pad, self._length
+    )
     places = np.arange(self._length)
     types = (places >= ends_BD[:, :1]) & (places < ends_BD[:, -1:])
     return {"encoder_input_tokens": tokens, "encoder_token_types": types}
@@ -147,17 +175,20 @@ class Delimited(Sequences):
 
   def __init__(self, store: ExampleStore, streams: Sequence[str], length: int):
     super().__init__(store, streams, length)
-    between = ["sep"] * (len(streams) - 1)
     vocabulary = store.vocabulary
-    lent = vocabulary.extra_ids > 0 or getattr(vocabulary, "cls_id", None) is not None
-    after = [
-      vocabularies.special_id(vocabulary, name) if lent else vocabulary.eos_id
-      for name in (*between, "cls")
-    ]
-    self._ids = [vocabularies.start_id(vocabulary), *after]
+    if vocabulary.extra_ids > 0 or getattr(vocabulary, "cls_id", None) is not None:
+      delimiter = vocabularies.special_id(vocabulary, "sep") if len(streams) > 1 else None
+      extract = vocabularies.special_id(vocabulary, "cls")
+    else:
+      delimiter = vocabulary.eos_id
+      extract = vocabulary.eos_id
+    delimiters = [delimiter] * (len(streams) - 1)
+    self._special_ids = [vocabularies.start_id(vocabulary), *delimiters, extract]
 
   def __call__(self, example_B, lengths_BD, skip_B=0) -> dict[str, np.ndarray]:
-    tokens, ends_BD = self._joined(example_B, lengths_BD, skip_B, self._ids, 0, self._length + 1)
+    tokens, ends_BD = self._join(
+      example_B, lengths_BD, skip_B, self._special_ids, 0, self._length + 1
+    )
     places = np.arange(self._length)
     end_B1 = ends_BD[:, -1:]
     return {
@@ -168,18 +199,22 @@ class Delimited(Sequences):
     }
 
 
-def layout(architecture: str, vocabulary: Vocabulary) -> dict[str, int]:
-  """Return the facts of rows of two texts beside their length; none where one token stands between
-  them."""
-  apart = between(vocabulary) if architecture == "encoder" else 1
-  return {} if apart == 1 else {"between": apart}
+def layout_facts(architecture: str, vocabulary: Vocabulary) -> dict[str, int]:
+  """Return the facts of rows of two texts besides their length.
+
+  There are none where one token stands between the texts.
+  """
+  if architecture != "encoder":
+    return {}
+  between = separators_between(vocabulary)
+  return {} if between == 1 else {"between": between}
 
 
-def sequences(architecture: str) -> type[Sequences]:
-  """Return the rows of an architecture."""
+def rows_class(architecture: str) -> type[Sequences]:
+  """Return the class of an architecture's rows."""
   return Encoded if architecture == "encoder" else Delimited
 
 
-def stacked(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def stack(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   """Stack the features of several rows of each example: [B, R, length]."""
   return {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}

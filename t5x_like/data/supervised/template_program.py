@@ -52,7 +52,7 @@ def _now(form: str) -> str:
   return datetime.datetime.now().strftime(form)
 
 
-def compiled(text: str) -> jinja2.Template:
+def compile_template(text: str) -> jinja2.Template:
   """Compile a template; raise as jinja2 does."""
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
@@ -63,7 +63,7 @@ def compiled(text: str) -> jinja2.Template:
   return environment.from_string(text)
 
 
-def rendered(template: jinja2.Template, values: dict) -> dict:
+def render(template: jinja2.Template, values: dict) -> dict:
   """Return the text of a conversation and the places of its answers; raise as jinja2 does."""
   chunks = []
   size = 0
@@ -94,11 +94,11 @@ def main() -> None:
     request = json.loads(line)
     try:
       if template is None:
-        template = compiled(request["template"])
+        template = compile_template(request["template"])
         variables = request["variables"]
         answer = {}
       else:
-        answer = rendered(template, variables | request)
+        answer = render(template, variables | request)
     except MemoryError:
       answer = {"error": "it needs too much memory"}
     except Exception as error:  # of the template: any class

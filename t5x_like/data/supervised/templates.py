@@ -1,5 +1,4 @@
-"""Templates: a record's fields -> text. `translate English to German: {en}` takes the field `en` of
-each record.
+"""Templates: from the fields of a record to a text, such as `translate English to German: {en}`.
 
 A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole
 list, joined by spaces, and `{words.<*>}` one whose items are behind sentinels, `<extra_id_0> The
@@ -28,76 +27,78 @@ class Template:
   """
 
   def __init__(self, text: str, key: str, sentinels: int = 0):
-    try:
-      self._parts = [
-        (literal, field)
-        for literal, field, form, conversion in string.Formatter().parse(text)
-        if not (form or conversion) or _refuse(field)
-      ]
-    except ValueError as error:
-      raise UserError(
-        f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in "
-        "braces, such as 'summarize: {document}'"
-      ) from error
-    self.fields = tuple(_list(field) for _, field in self._parts if field is not None)
+    self._sentinels = sentinels
+    self._parts = _parse(text, key)
+    fields = [field for _, field in self._parts if field is not None]
+    self.fields = tuple(_without_sentinels(field) for field in fields)
     if not self.fields or "" in self.fields:
       raise UserError(
         f"config.task.{key}: found {text!r}, expected the name of a field in "
         f"braces, such as '{{text}}'"
       )
-    self._sentinels = sentinels
-    self.has_sentinels = sentinels > 0 and any(
-      field != _list(field) for _, field in self._parts if field is not None
-    )
+    marks_lists = any(field != _without_sentinels(field) for field in fields)
+    self.has_sentinels = sentinels > 0 and marks_lists
 
   def __call__(self, record: Record, where: str, gaps: bool = False) -> str | None:
     """Return the text; raise UserError if a field is unknown or not text.
 
     A null or empty field is a gap in the text or, without `gaps`, makes it None.
     """
-    out = []
+    parts = []
     for literal, field in self._parts:
-      out.append(literal)
+      parts.append(literal)
       if field is not None:
-        plain = _list(field)
-        found = field_value(record, plain, where)
-        if isinstance(found, list) and "*" in plain.split("."):
-          texts = [as_text(one, plain, where) for one in found]
-          if field != plain and any(texts):
-            texts_with_sentinels = [
-              f"<extra_id_{n}> {text}".strip() for n, text in enumerate(texts[: self._sentinels])
-            ]
-            texts = [*texts_with_sentinels, *texts[self._sentinels :]]
-          text = " ".join(filter(None, texts))
-        else:
-          text = as_text(found, plain, where)
+        text = self._field_text(record, field, where)
         if not (text or gaps):
           return None
-        out.append(text)
-    return "".join(out)
+        parts.append(text)
+    return "".join(parts)
+
+  def _field_text(self, record: Record, field: str, where: str) -> str:
+    plain_field = _without_sentinels(field)
+    content = field_value(record, plain_field, where)
+    if not isinstance(content, list) or "*" not in plain_field.split("."):
+      return to_text(content, plain_field, where)
+    texts = [to_text(item, plain_field, where) for item in content]
+    if field != plain_field and any(texts):
+      for number in range(min(len(texts), self._sentinels)):
+        texts[number] = f"<extra_id_{number}> {texts[number]}".strip()
+    return " ".join(text for text in texts if text)
 
 
-def as_text(found: Any, field: str, where: str) -> str:
-  """Return a field's text, "" for null or white space; numbers and booleans are written out."""
-  if found is None:
-    return ""
-  if not isinstance(found, str | int | float):
+def _parse(text: str, key: str) -> list[tuple[str, str | None]]:
+  """Return the literals of a template, each with the field after it or None."""
+  parts = []
+  try:
+    for literal, field, form, conversion in string.Formatter().parse(text):
+      if form or conversion:
+        raise ValueError(f"a format or conversion of {field!r}")
+      parts.append((literal, field))
+  except ValueError as error:
     raise UserError(
-      f"{where}: found {type(found).__name__} in field {field!r}, expected text or a number; a "
+      f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in "
+      "braces, such as 'summarize: {document}'"
+    ) from error
+  return parts
+
+
+def to_text(content: Any, field: str, where: str) -> str:
+  """Return a field's text, "" for null or white space; numbers and booleans are written out."""
+  if content is None:
+    return ""
+  if not isinstance(content, str | int | float):
+    raise UserError(
+      f"{where}: found {type(content).__name__} in field {field!r}, expected text or a number; a "
       f"list's items are {field}.0, {field}.1, … and {field}.* all of them, joined by spaces"
     )
-  if isinstance(found, float) and not math.isfinite(found):
+  if isinstance(content, float) and not math.isfinite(content):
     raise UserError(
-      f"{where}: found {found} in field {field!r}, expected text or a finite number, or null"
+      f"{where}: found {content} in field {field!r}, expected text or a finite number, or null"
     )
-  text = str(found)
+  text = str(content)
   return "" if text.isspace() else text
 
 
-def _list(field: str) -> str:
+def _without_sentinels(field: str) -> str:
   """Return the field with a plain `*` for `<*>`."""
   return ".".join("*" if part == "<*>" else part for part in field.split("."))
-
-
-def _refuse(field: str) -> bool:
-  raise ValueError(f"a format or conversion of {field!r}")

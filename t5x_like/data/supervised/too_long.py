@@ -28,59 +28,75 @@ def fit(
     UserError: some are too long and `too_long` is `refuse`, or none are left.
   """
   over_ND = lengths_ND > np.asarray(limits)
-  over = over_ND.any(axis=1)
-  if not over.any():
+  over_N = over_ND.any(axis=1)
+  if not over_N.any():
     return np.arange(len(lengths_ND)), lengths_ND
-  longest = ", ".join(
-    f"{name}: {over_ND[:, d].sum():,} over {limits[d]:,}, the longest {lengths_ND[:, d].max():,}"
-    for d, name in enumerate(names)
-    if over_ND[:, d].any()
-  )
+  descriptions = []
+  for d, name in enumerate(names):
+    if over_ND[:, d].any():
+      longest = lengths_ND[:, d].max()
+      descriptions.append(
+        f"{name}: {over_ND[:, d].sum():,} over {limits[d]:,}, the longest {longest:,}"
+      )
+  longest = ", ".join(descriptions)
   if too_long == "refuse":
     raise UserError(
-      f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens); raise "
+      f"{where}: {over_N.sum():,} of {over_N.size:,} examples are too long ({longest} tokens); raise "
       "that length, or set config.task.too_long to skip or truncate"
     )
   if too_long == "truncate":
     print(
-      f"data: {where}: {over.sum():,} of {over.size:,} examples truncated ({longest} tokens)",
+      f"data: {where}: {over_N.sum():,} of {over_N.size:,} examples truncated ({longest} tokens)",
       flush=True,
     )
     return np.arange(len(lengths_ND)), np.minimum(lengths_ND, limits)
-  kept = np.flatnonzero(~over)
-  if not kept.size:
+  used = np.flatnonzero(~over_N)
+  if not used.size:
     raise UserError(
-      f"{where}: all {over.size:,} examples are too long ({longest} tokens); raise that length"
+      f"{where}: all {over_N.size:,} examples are too long ({longest} tokens); raise that length"
     )
   print(
-    f"data: {where}: {over.sum():,} of {over.size:,} examples skipped, too long ({longest} tokens)",
+    f"data: {where}: {over_N.sum():,} of {over_N.size:,} examples skipped, too long ({longest} tokens)",
     flush=True,
   )
-  return kept, lengths_ND[kept]
+  return used, lengths_ND[used]
 
 
-def truncated(lengths_ND: np.ndarray, used: np.ndarray, sizes_nD: np.ndarray) -> float:
-  """Return the share of the examples used that `fit` has shortened, from their lengths before and
-  after it."""
-  return float((lengths_ND[used].sum(axis=1) > sizes_nD.sum(axis=1)).mean())
+def truncated_share(lengths_ND: np.ndarray, used: np.ndarray, sizes_nD: np.ndarray) -> float:
+  """Return the share of the examples used that `fit` has shortened.
+
+  Args:
+    lengths_ND: the lengths of all examples.
+    used: the examples that `fit` selected.
+    sizes_nD: their lengths after it.
+  """
+  is_shortened_n = lengths_ND[used].sum(axis=1) > sizes_nD.sum(axis=1)
+  return float(is_shortened_n.mean())
 
 
-def answered(
+def drop_unanswered(
   used: np.ndarray, lengths_nD: np.ndarray, first_ND: np.ndarray, where: str
 ) -> tuple[np.ndarray, np.ndarray]:
   """Return the used examples, int64 [n], that keep a part of their answers, and their lengths.
 
+  Args:
+    used: the examples in use.
+    lengths_nD: their lengths in a row.
+    first_ND: the first token of the answer, of all examples.
+    where: the examples, for messages.
+
   Raises:
     UserError: no example keeps any.
   """
-  kept = (lengths_nD > first_ND[used]).all(axis=1)
-  if not kept.any():
+  has_answer_n = (lengths_nD > first_ND[used]).all(axis=1)
+  if not has_answer_n.any():
     raise UserError(
       f"config.task.length: found {lengths_nD.max()}, expected more: the prompts of all examples "
       f"of {where} fill it"
     )
-  if not kept.all():
+  if not has_answer_n.all():
     print(
-      f"data: {where}: {(~kept).sum():,} examples skipped, whose prompt fills a row", flush=True
+      f"data: {where}: {(~has_answer_n).sum():,} examples skipped, whose prompt fills a row",
+      flush=True,
     )
-  return used[kept], lengths_nD[kept]
+  return used[has_answer_n], lengths_nD[has_answer_n]

@@ -100,10 +100,10 @@ class Pairs:
     chunk_nT, size_n, *others = _call(self._texts, [tf.int32] * 6, *pair, words_n5)
     for x in (chunk_nT, size_n, *others):
       x.set_shape([None, None] if x is chunk_nT or x is others[0] else [None])
-    *found, label_n = segments.split_pair(
+    *found, label_n = segments.draw_pair(
       chunk_nT, size_n, *others, key_B=key_n, room_B=size_n, **self._options
     )
-    made = segments.pair(chunk_nT, *found, tf.shape(chunk_nT)[1] + 3, *self._ids)
+    made = segments.segment_pair(chunk_nT, *found, tf.shape(chunk_nT)[1] + 3, *self._ids)
     used_n = tf.reduce_sum(made["segments"], axis=1)
     batch = example_index_B.shape[0]
     L = self._length

@@ -23,11 +23,11 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.supervised import packing
-from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
-from t5x_like.data.supervised.labelled import PackedRecords, Rows, beside, labelled
-from t5x_like.data.supervised.published_template import chat_of
+from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.labelled import ExampleRows, PackedSource, build_task, read_parallel
+from t5x_like.data.supervised.published_template import build_chat
 from t5x_like.data.supervised.templates import Template
-from t5x_like.data.supervised.too_long import TooLong, answered, fit
+from t5x_like.data.supervised.too_long import TooLong, drop_unanswered, fit
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
@@ -54,7 +54,7 @@ def task(
   completion: str | None = None,
   length: Length = 2048,
   too_long: TooLong = "refuse",
-  **records: Unpack[PackedRecords],
+  **records: Unpack[PackedSource],
 ) -> Task:
   """Make the task.
 
@@ -73,9 +73,9 @@ def task(
     UserError: unusable template or length; a message without role or content, or of an unknown
       role; and as `labelled`.
   """
-  source = PackedRecords(**records)
+  source = PackedSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  chat = chat_of(template, vocabulary)
+  chat = build_chat(template, vocabulary)
   if (prompt is None) != (completion is None):
     raise UserError(
       "config.task.prompt and completion: found one of them, expected both, or neither and messages"
@@ -88,7 +88,7 @@ def task(
 
   def conversation(record, where):
     if not parts:
-      return messages_of(record, messages, where)
+      return read_messages(record, messages, where)
     texts = {role: part(record, where) for role, part in parts.items()}
     empty = [
       {"user": "prompt", ASSISTANT: "answer"}[role] for role, text in texts.items() if text is None
@@ -115,22 +115,22 @@ def task(
     used, lengths_n1 = fit(
       store.lengths["tokens"][:, None], (length,), too_long, store.path, ("length",)
     )
-    used, lengths_n1 = answered(
+    used, lengths_n1 = drop_unanswered(
       used, lengths_n1, np.asarray(store.arrays["first"])[:, None], store.path
     )
-    plan = packing.of_examples(lengths_n1, (length,), source.packed, source.pack_seed, store.path)
+    plan = packing.plan_examples(lengths_n1, (length,), source.packed, source.pack_seed, store.path)
 
     def read(row_B):
       place_n, row_n, number_n = plan.members(row_B)
       which_n = plan.examples[place_n]
       tokens_nL, valid_nL = store.read("tokens", used[which_n], lengths_n1[which_n, 0])
-      answer_nL = beside(store, "answer", "tokens", used[which_n], valid_nL)
+      answer_nL = read_parallel(store, "answer", "tokens", used[which_n], valid_nL)
       placed = (row_n, number_n, plan.offsets[place_n, 0])
       shape = (row_B.size, length)
       ids = vocabularies.start_id(vocabulary), vocabulary.pad_id or 0
       return packing.decoder_rows(tokens_nL, valid_nL, answer_nL, placed, shape, *ids)
 
-    return Rows(plan.num_rows, read, view=view)
+    return ExampleRows(plan.num_rows, read, view=view)
 
   made = {
     "length": length,
@@ -138,7 +138,7 @@ def task(
     "too_long": too_long,
     "pack_seed": source.pack_seed,
   }
-  return labelled(
+  return build_task(
     "chat.v1",
     source,
     vocabulary,
@@ -146,9 +146,9 @@ def task(
     facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion}
     | chat.facts,
     streams={"tokens": False},  # not ended by EOS: the template ends them
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(vocabulary, length=length),
-    made=made | {"vocabulary": vocabulary.fingerprint},
+    row_facts=made | {"vocabulary": vocabulary.fingerprint},
     end_ids=(chat.end,),
   )

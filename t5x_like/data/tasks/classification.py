@@ -25,10 +25,10 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
-from t5x_like.data.supervised.sequences import layout, sequences, stacked
-from t5x_like.data.supervised.templates import Template, as_text
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.labels import UNLABELLED, is_unlabelled, label_number, number_labels
+from t5x_like.data.supervised.sequences import layout_facts, rows_class, stack
+from t5x_like.data.supervised.templates import Template, to_text
 from t5x_like.data.supervised.too_long import TooLong
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -62,7 +62,7 @@ def task(
   architecture: Literal["encoder", "decoder"] = "encoder",
   both_orders: bool = False,
   too_long: TooLong = "truncate",
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -85,14 +85,14 @@ def task(
       "config.task.both_orders: found True, expected a pair of texts and architecture='decoder'"
     )
   templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  numbers = None if labels is None else numbered(labels, "labels")
+  numbers = None if labels is None else number_labels(labels, "labels")
 
   def parsed(record, where):
-    label = as_text(field_value(record, label_field, where), label_field, where)
+    label = to_text(field_value(record, label_field, where), label_field, where)
     return {
-      name: template(record, where, source.gaps) for name, template in templates.items()
+      name: template(record, where, source.allows_gaps) for name, template in templates.items()
     }, label or None
 
   def example(record, where):
@@ -102,32 +102,34 @@ def task(
     ):
       return Skip(f"empty {empty}")
     ids = {name: np.asarray(vocabulary.encode(text), np.int32) for name, text in texts.items()}
-    if not (source.gaps or all(part.size for part in ids.values())):
+    if not (source.allows_gaps or all(part.size for part in ids.values())):
       return Skip("no tokens")
     number = (
-      np.int32(-1) if absent(label, numbers) else number_of(label, numbers, label_field, where)
+      np.int32(-1)
+      if is_unlabelled(label, numbers)
+      else label_number(label, numbers, label_field, where)
     )
     return ids | {"label": number}
 
   def view(record, where, _):
     texts, label = parsed(record, where)
-    named = float(label) if numbers is None else None if absent(label, numbers) else label
+    named = float(label) if numbers is None else None if is_unlabelled(label, numbers) else label
     return {"text": list(texts.values()), "label": named}
 
   def rows(store):
     orders = [tuple(templates)] + [("pair", "text")] * both_orders
-    made = [sequences(architecture)(store, streams, length) for streams in orders]
-    used, lengths_nD = made[0].fitted(too_long)
+    made = [rows_class(architecture)(store, streams, length) for streams in orders]
+    used, lengths_nD = made[0].fit(too_long)
 
     def read(index_B):
       label_B = np.asarray(store.arrays["label"][used[index_B]])
       lengths_BD = lengths_nD[index_B]
       labelled_B = (label_B >= 0) | (numbers is None)
       found = [one(used[index_B], lengths_BD[:, :: (1, -1)[turn]]) for turn, one in enumerate(made)]
-      found = found[0] if architecture == "encoder" else stacked(found)
+      found = found[0] if architecture == "encoder" else stack(found)
       return found | {"label": np.where(labelled_B, label_B, 0), "example_weights": labelled_B}
 
-    return Rows(used.size, read, used, view, made[0].truncated(used, lengths_nD))
+    return ExampleRows(used.size, read, used, view, made[0].truncated_share(used, lengths_nD))
 
   decoder = (
     {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
@@ -138,21 +140,21 @@ def task(
     "label_field": label_field,
     "labels": numbers and list(numbers),
   }
-  return labelled(
+  return build_task(
     "classification.v1",
     source,
     vocabulary,
     fields=(*(field for template in templates.values() for field in template.fields), label_field),
     facts=facts
     | ({"unlabelled": None} if UNLABELLED in (numbers or ()) else {})
-    | source.with_gaps,
+    | source.gap_facts,
     streams=dict.fromkeys(templates, False),
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(
       vocabulary, length=length, labels=labels, architecture=architecture, both_orders=both_orders
     ),
-    made={"length": length, "too_long": too_long, **decoder}
-    | (layout(architecture, vocabulary) if pair else {}),
+    row_facts={"length": length, "too_long": too_long, **decoder}
+    | (layout_facts(architecture, vocabulary) if pair else {}),
     classes=tuple(numbers or ()),
   )

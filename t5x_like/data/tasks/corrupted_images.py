@@ -20,8 +20,7 @@ import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.images import described as declared
-from t5x_like.data.images import examples
+from t5x_like.data.images import examples, layout
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -39,7 +38,7 @@ def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int
   """Return the features of the task with these arguments."""
   T = math.prod(side // patch for side in height_and_width(resolution))
   dtypes = {"patch_sources": "int32", "patch_weights": "float32", "patch_colours": "int32"}
-  return declared.images(resolution, channels) | {
+  return layout.describe(resolution, channels) | {
     name: Feature((T,), dtype) for name, dtype in dtypes.items()
   }
 
@@ -50,7 +49,7 @@ def task(
   rate: float = 0.5,
   masked: float = 0.8,
   swapped: float = 0.1,
-  **images: Unpack[examples.Images],
+  **images: Unpack[examples.LabelledImageArguments],
 ) -> Task:
   """Make the task.
 
@@ -64,7 +63,7 @@ def task(
   Raises:
     UserError: no whole number of patches, or impossible shares; and as `image_classification`.
   """
-  source = examples.Images(**images)
+  source = examples.LabelledImageArguments(**images)
   resolution, channels, (Y, X) = (
     source.resolution,
     source.channels,
@@ -87,10 +86,10 @@ def task(
       f"config.task: {found}, expected a multiple of the patch, a rate above 0 to 1, and shares "
       "of at most 1"
     )
-  whole = examples.task(source)
+  whole = examples.build_task(source)
   places_T = np.arange(T, dtype=np.int32)
   mean_C, std_C = (
-    tf.constant(examples.of_channels("", x, channels), tf.float32)
+    tf.constant(examples.per_channel("", x, channels), tf.float32)
     for x in (source.mean, source.std)
   )
   base_C = tf.constant(_LEVELS ** np.arange(channels)[::-1], tf.int32)
@@ -105,12 +104,12 @@ def task(
     )
 
   def corruption(
-    found: dict[str, tf.Tensor], draws: examples.Draws, training: bool
+    found: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
   ) -> dict[str, tf.Tensor]:
-    chosen_BK = random.subsets(draws.bits(examples.MORE, T), corrupted)
+    chosen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, T), corrupted)
     chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
-    fate_BT = draws.uniform(examples.MORE + 1, T)
-    away_BT = random.integers(draws.bits(examples.MORE + 2, T), max(T - 1, 1))
+    fate_BT = draws.uniform(examples.FIRST_TASK_STREAM + 1, T)
+    away_BT = random.integers(draws.bits(examples.FIRST_TASK_STREAM + 2, T), max(T - 1, 1))
     other_BT = (places_T + 1 + tf.cast(away_BT, tf.int32)) % T
     source_BT = tf.where(
       fate_BT < masked, -1, tf.where(fate_BT < masked + swapped, other_BT, places_T)
@@ -123,4 +122,4 @@ def task(
 
   described = features(None, resolution=resolution, channels=channels, patch=patch)
   own = dict(patch=patch, rate=rate, masked=masked, swapped=swapped)
-  return examples.extended("corrupted_images.v1", source, whole, described, corruption, **own)
+  return examples.extend_task("corrupted_images.v1", source, whole, described, corruption, **own)

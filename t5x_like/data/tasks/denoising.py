@@ -34,7 +34,7 @@ from t5x_like.data import random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.preprocessors.lengths import denoising as lengths
+from t5x_like.data.preprocessors.lengths import denoising_lengths as lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.data.windows import DocumentsEnd, TextArguments
@@ -106,7 +106,7 @@ def task(
     bits_BN = random.bits(random.row_keys(seed, epoch_B, example_index_B), words)
     whole = tf.pad(window_BW, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id)
     if style == "deshuffling":
-      inputs = noise.shuffled(window_BW, bits_BN[:, :window])
+      inputs = noise.shuffle_tokens(window_BW, bits_BN[:, :window])
       return encoder_decoder(
         tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole, vocabulary
       )
@@ -119,7 +119,7 @@ def task(
     if style == "drop_tokens":
       out = noise.drop_tokens(window_BW, noise_BW, **sizes)
       return encoder_decoder(out["inputs"], out["targets"], vocabulary)
-    inputs = noise.masked(
+    inputs = noise.replace_with_masks(
       window_BW,
       noise_BW,
       mask_id=mask_id,

@@ -15,8 +15,7 @@ Features: `image` float32 [Y, X, C], normalised; `label`, the number of its clas
 from typing import Any, Unpack
 
 from t5x_like.data.features import Features
-from t5x_like.data.images import described as declared
-from t5x_like.data.images import examples
+from t5x_like.data.images import examples, layout
 from t5x_like.data.images.mixing import Mixing
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -28,10 +27,12 @@ BUILT_IN = {"source": "digits"}
 
 def features(vocabulary, /, *, resolution: Resolution, channels: int, mixing: Any, **_) -> Features:
   """Return the features of the task with these arguments."""
-  return declared.images(resolution, channels, mixed=mixing is not None)
+  return layout.describe(resolution, channels, mixed=mixing is not None)
 
 
-def task(*, mixing: Mixing | None = None, **images: Unpack[examples.Images]) -> Task:
+def task(
+  *, mixing: Mixing | None = None, **images: Unpack[examples.LabelledImageArguments]
+) -> Task:
   """Make the task.
 
   Args:
@@ -42,9 +43,9 @@ def task(*, mixing: Mixing | None = None, **images: Unpack[examples.Images]) -> 
     UserError: an unusable source or argument, no usable image, a file changed since it was
       prepared.
   """
-  given = examples.Images(**images)
+  given = examples.LabelledImageArguments(**images)
   if given.label_field is None:
     raise UserError(
       "config.task.label_field: found None, expected the field of the class that each image has"
     )
-  return examples.task(given, mixing)
+  return examples.build_task(given, mixing)

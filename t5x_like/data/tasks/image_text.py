@@ -20,8 +20,7 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.images import captions, examples, store
-from t5x_like.data.images import described as declared
+from t5x_like.data.images import captions, examples, layout, store
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.resolution import Resolution
@@ -39,13 +38,13 @@ BUILT_IN = {
 
 def features(vocabulary, /, *, resolution: Resolution, channels: int, length: int, **_) -> Features:
   """Return the features of the task with these arguments."""
-  described = declared.images(resolution, channels)
+  described = layout.describe(resolution, channels)
   del described["label"]
   return described | {"text_input_tokens": Feature((length,), "int32")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Captioned(examples.Seen):
+class Captioned(examples.ImageArguments):
   """The arguments of a task on images and captions.
 
   Attributes:
@@ -86,7 +85,7 @@ def task(**images: Unpack[Captioned]) -> Task:
   asked = Captioned(**images)
   vocabulary = vocabularies.load(asked.vocabulary)
   length = asked.length
-  notes = captions.notes(vocabulary, asked.caption_field)
+  notes = captions.make_notes(vocabulary, asked.caption_field)
   read = dict(image_field=asked.image_field, label_field=None)
   opened = store.open_store(**asked.opening, **read, folder=asked.folder, notes=notes)
   texts = captions.Captions(opened, vocabulary, length)
@@ -97,19 +96,21 @@ def task(**images: Unpack[Captioned]) -> Task:
     )
 
   def caption(
-    found: dict[str, tf.Tensor], draws: examples.Draws, training: bool
+    found: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
   ) -> dict[str, tf.Tensor]:
-    share_B = draws.uniform(examples.MORE, 1)[:, 0] * float(training)
-    rows_BT = tf.numpy_function(texts.of_images, [draws.index_B, share_B], tf.int32, stateful=False)
+    share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0] * float(training)
+    rows_BT = tf.numpy_function(
+      texts.rows_of_images, [draws.index_B, share_B], tf.int32, stateful=False
+    )
     return {"text_input_tokens": tf.ensure_shape(rows_BT, [draws.index_B.shape[0], length])}
 
   described = features(
     vocabulary, resolution=asked.resolution, channels=asked.channels, length=length
   )
   own = dict(length=length, vocabulary=vocabulary.fingerprint)
-  whole = examples.task(asked, store=opened)
+  whole = examples.build_task(asked, store=opened)
   return dataclasses.replace(
-    examples.extended("image_text.v1", asked, whole, described, caption, **own),
+    examples.extend_task("image_text.v1", asked, whole, described, caption, **own),
     vocabulary=vocabulary,
     classes=(),
     labels=None,

@@ -18,8 +18,7 @@ import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.images import described as declared
-from t5x_like.data.images import examples
+from t5x_like.data.images import examples, layout
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -36,7 +35,7 @@ def features(
   """Return the features of the task with these arguments."""
   names = ("visible_patches", "masked_patches")
   shapes = zip(names, patches(resolution, patch, mask_ratio), strict=True)
-  return declared.images(resolution, channels) | {
+  return layout.describe(resolution, channels) | {
     name: Feature((n,), "int32") for name, n in shapes
   }
 
@@ -53,7 +52,7 @@ def task(
   patch: PositiveInt = 16,
   mask_ratio: float = 0.75,
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.2, 1.0)}, "flip"),
-  **images: Unpack[examples.Images],
+  **images: Unpack[examples.LabelledImageArguments],
 ) -> Task:
   """Make the task.
 
@@ -65,7 +64,7 @@ def task(
   Raises:
     UserError: no whole number of patches, or none left on one side; and as `image_classification`.
   """
-  source = examples.Images(augmentations=augmentations, **images)
+  source = examples.LabelledImageArguments(augmentations=augmentations, **images)
   visible, masked = patches(source.resolution, patch, mask_ratio)
   if any(side % patch for side in height_and_width(source.resolution)) or not visible or not masked:
     found = f"found resolution {source.resolution}, patch {patch} and mask_ratio {mask_ratio}"
@@ -75,9 +74,9 @@ def task(
   places_T = np.arange(visible + masked, dtype=np.int32)
 
   def masks(
-    found: dict[str, tf.Tensor], draws: examples.Draws, training: bool
+    found: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
   ) -> dict[str, tf.Tensor]:
-    seen_BK = random.subsets(draws.bits(examples.MORE, places_T.size), visible)
+    seen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, places_T.size), visible)
     hidden_BT = tf.reduce_all(seen_BK[:, :, None] != places_T, axis=1)
     hidden_BM = tf.reshape(
       tf.boolean_mask(tf.zeros_like(hidden_BT, tf.int32) + places_T, hidden_BT), [-1, masked]
@@ -86,6 +85,6 @@ def task(
 
   own = dict(patch=patch, mask_ratio=mask_ratio)
   described = features(None, resolution=source.resolution, channels=source.channels, **own)
-  return examples.extended(
-    "masked_images.v1", source, examples.task(source), described, masks, **own
+  return examples.extend_task(
+    "masked_images.v1", source, examples.build_task(source), described, masks, **own
   )

@@ -262,13 +262,13 @@ class FullSentences:
     end_B = begin(1 + stride)
     if self._tokens.append_eos:  # a separator stands between documents already
       text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
-      text_BT = segments.cut(text_BT, start_B, self._length - 2)
+      text_BT = segments.take_tokens(text_BT, start_B, self._length - 2)
       size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)
     else:
-      text_BT, size_B = segments.separated(
+      text_BT, size_B = segments.insert_separators(
         window_BR, start_B, end_B, first_BR, self._ids.sep, self._length - 2
       )
-    return segments.one(text_BT, size_B, self._length, *self._ids)
+    return segments.single_segment(text_BT, size_B, self._length, *self._ids)
 
   def _read(self, starts_B):
     """Return the tokens from each place on and the beginnings of documents among them."""
@@ -291,7 +291,7 @@ class DocSentences:
 
   def __call__(self, example_index_B, key_B, offset_B):
     chunk_BT, size_B = self._chunks.read(example_index_B)
-    return segments.one(chunk_BT, size_B, self._length, *self._ids)
+    return segments.single_segment(chunk_BT, size_B, self._length, *self._ids)
 
 
 class Pairs:
@@ -314,5 +314,5 @@ class Pairs:
 
   def __call__(self, example_index_B, key_B, offset_B):
     chunk_BT, *others = self._chunks.read_with_others(example_index_B, key_B)
-    *places, label_B = segments.split_pair(chunk_BT, *others, key_B=key_B, **self._options)
-    return segments.pair(chunk_BT, *places, self._length, *self._ids) | {"label": label_B}
+    *places, label_B = segments.draw_pair(chunk_BT, *others, key_B=key_B, **self._options)
+    return segments.segment_pair(chunk_BT, *places, self._length, *self._ids) | {"label": label_B}

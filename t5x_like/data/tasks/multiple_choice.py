@@ -24,11 +24,11 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
-from t5x_like.data.supervised.sequences import layout, sequences, stacked
-from t5x_like.data.supervised.templates import Template, as_text
-from t5x_like.data.supervised.too_long import TooLong, fit, truncated
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.labels import UNLABELLED, is_unlabelled, label_number, number_labels
+from t5x_like.data.supervised.sequences import layout_facts, rows_class, stack
+from t5x_like.data.supervised.templates import Template, to_text
+from t5x_like.data.supervised.too_long import TooLong, fit, truncated_share
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, PositiveInt
@@ -72,7 +72,7 @@ def task(
   length: Length = 128,
   architecture: Literal["encoder", "decoder"] = "encoder",
   too_long: TooLong = "truncate",
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -96,7 +96,7 @@ def task(
   Raises:
     UserError: unusable templates, another number of options or an unknown label; and as `labelled`.
   """
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   listed = isinstance(options, str)
   about = Template(text, "text")
@@ -110,7 +110,7 @@ def task(
     raise UserError(
       f"config.task.options: found {len(parts)} templates, expected {choices}, one for each choice"
     )
-  names = numbered(range(choices) if labels is None else labels, "labels")
+  names = number_labels(range(choices) if labels is None else labels, "labels")
   if len(names) != choices:
     raise UserError(
       f"config.task.labels: found {len(names)} names, expected {choices}, one for each choice"
@@ -121,7 +121,7 @@ def task(
     found = (
       field_value(record, options, where)
       if listed
-      else [part(record, where, source.gaps) or "" for part in parts]
+      else [part(record, where, source.allows_gaps) or "" for part in parts]
     )
     if not isinstance(found, list):
       raise UserError(
@@ -132,33 +132,33 @@ def task(
         f"{where}: found {len(found)} options, expected {choices}, config.task.choices; or set "
         "fewer=true"
       )
-    found = [as_text(one, str(options), where) for one in found[:choices]]
+    found = [to_text(one, str(options), where) for one in found[:choices]]
     if placeholder is not None:
-      whole = each(record, where, source.gaps) or ""
+      whole = each(record, where, source.allows_gaps) or ""
       whole += f" {placeholder}" if whole and placeholder not in whole else ""
       written = [whole.replace(placeholder, one) for one in found]
     else:
-      written = [each(record | {"option": one}, where, source.gaps) or "" for one in found]
+      written = [each(record | {"option": one}, where, source.allows_gaps) or "" for one in found]
     if answers is not None:
       given = field_value(record, answers, where)
-      right = np.isin(found, [as_text(one, answers, where) for one in given]) if given else None
+      right = np.isin(found, [to_text(one, answers, where) for one in given]) if given else None
     else:
-      name = as_text(field_value(record, label_field, where), label_field, where)
+      name = to_text(field_value(record, label_field, where), label_field, where)
       right = (
         None
-        if absent(name, names)
-        else np.arange(len(found)) == number_of(name, names, label_field, where)
+        if is_unlabelled(name, names)
+        else np.arange(len(found)) == label_number(name, names, label_field, where)
       )
       if right is not None and not right.any():
         raise UserError(
           f"{where}: found label {name!r} in field {label_field!r}, but only {len(found)} options"
         )
-    return about(record, where, source.gaps), found, written, right
+    return about(record, where, source.allows_gaps), found, written, right
 
   def example(record, where):
     told, _, written, right = parsed(record, where)
     ids = [np.asarray(vocabulary.encode(one), np.int32) for one in written]
-    if told is None or not ids or not (source.gaps or all(one.size for one in ids)):
+    if told is None or not ids or not (source.allows_gaps or all(one.size for one in ids)):
       return Skip("empty text" if told is None else "empty option")
     kinds = np.full(choices, ABSENT, np.int8)
     lengths = np.zeros(choices, np.int32)
@@ -186,7 +186,7 @@ def task(
     }
 
   def rows(store):
-    row = sequences(architecture)(store, ("text", "options"), length)
+    row = rows_class(architecture)(store, ("text", "options"), length)
     lengths_NC, kinds_NC = (
       np.reshape(store.arrays[f"option_{name}"], (-1, choices)) for name in ("lengths", "labels")
     )
@@ -201,14 +201,14 @@ def task(
       kept_BC = np.minimum(lengths_BC, row.room - 1)
       text_BC = np.minimum(store.lengths["text"][example_B][:, None], row.room - kept_BC)
       both_BC2 = np.stack([text_BC, kept_BC], axis=-1)
-      return stacked([row(example_B, both_BC2[:, c], skip_BC[:, c]) for c in range(choices)]) | {
+      return stack([row(example_B, both_BC2[:, c], skip_BC[:, c]) for c in range(choices)]) | {
         "option_labels": kinds_BC,
         "label": np.argmax(kinds_BC, axis=1),
         "example_weights": np.asarray(store.arrays["labelled"])[example_B]
         * (kinds_BC == RIGHT).any(axis=1),
       }
 
-    return Rows(used.size, read, used, view, truncated(whole_N1, used, sizes_n1))
+    return ExampleRows(used.size, read, used, view, truncated_share(whole_N1, used, sizes_n1))
 
   own = [field for field in each.fields if field != "option"]
   read_from = [options] if listed else [field for part in parts for field in part.fields]
@@ -225,18 +225,19 @@ def task(
     "choices": choices,
     "fewer": fewer,
   }
-  facts |= ({"unlabelled": None} if UNLABELLED in names else {}) | source.with_gaps
+  facts |= ({"unlabelled": None} if UNLABELLED in names else {}) | source.gap_facts
   decoder = {} if architecture == "encoder" else {"architecture": architecture}
-  return labelled(
+  return build_task(
     "multiple_choice.v1",
     source,
     vocabulary,
     fields=(*about.fields, *own, *read_from, answers or label_field),
     facts=facts,
     streams={"text": False, "options": False},
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(vocabulary, length=length, choices=choices, architecture=architecture),
-    made={"length": length, "too_long": too_long, **decoder} | layout(architecture, vocabulary),
+    row_facts={"length": length, "too_long": too_long, **decoder}
+    | layout_facts(architecture, vocabulary),
     classes=tuple(names),
   )

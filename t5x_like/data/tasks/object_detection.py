@@ -19,7 +19,7 @@ from typing import Literal, Unpack
 from t5x_like import slots
 from t5x_like.corpora.sources import check_split, open_source, parse_split
 from t5x_like.data import box_augmentations as available
-from t5x_like.data.augmentations import chained
+from t5x_like.data.augmentations import chain
 from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import boxes as kept
@@ -84,17 +84,17 @@ def task(
   asked = Source(**images)
   opened = open_source(asked.source, fields=(image_field, objects_field), data_dir=asked.data_dir)
   check_split(opened, parse_split(asked.split)[0])
-  notes, classes = kept.notes(opened, objects_field, image_field, classes)
+  notes, classes = kept.make_notes(opened, objects_field, image_field, classes)
   store = stores.open_store(**asked.opening, image_field=image_field, label_field=None, notes=notes)
   pixels = examples.Pixels(store, channels, mean, std)
-  known = kept.of_store(store)
+  known = kept.read_boxes(store)
   made = [
     slots.make("config.task.augmentations", one, available, "make", resolution=resolution)
     for one in augmentations
   ]
-  augment = chained(made)
+  augment = chain(made)
   described = features(None, resolution=resolution, channels=channels, boxes=boxes)
-  boxes_NM4, labels_NM = (tf.constant(x) for x in known.slots(boxes))
+  boxes_NM4, labels_NM = (tf.constant(x) for x in known.pad_learned(boxes))
   spec = {
     name: tf.TensorSpec(one.shape, one.dtype)
     for name, one in described.items()
@@ -103,12 +103,12 @@ def task(
 
   def padded(boxed: Boxed, labels_M: tf.Tensor) -> dict[str, tf.Tensor]:
     image_YXC, boxes_M4, real_M = boxed
-    image_YXC = _sizes.resized(
+    image_YXC = _sizes.resize_sides(
       image_YXC, tf.minimum(tf.reduce_min(tf.shape(image_YXC)[:2]), resolution), resolution
     )
     size_2 = tf.shape(image_YXC)[:2]
     whole = tf.pad(
-      pixels.normalised(image_YXC), tf.pad((resolution - size_2)[:, None], [[0, 1], [1, 0]])
+      pixels.normalize(image_YXC), tf.pad((resolution - size_2)[:, None], [[0, 1], [1, 0]])
     )
     return {
       "image": tf.ensure_shape(whole, described["image"].shape),
@@ -122,7 +122,7 @@ def task(
   ) -> dict[str, tf.Tensor]:
     def one(row):
       data, boxes_M4, labels_M, *numbers = row
-      return padded(change((pixels.decoded(data), boxes_M4, labels_M >= 0), *numbers), labels_M)
+      return padded(change((pixels.decode(data), boxes_M4, labels_M >= 0), *numbers), labels_M)
 
     more = boxes - labels_NM.shape[1]
     boxes_BM4 = tf.pad(tf.gather(boxes_NM4, index_B), [[0, 0], [0, more], [0, 0]])
@@ -134,13 +134,15 @@ def task(
 
   def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     return each(
-      index_B, augment.apply, examples.Draws(seed, epoch_B, index_B).uniform(0, augment.numbers)
+      index_B,
+      augment.apply,
+      examples.RandomDraws(seed, epoch_B, index_B).uniform(0, augment.numbers),
     )
 
   def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     return each(
       index_B,
-      lambda boxed: (_sizes.resized(boxed[0], tf.constant(shortest), resolution), *boxed[1:]),
+      lambda boxed: (_sizes.resize_sides(boxed[0], tf.constant(shortest), resolution), *boxed[1:]),
     )
 
   return Task(

@@ -24,8 +24,14 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip
 from t5x_like.data import features as declared
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.passages import Passages, check_padding, digest, ids, padded
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.passages import (
+  Passages,
+  check_padding,
+  encode,
+  read_padded,
+  text_digest,
+)
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Task
@@ -79,7 +85,7 @@ def task(
   targets_length: Length = 32,
   passage_length: Length = 288,
   too_long: TooLong = "refuse",
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -98,7 +104,7 @@ def task(
     UserError: unusable templates or lengths, or fewer passages than are to be retrieved; and as
       `labelled`.
   """
-  source = Records(**records)
+  source = LabelledSource(**records)
   if source.buckets > 1:
     raise UserError(
       f"config.task.buckets: found {source.buckets}, expected 1, as passages have one length"
@@ -108,9 +114,9 @@ def task(
   given = {"inputs": inputs, "targets": targets} | ({} if own is None else {"own": own})
   templates = {name: Template(text, name) for name, text in given.items()}
   shelf = Passages.open(passages, passages_split, passage, passage_length, source, vocabulary)
-  if shelf.number <= retrieved:
+  if shelf.num_passages <= retrieved:
     raise UserError(
-      f"config.task.retrieved: found {retrieved}, expected less than the {shelf.number} passages"
+      f"config.task.retrieved: found {retrieved}, expected less than the {shelf.num_passages} passages"
     )
 
   def view(record, where, _=0):
@@ -120,8 +126,8 @@ def task(
     found = view(record, where)
     if empty := next((name for name, text in found.items() if not text), None):
       return Skip(f"empty {empty}")
-    return {name: ids(vocabulary, found[name]) for name in ("inputs", "targets")} | {
-      "own": digest(found.get("own", ""))
+    return {name: encode(vocabulary, found[name]) for name in ("inputs", "targets")} | {
+      "own": text_digest(found.get("own", ""))
     }
 
   def rows(store):
@@ -130,7 +136,9 @@ def task(
     lengths_N2 = np.stack([store.lengths[name] for name in names], axis=1)
     used, _ = fit(lengths_N2, limits, too_long, store.path, [f"{name}_length" for name in names])
     own_N = (
-      shelf.with_texts(np.asarray(store.arrays["own"])) if own else np.full(store.num_examples, -1)
+      shelf.find_digests(np.asarray(store.arrays["own"]))
+      if own
+      else np.full(store.num_examples, -1)
     )
     if own:
       found = f"{(own_N >= 0).sum():,} of {own_N.size:,} texts are from a passage"
@@ -141,8 +149,8 @@ def task(
 
     def read(index_B):
       n = used[index_B]
-      asked_BQ, _ = padded(store, "inputs", n, inputs_length, vocabulary)
-      target_BT, valid_BT = padded(store, "targets", n, targets_length, vocabulary)
+      asked_BQ, _ = read_padded(store, "inputs", n, inputs_length, vocabulary)
+      target_BT, valid_BT = read_padded(store, "targets", n, targets_length, vocabulary)
       shifted_BT = np.pad(
         target_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.decoder_start_id
       )
@@ -157,7 +165,7 @@ def task(
         "own_passage": own_N[n],
       }
 
-    return Rows(used.size, read, used, view)
+    return ExampleRows(used.size, read, used, view)
 
   sizes = dict(
     inputs_length=inputs_length,
@@ -165,7 +173,7 @@ def task(
     passage_length=passage_length,
     retrieved=retrieved,
   )
-  return labelled(
+  return build_task(
     "open_qa.v1",
     source,
     vocabulary,
@@ -174,10 +182,10 @@ def task(
     ),
     facts=given,
     streams={"inputs": True, "targets": True},
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(vocabulary, **sizes),
-    made=sizes
+    row_facts=sizes
     | {
       "too_long": too_long,
       "passages": shelf.store.fingerprint,

@@ -18,8 +18,8 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.passages import check_padding, ids, padded
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.passages import check_padding, encode, read_padded
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.task import Task
 from t5x_like.slots import Length
@@ -48,7 +48,7 @@ def task(
   passage: str = "{passage}",
   inputs_length: Length = 64,
   passage_length: Length = 288,
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -60,7 +60,7 @@ def task(
   Raises:
     UserError: unusable templates; and as `labelled`.
   """
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   check_padding(vocabulary)
   templates = {"inputs": Template(inputs, "inputs"), "passage": Template(passage, "passage")}
@@ -74,21 +74,23 @@ def task(
     return (
       Skip(f"empty {empty}")
       if empty
-      else {name: ids(vocabulary, text) for name, text in found.items()}
+      else {name: encode(vocabulary, text) for name, text in found.items()}
     )
 
   def rows(store):
     def read(index_B):
       return {
-        "encoder_input_tokens": padded(store, "inputs", index_B, inputs_length, vocabulary)[0],
-        "passage_tokens": padded(store, "passage", index_B, passage_length, vocabulary)[0][:, None],
+        "encoder_input_tokens": read_padded(store, "inputs", index_B, inputs_length, vocabulary)[0],
+        "passage_tokens": read_padded(store, "passage", index_B, passage_length, vocabulary)[0][
+          :, None
+        ],
         "example_weights": np.ones(index_B.size),
       }
 
-    return Rows(store.num_examples, read, view=view)
+    return ExampleRows(store.num_examples, read, view=view)
 
   sizes = dict(inputs_length=inputs_length, passage_length=passage_length)
-  return labelled(
+  return build_task(
     "passage_pairs.v1",
     source,
     vocabulary,
@@ -97,8 +99,8 @@ def task(
     ),
     facts={"inputs": inputs, "passage": passage},
     streams=dict.fromkeys(templates, True),
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(vocabulary, **sizes),
-    made=sizes | {"vocabulary": vocabulary.fingerprint},
+    row_facts=sizes | {"vocabulary": vocabulary.fingerprint},
   )

@@ -22,12 +22,12 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.supervised import packing
-from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.published_template import chat_of
-from t5x_like.data.supervised.sequences import stacked
-from t5x_like.data.supervised.templates import as_text
-from t5x_like.data.supervised.too_long import TooLong, answered, fit
+from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.published_template import build_chat
+from t5x_like.data.supervised.sequences import stack
+from t5x_like.data.supervised.templates import to_text
+from t5x_like.data.supervised.too_long import TooLong, drop_unanswered, fit
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
@@ -61,7 +61,7 @@ def task(
   margin: str | None = None,
   length: Length = 1024,
   too_long: TooLong = "refuse",
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task. Pairs whose conversations part at another message than an answer are left out
   and counted.
@@ -81,13 +81,13 @@ def task(
     UserError: unusable template or length; a message without role or content, or of an unknown
       role; a margin that is no number; and as `labelled`.
   """
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  chat = chat_of(template, vocabulary)
+  chat = build_chat(template, vocabulary)
 
   def conversation(record, field, where):
     answer = field_value(record, field, where)
-    talk = messages_of(record, field, where) if isinstance(answer, list) else []
+    talk = read_messages(record, field, where) if isinstance(answer, list) else []
     if talk and (prompt is None or talk[0].role != ASSISTANT):
       return talk
     if prompt is None:
@@ -98,11 +98,11 @@ def task(
     asked = field_value(record, prompt, where)
     text = not isinstance(asked, list)
     before = (
-      [Message("user", as_text(asked, prompt, where))]
+      [Message("user", to_text(asked, prompt, where))]
       if text
-      else messages_of(record, prompt, where)
+      else read_messages(record, prompt, where)
     )
-    return [*before, *(talk or [Message(ASSISTANT, as_text(answer, field, where))])]
+    return [*before, *(talk or [Message(ASSISTANT, to_text(answer, field, where))])]
 
   def unusable(messages, where):
     if messages[-1].role != ASSISTANT:
@@ -149,7 +149,7 @@ def task(
     lengths_N2 = np.stack([store.lengths[side] for side in SIDES], axis=1)
     first_N2 = np.stack([store.arrays[f"{side}_first"] for side in SIDES], axis=1)
     used, lengths_n2 = fit(lengths_N2, (length, length), too_long, store.path, SIDES)
-    used, lengths_n2 = answered(used, lengths_n2, first_N2, store.path)
+    used, lengths_n2 = drop_unanswered(used, lengths_n2, first_N2, store.path)
 
     def read(index_B):
       row_B = np.arange(index_B.size)
@@ -163,12 +163,12 @@ def task(
         shape = (index_B.size, length)
         made.append(packing.decoder_rows(tokens_BL, valid_BL, answer_BL, placed, shape, *ids))
       gap = {} if margin is None else {"margin": np.asarray(store.arrays["margin"])[used[index_B]]}
-      return stacked(made) | gap
+      return stack(made) | gap
 
-    return Rows(used.size, read)
+    return ExampleRows(used.size, read)
 
   given = {} if margin is None else {"margin": margin}
-  return labelled(
+  return build_task(
     "preferences.v3",
     source,
     vocabulary,
@@ -177,8 +177,8 @@ def task(
     | given
     | chat.facts,
     streams=dict.fromkeys(SIDES, False),
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(vocabulary, length=length, margin=margin),
-    made={"length": length, "too_long": too_long, "vocabulary": vocabulary.fingerprint},
+    row_facts={"length": length, "too_long": too_long, "vocabulary": vocabulary.fingerprint},
   )

@@ -21,9 +21,9 @@ from t5x_like import rewards, vocabularies
 from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data import features as declared
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.published_template import chat_of
+from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.published_template import build_chat
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import fit
 from t5x_like.data.task import Task
@@ -83,7 +83,7 @@ def task(
   new_tokens: Length = 256,
   architecture: Literal["decoder", "encoder_decoder"] = "decoder",
   too_long: Literal["refuse", "skip"] = "refuse",
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -106,7 +106,7 @@ def task(
   Raises:
     UserError: unusable templates or lengths; fields that are longer or no JSON; and as `labelled`.
   """
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   decoder = architecture == "decoder"
   if (prompt is None) == (messages is None):
@@ -121,7 +121,7 @@ def task(
       f"config.task.buckets: found {source.buckets}, expected 1, as completions end a row"
     )
   text = None if prompt is None else Template(prompt, "prompt")
-  chat = None if template is None else chat_of(template, vocabulary)
+  chat = None if template is None else build_chat(template, vocabulary)
   begin = np.array(
     [vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening_ids(vocabulary),
     np.int32,
@@ -131,7 +131,7 @@ def task(
   def asked(record, where):
     """Return the conversation of a record; without a chat template or with an empty prompt, its
     text or None."""
-    found = messages_of(record, messages, where) if text is None else text(record, where)
+    found = read_messages(record, messages, where) if text is None else text(record, where)
     return found if chat is None or text is None or found is None else [Message("user", found)]
 
   def view(record, where, _=0):
@@ -187,7 +187,7 @@ def task(
         made[name][:, :, : x_BM.shape[1]] = x_BM[:, None]
       return made | {"fields": fields_NF[used[index_B]]}
 
-    return Rows(used.size, read, used, view)
+    return ExampleRows(used.size, read, used, view)
 
   sizes = dict(
     prompt_length=prompt_length,
@@ -197,7 +197,7 @@ def task(
     fields_length=fields_length,
   )
   described = features(vocabulary, **sizes)
-  return labelled(
+  return build_task(
     "prompts.v2",
     source,
     vocabulary,
@@ -212,9 +212,9 @@ def task(
     }
     | ({} if chat is None else chat.facts),
     streams={"prompt": not decoder},  # an encoder's ends with EOS
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=described,
-    made=sizes | {"too_long": too_long, "vocabulary": vocabulary.fingerprint},
+    row_facts=sizes | {"too_long": too_long, "vocabulary": vocabulary.fingerprint},
     end_ids=() if chat is None else (chat.end,),
   )

@@ -29,10 +29,10 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
-from t5x_like.data.supervised.answers import Contexts, answers_of, most_context
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.sequences import Encoded, layout
-from t5x_like.data.supervised.templates import as_text
+from t5x_like.data.supervised.answers import Contexts, parse_answers, window_with_most_context
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
+from t5x_like.data.supervised.sequences import Encoded, layout_facts
+from t5x_like.data.supervised.templates import to_text
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
@@ -57,7 +57,7 @@ def task(
   length: Length = 384,
   stride: Length = 128,
   question_length: Length = 64,
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -71,20 +71,20 @@ def task(
   Raises:
     UserError: unusable lengths or an answer that is not in its context; and as `labelled`.
   """
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   contexts = Contexts(vocabulary)
 
   def example(record, where):
     question, context = (
-      as_text(field_value(record, name, where), name, where) for name in ("question", "context")
+      to_text(field_value(record, name, where), name, where) for name in ("question", "context")
     )
-    asked = np.array(sum(contexts.cut(question.split()), []), np.int32)
+    asked = np.array(sum(contexts.split_words(question.split()), []), np.int32)
     told = contexts(context).tokens
-    if not told.size or not (asked.size or source.gaps):
+    if not told.size or not (asked.size or source.allows_gaps):
       return Skip("empty context" if not told.size else "empty question")
-    answers = answers_of(field_value(record, "answers", where), where)
-    start, end = contexts.located(context, *answers[0], where) if answers else (-1, -1)
+    answers = parse_answers(field_value(record, "answers", where), where)
+    start, end = contexts.locate(context, *answers[0], where) if answers else (-1, -1)
     return {
       "question": asked,
       "context": told,
@@ -134,7 +134,7 @@ def task(
 
     @functools.lru_cache(1)
     def owner(n):
-      return most_context(
+      return window_with_most_context(
         [window(n, stride * number) for number in range(windows_N[n])], int(context_N[n])
       )
 
@@ -144,24 +144,26 @@ def task(
       return {
         "question": n,
         "context": record["context"],
-        "answers": [text for text, _ in answers_of(field_value(record, "answers", where), where)],
+        "answers": [
+          text for text, _ in parse_answers(field_value(record, "answers", where), where)
+        ],
         "first": int(row.extra - 1 + question_N[n]),
         "spans": contexts(record["context"]).spans[window(n, begin)],
         "most_context": owner(n)[window(n, begin)] == begin // stride,
       }
 
-    return Rows(example_W.size, read, example_W, view)
+    return ExampleRows(example_W.size, read, example_W, view)
 
-  return labelled(
+  return build_task(
     "span_qa.v4",
     source,
     vocabulary,
     fields=("question", "context", "answers"),
-    facts=source.with_gaps,
+    facts=source.gap_facts,
     streams={"question": False, "context": False},
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(vocabulary, length=length),
-    made={"length": length, "stride": stride, "question_length": question_length}
-    | layout("encoder", vocabulary),
+    row_facts={"length": length, "stride": stride, "question_length": question_length}
+    | layout_facts("encoder", vocabulary),
   )

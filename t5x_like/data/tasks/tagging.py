@@ -16,10 +16,10 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
-from t5x_like.data.supervised.labelled import Records, Rows, beside, labelled
-from t5x_like.data.supervised.labels import number_of, numbered
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task, read_parallel
+from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.data.supervised.sequences import Encoded
-from t5x_like.data.supervised.templates import as_text
+from t5x_like.data.supervised.templates import to_text
 from t5x_like.data.supervised.too_long import TooLong
 from t5x_like.data.supervised.words import Words
 from t5x_like.data.task import Task
@@ -47,7 +47,7 @@ def task(
   tags_field: str = "tags",
   length: Length = 128,
   too_long: TooLong = "truncate",
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -62,9 +62,9 @@ def task(
   Raises:
     UserError: an unknown tag or lists of different lengths; and as `labelled`.
   """
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  numbers = numbered(tags, "tags")
+  numbers = number_labels(tags, "tags")
   cut = Words(vocabulary)
 
   def example(record, where):
@@ -81,11 +81,11 @@ def task(
       return Skip("no words")
     pieces = [
       ids or [vocabulary.unk_id]
-      for ids in cut([as_text(word, tokens_field, where) for word in words])
+      for ids in cut([to_text(word, tokens_field, where) for word in words])
     ]
     targets = np.full(sum(map(len, pieces)), -1, np.int32)
     starts = np.cumsum([0, *map(len, pieces[:-1])])
-    targets[starts] = [number_of(str(tag), numbers, tags_field, where) for tag in found]
+    targets[starts] = [label_number(str(tag), numbers, tags_field, where) for tag in found]
     return {"tokens": np.concatenate(pieces).astype(np.int32), "tags": targets}
 
   def view(record, where, _):
@@ -94,28 +94,28 @@ def task(
 
   def rows(store):
     row = Encoded(store, ["tokens"], length)
-    used, lengths_n1 = row.fitted(too_long)
+    used, lengths_n1 = row.fit(too_long)
 
     def read(index_B):
       valid = np.arange(length - 2) < lengths_n1[index_B]
-      tags = np.where(valid, beside(store, "tags", "tokens", used[index_B], valid), -1)
+      tags = np.where(valid, read_parallel(store, "tags", "tokens", used[index_B], valid), -1)
       tags = np.pad(tags, ((0, 0), (1, 1)), constant_values=-1)
       targets = {"encoder_target_tokens": np.maximum(tags, 0), "encoder_loss_weights": tags >= 0}
       return row(used[index_B], lengths_n1[index_B]) | targets
 
-    return Rows(used.size, read, used, view, row.truncated(used, lengths_n1))
+    return ExampleRows(used.size, read, used, view, row.truncated_share(used, lengths_n1))
 
-  return labelled(
+  return build_task(
     "tagging.v1",
     source,
     vocabulary,
     fields=(tokens_field, tags_field),
     facts={"tags": list(numbers), "tokens": tokens_field, "field": tags_field},
     streams={"tokens": False},
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(vocabulary, length=length),
-    made={"length": length, "too_long": too_long},
+    row_facts={"length": length, "too_long": too_long},
     classes=tuple(numbers),
   )
 

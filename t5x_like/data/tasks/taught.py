@@ -17,7 +17,7 @@ import numpy as np
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.supervised.labelled import batch_of
+from t5x_like.data.supervised.labelled import batch_from_reader
 from t5x_like.data.task import Task, digest
 from t5x_like.data.windows import PrepareSplit, Windows
 from t5x_like.errors import UserError
@@ -83,7 +83,7 @@ def task(*, store: str | PrepareSplit, split: str, verify: Verify = "auto") -> T
     fingerprint=digest(task="taught.v1", store=opened.fingerprint),
     num_examples=opened.num_items,
     features=described,
-    batch=batch_of(read, described),
+    batch=batch_from_reader(read, described),
   )
 
 

@@ -30,9 +30,9 @@ from t5x_like.corpora.sources import Skip
 from t5x_like.data import features as declared
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised import packing
-from t5x_like.data.supervised.labelled import PackedRecords, Rows, labelled
+from t5x_like.data.supervised.labelled import ExampleRows, PackedSource, build_task
 from t5x_like.data.supervised.templates import Template
-from t5x_like.data.supervised.too_long import TooLong, fit, truncated
+from t5x_like.data.supervised.too_long import TooLong, fit, truncated_share
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
@@ -90,7 +90,7 @@ def task(
   prefix: bool = False,
   loss_on: Literal["targets", "all"] = "targets",
   too_long: TooLong = "refuse",
-  **records: Unpack[PackedRecords],
+  **records: Unpack[PackedSource],
 ) -> Task:
   """Make the task.
 
@@ -126,7 +126,7 @@ def task(
       "config.task.loss_on: found 'all', expected architecture='decoder' and "
       "prefix=False, or 'targets'"
     )
-  source = PackedRecords(**records)
+  source = PackedSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   texts = {"inputs": inputs, "targets": targets}
   templates = {name: Template(text, name, vocabulary.extra_ids) for name, text in texts.items()}
@@ -145,7 +145,7 @@ def task(
     return encoders[name].encode(text)
 
   def view(record, where, _):
-    gaps = {"inputs": source.gaps, "targets": False}
+    gaps = {"inputs": source.allows_gaps, "targets": False}
     return {name: template(record, where, gaps[name]) for name, template in templates.items()}
 
   def example(record, where):
@@ -170,7 +170,7 @@ def task(
         lengths_N2, limits, too_long, store.path, ("inputs_length", "targets_length")
       )
       lengths_n2 = sizes
-    plan = packing.of_examples(sizes, limits, source.packed, source.pack_seed, store.path)
+    plan = packing.plan_examples(sizes, limits, source.packed, source.pack_seed, store.path)
 
     def stream(name, which_n):
       """Return (tokens, which of them are real) of examples; truncated ones end with EOS, except a
@@ -196,7 +196,7 @@ def task(
         made |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
       return made | {
         "encoder_input_tokens": sides["inputs"],
-        "decoder_input_tokens": packing.shifted(
+        "decoder_input_tokens": packing.shift_segments(
           sides["targets"], segments, positions, vocabulary.decoder_start_id
         ),
         "decoder_target_tokens": sides["targets"],
@@ -225,8 +225,8 @@ def task(
       given, _, _ = packing.scatter(places_L <= prompt_n1, valid_nL, *placed, shape)
       return made | {"decoder_causal_attention": given}
 
-    cut = truncated(lengths_N2, used, lengths_n2)
-    return Rows(plan.num_rows, sequences if decoder else pairs, view=view, truncated=cut)
+    cut = truncated_share(lengths_N2, used, lengths_n2)
+    return ExampleRows(plan.num_rows, sequences if decoder else pairs, view=view, truncated=cut)
 
   own = dict(architecture=architecture, prefix=prefix, packed=source.packed)
   kept = dict(
@@ -235,18 +235,18 @@ def task(
     pack_seed=source.pack_seed,
     vocabulary=vocabulary.fingerprint,
   )
-  return labelled(
+  return build_task(
     "text_to_text.v1",
     source,
     vocabulary,
     fields=(*templates["inputs"].fields, *templates["targets"].fields),
-    facts=texts | source.with_gaps,
+    facts=texts | source.gap_facts,
     streams={"inputs": not decoder, "targets": True},
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=features(
       vocabulary, inputs_length=inputs_length, targets_length=targets_length, **own
     ),
-    made={"task": "text_to_text.v2", "limits": limits, **own, **kept},
+    row_facts={"task": "text_to_text.v2", "limits": limits, **own, **kept},
     has_sentinels=templates["inputs"].has_sentinels,
   )

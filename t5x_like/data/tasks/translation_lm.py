@@ -28,7 +28,7 @@ from t5x_like.data import random
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors.masking import Masking, Mode, places
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.supervised.labelled import Records, Rows, labelled
+from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
 from t5x_like.data.supervised.sequences import Encoded
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong
@@ -60,7 +60,7 @@ def task(
   mask_share: float = 0.8,
   random_share: float = 0.1,
   too_long: TooLong = "skip",
-  **records: Unpack[Records],
+  **records: Unpack[LabelledSource],
 ) -> Task:
   """Make the task.
 
@@ -83,7 +83,7 @@ def task(
     raise UserError(
       f"config.task.languages: {found}, expected a number from 0 on for each sentence, and no spans"
     )
-  source = Records(**records)
+  source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
   cls = np.array([vocabularies.special_id(vocabulary, "cls")], np.int32)
@@ -99,7 +99,7 @@ def task(
 
   def rows(store):
     made = Encoded(store, tuple(templates), length, 1)
-    used, lengths_nD = made.fitted(too_long)
+    used, lengths_nD = made.fit(too_long)
 
     def read(index_B):
       row = made(used[index_B], lengths_nD[index_B])
@@ -112,19 +112,19 @@ def task(
         "encoder_positions": here,
       }
 
-    return Rows(used.size, read, used, None, made.truncated(used, lengths_nD))
+    return ExampleRows(used.size, read, used, None, made.truncated_share(used, lengths_nD))
 
-  plain = labelled(
+  plain = build_task(
     "translation_lm.v1",
     source,
     vocabulary,
     fields=tuple(field for template in templates.values() for field in template.fields),
     facts={"text": text, "pair": pair},
     streams=dict.fromkeys(templates, False),
-    example=example,
-    rows=rows,
+    make_example=example,
+    make_rows=rows,
     features=encoder(length, "positions"),
-    made={"length": length, "too_long": too_long, "languages": list(languages)},
+    row_facts={"length": length, "too_long": too_long, "languages": list(languages)},
   )
   described = features(vocabulary, length=length, rate=rate)
 

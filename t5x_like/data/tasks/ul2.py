@@ -34,7 +34,7 @@ from t5x_like.data import features as declared
 from t5x_like.data import mixture, random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, denoiser
+from t5x_like.data.preprocessors.lengths import DENOISERS, MODE_TOKENS, QUARTER, denoiser_lengths
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
@@ -52,8 +52,8 @@ def features(
   targets = []
   for name in DENOISERS:
     if rates.get(name, 1):
-      own = denoiser(name, length, random_roll)
-      inputs.append(own[0] + len(vocabulary.encode(MODES[name[0]]) if mode_tokens else []))
+      own = denoiser_lengths(name, length, random_roll)
+      inputs.append(own[0] + len(vocabulary.encode(MODE_TOKENS[name[0]]) if mode_tokens else []))
       targets.append(own[1])
   return declared.encoder_decoder(max(inputs), max(targets), vocabulary)
 
@@ -144,7 +144,7 @@ class _Denoiser:
     roll = random_roll and mean is not QUARTER
     noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)
     self._vocabulary = vocabulary
-    self._prefix = vocabulary.encode(MODES[name[0]]) if mode_tokens else []
+    self._prefix = vocabulary.encode(MODE_TOKENS[name[0]]) if mode_tokens else []
     self.corruption = SpanCorruption(
       sentinels=vocabulary.sentinels,
       window=length,

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from t5x_like import slots
 from t5x_like.data import augmentations
 from t5x_like.data.augmentations import _box, _pixels, randaugment
-from t5x_like.data.images.mixing import NUMBERS, Mixing, _beta
+from t5x_like.data.images.mixing import NUM_DRAWS, Mixing, _beta
 from t5x_like.data.quiet_tensorflow import tf
 
 PHOTO = np.kron(np.random.default_rng(1).integers(20, 230, (5, 6, 3)), np.ones((4, 4, 1))).astype(
@@ -45,7 +45,7 @@ CASES = {  # ours, Pillow's, how many levels apart they may be
   "solarize": (lambda x: _pixels.solarize(x, 100.0), lambda im: ImageOps.solarize(im, 100), 0),
   "autocontrast": (_pixels.autocontrast, ImageOps.autocontrast, 1),
   "equalize": (_pixels.equalize, ImageOps.equalize, 0),
-  "grey": (_pixels.grey, lambda im: im.convert("L").convert("RGB"), 1),
+  "grey": (_pixels.to_grey, lambda im: im.convert("L").convert("RGB"), 1),
   "blur": (lambda x: _pixels.blur(x, 1.0), lambda im: im.filter(ImageFilter.GaussianBlur(1.0)), 6),
   "shift": (
     lambda x: _pixels.affine(x, [1.0, 0.0, 3.0, 0.0, 1.0, -2.0]),
@@ -110,7 +110,7 @@ def test_an_augmentation_is_a_function_of_its_numbers(name, channels):
 
 
 def test_boxes_lie_inside_and_have_the_areas_asked_for():
-  boxes = tf.function(lambda u, Y, X: _box.box(u, Y, X, (0.3, 0.6), (0.5, 2.0)))
+  boxes = tf.function(lambda u, Y, X: _box.draw_box(u, Y, X, (0.3, 0.6), (0.5, 2.0)))
   shares = []
   for n in range(60):
     u = np.random.default_rng(n).random(_box.NUMBERS, np.float32)
@@ -136,7 +136,7 @@ def test_the_share_is_what_is_left_of_the_image(mixing):
   shares = []
   whole = 0
   for n in range(40):
-    mixed, share = (x.numpy() for x in mix(np.random.default_rng(n).random(NUMBERS, np.float32)))
+    mixed, share = (x.numpy() for x in mix(np.random.default_rng(n).random(NUM_DRAWS, np.float32)))
     assert mixed.mean() == pytest.approx(share, abs=1e-5) and 0 <= share <= 1
     whole += set(np.unique(mixed)) <= {0.0, 1.0}
     shares.append(share)
@@ -165,7 +165,7 @@ def test_randaugment_draws_changes_and_magnitudes_by_timms_rule():
   """`rand-m9-mstd0.5-inc1`: any of 15 changes, left out half of the time, at clip(N(9, 0.5), 0,
   10), either way."""
   u = np.random.default_rng(0).random((10_000, randaugment.NUMBERS), np.float32)
-  which, level, sign = (x.numpy() for x in randaugment.drawn(tf.constant(u), 9.0, 0.5, 0.5))
+  which, level, sign = (x.numpy() for x in randaugment.draw_changes(tf.constant(u), 9.0, 0.5, 0.5))
   counts = np.bincount(which + 1, minlength=16)
   assert len(randaugment.NAMES) == 15 and abs(counts[0] / 10_000 - 0.5) < 0.02
   assert scipy.stats.chisquare(counts[1:]).pvalue > 0.01

@@ -13,7 +13,7 @@ from PIL import Image
 
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
-from t5x_like.data.augmentations import chained
+from t5x_like.data.augmentations import chain
 from t5x_like.data.box_augmentations import crop, flip, resize, scale_jitter
 from t5x_like.data.images import boxes
 from t5x_like.data.quiet_tensorflow import tf
@@ -170,7 +170,7 @@ def test_bad_boxes_are_left_out_and_counted_and_bad_images_skipped(tmp_path, cap
   }
   assert "1 boxes outside of their image" in out
   np.testing.assert_allclose(
-    made.boxes.boxes[made.boxes.of(0)][0] * [Y, X, Y, X], [30, 50, 40, 60], atol=1e-4
+    made.boxes.boxes[made.boxes.slice_of_image(0)][0] * [Y, X, Y, X], [30, 50, 40, 60], atol=1e-4
   )
   assert np.diff(made.boxes.ends, prepend=0).tolist() == [3, 0, 1, 2]
   (batch,) = loader.eval_batches(made, batch_size=4)
@@ -245,7 +245,7 @@ def test_places_take_memory_only_in_batches(tmp_path):
   assert wide["boxes"].shape == (1, 9, 4) and (wide["boxes"][:, 2:] == 0).all()
   assert (wide["box_labels"][:, 2:] == -1).all() and (narrow["box_labels"] >= 0).all()
   assert built(source, tmp_path, boxes=2**24 + 1).features["boxes"].shape == (2**24 + 1, 4)
-  assert many.boxes.slots(2**30)[0].shape == (1, 2, 4)
+  assert many.boxes.pad_learned(2**30)[0].shape == (1, 2, 4)
 
 
 def test_splits_of_voc(tmp_path):
@@ -280,14 +280,19 @@ def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_
   ):
     made = built(source, tmp_path, split=split)
     assert made.num_examples == 2 and made.boxes.difficult.tolist() == [True, False, False, False]
-  assert (built(source, tmp_path, split="test").boxes.slots(9)[1] >= 0).sum(1).tolist() == [1, 2]
-  notes, _ = boxes.notes(SimpleNamespace(classes=lambda field: ("cell",)), "objects", "image", ())
+  assert (built(source, tmp_path, split="test").boxes.pad_learned(9)[1] >= 0).sum(1).tolist() == [
+    1,
+    2,
+  ]
+  notes, _ = boxes.make_notes(
+    SimpleNamespace(classes=lambda field: ("cell",)), "objects", "image", ()
+  )
   tfds = {
     "bbox": np.tile([0.0, 0, 0.5, 1], (2, 1)),
     "label": ["cell"] * 2,
     "is_difficult": np.array([False, True]),
   }
-  kept = notes.of({"image": picture(), "objects": tfds}, "a record")
+  kept = notes.make({"image": picture(), "objects": tfds}, "a record")
   assert kept["difficult"].tolist() == [False, True] and not kept["crowds"].any()
 
 
@@ -471,7 +476,7 @@ def test_an_image_that_is_no_file_is_refused(kind, tmp_path):
 def test_boxes_move_with_their_pixels(name):
   """The box of a colour is where that colour is, whatever was done; a box that is gone has no
   pixels, or few."""
-  step = chained([AUGMENTATIONS[name]])
+  step = chain([AUGMENTATIONS[name]])
   image = tf.constant(np.asarray(Image.open(io.BytesIO(picture()))), tf.float32)
   boxes = tf.constant(
     [[e / s for e, s in zip(edges, (Y, X, Y, X))] for _, edges in GOOD], tf.float32

@@ -101,7 +101,7 @@ def test_files_below_the_named_directories_are_read(records, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "read", [lambda data: pictures.pixels(data, 3), lambda data: store.checked(data)]
+  "read", [lambda data: pictures.read_pixels(data, 3), lambda data: store.check_image(data)]
 )
 def test_postscript_under_an_images_name_starts_nothing(read, monkeypatch):
   def started(*arguments, **options):
@@ -110,11 +110,11 @@ def test_postscript_under_an_images_name_starts_nothing(read, monkeypatch):
   monkeypatch.setattr(subprocess, "Popen", started)
   try:
     outcome = read(EPS)
-  except pictures.Unusable as error:
+  except pictures.UnusableImage as error:
     outcome = error
   assert "not a readable image" in str(outcome)
 
 
 def test_every_named_format_is_read():
   for name in pictures.FORMATS:
-    assert pictures.pixels(encoded(Image.fromarray(PIXELS), name), 3).shape == (4, 4, 3), name
+    assert pictures.read_pixels(encoded(Image.fromarray(PIXELS), name), 3).shape == (4, 4, 3), name

@@ -14,7 +14,7 @@ from t5x_like.corpora import job
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, random, task
 from t5x_like.data.images import checking, pictures, store
-from t5x_like.data.images.mixing import partners
+from t5x_like.data.images.mixing import find_partners
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, UserError
 
@@ -32,7 +32,7 @@ def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, 
   made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
   assert made.skipped == {
     "not a readable image": 3,
-    f"more than {pictures.MOST_PIXELS:,} pixels": 1,
+    f"more than {pictures.MAX_PIXELS:,} pixels": 1,
   }
   assert (
     made.classes == ("a", "b")
@@ -83,7 +83,9 @@ def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
     # without regard to a tag, as batches decode it
     pixels = np.asarray(Image.open(io.BytesIO(data)), np.float32)
     assert pixels.shape == (64, 96, 3) and np.abs(pixels - np.asarray(upright)).mean() < 8
-    np.testing.assert_allclose(pictures.pixels(file, 3), pixels, atol=40)  # as predictions see it
+    np.testing.assert_allclose(
+      pictures.read_pixels(file, 3), pixels, atol=40
+    )  # as predictions see it
     assert Image.open(io.BytesIO(data)).format == Image.open(io.BytesIO(file)).format
 
 
@@ -201,7 +203,7 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
   images = {f"{'ab'[n % 2]}/{n:02}.png": encoded(NOISE + np.uint8(n)) for n in range(10)}
   source = folders(tmp_path / "pictures", images)
   monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 4)
-  monkeypatch.setattr(store.Images, "shard_values", 1)
+  monkeypatch.setattr(store.PreparedImages, "shard_values", 1)
   whole = store.open_store(source, "train", cache=str(tmp_path / "one"))
   seen = []
 
@@ -209,9 +211,9 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
     seen.append(data)
     if len(seen) == 7:
       raise KeyboardInterrupt
-    return checking.checked(data, *size)
+    return checking.check_image(data, *size)
 
-  monkeypatch.setattr(store, "checked", counted)
+  monkeypatch.setattr(store, "check_image", counted)
   with pytest.raises(KeyboardInterrupt):
     store.open_store(source, "train", cache=str(tmp_path / "two"))
   again = store.open_store(source, "train", cache=str(tmp_path / "two"))
@@ -324,7 +326,7 @@ def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path
     order = random.shuffle(index, epoch, 5, size).numpy()
     places = np.arange(size) ^ 1
     places[-1] = max(size - 2, 0)  # also of an odd number
-    assert np.array_equal(partners(tf.constant(order), epoch, 5, size), order[places])
+    assert np.array_equal(find_partners(tf.constant(order), epoch, 5, size), order[places])
   source = folders(
     tmp_path / "pictures",
     {f"{'ab'[n // 6]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)},

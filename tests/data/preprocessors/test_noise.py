@@ -63,7 +63,9 @@ def test_the_cross_check_of_the_t5_library():
   assert out["inputs"].numpy().tolist() == [[12, 13, 15]] and out["targets"].numpy().tolist() == [
     [10, 11, 14]
   ]
-  assert noise.masked(TOKENS, NOISE, mask_id=50).numpy().tolist() == [[50, 50, 12, 13, 50, 15]]
+  assert noise.replace_with_masks(TOKENS, NOISE, mask_id=50).numpy().tolist() == [
+    [50, 50, 12, 13, 50, 15]
+  ]
 
 
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 0.9, 1.0])
@@ -112,7 +114,7 @@ def test_bert_style_noise_is_nine_masks_in_ten():
   raw = tf.fill([n, length], 7)
   ordinary = tf.range(10, 60)
   mask = noise.noise_mask(bits[:, :length], 15)
-  out = noise.masked(
+  out = noise.replace_with_masks(
     raw, mask, mask_id=99, random_fraction=0.1, ordinary_ids=ordinary, bits_BW=bits[:, length:]
   ).numpy()
   mask = mask.numpy()
@@ -125,7 +127,7 @@ def test_bert_style_noise_is_nine_masks_in_ten():
 
 def test_shuffled_rows_are_permutations_and_uniform():
   n = 6_000
-  out = noise.shuffled(tf.tile(tf.range(4)[None], [n, 1]), random.bits(keys(n), 4)).numpy()
+  out = noise.shuffle_tokens(tf.tile(tf.range(4)[None], [n, 1]), random.bits(keys(n), 4)).numpy()
   assert (np.sort(out, axis=1) == np.arange(4)).all()
   _, counts = np.unique(out, axis=0, return_counts=True)
   assert len(counts) == 24

@@ -190,4 +190,4 @@ def test_rows_as_seqio_lays_them_out():
     "encoder": ["7851849310", "1111222220", "0123012340"],
     "decoder": ["3914100", "1112200", "0120100"],
   }
-  assert packing.shifted(*laid["decoder"], 0).tolist() == [[0, 3, 9, 0, 4, 0, 0]]
+  assert packing.shift_segments(*laid["decoder"], 0).tolist() == [[0, 3, 9, 0, 4, 0, 0]]

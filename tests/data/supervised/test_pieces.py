@@ -146,28 +146,28 @@ def test_a_plan_is_made_once_and_only_used_for_what_it_was_made_of(tmp_path, mon
       np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), strict=True)
     assert (found.tokens, found.limits) == (expected.tokens, expected.limits)
 
-  same(packing.cached(lengths, (64, 64), 3, str(tmp_path)))
+  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   (file,) = tmp_path.iterdir()
   calls = []
   plan = packing.plan
   monkeypatch.setattr(
     packing, "plan", lambda *arguments: calls.append(arguments) or plan(*arguments)
   )
-  same(packing.cached(lengths, (64, 64), 3, str(tmp_path)))
+  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   assert not calls
   file.write_bytes(file.read_bytes()[:-1])
-  same(packing.cached(lengths, (64, 64), 3, str(tmp_path)))
+  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   assert len(calls) == 1
-  packing.cached(lengths, (64, 65), 3, str(tmp_path))
-  packing.cached(lengths, (64, 64), 4, str(tmp_path))
-  packing.cached(lengths[::-1], (64, 64), 3, str(tmp_path))
+  packing.load_or_plan(lengths, (64, 65), 3, str(tmp_path))
+  packing.load_or_plan(lengths, (64, 64), 4, str(tmp_path))
+  packing.load_or_plan(lengths[::-1], (64, 64), 3, str(tmp_path))
   monkeypatch.setattr(packing, "EDITION", 0)
-  packing.cached(lengths, (64, 64), 3, str(tmp_path))
+  packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path))
   assert len(calls) == 5 and len(list(tmp_path.iterdir())) == 5
   (tmp_path / "file").write_text("")
   monkeypatch.setattr(packing, "EDITION", 1)
-  same(packing.cached(lengths, (64, 64), 3, str(tmp_path / "file")))  # not a folder
-  assert packing.cached(lengths[:0], (64, 64), 3, str(tmp_path)).num_rows == 0
+  same(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path / "file")))  # not a folder
+  assert packing.load_or_plan(lengths[:0], (64, 64), 3, str(tmp_path)).num_rows == 0
 
 
 def test_training_opens_a_plan_from_its_file(source, tmp_path, monkeypatch):

@@ -82,8 +82,11 @@ def test_a_conversation_is_what_the_template_writes_and_its_answers_are_learned(
 def test_a_template_in_the_config_may_have_a_name(tmp_path):
   named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": SMOL}]
   for template in (SMOL, named):
-    assert published_template.text_of(vocabulary(tmp_path, None, chat_template=template)) == SMOL
-  assert published_template.text_of(vocabularies.load("bytes")) is None
+    assert (
+      published_template.find_template_text(vocabulary(tmp_path, None, chat_template=template))
+      == SMOL
+    )
+  assert published_template.find_template_text(vocabularies.load("bytes")) is None
   with pytest.raises(
     UserError, match="no chat template; name a template instead, such as plain, chatml"
   ):
@@ -150,7 +153,7 @@ def test_the_start_token_stands_once_before_a_conversation(template, tmp_path):
   exported = vocabulary(tmp_path / "exported", files["chat_template.jinja"].decode())
   assert PublishedChat(exported).opened(TALK[:1]) == [
     1,
-    *published_template.chat_of(template, smol).prompt(TALK[:1]),
+    *published_template.build_chat(template, smol).prompt(TALK[:1]),
   ]
 
 

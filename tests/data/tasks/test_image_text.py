@@ -105,7 +105,7 @@ def test_long_captions_are_cut_and_end_all_the_same_and_prompts_look_like_captio
   tokens_CT, _ = task.captions()
   assert "3 of 6 captions cut to 6 tokens" in capsys.readouterr().out
   texts = ["red", "a red tile", "green", "blue", "deep blue", "the sea"]
-  np.testing.assert_array_equal(tokens_CT, prompts.rows(texts, ByteVocabulary(), 6))
+  np.testing.assert_array_equal(tokens_CT, prompts.encode_rows(texts, ByteVocabulary(), 6))
   assert (tokens_CT == 1).sum(axis=1).tolist() == [1] * 6
 
 
@@ -119,11 +119,11 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
     seen.append(data)
     if len(seen) == 4:
       raise KeyboardInterrupt
-    return checking.checked(data, *size)
+    return checking.check_image(data, *size)
 
   monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 2)
-  monkeypatch.setattr(store.Images, "shard_values", 1)
-  monkeypatch.setattr(store, "checked", counted)
+  monkeypatch.setattr(store.PreparedImages, "shard_values", 1)
+  monkeypatch.setattr(store, "check_image", counted)
   with pytest.raises(KeyboardInterrupt):
     made(pairs, source=f"jsonl:train={other}")
   again = made(pairs, source=f"jsonl:train={other}")

@@ -37,7 +37,7 @@ def test_rows_have_their_answer_and_the_number_of_their_own_passage(tmp_path, ca
   made = build(
     tmp_path, source=source, own="{text}", retrieved=2, passage_length=12, targets_length=4
   )
-  assert made.num_examples == 6 and made.passages.number == 3
+  assert made.num_examples == 6 and made.passages.num_passages == 3
   assert "6 of 6 texts are from a passage" in capsys.readouterr().out
   batch = next(loader.eval_batches(made, batch_size=6))
   assert batch["own_passage"].tolist() == [0, 0, 1, 1, 2, 2]

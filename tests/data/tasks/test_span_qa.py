@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from t5x_like import vocabularies
 from t5x_like.data import loader, task
-from t5x_like.data.supervised.answers import Contexts, most_context
+from t5x_like.data.supervised.answers import Contexts, window_with_most_context
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from tools import train_tokenizer, train_vocabulary
 
@@ -39,7 +39,7 @@ def vocabulary(kind: str):
 def restored(context: str, answer: str, begin: int, kind: str) -> str:
   """What the label of an answer spells in its context, as evaluations read it."""
   contexts = Contexts(vocabulary(kind))
-  start, end = contexts.located(context, answer, begin, "here")
+  start, end = contexts.locate(context, answer, begin, "here")
   spans_n2 = contexts(context).spans
   return context[spans_n2[start, 0] : spans_n2[end, 1]]
 
@@ -75,7 +75,7 @@ def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
   contexts = Contexts(vocabulary(kind))
   context = "Ada, Bob, Ada, Bob and Ada."
   places = [place for place in range(len(context)) if context.startswith("Ada", place)]
-  labels = [contexts.located(context, "Ada", at, "here")[0] for at in places]
+  labels = [contexts.locate(context, "Ada", at, "here")[0] for at in places]
   spans_n2 = contexts(context).spans
   assert [spans_n2[label, 0] for label in labels] == places
 
@@ -89,7 +89,7 @@ def test_a_word_that_the_vocabulary_drops_has_no_token():
   assert [text[begin:end] for begin, end in contexts(text).words] == ["Ada"] * 3 + ["met"] * 3 + [
     "Dan"
   ] * 2
-  assert [contexts.located(text, text[at], at, "here") for at in (4, 17)] == [(3, 3), (7, 7)]
+  assert [contexts.locate(text, text[at], at, "here") for at in (4, 17)] == [(3, 3), (7, 7)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +117,7 @@ def test_an_answer_placed_within_another_word_is_taken_where_it_stands_alone(cas
   contexts = Contexts(
     train_tokenizer.train(lines, size=115, kind="wordpiece", with_mask=True, lowercase=True)
   )
-  first, last = contexts.located(context, context[at : at + len(answer)], at, "here")
+  first, last = contexts.locate(context, context[at : at + len(answer)], at, "here")
   assert contexts(context).spans[first, 0] == expected and first == last
 
 
@@ -194,7 +194,7 @@ def test_an_empty_question_is_not_learned_but_evaluated(split, questions, tmp_pa
 def test_each_token_counts_in_the_window_with_most_context(tokens, room, stride):
   begins = range(0, max(tokens - room, 0) + stride, stride) if tokens > room else [0]
   windows = [slice(begin, begin + room) for begin in begins]
-  owner = most_context(windows, tokens)
+  owner = window_with_most_context(windows, tokens)
   for token in range(tokens):  # as `_check_is_max_context` of run_squad.py has it
     scores = []
     for window in windows:
