@@ -352,7 +352,7 @@ def test_ul2_is_one_task_over_one_order_of_windows(root):
     "ul2", "train", store=str(root / "a"), length=32, mode_tokens=True, dynamic_offsets=False
   )
   assert built.num_examples == SIZES["a"] // 32
-  modes = {tuple(ByteVocabulary().encode(text)): name for name, text in ul2.MODES.items()}
+  modes = {tuple(ByteVocabulary().encode(text)): name for name, text in ul2.MODE_TOKENS.items()}
   rows = next(loader.train_batches(built, batch_size=140 * 21, seed=0))
   text = np.concatenate(
     [rows["encoder_input_tokens"][:, 5:], rows["decoder_target_tokens"]], axis=1
@@ -385,7 +385,7 @@ def test_ul2_is_one_task_over_one_order_of_windows(root):
 
 def test_ul2_has_its_seven_denoisers(root):
   built = task.build("ul2", "train", store=str(root / "a"), length=32, mode_tokens=True)
-  modes = {name: tuple(ByteVocabulary().encode(text)) for name, text in ul2.MODES.items()}
+  modes = {name: tuple(ByteVocabulary().encode(text)) for name, text in ul2.MODE_TOKENS.items()}
   batch = next(loader.train_batches(built, batch_size=70, seed=0))
   assert {tuple(row[:5]) for row in batch["encoder_input_tokens"]} == set(modes.values())
   for inputs, targets in zip(batch["encoder_input_tokens"], batch["decoder_target_tokens"]):
