@@ -1,4 +1,4 @@
-"""The built-in store: the source `docstrings:tiny`, as bytes.
+"""Builds the built-in store: the source `docstrings:tiny`, as bytes.
 
 It needs no files or vocabulary and takes a few seconds to build, so any recipe can be tried
 (`:debug`) before data is prepared. It is too small to learn from; `make quickstart` builds a real
@@ -28,34 +28,32 @@ _VERSION = 3  # of the contents
 
 
 def prepare_split(split: str, append_eos: bool) -> str:
-  """Return the path of a split's token store; see `directory`."""
+  """Return the path of a split's token store; see `prepare`."""
   return f"{prepare(append_eos)}/{split}"
 
 
 def prepare(append_eos: bool = False) -> str:
-  """Return the directory of the token stores, which this user's first call builds in the temporary
-  folder.
+  """Return the directory of the token stores; build them on this user's first call.
 
   Args:
     append_eos: whether documents end with EOS.
   """
   owner = f"{os.getuid()}_" if hasattr(os, "getuid") else ""
   version = f"{FORMAT.rpartition('.')[2]}.{_VERSION}"
-  version += "_eos" if append_eos else ""
-  root = (
-    pathlib.Path(tempfile.gettempdir())
-    / f"t5x_like_{owner}builtin_{version}_{platform.python_version()}"
-  )
+  if append_eos:
+    version += "_eos"
+  name = f"t5x_like_{owner}builtin_{version}_{platform.python_version()}"
+  root = pathlib.Path(tempfile.gettempdir()) / name
   if not root.exists():
-    fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
-    documents = Documents("docstrings:tiny", data_dir=str(fresh / "tfds"))
+    work = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
+    documents = Documents("docstrings:tiny", data_dir=str(work / "tfds"))
     for split in documents.source.splits:
-      tokens = TokenStoreKind.of(documents, SplitPart(split), "bytes", append_eos=append_eos)
-      preparing.prepare([Job(tokens, f"{fresh}/{split}", NAME, split, {})], processes.Engine(1))
-    shutil.rmtree(fresh / "tfds")
+      kind = TokenStoreKind.of(documents, SplitPart(split), "bytes", append_eos=append_eos)
+      preparing.prepare([Job(kind, f"{work}/{split}", NAME, split, {})], processes.Engine(1))
+    shutil.rmtree(work / "tfds")
     with contextlib.suppress(OSError):  # another process has already built the same stores
-      fresh.rename(root)
-    shutil.rmtree(fresh, ignore_errors=True)
+      work.rename(root)
+    shutil.rmtree(work, ignore_errors=True)
   return str(root)
 
 

@@ -2,7 +2,7 @@
 
     <cache>/<corpus>-<request>-<files>/train/         a token store
     <cache>/<corpus>-<request>-<files>/validation/
-    <cache>/.<request>.lock                           held by the preparing process (.lease at an address)
+    <cache>/.<request>.lock                           held while preparing (.lease at an address)
 
 `request` is a hash of the request: the source as spelled, the other fields of `Corpus`, whether
 documents end with EOS, the vocabulary's fingerprint and the edition of preparation. `files` is a
@@ -39,13 +39,12 @@ _EDITION = 1  # of the result for the same request
 # source bytes per process beyond the first, because a process takes seconds to start
 _WORKER_BYTES = 2**23
 _PULSE_SECONDS = 10.0
-_SAY_SECONDS = 60.0
+_NOTICE_SECONDS = 60.0
 _SILENCE_SECONDS = 600.0  # without a pulse of the preparing process
 
 
 def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
-  """Return the directory of a corpus's token store for a split, and prepare the store if it does
-  not exist.
+  """Return the directory of a corpus's token store for a split; prepare the store if it is missing.
 
   Args:
     corpus: the corpus to prepare; its cache is set.
@@ -56,142 +55,184 @@ def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
     UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not
       exist, or another process prepares the store and shows no sign of life.
   """
-  steps = cleaning.parse_steps("config.task.clean", corpus.clean)
-  if not 0 <= corpus.validation_fraction < 1:
-    raise UserError(
-      f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1"
-    )
-  vocabulary = vocabularies.load(corpus.vocabulary)
-  root = str(as_path(corpus.cache))
-  asked = {
-    "source": corpus.source,
-    "text_field": corpus.text_field,
-    "data_dir": corpus.data_dir,
-    "clean": [step for step in corpus.clean.split(",") if step],
-    "validation_fraction": corpus.validation_fraction,
-    "append_eos": append_eos,
-    "vocabulary": vocabulary.fingerprint,
-    "edition": [manifests.FORMAT, _EDITION, *(step.edition for step in steps if step.edition)],
-  }
-  request = checked_json.digest(asked)[:12]
-
-  def located() -> tuple[Documents, str]:
-    documents = _opened(corpus, root, request)
-    source = documents.source
-    names = held_out.split_names(documents.source, corpus.validation_fraction)
-    if split not in names:
-      raise UserError(
-        f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(names)}"
-        f"{did_you_mean(split, names)}"
-      )
-    files = checked_json.digest(
-      [documents.facts(), {name: source.modification_times(name) for name in source.splits}]
-    )[:12]
-    return documents, f"{root}/{source.name}-{request}-{files}"
-
-  def is_there(home: str) -> bool:
-    return (as_path(f"{home}/{split}") / manifests.FILE).exists()
-
-  with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
-    documents, home = located()
-    source = documents.source
-    path = f"{home}/{split}"
-    if is_there(home):
-      return path
-    for old in _stores(root, request):
-      if old != home:
-        print(
-          f"data: {corpus.source}: its files have changed since {old} was made (other names, "
-          f"sizes or times): preparing them anew; delete {old} when no run needs it",
-          flush=True,
-        )
-    print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
-    part = held_out.plan_parts(documents, corpus.validation_fraction)[split]
-    tokens = TokenStoreKind.of(
-      documents, part, corpus.vocabulary, append_eos=append_eos, steps=steps
-    )
-    size = sum(map(tokens.part_size, range(tokens.num_parts)))
-    engine = processes.Engine(max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES)))
-    record: dict[str, Any] = {"documents": summarize_facts(documents.facts()), **asked}
-    preparing.prepare([Job(tokens, path, source.name, split, record)], engine)
-    if told := lost_characters.describe_lost_characters(vocabulary, documents.usable(part.split)):
-      print(f"data: vocabulary {corpus.vocabulary}: {told}", flush=True)
+  request = _Request(corpus, split, append_eos)
+  with _wait_for_turn(request.root, request.digest, corpus.source, request.is_prepared):
+    documents, directory = request.locate()
+    path = f"{directory}/{split}"
+    if not request.is_prepared_in(directory):
+      request.report_outdated_stores(directory)
+      print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
+      request.prepare(documents, path)
   return path
 
 
-def _opened(corpus: Corpus, root: str, request: str) -> Documents:
+class _Request:
+  """A split of a corpus that a task needs.
+
+  Args:
+    corpus, split, append_eos: the arguments of `prepare_split`.
+
+  Attributes:
+    root: the cache directory.
+    digest: the hash of the request, part of the directory's name.
+  """
+
+  def __init__(self, corpus: Corpus, split: str, append_eos: bool):
+    self._corpus = corpus
+    self._split = split
+    self._append_eos = append_eos
+    self._steps = cleaning.parse_steps("config.task.clean", corpus.clean)
+    if not 0 <= corpus.validation_fraction < 1:
+      raise UserError(
+        f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below "
+        "1"
+      )
+    self._vocabulary = vocabularies.load(corpus.vocabulary)
+    self.root = str(as_path(corpus.cache))
+    editions = [step.edition for step in self._steps if step.edition]
+    self._facts = {
+      "source": corpus.source,
+      "text_field": corpus.text_field,
+      "data_dir": corpus.data_dir,
+      "clean": [step for step in corpus.clean.split(",") if step],
+      "validation_fraction": corpus.validation_fraction,
+      "append_eos": append_eos,
+      "vocabulary": self._vocabulary.fingerprint,
+      "edition": [manifests.FORMAT, _EDITION, *editions],
+    }
+    self.digest = checked_json.digest(self._facts)[:12]
+
+  def locate(self) -> tuple[Documents, str]:
+    """Open the documents; return them and the directory of the stores that their files give."""
+    corpus = self._corpus
+    documents = _open_documents(corpus, self.root, self.digest)
+    source = documents.source
+    names = held_out.split_names(source, corpus.validation_fraction)
+    if self._split not in names:
+      raise UserError(
+        f"source {corpus.source}: found no split {self._split!r}, expected one of "
+        f"{', '.join(names)}{did_you_mean(self._split, names)}"
+      )
+    times = {name: source.modification_times(name) for name in source.splits}
+    files_digest = checked_json.digest([documents.facts(), times])[:12]
+    return documents, f"{self.root}/{source.name}-{self.digest}-{files_digest}"
+
+  def is_prepared(self) -> bool:
+    """Return whether the store of the source's present files exists."""
+    return self.is_prepared_in(self.locate()[1])
+
+  def is_prepared_in(self, directory: str) -> bool:
+    return (as_path(f"{directory}/{self._split}") / manifests.FILE).exists()
+
+  def report_outdated_stores(self, directory: str) -> None:
+    """Print a line for each store that the request's source had with other files."""
+    for outdated in _list_stores(self.root, self.digest):
+      if outdated != directory:
+        print(
+          f"data: {self._corpus.source}: its files have changed since {outdated} was made (other "
+          f"names, sizes or times): preparing them anew; delete {outdated} when no run needs it",
+          flush=True,
+        )
+
+  def prepare(self, documents: Documents, path: str) -> None:
+    """Prepare the store at a path, and report characters that the vocabulary loses."""
+    corpus = self._corpus
+    source = documents.source
+    part = held_out.plan_parts(documents, corpus.validation_fraction)[self._split]
+    kind = TokenStoreKind.of(
+      documents, part, corpus.vocabulary, append_eos=self._append_eos, steps=self._steps
+    )
+    size = sum(map(kind.part_size, range(kind.num_parts)))
+    workers = max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES))
+    record: dict[str, Any] = {"documents": summarize_facts(documents.facts()), **self._facts}
+    job = Job(kind, path, source.name, self._split, record)
+    preparing.prepare([job], processes.Engine(workers))
+    loss = lost_characters.describe_lost_characters(self._vocabulary, documents.usable(part.split))
+    if loss:
+      print(f"data: vocabulary {corpus.vocabulary}: {loss}", flush=True)
+
+
+def _open_documents(corpus: Corpus, root: str, request: str) -> Documents:
   try:
     return Documents(corpus.source, data_dir=corpus.data_dir, text_field=corpus.text_field)
   except UserError as error:
-    if old := _stores(root, request):
+    stores = _list_stores(root, request)
+    if stores:
       raise UserError(
-        f"{error}; what was made of it before is still there: --config.task.store={old[-1]}"
+        f"{error}; what was made of it before is still there: --config.task.store={stores[-1]}"
       ) from error
     raise
 
 
-def _stores(root: str, request: str) -> list[str]:
+def _list_stores(root: str, request: str) -> list[str]:
   """List the directories made for a request from any files, the newest last."""
   with contextlib.suppress(OSError, UserError, TransientError):
-    found = [path for path in as_path(root).iterdir() if f"-{request}-" in path.name]
-    return [os.fspath(path) for path in sorted(found, key=lambda path: path.changed() or 0)]
+    paths = [path for path in as_path(root).iterdir() if f"-{request}-" in path.name]
+    paths.sort(key=lambda path: path.changed() or 0)
+    return [os.fspath(path) for path in paths]
   return []
 
 
-class _Waiting:
+class _WaitingNotice:
   """A notice, repeated now and then, that another process is preparing a source.
 
   Args:
+    source: the source that the other process prepares.
     lock: the file that shows by its time of modification that the process lives.
   """
 
   def __init__(self, source: str, lock: AnyPath):
-    self.began = self.said = self._heard = time.monotonic()
+    now = time.monotonic()
+    self._began = now
+    self._last_notice: float | None = None
+    self._last_pulse = now
     self._source = source
     self._lock = lock
-    self._pulse = None
+    self._lock_time: int | None = None
 
-  def say(self) -> None:
+  def update(self) -> None:
+    """Print the notice if it is due; raise UserError if the other process shows no sign of life."""
     now = time.monotonic()
-    if (found := self._lock.changed()) is None or found != self._pulse:
-      self._pulse = found
-      self._heard = now
-    if now - self._heard > _SILENCE_SECONDS:
+    lock_time = self._lock.changed()
+    if lock_time is None or lock_time != self._lock_time:
+      self._lock_time = lock_time
+      self._last_pulse = now
+    if now - self._last_pulse > _SILENCE_SECONDS:
       raise UserError(
         f"{self._lock}: held by another process, which has shown no sign of life for "
-        f"{_SILENCE_SECONDS / 60:.0f} "
-        "minutes: end it and run this command again"
+        f"{_SILENCE_SECONDS / 60:.0f} minutes: end it and run this command again"
       )
-    if self.said == self.began or now - self.said > _SAY_SECONDS:
-      self.said = now
+    if self._last_notice is None or now - self._last_notice > _NOTICE_SECONDS:
+      self._last_notice = now
       print(
-        f"data: {self._source}: another process is preparing it; waiting ({now - self.began:.0f} "
+        f"data: {self._source}: another process is preparing it; waiting ({now - self._began:.0f} "
         "s so far)",
         flush=True,
       )
 
 
 @contextlib.contextmanager
-def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
-  """Wait for the lock of a request and hold it; at an address, a lease, unless the awaited store
-  already exists.
+def _wait_for_turn(
+  root: str, request: str, source: str, is_prepared: Callable[[], bool]
+) -> Iterator[None]:
+  """Wait for the lock of a request and hold it; at an address, a lease, unless the store exists.
 
   The holder gives signs of life every few seconds. A process that ends, for whatever reason, loses
   its lock.
   """
   name = f".{request}.lock"
-  there = as_path(root)
-  waiting = _Waiting(source, there / name)
-  with contextlib.ExitStack() as mine:
-    while isinstance(there, LocalPath) or not is_there():
+  directory = as_path(root)
+  notice = _WaitingNotice(source, directory / name)
+  with contextlib.ExitStack() as stack:
+    while isinstance(directory, LocalPath) or not is_prepared():
       try:
-        held = exclusive.hold_directory(
-          there, name, exclusive.WRITING, f".{request}.lease", _PULSE_SECONDS
+        lock = exclusive.hold_directory(
+          directory, name, exclusive.WRITING, f".{request}.lease", _PULSE_SECONDS
         )
-        mine.enter_context(contextlib.closing(held))
+        stack.enter_context(contextlib.closing(lock))
         break
       except DirectoryInUse:
-        waiting.say()
+        notice.update()
         time.sleep(0.5)
       except OSError as error:
         raise UserError(

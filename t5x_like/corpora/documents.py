@@ -51,22 +51,21 @@ class Documents:
       UserError: the split is unknown, or the data are unreadable, damaged or empty.
     """
     check_split(self.source, split)
-    skipped = self.skipped[split] = Counter()
-    count = 0
+    skipped = Counter()
+    self.skipped[split] = skipped
+    num_usable = 0
     for document in self.read(split):
-      if reason := skip_reason(document):
+      reason = skip_reason(document)
+      if reason:
         skipped[reason] += 1
       else:
-        count += 1
+        num_usable += 1
         yield document
-    if not count:
-      reasons = (
-        ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items()))
-        or "none skipped"
-      )
+    if not num_usable:
+      counts = [f"{count} skipped: {reason}" for reason, count in sorted(skipped.items())]
       raise UserError(
-        f"source {self.spec}: found 0 documents in split {split!r} ({reasons}), "
-        "expected at least one"
+        f"source {self.spec}: found 0 documents in split {split!r} "
+        f"({', '.join(counts) or 'none skipped'}), expected at least one"
       )
 
 

@@ -1,10 +1,9 @@
-"""Removal of duplicates in a whole split: items are signed by part, compared step by step, and
-marked by part.
+"""Removes duplicates from a whole split: signs items by part, compares them and marks them by part.
 
-A comparison is a group-by: `entries` returns the keys of a part, `matched` marks duplicates in any
-set of complete keys, and `save` collects a part's marks. Every engine calls these three functions,
-so all give the same result. The steps (`cleaning/`) say what the keys are and which entries of a
-key are duplicates.
+A comparison is a group-by: `load_entries` returns the keys of a part, `match_entries` marks
+duplicates in any set of complete keys, and `save_marks` collects a part's marks. Every engine calls
+these three functions, so all give the same result. The steps (`cleaning/`) define the keys and
+which entries of a key are duplicates.
 
 Each comparison leaves one file per part in the job's progress directory and, at its end, a file
 `done`.
@@ -30,14 +29,14 @@ def duplicate_steps(job: Job) -> list[Duplicates]:
 
 
 def missing_comparisons(job: Job) -> list[Comparison]:
-  """Return the comparisons to make: the first one that is not complete and intact, and all after
-  it."""
-  wanted = [one for step in duplicate_steps(job) for one in step.comparisons]
-  for number, one in enumerate(wanted):
-    paths = (_path(job, one.name, part) for part in range(job.kind.num_parts))
+  """Return the first comparison that is not complete and intact, and all after it."""
+  comparisons = [comparison for step in duplicate_steps(job) for comparison in step.comparisons]
+  for number, comparison in enumerate(comparisons):
+    paths = (_path(job, comparison.name, part) for part in range(job.kind.num_parts))
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-      if not _done(job, one).exists() or None in pool.map(progress_files.load, paths):
-        return wanted[number:]
+      is_ended = _end_marker(job, comparison).exists()
+      if not is_ended or None in pool.map(progress_files.load, paths):
+        return comparisons[number:]
   return []
 
 
@@ -51,125 +50,128 @@ def sign_part(job: Job, number: int) -> None:
 
 def _sign(job: Job, number: int, path: AnyPath) -> None:
   pulse = progress_files.Pulse(job.progress / "now" / "signatures" / f"{number:06d}")
-  kept: list[bool] = []
-  comparing = duplicate_steps(job)
-  signed = {step.name: [step.sign("")[:0]] for step in comparing}
+  is_kept: list[bool] = []
+  steps = duplicate_steps(job)
+  signatures = {step.name: [step.sign("")[:0]] for step in steps}
   for item in job.kind.read(number):
     text = job.kind.clean(item)[0]
-    kept.append(text is not None)
+    is_kept.append(text is not None)
     if text is not None:
-      for step in comparing:
-        signed[step.name].append(step.sign(text))
-    pulse(len(kept))
-  arrays = {"kept": np.array(kept, bool)}
-  for name, pages in signed.items():
-    arrays |= {
-      name: np.concatenate(pages),
-      f"{name}_lengths": np.array([len(page) for page in pages[1:]], np.int64),
-    }
+      for step in steps:
+        signatures[step.name].append(step.sign(text))
+    pulse(len(is_kept))
+  arrays = {"kept": np.array(is_kept, bool)}
+  for name, pages in signatures.items():
+    arrays[name] = np.concatenate(pages)
+    arrays[f"{name}_lengths"] = np.array([len(page) for page in pages[1:]], np.int64)
   progress_files.save_arrays(path, **arrays)
-  pulse(len(kept), done=True)
+  pulse(len(is_kept), done=True)
 
 
-def begin_comparison(job: Job, one: Comparison) -> None:
+def begin_comparison(job: Job, comparison: Comparison) -> None:
   """Delete the completion marker."""
-  _done(job, one).unlink(missing_ok=True)
+  _end_marker(job, comparison).unlink(missing_ok=True)
 
 
-def load_entries(job: Job, one: Comparison, number: int) -> Entries:
+def load_entries(job: Job, comparison: Comparison, number: int) -> Entries:
   """Return a part's entries."""
-  found = _arrays(job, "signatures", number)
-  for step, live_n in _live(job, number, found):
-    if one in step.comparisons:
-      before = step.comparisons[: step.comparisons.index(one)]
-      marked = _places(job, before[-1], number) if before else np.zeros(0, np.int64)
-      return one.entries(found[step.name][live_n], live_n, marked)
-  raise ValueError(f"no step of the job compares {one.name}")
+  arrays = _load_arrays(job, "signatures", number)
+  for step, live_n in _live_places(job, number, arrays):
+    if comparison in step.comparisons:
+      earlier = step.comparisons[: step.comparisons.index(comparison)]
+      marked_n = np.zeros(0, np.int64)
+      if earlier:
+        marked_n = _load_marked_places(job, earlier[-1], number)
+      return comparison.entries(arrays[step.name][live_n], live_n, marked_n)
+  raise ValueError(f"no step of the job compares {comparison.name}")
 
 
-def match_entries(one: Comparison, pieces: Iterable[tuple[int, Entries]]) -> MarkedPlaces:
-  """Mark duplicates; `pieces`, pairs of a part and entries of it, must contain every entry of each
-  key."""
-  pieces = sorted(
-    ((part, found) for part, found in pieces if found["key"].size), key=lambda piece: piece[0]
-  )
-  if not pieces:
+def match_entries(comparison: Comparison, pieces: Iterable[tuple[int, Entries]]) -> MarkedPlaces:
+  """Mark duplicates among entries.
+
+  Args:
+    comparison: the comparison.
+    pieces: pairs of a part and entries of it, with every entry of each key that occurs.
+  """
+  filled = [(part, entries) for part, entries in pieces if entries["key"].size]
+  filled.sort(key=lambda piece: piece[0])
+  if not filled:
     return []
-  part_N = np.concatenate([np.full(found["key"].size, part) for part, found in pieces])
-  found = {name: np.concatenate([found[name] for _, found in pieces]) for name in pieces[0][1]}
-  marked_N = one.match(part_N, **found)
+  part_N = np.concatenate([np.full(entries["key"].size, part) for part, entries in filled])
+  joined = {}
+  for name in filled[0][1]:
+    joined[name] = np.concatenate([entries[name] for _, entries in filled])
+  marked_N = comparison.match(part_N, **joined)
   if not marked_N.any():
     return []
   part_p, first_p = np.unique(part_N[marked_N], return_index=True)
-  return list(zip(part_p.tolist(), np.split(found["place"][marked_N], first_p[1:]), strict=True))
+  places = np.split(joined["place"][marked_N], first_p[1:])
+  return list(zip(part_p.tolist(), places, strict=True))
 
 
-def save_marks(job: Job, one: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
+def save_marks(job: Job, comparison: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
   """Save the marked places of a part."""
   with progress_files.mark_writing(job.progress):
-    found = np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
-    progress_files.save_arrays(_path(job, one.name, number), places=found)
+    marked_n = np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
+    progress_files.save_arrays(_path(job, comparison.name, number), places=marked_n)
 
 
-def end_comparison(job: Job, one: Comparison) -> None:
+def end_comparison(job: Job, comparison: Comparison) -> None:
   """Record that the comparison is complete."""
-  progress_files.save(_done(job, one), b"")
+  progress_files.save(_end_marker(job, comparison), b"")
 
 
 def load_marks(job: Job, number: int) -> dict[str, DuplicateMarks]:
   """Return the marks of a part's items by step."""
   if not duplicate_steps(job):
     return {}
-  found = _arrays(job, "signatures", number)
+  arrays = _load_arrays(job, "signatures", number)
   marks = {}
-  for step, live_n in _live(job, number, found):
-    marked_n = np.zeros(len(found[step.name]), bool)
-    marked_n[_marked(job, number, step, found, live_n)] = True
-    lengths_D = np.zeros(found["kept"].size, np.int64)
-    lengths_D[found["kept"]] = found[f"{step.name}_lengths"]
-    marks[step.name] = DuplicateMarks(marked_n, np.concatenate([[0], np.cumsum(lengths_D)]))
+  for step, live_n in _live_places(job, number, arrays):
+    is_marked_n = np.zeros(len(arrays[step.name]), bool)
+    is_marked_n[_marked_places(job, number, step, arrays, live_n)] = True
+    lengths_D = np.zeros(arrays["kept"].size, np.int64)
+    lengths_D[arrays["kept"]] = arrays[f"{step.name}_lengths"]
+    marks[step.name] = DuplicateMarks(is_marked_n, np.concatenate([[0], np.cumsum(lengths_D)]))
   return marks
 
 
-def _live(
-  job: Job, number: int, found: dict[str, np.ndarray]
+def _live_places(
+  job: Job, number: int, arrays: dict[str, np.ndarray]
 ) -> Iterator[tuple[Duplicates, np.ndarray]]:
-  """Yield each step and the places of a part's signatures of pages that no earlier step has
-  removed."""
-  live_P = np.ones(np.count_nonzero(found["kept"]), bool)
+  """Yield each step and the places of the signatures of pages that no earlier step removed."""
+  is_live_P = np.ones(np.count_nonzero(arrays["kept"]), bool)
   for step in duplicate_steps(job):
-    page_n = np.repeat(np.arange(live_P.size), found[f"{step.name}_lengths"])
-    live_n = np.flatnonzero(live_P[page_n])
+    page_n = np.repeat(np.arange(is_live_P.size), arrays[f"{step.name}_lengths"])
+    live_n = np.flatnonzero(is_live_P[page_n])
     yield step, live_n
     if step.removes_pages:
-      live_P[page_n[_marked(job, number, step, found, live_n)]] = False
+      is_live_P[page_n[_marked_places(job, number, step, arrays, live_n)]] = False
 
 
-def _marked(
-  job: Job, number: int, step: Duplicates, found: dict[str, np.ndarray], live_n: np.ndarray
+def _marked_places(
+  job: Job, number: int, step: Duplicates, arrays: dict[str, np.ndarray], live_n: np.ndarray
 ) -> np.ndarray:
   """Return the places of a part's signatures that a step marks."""
-  return np.union1d(
-    live_n[step.mark_repeats_in_part(found[step.name][live_n])],
-    _places(job, step.comparisons[-1], number),
-  )
+  repeated_n = live_n[step.mark_repeats_in_part(arrays[step.name][live_n])]
+  return np.union1d(repeated_n, _load_marked_places(job, step.comparisons[-1], number))
 
 
-def _places(job: Job, one: Comparison, number: int) -> np.ndarray:
-  return _arrays(job, one.name, number)["places"]
+def _load_marked_places(job: Job, comparison: Comparison, number: int) -> np.ndarray:
+  return _load_arrays(job, comparison.name, number)["places"]
 
 
-def _arrays(job: Job, kind: str, number: int) -> dict[str, np.ndarray]:
-  path = _path(job, kind, number)
-  found = progress_files.load_arrays(path)
-  if found is None:
+def _load_arrays(job: Job, stage: str, number: int) -> dict[str, np.ndarray]:
+  path = _path(job, stage, number)
+  arrays = progress_files.load_arrays(path)
+  if arrays is None:
     raise UserError(f"{path}: missing or damaged; run the same command again")
-  return found
+  return arrays
 
 
-def _path(job: Job, kind: str, number: int) -> AnyPath:
-  return job.progress / kind / f"{number:06d}"
+def _path(job: Job, stage: str, number: int) -> AnyPath:
+  return job.progress / stage / f"{number:06d}"
 
 
-def _done(job: Job, one: Comparison) -> AnyPath:
-  return job.progress / one.name / "done"
+def _end_marker(job: Job, comparison: Comparison) -> AnyPath:
+  return job.progress / comparison.name / "done"

@@ -1,12 +1,10 @@
-"""The splits of a corpus: which documents each gets, chosen by a hash of their text, or which part
-of a document.
+"""Divides a corpus into splits: whole documents by a hash of their text, or parts of a document.
 
 A source without a validation split lends it a fraction of its training documents: those whose hash
 is low, so that copies of a text are never in both. A corpus of one document, or of a few, may have
 none of these. Its documents then fill validation in the order of their hashes, until the fraction
-of all characters is reached, and the last of them is
-cut: validation gets its end. The cut is where a line ends or, failing that, a sentence or a word,
-  as near as possible to the fraction.
+of all characters is reached, and the last of them is cut: validation gets its end. The cut is where
+a line ends or, failing that, a sentence or a word, as near as possible to the fraction.
 """
 
 import dataclasses
@@ -22,7 +20,7 @@ from t5x_like.corpora.sources import Source
 from t5x_like.corpora.sources._files import SPLIT_WORDS
 from t5x_like.errors import UserError
 
-_FEW = 1000  # of more documents, none is cut
+_MAX_DOCUMENTS_TO_CUT = 1000  # of a larger corpus, no document is cut
 _LINE = re.compile(r"\n+")
 _SPACE = re.compile(r"\s+")
 # the longer an end, the earlier it is tried
@@ -38,6 +36,8 @@ class SplitPart:
   """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high).
 
   Attributes:
+    split: the split of the source.
+    low, high: the bounds of the hashes.
     cut: the hash of the document that train and validation share, in hexadecimal; empty for none.
     at: the number of its first characters, which train gets; validation (low = 0) gets the others.
   """
@@ -48,7 +48,7 @@ class SplitPart:
   cut: str = ""
   at: int = 0
 
-  def of(self, text: str) -> str:
+  def share(self, text: str) -> str:
     """Return the part's share of a document, empty for none; copies of a text are shared alike."""
     if (self.low, self.high) == (0, 1):
       return text
@@ -65,17 +65,22 @@ class SplitPart:
 
 
 def split_names(source: Source, fraction: float) -> list[str]:
-  """Return the splits of a source, and `validation` if train lends it `fraction` of its
-  documents."""
-  # as `valid` or `dev`
-  held_out = any(SPLIT_WORDS.get(split.lower()) == "validation" for split in source.splits)
-  lends = fraction and "train" in source.splits and not held_out
-  return [*source.splits, *(["validation"] if lends else [])]
+  """Return a source's splits, and `validation` if train lends it `fraction` of its documents."""
+  # `valid` and `dev` are validation splits too
+  has_validation = any(SPLIT_WORDS.get(split.lower()) == "validation" for split in source.splits)
+  if fraction and "train" in source.splits and not has_validation:
+    return [*source.splits, "validation"]
+  return list(source.splits)
 
 
 def plan_parts(documents: Documents, fraction: float) -> dict[str, SplitPart]:
-  """Return the part of each split in `names`. If a document is cut, say so. UserError if two splits
-  share a file."""
+  """Return the part of the source that makes each split in `split_names`.
+
+  Prints a line if a document is cut.
+
+  Raises:
+    UserError: two splits share a file.
+  """
   source = documents.source
   if shared := source.shared_file():
     raise UserError(
@@ -89,49 +94,62 @@ def plan_parts(documents: Documents, fraction: float) -> dict[str, SplitPart]:
   train = SplitPart("train", low=fraction)
   validation = SplitPart("train", high=fraction)
   lengths = {}
-  missing = [train, validation]
-  count = 0
-  for text in itertools.islice(documents.usable("train"), _FEW):
-    count += 1
+  empty_parts = [train, validation]
+  num_documents = 0
+  for text in itertools.islice(documents.usable("train"), _MAX_DOCUMENTS_TO_CUT):
+    num_documents += 1
     lengths[_hash(text)] = len(text)
-    if not (missing := [part for part in missing if not part.of(text)]):
+    empty_parts = [part for part in empty_parts if not part.share(text)]
+    if not empty_parts:
       break
-  if missing and count < _FEW:
-    key, at, end = _cut(documents, lengths, fraction)
+  if empty_parts and num_documents < _MAX_DOCUMENTS_TO_CUT:
+    key, at, end_name = _find_cut(documents, lengths, fraction)
     bound = int(key, 16) / 2**64
     train = SplitPart("train", low=bound, cut=key, at=at)
     validation = SplitPart("train", high=bound, cut=key, at=at)
-    held = sum(n for other, n in lengths.items() if other < key) + lengths[key] - at
+    whole = sum(length for other_key, length in lengths.items() if other_key < key)
+    num_characters = whole + lengths[key] - at
     print(
       f"{source.name}: no whole document makes a validation part of {fraction:g}, so it gets the "
-      f"last {held:,} of {sum(lengths.values()):,} characters, cut after {end}",
+      f"last {num_characters:,} of {sum(lengths.values()):,} characters, cut after {end_name}",
       flush=True,
     )
   return parts | {"train": train, "validation": validation}
 
 
-def _cut(documents: Documents, lengths: dict[str, int], fraction: float) -> tuple[str, int, str]:
-  """Return the hash of the last document in validation, the characters that train keeps of it, and
-  where it is cut."""
-  wanted = fraction * sum(lengths.values())
-  *others, last = sorted(lengths)
-  for key in others:
-    if lengths[key] > 2 * wanted:
+def _find_cut(
+  documents: Documents, lengths: dict[str, int], fraction: float
+) -> tuple[str, int, str]:
+  """Return where the last document of validation is cut.
+
+  Args:
+    documents: the documents of the corpus.
+    lengths: the number of characters of each document, by its hash.
+    fraction: the share of all characters that validation gets.
+
+  Returns:
+    The document's hash, the characters that train keeps of it, and the name of the end there.
+  """
+  remaining = fraction * sum(lengths.values())
+  *first_keys, last_key = sorted(lengths)
+  for key in first_keys:
+    if lengths[key] > 2 * remaining:
       break
-    wanted -= lengths[key]
-    if wanted <= 0:
+    remaining -= lengths[key]
+    if remaining <= 0:
       return key, 0, "a document"
   else:
-    key = last
+    key = last_key
   text = next(text for text in documents.usable("train") if _hash(text) == key)
-  least = max(1, int(wanted))
-  for end, places in _ENDS.items():
-    low = max(1, len(text) - least - least // 2)
-    high = min(len(text) - 1, len(text) - least // 2)
-    found = [place for place in places(text, max(0, low - 1), high + 1) if low <= place <= high]
-    if found:
-      return key, min(found, key=lambda at: (abs(len(text) - least - at), at)), end
-  return key, max(len(text) - least, 1), "a character"
+  size = max(1, int(remaining))
+  ideal = len(text) - size
+  for end_name, find_ends in _ENDS.items():
+    low = max(1, ideal - size // 2)
+    high = min(len(text) - 1, len(text) - size // 2)
+    ends = [end for end in find_ends(text, max(0, low - 1), high + 1) if low <= end <= high]
+    if ends:
+      return key, min(ends, key=lambda end: (abs(ideal - end), end)), end_name
+  return key, max(ideal, 1), "a character"
 
 
 def _hash(text: str) -> str:

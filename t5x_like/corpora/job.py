@@ -1,5 +1,4 @@
-"""A job that prepares a store, and the kinds of stores: the arrays made of a part of a source, and
-their place.
+"""Defines a job, which prepares a store, and the base of the kinds of stores.
 
 A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is
 chosen when the job is made: tokens of documents (`tokens.py`), examples, images. `building.py` and
@@ -26,7 +25,7 @@ _VERSION = 5  # of parts and signatures; other versions are rebuilt
 
 @dataclasses.dataclass(frozen=True)
 class StoredBatch:
-  """What a batch of D items has become.
+  """The arrays of a batch of D items, as a store keeps them.
 
   Attributes:
     arrays: by name, the concatenated values of all items, and the number of values of each, int64
@@ -108,7 +107,7 @@ class Job:
   """A store to make.
 
   Attributes:
-    kind: its content, see `Kind`.
+    kind: its content, see `StoreKind`.
     path: the directory of the store, local or at an address.
     name, split, source: the corpus, its split and the provenance, for the manifest.
   """
@@ -130,9 +129,9 @@ class Job:
     """The directory of the records of finished parts."""
     return self._beside("progress")
 
-  def _beside(self, what: str) -> AnyPath:
+  def _beside(self, suffix: str) -> AnyPath:
     start = self.path.rfind("/") + 1
-    return as_path(f"{self.path[:start]}.{self.path[start:]}.{what}")
+    return as_path(f"{self.path[:start]}.{self.path[start:]}.{suffix}")
 
   @functools.cached_property
   def key(self) -> str:
@@ -165,7 +164,7 @@ class DuplicateMarks:
   marked: np.ndarray
   ends: np.ndarray
 
-  def of(self, first: int, past: int) -> list[np.ndarray]:
+  def for_items(self, first: int, past: int) -> list[np.ndarray]:
     """Return the marks of items `first` to `past` - 1."""
     ends = self.ends[first : past + 1]
     return np.split(self.marked[ends[0] : ends[-1]], ends[1:-1] - ends[0])
@@ -179,30 +178,31 @@ def batch_items(
   kind: StoreKind, items: Iterator[Any], marks: dict[str, DuplicateMarks], start: int
 ) -> Iterator[ItemBatch]:
   """Group items into batches of about 512 K characters; the first is number `start` of its part."""
-  held: list[Any] = []
-  characters = 0
-  first = start
 
-  def batch() -> ItemBatch:
+  def make_batch(batch: list[Any], first: int) -> ItemBatch:
+    past = first + len(batch)
     return ItemBatch(
-      held, {step: each.of(first, first + len(held)) for step, each in marks.items()}
+      batch, {step: step_marks.for_items(first, past) for step, step_marks in marks.items()}
     )
 
+  batch: list[Any] = []
+  num_characters = 0
+  first = start
   for item in items:
-    held.append(item)
-    characters += kind.characters(item)
-    if characters >= BATCH_CHARACTERS or len(held) >= _BATCH_ITEMS:
-      yield batch()
-      first = first + len(held)
-      held = []
-      characters = 0
-  if held:
-    yield batch()
+    batch.append(item)
+    num_characters += kind.characters(item)
+    if num_characters >= BATCH_CHARACTERS or len(batch) >= _BATCH_ITEMS:
+      yield make_batch(batch, first)
+      first += len(batch)
+      batch = []
+      num_characters = 0
+  if batch:
+    yield make_batch(batch, first)
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-  """Return the words that report skipped records, to follow the number of used ones."""
-  return "".join(
-    f", {number:,} records skipped ({escape_controls(reason)})"
-    for reason, number in sorted(skipped.items())
-  )
+  """Return a clause on skipped records, to follow the number of used ones."""
+  clauses = []
+  for reason, number in sorted(skipped.items()):
+    clauses.append(f", {number:,} records skipped ({escape_controls(reason)})")
+  return "".join(clauses)

@@ -1,5 +1,4 @@
-"""Preparation of a store: sign and compare its parts, build them, publish; resumed after any
-interruption."""
+"""Prepares a store: signs and compares its parts, builds them, publishes; resumes if stopped."""
 
 import contextlib
 from collections import Counter
@@ -28,36 +27,42 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
     UserError: another process builds it, the files cannot be written, or the source or vocabulary
       cannot be used.
   """
-  with contextlib.ExitStack() as held:
-    checks = [held.enter_context(_begun(job)) for job in jobs]
-    records = [_records(job, engine) for job in jobs]
-    made = [building.build_contents(job, parts) for job, parts in zip(jobs, records, strict=True)]
-    for job, check, contents in zip(jobs, checks, made, strict=True):
-      check()
-      building.publish(job, contents)
-  return [sum((Counter(part["removed"]) for part in parts), Counter()) for parts in records]
+  with contextlib.ExitStack() as stack:
+    lease_checks = [stack.enter_context(_own_directories(job)) for job in jobs]
+    records = [_build_parts(job, engine) for job in jobs]
+    contents = []
+    for job, job_records in zip(jobs, records, strict=True):
+      contents.append(building.build_contents(job, job_records))
+    for job, check_lease, job_contents in zip(jobs, lease_checks, contents, strict=True):
+      check_lease()
+      building.publish(job, job_contents)
+  removed = []
+  for job_records in records:
+    removed.append(sum((Counter(record["removed"]) for record in job_records), Counter()))
+  return removed
 
 
 def _check_source(job: Job) -> None:
   try:
-    current = job.kind.is_current()
+    is_current = job.kind.is_current()
   except OSError:  # a file is gone
-    current = False
-  if not current:
+    is_current = False
+  if not is_current:
     raise UserError(
       f"{job.name}, split {job.split!r}: the source's files changed while they were read, so that "
-      "the store would mix old and new ones; run the same command again once nothing writes to "
-      "them"
+      "the store would mix old and new ones; run the same command again once nothing writes to them"
     )
 
 
-def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
+def _build_parts(job: Job, engine: Engine) -> list[dict[str, Any]]:
   """Build the parts of a job and return their records."""
-  if left := duplicates.missing_comparisons(job):
-    with progress_bar.show_progress(job, "signatures", f"{job.split}, signatures", job.kind.items):
+  comparisons = duplicates.missing_comparisons(job)
+  if comparisons:
+    title = f"{job.split}, signatures"
+    with progress_bar.show_progress(job, "signatures", title, job.kind.items):
       engine.sign(job)
-      for one in left:
-        engine.compare(job, one)
+      for comparison in comparisons:
+        engine.compare(job, comparison)
   building.remove_surplus(job)
   with progress_bar.show_progress(job, "parts", job.split, job.kind.unit):
     engine.make(job)
@@ -66,52 +71,63 @@ def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _begun(job: Job) -> Iterator[Callable[[], None]]:
-  """Create the job's directories, empty them if another job left them, and keep other processes out
-  by a lock or, where there are none, a lease. Yield a function to call before publishing the store;
-  it raises if the lease was lost."""
+def _own_directories(job: Job) -> Iterator[Callable[[], None]]:
+  """Create the job's directories and keep other processes out of them.
+
+  A lock, or a lease where there are no locks, keeps others out. Directories that another job left
+  are emptied. Yields a function to call before publishing the store, which raises if the lease was
+  lost.
+  """
+  progress = job.progress
+  with contextlib.ExitStack() as stack:
+    try:
+      progress.mkdir(parents=True, exist_ok=True)
+      lock = exclusive.hold_directory(
+        progress.parent, progress.name, exclusive.WRITING, f"{progress.name}.lease"
+      )
+      stack.enter_context(contextlib.closing(lock))
+      if progress_files.is_written(progress):
+        raise UserError(
+          f"{progress}: a process of an interrupted run still writes this store: wait "
+          "for it or stop it"
+        )
+      _clear_unless_resumed(job)
+      job.work.mkdir(parents=True, exist_ok=True)
+      yield lock.check
+    except OSError as error:
+      raise UserError(
+        f"{progress}: cannot be written ({error}): free some space or choose another output"
+      ) from error
+
+
+def _clear_unless_resumed(job: Job) -> None:
+  """Empty the job's directories unless an interrupted run of the same job left them."""
   progress = job.progress
   work = job.work
-  mine = contextlib.ExitStack()
-  try:
-    progress.mkdir(parents=True, exist_ok=True)
-    held = exclusive.hold_directory(
-      progress.parent, progress.name, exclusive.WRITING, f"{progress.name}.lease"
+  key_file = progress / "job"
+  if key_file.exists() and key_file.read_text() == job.key:
+    print(
+      f"{progress}: left by an interrupted run with the same inputs; going on from there",
+      flush=True,
     )
-    mine.enter_context(contextlib.closing(held))
-    if progress_files.is_written(job.progress):
+    return
+  if key_file.exists():
+    print(
+      f"{progress}: left by a run with other inputs or files that changed since; starting anew",
+      flush=True,
+    )
+  elif isinstance(work, RemotePath):
+    files = list(work.sizes())
+    if files:
       raise UserError(
-        f"{progress}: a process of an interrupted run still writes this store: wait "
-        "for it or stop it"
+        f"{work}: found {len(files):,} files that no preparation has left there, such as "
+        f"{min(files)}, expected an empty place for the store; choose another output, or remove "
+        "them"
       )
-    record = progress / "job"
-    if record.exists() and record.read_text() == job.key:
-      print(
-        f"{progress}: left by an interrupted run with the same inputs; going on from there",
-        flush=True,
-      )
-    else:
-      if record.exists():
-        print(
-          f"{progress}: left by a run with other inputs or files that changed since; starting anew",
-          flush=True,
-        )
-      elif found := isinstance(work, RemotePath) and list(work.sizes()):
-        raise UserError(
-          f"{work}: found {len(found):,} files that no preparation has left there, such as "
-          f"{min(found)}, expected an "
-          "empty place for the store; choose another output, or remove them"
-        )
-      # the record last: it says that the others may go
-      for leftover in (work, *progress.iterdir()):
-        if leftover.exists():
-          leftover.rmtree() if leftover.is_dir() else leftover.unlink()
-      record.write_text(job.key)
-    work.mkdir(parents=True, exist_ok=True)
-    yield held.check
-  except OSError as error:
-    raise UserError(
-      f"{progress}: cannot be written ({error}): free some space or choose another output"
-    ) from error
-  finally:
-    mine.close()
+  # the key file is last: it permits deleting the others
+  for leftover in (work, *progress.iterdir()):
+    if leftover.is_dir():
+      leftover.rmtree()
+    elif leftover.exists():
+      leftover.unlink()
+  key_file.write_text(job.key)

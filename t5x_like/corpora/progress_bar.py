@@ -1,5 +1,4 @@
-"""A job's progress, from the reports of its parts: a bar in a terminal, else a line every 30
-seconds.
+"""Shows a job's progress from its parts' reports: a bar on a terminal, else a line now and then.
 
 Bytes are the stored sizes of the source's files. A part in progress counts by its tokens or
 documents, at the bytes per token or document of the finished parts.
@@ -26,74 +25,54 @@ class _Parts:
   def __init__(self, job: Job, stage: str):
     self._directory = job.progress / "now" / stage
     self._sizes = [job.kind.part_size(number) for number in range(job.kind.num_parts)]
-    self._done: dict[int, int] = {}
+    self._finished: dict[int, int] = {}
     self.total = sum(self._sizes)
 
-  def look(self) -> tuple[int, int]:
+  def read_progress(self) -> tuple[int, int]:
     """Return (bytes done, amount done)."""
-    under_way = {}
+    in_progress = self._read_reports()
+    amount = sum(self._finished.values())
+    size = sum(self._sizes[number] for number in self._finished)
+    if amount:
+      for number, part_amount in in_progress.items():
+        # at the bytes per amount of the parts before
+        size += min(self._sizes[number], part_amount * size // amount)
+    return size, amount + sum(in_progress.values())
+
+  def _read_reports(self) -> dict[int, int]:
+    """Record the parts that have finished; return the amounts of those in progress, by number."""
+    in_progress = {}
     with contextlib.suppress(OSError, UserError, TransientError):
       for path in self._directory.iterdir():
         # a file is being written
         with contextlib.suppress(OSError, UserError, TransientError, ValueError):
-          if (number := int(path.name)) not in self._done:
-            amount, done = map(int, path.read_text().split())
-            (self._done if done else under_way)[number] = amount
-    amount = sum(self._done.values())
-    size = sum(self._sizes[number] for number in self._done)
-    for number, so_far in under_way.items():
-      size += min(self._sizes[number], so_far * size // amount) if amount else 0
-    return size, amount + sum(under_way.values())
+          number = int(path.name)
+          if number in self._finished:
+            continue
+          amount, is_done = map(int, path.read_text().split())
+          if is_done:
+            self._finished[number] = amount
+          else:
+            in_progress[number] = amount
+    return in_progress
 
 
 @contextlib.contextmanager
 def show_progress(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
-  """Show the progress of a stage while the block runs: `parts` by tokens or `signatures` by
-  documents."""
-  parts = _Parts(job, stage)
-  stop = threading.Event()
-  first_size, first_amount = parts.look()
-  began = said = time.monotonic()
-  bar = tqdm(
-    total=parts.total,
-    initial=first_size,
-    desc=title,
-    unit="B",
-    unit_scale=True,
-    smoothing=0,
-    disable=None,
-    dynamic_ncols=True,
-  )
+  """Show the progress of a stage while the block runs.
 
-  def show() -> None:
-    nonlocal said
-    size, amount = parts.look()
-    seconds = max(time.monotonic() - began, 1e-9)
-    made = (
-      f"{tqdm.format_sizeof(amount)} {unit}, "
-      f"{tqdm.format_sizeof((amount - first_amount) / seconds)}/s"
-    )
-    if not bar.disable:
-      bar.n = size
-      bar.set_postfix_str(made)
-    elif time.monotonic() - said >= _LINE_SECONDS:
-      said = time.monotonic()
-      rate = (size - first_size) / seconds
-      left = (
-        f"about {tqdm.format_interval((parts.total - size) / rate)} left"
-        if rate
-        else ("time left unknown")
-      )
-      print(
-        f"{title}: {100 * size / max(1, parts.total):.0f}% of {tqdm.format_sizeof(parts.total)}B, "
-        f"{made}, {left}",
-        file=sys.stderr,
-        flush=True,
-      )
+  Args:
+    job: the job.
+    stage: `parts`, or `signatures` of the items to compare.
+    title: the text before the bar.
+    unit: the name of the amounts that the parts report.
+  """
+  display = _Display(job, stage, title, unit)
+  stop = threading.Event()
 
   def watch() -> None:
     while not stop.wait(_LOOK_SECONDS):
-      show()
+      display.update()
 
   thread = threading.Thread(target=watch, daemon=True)
   thread.start()
@@ -102,5 +81,56 @@ def show_progress(job: Job, stage: str, title: str, unit: str) -> Iterator[None]
   finally:
     stop.set()
     thread.join()
-    show()
-    bar.close()
+    display.update()
+    display.close()
+
+
+class _Display:
+  """A bar, or lines where stderr is no terminal."""
+
+  def __init__(self, job: Job, stage: str, title: str, unit: str):
+    self._parts = _Parts(job, stage)
+    self._title = title
+    self._unit = unit
+    self._first_size, self._first_amount = self._parts.read_progress()
+    self._began = time.monotonic()
+    self._last_line = self._began
+    self._bar = tqdm(
+      total=self._parts.total,
+      initial=self._first_size,
+      desc=title,
+      unit="B",
+      unit_scale=True,
+      smoothing=0,
+      disable=None,
+      dynamic_ncols=True,
+    )
+
+  def update(self) -> None:
+    size, amount = self._parts.read_progress()
+    now = time.monotonic()
+    seconds = max(now - self._began, 1e-9)
+    speed = tqdm.format_sizeof((amount - self._first_amount) / seconds)
+    amounts = f"{tqdm.format_sizeof(amount)} {self._unit}, {speed}/s"
+    if not self._bar.disable:
+      self._bar.n = size
+      self._bar.set_postfix_str(amounts)
+    elif now - self._last_line >= _LINE_SECONDS:
+      self._last_line = now
+      self._print_line(size, amounts, seconds)
+
+  def close(self) -> None:
+    self._bar.close()
+
+  def _print_line(self, size: int, amounts: str, seconds: float) -> None:
+    total = self._parts.total
+    bytes_per_second = (size - self._first_size) / seconds
+    remaining = "time left unknown"
+    if bytes_per_second:
+      remaining = f"about {tqdm.format_interval((total - size) / bytes_per_second)} left"
+    print(
+      f"{self._title}: {100 * size / max(1, total):.0f}% of {tqdm.format_sizeof(total)}B, "
+      f"{amounts}, {remaining}",
+      file=sys.stderr,
+      flush=True,
+    )

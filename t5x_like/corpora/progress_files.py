@@ -61,28 +61,34 @@ def mark_writing(progress: AnyPath) -> contextlib.AbstractContextManager:
 
 
 def is_written(progress: AnyPath) -> bool:
-  """Return whether a process is still marked by `mark_writing` as writing a local job; a runner's process may outlive the run
-  that started it."""
-  patience = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
-  while not isinstance(progress, RemotePath):
+  """Return whether another process still marks a local job with `mark_writing`.
+
+  A runner's process may outlive the run that started it.
+  """
+  if isinstance(progress, RemotePath):
+    return False
+  deadline = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
+  while True:
     try:
       Lock(progress / "writers").close()
-      break
+      return False
     except LocksUnsupported:
-      break
+      return False
     except BlockingIOError:
-      if time.monotonic() > patience:
+      if time.monotonic() > deadline:
         return True
       time.sleep(0.05)
-  return False
 
 
 class Pulse:
-  """A recorder of a part's progress every few seconds, for the progress bar; call it with an amount
-  of the stage."""
+  """Records a part's progress every few seconds, for the progress bar.
+
+  Call it with the amount of the stage that is done.
+  """
 
   def __init__(self, path: AnyPath):
-    self._path, self._next = path, time.monotonic() + _PULSE_SECONDS
+    self._path = path
+    self._next = time.monotonic() + _PULSE_SECONDS
 
   def __call__(self, amount: int, done: bool = False) -> None:
     if done or time.monotonic() >= self._next:

@@ -1,5 +1,4 @@
-"""Tables of texts and labels in their usual forms: the source that a path means, and the columns by
-their names."""
+"""Finds the source that a path of a table means, and guesses its columns of text and label."""
 
 import glob
 import os
@@ -13,7 +12,7 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
 from t5x_like.files.paths import as_path
 
-_FORMS = {
+_FORMATS = {
   ".csv": "csv",
   ".tsv": "tsv",
   ".tab": "tsv",
@@ -32,8 +31,8 @@ _SUFFIXES = ".csv, .tsv, .jsonl, .json, .parquet or .arrow"
 
 # Usual names of columns, the likeliest first.
 _TEXTS = """
-  text sentence review content comment message body tweet document utterance question query headline title description
-  input review_text comment_text tweet_text
+  text sentence review content comment message body tweet document utterance question query
+  headline title description input review_text comment_text tweet_text
 """.split()
 _PAIRS = (
   ("sentence1", "sentence2"),
@@ -45,63 +44,67 @@ _PAIRS = (
   ("query", "passage"),
 )
 _LABELS = """
-  label labels class category target sentiment topic intent emotion polarity rating stars score tag y label_text
+  label labels class category target sentiment topic intent emotion polarity rating stars score tag
+  y label_text
 """.split()
 
 
 def format_of(path: str) -> str | None:
-  """Return the format that a path's suffix names, with or without a suffix of compression; None if
-  it names none."""
+  """Return the format that a path's suffix names, compressed or not; None if it names none."""
   name = os.path.basename(path).lower()
   for suffix in _COMPRESSIONS:
     name = name.removesuffix(suffix)
-  return _FORMS.get(os.path.splitext(name)[1])
+  return _FORMATS.get(os.path.splitext(name)[1])
 
 
 def source_for_path(path: str) -> str:
   """Return the source that a path means: `reviews.csv` is `csv:reviews.csv`.
 
-  A directory holds files by split (`train.csv`, `dev.csv`), files of one form, a folder of texts
-  for each class, or what the library datasets saves.
+  A directory holds files by split (`train.csv`, `dev.csv`), files of one format, a folder of texts
+  for each class, or a data set saved by the library `datasets`.
 
   Args:
     path: a file, a pattern, `train=a.csv,validation=b.csv`, or a directory; a source is returned as
       it is.
   Raises:
-    UserError: nothing is there, or its form is unknown.
+    UserError: nothing is there, or its format is unknown.
   """
   if path.partition(":")[0] in sources.formats():
     return path
-  by_split = _SPLIT_NAME.findall(path)
-  if by_split and path.startswith(f"{by_split[0][0]}="):
-    return f"{_form(path, [file for _, file in by_split])}:{path}"
+  named_splits = _SPLIT_NAME.findall(path)
+  if named_splits and path.startswith(f"{named_splits[0][0]}="):
+    files = [file for _, file in named_splits]
+    return f"{_common_format(path, files)}:{path}"
   if as_path(path).is_dir():
-    return _of_directory(path.rstrip("/"))
-  return f"{_form(path, [path])}:{path}"
+    return _source_for_directory(path.rstrip("/"))
+  return f"{_common_format(path, [path])}:{path}"
 
 
-def _form(given: str, files: Sequence[str]) -> str:
-  """Return the one form of some files or patterns."""
-  forms = {format_of(file) for file in files}
-  if None in forms or len(forms) > 1:
+def _common_format(path: str, files: Sequence[str]) -> str:
+  """Return the one format of some files or patterns; `path` is the user's, for messages."""
+  formats = {format_of(file) for file in files}
+  if None in formats or len(formats) > 1:
     unknown = next((file for file in files if format_of(file) is None), None)
     if unknown and not globs.find_matches(unknown):
       raise UserError(
         f"config.task.source: found nothing at {unknown!r}, expected a file or a directory; check "
         "the path"
       )
-    name = (
-      f"{os.path.basename(unknown)!r}" if unknown else ", ".join(map(os.path.basename, files[:4]))
-    )
+    if unknown:
+      names = f"{os.path.basename(unknown)!r}"
+    else:
+      names = ", ".join(map(os.path.basename, files[:4]))
     raise UserError(
-      f"config.task.source: found {given!r}, expected files of one form that their suffix tells, "
-      f"{_SUFFIXES}, not {name}; or write the form before it, such as csv:{given}"
+      f"config.task.source: found {path!r}, expected files of one form that their suffix tells, "
+      f"{_SUFFIXES}, not {names}; or write the form before it, such as csv:{path}"
     )
-  (form,) = forms
-  if form != "json":
-    return form
-  starts = {_first_character(path) for file in files for path in globs.find_matches(file)}
-  return "jsonl" if starts == {"{"} else "json"
+  (format,) = formats
+  if format != "json":
+    return format
+  first_characters = set()
+  for pattern in files:
+    first_characters.update(map(_first_character, globs.find_matches(pattern)))
+  return "jsonl" if first_characters == {"{"} else "json"
 
 
 def _first_character(path: str) -> str:
@@ -112,43 +115,41 @@ def _first_character(path: str) -> str:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
 
 
-def _of_directory(folder: str) -> str:
-  inside = globs.find_matches(f"{glob.escape(folder)}/*")
-  names = [os.path.basename(path) for path in inside]
-  if any(name in _SAVED_BY_DATASETS for name in names):
+def _source_for_directory(folder: str) -> str:
+  paths = globs.find_matches(f"{glob.escape(folder)}/*")
+  if any(os.path.basename(path) in _SAVED_BY_DATASETS for path in paths):
     return f"arrow:{folder}"
-  files = [path for path in inside if globs.file_kind(path) == "file" and format_of(path)]
+  files = [path for path in paths if globs.file_kind(path) == "file" and format_of(path)]
   if not files:
-    if any(globs.file_kind(path) == "directory" for path in inside):
+    if any(globs.file_kind(path) == "directory" for path in paths):
       return f"text_folders:{folder}"
     raise UserError(
       f"config.task.source: found no table in {folder}, expected files such as train.csv and "
       f"validation.csv ({_SUFFIXES}), or a folder of texts for each class"
     )
-  form = _form(folder, files)
-  splits = [_split_in(path) for path in files]
+  format = _common_format(folder, files)
+  splits = [_split_in_name(path) for path in files]
   if not any(splits):
     splits = ["train"] * len(files)
   if None in splits:
     stray = os.path.basename(files[splits.index(None)])
     raise UserError(
       f"config.task.source: found {stray!r} in {folder} beside files of splits, expected a split "
-      f"in its name, such as train; or name the files, {form}:train={folder}/{stray},validation=…"
+      f"in its name, such as train; or name the files, {format}:train={folder}/{stray},validation=…"
     )
   order = ["train", "validation", "test"]
-  listed = sorted(zip(splits, files), key=lambda entry: (order.index(entry[0]), entry[1]))
-  return f"{form}:" + ",".join(f"{split}={path}" for split, path in listed)
+  files_by_split = sorted(zip(splits, files), key=lambda pair: (order.index(pair[0]), pair[1]))
+  return f"{format}:" + ",".join(f"{split}={path}" for split, path in files_by_split)
 
 
-def _split_in(path: str) -> str | None:
-  """Return the split that a file's name tells: `train-00000-of-00002.parquet` is of train."""
-  parts = re.split("[^a-z]+", os.path.basename(path).lower())
-  return next((SPLIT_WORDS[part] for part in parts if part in SPLIT_WORDS), None)
+def _split_in_name(path: str) -> str | None:
+  """Return the split in a file's name: `train-00000-of-00002.parquet` belongs to train."""
+  words = re.split("[^a-z]+", os.path.basename(path).lower())
+  return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
 
 
 def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
-  """Return the columns of the text or of the two texts by their usual names; none if no name is
-  known.
+  """Return the one or two columns of text by their usual names; none if no name is usual.
 
   Of two columns, the one beside the label is the text.
 
@@ -163,17 +164,16 @@ def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
   for name in _TEXTS:
     if name in by_name and by_name[name] != label:
       return [by_name[name]]
-  others = [column for column in columns if column != label]
-  return others if label in columns and len(others) == 1 else []
+  unlabelled = [column for column in columns if column != label]
+  return unlabelled if label in columns and len(unlabelled) == 1 else []
 
 
 def guess_label(columns: Sequence[str]) -> str | None:
-  """Return the column of the label by its usual names, or the only one beside the text; None if
-  neither is known."""
+  """Return the label's column: one with a usual name, else the only one beside the text, or None."""
   by_name = {column.strip().lower(): column for column in reversed(columns)}
   for name in _LABELS:
     if name in by_name:
       return by_name[name]
   texts = guess_texts(columns, None)
-  others = [column for column in columns if column not in texts]
-  return others[0] if texts and len(others) == 1 else None
+  candidates = [column for column in columns if column not in texts]
+  return candidates[0] if texts and len(candidates) == 1 else None

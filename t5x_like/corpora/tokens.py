@@ -1,5 +1,4 @@
-"""The tokens of documents: the kind of store that pretraining reads. Splits, cleans and
-tokenises."""
+"""Defines token stores, which pretraining reads: splits, cleans and tokenises documents."""
 
 import dataclasses
 import functools
@@ -23,13 +22,13 @@ from t5x_like.store.tokens import TOKENS
 from t5x_like.store.writer import SHARD_VALUES
 
 PART_BYTES = 2**26
-_LONGEST_FACTS = 4096  # characters of JSON
-_OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
+_MAX_FACTS = 4096  # characters of JSON
+_OTHER_SPLIT = ""  # the reason of documents that belong to another split; not counted
 
 
 def summarize_facts(facts: Any) -> Any:
   """Return a source's facts for a manifest: the facts themselves or, if too long, their SHA-256."""
-  if len(json.dumps(facts, sort_keys=True)) <= _LONGEST_FACTS:
+  if len(json.dumps(facts, sort_keys=True)) <= _MAX_FACTS:
     return facts
   return {"form": facts.get("form"), "facts_sha256": checked_json.digest(facts)}
 
@@ -89,27 +88,27 @@ class TokenStoreKind(StoreKind):
 
   @property
   def facts(self) -> dict[str, Any]:
-    left = {"source", "data_dir", "vocabulary_path"} | (
-      set() if self._compares else {"documents_sha256", "changed"}
-    )
-    facts = {key: value for key, value in dataclasses.asdict(self).items() if key not in left}
-    return facts | {"steps": {step.name: dataclasses.asdict(step) for step in self.steps}}
+    omitted = {"source", "data_dir", "vocabulary_path"}
+    if not self._compares_pages:
+      omitted |= {"documents_sha256", "changed"}
+    facts = {key: value for key, value in dataclasses.asdict(self).items() if key not in omitted}
+    facts["steps"] = {step.name: dataclasses.asdict(step) for step in self.steps}
+    return facts
 
   def part_facts(self, number: int) -> Any:
-    if self._compares:  # a part depends on all files, which are among the facts
+    if self._compares_pages:  # a part depends on all files, which are among the facts
       return None
-    known = _documents(self).source.part_facts(
-      self.part.split, self.text_field, _parts(self)[number]
-    )
-    return known or [self.documents_sha256, self.changed]
+    source = _open_documents(self).source
+    part_facts = source.part_facts(self.part.split, self.text_field, _list_parts(self)[number])
+    return part_facts or [self.documents_sha256, self.changed]
 
   @property
-  def _compares(self) -> bool:
+  def _compares_pages(self) -> bool:
     return any(isinstance(step, cleaning.Duplicates) for step in self.steps)
 
   @property
   def vocabulary(self) -> vocabularies.Vocabulary:
-    return _vocabulary(self)
+    return _load_vocabulary(self)
 
   @property
   def store_facts(self) -> dict[str, Any]:
@@ -117,21 +116,20 @@ class TokenStoreKind(StoreKind):
 
   @property
   def num_parts(self) -> int:
-    return len(_parts(self))
+    return len(_list_parts(self))
 
   def is_current(self) -> bool:
-    documents = _documents(self)
-    now = (
-      checked_json.digest(documents.facts()),
-      tuple(documents.source.modification_times(self.part.split)),
-    )
-    return now == (self.documents_sha256, self.changed) and documents.source.matches_listing()
+    documents = _open_documents(self)
+    digest = checked_json.digest(documents.facts())
+    times = tuple(documents.source.modification_times(self.part.split))
+    is_unchanged = digest == self.documents_sha256 and times == self.changed
+    return is_unchanged and documents.source.matches_listing()
 
   def part_size(self, number: int) -> int:
-    return _documents(self).source.part_size(self.part.split, _parts(self)[number])
+    return _open_documents(self).source.part_size(self.part.split, _list_parts(self)[number])
 
   def read(self, number: int) -> Iterator[str | Skip]:
-    return _documents(self).read(self.part.split, _parts(self)[number])
+    return _open_documents(self).read(self.part.split, _list_parts(self)[number])
 
   def characters(self, item: str | Skip) -> int:
     return len(item) if isinstance(item, str) else 1
@@ -139,34 +137,34 @@ class TokenStoreKind(StoreKind):
   def clean(self, document: str | Skip) -> cleaning.CleanResult:
     """Clean a document by itself."""
     removed: Counter[str] = Counter()
-    if reason := skip_reason(document):
+    reason = skip_reason(document)
+    if reason:
       return None, reason, removed
-    if not (document := self.part.of(document)):
-      return None, _OTHER_SIDE, removed
+    text = self.part.share(document)
+    if not text:
+      return None, _OTHER_SPLIT, removed
     for step in self._filters:
-      document, reason, amounts = step.clean(document)
+      text, reason, amounts = step.clean(text)
       removed += amounts
-      if document is None:
+      if text is None:
         return None, reason, removed
-    return document, None, removed
+    return text, None, removed
 
   @property
   def _filters(self) -> list[cleaning.Filter]:
     return [step for step in self.steps if isinstance(step, cleaning.Filter)]
 
-  def _without_duplicates(self, text: str, marks: dict[str, np.ndarray]) -> cleaning.CleanResult:
+  def _remove_duplicates(self, text: str, marks: dict[str, np.ndarray]) -> cleaning.CleanResult:
     removed: Counter[str] = Counter()
     for step in self.steps:
-      if step.name in marks and marks[step.name].any():
-        text, reason, amounts = step.remove_marked(text, marks[step.name])
-        removed += amounts
-        if text is not None and not (
-          text and all(one.is_long_enough(text) for one in self._filters)
-        ):
-          text = None
-          reason = f"too short without repeated {step.name}"
-        if text is None:
-          return None, reason, removed
+      if step.name not in marks or not marks[step.name].any():
+        continue
+      text, reason, amounts = step.remove_marked(text, marks[step.name])
+      removed += amounts
+      if text is None:
+        return None, reason, removed
+      if not text or not all(step_filter.is_long_enough(text) for step_filter in self._filters):
+        return None, f"too short without repeated {step.name}", removed
     return text, None, removed
 
   def make(self, batch: ItemBatch) -> StoredBatch:
@@ -174,48 +172,47 @@ class TokenStoreKind(StoreKind):
     reasons = []
     removed = []
     for number, document in enumerate(batch.items):
-      text, reason, gone = self.clean(document)
+      text, reason, amounts = self.clean(document)
       if text is not None:
-        text, reason, more = self._without_duplicates(
-          text, {step: each[number] for step, each in batch.marks.items()}
-        )
-        gone += more
+        marks = {step: step_marks[number] for step, step_marks in batch.marks.items()}
+        text, reason, duplicate_amounts = self._remove_duplicates(text, marks)
+        amounts += duplicate_amounts
       texts.append(text or "")
       reasons.append(reason)
-      removed.append(gone or None)
-    encoded = self.vocabulary.encode_batch(texts)
-    for number, document in enumerate(encoded):
-      if texts[number] and not document.size:
+      removed.append(amounts or None)
+    documents_ids = self.vocabulary.encode_batch(texts)
+    for number, document_ids in enumerate(documents_ids):
+      if texts[number] and not document_ids.size:
         reasons[number] = "no tokens"
-    lengths_D = np.array([document.size for document in encoded], np.int64)
-    stored = ids.prepare(
-      self.vocabulary, self.append_eos, np.concatenate(encoded), lengths_D, "vocabulary"
+    lengths_D = np.array([document_ids.size for document_ids in documents_ids], np.int64)
+    tokens = ids.prepare(
+      self.vocabulary, self.append_eos, np.concatenate(documents_ids), lengths_D, "vocabulary"
     )
-    return StoredBatch({TOKENS: stored}, reasons, removed)
+    return StoredBatch({TOKENS: tokens}, reasons, removed)
 
 
 @functools.lru_cache(16)  # splits
-def _documents(tokens: TokenStoreKind) -> Documents:
-  documents = Documents(tokens.source, data_dir=tokens.data_dir, text_field=tokens.text_field)
-  if checked_json.digest(documents.facts()) != tokens.documents_sha256:
+def _open_documents(kind: TokenStoreKind) -> Documents:
+  documents = Documents(kind.source, data_dir=kind.data_dir, text_field=kind.text_field)
+  if checked_json.digest(documents.facts()) != kind.documents_sha256:
     raise UserError(
-      f"source {tokens.source}: found other files than when the preparation began; run the same "
+      f"source {kind.source}: found other files than when the preparation began; run the same "
       "command again"
     )
   return documents
 
 
 @functools.lru_cache(16)
-def _parts(tokens: TokenStoreKind) -> list[tuple[int, int]]:
-  return _documents(tokens).source.parts(tokens.part.split, tokens.part_bytes)
+def _list_parts(kind: TokenStoreKind) -> list[tuple[int, int]]:
+  return _open_documents(kind).source.parts(kind.part.split, kind.part_bytes)
 
 
 @functools.lru_cache(2)
-def _vocabulary(tokens: TokenStoreKind) -> vocabularies.Vocabulary:
-  vocabulary = vocabularies.load(tokens.vocabulary_path)
-  if vocabulary.fingerprint != tokens.vocabulary_fingerprint:
+def _load_vocabulary(kind: TokenStoreKind) -> vocabularies.Vocabulary:
+  vocabulary = vocabularies.load(kind.vocabulary_path)
+  if vocabulary.fingerprint != kind.vocabulary_fingerprint:
     raise UserError(
-      f"vocabulary {tokens.vocabulary_path}: found another one than when the preparation began; "
+      f"vocabulary {kind.vocabulary_path}: found another one than when the preparation began; "
       "run the same command again"
     )
   return vocabulary

@@ -55,8 +55,8 @@ class TokenStore(Store):
     documents_S = np.diff(shards.first_item)
     if (wrong := np.flatnonzero(documents_S > tokens_S)).size:
       raise UserError(
-        f"{files.name(SHARDS_TABLE)}: row {wrong[0]}: found {documents_S[wrong[0]]} documents, expected "
-        f"1 to {tokens_S[wrong[0]]} (the shard's tokens): {REMEDY}"
+        f"{files.name(SHARDS_TABLE)}: row {wrong[0]}: found {documents_S[wrong[0]]} documents, "
+        f"expected 1 to {tokens_S[wrong[0]]} (the shard's tokens): {REMEDY}"
       )
 
   @property

@@ -196,7 +196,7 @@ def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch)
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   monkeypatch.setenv("T5X_LIKE_CACHE", "gs://bucket/cache")
   made = []
-  write = building._write
+  write = building._write_shard
   found = []
 
   def slowly(*arguments):
@@ -204,7 +204,7 @@ def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch)
     time.sleep(0.3)
     write(*arguments)
 
-  monkeypatch.setattr(building, "_write", slowly)
+  monkeypatch.setattr(building, "_write_shard", slowly)
   source = flags[0].removeprefix("--source=")
 
   def build():

@@ -115,7 +115,7 @@ def test_an_interrupted_preparation_goes_on(here, monkeypatch, capsys):
     tokens.TokenStoreKind, "of", functools.partial(tokens.TokenStoreKind.of, shard_values=10_000)
   )
   expected = build(cache=str(here / "uninterrupted")).fingerprint
-  write = building._write
+  write = building._write_shard
   written = []
 
   def stopping(*arguments):
@@ -124,12 +124,12 @@ def test_an_interrupted_preparation_goes_on(here, monkeypatch, capsys):
     written.append(write(*arguments))
 
   with monkeypatch.context() as patched:
-    patched.setattr(building, "_write", stopping)
+    patched.setattr(building, "_write_shard", stopping)
     with pytest.raises(KeyboardInterrupt):
       build()
   assert not list((here / "cache").glob("*/train"))
   more = []
-  monkeypatch.setattr(building, "_write", lambda *arguments: more.append(write(*arguments)))
+  monkeypatch.setattr(building, "_write_shard", lambda *arguments: more.append(write(*arguments)))
   assert build().fingerprint == expected
   (home,) = homes(here)
   assert len(more) == TokenStore.open(home / "train").manifest.num_shards - 4 > 2
@@ -141,14 +141,14 @@ def test_who_comes_second_waits_also_for_one_that_dies(here, monkeypatch):
   code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
 from t5x_like.corpora import corpus
-with corpus._turn({str(here / "cache")!r}, sys.argv[1], "x", bool):
+with corpus._wait_for_turn({str(here / "cache")!r}, sys.argv[1], "x", bool):
   print("held", flush=True); time.sleep(60)
 """
   asked = []
-  turn = corpus._turn
+  turn = corpus._wait_for_turn
   monkeypatch.setattr(
     corpus,
-    "_turn",
+    "_wait_for_turn",
     lambda root, request, *more: asked.append(request) or turn(root, request, *more),
   )
   build(cache=str(here / "third"))

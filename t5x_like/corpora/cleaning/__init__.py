@@ -1,8 +1,8 @@
 """Cleaning steps of a corpus, one file each, found by name: `--clean=c4,exact,near,spans`.
 
-A file's `Step` filters each page by itself (`Filter`) or removes what a split contains more than
-once (`Duplicates`). Steps apply in the order of their `stage`, in whatever order they are listed.
-All are pure functions of texts and hashes; `corpora/duplicates.py` applies them to a split.
+A file's `Step` filters each page by itself (`Filter`) or removes repeated texts of a split
+(`Duplicates`). Steps apply in the order of their `stage`, in whatever order they are listed. All
+are pure functions of texts and hashes; `corpora/duplicates.py` applies them to a split.
 """
 
 import abc
@@ -57,11 +57,10 @@ class Comparison:
 
   Attributes:
     name: name of the comparison and of the directory of its marks.
-    entries: (signatures [n, ...] of a part, their places int64 [n], places that the step's
-      comparison before marked)
-      -> entries to compare.
-    match: (part, key, place int64 [N], ...) -> bool [N], the marked ones of all entries of some
-      keys. Only entries of the same key are compared, in the order of the corpus. They may
+    entries: returns the entries to compare, from the signatures [n, ...] of a part, their places
+      int64 [n], and the places that the step's previous comparison marked.
+    match: marks entries of some keys, all entries of each: (part, key, place int64 [N], ...) ->
+      bool [N]. Only entries of the same key are compared, in the order of the corpus. They may
       therefore be divided among machines by key in any way, and arrive in any order.
   """
 
@@ -90,8 +89,10 @@ class Duplicates(Step):
     """Remove duplicates from a page, at least one of whose signatures is marked."""
 
   def mark_repeats_in_part(self, signatures: np.ndarray) -> np.ndarray:
-    """Mark the duplicates that need no comparison with other parts: signatures [n, ...] of a part
-    -> bool [n]."""
+    """Mark duplicates within a part: its signatures [n, ...] -> bool [n].
+
+    They need no comparison with other parts.
+    """
     return np.zeros(len(signatures), bool)
 
 
@@ -100,25 +101,24 @@ def names() -> list[str]:
 
 
 def parse_steps(
-  where: str, listed: str, arguments: Mapping[str, Mapping[str, Any]] | None = None
+  where: str, names_with_commas: str, arguments: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[Step, ...]:
   """Make cleaning steps.
 
   Args:
     where: the flag or key, for messages.
-    listed: names of steps, with commas.
+    names_with_commas: the names of the steps.
     arguments: arguments of steps, by name.
 
   Returns:
     The steps in the order of application.
   """
-  made = {}
-  for name in filter(None, listed.split(",")):
+  steps = {}
+  for name in filter(None, names_with_commas.split(",")):
     if name not in names():
       raise UserError(
         f"{where}: found {name!r}, expected some of {', '.join(names())}, with commas"
       )
-    made[name] = slots.find(where, name, sys.modules[__name__], "Step")(
-      **(arguments or {}).get(name, {})
-    )
-  return tuple(sorted(made.values(), key=lambda step: step.stage))
+    step_class = slots.find(where, name, sys.modules[__name__], "Step")
+    steps[name] = step_class(**(arguments or {}).get(name, {}))
+  return tuple(sorted(steps.values(), key=lambda step: step.stage))

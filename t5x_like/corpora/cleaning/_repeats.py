@@ -1,4 +1,4 @@
-"""Signatures that occur more than once, for the steps that compare hashes for equality."""
+"""Marks signatures that occur more than once, for the steps that compare hashes for equality."""
 
 import hashlib
 
@@ -9,21 +9,23 @@ from t5x_like.corpora.cleaning import Duplicates, Entries
 
 def hash_text(text: str) -> int:
   """Hash a text to 64 bits of BLAKE2b."""
-  return int.from_bytes(
-    hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
-  )
+  digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+  return int.from_bytes(digest, "little")
 
 
 def sort_by_key(
   part: np.ndarray, key: np.ndarray, place: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return (the order of the entries by key, then by corpus; marks of all but the first entry of
-  each key)."""
+  """Sort entries by key, then by corpus.
+
+  Returns:
+    The order of the entries, and marks of all but the first entry of each key, in that order.
+  """
   order_N = np.lexsort((place, part, key))
-  sorted_N = key[order_N]
-  return order_N, np.concatenate(
-    [np.zeros(min(1, sorted_N.size), bool), sorted_N[1:] == sorted_N[:-1]]
-  )
+  key_N = key[order_N]
+  repeats_N = np.zeros(key_N.size, bool)
+  repeats_N[1:] = key_N[1:] == key_N[:-1]
+  return order_N, repeats_N
 
 
 def mark_repeats(

@@ -45,7 +45,7 @@ class Step(Filter):
     language: the language to keep.
 
   Raises:
-    UserError: as in `hook`.
+    UserError: as in `load_language_id`.
   """
 
   stage = 0
@@ -88,10 +88,8 @@ class Step(Filter):
 
   def is_long_enough(self, text: str) -> bool:
     """Return whether a text has at least `min_sentences`."""
-    return (
-      sum(1 for _ in itertools.islice(segmentation.sentences(text), self.min_sentences))
-      >= self.min_sentences
-    )
+    first_sentences = itertools.islice(segmentation.sentences(text), self.min_sentences)
+    return len(list(first_sentences)) >= self.min_sentences
 
   def _line(self, line: str) -> str | None:
     words = segmentation.words(line)
@@ -124,18 +122,21 @@ class Step(Filter):
 
 @functools.lru_cache(4)
 def _any_of(words: tuple[str, ...]) -> re.Pattern:
-  inside = [re.escape(word) for word in words if segmentation.has_unspaced(word)]
-  apart = "|".join(re.escape(word) for word in words if not segmentation.has_unspaced(word))
-  return re.compile("|".join([*inside, *([rf"(?<!\w)(?:{apart})(?!\w)"] if apart else [])]))
+  """Return a pattern of any of the words, between word ends in scripts that separate words."""
+  patterns = [re.escape(word) for word in words if segmentation.has_unspaced(word)]
+  separate = [re.escape(word) for word in words if not segmentation.has_unspaced(word)]
+  if separate:
+    patterns.append(rf"(?<!\w)(?:{'|'.join(separate)})(?!\w)")
+  return re.compile("|".join(patterns))
 
 
 @functools.cache
 def load_language_id(name: str) -> Callable[[str], str]:
   """Import the function at `module:function`; raise UserError if it is missing or not admitted."""
-  found = trust.import_function("language id", name)
-  if not callable(found):
+  function = trust.import_function("language id", name)
+  if not callable(function):
     raise UserError(
-      f"language id {name!r}: found {type(found).__name__}, expected a function "
+      f"language id {name!r}: found {type(function).__name__}, expected a function "
       "from text to a language"
     )
-  return found
+  return function

@@ -2,9 +2,9 @@
 
 The method is that of Brown et al. 2020, appendix C, which removes 200 characters on each side
 instead of the page: words in lower case without punctuation, and the whole text where it has 8 to
-12 words. Shorter texts are not looked for, as they occur by chance. Spellings that Unicode holds
-equal (NFKC_Casefold) are one. In texts mostly of scripts without spaces between words, two letters
-count as a word.
+12 words. Shorter texts are ignored, as they occur by chance. Spellings that Unicode holds equal
+(NFKC_Casefold) are one. In texts mostly of scripts without spaces between words, two letters count
+as a word.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from t5x_like.errors import UserError
 from t5x_like.files import globs
 
 WORDS = 13
-FEWEST = 8
+MIN_WORDS = 8
 # soft hyphens, joiners, …
 _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -64,12 +64,16 @@ class Step(Filter):
     object.__setattr__(self, "sha256", sha256)
 
   def clean(self, text: str) -> CleanResult:
-    hashes_n = _hashes(_terms(text))
-    for words, (keys_n, names_n, files) in load_known_texts(self.against)[0].items():
-      found_n = _rows(hashes_n, words)
-      at_n = np.searchsorted(keys_n, found_n).clip(max=keys_n.size - 1)
-      if (hit_n := keys_n[at_n] == found_n).any():
-        return None, f"text of {files[names_n[at_n[hit_n.argmax()]]]}", Counter()
+    hashes_n = _hash_words(_words(text))
+    for num_words, (known_keys_K, known_files_K, files) in load_known_texts(self.against)[
+      0
+    ].items():
+      keys_n = _hash_ngrams(hashes_n, num_words)
+      places_n = np.searchsorted(known_keys_K, keys_n).clip(max=known_keys_K.size - 1)
+      is_known_n = known_keys_K[places_n] == keys_n
+      if is_known_n.any():
+        first_place = places_n[is_known_n.argmax()]
+        return None, f"text of {files[known_files_K[first_place]]}", Counter()
     return text, None, Counter()
 
   def is_long_enough(self, text: str) -> bool:
@@ -80,89 +84,105 @@ class Step(Filter):
 def load_known_texts(
   against: tuple[str, ...],
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray, list[str]]], str]:
-  """Return ({number of words: (sorted hashes of rows of words, the file of each, names of files)},
-  SHA-256)."""
-  rows: dict[int, dict[int, int]] = {}
+  """Read evaluation texts.
+
+  Returns:
+    By number of words, the sorted hashes of rows of so many words, the file of each, and the names
+    of the files; and the SHA-256 of the texts.
+  """
+  file_of_key: dict[int, dict[int, int]] = {}  # by number of words and hash
   files = []
   checksum = hashlib.sha256()
-  for path in dict.fromkeys(path for pattern in against for path in _matches(pattern)):
+  paths = [path for pattern in against for path in _matching_files(pattern)]
+  for number, path in enumerate(dict.fromkeys(paths)):
     files.append(path.rpartition("/")[2])
     for text in texts(path):
       checksum.update(text.encode("utf-8", "surrogatepass") + b"\0")
-      terms = _terms(text)
-      hashes_n = _hashes(terms)
-      scale = 2 if 2 * sum(map(segmentation.is_unspaced, terms)) > len(terms) else 1
-      if hashes_n.size >= scale * FEWEST:
-        words = min(scale * WORDS, hashes_n.size)
-        for key in _rows(hashes_n, words).tolist():
-          rows.setdefault(words, {}).setdefault(key, len(files) - 1)
-  if not rows:
+      words = _words(text)
+      hashes_n = _hash_words(words)
+      num_unspaced = sum(map(segmentation.is_unspaced, words))
+      scale = 2 if 2 * num_unspaced > len(words) else 1
+      if hashes_n.size >= scale * MIN_WORDS:
+        num_words = min(scale * WORDS, hashes_n.size)
+        for key in _hash_ngrams(hashes_n, num_words).tolist():
+          file_of_key.setdefault(num_words, {}).setdefault(key, number)
+  if not file_of_key:
     raise UserError(
-      f"--against={','.join(against)}: found no text of {FEWEST} words or more in "
+      f"--against={','.join(against)}: found no text of {MIN_WORDS} words or more in "
       f"{len(files)} files"
     )
-  found = {}
-  for words, keys in sorted(rows.items(), reverse=True):
-    ordered = sorted(keys)
-    found[words] = np.array(ordered, np.uint64), np.array([keys[key] for key in ordered]), files
-  return found, checksum.hexdigest()
+  known = {}
+  for num_words, numbers in sorted(file_of_key.items(), reverse=True):
+    keys = sorted(numbers)
+    known_files_K = np.array([numbers[key] for key in keys])
+    known[num_words] = np.array(keys, np.uint64), known_files_K, files
+  return known, checksum.hexdigest()
 
 
 def texts(path: str) -> Iterator[str]:
-  """Yield the texts of a file of evaluation examples; raise UserError if it is unreadable or no
-  UTF-8 or JSON lines."""
-  bare = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
+  """Yield the texts of a file of evaluation examples.
+
+  Raises:
+    UserError: the file is unreadable, not UTF-8, or not JSON where its name says so.
+  """
+  bare_path = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
   number = 0
   try:
     with open_plain(path) as file:
-      if bare.endswith(".json"):
+      if bare_path.endswith(".json"):
         yield from _strings(json.load(file))
         return
       for line in file:
         number += 1
-        if bare.endswith((".jsonl", ".ndjson")):
-          yield from _strings(json.loads(line)) if line.strip() else ()
-        else:
+        if not bare_path.endswith((".jsonl", ".ndjson")):
           yield from line.decode().rstrip("\r\n").split("\t")
+        elif line.strip():
+          yield from _strings(json.loads(line))
   except (*DAMAGED, RecursionError) as error:
     raise UserError(
       f"--against: {path}, line {number}: cannot be read as evaluation texts ({error})"
     ) from error
 
 
-def _matches(pattern: str) -> list[str]:
-  found = {one: globs.find_matches(one) for one in globs.expand(pattern)}
-  if missing := [one for one, paths in found.items() if not paths]:
-    raise UserError(f"--against={missing[0]}: found no such file")
-  return [path for paths in found.values() for path in paths]
+def _matching_files(pattern: str) -> list[str]:
+  paths = []
+  for expanded in globs.expand(pattern):
+    matches = globs.find_matches(expanded)
+    if not matches:
+      raise UserError(f"--against={expanded}: found no such file")
+    paths += matches
+  return paths
 
 
 def _strings(value: Any) -> Iterator[str]:
-  """Yield all texts within a JSON value; keys are none."""
+  """Yield all texts within a JSON value, keys excluded."""
   if isinstance(value, str):
     yield value
-  elif isinstance(value, list | dict):
-    for item in value.values() if isinstance(value, dict) else value:
-      yield from _strings(item)
+  elif isinstance(value, list):
+    for element in value:
+      yield from _strings(element)
+  elif isinstance(value, dict):
+    for element in value.values():
+      yield from _strings(element)
 
 
-def _terms(text: str) -> list[str]:
+def _words(text: str) -> list[str]:
   """Return the words of a text in one spelling of each."""
   return segmentation.terms(_IGNORED.sub("", unicodedata.normalize("NFKC", text).casefold()))
 
 
-def _hashes(terms: list[str]) -> np.ndarray:
+def _hash_words(words: list[str]) -> np.ndarray:
   """Return a hash of each word, uint64 [n]."""
-  return np.fromiter(map(_hash, terms), np.uint64, len(terms))
+  return np.fromiter(map(_hash_word, words), np.uint64, len(words))
 
 
-_hash = functools.lru_cache(2**18)(hash_text)
+_hash_word = functools.lru_cache(2**18)(hash_text)
 
 
-def _rows(hashes_n: np.ndarray, words: int) -> np.ndarray:
-  """Return a hash of each `words` words in a row, uint64 [n - words + 1]."""
-  count = max(hashes_n.size - words + 1, 0)
+def _hash_ngrams(hashes_n: np.ndarray, num_words: int) -> np.ndarray:
+  """Return a hash of each `num_words` words in a row, uint64 [n - num_words + 1]."""
+  count = max(hashes_n.size - num_words + 1, 0)
   total_n = np.zeros(count, np.uint64)
-  for offset in range(words):
+  for offset in range(num_words):
     total_n = total_n * _BASE + hashes_n[offset : offset + count]
   return total_n

@@ -1,4 +1,4 @@
-"""`exact`: of pages with the same text, except for case and spaces, the first stays."""
+"""`exact`: of pages with the same text, except for case and spaces, keeps the first."""
 
 import dataclasses
 from collections import Counter

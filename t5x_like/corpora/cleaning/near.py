@@ -1,10 +1,10 @@
-"""`near`: of pages that are alike, the first stays.
+"""`near`: of similar pages, keeps the first.
 
-Pages are alike if their sets of five-word shingles have a Jaccard similarity of about 0.8 or more;
-a letter is a word in scripts without spaces (`segmentation`). A page's signature is its MinHash,
-128 minima over its shingles (Broder 1997). The share of equal minima estimates the similarity.
-`bands` finds the bands of minima that two pages of the split share, so that `near` compares only
-pages that share one.
+Pages are similar if their sets of five-word shingles have a Jaccard similarity of about 0.8 or
+more; a letter is a word in scripts without spaces (`segmentation`). A page's signature is its
+MinHash, 128 minima over its shingles (Broder 1997). The share of equal minima estimates the
+similarity. `bands` finds the bands of minima that two pages of the split share, so that `near`
+compares only pages that share one.
 """
 
 import dataclasses
@@ -39,37 +39,48 @@ def mark_shared(
 def mark_similar(
   part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_
 ) -> np.ndarray:
-  """Mark entries similar to an earlier representative of their key, by `minhash` uint32 [N,
-  hashes]: -> bool [N].
+  """Mark entries similar to an earlier representative of their key.
 
   The first entry of a key is a representative. Every later entry is marked if it is similar to a
   representative, and otherwise becomes a representative itself, up to `REPRESENTATIVES`.
+
+  Args:
+    part, key, place: integers [N].
+    minhash: the signatures, uint32 [N, hashes].
+
+  Returns:
+    The marks, bool [N].
   """
   order_N, repeats_N = sort_by_key(part, key, place)
   marked_N = np.zeros(order_N.size, bool)
-  left = order_N
-  first = ~repeats_N
+  unmarked_n = order_N
+  is_first_n = ~repeats_N
   for _ in range(REPRESENTATIVES):
-    group = np.cumsum(first) - 1
-    others = np.flatnonzero(~first)
-    if not others.size:
+    group_n = np.cumsum(is_first_n) - 1
+    later_m = np.flatnonzero(~is_first_n)
+    if not later_m.size:
       break
-    like = np.concatenate(
-      [
-        np.mean(minhash[left[some]] == minhash[left[first][group[some]]], axis=1) >= SIMILAR
-        for some in np.split(others, range(_ROWS, others.size, _ROWS))
-      ]
-    )
-    marked_N[left[others[like]]] = True
-    left = left[others[~like]]
-    group = group[others[~like]]
-    first = np.diff(group, prepend=-1) != 0
+    representative_m = unmarked_n[is_first_n][group_n[later_m]]
+    is_similar_m = _are_similar(minhash, unmarked_n[later_m], representative_m)
+    marked_N[unmarked_n[later_m[is_similar_m]]] = True
+    remaining_m = later_m[~is_similar_m]
+    unmarked_n = unmarked_n[remaining_m]
+    is_first_n = np.diff(group_n[remaining_m], prepend=-1) != 0
   return marked_N
 
 
+def _are_similar(minhash: np.ndarray, first_m: np.ndarray, second_m: np.ndarray) -> np.ndarray:
+  """Compare pairs of signatures by their places: bool [m]."""
+  is_similar_m = np.empty(first_m.size, bool)
+  for start in range(0, first_m.size, _ROWS):
+    rows = slice(start, start + _ROWS)
+    is_equal = minhash[first_m[rows]] == minhash[second_m[rows]]
+    is_similar_m[rows] = np.mean(is_equal, axis=1) >= SIMILAR
+  return is_similar_m
+
+
 def band_keys(minhash: np.ndarray) -> np.ndarray:
-  """Compute band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]; equal
-  keys are compared."""
+  """Compute band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]."""
   rows = minhash.reshape(*minhash.shape[:-1], BANDS, HASHES // BANDS).astype(np.uint64)
   key = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), rows.shape[:-1])
   for row in range(rows.shape[-1]):
@@ -77,23 +88,30 @@ def band_keys(minhash: np.ndarray) -> np.ndarray:
   return key
 
 
-def _bands(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
+def _band_entries(minhash: np.ndarray, places: np.ndarray, marked: np.ndarray) -> Entries:
+  """Return each band key of a part once."""
   key = np.unique(band_keys(minhash))
   return {"key": key, "place": key.view(np.int64)}
 
 
-def _near(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
+def _near_entries(minhash: np.ndarray, places: np.ndarray, marked: np.ndarray) -> Entries:
+  """Return the pages of each band key that occurs twice in the part or is in another part too."""
   key_n = band_keys(minhash).reshape(-1)
   _, inverse_n, count = np.unique(key_n, return_inverse=True, return_counts=True)
-  some = np.flatnonzero((count[inverse_n] > 1) | np.isin(key_n, before.view(np.uint64)))
-  return {"key": key_n[some], "place": places[some // BANDS], "minhash": minhash[some // BANDS]}
+  is_shared_n = (count[inverse_n] > 1) | np.isin(key_n, marked.view(np.uint64))
+  shared_n = np.flatnonzero(is_shared_n)
+  page_n = shared_n // BANDS
+  return {"key": key_n[shared_n], "place": places[page_n], "minhash": minhash[page_n]}
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Duplicates):
   stage = 2
   edition = 3  # the second knew no words in scripts without spaces
-  comparisons = (Comparison("bands", _bands, mark_shared), Comparison("near", _near, mark_similar))
+  comparisons = (
+    Comparison("bands", _band_entries, mark_shared),
+    Comparison("near", _near_entries, mark_similar),
+  )
 
   def sign(self, text: str) -> np.ndarray:
     return minhash(text)[None]
@@ -111,16 +129,16 @@ def minhash(text: str) -> np.ndarray:
   hashes = np.fromiter(map(_word_hash, words), np.uint64, len(words))
   hashes = np.pad(hashes, (0, max(0, SHINGLE - hashes.size)))
   shingles = np.zeros(hashes.size - SHINGLE + 1, np.uint64)
-  for place in range(SHINGLE):
-    shingles = _mix(shingles ^ hashes[place : place + shingles.size])
-  high = (shingles >> np.uint64(32)).astype(np.uint32)
+  for offset in range(SHINGLE):
+    shingles = _mix(shingles ^ hashes[offset : offset + shingles.size])
+  high_bits = (shingles >> np.uint64(32)).astype(np.uint32)
   multiply, add = _multipliers()
-  least = np.full(HASHES, 2**32 - 1, np.uint32)
-  for start in range(0, high.size, 512):  # fits in a core's cache
-    mixed = high[start : start + 512, None] * multiply  # modulo 2^32
+  minima = np.full(HASHES, 2**32 - 1, np.uint32)
+  for start in range(0, high_bits.size, 512):  # fits in a core's cache
+    mixed = high_bits[start : start + 512, None] * multiply  # modulo 2^32
     mixed += add
-    np.minimum(least, mixed.min(axis=0), out=least)
-  return least
+    np.minimum(minima, mixed.min(axis=0), out=minima)
+  return minima
 
 
 _word_hash = functools.lru_cache(2**17)(hash_text)  # most words recur

@@ -1,7 +1,6 @@
-"""`spans`: of three consecutive sentences that occur more than once, except for case and spaces,
-the first stay.
+"""`spans`: of three consecutive sentences that occur more than once, keeps the first occurrence.
 
-The others are removed from their pages.
+Case and spaces do not count. The other occurrences are removed from their pages.
 """
 
 import dataclasses
@@ -24,15 +23,18 @@ class Step(Repeats):
   removes_pages = False
 
   def sign(self, text: str) -> np.ndarray:
-    normal = [" ".join(sentence.lower().split()) for sentence in sentences(text)]
-    spans = max(0, len(normal) - SPAN + 1)
-    return np.fromiter(
-      (hash_text("\n".join(normal[i : i + SPAN])) for i in range(spans)), np.uint64, spans
-    )
+    normalized = [" ".join(sentence.lower().split()) for sentence in sentences(text)]
+    num_spans = max(0, len(normalized) - SPAN + 1)
+    spans = ["\n".join(normalized[i : i + SPAN]) for i in range(num_spans)]
+    return np.fromiter(map(hash_text, spans), np.uint64, num_spans)
 
   def remove_marked(self, text: str, marked_n: np.ndarray) -> CleanResult:
-    gone = {start + i for start in np.flatnonzero(marked_n).tolist() for i in range(SPAN)}
-    left = "".join(
-      sentence for number, sentence in enumerate(sentences(text)) if number not in gone
-    ).strip()
-    return left, None, Counter({"span: repeated": int(marked_n.sum())})
+    removed = set()
+    for start in np.flatnonzero(marked_n).tolist():
+      removed.update(range(start, start + SPAN))
+    kept_sentences = []
+    for number, sentence in enumerate(sentences(text)):
+      if number not in removed:
+        kept_sentences.append(sentence)
+    page = "".join(kept_sentences).strip()
+    return page, None, Counter({"span: repeated": int(marked_n.sum())})

@@ -79,7 +79,7 @@ def test_processes_make_the_same_bytes(source, whole, tmp_path):
 
 
 def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):
-  write = building._write
+  write = building._write_shard
   written = []
 
   def stopping(*arguments):
@@ -89,13 +89,13 @@ def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):
 
   monkeypatch.setattr(batches, "_ALONE", 1_000)
   with monkeypatch.context() as patched:
-    patched.setattr(building, "_write", stopping)
+    patched.setattr(building, "_write_shard", stopping)
     with pytest.raises(KeyboardInterrupt):
       build(source, tmp_path)
   (shards,) = tmp_path.glob(".*.incomplete/inputs")
   sorted(shards.iterdir())[3].write_bytes(b"damaged")
   more = []
-  monkeypatch.setattr(building, "_write", lambda *arguments: more.append(write(*arguments)))
+  monkeypatch.setattr(building, "_write_shard", lambda *arguments: more.append(write(*arguments)))
   build(source, tmp_path)
   assert files_of(tmp_path) == whole and not list(tmp_path.glob(".*.progress"))
   assert len(more) == len([name for name in whole if "/inputs/" in name]) - 3
