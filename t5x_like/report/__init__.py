@@ -1,39 +1,37 @@
-"""The summary, metrics, pictures and page of a run.
-
-The modules that write and draw are found by name, so a run on text imports nothing that belongs to
-images.
-"""
+"""The summary, metrics, pictures and page of a run."""
 
 import pathlib
 import threading
 from collections.abc import Callable
 
-from t5x_like import slots
 from t5x_like.errors import one_line
 from t5x_like.runtime import process
 
-PAGE_SECONDS = 120  # of a run's end or an evaluation's; its results are saved before
+PAGE_SECONDS = 120  # limit for writing a page; the results of a run are saved before
 
 
-def introduce(session, made, cost, step: int) -> None:
-  """Print the summary of a run that begins or goes on; see `summary.text` for the arguments."""
+def introduce(session, assembly, cost, step: int) -> None:
+  """Print the summary of a run that starts or resumes; see `summary.summarize` for the arguments."""
+  from t5x_like.report import summary
+
   if process.is_first():
-    process.log(slots.module("summary", __name__).text(session, made, cost, step))
+    process.log(summary.summarize(session, assembly, cost, step))
 
 
-def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
-  """Draw the pictures of a state and write them into the workdir's `pictures`; see `pictures.assembly`
-  for the arguments.
+def draw(workdir, config, parts, arrays, task, eval_task, groups) -> None:
+  """Draw the pictures of a state into the workdir's `pictures`; a task without images has none.
 
-  All processes have to call it; the first one writes. Pictures that fail are a warning.
+  All processes must call it; the first one writes. A failure is a warning. The arguments are those
+  of `pictures.draw_pictures`.
   """
   if "image" not in task.features:
     return
-  pictures = slots.module("pictures", __name__)
+  from t5x_like.report import pictures
+
   try:
-    made = pictures.assembly(config, parts, arrays, task, evaluated, groups)
+    drawings = pictures.draw_pictures(config, parts, arrays, task, eval_task, groups)
     if process.is_first():
-      pictures.write(workdir, made)
+      pictures.write(workdir, drawings)
   except Exception as error:
     process.log(
       f"warning: {workdir}/pictures: not drawn: {type(error).__name__}: {one_line(error)[:300]}"
@@ -43,14 +41,14 @@ def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
 def write_page(
   workdir, address=None, beat: Callable[[str], None] = lambda doing: None
 ) -> pathlib.Path | None:
-  """Write the page of a workdir and return its path; a page that fails or is late is a warning and
-  None.
+  """Write the page of a workdir and return its path, or warn and return None.
 
   Args:
     address: the workdir's address, for the warning, if it differs.
     beat: called about once a second with a description of the activity.
   """
-  page = slots.module("page", __name__)
+  from t5x_like.report import page
+
   outcome = {}
 
   def write() -> None:
@@ -59,7 +57,7 @@ def write_page(
     except BaseException as error:
       outcome["error"] = error
 
-  # a late one does not outlast the process
+  # A daemon: a page that is late does not keep the process alive.
   thread = threading.Thread(target=write, name="report", daemon=True)
   thread.start()
   for _ in range(PAGE_SECONDS):
@@ -72,8 +70,8 @@ def write_page(
   reason = f"not done within {PAGE_SECONDS} s"
   if "error" in outcome:
     reason = f"{type(outcome['error']).__name__}: {one_line(outcome['error'])[:300]}"
-  place = address or workdir
+  where = address or workdir
   process.log(
-    f"warning: {place}/report.html: not written: {reason}; try python -m t5x_like.report {place}"
+    f"warning: {where}/report.html: not written: {reason}; try python -m t5x_like.report {where}"
   )
   return None

@@ -1,5 +1,7 @@
-"""The charts of a report: SVG that takes its text colour from the page, so that it suits light and
-dark themes."""
+"""Draw the charts of a report as SVG.
+
+Text takes its colour from the page, so that a chart suits light and dark themes.
+"""
 
 import functools
 import io
@@ -14,12 +16,12 @@ from markupsafe import Markup, escape
 _INK = "#010203"  # drawn with this, then replaced by the page's own colour
 _COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#14b8a6")
 _POINTS = 1500
+_SMOOTHED_FROM = 30  # points of a curve, from which on its running mean is drawn
 Rows = list[dict[str, Any]]
 
 
 class Metrics(list):
-  """The lines of `metrics.jsonl` with an index by metric: there may be a million lines and a
-  hundred metrics."""
+  """The lines of `metrics.jsonl`, indexed by metric: a run may have a million lines."""
 
   def __init__(self, rows: Rows):
     super().__init__(rows)
@@ -27,8 +29,7 @@ class Metrics(list):
 
   @functools.cached_property
   def columns(self) -> dict[str, dict[int, Any]]:
-    """The values of every name by step, in the order of the lines; of lines of one step, the last
-    counts."""
+    """The values of every name by step, in the order of the lines; a step's last line counts."""
     columns: dict[str, dict[int, Any]] = {}
     for row in self:
       step = row["step"]
@@ -50,53 +51,59 @@ def names(rows: Rows) -> list[str]:
 
 
 def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric; of lines of one step,
-  the last counts."""
+  """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric.
+
+  Of several lines of the same step, the last counts.
+  """
   if isinstance(rows, Metrics):
     return rows.series(name)
   return _numbers({row["step"]: row[name] for row in rows if name in row})
 
 
 def _numbers(column: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
-  points = [
-    (step, value)
-    for step, value in sorted(column.items())
-    if isinstance(value, int | float) and math.isfinite(value)
-  ]
-  steps, values = zip(*points) if points else ((), ())
+  steps = []
+  values = []
+  for step, value in sorted(column.items()):
+    if isinstance(value, int | float) and math.isfinite(value):
+      steps.append(step)
+      values.append(value)
   return np.asarray(steps, np.int64), np.asarray(values, np.float64)
 
 
 def gaps(rows: Rows) -> list[tuple[int, int]]:
-  """Return the first and last step of every stretch whose lines were lost, as
-  `writer.MetricsWriter` marks them."""
+  """Return the first and last steps of all ranges of lost lines, which `MetricsWriter` marks."""
   return [
     (row["missing_from"], row["step"]) for row in rows if type(row.get("missing_from")) is int
   ]
 
 
-def broken(
+def break_at_gaps(
   steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Put a point that is not a number into every gap of a curve, so that the line ends and begins
-  again there."""
-  places = [(int(np.searchsorted(steps, first)), first) for first, _ in lost]
-  places = [(place, first) for place, first in places if 0 < place < len(steps)]
-  if not places:
-    return steps, values
-  index, firsts = zip(*places)
-  return np.insert(steps, index, firsts), np.insert(values, index, np.nan)
+  """Insert NaN into every gap of a curve, so that the line is interrupted there.
+
+  Args:
+    lost: the ranges of steps from `gaps`.
+  """
+  first_steps = np.asarray([first for first, _ in lost], np.int64)
+  indices = np.searchsorted(steps, first_steps)
+  is_within = (indices > 0) & (indices < len(steps))
+  indices = indices[is_within]
+  return np.insert(steps, indices, first_steps[is_within]), np.insert(values, indices, np.nan)
 
 
 def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
-  """Draw one {title, svg, width} per metric that has data; `width` is "wide" for the loss, else "".
+  """Draw one {title, svg, width} for each metric that has data.
 
   Args:
-    unit: of the loss, for its axis.
+    unit: the unit of the loss, for its axis.
+
+  Returns:
+    The charts; `width` is "wide" for the loss and "" for all others.
   """
-  drawn = []
+  drawings = []
   if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
-    drawn.append({"title": "Loss", "svg": _loss_chart(rows, unit), "width": "wide"})
+    drawings.append({"title": "Loss", "svg": _loss_chart(rows, unit), "width": "wide"})
   for title, name, options in (
     ("Accuracy", "train/accuracy", {"percent": True}),
     ("Margin of preferred answers", "train/margin", {}),
@@ -109,31 +116,32 @@ def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
   ):
     steps, values = series(rows, name)
     if len(steps):
-      drawn.append(
+      drawings.append(
         {
           "title": title,
           "svg": _line_chart(title, steps, values, gaps(rows), **options),
           "width": "",
         }
       )
-  return drawn
+  return drawings
 
 
 def curves(runs: dict[str, Rows], name: str) -> str:
-  """Draw one metric of several runs by step, as SVG; of many steps, their running mean."""
+  """Draw a metric of several runs by step, as SVG; a long curve is drawn as its running mean."""
   figure, axes = _axes("", 5.2, 2.9)
   for index, (run, rows) in enumerate(runs.items()):
     steps, values = series(rows, name)
-    many = len(steps) >= 30
-    steps, values = _thinned(steps, _smoothed(values)) if many else (steps, values)
-    marker = None if many else "o"
+    marker = "o"
+    if len(steps) >= _SMOOTHED_FROM:
+      steps, values = _thin(steps, _running_mean(values))
+      marker = None
     colour = _COLOURS[index % len(_COLOURS)]
     axes.plot(steps, values, color=colour, linewidth=1.4, marker=marker, markersize=3, label=run)
   axes.legend(frameon=False, fontsize=7, labelcolor=_INK)
   return _svg(figure, name)
 
 
-def scaled(
+def scaling(
   points: dict[str, tuple], lines: dict[str, tuple], name: str, x_label: str, y_label: str
 ) -> str:
   """Draw points and lines over a logarithmic axis, as SVG.
@@ -149,13 +157,9 @@ def scaled(
     colour = _COLOURS[index % len(_COLOURS)]
     axes.plot(x, y, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.8, label=label)
   for index, (label, (x, y)) in enumerate(lines.items()):
-    axes.plot(
-      x,
-      y,
-      color=_COLOURS[index % len(_COLOURS)],
-      linewidth=1.3,
-      label=None if label in points else label,
-    )
+    colour = _COLOURS[index % len(_COLOURS)]
+    legend_label = None if label in points else label
+    axes.plot(x, y, color=colour, linewidth=1.3, label=legend_label)
   axes.xaxis.set_major_formatter(EngFormatter(sep=""))
   axes.xaxis.set_minor_formatter(NullFormatter())
   axes.set_xlabel(x_label)
@@ -165,18 +169,15 @@ def scaled(
 
 
 def spread(groups: dict[str, list[float]], name: str) -> str:
-  """Draw a point for each value of each group and a line at its median (the lower of two), as
-  SVG."""
+  """Draw a point for each value of each group and a line at its lower median, as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
-  for place, values in enumerate(groups.values()):
-    colour = _COLOURS[place % len(_COLOURS)]
-    axes.plot(
-      [place] * len(values), values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7
-    )
-    axes.hlines(
-      statistics.median_low(values), place - 0.25, place + 0.25, color=colour, linewidth=1.6
-    )
-  _named_places(axes, list(groups))
+  for column, values in enumerate(groups.values()):
+    colour = _COLOURS[column % len(_COLOURS)]
+    x = [column] * len(values)
+    axes.plot(x, values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7)
+    median = statistics.median_low(values)
+    axes.hlines(median, column - 0.25, column + 0.25, color=colour, linewidth=1.6)
+  _label_columns(axes, list(groups))
   axes.set_xlim(-0.6, len(groups) - 0.4)
   return _svg(figure, name)
 
@@ -184,19 +185,21 @@ def spread(groups: dict[str, list[float]], name: str) -> str:
 def bars(groups: dict[str, float], name: str) -> str:
   """Draw a bar for each group whose value is finite, with the value, as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
-  for place, value in enumerate(groups.values()):
+  for column, value in enumerate(groups.values()):
     if math.isfinite(value):
-      axes.bar(place, value, width=0.7, color=_COLOURS[0], alpha=0.75)
-      axes.annotate(
-        f"{value:.1f}", (place, value), ha="center", va="bottom", fontsize=8, color=_INK
-      )
-  _named_places(axes, list(groups))
+      axes.bar(column, value, width=0.7, color=_COLOURS[0], alpha=0.75)
+      text = f"{value:.1f}"
+      axes.annotate(text, (column, value), ha="center", va="bottom", fontsize=8, color=_INK)
+  _label_columns(axes, list(groups))
   return _svg(figure, name)
 
 
 def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
-  """Draw the counts of examples by class (rows) and predicted class (columns), shaded by share of
-  the row, as SVG."""
+  """Draw a confusion matrix as SVG, each cell shaded by its share of the row.
+
+  Args:
+    counts_GP: examples by class (rows) and predicted class (columns).
+  """
   side = 1.2 + 0.42 * len(classes)
   figure, axes = _axes("", max(side + 0.8, 4.0), max(side, 2.9))
   axes.grid(False)
@@ -204,10 +207,9 @@ def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
   for row, column in np.argwhere(counts_GP):
     share = float(share_GP[row, column])
     axes.add_patch(_rectangle(column - 0.5, row - 0.5, share))
-    axes.annotate(
-      str(counts_GP[row, column]), (column, row), ha="center", va="center", fontsize=7, color=_INK
-    )
-  _named_places(axes, classes)
+    text = str(counts_GP[row, column])
+    axes.annotate(text, (column, row), ha="center", va="center", fontsize=7, color=_INK)
+  _label_columns(axes, classes)
   axes.set_yticks(range(len(classes)), [_short(name) for name in classes])
   axes.set_xlim(-0.5, len(classes) - 0.5)
   axes.set_ylim(len(classes) - 0.5, -0.5)
@@ -222,14 +224,13 @@ def _rectangle(left: float, bottom: float, share: float):
   return Rectangle((left, bottom), 1, 1, color=_COLOURS[0], alpha=0.08 + 0.72 * share, linewidth=0)
 
 
-def _named_places(axes, names: list[str]) -> None:
-  long = max(map(len, names)) * len(names) > 60
-  axes.set_xticks(
-    range(len(names)),
-    [_short(name) for name in names],
-    rotation=40 * long,
-    ha="right" if long else "center",
-  )
+def _label_columns(axes, names: list[str]) -> None:
+  labels = [_short(name) for name in names]
+  is_crowded = max(map(len, names)) * len(names) > 60
+  if is_crowded:
+    axes.set_xticks(range(len(names)), labels, rotation=40, ha="right")
+  else:
+    axes.set_xticks(range(len(names)), labels, ha="center")
 
 
 def _short(name: str) -> str:
@@ -245,11 +246,11 @@ def _eval_names(rows: Rows, metric: str) -> list[str]:
 def _loss_chart(rows: Rows, unit: str) -> str:
   figure, axes = _axes("loss", 9.4, 3.7)
   steps, values = series(rows, "train/loss")
-  seen = []
+  plotted = []
   lost = gaps(rows)
   if len(steps):
     _curve(axes, steps, values, "train", lost)
-    seen.append(values)
+    plotted.append(values)
   for index, name in enumerate(_eval_names(rows, "loss")):
     colour = _COLOURS[1 + index % (len(_COLOURS) - 1)]
     task = name.removeprefix("eval/").removesuffix("/loss")
@@ -262,8 +263,8 @@ def _loss_chart(rows: Rows, unit: str) -> str:
         "markersize": 4.5,
         "label": f"eval {task}",
       }
-      axes.plot(*broken(steps, values, lost), **line)
-      seen.append(values)
+      axes.plot(*break_at_gaps(steps, values, lost), **line)
+      plotted.append(values)
     _, entropy = series(rows, f"eval/{task}/unigram_entropy")
     if len(entropy):
       axes.axhline(
@@ -274,11 +275,12 @@ def _loss_chart(rows: Rows, unit: str) -> str:
         alpha=0.85,
         label=f"unigram entropy of {task}'s targets",
       )
-      seen.append(entropy[-1:])
-  everything = np.concatenate(seen) if seen else np.zeros(1)
-  low = everything.min()
-  high = np.percentile(everything, 99.5)
-  axes.set_ylim(low - 0.05 * (high - low or 1), high + 0.08 * (high - low or 1))
+      plotted.append(entropy[-1:])
+  losses = np.concatenate(plotted) if plotted else np.zeros(1)
+  low = losses.min()
+  high = np.percentile(losses, 99.5)
+  height = (high - low) or 1
+  axes.set_ylim(low - 0.05 * height, high + 0.08 * height)
   axes.set_xlabel("step")
   if unit:
     axes.set_ylabel(unit)
@@ -299,7 +301,7 @@ def _line_chart(
     # the scale's own writes 10^3 as mathematics
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_minor_formatter(NullFormatter())
-  elif from_zero:  # the first step compiles; do not let it compress the rest
+  elif from_zero:  # the first step compiles, and would compress all others
     axes.set_ylim(0, 1.15 * max(np.percentile(values, 99), 1e-12))
   if percent:
     axes.yaxis.set_major_formatter("{x:g}%")
@@ -308,24 +310,16 @@ def _line_chart(
 
 
 def _curve(axes, steps, values, label: str | None, lost, noise: bool = True) -> None:
-  """Draw a curve, broken at gaps; draw a noisy one faintly, with its running mean on top."""
-  noisy = noise and len(steps) >= 30
-  axes.plot(
-    *broken(*_thinned(steps, values), lost),
-    color=_COLOURS[0],
-    linewidth=0.8 if noisy else 1.7,
-    alpha=0.35 if noisy else 1,
-    label=None if noisy else label,
-    marker="o" if len(steps) < 3 else None,
-    markersize=4.5,
-  )
-  if noisy:
-    axes.plot(
-      *broken(*_thinned(steps, _smoothed(values)), lost),
-      color=_COLOURS[0],
-      linewidth=1.8,
-      label=label and f"{label} (smoothed)",
-    )
+  """Draw a curve with gaps; draw a noisy one faintly, with its running mean on top."""
+  x, y = break_at_gaps(*_thin(steps, values), lost)
+  if not noise or len(steps) < _SMOOTHED_FROM:
+    marker = "o" if len(steps) < 3 else None
+    axes.plot(x, y, color=_COLOURS[0], linewidth=1.7, label=label, marker=marker, markersize=4.5)
+    return
+  axes.plot(x, y, color=_COLOURS[0], linewidth=0.8, alpha=0.35)
+  x, y = break_at_gaps(*_thin(steps, _running_mean(values)), lost)
+  mean_label = f"{label} (smoothed)" if label else None
+  axes.plot(x, y, color=_COLOURS[0], linewidth=1.8, label=mean_label)
 
 
 def _axes(title: str, width: float, height: float):
@@ -353,8 +347,7 @@ def _axes(title: str, width: float, height: float):
 
 
 def _svg(figure, name: str) -> Markup:
-  """Return the figure as an <svg> element: no fixed size, no date, unique ids, the page's colours
-  and fonts.
+  """Return the figure as an <svg> element without size and date, in the page's colours and fonts.
 
   Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape
   it again.
@@ -372,30 +365,33 @@ def _svg(figure, name: str) -> Markup:
   text = text[text.index("<svg") :].replace(_INK, "currentColor")
   text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
   text = re.sub(r"font: [^;\"]*?([\d.]+)px[^;\"]*", r"font-size: \1px; font-family: inherit", text)
-  head, rest = text.split(">", 1)
-  head = re.sub(r' (width|height)="[^"]*"', "", head) + f' role="img" aria-label="{escape(name)}"'
-  prefix = re.sub(r"\W+", "_", name.lower())
-  rest = re.sub(r'\bid="', f'id="{prefix}-', rest)
-  rest = re.sub(r"url\(#", f"url(#{prefix}-", rest)
-  return Markup(head + ">" + re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', rest))
+  tag, content = text.split(">", 1)
+  tag = re.sub(r' (width|height)="[^"]*"', "", tag)
+  tag += f' role="img" aria-label="{escape(name)}"'
+  prefix = re.sub(r"\W+", "_", name.lower())  # ids are unique on a page with several charts
+  content = re.sub(r'\bid="', f'id="{prefix}-', content)
+  content = re.sub(r"url\(#", f"url(#{prefix}-", content)
+  content = re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', content)
+  return Markup(f"{tag}>{content}")
 
 
-def _thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Keep about `_POINTS` points at most, with the lowest and highest value of every stretch."""
+def _thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Reduce a curve to about `_POINTS` points, with the extremes of every section."""
   if len(steps) <= _POINTS:
     return steps, values
-  kept = {0, len(steps) - 1}
-  for part in np.array_split(np.arange(len(steps)), _POINTS // 2):
-    kept |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
-  index = sorted(kept)
-  return steps[index], values[index]
+  indices = {0, len(steps) - 1}
+  for section in np.array_split(np.arange(len(steps)), _POINTS // 2):
+    indices.add(int(section[values[section].argmin()]))
+    indices.add(int(section[values[section].argmax()]))
+  selection = sorted(indices)
+  return steps[selection], values[selection]
 
 
-def _smoothed(values: np.ndarray) -> np.ndarray:
-  """Return a running mean over a fiftieth of the run, shorter at both ends."""
+def _running_mean(values: np.ndarray) -> np.ndarray:
+  """Return the running mean over a fiftieth of the run; the window is shorter at both ends."""
   half = max(2, len(values) // 100)
-  total = np.concatenate([[0.0], np.cumsum(values)])
-  place = np.arange(len(values))
-  low = np.maximum(place - half, 0)
-  high = np.minimum(place + half + 1, len(values))
-  return (total[high] - total[low]) / (high - low)
+  sums = np.concatenate([[0.0], np.cumsum(values)])
+  indices = np.arange(len(values))
+  low = np.maximum(indices - half, 0)
+  high = np.minimum(indices + half + 1, len(values))
+  return (sums[high] - sums[low]) / (high - low)

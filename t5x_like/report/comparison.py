@@ -1,5 +1,4 @@
-"""Several runs on one page: verdicts, last evaluations, curves on the same axes, and how their
-configs differ."""
+"""Compare runs on one page: verdicts, last evaluations, curves and differences of configs."""
 
 import pathlib
 from collections.abc import Sequence
@@ -11,16 +10,19 @@ from t5x_like.files.mirror import copy_small_files
 from t5x_like.report import charts, page, readable
 from t5x_like.report.writer import FILE
 
-_MOST_CURVES = 12
-# of evaluations, the same for all or of no interest
-_TIMES = ("seconds", "examples", "target_tokens", "sequences")
-# Keys that every run has its own value of, or that say where it ran.
-_OWN = ("features.",)
+_MAX_CURVES = 12
+# Metrics of evaluations that are no scores.
+_COUNTS_AND_TIMES = ("seconds", "examples", "target_tokens", "sequences")
+# Keys that are derived from others.
+_DERIVED_KEYS = ("features.",)
 
 
 def check(workdir: str) -> pathlib.Path:
-  """Return a workdir, or a copy of an address's small files; raise UserError if it has neither
-  metrics nor config."""
+  """Return a workdir, or a local copy of the small files at an address.
+
+  Raises:
+    UserError: it has neither metrics nor a config.
+  """
   folder = copy_small_files(workdir)
   if not any((folder / name).is_file() for name in (FILE, "config.json")):
     raise UserError(
@@ -30,18 +32,25 @@ def check(workdir: str) -> pathlib.Path:
 
 
 def write(workdirs: Sequence[str], output: str) -> None:
-  """Write the page that compares runs; raise UserError if one is no run or corrupt, or the page
-  cannot be written."""
-  folders = dict(zip(_names(workdirs), map(check, workdirs)))
-  names = list(folders)
-  configs = {name: page.flat_object(folder / "config.json") for name, folder in folders.items()}
-  metrics = {name: page.metrics(folder, configs[name]) for name, folder in folders.items()}
+  """Write the page that compares runs.
+
+  Raises:
+    UserError: a workdir holds no run or is corrupt, or the page cannot be written.
+  """
+  names = _names(workdirs)
+  configs = {}
+  metrics = {}
+  verdicts = []
+  for name, workdir in zip(names, workdirs, strict=True):
+    folder = check(workdir)
+    configs[name] = page.flat_object(folder / "config.json")
+    metrics[name] = page.metrics(folder, configs[name])
+    verdict = readable.verdict(metrics[name], page.total_steps(configs[name]))
+    verdicts.append((name, verdict))
   html = page.render(
     pathlib.Path(__file__).with_name("comparison.html.j2"),
     names=names,
-    verdicts=[
-      (name, readable.verdict(metrics[name], page.total_steps(configs[name]))) for name in names
-    ],
+    verdicts=verdicts,
     evals=_evals(metrics),
     charts=_charts(metrics),
     differences=_differences(configs),
@@ -50,7 +59,7 @@ def write(workdirs: Sequence[str], output: str) -> None:
 
 
 def _names(workdirs: Sequence[str]) -> list[str]:
-  """Return the last parts of the workdirs that tell them apart."""
+  """Return the shortest ends of the workdirs' paths that differ from one another."""
   for count in range(1, 10):
     names = ["/".join(pathlib.Path(workdir).absolute().parts[-count:]) for workdir in workdirs]
     if len(set(names)) == len(names):
@@ -61,40 +70,38 @@ def _names(workdirs: Sequence[str]) -> list[str]:
 def _evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str]]]:
   """Return each metric of evaluations with its last value in every run; "–" for none."""
   names = dict.fromkeys(name for rows in metrics.values() for name in charts.names(rows))
-  found = []
+  table = []
   for name in names:
-    if name.startswith("eval/") and name.rpartition("/")[2] not in _TIMES:
-      last = [charts.series(rows, name)[1] for rows in metrics.values()]
-      found.append(
-        (
-          name.removeprefix("eval/"),
-          [page.number(values[-1]) if len(values) else "–" for values in last],
-        )
-      )
-  return found
+    if not name.startswith("eval/") or name.rpartition("/")[2] in _COUNTS_AND_TIMES:
+      continue
+    cells = []
+    for rows in metrics.values():
+      _, values = charts.series(rows, name)
+      cells.append(page.number(values[-1]) if len(values) else "–")
+    table.append((name.removeprefix("eval/"), cells))
+  return table
 
 
 def _charts(metrics: dict[str, charts.Rows]) -> list[dict[str, Any]]:
   """Draw the losses, and the other metrics of evaluations that several runs have."""
-  names = [
-    "train/loss",
-    *(f"eval/{name}" for name, values in _evals(metrics) if sum(v != "–" for v in values) > 1),
-  ]
-  runs = {
-    name: {run: rows for run, rows in metrics.items() if len(charts.series(rows, name)[0])}
-    for name in names
-  }
-  return [
-    {"title": name, "svg": charts.curves(runs[name], name)}
-    for name in names[:_MOST_CURVES]
-    if runs[name]
-  ]
+  names = ["train/loss"]
+  for name, cells in _evals(metrics):
+    if len(cells) - cells.count("–") > 1:
+      names.append(f"eval/{name}")
+  drawings = []
+  for name in names[:_MAX_CURVES]:
+    runs = {run: rows for run, rows in metrics.items() if len(charts.series(rows, name)[0])}
+    if runs:
+      drawings.append({"title": name, "svg": charts.curves(runs, name)})
+  return drawings
 
 
 def _differences(configs: dict[str, dict[str, str]]) -> list[tuple[str, list[str]]]:
   """Return the keys whose values differ, with the value in every run."""
-  keys = dict.fromkeys(
-    key for config in configs.values() for key in config if not key.startswith(_OWN)
-  )
-  table = [(key, [config.get(key, "–") for config in configs.values()]) for key in keys]
-  return [(key, values) for key, values in table if len(set(values)) > 1]
+  keys = dict.fromkeys(key for config in configs.values() for key in config)
+  table = []
+  for key in keys:
+    values = [config.get(key, "–") for config in configs.values()]
+    if len(set(values)) > 1 and not key.startswith(_DERIVED_KEYS):
+      table.append((key, values))
+  return table

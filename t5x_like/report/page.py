@@ -1,5 +1,7 @@
-"""`report.html`: a run's config, curves and results in one self-contained file; a pure function of
-the workdir."""
+"""Write `report.html`: a run's config, curves and results in one self-contained file.
+
+The page is a pure function of the workdir.
+"""
 
 import base64
 import datetime
@@ -36,9 +38,8 @@ def write_report(workdir) -> pathlib.Path:
     UserError: one of them is corrupt or the report cannot be written.
   """
   workdir = pathlib.Path(workdir)
-  config, environment = (
-    flat_object(workdir / name) for name in ("config.json", "environment.json")
-  )
+  config = flat_object(workdir / "config.json")
+  environment = flat_object(workdir / "environment.json")
   rows = metrics(workdir, config)
   starts = list(_starts(workdir / "history.jsonl"))
   sharding = (local.read_content(workdir / "sharding.txt") or b"").decode(errors="replace")
@@ -70,7 +71,7 @@ def write_report(workdir) -> pathlib.Path:
 
 
 def render(template: pathlib.Path, **values: Any) -> str:
-  """Make a page from a template; all of its values must be given."""
+  """Fill in a page's template; every value that it names must be passed."""
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(template.parent),
     autoescape=True,
@@ -86,25 +87,26 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
   if content is None:
     return {}
   try:
-    found = json.loads(content)
-    if not isinstance(found, dict):
-      raise ValueError(f"found {type(found).__name__}, expected an object")
-    return found
+    value = json.loads(content)
+    if not isinstance(value, dict):
+      raise ValueError(f"found {type(value).__name__}, expected an object")
+    return value
   except ValueError as error:
     raise UserError(f"{path}: not a JSON object: {one_line(error)}; repair or remove it") from None
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
   """Flatten a nested dict to {"a.b": "text"}, in the same order."""
-  found = {}
+  texts = {}
   for name, value in tree.items():
+    key = f"{prefix}{name}"
     if isinstance(value, dict) and value:
-      found |= _flat(value, f"{prefix}{name}.")
+      texts |= _flatten(value, f"{key}.")
+    elif isinstance(value, str):
+      texts[key] = value
     else:
-      found[f"{prefix}{name}"] = (
-        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-      )
-  return found
+      texts[key] = json.dumps(value, ensure_ascii=False)
+  return texts
 
 
 def _starts(path: pathlib.Path):
@@ -117,15 +119,16 @@ def _starts(path: pathlib.Path):
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
-  """Return the values of a JSON file by dotted key, without secrets and signature; {} if it is
-  missing.
+  """Return the values of a JSON file by dotted key, without secrets and signature.
+
+  The result is empty if the file is missing.
 
   Raises:
     UserError: it holds no JSON object.
   """
   content = _read_object(path)
   content.pop(trust.SIGNATURE, None)
-  return _flat(redact_config(content))
+  return _flatten(redact_config(content))
 
 
 def total_steps(config: dict[str, str]) -> int | None:
@@ -135,27 +138,33 @@ def total_steps(config: dict[str, str]) -> int | None:
 
 
 def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Metrics:
-  """Return the lines of `metrics.jsonl`, without entropies and perplexities that older versions
-  gave other losses."""
+  """Return the lines of `metrics.jsonl`.
+
+  Older versions wrote entropies and perplexities of losses that are no likelihoods; these are left
+  out.
+  """
   rows = read_metrics(workdir)
   objective = _objective(config)
   if objective is None or objective.likelihood:
     return Metrics(rows)
-  wrong = ("/unigram_entropy", "/perplexity")
-  return Metrics(
-    [{name: value for name, value in row.items() if not name.endswith(wrong)} for row in rows]
-  )
+  for row in rows:
+    for name in list(row):
+      if name.endswith(("/unigram_entropy", "/perplexity")):
+        del row[name]
+  return Metrics(rows)
 
 
 def loss_unit(config: dict[str, str]) -> str:
-  """Return the unit of the loss of a config by dotted key; "" without one, or for an objective from
-  elsewhere."""
+  """Return the unit of the loss of a config by dotted key.
+
+  It is empty for a loss without a unit, and for an objective that is not of this package.
+  """
   objective = _objective(config)
   return "" if objective is None else objective.unit
 
 
 def _objective(config: dict[str, str]) -> Any:
-  """Return the class of the objective of a config by dotted key; None for one from elsewhere."""
+  """Return the objective's class, or None if it is not one of this package."""
   name = config.get("objective.name", "")
   if name not in slots.names(objectives):
     return None
@@ -173,46 +182,40 @@ def _subtitle(config: dict[str, str]) -> str:
 
 def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
   """Return the numbers at the top: {label, value, note}."""
-  shown = []
+  headlines = []
+
+  def add(label: str, value: str, note: str) -> None:
+    headlines.append({"label": label, "value": value, "note": note})
+
   if rows:
     step = max(row["step"] for row in rows)
     total = total_steps(config)
-    shown.append({"label": "Steps", "value": f"{step:,}", "note": f"of {total:,}" if total else ""})
+    add("Steps", f"{step:,}", f"of {total:,}" if total else "")
   _, loss = series(rows, "train/loss")
   if len(loss):
-    last = loss[-max(1, min(100, len(loss) // 10)) :].mean()
-    shown.append({"label": "Training loss", "value": f"{last:.3f}", "note": f"from {loss[0]:.3f}"})
+    recent = max(1, min(100, len(loss) // 10))
+    add("Training loss", f"{loss[-recent:].mean():.3f}", f"from {loss[0]:.3f}")
   for task in _tasks(rows):
     _, loss = series(rows, f"eval/{task}/loss")
     _, entropy = series(rows, f"eval/{task}/unigram_entropy")
     if len(loss):
       note = f"unigram entropy {entropy[-1]:.3f}" if len(entropy) else f"best {loss.min():.3f}"
-      shown.append({"label": "Eval loss", "value": f"{loss[-1]:.3f}", "note": f"{task}: {note}"})
+      add("Eval loss", f"{loss[-1]:.3f}", f"{task}: {note}")
     _, accuracy = series(rows, f"eval/{task}/accuracy")
     if len(accuracy):
-      best = f"best {100 * accuracy.max():.1f}%"
-      shown.append(
-        {"label": "Eval accuracy", "value": f"{100 * accuracy[-1]:.1f}%", "note": f"{task}: {best}"}
-      )
-  for of in ("Tokens", "Images"):
-    _, rate = series(rows, f"train/{of.lower()}_per_second")
+      note = f"{task}: best {100 * accuracy.max():.1f}%"
+      add("Eval accuracy", f"{100 * accuracy[-1]:.1f}%", note)
+  for unit in ("Tokens", "Images"):
+    _, rate = series(rows, f"train/{unit.lower()}_per_second")
     if len(rate):
-      shown.append(
-        {"label": f"{of} per second", "value": f"{_median(rate):,.0f}", "note": "median"}
-      )
+      add(f"{unit} per second", f"{_median(rate):,.0f}", "median")
   _, mfu = series(rows, "train/mfu")
   if len(mfu):
-    shown.append({"label": "MFU", "value": f"{100 * _median(mfu):.1f}%", "note": "median"})
+    add("MFU", f"{100 * _median(mfu):.1f}%", "median")
   _, goodput = series(rows, "train/goodput")
   if len(goodput):
-    shown.append(
-      {
-        "label": "Goodput",
-        "value": f"{100 * goodput[-1]:.0f}%",
-        "note": "of the time since the first start",
-      }
-    )
-  return shown
+    add("Goodput", f"{100 * goodput[-1]:.0f}%", "of the time since the first start")
+  return headlines
 
 
 def _median(values) -> float:
@@ -225,22 +228,30 @@ def _tasks(rows) -> list[str]:
 
 
 def _evals(rows) -> list[dict[str, str]]:
-  """Return a row for each metric of evaluations: {task, metric, last, step, first, lowest,
-  highest}."""
+  """Return a row for each metric of evaluations.
+
+  A row is {task, metric, last, step, first, lowest, highest}.
+  """
   table = []
-  for name in [name for name in metric_names(rows) if name.startswith("eval/")]:
+  for name in metric_names(rows):
+    if not name.startswith("eval/"):
+      continue
     steps, values = series(rows, name)
-    if len(steps):
-      task, _, metric = name.removeprefix("eval/").rpartition("/")
-      numbers = {
-        "last": values[-1],
-        "first": values[0],
-        "lowest": values.min(),
-        "highest": values.max(),
+    if not len(steps):
+      continue
+    task, _, metric = name.removeprefix("eval/").rpartition("/")
+    table.append(
+      {
+        "task": task,
+        "metric": metric,
+        "step": f"{steps[-1]:,}",
+        "last": number(values[-1]),
+        "first": number(values[0]),
+        "lowest": number(values.min()),
+        "highest": number(values.max()),
       }
-      line = {"task": task, "metric": metric, "step": f"{steps[-1]:,}"}
-      table.append(line | {key: number(value) for key, value in numbers.items()})
-  return sorted(table, key=lambda line: line["task"])
+    )
+  return sorted(table, key=lambda row: row["task"])
 
 
 def number(value: float) -> str:
@@ -251,19 +262,21 @@ def number(value: float) -> str:
 
 
 def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the comparisons of suites by directory: {name, names, rows}, see
-  `suite_comparison.compared`."""
-  found = {
-    path.parent.name: _read_object(path).get("compared")
-    for path in sorted(directory.glob("*/results.json"))
-  }
-  return [{"name": name} | compared for name, compared in found.items() if compared]
+  """Return the comparisons of suites: the suite's {name} and its {names, rows}.
+
+  `benchmarks.suite_comparison` writes them.
+  """
+  comparisons = []
+  for path in sorted(directory.glob("*/results.json")):
+    comparison = _read_object(path).get("compared")
+    if comparison:
+      comparisons.append({"name": path.parent.name} | comparison)
+  return comparisons
 
 
 def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
-  """Return the pictures of a run on images, see `pictures.write`: {title, data}, the latter as a
-  data URI."""
-  found = []
+  """Return the pictures of a run on images: {title, data}, the latter as a data URI."""
+  pictures = []
   for path in sorted(directory.glob("*.png")):
     data = local.read_content(path) or b""
     try:
@@ -273,38 +286,39 @@ def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
         title = image.info.get("Title", path.stem)
     except Exception as error:
       raise UserError(f"{path}: not a PNG file ({one_line(error)}); remove it") from None
-    found.append(
-      {"title": title, "data": f"data:image/png;base64,{base64.b64encode(data).decode()}"}
-    )
-  return found
+    base64_text = base64.b64encode(data).decode()
+    pictures.append({"title": title, "data": f"data:image/png;base64,{base64_text}"})
+  return pictures
 
 
 def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the newest decoded examples of every task: {task, step, rows, status, good}, see
-  `readable.sample`."""
-  found: dict[str, list[dict]] = {}
+  """Return the newest decoded examples of every task: {task, step, rows, status, good}."""
+  by_task: dict[str, list[dict]] = {}
   for path in sorted(directory.glob("*.jsonl")):
-    for number, line in enumerate((local.read_content(path) or b"").splitlines(), start=1):
-      try:
-        sample = json.loads(line)
-        texts = {name: str(sample[name]) for name in ("input", "target", "prediction")}
-        texts |= {
-          name: str(sample[name]) for name in ("original", "filled", "shows") if name in sample
-        }
-        entry = {
-          "task": str(sample.get("task", path.stem)),
-          "step": int(sample["step"]),
-          "texts": texts,
-        }
-      except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-          f"{path}:{number}: expected an object with input, target, prediction and step: "
-          f"{one_line(error)}"
-        ) from None
-      found.setdefault(entry["task"], []).append(entry)
-  shown = []
-  for task in sorted(found):
-    newest = max(entry["step"] for entry in found[task])
-    for entry in [e for e in found[task] if e["step"] == newest][:_SAMPLES_SHOWN]:
-      shown.append({"task": task, "step": newest} | readable.sample(entry["texts"]))
-  return shown
+    lines = (local.read_content(path) or b"").splitlines()
+    for line_number, line in enumerate(lines, start=1):
+      example = _parse_sample(line, path, line_number)
+      by_task.setdefault(example["task"], []).append(example)
+  samples = []
+  for task in sorted(by_task):
+    newest = max(example["step"] for example in by_task[task])
+    examples = [example for example in by_task[task] if example["step"] == newest]
+    for example in examples[:_SAMPLES_SHOWN]:
+      samples.append({"task": task, "step": newest} | readable.sample(example["texts"]))
+  return samples
+
+
+def _parse_sample(line: bytes, path: pathlib.Path, line_number: int) -> dict[str, Any]:
+  """Return a line of a file of samples as {task, step, texts}."""
+  try:
+    row = json.loads(line)
+    texts = {name: str(row[name]) for name in ("input", "target", "prediction")}
+    for name in ("original", "filled", "shows"):
+      if name in row:
+        texts[name] = str(row[name])
+    return {"task": str(row.get("task", path.stem)), "step": int(row["step"]), "texts": texts}
+  except (ValueError, TypeError, KeyError) as error:
+    raise UserError(
+      f"{path}:{line_number}: expected an object with input, target, prediction and step: "
+      f"{one_line(error)}"
+    ) from None

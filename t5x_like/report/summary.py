@@ -1,4 +1,4 @@
-"""The summary of a run at its start: one screen, with the files that hold the details."""
+"""Summarize a run at its start: one screen, with the files that hold the details."""
 
 import math
 import statistics
@@ -15,20 +15,22 @@ from t5x_like.report.numbers import duration, short
 from t5x_like.report.writer import read_metrics
 
 SHARDING = "sharding.txt"
-_RECENT = 100  # lines of metrics that tell the time of a step
-_USUAL_MFU = 0.5  # of a step that was never timed
+_RECENT_LINES = 100  # lines of metrics whose median is the time of a step
+_ASSUMED_MFU = 0.5  # for a step that was never timed
 
 
-def text(session, made, cost, step: int) -> str:
-  """Return the summary of a run that goes on from a step, and write its table of shardings to
-  `sharding.txt`.
+def summarize(session, assembly, cost, step: int) -> str:
+  """Return the summary of a run, and write its table of shardings to `sharding.txt`.
 
   Args:
-    session: a `training.session.Session`, begun; `made` is a `training.assembly.Assembly`.
-    cost: of one step, a `training.compilation.StepCost`.
+    session: a `training.session.Session` that has begun.
+    assembly: a `training.assembly.Assembly`.
+    cost: the cost of a step, a `training.compilation.StepCost`.
+    step: the step from which the run starts or resumes.
   """
-  config = made.config
-  parts = made.parts
+  config = assembly.config
+  parts = assembly.parts
+  task = assembly.task
   named = params.named_params(parts.model)
   try:
     (as_path(session.workdir) / SHARDING).write_text(sharding_table(named, parts.rules) + "\n")
@@ -36,30 +38,28 @@ def text(session, made, cost, step: int) -> str:
     raise UserError(
       f"{session.address}/{SHARDING}: cannot be written: {error.strerror or one_line(error)}"
     ) from error
-  count = sum(math.prod(p.shape) for p in named.values())
-  local = sum(
-    math.prod(s.shard_shape(named[name].shape))
-    for name, s in parts.rules.param_shardings(named).items()
-  )
+  num_params = sum(math.prod(p.shape) for p in named.values())
+  num_local_params = 0
+  for name, sharding in parts.rules.param_shardings(named).items():
+    num_local_params += math.prod(sharding.shard_shape(named[name].shape))
+  dtype = config.model.get("dtype", "float32")
+  device_kind = jax.devices()[0].device_kind
   rows = {
-    "model": f"{_named(config.model)}: {short(count)} parameters, "
-    f"{config.model.get('dtype', 'float32')},"
-    f" {4 * local / 2**20:,.1f} MiB on each device",
-    "data": f"{made.task.name}: {short(made.task.num_examples)} examples an epoch; "
-    f"{_batch(config, cost)}",
-    "training": f"{_named(config.objective)}, {_named(config.optimizer)}, "
-    f"{_named(config.schedule)} schedule",
-    "mesh": f"{_mesh(parts.rules)} ({jax.device_count()} x {jax.devices()[0].device_kind})",
+    "model": f"{_slot_text(config.model)}: {short(num_params)} parameters, {dtype}, "
+    f"{4 * num_local_params / 2**20:,.1f} MiB on each device",
+    "data": f"{task.name}: {short(task.num_examples)} examples an epoch; {_batch(config, cost)}",
+    "training": f"{_slot_text(config.objective)}, {_slot_text(config.optimizer)}, "
+    f"{_slot_text(config.schedule)} schedule",
+    "mesh": f"{_mesh(parts.rules)} ({jax.device_count()} x {device_kind})",
     "steps": f"{step:,} to {config.total_steps:,}; an evaluation every {config.eval_every:,}, a "
-    "checkpoint every"
-    f" {config.checkpoint.every:,}",
+    f"checkpoint every {config.checkpoint.every:,}",
     "duration": _duration(read_metrics(session.workdir), cost, config.total_steps - step),
     "workdir": f"{session.address} (config.json, {SHARDING}, metrics.jsonl, report.html)",
   }
   return "\n".join(f"  {name:<9} {value}" for name, value in rows.items())
 
 
-def _named(slot: ConfigDict) -> str:
+def _slot_text(slot: ConfigDict) -> str:
   variant = slot.get("variant")
   return f"{slot.name} {variant}" if isinstance(variant, str) else slot.name
 
@@ -75,37 +75,41 @@ def _mesh(rules: Rules) -> str:
 
 
 def _duration(metrics: list[dict[str, Any]], cost, steps: int) -> str:
-  """Tell how long the steps will take: by the steps of earlier starts, else by the device's
-  peak."""
-  timed = [row["train/seconds_per_step"] for row in metrics if row.get("train/seconds_per_step")][
-    -_RECENT:
-  ]
-  if timed:
-    return (
-      f"about {duration(steps * statistics.median(timed))} at the pace of earlier steps, "
-      "evaluations aside"
-    )
+  """Estimate the time of the steps, from those of earlier starts or from the device's peak."""
+  times = [row["train/seconds_per_step"] for row in metrics if row.get("train/seconds_per_step")]
+  if times:
+    seconds = steps * statistics.median(times[-_RECENT_LINES:])
+    return f"about {duration(seconds)} at the pace of earlier steps, evaluations aside"
   if not cost.peak:
     return "told with the steps"
-  seconds = steps * cost.flops / cost.peak / _USUAL_MFU
-  return f"about {duration(max(1, seconds))} at {_USUAL_MFU:.0%} of the peak, evaluations aside"
+  seconds = steps * cost.flops / cost.peak / _ASSUMED_MFU
+  return f"about {duration(max(1, seconds))} at {_ASSUMED_MFU:.0%} of the peak, evaluations aside"
+
+
+def _mesh_axes_text(entry: str | tuple[str, ...] | None) -> str:
+  """Format the mesh axes of one dimension: an entry of a PartitionSpec."""
+  if isinstance(entry, str):
+    return entry
+  return "+".join(entry) if entry else "-"
 
 
 def sharding_table(params: dict, rules: Rules) -> str:
-  """Format a table of parameters: name, shape, logical axes, mesh axes and MiB per device, then the
-  totals."""
+  """Format a table of parameters and their totals.
+
+  The columns are name, shape, logical axes, mesh axes and MiB per device.
+  """
   rows = [("parameter", "shape", "logical axes", "mesh axes", "MiB/device")]
-  total = per_device = 0
+  total = 0
+  per_device = 0
   for name, sharding in rules.param_shardings(params).items():
-    p = params[name]
-    parts = [x if isinstance(x, str) else "+".join(x) if x else "-" for x in sharding.spec]
-    local = math.prod(sharding.shard_shape(p.shape))
-    total = total + math.prod(p.shape)
-    per_device = per_device + local
-    shape = "x".join(map(str, p.shape))
-    rows.append(
-      (name, shape, ",".join(a or "-" for a in p.axes), ",".join(parts), f"{4 * local / 2**20:.2f}")
-    )
+    param = params[name]
+    num_local = math.prod(sharding.shard_shape(param.shape))
+    total += math.prod(param.shape)
+    per_device += num_local
+    shape = "x".join(map(str, param.shape))
+    logical_axes = ",".join(axis or "-" for axis in param.axes)
+    mesh_axes = ",".join(_mesh_axes_text(entry) for entry in sharding.spec)
+    rows.append((name, shape, logical_axes, mesh_axes, f"{4 * num_local / 2**20:.2f}"))
   widths = [max(len(row[i]) for row in rows) for i in range(5)]
   lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
   lines.append(

@@ -32,8 +32,11 @@ def read_metrics(workdir) -> list[dict[str, Any]]:
 
 
 def set_aside(workdir) -> None:
-  """Copy `metrics.jsonl` to `metrics.<time>.jsonl` before lines of it are dropped; raise UserError
-  if that fails."""
+  """Copy `metrics.jsonl` to `metrics.<time>.jsonl` before lines of it are dropped.
+
+  Raises:
+    UserError: the copy cannot be written.
+  """
   path = pathlib.Path(workdir) / FILE
   try:
     content = path.read_bytes()
@@ -43,26 +46,26 @@ def set_aside(workdir) -> None:
     return
   except OSError as error:
     raise UserError(
-      f"{path}: cannot be copied: {error.strerror or one_line(error)}; free space"
+      f"{path}: cannot be copy_small_files: {error.strerror or one_line(error)}; free space"
     ) from error
 
 
 class MetricsWriter(contextlib.AbstractContextManager):
-  """Appends metrics; on resume it first drops those after the resumed step.
+  """Append metrics to `metrics.jsonl`; on resume, drop the lines after the resumed step first.
 
   Args:
     workdir: a local directory, created if missing.
     resume_step: the step of the checkpoint to resume from, 0 for a new run. Lines of later steps
       are dropped (with a rename, so that a kill loses nothing).
     primary: False makes every method do nothing; only one process of a job may write.
-    expected: a step up to the resumed one; from it on there must be a line, or lines are gone.
+    expected: the step up to which training lines must exist; if the last is earlier, lines are
+      lost.
     trackers: opens the trackers, once the file is ready for them; see `report/trackers`.
     check: called if the file was removed or replaced; raises if another run has taken the workdir,
       and the file is its.
 
   Attributes:
-    missing: the first and the last of the steps up to the resumed one whose lines are gone; None if
-      none are.
+    missing: the first and last step whose lines are lost, up to the resumed step; None for none.
 
   Raises:
     UserError: the directory cannot be written.
@@ -94,8 +97,11 @@ class MetricsWriter(contextlib.AbstractContextManager):
       self._trackers = trackers()
 
   def write(self, step: int, metrics: dict[str, float]) -> None:
-    """Append one line, and hand it to the trackers; raise UserError if the files cannot be
-    written."""
+    """Append one line and hand it to the trackers.
+
+    Raises:
+      UserError: the files cannot be written.
+    """
     if self._file is None:
       return
     values = {name: float(value) for name, value in metrics.items()}
@@ -108,8 +114,11 @@ class MetricsWriter(contextlib.AbstractContextManager):
         tracker.write(int(step), values)
 
   def flush(self) -> None:
-    """Put everything written so far on disk; call it before a checkpoint of the same step commits.
-    Raise as `write`."""
+    """Write everything to disk, before a checkpoint of the same step commits.
+
+    Raises:
+      UserError: as in `write`.
+    """
     if self._file is None:
       return
     with self._disk_errors():
@@ -120,7 +129,14 @@ class MetricsWriter(contextlib.AbstractContextManager):
         tracker.flush()
 
   def close(self, outcome: str = "finished") -> None:
-    """Flush and close, see `trackers.Outcome`; safe to call twice. Raise as `write`."""
+    """Flush and close; a second call does nothing.
+
+    Args:
+      outcome: how the run ended, see `trackers.Outcome`.
+
+    Raises:
+      UserError: as in `write`.
+    """
     if self._file is None:
       return
     try:
@@ -147,15 +163,11 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self._size = os.fstat(self._file.fileno()).st_size
 
   def _check_file(self) -> None:
-    """Go on in the file that is at the path now, if it was removed, replaced or cut; mark and
-    report lost lines."""
-    try:
-      status = os.stat(self._path)
-      change = None if os.path.samestat(status, os.fstat(self._file.fileno())) else "replaced"
-      if change is None and status.st_size < self._size:
-        change = "cut"
-    except FileNotFoundError:
-      change = "removed"
+    """Continue in the file that is now at the path, if it was removed, replaced or cut.
+
+    Lines that were lost by it are marked in the file and reported.
+    """
+    change = self._file_change()
     if change is None:
       return
     self._check()
@@ -180,31 +192,45 @@ class MetricsWriter(contextlib.AbstractContextManager):
       consequence,
     )
 
+  def _file_change(self) -> str | None:
+    """Return how the open file and the one at the path differ; None if they do not."""
+    try:
+      status = os.stat(self._path)
+    except FileNotFoundError:
+      return "removed"
+    if not os.path.samestat(status, os.fstat(self._file.fileno())):
+      return "replaced"
+    return "cut" if status.st_size < self._size else None
+
   def _drop_after(self, resume_step: int, expected: int) -> None:
-    rows, whole = _rows(self._path)
-    kept = [(row, line) for row, line in rows if row["step"] <= resume_step]
-    raw = list(dict.fromkeys(line for _, line in kept))
-    doubled = len(kept) - len(raw)
-    if doubled:
+    """Drop the lines after a step and repeated lines; mark lines that are lost before it."""
+    rows, is_intact = _rows(self._path)
+    lines = []
+    last_training_step = 0
+    for row, line in rows:
+      step = row["step"]
+      if step > resume_step:
+        continue
+      lines.append(line)
+      self._last_step = max(self._last_step, step)
+      if "missing_from" in row or any(name.startswith("train/") for name in row):
+        last_training_step = max(last_training_step, step)
+    unique_lines = list(dict.fromkeys(lines))
+    num_repeated = len(lines) - len(unique_lines)
+    if num_repeated:
       _log.warning(
         "%s: %d lines were there twice, as after a file was appended to itself; dropped",
         self._path,
-        doubled,
+        num_repeated,
       )
-    self._last_step = max((row["step"] for row, _ in kept), default=0)
-    trained = [
-      row["step"]
-      for row, _ in kept
-      if "missing_from" in row or any(n.startswith("train/") for n in row)
-    ]
-    last = max(trained, default=0)
-    if last < expected:
-      self.missing = last + 1, resume_step
-      raw.append(json.dumps({"step": resume_step, "missing_from": last + 1}).encode() + b"\n")
-    if not whole or doubled:  # nothing of a file that someone may want to mend is lost
+    if last_training_step < expected:
+      self.missing = (last_training_step + 1, resume_step)
+      mark = {"step": resume_step, "missing_from": last_training_step + 1}
+      unique_lines.append(json.dumps(mark).encode() + b"\n")
+    if num_repeated or not is_intact:  # someone may want to repair the old file
       set_aside(self._path.parent)
-    if raw or self._path.exists():
-      LocalPath(self._path).write_bytes(b"".join(raw))
+    if unique_lines or self._path.exists():
+      LocalPath(self._path).write_bytes(b"".join(unique_lines))
 
   @contextlib.contextmanager
   def _disk_errors(self):
@@ -218,7 +244,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
 
 def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]:
-  """Return (row, raw line) of every complete line, and whether none had to be skipped."""
+  """Return (row, raw line) of every complete line, and whether no line had to be skipped."""
 
   def check(row: dict[str, Any]) -> None:
     if type(row.get("step")) is not int:
@@ -226,5 +252,6 @@ def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]
 
   content = local.read_content(path) or b""
   complete = content[: content.rfind(b"\n") + 1]
-  found = list(checked_json.read_rows(complete, path, check))
-  return found, len(found) == sum(bool(line.strip()) for line in complete.split(b"\n"))
+  rows = list(checked_json.read_rows(complete, path, check))
+  num_lines = sum(bool(line.strip()) for line in complete.split(b"\n"))
+  return rows, len(rows) == num_lines

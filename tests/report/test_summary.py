@@ -11,7 +11,7 @@ from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.numbers import duration, short
-from t5x_like.report.summary import sharding_table, text
+from t5x_like.report.summary import sharding_table, summarize
 from t5x_like.report.writer import MetricsWriter
 from t5x_like.training.compilation import StepCost
 
@@ -69,7 +69,7 @@ def test_one_screen_tells_model_data_mesh_steps_and_duration(tmp_path):
   made = types.SimpleNamespace(config=config, parts=parts, task=task)
   session = types.SimpleNamespace(workdir=tmp_path, address="gs://b/run")
   cost = StepCost(positions=4096, flops=1e12, peak=4e12)
-  found = text(session, made, cost, 0)
+  found = summarize(session, made, cost, 0)
   for words in (
     "t5 small",
     "mine: 1.23 M examples",
@@ -82,10 +82,10 @@ def test_one_screen_tells_model_data_mesh_steps_and_duration(tmp_path):
     assert words in found, (words, found)
   assert "about 60 min at 50% of the peak" in found and len(found.splitlines()) < 12
   assert (tmp_path / "sharding.txt").read_text().startswith("parameter")
-  assert "duration  told with the steps" in text(session, made, StepCost(4096, 1e12, 0.0), 0)
+  assert "duration  told with the steps" in summarize(session, made, StepCost(4096, 1e12, 0.0), 0)
   with MetricsWriter(tmp_path, resume_step=0) as writer:
     writer.write(3600, {"train/seconds_per_step": 2.0})
-  assert "about 2 h at the pace of earlier steps" in text(session, made, cost, 3600)
+  assert "about 2 h at the pace of earlier steps" in summarize(session, made, cost, 3600)
 
 
 def test_numbers_in_words():

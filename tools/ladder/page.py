@@ -82,7 +82,7 @@ def _charts(trials: Sequence, law, prediction) -> list[tuple[str, str]]:
     points[f"{count} steps"] = tuple(zip(*sorted(best.items())))
     lines[f"{count} steps"] = N, [law(n, own[0].D) for n in N]
   points["predicted"] = [prediction.N], [prediction.loss]
-  made = [("Loss by size", charts.scaled(points, lines, "loss by size", "parameters", "loss"))]
+  made = [("Loss by size", charts.scaling(points, lines, "loss by size", "parameters", "loss"))]
   last = [one for one in finite if one.steps == steps[-1]]
   if len({one.rate for one in last}) > 1:
     curves = {}
@@ -91,7 +91,7 @@ def _charts(trials: Sequence, law, prediction) -> list[tuple[str, str]]:
     made.append(
       (
         "Loss by learning rate",
-        charts.scaled(curves, curves, "loss by rate", "learning rate", "loss"),
+        charts.scaling(curves, curves, "loss by rate", "learning rate", "loss"),
       )
     )
   return made
