@@ -202,7 +202,7 @@ def test_what_is_drawn_is_what_was_computed():
   made = model(Case("vit", "vit", variant))
   image = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
   copy = params.with_arrays(made, params.arrays(made))
-  found = np.asarray(pictures._attended(copy, {"image": image}))
+  found = np.asarray(pictures._attention_rollout(copy, {"image": image}))
   arrays = params.arrays(made)
   x = made.inputs(_tokens(made, image), np.arange(5)[None], None, None)
   rolled = np.eye(5)
