@@ -1,5 +1,4 @@
-"""Read a Hugging Face `config.json`: every field is used, known to be irrelevant, or refused by
-name."""
+"""Read a Hugging Face `config.json`: use, ignore or refuse each field by name."""
 
 import logging
 import re
@@ -13,37 +12,46 @@ from t5x_like.interop.field_types import check_fields
 # not affect logits.
 _WITHOUT_EFFECT = frozenset(
   """
-  _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset architectures auto_map model_type
-  transformers_version torch_dtype dtype torchscript use_bfloat16 return_dict return_dict_in_generate
-  output_attentions output_hidden_states output_past output_scores use_cache id2label label2id num_labels
-  problem_type finetuning_task task_specific_params tokenizer_class prefix bos_token_id sep_token_id cls_token_id
-  mask_token_id unk_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id begin_suppress_tokens
-  suppress_tokens bad_words_ids max_length min_length do_sample early_stopping num_beams num_beam_groups
-  diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
-  encoder_no_repeat_ngram_size num_return_sequences exponential_decay_length_penalty remove_invalid_values
-  renormalize_logits initializer_range initializer_factor init_std gradient_checkpointing classifier_dropout
-  summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout
-  is_encoder_decoder tf_legacy_loss pretraining_tp _num_labels author is_llama_config model_max_length
+  _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset architectures
+  auto_map model_type transformers_version torch_dtype dtype torchscript use_bfloat16 return_dict
+  return_dict_in_generate output_attentions output_hidden_states output_past output_scores use_cache
+  id2label label2id num_labels problem_type finetuning_task task_specific_params tokenizer_class
+  prefix bos_token_id sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id
+  forced_bos_token_id forced_eos_token_id begin_suppress_tokens suppress_tokens bad_words_ids
+  max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+  temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+  encoder_no_repeat_ngram_size num_return_sequences exponential_decay_length_penalty
+  remove_invalid_values renormalize_logits initializer_range initializer_factor init_std
+  gradient_checkpointing classifier_dropout summary_type summary_use_proj summary_activation
+  summary_proj_to_labels summary_first_dropout summary_last_dropout is_encoder_decoder
+  tf_legacy_loss pretraining_tp _num_labels author is_llama_config model_max_length
   neftune_noise_alpha predict_special_tokens sbert_ce_default_activation_function scalable_attention
-  sentence_transformers tokenizer_name transformers.js_config unsloth_fixed unsloth_version output_router_logits
+  sentence_transformers tokenizer_name transformers.js_config unsloth_fixed unsloth_version
+  output_router_logits
   """.split()
 )
 
-# Fields of other programs and of training, which cannot change the function; they are passed over
-# and named once.
-_PASSED_OVER = re.compile(
-  """_.*|.*dropout.*|.*_pdrop|unsloth_.*|max_sequence_length|seq_length|attn_implementation|attention_implementation|
-  use_flash_attn|use_flash_attention|use_flash_attention_2|flash_attn|use_memory_efficient_attention|max_window_layers|
-  adapters|adapter_.*|save_step|global_step|seed|fp16|bf16|fp32|language|languages|license|tags|datasets|base_model|
-  base_model_name_or_path|name_or_path|model_name|peft_type|peft_version|training_args|learning_rate|weight_decay|
-  train_batch_size|warmup_steps|pad_token|bos_token|eos_token|unk_token|sep_token|cls_token|mask_token|vocab_file|
-  loss_type|deterministic_flash_attn|chat_template""".replace("\n  ", "")
+# Fields of other programs and of training, which cannot change the function; they are skipped, and
+# named in one warning.
+_SKIPPED = re.compile(
+  "|".join(
+    """
+    _.* .*dropout.* .*_pdrop unsloth_.* max_sequence_length seq_length attn_implementation
+    attention_implementation use_flash_attn use_flash_attention use_flash_attention_2
+    flash_attn use_memory_efficient_attention max_window_layers adapters adapter_.* save_step
+    global_step seed fp16 bf16 fp32 language languages license tags datasets base_model
+    base_model_name_or_path name_or_path model_name peft_type peft_version training_args
+    learning_rate weight_decay train_batch_size warmup_steps pad_token bos_token eos_token
+    unk_token sep_token cls_token mask_token vocab_file loss_type deterministic_flash_attn
+    chat_template
+    """.split()
+  )
 )
 _log = logging.getLogger("t5x_like.interop")
 _warned: set[tuple[str, ...]] = set()
 
-# Fields whose other values would change the model.
-_ONLY = {
+# Fields that may have these values alone; others would change the model.
+_REQUIRED = {
   "is_decoder": (False,),
   "add_cross_attention": (False,),
   "cross_attention_hidden_size": (None,),
@@ -57,33 +65,42 @@ _ONLY = {
 
 
 class Fields:
-  """A config's fields, checked for their types, and tracked so that none is left unused.
+  """The fields of a config, checked for their types, and tracked so that none is left unused.
 
   Args:
     values: the parsed JSON.
     origin: the file, for messages.
-    tensors, held: the number of tensors and of values in the files beside it; see
-      `field_kinds.check`.
+    tensor_count, parameter_count: the number of tensors, and of values in them, in the files beside
+      the config; see `field_types.check_fields`.
   Raises:
     UserError: a field has the wrong type or is out of range.
   """
 
   def __init__(
-    self, values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None
+    self,
+    values: dict[str, Any],
+    origin: str,
+    tensor_count: int | None = None,
+    parameter_count: int | None = None,
   ):
-    check_fields(values, origin, tensors, held)
+    check_fields(values, origin, tensor_count, parameter_count)
     self.values = values
     self.origin = origin
     self._unused = set(values) - _WITHOUT_EFFECT
 
   def take(self, name: str, default: Any = ...) -> Any:
-    """Return a field's value, or the default if it is missing or null; raise UserError if it then
-    has no default."""
+    """Return the value of a field, or the default if it is missing or null.
+
+    Raises:
+      UserError: the field is missing and has no default.
+    """
     self._unused.discard(name)
     value = self.values.get(name)
-    if value is None and default is ...:
+    if value is not None:
+      return value
+    if default is ...:
       raise UserError(f"{self.origin}: field {name!r} is missing; the config is incomplete")
-    return default if value is None else value
+    return default
 
   def choose(self, name: str, table: dict, default: Any = ...) -> Any:
     """Look up the value of a field in a table; raise UserError if the table lacks it."""
@@ -93,14 +110,16 @@ class Fields:
     return table[value]
 
   def require(self, name: str, *allowed: Any) -> None:
-    """Refuse a field that is present with another value than these."""
+    """Refuse a field that is there with another value than these."""
     self._unused.discard(name)
     if name in self.values and self.values[name] not in allowed:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
 
   def section(self, name: str) -> "Fields":
-    """Return the fields of an object within the config, empty if it is missing; call their `finish`
-    too."""
+    """Return the fields of an object within the config, none if it is missing.
+
+    Call `refuse_unused` of the section too.
+    """
     return Fields(self.take(name, {}), f"{self.origin}, {name}")
 
   def ignore(self, *names: str) -> None:
@@ -109,24 +128,29 @@ class Fields:
 
   def refuse_unused(self) -> None:
     """Raise UserError, naming the first field that was not used."""
-    for name, allowed in _ONLY.items():
+    for name, allowed in _REQUIRED.items():
       self.require(name, *allowed)
-    passed = sorted(name for name in self._unused if _PASSED_OVER.fullmatch(name))
-    if passed and (self.origin, *passed) not in _warned:
-      _warned.add((self.origin, *passed))
-      fields = ", ".join(map(quote_name, passed))
-      _log.warning(
-        "%s: passed over %s, which cannot change what the model computes", self.origin, fields
-      )
-    for name in sorted(self._unused.difference(passed)):
+    skipped = sorted(name for name in self._unused if _SKIPPED.fullmatch(name))
+    self._warn_of_skipped(skipped)
+    for name in sorted(self._unused.difference(skipped)):
       raise UserError(
         f"{self.origin}: field {name!r} is {quote_name(self.values[name])}, which this model type is "
         "not known to have; remove it if it does not matter"
       )
 
-  def refusal(self, name: str, found: Any, expected: str) -> UserError:
+  def _warn_of_skipped(self, names: list[str]) -> None:
+    if not names or (self.origin, *names) in _warned:
+      return
+    _warned.add((self.origin, *names))
+    fields = ", ".join(map(quote_name, names))
+    _log.warning(
+      "%s: passed over %s, which cannot change what the model computes", self.origin, fields
+    )
+
+  def refusal(self, name: str, value: Any, expected: str) -> UserError:
+    """Return the error for a field whose value no model here has."""
     return UserError(
-      f"{self.origin}: field {name!r} is {quote_name(found)}, expected {expected}; no model here "
+      f"{self.origin}: field {name!r} is {quote_name(value)}, expected {expected}; no model here "
       "computes that"
     )
 

@@ -1,6 +1,10 @@
-"""Shared by the configs of decoder-only families: special ids, rotary positions, and refusals of
-other designs."""
+"""Read and write the config fields that decoder-only families share.
 
+Special tokens, rotary positions and layers with a window are here, and the refusal of designs that
+a model type cannot express.
+"""
+
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,31 +33,36 @@ PLAIN_ACTIVATIONS = {
   "tanh": "tanh",
 }
 
+LOCAL = "sliding_attention"  # the type of a layer with a window
+FULL = "full_attention"
+LAYER_TYPES = (LOCAL, FULL)
+
+ROPE_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
+# parameter in a config -> our argument, for each scaling
 _LLAMA3 = {
   "factor": "factor",
   "low_freq_factor": "low",
   "high_freq_factor": "high",
-  "original_max_position_embeddings": "original_length",
+  _ORIGINAL_LENGTH: "original_length",
 }
-
-LAYER_TYPES = ("sliding_attention", "full_attention")  # of layers
-ROPE_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 _YARN = {
   "factor": "factor",
-  "original_max_position_embeddings": "original_length",
+  _ORIGINAL_LENGTH: "original_length",
   "beta_fast": "fast",
   "beta_slow": "slow",
   "attention_factor": "attention",
   "truncate": "whole",
 }
-_WEIGHTS = {"mscale", "mscale_all_dim"}  # of the temperature, in DeepSeek's YaRN
-_LONG = {
+_LONG_ROPE = {
   "short_factor": "short",
   "long_factor": "long",
-  "original_max_position_embeddings": "original_length",
+  _ORIGINAL_LENGTH: "original_length",
   "factor": "factor",
   "attention_factor": "attention",
 }
+_YARN_WEIGHTS = {"mscale", "mscale_all_dim"}  # of the temperature, in DeepSeek's YaRN
+_GENERAL = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 # of older programs, which the library does not read
 _UNREAD = {"attn_factor", "extrapolation_factor", "finetuned"}
 
@@ -71,15 +80,18 @@ def read_special_tokens(
 
   A negative padding id means none. The first of several end ids counts.
   """
-  pad, start, eos = (
-    take_nullable(fields, f"{n}_token_id", d)
-    for n, d in (("pad", pad), ("bos", start), ("eos", eos))
-  )
-  eos = eos[0] if isinstance(eos, list) else eos
-  return Tokens(None if pad is None or pad < 0 else pad, start or 0, eos or 0)
+  pad = take_nullable(fields, "pad_token_id", pad)
+  start = take_nullable(fields, "bos_token_id", start)
+  eos = take_nullable(fields, "eos_token_id", eos)
+  if isinstance(eos, list):
+    eos = eos[0]
+  if pad is not None and pad < 0:
+    pad = None
+  return Tokens(pad, start or 0, eos or 0)
 
 
 def special_token_fields(tokens: Tokens) -> dict[str, int | None]:
+  """Return the fields of a config that name its special ids."""
   return {"pad_token_id": tokens.pad, "bos_token_id": tokens.start, "eos_token_id": tokens.eos}
 
 
@@ -88,8 +100,8 @@ def read_rope(
   *,
   theta: float = 1e4,
   fraction: float | None = None,
-  names=("rope_theta", "partial_rotary_factor"),
-) -> dict:
+  names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
+) -> dict[str, Any]:
   """Return the rotary positions of a config.
 
   Version 5 of the library writes everything to `rope_parameters`; older files have the base and the
@@ -101,81 +113,121 @@ def read_rope(
   Raises:
     UserError: the kind of scaling or its parameters are not supported.
   """
-  whole = fraction is None
-  theta = fields.take(names[0], theta)
-  fraction = fields.take(names[1], fraction or 1.0)
-  new = fields.take("rope_parameters", None)
-  old = fields.take("rope_scaling", None)
-  field, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
-  values = {name: value for name, value in values.items() if value is not None}
-  kind = values.get("rope_type", values.get("type", "default"))
-  left = set(values) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"} - _UNREAD
-  position: dict[str, Any] = {"name": "rope", "theta": float(values.get("rope_theta", theta))}
-  fraction = values.get("partial_rotary_factor", fraction)
+  rotates_whole_heads = fraction is None
+  theta_name, fraction_name = names
+  theta = fields.take(theta_name, theta)
+  fraction = fields.take(fraction_name, fraction or 1.0)
+  new_parameters = fields.take("rope_parameters", None) or {}
+  old_parameters = fields.take("rope_scaling", None)
+  field = "rope_scaling" if old_parameters else "rope_parameters"
+  parameters = old_parameters or new_parameters
+  parameters = {name: value for name, value in parameters.items() if value is not None}
+  fraction = parameters.get("partial_rotary_factor", fraction)
+  position: dict[str, Any] = {"name": "rope", "theta": float(parameters.get("rope_theta", theta))}
   if fraction != 1.0:
-    if whole:
-      raise fields.refusal(names[1], fraction, "1.0")
+    if rotates_whole_heads:
+      raise fields.refusal(fraction_name, fraction, "1.0")
     position["fraction"] = fraction
-  if kind == "linear" and left == {"factor"}:
-    position["linear"] = {"factor": float(values["factor"])}
-  elif kind == "llama3" and left | {"original_max_position_embeddings"} == set(_LLAMA3):
-    values = {"original_max_position_embeddings": _original_length(fields), **values}
-    position["llama3"] = {ours: values[name] for name, ours in _LLAMA3.items()}
-  elif kind == "yarn" and left <= {*_YARN, *_WEIGHTS}:
-    position["yarn"] = _yarn(fields, field, values)
-  elif kind == "dynamic" and {"factor"} <= left <= {"factor", "original_max_position_embeddings"}:
-    position["dynamic"] = {
-      "factor": float(values["factor"]),
-      "original_length": _original_length(fields),
+  return position | _RopeScaling(fields, field, parameters, fraction).read()
+
+
+@dataclasses.dataclass(frozen=True)
+class _RopeScaling:
+  """The scaling of rotary positions in a config.
+
+  Attributes:
+    fields: the config.
+    field: the name of the object with the parameters.
+    parameters: its content, without nulls.
+    fraction: the rotated fraction of each head.
+  """
+
+  fields: Fields
+  field: str
+  parameters: dict[str, Any]
+  fraction: float
+
+  def read(self) -> dict[str, dict[str, Any]]:
+    """Return the arguments of our scaling under its name, {} without scaling."""
+    kind = self.parameters.get("rope_type", self.parameters.get("type", "default"))
+    names = set(self.parameters) - _GENERAL - _UNREAD
+    if kind == "default" and not names:
+      return {}
+    if kind == "linear" and names == {"factor"}:
+      return {"linear": {"factor": float(self.parameters["factor"])}}
+    if kind == "llama3" and names | {_ORIGINAL_LENGTH} == set(_LLAMA3):
+      return {"llama3": self._read_llama3()}
+    if kind == "yarn" and names <= {*_YARN, *_YARN_WEIGHTS}:
+      return {"yarn": self._read_yarn()}
+    if kind == "dynamic" and {"factor"} <= names <= {"factor", _ORIGINAL_LENGTH}:
+      factor = float(self.parameters["factor"])
+      return {"dynamic": {"factor": factor, "original_length": self._max_length()}}
+    if kind in ("longrope", "su") and {"short_factor", "long_factor"} <= names <= set(_LONG_ROPE):
+      return {"longrope": self._read_long_rope()}
+    kinds = ", ".join(map(repr, ("default", *ROPE_SCALINGS)))
+    raise self._refusal(f"rope_type {kinds} with its parameters")
+
+  def _refusal(self, expected: str) -> UserError:
+    return self.fields.refusal(self.field, self.parameters, expected)
+
+  def _max_length(self) -> int:
+    return self.fields.values.get("max_position_embeddings") or 2048
+
+  def _original_length(self) -> int:
+    """Return the length before an extension; a field beside the parameters takes precedence."""
+    length = self.fields.take(_ORIGINAL_LENGTH, None)
+    return length or self.parameters.get(_ORIGINAL_LENGTH) or self._max_length()
+
+  def _translate(self, table: dict[str, str]) -> dict[str, Any]:
+    """Return the parameters that are there, under our names."""
+    return {
+      argument: self.parameters[name] for name, argument in table.items() if name in self.parameters
     }
-  elif kind in ("longrope", "su") and {"short_factor", "long_factor"} <= left <= set(_LONG):
-    position["longrope"] = _long(fields, field, values, fraction)
-  elif kind != "default" or left:
-    kinds = ", ".join(("'default'", *map(repr, ROPE_SCALINGS)))
-    raise fields.refusal(field, values, f"rope_type {kinds} with its parameters")
-  return position
 
+  def _read_llama3(self) -> dict[str, Any]:
+    arguments = self._translate(_LLAMA3)
+    arguments.setdefault("original_length", self._max_length())
+    return arguments
 
-def _original_length(fields: Fields) -> int:
-  """Return the length before an extension, of a config whose parameters of scaling do not name
-  it."""
-  return fields.values.get("max_position_embeddings") or 2048
+  def _read_yarn(self) -> dict[str, Any]:
+    """Return the arguments of `YarnScaling`.
 
+    Raises:
+      UserError: there is neither a factor nor two lengths.
+    """
+    length = self._original_length()
+    factor = self.parameters.get("factor")
+    if factor is None:
+      if "max_position_embeddings" not in self.fields.values:
+        raise self._refusal("a factor, or max_position_embeddings")
+      factor = self.fields.values["max_position_embeddings"] / length
+    arguments = self._translate(_YARN)
+    weight = self.parameters.get("mscale")
+    weight_below = self.parameters.get("mscale_all_dim")
+    if "attention" not in arguments and weight and weight_below:
+      below = yarn_temperature(factor, weight_below)
+      arguments["attention"] = yarn_temperature(factor, weight) / below
+    return arguments | {"factor": factor, "original_length": length}
 
-def _yarn(fields: Fields, field: str, values: dict[str, Any]) -> dict[str, Any]:
-  """Return the arguments of `YarnScaling`; raise UserError if neither a factor nor two lengths are
-  there."""
-  # beside the parameters it takes precedence
-  length = fields.take("original_max_position_embeddings", None)
-  length = length or values.get("original_max_position_embeddings") or _original_length(fields)
-  factor = values.get("factor")
-  if factor is None and "max_position_embeddings" not in fields.values:
-    raise fields.refusal(field, values, "a factor, or max_position_embeddings")
-  if factor is None:
-    factor = fields.values["max_position_embeddings"] / length
-  known = {_YARN[name]: values[name] for name in _YARN if name in values}
-  weight = values.get("mscale")
-  weight_below = values.get("mscale_all_dim")
-  if "attention" not in known and weight and weight_below:
-    known["attention"] = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_below)
-  return known | {"factor": factor, "original_length": length}
+  def _read_long_rope(self) -> dict[str, Any]:
+    """Return the arguments of `LongScaling`.
 
-
-def _long(fields: Fields, field: str, values: dict[str, Any], fraction: float) -> dict[str, Any]:
-  """Return the arguments of `LongScaling`; raise UserError if there is not a factor of each pair of
-  channels."""
-  sizes = fields.values
-  head_dim = sizes.get("head_dim")
-  if head_dim is None and sizes.get("hidden_size") and sizes.get("num_attention_heads"):
-    head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
-  counts = {len(values["short_factor"]), len(values["long_factor"])}
-  if head_dim is not None and counts != {int(head_dim * fraction) // 2}:
-    raise fields.refusal(field, values, f"{int(head_dim * fraction) // 2} short and long factors")
-  length = fields.take("original_max_position_embeddings", None)
-  length = length or values.get("original_max_position_embeddings") or _original_length(fields)
-  factor = values.get("factor") or _original_length(fields) / length
-  known = {_LONG[name]: values[name] for name in _LONG if name in values}
-  return known | {"factor": float(factor), "original_length": length}
+    Raises:
+      UserError: there is not a factor of each pair of channels.
+    """
+    sizes = self.fields.values
+    head_dim = sizes.get("head_dim")
+    if head_dim is None and sizes.get("hidden_size") and sizes.get("num_attention_heads"):
+      head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
+    counts = {len(self.parameters["short_factor"]), len(self.parameters["long_factor"])}
+    if head_dim is not None:
+      pairs = int(head_dim * self.fraction) // 2
+      if counts != {pairs}:
+        raise self._refusal(f"{pairs} short and long factors")
+    length = self._original_length()
+    factor = self.parameters.get("factor") or self._max_length() / length
+    arguments = self._translate(_LONG_ROPE)
+    return arguments | {"factor": float(factor), "original_length": length}
 
 
 def yarn_temperature(factor: float, weight: float) -> float:
@@ -186,55 +238,67 @@ def yarn_temperature(factor: float, weight: float) -> float:
 def read_local_and_full_rope(
   fields: Fields, *, local: float, full: float, local_name: str = "rope_theta"
 ) -> tuple[dict, dict]:
-  """Return the rotary positions of layers with a window and of the others.
+  """Return the rotary positions of layers with a window, and of layers without.
 
   Args:
     local, full: default bases.
-    local_name: the name of the first base in files from before version 5, where `rope_scaling` is
-      the others' alone.
+    local_name: the name of the local base in files from before version 5, whose `rope_scaling`
+      concerns the full layers alone.
   Raises:
-    UserError: as `rope` does.
+    UserError: as `read_rope` does.
   """
-  kinds = fields.take("rope_parameters", {})
-  values = fields.values
-  if set(kinds) - set(LAYER_TYPES):
-    raise fields.refusal(
-      "rope_parameters", kinds, f"an object for each of {' and '.join(LAYER_TYPES)}"
-    )
-  local = fields.take(local_name, local)
-  full = fields.take("rope_theta", full)
-  fields.ignore("rope_scaling")
-  near = {"rope_theta": local, "rope_parameters": kinds.get(LAYER_TYPES[0])}
-  far = {
-    "rope_theta": full,
-    "rope_parameters": kinds.get(LAYER_TYPES[1]),
-    "rope_scaling": values.get("rope_scaling"),
+  parameters = fields.take("rope_parameters", {})
+  if set(parameters) - set(LAYER_TYPES):
+    expected = f"an object for each of {' and '.join(LAYER_TYPES)}"
+    raise fields.refusal("rope_parameters", parameters, expected)
+  local_fields = {
+    "rope_theta": fields.take(local_name, local),
+    "rope_parameters": parameters.get(LOCAL),
   }
-  far["max_position_embeddings"] = values.get("max_position_embeddings")
-  return read_rope(Fields(near, fields.origin)), read_rope(Fields(far, fields.origin))
+  full_fields = {
+    "rope_theta": fields.take("rope_theta", full),
+    "rope_parameters": parameters.get(FULL),
+    "rope_scaling": fields.values.get("rope_scaling"),
+    "max_position_embeddings": fields.values.get("max_position_embeddings"),
+  }
+  fields.ignore("rope_scaling")
+  local_rope = read_rope(Fields(local_fields, fields.origin))
+  return local_rope, read_rope(Fields(full_fields, fields.origin))
 
 
-def read_local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
-  """Return which layers of a period have a window; `default` tells it of a layer if the config has
-  no list.
+def read_local_layers(fields: Fields, is_local: Callable[[int], bool]) -> list[bool]:
+  """Return for each layer of a period whether it has a window.
 
+  Args:
+    is_local: decides for a layer if the config has no list.
   Raises:
     UserError: the list does not fit the layers.
   """
   layers = fields.take("num_hidden_layers")
-  types = fields.take("layer_types", [LAYER_TYPES[not default(layer)] for layer in range(layers)])
+  default = [LOCAL if is_local(layer) else FULL for layer in range(layers)]
+  types = fields.take("layer_types", default)
   if len(types) != layers or set(types) - set(LAYER_TYPES):
-    raise fields.refusal("layer_types", types, f"{layers} of {' or '.join(map(repr, LAYER_TYPES))}")
-  period = next(
-    p for p in range(1, layers + 1) if layers % p == 0 and types == types[:p] * (layers // p)
-  )
-  return [kind == LAYER_TYPES[0] for kind in types[:period]]
+    expected = f"{layers} of {' or '.join(map(repr, LAYER_TYPES))}"
+    raise fields.refusal("layer_types", types, expected)
+  return [layer_type == LOCAL for layer_type in types[: _period(types)]]
 
 
-def arrange_by_kind(local: list[bool], near: Any, far: Any) -> Any:
-  """Return a cell of a design for a period: `near` for layers with a window, `far` for the others;
-  one if equal."""
-  return near if near == far else tuple(near if here else far for here in local)
+def _period(types: list[str]) -> int:
+  """Return the length of the shortest part whose repetition is the whole list."""
+  for period in range(1, len(types)):
+    if len(types) % period == 0 and types == types[:period] * (len(types) // period):
+      return period
+  return len(types)
+
+
+def arrange_by_kind(is_local: list[bool], local: Any, full: Any) -> Any:
+  """Return a cell of a design for a period: `local` for layers with a window, `full` for others.
+
+  One value stands for the period if both are equal.
+  """
+  if local == full:
+    return local
+  return tuple(local if has_window else full for has_window in is_local)
 
 
 def window_width(design, default: int | None) -> int | None:
@@ -244,84 +308,91 @@ def window_width(design, default: int | None) -> int | None:
 
 def write_layer_types(windows: tuple, layers: int) -> list[str]:
   """Return `layer_types` for a design's windows."""
-  return [LAYER_TYPES[windows[layer % len(windows)] is None] for layer in range(layers)]
+  period = [FULL if window is None else LOCAL for window in windows]
+  return [period[layer % len(period)] for layer in range(layers)]
 
 
-def allow_one_window(design) -> dict:
-  """Return an argument of `refuse_others`: any windows of one width, and layers without."""
-  wide = {window for window in design.windows if window is not None}
-  return {"windows": [design.windows] if len(wide) < 2 else [(None,), "one window, and None"]}
+def allow_one_window(design) -> dict[str, list]:
+  """Return an argument of `require_plain_decoder`: windows of one width, and layers without."""
+  widths = {window for window in design.windows if window is not None}
+  return {"windows": [design.windows] if len(widths) < 2 else [(None,), "one window, and None"]}
 
 
-def write_rope(position: dict, **more: float) -> dict:
-  """Return `rope_parameters` for a design's position, extended by `more`."""
+def write_rope(position: dict[str, Any], **parameters: float) -> dict[str, Any]:
+  """Return `rope_parameters` for a design's position, extended by `parameters`."""
+  theta = position.get("theta", 1e4)
+  return {**_write_rope_scaling(position), "rope_theta": theta, **parameters}
+
+
+def _write_rope_scaling(position: dict[str, Any]) -> dict[str, Any]:
   if position.get("linear"):
-    scaling = {"rope_type": "linear", **position["linear"]}
-  elif position.get("llama3"):
-    values = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192, **position["llama3"]}
-    scaling = {"rope_type": "llama3", **{name: values[ours] for name, ours in _LLAMA3.items()}}
-  elif position.get("yarn"):
-    values = position["yarn"]
-    scaling = {
-      "rope_type": "yarn",
-      **{name: values[ours] for name, ours in _YARN.items() if ours in values},
-    }
-  elif position.get("dynamic"):
+    return {"rope_type": "linear", **position["linear"]}
+  if position.get("llama3"):
+    defaults = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192}
+    return {"rope_type": "llama3", **_untranslate(_LLAMA3, defaults | position["llama3"])}
+  if position.get("yarn"):
+    return {"rope_type": "yarn", **_untranslate(_YARN, position["yarn"])}
+  if position.get("dynamic"):
     scaling = {"rope_type": "dynamic", **position["dynamic"]}
-    scaling["original_max_position_embeddings"] = scaling.pop("original_length")
-  elif position.get("longrope"):
-    values = position["longrope"]
-    scaling = {
-      "rope_type": "longrope",
-      **{name: values[ours] for name, ours in _LONG.items() if ours in values},
-    }
-  else:
-    scaling = {"rope_type": "default"}
-  return {**scaling, "rope_theta": position.get("theta", 1e4), **more}
+    scaling[_ORIGINAL_LENGTH] = scaling.pop("original_length")
+    return scaling
+  if position.get("longrope"):
+    return {"rope_type": "longrope", **_untranslate(_LONG_ROPE, position["longrope"])}
+  return {"rope_type": "default"}
 
 
-def write_rope_by_kind(model) -> dict:
-  """Return `rope_parameters` by kind of layer; raise UserError if layers of one kind differ in
-  their positions."""
+def _untranslate(table: dict[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
+  """Return the arguments that are there, under the names of a config."""
+  return {name: arguments[argument] for name, argument in table.items() if argument in arguments}
+
+
+def write_rope_by_kind(model) -> dict[str, dict]:
+  """Return `rope_parameters` by type of layer.
+
+  Raises:
+    UserError: layers of one type differ in their positions.
+  """
   design = model.variant.design
   positions = design.position if isinstance(design.position, tuple) else (design.position,)
-  found: dict[str, dict] = {}
-  for layer, kind in enumerate(write_layer_types(design.windows, model.variant.dims.layers)):
-    position = write_rope(
-      require_position(
-        model, "rope", "theta", *ROPE_SCALINGS, found=positions[layer % len(positions)]
-      )
-    )
-    if found.setdefault(kind, position) != position:
+  parameters: dict[str, dict] = {}
+  layer_types = write_layer_types(design.windows, model.variant.dims.layers)
+  for layer, layer_type in enumerate(layer_types):
+    position = positions[layer % len(positions)]
+    required = require_position(model, "rope", "theta", *ROPE_SCALINGS, position=position)
+    rope = write_rope(required)
+    if parameters.setdefault(layer_type, rope) != rope:
       raise UserError(
-        f"design.position differs among the layers of {kind}; this type has one "
+        f"design.position differs among the layers of {layer_type}; this type has one "
         "scheme for each kind"
       )
-  return found
+  return parameters
 
 
-def add_older_rope_fields(rope: dict) -> dict:
-  """Return `rope_parameters`, of one kind or of two, and the fields that readers from before
-  version 5 take.
+def add_older_rope_fields(parameters: dict[str, Any]) -> dict[str, Any]:
+  """Return the field `rope_parameters` and the fields that readers from before version 5 take.
 
   They take the base from `rope_theta`, in layers with a window of Gemma 3 from
   `rope_local_base_freq`, and the factor of YaRN from the ratio of the lengths.
+
+  Args:
+    parameters: `rope_parameters` of all layers, or by type of layer.
   """
-  found = {"rope_parameters": rope}
-  rope = rope.get(LAYER_TYPES[1]) or rope.get(LAYER_TYPES[0]) or rope
+  rope = parameters.get(FULL) or parameters.get(LOCAL) or parameters
   scaling = {
     name: value
     for name, value in rope.items()
     if name not in ("rope_theta", "partial_rotary_factor")
   }
-  found |= {
+  fields = {
+    "rope_parameters": parameters,
     "rope_theta": rope["rope_theta"],
     "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
   }
-  if length := scaling.get("original_max_position_embeddings"):
-    stretched = 1.0 if scaling["rope_type"] == "dynamic" else scaling["factor"]
-    found["max_position_embeddings"] = round(stretched * length)
-  return found
+  length = scaling.get(_ORIGINAL_LENGTH)
+  if length:
+    factor = 1.0 if scaling["rope_type"] == "dynamic" else scaling["factor"]
+    fields["max_position_embeddings"] = round(factor * length)
+  return fields
 
 
 def require_dropless_experts(experts, *, normalised: bool) -> None:
@@ -332,12 +403,10 @@ def require_dropless_experts(experts, *, normalised: bool) -> None:
   Raises:
     UserError: the experts cannot be expressed.
   """
-  plain = (
-    experts.router == "softmax"
-    and experts.dispatch == "dropless"
-    and not (experts.mlp or experts.shared)
-  )
-  if experts.top_k < 2 or not plain or (normalised and experts.normalise is False):
+  is_dropless_softmax = experts.router == "softmax" and experts.dispatch == "dropless"
+  has_other_widths = experts.mlp or experts.shared
+  lacks_normalisation = normalised and experts.normalise is False
+  if experts.top_k < 2 or not is_dropless_softmax or has_other_widths or lacks_normalisation:
     gates = " whose gates add up to one" if normalised else ""
     raise UserError(
       f"design.experts is {experts!r}; this type supports only a softmax over two or more "
@@ -346,21 +415,27 @@ def require_dropless_experts(experts, *, normalised: bool) -> None:
 
 
 def require_position(
-  model, name: str, *cells: str, found: str | dict | tuple | None = None
+  model, name: str, *arguments: str, position: str | dict | tuple | None = None
 ) -> dict:
-  """Return the position scheme of a design, or `found` of some layers, with its arguments.
+  """Return the position scheme of a design with its arguments.
 
+  Args:
+    name: the required scheme.
+    arguments: the arguments that it may have.
+    position: the scheme of some layers; None for the scheme of the design.
   Raises:
-    UserError: the scheme is not `name`, or has arguments besides `cells`.
+    UserError: the scheme is not `name`, or has other arguments.
   """
-  found = model.variant.design.position if found is None else found
-  if isinstance(found, tuple):
+  if position is None:
+    position = model.variant.design.position
+  if isinstance(position, tuple):
     require_design(model, position=[name])
-  position = found if isinstance(found, dict) else {"name": found}
-  extra = {key for key, value in position.items() if key not in cells and key != "name" and value}
-  if position["name"] != name or extra:
+  scheme = position if isinstance(position, dict) else {"name": position}
+  allowed = {"name", *arguments}
+  extra = {key for key, value in scheme.items() if key not in allowed and value}
+  if scheme["name"] != name or extra:
     require_design(model, position=[name])
-  return position
+  return scheme
 
 
 def require_plain_decoder(
@@ -377,14 +452,13 @@ def require_plain_decoder(
   Raises:
     UserError: the design cannot be expressed; names the field or the sizes.
   """
-  D = model.variant.dims.embed
-  H = model.variant.dims.head_dim
+  dims = model.variant.dims
   plain = dict(
     norm_position="pre",
     parallel="no",
     biases=(),
     qk_norm=False,
-    attention_scale=[None, H**-0.5],
+    attention_scale=[None, dims.head_dim**-0.5],
     softcap=None,
     windows=(None,),
     core=exact_cores(model.variant.design),
@@ -397,16 +471,17 @@ def require_plain_decoder(
     logits_bias=False,
   )
   require_design(model, **(plain | expected))
-  dims = model.variant.dims
-  if square and dims.heads * H != D:
+  if square and dims.heads * dims.head_dim != dims.embed:
     raise UserError(
-      f"{dims.heads} heads of width {H} are not the embedding width {D}, as this type needs"
+      f"{dims.heads} heads of width {dims.head_dim} are not the embedding width {dims.embed}, as "
+      "this type needs"
     )
   if heads and dims.kv_heads != dims.heads:
     raise UserError(
       f"{dims.kv_heads} key/value heads for {dims.heads} heads; this type needs as many of both"
     )
-  if mlp and dims.mlp != 4 * D:
+  if mlp and dims.mlp != 4 * dims.embed:
     raise UserError(
-      f"feed-forward width {dims.mlp} is not four times the embedding width {D}, as this type needs"
+      f"feed-forward width {dims.mlp} is not four times the embedding width {dims.embed}, as this "
+      "type needs"
     )

@@ -1,4 +1,4 @@
-"""Hugging Face model directories, timm's among them: `load(path) -> model` and `save(model, path)`.
+"""Load and save the model directories of Hugging Face, and of timm.
 
 A directory holds `config.json` and `model.safetensors`, or several files and
 `model.safetensors.index.json`. Tensors are read and written one at a time; pickles are never
@@ -15,6 +15,7 @@ import pkgutil
 import re
 import shutil
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from t5x_like.files.mirror import fetch
 from t5x_like.interop import families, published_images
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
-from t5x_like.interop.tensor_mapping import TensorMapping
+from t5x_like.interop.tensor_mapping import Tensor, TensorMapping
 from t5x_like.nn import params
 from t5x_like.nn.cores.auto import EXACT_CORES
 from t5x_like.vocabularies.kinds._shared import PUBLISHED_FILES
@@ -41,7 +42,7 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """The origin of a loaded model, for `save`.
+  """The directory that a model was loaded from, which `save` reads again.
 
   Attributes:
     path: the directory.
@@ -76,16 +77,20 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
 
 
 def read_parameters(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
-  """Return the parameters of an abstract model by name, float32, from its directory; see `load` for
-  `rules`."""
-  family, files = _opened(json.loads(model.origin.config), pathlib.Path(model.origin.path))
+  """Return the parameters of an abstract model by name, float32, from its directory.
+
+  Args:
+    rules: see `load`.
+  """
+  directory = pathlib.Path(model.origin.path)
+  family, files = _open_files(json.loads(model.origin.config), directory)
   mapping = TensorMapping(model)
   family.map_tensors(mapping)
-  _check(mapping, files)
+  _check_tensors(mapping, files)
   arrays = {}
-  for name, holder in params.named_params(model).items():
-    array = _assemble(name, holder.shape, mapping, files)
-    sharding = rules.sharding(holder.axes) if rules is not None else None
+  for name, parameter in params.named_params(model).items():
+    array = _assemble(name, parameter.shape, mapping, files)
+    sharding = None if rules is None else rules.sharding(parameter.axes)
     arrays[name] = jax.device_put(array, sharding)
     jax.block_until_ready(arrays[name])
   return arrays
@@ -94,86 +99,88 @@ def read_parameters(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
 def load_abstract(
   path: str, *, dtype: str = "float32", layers: str = "scan", **changes
 ) -> nnx.Module:
-  """Return the abstract model of a directory, with `changes` of its variant, without its weights;
-  see `load`."""
+  """Return the abstract model of a directory, without its weights.
+
+  Args:
+    path, dtype, layers: see `load`.
+    changes: replace fields of the model's variant.
+  """
   directory = fetch(str(path))
-  text, files, model_class, arguments = _read(directory)
+  text, files, model_class, arguments = _read_config(directory)
   arguments |= {"variant": dataclasses.replace(arguments["variant"], **changes)}
 
-  def make(key):
+  def create(key):
     return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
 
-  with _sizes_of(f"{directory}/config.json"):
-    model = jax.eval_shape(make, jax.random.key(0))
+  with _refuse_contradictory_sizes(f"{directory}/config.json"):
+    model = jax.eval_shape(create, jax.random.key(0))
   model.origin = Origin(str(directory), text, files.dtype)
   return model
 
 
 def read_architecture(path: str) -> tuple[type, Variant]:
-  """Return the class and the variant of a directory's model, without loading its weights; raise as
-  `load`."""
-  _, _, model_class, arguments = _read(fetch(str(path)))
+  """Return the class and the variant of a directory's model, without loading its weights.
+
+  Raises:
+    UserError: as `load`.
+  """
+  _, _, model_class, arguments = _read_config(fetch(str(path)))
   return model_class, arguments["variant"]
 
 
-def _read(directory: pathlib.Path):
+def _read_config(directory: pathlib.Path) -> tuple[str, TensorFiles, type, dict[str, Any]]:
   """Return (config.json as text, files, class, arguments) of a directory."""
   text = read_text(directory / "config.json")
   where = f"{directory}/config.json"
   values = checked_json.parse_json(
     text, dict, where, "the config of a Hugging Face model; copy it again"
   )
-  family, files = _opened(values, directory)
-  fields = Fields(values, where, len(files.names), files.held)
-  with _sizes_of(where):
+  family, files = _open_files(values, directory)
+  fields = Fields(values, where, len(files.names), files.parameter_count)
+  with _refuse_contradictory_sizes(where):
     model_class, arguments = family.read_config(fields, files.names)
   fields.refuse_unused()
   return text, files, model_class, arguments
 
 
-def model_type_of(values: dict):
-  """Return a config's `model_type`; of a config of timm, "timm/" and the first word of its
-  architecture."""
-  known = values.get("architecture") if "model_type" not in values else None
-  return (
-    f"timm/{re.match('[a-z]*', known)[0]}" if isinstance(known, str) else values.get("model_type")
-  )
+def model_type_of(values: dict) -> Any:
+  """Return the `model_type` of a config.
+
+  For a config of timm, it is "timm/" and the first word of the architecture.
+  """
+  architecture = values.get("architecture")
+  if "model_type" not in values and isinstance(architecture, str):
+    return f"timm/{re.match('[a-z]*', architecture)[0]}"
+  return values.get("model_type")
 
 
-def _opened(values: dict, directory: pathlib.Path):
+def _open_files(values: dict, directory: pathlib.Path) -> tuple[ModuleType, TensorFiles]:
   """Return (family, files) of a directory with the values of its config."""
-  family = _family(model_type_of(values), f"{directory}/config.json")
-  return family, _files(family, directory, values)
+  family = _find_family(model_type_of(values), f"{directory}/config.json")
+  return family, _tensor_files(family, directory, values)
 
 
-def _files(family, directory: pathlib.Path, values: dict) -> TensorFiles:
-  named = values.get("architectures") or ["Model"]
-  bare = hasattr(family, "HEADS") and isinstance(named, list) and str(named[0]).endswith("Model")
+def _tensor_files(family: ModuleType, directory: pathlib.Path, values: dict) -> TensorFiles:
+  class_names = values.get("architectures") or ["Model"]
+  is_body = isinstance(class_names, list) and str(class_names[0]).endswith("Model")
   return TensorFiles(
-    directory, getattr(family, "canonical_name", str), getattr(family, "BODY_PREFIX", ""), bare
+    directory,
+    getattr(family, "canonical_name", str),
+    getattr(family, "BODY_PREFIX", ""),
+    strip_common_prefix=is_body and hasattr(family, "HEADS"),
   )
 
 
 @contextlib.contextmanager
-def _sizes_of(where: str):
+def _refuse_contradictory_sizes(where: str):
   """Turn errors from contradictory layer sizes into a `UserError` that names the config."""
   try:
     yield
   except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(
       f"{where}: its sizes make no model ({type(error).__name__}: {one_line(error)[:200]}), "
-      "expected sizes that fit "
-      "each other; correct the config, or copy it again"
+      "expected sizes that fit each other; correct the config, or copy it again"
     ) from error
-
-
-def _labels_of(model: nnx.Module, config: dict[str, Any]) -> int:
-  """Return the number of classes whose names a config may have; of texts, two need no names."""
-  if "id2label" in config:
-    return len(config["id2label"])
-  head = getattr(model.variant, "head", None)
-  name, arguments = (head.get("name"), head) if isinstance(head, dict) else (head, {})
-  return arguments.get("labels", 2) if name == "classification" else 0
 
 
 def save(
@@ -184,8 +191,9 @@ def save(
   labels: Sequence[str] = (),
   images: dict[str, Any] | None = None,
 ) -> None:
-  """Save a model as a directory that `transformers` loads, with the tokenizer files of its original
-  directory.
+  """Save a model as a directory that `transformers` loads.
+
+  The tokenizer files of the directory that it was loaded from are copied.
 
   Args:
     path: a new or empty directory.
@@ -196,88 +204,135 @@ def save(
     UserError: the directory is not empty, the model has no Hugging Face form or a parameter for
       which it has no tensor, or a file cannot be written.
   """
-  from safetensors.flax import save_file
-
   directory = pathlib.Path(path)
   origin = getattr(model, "origin", None)
-  old = json.loads(origin.config) if origin else {}
-  family, config = _config_of(model, model_type_of(old))
-  dtype = dtype or (origin.dtype if origin else "float32")
+  old_config = json.loads(origin.config) if origin else {}
+  family, config = _write_config(model, model_type_of(old_config))
+  if dtype is None:
+    dtype = origin.dtype if origin else "float32"
   config["dtype"] = dtype
   mapping = TensorMapping(model)
   family.map_tensors(mapping)
-  if lost := mapping.parameter_names - {
-    name for tensor in mapping.tensors for name, _ in tensor.parts
-  }:
-    raise UserError(
-      f"{directory}: {model_type_of(config)} has no tensor for the parameter {min(lost)!r}, without "
-      "which it is another model"
-    )
-  same = False
-  if model_type_of(old) == model_type_of(config):
-    names = {t.name for t in mapping.tensors}
-    same = (
-      family.read_config(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"]
-      == model.variant
-    )
-    config = (config | old if same else old | config) | {"dtype": dtype}
-  config |= {"torch_dtype": dtype} if "torch_dtype" in config else {}  # of readers before version 5
-  if labels and len(labels) == _labels_of(model, config):
-    ids = {name: i for i, name in enumerate(labels)}
-    config |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
-  beside = {}
+  _check_parameters(mapping, f"{directory}: {model_type_of(config)}")
+  is_unchanged = False
+  if model_type_of(old_config) == model_type_of(config):
+    is_unchanged = _has_original_variant(model, family, mapping, old_config)
+    config = config | old_config if is_unchanged else old_config | config
+    config["dtype"] = dtype
+  if "torch_dtype" in config:  # of readers before version 5
+    config["torch_dtype"] = dtype
+  if labels and len(labels) == _count_labels(model, config):
+    config["id2label"] = {str(i): name for i, name in enumerate(labels)}
+    config["label2id"] = {name: i for i, name in enumerate(labels)}
+  json_files = {}
   if images and "pretrained_cfg" in config:  # timm's
-    config["pretrained_cfg"] = config["pretrained_cfg"] | published_images.timm_pretrained_config(
-      images
-    )
-    config |= {"label_names": list(labels)} if len(labels) == config["num_classes"] else {}
-  elif images and (processor := published_images.processor_config(images)):
-    beside[published_images.FILE] = processor
-  arrays = params.arrays(model)
-  unread = _unread(mapping, pathlib.Path(origin.path), family, old) if same else {}
-  named = getattr(family, "file_naming", lambda model: str)(model)
+    timm_config = published_images.timm_pretrained_config(images)
+    config["pretrained_cfg"] = config["pretrained_cfg"] | timm_config
+    if len(labels) == config["num_classes"]:
+      config["label_names"] = list(labels)
+  elif images:
+    processor = published_images.processor_config(images)
+    if processor:
+      json_files[published_images.FILE] = processor
+  unread = {}
+  if is_unchanged:
+    unread = _read_unread_tensors(mapping, pathlib.Path(origin.path), family, old_config)
+  file_name = getattr(family, "file_naming", lambda model: str)(model)
   mapping.tensors = [
-    dataclasses.replace(tensor, name=named(tensor.name)) for tensor in mapping.tensors
+    dataclasses.replace(tensor, name=file_name(tensor.name)) for tensor in mapping.tensors
   ]
+  json_files["config.json"] = config  # last: without it nothing loads
   try:
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
       raise UserError(f"{directory}: not empty; give another directory, or empty this one")
-    shards = _shards(mapping, arrays, jnp.dtype(dtype).itemsize)
-    weight_map = {}
-    total = 0
-    for number, tensors in enumerate(shards, 1):
-      file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-      held = {t.name: jnp.asarray(_joined(t, arrays), jnp.dtype(dtype)) for t in tensors}
-      if number == len(shards):
-        held |= {name: jnp.asarray(x, jnp.dtype(dtype)) for name, x in unread.items()}
-      (directory / file).touch()
-      # as the umask says; save_file makes a file for its owner alone
-      mode = (directory / file).stat().st_mode
-      save_file(held, directory / file, metadata={"format": "pt"})
-      (directory / file).chmod(mode)
-      weight_map |= dict.fromkeys(held, file)
-      total += sum(x.nbytes for x in held.values())
-    if len(shards) > 1:
-      index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-      (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    for name in PUBLISHED_FILES if origin else ():
-      if (pathlib.Path(origin.path) / name).is_file():
-        _check_link(pathlib.Path(origin.path) / name)
-        shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)
-    for name, content in beside.items():
+    _write_tensors(directory, mapping, params.arrays(model), unread, jnp.dtype(dtype))
+    if origin:
+      _copy_tokenizer(pathlib.Path(origin.path), directory)
+    for name, content in json_files.items():
       (directory / name).write_text(json.dumps(content, indent=2) + "\n")
-    # last: without it nothing loads
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
   except OSError as error:
     raise UserError(
       f"{directory}: cannot be written: {error.strerror or one_line(error)}"
     ) from error
 
 
+def _check_parameters(mapping: TensorMapping, where: str) -> None:
+  """Raise UserError for a parameter that no tensor contains."""
+  mapped = {path for tensor in mapping.tensors for path, _ in tensor.parts}
+  unmapped = mapping.parameter_names - mapped
+  if unmapped:
+    raise UserError(
+      f"{where} has no tensor for the parameter {min(unmapped)!r}, without which it is another "
+      "model"
+    )
+
+
+def _has_original_variant(
+  model: nnx.Module, family: ModuleType, mapping: TensorMapping, old_config: dict
+) -> bool:
+  """Return whether a model still has the variant that its original config describes."""
+  fields = Fields(old_config, f"{model.origin.path}/config.json")
+  _, arguments = family.read_config(fields, {tensor.name for tensor in mapping.tensors})
+  return arguments["variant"] == model.variant
+
+
+def _count_labels(model: nnx.Module, config: dict[str, Any]) -> int:
+  """Return the number of classes that a config may name.
+
+  A classifier of texts names its classes unless they are two.
+  """
+  if "id2label" in config:
+    return len(config["id2label"])
+  head = getattr(model.variant, "head", None)
+  if head == "classification":
+    return 2
+  if isinstance(head, dict) and head.get("name") == "classification":
+    return head.get("labels", 2)
+  return 0
+
+
+def _write_tensors(
+  directory: pathlib.Path,
+  mapping: TensorMapping,
+  arrays: dict[str, jax.Array],
+  unread: dict[str, np.ndarray],
+  dtype: jnp.dtype,
+) -> None:
+  """Write the tensors to one file, or to several with an index."""
+  from safetensors.flax import save_file
+
+  shards = _split_into_shards(mapping, arrays, dtype.itemsize)
+  weight_map = {}
+  total_bytes = 0
+  for number, tensors in enumerate(shards, 1):
+    file = WEIGHTS
+    if len(shards) > 1:
+      file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+    contents = {tensor.name: jnp.asarray(_join(tensor, arrays), dtype) for tensor in tensors}
+    if number == len(shards):
+      contents |= {name: jnp.asarray(array, dtype) for name, array in unread.items()}
+    (directory / file).touch()
+    # as the umask says; save_file makes a file for its owner alone
+    mode = (directory / file).stat().st_mode
+    save_file(contents, directory / file, metadata={"format": "pt"})
+    (directory / file).chmod(mode)
+    weight_map |= dict.fromkeys(contents, file)
+    total_bytes += sum(array.nbytes for array in contents.values())
+  if len(shards) > 1:
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _copy_tokenizer(source: pathlib.Path, destination: pathlib.Path) -> None:
+  for name in PUBLISHED_FILES:
+    if (source / name).is_file():
+      _check_link(source / name)
+      shutil.copyfile(source / name, destination / name)
+
+
 def _check_link(file: pathlib.Path) -> None:
-  """Raise UserError for a link out of the directory of a model, whose target the copy would
-  show."""
+  """Raise UserError for a link out of a model's directory, whose target the copy would disclose."""
   try:
     check_link(file)
   except OSError as error:
@@ -286,57 +341,64 @@ def _check_link(file: pathlib.Path) -> None:
 
 def model_types() -> dict[str, str]:
   """Map Hugging Face model types to modules of `interop.families`."""
-  names = [module.name for module in pkgutil.iter_modules(families.__path__)]
-  return {t: name for name in names for t in _module(name).MODEL_TYPES}
+  modules = [module.name for module in pkgutil.iter_modules(families.__path__)]
+  return {model_type: name for name in modules for model_type in _import_family(name).MODEL_TYPES}
 
 
-def _module(name: str):
+def _import_family(name: str) -> ModuleType:
   return importlib.import_module(f"{families.__name__}.{name}")
 
 
-def _family(model_type: str | None, origin: str):
-  known = model_types()
-  if not isinstance(model_type, str) or model_type not in known:
-    near = did_you_mean(str(model_type), known)
+def _find_family(model_type: str | None, origin: str) -> ModuleType:
+  """Return the module of a model type; raise UserError if there is none."""
+  modules = model_types()
+  if not isinstance(model_type, str) or model_type not in modules:
+    suggestion = did_you_mean(str(model_type), modules)
     raise UserError(
       f"{origin}: model_type is {quote_name(model_type)}, expected one of "
-      f"{', '.join(sorted(known))}{near}"
+      f"{', '.join(sorted(modules))}{suggestion}"
     )
-  return _module(known[model_type])
+  return _import_family(modules[model_type])
 
 
-def _config_of(model, model_type: str | None) -> tuple:
-  """Return (module, config) of the first family that can express the model, trying the family of
-  `model_type` first."""
-  reasons = []
-  known = model_types()
-  for name in sorted(set(known.values()), key=lambda name: (name != known.get(model_type), name)):
-    family = _module(name)
+def _write_config(model, model_type: str | None) -> tuple[ModuleType, dict[str, Any]]:
+  """Return (module, config) of the first family that can express the model.
+
+  The family of `model_type` is tried first.
+  """
+  modules = model_types()
+  preferred = modules.get(model_type)
+  refusals = []
+  for name in sorted(set(modules.values()), key=lambda name: (name != preferred, name)):
+    family = _import_family(name)
     if isinstance(model, family.MODELS):
       try:
         return family, family.write_config(model, model_type)
       except UserError as error:
-        reasons.append(str(error))
-  why = "; ".join(reasons) or "no Hugging Face family matches it"
+        refusals.append(str(error))
+  why = "; ".join(refusals) or "no Hugging Face family matches it"
   raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {why}")
 
 
-def _check(mapping: TensorMapping, files: TensorFiles) -> None:
-  """Refuse files with missing or unknown tensors, or with tied tensors that differ; a copy may
-  stand alone."""
+def _check_tensors(mapping: TensorMapping, files: TensorFiles) -> None:
+  """Refuse files with missing or unknown tensors, or with tied tensors that differ.
+
+  Of tied tensors, a file may contain any one alone.
+  """
   for copy, name in mapping.tied.items():
-    files.lend(copy, name)
-  expected = {t.name for t in mapping.tensors}
+    files.add_alias(copy, name)
+  expected = {tensor.name for tensor in mapping.tensors}
   for name in sorted(expected - files.names):
+    suggestion = did_you_mean(name, files.names - expected)
     raise UserError(
-      f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; "
-      "the file is of another model or incomplete"
+      f"{files.where}: tensor {name!r} is missing{suggestion}; the file is of another model or "
+      "incomplete"
     )
   for name in sorted(files.names - expected - set(mapping.tied)):
     if not name.endswith(mapping.ignored_suffixes + mapping.unread_suffixes):
-      near = did_you_mean(name, expected)
+      suggestion = did_you_mean(name, expected)
       raise UserError(
-        f"{files.where}: tensor {name!r} is unknown{near}; this model has no such part"
+        f"{files.where}: tensor {name!r} is unknown{suggestion}; this model has no such part"
       )
   for copy, name in mapping.tied.items():
     if copy in files.names and not np.array_equal(files.read(copy), files.read(name)):
@@ -345,84 +407,92 @@ def _check(mapping: TensorMapping, files: TensorFiles) -> None:
       )
 
 
-def _unread(
-  mapping: TensorMapping, directory: pathlib.Path, family, values: dict
+def _read_unread_tensors(
+  mapping: TensorMapping, directory: pathlib.Path, family: ModuleType, values: dict
 ) -> dict[str, np.ndarray]:
-  """Read the tensors that the model does not use from the files it was loaded from, if these still
-  exist."""
-  if not mapping.unread_suffixes or not (directory / "config.json").is_file():
+  """Read the tensors that the model does not use from its original files, if these still exist."""
+  suffixes = mapping.unread_suffixes
+  if not suffixes or not (directory / "config.json").is_file():
     return {}
-  files = _files(family, directory, values)
-  return {
-    name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread_suffixes)
-  }
+  files = _tensor_files(family, directory, values)
+  return {name: files.read(name) for name in sorted(files.names) if name.endswith(suffixes)}
 
 
 def _assemble(
-  name: str, shape: tuple[int, ...], mapping: TensorMapping, files: TensorFiles
+  path: str, shape: tuple[int, ...], mapping: TensorMapping, files: TensorFiles
 ) -> np.ndarray:
-  """Assemble one parameter, float32, from the tensors that hold its slices."""
-  out = None
+  """Assemble one parameter, float32, from the tensors that contain its slices."""
+  assembled = None
   filled = 0
   for tensor in mapping.tensors:
-    for number, (path, index) in enumerate(tensor.parts):
-      if path != name:
+    for number, (part_path, index) in enumerate(tensor.parts):
+      if part_path != path:
         continue
-      raw = files.read(tensor.name)
+      array = files.read(tensor.name)
       try:
-        part = np.asarray(tensor.split(raw)[number])
+        part = np.asarray(tensor.split(array)[number])
       except (ValueError, IndexError, ZeroDivisionError):
-        part = raw
-      if part.shape != shape[len(index) :]:
+        part = array
+      part_shape = shape[len(index) :]
+      if part.shape != part_shape:
         raise UserError(
-          f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected a shape "
-          f"that fits {name} of {list(shape[len(index) :])}; config.json is of another model"
+          f"{files.where}: tensor {tensor.name!r} has shape {list(array.shape)}, expected a shape "
+          f"that fits {path} of {list(part_shape)}; config.json is of another model"
         )
-      if out is None:  # allocate only now that the files are known to hold this much
-        out = np.empty(shape, np.float32)
-      out[index] = part
+      if assembled is None:  # allocate only now that the files are known to be as large
+        assembled = np.empty(shape, np.float32)
+      assembled[index] = part
       filled += part.size
-  assert filled == math.prod(shape), f"{name}: {filled} of {math.prod(shape)} values mapped"
-  return out
+  assert filled == math.prod(shape), f"{path}: {filled} of {math.prod(shape)} values mapped"
+  return assembled
 
 
-def _joined(tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
-  return np.asarray(
-    tensor.join([np.asarray(arrays[name][index]) for name, index in tensor.parts]), order="C"
-  )
+def _join(tensor: Tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
+  parts = [np.asarray(arrays[path][index]) for path, index in tensor.parts]
+  return np.asarray(tensor.join(parts), order="C")
 
 
-def _shards(mapping: TensorMapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:
-  """Return the tensors in order, grouped so that each file holds at most SHARD_BYTES."""
+def _split_into_shards(
+  mapping: TensorMapping, arrays: dict[str, jax.Array], itemsize: int
+) -> list[list[Tensor]]:
+  """Return the tensors in order, grouped so that each file has at most SHARD_BYTES."""
   shards = [[]]
-  size = 0
+  shard_bytes = 0
   for tensor in mapping.tensors:
-    values = sum(math.prod(arrays[name].shape[len(index) :]) for name, index in tensor.parts)
-    if shards[-1] and size + values * itemsize > SHARD_BYTES:
+    size = sum(math.prod(arrays[path].shape[len(index) :]) for path, index in tensor.parts)
+    if shards[-1] and shard_bytes + size * itemsize > SHARD_BYTES:
       shards.append([])
-      size = 0
+      shard_bytes = 0
     shards[-1].append(tensor)
-    size += values * itemsize
+    shard_bytes += size * itemsize
   return shards
 
 
 def exact_cores(design) -> list:
-  """Return the values of `design.core` for `only`: its own, if it computes plain attention, or
-  those that do."""
+  """Return the values of `design.core` that compute plain attention, for `require_design`.
 
-  def names(core) -> set[str]:
-    if isinstance(core, str) or "name" in core:
-      return {core if isinstance(core, str) else core["name"]}
-    return set().union(*map(names, core.values() if isinstance(core, dict) else core))
+  They are the design's own core, if it computes plain attention, or else all that do.
+  """
+  return [design.core] if _core_names(design.core) <= set(EXACT_CORES) else [*EXACT_CORES]
 
-  return [design.core] if names(design.core) <= set(EXACT_CORES) else [*EXACT_CORES]
+
+def _core_names(core) -> set[str]:
+  """Return the names of all cores in a cell of a design."""
+  if isinstance(core, str):
+    return {core}
+  if "name" in core:
+    return {core["name"]}
+  alternatives = core.values() if isinstance(core, dict) else core
+  return set().union(*map(_core_names, alternatives))
 
 
 def require_design(model, **expected) -> None:
   """Refuse a model whose design a Hugging Face model type cannot express.
 
+  Args:
+    expected: the allowed value of each field, or a list of allowed values.
   Raises:
-    UserError: a field of the design has another value than `expected` allows; names it.
+    UserError: a field of the design has another value; names it.
   """
   expected = {"layer_scale": None, "latent": None, "dense_layers": 0} | expected
   with contextlib.suppress(AttributeError):

@@ -1,8 +1,8 @@
-"""The tensors of a Hugging Face directory, read one at a time."""
+"""Read the tensors of a Hugging Face directory one at a time."""
 
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import safetensors
@@ -13,7 +13,7 @@ from t5x_like.files.local import LocalPath
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAPPED_BYTES = 2**28  # bytes of a file that may stay in memory after being read
+MAX_MAPPED_BYTES = 2**28  # bytes of a file that may stay in memory after being read
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -24,105 +24,134 @@ class TensorFiles:
 
   Args:
     directory: the directory.
-    renamed: maps a name in the files to the name that `read` takes, or to "" for a tensor that is
-      left out.
-    body: the prefix of the body's tensors, added to all names in files of the body alone, which
-      lack it.
-    bare: whether names of the body alone have no prefix; one that all have, as in MiniLM's files,
-      is taken off.
+    canonical_name: maps a name in the files to the name that `read` takes, or to "" for a tensor
+      that is left out.
+    body_prefix: the prefix of the body's tensors, added to all names in files of the body alone,
+      which lack it.
+    strip_common_prefix: whether to remove a prefix that all tensors share, as in MiniLM's files;
+      names in files of the body alone have none.
 
   Attributes:
     where: the directory, for messages.
     names: the names of all tensors.
     dtype: the dtype of the first floating-point tensor.
-    held: the number of values in all tensors.
+    parameter_count: the number of values in all tensors.
 
   Raises:
     UserError: there are no weights, or a file is missing, damaged or lacks a tensor of the index.
   """
 
   def __init__(
-    self, directory: pathlib.Path, renamed: Callable[[str], str], body: str = "", bare: bool = False
+    self,
+    directory: pathlib.Path,
+    canonical_name: Callable[[str], str],
+    body_prefix: str = "",
+    strip_common_prefix: bool = False,
   ):
     self.where = str(directory)
-    index = directory / INDEX
-    if (directory / WEIGHTS).is_file():  # as the library does, whatever else lies there
-      file = _File(directory / WEIGHTS)
-      at = dict.fromkeys(file.dtypes, file)
-    elif index.is_file():
-      content = checked_json.parse_json(
-        read_text(index), dict, str(index), "an object with 'weight_map'; copy it again"
-      )
-      weight_map = content.get("weight_map")
-      if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) for file in weight_map.values()
-      ):
-        raise UserError(
-          f"{index}: found no 'weight_map' from tensors to files, expected one; copy it again"
-        )
-      file_names.check_names(f"{index}: weight_map", weight_map.values(), "copy the model again")
-      files = {name: _File(directory / name) for name in sorted(set(weight_map.values()))}
-      for name, file in weight_map.items():
-        if name not in files[file].dtypes:
-          raise UserError(
-            f"{directory / file}: tensor {name!r} is missing, which {INDEX} says is "
-            "there; copy it again"
-          )
-      at = {name: files[file] for name, file in weight_map.items()}
-    else:
-      pickles = [p.name for p in directory.glob("*.bin")]
-      more = (
-        (f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors")
-        if pickles
-        else ""
-      )
-      raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
-    alone = "" if any(name.startswith(body) for name in at) else body
-    tops = {name.partition(".")[0] for name in at} if bare else set()
-    lead = f"{tops.pop()}." if len(tops) == 1 else ""
-    found = ((renamed(name.removeprefix(lead)), name, file) for name, file in at.items())
-    self._at = {alone + ours: (file, name) for ours, name, file in found if ours}
-    self.names = set(self._at)
-    self.held = sum(math.prod(file.shapes[name]) for file, name in self._at.values())
-    dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in at.items())
+    files = _open_files(directory)
+    has_prefix = any(name.startswith(body_prefix) for name in files)
+    added_prefix = "" if has_prefix else body_prefix
+    common_prefix = _common_prefix(files) if strip_common_prefix else ""
+    # our name -> (file, name in the file)
+    self._locations: dict[str, tuple[_File, str]] = {}
+    for name, file in files.items():
+      canonical = canonical_name(name.removeprefix(common_prefix))
+      if canonical:
+        self._locations[added_prefix + canonical] = (file, name)
+    self.names = set(self._locations)
+    self.parameter_count = sum(
+      math.prod(file.shapes[name]) for file, name in self._locations.values()
+    )
+    dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in files.items())
     self.dtype = next(filter(None, dtypes), "float32")
 
-  def lend(self, name: str, missing: str) -> None:
+  def add_alias(self, name: str, alias: str) -> None:
     """Give a tensor another name too, if no tensor has it."""
-    if name in self.names and missing not in self.names:
-      self._at[missing] = self._at[name]
-      self.names.add(missing)
+    if name in self.names and alias not in self.names:
+      self._locations[alias] = self._locations[name]
+      self.names.add(alias)
 
   def read(self, name: str) -> np.ndarray:
     """Read a tensor; raise UserError if it is not of floating-point numbers."""
-    file, written = self._at[name]
-    if file.dtypes[written] not in _FLOATS:
+    file, name_in_file = self._locations[name]
+    if file.dtypes[name_in_file] not in _FLOATS:
       raise UserError(
-        f"{self.where}: tensor {written!r} is of dtype {file.dtypes[written]}, expected one of "
-        f"{', '.join(_FLOATS)}; quantized models are not read, copy the original"
+        f"{self.where}: tensor {name_in_file!r} is of dtype {file.dtypes[name_in_file]}, expected "
+        f"one of {', '.join(_FLOATS)}; quantized models are not read, copy the original"
       )
-    return file.read(written)
+    return file.read(name_in_file)
+
+
+def _open_files(directory: pathlib.Path) -> "dict[str, _File]":
+  """Return the file of each tensor in a directory; see `TensorFiles` for errors."""
+  index = directory / INDEX
+  if (directory / WEIGHTS).is_file():  # it precedes an index, as in the library
+    file = _File(directory / WEIGHTS)
+    return dict.fromkeys(file.dtypes, file)
+  if index.is_file():
+    return _open_indexed_files(directory, index)
+  pickles = [path.name for path in directory.glob("*.bin")]
+  advice = ""
+  if pickles:
+    advice = f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors"
+  raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{advice}")
+
+
+def _open_indexed_files(directory: pathlib.Path, index: pathlib.Path) -> "dict[str, _File]":
+  weight_map = _read_weight_map(index)
+  files = {name: _File(directory / name) for name in sorted(set(weight_map.values()))}
+  for name, file in weight_map.items():
+    if name not in files[file].dtypes:
+      raise UserError(
+        f"{directory / file}: tensor {name!r} is missing, which {INDEX} says is there; copy it "
+        "again"
+      )
+  return {name: files[file] for name, file in weight_map.items()}
+
+
+def _read_weight_map(index: pathlib.Path) -> dict[str, str]:
+  """Return the name of the file of each tensor in an index."""
+  content = checked_json.parse_json(
+    read_text(index), dict, str(index), "an object with 'weight_map'; copy it again"
+  )
+  weight_map = content.get("weight_map")
+  is_map = isinstance(weight_map, dict)
+  if not is_map or not all(isinstance(file, str) for file in weight_map.values()):
+    raise UserError(
+      f"{index}: found no 'weight_map' from tensors to files, expected one; copy it again"
+    )
+  file_names.check_names(f"{index}: weight_map", weight_map.values(), "copy the model again")
+  return weight_map
+
+
+def _common_prefix(names: Iterable[str]) -> str:
+  """Return the first component of all names with its dot; "" if they differ in it."""
+  first_components = {name.partition(".")[0] for name in names}
+  return f"{first_components.pop()}." if len(first_components) == 1 else ""
 
 
 class _File:
-  """A memory-mapped file. It is reopened now and then, because pages once read stay in memory until
-  then."""
+  """A memory-mapped file.
+
+  It is reopened now and then, because pages once read stay in memory until then.
+  """
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    self._read = 0
+    self._bytes_read = 0
     self._file = self._open()
     slices = {name: self._file.get_slice(name) for name in self._file.keys()}
     self.dtypes = {name: slice.get_dtype() for name, slice in slices.items()}
     self.shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
 
   def read(self, name: str) -> np.ndarray:
-    if self._read > MAPPED_BYTES:
+    if self._bytes_read > MAX_MAPPED_BYTES:
       self._file = None
-      self._read = 0
+      self._bytes_read = 0
       self._file = self._open()
     tensor = np.asarray(self._file.get_tensor(name))
-    self._read += tensor.nbytes
+    self._bytes_read += tensor.nbytes
     return tensor
 
   def _open(self):
@@ -134,6 +163,7 @@ class _File:
 
 
 def read_text(path: pathlib.Path) -> str:
+  """Read a text file of a model directory; raise UserError if it cannot be read."""
   try:
     return LocalPath(path).read_text()
   except OSError as error:

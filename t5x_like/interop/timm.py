@@ -9,8 +9,8 @@ _FIELDS = (
   "architecture num_features num_classes global_pool label_names label_descriptions pretrained_cfg"
 )
 _ARGUMENTS = """
-  drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate drop_block_rate weight_init
-  zero_init_last num_classes
+  drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate
+  drop_block_rate weight_init zero_init_last num_classes
 """
 
 

@@ -233,7 +233,7 @@ def test_a_name_of_the_hub(fake_hub, directories, tmp_path, monkeypatch, capsys)
 def test_a_published_model_is_opened_once(directories, monkeypatch):
   """Its config, tokenizer and abstract model; its weights are read with these."""
   made = []
-  for module, name in ((hf, "abstract"), (hf, "read_text"), (vocabularies, "load")):
+  for module, name in ((hf, "load_abstract"), (hf, "read_text"), (vocabularies, "load")):
     old = getattr(module, name)
     monkeypatch.setattr(
       module,

@@ -34,7 +34,7 @@ TYPES = [
 
 def variant(values):
   """The variant of a config, or the refusal of one that lacks a field."""
-  family = hf._family(hf.model_type_of(values), "config.json")
+  family = hf._find_family(hf.model_type_of(values), "config.json")
   fields = Fields(values, "config.json")
   try:
     made = family.read_config(fields, set())[1]["variant"]

@@ -9,5 +9,6 @@ A module defines:
   map_tensors(mapping): adds every tensor to the mapping, for reading and writing alike.
   BODY_PREFIX, optional: the prefix of the body's tensors, which files of the body alone lack.
   canonical_name(name), optional: the tensor that another name in a file stands for.
-  file_naming(model), optional: a function from the name of a tensor to its name in the model's file.
+  file_naming(model), optional: returns a function from the name of a tensor to its name in the
+    model's file.
 """

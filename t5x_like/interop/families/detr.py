@@ -27,10 +27,10 @@ BACKBONE = "model.backbone.conv_encoder.model."
 HEADS = ("encoder_attention_heads", "decoder_attention_heads")
 _DILATED = {"last_stage": "dilated"}
 _WITHOUT_EFFECT = """
-  dropout attention_dropout activation_dropout encoder_layerdrop decoder_layerdrop init_xavier_std auxiliary_loss
-  class_cost bbox_cost giou_cost mask_loss_coefficient dice_loss_coefficient bbox_loss_coefficient
-  giou_loss_coefficient eos_coefficient num_hidden_layers max_position_embeddings use_pretrained_backbone
-  use_timm_backbone backbone_kwargs
+  dropout attention_dropout activation_dropout encoder_layerdrop decoder_layerdrop init_xavier_std
+  auxiliary_loss class_cost bbox_cost giou_cost mask_loss_coefficient dice_loss_coefficient
+  bbox_loss_coefficient giou_loss_coefficient eos_coefficient num_hidden_layers
+  max_position_embeddings use_pretrained_backbone use_timm_backbone backbone_kwargs
 """
 
 

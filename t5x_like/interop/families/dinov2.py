@@ -15,7 +15,8 @@ MODEL_TYPES = (PLAIN, REGISTERS)
 MODELS = (dinov2.Model,)
 CLASSES = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
 _WITHOUT_EFFECT = """
-  drop_path_rate use_mask_token reshape_hidden_states out_features out_indices stage_names _out_features _out_indices
+  drop_path_rate use_mask_token reshape_hidden_states out_features out_indices stage_names
+  _out_features _out_indices
 """
 
 
