@@ -1,5 +1,4 @@
-"""Shared by the models of timm: their `config.json`, which names an architecture and arguments that
-change it."""
+"""Read and write the `config.json` of timm, which names an architecture and its arguments."""
 
 from t5x_like.interop.config_fields import Fields
 from t5x_like.resolution import Resolution, from_sides
@@ -15,45 +14,58 @@ _ARGUMENTS = """
 
 
 def read_arguments(fields: Fields) -> Fields:
-  """Return the arguments of the architecture; call their `finish`."""
+  """Return the arguments of the architecture; call their `refuse_unused`."""
   fields.ignore(*_FIELDS.split())
-  given = fields.section("model_args")
-  given.ignore(*_ARGUMENTS.split())
-  return given
+  arguments = fields.section("model_args")
+  arguments.ignore(*_ARGUMENTS.split())
+  return arguments
 
 
 def count_labels(fields: Fields) -> int:
   """Return the number of classes, 0 for a model without a head."""
-  given = fields.values.get("model_args") or {}
-  return given.get("num_classes", fields.values.get("num_classes", 1000))
+  arguments = fields.values.get("model_args") or {}
+  return arguments.get("num_classes", fields.values.get("num_classes", 1000))
 
 
 def read_resolution(fields: Fields, default: int) -> Resolution:
   """Return the height and width of the images that a file of weights was made for."""
-  size = (fields.values.get("pretrained_cfg") or {}).get("input_size") or [3, default, default]
+  pretrained = fields.values.get("pretrained_cfg") or {}
+  size = pretrained.get("input_size") or [3, default, default]
   if not isinstance(size, list) or len(size) != 3 or not all(isinstance(n, int) for n in size):
     raise fields.refusal("pretrained_cfg.input_size", size, "channels, height and width")
   return from_sides(*size[1:])
 
 
 def write_config(
-  architecture: str, classifier: str, width: int, labels: int, pooling: str, size: tuple, **given
+  architecture: str,
+  classifier: str,
+  width: int,
+  labels: int,
+  pooling: str,
+  input_size: tuple[int, int, int],
+  **arguments,
 ) -> dict:
   """Return the fields of a model.
 
   Args:
-    classifier: the name of its linear layer.
-    width: width of the features.
-    labels: number of classes, 0 for a model without a head.
-    pooling: timm's name, "token" or "avg".
-    size: channels, height and width of the images.
-    given: arguments of the architecture.
+    classifier: the name of the classifier's linear layer.
+    width: the width of the features.
+    labels: the number of classes, 0 for a model without a head.
+    pooling: timm's name of the pooling, "token" or "avg".
+    input_size: channels, height and width of the images.
+    arguments: arguments of the architecture.
   """
+  shared = {"num_classes": labels, "global_pool": pooling}
+  pretrained = {
+    "input_size": list(input_size),
+    "num_classes": labels,
+    "classifier": classifier,
+  }
   return {
     "architecture": architecture,
     "num_classes": labels,
     "num_features": width,
     "global_pool": pooling,
-    "model_args": given | {"in_chans": size[0], "num_classes": labels, "global_pool": pooling},
-    "pretrained_cfg": {"input_size": list(size), "num_classes": labels, "classifier": classifier},
+    "model_args": arguments | {"in_chans": input_size[0]} | shared,
+    "pretrained_cfg": pretrained,
   }

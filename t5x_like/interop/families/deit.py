@@ -3,6 +3,7 @@
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders
 from t5x_like.interop.config_fields import Fields
+from t5x_like.interop.encoders import label_fields
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import deit
 
@@ -32,7 +33,7 @@ def write_config(model, model_type: str | None) -> dict:
     model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
   )
   if head["name"] == "distillation":
-    fields = {"architectures": [DISTILLED]} | image_encoders.write_labels(head.get("labels", 1000))
+    fields = {"architectures": [DISTILLED]} | label_fields(head.get("labels", 1000))
   else:
     fields = image_encoders.write_head(model, "deit", PLAIN, BODY, poolers=("none", "dense"))
   if model.variant.class_tokens != 2 or model.variant.registers:

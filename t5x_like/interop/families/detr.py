@@ -14,7 +14,7 @@ from t5x_like.architectures.positioned_attention import PositionEmbeddings
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders, resnet
 from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.encoders import ACTIVATIONS
+from t5x_like.interop.encoders import ACTIVATIONS, label_fields
 from t5x_like.interop.hf import require_design
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import detr
@@ -168,7 +168,7 @@ def write_config(model, model_type: str | None) -> dict:
     "num_queries": variant.queries,
     "num_channels": variant.channels,
     "position_embedding_type": "sine",
-  } | image_encoders.write_labels(variant.labels)
+  } | label_fields(variant.labels)
 
 
 def map_tensors(mapping: TensorMapping) -> None:

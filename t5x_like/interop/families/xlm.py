@@ -131,5 +131,4 @@ def map_tensors(mapping: TensorMapping) -> None:
     mapping.linear(f"{body}ffns.{layer}.lin1", f"{path}/mlp/layer/wi", index)
     mapping.linear(f"{body}ffns.{layer}.lin2", f"{path}/mlp/layer/wo", index)
     mapping.norm(f"{body}layer_norm2.{layer}", f"{path}/mlp/out_norm", index)
-  for hf_layer, path in head.tensors.items():
-    (mapping.copy if path.endswith("bias") else mapping.linear)(hf_layer, f"head/{path}")
+  encoders.map_head(mapping, head)

@@ -167,5 +167,4 @@ def map_tensors(mapping: TensorMapping) -> None:
     mapping.norm(f"{hf_layer}.ff.layer_norm", f"{path}/mlp/out_norm", at)
     mapping.linear(f"{hf_layer}.ff.layer_1", f"{path}/mlp/layer/wi", at)
     mapping.linear(f"{hf_layer}.ff.layer_2", f"{path}/mlp/layer/wo", at)
-  for hf_layer, path in head.tensors.items():
-    (mapping.copy if path == "bias" else mapping.linear)(hf_layer, f"head/{path}")
+  encoders.map_head(mapping, head)
