@@ -134,8 +134,8 @@ class Fields:
     self._warn_of_skipped(skipped)
     for name in sorted(self._unused.difference(skipped)):
       raise UserError(
-        f"{self.origin}: field {name!r} is {quote_name(self.values[name])}, which this model type is "
-        "not known to have; remove it if it does not matter"
+        f"{self.origin}: field {name!r} is {quote_name(self.values[name])}, which this model "
+        "type is not known to have; remove it if it does not matter"
       )
 
   def _warn_of_skipped(self, names: list[str]) -> None:
@@ -150,8 +150,8 @@ class Fields:
   def refusal(self, name: str, value: Any, expected: str) -> UserError:
     """Return the error for a field whose value no model here has."""
     return UserError(
-      f"{self.origin}: field {name!r} is {quote_name(value)}, expected {expected}; no model here "
-      "computes that"
+      f"{self.origin}: field {name!r} is {quote_name(value)}, expected {expected}; no model "
+      "here computes that"
     )
 
 

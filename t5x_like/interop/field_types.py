@@ -169,8 +169,8 @@ def check_fields(
     largest = max(_whole_numbers(value), default=0)
     if name in _COUNTS and tensor_count is not None and largest > tensor_count:
       raise UserError(
-        f"{origin}: field {name!r} is {quote_name(value)}, expected no more than the {tensor_count:,} "
-        "tensors of the files; the config is of another model"
+        f"{origin}: field {name!r} is {quote_name(value)}, expected no more than the "
+        f"{tensor_count:,} tensors of the files; the config is of another model"
       )
     is_size = field_type in (Size, Size | Sizes, Sizes, Count) and name not in _UNBOUNDED
     if is_size and parameter_count is not None and largest > parameter_count:
