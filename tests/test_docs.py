@@ -1,13 +1,15 @@
-"""The documentation: every link and anchor leads somewhere, every page is on the site, and the site
-builds."""
+"""Check the documentation: links, anchors and commands, the navigation, and a strict build."""
 
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from t5x_like import recipes
+from t5x_like.errors import UserError
 from tools import write_reference
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -16,6 +18,7 @@ GENERATED = {DOCS / "reference" / name for name in write_reference.PAGES}
 WRITTEN = sorted(set(DOCS.rglob("*.md")) - GENERATED)
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *WRITTEN]
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+TRAIN = re.compile(r"python -m t5x_like\.train (.*--config=configs/.*)")
 LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 
 
@@ -77,6 +80,36 @@ def test_pages_link_to_nothing_outside_docs():
     if file and not (page.parent / file).resolve().is_relative_to(DOCS)
   ]
   assert not outside
+
+
+def train_commands(path: pathlib.Path) -> list[list[str]]:
+  """Return the arguments of a page's `train` commands, without comments and placeholders."""
+  commands = []
+  for fence in FENCE.findall(path.read_text()):
+    joined = re.sub(r"\\\n\s*|\n\s{4,}(?=[\"'])", " ", fence)
+    commands += [shlex.split(command, comments=True) for command in TRAIN.findall(joined)]
+  return [
+    command for command in commands if not re.search(r"=(POSITION|SEED)\b", " ".join(command))
+  ]
+
+
+def test_every_train_command_names_a_recipe_and_its_keys():
+  checked = 0
+  for page in PAGES:
+    for command in train_commands(page):
+      config = next(word for word in command if word.startswith("--config="))
+      overrides = [
+        word.removeprefix("--config.")
+        for word in command
+        if word.startswith("--config.")
+        and not word.startswith(("--config.init.", "--config.teacher."))
+      ]
+      try:
+        recipes.load(config.removeprefix("--config="), overrides)
+      except UserError as error:
+        raise AssertionError(f"{page.name}: {' '.join(command)}") from error
+      checked += 1
+  assert checked > 80
 
 
 @pytest.mark.site
