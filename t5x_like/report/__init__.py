@@ -11,7 +11,7 @@ PAGE_SECONDS = 120  # limit for writing a page; the results of a run are saved b
 
 
 def introduce(session, assembly, cost, step: int) -> None:
-  """Print the summary of a run that starts or resumes; see `summary.summarize` for the arguments."""
+  """Print the summary of a run that starts or resumes; see `summary.summarize`."""
   from t5x_like.report import summary
 
   if process.is_first():

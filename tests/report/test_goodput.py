@@ -66,16 +66,16 @@ def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(
   run.write(1, line(1.0))
   run.close("paused")
   run = goodput.Goodput(file, 1, clock.now, clock)
-  assert run._found["disruption_count"] == 0
+  assert run._record["disruption_count"] == 0
   run.close("failed")
   run = goodput.Goodput(file, 1, clock.now, clock)
-  assert run._found["disruption_count"] == 1
+  assert run._record["disruption_count"] == 1
   run.write(2, line(1.0))
   run.close("finished")
-  assert goodput.Goodput(file, 2, clock.now, clock)._found["disruption_count"] == 1
+  assert goodput.Goodput(file, 2, clock.now, clock)._record["disruption_count"] == 1
   for content in ("{", "[]", '{"badput_time": 3}', '{"badput_time": {}}'):
     file.write_text(content)
-    assert goodput.Goodput(file, 1, clock.now, clock)._found["began"] == clock.now
+    assert goodput.Goodput(file, 1, clock.now, clock)._record["began"] == clock.now
 
 
 def test_a_clock_that_was_put_back_takes_no_time_away(tmp_path):

@@ -140,7 +140,7 @@ def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
   pytest.importorskip("wandb")
   from wandb.proto import wandb_internal_pb2
 
-  from t5x_like.report.trackers.wandb import records
+  from t5x_like.report.trackers.wandb import read_records
 
   expected = killed_and_resumed(
     tmp_path, '--config.trackers={"wandb":{"mode":"offline","project":"p"}}'
@@ -150,7 +150,7 @@ def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
   files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
   assert len(files) == 3
   for path in sorted(files, key=lambda path: path.stat().st_ctime_ns):
-    for content in records(path.read_bytes()):
+    for content in read_records(path.read_bytes()):
       record = wandb_internal_pb2.Record.FromString(content)
       ids |= {record.run.run_id} - {""}
       for item in record.history.item:

@@ -1,13 +1,11 @@
-"""Trackers: where the metrics of a run go beside `metrics.jsonl`, one module each, found by its
-name.
+"""Trackers receive the metrics of a run in addition to `metrics.jsonl`; each is a module.
 
-  config.trackers = {"tensorboard": {}, "wandb": {"project": "mine"}, "mlflow": {"uri":
-  "http://host:5000"}}
+  config.trackers = {"tensorboard": {}, "mlflow": {"uri": "http://host:5000"}}
 
-A module defines `Tracker`, a frozen dataclass of the arguments in the recipe. Making one checks
-what a run needs, such as a library, before data are opened; its `open` begins to write.
+A module defines `Tracker`, a frozen dataclass of the arguments in the recipe. Its constructor
+checks the requirements, such as a library, before data are opened; its `open` starts to write.
 `metrics.jsonl` stays the record of a run: resuming and `report.html` read it alone, and a tracker
-that is behind is filled up from it.
+that lacks lines receives them from it.
 """
 
 import importlib.util
@@ -19,36 +17,44 @@ from t5x_like.errors import UserError
 Outcome = Literal["finished", "paused", "failed"]
 
 
-class Opened(Protocol):
-  """An open tracker. Its `OSError`s end a run, as those of `metrics.jsonl` do; a remote one raises
-  none."""
+class OpenTracker(Protocol):
+  """An open tracker.
+
+  An `OSError` of a local tracker ends the run, as for `metrics.jsonl`; a remote one raises none.
+  """
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    """Take the line of a step, which is in `metrics.jsonl` already."""
+    """Write the values of a step, whose line is already in `metrics.jsonl`."""
 
   def flush(self) -> None:
-    """Put the lines on disk, if that is where they go; a checkpoint commits after it."""
+    """Write all lines to disk, if the tracker is local; a checkpoint commits after it."""
 
   def close(self, outcome: Outcome) -> None:
-    """Finish; a run that is `paused` goes on in another start, or at once from an earlier step."""
+    """Finish; a `paused` run resumes in another start, or at once from an earlier step."""
 
 
 class Tracker(Protocol):
   """The arguments of a tracker, checked."""
 
-  def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> Opened:
-    """Begin to write, in the first process only.
+  def open(
+    self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]
+  ) -> OpenTracker:
+    """Start to write, in the first process only.
 
     Args:
-      workdir: a local directory that stands for the run's.
+      workdir: the run's local directory, or the local copy of its address.
       name: the last part of the workdir's address.
-      step: the step that the run goes on from; `metrics.jsonl` has no line after it.
+      step: the step from which the run starts or resumes; `metrics.jsonl` has no later line.
       config: the content of `config.json`.
     """
 
 
-def need(library: str, extra: str) -> None:
-  """Raise UserError, naming the extra, unless a library is installed; nothing is imported."""
+def require_library(library: str, extra: str) -> None:
+  """Check that a library is installed, without importing it.
+
+  Raises:
+    UserError: it is not; the message names the extra to install.
+  """
   if importlib.util.find_spec(library) is None:
     raise UserError(
       f"config.trackers: {library} is not installed; install it with pip install "

@@ -1,5 +1,4 @@
-"""Progress on the console: a bar on a terminal, else a line about every ten seconds, with the time
-that is left."""
+"""Show progress and the remaining time: a bar on a terminal, else a line every ten seconds."""
 
 import dataclasses
 import math
@@ -11,7 +10,7 @@ from typing import Any
 from t5x_like.report.numbers import duration
 
 _EVERY_SECONDS = 10
-_SHOWN = (
+_TRAINING_METRICS = (
   "train/loss",
   "train/accuracy",
   "train/margin",
@@ -37,14 +36,15 @@ class _Console:
   """Shows evaluations (names `eval/…`) always, and training steps now and then.
 
   Args:
-    step: the step that the run goes on from; `total` is its last one.
+    step: the step from which the run starts or resumes.
+    total: the last step.
   """
 
   def __init__(self, step: int, total: int):
     self._total = total
     self._bar = None
     self._last_line = -math.inf
-    # the first step here, which compiles, and its time
+    # the first step of this process, which compiles, and the time of its end
     self._since: tuple[int, float] | None = None
     if sys.stderr.isatty():
       from tqdm import tqdm
@@ -53,10 +53,11 @@ class _Console:
 
   def write(self, step: int, values: dict[str, float]) -> None:
     evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
-    shown = evaluation or {name: values[name] for name in _SHOWN if name in values} or values
-    text = "  ".join(
-      f"{name.removeprefix('train/')} {_short(value)}" for name, value in shown.items()
-    )
+    training = {name: values[name] for name in _TRAINING_METRICS if name in values}
+    cells = []
+    for name, value in (evaluation or training or values).items():
+      cells.append(f"{name.removeprefix('train/')} {_short(value)}")
+    text = "  ".join(cells)
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
       if evaluation:
@@ -65,16 +66,20 @@ class _Console:
         self._bar.set_postfix_str(f"loss {_short(values['train/loss'])}", refresh=False)
     elif evaluation or step >= self._total or time.monotonic() - self._last_line >= _EVERY_SECONDS:
       self._last_line = time.monotonic()
-      print(f"step {step}/{self._total}  {text}{self._left(step)}", file=sys.stderr, flush=True)
+      print(
+        f"step {step}/{self._total}  {text}{self._remaining(step)}", file=sys.stderr, flush=True
+      )
     self._since = self._since or (step, time.monotonic())
 
-  def _left(self, step: int) -> str:
-    """Return the time that is left at the pace since the first step here; nothing if that is not
-    known."""
-    first, began = self._since or (step, 0.0)
-    if not first < step < self._total:
+  def _remaining(self, step: int) -> str:
+    """Format the remaining time at the pace since the first step; "" if it is not known."""
+    if self._since is None:
       return ""
-    return f"  {duration((time.monotonic() - began) / (step - first) * (self._total - step))} left"
+    first_step, first_time = self._since
+    if not first_step < step < self._total:
+      return ""
+    seconds_per_step = (time.monotonic() - first_time) / (step - first_step)
+    return f"  {duration(seconds_per_step * (self._total - step))} left"
 
   def flush(self) -> None:
     pass

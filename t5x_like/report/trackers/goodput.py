@@ -1,5 +1,7 @@
-"""Where the time of a run went, over all its starts, by the names of `ml-goodput-measurement`:
-`goodput.json`."""
+"""Record how a run spent its time, over all its starts, in `goodput.json`.
+
+The names are those of `ml-goodput-measurement`.
+"""
 
 import contextlib
 import dataclasses
@@ -18,16 +20,16 @@ FILE = "goodput.json"
 _EVERY_SECONDS = 5.0
 _BADPUT = (
   "training_prep",  # from the program's start to the restored state
-  "program_startup",  # from there to the first step's metrics, without the step: compiling
+  "program_startup",  # from the restored state to the first metrics, without the step: compiling
   "data_loading_sync",
   "custom_badput_events.evaluation",
-  # and other work of the loop between steps that is no evaluation
-  "unproductive_checkpoint_save_time",
-  "wasted_progress_from_disruption",  # steps that a later start takes again
-  "infrastructure_recovery_from_disruption",  # from the last sign of a start to the next one's
+  "unproductive_checkpoint_save_time",  # with all work between steps except evaluation
+  "wasted_progress_from_disruption",  # steps that a later start repeats
+  "infrastructure_recovery_from_disruption",  # from the last record of a start to the next start
   "other",
 )
-_EPOCH = time.time() - time.monotonic()  # of a clock that nobody sets while the program runs
+# The epoch of the monotonic clock, which nobody sets while the program runs.
+_EPOCH = time.time() - time.monotonic()
 _log = logging.getLogger("t5x_like.trackers")
 
 
@@ -36,136 +38,143 @@ class Tracker:
   """Adds up seconds of the first process in `goodput.json` of the workdir."""
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "Goodput":
-    return Goodput(
-      LocalPath(workdir) / FILE, step, _program_start(), lambda: _EPOCH + time.monotonic()
-    )
+    file = LocalPath(workdir) / FILE
+    return Goodput(file, step, _program_start(), lambda: _EPOCH + time.monotonic())
 
 
 class Goodput:
-  """The seconds of a run, with those of earlier starts in the file.
+  """The seconds of a run, added to the file's seconds of earlier starts.
 
   Args:
-    file: written every 5 seconds, and before a checkpoint commits.
-    step: the step that the run goes on from.
+    file: is written every 5 seconds, and before a checkpoint commits.
+    step: the step from which the run starts or resumes.
     started: when the program was started, in seconds since the epoch.
-    clock: seconds since the epoch; where it was put back before this start, time goes on from the
-      last sign.
+    clock: returns the seconds since the epoch. If it was put back before this start, time
+      continues from the last record.
   """
 
   def __init__(self, file: LocalPath, step: int, started: float, clock: Callable[[], float]):
     self._file = file
     self._step = step
-    self._first = True
+    self._is_first_step = True
     self._read()
-    reached = self._found["max_productive_step"]
-    at = self._found["at"]
-    behind = max(0.0, (at or 0.0) - clock())
-    self._clock = lambda: clock() + behind
-    self._evaluated, self._written = 0.0, self._clock()
-    if at is not None:
-      started = max(started, at)
-      self._found["disruption_count"] += not self._found["in_order"]
-      self._add("infrastructure_recovery_from_disruption", started - at)
-      lost = self._found["goodput_time"] * max(0, reached - step) / max(1, reached)
-      self._found["goodput_time"] -= lost
+    last_step = self._record["max_productive_step"]
+    last_time = self._record["at"]
+    delay = max(0.0, (last_time or 0.0) - clock())
+    self._clock = lambda: clock() + delay
+    self._evaluation_seconds = 0.0
+    self._written = self._clock()
+    if last_time is not None:
+      started = max(started, last_time)
+      if not self._record["in_order"]:
+        self._record["disruption_count"] += 1
+      self._add("infrastructure_recovery_from_disruption", started - last_time)
+      repeated_share = max(0, last_step - step) / max(1, last_step)
+      lost = self._record["goodput_time"] * repeated_share
+      self._record["goodput_time"] -= lost
       self._add("wasted_progress_from_disruption", lost)
-    self._found |= {"max_productive_step": min(reached, step), "in_order": False}
-    self._found["began"] = started if self._found["began"] is None else self._found["began"]
+    self._record["max_productive_step"] = min(last_step, step)
+    self._record["in_order"] = False
+    if self._record["began"] is None:
+      self._record["began"] = started
     self._last = self._clock()
     self._add("training_prep", self._last - started)
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    self._evaluated += sum(
-      value
-      for name, value in values.items()
-      if name.startswith("eval/") and name.endswith("/seconds")
-    )
+    for name, value in values.items():
+      if name.startswith("eval/") and name.endswith("/seconds"):
+        self._evaluation_seconds += value
     if "train/seconds_per_step" not in values:
       return
-    # of the steps since the last line
-    seconds = values["train/seconds_per_step"] * max(1, step - self._step)
-    waited = seconds * values.get("train/data_wait_fraction", 0.0)
-    self._found["goodput_time"] += seconds - waited
-    self._add("data_loading_sync", waited)
-    self._between(self._clock() - self._last - seconds)
+    num_steps = max(1, step - self._step)
+    seconds = num_steps * values["train/seconds_per_step"]
+    wait_seconds = seconds * values.get("train/data_wait_fraction", 0.0)
+    self._record["goodput_time"] += seconds - wait_seconds
+    self._add("data_loading_sync", wait_seconds)
+    self._add_between_steps(self._clock() - self._last - seconds)
     self._last = self._clock()
     self._step = step
-    self._first = False
-    self._found["max_productive_step"] = step
+    self._is_first_step = False
+    self._record["max_productive_step"] = step
     if self._last - self._written > _EVERY_SECONDS:
       self.flush()
 
   def flush(self) -> None:
     """Write the file; a run goes on without it."""
-    self._found["at"] = self._written = self._clock()
-    badput = self._found["badput_time"]
-    total = self._written - self._found["began"]
-    known = (
-      sum(value for name, value in badput.items() if name != "other") + self._found["goodput_time"]
-    )
-    badput["other"] = max(0.0, total - known)
-    self._found |= {
-      "total_elapsed_time": total,
-      "goodput": min(1.0, self._found["goodput_time"] / max(total, 1e-9)),
-    }
+    self._written = self._clock()
+    self._record["at"] = self._written
+    total = self._written - self._record["began"]
+    goodput_time = self._record["goodput_time"]
+    badput = self._record["badput_time"]
+    attributed = goodput_time + sum(badput.values()) - badput["other"]
+    badput["other"] = max(0.0, total - attributed)
+    self._record["total_elapsed_time"] = total
+    self._record["goodput"] = min(1.0, goodput_time / max(total, 1e-9))
     try:
-      self._file.write_text(json.dumps(_rounded(self._found), indent=2) + "\n")
+      self._file.write_text(json.dumps(_round(self._record), indent=2) + "\n")
     except OSError as error:
       _log.warning("%s: cannot be written: %s", self._file, error.strerror or one_line(error))
 
   def close(self, outcome: str) -> None:
-    since = self._clock() - self._last
-    self._found["in_order"] = outcome != "failed"
-    if self._found["in_order"]:
-      self._between(since)
-    else:  # it fails, perhaps after a wait for a host that is gone
-      self._add("infrastructure_recovery_from_disruption", since)
+    seconds = self._clock() - self._last
+    self._record["in_order"] = outcome != "failed"
+    if self._record["in_order"]:
+      self._add_between_steps(seconds)
+    else:  # perhaps after a wait for a lost host
+      self._add("infrastructure_recovery_from_disruption", seconds)
     self.flush()
 
-  def _between(self, seconds: float) -> None:
-    """Count the time between steps."""
-    evaluated = min(self._evaluated, max(0.0, seconds))
-    self._evaluated = 0.0
-    self._add("custom_badput_events.evaluation", evaluated)
-    self._add(
-      "program_startup" if self._first else "unproductive_checkpoint_save_time", seconds - evaluated
-    )
+  def _add_between_steps(self, seconds: float) -> None:
+    """Attribute the time between two steps to evaluation and to startup or saving."""
+    evaluation_seconds = min(self._evaluation_seconds, max(0.0, seconds))
+    self._evaluation_seconds = 0.0
+    self._add("custom_badput_events.evaluation", evaluation_seconds)
+    name = "program_startup" if self._is_first_step else "unproductive_checkpoint_save_time"
+    self._add(name, seconds - evaluation_seconds)
 
   def _add(self, name: str, seconds: float) -> None:
-    badput = self._found["badput_time"]
+    badput = self._record["badput_time"]
     badput[name] = badput.get(name, 0.0) + max(0.0, seconds)
 
   def _read(self) -> None:
-    """Take up the file of earlier starts, or begin anew if it is missing or damaged."""
-    self._found = {
+    """Read the file of earlier starts; begin a new record if it is missing or damaged."""
+    self._record = {
       "goodput": 0.0,
       "goodput_time": 0.0,
       "total_elapsed_time": 0.0,
       "max_productive_step": 0,
+      "disruption_count": 0,
+      "began": None,
+      "at": None,
+      "in_order": True,
+      "badput_time": dict.fromkeys(_BADPUT, 0.0),
     }
-    self._found |= {"disruption_count": 0, "began": None, "at": None, "in_order": True}
-    self._found["badput_time"] = dict.fromkeys(_BADPUT, 0.0)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-      found = json.loads(self._file.read() or b"null")
-      badput = {str(name): float(value) for name, value in found["badput_time"].items()}
-      numbers = {key: float(found[key]) for key in ("goodput_time", "began", "at")}
-      whole = {key: int(found[key]) for key in ("max_productive_step", "disruption_count")}
-      self._found |= numbers | whole | {"in_order": bool(found["in_order"])}
-      self._found["badput_time"] |= badput
+      saved = json.loads(self._file.read() or b"null")
+      update: dict[str, Any] = {"in_order": bool(saved["in_order"])}
+      for key in ("goodput_time", "began", "at"):
+        update[key] = float(saved[key])
+      for key in ("max_productive_step", "disruption_count"):
+        update[key] = int(saved[key])
+      badput = {str(name): float(seconds) for name, seconds in saved["badput_time"].items()}
+      self._record |= update
+      self._record["badput_time"] |= badput
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
+  """Round all floats in a nested dict to milliseconds."""
   if isinstance(value, dict):
-    return {key: _rounded(one) for key, one in value.items()}
+    return {key: _round(entry) for key, entry in value.items()}
   return round(value, 3) if isinstance(value, float) else value
 
 
 def _program_start() -> float:
   """Return when this program was started; on systems other than Linux, the present."""
   try:
-    ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.time() - (
-      time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    )
+    status = pathlib.Path("/proc/self/stat").read_text()
+    ticks = int(status.rpartition(")")[2].split()[19])
+    seconds_since_boot = ticks / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - seconds_since_boot
+    return time.time() - age
   except (OSError, ValueError, IndexError, AttributeError):
     return time.time()

@@ -1,5 +1,4 @@
-"""TensorBoard's event files in the workdir: tensorboard --logdir=DIR shows all runs below a
-directory."""
+"""Write TensorBoard's event files; `tensorboard --logdir=DIR` shows all runs below a directory."""
 
 import dataclasses
 import os
@@ -12,8 +11,10 @@ _FLUSH_SECONDS = 30  # TensorBoard sees new events about this often
 
 @dataclasses.dataclass(frozen=True)
 class Tracker:
-  """Writes event files; TensorBoard forgets the events after the step that a later start goes on
-  from."""
+  """Writes event files in the workdir.
+
+  When a run resumes, TensorBoard drops the events after the step from which it resumes.
+  """
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "_Events":
     return _Events(workdir, step)
