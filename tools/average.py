@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
   outputs.check_new(args.output, "--output=")
   if args.last < 1:
     raise UserError(f"--last={args.last}: expected 1 or more")
-  steps = sorted(sizes.listed(args.steps, "--steps", int, 1)) if args.steps else None
+  steps = sorted(sizes.parse_list(args.steps, "--steps", int, 1)) if args.steps else None
 
   from t5x_like.runtime import process
 

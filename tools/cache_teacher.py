@@ -1,5 +1,4 @@
-"""Stores a teacher's likeliest next tokens beside the examples of a recipe, for distillation
-without the teacher.
+"""Store a teacher's likeliest next tokens with a recipe's examples, for distillation without it.
 
 Example:
   python -m tools.cache_teacher --workdir=runs/teacher --config=configs/gpt/my_text.py \\
@@ -9,8 +8,8 @@ Example:
     "cached_distillation"}'
 
 Takes the `--config.…` flags of training, whose task makes the examples; `seed` and `batch_size` are
-the recipe's. Each token takes 8 k bytes. The report tells the probability that the k tokens leave
-to others, the remainder. Runs on one process, with the devices of the teacher's mesh; an
+the recipe's. Each token takes 8 k bytes. The report has the remainder, the probability of all
+tokens but the k likeliest. It runs in one process, on the devices of the teacher's mesh; an
 interrupted command begins anew.
 """
 
@@ -44,34 +43,34 @@ def main(argv: list[str] | None = None) -> None:
   config = recipes.load(args.config, overrides)
   outputs.check_new(args.output, "--output=")
   for flag in ("k", "examples"):
-    if (found := getattr(args, flag)) is not None and found < 1:
-      raise UserError(f"--{flag}={found}: expected at least 1")
+    value = getattr(args, flag)
+    if value is not None and value < 1:
+      raise UserError(f"--{flag}={value}: expected at least 1")
 
   from t5x_like.data import task
   from t5x_like.runtime import process
 
   process.prepare()
   teacher = Teacher(args.workdir, args.k)
-  built = {
-    split: task.build(split=split, **{"name": None} | config.task.to_dict())
-    for split in dict.fromkeys((config.train_split, config.eval_split))
-  }
-  for one in built.values():
-    teacher.check(one)
-  for split, one in built.items():
-    count = (args.examples or one.num_examples) if split == config.train_split else one.num_examples
-    rest = write(
-      f"{args.output}/{split}", split, teacher, one, config, count, split == config.train_split
-    )
+  tasks = {}
+  for split in dict.fromkeys((config.train_split, config.eval_split)):
+    tasks[split] = task.build(split=split, **{"name": None} | config.task.to_dict())
+    teacher.check(tasks[split])
+  for split, split_task in tasks.items():
+    is_training = split == config.train_split
+    count = split_task.num_examples
+    if is_training and args.examples:
+      count = args.examples
+    path = f"{args.output}/{split}"
+    remainder = write(path, split, teacher, split_task, config, count, is_training)
     print(
-      f"{args.output}/{split}: {count:,} examples; the {args.k} likeliest tokens leave a "
-      f"remainder of {rest:.4f}"
+      f"{path}: {count:,} examples; the {args.k} likeliest tokens leave a remainder of "
+      f"{remainder:.4f}"
     )
 
 
 class Teacher:
-  """A trained model, called as `teacher(batch) -> (ids, log-probabilities)` of the k likeliest
-  tokens, [B, T, k].
+  """A trained model that returns (ids, log-probabilities) of the k likeliest tokens, [B, T, k].
 
   Raises:
     UserError: there is no such model, it has fewer tokens, or there are several processes.
@@ -87,9 +86,12 @@ class Teacher:
     if jax.process_count() > 1:
       raise UserError(f"tools.cache_teacher runs on one process, found {jax.process_count()}")
     run = saved_model.open_saved_model(workdir)
-    self.workdir, self.run, self.vocabulary = workdir, run, open_with_recipe.load_vocabulary(run)
+    self.workdir = workdir
+    self.run = run
+    self.vocabulary = open_with_recipe.load_vocabulary(run)
     self.step, self._arrays = run.restore(None)
-    if k > (size := min(run.model.variant.vocab_size, self.vocabulary.size)):
+    size = min(run.model.variant.vocab_size, self.vocabulary.size)
+    if k > size:
       raise UserError(f"--k={k}: expected at most {size}, the tokens of {workdir}")
 
     def likeliest(arrays, batch):
@@ -123,15 +125,15 @@ class Teacher:
 
     ways = self.run.rules.ways("batch")
     rows = len(next(iter(batch.values())))
-    padded = {
-      name: np.pad(x, [(0, -rows % ways)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()
-    }
-    found = self._likeliest(self._arrays, jax.device_put(padded, self.run.rules.batch()))
-    return [np.asarray(x)[:rows] for x in found]
+    padded = {}
+    for name, x in batch.items():
+      padded[name] = np.pad(x, [(0, -rows % ways)] + [(0, 0)] * (x.ndim - 1))
+    arrays = self._likeliest(self._arrays, jax.device_put(padded, self.run.rules.batch()))
+    return [np.asarray(x)[:rows] for x in arrays]
 
 
 def write(
-  path: str, split: str, teacher: Teacher, built, config, count: int, training: bool
+  path: str, split: str, teacher: Teacher, task, config, count: int, training: bool
 ) -> float:
   """Write the store of a split; return the mean remainder of its weighted tokens.
 
@@ -146,52 +148,60 @@ def write(
   from t5x_like.files.paths import as_path
   from t5x_like.store import manifest, writer
 
-  (T,) = built.features["decoder_target_tokens"].shape
-  taught = tasks.taught(T, teacher.k)
-  features = built.features | taught
-  arrays = [manifest.Array(name, one.dtype) for name, one in features.items()]
-  values = sum(int(np.prod(one.shape)) for one in features.values())
-  batches = (
-    loader.train_batches(built, batch_size=config.batch_size, seed=config.seed)
-    if training
-    else None
-  )
-  batches = batches or loader.eval_batches(built, batch_size=config.batch_size)
-  work = as_path(f"{path}.incomplete")
-  work.rmtree(missing_ok=True)
+  (T,) = task.features["decoder_target_tokens"].shape
+  teacher_features = tasks.taught(T, teacher.k)
+  features = task.features | teacher_features
+  arrays = [manifest.Array(name, feature.dtype) for name, feature in features.items()]
+  values_per_row = sum(int(np.prod(feature.shape)) for feature in features.values())
+  if training:
+    batches = loader.train_batches(task, batch_size=config.batch_size, seed=config.seed)
+  else:
+    batches = loader.eval_batches(task, batch_size=config.batch_size)
+  incomplete = as_path(f"{path}.incomplete")
+  incomplete.rmtree(missing_ok=True)
   shards = []
-  held = []
-  left = count
-  rest = 0.0
-  weight = 0.0
+  pending: list[dict[str, np.ndarray]] = []
+  missing_rows = count
+  remainder = 0.0
+  total_weight = 0.0
   for batch in batches:
-    batch = {name: np.asarray(batch[name])[:left] for name in built.features}
-    batch |= dict(zip(taught, teacher(batch), strict=True))
+    batch = {name: np.asarray(batch[name])[:missing_rows] for name in task.features}
+    batch |= dict(zip(teacher_features, teacher(batch), strict=True))
     weights = batch["decoder_loss_weights"]
-    rest += float(
-      (weights * np.maximum(1 - np.exp(batch["teacher_log_probabilities"]).sum(-1), 0)).sum()
-    )
-    weight = weight + float(weights.sum())
-    left = left - len(weights)
-    held = [*held, batch]
-    if left == 0 or values * sum(len(one["teacher_tokens"]) for one in held) >= writer.SHARD_VALUES:
-      rows = {name: np.concatenate([one[name] for one in held]) for name in features}
-      items = {n: (x.reshape(-1), np.full(len(x), x[0].size, np.int64)) for n, x in rows.items()}
-      shards.append(writer.write_shard(work, f"{len(shards):08d}", arrays, items))
-      held = []
-    if left == 0:
+    covered = np.exp(batch["teacher_log_probabilities"]).sum(-1)
+    remainder += float((weights * np.maximum(1 - covered, 0)).sum())
+    total_weight += float(weights.sum())
+    missing_rows -= len(weights)
+    pending.append(batch)
+    pending_rows = sum(len(rows["teacher_tokens"]) for rows in pending)
+    if missing_rows == 0 or values_per_row * pending_rows >= writer.SHARD_VALUES:
+      items = {}
+      for name in features:
+        rows = np.concatenate([batch[name] for batch in pending])
+        items[name] = rows.reshape(-1), np.full(len(rows), rows[0].size, np.int64)
+      shards.append(writer.write_shard(incomplete, f"{len(shards):08d}", arrays, items))
+      pending = []
+    if missing_rows == 0:
       break
-  facts = {"vocabulary": manifest.vocabulary_facts(built.vocabulary)}
-  facts |= {tasks.FACT: {name: [list(one.shape), one.dtype] for name, one in features.items()}}
+  layouts = {name: [list(feature.shape), feature.dtype] for name, feature in features.items()}
+  facts = {"vocabulary": manifest.vocabulary_facts(task.vocabulary), tasks.FACT: layouts}
   source = {
     "teacher": teacher.workdir,
     "step": teacher.step,
-    "task": built.fingerprint,
+    "task": task.fingerprint,
     "seed": config.seed,
   }
-  about = dict(name=built.name, split=split, arrays=arrays, facts=facts, skipped={}, source=source)
-  writer.publish(work, path, writer.build_metadata(shards, **about), built.vocabulary)
-  return rest / max(weight, 1.0)
+  metadata = writer.build_metadata(
+    shards,
+    name=task.name,
+    split=split,
+    arrays=arrays,
+    facts=facts,
+    skipped={},
+    source=source,
+  )
+  writer.publish(incomplete, path, metadata, task.vocabulary)
+  return remainder / max(total_weight, 1.0)
 
 
 if __name__ == "__main__":

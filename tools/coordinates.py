@@ -1,5 +1,4 @@
-"""Checks a parametrization by the sizes of its activations: how much a few steps change them, at
-several widths.
+"""Check a parametrization by the change of its activations in a few steps, at several widths.
 
 Examples:
   python -m tools.coordinates --config=configs/gpt/my_text.py --widths=32,64,128,256 \\
@@ -11,7 +10,7 @@ Examples:
 Every width trains --steps steps at one rate. The table has, for every layer and width, the mean
 absolute change of the activations of the first batch, and the exponent with which it grows with the
 width. Under muP all exponents are near 0 (Yang et al. 2021, appendix D.1); with a standard
-parametrization some grow, and so does the best rate fall.
+parametrization some are larger, and the best rate falls with the width.
 """
 
 import copy
@@ -61,28 +60,32 @@ def main(argv: list[str] | None = None) -> None:
     raise UserError(
       f"--rate: found {rate}, expected a positive number; the schedule has no learning_rate"
     )
-  widths = sizes.listed(args.widths, "--widths", str, 2)
+  widths = sizes.parse_list(args.widths, "--widths", str, 2)
   output = outputs.OutputFile(args.output) if args.output else None
-  configs = [prepared(sizes.at_size(config, width, "--widths"), rate) for width in widths]
+  configs = [prepare_config(sizes.at_size(config, width, "--widths"), rate) for width in widths]
 
   from t5x_like.runtime import process
 
   process.prepare()
-  found = [_averaged(one, args.steps, args.seeds) for one in configs]
-  names = [name for name in found[0][1] if all(name in changes for _, changes in found)]
-  changes = {name: [values[name] for _, values in found] for name in names}
+  measurements = [
+    _average_over_seeds(width_config, args.steps, args.seeds) for width_config in configs
+  ]
+  names = [
+    name for name in measurements[0][1] if all(name in changes for _, changes in measurements)
+  ]
+  changes = {name: [values[name] for _, values in measurements] for name in names}
   growth = {
-    name: exponent([width for width, _ in found], values) for name, values in changes.items()
+    name: exponent([width for width, _ in measurements], values) for name, values in changes.items()
   }
   print(table(widths, changes, growth), flush=True)
   steepest = max(growth, key=lambda name: abs(growth[name]))
   print(f"the steepest: {steepest}, with the width to the power of {growth[steepest]:+.2f}")
   if output:
-    made = {"widths": [width for width, _ in found], "steps": args.steps, "rate": rate}
-    output.write([json.dumps(made | {"changes": changes, "exponents": growth}, indent=1) + "\n"])
+    content = {"widths": [width for width, _ in measurements], "steps": args.steps, "rate": rate}
+    output.write([json.dumps(content | {"changes": changes, "exponents": growth}, indent=1) + "\n"])
 
 
-def prepared(config: ConfigDict, rate: float) -> ConfigDict:
+def prepare_config(config: ConfigDict, rate: float) -> ConfigDict:
   """Return the config with a constant rate, without dropout, with its layers in a Python loop."""
   with config.unlocked(), config.model.unlocked(), config.model.ignore_type():
     config.schedule = {"name": "constant", "learning_rate": rate}
@@ -91,11 +94,11 @@ def prepared(config: ConfigDict, rate: float) -> ConfigDict:
     config.phases = {}
     config.trackers = {}
     config.peak_flops = 1.0  # unused, and not measured
-    plain = {"layers": "loop", "remat": "none", "dropout": 0.0, "drop_path": 0.0}
-    takes = slots.argument_names(
+    plain_arguments = {"layers": "loop", "remat": "none", "dropout": 0.0, "drop_path": 0.0}
+    parameters = slots.argument_names(
       slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
     )
-    config.model.update({key: value for key, value in plain.items() if key in takes})
+    config.model.update({key: value for key, value in plain_arguments.items() if key in parameters})
   return config
 
 
@@ -106,28 +109,29 @@ def exponent(widths: list[int], values: list[float]) -> float:
 
 def table(widths: list[str], changes: dict[str, list[float]], growth: dict[str, float]) -> str:
   """Return the changes as lines of text, a layer each."""
-  long = max(map(len, changes))
-  lines = [f"{'change of':{long}}" + "".join(f"{width:>10}" for width in widths) + "  exponent"]
+  width_of_names = max(map(len, changes))
+  lines = [
+    f"{'change of':{width_of_names}}" + "".join(f"{width:>10}" for width in widths) + "  exponent"
+  ]
   lines += [
-    f"{name:{long}}" + "".join(f"{x:10.4g}" for x in values) + f"{growth[name]:+10.2f}"
+    f"{name:{width_of_names}}" + "".join(f"{x:10.4g}" for x in values) + f"{growth[name]:+10.2f}"
     for name, values in changes.items()
   ]
   return "\n".join(lines)
 
 
-def _averaged(config: ConfigDict, steps: int, seeds: int) -> tuple[int, dict[str, float]]:
+def _average_over_seeds(config: ConfigDict, steps: int, seeds: int) -> tuple[int, dict[str, float]]:
   """Return (the width, the mean change of every activation over seeds)."""
   runs = []
   for seed in range(seeds):
     config.seed = seed
-    width, found = measured(config, steps)
-    runs.append(found)
+    width, changes = measure(config, steps)
+    runs.append(changes)
   return width, {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
 
-def measured(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
-  """Train a config for some steps; return (the model's width, the mean absolute change by
-  activation)."""
+def measure(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
+  """Train a config for some steps; return (the width, the mean absolute change by activation)."""
   from t5x_like.parallel.rules import from_local_rows, local_rows
   from t5x_like.training import phases
   from t5x_like.training.assembly import assemble
@@ -136,41 +140,39 @@ def measured(config: ConfigDict, steps: int) -> tuple[int, dict[str, float]]:
   from t5x_like.training.resolve import resolve
   from t5x_like.training.state import init_state
 
-  with tempfile.TemporaryDirectory() as nothing:
-    made = assemble(resolve(config), nothing)
-  config = made.config
-  parts = made.parts
-  step, _ = compile_step(config, parts, abstract_batch(config, parts.rules, made.task))
+  with tempfile.TemporaryDirectory() as workdir:
+    assembly = assemble(resolve(config), workdir)
+  config = assembly.config
+  parts = assembly.parts
+  step, _ = compile_step(config, parts, abstract_batch(config, parts.rules, assembly.task))
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   rows = local_rows(parts.rules.batch(), config.batch_size)
-  batches = phases.iterate_batches(made.phases, 0, rows)
+  batches = phases.iterate_batches(assembly.phases, 0, rows)
   read = jax.jit(lambda arrays, batch: activations(parts, arrays, batch))
-  first = before = None
+  first_batch = before = None
   for _ in range(steps):
     batch = from_local_rows(parts.rules.batch(), rows, next(batches), config.batch_size)
-    if first is None:
-      first = batch
+    if first_batch is None:
+      first_batch = batch
       before = read(state.params, batch)
     state, _ = step(state, batch)
-  after = read(state.params, first)
-  moved = {name: float(jnp.mean(jnp.abs(after[name] - x))) for name, x in before.items()}
-  return parts.model.variant.dims.embed, moved
+  after = read(state.params, first_batch)
+  changes = {name: float(jnp.mean(jnp.abs(after[name] - x))) for name, x in before.items()}
+  return parts.model.variant.dims.embed, changes
 
 
 def activations(parts, arrays, batch) -> dict[str, jax.Array]:
-  """Return the stream after every sublayer, and the logits, float32 by name, such as `decoder 0
-  mlp`."""
-  found: dict[str, jax.Array] = {}
-  model = _recorded(params.with_arrays(parts.model, arrays), found)
+  """Return the float32 stream after every sublayer, as `decoder 0 mlp`, and the logits."""
+  recorded: dict[str, jax.Array] = {}
+  model = _record_residuals(params.with_arrays(parts.model, arrays), recorded)
   with parts.rules.activate():
     outputs = model(parts.objective.model_rows(batch))
   logits = {name: x for name, x in outputs.items() if name.endswith("logits")}
-  return {name: x.astype(jnp.float32) for name, x in (found | logits).items()}
+  return {name: x.astype(jnp.float32) for name, x in (recorded | logits).items()}
 
 
-class _Recorded(nnx.Module):
-  """A residual sublayer that also notes its output at every call, under its name and the number of
-  the call."""
+class _RecordedResidual(nnx.Module):
+  """A residual sublayer that also records its output at every call."""
 
   def __init__(self, layer: Residual, note):
     self.layer = layer
@@ -182,27 +184,28 @@ class _Recorded(nnx.Module):
     return out
 
 
-def _recorded(
-  module: nnx.Module, found: dict[str, jax.Array], path: tuple[str, ...] = ()
+def _record_residuals(
+  module: nnx.Module, recorded: dict[str, jax.Array], path: tuple[str, ...] = ()
 ) -> nnx.Module:
-  """Return a copy of a module whose residual sublayers note their outputs in `found`."""
+  """Return a copy of a module whose residual sublayers store their outputs in `recorded`."""
   module = copy.copy(module)
   for name, child in list(vars(module).items()):
     if isinstance(child, Residual):
-      setattr(
-        module,
-        name,
-        _Recorded(child, _noting(found, [part for part in path if part != "blocks"], name)),
-      )
+      parts = [part for part in path if part != "blocks"]
+      setattr(module, name, _RecordedResidual(child, _recorder(recorded, parts, name)))
     elif isinstance(child, nnx.Module):
-      setattr(module, name, _recorded(child, found, (*path, name)))
+      setattr(module, name, _record_residuals(child, recorded, (*path, name)))
   return module
 
 
-def _noting(found: dict[str, jax.Array], path: list[str], name: str):
+def _recorder(recorded: dict[str, jax.Array], path: list[str], name: str):
+  """Return a function that stores an output by its path, the number of the layer and its name."""
+
   def note(x: jax.Array) -> None:
-    layer = sum(key.startswith(" ".join([*path, ""])) and key.endswith(f" {name}") for key in found)
-    found[" ".join([*path, str(layer), name])] = x
+    layer = sum(
+      key.startswith(" ".join([*path, ""])) and key.endswith(f" {name}") for key in recorded
+    )
+    recorded[" ".join([*path, str(layer), name])] = x
 
   return note
 

@@ -59,7 +59,7 @@ def test_a_size_keeps_proportions_and_refuses_part_of_a_head():
   with pytest.raises(UserError, match="--sizes: found the width 100, expected a multiple of 64"):
     sizes.at_size(config, "100", "--sizes")
   with pytest.raises(UserError, match="--sizes=64,64: expected 3 or more different sizes"):
-    sizes.listed("64,64", "--sizes", str, 3)
+    sizes.parse_list("64,64", "--sizes", str, 3)
 
 
 def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
@@ -67,14 +67,14 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
   monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
   trials = [ladder.Trial("80", 80, 10, 0.0, 0.1, np.inf)]
   trials += [ladder.Trial(f"{n}", n, 10, 1.0, 0.1, 1.0 + 10 / n) for n in (10, 20, 40)]
-  made = ladder.predicted(
-    type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials
+  made = ladder.predict_size(
+    type("Ladder", (), {"config_at": str}), "1000", 10, *ladder.fit_trials(trials), trials
   )
   assert (made.rate, made.D) == (0.1, 1.0) and made.loss == pytest.approx(1.01, rel=1e-2)
   assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
   with pytest.raises(UserError, match="every size diverged"):
-    ladder.predicted(
-      type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials[:1]
+    ladder.predict_size(
+      type("Ladder", (), {"config_at": str}), "1000", 10, *ladder.fit_trials(trials), trials[:1]
     )
 
 

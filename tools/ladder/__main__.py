@@ -1,11 +1,11 @@
-"""Trains small sizes of a recipe, fits their losses, and predicts the loss and the rate of a larger
-size.
+"""Train small sizes of a recipe, and predict the loss and the learning rate of a larger size.
 
 Examples:
   python -m tools.ladder --config=configs/gpt/my_text.py --sizes=32,64,128 --predict=256 \\
-      --workdir=runs/ladder \\
-    --config.optimizer.name=adamw --config.tuning.name=mup --config.tuning.base=32
-  python -m tools.ladder … --rates=0.002,0.004,0.008 --check=rates   # also finds rates, and trains the larger size
+      --workdir=runs/ladder --config.optimizer.name=adamw --config.tuning.name=mup \\
+      --config.tuning.base=32
+  # also find rates, and train the larger size
+  python -m tools.ladder … --rates=0.002,0.004,0.008 --check=rates
 
 Losses are fitted by E + A / N^a, with N parameters outside token tables and outputs; with several
 --steps, by E + A / N^a + B / D^b, with D target tokens. The rate of the larger size is the recipe's
@@ -37,8 +37,16 @@ from . import fitting, page, sizes
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """A finished run: its size, parameters, steps, target tokens, rate and loss, which is infinite if
-  it diverged."""
+  """A finished run.
+
+  Attributes:
+    size: the size, as a flag gives it.
+    N: parameters outside token tables and outputs.
+    steps: the steps of training.
+    D: the target tokens of training.
+    rate: the learning rate.
+    loss: the mean over seeds; infinite if a run diverged.
+  """
 
   size: str
   N: int
@@ -50,8 +58,15 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The forecast of a size, its range over fits that leave a run out, and the measured loss and
-  rate if trained."""
+  """The forecast of a size.
+
+  Attributes:
+    size, N, steps, D, rate: as in `Trial`.
+    loss: the predicted loss.
+    between: its range over fits that leave a run out; None if too few are left.
+    measured: the loss, if the size was trained.
+    best_rate: the best learning rate, if several were tried.
+  """
 
   size: str
   N: int
@@ -94,62 +109,78 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--metric", metavar="NAME", help="of metrics.jsonl (default: the loss of the evaluator `loss`)"
   )
-  check = "train the larger size at the predicted rate, or at all --rates too"
-  parser.add_argument("--check", choices=("once", "rates"), help=check)
+  check_help = "train the larger size at the predicted rate, or at all --rates too"
+  parser.add_argument("--check", choices=("once", "rates"), help=check_help)
   args, overrides = parser.parse(argv)
   config = recipes.load(args.config, overrides)
-  small = sizes.listed(args.sizes, "--sizes", str, 3)
-  steps = sizes.listed(args.steps, "--steps", int, 1) if args.steps else [config.total_steps]
-  usual = config.schedule.get("learning_rate")
-  if args.rates is None and usual is None:
+  small_sizes = sizes.parse_list(args.sizes, "--sizes", str, 3)
+  steps = sizes.parse_list(args.steps, "--steps", int, 1) if args.steps else [config.total_steps]
+  recipe_rate = config.schedule.get("learning_rate")
+  if args.rates is None and recipe_rate is None:
     raise UserError("--rates: the recipe's schedule has no learning_rate; give one or more")
-  rates = sizes.listed(args.rates, "--rates", float, 1) if args.rates else [usual]
+  rates = sizes.parse_list(args.rates, "--rates", float, 1) if args.rates else [recipe_rate]
   if args.check == "rates" and len(rates) < 2:
     raise UserError("--check=rates: needs several --rates")
   ladder = Ladder(config, args.workdir, args.metric, args.seeds)
-  for size in (*small, args.predict):
-    ladder.sized(size)  # refuses what cannot be before any training
-  trials = [ladder.trial(size, count, rate) for size in small for count in steps for rate in rates]
-  law, points = fitted(trials)
-  made = predicted(ladder, args.predict, max(steps), law, points, trials)
+  for size in (*small_sizes, args.predict):
+    ladder.config_at(size)  # refuses an impossible size before any training
+  trials = []
+  for size in small_sizes:
+    for count in steps:
+      trials += [ladder.trial(size, count, rate) for rate in rates]
+  law, points = fit_trials(trials)
+  prediction = predict_size(ladder, args.predict, max(steps), law, points, trials)
   if args.check:
-    grid = {made.rate, *(rates if args.check == "rates" else ())}
-    tried = [ladder.trial(args.predict, made.steps, rate) for rate in sorted(grid)]
-    best, _ = fitting.best_rate([one.rate for one in tried], [one.loss for one in tried])
-    at_rate = next(one.loss for one in tried if one.rate == made.rate)
-    measured = min(one.loss for one in tried) if args.check == "rates" else at_rate
-    made = dataclasses.replace(
-      made, measured=measured, best_rate=best if args.check == "rates" else None
-    )
-    trials += tried
+    prediction, check_trials = check(ladder, prediction, rates if args.check == "rates" else [])
+    trials += check_trials
   results = {
     "law": dataclasses.asdict(law),
-    "prediction": dataclasses.asdict(made) | {"off": made.off},
-    "trials": [
-      dataclasses.asdict(one) | {"loss": one.loss if math.isfinite(one.loss) else None}
-      for one in trials
-    ],
+    "prediction": dataclasses.asdict(prediction) | {"off": prediction.off},
+    "trials": [_trial_as_json(trial) for trial in trials],
   }
   outputs.write_output(f"{args.workdir}/ladder.json", json.dumps(results, indent=1) + "\n")
-  outputs.write_output(f"{args.workdir}/ladder.html", page.html(args.config, trials, law, made))
-  print(page.text(trials, law, made) + f"\n{args.workdir}/ladder.html", flush=True)
+  html = page.html(args.config, trials, law, prediction)
+  outputs.write_output(f"{args.workdir}/ladder.html", html)
+  print(page.text(trials, law, prediction) + f"\n{args.workdir}/ladder.html", flush=True)
+
+
+def check(
+  ladder: "Ladder", prediction: Prediction, rates: Sequence[float]
+) -> tuple[Prediction, list[Trial]]:
+  """Train the larger size at the predicted rate and other rates; return the measured prediction."""
+  grid = sorted({prediction.rate, *rates})
+  trials = [ladder.trial(prediction.size, prediction.steps, rate) for rate in grid]
+  losses = [trial.loss for trial in trials]
+  if rates:
+    best, _ = fitting.best_rate(grid, losses)
+    return dataclasses.replace(prediction, measured=min(losses), best_rate=best), trials
+  return dataclasses.replace(prediction, measured=losses[0]), trials
+
+
+def _trial_as_json(trial: Trial) -> dict:
+  """Return the fields of a trial; an infinite loss, which JSON lacks, becomes None."""
+  loss = trial.loss if math.isfinite(trial.loss) else None
+  return dataclasses.asdict(trial) | {"loss": loss}
 
 
 class Ladder:
   """The runs of a recipe at several sizes."""
 
   def __init__(self, config: ConfigDict, workdir: str, metric: str | None, seeds: int):
-    self.config, self.workdir, self.metric, self.seeds = config, workdir, metric, max(1, seeds)
+    self.config = config
+    self.workdir = workdir
+    self.metric = metric
+    self.seeds = max(1, seeds)
 
-  def sized(self, size: str) -> ConfigDict:
+  def config_at(self, size: str) -> ConfigDict:
+    """Return the recipe's config at a size."""
     return sizes.at_size(self.config, size, "--sizes")
 
   def trial(self, size: str, steps: int, rate: float) -> Trial:
-    """Train a size, or go on with it; return its last evaluation, averaged over seeds."""
-    found = [
-      self._run(size, steps, rate, self.config.seed + number) for number in range(self.seeds)
-    ]
-    losses, tokens, counts = zip(*found)
+    """Train a size, or continue its training; return its last evaluation, averaged over seeds."""
+    seeds = range(self.config.seed, self.config.seed + self.seeds)
+    runs = [self._run(size, steps, rate, seed) for seed in seeds]
+    losses, tokens, counts = zip(*runs)
     trial = Trial(size, counts[0], steps, tokens[0], rate, sum(losses) / len(losses))
     print(f"size {size}, {steps} steps, rate {rate:g}: loss {trial.loss:.4f}", flush=True)
     return trial
@@ -158,7 +189,7 @@ class Ladder:
     """Return (loss, target tokens, parameters); the loss is infinite if the run diverged."""
     from t5x_like.training.resolve import resolve
 
-    config = self.sized(size)
+    config = self.config_at(size)
     with config.unlocked(), config.schedule.unlocked(), config.schedule.ignore_type():
       config.total_steps = steps
       config.eval_every = steps
@@ -167,20 +198,22 @@ class Ladder:
     name = f"{size}_steps{steps}_rate{rate:g}_{checked_json.digest(config.to_dict())[:8]}"
     workdir = f"{self.workdir}/runs/{name}"
     count = sizes.parameters(resolve(config))
-    if not (rows := self._finished(workdir, steps)):
+    rows = self._read_finished(workdir, steps)
+    if not rows:
       try:
         train.train_config(config, workdir)
       except NumericError as error:
         print(f"{workdir}: diverged: {error}", flush=True)
         return math.inf, 0.0, count
-      rows = self._finished(workdir, steps)
+      rows = self._read_finished(workdir, steps)
     if not rows:
       raise UserError(
         f"config.evals: {workdir} has no evaluation of step {steps}, whose loss is fitted; add one"
       )
-    metric = self.metric or next(
-      (name for name in rows[-1] if name.endswith("/loss") and name.startswith("eval/")), None
-    )
+    metric = self.metric
+    if not metric:
+      losses = [name for name in rows[-1] if name.startswith("eval/") and name.endswith("/loss")]
+      metric = losses[0] if losses else None
     if metric not in rows[-1]:
       raise UserError(
         f"--metric: {workdir} has no {metric or 'loss'} in its last evaluation; it has "
@@ -188,69 +221,76 @@ class Ladder:
       )
     tokens = [row["train/target_tokens"] for row in rows if "train/target_tokens" in row]
     value = rows[-1][metric]
-    return (
-      math.inf if value is None else float(value),
-      steps * sum(tokens) / max(len(tokens), 1),
-      count,
-    )
+    loss = math.inf if value is None else float(value)
+    return loss, steps * sum(tokens) / max(len(tokens), 1), count
 
-  def _finished(self, workdir: str, steps: int) -> list[dict]:
-    """Return the metrics of a run that was evaluated at its end, the evaluation last; else none."""
+  def _read_finished(self, workdir: str, steps: int) -> list[dict]:
+    """Return the metrics of a run, the evaluation at its end last; none if it is unfinished."""
     if not pathlib.Path(f"{workdir}/metrics.jsonl").is_file():
       return []
     rows = read_metrics(workdir)
-    last = [
-      row for row in rows if row["step"] == steps and any(name.startswith("eval/") for name in row)
-    ]
-    return [*rows, last[-1]] if last else []
+    for row in reversed(rows):
+      if row["step"] == steps and any(name.startswith("eval/") for name in row):
+        return [*rows, row]
+    return []
 
 
-def fitted(trials: Sequence[Trial]) -> tuple[fitting.Law, list[fitting.Point]]:
+def fit_trials(trials: Sequence[Trial]) -> tuple[fitting.Law, list[fitting.Point]]:
   """Return (the law, its points): the best run of every size and number of steps."""
   best: dict[tuple[str, int], Trial] = {}
-  for one in trials:
-    before = best.get((one.size, one.steps))
-    if math.isfinite(one.loss) and (before is None or one.loss < before.loss):
-      best[one.size, one.steps] = one
+  for trial in trials:
+    best_trial = best.get((trial.size, trial.steps))
+    if math.isfinite(trial.loss) and (best_trial is None or trial.loss < best_trial.loss):
+      best[trial.size, trial.steps] = trial
+  has_lengths = len({trial.steps for trial in trials}) > 1
   points = [
-    fitting.Point(one.N, one.D if len({x.steps for x in trials}) > 1 else 1.0, one.loss)
-    for one in best.values()
+    fitting.Point(trial.N, trial.D if has_lengths else 1.0, trial.loss) for trial in best.values()
   ]
   return fitting.fit(points), points
 
 
-def predicted(
+def predict_size(
   ladder: Ladder, size: str, steps: int, law, points, trials: Sequence[Trial]
 ) -> Prediction:
   """Predict the loss and the rate of a larger size after so many steps."""
   from t5x_like.training.resolve import resolve
 
-  N = sizes.parameters(resolve(ladder.sized(size)))
-  own = [one for one in trials if one.steps == steps]
-  rates = {}
-  for name in dict.fromkeys(one.size for one in own):
-    tried = [one for one in own if one.size == name]
-    if not any(math.isfinite(one.loss) for one in tried):
-      print(f"size {name}: diverged at every rate, and is left out", flush=True)
-      continue
-    rate, inside = fitting.best_rate([one.rate for one in tried], [one.loss for one in tried])
-    if inside or len(tried) == 1:
-      rates[next(one.N for one in tried)] = rate
-    else:
-      print(
-        f"size {name}: its best rate {rate:g} is at an end of --rates, and is left out of the "
-        "rate's fit",
-        flush=True,
-      )
+  N = sizes.parameters(resolve(ladder.config_at(size)))
+  trials_of_steps = [trial for trial in trials if trial.steps == steps]
+  rates = _best_rates(trials_of_steps)
   if not rates:
     raise UserError(
       "--rates: every size diverged, or its best rate is at an end; add lower or higher ones"
     )
   factor, power = fitting.rate_law(list(rates), list(rates.values()))
   rate = float(f"{factor * N**power:.3g}")
-  D = next(one.D for one in own if math.isfinite(one.loss))
-  at = D if len({point.D for point in points}) > 1 else 1.0
-  return Prediction(size, N, steps, D, rate, law(N, at), fitting.spread(points, N, at))
+  D = next(trial.D for trial in trials_of_steps if math.isfinite(trial.loss))
+  fitted_D = D if len({point.D for point in points}) > 1 else 1.0
+  interval = fitting.spread(points, N, fitted_D)
+  return Prediction(size, N, steps, D, rate, law(N, fitted_D), interval)
+
+
+def _best_rates(trials: Sequence[Trial]) -> dict[int, float]:
+  """Return the best rates by a size's parameters, without sizes whose best rate is at an end."""
+  trials_by_size: dict[str, list[Trial]] = {}
+  for trial in trials:
+    trials_by_size.setdefault(trial.size, []).append(trial)
+  rates = {}
+  for size, trials_of_size in trials_by_size.items():
+    losses = [trial.loss for trial in trials_of_size]
+    if not any(math.isfinite(loss) for loss in losses):
+      print(f"size {size}: diverged at every rate, and is left out", flush=True)
+      continue
+    rate, is_inside = fitting.best_rate([trial.rate for trial in trials_of_size], losses)
+    if is_inside or len(trials_of_size) == 1:
+      rates[trials_of_size[0].N] = rate
+    else:
+      print(
+        f"size {size}: its best rate {rate:g} is at an end of --rates, and is left out of the "
+        "rate's fit",
+        flush=True,
+      )
+  return rates
 
 
 if __name__ == "__main__":

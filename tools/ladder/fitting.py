@@ -1,4 +1,4 @@
-"""Fits of a ladder: losses by parameters and tokens, and the best rate by parameters."""
+"""Fit a ladder: losses by parameters and tokens, and the best rate by parameters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from scipy.optimize import least_squares
 from t5x_like.errors import UserError
 
 _STARTS = [(share, power) for share in (0.05, 0.4, 0.7, 0.9) for power in (0.15, 0.3, 0.6)]
-_STEEPEST = 2.0  # of the powers
+_MAX_POWER = 2.0
 _DELTA = 1e-2  # relative error of a loss beyond which its weight falls
 
 
@@ -24,8 +24,10 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-  """`E + A / N^a + B / D^b` (Hoffmann et al. 2022, arXiv:2203.15556, equation 2); B is 0 if all
-  runs see as much."""
+  """`E + A / N^a + B / D^b` (Hoffmann et al. 2022, arXiv:2203.15556, equation 2).
+
+  B is 0 if all runs see as many tokens.
+  """
 
   E: float
   A: float
@@ -44,15 +46,15 @@ def fit(points: Sequence[Point]) -> Law:
     UserError: fewer points than coefficients, or fewer than three sizes, or two numbers of tokens.
   """
   N, D, losses = np.asarray([(point.N, point.D, point.loss) for point in points]).T
-  tokens = len(set(D)) > 1
-  sizes = len(set(N))
-  times = len(set(D))
-  needed = 5 if tokens else 3
-  if sizes < 3 or times == 2 or len(points) < needed:
+  has_tokens = len(set(D)) > 1
+  size_count = len(set(N))
+  token_counts = len(set(D))
+  needed = 5 if has_tokens else 3
+  if size_count < 3 or token_counts == 2 or len(points) < needed:
     raise UserError(
-      f"the fit has {sizes} sizes, {times} numbers of steps and {len(points)} runs, expected 3 or "
-      f"more sizes, and one number of steps or 3 or more, with {needed} runs or more; extend "
-      "--sizes or --steps"
+      f"the fit has {size_count} sizes, {token_counts} numbers of steps and {len(points)} runs, "
+      "expected 3 or more sizes, and one number of steps or 3 or more, with "
+      f"{needed} runs or more; extend --sizes or --steps"
     )
   # as units, they keep coefficients apart
   middle_N = np.exp(np.mean(np.log(N)))
@@ -61,42 +63,54 @@ def fit(points: Sequence[Point]) -> Law:
   def law(x):
     term = x[1] - x[2] * np.log(N / middle_N)
     total = np.exp(x[0]) + np.exp(term)
-    return total + np.exp(x[3] - x[4] * np.log(D / middle_D)) if tokens else total
+    if has_tokens:
+      total += np.exp(x[3] - x[4] * np.log(D / middle_D))
+    return total
 
   def errors(x):
     return np.log(law(x)) - np.log(losses)
 
   low = [-20.0, -20.0, 0.0, -20.0, 0.0]
-  high = [np.log(losses.min()), 10.0, _STEEPEST, 10.0, _STEEPEST]
-  found = None
+  high = [np.log(losses.min()), 10.0, _MAX_POWER, 10.0, _MAX_POWER]
+  best_fit = None
   for share, power in _STARTS:
-    rest = np.log(losses.mean() * (1 - share) / (2 if tokens else 1))
+    log_share = np.log(losses.mean() * (1 - share) / (2 if has_tokens else 1))
     start = np.clip(
-      [np.log(share * losses.min()), rest, power, rest, power],
+      [np.log(share * losses.min()), log_share, power, log_share, power],
       np.add(low, 1e-6),
       np.subtract(high, 1e-6),
     )
-    n = needed
-    options = dict(
-      bounds=(low[:n], high[:n]), loss="huber", f_scale=_DELTA, xtol=1e-12, ftol=1e-12, gtol=1e-12
+    candidate = least_squares(
+      errors,
+      start[:needed],
+      bounds=(low[:needed], high[:needed]),
+      loss="huber",
+      f_scale=_DELTA,
+      xtol=1e-12,
+      ftol=1e-12,
+      gtol=1e-12,
+      max_nfev=4000,
     )
-    one = least_squares(errors, start[:n], max_nfev=4000, **options)
-    found = one if found is None or one.cost < found.cost else found
-  x = found.x
-  B = {"B": float(np.exp(x[3]) * middle_D ** x[4]), "b": float(x[4])} if tokens else {}
-  return Law(float(np.exp(x[0])), float(np.exp(x[1]) * middle_N ** x[2]), float(x[2]), **B)
+    if best_fit is None or candidate.cost < best_fit.cost:
+      best_fit = candidate
+  x = best_fit.x
+  E = float(np.exp(x[0]))
+  A = float(np.exp(x[1]) * middle_N ** x[2])
+  if not has_tokens:
+    return Law(E, A, float(x[2]))
+  return Law(E, A, float(x[2]), float(np.exp(x[3]) * middle_D ** x[4]), float(x[4]))
 
 
 def spread(points: Sequence[Point], N: float, D: float) -> tuple[float, float] | None:
-  """Return the least and greatest prediction of the fits that leave one run out; None if too few
-  are left."""
-  found = []
+  """Return the least and greatest prediction of fits without one run; None if too few are left."""
+  predictions = []
   for left_out in range(len(points)):
+    remaining = [point for number, point in enumerate(points) if number != left_out]
     try:
-      found.append(fit([point for number, point in enumerate(points) if number != left_out])(N, D))
+      predictions.append(fit(remaining)(N, D))
     except UserError:
       return None
-  return min(found), max(found)
+  return min(predictions), max(predictions)
 
 
 def best_rate(rates: Sequence[float], losses: Sequence[float]) -> tuple[float, bool]:
@@ -119,8 +133,10 @@ def best_rate(rates: Sequence[float], losses: Sequence[float]) -> tuple[float, b
 
 
 def rate_law(sizes: Sequence[float], rates: Sequence[float]) -> tuple[float, float]:
-  """Return (factor, power) of `rate = factor * N^power`, by least squares of logarithms; power 0
-  for a single size."""
+  """Return (factor, power) of `rate = factor * N^power`, by least squares of logarithms.
+
+  The power of a single size is 0.
+  """
   if len(sizes) < 2:
     return float(rates[0]), 0.0
   power, factor = np.polyfit(np.log(sizes), np.log(rates), 1)

@@ -1,4 +1,4 @@
-"""The results of a ladder, as text and as a page."""
+"""Present the results of a ladder, as text and as a page."""
 
 import math
 import pathlib
@@ -13,7 +13,7 @@ _COLUMNS = ("size", "parameters", "steps", "rate", "loss")
 
 
 def text(trials: Sequence, law, prediction) -> str:
-  """Return a table of the runs in Markdown, and what they say."""
+  """Return a table of the runs in Markdown, and the verdict."""
   lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
   lines += [f"| {' | '.join(row)} |" for row in _rows(trials)]
   return "\n".join([*lines, "", *verdict(law, prediction)])
@@ -34,64 +34,60 @@ def html(recipe: str, trials: Sequence, law, prediction) -> str:
 def verdict(law, prediction) -> list[str]:
   """Return the fit, the prediction and its error, a sentence each."""
   tokens = f" + {law.B:.4g} / D^{law.b:.3f}" if law.B else ""
-  between = (
-    ""
-    if prediction.between is None
-    else " ({:.4f} to {:.4f} if one run is left out)".format(*prediction.between)
-  )
-  said = [
+  interval = ""
+  if prediction.between is not None:
+    low, high = prediction.between
+    interval = f" ({low:.4f} to {high:.4f} if one run is left out)"
+  sentences = [
     f"Loss = {law.E:.4f} + {law.A:.4g} / N^{law.a:.3f}{tokens}.",
     f"Size {prediction.size}, {prediction.N:,} parameters, {prediction.steps} steps: predicted "
-    f"loss {prediction.loss:.4f}{between}, at the rate {prediction.rate:g}.",
+    f"loss {prediction.loss:.4f}{interval}, at the rate {prediction.rate:g}.",
   ]
   if prediction.measured is not None:
-    said.append(
+    sentences.append(
       f"Measured: {prediction.measured:.4f}; the prediction is off by {prediction.off:+.2%}."
     )
   if prediction.best_rate is not None:
     ratio = prediction.rate / prediction.best_rate
-    said.append(
+    sentences.append(
       f"Its best rate is {prediction.best_rate:.3g}; the predicted rate is {ratio:.2f} "
       "times as high."
     )
-  return said
+  return sentences
 
 
 def _rows(trials: Sequence) -> list[list[str]]:
-  return [
-    [
-      one.size,
-      f"{one.N:,}",
-      str(one.steps),
-      f"{one.rate:g}",
-      f"{one.loss:.4f}" if math.isfinite(one.loss) else "diverged",
-    ]
-    for one in trials
-  ]
+  """Return the cells of a table of the runs."""
+  rows = []
+  for trial in trials:
+    loss = f"{trial.loss:.4f}" if math.isfinite(trial.loss) else "diverged"
+    rows.append([trial.size, f"{trial.N:,}", str(trial.steps), f"{trial.rate:g}", loss])
+  return rows
 
 
 def _charts(trials: Sequence, law, prediction) -> list[tuple[str, str]]:
-  finite = [one for one in trials if math.isfinite(one.loss)]
-  steps = sorted({one.steps for one in finite})
-  N = np.geomspace(min(one.N for one in finite), prediction.N, 60)
+  """Return charts by title: the loss by size and, for several rates, by learning rate."""
+  finite = [trial for trial in trials if math.isfinite(trial.loss)]
+  steps = sorted({trial.steps for trial in finite})
+  N = np.geomspace(min(trial.N for trial in finite), prediction.N, 60)
   points = {}
   lines = {}
   for count in steps:
-    own = [one for one in finite if one.steps == count]
-    best = {n: min(one.loss for one in own if one.N == n) for n in {one.N for one in own}}
-    points[f"{count} steps"] = tuple(zip(*sorted(best.items())))
-    lines[f"{count} steps"] = N, [law(n, own[0].D) for n in N]
+    trials_of_steps = [trial for trial in finite if trial.steps == count]
+    best_losses: dict[int, float] = {}
+    for trial in trials_of_steps:
+      best_losses[trial.N] = min(trial.loss, best_losses.get(trial.N, math.inf))
+    points[f"{count} steps"] = tuple(zip(*sorted(best_losses.items())))
+    lines[f"{count} steps"] = N, [law(n, trials_of_steps[0].D) for n in N]
   points["predicted"] = [prediction.N], [prediction.loss]
-  made = [("Loss by size", charts.scaling(points, lines, "loss by size", "parameters", "loss"))]
-  last = [one for one in finite if one.steps == steps[-1]]
-  if len({one.rate for one in last}) > 1:
+  size_chart = charts.scaling(points, lines, "loss by size", "parameters", "loss")
+  result = [("Loss by size", size_chart)]
+  longest = [trial for trial in finite if trial.steps == steps[-1]]
+  if len({trial.rate for trial in longest}) > 1:
     curves = {}
-    for size in dict.fromkeys(one.size for one in last):
-      curves[size] = tuple(zip(*sorted((one.rate, one.loss) for one in last if one.size == size)))
-    made.append(
-      (
-        "Loss by learning rate",
-        charts.scaling(curves, curves, "loss by rate", "learning rate", "loss"),
-      )
-    )
-  return made
+    for size in dict.fromkeys(trial.size for trial in longest):
+      curve = sorted((trial.rate, trial.loss) for trial in longest if trial.size == size)
+      curves[size] = tuple(zip(*curve))
+    rate_chart = charts.scaling(curves, curves, "loss by rate", "learning rate", "loss")
+    result.append(("Loss by learning rate", rate_chart))
+  return result

@@ -1,4 +1,4 @@
-"""The sizes of a ladder: a recipe at other widths and depths."""
+"""Resize a recipe to other widths and depths."""
 
 import copy
 import dataclasses
@@ -37,7 +37,7 @@ def at_size(config: ConfigDict, size: str, flag: str) -> ConfigDict:
   numbers = _SIZE.fullmatch(size)
   if numbers is None:
     slots.find(flag, size, variants)
-    given = size
+    variant_value = size
   else:
     variant = resize_variant(
       flag, variants, slots.resolve_variant(family, config.model), int(numbers[1])
@@ -45,37 +45,35 @@ def at_size(config: ConfigDict, size: str, flag: str) -> ConfigDict:
     if numbers[2] and stack_dims(variant):
       layers = slots.replace_fields(flag, variant.dims, {"layers": int(numbers[2])})
       variant = dataclasses.replace(variant, dims=layers)
-    given = ConfigDict(json.loads(json.dumps(dataclasses.asdict(variant))))
+    variant_value = ConfigDict(json.loads(json.dumps(dataclasses.asdict(variant))))
   with config.model.unlocked(), config.model.ignore_type():
-    config.model.variant = given
+    config.model.variant = variant_value
   return config
 
 
-def listed(text: str, flag: str, kind: type, least: int) -> list:
+def parse_list(text: str, flag: str, entry_type: type, min_count: int) -> list:
   """Parse a flag's list, such as `64,128`.
 
   Raises:
     UserError: an entry is no positive number, where numbers are expected; the list is too short or
-      repeats itself.
+      repeats an entry.
   """
   try:
-    found = [kind(one) for one in text.split(",") if one]
-    positive = all(one > 0 and math.isfinite(one) for one in found if kind is not str)
+    entries = [entry_type(entry) for entry in text.split(",") if entry]
+    is_positive = entry_type is str or all(entry > 0 and math.isfinite(entry) for entry in entries)
   except ValueError:
-    found = []
-    positive = False
-  if not positive or len(found) < least or len(set(found)) < len(found):
-    numbers = "sizes" if kind is str else "positive numbers"
+    entries = []
+    is_positive = False
+  if not is_positive or len(entries) < min_count or len(set(entries)) < len(entries):
+    numbers = "sizes" if entry_type is str else "positive numbers"
     raise UserError(
-      f"{flag}={text}: expected {least} or more different {numbers}, separated by commas"
+      f"{flag}={text}: expected {min_count} or more different {numbers}, separated by commas"
     )
-  return found
+  return entries
 
 
 def parameters(config: ConfigDict) -> int:
-  """Count the parameters of a resolved config's model outside token tables and outputs (Kaplan et
-  al. 2020, N)."""
+  """Count a model's parameters outside token tables and outputs (Kaplan et al. 2020, N)."""
   model, _ = build.build_model(config)
-  return sum(
-    math.prod(p.shape) for p in params.named_params(model).values() if "vocab" not in p.axes
-  )
+  shapes = [p.shape for p in params.named_params(model).values() if "vocab" not in p.axes]
+  return sum(math.prod(shape) for shape in shapes)

@@ -1,5 +1,4 @@
-"""Scores saved predictions of a benchmark in its official format, and prints one JSON object as the
-last line.
+"""Score saved predictions of a benchmark in its official format; the last line is a JSON object.
 
 Examples:
   python -m tools.score squad --references=dev-v1.1.json --predictions=predictions.json
@@ -35,43 +34,42 @@ from t5x_like.metrics import resampling
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.texts import METRICS
 
-from .benchmarks import BENCHMARKS, Benchmark
+from .benchmarks import BENCHMARKS, Benchmark, evaluation_name
 from .files import IDS, Ids, Row, name_of
 
 _FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SUITES = {"glue": glue.SUITE, "superglue": superglue.SUITE}
-_ENDINGS = [
-  f"{end}{packed}" for end in (".tsv", ".jsonl", ".json", ".txt") for packed in ("", ".gz")
-]
-_SAMPLES = 1000
-_NAMED = 5
+_ENDINGS = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".txt", ".txt.gz")
+_RESAMPLES = 1000
+_MAX_LISTED = 5  # names in a message
 
 
 @handle_errors
 def main(argv: Sequence[str] | None = None) -> None:
-  args, options = _arguments(sys.argv[1:] if argv is None else argv)
-  make = slots.find("NAME", args.name, BENCHMARKS | {name: _options for name in _SUITES})
-  takes = METRICS.get(args.name, make)
-  for key in options.keys() - inspect.signature(takes).parameters.keys():
-    if near := did_you_mean(key, _FLAGS):
-      raise UserError(f"--{key}: unknown flag{near}")
-  options = slots.fill(args.name, options, takes)
-  output = (
-    outputs.OutputFile(args.output, inputs=[*args.references, *args.predictions, args.compare])
-    if args.output
-    else None
-  )
+  args, options = _parse_arguments(sys.argv[1:] if argv is None else argv)
+  names = BENCHMARKS | dict.fromkeys(_SUITES, _declare_suite_options)
+  build_benchmark = slots.find("NAME", args.name, names)
+  declaration = METRICS.get(args.name, build_benchmark)
+  for key in options.keys() - inspect.signature(declaration).parameters.keys():
+    suggestion = did_you_mean(key, _FLAGS)
+    if suggestion:
+      raise UserError(f"--{key}: unknown flag{suggestion}")
+  options = slots.fill(args.name, options, declaration)
+  output = None
+  if args.output:
+    inputs = [*args.references, *args.predictions, args.compare]
+    output = outputs.OutputFile(args.output, inputs=inputs)
   if args.name in _SUITES:
-    found = _suite(args.name, args, options)
+    result = _score_suite(args.name, args, options)
   else:
-    found = _result(make(**options), args.references, args.predictions, args)
-  text = json.dumps({"benchmark": args.name} | found, ensure_ascii=False, allow_nan=False)
+    result = _score(build_benchmark(**options), args.references, args.predictions, args)
+  text = json.dumps({"benchmark": args.name} | result, ensure_ascii=False, allow_nan=False)
   if output:
     output.write([text + "\n"])
   print(text)
 
 
-def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
   names = ", ".join(sorted([*BENCHMARKS, *_SUITES]))
   parser = Parser(
     f"{__doc__}\nNAME is one of: {names}", opens_runs=False, prog="python -m tools.score"
@@ -95,16 +93,18 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]
   )
   parser.add_argument("--seed", type=int, default=0, help="seed of resampling (default: 0)")
   parser.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
-  args, rest = parser.parse_known_args(argv)
-  if args.bootstrap is not None and args.bootstrap < 1 or args.seed < 0:
+  args, remaining = parser.parse_known_args(argv)
+  if (args.bootstrap is not None and args.bootstrap < 1) or args.seed < 0:
     raise UserError(
       f"--bootstrap={args.bootstrap}: expected at least 1, and --seed={args.seed}: 0 or more"
     )
   options = {}
-  for word in rest:
-    key, equals, value = word.removeprefix("--").partition("=")
-    if not word.startswith("--") or not equals:
-      raise UserError(f"{word}: unknown argument, expected --FLAG=VALUE{did_you_mean(key, _FLAGS)}")
+  for argument in remaining:
+    key, equals, value = argument.removeprefix("--").partition("=")
+    if not argument.startswith("--") or not equals:
+      raise UserError(
+        f"{argument}: unknown argument, expected --FLAG=VALUE{did_you_mean(key, _FLAGS)}"
+      )
     try:
       options[key] = json.loads(value.lower() if value in ("True", "False") else value)
     except ValueError:
@@ -112,126 +112,149 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]
   return args, options
 
 
-# what the metric takes of each example, its prediction, and its group
-Scored = list[tuple[Any, Any, str | None]]
+# (the reference, the prediction, the group) of each example, as the metric takes them
+Examples = list[tuple[Any, Any, str | None]]
 
 
-def _result(
-  made: Benchmark, references: Sequence[str], predictions: Sequence[str], args
+def _score(
+  benchmark: Benchmark, references: Sequence[str], predictions: Sequence[str], args
 ) -> dict[str, Any]:
-  (scored, counts), metric = _aligned(made, references, predictions), made.metric
-  gold, given, groups = map(list, zip(*scored))
-  rows_NC = metric.checked_rows(gold, given)
+  """Return the scores of files of predictions, with the intervals and tests that flags ask for."""
+  examples, counts = _align_files(benchmark, references, predictions)
+  metric = benchmark.metric
+  gold = [reference for reference, _, _ in examples]
+  answers = [answer for _, answer, _ in examples]
+  groups = [group for _, _, group in examples]
+  rows_NC = metric.checked_rows(gold, answers)
   scores = metric.scores(rows_NC)
   if not any(math.isfinite(score) for score in scores.values()):
-    what = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
-    raise UserError(f"{predictions[0]}: {what}: is one side the same throughout?")
-  empty = sum(one == "" or isinstance(one, tuple) and not one[0] for one in given)
-  found = {
-    **_finite(scores),
-    "examples": len(rows_NC),
-    **counts,
-    **({"empty": empty} if empty else {}),
-  }
-  found |= _finite(metric.details(rows_NC, gold, given)) | _groups(metric, groups, rows_NC)
+    problem = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
+    raise UserError(f"{predictions[0]}: {problem}: is one side the same throughout?")
+  result = _replace_nonfinite(scores) | {"examples": len(rows_NC)} | counts
+  empty_count = sum(_is_empty(answer) for answer in answers)
+  if empty_count:
+    result["empty"] = empty_count
+  result |= _replace_nonfinite(metric.details(rows_NC, gold, answers))
+  result |= _score_groups(metric, groups, rows_NC)
   if args.bootstrap:
-    found["bootstrap"] = resampling.bootstrap(metric, rows_NC, args.bootstrap, args.seed)
+    result["bootstrap"] = resampling.bootstrap(metric, rows_NC, args.bootstrap, args.seed)
   if args.compare:
-    other, counts = _aligned(made, references, [args.compare])
-    other_NC = metric.checked_rows(gold, [given for _, given, _ in other])
-    test = resampling.paired_test(metric, rows_NC, other_NC, args.bootstrap or _SAMPLES, args.seed)
-    found["compare"] = (
-      {"predictions": args.compare} | _finite(metric.scores(other_NC)) | counts | test
-    )
-  return found
+    compared, counts = _align_files(benchmark, references, [args.compare])
+    compared_NC = metric.checked_rows(gold, [answer for _, answer, _ in compared])
+    samples = args.bootstrap or _RESAMPLES
+    test = resampling.paired_test(metric, rows_NC, compared_NC, samples, args.seed)
+    compared_scores = _replace_nonfinite(metric.scores(compared_NC))
+    result["compare"] = {"predictions": args.compare} | compared_scores | counts | test
+  return result
 
 
-def _groups(metric: Metric, groups: list[str | None], rows_NC: np.ndarray) -> dict[str, Any]:
+def _is_empty(answer: Any) -> bool:
+  return answer == "" or (isinstance(answer, tuple) and not answer[0])
+
+
+def _score_groups(metric: Metric, groups: list[str | None], rows_NC: np.ndarray) -> dict[str, Any]:
   """Return the scores of each group of examples, and their means over groups."""
-  found = {}
-  for kind in dict.fromkeys(group for group in groups if group is not None):
-    part_NC = rows_NC[[group == kind for group in groups]]
-    found[kind] = _finite(metric.scores(part_NC)) | {"examples": len(part_NC)}
+  scores_by_group = {}
+  for name in dict.fromkeys(groups):
+    if name is not None:
+      part_NC = rows_NC[[group == name for group in groups]]
+      scores = _replace_nonfinite(metric.scores(part_NC))
+      scores_by_group[name] = scores | {"examples": len(part_NC)}
+  if not scores_by_group:
+    return {}
   means = {}
-  for name in metric.names if found else ():
-    values = [group[name] for group in found.values() if group.get(name) is not None]
+  for name in metric.names:
+    values = [scores[name] for scores in scores_by_group.values() if scores.get(name) is not None]
     means[name] = sum(values) / len(values) if values else None
-  return {"groups": found, "mean_of_groups": means} if found else {}
+  return {"groups": scores_by_group, "mean_of_groups": means}
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-  """Return an undefined score, NaN, as None, because JSON has no NaN."""
-  return {
-    key: None if isinstance(one, float) and not math.isfinite(one) else one
-    for key, one in values.items()
-  }
+def _replace_nonfinite(values: dict[str, Any]) -> dict[str, Any]:
+  """Replace undefined scores, NaN, by None, because JSON has no NaN."""
+  finite = {}
+  for key, value in values.items():
+    is_undefined = isinstance(value, float) and not math.isfinite(value)
+    finite[key] = None if is_undefined else value
+  return finite
 
 
-def _aligned(
-  made: Benchmark, references: Sequence[str], predictions: Sequence[str]
-) -> tuple[Scored, dict[str, int]]:
-  """Align one set of references, or several pairs of files if the benchmark has parts; also count
-  `missing` etc."""
-  if len(predictions) == 1 and (made.part is None or len(references) == 1):
-    return _pair(made, references, predictions[0])
-  if made.part is None or len(references) != len(predictions):
-    pairs = "one" if made.part is None else f"pairs with the {len(references)} --references"
-    raise UserError(f"--predictions: found {len(predictions)} files, expected {pairs}")
-  scored = []
+def _align_files(
+  benchmark: Benchmark, references: Sequence[str], predictions: Sequence[str]
+) -> tuple[Examples, dict[str, int]]:
+  """Align one set of references, or several pairs of files if the benchmark has parts.
+
+  Returns:
+    (the examples; counts of examples that are missing, extra or invalid)
+  """
+  if len(predictions) == 1 and (benchmark.part is None or len(references) == 1):
+    return _align_pair(benchmark, references, predictions[0])
+  if benchmark.part is None or len(references) != len(predictions):
+    expected = "one"
+    if benchmark.part is not None:
+      expected = f"pairs with the {len(references)} --references"
+    raise UserError(f"--predictions: found {len(predictions)} files, expected {expected}")
+  examples = []
+  parts = set()
   counts = collections.Counter()
   for reference, path in zip(references, predictions):
-    part, (found, more) = made.part(reference), _pair(made, [reference], path)
-    if part in {group for _, _, group in scored}:
+    part = benchmark.part(reference)
+    part_examples, part_counts = _align_pair(benchmark, [reference], path)
+    if part in parts:
       raise UserError(f"--references={reference}: {part} is given twice")
-    scored += [(gold, given, part) for gold, given, _ in found]
-    counts.update(more)
-  return scored, counts
+    parts.add(part)
+    examples += [(gold, answer, part) for gold, answer, _ in part_examples]
+    counts.update(part_counts)
+  return examples, counts
 
 
-def _pair(made: Benchmark, references: Sequence[str], path: str) -> tuple[Scored, dict[str, int]]:
-  """Give every example its prediction.
+def _align_pair(
+  benchmark: Benchmark, references: Sequence[str], path: str
+) -> tuple[Examples, dict[str, int]]:
+  """Assign its prediction to every example.
 
   Raises:
     UserError: examples without prediction or predictions of no example, unless the benchmark counts
       them; a different number of predictions than of examples, if they have no ids; or an invalid
       reference or prediction.
   """
-  found = made.read(references)
-  gold = []
-  given = []
-  wrong = 0
-  if not found:
+  rows = benchmark.read(references)
+  if not rows:
     raise UserError(
       f"{references[0]}: holds no examples: a score over zero examples is not defined"
     )
-  for where, row in found:
+  gold = []
+  for where, row in rows:
     try:
-      gold.append(made.gold(row))
+      gold.append(benchmark.gold(row))
     except (ValueError, TypeError, KeyError) as error:
       raise UserError(f"{where}: {error}") from None
-  entries, ids = made.given(path)
+  entries, ids = benchmark.read_predictions(path)
   counts = {}
   if ids:
-    entries, counts = _by_id(made, references[0], [row for _, row in found], ids, entries, path)
-  elif len(entries) != len(found):
-    expected = f"{len(found)} examples, expected one for each, in order"
+    values = [row for _, row in rows]
+    entries, counts = _align_by_id(benchmark, references[0], values, ids, entries, path)
+  elif len(entries) != len(rows):
+    expected = f"{len(rows)} examples, expected one for each, in order"
     raise UserError(f"{path}: found {len(entries)} predictions without ids for {expected}")
-  for (_, row), entry in zip(found, entries):
+  answers = []
+  invalid = 0
+  for (_, row), entry in zip(rows, entries):
     try:
-      given.append(None if entry is None else made.prediction(entry[1], row))
+      answers.append(None if entry is None else benchmark.prediction(entry[1], row))
     except ValueError as error:
-      if not made.wrong:
+      if not benchmark.invalid_is_wrong:
         raise UserError(f"{entry[0]}: {error}") from None
-      given.append(None)
-      wrong += 1
-  return list(zip(gold, given, [made.group(row) for _, row in found])), counts | (
-    {"invalid": wrong} if made.wrong else {}
-  )
+      answers.append(None)
+      invalid += 1
+  if benchmark.invalid_is_wrong:
+    counts["invalid"] = invalid
+  groups = [benchmark.group(row) for _, row in rows]
+  return list(zip(gold, answers, groups)), counts
 
 
 @dataclasses.dataclass(frozen=True)
 class _Alignment:
-  """One way to give the examples their predictions.
+  """One way to match predictions with examples by their ids.
 
   Attributes:
     field: the field of the predictions' ids.
@@ -254,39 +277,41 @@ def _same_field(field: str | None) -> str | None:
   return "idx" if field == "index" else field
 
 
-def _by_id(made: Benchmark, where: str, rows: list, ids: Ids, entries: list[Row], path: str):
+def _align_by_id(
+  benchmark: Benchmark, where: str, rows: list, ids: Ids, entries: list[Row], path: str
+) -> tuple[list[Row | None], dict[str, int]]:
   """Return the predictions of the examples, in order, by the ids that match most.
 
   Of ids that match equally many examples, a field that both files have counts before other fields,
   these before the number of an example, and a table's `index`, which may be either, last.
   """
-  references = _reference_ids(where, rows, ids)
   alignments = []
-  for field, names in ids.items():
-    known = set(names)
-    for reference, own in references.items():
-      alignments.append(_Alignment(field, reference, own, sum(name in known for name in own)))
-  alignment = _best(alignments, ids, path)
-  given = dict(zip(ids[alignment.field], entries))
+  for field, predicted_ids in ids.items():
+    predicted = set(predicted_ids)
+    for reference, names in _reference_ids(where, rows, ids).items():
+      matches = sum(name in predicted for name in names)
+      alignments.append(_Alignment(field, reference, names, matches))
+  alignment = _best_alignment(alignments, path)
+  predictions = dict(zip(ids[alignment.field], entries))
   names = alignment.names
-  known = set(names)
-  missing = [name for name in names if name not in given]
-  extra = [name for name in given if name not in known]
+  known_names = set(names)
+  missing = [name for name in names if name not in predictions]
+  extra = [name for name in predictions if name not in known_names]
   if not alignment.matches:
     raise UserError(
-      f"{path}: none of its ids ({_some(list(given))}) is one of the references' "
-      f"({_some(names)}); are these the predictions of this split?"
+      f"{path}: none of its ids ({_list_names(list(predictions))}) is one of the references' "
+      f"({_list_names(names)}); are these the predictions of this split?"
     )
-  if missing and not made.partial:
+  if missing and not benchmark.partial:
     raise UserError(
-      f"{path}: no prediction for {len(missing)} of {len(names)} examples: {_some(missing)}"
+      f"{path}: no prediction for {len(missing)} of {len(names)} examples: {_list_names(missing)}"
     )
-  if extra and not made.partial:
+  if extra and not benchmark.partial:
     raise UserError(
-      f"{path}: {len(extra)} predictions of no example of the references: {_some(extra)}"
+      f"{path}: {len(extra)} predictions of no example of the references: {_list_names(extra)}"
     )
-  counts = {"missing": len(missing), "extra": len(extra)} if made.partial else {}
-  return [given.get(name) for name in names], counts
+  counts = {"missing": len(missing), "extra": len(extra)} if benchmark.partial else {}
+  return [predictions.get(name) for name in names], counts
 
 
 def _reference_ids(where: str, rows: list, ids: Ids) -> dict[str | None, list[str]]:
@@ -295,54 +320,61 @@ def _reference_ids(where: str, rows: list, ids: Ids) -> dict[str | None, list[st
   Raises:
     UserError: a field of numbers, or `id` where the predictions have it, stands twice.
   """
-  found: dict[str | None, list[str]] = {}
+  ids_by_field: dict[str | None, list[str]] = {}
   for field in IDS:
     values = [row.get(field) if isinstance(row, dict) else None for row in rows]
     if any(value is None for value in values):
       continue
     names = [name_of(value) for value in values]
-    name, times = collections.Counter(names).most_common(1)[0]
-    if times == 1:
-      found[field] = names
+    name, count = collections.Counter(names).most_common(1)[0]
+    if count == 1:
+      ids_by_field[field] = names
     elif field in ("index", "idx") or field == "id" in ids:
-      raise UserError(f"{where}: id {name} stands {times} times, expected once")
-  return found | {None: [str(number) for number in range(len(rows))]}
+      raise UserError(f"{where}: id {name} stands {count} times, expected once")
+  return ids_by_field | {None: [str(number) for number in range(len(rows))]}
 
 
-def _best(alignments: list[_Alignment], ids: Ids, path: str) -> _Alignment:
-  """Return the alignment that matches most; raise UserError if different ones do, and nothing tells
-  which is meant."""
-  most = max(alignment.matches for alignment in alignments)
-  best = [alignment for alignment in alignments if alignment.matches == most]
-  same = [alignment for alignment in best if alignment.is_same]
-  if same:
-    return same[0]
-  surest = [alignment for alignment in best if alignment.field != "index"] or best
-  named = [alignment for alignment in surest if alignment.reference is not None]
-  if named and surest[0].field != "index":
-    surest = named
-  chosen, *more = [alignment for alignment in surest if alignment.field == surest[0].field]
-  for alignment in more:
-    if most and alignment.names != chosen.names:
-      names = " or ".join(
-        repr(each.reference) if each.reference else "its number" for each in (chosen, alignment)
-      )
+def _best_alignment(alignments: list[_Alignment], path: str) -> _Alignment:
+  """Return the alignment that matches most examples.
+
+  Raises:
+    UserError: alignments by different ids match equally many, and the fields do not decide.
+  """
+  most_matches = max(alignment.matches for alignment in alignments)
+  candidates = [alignment for alignment in alignments if alignment.matches == most_matches]
+  for alignment in candidates:
+    if alignment.is_same:
+      return alignment
+  candidates = [alignment for alignment in candidates if alignment.field != "index"] or candidates
+  by_field = [alignment for alignment in candidates if alignment.reference is not None]
+  if by_field and candidates[0].field != "index":
+    candidates = by_field
+  choice = candidates[0]
+  for alignment in candidates[1:]:
+    is_rival = alignment.field == choice.field and alignment.names != choice.names
+    if most_matches and is_rival:
+      names = f"{_spell_reference(choice)} or {_spell_reference(alignment)}"
       raise UserError(
-        f"{path}: its {chosen.field!r} could be an example's {names}, in different orders; call "
+        f"{path}: its {choice.field!r} could be an example's {names}, in different orders; call "
         "it by the name of the references' field"
       )
-  return chosen
+  return choice
 
 
-def _some(names: list[str]) -> str:
-  return ", ".join(names[:_NAMED]) + (
-    f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-  )
+def _spell_reference(alignment: _Alignment) -> str:
+  return repr(alignment.reference) if alignment.reference else "its number"
 
 
-def _suite(suite: str, args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
-  """Score a directory of submission files against the archive's; the average is the
-  leaderboard's."""
+def _list_names(names: list[str]) -> str:
+  """List names for a message, the first ones if there are many."""
+  text = ", ".join(names[:_MAX_LISTED])
+  if len(names) > _MAX_LISTED:
+    text += f" and {len(names) - _MAX_LISTED} more"
+  return text
+
+
+def _score_suite(suite: str, args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+  """Score a directory of submission files, and average the scores as the leaderboard does."""
   if args.compare or len(args.references) > 1 or len(args.predictions) > 1:
     raise UserError(
       f"{suite}: takes one directory of --references and one of --predictions, and no --compare"
@@ -350,44 +382,53 @@ def _suite(suite: str, args: argparse.Namespace, options: dict[str, Any]) -> dic
   for flag, path in (("references", args.references[0]), ("predictions", args.predictions[0])):
     if not pathlib.Path(path).is_dir():
       raise UserError(f"--{flag}={path}: expected a directory, as {suite} is several files")
-  files = {
-    path.name.lower(): str(path) for path in sorted(pathlib.Path(args.predictions[0]).rglob("*"))
-  }
+  files = {}
+  for path in sorted(pathlib.Path(args.predictions[0]).rglob("*")):
+    files[path.name.lower()] = str(path)
   results = {}
   scores = []
   missing = []
-  names = []
+  expected_files = []
   for name, task in _SUITES[suite].tasks.items():
-    found = {}
+    task_scores = {}
     folder = task.files.splits["train"][0].partition("/")[0]
     for label, submitted in zip(task.evaluated, task.test or [folder]):
-      names.append(submitted)
-      path = next(
-        (files[one] for end in _ENDINGS if (one := f"{submitted}{end}".lower()) in files), None
-      )
+      expected_files.append(submitted)
+      path = _find_submission(files, submitted)
       if path is None:
         continue
-      full = f"{suite}/{name}" + f"_{label}" * (len(task.evaluated) > 1)
-      takes = inspect.signature(BENCHMARKS[full]).parameters
-      made = BENCHMARKS[full](**{key: value for key, value in options.items() if key in takes})
-      results[full] = _result(made, args.references, [path], args)
-      found |= {f"{label}/{key}": value for key, value in results[full].items()}
-    if set(task.encoder.counted) <= found.keys():
-      scores.append(suites.mean_score(found, task.encoder.counted))
+      benchmark_name = evaluation_name(suite, name, task, label)
+      build_benchmark = BENCHMARKS[benchmark_name]
+      parameters = inspect.signature(build_benchmark).parameters
+      benchmark_options = {key: value for key, value in options.items() if key in parameters}
+      benchmark = build_benchmark(**benchmark_options)
+      results[benchmark_name] = _score(benchmark, args.references, [path], args)
+      for key, value in results[benchmark_name].items():
+        task_scores[f"{label}/{key}"] = value
+    if set(task.encoder.counted) <= task_scores.keys():
+      scores.append(suites.mean_score(task_scores, task.encoder.counted))
     else:
       missing.append(name)
   if not results:
     raise UserError(
       f"{args.predictions[0]}: no predictions of {suite}, expected files such as "
-      f"{', '.join(names)} (.tsv)"
+      f"{', '.join(expected_files)} (.tsv)"
     )
-  average = (
-    {"average": None, "missing": missing} if missing else {"average": sum(scores) / len(scores)}
-  )
-  return average | {"tasks": results}
+  if missing:
+    return {"average": None, "missing": missing, "tasks": results}
+  return {"average": sum(scores) / len(scores), "tasks": results}
 
 
-def _options(invalid: str = "refuse") -> None:
+def _find_submission(files: dict[str, str], name: str) -> str | None:
+  """Return the path of a submitted file, by its name without ending; None if there is none."""
+  for ending in _ENDINGS:
+    file_name = f"{name}{ending}".lower()
+    if file_name in files:
+      return files[file_name]
+  return None
+
+
+def _declare_suite_options(invalid: str = "refuse") -> None:
   """Declare the flags of a whole suite."""
 
 

@@ -1,4 +1,4 @@
-"""Every benchmark by name: how its references are read, and which metric scores its predictions.
+"""Declare every benchmark by name: how its references are read, and the metric that scores it.
 
 An entry of `BENCHMARKS` is a function that returns a `Benchmark`; its arguments are the benchmark's
 own flags. Tasks of `t5x_like/benchmarks/suites/` come from there, with their official files, class
@@ -24,28 +24,36 @@ from t5x_like.metrics.squad import MultilingualSquad, SquadV2
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.texts import METRICS, reference_texts
 
-from .choices import Choices, of_row
-from .files import Given, Row, form, prediction_key, predictions, records, rows
+from .choices import Choices, choices_of_row
+from .files import Predictions, Row, file_format, prediction_key, predictions, records, rows
 
 # predictions that are not labels: stop, or count them as wrong
 Invalid = Literal["refuse", "wrong"]
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
-_TEXTS = ("references", "reference", "targets", "target", "summary", "highlights", "translation")
-_TEXTS += ("Answer", "answers", "answer", "continuation", "text")
-_ALIASES = ("NormalizedAliases", "normalized_aliases", "Aliases", "aliases", "value", "text")
-_GOLD = ("gold", "answerKey", "correct_answer", "label", "answer")
+_TEXT_FIELDS = (
+  "references",
+  "reference",
+  "targets",
+  "target",
+  "summary",
+  "highlights",
+  "translation",
+)
+_TEXT_FIELDS += ("Answer", "answers", "answer", "continuation", "text")
+_ALIAS_FIELDS = ("NormalizedAliases", "normalized_aliases", "Aliases", "aliases", "value", "text")
+_GOLD_FIELDS = ("gold", "answerKey", "correct_answer", "label", "answer")
 _TABLES = {"tsv", "csv", "jsonl"}
 _ENTITY_TAG = re.compile(r"O$|[BIES]-.")
 
 
-def text_of(given: Any, row: Any = None) -> str:
+def text_of(prediction: Any, row: Any = None) -> str:
   """Return a free-text prediction: a string, or a number as written."""
-  if isinstance(given, bool) or not isinstance(given, str | int | float):
-    raise ValueError(f"found {given!r}, expected a text")
-  return str(given)
+  if isinstance(prediction, bool) or not isinstance(prediction, str | int | float):
+    raise ValueError(f"found {prediction!r}, expected a text")
+  return str(prediction)
 
 
-def one(paths: Sequence[str]) -> str:
+def only_path(paths: Sequence[str]) -> str:
   """Return the only path of a benchmark whose references are one file."""
   if len(paths) != 1:
     raise UserError(f"--references: found {len(paths)} files, expected one: {', '.join(paths)}")
@@ -54,46 +62,43 @@ def one(paths: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-  """How one benchmark is scored.
+  """The way one benchmark is scored.
 
   Attributes:
-    gold: from a row of the references to what the metric takes, or a ValueError.
-    prediction: from (a value in the file, the row) to what the metric takes, or a ValueError.
+    gold: from a row of the references to the metric's reference, or a ValueError.
+    prediction: from (a value in the file, the row) to the metric's prediction, or a ValueError.
     read: from the paths of --references to (place, row) of each example.
-    given: from a file to its predictions.
+    read_predictions: from a file to its predictions.
     group: from a row to the subset that is also scored separately, such as a subject.
     partial: whether a missing prediction is None to the metric, and one for no example only
       counted; else refused.
-    wrong: whether a prediction that is a ValueError counts as wrong; else it is refused.
+    invalid_is_wrong: whether a prediction that is a ValueError counts as wrong; else it is refused.
     part: from a file's name to its part, for several pairs of references and predictions.
   """
 
   metric: Metric
   gold: Callable[[Any], Any]
   prediction: Callable[[Any, Any], Any] = text_of
-  read: Callable[[Sequence[str]], list[Row]] = lambda paths: records(one(paths))
-  given: Callable[[str], Given] = predictions
+  read: Callable[[Sequence[str]], list[Row]] = lambda paths: records(only_path(paths))
+  read_predictions: Callable[[str], Predictions] = predictions
   group: Callable[[Any], str | None] = lambda row: None
   partial: bool = False
-  wrong: bool = False
+  invalid_is_wrong: bool = False
   part: Callable[[str], str] | None = None
 
 
-def official(place: str, files: Files, split: str, fields: Sequence[str] = ()) -> list[Row]:
-  """Return the rows of a suite's file or, from its archive's directory, of the split, else of
-  `test`."""
-  if files.format == "race" and pathlib.Path(place).is_dir():
-    place = f"{split}={place}/**/*.txt"
-  elif not pathlib.Path(place).is_dir():
-    told = form(place)
-    files = dataclasses.replace(files, format=told) if {told, files.format} <= _TABLES else files
-    place = f"{split}={place}"
-  source = open_source(files.source, fields=tuple(fields), data_dir=place)
-  return [
-    row
-    for row in source.records(split if split in source.splits else "test")
-    if not isinstance(row[1], Skip)
-  ]
+def read_official(path: str, files: Files, split: str, fields: Sequence[str] = ()) -> list[Row]:
+  """Return the rows of a suite's file or, in its archive's directory, of a split or of `test`."""
+  if not pathlib.Path(path).is_dir():
+    format_of_path = file_format(path)
+    if {format_of_path, files.format} <= _TABLES:
+      files = dataclasses.replace(files, format=format_of_path)
+    path = f"{split}={path}"
+  elif files.format == "race":
+    path = f"{split}={path}/**/*.txt"
+  source = open_source(files.source, fields=tuple(fields), data_dir=path)
+  records_of_split = source.records(split if split in source.splits else "test")
+  return [(where, row) for where, row in records_of_split if not isinstance(row, Skip)]
 
 
 # Labels and choices.
@@ -103,42 +108,45 @@ def _labels(
   task: Task, split: str = "validation", part=None, group=lambda row: None
 ) -> Callable[..., Benchmark]:
   """Score the labels, numbers or options of a suite's task."""
-  about = task.encoder.task
-  field = task.encoder.task.get("label_field", "label")
-  numbers = about["name"] == "classification" and "labels" not in about
-  labels = tuple(map(str, about.get("labels", range(about.get("choices", 0)))))
-  metric = (
-    Correlation() if numbers else Classification(len(labels), task.encoder.evaluator["scores"])
-  )
-  parse = _number if numbers else Choices(*labels)
+  arguments = task.encoder.task
+  field = arguments.get("label_field", "label")
+  is_regression = arguments["name"] == "classification" and "labels" not in arguments
+  labels = [str(label) for label in arguments.get("labels", range(arguments.get("choices", 0)))]
+  if is_regression:
+    metric = Correlation()
+    parse = _number
+  else:
+    metric = Classification(len(labels), task.encoder.evaluator["scores"])
+    parse = Choices(*labels)
 
-  def make(invalid: Invalid = "refuse") -> Benchmark:
-    read = lambda paths: official(one(paths), task.files, split, (field,))  # noqa: E731
+  def build(invalid: Invalid = "refuse") -> Benchmark:
     return Benchmark(
       metric,
-      lambda r: parse(r[field]),
-      parse,
-      read,
+      gold=lambda row: parse(row[field]),
+      prediction=parse,
+      read=lambda paths: read_official(only_path(paths), task.files, split, (field,)),
       group=group,
-      wrong=invalid == "wrong" and not numbers,
+      invalid_is_wrong=invalid == "wrong" and not is_regression,
       part=part,
     )
 
-  return make
+  return build
 
 
-def _number(given: Any, row: Any = None) -> float:
+def _number(prediction: Any, row: Any = None) -> float:
+  """Parse a number of a regression; raise ValueError for anything else."""
   try:
-    if math.isfinite(number := float(given)):
-      return number
+    number = float(prediction)
   except (TypeError, ValueError):
-    pass
-  raise ValueError(f"found {str(given)[:40]!r}, expected a number (0 to 5)")
+    number = math.nan
+  if not math.isfinite(number):
+    raise ValueError(f"found {str(prediction)[:40]!r}, expected a number (0 to 5)")
+  return number
 
 
 def _diagnostic(task: Task, *classes: str, **fields: str) -> Callable[..., Benchmark]:
   """Score a diagnostic set, whose file is an argument, by the scores of both leaderboards."""
-  form = dataclasses.replace(
+  encoder = dataclasses.replace(
     task.encoder,
     task=task.encoder.task | {"labels": list(classes)},
     evaluator={"scores": ("matthews_correlation", "accuracy")},
@@ -146,127 +154,163 @@ def _diagnostic(task: Task, *classes: str, **fields: str) -> Callable[..., Bench
   files = Files(
     "diagnostic", task.files.format, {"validation": ["diagnostic"]}, (), fields, {"label": classes}
   )
-  return _labels(dataclasses.replace(task, encoder=form, files=files))
+  return _labels(dataclasses.replace(task, encoder=encoder, files=files))
 
 
-def _set(
+def _question_set(
   number: int = 4, first: str = "0", labels: Choices | None = None
 ) -> Callable[..., Benchmark]:
-  """Score questions whose rows name a gold choice; `first` is the label of the first, where labels
-  are digits."""
+  """Score questions whose rows name a gold choice.
 
-  def right(row: dict) -> Any:
-    found = next((row[name] for name in _GOLD if row.get(name) is not None), None)
-    if found is None:
-      raise ValueError(
-        f"no gold choice; found {', '.join(row)}, expected one of {', '.join(_GOLD)}"
-      )
-    return found
+  Args:
+    number: the choices of a question whose row does not show them.
+    first: the label of the first choice, where labels are digits.
+    labels: the choices, where they are the same for all questions.
+  """
 
-  def chosen(given: Any, row: dict) -> int:
-    return (labels or of_row(row, right(row), number, first))(given)
+  def gold_of(row: dict) -> Any:
+    for field in _GOLD_FIELDS:
+      if row.get(field) is not None:
+        return row[field]
+    expected = ", ".join(_GOLD_FIELDS)
+    raise ValueError(f"no gold choice; found {', '.join(row)}, expected one of {expected}")
 
-  def make(invalid: Invalid = "refuse", split: str | None = None) -> Benchmark:
-    def read(paths: Sequence[str]) -> list[Row]:
-      # labels in a file of their own: PIQA, SIQA, WinoGrande
-      paths = sorted(paths, key=lambda path: ".lst" in path)
-      found = rows(paths[0], ("question", *"ABCD", "answer"), _GOLD)
-      found = [
-        (where, row if isinstance(row, dict) else {"gold": row.strip()}) for where, row in found
-      ]
-      gold = rows(one(paths[1:])) if paths[1:] else []
-      if gold and len(gold) != len(found):
-        raise UserError(
-          f"{paths[1]}: found {len(gold)} labels, expected {len(found)}, one for "
-          f"each row of {paths[0]}"
-        )
-      found = [
-        (where, row | {"gold": label.strip()}) for (where, row), (_, label) in zip(found, gold)
-      ] or found
-      return [(where, row) for where, row in found if split in (None, row.get("split"))]
+  def choice_index(prediction: Any, row: dict) -> int:
+    parse = labels or choices_of_row(row, gold_of(row), number, first)
+    return parse(prediction)
 
-    wrong = invalid == "wrong"
-
-    def group(row):
-      return row.get("subject")
-
+  def build(invalid: Invalid = "refuse", split: str | None = None) -> Benchmark:
     return Benchmark(
-      Accuracy(), lambda row: chosen(right(row), row), chosen, read, group=group, wrong=wrong
+      Accuracy(),
+      gold=lambda row: choice_index(gold_of(row), row),
+      prediction=choice_index,
+      read=lambda paths: _read_questions(paths, split),
+      group=lambda row: row.get("subject"),
+      invalid_is_wrong=invalid == "wrong",
     )
 
-  return make
+  return build
+
+
+def _read_questions(paths: Sequence[str], split: str | None) -> list[Row]:
+  """Return the rows of questions, with labels from a file of their own, as PIQA and SIQA have."""
+  question_path, *label_paths = sorted(paths, key=lambda path: ".lst" in path)
+  questions = []
+  for where, row in rows(question_path, ("question", *"ABCD", "answer"), _GOLD_FIELDS):
+    questions.append((where, row if isinstance(row, dict) else {"gold": row.strip()}))
+  if label_paths:
+    labels = rows(only_path(label_paths))
+    if len(labels) != len(questions):
+      raise UserError(
+        f"{label_paths[0]}: found {len(labels)} labels, expected {len(questions)}, one for each "
+        f"row of {question_path}"
+      )
+    questions = [
+      (where, row | {"gold": label.strip()}) for (where, row), (_, label) in zip(questions, labels)
+    ]
+  return [(where, row) for where, row in questions if split in (None, row.get("split"))]
+
+
+def _group_answers(answer_rows: list[Row], key: str) -> list[Row]:
+  """Return a row for each question of MultiRC: its name, and its answers' labels from `key`."""
+  questions: dict[str, Row] = {}
+  for where, row in answer_rows:
+    try:
+      idx = row["idx"]
+      label = row[key]
+      name = f"{idx['paragraph']}/{idx['question']}"
+      answer = str(idx["answer"])
+    except (KeyError, TypeError) as error:
+      raise UserError(
+        f"{where}: {error!r}; expected passage.questions[], or idx with answer, and a label"
+      ) from None
+    if name not in questions:
+      questions[name] = (where, {"name": name, "labels": {}})
+    labels = questions[name][1]["labels"]
+    if answer in labels:
+      raise UserError(f"{where}: answer {answer} of question {name} stands twice")
+    labels[answer] = label
+  return list(questions.values())
 
 
 def _multirc() -> Benchmark:
-  def by_question(found: list[Row], key: str) -> list[Row]:
-    questions: dict[str, Row] = {}
-    for where, row in found:
-      try:
-        idx = row["idx"]
-        label = row[key]
-        name = f"{idx['paragraph']}/{idx['question']}"
-        answer = str(idx["answer"])
-      except (KeyError, TypeError) as error:
-        raise UserError(
-          f"{where}: {error!r}; expected passage.questions[], or idx with answer, and a label"
-        ) from None
-      labels = questions.setdefault(name, (where, {"name": name, "labels": {}}))[1]["labels"]
-      if answer in labels:
-        raise UserError(f"{where}: answer {answer} of question {name} stands twice")
-      labels[answer] = label
-    return list(questions.values())
-
-  def given(path: str) -> Given:
-    given = records(path)
-    if "passage" in given[0][1]:
-      questions = by_question(official(path, files, "test"), "label")
-    else:
-      questions = by_question(given, prediction_key(given))
-    return [(where, row["labels"]) for where, row in questions], {
-      "name": [row["name"] for _, row in questions]
-    }
-
-  def labels(found: dict[str, Any], row: dict) -> list[int]:
-    if found.keys() != row["labels"].keys():
-      raise ValueError(
-        f"found labels for the answers {', '.join(found)}, expected {', '.join(row['labels'])}"
-      )
-    return [Choices("False", "True")(found[answer]) for answer in row["labels"]]
-
   files = dataclasses.replace(superglue.SUITE.tasks["multirc"].files, classes={})
-  read = lambda paths: by_question(official(one(paths), files, "validation"), "label")  # noqa: E731
-  return Benchmark(MultiRc(), lambda row: labels(row["labels"], row), labels, read, given)
+
+  def read(paths: Sequence[str]) -> list[Row]:
+    return _group_answers(read_official(only_path(paths), files, "validation"), "label")
+
+  def read_predictions(path: str) -> Predictions:
+    predicted_rows = records(path)
+    if "passage" in predicted_rows[0][1]:
+      questions = _group_answers(read_official(path, files, "test"), "label")
+    else:
+      questions = _group_answers(predicted_rows, prediction_key(predicted_rows))
+    ids = {"name": [row["name"] for _, row in questions]}
+    return [(where, row["labels"]) for where, row in questions], ids
+
+  def parse_labels(labels: dict[str, Any], row: dict) -> list[int]:
+    expected = row["labels"]
+    if labels.keys() != expected.keys():
+      raise ValueError(
+        f"found labels for the answers {', '.join(labels)}, expected {', '.join(expected)}"
+      )
+    return [Choices("False", "True")(labels[answer]) for answer in expected]
+
+  return Benchmark(
+    MultiRc(),
+    gold=lambda row: parse_labels(row["labels"], row),
+    prediction=parse_labels,
+    read=read,
+    read_predictions=read_predictions,
+  )
 
 
 # Texts.
 
 
-def _right(row: Any) -> list[str]:
-  """Return the right texts of a row: itself, one of each file, or the first field of _TEXTS and
-  `aliases`."""
+def _gold_texts(row: Any) -> list[str]:
+  """Return the right texts of a row, from the first of _TEXT_FIELDS that it has and from `aliases`.
+
+  A row may also be a text, or a tuple of rows, one of each file.
+  """
   if isinstance(row, tuple):
-    return [found for own in row for found in _right(own)]
+    return [text for file_row in row for text in _gold_texts(file_row)]
   record = row if isinstance(row, dict) else {"text": row}
-  name = next((name for name in _TEXTS if record.get(name) is not None), "text")
-  found = record.get(name)
-  if isinstance(found, dict):  # TriviaQA's; SQuAD's as in TFDS
-    several = next((found[key] for key in _ALIASES if found.get(key)), [])
-    found = [*([several] if isinstance(several, str) else several), *found.get("HumanAnswers", ())]
-  found = found if isinstance(found, list) else [] if found is None else [found]
-  found = [one.get("text") if isinstance(one, dict) else one for one in found]
-  found = [
-    str(one) if isinstance(one, int | float) and not isinstance(one, bool) else one for one in found
-  ]
-  if not found and "id" in record and name == "answers":
+  field = next((name for name in _TEXT_FIELDS if record.get(name) is not None), "text")
+  values = record.get(field)
+  if isinstance(values, dict):  # TriviaQA's; SQuAD's as in TFDS
+    values = _alias_texts(values)
+  elif values is None:
+    values = []
+  elif not isinstance(values, list):
+    values = [values]
+  texts = [_plain_text(value) for value in values]
+  if not texts and "id" in record and field == "answers":
     raise ValueError(f"the question {record['id']} has no answers; squad_v2 scores such a file")
-  if not found or not all(isinstance(one, str) for one in found):
-    raise ValueError(
-      f"no answers or texts; found {found[:1] or list(record)}, expected one of {', '.join(_TEXTS)}"
-    )
-  return [*found, *reference_texts(record.get("aliases"))]
+  if not texts or not all(isinstance(text, str) for text in texts):
+    expected = f"one of {', '.join(_TEXT_FIELDS)}"
+    raise ValueError(f"no answers or texts; found {texts[:1] or list(record)}, expected {expected}")
+  return [*texts, *reference_texts(record.get("aliases"))]
 
 
-def _parallel(paths: Sequence[str]) -> list[Row]:
+def _alias_texts(values: dict[str, Any]) -> list[Any]:
+  """Return the texts of an answer with aliases: those of the first field that has some."""
+  aliases = next((values[field] for field in _ALIAS_FIELDS if values.get(field)), [])
+  if isinstance(aliases, str):
+    aliases = [aliases]
+  return [*aliases, *values.get("HumanAnswers", ())]
+
+
+def _plain_text(value: Any) -> Any:
+  """Return the text of an answer, or a number as text; any other value unchanged."""
+  if isinstance(value, dict):
+    value = value.get("text")
+  if isinstance(value, int | float) and not isinstance(value, bool):
+    return str(value)
+  return value
+
+
+def _read_parallel(paths: Sequence[str]) -> list[Row]:
   """Read the lines or records of one or several files, side by side."""
   files = [rows(path) for path in paths]
   for path, file in zip(paths, files):
@@ -274,80 +318,101 @@ def _parallel(paths: Sequence[str]) -> list[Row]:
       raise UserError(
         f"{path}: found {len(file)} texts, expected {len(files[0])}, as in {paths[0]}"
       )
-  return [
-    (same[0][0], same[0][1] if len(same) == 1 else tuple(row for _, row in same))
-    for same in zip(*files)
-  ]
+  if len(files) == 1:
+    return files[0]
+  parallel = []
+  for same_number in zip(*files):
+    where, _ = same_number[0]
+    parallel.append((where, tuple(row for _, row in same_number)))
+  return parallel
 
 
-def _of_suite(files: Files) -> Callable[[Sequence[str]], list[Row]]:
-  """Read a suite's file of questions, or rows of JSON lines (TFDS, Hugging Face)."""
-  split = [*files.splits][-1]
-  rows_of = lambda path: records(path) if form(path) == "jsonl" else official(path, files, split)  # noqa: E731
-  return lambda paths: rows_of(one(paths))
+def _suite_reader(files: Files) -> Callable[[Sequence[str]], list[Row]]:
+  """Return a reader of a suite's file of questions, or of JSON lines (TFDS, Hugging Face)."""
+  split = list(files.splits)[-1]
+
+  def read(paths: Sequence[str]) -> list[Row]:
+    path = only_path(paths)
+    return records(path) if file_format(path) == "jsonl" else read_official(path, files, split)
+
+  return read
 
 
 def texts(
-  name: str, read=None, partial: bool = False, wrong: bool = False, **options: Any
+  name: str,
+  read: Callable[[Sequence[str]], list[Row]] | None = None,
+  partial: bool = False,
+  invalid_is_wrong: bool = False,
+  **options: Any,
 ) -> Benchmark:
   """Score texts by a metric of `METRICS`."""
-  made = METRICS[name](**options)
-  read = read or (lambda paths: records(one(paths)))
+  text_metric = METRICS[name](**options)
+  read = read or (lambda paths: records(only_path(paths)))
 
   def gold(row: Any) -> Any:
-    if (found := made.reference(_right(row))) is None:
-      raise ValueError(f"found {_right(row)[0][:40]!r}, expected an answer with a number")
-    return found
+    answer = text_metric.reference(_gold_texts(row))
+    if answer is None:
+      text = _gold_texts(row)[0]
+      raise ValueError(f"found {text[:40]!r}, expected an answer with a number")
+    return answer
 
-  def prediction(given: Any, row: Any) -> Any:
-    found = made.prediction(text_of(given))
-    if wrong and not found:
+  def parse(prediction: Any, row: Any) -> Any:
+    answer = text_metric.prediction(text_of(prediction))
+    if invalid_is_wrong and not answer:
       raise ValueError
-    return found
+    return answer
 
-  return Benchmark(made.metric, gold, prediction, read, partial=partial, wrong=wrong)
+  return Benchmark(
+    text_metric.metric, gold, parse, read, partial=partial, invalid_is_wrong=invalid_is_wrong
+  )
 
 
-_squad = _of_suite(squad.FILES)
+_squad = _suite_reader(squad.FILES)
 
 
 def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) -> Benchmark:
-  known = {}
+  probabilities = {}
   if na_probabilities:
-    chances, ids = predictions(na_probabilities)
-    known = dict(zip(next(iter(ids.values()), ()), chances))
+    entries, ids = predictions(na_probabilities)
+    probabilities = dict(zip(next(iter(ids.values()), ()), entries))
 
-  def prediction(given: Any, row: dict) -> tuple[str, float]:
+  def parse(prediction: Any, row: dict) -> tuple[str, float]:
+    text = text_of(prediction)
     if not na_probabilities:
-      return text_of(given), 0.0
-    if row["id"] not in known:
+      return text, 0.0
+    if row["id"] not in probabilities:
       raise UserError(
         f"{na_probabilities}: no probability for the question {row['id']}, which has a prediction"
       )
-    place, chance = known[row["id"]]
-    if isinstance(chance, bool) or not isinstance(chance, int | float) or not math.isfinite(chance):
-      raise UserError(f"{place}: found {chance!r}, expected a probability")
-    return text_of(given), float(chance)
+    place, value = probabilities[row["id"]]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+      raise UserError(f"{place}: found {value!r}, expected a probability")
+    return text, float(value)
 
-  gold = lambda row: _right(row) if row["answers"] else []  # noqa: E731
-  return Benchmark(SquadV2(na_threshold), gold, prediction, _squad, partial=True)
+  def gold(row: dict) -> list[str]:
+    return _gold_texts(row) if row["answers"] else []
+
+  return Benchmark(SquadV2(na_threshold), gold, parse, _squad, partial=True)
 
 
 def _language(path: str) -> str | None:
-  """Return the answers' language in `xquad.de.json`, `dev-context-de-question-en.json` (the
-  context's) and the like."""
+  """Return the answers' language in a file's name, such as `xquad.de.json`; None if it is unclear.
+
+  In `dev-context-de-question-en.json` it is the context's.
+  """
   name = pathlib.Path(path).name.lower()
-  found = re.findall(r"context-([a-z]{2})\b", name) or [
-    word for word in re.split(r"[^a-z]", name) if word in LANGUAGES
-  ]
-  return found[0] if len(set(found)) == 1 else None
+  languages = re.findall(r"context-([a-z]{2})\b", name)
+  if not languages:
+    languages = [part for part in re.split(r"[^a-z]", name) if part in LANGUAGES]
+  return languages[0] if len(set(languages)) == 1 else None
 
 
 def _mlqa(
   language: str | None = None, normalization: Literal["mlqa", "squad"] = "mlqa"
 ) -> Benchmark:
   def read(paths: Sequence[str]) -> list[Row]:
-    spoken = language or _language(one(paths))
+    spoken = language or _language(only_path(paths))
     if spoken not in LANGUAGES:
       raise UserError(
         f"{paths[0]}: found no language in the name, expected --language, one of "
@@ -355,11 +420,16 @@ def _mlqa(
       )
     return [(where, row | {"language": spoken}) for where, row in _squad(paths)]
 
-  metric = MultilingualSquad(
-    normalize_mlqa if normalization == "mlqa" else lambda text, _: normalize_squad(text)
+  def normalize(text: str, language: str) -> str:
+    return normalize_mlqa(text, language) if normalization == "mlqa" else normalize_squad(text)
+
+  return Benchmark(
+    MultilingualSquad(normalize),
+    gold=lambda row: (row["language"], _gold_texts(row)),
+    read=read,
+    partial=True,
+    part=lambda path: _language(path) or path,
   )
-  gold = lambda row: (row["language"], _right(row))  # noqa: E731
-  return Benchmark(metric, gold, read=read, partial=True, part=lambda path: _language(path) or path)
 
 
 def _xquad(
@@ -370,8 +440,8 @@ def _xquad(
 
 def _record() -> Benchmark:
   def read(paths: Sequence[str]) -> list[Row]:
-    found = official(one(paths), superglue.SUITE.tasks["record"].files, "validation")
-    return [(where, {"id": row["idx"]["query"], "answers": row["answers"]}) for where, row in found]
+    rows = read_official(only_path(paths), superglue.SUITE.tasks["record"].files, "validation")
+    return [(where, {"id": row["idx"]["query"], "answers": row["answers"]}) for where, row in rows]
 
   return texts("answers", read)
 
@@ -383,54 +453,67 @@ def _tags(metric: Metric, column: str) -> Benchmark:
   """Score tags; `column` is a number or, of CoNLL-U, a column's name or a key of MISC."""
 
   def read(paths: Sequence[str]) -> list[Row]:
-    conllu = form(one(paths)) == "conllu"
-    found = []
-    for where, row in open_source(f"{'conllu' if conllu else 'conll'}:{paths[0]}").records("train"):
-      columns = [values for name, values in row.items() if name != "tokens"]
-      place = int(column) if re.fullmatch(r"-?\d+", column) else -1
-      misc = [
-        dict(pair.split("=", 1) for pair in one.split("|") if "=" in pair)
-        for one in row.get("misc", ())
-      ]
-      if conllu and column not in row and any(column not in pairs for pairs in misc):
-        raise UserError(f"{where}: no {column}= in MISC; --column is upos, xpos or a key of MISC")
-      if not conllu and not -len(columns) <= place < len(columns):
-        raise UserError(f"{where}: found {len(columns)} columns, expected a column {place}")
-      tags = (row.get(column) or [pairs[column] for pairs in misc]) if conllu else columns[place]
-      found.append((where, {"words": row["tokens"] if len(columns) > 1 else None, "tags": tags}))
-    return found
+    path = only_path(paths)
+    if file_format(path) == "conllu":
+      return _read_conllu(path, column)
+    return _read_conll(path, column)
 
-  def checked(row: dict) -> list[str]:
-    wrong = [
-      tag for tag in row["tags"] if isinstance(metric, EntityF1) and not _ENTITY_TAG.match(tag)
-    ]
-    if wrong:
-      raise ValueError(f"found the tag {wrong[0]!r}, expected O, or B-, I-, E- or S- and a type")
+  def check_tags(row: dict) -> list[str]:
+    if isinstance(metric, EntityF1):
+      for tag in row["tags"]:
+        if not _ENTITY_TAG.match(tag):
+          raise ValueError(f"found the tag {tag!r}, expected O, or B-, I-, E- or S- and a type")
     return row["tags"]
 
-  def prediction(given: Any, row: dict) -> list[str]:
-    given = (
-      given
-      if isinstance(given, dict)
-      else {"tags": given.split() if isinstance(given, str) else given}
-    )
-    if not isinstance(given["tags"], list) or not all(
-      isinstance(tag, str) for tag in given["tags"]
-    ):
-      raise ValueError(f"found {str(given['tags'])[:40]!r}, expected a list of tags")
-    if len(given["tags"]) != len(row["tags"]):
-      raise ValueError(
-        f"found {len(given['tags'])} tags, expected {len(row['tags'])}, one for each token"
-      )
-    for mine, theirs in zip(given.get("words") or (), row["words"] or ()):
-      if mine != theirs:
-        raise ValueError(f"found the token {mine!r}, expected {theirs!r}, as in the references")
-    return checked(given)
+  def parse(prediction: Any, row: dict) -> list[str]:
+    if isinstance(prediction, str):
+      prediction = prediction.split()
+    if not isinstance(prediction, dict):
+      prediction = {"tags": prediction}
+    tags = prediction["tags"]
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+      raise ValueError(f"found {str(tags)[:40]!r}, expected a list of tags")
+    if len(tags) != len(row["tags"]):
+      raise ValueError(f"found {len(tags)} tags, expected {len(row['tags'])}, one for each token")
+    for token, expected in zip(prediction.get("words") or (), row["words"] or ()):
+      if token != expected:
+        raise ValueError(f"found the token {token!r}, expected {expected!r}, as in the references")
+    return check_tags(prediction)
 
-  def given(path):
-    return (read([path]), {}) if form(path) in ("conll", "conllu") else predictions(path)
+  def read_predictions(path: str) -> Predictions:
+    if file_format(path) in ("conll", "conllu"):
+      return read([path]), {}
+    return predictions(path)
 
-  return Benchmark(metric, checked, prediction, read, given)
+  return Benchmark(metric, check_tags, parse, read, read_predictions)
+
+
+def _read_conllu(path: str, column: str) -> list[Row]:
+  """Return the words and tags of sentences in CoNLL-U: of a column, or of a key of MISC."""
+  sentences = []
+  for where, row in open_source(f"conllu:{path}").records("train"):
+    tags = row.get(column, [])
+    if column not in row:
+      for features in row.get("misc", ()):
+        pairs = dict(pair.split("=", 1) for pair in features.split("|") if "=" in pair)
+        if column not in pairs:
+          raise UserError(f"{where}: no {column}= in MISC; --column is upos, xpos or a key of MISC")
+        tags.append(pairs[column])
+    sentences.append((where, {"words": row["tokens"], "tags": tags}))
+  return sentences
+
+
+def _read_conll(path: str, column: str) -> list[Row]:
+  """Return the words and tags of sentences in CoNLL: of a column by its number, or of the last."""
+  index = int(column) if re.fullmatch(r"-?\d+", column) else -1
+  sentences = []
+  for where, row in open_source(f"conll:{path}").records("train"):
+    columns = [values for name, values in row.items() if name != "tokens"]
+    if not -len(columns) <= index < len(columns):
+      raise UserError(f"{where}: found {len(columns)} columns, expected a column {index}")
+    words = row["tokens"] if len(columns) > 1 else None
+    sentences.append((where, {"words": words, "tags": columns[index]}))
+  return sentences
 
 
 def _half(path: str) -> str:
@@ -439,24 +522,28 @@ def _half(path: str) -> str:
 
 
 def _level(row: dict) -> str | None:
-  return next(
-    (level for level in ("middle", "high") if str(row.get("example_id", "")).startswith(level)),
-    None,
-  )
+  """Return the school level of an example of RACE."""
+  for level in ("middle", "high"):
+    if str(row.get("example_id", "")).startswith(level):
+      return level
+  return None
+
+
+def evaluation_name(suite: str, name: str, task: Task, label: str) -> str:
+  """Return `glue/rte`, or `glue/mnli_matched` for one of a task's evaluations."""
+  suffix = f"_{label}" if len(task.evaluated) > 1 else ""
+  return f"{suite}/{name}{suffix}"
 
 
 def _suite(suite: str, tasks: dict[str, Task]) -> dict[str, Callable[..., Benchmark]]:
-  """Return the benchmarks of a suite by name: `glue/rte`, and `glue/mnli_matched` for one of a
-  task's evaluations."""
-  return {
-    f"{suite}/{name}" + f"_{label}" * (len(task.evaluated) > 1): {
-      "multirc": _multirc,
-      "record": _record,
-    }.get(name)
-    or _labels(task, split)
-    for name, task in tasks.items()
-    for label, split in task.evaluated.items()
-  }
+  """Return the benchmarks of a suite by name."""
+  builders = {"multirc": _multirc, "record": _record}
+  benchmarks = {}
+  for name, task in tasks.items():
+    for label, split in task.evaluated.items():
+      build = builders.get(name) or _labels(task, split)
+      benchmarks[evaluation_name(suite, name, task, label)] = build
+  return benchmarks
 
 
 BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
@@ -470,22 +557,22 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
   "race": _labels(choices.SUITE.tasks["race_high"], group=_level),
   "swag": _labels(choices.SUITE.tasks["swag"]),
   "codah": _labels(choices.SUITE.tasks["codah"]),
-  **dict.fromkeys(("arc", "openbookqa", "hellaswag", "mmlu"), _set(4)),
-  **dict.fromkeys(("piqa", "copa", "winograd"), _set(2)),
-  "siqa": _set(3, "1"),
-  "csqa": _set(5),
-  "winogrande": _set(2, "1"),
-  "boolq": _set(labels=Choices("False", "True")),
+  **dict.fromkeys(("arc", "openbookqa", "hellaswag", "mmlu"), _question_set(4)),
+  **dict.fromkeys(("piqa", "copa", "winograd"), _question_set(2)),
+  "siqa": _question_set(3, "1"),
+  "csqa": _question_set(5),
+  "winogrande": _question_set(2, "1"),
+  "boolq": _question_set(labels=Choices("False", "True")),
   "squad": lambda: texts("answers", _squad, partial=True),
   "squad_v2": _squad_v2,
   "xquad": _xquad,
   "mlqa": _mlqa,
   "nq": lambda: texts("answers"),
-  "webquestions": lambda: texts("answers", _of_suite(text.SUITE.tasks["web_questions"].files)),
+  "webquestions": lambda: texts("answers", _suite_reader(text.SUITE.tasks["web_questions"].files)),
   "triviaqa": lambda: texts("answers", normalization="triviaqa"),
-  "lambada": lambda: texts("last_word", _parallel),
-  **dict.fromkeys(("gsm8k", "svamp"), lambda: texts("final_number", wrong=True)),
+  "lambada": lambda: texts("last_word", _read_parallel),
+  **dict.fromkeys(("gsm8k", "svamp"), lambda: texts("final_number", invalid_is_wrong=True)),
   "pos": lambda column="upos": _tags(TagAccuracy(), str(column)),
   "ner": lambda column="NER": _tags(EntityF1(), str(column)),
-  **{name: functools.partial(texts, name, _parallel) for name in ("bleu", "chrf", "rouge")},
+  **{name: functools.partial(texts, name, _read_parallel) for name in ("bleu", "chrf", "rouge")},
 }

@@ -1,5 +1,4 @@
-"""Files of references and predictions as rows: JSON, JSON lines, TSV, CSV or plain lines,
-compressed or not."""
+"""Read files of references and predictions as rows: JSON, JSON lines, TSV, CSV or plain lines."""
 
 import csv
 import io
@@ -49,38 +48,40 @@ _JSON_BEGINS = re.compile(r'\{\s*"[^"]*"\s*:|\[\s*(?:\{\s*"|\[|"[^"]*"\s*,)')
 Row = tuple[str, Any]  # the place in the file, and a record or a plain value
 # by field, the id of each prediction; empty if there is one for each example, in order
 Ids = dict[str, list[str]]
-Given = tuple[list[Row], Ids]  # predictions and their ids
+Predictions = tuple[list[Row], Ids]  # predictions and their ids
 
 
-def form(path: str, text: str = "") -> str:
+def file_format(path: str, text: str = "") -> str:
   """Return the format of a file by its name, else by its beginning."""
   suffixes = [
-    end for end in pathlib.Path(path.lower()).suffixes if end not in (".gz", ".bz2", ".xz", ".zst")
+    suffix
+    for suffix in pathlib.Path(path.lower()).suffixes
+    if suffix not in (".gz", ".bz2", ".xz", ".zst")
   ]
   if suffixes and suffixes[-1] in _FORMS:
     return _FORMS[suffixes[-1]]
   text = text.strip()
-  first_line, _, more = text.partition("\n")
+  first_line, _, remainder = text.partition("\n")
   if first_line[:1] not in ("{", "["):
     return "lines"
-  if more and isinstance(_parsed(first_line), dict):
+  if remainder and isinstance(_parse_or_none(first_line), dict):
     return "jsonl"
   if suffixes[-1:] == [".json"]:
     return "json"
   try:
     json.loads(text)
   except json.JSONDecodeError as error:
-    if not more:
+    if not remainder:
       is_complete = error.msg == "Extra data"
       return "json" if _JSON_BEGINS.match(text) and not is_complete else "lines"
-    is_json = error.pos > len(first_line) and _parsed(first_line) is None
+    is_json = error.pos > len(first_line) and _parse_or_none(first_line) is None
     return "json" if is_json else "lines"
   except (ValueError, RecursionError):
     pass
   return "json"
 
 
-def _parsed(text: str) -> Any:
+def _parse_or_none(text: str) -> Any:
   """Return the value of a JSON text; None if it is none."""
   try:
     return json.loads(text)
@@ -88,9 +89,10 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> list[Row]:
-  """Return the rows of a file: a record for each object or line of a table, else a value; `{id:
-  value}` as records.
+def rows(path: str, header: Sequence[str] = (), known_columns: Sequence[str] = ()) -> list[Row]:
+  """Return the rows of a file: a record for each object or line of a table, else a value.
+
+  The entries of one object, `{id: value}`, are records too.
 
   Args:
     header: the columns of a table whose first line has none of the names in `known`.
@@ -105,26 +107,26 @@ def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> li
       f"{path}: {text.reason if isinstance(text, Skip) else 'empty'}, expected at least one example"
     )
   lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-  kind = form(path, text)
-  if kind == "jsonl":
+  format = file_format(path, text)
+  if format == "jsonl":
     return [
       (f"{path}:{n}", _json(line, f"{path}:{n}")) for n, line in enumerate(lines, 1) if line.strip()
     ]
-  if kind == "json":
-    found = _json(text, path)
-    if isinstance(found, dict) and isinstance(found.get("Data"), list):  # TriviaQA
-      found = found["Data"]
-    if isinstance(found, dict):
+  if format == "json":
+    content = _json(text, path)
+    if isinstance(content, dict) and isinstance(content.get("Data"), list):  # TriviaQA
+      content = content["Data"]
+    if isinstance(content, dict):
       return [
-        (f"{path}, id {key}", {"id": key, "prediction": value}) for key, value in found.items()
+        (f"{path}, id {key}", {"id": key, "prediction": value}) for key, value in content.items()
       ]
-    return [(f"{path}, element {n}", value) for n, value in enumerate(found)]
-  if kind == "lines":
+    return [(f"{path}, element {n}", value) for n, value in enumerate(content)]
+  if format == "lines":
     return [(f"{path}:{n}", line) for n, line in enumerate(lines, 1)]
-  cells = _cells(text, path) if kind == "csv" else [line.split("\t") for line in lines]
+  cells = _cells(text, path) if format == "csv" else [line.split("\t") for line in lines]
   names = [cell.strip() for cell in cells[0]]
-  out = []
-  if header and not {*names} & {*known}:
+  records = []
+  if header and not {*names} & {*known_columns}:
     names = list(header)
     cells = [[], *cells]
   for number, row in enumerate(cells[1:], 2 if len(cells) == len(lines) else 1):
@@ -132,61 +134,61 @@ def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> li
       raise UserError(
         f"{path}:{number}: found {len(row)} columns, expected {len(names)}: {', '.join(names)}"
       )
-    out += [(f"{path}:{number}", dict(zip(names, row)))] if any(row) else []
-  return out
+    records += [(f"{path}:{number}", dict(zip(names, row)))] if any(row) else []
+  return records
 
 
 def records(
-  path: str, header: Sequence[str] = (), known: Sequence[str] = ()
+  path: str, header: Sequence[str] = (), known_columns: Sequence[str] = ()
 ) -> list[tuple[str, dict]]:
   """Return the rows of a file of records; UserError for anything else."""
-  found = rows(path, header, known)
-  if other := [row for row in found if not isinstance(row[1], dict)]:
-    raise UserError(f"{other[0][0]}: found {str(other[0][1])[:40]!r}, expected named values")
-  return found
+  records = rows(path, header, known_columns)
+  if unnamed := [row for row in records if not isinstance(row[1], dict)]:
+    raise UserError(f"{unnamed[0][0]}: found {str(unnamed[0][1])[:40]!r}, expected named values")
+  return records
 
 
-def predictions(path: str) -> Given:
+def predictions(path: str) -> Predictions:
   """Return the predictions of a file.
 
   Raises:
     UserError: records have no prediction or several keys that could hold it, an id is missing, all
       ids stand twice, or there are no predictions.
   """
-  kind = form(path)
+  format = file_format(path)
   text = str(read_text(path))
   columns = []
-  if kind == "csv":
+  if format == "csv":
     columns = next(iter(_cells(text, path)), [])
-  elif kind == "tsv":
+  elif format == "tsv":
     columns = text.partition("\n")[0].split("\t")
   header = {1: ["prediction"], 2: ["id", "prediction"]}.get(len(columns), [])
-  known = [*IDS, *VALUES, *filter(_is_prediction, (column.strip() for column in columns))]
-  given = rows(path, header, known)
-  if not given:
+  known_columns = [*IDS, *VALUES, *filter(_is_prediction, (column.strip() for column in columns))]
+  records = rows(path, header, known_columns)
+  if not records:
     raise UserError(f"{path}: holds no predictions")
-  if not any(isinstance(row, dict) for _, row in given):
-    return given, {}
-  for place, row in given:
+  if not any(isinstance(row, dict) for _, row in records):
+    return records, {}
+  for place, row in records:
     if not isinstance(row, dict):
       raise UserError(f"{place}: no id, but other rows have one; expected one of {', '.join(IDS)}")
-  key = prediction_key(given)
-  for place, row in given:
+  key = prediction_key(records)
+  for place, row in records:
     if key not in row:
       raise UserError(
         f"{place}: found the keys {', '.join(row) or 'none'}, expected {key!r} as in the other rows"
       )
-  return [(place, row[key]) for place, row in given], _ids(given, key)
+  return [(place, row[key]) for place, row in records], _ids(records, key)
 
 
-def prediction_key(given: list[tuple[str, dict]]) -> str:
+def prediction_key(records: list[tuple[str, dict]]) -> str:
   """Return the key that holds the prediction in records.
 
   Raises:
     UserError: no key can hold it, or several can.
   """
-  keys = dict.fromkeys(key for _, row in given for key in row)
-  place, first = given[0]
+  keys = dict.fromkeys(key for _, row in records for key in row)
+  place, first = records[0]
   candidates = [key for key in keys if _is_prediction(key)] or [
     key for key in keys if key in VALUES
   ]
@@ -207,17 +209,15 @@ def prediction_key(given: list[tuple[str, dict]]) -> str:
 
 
 def _is_prediction(key: str) -> bool:
-  """Return whether a key says that it holds a prediction: `predicted_label`, `modelOutput`, but not
-  `pred_score`."""
-  words = (
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().replace("-", "_").replace(" ", "_").split("_")
-  )
+  """Return whether a key names a prediction: `predicted_label` does, `pred_score` does not."""
+  separated = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
+  words = re.split(r"[-_ ]", separated)
   if words[0] == "model" and len(words) == 2:
     return words[1] in _MODEL_WORDS
   return not _PREDICTION_WORDS.isdisjoint(words) and _ABOUT_WORDS.isdisjoint(words)
 
 
-def _ids(given: list[tuple[str, dict]], key: str) -> Ids:
+def _ids(records: list[tuple[str, dict]], key: str) -> Ids:
   """Return the ids of records by the fields that have one, and another, in each; `key` holds the
   prediction.
 
@@ -227,11 +227,11 @@ def _ids(given: list[tuple[str, dict]], key: str) -> Ids:
   ids: Ids = {}
   problems = []
   for field in IDS:
-    if field == key or all(row.get(field) is None for _, row in given):
+    if field == key or all(row.get(field) is None for _, row in records):
       continue
     places: dict[str, str] = {}
     problem = None
-    for place, row in given:
+    for place, row in records:
       name = name_of(row.get(field))
       if row.get(field) is None:
         problem = f"{place}: no id, but other rows have one; expected {field!r}"
@@ -270,13 +270,15 @@ def _cells(text: str, path: str) -> list[list[str]]:
 
 
 def _json(text: str, where: str) -> Any:
-  def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-      twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-      raise UserError(f"{where}: the key {twice!r} stands twice in one JSON object, expected once")
-    return found
+  def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    for key, value in pairs:
+      if key in mapping:
+        raise UserError(f"{where}: the key {key!r} stands twice in one JSON object, expected once")
+      mapping[key] = value
+    return mapping
 
   try:
-    return json.loads(text, object_pairs_hook=unique)
+    return json.loads(text, object_pairs_hook=build_object)
   except (json.JSONDecodeError, RecursionError) as error:
     raise UserError(f"{where}: broken JSON: {error}") from None
