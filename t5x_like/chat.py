@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
       default=0.7,
       help="draw from logits divided by this (default: %(default)s)",
     ),
-    *flags.of(_SAMPLING_FLAGS),
+    *flags.build_flags(_SAMPLING_FLAGS),
     flag("--max_new_tokens", type=_token_count, metavar="N", help="the most tokens of an answer"),
     flag(
       "--context",
@@ -123,7 +123,7 @@ def _open_talk(args):
   for name in names:
     if getattr(args, name) is not None:
       options[name] = getattr(args, name)
-  model = library.opened(args.workdir, None, (), args.step, batch_size=1)
+  model = library.open_model(args.workdir, None, (), args.step, batch_size=1)
   compile_cache.enable(f"hf://{args.workdir}" if hub.is_hub_name(args.workdir) else args.workdir)
   return model.talk(template=args.template, context=args.context, seed=args.seed, **options)
 

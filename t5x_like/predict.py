@@ -127,7 +127,7 @@ def main(argv: list[str]) -> None:
       default=32,
       help="rows in a batch (default: %(default)s)",
     ),
-    *flags.of(name for name, *_ in flags.GENERATION),
+    *flags.build_flags(name for name, *_ in flags.GENERATION_FLAGS),
     config_required=False,
   )
   import jax
@@ -146,7 +146,7 @@ def main(argv: list[str]) -> None:
   with contextlib.redirect_stdout(sys.stderr if output and output.to_stdout else sys.stdout):
     answers = _answer_inputs(args, overrides)
   if output:
-    output.write(texts.lines(answers))
+    output.write(texts.to_json_lines(answers))
     warning = output.describe_escapes()
     if warning:
       print(warning, file=sys.stderr)
@@ -158,13 +158,13 @@ def _answer_inputs(args, overrides: list[str]) -> list[dict[str, Any]]:
   from t5x_like.library import model as library
   from t5x_like.runtime import process
 
-  model = library.opened(args.workdir, args.config, overrides, args.step, args.batch_size)
+  model = library.open_model(args.workdir, args.config, overrides, args.step, args.batch_size)
   choices = _read_choices(model, args.texts)
   inputs = model.read(args.input, args.text_field)
   valid_inputs = [text for text in inputs if text is not None]
   template = _select_template(model, valid_inputs, args)
   options = {}
-  for name, *_ in flags.GENERATION:
+  for name, *_ in flags.GENERATION_FLAGS:
     if getattr(args, name) is not None:
       options[name] = getattr(args, name)
   if args.embed:
@@ -180,8 +180,8 @@ def _answer_inputs(args, overrides: list[str]) -> list[dict[str, Any]]:
   settings = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
   if settings and not args.embed:
     process.log(f"settings of the model, where no flag excludes them: {', '.join(settings)}")
-  answers = texts.answered(inputs, answers)
-  skipped = images.told(answers, unit)
+  answers = texts.insert_blank_errors(inputs, answers)
+  skipped = images.summarize_skipped(answers, unit)
   if skipped:
     process.log(f"{skipped}; `error` in the output says which")
   return answers
@@ -205,7 +205,7 @@ def _read_choices(model, path: str | None) -> list[str] | None:
     raise UserError(f"--texts={path}: the model is no model of images and texts, expected none")
   if not takes_texts:
     return None
-  return [text for text in texts.read(path, flag="--texts") if text is not None]
+  return [text for text in texts.read_texts(path, flag="--texts") if text is not None]
 
 
 def _select_template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:

@@ -128,7 +128,7 @@ def test_greedy_is_that_of_each_prompt_alone(decoder, ask):
     assert answer["score"] == pytest.approx(log_probability(model, prompt, ids), abs=1e-3)
   assert len({answer["prediction"] for answer in answers}) == len(PROMPTS)
   assert ask(decoder, PROMPTS, f"--max_new_tokens={NEW}", "--batch_size=3", "--top_k=1") == answers
-  assert strategies.choose(beams=1) == strategies.choose() == strategies.Greedy()
+  assert strategies.choose_strategy(beams=1) == strategies.choose_strategy() == strategies.Greedy()
 
 
 def test_beams_are_those_of_the_search(decoder, ask):
@@ -428,7 +428,7 @@ def test_families_with_ways_of_their_own(recipe, length):
   model = parts.model
   task = tasks.build(split="validation", **config.task.to_dict())
   features = {name: list(feature.shape) for name, feature in task.features.items()}
-  answers = predictors.predictor(model, task.vocabulary, features, {})
+  answers = predictors.build_predictor(model, task.vocabulary, features, {})
 
   def run(function, ids, extras, padded):
     assert padded(len(ids[0])) == length

@@ -25,7 +25,7 @@ from t5x_like.objectives import inverse_cloze, marginal_likelihood
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
-from t5x_like.retrieval import nearest
+from t5x_like.retrieval import find_nearest
 from t5x_like.training import retrieval as steps_of_retrieval
 from t5x_like.training.state import TrainState
 from tests.runs import alone, assert_same_bits, restored
@@ -51,7 +51,9 @@ def test_the_nearest_are_those_of_numpy_on_any_mesh(shape):
   barred_B = np.array([-1, 0, 1, 2, 3, 4, 18], np.int32)
   split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   given = query_BP, *(jax.device_put(x, split) for x in (index_NP, tokens_NL)), barred_B
-  number_Bk, score_Bk, found_BkL = jax.jit(lambda *x: nearest(mesh, *x, k=k, number=number))(*given)
+  number_Bk, score_Bk, found_BkL = jax.jit(lambda *x: find_nearest(mesh, *x, k=k, number=number))(
+    *given
+  )
   for b in range(7):
     score_N = index_NP[:number] @ query_BP[b]
     order = [n for n in np.argsort(-score_N, kind="stable") if n != barred_B[b]][:k]
@@ -88,26 +90,26 @@ def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   arrays = params.arrays(model)
   found = {}
   for search, parts in (("device", 1), ("device", 2), ("faiss", 2)):
-    shelf = retrieval.shelf(search, model, rules, held, 4, parts)
-    index = retrieval.index(shelf, arrays)
-    found[search, parts] = jax.device_get(shelf.filled(arrays, index, asked))
+    searcher = retrieval.open_search(search, model, rules, held, 4, parts)
+    index = retrieval.build_index(searcher, arrays)
+    found[search, parts] = jax.device_get(searcher.add_nearest(arrays, index, asked))
     passages = found[search, parts]["passages"]
-    assert shelf.parts == parts and 0 not in passages[1] and 10 not in passages[2]
+    assert searcher.parts == parts and 0 not in passages[1] and 10 not in passages[2]
   for name in ("passages", "passage_tokens"):
     for one in found.values():
       np.testing.assert_array_equal(one[name], found["device", 1][name])
 
 
 class Counted:
-  """A shelf whose index lists the retriever's number at each of its parts."""
+  """A search whose index lists the retriever's number at each of its parts."""
 
   parts = 2
-  empty = list
+  empty_index = list
 
   def __init__(self):
     self.made = []
 
-  def part(self, retriever_of, arrays, index, number):
+  def embed_part(self, retriever_of, arrays, index, number):
     self.made.append(number)
     assert number == len(index)
     return [*index, arrays["reference/retriever/x"]]
@@ -131,13 +133,13 @@ def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
     return {n: arrays[n.removeprefix("reference/")] for n in arrays if n.startswith("ref")}
 
   vars(steps).update(
-    _every=3, _beside=True, _index=None, _next=(0, None, 0), _copied=copied, _shelf=Counted()
+    _every=3, _beside=True, _index=None, _next=(0, None, 0), _copied=copied, _search=Counted()
   )
   for step in range(begin, 12):
-    steps._shelf.made = []
+    steps._search.made = []
     steps._refreshed(state(step), step)
     assert steps._index == (step - step % 3, [max(0, step - step % 3 - 3)] * 2), step
-    assert len(steps._shelf.made) <= (4 if step == begin else 1), "no step waits but the first"
+    assert len(steps._search.made) <= (4 if step == begin else 1), "no step waits but the first"
 
 
 def test_faiss_that_is_not_installed_is_one_line(monkeypatch):
@@ -145,7 +147,7 @@ def test_faiss_that_is_not_installed_is_one_line(monkeypatch):
   with pytest.raises(
     UserError, match="config.objective.search: faiss is not installed; pip install 't5x-like"
   ):
-    retrieval.shelf("faiss", None, None, None, 4)
+    retrieval.open_search("faiss", None, None, None, 4)
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
   options = {
     field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)
   }
-  opened = library.opened(args.workdir, None, (), None, args.batch_size)
+  opened = library.open_model(args.workdir, None, (), None, args.batch_size)
   print(questions.describe_template(opened, args.template), flush=True)
   asker = questions.Asker(opened, questions.Options(**options), examples)
   results = {}

@@ -89,7 +89,7 @@ def model_class() -> type:
       return scored
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-      score = self._prompts.likelihood.rolling
+      score = self._prompts.likelihood.rolling_log_probability
       start = self.prefix_token_id
       return [score(self.tok_encode(request.args[0]), start) for request in requests]
 
@@ -123,7 +123,7 @@ def model_class() -> type:
       new = options["max_gen_toks"]
       stops = Stops(tuple(filter(None, options["until"])))
       return self._prompts.generate(
-        contexts, new, strategies.choose(**flags), more=True, stops=stops
+        contexts, new, strategies.choose_strategy(**flags), more=True, stops=stops
       )[0]
 
   return Model

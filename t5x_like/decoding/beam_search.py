@@ -2,7 +2,7 @@
 
 Finished sequences are ranked by `log probability / penalty(length)`; the length counts new tokens,
 including the end token. Two rules decide which sequences are finished and when to stop:
-`Attainable` (T5X) and `Transformers` (the transformers library).
+`AttainableScore` (T5X) and `TransformersRule` (the transformers library).
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from t5x_like.decoding.generate import Batch, begin, of_memory, parts
-from t5x_like.decoding.sampling import Step, Transform, apply, greatest, is_in
+from t5x_like.decoding.generate import Batch, is_encoder_memory, prefill, split_state
+from t5x_like.decoding.sampling import DecodingStep, Transform, apply_transforms, is_in, row_maximum
 from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 from t5x_like.parallel.constrain import constrain
@@ -53,7 +53,7 @@ class NoPenalty:
 
 
 @dataclasses.dataclass(frozen=True)
-class Attainable:
+class AttainableScore:
   """T5X's rule: exact for any penalty that is monotone in the length.
 
   Every candidate that ends may finish. A row is done when its worst finished sequence beats the
@@ -61,12 +61,12 @@ class Attainable:
   unfinished; it is returned only if no sequence has finished.
   """
 
-  def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
+  def finishing_candidates(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
     """Return bool [B, C], True for candidates (best first) that finish. `last` tells whether this
     is the last step."""
     return ended_BC
 
-  def continuing(
+  def continuing_rows(
     self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty
   ) -> jax.Array:
     """Return which rows continue, bool [B], from their best running log-probability and finished
@@ -75,7 +75,7 @@ class Attainable:
 
 
 @dataclasses.dataclass(frozen=True)
-class Transformers(Attainable):
+class TransformersRule(AttainableScore):
   """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for
   token.
 
@@ -89,14 +89,14 @@ class Transformers(Attainable):
 
   early_stopping: bool | Literal["never"] = False
 
-  def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
+  def finishing_candidates(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
     return (ended_BC | last) & (jnp.arange(ended_BC.shape[1]) < beams)
 
-  def continuing(
+  def continuing_rows(
     self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty
   ) -> jax.Array:
     if self.early_stopping == "never":
-      return super().continuing(best_B, done_BK, length, max_length, penalty)
+      return super().continuing_rows(best_B, done_BK, length, max_length, penalty)
     worst_B = jnp.min(done_BK, axis=1)
     hopeful_B = best_B / penalty(length) > worst_B
     return hopeful_B & jnp.isneginf(worst_B) if self.early_stopping else hopeful_B
@@ -109,7 +109,7 @@ def beam_search(
   max_length: int,
   beams: int,
   length_penalty: Penalty | None = GnmtPenalty(0.6),
-  rule: Attainable = Attainable(),
+  rule: AttainableScore = AttainableScore(),
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
   stop: StopStrings | None = None,
@@ -123,7 +123,7 @@ def beam_search(
     model, batch, max_length, eos, stop: as for `generate.generate`.
     beams: K, the number of sequences kept at every step and returned.
     length_penalty: `GnmtPenalty(alpha)`, `PowerPenalty(power)` or None.
-    rule: `Attainable()` or `Transformers(early_stopping)`.
+    rule: `AttainableScore()` or `TransformersRule(early_stopping)`.
     transforms: applied to the log-probabilities of the next token; see `sampling`.
   Returns:
     (int32 [B, K, max_length] new tokens as from `greedy`, float32 [B, K] scores: their penalised
@@ -137,8 +137,8 @@ def beam_search(
   L = max_length
   V = model.variant.vocab_size
   penalty = NoPenalty() if length_penalty is None else length_penalty
-  start = begin(model, batch, max_length, eos)
-  changing, join = parts(
+  start = prefill(model, batch, max_length, eos)
+  changing, join = split_state(
     jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state)
   )
   B = start.last_B1.shape[0]
@@ -152,8 +152,8 @@ def beam_search(
   def step(carry):
     changing, last_BK, running, running_BK, done, done_BK, open_B, index = carry
     logits_MV, state = start.next_logits(last_BK.reshape(B * K, 1), join(changing), index)
-    progress = Step(index, L, start.eos, start.prompt_BP, running)
-    scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), progress)
+    progress = DecodingStep(index, L, start.eos, start.prompt_BP, running)
+    scores_MV = apply_transforms(transforms, jax.nn.log_softmax(logits_MV, axis=-1), progress)
     scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
     best_BC, at_BC = _best(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
     parent_BC = at_BC // V
@@ -166,7 +166,7 @@ def beam_search(
     if stop is not None:
       ended_BC |= stop(candidates.reshape(B * C, L), index).reshape(B, C)
 
-    finishing_BC = rule.finishing(ended_BC, K, index == L - 1) & open_B[:, None]
+    finishing_BC = rule.finishing_candidates(ended_BC, K, index == L - 1) & open_B[:, None]
     finished_BC = jnp.where(finishing_BC, best_BC / penalty(length), -jnp.inf)
     done_BK, kept_BK = _best(jnp.concatenate([done_BK, finished_BC], axis=1), K)
     done = _pick(jnp.concatenate([done, candidates], axis=1), kept_BK)
@@ -174,8 +174,8 @@ def beam_search(
     running_BK, kept_BK = _best(jnp.where(ended_BC, -jnp.inf, best_BC), K)
     running, last_BK, parent_BK = (_pick(x, kept_BK) for x in (candidates, token_BC, parent_BC))
     state = jax.tree_util.tree_map_with_path(lambda path, x: _follow(path, x, parent_BK), state)
-    open_B = open_B & rule.continuing(running_BK[:, 0], done_BK, length, L, penalty)
-    return parts(state)[0], last_BK, running, running_BK, done, done_BK, open_B, index + 1
+    open_B = open_B & rule.continuing_rows(running_BK[:, 0], done_BK, length, L, penalty)
+    return split_state(state)[0], last_BK, running, running_BK, done, done_BK, open_B, index + 1
 
   empty = constrain(jnp.full((B, K, L), start.pad, jnp.int32), "batch", None, None)
   nothing_BK = constrain(jnp.full((B, K), -jnp.inf, jnp.float32), "batch", None)
@@ -192,13 +192,13 @@ def beam_search(
 
 
 def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-  """Do the work of `jax.lax.top_k` in `count` passes of `greatest`: [B, count] values and indices.
+  """Do the work of `jax.lax.top_k` in `count` passes of `row_maximum`: [B, count] values and indices.
 
   The passes stay sharded by rows; the operand of a top-k would be gathered on every device.
   """
 
   def take(scores_BC, _):
-    value_B, at_B = greatest(scores_BC)
+    value_B, at_B = row_maximum(scores_BC)
     taken_BC = jnp.arange(scores_BC.shape[1]) == at_B[:, None]
     return jnp.where(taken_BC, -jnp.inf, scores_BC), (value_B, at_B)
 
@@ -231,7 +231,7 @@ def _spread(path, x: jax.Array, beams: int) -> jax.Array:
 def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
   """Replace each beam of a `DecodeState`'s leaf by its parent; beams differ only in the decoder's
   own cache."""
-  if path[0].name != "cache" or of_memory(path):
+  if path[0].name != "cache" or is_encoder_memory(path):
     return x
   axis = _batch_axis(path)
   shape = x.shape

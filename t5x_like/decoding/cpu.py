@@ -22,19 +22,19 @@ from t5x_like.parallel.constrain import platform, ways
 _FEW = 64  # rows: transposing up to this many costs less than reading a kernel
 
 
-def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
+def prepare_for_loop(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
   """Return the module for a loop that reads its kernels at every step.
 
   Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and
   kernels split over devices; quantised layers stay as they are. In float32, the layers that a
-  module lists in `SHARED_INPUT` become one `Joined`; XLA on CPU reads small kernels of bfloat16 faster.
+  module lists in `SHARED_INPUT` become one `FusedLinear`; XLA on CPU reads small kernels of bfloat16 faster.
   """
 
   def held(_, linear: Linear) -> Linear:
     if type(linear) is not Linear or linear.multiply is not matmul:
       return linear
     kernel = linear.kernel
-    if kernel[...].ndim == 2 and reads_first(kernel.axes):
+    if kernel[...].ndim == 2 and is_left_factor(kernel.axes):
       return KernelFirst(linear, dtype)
     cast = copy.copy(linear)
     cast.kernel = nnx.Param(kernel[...].astype(dtype), axes=kernel.axes, unit=kernel.unit)
@@ -45,13 +45,13 @@ def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
     layers = [getattr(part, name) for name in getattr(part, "SHARED_INPUT", ())]
     if layers and all(isinstance(layer, KernelFirst) for layer in layers):
       for name, joined in zip(
-        part.SHARED_INPUT, [Joined(layers), *(InJoined() for _ in layers[1:])], strict=True
+        part.SHARED_INPUT, [FusedLinear(layers), *(FusedInto() for _ in layers[1:])], strict=True
       ):
         setattr(part, name, joined)
   return made
 
 
-def reads_first(axes: params.Axes) -> bool:
+def is_left_factor(axes: params.Axes) -> bool:
   """Return whether a kernel with these logical axes is read fastest as the left factor: on CPU,
   whole on its device."""
   return platform() == "cpu" and all(ways(axis) == 1 for axis in axes if axis is not None)
@@ -72,7 +72,7 @@ class KernelFirst(Linear):
     return self.finish_product(kernel_first(self.kernel[...], x, x.dtype), x)
 
 
-class Joined(nnx.Module):
+class FusedLinear(nnx.Module):
   """Several `KernelFirst` layers fused into one product; replaces the first of them."""
 
   def __init__(self, layers: Sequence[KernelFirst]):
@@ -93,8 +93,8 @@ class Joined(nnx.Module):
     ]
 
 
-class InJoined(nnx.Module):
-  """Placeholder for a layer fused into `Joined`."""
+class FusedInto(nnx.Module):
+  """Placeholder for a layer fused into a `FusedLinear`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t5x_like.decoding.sampling import Step, Transform, apply, greatest, is_in
+from t5x_like.decoding.sampling import DecodingStep, Transform, apply_transforms, is_in, row_maximum
 from t5x_like.decoding.stops import StopStrings
-from t5x_like.decoding.unrolled import for_decoding
+from t5x_like.decoding.unrolled import prepare_for_decoding
 from t5x_like.errors import UserError
 from t5x_like.nn.decode import DecodeState
 from t5x_like.parallel.constrain import constrain
@@ -34,7 +34,7 @@ def greedy(
   """Take the most likely next token until every row has ended.
 
   Args:
-    model: a decoder or an encoder-decoder; applying `unrolled.for_decoding` beforehand saves work
+    model: a decoder or an encoder-decoder; applying `unrolled.prepare_for_decoding` beforehand saves work
       in every call.
     batch: the features that its `prompt` and `start_decoding` read. Prompts may be padded on either
       side; a row of padding alone generates nothing.
@@ -47,7 +47,9 @@ def greedy(
   Raises:
     UserError: `max_length` or an id of `eos` is out of range.
   """
-  return generate(model, batch, likeliest, max_length=max_length, transforms=transforms, eos=eos)[0]
+  return generate(
+    model, batch, choose_likeliest, max_length=max_length, transforms=transforms, eos=eos
+  )[0]
 
 
 def sample(
@@ -74,18 +76,18 @@ def sample(
   rows_B = jnp.arange(model.prompt(batch)[0].shape[0])
   keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
   return generate(
-    model, batch, drawn(keys_B), max_length=max_length, transforms=transforms, eos=eos
+    model, batch, choose_by_keys(keys_B), max_length=max_length, transforms=transforms, eos=eos
   )[0]
 
 
-Choose = Callable[[jax.Array, Step], jax.Array]
+TokenChoice = Callable[[jax.Array, DecodingStep], jax.Array]
 
 
-def likeliest(scores_BV: jax.Array, step: Step) -> jax.Array:
-  return greatest(scores_BV)[1]
+def choose_likeliest(scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
+  return row_maximum(scores_BV)[1]
 
 
-def drawn(keys_B: jax.Array) -> Choose:
+def choose_by_keys(keys_B: jax.Array) -> TokenChoice:
   """Return a choice that draws each row's token with its key, folded with the step."""
 
   def choose(scores_BV, step):
@@ -98,7 +100,7 @@ def drawn(keys_B: jax.Array) -> Choose:
 def generate(
   model,
   batch: Batch,
-  choose: Choose,
+  choose: TokenChoice,
   *,
   max_length: int,
   transforms: Sequence[Transform] = (),
@@ -108,15 +110,15 @@ def generate(
   """Generate token by token, each chosen from the transformed logits.
 
   Args:
-    choose: `(scores_BV, step) -> int [B]`, `likeliest` or `drawn(keys)`.
+    choose: `(scores_BV, step) -> int [B]`, `choose_likeliest` or `choose_by_keys(keys)`.
     stop: strings whose completion ends a row, as `eos` does.
     model, batch, max_length, transforms, eos: as for `greedy`.
   Returns:
     (int32 [B, max_length] as `greedy`, float32 [B, max_length] log-probabilities of the new tokens,
     including the end token, under the model itself, before any transform; 0 after the end).
   """
-  start = begin(model, batch, max_length, eos)
-  changing, join = parts(start.state)
+  start = prefill(model, batch, max_length, eos)
+  changing, join = split_state(start.state)
 
   def more(carry):
     *_, ended_B, index = carry
@@ -125,8 +127,8 @@ def generate(
   def advance(carry):
     tokens_BT, log_p_BT, last_B1, changing, ended_B, index = carry
     logits_BV, state = start.next_logits(last_B1, join(changing), index)
-    step = Step(index, max_length, start.eos, start.prompt_BP, tokens_BT)
-    chosen_B = choose(apply(transforms, logits_BV, step), step).astype(jnp.int32)
+    step = DecodingStep(index, max_length, start.eos, start.prompt_BP, tokens_BT)
+    chosen_B = choose(apply_transforms(transforms, logits_BV, step), step).astype(jnp.int32)
     log_p_B1 = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)
     log_p_B1 = constrain(jnp.where(ended_B[:, None], 0.0, log_p_B1), "batch", None)
     next_B = jnp.where(ended_B, start.pad, chosen_B)
@@ -135,7 +137,7 @@ def generate(
     log_p_BT = jax.lax.dynamic_update_slice(log_p_BT, log_p_B1, (0, index))
     ended_B |= is_in(next_B, start.eos)
     ended_B = ended_B if stop is None else ended_B | stop(tokens_BT, index)
-    return tokens_BT, log_p_BT, next_B1, parts(state)[0], ended_B, index + 1
+    return tokens_BT, log_p_BT, next_B1, split_state(state)[0], ended_B, index + 1
 
   B = start.last_B1.shape[0]
   tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
@@ -148,7 +150,7 @@ def generate(
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class PrefilledModel:
   """A model that has read its prompt.
 
   The last token of a longer prompt is fed twice: with the prompt, for its keys and values, and in
@@ -156,12 +158,12 @@ class Start:
   never computed, and prompts of any length continue with the same step.
 
   Attributes:
-    model: the model prepared for the loop over steps; see `unrolled.for_decoding`.
+    model: the model prepared for the loop over steps; see `unrolled.prepare_for_decoding`.
     state: the cache, with the prompt in it.
     prompt_BP: int32, the prompts, each at the end of its row without padding between; -1 before it.
     last_B1: int32, the last token of each prompt.
     alive_B: bool, rows that have any input.
-    remembered: whether `last_B1` is already in the cache.
+    is_prompt_cached: whether `last_B1` is already in the cache.
     pad, eos: the id after the end of a row, and the ids that end it.
   """
 
@@ -170,13 +172,13 @@ class Start:
   prompt_BP: jax.Array
   last_B1: jax.Array
   alive_B: jax.Array
-  remembered: bool
+  is_prompt_cached: bool
   pad: int
   eos: tuple[int, ...]
 
   def next_logits(self, last_B1: jax.Array, state: DecodeState, index: jax.Array):
     """Return (float32 [B, V] logits of the token after `last_B1`, state)."""
-    if not self.remembered:
+    if not self.is_prompt_cached:
       logits_B1V, state = self.model.decode(last_B1, state)
       return logits_B1V[:, 0], state
     first = index == 0
@@ -188,13 +190,13 @@ class Start:
 
 
 jax.tree_util.register_dataclass(
-  Start,
+  PrefilledModel,
   data_fields=["model", "state", "prompt_BP", "last_B1", "alive_B"],
-  meta_fields=["remembered", "pad", "eos"],
+  meta_fields=["is_prompt_cached", "pad", "eos"],
 )
 
 
-def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
+def prefill(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> PrefilledModel:
   """Read the whole prompt in one call; raise UserError if `max_length` or an id of `eos` is out of
   range."""
   tokens = model.variant.tokens
@@ -204,15 +206,15 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
     raise UserError(f"max_length: found {max_length}, expected at least 1")
   if wrong := [id for id in eos if not 0 <= id < V]:
     raise UserError(f"eos: found {wrong[0]}, expected ids of the vocabulary, 0 to {V - 1}")
-  model = for_decoding(model)
+  model = prepare_for_decoding(model)
   prompt_BP, valid_BP = model.prompt(batch)
   P = prompt_BP.shape[1]
-  remembered = P > 1
-  state = model.start_decoding(batch, max_length + (P if remembered else 0))
+  is_prompt_cached = P > 1
+  state = model.start_decoding(batch, max_length + (P if is_prompt_cached else 0))
   alive_B = jnp.any(valid_BP, axis=1)
   if state.memory_valid is not None:
     alive_B = alive_B & jnp.any(state.memory_valid, axis=1)
-  if remembered:
+  if is_prompt_cached:
     prefix_BP = batch["decoder_causal_attention"] > 0 if state.prefix is not None else None
     _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
   at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
@@ -221,10 +223,14 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
   # stable; unused is free
   prompt_BP = jax.lax.sort((valid_BP.astype(jnp.int32), ids_BP), dimension=1, num_keys=1)[1]
   prompt_BP, last_B1 = (constrain(x, "batch", None) for x in (prompt_BP, last_B1))
-  return Start(model, state, prompt_BP, last_B1, alive_B, remembered, tokens.pad or 0, eos)
+  return PrefilledModel(
+    model, state, prompt_BP, last_B1, alive_B, is_prompt_cached, tokens.pad or 0, eos
+  )
 
 
-def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
+def split_state(
+  state: DecodeState,
+) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
   """Return the leaves of a state that steps change, and a function that rejoins them with the
   others.
 
@@ -232,16 +238,18 @@ def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array
   are neither copied from step to step nor reordered with the beams.
   """
   leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
-  changing = [leaf for path, leaf in leaves if not of_memory(path)]
+  changing = [leaf for path, leaf in leaves if not is_encoder_memory(path)]
 
   def join(changing):
     rest = iter(changing)
-    return treedef.unflatten([leaf if of_memory(path) else next(rest) for path, leaf in leaves])
+    return treedef.unflatten(
+      [leaf if is_encoder_memory(path) else next(rest) for path, leaf in leaves]
+    )
 
   return changing, join
 
 
-def of_memory(path) -> bool:
+def is_encoder_memory(path) -> bool:
   """Return whether a leaf of a `DecodeState` belongs to the encoder's output."""
   names = (str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
   return any(name.startswith(("cross_attention", "memory_")) for name in names)

@@ -6,13 +6,13 @@ from t5x_like.decoding.penalties import NoRepeatNgrams, RepetitionPenalty
 from t5x_like.decoding.sampling import MinLength, MinP, Temperature, TopK, TopP, Transform, Typical
 from t5x_like.errors import UserError, did_you_mean
 
-Maker = Callable[[float], Transform]
-PENALTIES: dict[str, Maker] = {
+TransformFactory = Callable[[float], Transform]
+PENALTIES: dict[str, TransformFactory] = {
   "repetition_penalty": RepetitionPenalty,
   "no_repeat_ngram_size": NoRepeatNgrams,
   "min_new_tokens": MinLength,
 }  # for every kind of generation, in the order of application
-FILTERS: dict[str, Maker] = {
+FILTERS: dict[str, TransformFactory] = {
   "temperature": Temperature,
   "top_k": TopK,
   "top_p": TopP,
@@ -21,8 +21,10 @@ FILTERS: dict[str, Maker] = {
 }  # for draws, in the order of application, after penalties
 
 
-def transforms(
-  given: Mapping[str, float], where: str = "--", makers: Mapping[str, Maker] | None = None
+def build_transforms(
+  given: Mapping[str, float],
+  where: str = "--",
+  makers: Mapping[str, TransformFactory] | None = None,
 ) -> tuple[Transform, ...]:
   """Return the transforms of names and values, in their order of application.
 
@@ -44,7 +46,7 @@ def transforms(
   )
 
 
-def _made(name: str, maker: Maker, value: float) -> Transform:
+def _made(name: str, maker: TransformFactory, value: float) -> Transform:
   if isinstance(value, bool) or not isinstance(value, int | float):
     raise UserError(f"{name}: found {value!r:.80}, expected a number")
   try:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.decoding.sampling import Step
+from t5x_like.decoding.sampling import DecodingStep
 from t5x_like.errors import UserError
 
 
@@ -36,7 +36,7 @@ class RepetitionPenalty:
         f"RepetitionPenalty: found {self.value}, expected a number above 0; 1 changes nothing"
       )
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     penalised_BV = jnp.where(scores_BV < 0, scores_BV * self.value, scores_BV / self.value)
     return jnp.where(_among(step.history(), scores_BV.shape[-1]), penalised_BV, scores_BV)
 
@@ -54,11 +54,11 @@ class NoRepeatNgrams:
         f"NoRepeatNgrams: found {self.n}, expected a whole number from 1; leave it out to allow all"
       )
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     history_BH = step.history()
     m = self.n - 1
     before_BH = jnp.pad(history_BH, ((0, 0), (m, 0)), constant_values=-1)
-    last_Bm = step.last(m)
+    last_Bm = step.last_tokens(m)
     repeated_BH = jnp.ones_like(history_BH, bool)
     for place in range(m):
       token_B1 = last_Bm[:, place : place + 1]
@@ -81,7 +81,7 @@ class BannedWords:
     if not all(self.sequences):
       raise UserError("BannedWords: found an empty sequence, expected ids in each")
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     by_length = collections.defaultdict(list)
     banned = []
     for sequence in self.sequences:
@@ -89,7 +89,7 @@ class BannedWords:
         by_length[len(sequence)].append(sequence)
     for length, sequences in by_length.items():
       words_NL = np.asarray(sequences, np.int32)
-      last_B1m = step.last(length - 1)[:, None]
+      last_B1m = step.last_tokens(length - 1)[:, None]
       banned.append(jnp.where(jnp.all(last_B1m == words_NL[:, :-1], axis=-1), words_NL[:, -1], -1))
     if not banned:
       return scores_BV

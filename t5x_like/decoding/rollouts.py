@@ -15,12 +15,14 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from t5x_like.decoding.generate import Batch, Choose, generate
+from t5x_like.decoding.generate import Batch, TokenChoice, generate
 from t5x_like.decoding.sampling import is_in
 from t5x_like.parallel.constrain import constrain
 
 
-def rollout(model, rows: Batch, choose: Choose, *, new_tokens: int, ends: Sequence[int]) -> Batch:
+def rollout(
+  model, rows: Batch, choose: TokenChoice, *, new_tokens: int, ends: Sequence[int]
+) -> Batch:
   """Complete the prompts of some rows.
 
   Args:

@@ -16,14 +16,14 @@ from t5x_like.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class DecodingStep:
   """The progress of a generation.
 
   Attributes:
     index: int32 scalar, the number of tokens generated so far.
     max_length: maximal number of generated tokens.
     eos: the ids that end a row.
-    prompt_BP: int32, as in `generate.Start`.
+    prompt_BP: int32, as in `generate.PrefilledModel`.
     tokens: int32 [B, max_length] or, of beams, [B, K, max_length]; those from place `index` on are
       not made yet.
   """
@@ -46,7 +46,7 @@ class Step:
     made_BT = jnp.where(jnp.arange(self.max_length) < self.index, tokens_BT, -1)
     return jnp.concatenate([prompt_BP, made_BT], axis=1)
 
-  def last(self, count: int) -> jax.Array:
+  def last_tokens(self, count: int) -> jax.Array:
     """Return int32 [rows, count], the last tokens of the history; -1 where it is shorter."""
     history_BH = jnp.pad(self.history(), ((0, 0), (count, 0)), constant_values=-1)
     end = self.prompt_BP.shape[1] + self.index
@@ -57,10 +57,12 @@ class Step:
 _COLDEST = 1e-6
 _HOTTEST = 1e6
 
-Transform = Callable[[jax.Array, Step], jax.Array]
+Transform = Callable[[jax.Array, DecodingStep], jax.Array]
 
 
-def apply(transforms: Sequence[Transform], scores_BV: jax.Array, step: Step) -> jax.Array:
+def apply_transforms(
+  transforms: Sequence[Transform], scores_BV: jax.Array, step: DecodingStep
+) -> jax.Array:
   """Apply all transforms, in order. Scores are float32: logits when sampling, log-probabilities in
   a beam search."""
   for transform in transforms:
@@ -81,7 +83,7 @@ class Temperature:
         f"{_HOTTEST:g}; use greedy for the likeliest token"
       )
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     return scores_BV / self.value
 
 
@@ -95,7 +97,7 @@ class TopK:
     if self.k < 1:
       raise UserError(f"TopK: found {self.k}, expected at least 1; leave it out to keep all tokens")
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     # a sort, unlike `jax.lax.top_k`, splits over devices by rows
     k = min(self.k, scores_BV.shape[-1])
     return jnp.where(scores_BV >= -jnp.sort(-scores_BV, axis=-1)[:, k - 1 : k], scores_BV, -jnp.inf)
@@ -111,7 +113,7 @@ class TopP:
   def __post_init__(self):
     _check_probability("TopP", self.p)
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     sorted_BV = -jnp.sort(-scores_BV, axis=-1)
     probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
     # the tokens before it do not reach p
@@ -130,7 +132,7 @@ class MinP:
   def __post_init__(self):
     _check_probability("MinP", self.p)
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     least_B1 = jnp.max(scores_BV, axis=-1, keepdims=True) + math.log(self.p)
     return jnp.where(scores_BV >= least_B1, scores_BV, -jnp.inf)
 
@@ -148,7 +150,7 @@ class Typical:
   def __post_init__(self):
     _check_probability("Typical", self.mass)
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     log_p_BV = jax.nn.log_softmax(scores_BV, axis=-1)
     p_BV = jnp.exp(log_p_BV)
     entropy_B1 = -jnp.sum(jnp.where(p_BV > 0, p_BV * log_p_BV, 0.0), axis=-1, keepdims=True)
@@ -167,7 +169,7 @@ class ForcedBos:
 
   token: int
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     return jnp.where(step.index == 0, _only(scores_BV, (self.token,)), scores_BV)
 
 
@@ -178,7 +180,7 @@ class ForcedEos:
 
   token: int
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     return jnp.where(step.index == step.max_length - 1, _only(scores_BV, (self.token,)), scores_BV)
 
 
@@ -192,7 +194,7 @@ class MinLength:
     if self.length < 0:
       raise UserError(f"MinLength: found {self.length}, expected at least 0")
 
-  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+  def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
     return jnp.where(
       (step.index < self.length) & is_in(jnp.arange(scores_BV.shape[-1]), step.eos),
       -jnp.inf,
@@ -205,7 +207,7 @@ def is_in(ids: jax.Array, some: tuple[int, ...]) -> jax.Array:
   return jnp.any(ids[..., None] == jnp.asarray(some, ids.dtype), axis=-1)
 
 
-def greatest(scores_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
+def row_maximum(scores_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Return each row's greatest score and its first index (int32), [B] each.
 
   It takes two plain reductions: on CPU, a third of the work of XLA's `argmax`.

@@ -14,7 +14,7 @@ class StopStrings:
   for every token and state. Tokens that lead alike from every state share a row, so the table is
   small. A string is in at most as many tokens as it has bytes, so a step reads no more than these,
   and nothing is carried from step to step. (A string with tokens without text between its own may
-  escape the device, never `before_end`.)
+  escape the device, never `through_stop`.)
 
   Args:
     strings: UTF-8, none of them empty.
@@ -60,7 +60,7 @@ class StopStrings:
     state_B, _ = jax.lax.scan(read, jnp.zeros_like(kind_BW[:, 0]), kind_BW.T)
     return state_B == self._done
 
-  def before_end(self, ids: Sequence[int]) -> Sequence[int]:
+  def through_stop(self, ids: Sequence[int]) -> Sequence[int]:
     """Return the ids up to the first that completes a string, with it; all if none does."""
     state = 0
     for place, i in enumerate(ids):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.heads.lm import LmHead
-from t5x_like.decoding.cpu import KernelFirstLogits, prepared, reads_first
+from t5x_like.decoding.cpu import KernelFirstLogits, is_left_factor, prepare_for_loop
 from t5x_like.nn.block import Block
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.layer import CacheStart, Context
@@ -31,7 +31,7 @@ class Unrolled(nnx.Module):
     self.rest = copy.copy(parts[-1])
     self.rest.blocks = None
     self.blocks = nnx.List(
-      [prepared(block, dtype) for part in parts for block in _split(part.blocks)]
+      [prepare_for_loop(block, dtype) for part in parts for block in _split(part.blocks)]
     )
 
   def __call__(
@@ -58,14 +58,14 @@ class Unrolled(nnx.Module):
     return other
 
 
-class HeldHead(nnx.Module):
+class CastHead(nnx.Module):
   """A language model head with its kernel in the compute dtype, called like the original."""
 
   def __init__(self, head: LmHead, embed: Embed, dtype: jnp.dtype):
     tied = head.kernel is None
     kernel = embed.table if tied else head.kernel
     values = kernel[...].astype(dtype)
-    first = reads_first(kernel.axes)
+    first = is_left_factor(kernel.axes)
     self.logits = KernelFirstLogits if first else VocabularyLogits
     self.tied = tied or first
     self.kernel = nnx.Param(
@@ -83,21 +83,23 @@ class HeldHead(nnx.Module):
     return {"logits": self.logits(x_BTD, self.kernel[...], bias, self.tied, self.softcap)}
 
 
-def for_decoding(model):
+def prepare_for_decoding(model):
   """Return a model for a loop over steps that computes the same function; return a prepared model
   unchanged."""
-  if getattr(model, "for_decoding", False):
+  if getattr(model, "prepared_for_decoding", False):
     return model
   made = copy.copy(model)
   for name in ("encoder", "decoder"):
     if isinstance(stack := getattr(model, name, None), Stack | TwoPartStack):
       looped = (stack.rest if isinstance(stack, TwoPartStack) else stack).layers == "loop"
-      setattr(made, name, Unrolled(stack, model.dtype) if looped else prepared(stack, model.dtype))
+      setattr(
+        made, name, Unrolled(stack, model.dtype) if looped else prepare_for_loop(stack, model.dtype)
+      )
   made.head = copy.copy(model.head)
   # OPT 350M projects before it
   owner, name = (made.head, "inner") if hasattr(made.head, "inner") else (made, "head")
-  setattr(owner, name, HeldHead(getattr(owner, name), model.embed, model.dtype))
-  made.for_decoding = True
+  setattr(owner, name, CastHead(getattr(owner, name), model.embed, model.dtype))
+  made.prepared_for_decoding = True
   return made
 
 

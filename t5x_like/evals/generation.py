@@ -9,7 +9,7 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.decoding import named
 from t5x_like.decoding.beam_search import GnmtPenalty, PowerPenalty, beam_search
-from t5x_like.decoding.generate import generate, likeliest
+from t5x_like.decoding.generate import choose_likeliest, generate
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.classification import MultiRc
@@ -96,14 +96,14 @@ class Evaluator:
     self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
     self._prompts, self._truncated = self._encode()
     options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.end_ids})}
-    options["transforms"] = named.transforms(
+    options["transforms"] = named.build_transforms(
       penalties or {}, "evaluator generation: penalties.", named.PENALTIES
     )
 
     def function(model, batch):
       features = self._features(batch)
       if beams == 1:
-        return (generate(model, features, likeliest, **options)[0],)
+        return (generate(model, features, choose_likeliest, **options)[0],)
       penalty = GnmtPenalty(length_penalty) if length_power is None else PowerPenalty(length_power)
       return (
         beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],

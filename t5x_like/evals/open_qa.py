@@ -11,7 +11,7 @@ from t5x_like.evals import EvalContext, EvalResult, _labelled
 from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, reference_texts
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import answered, index, shelf, voted
+from t5x_like.retrieval import answer_from_passages, build_index, most_probable_answer, open_search
 from t5x_like.slots import Length, PositiveInt
 
 
@@ -59,13 +59,15 @@ class Evaluator:
     self._k = task.features["passage_tokens"].shape[0] - 1
     if self._k:
       search = getattr(context.objective, "search", "device")
-      self._shelf = shelf(
+      self._search = open_search(
         search, context.model, context.rules, task.passages, context.batch_size * (1 + self._k)
       )
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
 
     def function(model, batch):
-      return answered(model, {name: batch[name] for name in model.REQUIRED_FEATURES}, new)
+      return answer_from_passages(
+        model, {name: batch[name] for name in model.REQUIRED_FEATURES}, new
+      )
 
     self._run = context.jit(function)
 
@@ -79,17 +81,17 @@ class Evaluator:
     passages = self._context.task.passages
     predictions = []
     found = []
-    index_NP = index(self._shelf, arrays) if self._k else None
+    index_NP = build_index(self._search, arrays) if self._k else None
     for batch in context.global_batches(self._max_examples):
       index_B = fetch(batch["example_index"])
       real = index_B >= 0
-      batch = self._shelf.filled(arrays, index_NP, batch) if self._k else batch
+      batch = self._search.add_nearest(arrays, index_NP, batch) if self._k else batch
       tokens_BZN, log_p_BZ = (fetch(x)[real] for x in self._run(arrays, batch))
       number_Bk = fetch(batch["passages"])[real] if self._k else np.zeros((len(tokens_BZN), 0), int)
       for at, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
         example = self._examples[at]
         gold = self._gold[at]
-        best, probability = voted(context.task.vocabulary, tokens_ZN, log_p_Z)
+        best, probability = most_probable_answer(context.task.vocabulary, tokens_ZN, log_p_Z)
         read = passages.texts(number_k)
         found.append(any(_within(answer, text) for answer in gold for text in read))
         row = {

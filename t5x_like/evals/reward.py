@@ -5,7 +5,7 @@ import jax
 import numpy as np
 
 from t5x_like import rewards
-from t5x_like.decoding.generate import likeliest
+from t5x_like.decoding.generate import choose_likeliest
 from t5x_like.decoding.rollouts import rollout
 from t5x_like.errors import UserError
 from t5x_like.evals import EvalContext, EvalResult, _labelled
@@ -31,18 +31,18 @@ class Evaluator:
         "evaluator reward: needs the task `prompts` and an objective with a reward, found task "
         f"{task.name}; choose another evaluator"
       )
-    rewards.find(reward)
+    rewards.find_reward(reward)
     self._context = context
     self._max_examples = max_examples
     self._reward = reward
     (_, self._N) = task.features["decoder_log_probabilities"].shape
-    ends = self._ends = rewards.ends_of(task)
+    ends = self._ends = rewards.completion_ends(task)
 
     def function(model, batch):
       rows = {
         name: x[:, 0] for name, x in batch.items() if name.startswith(("encoder_", "decoder_"))
       }
-      made = rollout(model, rows, likeliest, new_tokens=self._N, ends=ends)
+      made = rollout(model, rows, choose_likeliest, new_tokens=self._N, ends=ends)
       return {name: made[name] for name in ("decoder_target_tokens", "decoder_loss_weights")}
 
     self._run = context.jit(function)
@@ -64,9 +64,9 @@ class Evaluator:
       made = {name: fetch(x)[real, -self._N :] for name, x in self._run(arrays, batch).items()}
       tokens_RN = made["decoder_target_tokens"]
       length_R = made["decoder_loss_weights"].sum(axis=1)
-      texts = rewards.texts_of(tokens_RN, vocabulary, self._ends)
-      examples = rewards.unpacked(fetch(batch["fields"])[real])
-      reward_R = rewards.of_texts(self._reward, texts, examples)
+      texts = rewards.decode_completions(tokens_RN, vocabulary, self._ends)
+      examples = rewards.unpack_fields(fetch(batch["fields"])[real])
+      reward_R = rewards.reward_texts(self._reward, texts, examples)
       found = [*found, *reward_R]
       lengths = [*lengths, *length_R]
       unfinished += list(~np.isin(tokens_RN, self._ends).any(axis=1))

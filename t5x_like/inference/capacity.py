@@ -6,7 +6,7 @@ import pathlib
 import jax
 import numpy as np
 
-from t5x_like.decoding.unrolled import for_decoding
+from t5x_like.decoding.unrolled import prepare_for_decoding
 from t5x_like.errors import UserError
 from t5x_like.rows import Runner
 
@@ -18,7 +18,7 @@ _ROW = 512  # the least bytes of Python objects per finished prediction
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 
 
-def check(
+def check_memory(
   run: Runner, features: dict, *, rows: int, beams: int, prompt: int, new_tokens: int
 ) -> None:
   """Refuse a generation whose caches or answers do not fit into memory.
@@ -39,7 +39,9 @@ def check(
   with run.rules.activate():
     few, many = (
       jax.eval_shape(
-        lambda model, batch, n=n: for_decoding(model).start_decoding(batch, n), run.model, features
+        lambda model, batch, n=n: prepare_for_decoding(model).start_decoding(batch, n),
+        run.model,
+        features,
       )
       for n in (_FEW, _MANY)
     )

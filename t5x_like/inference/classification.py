@@ -20,10 +20,10 @@ from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
 from t5x_like.evals import _labelled
 from t5x_like.inference import texts
-from t5x_like.inference.texts import shown
+from t5x_like.inference.texts import describe_text
 from t5x_like.rows import Runner
 
-TASK = "classification"
+TASK_NAME = "classification"
 _SHOWN = 5  # labels of an answer
 # forms whose rows are records; of JSON lines, blank ones count too
 _TABLES = ("csv", "tsv", "parquet", "arrow")
@@ -32,7 +32,7 @@ _BETWEEN = ("\t", " | ")  # what separates the texts of a pair on one line
 Input = str | Sequence[str] | Mapping[str, Any]
 
 
-class Texts:
+class InMemoryTexts:
   """The token ids of texts in memory, read as an `ExampleStore` is.
 
   Attributes:
@@ -67,7 +67,7 @@ class Texts:
     return tokens_nL, np.arange(L) < length_n[:, None]
 
 
-class Rows(NamedTuple):
+class EncodedTexts(NamedTuple):
   """Encoded texts: the model's features, each [N, …], and the number of tokens in each row, int64
   [N]."""
 
@@ -90,7 +90,9 @@ class TextClassification:
   """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    arguments = slots.defaults(slots.find("config.task.name", TASK, tasks, "task")) | dict(task)
+    arguments = slots.defaults(slots.find("config.task.name", TASK_NAME, tasks, "task")) | dict(
+      task
+    )
     if others := [name for name in flags if name != "top_k"]:
       raise UserError(
         f"--{others[0]}={flags[others[0]]}: the model classifies texts and generates nothing; of "
@@ -134,7 +136,7 @@ class TextClassification:
         columns of training.
       field: the column of the text, if it has another name than in training.
     Raises:
-      UserError: as `texts.read`, or a column is missing.
+      UserError: as `texts.read_texts`, or a column is missing.
     """
     form = tables.format_of(path)
     templates = self.templates
@@ -164,7 +166,7 @@ class TextClassification:
         else self._of_record(record, f"--input={path}: line {number}", templates)
         for number, record in enumerate(records, 1)
       ]
-    return texts.read(path)
+    return texts.read_texts(path)
 
   def _of_record(
     self, record: Mapping[str, Any], where: str, templates: Sequence[Template]
@@ -183,7 +185,7 @@ class TextClassification:
       return None
     return tuple(parts) if self.pairs else parts[0]  # a list would be a conversation
 
-  def encode(self, inputs: Sequence[Input], origin: str) -> Rows:
+  def encode(self, inputs: Sequence[Input], origin: str) -> EncodedTexts:
     """Encode inputs as rows of the model.
 
     Args:
@@ -201,7 +203,7 @@ class TextClassification:
       name: [list(self.vocabulary.encode(example[place])) for example in examples]
       for place, name in enumerate(names)
     }
-    store = Texts(origin, self.vocabulary, streams)
+    store = InMemoryTexts(origin, self.vocabulary, streams)
     orders = [names, names[::-1]] if self._both_orders else [names]
     make_rows = rows_class(self._architecture)
     rows = [make_rows(store, order, self._length) for order in orders]
@@ -217,7 +219,7 @@ class TextClassification:
       name: np.asarray(x, np.float32 if "weights" in name else np.int32)
       for name, x in features.items()
     }
-    return Rows(features, lengths_ND.sum(axis=1) + rows[0].extra)
+    return EncodedTexts(features, lengths_ND.sum(axis=1) + rows[0].extra)
 
   def _parts(self, entry: Input, where: str) -> list[str]:
     """Return the one or two texts of an input."""
@@ -235,10 +237,12 @@ class TextClassification:
         if self.pairs
         else "a text"
       )
-      raise UserError(f"{where}: found {shown_entry(entry)}, expected {expected}")
+      raise UserError(f"{where}: found {describe_input(entry)}, expected {expected}")
     return parts
 
-  def __call__(self, run: Runner, ids: Rows, inputs: Sequence[Input]) -> list[dict[str, Any]]:
+  def __call__(
+    self, run: Runner, ids: EncodedTexts, inputs: Sequence[Input]
+  ) -> list[dict[str, Any]]:
     """Return an answer for each input: `input` and `prediction`; of a classifier also the
     probabilities.
 
@@ -271,6 +275,10 @@ class TextClassification:
     return answer | {"predictions": candidates}
 
 
-def shown_entry(entry: Any) -> str:
+def describe_input(entry: Any) -> str:
   """Describe an input for a message."""
-  return shown(entry, 0).partition(" ")[2] if isinstance(entry, str) else slots.format_value(entry)
+  return (
+    describe_text(entry, 0).partition(" ")[2]
+    if isinstance(entry, str)
+    else slots.format_value(entry)
+  )

@@ -11,13 +11,13 @@ import numpy as np
 from t5x_like.architectures.heads.lm import LmHead
 from t5x_like.errors import UserError
 from t5x_like.inference import masks
-from t5x_like.inference.texts import shown
+from t5x_like.inference.texts import describe_text
 from t5x_like.rows import Runner, padded_length
 from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds._shared import SPELLINGS
 
 
-def options(flags: dict[str, Any]) -> dict[str, Any]:
+def check_options(flags: dict[str, Any]) -> dict[str, Any]:
   """Return the flags; raise UserError, naming a flag that mask filling does not take."""
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
@@ -63,7 +63,7 @@ class MaskFilling:
     rows = []
     for number, text in enumerate(texts):
       ids = masks.encode_masks(self.vocabulary, text, self.mask_id, self.spellings)
-      where = f"{origin}: {shown(text, number)}"
+      where = f"{origin}: {describe_text(text, number)}"
       if self.mask_id not in ids:
         raise UserError(
           f"{where} has nothing to fill; write {self.spellings[0]} where a token is missing"

@@ -7,7 +7,7 @@ from typing import Any
 _LONGEST = (
   "the most tokens to generate (default: the length of training targets; decoders up to 64)"
 )
-GENERATION = (
+GENERATION_FLAGS = (
   ("max_new_tokens", int, _LONGEST),
   ("min_new_tokens", int, "the fewest tokens to generate"),
   ("stop", str, "a string that ends a prediction and is not part of it; may be repeated"),
@@ -53,9 +53,9 @@ GENERATION = (
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
-def of(names: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
-  """Return the flags of `GENERATION` with these names; flags of text may be repeated."""
-  told = {name: (kind, text) for name, kind, text in GENERATION}
+def build_flags(names: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+  """Return the flags of `GENERATION_FLAGS` with these names; flags of text may be repeated."""
+  told = {name: (kind, text) for name, kind, text in GENERATION_FLAGS}
   actions = {str: {"action": "append"}}
   return [
     (f"--{name}", {"type": kind, "metavar": _METAVARS[kind], "help": text} | actions.get(kind, {}))

@@ -14,13 +14,13 @@ from t5x_like.data.supervised.chat import Message
 from t5x_like.data.supervised.published_template import build_chat, describe
 from t5x_like.decoding.penalties import BannedWords
 from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, Transform
-from t5x_like.decoding.unrolled import for_decoding
+from t5x_like.decoding.unrolled import prepare_for_decoding
 from t5x_like.errors import UserError
 from t5x_like.inference import capacity, masks
-from t5x_like.inference.likelihood import positions
-from t5x_like.inference.stops import NEVER, Stops
+from t5x_like.inference.likelihood import position_count
+from t5x_like.inference.stops import NO_STOPS, Stops
 from t5x_like.inference.strategies import Strategy
-from t5x_like.inference.texts import shown
+from t5x_like.inference.texts import describe_text
 from t5x_like.rows import Runner, padded_length
 
 Batch = dict[str, Any]
@@ -61,11 +61,11 @@ class Generation:
     self.ends = (vocabulary.eos_id,)
     self.forced: tuple[int | None, int | None] = None, None
     self.around = self.default_around()
-    self.stops: Stops = NEVER
+    self.stops: Stops = NO_STOPS
     self.banned: Collection[tuple[int, ...]] = ()
     (self.trained_length,) = features["decoder_target_tokens"]
     self.new_tokens = self.default_new_tokens() if new_tokens is None else new_tokens
-    self.positions = positions(self.decoder_inputs(model))
+    self.positions = position_count(self.decoder_inputs(model))
     for shortest in [t.length for t in strategy.transforms if isinstance(t, MinLength)]:
       if shortest > self.new_tokens:
         raise UserError(
@@ -85,22 +85,22 @@ class Generation:
       UserError: memory cannot hold so many new tokens.
     """
     copies = self.strategy.rows
-    longest = self.padded(max(map(len, ids)))
+    longest = self.pad_length(max(map(len, ids)))
     shape = jax.ShapeDtypeStruct((1, longest), np.int32)
-    capacity.check(
+    capacity.check_memory(
       run,
-      self.batch({"tokens": shape, "valid": shape}),
+      self.model_features({"tokens": shape, "valid": shape}),
       rows=copies * len(ids),
       beams=getattr(self.strategy, "beams", 1),
-      prompt=self.prompt_slots(longest),
+      prompt=self.prompt_cache_slots(longest),
       new_tokens=self.new_tokens,
     )
     numbers = np.stack(
       np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1
     ).reshape(-1, 2)
     repeated = [ids[text] for text, _ in numbers]
-    results = run.changed(for_decoding)(
-      self._decode, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded
+    results = run.changed(prepare_for_decoding)(
+      self._decode, repeated, {"numbers": numbers.astype(np.uint32)}, self.pad_length
     )
     answers = []
     for number, text in enumerate(texts):
@@ -116,12 +116,14 @@ class Generation:
 
   def _decode(self, model, batch: Batch):
     strategy = dataclasses.replace(
-      self.strategy, transforms=self.completed(self.strategy.transforms)
+      self.strategy, transforms=self.add_constraints(self.strategy.transforms)
     )
     ends = {"eos": self.ends, "stop": self.stops.on_device(self.vocabulary)}
-    return strategy(model, self.batch(batch), batch["numbers"], max_length=self.new_tokens, **ends)
+    return strategy(
+      model, self.model_features(batch), batch["numbers"], max_length=self.new_tokens, **ends
+    )
 
-  def completed(self, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+  def add_constraints(self, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return transforms with the bans of `banned` before them and the tokens of `forced` behind."""
     bans = [BannedWords(tuple(sorted(self.banned)))] if self.banned else []
     return (
@@ -134,10 +136,12 @@ class Generation:
     self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]
   ) -> dict[str, Any]:
     predictions = [
-      self.stops.cut(self.text_of(prompt, self._until_end(tokens))) for tokens, _ in found
+      self.stops.cut(self.decode_answer(prompt, self._until_end(tokens))) for tokens, _ in found
     ]
     scores = [round(score, 4) for _, score in found]
-    filled = [fill(text, prediction) for prediction in predictions] if self.fills(text) else None
+    filled = (
+      [fill(text, prediction) for prediction in predictions] if self.has_blanks(text) else None
+    )
     if self.strategy.predictions == 1:
       answer = {"input": text, "prediction": predictions[0], "score": scores[0]}
       return answer if filled is None else answer | {"filled": filled[0]}
@@ -151,7 +155,7 @@ class Generation:
     """
     ids = ids[: next((place for place, i in enumerate(ids) if i in self.ends), len(ids))]
     stop = self.stops.on_device(self.vocabulary)
-    return [i for i in (stop.before_end(ids) if stop else ids) if i < self.vocabulary.size]
+    return [i for i in (stop.through_stop(ids) if stop else ids) if i < self.vocabulary.size]
 
   def check_new_tokens(self, length: int, what: str) -> None:
     """Raise UserError if the model lacks positions for the new tokens after `length` tokens,
@@ -175,7 +179,7 @@ class TextToText(Generation):
   def decoder_inputs(self, model):
     return model.decoder_inputs
 
-  def prompt_slots(self, length: int) -> int:
+  def prompt_cache_slots(self, length: int) -> int:
     return 0
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
@@ -194,30 +198,30 @@ class TextToText(Generation):
       ]
       if len(ids) > longest:
         raise UserError(
-          f"{origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, "
+          f"{origin}: {describe_text(text, number)} has {len(ids)} tokens, expected at most {longest}, "
           "the length the model was trained with; shorten or split it"
         )
       rows.append(ids)
     return rows
 
-  def longest_prompt(self, wanted: int | None) -> int:
+  def max_prompt_length(self, wanted: int | None) -> int:
     (longest,) = self.features["encoder_input_tokens"]
     return min(wanted or longest, longest)
 
-  def padded(self, length: int) -> int:
+  def pad_length(self, length: int) -> int:
     (longest,) = self.features["encoder_input_tokens"]
     return padded_length(length, longest)
 
-  def batch(self, batch: Batch) -> Batch:
+  def model_features(self, batch: Batch) -> Batch:
     segments = (
       {"encoder_segment_ids": batch["valid"]} if "encoder_segment_ids" in self.features else {}
     )
     return {"encoder_input_tokens": batch["tokens"]} | segments
 
-  def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
+  def decode_answer(self, prompt: Sequence[int], ids: list[int]) -> str:
     return self.vocabulary.decode(ids[ids[:1] == [self.forced[0]] :])
 
-  def fills(self, text: str) -> bool:
+  def has_blanks(self, text: str) -> bool:
     return SENTINEL.search(text) is not None
 
 
@@ -234,7 +238,7 @@ class Continuation(Generation):
   def decoder_inputs(self, model):
     return model.inputs
 
-  def prompt_slots(self, length: int) -> int:
+  def prompt_cache_slots(self, length: int) -> int:
     return length
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
@@ -243,10 +247,12 @@ class Continuation(Generation):
     rows = []
     longest = 0
     for number, text in enumerate(texts):
-      ids = self.begun(self.prompt(text))
+      ids = self.prepend_start(self.prompt(text))
       # The model never reads the last generated token, so it needs no position.
       own = len(ids) - len(self.around[0])
-      self.check_new_tokens(len(ids) - 1, f"{origin}: {shown(text, number)} has {own} tokens, ")
+      self.check_new_tokens(
+        len(ids) - 1, f"{origin}: {describe_text(text, number)} has {own} tokens, "
+      )
       longest = max(longest, len(ids))
       rows.append(ids)
     if longest > self.trained_length:
@@ -262,11 +268,11 @@ class Continuation(Generation):
   def prompt(self, text: str) -> list[int]:
     return self.vocabulary.encode(text)
 
-  def begun(self, ids: list[int]) -> list[int]:
+  def prepend_start(self, ids: list[int]) -> list[int]:
     """Put the ids before a text; if there is nothing at all, the start token."""
     return [*self.around[0], *ids] or [vocabularies.start_id(self.vocabulary)]
 
-  def longest_prompt(self, wanted: int | None) -> int:
+  def max_prompt_length(self, wanted: int | None) -> int:
     """Return the length to which prompts are padded: as wanted, or the training's up to 512, where
     positions allow."""
     room = None if self.positions is None else self.positions - self.new_tokens + 1
@@ -278,10 +284,10 @@ class Continuation(Generation):
     wanted = wanted or min(self.trained_length, _CONTEXT)
     return wanted if room is None else min(wanted, room)
 
-  def padded(self, length: int) -> int:
+  def pad_length(self, length: int) -> int:
     return padded_length(length, self.positions)
 
-  def batch(self, batch: Batch) -> Batch:
+  def model_features(self, batch: Batch) -> Batch:
     features = {"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]}
     prefix = (
       {"decoder_causal_attention": batch["valid"]}
@@ -290,7 +296,7 @@ class Continuation(Generation):
     )
     return features | prefix
 
-  def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
+  def decode_answer(self, prompt: Sequence[int], ids: list[int]) -> str:
     """Return the new text. It is decoded after the prompt, because alone it would lose a leading
     space."""
     special = self.vocabulary.special_ids
@@ -299,7 +305,7 @@ class Continuation(Generation):
     whole = self.vocabulary.decode(before + after)
     return whole.removeprefix(start) if whole.startswith(start) else self.vocabulary.decode(after)
 
-  def fills(self, text: str) -> bool:
+  def has_blanks(self, text: str) -> bool:
     return False
 
 
@@ -313,7 +319,7 @@ class Answer(Continuation):
     template: see `published_template.chat_of`.
 
   Attributes:
-    described: the template's name for people.
+    template_description: the template's name for people.
     others: see `Generation`.
   """
 
@@ -321,7 +327,7 @@ class Answer(Continuation):
     self, model, vocabulary, features, strategy: Strategy, new_tokens: int | None, template
   ):
     super().__init__(model, vocabulary, features, strategy, new_tokens)
-    self.described = describe(template, vocabulary)
+    self.template_description = describe(template, vocabulary)
     self._chat = build_chat(template, vocabulary)
     self._start = vocabularies.start_id(vocabulary)
     self.ends = tuple(sorted({vocabulary.eos_id, self._chat.end}))
@@ -331,16 +337,16 @@ class Answer(Continuation):
       return self._chat.opened([Message("user", text)])
     return self._chat.opened([Message(message["role"], message["content"]) for message in text])
 
-  def begun(self, ids: list[int]) -> list[int]:
+  def prepend_start(self, ids: list[int]) -> list[int]:
     """Put the ids before a conversation, unless it begins with the start token."""
-    return ids if ids[:1] == [self._start] else super().begun(ids)
+    return ids if ids[:1] == [self._start] else super().prepend_start(ids)
 
-  def opened(self, messages: Sequence[Message]) -> list[int]:
+  def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids of a conversation, from which its next answer is generated."""
-    return self.begun(self._chat.opened(messages))
+    return self.prepend_start(self._chat.opened(messages))
 
-  def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
-    return super().text_of(prompt, ids).strip()
+  def decode_answer(self, prompt: Sequence[int], ids: list[int]) -> str:
+    return super().decode_answer(prompt, ids).strip()
 
 
 SENTINEL = re.compile(r"<extra_id_\d+>")

@@ -20,7 +20,7 @@ from t5x_like.resolution import height_and_width
 from t5x_like.rows import Runner, in_batches
 
 
-def files(path: str) -> list[str]:
+def list_images(path: str) -> list[str]:
   """List the files under a folder, of a pattern such as `photos/*.jpg`, or a single file, sorted by
   name.
 
@@ -42,14 +42,14 @@ def files(path: str) -> list[str]:
   return sorted(found)
 
 
-def told(answers: Sequence[dict[str, Any]], of: str = "files") -> str:
+def summarize_skipped(answers: Sequence[dict[str, Any]], of: str = "files") -> str:
   """Report how many files or lines were skipped, by reason; empty if none was."""
   skipped = Counter(answer["error"] for answer in answers if "error" in answer)
   reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(skipped.items()))
   return f"{skipped.total()} of {len(answers)} {of} skipped ({reasons})" if skipped else ""
 
 
-def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
+def build_predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
   """Make the predictor for a model of images: calling it on a `Runner` and files returns answers.
 
   Args:
@@ -65,10 +65,10 @@ def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any])
   )
 
 
-class _OfImages:
+class _ImagePredictor:
   """The base class of predictors that answer files, a batch at a time.
 
-  A subclass defines the model's inputs for a file (`features`), its computation (`found`, traced)
+  A subclass defines the model's inputs for a file (`features`), its computation (`compute`, traced)
   and its `answer`.
   """
 
@@ -91,7 +91,7 @@ class _OfImages:
     @jax.jit
     def compute(arrays, batch):
       with run.rules.activate():
-        return self.found(params.with_arrays(run.model, arrays), batch)
+        return self.compute(params.with_arrays(run.model, arrays), batch)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
       lengths = [0] * len(paths)
@@ -100,7 +100,7 @@ class _OfImages:
       )
     if len(skipped) == len(paths):
       raise UserError(
-        f"--input: found no image; {told([{'error': reason} for reason in skipped.values()])}"
+        f"--input: found no image; {summarize_skipped([{'error': reason} for reason in skipped.values()])}"
       )
     return [
       {"input": path}
@@ -118,7 +118,7 @@ class _OfImages:
       return str(error)
 
 
-class ImageClassification(_OfImages):
+class ImageClassification(_ImagePredictor):
   """A predictor that classifies the centre crop of each image, as in evaluation; `--top_k` is the
   number of classes."""
 
@@ -152,7 +152,7 @@ class ImageClassification(_OfImages):
     """Return the probability of each class, float32 [B, V]."""
     return jax.nn.softmax(model(batch)["logits"], axis=-1)
 
-  def found(self, model, batch):
+  def compute(self, model, batch):
     p_BV = self.probabilities(model, batch)
     # stays sharded by rows, unlike a `top_k`
     best_BK = jnp.argsort(-p_BV, axis=-1)[:, : self.top_k]
@@ -172,7 +172,7 @@ class ImageClassification(_OfImages):
     }
 
 
-class ObjectDetection(_OfImages):
+class ObjectDetection(_ImagePredictor):
   """A predictor that detects the objects in each image, resized as in evaluation.
 
   It returns the objects with a score of at least 0.5 or, with `--top_k`, that many of the
@@ -194,7 +194,7 @@ class ObjectDetection(_OfImages):
     padded[: seen_YXC.shape[0], : seen_YXC.shape[1]] = seen_YXC
     return {"image": padded, "image_size": np.array(seen_YXC.shape[:2], np.int32)}
 
-  def found(self, model, batch):
+  def compute(self, model, batch):
     return top_detections(model.outputs(batch))
 
   def answer(

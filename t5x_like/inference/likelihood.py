@@ -16,7 +16,7 @@ Ids = Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
+class ContinuationScore:
   """A scored continuation.
 
   Attributes:
@@ -62,11 +62,13 @@ class Likelihood:
     self._both = "encoder_input_tokens" in features
     trained = features["encoder_input_tokens" if self._both else "decoder_target_tokens"][0]
     self.longest = (
-      longest or positions(run.model.encoder_inputs if self._both else run.model.inputs) or trained
+      longest
+      or position_count(run.model.encoder_inputs if self._both else run.model.inputs)
+      or trained
     )
-    self.longest_answer = positions(run.model.decoder_inputs) if self._both else self.longest
+    self.longest_answer = position_count(run.model.decoder_inputs) if self._both else self.longest
 
-  def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Scored]:
+  def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[ContinuationScore]:
     """Score each (context, continuation), both ids; a decoder needs at least one token of context.
 
     Raises:
@@ -86,7 +88,7 @@ class Likelihood:
       return []
     return self._of_targets(pairs) if self._both else self._of_rows(pairs)
 
-  def rolling(self, ids: Ids, start: int, stride: int | None = None) -> float:
+  def rolling_log_probability(self, ids: Ids, start: int, stride: int | None = None) -> float:
     """Return the log-probability of a whole text after `start`, scoring every token once, in
     windows.
 
@@ -105,7 +107,7 @@ class Likelihood:
       place = past
     return sum(one.log_probability for one in self(pairs))
 
-  def _of_rows(self, pairs) -> list[Scored]:
+  def _of_rows(self, pairs) -> list[ContinuationScore]:
     rows = [[*context, *continuation][-self.longest - 1 :] for context, continuation in pairs]
     extras = {
       # a target only: the model does not read it
@@ -119,7 +121,10 @@ class Likelihood:
     ids = [row[:-1] for row in rows]
     found = self._run(self._row, ids, extras, lambda length: padded_length(length, self.longest))
     cut = [len(context) + len(continuation) > self.longest + 1 for context, continuation in pairs]
-    return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
+    return [
+      ContinuationScore(float(total), bool(greedy), lost)
+      for (total, greedy), lost in zip(found, cut)
+    ]
 
   def _row(self, model, batch) -> tuple[jax.Array, jax.Array]:
     tokens_BT, valid_BT, (wanted_B1, read_B1) = (
@@ -135,7 +140,7 @@ class Likelihood:
     wanted_BT = (places >= read_B1 - wanted_B1) & (places < read_B1)
     return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
 
-  def _of_targets(self, pairs) -> list[Scored]:
+  def _of_targets(self, pairs) -> list[ContinuationScore]:
     width = padded_length(max(len(continuation) for _, continuation in pairs), self.longest_answer)
     targets = np.zeros((len(pairs), width), np.int32)
     for row, (_, continuation) in enumerate(pairs):
@@ -148,7 +153,10 @@ class Likelihood:
       self._target, contexts, extras, lambda length: padded_length(length, self.longest)
     )
     cut = [len(context) > self.longest for context, _ in pairs]
-    return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
+    return [
+      ContinuationScore(float(total), bool(greedy), lost)
+      for (total, greedy), lost in zip(found, cut)
+    ]
 
   def _target(self, model, batch) -> tuple[jax.Array, jax.Array]:
     targets_BT = batch["targets"]
@@ -166,7 +174,7 @@ class Likelihood:
     return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
 
 
-def positions(inputs) -> int | None:
+def position_count(inputs) -> int | None:
   """Return a stack's number of positions; None if unlimited."""
   return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None
 

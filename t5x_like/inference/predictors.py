@@ -8,10 +8,10 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.inference import fill_mask, generation, strategies
-from t5x_like.inference.stops import Stops, several
+from t5x_like.inference.stops import Stops, as_strings
 
 
-def predictor(
+def build_predictor(
   model,
   vocabulary,
   features: dict[str, list[int]],
@@ -31,13 +31,13 @@ def predictor(
     UserError: the model cannot predict text, or flags do not apply to it or exclude each other.
   """
   if "decoder_target_tokens" not in features:
-    return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.options(flags))
+    return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.check_options(flags))
   new_tokens = flags.pop("max_new_tokens", None)
-  ended = several(flags.pop("stop", ()))
-  banned = several(flags.pop("banned_words", ()))
+  ended = as_strings(flags.pop("stop", ()))
+  banned = as_strings(flags.pop("banned_words", ()))
   if not all(banned):
     raise UserError("--banned_words: found an empty string, expected text that no prediction has")
-  given = model, vocabulary, features, strategies.choose(**flags), new_tokens
+  given = model, vocabulary, features, strategies.choose_strategy(**flags), new_tokens
   if "encoder_input_tokens" in features:
     made: generation.Generation = generation.TextToText(*given)
   else:

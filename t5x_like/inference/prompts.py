@@ -13,7 +13,7 @@ from t5x_like.data.supervised.published_template import PUBLISHED, build_chat
 from t5x_like.errors import UserError
 from t5x_like.inference import generation, strategies
 from t5x_like.inference.likelihood import Likelihood
-from t5x_like.inference.stops import NEVER, Stops
+from t5x_like.inference.stops import NO_STOPS, Stops
 from t5x_like.vocabularies import opening_ids, start_id
 
 Ids = list[int]
@@ -75,7 +75,7 @@ class Prompts:
     ids = [int(i) for i in self._vocabulary.encode(text)]
     return [*self._before, *ids, *self._after] if special else ids
 
-  def pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
+  def encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
     """Encode a context and its continuation; an encoder-decoder's is a target: without space
     before, and with EOS."""
     if self.both:
@@ -92,7 +92,7 @@ class Prompts:
     new: int,
     strategy: Any = None,
     more: bool = False,
-    stops: Stops = NEVER,
+    stops: Stops = NO_STOPS,
   ) -> tuple[list[str], list[bool], list[bool]]:
     """Continue contexts by up to `new` tokens, which are decoded by themselves, without special
     ids.
@@ -142,7 +142,7 @@ class Prompts:
       return new + (len(prompt) - 1 if more and "encoder_input_tokens" in opened.features else 0)
 
     class Alone(generation.TextToText if self.both else generation.Continuation):
-      def text_of(self, prompt: Sequence[int], ids: Ids) -> str:
+      def decode_answer(self, prompt: Sequence[int], ids: Ids) -> str:
         return vocabulary.decode([i for i in ids[: limit(prompt)] if i not in skipped])
 
       def _answer(
@@ -152,11 +152,11 @@ class Prompts:
         ids = found[0][0][: limit(prompt)]
         if self.forced[1] is not None and len(ids) == longest:
           ids = ids[:-1]  # an end that is forced upon a text that is cut
-        uncut = self.text_of(prompt, self._until_end(ids))
+        uncut = self.decode_answer(prompt, self._until_end(ids))
         is_ended = any(i in self.ends for i in ids) or any(stop in uncut for stop in stops.strings)
         return answer | {"is_unfinished": not is_ended}
 
-      def fills(self, text: str) -> bool:
+      def has_blanks(self, text: str) -> bool:
         return False
 
     predict = Alone(opened.model, vocabulary, opened.features, strategy, longest)

@@ -18,7 +18,7 @@ from t5x_like.corpora.sources import Record, Skip, json_type_name, open_source
 from t5x_like.data.supervised import published_template
 from t5x_like.errors import UserError
 from t5x_like.files import globs
-from t5x_like.inference.likelihood import Scored
+from t5x_like.inference.likelihood import ContinuationScore
 from t5x_like.inference.prompts import Prompts
 from t5x_like.metrics import resampling
 from t5x_like.metrics.answers import final_number, is_number, normalize_trivia_qa
@@ -423,14 +423,16 @@ class Asker:
   def _letters(self, questions: Questions) -> dict[str, float]:
     return self._likeliest(lettered(questions, self._examples or questions, self._options))
 
-  def _likelihoods(self, asked: Iterable[tuple[str, list[tuple[str, str]]]]) -> list[list[Scored]]:
+  def _likelihoods(
+    self, asked: Iterable[tuple[str, list[tuple[str, str]]]]
+  ) -> list[list[ContinuationScore]]:
     """Score the (context, continuation) pairs of each question, which has a place."""
     pairs = []
     counts = []
     most = self._prompts.likelihood.longest_answer
     for where, texts in asked:
       counts.append(len(texts))
-      pairs += [self._prompts.pair(*text) for text in texts]
+      pairs += [self._prompts.encode_pair(*text) for text in texts]
       longest = max(len(answer) for _, answer in pairs[-len(texts) :])
       if most is not None and longest > most:
         raise UserError(
@@ -519,7 +521,7 @@ class Asker:
     return max(1, min(wanted, *(limit for limit in limits if limit is not None)))
 
   def _texts(self, questions: Questions) -> dict[str, float]:
-    """Score every token of each text once; see `Likelihood.rolling`."""
+    """Score every token of each text once; see `Likelihood.rolling_log_probability`."""
     if self._prompts.both:
       raise UserError(
         f"{questions.path}: the model is an encoder-decoder, which gives running "
@@ -530,7 +532,9 @@ class Asker:
     counts = collections.Counter()
     for row in questions.rows[: self._options.limit]:
       ids = self._prompts.encode(row["text"], special=False)
-      nats -= self._prompts.likelihood.rolling(ids, self._prompts.start_id, self._options.stride)
+      nats -= self._prompts.likelihood.rolling_log_probability(
+        ids, self._prompts.start_id, self._options.stride
+      )
       counts.update(
         tokens=len(ids), words=len(row["text"].split()), bytes=len(row["text"].encode())
       )

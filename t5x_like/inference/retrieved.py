@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.inference.texts import shown
+from t5x_like.inference.texts import describe_text
 from t5x_like.nn import params
-from t5x_like.retrieval import answered, index, shelf, voted
+from t5x_like.retrieval import answer_from_passages, build_index, most_probable_answer, open_search
 from t5x_like.rows import Runner, in_batches
 
 Rows = Sequence[Sequence[int]]
@@ -23,7 +23,7 @@ class Retrieved:
   Args:
     model: the abstract `architectures.retriever_reader.RetrieverReader`.
     task: the run's, with its passages.
-    search: see `retrieval.shelf`.
+    search: see `retrieval.open_search`.
     max_new_tokens: the most tokens of an answer; None is the length of the task's targets.
   Raises:
     UserError: the task has no passages, or other flags are given.
@@ -46,7 +46,7 @@ class Retrieved:
     self._shapes = {name: task.features[name].shape for name in model.REQUIRED_FEATURES}
     self._k = self._shapes["passage_tokens"][0] - 1
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
-    self._answered = functools.partial(answered, new_tokens=new)
+    self._answered = functools.partial(answer_from_passages, new_tokens=new)
     self._made: tuple | None = None
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
@@ -57,7 +57,7 @@ class Retrieved:
       ids = [*map(int, self.vocabulary.encode(text)), self.vocabulary.eos_id]
       if not 1 < len(ids) <= longest:
         raise UserError(
-          f"{origin}: {shown(text, number)} has {len(ids)} tokens with its end, expected 2 to "
+          f"{origin}: {describe_text(text, number)} has {len(ids)} tokens with its end, expected 2 to "
           f"{longest}, the length the model was trained with; shorten it"
         )
       rows.append(ids)
@@ -89,7 +89,7 @@ class Retrieved:
     for text, (tokens_ZN, log_p_Z, *numbers) in zip(
       texts, in_batches(found, run.rules, run.batch_size, [Q] * len(ids), features)
     ):
-      best, probability = voted(self.vocabulary, tokens_ZN, log_p_Z)
+      best, probability = most_probable_answer(self.vocabulary, tokens_ZN, log_p_Z)
       read = passages.texts(numbers[0]) if numbers else []
       answers.append(
         {"input": text, "prediction": best, "probability": round(probability, 4), "passages": read}
@@ -108,6 +108,6 @@ class Retrieved:
     fill = lambda batch: batch  # noqa: E731
     if self._k:
       given = run.model, run.rules, self._task.passages, run.batch_size * (1 + self._k)
-      held = shelf(self._search, *given)
-      fill = functools.partial(held.filled, run.arrays, index(held, run.arrays))
+      held = open_search(self._search, *given)
+      fill = functools.partial(held.add_nearest, run.arrays, build_index(held, run.arrays))
     return fill, functools.partial(answer, run.arrays)

@@ -29,7 +29,7 @@ class Stops:
     found = [(at + len(one), at) for one in self.strings if (at := text.find(one)) >= 0]
     return text[: min(found)[1]] if found else text
 
-  def settled(self, text: str) -> str:
+  def stable_prefix(self, text: str) -> str:
     """Return the part of a growing text, without a string so far, that `cut` keeps whatever
     follows."""
     begun = (
@@ -45,7 +45,7 @@ class Stops:
     return _on_device(self.strings, vocabulary) if self.strings else None
 
 
-NEVER = Stops()
+NO_STOPS = Stops()
 
 
 @functools.lru_cache(8)
@@ -93,6 +93,6 @@ def _byte_level() -> dict[str, int]:
   return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-def several(given: str | Sequence[str]) -> tuple[str, ...]:
+def as_strings(given: str | Sequence[str]) -> tuple[str, ...]:
   """Return the strings of an option, one or several."""
   return (given,) if isinstance(given, str) else tuple(given)

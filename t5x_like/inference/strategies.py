@@ -13,15 +13,15 @@ from typing import Literal
 import jax
 
 from t5x_like.decoding.beam_search import (
-  Attainable,
+  AttainableScore,
   GnmtPenalty,
   Penalty,
   PowerPenalty,
-  Transformers,
+  TransformersRule,
   beam_search,
 )
-from t5x_like.decoding.generate import drawn, generate, likeliest
-from t5x_like.decoding.named import FILTERS, transforms
+from t5x_like.decoding.generate import choose_by_keys, choose_likeliest, generate
+from t5x_like.decoding.named import FILTERS, build_transforms
 from t5x_like.decoding.sampling import Transform
 from t5x_like.errors import UserError
 
@@ -36,7 +36,9 @@ class Greedy:
   predictions = rows = 1  # per text, in the output and in batches
 
   def __call__(self, model, batch, numbers_B2, **ends):
-    tokens_BT, log_p_BT = generate(model, batch, likeliest, transforms=self.transforms, **ends)
+    tokens_BT, log_p_BT = generate(
+      model, batch, choose_likeliest, transforms=self.transforms, **ends
+    )
     return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
@@ -58,7 +60,9 @@ class Sampling:
   def __call__(self, model, batch, numbers_B2, **ends):
     key = jax.random.key(self.seed)
     keys_B = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(key, n[0]), n[1]))(numbers_B2)
-    tokens_BT, log_p_BT = generate(model, batch, drawn(keys_B), transforms=self.transforms, **ends)
+    tokens_BT, log_p_BT = generate(
+      model, batch, choose_by_keys(keys_B), transforms=self.transforms, **ends
+    )
     return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
@@ -70,7 +74,7 @@ class Beams:
   predictions: int
   length_penalty: Penalty
   transforms: tuple[Transform, ...] = ()
-  rule: Attainable = Attainable()
+  rule: AttainableScore = AttainableScore()
   rows = 1
 
   def __call__(self, model, batch, numbers_B2, **ends):
@@ -86,7 +90,7 @@ class Beams:
 Strategy = Greedy | Sampling | Beams
 
 
-def choose(
+def choose_strategy(
   *,
   beams: int = 1,
   samples: int = 1,
@@ -110,7 +114,7 @@ def choose(
       raise UserError(f"--{name}={value}: expected at least 1")
   if seed is not None and not 0 <= seed < 2**32:
     raise UserError(f"--seed={seed}: expected 0 to 2^32 - 1")
-  chosen = transforms(given)
+  chosen = build_transforms(given)
   filters = [name for name in FILTERS if name in given]
   ranked = {"length_penalty": length_penalty, "length_power": length_power}
   ranked = {name: value for name, value in ranked.items() if value is not None}
@@ -136,7 +140,7 @@ def choose(
       if length_power is None
       else PowerPenalty(length_power)
     )
-    rule = Attainable() if early_stopping is None else Transformers(early_stopping)
+    rule = AttainableScore() if early_stopping is None else TransformersRule(early_stopping)
     return Beams(beams, samples, penalty, chosen, rule)
   for name, value in ranked.items():
     raise UserError(f"--{name}={value}: ranks the sequences of a beam search; give --beams=4 too")

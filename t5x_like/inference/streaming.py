@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.decoding.generate import Start, begin
-from t5x_like.decoding.sampling import Step, Transform, apply, greatest
-from t5x_like.decoding.unrolled import for_decoding
+from t5x_like.decoding.generate import PrefilledModel, prefill
+from t5x_like.decoding.sampling import DecodingStep, Transform, apply_transforms, row_maximum
+from t5x_like.decoding.unrolled import prepare_for_decoding
 from t5x_like.errors import UserError
 from t5x_like.inference.generation import Generation
 from t5x_like.nn import params
@@ -42,9 +42,9 @@ class Stream:
     context: int = 512,
     seed: int = 0,
   ):
-    self._run = run.changed(for_decoding)
+    self._run = run.changed(prepare_for_decoding)
     self._predict = predict
-    self._transforms = predict.completed(transforms)
+    self._transforms = predict.add_constraints(transforms)
     self.context, self._key, self._answers = context, jax.random.key(seed), 0
     self._rows = run.rules.ways("batch")  # the text is the first row; the others complete a batch
     self._read, self._step = jax.jit(self._first), jax.jit(self._next, donate_argnums=1)
@@ -83,10 +83,10 @@ class Stream:
         break
       if token < self._predict.vocabulary.size:  # token tables may have more rows
         made.append(token)
-      text = self._predict.text_of(ids, made)
+      text = self._predict.decode_answer(ids, made)
       if stops.cut(text) != text:
         break
-      settled = stops.settled(text)
+      settled = stops.stable_prefix(text)
       if not text.endswith(_UNFINISHED) and settled.startswith(told) and len(settled) > len(told):
         yield settled[len(told) :]
         told = settled
@@ -94,26 +94,26 @@ class Stream:
     if len(rest) > len(told) and rest.startswith(told):
       yield rest[len(told) :]
 
-  def _first(self, arrays, batch) -> tuple[Start, jax.Array]:
+  def _first(self, arrays, batch) -> tuple[PrefilledModel, jax.Array]:
     with self._run.rules.activate():
       model = params.with_arrays(self._run.model, arrays)
-      made = self._predict.batch(batch)
-      start = begin(model, made, self._predict.new_tokens, self._predict.ends)
+      made = self._predict.model_features(batch)
+      start = prefill(model, made, self._predict.new_tokens, self._predict.ends)
       return dataclasses.replace(start, model=None, last_B1=None), start.last_B1
 
   def _next(
-    self, arrays, start: Start, last_B1, tokens_BT, index, key, temperature
-  ) -> tuple[Start, jax.Array]:
+    self, arrays, start: PrefilledModel, last_B1, tokens_BT, index, key, temperature
+  ) -> tuple[PrefilledModel, jax.Array]:
     with self._run.rules.activate():
-      model = for_decoding(params.with_arrays(self._run.model, arrays))
+      model = prepare_for_decoding(params.with_arrays(self._run.model, arrays))
       logits_BV, state = dataclasses.replace(start, model=model).next_logits(
         last_B1, start.state, index
       )
-      step = Step(index, self._predict.new_tokens, start.eos, start.prompt_BP, tokens_BT)
+      step = DecodingStep(index, self._predict.new_tokens, start.eos, start.prompt_BP, tokens_BT)
       divisor = jnp.where(temperature > 0, jnp.maximum(temperature, 1e-6), 1.0)
-      scores_BV = apply(self._transforms, logits_BV / divisor, step)
+      scores_BV = apply_transforms(self._transforms, logits_BV / divisor, step)
       drawn_B = jax.random.categorical(jax.random.fold_in(key, index), scores_BV)
-      token_B = jnp.where(temperature > 0, drawn_B, greatest(scores_BV)[1])
+      token_B = jnp.where(temperature > 0, drawn_B, row_maximum(scores_BV)[1])
       return dataclasses.replace(start, state=state), token_B.astype(jnp.int32)[:, None]
 
   def _placed(self, x: np.ndarray) -> jax.Array:

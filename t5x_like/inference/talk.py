@@ -35,7 +35,7 @@ class Talk:
     self._stream = stream
 
   @property
-  def told(self) -> str:
+  def description(self) -> str:
     """Describe in a sentence the messages that it takes."""
     if isinstance(self._predict, TextClassification):
       return self._predict.description
@@ -47,7 +47,7 @@ class Talk:
         "text are filled."
       )
     if isinstance(self._predict, Answer):
-      return f"It answers you by {self._predict.described}."
+      return f"It answers you by {self._predict.template_description}."
     return "It continues your text."
 
   def __call__(self, messages: Sequence[Message], temperature: float = 0.0) -> Iterator[str]:
@@ -72,7 +72,7 @@ class Talk:
         yield f"\n  {number}: {shown}"
     elif isinstance(self._predict, Answer):
       yield from self._stream(self._conversation(messages), temperature)
-    elif self._predict.fills(text):
+    elif self._predict.has_blanks(text):
       (ids,) = self._predict.encode([text], _ORIGIN)
       yield fill(text, "".join(self._stream(ids, temperature)))
     else:
@@ -84,7 +84,8 @@ class Talk:
     system = [one for one in messages[:1] if one.role == "system"]
     turns = list(messages[len(system) :])
     while (
-      len(ids := self._predict.opened([*system, *turns])) > self._stream.context and len(turns) > 2
+      len(ids := self._predict.conversation_ids([*system, *turns])) > self._stream.context
+      and len(turns) > 2
     ):
       turns = turns[2:]  # a question and its answer
     if len(ids) > self._stream.context:

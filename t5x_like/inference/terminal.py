@@ -19,9 +19,9 @@ def run(talk: Talk, temperature: float, system: str | None, given: TextIO, out: 
     import readline  # noqa: F401 -- gives `input` a history
   person = given.isatty()
   if person:
-    _show(f"{talk.told} ({COMMANDS}; ^C stops an answer)", out)
+    _show(f"{talk.description} ({COMMANDS}; ^C stops an answer)", out)
   else:
-    print(talk.told, file=sys.stderr, flush=True)  # the output has answers alone
+    print(talk.description, file=sys.stderr, flush=True)  # the output has answers alone
   history = _begun(system)
   while (line := _line(given, person)) is not None:
     word, _, rest = line.partition(" ")

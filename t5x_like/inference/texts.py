@@ -14,7 +14,7 @@ BLANK = "blank line"
 Conversation = list[dict[str, str]]
 
 
-def read(path: str, field: str | None = None, flag: str = "--input") -> list[Any]:
+def read_texts(path: str, field: str | None = None, flag: str = "--input") -> list[Any]:
   """Return the texts of a file, None for a blank line: its lines or, in JSON lines, the values of a
   key.
 
@@ -42,7 +42,7 @@ def read_objects(path: str, flag: str = "--input") -> list[dict[str, Any] | None
   """Return the objects of JSON lines, None for a blank line.
 
   Args:
-    path, flag: as in `read`.
+    path, flag: as in `read_texts`.
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object.
   """
@@ -70,7 +70,9 @@ def _lines(path: str, flag: str) -> list[str]:
   return lines
 
 
-def answered(inputs: Sequence[Any], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def insert_blank_errors(
+  inputs: Sequence[Any], answers: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
   """Put an `error` for each blank line among the answers to the other lines."""
   rest = iter(answers)
   return [{"input": "", "error": BLANK} if text is None else next(rest) for text in inputs]
@@ -109,12 +111,12 @@ def _text(line: str, field: str | None, where: str) -> str | Conversation:
   return record[field]
 
 
-def lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+def to_json_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
   """Return each row as a line of JSON."""
   return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def shown(text: str | Conversation, number: int) -> str:
+def describe_text(text: str | Conversation, number: int) -> str:
   """Describe a text, or a conversation by its last message, for a message; `number` counts from
   0."""
   if not isinstance(text, str):

@@ -29,7 +29,9 @@ def serve(talk: Talk, port: int, name: str, temperature: float, system: str | No
   use."""
   try:
     server = Server(
-      talk, port, {"name": name, "told": talk.told, "temperature": temperature, "system": system}
+      talk,
+      port,
+      {"name": name, "description": talk.description, "temperature": temperature, "system": system},
     )
   except OSError as error:
     raise UserError(

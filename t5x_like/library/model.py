@@ -43,7 +43,7 @@ from t5x_like.training.saved_model import SavedModel
 CONVERSATIONS = ("chat", "preferences", "prompts")  # tasks whose decoders answer in a chat template
 
 
-class Options(TypedDict, total=False):
+class PredictOptions(TypedDict, total=False):
   """The options of a prediction; python -m t5x_like.predict --help describes them."""
 
   max_new_tokens: int
@@ -65,7 +65,7 @@ class Options(TypedDict, total=False):
 
 
 class Model:
-  """A trained model. `load` makes one, with its parameters in memory; `opened` leaves them until
+  """A trained model. `load` makes one, with its parameters in memory; `open_model` leaves them until
   they are used.
 
   Args:
@@ -145,7 +145,7 @@ class Model:
   @property
   def _classifies(self) -> bool:
     """Whether the model was trained to label texts, or pairs of texts, or to give them a number."""
-    return self._source.config.task.name == classification.TASK
+    return self._source.config.task.name == classification.TASK_NAME
 
   def predict(
     self,
@@ -154,7 +154,7 @@ class Model:
     *,
     origin: str = "predict",
     template: str | dict | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[PredictOptions],
   ) -> list[dict[str, Any]]:
     """Return a record for each input, as `python -m t5x_like.predict` writes them.
 
@@ -174,9 +174,16 @@ class Model:
         f"{origin}: found a string, expected a list of inputs, such as [{inputs[:40]!r}]"
       )
     if "image" in self.features:
-      given = (self.model, self.vocabulary, self._source.config.task.to_dict(), checked(options))
+      given = (
+        self.model,
+        self.vocabulary,
+        self._source.config.task.to_dict(),
+        check_options(options),
+      )
       predict = (
-        images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
+        images.build_predictor(*given)
+        if choices is None
+        else image_texts.TextChoice(*given, choices)
       )
       return predict(self.run, inputs)
     predict = (
@@ -197,13 +204,15 @@ class Model:
       UserError: the file is missing, empty or not UTF-8, or lacks the key or column.
     """
     if "image" in self.features:
-      return images.files(path)
-    return self.classifier().read(path, field) if self._classifies else texts.read(path, field)
+      return images.list_images(path)
+    return (
+      self.classifier().read(path, field) if self._classifies else texts.read_texts(path, field)
+    )
 
-  def classifier(self, **options: Unpack[Options]) -> TextClassification:
+  def classifier(self, **options: Unpack[PredictOptions]) -> TextClassification:
     """Return the predictor of a classifier of texts; raise UserError for an option other than
     `top_k`."""
-    flags = checked(options)
+    flags = check_options(options)
     key = ("", *sorted(flags.items()))
     if key not in self._predictors:
       task = self._source.config.task.to_dict()
@@ -211,7 +220,7 @@ class Model:
       self._predictors[key] = TextClassification(self.model, self.vocabulary, task, flags)
     return self._predictors[key]
 
-  def generate(self, prompts: str | Sequence[str], **options: Unpack[Options]) -> Any:
+  def generate(self, prompts: str | Sequence[str], **options: Unpack[PredictOptions]) -> Any:
     """Return the text that follows or answers each prompt: a decoder continues it, an
     encoder-decoder answers it.
 
@@ -287,7 +296,7 @@ class Model:
         )
       encode = self._prompts.encode
       start = self._prompts.start_id
-      rolling = self._prompts.likelihood.rolling
+      rolling = self._prompts.likelihood.rolling_log_probability
       return _each(texts, lambda some: [rolling(encode(one, special=False), start) for one in some])
     if isinstance(texts, str) != isinstance(continuations, str):
       raise UserError("score: found a string and a list, expected two strings or two lists")
@@ -297,7 +306,7 @@ class Model:
       raise UserError(
         f"score: found {len(texts)} texts and {len(continuations)} continuations, expected as many"
       )
-    pairs = [self._prompts.pair(*both) for both in zip(texts, continuations)]
+    pairs = [self._prompts.encode_pair(*both) for both in zip(texts, continuations)]
     return [one.log_probability for one in self._prompts.likelihood(pairs)]
 
   def encode(self, texts: str | Sequence[str], pooling: str = "mean") -> np.ndarray:
@@ -377,7 +386,12 @@ class Model:
     return None
 
   def talk(
-    self, *, template: str | dict | None, context: int | None, seed: int, **options: Unpack[Options]
+    self,
+    *,
+    template: str | dict | None,
+    context: int | None,
+    seed: int,
+    **options: Unpack[PredictOptions],
   ) -> Talk:
     """Return a conversation, as `python -m t5x_like.chat` has it.
 
@@ -408,7 +422,7 @@ class Model:
     if isinstance(predict, MaskFilling):
       return Talk(self.run, predict, None)
     stream = Stream(
-      self.run, predict, named.transforms(given), predict.longest_prompt(context), seed
+      self.run, predict, named.build_transforms(given), predict.max_prompt_length(context), seed
     )
     return Talk(self.run, predict, stream)
 
@@ -425,14 +439,14 @@ class Model:
         process.log(note)
     return self._pooled[pooling]
 
-  def _predictor(self, template: str | dict | None, **options: Unpack[Options]):
-    flags = checked(options)
+  def _predictor(self, template: str | dict | None, **options: Unpack[PredictOptions]):
+    flags = check_options(options)
     given = None if template == "none" else template or self.template
     if "decoder_target_tokens" in self.features:
       flags = generation_settings.merge_options(self.settings, flags)
     key = (repr(given), *sorted(flags.items()))
     if key not in self._predictors:  # the programs of one that is kept are compiled once
-      make = self._retrieved if "passage_tokens" in self.features else predictors.predictor
+      make = self._retrieved if "passage_tokens" in self.features else predictors.build_predictor
       made = self._predictors[key] = make(self.model, self.vocabulary, self.features, flags, given)
       if isinstance(made, Generation):
         made.ends = tuple(sorted({*made.ends, *self.ends}))
@@ -476,7 +490,7 @@ def load(
   return model
 
 
-def opened(
+def open_model(
   path: str, recipe: str | None, overrides: Sequence[str], step: int | None, batch_size: int
 ) -> Model:
   """Open a trained model with a recipe or changes to its config; its parameters are read when they
@@ -494,13 +508,13 @@ def opened(
   return Model(open_with_recipe(path, recipe, overrides, rows=True), step, batch_size)
 
 
-def checked(options: Options) -> dict[str, Any]:
+def check_options(options: PredictOptions) -> dict[str, Any]:
   """Return the options that are given; raise UserError for an unknown one."""
   for name in options:
-    if name not in Options.__annotations__:
+    if name not in PredictOptions.__annotations__:
       raise UserError(
-        f"{name}: unknown option{did_you_mean(name, Options.__annotations__)}; a prediction takes "
-        f"{', '.join(Options.__annotations__)}"
+        f"{name}: unknown option{did_you_mean(name, PredictOptions.__annotations__)}; a prediction takes "
+        f"{', '.join(PredictOptions.__annotations__)}"
       )
   lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
   return {name: value for name, value in {**options, **lists}.items() if value is not None}

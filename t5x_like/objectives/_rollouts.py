@@ -56,7 +56,7 @@ class RewardObjective(DecoderTargets):
     return self.beta > 0
 
   def check(self, model, features: dict) -> None:
-    rewards.find(self.reward)
+    rewards.find_reward(self.reward)
     (completions,) = features["rewards"].shape
     if completions < self.min_completions:
       raise UserError(
@@ -158,4 +158,4 @@ def check_reward(reward: str | dict) -> None:
   when needed."""
   name, _ = slots.name_and_arguments("config.objective.reward", reward)
   if ":" not in (name or ""):
-    rewards.find(reward)
+    rewards.find_reward(reward)

@@ -142,7 +142,7 @@ def _decoding(config: ConfigDict, parts: Parts, task):
 
   The number of new tokens is the default of `predict`, within the trained length.
   """
-  from t5x_like.decoding.generate import begin
+  from t5x_like.decoding.generate import prefill
   from t5x_like.inference import generation, strategies
 
   shapes = {name: list(feature.shape) for name, feature in task.features.items()}
@@ -167,10 +167,10 @@ def _decoding(config: ConfigDict, parts: Parts, task):
   options = dict(max_length=predictor.new_tokens, eos=(task.vocabulary.eos_id,))
 
   def function(model, batch):
-    return strategy(model, predictor.batch(batch), batch["numbers"], **options)
+    return strategy(model, predictor.model_features(batch), batch["numbers"], **options)
 
   def read(model, batch):
-    return begin(model, predictor.batch(batch), **options).state
+    return prefill(model, predictor.model_features(batch), **options).state
 
   tokens = jax.ShapeDtypeStruct(
     (config.batch_size, length), jnp.int32, sharding=parts.rules.batch()

@@ -31,7 +31,7 @@ _WHERE = "config.objective.reward"
 Reward = Callable[[list[str], list[dict[str, Any]]], Sequence[float]]
 
 
-def find(value: str | dict[str, Any]) -> Reward:
+def find_reward(value: str | dict[str, Any]) -> Reward:
   """Return the function of a name, or of a name and arguments.
 
   Raises:
@@ -47,13 +47,13 @@ def find(value: str | dict[str, Any]) -> Reward:
   )
 
 
-def together(value: str | dict[str, Any]) -> bool:
+def needs_all_processes(value: str | dict[str, Any]) -> bool:
   """Return whether all processes must call a reward with the same texts."""
-  found = find(value)
+  found = find_reward(value)
   return getattr(getattr(found, "func", found), "together", False)
 
 
-def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
+def pack_fields(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
   """Return the fields of a record as a task's feature: UTF-8 of their JSON, uint8 [length], padded
   with 0.
 
@@ -74,19 +74,19 @@ def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
   return np.frombuffer(found.ljust(length, b"\0"), np.uint8)
 
 
-def unpacked(fields_RF: np.ndarray) -> list[dict[str, Any]]:
-  """Invert `packed` for rows; a row of zeros is {}."""
+def unpack_fields(fields_RF: np.ndarray) -> list[dict[str, Any]]:
+  """Invert `pack_fields` for rows; a row of zeros is {}."""
   return [json.loads(bytes(row).rstrip(b"\0") or b"{}") for row in np.asarray(fields_RF, np.uint8)]
 
 
-def ends_of(task) -> tuple[int, ...]:
+def completion_ends(task) -> tuple[int, ...]:
   """Return the ids that end a completion in any part of a task."""
   return tuple(
     {task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.end_ids)}
   )
 
 
-def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str]:
+def decode_completions(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str]:
   """Return the texts of completions up to their ends."""
   rows = [
     row[: next((place for place, i in enumerate(row) if i in ends), None)]
@@ -95,7 +95,7 @@ def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str
   return [vocabulary.decode([i for i in row if i < vocabulary.size]) for row in rows]
 
 
-def answers_of(example: dict[str, Any]) -> set[str]:
+def right_answers(example: dict[str, Any]) -> set[str]:
   """Return the right texts in the fields of an example, without white space around them; see
   `metrics.texts.reference_texts`.
 
@@ -122,12 +122,12 @@ def answers_of(example: dict[str, Any]) -> set[str]:
   return answers
 
 
-def of_texts(
+def reward_texts(
   value: str | dict[str, Any], texts: list[str], examples: list[dict[str, Any]]
 ) -> np.ndarray:
   """Return the rewards of texts, float32 [R]; raise UserError unless the function gives a finite
   number for each."""
-  reward, (name, _) = find(value), slots.name_and_arguments(_WHERE, value)
+  reward, (name, _) = find_reward(value), slots.name_and_arguments(_WHERE, value)
   where = f"{_WHERE}: {name}"
   try:
     found = np.asarray(reward(texts, examples), np.float32)

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from t5x_like.rewards import answers_of
+from t5x_like.rewards import right_answers
 
 
 def reward(texts: list[str], examples: list[dict[str, Any]]) -> list[float]:
   """Return a reward for each text; see `t5x_like.rewards`."""
   return [
-    float(text.strip() in answers_of(example))
+    float(text.strip() in right_answers(example))
     for text, example in zip(texts, examples, strict=True)
   ]

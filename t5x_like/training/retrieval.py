@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import index, shelf
+from t5x_like.retrieval import build_index, open_search
 from t5x_like.runtime import process
 from t5x_like.training.build import REFERENCE, Parts, abstract_batch
 from t5x_like.training.compilation import StepCost, compile_step
@@ -40,7 +40,7 @@ class RetrievalStep:
     k = batch["passage_tokens"].shape[1] - 1
     self._every = parts.objective.refresh_every
     self._beside = parts.objective.refresh == "beside"
-    self._shelf = None
+    self._search = None
     if k:
       given = (
         parts.model,
@@ -49,7 +49,7 @@ class RetrievalStep:
         config.batch_size * (1 + k),
         self._every if self._beside else 1,
       )
-      self._shelf = shelf(parts.objective.search, *given)
+      self._search = open_search(parts.objective.search, *given)
       process.log(
         f"retrieval: {k} of {passages.number:,} passages for each of {config.batch_size} rows, by "
         f"an index made every {self._every:,} steps"
@@ -73,9 +73,9 @@ class RetrievalStep:
     last, step = self._given
     if last() is not state:
       step = int(fetch(state.step))  # waits for it: only at a start
-    if self._shelf:
+    if self._search:
       state = self._refreshed(state, step)
-      batch = self._shelf.filled(state.params, self._index[1], batch)
+      batch = self._search.add_nearest(state.params, self._index[1], batch)
       del batch["passages"]
     state, metrics = self._step(state, batch)
     self._given = weakref.ref(state), step + 1
@@ -89,13 +89,13 @@ class RetrievalStep:
       state = dataclasses.replace(state, params=state.params | self._copied(state.params))
     if self._index is None or self._index[0] != due:
       self._index = None  # its memory, before there is another
-      ready = self._next[0] == due and self._next[2] == self._shelf.parts
+      ready = self._next[0] == due and self._next[2] == self._search.parts
       self._index = (
         due,
-        self._next[1] if ready else index(self._shelf, self._source(state.params), _KEPT),
+        self._next[1] if ready else build_index(self._search, self._source(state.params), _KEPT),
       )
     if self._beside:
-      self._advance(state.params, due + self._every, min(1 + step - due, self._shelf.parts))
+      self._advance(state.params, due + self._every, min(1 + step - due, self._search.parts))
     return state
 
   def _source(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -113,10 +113,10 @@ class RetrievalStep:
     at, made, parts = self._next
     if at != due:
       at = due
-      made = self._shelf.empty()
+      made = self._search.empty_index()
       parts = 0
     for number in range(parts, wanted):
-      made = self._shelf.part(_KEPT, arrays, made, number)
+      made = self._search.embed_part(_KEPT, arrays, made, number)
     self._next = at, made, max(parts, wanted)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from t5x_like import rewards
-from t5x_like.decoding.generate import drawn
+from t5x_like.decoding.generate import choose_by_keys
 from t5x_like.decoding.rollouts import rollout
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -43,7 +43,7 @@ class RolloutStep:
     self._parts = parts
     self._task = task
     self._batch_size = config.batch_size
-    self._ends = rewards.ends_of(task)
+    self._ends = rewards.completion_ends(task)
     batch = abstract_batch(config, parts.rules, task)
     _, K, N = batch["decoder_log_probabilities"].shape
     process.log(
@@ -65,7 +65,7 @@ class RolloutStep:
     """Return a batch of prompts with their completions and the rewards of these.
 
     Raises:
-      UserError: the reward function fails; see `rewards.of_texts`.
+      UserError: the reward function fails; see `rewards.reward_texts`.
     """
     batch = self._answer(state.params, batch, state.step)
     rules = self._parts.rules
@@ -73,12 +73,12 @@ class RolloutStep:
     N = batch["decoder_log_probabilities"].shape[-1]
     rows = local_rows(rules.batch(), size)
     reward = self._parts.objective.reward
-    asked = np.arange(size) if rewards.together(reward) else rows
+    asked = np.arange(size) if rewards.needs_all_processes(reward) else rows
     tokens_BKN = fetch(batch["decoder_target_tokens"])[asked][..., -N:]
-    texts = rewards.texts_of(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
-    fields = rewards.unpacked(fetch(batch["fields"])[asked])
+    texts = rewards.decode_completions(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
+    fields = rewards.unpack_fields(fetch(batch["fields"])[asked])
     examples = [one for one in fields for _ in range(tokens_BKN.shape[1])]
-    found_BK = rewards.of_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
+    found_BK = rewards.reward_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
     return batch | {
       "rewards": from_local_rows(rules.batch(), rows, found_BK[np.searchsorted(asked, rows)], size)
     }
@@ -118,7 +118,7 @@ def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ROLLOUTS), step)
       keys_R = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(B * K))
       made = rollout(
-        params.with_arrays(model, arrays), rows, drawn(keys_R), new_tokens=N, ends=ends
+        params.with_arrays(model, arrays), rows, choose_by_keys(keys_R), new_tokens=N, ends=ends
       )
       return batch | {name: x.reshape(B, K, *x.shape[1:]) for name, x in made.items()}
 

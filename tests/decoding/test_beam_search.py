@@ -11,10 +11,10 @@ import pytest
 from generate_cases import EOS, L, decoder, encoder_decoder, inputs, logits, prompts, run
 
 from t5x_like.decoding.beam_search import (
-  Attainable,
+  AttainableScore,
   GnmtPenalty,
   PowerPenalty,
-  Transformers,
+  TransformersRule,
   beam_search,
 )
 from t5x_like.decoding.generate import greedy
@@ -25,7 +25,13 @@ from t5x_like.decoding.generate import greedy
 )
 def test_one_beam_is_greedy(make, batch):
   tokens, scores = run(
-    beam_search, make(), batch, max_length=L, beams=1, rule=Transformers(True), length_penalty=None
+    beam_search,
+    make(),
+    batch,
+    max_length=L,
+    beams=1,
+    rule=TransformersRule(True),
+    length_penalty=None,
   )
   np.testing.assert_array_equal(tokens[:, 0], run(greedy, make(), batch, max_length=L))
   assert scores.shape == (len(tokens), 1) and scores.dtype == np.float32
@@ -65,7 +71,7 @@ def reference(logprobs, beams, penalty, rule):
   """Beam search over lists: what has finished as (score, tokens), best first."""
   running = [(0.0, ())]
   done = []
-  theirs = isinstance(rule, Transformers)
+  theirs = isinstance(rule, TransformersRule)
   for step in range(STEPS):
     candidates = [
       (score + float(p), seq + (id,))
@@ -87,12 +93,12 @@ def reference(logprobs, beams, penalty, rule):
   return done or [(score / penalty(STEPS), seq) for score, seq in running]
 
 
-RULES = [Attainable(), *map(Transformers, (False, True, "never"))]
+RULES = [AttainableScore(), *map(TransformersRule, (False, True, "never"))]
 SEARCHES = [
   *itertools.product(RULES, [2], [PowerPenalty(1.0)]),
   *itertools.product(RULES[:3:2], [3], [GnmtPenalty(0.6)]),
-  (Attainable(), 2, PowerPenalty(-1.0)),
-  (Transformers(), 2, None),
+  (AttainableScore(), 2, PowerPenalty(-1.0)),
+  (TransformersRule(), 2, None),
 ]
 
 
@@ -140,7 +146,7 @@ def test_beams_of_an_encoder_decoder_keep_their_own_cache():
   m = encoder_decoder()
   batch = inputs()
   K = 3
-  options = dict(max_length=L, beams=K, rule=Transformers(), length_penalty=PowerPenalty(1.0))
+  options = dict(max_length=L, beams=K, rule=TransformersRule(), length_penalty=PowerPenalty(1.0))
   tokens, scores = run(beam_search, m, batch, **options)
   for row in range(4):
     fed = np.pad(tokens[row, :, :-1], ((0, 0), (1, 0)))

@@ -26,17 +26,17 @@ from t5x_like.decoding.beam_search import beam_search
 from t5x_like.decoding.generate import greedy, sample
 from t5x_like.decoding.penalties import NoRepeatNgrams, RepetitionPenalty
 from t5x_like.decoding.sampling import (
+  DecodingStep,
   ForcedBos,
   ForcedEos,
   MinLength,
   MinP,
-  Step,
   Temperature,
   TopK,
   TopP,
 )
 from t5x_like.decoding.stops import StopStrings
-from t5x_like.decoding.unrolled import for_decoding
+from t5x_like.decoding.unrolled import prepare_for_decoding
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
@@ -126,8 +126,8 @@ def test_a_model_made_for_decoding_gives_the_same_and_its_kernels_are_ready(make
   for name in ("encoder", "decoder"):
     if hasattr(made, name):
       getattr(made, name).layers = "loop"
-  ready = for_decoding(made)
-  assert for_decoding(ready) is ready
+  ready = prepare_for_decoding(made)
+  assert prepare_for_decoding(ready) is ready
   np.testing.assert_array_equal(
     run(greedy, ready, batch(), max_length=L), run(greedy, made, batch(), max_length=L)
   )
@@ -149,7 +149,9 @@ def test_generation_stops_when_all_rows_have_ended():
 
   def end_third(scores_BV, step):
     jax.debug.callback(lambda index: asked.append(int(index)), step.index)
-    return jnp.where(step.index == 2, ForcedBos(EOS)(scores_BV, Step(0, L, (EOS,))), scores_BV)
+    return jnp.where(
+      step.index == 2, ForcedBos(EOS)(scores_BV, DecodingStep(0, L, (EOS,))), scores_BV
+    )
 
   got = run(greedy, encoder_decoder(), inputs(), max_length=L, transforms=(end_third,))
   jax.effects_barrier()
@@ -175,7 +177,7 @@ LOGITS = np.log(np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04], np.float32))
 def kept(*transforms):
   scores = jnp.asarray(np.stack([LOGITS, LOGITS[::-1]]))
   for transform in transforms:
-    scores = transform(scores, Step(jnp.int32(0), L, (EOS,)))
+    scores = transform(scores, DecodingStep(jnp.int32(0), L, (EOS,)))
   first, second = np.isfinite(np.asarray(scores))
   assert (first == second[::-1]).all()
   return int(first.sum())

@@ -9,9 +9,9 @@ from generate_cases import EOS, L, V, decoder, draw, encoder_decoder, inputs, pr
 
 import more
 from t5x_like.decoding.beam_search import beam_search
-from t5x_like.decoding.generate import generate, greedy, likeliest
+from t5x_like.decoding.generate import choose_likeliest, generate, greedy
 from t5x_like.decoding.penalties import BannedWords, NoRepeatNgrams, RepetitionPenalty
-from t5x_like.decoding.sampling import Step, Typical
+from t5x_like.decoding.sampling import DecodingStep, Typical
 from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 
@@ -30,7 +30,9 @@ def step_and_lists():
   # the last places are not made yet
   made = np.concatenate([tokens[:, HEAD:], np.full((ROWS, 2), 1, np.int32)], axis=1)
   lists = [row[HEAD - head :].tolist() for row, head in zip(tokens, heads)]
-  return Step(jnp.int32(MADE), MADE + 2, (EOS,), jnp.asarray(prompt), jnp.asarray(made)), lists
+  return DecodingStep(
+    jnp.int32(MADE), MADE + 2, (EOS,), jnp.asarray(prompt), jnp.asarray(made)
+  ), lists
 
 
 def banned_by(transform, history):
@@ -122,7 +124,7 @@ def test_steps_without_such_transforms_have_no_history(monkeypatch):
     return constants, eqn.params["body_jaxpr"].in_avals[constants:]
 
   with_history = {n: loop(f, transforms=(NoRepeatNgrams(2),), **o) for n, f, o in KINDS}
-  monkeypatch.setattr(Step, "history", None)
+  monkeypatch.setattr(DecodingStep, "history", None)
   for name, function, options in KINDS:
     constants, carried = loop(function, **options)
     assert with_history[name] == (constants + 1, carried)
@@ -146,12 +148,12 @@ def test_strings_are_found_at_the_token_that_completes_them(strings):
   stop = StopStrings(strings, TEXTS)
   for row, parts in zip(tokens, texts):
     ends = [n for n in range(1, 9) if any(one in b"".join(parts[:n]) for one in strings)]
-    assert len(stop.before_end(row)) == (ends[0] if ends else 8)
+    assert len(stop.through_stop(row)) == (ends[0] if ends else 8)
   # ids without text would hide a string from the device
   whole = np.where((tokens == 10) | (tokens > 11), 1, tokens)
   found = np.stack([np.asarray(jax.jit(stop)(whole, jnp.int32(n))) for n in range(8)], axis=1)
   for row, ids in zip(found, whole):
-    end = len(stop.before_end([*ids, 0, 0])) - 1
+    end = len(stop.through_stop([*ids, 0, 0])) - 1
     assert np.flatnonzero(row)[:1].tolist() == ([end] if end < 8 else [])
 
 
@@ -162,9 +164,9 @@ def test_rows_end_at_strings_in_every_kind_of_generation():
   free = run(greedy, m, batch, max_length=L, eos=())
   wanted = bytes(65 + i for i in free[0, 2:4])  # two tokens that do come
   stop = StopStrings((wanted,), texts)
-  got, log_p = run(generate, m, batch, choose=likeliest, max_length=L, eos=(), stop=stop)
+  got, log_p = run(generate, m, batch, choose=choose_likeliest, max_length=L, eos=(), stop=stop)
   for row, before, scores in zip(got, free, log_p):
-    kept = stop.before_end(before)
+    kept = stop.through_stop(before)
     assert row.tolist() == [*kept, *[0] * (L - len(kept))] and (scores[len(kept) :] == 0).all()
   assert (got[0, 4:] == 0).all()
   tokens, scores = run(

@@ -112,7 +112,9 @@ def test_rows_of_prompts(architecture, tmp_path):
     else:
       assert ids == [*vocabulary.encode(example["inputs"]), vocabulary.eos_id]
       assert batch["decoder_input_tokens"][row, 1, 0] == vocabulary.decoder_start_id
-    assert rewards.unpacked(batch["fields"][row : row + 1]) == [{"sum": example["record"]["sum"]}]
+    assert rewards.unpack_fields(batch["fields"][row : row + 1]) == [
+      {"sum": example["record"]["sum"]}
+    ]
   assert not batch["decoder_loss_weights"].any()
 
 
@@ -135,7 +137,7 @@ def test_prompts_mix_if_their_lengths_agree(tmp_path):
 
   built = mixed()
   batch = next(loader.train_batches(built, batch_size=4, seed=0))
-  found = [tuple(record) for record in rewards.unpacked(batch["fields"])]
+  found = [tuple(record) for record in rewards.unpack_fields(batch["fields"])]
   assert sorted(found) == [("a", "b"), ("a", "b"), ("sum",), ("sum",)]
   for row, fields in enumerate(found):
     asked = batch["decoder_input_tokens"][row, 1][batch["decoder_segment_ids"][row, 1] > 0]

@@ -13,14 +13,14 @@ MODEL = types.SimpleNamespace(inputs=types.SimpleNamespace(position=None))
 
 
 def test_a_text_is_a_message_and_the_answer_ends_with_its_turn():
-  answer = predictors.predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "plain")
+  answer = predictors.build_predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "plain")
   (ids,) = answer.encode(["Hi!"], "-")
   assert ids == [vocabularies.start_id(BYTES), *BYTES.encode("User: Hi!\n\nAssistant:")]
   found = [*BYTES.encode(" Hello."), BYTES.eos_id, *BYTES.encode("\n\nUser:")]
-  assert answer.text_of(ids, answer._until_end(found)) == "Hello."
+  assert answer.decode_answer(ids, answer._until_end(found)) == "Hello."
   assert answer.ends == (BYTES.eos_id,)
 
 
 def test_a_vocabulary_without_the_pieces_of_the_template_is_refused():
   with pytest.raises(UserError, match="needs the piece '<.im_start.>'"):
-    predictors.predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "chatml")
+    predictors.build_predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "chatml")

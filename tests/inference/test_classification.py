@@ -103,7 +103,7 @@ def test_answers_have_the_likeliest_labels_first():
     "  24.5%  so so",
     "  9.0%  no",
   ]
-  assert talk.told == "It labels your text: no, yes, so so."
+  assert talk.description == "It labels your text: no, yes, so so."
 
 
 def test_pairs_are_given_in_three_ways_and_others_are_refused():

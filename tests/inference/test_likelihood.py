@@ -41,7 +41,7 @@ def test_a_target_begins_as_in_training_or_as_it_is_forced_to(first, tmp_path):
     vocabulary=vocabulary, features=features, run=run, forced=(first, None)
   )
   quick, fox = (vocabulary.encode(text) for text in ("the quick", "fox"))
-  assert Prompts(opened).pair("the quick", " fox") == (
+  assert Prompts(opened).encode_pair("the quick", " fox") == (
     [0, *quick, 2],
     [0 if first is None else first, *fox, 2],
   )
@@ -104,7 +104,7 @@ def test_every_token_of_a_text_counts_once(model, likelihood, stride):
     end = min(len(text), past + (LONGEST if past == 1 else step))
     total += by_hand(model, text[max(0, end - LONGEST - 1) : end], end - past)[0]
     past = end
-  assert likelihood.rolling(ids, 0, stride) == pytest.approx(total, rel=1e-5)
+  assert likelihood.rolling_log_probability(ids, 0, stride) == pytest.approx(total, rel=1e-5)
 
 
 def test_questions_are_asked_of_a_published_model(model, tmp_path):

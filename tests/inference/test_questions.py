@@ -11,7 +11,7 @@ from t5x_like import evaluate, rows, vocabularies
 from t5x_like.benchmarks import facts, suite
 from t5x_like.errors import UserError
 from t5x_like.inference import prompts, questions
-from t5x_like.inference.likelihood import Scored
+from t5x_like.inference.likelihood import ContinuationScore
 from t5x_like.library import model as library
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
@@ -111,12 +111,12 @@ class Model:
   def encode(self, text, special=True):
     return list(text)
 
-  def pair(self, context, continuation):
+  def encode_pair(self, context, continuation):
     return context, continuation
 
   def __call__(self, pairs):
     self.given += pairs
-    return [Scored(self._score(text), True) for _, text in pairs]
+    return [ContinuationScore(self._score(text), True) for _, text in pairs]
 
   longest = 512
 
@@ -125,7 +125,7 @@ class Model:
     answers = self._answer if isinstance(self._answer, list) else [self._answer] * len(contexts)
     return answers, [False] * len(contexts), [len(answer) >= new for answer in answers]
 
-  def rolling(self, ids, start, stride):
+  def rolling_log_probability(self, ids, start, stride):
     return -float(len(ids))
 
   start_id = 0
@@ -338,7 +338,7 @@ def test_a_chat_template_surrounds_the_context_and_not_the_answer():
     vocabulary=vocabularies.load("bytes"),
     forced=(None, None),
   )
-  context, answer = prompts.Prompts(opened, template="plain").pair("Where?", " Here")
+  context, answer = prompts.Prompts(opened, template="plain").encode_pair("Where?", " Here")
   vocabulary = opened.vocabulary
   assert vocabulary.decode(context) == "User: Where?\n\nAssistant:" and context[
     0

@@ -44,17 +44,19 @@ from t5x_like.inference import strategies
 )
 def test_flags_that_exclude_each_other(flags, words):
   with pytest.raises(UserError, match=f"^{words}"):
-    strategies.choose(**flags)
+    strategies.choose_strategy(**flags)
 
 
 def test_what_flags_choose():
-  assert strategies.choose(min_new_tokens=2) == strategies.Greedy((MinLength(2),))
-  assert strategies.choose(samples=2) == strategies.Sampling(0, 2)
-  assert strategies.choose(top_p=0.5, seed=2**32 - 1) == strategies.Sampling(
+  assert strategies.choose_strategy(min_new_tokens=2) == strategies.Greedy((MinLength(2),))
+  assert strategies.choose_strategy(samples=2) == strategies.Sampling(0, 2)
+  assert strategies.choose_strategy(top_p=0.5, seed=2**32 - 1) == strategies.Sampling(
     2**32 - 1, 1, (TopP(0.5),)
   )
-  assert strategies.choose(beams=4, samples=2) == strategies.Beams(4, 2, GnmtPenalty(0.6))
-  summary = strategies.choose(beams=4, length_power=2.0, min_new_tokens=55, no_repeat_ngram_size=3)
+  assert strategies.choose_strategy(beams=4, samples=2) == strategies.Beams(4, 2, GnmtPenalty(0.6))
+  summary = strategies.choose_strategy(
+    beams=4, length_power=2.0, min_new_tokens=55, no_repeat_ngram_size=3
+  )
   assert summary == strategies.Beams(4, 1, PowerPenalty(2.0), (NoRepeatNgrams(3), MinLength(55)))
-  both = strategies.choose(top_p=0.5, repetition_penalty=1.2)
+  both = strategies.choose_strategy(top_p=0.5, repetition_penalty=1.2)
   assert both == strategies.Sampling(0, 1, (RepetitionPenalty(1.2), TopP(0.5)))

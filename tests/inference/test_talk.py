@@ -141,18 +141,18 @@ def instruct(tmp_path_factory):
 
 
 def test_a_published_model_talks_by_its_own_template(instruct, capsys):
-  model = saved_model.opened(str(instruct), None, (), None, 1)
+  model = saved_model.open_model(str(instruct), None, (), None, 1)
   messages = [Message("user", "Hi")]
   talk = model.talk(template=None, context=32, seed=0, max_new_tokens=2)
   assert talk._conversation(messages) == model.vocabulary.encode("user: Hi<|endoftext|>assistant:")
-  assert talk.told == "It answers you by the model's own chat template."
+  assert talk.description == "It answers you by the model's own chat template."
   named = model.talk(template="plain", context=32, seed=0, max_new_tokens=2)
-  assert named.told == "It answers you by the chat template 'plain'."
-  assert model.talk(template="none", context=32, seed=0, max_new_tokens=2).told == (
+  assert named.description == "It answers you by the chat template 'plain'."
+  assert model.talk(template="none", context=32, seed=0, max_new_tokens=2).description == (
     "It continues your text."
   )
   terminal.run(talk, 0.0, None, io.StringIO("/quit\n"), io.StringIO())
-  assert capsys.readouterr().err == f"{talk.told}\n"
+  assert capsys.readouterr().err == f"{talk.description}\n"
 
 
 def test_predict_answers_conversations_and_continues_texts(instruct, tmp_path, capsys):

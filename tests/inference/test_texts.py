@@ -6,14 +6,14 @@ from t5x_like.inference import texts
 def test_texts_of_a_file(tmp_path):
   path = tmp_path / "lines.txt"
   path.write_bytes("\ufeffone\r\n\n two \x0c\u2028three \n".encode())
-  assert texts.read(str(path)) == ["one", None, " two \x0c\u2028three "]
+  assert texts.read_texts(str(path)) == ["one", None, " two \x0c\u2028three "]
   path.write_text('{"text": "", "id": 3}\n\n{"body": "b", "text": "a\\nb"}\n')
-  assert texts.read(str(path), "text") == ["", None, "a\nb"]
-  assert texts.read(str(path.rename(tmp_path / "lines.jsonl"))) == ["", None, "a\nb"]
+  assert texts.read_texts(str(path), "text") == ["", None, "a\nb"]
+  assert texts.read_texts(str(path.rename(tmp_path / "lines.jsonl"))) == ["", None, "a\nb"]
 
 
 def test_a_blank_line_has_an_answer_of_its_own():
   inputs = [None, "", "a", None]
   answers = [{"input": ""}, {"input": "a"}]
   blank = {"input": "", "error": "blank line"}
-  assert texts.answered(inputs, answers) == [blank, *answers, blank]
+  assert texts.insert_blank_errors(inputs, answers) == [blank, *answers, blank]

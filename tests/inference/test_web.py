@@ -15,7 +15,7 @@ from t5x_like.inference import web
 
 
 class Talk:
-  told = "It answers."
+  description = "It answers."
 
   def __call__(self, messages, temperature):
     if messages[-1].content == "long":
@@ -28,7 +28,9 @@ class Talk:
 
 @pytest.fixture
 def server():
-  server = web.Server(Talk(), 0, {"name": "n", "told": "t", "temperature": 0.7, "system": None})
+  server = web.Server(
+    Talk(), 0, {"name": "n", "description": "t", "temperature": 0.7, "system": None}
+  )
   threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
   yield server
   server.shutdown()
@@ -117,7 +119,7 @@ function element(id) {
 }
 global.document = {getElementById: element, createElement: () => ({scrollIntoView() {}}), title: ""};
 global.fetch = async (url, options) => {
-  if (url == "/about") return {json: async () => ({name: "n", told: "t", temperature: 0.7, system: null})};
+  if (url == "/about") return {json: async () => ({name: "n", description: "t", temperature: 0.7, system: null})};
   requests.push(JSON.parse(options.body).messages);
   const encoder = new TextEncoder();
   return {body: new ReadableStream({async start(controller) {

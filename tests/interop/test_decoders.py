@@ -18,7 +18,7 @@ from interop.published_decoders import PUBLISHED, SCALED
 from interop.test_golden import write
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
-from t5x_like.inference.likelihood import positions
+from t5x_like.inference.likelihood import position_count
 from t5x_like.interop import hf
 from t5x_like.interop.config_fields import Fields
 from t5x_like.models import command_r, falcon, gemma3, gpt, llama, mpt, neox, opt, palm, xglm
@@ -250,7 +250,7 @@ def test_a_design_no_type_can_say_is_refused_by_its_cell(family, name, changes, 
 
 def test_generation_finds_the_positions_behind_a_projection(tmp_path):
   write("opt-350m", tmp_path / "model")
-  assert positions(hf.load_abstract(str(tmp_path / "model")).inputs) == 32
+  assert position_count(hf.load_abstract(str(tmp_path / "model")).inputs) == 32
 
 
 def test_a_parameter_without_a_tensor_is_refused_by_name(tmp_path):

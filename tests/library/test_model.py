@@ -19,7 +19,7 @@ from t5x_like import chat, evaluate, predict, train, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.inference import flags as generation_flags
 from t5x_like.interop import hf, hub
-from t5x_like.library.model import Options
+from t5x_like.library.model import PredictOptions
 from t5x_like.nn import params
 from tests.runs import REPO
 from tools import convert_hf
@@ -259,7 +259,9 @@ def test_a_directory_without_its_tokenizer_and_options_that_are_not_there(direct
     model.fill("the fox")
   with pytest.raises(UserError, match="generates no text"):
     t5x.load(str(directories / "bert")).generate("the fox")
-  assert list(Options.__annotations__) == [name for name, *_ in generation_flags.GENERATION]
+  assert list(PredictOptions.__annotations__) == [
+    name for name, *_ in generation_flags.GENERATION_FLAGS
+  ]
 
 
 def test_importing_the_package_is_cheap():

@@ -13,7 +13,7 @@ from flax import nnx
 import tiny
 from t5x_like import train
 from t5x_like.architectures.design import Design
-from t5x_like.decoding.cpu import prepared
+from t5x_like.decoding.cpu import prepare_for_loop
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.feed_forward import Experts
@@ -195,7 +195,7 @@ def test_equal_on_a_mesh(kind, shape):
 def test_decoding_keeps_them():
   linear = Linear((8, 4), AXES, params.normal(1.0), nnx.Rngs(0))
   linear.multiply = PRODUCTS["int8"]
-  kept = prepared(nnx.List([linear]), jnp.bfloat16)
+  kept = prepare_for_loop(nnx.List([linear]), jnp.bfloat16)
   assert (
     isinstance(PRODUCTS["int8"], ScaledProduct)
     and type(kept[0]) is Linear

@@ -99,13 +99,13 @@ def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(
   pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
   given = [pair["chosen"] for pair in pairs], [{"prompt": pair["prompt"]} for pair in pairs]
   if scores:  # the reward model as a reward says what the evaluation said
-    found = rewards.of_texts({"name": "model", "workdir": str(run)}, *given)
+    found = rewards.reward_texts({"name": "model", "workdir": str(run)}, *given)
     assert found.mean() == pytest.approx(
       evaluated[-1]["eval/pairs_preferences/chosen_reward"], rel=1e-4
     )
   else:
     with pytest.raises(UserError, match="model failed: UserError: .*: found no reward model"):
-      rewards.of_texts({"name": "model", "workdir": str(run)}, *given)
+      rewards.reward_texts({"name": "model", "workdir": str(run)}, *given)
 
 
 def test_a_reward_model_needs_a_score(tmp_path, capsys):

@@ -13,15 +13,15 @@ from transformers.generation import logits_process, stopping_criteria
 import published
 from parity import cases, reference
 from t5x_like import vocabularies
-from t5x_like.decoding.beam_search import PowerPenalty, Transformers, beam_search
+from t5x_like.decoding.beam_search import PowerPenalty, TransformersRule, beam_search
 from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.penalties import BannedWords, NoRepeatNgrams, RepetitionPenalty
 from t5x_like.decoding.sampling import (
+  DecodingStep,
   ForcedBos,
   ForcedEos,
   MinLength,
   MinP,
-  Step,
   Temperature,
   TopK,
   TopP,
@@ -134,7 +134,7 @@ def compare(both, eos, options, transforms=(), **forced):
     got = jax.jit(functools.partial(greedy, **common))(ours, batch)[:, None]
   else:
     penalty = PowerPenalty(options["length_penalty"])
-    rule = Transformers(options["early_stopping"])
+    rule = TransformersRule(options["early_stopping"])
     search = functools.partial(beam_search, **common, beams=K, length_penalty=penalty, rule=rule)
     got, scores = jax.jit(search)(ours, batch)
     np.testing.assert_allclose(
@@ -215,7 +215,7 @@ def test_a_transform_is_a_processor(ours, theirs):
   generator = np.random.default_rng(2)
   tokens = generator.integers(0, 7, (50, 10)).astype(np.int32)  # 4 of the prompt, 6 new
   scores = (3 * generator.normal(size=(50, 9))).astype(np.float32)
-  step = Step(
+  step = DecodingStep(
     jnp.int32(6),
     8,
     (2,),

@@ -28,18 +28,18 @@ def test_built_in_rewards():
 
 def test_a_record_travels_as_bytes():
   record = {"answer": "vierzig — 40", "tags": ["ü", None]}
-  row = rewards.packed(record, 64, "here")
-  assert rewards.unpacked(np.stack([row, np.zeros_like(row)])) == [record, {}]
+  row = rewards.pack_fields(record, 64, "here")
+  assert rewards.unpack_fields(np.stack([row, np.zeros_like(row)])) == [record, {}]
   with pytest.raises(
     UserError, match="here: found .* bytes in its fields answer, tags, expected at most 8; raise"
   ):
-    rewards.packed(record, 8, "here")
+    rewards.pack_fields(record, 8, "here")
 
 
 def test_texts_end_before_their_ends():
   vocabulary = vocabularies.load("bytes")
   ids = [*vocabulary.encode("ab"), vocabulary.eos_id, *vocabulary.encode("c")]
-  assert rewards.texts_of(np.array([ids]), vocabulary, (vocabulary.eos_id,)) == ["ab"]
+  assert rewards.decode_completions(np.array([ids]), vocabulary, (vocabulary.eos_id,)) == ["ab"]
 
 
 def test_a_function_elsewhere_must_be_named_in_the_command():
@@ -47,7 +47,7 @@ def test_a_function_elsewhere_must_be_named_in_the_command():
   with pytest.raises(
     UserError, match="config.objective.reward: found 'os:getcwd', which this command does not name"
   ):
-    rewards.find("os:getcwd")
+    rewards.find_reward("os:getcwd")
 
 
 @pytest.mark.parametrize(
@@ -62,20 +62,20 @@ def test_a_function_elsewhere_must_be_named_in_the_command():
 )
 def test_arguments_of_a_reward_are_checked(value, words):
   with pytest.raises(UserError, match=words):
-    rewards.find(value)
+    rewards.find_reward(value)
 
 
 def test_processes_score_together_by_a_reward_model_alone():
-  assert rewards.together({"name": "model", "workdir": "runs/reward"}) and not rewards.together(
-    "exact"
-  )
+  assert rewards.needs_all_processes(
+    {"name": "model", "workdir": "runs/reward"}
+  ) and not rewards.needs_all_processes("exact")
 
 
 @pytest.mark.parametrize(("example", "names"), [({"sum": "1"}, "sum"), ({}, "none")])
 def test_a_reward_model_needs_the_prompt(example, names):
   words = f"model failed: UserError: found no 'prompt' among {names}; name the prompt's field"
   with pytest.raises(UserError, match=words):
-    rewards.of_texts({"name": "model", "workdir": "none"}, ["a"], [example])
+    rewards.reward_texts({"name": "model", "workdir": "none"}, ["a"], [example])
 
 
 @pytest.fixture
@@ -95,24 +95,24 @@ def judge(monkeypatch):
 
 def test_a_reward_model_reads_a_prompt_that_is_a_conversation(judge):
   prompts = ["Hi!", [{"role": "user", "content": "Hi!"}], [{"role": "usr", "content": "Hi!"}]]
-  assert rewards.of_texts(
+  assert rewards.reward_texts(
     judge.asked, ["a"] * 2, [{"prompt": one} for one in prompts[:2]]
   ).tolist() == [1.0, 1.0]
   assert judge.seen[0] == judge.seen[1]
   with pytest.raises(UserError, match="found role 'usr' in message 0"):
-    rewards.of_texts(judge.asked, ["a"], [{"prompt": prompts[2]}])
+    rewards.reward_texts(judge.asked, ["a"], [{"prompt": prompts[2]}])
 
 
 def test_a_row_longer_than_a_reward_model_reads_loses_its_beginning(judge, capsys):
-  assert rewards.of_texts(judge.asked, ["a" * 9] * 2, [{"prompt": "Hi!"}] * 2).tolist() == [
+  assert rewards.reward_texts(judge.asked, ["a" * 9] * 2, [{"prompt": "Hi!"}] * 2).tolist() == [
     1.0,
     1.0,
   ]
   whole = list(judge.seen)
   judge._longest = 5
-  rewards.of_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
+  rewards.reward_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
   assert judge.seen[2:] == [[0, *whole[0][-4:]]]
-  rewards.of_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
+  rewards.reward_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
   assert (
     capsys.readouterr().out.count("runs/reward reads 5 tokens; longer rows lose their beginning")
     == 1
@@ -128,7 +128,7 @@ def test_a_bad_reward_is_one_line(found, words, monkeypatch):
     exact, "reward", lambda *_: sys.exit(0) if found == "exit" else found if found else 1 / 0
   )
   with pytest.raises(UserError, match=f"config.objective.reward: exact.*{words}"):
-    rewards.of_texts("exact", ["a", "b"], [{}, {}])
+    rewards.reward_texts("exact", ["a", "b"], [{}, {}])
 
 
 def test_rewards_of_answers_that_are_no_text():
@@ -157,8 +157,10 @@ def test_rewards_of_answers_that_are_no_text():
   with pytest.raises(
     UserError, match="exact failed: .*found no text or number in the fields answer"
   ):
-    rewards.of_texts("exact", ["None"], [{"answer": None}])
-  assert rewards.of_texts("exact", [""], [{}]).tolist() == [0.0]  # a row that only fills a batch
+    rewards.reward_texts("exact", ["None"], [{"answer": None}])
+  assert rewards.reward_texts("exact", [""], [{}]).tolist() == [
+    0.0
+  ]  # a row that only fills a batch
 
 
 def test_rewards_of_numbers_as_people_write_them():

@@ -131,7 +131,7 @@ def _ours(
   import jax
 
   from t5x_like.decoding.generate import greedy
-  from t5x_like.decoding.unrolled import for_decoding
+  from t5x_like.decoding.unrolled import prepare_for_decoding
   from t5x_like.interop import hf
   from t5x_like.nn import params
   from t5x_like.planning import steps
@@ -155,7 +155,7 @@ def _ours(
   )
   side = "encoder" if hasattr(parts.model, "encode") else "decoder"
 
-  runner = Runner(parts.model, parts.rules, made, args.batch).changed(for_decoding)
+  runner = Runner(parts.model, parts.rules, made, args.batch).changed(prepare_for_decoding)
 
   @jax.jit
   def run(arrays, batch):

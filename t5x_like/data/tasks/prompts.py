@@ -150,7 +150,7 @@ def task(
     ids = view(record, where)["ids"]
     if not ids:
       return Skip("empty prompt")
-    kept = rewards.packed(
+    kept = rewards.pack_fields(
       {name: field_value(record, name, where) for name in fields}, fields_length, where
     )
     return {"prompt": np.append(begin, np.asarray(ids, np.int32)), "fields": kept}
