@@ -171,7 +171,7 @@ class Windows:
       self.tokens.windows, lambda tokens_BW: tokens_BW, example_index_B, epoch_B, seed
     )
 
-  def documents(
+  def document_numbers(
     self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0
   ) -> tf.Tensor:
     """Number each token's document within its window, from 1; arguments and shape as for `read`."""

@@ -123,7 +123,7 @@ def test_documents_around_the_end(root):
   for epoch in range(4):
     epoch_B = tf.fill([EXAMPLES], tf.constant(epoch, tf.int64))
     offset = int(windows.epoch_offsets(epoch_B, SEED, TOKENS)[0])
-    for row, found in enumerate(moving.documents(index_B, epoch_B, SEED).numpy()):
+    for row, found in enumerate(moving.document_numbers(index_B, epoch_B, SEED).numpy()):
       begin = (offset + row * LENGTH) % TOKENS
       _, numbers = np.unique(document[begin : begin + LENGTH], return_inverse=True)
       np.testing.assert_array_equal(found, numbers + 1)

@@ -42,7 +42,7 @@ def test_windows_and_documents(root, lengths, address):
     assert documents[row].tolist() == (numbers + 1).tolist()
   assert (
     windows.read(tf.zeros([0], tf.int64)).shape
-    == windows.documents(tf.zeros([0], tf.int64)).shape
+    == windows.document_numbers(tf.zeros([0], tf.int64)).shape
     == (0, LENGTH)
   )
 

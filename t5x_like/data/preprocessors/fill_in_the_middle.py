@@ -29,7 +29,7 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
 ROOM = 6  # three sentinels, an EOS, and one more token per cut
-KNOWN = (  # prefix, suffix and middle: StarCoder; CodeGemma and Qwen; Code Llama
+KNOWN_PIECES = (  # prefix, suffix and middle: StarCoder; CodeGemma and Qwen; Code Llama
   ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
   ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
   ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
@@ -39,7 +39,7 @@ _WORDS = 4  # random words per document
 
 
 def sentinels(vocabulary: Vocabulary, pieces: Sequence[str] = ()) -> tuple[int, int, int]:
-  """Return the ids of prefix, suffix and middle: of `pieces`, else of the first of `KNOWN`, else
+  """Return the ids of prefix, suffix and middle: of `pieces`, else of the first of `KNOWN_PIECES`, else
   sentinels 0 to 2.
 
   Raises:
@@ -51,7 +51,7 @@ def sentinels(vocabulary: Vocabulary, pieces: Sequence[str] = ()) -> tuple[int, 
       "suffix and middle"
     )
   ids = {piece: i for i, piece in enumerate(vocabulary.pieces_of(range(vocabulary.size)))}
-  for names in [pieces] if pieces else KNOWN:
+  for names in [pieces] if pieces else KNOWN_PIECES:
     if all(name in ids for name in names):
       return tuple(ids[name] for name in names)
   if pieces:
@@ -62,7 +62,7 @@ def sentinels(vocabulary: Vocabulary, pieces: Sequence[str] = ()) -> tuple[int, 
     )
   if vocabulary.extra_ids < 3:
     raise UserError(
-      f"vocabulary of {vocabulary.size} ids: found neither {', '.join(KNOWN[0])} nor three "
+      f"vocabulary of {vocabulary.size} ids: found neither {', '.join(KNOWN_PIECES[0])} nor three "
       "sentinels, expected pieces "
       "for prefix, suffix and middle: name them in config.task.sentinels"
     )

@@ -49,7 +49,7 @@ from t5x_like.vocabularies import Vocabulary, special_id
 Mode = Literal["tokens", "words", "spans", "ngrams", "token_spans"]
 GEOMETRIC_P = 0.2
 MAX_SPAN_WORDS = 10
-LENGTHS = {  # by mode: shares of spans of 1, 2, … words, or tokens
+LENGTH_SHARES = {  # by mode: shares of spans of 1, 2, … words, or tokens
   "spans": GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS),
   "ngrams": 1.0 / np.arange(1, 4),
   "token_spans": 1.0 / np.arange(1, 6),
@@ -100,7 +100,7 @@ class Masking:
     set_("_mask_id", special_id(self.vocabulary, "mask"))
 
   @property
-  def most(self) -> int:
+  def max_chosen(self) -> int:
     """The maximum number of tokens chosen in a row."""
     return int(self._budgets.max())
 
@@ -222,7 +222,9 @@ class Masking:
     begin_BW = tf.where(starts_BL, tf.range(L), L)
     begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
     where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
-    length_BT = lengths(random.bits(random.row_keys(4, key_B), tries), LENGTHS[self.mode])
+    length_BT = draw_lengths(
+      random.bits(random.row_keys(4, key_B), tries), LENGTH_SHARES[self.mode]
+    )
     gap = int(self.mode == "spans")  # places between two spans
     at = lambda x_BN, place_B: tf.gather(x_BN, place_B, batch_dims=1)  # noqa: E731
 
@@ -266,7 +268,7 @@ class Masking:
     return chosen_BL, inside(tf.where(real_BS, a_BS - 1, 0)), inside(b_BS)
 
 
-def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
+def predicted_positions(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
   """Return the predicted positions in order, int32 [B, most]; unused places are 0, the position of
   [CLS]."""
   chosen_BL = weights_BL > 0
@@ -285,7 +287,7 @@ def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
   return np.flatnonzero(ordinary).astype(np.int32)
 
 
-def lengths(bits_BN: tf.Tensor, share: np.ndarray) -> tf.Tensor:
+def draw_lengths(bits_BN: tf.Tensor, share: np.ndarray) -> tf.Tensor:
   """Draw lengths 1, 2, …, P(l) proportional to `share[l - 1]`, from random words: uint32 [B, N] ->
   int32."""
   below = np.round(np.cumsum(share / share.sum())[:-1] * 2**32).astype(np.int64)

@@ -20,7 +20,7 @@ from t5x_like.data.supervised import packing
 from t5x_like.store.tokens import TOKENS, TokenStore
 
 
-def most_pairs(length: int) -> int:
+def max_pairs(length: int) -> int:
   """Return the greatest number of pairs in a row."""
   return length // 8
 
@@ -76,7 +76,7 @@ class Pairs:
     short: float,
     swapped: float = 0.0,
   ):
-    self._most = most_pairs(length)
+    self._most = max_pairs(length)
     self._length = length
     self._ids = ids
     spare = 3 if short else 0

@@ -1,7 +1,6 @@
-"""BART's pretraining task: restore a window of text from a noised copy (Lewis et al. 2020, section
-2.2).
+"""BART's pretraining task: restore a window of text from a noised copy.
 
-The defaults come from the large model (section 5.1): 30% of the tokens in text infilling, and all
+Lewis et al. 2020, section 2.2. The defaults come from the large model (section 5.1): 30% of the tokens in text infilling, and all
 sentences permuted. Example i is window i of `length - 1` tokens; the encoder sees it noised, the
 decoder restores it; both end with EOS and are padded to `length`. With a vocabulary published with
 BART both also begin with BOS, as that model was trained, and windows are a token shorter.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from t5x_like.data import features as declared
+from t5x_like.data import features as layouts
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import bart, sentences
@@ -27,9 +26,9 @@ from t5x_like.vocabularies import opening_ids, padding_id, special_id
 
 def features(vocabulary, /, *, length: int, **_) -> Features:
   """Return the features of the task with these arguments."""
-  return declared.encoder_decoder(length, length) | {
-    "encoder_segment_ids": Feature((length,), "int32")
-  }
+  described = layouts.encoder_decoder(length, length)
+  described["encoder_segment_ids"] = Feature((length,), "int32")
+  return described
 
 
 def task(
@@ -55,79 +54,96 @@ def task(
     mask: fraction of tokens that become the mask.
     delete: fraction of tokens deleted.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
-    text: see `Text`.
+    text: see `TextArguments`.
 
   Raises:
     UserError: more than one of infill, mask and delete, which the paper does not combine; an
       impossible fraction; the store cannot be used.
   """
   rates = {"infill": infill, "mask": mask, "delete": delete}
-  for key, rate in rates.items():
-    if not 0 <= rate < 1:
-      raise UserError(f"{key}: found {rate}, expected a fraction of at least 0 and less than 1")
-  if sum(rate > 0 for rate in rates.values()) > 1:
-    found = ", ".join(f"{key}={rate}" for key, rate in rates.items() if rate)
-    raise UserError(
-      f"bart: found {found}, expected one of infill, mask and delete above 0; set the others to 0"
-    )
+  _check_rates(rates)
   if not poisson_mean >= 1:
     raise UserError(f"poisson_mean: found {poisson_mean}, expected at least 1")
   if length < 8:
     raise UserError(f"length: found {length}, expected at least 8")
   source = TextArguments(**text)
   vocabulary = source.tokens().vocabulary
-  pad_id = padding_id(vocabulary)
-  begin = opening_ids(vocabulary)
-  W = length - 1 - len(begin)
+  opening = opening_ids(vocabulary)
+  W = length - 1 - len(opening)
   windows = source.windows(W)
   mask_id = special_id(vocabulary, "mask")
-  eos_id = vocabulary.eos_id
+  pad_id = padding_id(vocabulary)
   rule = sentences.Sentences(vocabulary, sentence_rule)
+
+  def add_noise(tokens_BW: tf.Tensor, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Return (noised windows, their sizes or None for all of their tokens)."""
+    if permute_sentences:
+      tokens_BW = bart.permute_sentences(tokens_BW, rule, random.row_keys(1, key_B))
+    if rotate:
+      tokens_BW = bart.rotate(tokens_BW, random.row_keys(2, key_B))
+    noise_key_B = random.row_keys(3, key_B)
+    if infill and round(infill * W):
+      return bart.infill(tokens_BW, infill, poisson_mean, mask_id, noise_key_B)
+    if mask:
+      return bart.mask(tokens_BW, mask, mask_id, noise_key_B), None
+    if delete:
+      return bart.delete(tokens_BW, delete, noise_key_B), None
+    return tokens_BW, None
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     text_BW = windows.read(example_index_B, epoch_B, seed)
-    key_B = random.row_keys(seed, epoch_B, example_index_B)
-    noised = text_BW
-    size_B = None
-    if permute_sentences:
-      noised = bart.permute_sentences(noised, rule, random.row_keys(1, key_B))
-    if rotate:
-      noised = bart.rotate(noised, random.row_keys(2, key_B))
-    if infill and round(infill * W):
-      noised, size_B = bart.infill(noised, infill, poisson_mean, mask_id, random.row_keys(3, key_B))
-    elif mask:
-      noised = bart.mask(noised, mask, mask_id, random.row_keys(3, key_B))
-    elif delete:
-      noised = bart.delete(noised, delete, random.row_keys(3, key_B))
-    inputs_BS, targets_BT = (
-      _closed(tokens_BT, size_B, length, begin, eos_id, pad_id)
-      for tokens_BT, size_B in ((noised, size_B), (text_BW, None))
-    )
-    made = encoder_decoder(inputs_BS, targets_BT, vocabulary)
-    return made | {"encoder_segment_ids": tf.cast(inputs_BS != pad_id, tf.int32)}
+    noised_BU, size_B = add_noise(text_BW, random.row_keys(seed, epoch_B, example_index_B))
+    inputs_BS = _close(noised_BU, size_B, length, opening, vocabulary.eos_id, pad_id)
+    targets_BT = _close(text_BW, None, length, opening, vocabulary.eos_id, pad_id)
+    rows = encoder_decoder(inputs_BS, targets_BT, vocabulary)
+    rows["encoder_segment_ids"] = tf.cast(inputs_BS != pad_id, tf.int32)
+    return rows
 
-  made = dict(
-    length=length, poisson_mean=poisson_mean, rotate=rotate, permute_sentences=permute_sentences
+  return source.task(
+    "bart.v3",
+    windows,
+    batch,
+    features(vocabulary, length=length),
+    length=length,
+    poisson_mean=poisson_mean,
+    rotate=rotate,
+    permute_sentences=permute_sentences,
+    sentence_rule=rule.fact,
+    **rates,
   )
-  made |= dict(sentence_rule=rule.fact, **rates)
-  return source.task("bart.v3", windows, batch, features(vocabulary, length=length), **made)
 
 
-def _closed(
+def _check_rates(rates: dict[str, float]) -> None:
+  """Raise UserError for an impossible fraction, or several noises that exclude each other."""
+  for key, rate in rates.items():
+    if not 0 <= rate < 1:
+      raise UserError(f"{key}: found {rate}, expected a fraction of at least 0 and less than 1")
+  positive = [f"{key}={rate}" for key, rate in rates.items() if rate > 0]
+  if len(positive) > 1:
+    raise UserError(
+      f"bart: found {', '.join(positive)}, expected one of infill, mask and delete above 0; set "
+      "the others to 0"
+    )
+
+
+def _close(
   tokens_BT: tf.Tensor,
   size_B: tf.Tensor | None,
   length: int,
-  begin: list[int],
+  opening: list[int],
   eos_id: int,
   pad_id: int,
 ) -> tf.Tensor:
-  """Join beginning, tokens up to their size, EOS and padding: int32 [B, length]; tokens that do not
-  fit are dropped."""
-  if begin:
-    tokens_BT = tf.pad(tokens_BT, [[0, 0], [len(begin), 0]], constant_values=begin[0])
-    size_B = None if size_B is None else size_B + len(begin)
+  """Join opening ids, tokens up to their size, EOS and padding: int32 [B, length].
+
+  Tokens that do not fit are dropped.
+  """
+  if opening:
+    tokens_BT = tf.pad(tokens_BT, [[0, 0], [len(opening), 0]], constant_values=opening[0])
+    if size_B is not None:
+      size_B += len(opening)
   T = min(tokens_BT.shape[1], length - 1)
-  padded = tf.pad(tokens_BT[:, :T], [[0, 0], [0, length - T]])
+  padded_BL = tf.pad(tokens_BT[:, :T], [[0, 0], [0, length - T]])
   end = T if size_B is None else tf.minimum(size_B, length - 1)[:, None]
-  place = tf.range(length)
-  return tf.where(place < end, padded, tf.where(place == end, eos_id, pad_id))
+  place_L = tf.range(length)
+  return tf.where(place_L < end, padded_BL, tf.where(place_L == end, eos_id, pad_id))

@@ -1,5 +1,4 @@
-"""Language modelling: a decoder-only model predicts every token of a window from the preceding
-tokens.
+"""Language modelling: a decoder predicts every token of a window from the preceding tokens.
 
 Example i is window i of `length` tokens. All tokens are targets, so an epoch predicts every token
 once. The inputs are the window shifted by one place behind a start token (see
@@ -26,7 +25,9 @@ from t5x_like.vocabularies import start_id
 
 def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Features:
   """Return the features of the task with these arguments."""
-  return decoder(length, *("segment_ids", "positions") * document_mask)
+  if document_mask:
+    return decoder(length, "segment_ids", "positions")
+  return decoder(length)
 
 
 def task(
@@ -44,7 +45,7 @@ def task(
       document.
     documents_end: the end of each document in the store: `eos`, which the model learns to predict,
       `nothing` or `any`.
-    text: see `Text`.
+    text: see `TextArguments`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its documents do not end as
@@ -55,8 +56,10 @@ def task(
   start = start_id(windows.vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    documents_BT = windows.documents(example_index_B, epoch_B, seed) if document_mask else None
+    documents_BT = None
+    if document_mask:
+      documents_BT = windows.document_numbers(example_index_B, epoch_B, seed)
     return decoder_only(windows.read(example_index_B, epoch_B, seed), start, documents_BT)
 
-  made = dict(length=length, document_mask=document_mask)
-  return source.task("causal_lm.v1", windows, batch, features(windows.vocabulary, **made), **made)
+  facts = {"length": length, "document_mask": document_mask}
+  return source.task("causal_lm.v1", windows, batch, features(windows.vocabulary, **facts), **facts)

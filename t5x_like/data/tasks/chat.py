@@ -1,5 +1,6 @@
-"""Supervised fine-tuning on conversations, for decoders: loss on the assistant's answers alone
-(Ouyang et al. 2022, section 3.5, call it SFT).
+"""Supervised fine-tuning on conversations, for decoders, with loss on the answers alone.
+
+Ouyang et al. 2022, section 3.5, call it SFT.
 
   config.task = {"name": "chat", "source":
                  "jsonl:train=chats/train.jsonl,validation=chats/dev.jsonl", "vocabulary":
@@ -15,17 +16,18 @@ Metrics see each conversation whole, before packing: `Task.examples` gives its `
 (the user's last words), `targets` (the last answer) and `ids` (the prompt of that answer).
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.supervised import packing
-from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, read_messages
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, PackedSource, build_task, read_parallel
-from t5x_like.data.supervised.published_template import build_chat
+from t5x_like.data.supervised.published_template import PublishedChat, build_chat
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, drop_unanswered, fit
 from t5x_like.data.task import Task
@@ -67,11 +69,11 @@ def task(
     length: length of a row.
     too_long: treatment of longer conversations; truncation cuts their end, and skips those left
       without an answer.
-    records: see `PackedRecords`.
+    records: see `PackedSource`.
 
   Raises:
     UserError: unusable template or length; a message without role or content, or of an unknown
-      role; and as `labelled`.
+      role; and as `labelled.build_task`.
   """
   source = PackedSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
@@ -80,75 +82,107 @@ def task(
     raise UserError(
       "config.task.prompt and completion: found one of them, expected both, or neither and messages"
     )
-  parts = (
-    {}
-    if prompt is None
-    else {"user": Template(prompt, "prompt"), ASSISTANT: Template(completion, "completion")}
-  )
+  texts = {}
+  if prompt is not None:
+    texts = {"user": Template(prompt, "prompt"), ASSISTANT: Template(completion, "completion")}
+  conversations = _Conversations(chat, texts, messages)
 
-  def conversation(record, where):
-    if not parts:
-      return read_messages(record, messages, where)
-    texts = {role: part(record, where) for role, part in parts.items()}
-    empty = [
-      {"user": "prompt", ASSISTANT: "answer"}[role] for role, text in texts.items() if text is None
-    ]
-    return (
-      Skip(f"empty {empty[0]}") if empty else [Message(role, text) for role, text in texts.items()]
-    )
-
-  def example(record, where):
-    found = conversation(record, where)
-    if skip := found if isinstance(found, Skip) else chat.check(found, where):
-      return skip
-    tokens, answer = chat(found)
-    return {"tokens": tokens, "answer": answer, "first": np.int32(np.argmax(answer))}
-
-  def view(record, where, _):
-    found = conversation(record, where)
-    last = max(number for number, message in enumerate(found) if message.role == ASSISTANT)
-    asked = found[:last]
-    said = asked[-1].content if asked else ""
-    return {"inputs": said, "targets": found[last].content, "ids": chat.prompt(asked)}
-
-  def rows(store):
-    used, lengths_n1 = fit(
-      store.lengths["tokens"][:, None], (length,), too_long, store.path, ("length",)
-    )
-    used, lengths_n1 = drop_unanswered(
-      used, lengths_n1, np.asarray(store.arrays["first"])[:, None], store.path
-    )
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    lengths_N1 = store.lengths["tokens"][:, None]
+    first_N1 = np.asarray(store.arrays["first"])[:, None]
+    used, lengths_n1 = fit(lengths_N1, (length,), too_long, store.path, ("length",))
+    used, lengths_n1 = drop_unanswered(used, lengths_n1, first_N1, store.path)
     plan = packing.plan_examples(lengths_n1, (length,), source.packed, source.pack_seed, store.path)
 
-    def read(row_B):
+    def read(row_B: np.ndarray) -> dict[str, np.ndarray]:
       place_n, row_n, number_n = plan.members(row_B)
       which_n = plan.examples[place_n]
       tokens_nL, valid_nL = store.read("tokens", used[which_n], lengths_n1[which_n, 0])
       answer_nL = read_parallel(store, "answer", "tokens", used[which_n], valid_nL)
-      placed = (row_n, number_n, plan.offsets[place_n, 0])
-      shape = (row_B.size, length)
-      ids = vocabularies.start_id(vocabulary), vocabulary.pad_id or 0
-      return packing.decoder_rows(tokens_nL, valid_nL, answer_nL, placed, shape, *ids)
+      return packing.decoder_rows(
+        tokens_nL,
+        valid_nL,
+        answer_nL,
+        placed=(row_n, number_n, plan.offsets[place_n, 0]),
+        shape=(row_B.size, length),
+        start_id=vocabularies.start_id(vocabulary),
+        pad_id=vocabulary.pad_id or 0,
+      )
 
-    return ExampleRows(plan.num_rows, read, view=view)
+    return ExampleRows(plan.num_rows, read, view=conversations.view)
 
-  made = {
-    "length": length,
-    "packed": source.packed,
-    "too_long": too_long,
-    "pack_seed": source.pack_seed,
-  }
+  facts = {"template": template, "messages": messages, "prompt": prompt, "completion": completion}
   return build_task(
     "chat.v1",
     source,
     vocabulary,
-    fields=tuple(field for part in parts.values() for field in part.fields) or (messages,),
-    facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion}
-    | chat.facts,
-    streams={"tokens": False},  # not ended by EOS: the template ends them
-    make_example=example,
-    make_rows=rows,
+    fields=conversations.fields,
+    facts=facts | chat.facts,
+    streams={"tokens": False},  # the template ends them, not EOS
+    make_example=conversations.make_example,
+    make_rows=make_rows,
     features=features(vocabulary, length=length),
-    row_facts=made | {"vocabulary": vocabulary.fingerprint},
+    row_facts={
+      "length": length,
+      "packed": source.packed,
+      "too_long": too_long,
+      "pack_seed": source.pack_seed,
+      "vocabulary": vocabulary.fingerprint,
+    },
     end_ids=(chat.end,),
   )
+
+
+class _Conversations:
+  """Conversations from records.
+
+  Args:
+    chat: writes conversations as tokens.
+    templates: the templates of a user's message and its answer, by role; empty for conversations.
+    messages_field: the field of the conversation, if there are no templates.
+
+  Attributes:
+    fields: the fields of a record in use.
+  """
+
+  def __init__(
+    self, chat: Chat | PublishedChat, templates: dict[str, Template], messages_field: str
+  ):
+    self._chat = chat
+    self._templates = templates
+    self._messages_field = messages_field
+    self.fields: tuple[str, ...] = (messages_field,)
+    if templates:
+      self.fields = tuple(field for template in templates.values() for field in template.fields)
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    messages = self._read(record, where)
+    if isinstance(messages, Skip):
+      return messages
+    skip = self._chat.check(messages, where)
+    if skip:
+      return skip
+    tokens, answer = self._chat(messages)
+    return {"tokens": tokens, "answer": answer, "first": np.int32(np.argmax(answer))}
+
+  def view(self, record: Record, where: str, _: int) -> dict[str, Any]:
+    """Return the last answer of a conversation and its prompt; see `Task.examples`."""
+    messages = self._read(record, where)
+    last = max(number for number, message in enumerate(messages) if message.role == ASSISTANT)
+    prompt = messages[:last]
+    return {
+      "inputs": prompt[-1].content if prompt else "",
+      "targets": messages[last].content,
+      "ids": self._chat.prompt(prompt),
+    }
+
+  def _read(self, record: Record, where: str) -> list[Message] | Skip:
+    """Return the conversation of a record, or the reason for having none."""
+    if not self._templates:
+      return read_messages(record, self._messages_field, where)
+    texts = {role: template(record, where) for role, template in self._templates.items()}
+    if texts["user"] is None:
+      return Skip("empty prompt")
+    if texts[ASSISTANT] is None:
+      return Skip("empty answer")
+    return [Message(role, text) for role, text in texts.items()]

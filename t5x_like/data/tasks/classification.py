@@ -1,5 +1,4 @@
-"""Classification and regression of a text or a pair of texts, for encoders (Devlin et al. 2019,
-section 4.1).
+"""Classification and regression of a text or a pair of texts (Devlin et al. 2019, section 4.1).
 
   config.task = {"name": "classification", "source":
                  "tsv:train=rte/train.tsv,validation=rte/dev.tsv", "text": "{sentence1}", "pair":
@@ -18,13 +17,14 @@ other splits have them. For a decoder each example has one row, features [1, len
 or None).
 """
 
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, field_value
+from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
 from t5x_like.data.supervised.labels import UNLABELLED, is_unlabelled, label_number, number_labels
 from t5x_like.data.supervised.sequences import layout_facts, rows_class, stack
@@ -33,6 +33,7 @@ from t5x_like.data.supervised.too_long import TooLong
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -75,86 +76,174 @@ def task(
     both_orders: for a decoder, rows of pairs in both orders, for labels independent of it (GPT-1's
       similarity).
     too_long: treatment of longer examples; truncation shortens the longer text first, from its end.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
-    UserError: unusable templates or an unknown label; and as `labelled`.
+    UserError: unusable templates or an unknown label; and as `labelled.build_task`.
   """
   if both_orders and (architecture == "encoder" or not pair):
     raise UserError(
       "config.task.both_orders: found True, expected a pair of texts and architecture='decoder'"
     )
-  templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
+  templates = {"text": Template(text, "text")}
+  if pair:
+    templates["pair"] = Template(pair, "pair")
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  numbers = None if labels is None else number_labels(labels, "labels")
+  class_numbers = None if labels is None else number_labels(labels, "labels")
+  class_names = list(class_numbers or ())
+  examples = _LabelledTexts(templates, vocabulary, label_field, class_numbers, source.allows_gaps)
 
-  def parsed(record, where):
-    label = to_text(field_value(record, label_field, where), label_field, where)
-    return {
-      name: template(record, where, source.allows_gaps) for name, template in templates.items()
-    }, label or None
-
-  def example(record, where):
-    texts, label = parsed(record, where)
-    if empty := next(
-      (name for name, text in (*texts.items(), ("label", label)) if text is None), None
-    ):
-      return Skip(f"empty {empty}")
-    ids = {name: np.asarray(vocabulary.encode(text), np.int32) for name, text in texts.items()}
-    if not (source.allows_gaps or all(part.size for part in ids.values())):
-      return Skip("no tokens")
-    number = (
-      np.int32(-1)
-      if is_unlabelled(label, numbers)
-      else label_number(label, numbers, label_field, where)
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    rows = _LabelledRows(
+      store,
+      tuple(templates),
+      architecture,
+      length,
+      too_long,
+      both_orders=both_orders,
+      is_regression=class_numbers is None,
     )
-    return ids | {"label": number}
+    return ExampleRows(rows.used.size, rows.read, rows.used, examples.view, rows.truncated_share())
 
-  def view(record, where, _):
-    texts, label = parsed(record, where)
-    named = float(label) if numbers is None else None if is_unlabelled(label, numbers) else label
-    return {"text": list(texts.values()), "label": named}
-
-  def rows(store):
-    orders = [tuple(templates)] + [("pair", "text")] * both_orders
-    made = [rows_class(architecture)(store, streams, length) for streams in orders]
-    used, lengths_nD = made[0].fit(too_long)
-
-    def read(index_B):
-      label_B = np.asarray(store.arrays["label"][used[index_B]])
-      lengths_BD = lengths_nD[index_B]
-      labelled_B = (label_B >= 0) | (numbers is None)
-      found = [one(used[index_B], lengths_BD[:, :: (1, -1)[turn]]) for turn, one in enumerate(made)]
-      found = found[0] if architecture == "encoder" else stack(found)
-      return found | {"label": np.where(labelled_B, label_B, 0), "example_weights": labelled_B}
-
-    return ExampleRows(used.size, read, used, view, made[0].truncated_share(used, lengths_nD))
-
-  decoder = (
-    {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
-  )
   facts = {
     "text": text,
     "pair": pair,
     "label_field": label_field,
-    "labels": numbers and list(numbers),
+    "labels": None if class_numbers is None else class_names,
   }
+  if UNLABELLED in class_names:
+    facts["unlabelled"] = None
+  row_facts = {"length": length, "too_long": too_long}
+  if architecture != "encoder":
+    row_facts["architecture"] = architecture
+    row_facts["both_orders"] = both_orders
+  if pair:
+    row_facts |= layout_facts(architecture, vocabulary)
   return build_task(
     "classification.v1",
     source,
     vocabulary,
-    fields=(*(field for template in templates.values() for field in template.fields), label_field),
-    facts=facts
-    | ({"unlabelled": None} if UNLABELLED in (numbers or ()) else {})
-    | source.gap_facts,
+    fields=examples.fields,
+    facts=facts | source.gap_facts,
     streams=dict.fromkeys(templates, False),
-    make_example=example,
-    make_rows=rows,
+    make_example=examples.make_example,
+    make_rows=make_rows,
     features=features(
       vocabulary, length=length, labels=labels, architecture=architecture, both_orders=both_orders
     ),
-    row_facts={"length": length, "too_long": too_long, **decoder}
-    | (layout_facts(architecture, vocabulary) if pair else {}),
-    classes=tuple(numbers or ()),
+    row_facts=row_facts,
+    classes=tuple(class_names),
   )
+
+
+class _LabelledTexts:
+  """Labelled texts from records.
+
+  Args:
+    templates: the templates of one or two texts.
+    vocabulary: the vocabulary of the ids.
+    label_field: the field of the label.
+    class_numbers: the numbers of the classes; None for regression.
+    allows_gaps: whether texts may lack a field.
+
+  Attributes:
+    fields: the fields of a record in use.
+  """
+
+  def __init__(
+    self,
+    templates: dict[str, Template],
+    vocabulary: Vocabulary,
+    label_field: str,
+    class_numbers: dict[str, int] | None,
+    allows_gaps: bool,
+  ):
+    self._templates = templates
+    self._vocabulary = vocabulary
+    self._label_field = label_field
+    self._class_numbers = class_numbers
+    self._allows_gaps = allows_gaps
+    text_fields = [field for template in templates.values() for field in template.fields]
+    self.fields = (*text_fields, label_field)
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    texts, label = self._parse(record, where)
+    for name, text in texts.items():
+      if text is None:
+        return Skip(f"empty {name}")
+    if label is None:
+      return Skip("empty label")
+    example = {}
+    for name, text in texts.items():
+      example[name] = np.asarray(self._vocabulary.encode(text), np.int32)
+    if not self._allows_gaps and not all(part.size for part in example.values()):
+      return Skip("no tokens")
+    if is_unlabelled(label, self._class_numbers):
+      example["label"] = np.int32(-1)
+    else:
+      example["label"] = label_number(label, self._class_numbers, self._label_field, where)
+    return example
+
+  def view(self, record: Record, where: str, _: int) -> dict[str, Any]:
+    """Return the texts and the label of a record; see `Task.examples`."""
+    texts, label = self._parse(record, where)
+    if self._class_numbers is None:
+      label = float(label)
+    elif is_unlabelled(label, self._class_numbers):
+      label = None
+    return {"text": list(texts.values()), "label": label}
+
+  def _parse(self, record: Record, where: str) -> tuple[dict[str, str | None], str | None]:
+    label = to_text(field_value(record, self._label_field, where), self._label_field, where)
+    texts = {}
+    for name, template in self._templates.items():
+      texts[name] = template(record, where, self._allows_gaps)
+    return texts, label or None
+
+
+class _LabelledRows:
+  """The rows of labelled texts.
+
+  Attributes:
+    used: the examples in use.
+  """
+
+  def __init__(
+    self,
+    store: ExampleStore,
+    streams: tuple[str, ...],
+    architecture: str,
+    length: int,
+    too_long: TooLong,
+    *,
+    both_orders: bool,
+    is_regression: bool,
+  ):
+    self._labels_N = store.arrays["label"]
+    self._is_encoder = architecture == "encoder"
+    self._is_regression = is_regression
+    self._rows = rows_class(architecture)(store, streams, length)
+    self._reversed_rows = None
+    if both_orders:
+      self._reversed_rows = rows_class(architecture)(store, streams[::-1], length)
+    self.used, self._lengths_nD = self._rows.fit(too_long)
+
+  def truncated_share(self) -> float:
+    """Return the share of the used examples that are shortened."""
+    return self._rows.truncated_share(self.used, self._lengths_nD)
+
+  def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    example_B = self.used[index_B]
+    lengths_BD = self._lengths_nD[index_B]
+    features = self._rows(example_B, lengths_BD)
+    if not self._is_encoder:
+      orders = [features]
+      if self._reversed_rows:
+        orders.append(self._reversed_rows(example_B, lengths_BD[:, ::-1]))
+      features = stack(orders)
+    label_B = np.asarray(self._labels_N[example_B])
+    is_labelled_B = (label_B >= 0) | self._is_regression
+    features["label"] = np.where(is_labelled_B, label_B, 0)
+    features["example_weights"] = is_labelled_B
+    return features

@@ -1,5 +1,6 @@
-"""Images with some corrupted patches, for the masked patch prediction of ViT (Dosovitskiy et al.
-2021, B.1.2).
+"""Images with some corrupted patches, for the masked patch prediction of ViT.
+
+Dosovitskiy et al. 2021, appendix B.1.2.
 
   config.task = {"name": "corrupted_images", "source":
                  "folders:train=imagenet/train,validation=imagenet/val", "resolution": 224, "patch":
@@ -29,7 +30,6 @@ from t5x_like.slots import PositiveInt
 
 _LEVELS = 8  # 3 bits
 
-
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digits"}
 
@@ -37,10 +37,11 @@ BUILT_IN = {"source": "digits"}
 def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int, **_) -> Features:
   """Return the features of the task with these arguments."""
   T = math.prod(side // patch for side in height_and_width(resolution))
-  dtypes = {"patch_sources": "int32", "patch_weights": "float32", "patch_colours": "int32"}
-  return layout.describe(resolution, channels) | {
-    name: Feature((T,), dtype) for name, dtype in dtypes.items()
-  }
+  described = layout.describe(resolution, channels)
+  described["patch_sources"] = Feature((T,), "int32")
+  described["patch_weights"] = Feature((T,), "float32")
+  described["patch_colours"] = Feature((T,), "int32")
+  return described
 
 
 def task(
@@ -58,68 +59,65 @@ def task(
     rate: share of corrupted patches; their number is the same in every image.
     masked, swapped: shares of the corrupted patches that become the mask, and another patch of the
       image; the others stay as they are.
-    images: see `examples.Images`.
+    images: see `examples.LabelledImageArguments`.
 
   Raises:
     UserError: no whole number of patches, or impossible shares; and as `image_classification`.
   """
   source = examples.LabelledImageArguments(**images)
-  resolution, channels, (Y, X) = (
-    source.resolution,
-    source.channels,
-    height_and_width(source.resolution),
-  )
-  T = Y // patch * (X // patch)
-  corrupted = round(T * rate)
-  if (
-    Y % patch
-    or X % patch
-    or not 0 < corrupted <= T
-    or min(masked, swapped) < 0
-    or masked + swapped > 1
-  ):
-    found = (
-      f"found resolution {resolution}, patch {patch}, rate {rate}, masked {masked} and "
-      f"swapped {swapped}"
-    )
+  channels = source.channels
+  Y, X = height_and_width(source.resolution)
+  T = (Y // patch) * (X // patch)
+  num_corrupted = round(T * rate)
+  has_whole_patches = Y % patch == 0 and X % patch == 0
+  has_shares = min(masked, swapped) >= 0 and masked + swapped <= 1
+  if not has_whole_patches or not has_shares or not 0 < num_corrupted <= T:
     raise UserError(
-      f"config.task: {found}, expected a multiple of the patch, a rate above 0 to 1, and shares "
-      "of at most 1"
+      f"config.task: found resolution {source.resolution}, patch {patch}, rate {rate}, masked "
+      f"{masked} and swapped {swapped}, expected a multiple of the patch, a rate above 0 to 1, and "
+      "shares of at most 1"
     )
-  whole = examples.build_task(source)
   places_T = np.arange(T, dtype=np.int32)
-  mean_C, std_C = (
-    tf.constant(examples.per_channel("", x, channels), tf.float32)
-    for x in (source.mean, source.std)
-  )
-  base_C = tf.constant(_LEVELS ** np.arange(channels)[::-1], tf.int32)
+  mean_C = tf.constant(examples.per_channel("", source.mean, channels), tf.float32)
+  std_C = tf.constant(examples.per_channel("", source.std, channels), tf.float32)
 
-  def colours(image_BYXC: tf.Tensor) -> tf.Tensor:
-    pixels = tf.reshape(
-      image_BYXC * std_C + mean_C, [-1, Y // patch, patch, X // patch, patch, channels]
-    )
-    level_BTC = tf.reshape(tf.reduce_mean(pixels, [2, 4]), [-1, T, channels]) * _LEVELS
-    return tf.reduce_sum(
-      tf.clip_by_value(tf.cast(level_BTC, tf.int32), 0, _LEVELS - 1) * base_C, -1
-    )
-
-  def corruption(
-    found: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
+  def corrupt(
+    values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
   ) -> dict[str, tf.Tensor]:
-    chosen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, T), corrupted)
+    chosen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, T), num_corrupted)
     chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
     fate_BT = draws.uniform(examples.FIRST_TASK_STREAM + 1, T)
-    away_BT = random.integers(draws.bits(examples.FIRST_TASK_STREAM + 2, T), max(T - 1, 1))
-    other_BT = (places_T + 1 + tf.cast(away_BT, tf.int32)) % T
-    source_BT = tf.where(
-      fate_BT < masked, -1, tf.where(fate_BT < masked + swapped, other_BT, places_T)
-    )
+    distance_bits_BT = draws.bits(examples.FIRST_TASK_STREAM + 2, T)
+    distance_BT = random.integers(distance_bits_BT, max(T - 1, 1))
+    other_BT = (places_T + 1 + tf.cast(distance_BT, tf.int32)) % T
+    unmasked_BT = tf.where(fate_BT < masked + swapped, other_BT, places_T)
+    source_BT = tf.where(fate_BT < masked, -1, unmasked_BT)
     return {
       "patch_sources": tf.where(chosen_BT, source_BT, places_T),
       "patch_weights": tf.cast(chosen_BT, tf.float32),
-      "patch_colours": colours(found["image"]),
+      "patch_colours": _mean_colours(values["image"] * std_C + mean_C, patch),
     }
 
-  described = features(None, resolution=resolution, channels=channels, patch=patch)
-  own = dict(patch=patch, rate=rate, masked=masked, swapped=swapped)
-  return examples.extend_task("corrupted_images.v1", source, whole, described, corruption, **own)
+  return examples.extend_task(
+    "corrupted_images.v1",
+    source,
+    examples.build_task(source),
+    features(None, resolution=source.resolution, channels=channels, patch=patch),
+    corrupt,
+    patch=patch,
+    rate=rate,
+    masked=masked,
+    swapped=swapped,
+  )
+
+
+def _mean_colours(image_BYXC: tf.Tensor, patch: int) -> tf.Tensor:
+  """Return the number of each patch's mean colour, int32 [B, T], from pixels in 0 to 1."""
+  _, Y, X, C = image_BYXC.shape
+  rows = Y // patch
+  columns = X // patch
+  pixels = tf.reshape(image_BYXC, [-1, rows, patch, columns, patch, C])
+  means_BTC = tf.reshape(tf.reduce_mean(pixels, [2, 4]), [-1, rows * columns, C])
+  level_BTC = tf.clip_by_value(tf.cast(means_BTC * _LEVELS, tf.int32), 0, _LEVELS - 1)
+  base_C = tf.constant(_LEVELS ** np.arange(C)[::-1], tf.int32)
+  return tf.reduce_sum(level_BTC * base_C, -1)

@@ -1,7 +1,6 @@
-"""The unsupervised objectives that T5 compares, except span corruption: Raffel et al. 2020, section
-3.3, table 3.
+"""The unsupervised objectives that T5 compares, except span corruption.
 
-Example i is window i of the token stream, corrupted in one of five styles. For the window [10, 11,
+Raffel et al. 2020, section 3.3 and table 3. Example i is window i of the token stream, corrupted in one of five styles. For the window [10, 11,
 12, 13, 14, 15] with noise TTFFTF, mask 50, sentinels 999, 998, ..., and EOS 1, the inputs and
 targets are:
 
@@ -29,19 +28,20 @@ from typing import Literal, Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.data import features as declared
+from t5x_like.data import features as layouts
 from t5x_like.data import random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.preprocessors.lengths import denoising_lengths as lengths
+from t5x_like.data.preprocessors.lengths import denoising_lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.data.windows import DocumentsEnd, TextArguments
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
-RANDOM_FRACTION = 0.1  # of BERT-style noise
+RANDOM_FRACTION = 0.1  # the share of BERT-style noise that becomes a random token
 
 Style = Literal["bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling"]
 
@@ -50,9 +50,8 @@ def features(
   vocabulary, /, *, style: Style, inputs_length: int, noise_density: float, **_
 ) -> Features:
   """Return the features of the task with these arguments."""
-  return declared.encoder_decoder(
-    inputs_length, lengths(style, inputs_length, noise_density)[2], vocabulary
-  )
+  _, _, targets_length = denoising_lengths(style, inputs_length, noise_density)
+  return layouts.encoder_decoder(inputs_length, targets_length, vocabulary)
 
 
 def task(
@@ -70,7 +69,7 @@ def task(
     inputs_length: encoder length, EOS included; it determines the window and the targets' length.
     noise_density: fraction of tokens that are noise; deshuffling has no noise.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    text: see `Text`; the name in metrics is by default `<corpus>_<style>`.
+    text: see `TextArguments`; the name in metrics is by default `<corpus>_<style>`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks a mask
@@ -82,64 +81,103 @@ def task(
     raise UserError(
       f"inputs_length: found {inputs_length}, expected at least 3 (two tokens and EOS)"
     )
-  window, tokens_of_noise, targets_length = lengths(style, inputs_length, noise_density)
+  window, noise_tokens, targets_length = denoising_lengths(style, inputs_length, noise_density)
   source = TextArguments(**text)
   tokens = source.tokens(documents_end)
   vocabulary = tokens.vocabulary
-  runs = min(tokens_of_noise, window - tokens_of_noise + 1)
+  runs = min(noise_tokens, window - noise_tokens + 1)
   if style == "replace_spans" and runs > vocabulary.extra_ids:
     raise UserError(
       f"inputs_length={inputs_length}: a window of {window} tokens can have {runs} runs of noise "
       f"but the vocabulary has {vocabulary.extra_ids} sentinels; shorten inputs_length, lower "
       f"noise_density ({noise_density}), or use a vocabulary with at least {runs} extra ids"
     )
-  mask_id = (
-    vocabularies.special_id(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
-  )
+  mask_id = None
+  if style in ("bert_style", "mass_style"):
+    mask_id = vocabularies.special_id(vocabulary, "mask")
   windows = source.windows(window, documents_end)
-  ordinary = tf.constant(ordinary_ids(vocabulary))
-  # which tokens are noise, and what they become
-  words = window * (2 if style == "bert_style" else 1)
+  denoise = _Denoising(style, vocabulary, inputs_length, targets_length, noise_tokens, mask_id)
+  # Random words for the choice of noise and, in BERT's style, for its replacement.
+  num_words = 2 * window if style == "bert_style" else window
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     window_BW = windows.read(example_index_B, epoch_B, seed)
-    bits_BN = random.bits(random.row_keys(seed, epoch_B, example_index_B), words)
-    whole = tf.pad(window_BW, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id)
-    if style == "deshuffling":
-      inputs = noise.shuffle_tokens(window_BW, bits_BN[:, :window])
-      return encoder_decoder(
-        tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole, vocabulary
-      )
-    noise_BW = noise.noise_mask(bits_BN[:, :window], tokens_of_noise)
-    ends = dict(eos_id=vocabulary.eos_id, pad_id=vocabularies.padding_id(vocabulary))
-    sizes = dict(inputs_length=inputs_length, targets_length=targets_length, **ends)
-    if style == "replace_spans":
-      out = noise.replace_spans(window_BW, noise_BW, sentinels=vocabulary.sentinels, **sizes)
-      return encoder_decoder(out["inputs"], out["targets"], vocabulary)
-    if style == "drop_tokens":
-      out = noise.drop_tokens(window_BW, noise_BW, **sizes)
-      return encoder_decoder(out["inputs"], out["targets"], vocabulary)
-    inputs = noise.replace_with_masks(
+    key_B = random.row_keys(seed, epoch_B, example_index_B)
+    inputs_BS, targets_BT = denoise(window_BW, random.bits(key_B, num_words))
+    return encoder_decoder(inputs_BS, targets_BT, vocabulary)
+
+  named_source = dataclasses.replace(source, label=source.label or f"{tokens.name}_{style}")
+  return named_source.task(
+    "denoising.v1",
+    windows,
+    batch,
+    layouts.encoder_decoder(inputs_length, targets_length, vocabulary),
+    style=style,
+    inputs_length=inputs_length,
+    noise_density=None if style == "deshuffling" else float(noise_density),
+    mask_id=mask_id,
+  )
+
+
+class _Denoising:
+  """The corruption of windows in a style: int32 [B, W], uint32 [B, N] -> inputs, targets."""
+
+  def __init__(
+    self,
+    style: Style,
+    vocabulary: Vocabulary,
+    inputs_length: int,
+    targets_length: int,
+    noise_tokens: int,
+    mask_id: int | None,
+  ):
+    self._style = style
+    self._sentinels = vocabulary.sentinels
+    self._inputs_length = inputs_length
+    self._targets_length = targets_length
+    self._noise_tokens = noise_tokens
+    self._mask_id = mask_id
+    self._eos_id = vocabulary.eos_id
+    self._pad_id = vocabularies.padding_id(vocabulary)
+    self._ordinary_ids = tf.constant(ordinary_ids(vocabulary))
+
+  def __call__(self, window_BW: tf.Tensor, bits_BN: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    W = window_BW.shape[1]
+    if self._style == "deshuffling":
+      shuffled_BW = noise.shuffle_tokens(window_BW, bits_BN[:, :W])
+      return self._append_eos(shuffled_BW), self._append_eos(window_BW)
+    noise_BW = noise.noise_mask(bits_BN[:, :W], self._noise_tokens)
+    if self._style in ("replace_spans", "drop_tokens"):
+      return self._move_noise(window_BW, noise_BW)
+    masked_BW = noise.replace_with_masks(
       window_BW,
       noise_BW,
-      mask_id=mask_id,
-      random_fraction=RANDOM_FRACTION if style == "bert_style" else 0.0,
-      ordinary_ids=ordinary,
-      bits_BW=bits_BN[:, window:],
+      mask_id=self._mask_id,
+      random_fraction=RANDOM_FRACTION if self._style == "bert_style" else 0.0,
+      ordinary_ids=self._ordinary_ids,
+      bits_BW=bits_BN[:, W:],
     )
-    return encoder_decoder(
-      tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole, vocabulary
-    )
+    return self._append_eos(masked_BW), self._append_eos(window_BW)
 
-  noisy = None if style == "deshuffling" else float(noise_density)
-  made = dict(style=style, inputs_length=inputs_length, noise_density=noisy, mask_id=mask_id)
-  described = declared.encoder_decoder(inputs_length, targets_length, vocabulary)
-  named = dataclasses.replace(source, label=source.label or f"{tokens.name}_{style}")
-  return named.task("denoising.v1", windows, batch, described, **made)
+  def _move_noise(self, window_BW: tf.Tensor, noise_BW: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Move the noise from the inputs to the targets, with sentinels or without."""
+    options = {
+      "inputs_length": self._inputs_length,
+      "targets_length": self._targets_length,
+      "eos_id": self._eos_id,
+      "pad_id": self._pad_id,
+    }
+    if self._style == "replace_spans":
+      rows = noise.replace_spans(window_BW, noise_BW, sentinels=self._sentinels, **options)
+    else:
+      rows = noise.drop_tokens(window_BW, noise_BW, **options)
+    return rows["inputs"], rows["targets"]
+
+  def _append_eos(self, tokens_BW: tf.Tensor) -> tf.Tensor:
+    return tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=self._eos_id)
 
 
-def ordinary_ids(vocabulary) -> np.ndarray:
-  """Return the ids of text, int32 [N]: all but padding, EOS, unknown, sentinels and the
-  vocabulary's special ids."""
+def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
+  """Return the ids of text, int32 [N]: no special ids, sentinels or unknown."""
   special = vocabulary.special_ids | {vocabulary.unk_id}
   return np.setdiff1d(np.arange(vocabulary.size, dtype=np.int32), np.array(sorted(special)))

@@ -31,7 +31,9 @@ from t5x_like.vocabularies import start_id
 
 def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Features:
   """Return the features of the task with these arguments."""
-  return decoder(length, *("segment_ids", "positions") * document_mask)
+  if document_mask:
+    return decoder(length, "segment_ids", "positions")
+  return decoder(length)
 
 
 def task(
@@ -49,15 +51,15 @@ def task(
 
   Args:
     length: length of every feature.
-    rate: share of rearranged documents; the paper finds that 0.5 to 0.9 costs the others nothing.
+    rate: share of rearranged documents; 0.5 to 0.9 does not harm the others in the paper.
     spm_rate: share of rearranged documents in the order SPM, not PSM.
     level: the units between which cuts fall.
     sentinels: the pieces for prefix, suffix and middle; by default one of
-      `preprocessors.fill_in_the_middle.KNOWN`.
+      `preprocessors.fill_in_the_middle.KNOWN_PIECES`.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every
       document.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`.
-    text: see `Text`.
+    text: see `TextArguments`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its documents do not end as
@@ -75,24 +77,37 @@ def task(
   )
   start = start_id(vocabulary)
 
-  def rearranged(tokens_BW: np.ndarray, documents_BW: np.ndarray, key_B: np.ndarray):
+  def rearrange_documents(
+    tokens_BW: np.ndarray, documents_BW: np.ndarray, key_B: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
     return rearrange(tokens_BW, np.diff(documents_BW, axis=1, prepend=0) > 0, key_B)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    at = example_index_B, epoch_B, seed
+    window_BW = windows.read(example_index_B, epoch_B, seed)
+    document_BW = windows.document_numbers(example_index_B, epoch_B, seed)
     key_B = random.row_keys(seed, epoch_B, example_index_B)
-    found = [windows.read(*at), windows.documents(*at), key_B]
-    made = tf.numpy_function(rearranged, found, [tf.int32, tf.int32], stateful=False)
-    tokens_BT, documents_BT = (
-      tf.ensure_shape(one, [example_index_B.shape[0], length]) for one in made
+    tokens_BT, documents_BT = tf.numpy_function(
+      rearrange_documents,
+      [window_BW, document_BW, key_B],
+      [tf.int32, tf.int32],
+      stateful=False,
     )
-    made = decoder_only(tokens_BT, start, documents_BT if document_mask else None)
-    return made | {"decoder_loss_weights": tf.cast(documents_BT > 0, tf.float32)}
+    shape = [example_index_B.shape[0], length]
+    tokens_BT = tf.ensure_shape(tokens_BT, shape)
+    documents_BT = tf.ensure_shape(documents_BT, shape)
+    rows = decoder_only(tokens_BT, start, documents_BT if document_mask else None)
+    rows["decoder_loss_weights"] = tf.cast(documents_BT > 0, tf.float32)
+    return rows
 
-  made = dict(length=length, document_mask=document_mask)
-  rates = dict(
-    rate=float(rate), spm_rate=float(spm_rate), level=level, sentinels=rearrange.sentinels
-  )
   return source.task(
-    "fill_in_the_middle.v1", windows, batch, features(vocabulary, **made), **made, **rates
+    "fill_in_the_middle.v1",
+    windows,
+    batch,
+    features(vocabulary, length=length, document_mask=document_mask),
+    length=length,
+    document_mask=document_mask,
+    rate=float(rate),
+    spm_rate=float(spm_rate),
+    level=level,
+    sentinels=rearrange.sentinels,
   )

@@ -37,15 +37,15 @@ def task(
 
   Args:
     mixing: mixup and CutMix.
-    images: see `examples.Images`.
+    images: see `examples.LabelledImageArguments`.
 
   Raises:
     UserError: an unusable source or argument, no usable image, a file changed since it was
       prepared.
   """
-  given = examples.LabelledImageArguments(**images)
-  if given.label_field is None:
+  arguments = examples.LabelledImageArguments(**images)
+  if arguments.label_field is None:
     raise UserError(
       "config.task.label_field: found None, expected the field of the class that each image has"
     )
-  return examples.build_task(given, mixing)
+  return examples.build_task(arguments, mixing)

@@ -53,7 +53,7 @@ class Captioned(examples.ImageArguments):
       of labelled images, with the label as the caption.
     vocabulary: a directory, such as a published model's, or `bytes`; see `vocabularies`.
     length: length of a row of text.
-    mean, std: by default CLIP's.
+    mean, std: mean and deviation for normalising pixels in 0 to 1; by default CLIP's.
     image_field: the field of the encoded image or its path; adjacent records of one path are one
       image.
     caption_field: the field of a caption or a list of captions.
@@ -82,21 +82,25 @@ def task(**images: Unpack[Captioned]) -> Task:
     UserError: an unusable source or argument, no usable image, a file changed since it was
       prepared.
   """
-  asked = Captioned(**images)
-  vocabulary = vocabularies.load(asked.vocabulary)
-  length = asked.length
-  notes = captions.make_notes(vocabulary, asked.caption_field)
-  read = dict(image_field=asked.image_field, label_field=None)
-  opened = store.open_store(**asked.opening, **read, folder=asked.folder, notes=notes)
-  texts = captions.Captions(opened, vocabulary, length)
+  arguments = Captioned(**images)
+  vocabulary = vocabularies.load(arguments.vocabulary)
+  length = arguments.length
+  image_store = store.open_store(
+    **arguments.opening,
+    image_field=arguments.image_field,
+    label_field=None,
+    folder=arguments.folder,
+    notes=captions.make_notes(vocabulary, arguments.caption_field),
+  )
+  texts = captions.Captions(image_store, vocabulary, length)
   if texts.cut:
     print(
-      f"data: {opened.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens",
+      f"data: {image_store.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens",
       flush=True,
     )
 
-  def caption(
-    found: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
+  def read_captions(
+    values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
   ) -> dict[str, tf.Tensor]:
     share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0] * float(training)
     rows_BT = tf.numpy_function(
@@ -104,13 +108,19 @@ def task(**images: Unpack[Captioned]) -> Task:
     )
     return {"text_input_tokens": tf.ensure_shape(rows_BT, [draws.index_B.shape[0], length])}
 
-  described = features(
-    vocabulary, resolution=asked.resolution, channels=asked.channels, length=length
+  task_on_images = examples.extend_task(
+    "image_text.v1",
+    arguments,
+    examples.build_task(arguments, store=image_store),
+    features(
+      vocabulary, resolution=arguments.resolution, channels=arguments.channels, length=length
+    ),
+    read_captions,
+    length=length,
+    vocabulary=vocabulary.fingerprint,
   )
-  own = dict(length=length, vocabulary=vocabulary.fingerprint)
-  whole = examples.build_task(asked, store=opened)
   return dataclasses.replace(
-    examples.extend_task("image_text.v1", asked, whole, described, caption, **own),
+    task_on_images,
     vocabulary=vocabulary,
     classes=(),
     labels=None,

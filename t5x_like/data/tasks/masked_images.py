@@ -33,18 +33,18 @@ def features(
   vocabulary, /, *, resolution: Resolution, channels: int, patch: int, mask_ratio: float, **_
 ) -> Features:
   """Return the features of the task with these arguments."""
-  names = ("visible_patches", "masked_patches")
-  shapes = zip(names, patches(resolution, patch, mask_ratio), strict=True)
-  return layout.describe(resolution, channels) | {
-    name: Feature((n,), "int32") for name, n in shapes
-  }
+  num_visible, num_masked = count_patches(resolution, patch, mask_ratio)
+  described = layout.describe(resolution, channels)
+  described["visible_patches"] = Feature((num_visible,), "int32")
+  described["masked_patches"] = Feature((num_masked,), "int32")
+  return described
 
 
-def patches(resolution: Resolution, patch: int, mask_ratio: float) -> tuple[int, int]:
+def count_patches(resolution: Resolution, patch: int, mask_ratio: float) -> tuple[int, int]:
   """Return the numbers of visible and masked patches of an image."""
-  whole = math.prod(side // patch for side in height_and_width(resolution))
-  visible = int(whole * (1 - mask_ratio))
-  return visible, whole - visible
+  total = math.prod(side // patch for side in height_and_width(resolution))
+  visible = int(total * (1 - mask_ratio))
+  return visible, total - visible
 
 
 def task(
@@ -59,32 +59,32 @@ def task(
   Args:
     patch: height and width of a patch, the model's.
     mask_ratio: share of the patches that are masked; the number of visible patches is rounded down.
-    images: see `examples.Images`.
+    images: see `examples.LabelledImageArguments`.
 
   Raises:
     UserError: no whole number of patches, or none left on one side; and as `image_classification`.
   """
   source = examples.LabelledImageArguments(augmentations=augmentations, **images)
-  visible, masked = patches(source.resolution, patch, mask_ratio)
-  if any(side % patch for side in height_and_width(source.resolution)) or not visible or not masked:
-    found = f"found resolution {source.resolution}, patch {patch} and mask_ratio {mask_ratio}"
+  num_visible, num_masked = count_patches(source.resolution, patch, mask_ratio)
+  has_whole_patches = not any(side % patch for side in height_and_width(source.resolution))
+  if not has_whole_patches or not num_visible or not num_masked:
     raise UserError(
-      f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked"
+      f"config.task: found resolution {source.resolution}, patch {patch} and mask_ratio "
+      f"{mask_ratio}, expected a multiple of the patch, and patches both seen and masked"
     )
-  places_T = np.arange(visible + masked, dtype=np.int32)
+  places_T = np.arange(num_visible + num_masked, dtype=np.int32)
 
-  def masks(
-    found: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
+  def draw_masks(
+    values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
   ) -> dict[str, tf.Tensor]:
-    seen_BK = random.subsets(draws.bits(examples.FIRST_TASK_STREAM, places_T.size), visible)
-    hidden_BT = tf.reduce_all(seen_BK[:, :, None] != places_T, axis=1)
-    hidden_BM = tf.reshape(
-      tf.boolean_mask(tf.zeros_like(hidden_BT, tf.int32) + places_T, hidden_BT), [-1, masked]
-    )
-    return {"visible_patches": seen_BK, "masked_patches": hidden_BM}
+    bits_BT = draws.bits(examples.FIRST_TASK_STREAM, places_T.size)
+    visible_BK = random.subsets(bits_BT, num_visible)
+    is_masked_BT = tf.reduce_all(visible_BK[:, :, None] != places_T, axis=1)
+    places_BT = tf.zeros_like(is_masked_BT, tf.int32) + places_T
+    masked_BM = tf.reshape(tf.boolean_mask(places_BT, is_masked_BT), [-1, num_masked])
+    return {"visible_patches": visible_BK, "masked_patches": masked_BM}
 
-  own = dict(patch=patch, mask_ratio=mask_ratio)
-  described = features(None, resolution=source.resolution, channels=source.channels, **own)
-  return examples.extend_task(
-    "masked_images.v1", source, examples.build_task(source), described, masks, **own
-  )
+  facts = {"patch": patch, "mask_ratio": mask_ratio}
+  described = features(None, resolution=source.resolution, channels=source.channels, **facts)
+  base = examples.build_task(source)
+  return examples.extend_task("masked_images.v1", source, base, described, draw_masks, **facts)

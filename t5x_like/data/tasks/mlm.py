@@ -1,5 +1,6 @@
-"""Masked language modelling of encoders, with or without next sentences: the data of BERT, RoBERTa,
-SpanBERT, ELECTRA.
+"""Masked language modelling of encoders, with or without next sentences.
+
+It is the data of BERT, RoBERTa, SpanBERT and ELECTRA.
 
 A row has one of the four formats that RoBERTa compares (Liu et al. 2019, section 4.2):
 
@@ -38,7 +39,7 @@ from t5x_like.data import random, windows
 from t5x_like.data.document_chunks import Chunks
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import segments, sentences
-from t5x_like.data.preprocessors.masking import Masking, Mode, places
+from t5x_like.data.preprocessors.masking import Masking, Mode, predicted_positions
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
@@ -50,7 +51,7 @@ from t5x_like.vocabularies import special_id
 
 PACKED = ("segment_pair", "doc_sentences")
 FEW_TARGETS = True  # see `laptop`
-_FEATURES = {  # by the names of readers and masks
+_FEATURE_NAMES = {  # by the names of readers and masks
   "inputs": "encoder_input_tokens",
   "targets": "encoder_target_tokens",
   "weights": "encoder_loss_weights",
@@ -78,15 +79,22 @@ def features(
 ) -> Features:
   """Return the features of the task with these arguments."""
   packed = packed and segment_ids and input_format in PACKED
-  more = ["target_tokens"] + ["segment_ids"] * segment_ids + ["positions"] * packed
-  more += ["span_starts", "span_ends"] if masking == "spans" else []
-  described = encoder(length, *more) | {"encoder_loss_weights": Feature((length,), "float32")}
+  extra_names = ["target_tokens"]
+  if segment_ids:
+    extra_names.append("segment_ids")
+  if packed:
+    extra_names.append("positions")
+  if masking == "spans":
+    extra_names += ["span_starts", "span_ends"]
+  described = encoder(length, *extra_names)
+  described["encoder_loss_weights"] = Feature((length,), "float32")
   described["encoder_masked_positions"] = Feature((max(1, round(rate * length)),), "int32")
   if input_format.endswith("_pair"):
     described["next_sentence_label"] = Feature((), "int32")
   if packed and input_format == "segment_pair":
-    pairs_K = Feature((_packed_rows.most_pairs(length),), "int32")
-    described |= {"next_sentence_label": pairs_K, "encoder_cls_positions": pairs_K}
+    pairs_K = Feature((_packed_rows.max_pairs(length),), "int32")
+    described["next_sentence_label"] = pairs_K
+    described["encoder_cls_positions"] = pairs_K
   return described
 
 
@@ -110,7 +118,7 @@ def task(
   """Make the task.
 
   Args:
-    length: of every feature, special tokens included.
+    length: length of every feature, special tokens included.
     input_format: see above.
     masking: `tokens`, `words` (whole words), `spans` (SpanBERT), `ngrams` (ALBERT) or `token_spans`
       (XLNet); see `preprocessors/masking.py`.
@@ -120,8 +128,7 @@ def task(
     static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each
       time.
     random_next: share of pairs whose second segment is from another document.
-    swapped: share of pairs whose segments are in the wrong order, which the label then tells:
-      ALBERT's sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section
+    swapped: share of pairs whose segments are in the wrong order, and whose label is 1: ALBERT's sentence order prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section
       3.1).
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
@@ -130,7 +137,7 @@ def task(
     packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments;
       a pair's features then have an axis K for the pairs of a row: `next_sentence_label`, and
       `encoder_cls_positions`, where each begins (0 also where there is none).
-    text: see `Text`. Offsets are dynamic for full_sentences, as chunks of documents begin with
+    text: see `TextArguments`. Offsets are dynamic for full_sentences, as chunks of documents begin with
       these, and without static_copies, which are copies of the same rows.
 
   Raises:
@@ -141,6 +148,103 @@ def task(
   tokens = source.tokens()
   vocabulary = tokens.vocabulary
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
+  has_pairs = input_format in ("segment_pair", "sentence_pair")
+  _check_arguments(
+    tokens,
+    length=length,
+    has_pairs=has_pairs,
+    random_next=random_next,
+    swapped=swapped,
+    short_pairs=short_pairs,
+    static_copies=static_copies,
+    segment_ids=segment_ids,
+  )
+  rule = sentences.Sentences(vocabulary, sentence_rule)
+  pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
+  ids = segments.Ids(special_id(vocabulary, "cls"), special_id(vocabulary, "sep"), pad_id)
+  packed = packed and segment_ids and input_format in PACKED
+  row_facts = {"length": length, "input_format": input_format, "sentence_rule": rule.fact}
+  if packed:
+    row_facts["packed"] = True
+  has_offsets = False
+  if input_format == "full_sentences":
+    reader = FullSentences(tokens, length, ids, rule)
+    has_offsets = source.dynamic_offsets and static_copies is None
+    row_facts |= windows.offset_fingerprint(has_offsets)
+  elif not has_pairs:
+    reader_class = _packed_rows.DocSentences if packed else DocSentences
+    reader = reader_class(tokens, length, ids)
+  else:
+    shares = {"random_next": float(random_next), "short": 0.0}
+    if input_format == "segment_pair":
+      shares["short"] = float(short_pairs)
+    if swapped:
+      shares["swapped"] = float(swapped)
+    if packed:
+      row_facts["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
+      reader = _packed_rows.Pairs(tokens, length, ids, rule, **shares)
+    else:
+      is_single = input_format == "sentence_pair"
+      reader = Pairs(tokens, length, ids, rule, single=is_single, **shares)
+  described = features(
+    vocabulary,
+    length=length,
+    input_format=input_format,
+    masking=masking,
+    rate=rate,
+    segment_ids=segment_ids,
+    packed=packed,
+  )
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    copy_B = epoch_B if static_copies is None else epoch_B % static_copies
+    key_B = random.row_keys(seed, copy_B, example_index_B)
+    offset_B = 0
+    if has_offsets:
+      offset_B = windows.epoch_offsets(epoch_B, seed, tokens.num_tokens)
+    row = reader(example_index_B, key_B, offset_B)
+    masked = masks(row["tokens"], random.row_keys(8, key_B))
+    values = {}
+    for name, value in (row | masked).items():
+      if name in _FEATURE_NAMES:
+        values[_FEATURE_NAMES[name]] = value
+    values["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
+    return {name: values[name] for name in described}
+
+  facts = row_facts | {
+    "masking": masking,
+    "rate": rate,
+    "mask_share": mask_share,
+    "random_share": random_share,
+  }
+  if has_pairs:
+    facts["random_next"] = random_next
+    facts["short_pairs"] = short_pairs
+    if swapped:
+      facts["swapped"] = swapped
+  return Task(
+    name=source.label or f"{tokens.name}_mlm",
+    vocabulary=vocabulary,
+    fingerprint=fingerprint("mlm.v4", tokens, static_copies=static_copies, **facts),
+    num_examples=reader.num_examples,
+    numbering=fingerprint("mlm_rows", tokens, **row_facts),
+    features=described,
+    batch=batch,
+  )
+
+
+def _check_arguments(
+  tokens: TokenStore,
+  *,
+  length: int,
+  has_pairs: bool,
+  random_next: float,
+  swapped: float,
+  short_pairs: float,
+  static_copies: int | None,
+  segment_ids: bool,
+) -> None:
+  """Raise UserError for impossible arguments of `task`."""
   if not 0 <= random_next <= 1 or not 0 <= short_pairs <= 1:
     raise UserError(
       f"random_next, short_pairs: found {random_next} and {short_pairs}, expected shares of 0 to 1"
@@ -154,8 +258,7 @@ def task(
       f"static_copies: found {static_copies}, expected at least 1, or None for a "
       "new mask every time"
     )
-  pairs = input_format in ("segment_pair", "sentence_pair")
-  if pairs and random_next and tokens.num_documents < 2:
+  if has_pairs and random_next and tokens.num_documents < 2:
     raise UserError(
       f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second "
       "segments come from another one; prepare a corpus of several, or set "
@@ -163,61 +266,11 @@ def task(
     )
   if length < 16:
     raise UserError(f"length: found {length}, expected at least 16")
-  rule = sentences.Sentences(vocabulary, sentence_rule)
-  if vocabulary.pad_id is None and not segment_ids:
+  if tokens.vocabulary.pad_id is None and not segment_ids:
     raise UserError(
       f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding "
       "piece, so that only segments tell padding; leave it out"
     )
-  pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
-  ids = segments.Ids(special_id(vocabulary, "cls"), special_id(vocabulary, "sep"), pad_id)
-  packed = packed and segment_ids and input_format in PACKED
-  rows = dict(length=length, input_format=input_format, sentence_rule=rule.fact) | (
-    {"packed": True} if packed else {}
-  )
-  shares = dict(
-    random_next=float(random_next), short=float(short_pairs) * (input_format == "segment_pair")
-  )
-  shares |= {"swapped": float(swapped)} if swapped else {}
-  if input_format == "full_sentences":
-    reader = FullSentences(tokens, length, ids, rule)
-    rows |= windows.offset_fingerprint(source.dynamic_offsets and static_copies is None)
-  elif not pairs:
-    reader = (_packed_rows.DocSentences if packed else DocSentences)(tokens, length, ids)
-  elif packed:
-    rows["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
-    reader = _packed_rows.Pairs(tokens, length, ids, rule, **shares)
-  else:
-    reader = Pairs(tokens, length, ids, rule, single=input_format == "sentence_pair", **shares)
-  layout = dict(
-    input_format=input_format, masking=masking, rate=rate, segment_ids=segment_ids, packed=packed
-  )
-  described = features(vocabulary, length=length, **layout)
-
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    copy_B = epoch_B if static_copies is None else epoch_B % static_copies
-    key_B = random.row_keys(seed, copy_B, example_index_B)
-    offset_B = (
-      windows.epoch_offsets(epoch_B, seed, tokens.num_tokens) if "dynamic_offsets" in rows else 0
-    )
-    row = reader(example_index_B, key_B, offset_B)
-    masked = masks(row["tokens"], random.row_keys(8, key_B))
-    made = {_FEATURES[name]: x for name, x in (row | masked).items() if name in _FEATURES}
-    made["encoder_masked_positions"] = places(masked["weights"], masks.most)
-    return {name: made[name] for name in described}
-
-  facts = dict(masking=masking, rate=rate, mask_share=mask_share, random_share=random_share, **rows)
-  facts |= {"random_next": random_next, "short_pairs": short_pairs} if pairs else {}
-  facts |= {"swapped": swapped} if pairs and swapped else {}
-  return Task(
-    name=source.label or f"{tokens.name}_mlm",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint("mlm.v4", tokens, static_copies=static_copies, **facts),
-    num_examples=reader.num_examples,
-    numbering=fingerprint("mlm_rows", tokens, **rows),
-    features=described,
-    batch=batch,
-  )
 
 
 class FullSentences:
@@ -227,15 +280,15 @@ class FullSentences:
     self._tokens = tokens
     self._rule = rule
     self._ids = ids
-    self._length, self._search = length, max(1, min(4, length // 16), length // 24)
+    self._length = length
+    self._search = max(1, min(4, length // 16), length // 24)
     self._stride = length - 2 - self._search
     self._read_length = 2 + self._stride + self._search
     self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
     if self.num_examples < 1:
       raise UserError(
         f"{tokens.path}: {tokens.num_tokens} tokens are not enough for an example: "
-        f"length={length} needs {length - 2}: "
-        "shorten task.length or prepare a larger corpus"
+        f"length={length} needs {length - 2}: shorten task.length or prepare a larger corpus"
       )
 
   def __call__(self, example_index_B, key_B, offset_B):
@@ -252,14 +305,14 @@ class FullSentences:
 
     begins_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | first_BR
 
-    def begin(place):
-      """Return the first beginning of a sentence among `search` tokens from `place` on, or `place`
-      itself."""
-      here = begins_BR[:, place : place + search]
-      return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
+    def find_begin(place: int) -> tf.Tensor:
+      """Return the first beginning of a sentence within `search` tokens, or `place` itself."""
+      candidates = begins_BR[:, place : place + search]
+      # argmax is 0 where no sentence begins
+      return place + tf.argmax(candidates, axis=1, output_type=tf.int32)
 
-    start_B = begin(1)
-    end_B = begin(1 + stride)
+    start_B = find_begin(1)
+    end_B = find_begin(1 + stride)
     if self._tokens.append_eos:  # a separator stands between documents already
       text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
       text_BT = segments.take_tokens(text_BT, start_B, self._length - 2)
@@ -274,10 +327,9 @@ class FullSentences:
     """Return the tokens from each place on and the beginnings of documents among them."""
     R = self._read_length
     T = self._tokens.num_tokens
-    return tuple(
-      windows.read_wrapped(read, starts_B, R, T)
-      for read in (self._tokens.windows, self._tokens.document_begins)
-    )
+    window_BR = windows.read_wrapped(self._tokens.windows, starts_B, R, T)
+    first_BR = windows.read_wrapped(self._tokens.document_begins, starts_B, R, T)
+    return window_BR, first_BR
 
 
 class DocSentences:
@@ -295,8 +347,7 @@ class DocSentences:
 
 
 class Pairs:
-  """Rows of [CLS] A [SEP] B [SEP], labelled by whether B is from another document; see the
-  module."""
+  """Rows of [CLS] A [SEP] B [SEP], labelled by the origin of B; see the module."""
 
   def __init__(
     self,
@@ -309,10 +360,12 @@ class Pairs:
     self._chunks = Chunks(tokens, length - 3, least=2)
     self._length = length
     self._ids = ids
-    self._options = dict(sentences=rule, **options)  # see `segments.split_pair`
+    self._options = dict(sentences=rule, **options)  # see `segments.draw_pair`
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
     chunk_BT, *others = self._chunks.read_with_others(example_index_B, key_B)
-    *places, label_B = segments.draw_pair(chunk_BT, *others, key_B=key_B, **self._options)
-    return segments.segment_pair(chunk_BT, *places, self._length, *self._ids) | {"label": label_B}
+    *pair, label_B = segments.draw_pair(chunk_BT, *others, key_B=key_B, **self._options)
+    rows = segments.segment_pair(chunk_BT, *pair, self._length, *self._ids)
+    rows["label"] = label_B
+    return rows

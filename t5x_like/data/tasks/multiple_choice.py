@@ -1,6 +1,6 @@
-"""Multiple choice, for encoders: each option is a row of its own behind its question (Devlin et al.
-2019, section
-4.4), and a model gives each row one score.
+"""Multiple choice: each option is a row of its own behind its question, and gets one score.
+
+Devlin et al. 2019, section 4.4.
 
   config.task = {"name": "multiple_choice", "source":
                  "jsonl:train=race/train.jsonl,validation=race/dev.jsonl", "text": "{article}",
@@ -17,13 +17,15 @@ with an empty text or option; other splits have them.
 None), `right` (the places of all right ones) and `answers` (all right texts).
 """
 
-from typing import Literal, Unpack
+import dataclasses
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, field_value
+from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, labelled_rows
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
 from t5x_like.data.supervised.labels import UNLABELLED, is_unlabelled, label_number, number_labels
 from t5x_like.data.supervised.sequences import layout_facts, rows_class, stack
@@ -32,6 +34,7 @@ from t5x_like.data.supervised.too_long import TooLong, fit, truncated_share
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, PositiveInt
+from t5x_like.vocabularies import Vocabulary
 
 ABSENT = 0
 WRONG = 1
@@ -44,18 +47,18 @@ BUILT_IN = {
   "text": "{text}",
   "options": "options",
   "option": "{option}",
+  "labels": ["short", "long"],
+  "choices": 2,
 }
-BUILT_IN |= {"labels": ["short", "long"], "choices": 2}
 
 
 def features(vocabulary, /, *, length: int, choices: int, architecture: str, **_) -> Features:
   """Return the features of the task with these arguments."""
-  more = {"option_labels": Feature((choices,), "int32"), "label": Feature((), "int32")}
-  return (
-    labelled_rows(length, architecture, choices)
-    | more
-    | {"example_weights": Feature((), "float32")}
-  )
+  described = labelled_rows(length, architecture, choices)
+  described["option_labels"] = Feature((choices,), "int32")
+  described["label"] = Feature((), "int32")
+  described["example_weights"] = Feature((), "float32")
+  return described
 
 
 def task(
@@ -91,153 +94,277 @@ def task(
     architecture: the kind of model that the features are for.
     too_long: treatment of longer examples; truncation shortens the text, and then options, from
       their ends.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
-    UserError: unusable templates, another number of options or an unknown label; and as `labelled`.
+    UserError: unusable templates, another number of options or an unknown label; and as `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  listed = isinstance(options, str)
-  about = Template(text, "text")
-  each = Template(option, "option")
-  if placeholder is None and "option" not in each.fields:
+  questions = _Questions(
+    text=Template(text, "text"),
+    options=_parse_options(options, choices),
+    option=Template(option, "option"),
+    placeholder=placeholder,
+    label_field=label_field,
+    label_numbers=_number_options(labels, choices),
+    answers=answers,
+    choices=choices,
+    allows_other_counts=fewer,
+    allows_gaps=source.allows_gaps,
+    vocabulary=vocabulary,
+  )
+  if placeholder is None and "option" not in questions.option.fields:
     raise UserError(
       f"config.task.option: found {option!r}, expected {{option}} in it, or a placeholder"
     )
-  parts = [] if listed else [Template(one, "options") for one in options]
-  if parts and len(parts) != choices:
-    raise UserError(
-      f"config.task.options: found {len(parts)} templates, expected {choices}, one for each choice"
-    )
-  names = number_labels(range(choices) if labels is None else labels, "labels")
-  if len(names) != choices:
-    raise UserError(
-      f"config.task.labels: found {len(names)} names, expected {choices}, one for each choice"
-    )
-
-  def parsed(record, where):
-    """Return (text, options, their rows, the right options or None without a label)."""
-    found = (
-      field_value(record, options, where)
-      if listed
-      else [part(record, where, source.allows_gaps) or "" for part in parts]
-    )
-    if not isinstance(found, list):
-      raise UserError(
-        f"{where}: found {type(found).__name__} in field {options!r}, expected a list of options"
-      )
-    if len(found) != choices and not fewer:
-      raise UserError(
-        f"{where}: found {len(found)} options, expected {choices}, config.task.choices; or set "
-        "fewer=true"
-      )
-    found = [to_text(one, str(options), where) for one in found[:choices]]
-    if placeholder is not None:
-      whole = each(record, where, source.allows_gaps) or ""
-      whole += f" {placeholder}" if whole and placeholder not in whole else ""
-      written = [whole.replace(placeholder, one) for one in found]
-    else:
-      written = [each(record | {"option": one}, where, source.allows_gaps) or "" for one in found]
-    if answers is not None:
-      given = field_value(record, answers, where)
-      right = np.isin(found, [to_text(one, answers, where) for one in given]) if given else None
-    else:
-      name = to_text(field_value(record, label_field, where), label_field, where)
-      right = (
-        None
-        if is_unlabelled(name, names)
-        else np.arange(len(found)) == label_number(name, names, label_field, where)
-      )
-      if right is not None and not right.any():
-        raise UserError(
-          f"{where}: found label {name!r} in field {label_field!r}, but only {len(found)} options"
-        )
-    return about(record, where, source.allows_gaps), found, written, right
-
-  def example(record, where):
-    told, _, written, right = parsed(record, where)
-    ids = [np.asarray(vocabulary.encode(one), np.int32) for one in written]
-    if told is None or not ids or not (source.allows_gaps or all(one.size for one in ids)):
-      return Skip("empty text" if told is None else "empty option")
-    kinds = np.full(choices, ABSENT, np.int8)
-    lengths = np.zeros(choices, np.int32)
-    kinds[: len(ids)] = WRONG if right is None else np.where(right, RIGHT, WRONG)
-    lengths[: len(ids)] = [one.size for one in ids]
-    told = np.asarray(vocabulary.encode(told), np.int32)
-    sizes = {
-      "option_lengths": lengths,
-      "option_labels": kinds,
-      "labelled": np.int8(right is not None),
-    }
-    return {"text": told, "options": np.concatenate(ids), **sizes}
-
-  def view(record, where, _):
-    told, found, _, right = parsed(record, where)
-    places = [] if right is None else np.flatnonzero(right).tolist()
-    texts = field_value(record, answers, where) if answers else [found[place] for place in places]
-    label = list(names)[places[0]] if places else None
-    return {
-      "text": told,
-      "options": found,
-      "label": label,
-      "right": places,
-      "answers": list(texts or ()),
-    }
-
-  def rows(store):
-    row = rows_class(architecture)(store, ("text", "options"), length)
-    lengths_NC, kinds_NC = (
-      np.reshape(store.arrays[f"option_{name}"], (-1, choices)) for name in ("lengths", "labels")
-    )
-    whole_N1 = (store.lengths["text"] + lengths_NC.max(axis=1))[:, None]
-    used, sizes_n1 = fit(whole_N1, (row.room,), too_long, store.path, ("length",))
-
-    def read(index_B):
-      example_B = used[index_B]
-      lengths_BC = lengths_NC[example_B]
-      kinds_BC = kinds_NC[example_B]
-      skip_BC = np.cumsum(lengths_BC, axis=1) - lengths_BC
-      kept_BC = np.minimum(lengths_BC, row.room - 1)
-      text_BC = np.minimum(store.lengths["text"][example_B][:, None], row.room - kept_BC)
-      both_BC2 = np.stack([text_BC, kept_BC], axis=-1)
-      return stack([row(example_B, both_BC2[:, c], skip_BC[:, c]) for c in range(choices)]) | {
-        "option_labels": kinds_BC,
-        "label": np.argmax(kinds_BC, axis=1),
-        "example_weights": np.asarray(store.arrays["labelled"])[example_B]
-        * (kinds_BC == RIGHT).any(axis=1),
-      }
-
-    return ExampleRows(used.size, read, used, view, truncated_share(whole_N1, used, sizes_n1))
-
-  own = [field for field in each.fields if field != "option"]
-  read_from = [options] if listed else [field for part in parts for field in part.fields]
+  names = list(questions.label_numbers)
   facts = {
     "text": text,
-    "options": options if listed else list(options),
+    "options": options if isinstance(options, str) else list(options),
     "option": option,
     "placeholder": placeholder,
-  }
-  facts |= {
     "label_field": label_field,
-    "labels": list(names),
+    "labels": names,
     "answers": answers,
     "choices": choices,
     "fewer": fewer,
   }
-  facts |= ({"unlabelled": None} if UNLABELLED in names else {}) | source.gap_facts
-  decoder = {} if architecture == "encoder" else {"architecture": architecture}
+  if UNLABELLED in names:
+    facts["unlabelled"] = None
+  row_facts = {"length": length, "too_long": too_long}
+  if architecture != "encoder":
+    row_facts["architecture"] = architecture
+
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    rows = _OptionRows(store, architecture, choices, length, too_long)
+    return ExampleRows(rows.used.size, rows.read, rows.used, questions.view, rows.truncated_share())
+
   return build_task(
     "multiple_choice.v1",
     source,
     vocabulary,
-    fields=(*about.fields, *own, *read_from, answers or label_field),
-    facts=facts,
+    fields=questions.fields(),
+    facts=facts | source.gap_facts,
     streams={"text": False, "options": False},
-    make_example=example,
-    make_rows=rows,
+    make_example=questions.make_example,
+    make_rows=make_rows,
     features=features(vocabulary, length=length, choices=choices, architecture=architecture),
-    row_facts={"length": length, "too_long": too_long, **decoder}
-    | layout_facts(architecture, vocabulary),
+    row_facts=row_facts | layout_facts(architecture, vocabulary),
     classes=tuple(names),
   )
+
+
+def _parse_options(options: str | tuple[str, ...], choices: int) -> str | list[Template]:
+  """Return the field of the options, or their templates."""
+  if isinstance(options, str):
+    return options
+  templates = [Template(option, "options") for option in options]
+  if templates and len(templates) != choices:
+    raise UserError(
+      f"config.task.options: found {len(templates)} templates, expected {choices}, one for each "
+      "choice"
+    )
+  return templates
+
+
+def _number_options(labels: list | tuple | None, choices: int) -> dict[str, int]:
+  """Return the place of each option by its name."""
+  numbers = number_labels(range(choices) if labels is None else labels, "labels")
+  if len(numbers) != choices:
+    raise UserError(
+      f"config.task.labels: found {len(numbers)} names, expected {choices}, one for each choice"
+    )
+  return numbers
+
+
+class _Question(NamedTuple):
+  """A record with its options.
+
+  Attributes:
+    text: the text that the options answer; None if it is empty.
+    options: the options.
+    option_texts: the text of each option's row.
+    is_right: whether each option is right, bool [options]; None without a label.
+  """
+
+  text: str | None
+  options: list[str]
+  option_texts: list[str]
+  is_right: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Questions:
+  """Questions from records; for the attributes see `task`.
+
+  Attributes:
+    options: the field of the options, or their templates.
+    label_numbers: the place of each option by its name.
+    allows_other_counts: whether a question may have fewer or more options.
+    allows_gaps: whether texts may lack a field.
+  """
+
+  text: Template
+  options: str | list[Template]
+  option: Template
+  placeholder: str | None
+  label_field: str
+  label_numbers: dict[str, int]
+  answers: str | None
+  choices: int
+  allows_other_counts: bool
+  allows_gaps: bool
+  vocabulary: Vocabulary
+
+  def fields(self) -> tuple[str, ...]:
+    """Return the fields of a record in use."""
+    fields = [*self.text.fields]
+    fields += [field for field in self.option.fields if field != "option"]
+    if isinstance(self.options, str):
+      fields.append(self.options)
+    else:
+      for template in self.options:
+        fields += template.fields
+    fields.append(self.answers or self.label_field)
+    return tuple(fields)
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    question = self._parse(record, where)
+    if question.text is None:
+      return Skip("empty text")
+    ids = [np.asarray(self.vocabulary.encode(text), np.int32) for text in question.option_texts]
+    has_empty = any(not part.size for part in ids)
+    if not ids or (has_empty and not self.allows_gaps):
+      return Skip("empty option")
+    labels = np.full(self.choices, ABSENT, np.int8)
+    labels[: len(ids)] = WRONG
+    if question.is_right is not None:
+      labels[: len(ids)] = np.where(question.is_right, RIGHT, WRONG)
+    lengths = np.zeros(self.choices, np.int32)
+    lengths[: len(ids)] = [part.size for part in ids]
+    return {
+      "text": np.asarray(self.vocabulary.encode(question.text), np.int32),
+      "options": np.concatenate(ids),
+      "option_lengths": lengths,
+      "option_labels": labels,
+      "labelled": np.int8(question.is_right is not None),
+    }
+
+  def view(self, record: Record, where: str, _: int) -> dict[str, Any]:
+    """Return the texts of a question; see `Task.examples`."""
+    question = self._parse(record, where)
+    right_places = []
+    if question.is_right is not None:
+      right_places = np.flatnonzero(question.is_right).tolist()
+    if self.answers:
+      answers = field_value(record, self.answers, where)
+    else:
+      answers = [question.options[place] for place in right_places]
+    return {
+      "text": question.text,
+      "options": question.options,
+      "label": list(self.label_numbers)[right_places[0]] if right_places else None,
+      "right": right_places,
+      "answers": list(answers or ()),
+    }
+
+  def _parse(self, record: Record, where: str) -> _Question:
+    options = self._read_options(record, where)
+    return _Question(
+      option_texts=self._option_texts(record, options, where),
+      is_right=self._are_right(record, options, where),
+      text=self.text(record, where, self.allows_gaps),
+      options=options,
+    )
+
+  def _read_options(self, record: Record, where: str) -> list[str]:
+    if isinstance(self.options, str):
+      options = field_value(record, self.options, where)
+      if not isinstance(options, list):
+        raise UserError(
+          f"{where}: found {type(options).__name__} in field {self.options!r}, expected a list of "
+          "options"
+        )
+    else:
+      options = [template(record, where, self.allows_gaps) or "" for template in self.options]
+    if len(options) != self.choices and not self.allows_other_counts:
+      raise UserError(
+        f"{where}: found {len(options)} options, expected {self.choices}, config.task.choices; or "
+        "set fewer=true"
+      )
+    return [to_text(option, str(self.options), where) for option in options[: self.choices]]
+
+  def _option_texts(self, record: Record, options: list[str], where: str) -> list[str]:
+    """Return the text of each option's row."""
+    if self.placeholder is None:
+      texts = []
+      for option in options:
+        texts.append(self.option(record | {"option": option}, where, self.allows_gaps) or "")
+      return texts
+    text = self.option(record, where, self.allows_gaps) or ""
+    if text and self.placeholder not in text:
+      text += f" {self.placeholder}"
+    return [text.replace(self.placeholder, option) for option in options]
+
+  def _are_right(self, record: Record, options: list[str], where: str) -> np.ndarray | None:
+    """Return whether each option is right, bool [options]; None without a label."""
+    if self.answers is not None:
+      answers = field_value(record, self.answers, where)
+      if not answers:
+        return None
+      return np.isin(options, [to_text(answer, self.answers, where) for answer in answers])
+    label = to_text(field_value(record, self.label_field, where), self.label_field, where)
+    if is_unlabelled(label, self.label_numbers):
+      return None
+    number = label_number(label, self.label_numbers, self.label_field, where)
+    is_right = np.arange(len(options)) == number
+    if not is_right.any():
+      raise UserError(
+        f"{where}: found label {label!r} in field {self.label_field!r}, but only {len(options)} "
+        "options"
+      )
+    return is_right
+
+
+class _OptionRows:
+  """The rows of questions, one for each option.
+
+  Attributes:
+    used: the examples in use.
+  """
+
+  def __init__(
+    self, store: ExampleStore, architecture: str, choices: int, length: int, too_long: TooLong
+  ):
+    self._store = store
+    self._row = rows_class(architecture)(store, ("text", "options"), length)
+    self._lengths_NC = np.reshape(store.arrays["option_lengths"], (-1, choices))
+    self._labels_NC = np.reshape(store.arrays["option_labels"], (-1, choices))
+    self._total_N1 = (store.lengths["text"] + self._lengths_NC.max(axis=1))[:, None]
+    self.used, self._total_n1 = fit(
+      self._total_N1, (self._row.room,), too_long, store.path, ("length",)
+    )
+
+  def truncated_share(self) -> float:
+    """Return the share of the used examples that are shortened."""
+    return truncated_share(self._total_N1, self.used, self._total_n1)
+
+  def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    example_B = self.used[index_B]
+    lengths_BC = self._lengths_NC[example_B]
+    labels_BC = self._labels_NC[example_B]
+    skip_BC = np.cumsum(lengths_BC, axis=1) - lengths_BC
+    option_BC = np.minimum(lengths_BC, self._row.room - 1)
+    text_B1 = self._store.lengths["text"][example_B][:, None]
+    text_BC = np.minimum(text_B1, self._row.room - option_BC)
+    lengths_BC2 = np.stack([text_BC, option_BC], axis=-1)
+    option_rows = []
+    for choice in range(lengths_BC.shape[1]):
+      option_rows.append(self._row(example_B, lengths_BC2[:, choice], skip_BC[:, choice]))
+    rows = stack(option_rows)
+    is_labelled_B = np.asarray(self._store.arrays["labelled"])[example_B]
+    rows["option_labels"] = labels_BC
+    rows["label"] = np.argmax(labels_BC, axis=1)
+    rows["example_weights"] = is_labelled_B * (labels_BC == RIGHT).any(axis=1)
+    return rows

@@ -19,10 +19,10 @@ from typing import Literal, Unpack
 from t5x_like import slots
 from t5x_like.corpora.sources import check_split, open_source, parse_split
 from t5x_like.data import box_augmentations as available
-from t5x_like.data.augmentations import chain
+from t5x_like.data.augmentations import Augmentation, chain
 from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.images import boxes as kept
+from t5x_like.data.images import boxes as image_boxes
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.quiet_tensorflow import tf
@@ -81,88 +81,137 @@ def task(
     UserError: an unusable source or argument, no usable image, more boxes than places, a file
       changed since it was prepared.
   """
-  asked = Source(**images)
-  opened = open_source(asked.source, fields=(image_field, objects_field), data_dir=asked.data_dir)
-  check_split(opened, parse_split(asked.split)[0])
-  notes, classes = kept.make_notes(opened, objects_field, image_field, classes)
-  store = stores.open_store(**asked.opening, image_field=image_field, label_field=None, notes=notes)
+  source = Source(**images)
+  records = open_source(
+    source.source, fields=(image_field, objects_field), data_dir=source.data_dir
+  )
+  split_name, _ = parse_split(source.split)
+  check_split(records, split_name)
+  notes, classes = image_boxes.make_notes(records, objects_field, image_field, classes)
+  store = stores.open_store(
+    **source.opening, image_field=image_field, label_field=None, notes=notes
+  )
   pixels = examples.Pixels(store, channels, mean, std)
-  known = kept.read_boxes(store)
-  made = [
-    slots.make("config.task.augmentations", one, available, "make", resolution=resolution)
-    for one in augmentations
-  ]
-  augment = chain(made)
+  stored_boxes = image_boxes.read_boxes(store)
+  steps = []
+  for value in augmentations:
+    steps.append(
+      slots.make("config.task.augmentations", value, available, "make", resolution=resolution)
+    )
   described = features(None, resolution=resolution, channels=channels, boxes=boxes)
-  boxes_NM4, labels_NM = (tf.constant(x) for x in known.pad_learned(boxes))
-  spec = {
-    name: tf.TensorSpec(one.shape, one.dtype)
-    for name, one in described.items()
-    if name != "example_weights"
-  }
-
-  def padded(boxed: Boxed, labels_M: tf.Tensor) -> dict[str, tf.Tensor]:
-    image_YXC, boxes_M4, real_M = boxed
-    image_YXC = _sizes.resize_sides(
-      image_YXC, tf.minimum(tf.reduce_min(tf.shape(image_YXC)[:2]), resolution), resolution
-    )
-    size_2 = tf.shape(image_YXC)[:2]
-    whole = tf.pad(
-      pixels.normalize(image_YXC), tf.pad((resolution - size_2)[:, None], [[0, 1], [1, 0]])
-    )
-    return {
-      "image": tf.ensure_shape(whole, described["image"].shape),
-      "image_size": size_2,
-      "boxes": tf.where(real_M[:, None], boxes_M4, 0.0),
-      "box_labels": tf.where(real_M, labels_M, -1),
-    }
-
-  def each(
-    index_B: tf.Tensor, change: Callable[..., Boxed], *numbers_B: tf.Tensor
-  ) -> dict[str, tf.Tensor]:
-    def one(row):
-      data, boxes_M4, labels_M, *numbers = row
-      return padded(change((pixels.decode(data), boxes_M4, labels_M >= 0), *numbers), labels_M)
-
-    more = boxes - labels_NM.shape[1]
-    boxes_BM4 = tf.pad(tf.gather(boxes_NM4, index_B), [[0, 0], [0, more], [0, 0]])
-    labels_BM = tf.pad(tf.gather(labels_NM, index_B), [[0, 0], [0, more]], constant_values=-1)
-    rows = pixels.read(index_B), boxes_BM4, labels_BM, *numbers_B
-    return tf.map_fn(one, rows, fn_output_signature=spec) | {
-      "example_weights": tf.ones_like(index_B, tf.float32)
-    }
-
-  def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    return each(
-      index_B,
-      augment.apply,
-      examples.RandomDraws(seed, epoch_B, index_B).uniform(0, augment.numbers),
-    )
-
-  def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    return each(
-      index_B,
-      lambda boxed: (_sizes.resize_sides(boxed[0], tf.constant(shortest), resolution), *boxed[1:]),
-    )
-
+  detection = _DetectionExamples(
+    pixels, stored_boxes, described, boxes, resolution, shortest, chain(steps)
+  )
   return Task(
-    name=asked.label or f"{store.name}_object_detection",
+    name=source.label or f"{store.name}_object_detection",
     vocabulary=LabelVocabulary(classes),
     fingerprint=digest(
       task="object_detection.v3",
       images=store.fingerprint,
       classes=list(classes),
       augmentations=[to_plain(value) for value in augmentations],
-      **dict(
-        resolution=resolution, channels=channels, boxes=boxes, mean=pixels.mean, std=pixels.std
-      ),
+      resolution=resolution,
+      channels=channels,
+      boxes=boxes,
+      mean=pixels.mean,
+      std=pixels.std,
     ),
     num_examples=store.num_images,
     features=described,
-    batch=batch,
+    batch=detection.batch,
     numbering=store.fingerprint,
     classes=classes,
-    boxes=known,
+    boxes=stored_boxes,
     buckets=buckets,
-    eval_batch=evaluated,
+    eval_batch=detection.eval_batch,
   )
+
+
+class _DetectionExamples:
+  """The batches of images with boxes.
+
+  Args:
+    pixels: the pixels of the store.
+    stored_boxes: its boxes.
+    features: the features of an example.
+    num_boxes: places for boxes.
+    resolution: height and width of the batch.
+    shortest: the shorter side of an image in evaluations.
+    augmentation: the augmentation of training.
+  """
+
+  def __init__(
+    self,
+    pixels: examples.Pixels,
+    stored_boxes: image_boxes.Boxes,
+    features: Features,
+    num_boxes: int,
+    resolution: int,
+    shortest: int,
+    augmentation: Augmentation[Boxed],
+  ):
+    self._pixels = pixels
+    self._resolution = resolution
+    self._shortest = shortest
+    self._augmentation = augmentation
+    self._num_boxes = num_boxes
+    boxes_NM4, labels_NM = stored_boxes.pad_learned(num_boxes)
+    self._boxes_NM4 = tf.constant(boxes_NM4)
+    self._labels_NM = tf.constant(labels_NM)
+    self._image_shape = features["image"].shape
+    self._specs = {}
+    for name, feature in features.items():
+      if name != "example_weights":
+        self._specs[name] = tf.TensorSpec(feature.shape, feature.dtype)
+
+  def batch(self, index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    """Return augmented images; see `Task.batch`."""
+    u_BN = examples.RandomDraws(seed, epoch_B, index_B).uniform(0, self._augmentation.numbers)
+    return self._map_images(index_B, self._augmentation.apply, u_BN)
+
+  def eval_batch(self, index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    """Return images without augmentation; see `Task.eval_batch`."""
+
+    def resize(boxed: Boxed) -> Boxed:
+      image_YXC, boxes_M4, real_M = boxed
+      shortest = tf.constant(self._shortest)
+      return _sizes.resize_sides(image_YXC, shortest, self._resolution), boxes_M4, real_M
+
+    return self._map_images(index_B, resize)
+
+  def _map_images(
+    self, index_B: tf.Tensor, change: Callable[..., Boxed], *numbers_B: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    """Read images, change each with its boxes by its random numbers, and pad them."""
+
+    def read(row: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
+      data, boxes_M4, labels_M, *numbers = row
+      boxed = (self._pixels.decode(data), boxes_M4, labels_M >= 0)
+      return self._pad(change(boxed, *numbers), labels_M)
+
+    free_places = self._num_boxes - self._labels_NM.shape[1]
+    boxes_BM4 = tf.gather(self._boxes_NM4, index_B)
+    boxes_BM4 = tf.pad(boxes_BM4, [[0, 0], [0, free_places], [0, 0]])
+    labels_BM = tf.gather(self._labels_NM, index_B)
+    labels_BM = tf.pad(labels_BM, [[0, 0], [0, free_places]], constant_values=-1)
+    rows = (self._pixels.read(index_B), boxes_BM4, labels_BM, *numbers_B)
+    features = tf.map_fn(read, rows, fn_output_signature=self._specs)
+    features["example_weights"] = tf.ones_like(index_B, tf.float32)
+    return features
+
+  def _pad(self, boxed: Boxed, labels_M: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Return the features of an image, resized to fit if it is too large."""
+    image_YXC, boxes_M4, real_M = boxed
+    shorter_side = tf.reduce_min(tf.shape(image_YXC)[:2])
+    image_YXC = _sizes.resize_sides(
+      image_YXC, tf.minimum(shorter_side, self._resolution), self._resolution
+    )
+    size_2 = tf.shape(image_YXC)[:2]
+    padding_32 = tf.pad((self._resolution - size_2)[:, None], [[0, 1], [1, 0]])
+    padded_RRC = tf.pad(self._pixels.normalize(image_YXC), padding_32)
+    return {
+      "image": tf.ensure_shape(padded_RRC, self._image_shape),
+      "image_size": size_2,
+      "boxes": tf.where(real_M[:, None], boxes_M4, 0.0),
+      "box_labels": tf.where(real_M, labels_M, -1),
+    }

@@ -1,17 +1,15 @@
-"""Texts to complete and questions to answer with passages that the model retrieves (Guu et al.
-2020, REALM).
+"""Texts to complete and questions to answer with retrieved passages (Guu et al. 2020, REALM).
 
   config.task = {"name": "open_qa", "source": "jsonl:train=nq/train.jsonl,validation=nq/dev.jsonl",
                  "inputs": "{question}", "targets": "{answer}", "passages":
                  "jsonl:wikipedia/*.jsonl.gz", "passage": "{title} {text}", "retrieved": 8,
                  "vocabulary": "vocabulary"}
 
-Salient spans are such texts too, with the source `salient:`, as questions are. A row has
-`encoder_input_tokens`, the text up to EOS; `decoder_input_tokens`, `decoder_target_tokens` and
-`decoder_loss_weights`, its answer; and places for the passages, `passage_tokens` int32 [1 +
-retrieved, passage_length]: first the null document, a row of padding, then those that
-`training/retrieval.py` finds. `own_passage` is the number of the passage that the text is from,
-which is not to be found, or -1.
+The source `salient:` gives texts with salient spans. A row has `encoder_input_tokens`, the text up
+to EOS; `decoder_input_tokens`, `decoder_target_tokens` and `decoder_loss_weights`, its answer; and
+places for the passages, `passage_tokens` int32 [1 + retrieved, passage_length]: first the null
+document, a row of padding, then the passages that `training/retrieval.py` finds. `own_passage` is
+the number of the passage that the text is from, which is not to be found, or -1.
 
 `Task.examples` gives `record`, `inputs` and `targets`.
 """
@@ -21,9 +19,10 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip
-from t5x_like.data import features as declared
+from t5x_like.corpora.sources import Record, Skip
+from t5x_like.data import features as layouts
 from t5x_like.data.features import Feature, Features
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
 from t5x_like.data.supervised.passages import (
   Passages,
@@ -37,6 +36,7 @@ from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, NonNegativeInt
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -45,8 +45,10 @@ BUILT_IN = {
   "inputs": "{text}",
   "targets": "{label}",
   "own": None,
+  "passages": "builtin",
+  "passage": "{text}",
+  "passages_split": "validation",
 }
-BUILT_IN |= {"passages": "builtin", "passage": "{text}", "passages_split": "validation"}
 
 
 def tiny(length: int) -> dict[str, int]:
@@ -65,11 +67,10 @@ def features(
   **_,
 ) -> Features:
   """Return the features of the task with these arguments."""
-  passages = {
-    "passage_tokens": Feature((1 + retrieved, passage_length), "int32"),
-    "own_passage": Feature((), "int32"),
-  }
-  return declared.encoder_decoder(inputs_length, targets_length) | passages
+  described = layouts.encoder_decoder(inputs_length, targets_length)
+  described["passage_tokens"] = Feature((1 + retrieved, passage_length), "int32")
+  described["own_passage"] = Feature((), "int32")
+  return described
 
 
 def task(
@@ -98,11 +99,11 @@ def task(
       holds the answer itself (Guu et al. 2020, section 3.4): `{text}` of the source `salient:`.
     inputs_length, targets_length, passage_length: the most tokens of each, with EOS.
     too_long: treatment of examples longer than these.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
     UserError: unusable templates or lengths, or fewer passages than are to be retrieved; and as
-      `labelled`.
+      `labelled.build_task`.
   """
   source = LabelledSource(**records)
   if source.buckets > 1:
@@ -111,85 +112,125 @@ def task(
     )
   vocabulary = vocabularies.load(source.vocabulary)
   check_padding(vocabulary)
-  given = {"inputs": inputs, "targets": targets} | ({} if own is None else {"own": own})
-  templates = {name: Template(text, name) for name, text in given.items()}
-  shelf = Passages.open(passages, passages_split, passage, passage_length, source, vocabulary)
-  if shelf.num_passages <= retrieved:
+  texts = {"inputs": inputs, "targets": targets}
+  if own is not None:
+    texts["own"] = own
+  templates = {name: Template(text, name) for name, text in texts.items()}
+  opened_passages = Passages.open(
+    passages, passages_split, passage, passage_length, source, vocabulary
+  )
+  if opened_passages.num_passages <= retrieved:
     raise UserError(
-      f"config.task.retrieved: found {retrieved}, expected less than the {shelf.num_passages} passages"
+      f"config.task.retrieved: found {retrieved}, expected less than the "
+      f"{opened_passages.num_passages} passages"
     )
 
-  def view(record, where, _=0):
+  def view(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
     return {name: template(record, where) for name, template in templates.items()}
 
-  def example(record, where):
-    found = view(record, where)
-    if empty := next((name for name, text in found.items() if not text), None):
-      return Skip(f"empty {empty}")
-    return {name: encode(vocabulary, found[name]) for name in ("inputs", "targets")} | {
-      "own": text_digest(found.get("own", ""))
+  def make_example(record: Record, where: str) -> Example | Skip:
+    record_texts = view(record, where)
+    for name, text in record_texts.items():
+      if not text:
+        return Skip(f"empty {name}")
+    return {
+      "inputs": encode(vocabulary, record_texts["inputs"]),
+      "targets": encode(vocabulary, record_texts["targets"]),
+      "own": text_digest(record_texts.get("own", "")),
     }
 
-  def rows(store):
-    limits = (inputs_length, targets_length)
-    names = ("inputs", "targets")
-    lengths_N2 = np.stack([store.lengths[name] for name in names], axis=1)
-    used, _ = fit(lengths_N2, limits, too_long, store.path, [f"{name}_length" for name in names])
-    own_N = (
-      shelf.find_digests(np.asarray(store.arrays["own"]))
-      if own
-      else np.full(store.num_examples, -1)
-    )
+  sizes = {
+    "inputs_length": inputs_length,
+    "targets_length": targets_length,
+    "passage_length": passage_length,
+    "retrieved": retrieved,
+  }
+
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    own_N = np.full(store.num_examples, -1)
     if own:
-      found = f"{(own_N >= 0).sum():,} of {own_N.size:,} texts are from a passage"
-      print(
-        f"data: {store.path}: {found}, which is not retrieved for them (config.task.own)",
-        flush=True,
-      )
+      own_N = _find_own_passages(store, opened_passages)
+    rows = _QuestionRows(store, vocabulary, own_N, too_long, **sizes)
+    return ExampleRows(rows.used.size, rows.read, rows.used, view)
 
-    def read(index_B):
-      n = used[index_B]
-      asked_BQ, _ = read_padded(store, "inputs", n, inputs_length, vocabulary)
-      target_BT, valid_BT = read_padded(store, "targets", n, targets_length, vocabulary)
-      shifted_BT = np.pad(
-        target_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.decoder_start_id
-      )
-      return {
-        "encoder_input_tokens": asked_BQ,
-        "decoder_input_tokens": shifted_BT,
-        "decoder_target_tokens": target_BT,
-        "decoder_loss_weights": valid_BT,
-        "passage_tokens": np.full(
-          (n.size, 1 + retrieved, passage_length), vocabulary.pad_id, np.int32
-        ),
-        "own_passage": own_N[n],
-      }
-
-    return ExampleRows(used.size, read, used, view)
-
-  sizes = dict(
-    inputs_length=inputs_length,
-    targets_length=targets_length,
-    passage_length=passage_length,
-    retrieved=retrieved,
-  )
+  fields = [field for template in templates.values() for field in template.fields]
+  row_facts = sizes | {
+    "too_long": too_long,
+    "passages": opened_passages.store.fingerprint,
+    "vocabulary": vocabulary.fingerprint,
+  }
   return build_task(
     "open_qa.v1",
     source,
     vocabulary,
-    fields=tuple(
-      dict.fromkeys(field for template in templates.values() for field in template.fields)
-    ),
-    facts=given,
+    fields=tuple(dict.fromkeys(fields)),
+    facts=texts,
     streams={"inputs": True, "targets": True},
-    make_example=example,
-    make_rows=rows,
+    make_example=make_example,
+    make_rows=make_rows,
     features=features(vocabulary, **sizes),
-    row_facts=sizes
-    | {
-      "too_long": too_long,
-      "passages": shelf.store.fingerprint,
-      "vocabulary": vocabulary.fingerprint,
-    },
-    passages=shelf,
+    row_facts=row_facts,
+    passages=opened_passages,
   )
+
+
+def _find_own_passages(store: ExampleStore, passages: Passages) -> np.ndarray:
+  """Return the number of the passage that each text is from, int64 [N]; -1 for none."""
+  own_N = passages.find_digests(np.asarray(store.arrays["own"]))
+  print(
+    f"data: {store.path}: {(own_N >= 0).sum():,} of {own_N.size:,} texts are from a passage, which "
+    "is not retrieved for them (config.task.own)",
+    flush=True,
+  )
+  return own_N
+
+
+class _QuestionRows:
+  """The rows of texts and their answers, with places for passages.
+
+  Attributes:
+    used: the examples in use.
+  """
+
+  def __init__(
+    self,
+    store: ExampleStore,
+    vocabulary: Vocabulary,
+    own_N: np.ndarray,
+    too_long: TooLong,
+    *,
+    inputs_length: int,
+    targets_length: int,
+    passage_length: int,
+    retrieved: int,
+  ):
+    self._store = store
+    self._vocabulary = vocabulary
+    self._own_N = own_N
+    self._inputs_length = inputs_length
+    self._targets_length = targets_length
+    self._passages_shape = (1 + retrieved, passage_length)
+    lengths_N2 = np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
+    limits = (inputs_length, targets_length)
+    keys = ("inputs_length", "targets_length")
+    self.used, _ = fit(lengths_N2, limits, too_long, store.path, keys)
+
+  def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    example_B = self.used[index_B]
+    vocabulary = self._vocabulary
+    inputs_BS, _ = read_padded(self._store, "inputs", example_B, self._inputs_length, vocabulary)
+    targets_BT, valid_BT = read_padded(
+      self._store, "targets", example_B, self._targets_length, vocabulary
+    )
+    shifted_BT = np.pad(
+      targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.decoder_start_id
+    )
+    passages_shape = (example_B.size, *self._passages_shape)
+    return {
+      "encoder_input_tokens": inputs_BS,
+      "decoder_input_tokens": shifted_BT,
+      "decoder_target_tokens": targets_BT,
+      "decoder_loss_weights": valid_BT,
+      "passage_tokens": np.full(passages_shape, vocabulary.pad_id, np.int32),
+      "own_passage": self._own_N[example_B],
+    }

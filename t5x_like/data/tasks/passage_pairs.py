@@ -1,5 +1,6 @@
-"""Queries and their passages, for a retriever alone: the inverse cloze task (Lee et al. 2019), or
-pairs of your own.
+"""Queries and their passages, for a retriever alone.
+
+They are the pairs of the inverse cloze task (Lee et al. 2019), or pairs of your own.
 
   config.task = {"name": "passage_pairs", "source": "cloze:jsonl:wikipedia/*.jsonl.gz", "inputs":
                  "{inputs}", "passage": "{passage}", "vocabulary": "vocabulary"}
@@ -16,8 +17,9 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import Feature, Features
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
 from t5x_like.data.supervised.passages import check_padding, encode, read_padded
 from t5x_like.data.supervised.templates import Template
@@ -55,52 +57,49 @@ def task(
   Args:
     inputs, passage: templates of a query and its passage over a record's fields.
     inputs_length, passage_length: the most tokens of each, with EOS; longer ones are cut.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
-    UserError: unusable templates; and as `labelled`.
+    UserError: unusable templates; and as `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   check_padding(vocabulary)
   templates = {"inputs": Template(inputs, "inputs"), "passage": Template(passage, "passage")}
 
-  def view(record, where, _=0):
+  def view(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
     return {name: template(record, where) for name, template in templates.items()}
 
-  def example(record, where):
-    found = view(record, where)
-    empty = next((name for name, text in found.items() if not text), None)
-    return (
-      Skip(f"empty {empty}")
-      if empty
-      else {name: encode(vocabulary, text) for name, text in found.items()}
-    )
+  def make_example(record: Record, where: str) -> Example | Skip:
+    texts = view(record, where)
+    for name, text in texts.items():
+      if not text:
+        return Skip(f"empty {name}")
+    return {name: encode(vocabulary, text) for name, text in texts.items()}
 
-  def rows(store):
-    def read(index_B):
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+      inputs_BL, _ = read_padded(store, "inputs", index_B, inputs_length, vocabulary)
+      passage_BP, _ = read_padded(store, "passage", index_B, passage_length, vocabulary)
       return {
-        "encoder_input_tokens": read_padded(store, "inputs", index_B, inputs_length, vocabulary)[0],
-        "passage_tokens": read_padded(store, "passage", index_B, passage_length, vocabulary)[0][
-          :, None
-        ],
+        "encoder_input_tokens": inputs_BL,
+        "passage_tokens": passage_BP[:, None],
         "example_weights": np.ones(index_B.size),
       }
 
     return ExampleRows(store.num_examples, read, view=view)
 
-  sizes = dict(inputs_length=inputs_length, passage_length=passage_length)
+  fields = [field for template in templates.values() for field in template.fields]
+  sizes = {"inputs_length": inputs_length, "passage_length": passage_length}
   return build_task(
     "passage_pairs.v1",
     source,
     vocabulary,
-    fields=tuple(
-      dict.fromkeys(field for template in templates.values() for field in template.fields)
-    ),
+    fields=tuple(dict.fromkeys(fields)),
     facts={"inputs": inputs, "passage": passage},
     streams=dict.fromkeys(templates, True),
-    make_example=example,
-    make_rows=rows,
+    make_example=make_example,
+    make_rows=make_rows,
     features=features(vocabulary, **sizes),
     row_facts=sizes | {"vocabulary": vocabulary.fingerprint},
   )

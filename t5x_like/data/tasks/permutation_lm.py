@@ -1,5 +1,4 @@
-"""Permutation language modelling: the data of XLNet (Yang et al. 2019,
-https://arxiv.org/abs/1906.08237).
+"""Permutation language modelling: the data of XLNet (Yang et al. 2019, arXiv:1906.08237).
 
 Rows are those of `mlm`. A share of their tokens, by default the last sixth of a uniformly random
 order (section 2.3, partial prediction with K = 6), is to be predicted; the others are given.
@@ -18,18 +17,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Unpack
 
-from t5x_like import slots
-from t5x_like.data import random, tasks
+from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Mode
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, digest
+from t5x_like.data.tasks import mlm
 from t5x_like.data.windows import TextArguments
 from t5x_like.slots import Length
 
 FEW_TARGETS = True  # see `laptop`
-_UNUSED = (
+_UNUSED_FEATURES = (
   "encoder_span_starts",
   "encoder_span_ends",
   "encoder_cls_positions",
@@ -39,9 +38,12 @@ _UNUSED = (
 
 def features(vocabulary, /, *, length: int, **arguments) -> Features:
   """Return the features of the task with these arguments."""
-  described = slots.module("mlm", tasks).features(vocabulary, length=length, **arguments)
-  described = {name: feature for name, feature in described.items() if name not in _UNUSED}
-  return described | {"encoder_order": Feature((length,), "int32")}
+  described = {}
+  for name, feature in mlm.features(vocabulary, length=length, **arguments).items():
+    if name not in _UNUSED_FEATURES:
+      described[name] = feature
+  described["encoder_order"] = Feature((length,), "int32")
+  return described
 
 
 def task(
@@ -63,36 +65,51 @@ def task(
     length, input_format, masking, random_next, short_pairs, sentence_rule, segment_ids, packed: see
       `tasks.mlm`.
     rate: share of the tokens that are predicted, 1 / K.
-    text: see `Text`.
+    text: see `TextArguments`.
+
   Raises:
     UserError: as `mlm`.
   """
-  mlm = slots.module("mlm", tasks)
-  layout = dict(
-    input_format=input_format, masking=masking, rate=rate, segment_ids=segment_ids, packed=packed
+  layout = {
+    "input_format": input_format,
+    "masking": masking,
+    "rate": rate,
+    "segment_ids": segment_ids,
+    "packed": packed,
+  }
+  base = mlm.task(
+    length=length,
+    mask_share=0.0,
+    random_share=0.0,
+    random_next=random_next,
+    short_pairs=short_pairs,
+    sentence_rule=sentence_rule,
+    **layout,
+    **text,
   )
-  shares = dict(random_next=random_next, short_pairs=short_pairs, sentence_rule=sentence_rule)
-  made = mlm.task(length=length, mask_share=0.0, random_share=0.0, **layout, **shares, **text)
-  described = features(made.vocabulary, length=length, **layout)
+  described = features(base.vocabulary, length=length, **layout)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    row = made.batch(example_index_B, epoch_B, seed)
+    rows = base.batch(example_index_B, epoch_B, seed)
     key_B = random.row_keys(9, random.row_keys(seed, epoch_B, example_index_B))
-    row["encoder_order"] = order(row["encoder_loss_weights"] > 0, random.bits(key_B, length))
-    return {name: row[name] for name in described}
+    is_chosen_BL = rows["encoder_loss_weights"] > 0
+    rows["encoder_order"] = draw_order(is_chosen_BL, random.bits(key_B, length))
+    return {name: rows[name] for name in described}
 
   return dataclasses.replace(
-    made,
-    name=text.get("label") or f"{made.name.removesuffix('_mlm')}_permutation_lm",
-    fingerprint=digest(task="permutation_lm.v1", rows=made.fingerprint),
+    base,
+    name=text.get("label") or f"{base.name.removesuffix('_mlm')}_permutation_lm",
+    fingerprint=digest(task="permutation_lm.v1", rows=base.fingerprint),
     features=described,
     batch=batch,
   )
 
 
-def order(chosen_BL: tf.Tensor, bits_BL: tf.Tensor) -> tf.Tensor:
-  """Number the chosen places of each row from 1 in the order of random words, uint32 [B, L]; others
-  are 0."""
-  word_BL = tf.where(chosen_BL, tf.cast(bits_BL, tf.int64), tf.constant(2**32, tf.int64))
+def draw_order(is_chosen_BL: tf.Tensor, bits_BL: tf.Tensor) -> tf.Tensor:
+  """Number the chosen places of each row from 1 in the order of random words; others are 0.
+
+  bool [B, L], uint32 [B, L] -> int32 [B, L].
+  """
+  word_BL = tf.where(is_chosen_BL, tf.cast(bits_BL, tf.int64), tf.constant(2**32, tf.int64))
   rank_BL = tf.argsort(tf.argsort(word_BL, axis=1, stable=True), axis=1)
-  return tf.where(chosen_BL, rank_BL + 1, 0)
+  return tf.where(is_chosen_BL, rank_BL + 1, 0)

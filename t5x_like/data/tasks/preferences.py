@@ -1,5 +1,6 @@
-"""Pairs of answers to the same prompt, one of them preferred, for decoders (Rafailov et al. 2023,
-section 4).
+"""Pairs of answers to the same prompt, one of them preferred, for decoders.
+
+Rafailov et al. 2023, section 4.
 
   config.task = {"name": "preferences", "source":
                  "jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl", "vocabulary":
@@ -19,18 +20,20 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, field_value
+from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.supervised import packing
-from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, read_messages
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
-from t5x_like.data.supervised.published_template import build_chat
+from t5x_like.data.supervised.published_template import PublishedChat, build_chat
 from t5x_like.data.supervised.sequences import stack
 from t5x_like.data.supervised.templates import to_text
 from t5x_like.data.supervised.too_long import TooLong, drop_unanswered, fit
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 SIDES = ("chosen", "rejected")
 
@@ -45,11 +48,12 @@ def tiny(length: int) -> dict[str, int]:
 
 def features(vocabulary, /, *, length: int, margin: str | None = None, **_) -> Features:
   """Return the features of the task with these arguments."""
-  rows = {
-    name: Feature((2, *one.shape), one.dtype)
-    for name, one in decoder(length, "segment_ids").items()
-  }
-  return rows if margin is None else rows | {"margin": Feature((), "float32")}
+  described = {}
+  for name, feature in decoder(length, "segment_ids").items():
+    described[name] = Feature((2, *feature.shape), feature.dtype)
+  if margin is not None:
+    described["margin"] = Feature((), "float32")
+  return described
 
 
 def task(
@@ -63,8 +67,9 @@ def task(
   too_long: TooLong = "refuse",
   **records: Unpack[LabelledSource],
 ) -> Task:
-  """Make the task. Pairs whose conversations part at another message than an answer are left out
-  and counted.
+  """Make the task.
+
+  Pairs whose conversations part at another message than an answer are left out and counted.
 
   Args:
     template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the
@@ -75,110 +80,155 @@ def task(
     length: length of each row.
     too_long: treatment of pairs with a longer row; truncation cuts ends, and skips pairs that lose
       an answer.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
     UserError: unusable template or length; a message without role or content, or of an unknown
-      role; a margin that is no number; and as `labelled`.
+      role; a margin that is no number; and as `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   chat = build_chat(template, vocabulary)
 
-  def conversation(record, field, where):
-    answer = field_value(record, field, where)
-    talk = read_messages(record, field, where) if isinstance(answer, list) else []
-    if talk and (prompt is None or talk[0].role != ASSISTANT):
-      return talk
-    if prompt is None:
-      raise UserError(
-        f"{where}: found text in field {field!r}, expected a conversation; name the "
-        "field of its prompt"
-      )
-    asked = field_value(record, prompt, where)
-    text = not isinstance(asked, list)
-    before = (
-      [Message("user", to_text(asked, prompt, where))]
-      if text
-      else read_messages(record, prompt, where)
-    )
-    return [*before, *(talk or [Message(ASSISTANT, to_text(answer, field, where))])]
+  pairs = _Pairs(chat, prompt, chosen, rejected, margin)
 
-  def unusable(messages, where):
-    if messages[-1].role != ASSISTANT:
-      return Skip("no answer")
-    if any(message.role == "user" and not message.content for message in messages):
-      return Skip("empty prompt")
-    return chat.check(messages, where)
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    return _pair_rows(store, vocabulary, length, too_long, has_margin=margin is not None)
 
-  def example(record, where):
-    both = [conversation(record, field, where) for field in (chosen, rejected)]
-    if skip := next(filter(None, (unusable(one, where) for one in both)), None):
-      return skip
-    if asks_differently(*both):
-      return Skip("answers to different prompts")
-    tokens, answers = zip(*map(chat, both))
-    if np.array_equal(*tokens):
-      return Skip("the same answer twice")
-    firsts = (np.int32(np.flatnonzero(np.diff(answer, prepend=0) == 1)[-1]) for answer in answers)
-    gap = {} if margin is None else {"margin": number(record, where)}
-    return (
-      dict(zip(SIDES, tokens))
-      | {f"{side}_first": first for side, first in zip(SIDES, firsts)}
-      | gap
-    )
-
-  def asks_differently(first, second):
-    """Return whether two conversations part at a message that is no answer."""
-    for messages in zip(first, second):
-      texts = [message.content.strip() for message in messages]
-      roles = [message.role for message in messages]
-      if texts[0] != texts[1] or roles[0] != roles[1]:
-        return roles != [ASSISTANT, ASSISTANT]
-    return False
-
-  def number(record, where):
-    found = field_value(record, margin, where)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-      raise UserError(
-        f"{where}: found {str(found)[:40]!r} in field {margin!r}, expected a finite number"
-      )
-    return np.float32(found)
-
-  def rows(store):
-    lengths_N2 = np.stack([store.lengths[side] for side in SIDES], axis=1)
-    first_N2 = np.stack([store.arrays[f"{side}_first"] for side in SIDES], axis=1)
-    used, lengths_n2 = fit(lengths_N2, (length, length), too_long, store.path, SIDES)
-    used, lengths_n2 = drop_unanswered(used, lengths_n2, first_N2, store.path)
-
-    def read(index_B):
-      row_B = np.arange(index_B.size)
-      one_B = np.zeros(index_B.size, np.int64)
-      ids = vocabularies.start_id(vocabulary), vocabulary.pad_id or 0
-      made = []
-      for number, side in enumerate(SIDES):
-        tokens_BL, valid_BL = store.read(side, used[index_B], lengths_n2[index_B, number])
-        answer_BL = np.arange(tokens_BL.shape[1]) >= first_N2[used[index_B], number][:, None]
-        placed = (row_B, one_B, one_B)
-        shape = (index_B.size, length)
-        made.append(packing.decoder_rows(tokens_BL, valid_BL, answer_BL, placed, shape, *ids))
-      gap = {} if margin is None else {"margin": np.asarray(store.arrays["margin"])[used[index_B]]}
-      return stack(made) | gap
-
-    return ExampleRows(used.size, read)
-
-  given = {} if margin is None else {"margin": margin}
+  facts = {"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected}
+  if margin is not None:
+    facts["margin"] = margin
+  fields = (prompt, chosen, rejected, margin)
   return build_task(
     "preferences.v3",
     source,
     vocabulary,
-    fields=tuple(filter(None, (prompt, chosen, rejected, margin))),
-    facts={"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected}
-    | given
-    | chat.facts,
+    fields=tuple(field for field in fields if field),
+    facts=facts | chat.facts,
     streams=dict.fromkeys(SIDES, False),
-    make_example=example,
-    make_rows=rows,
+    make_example=pairs.make_example,
+    make_rows=make_rows,
     features=features(vocabulary, length=length, margin=margin),
     row_facts={"length": length, "too_long": too_long, "vocabulary": vocabulary.fingerprint},
   )
+
+
+class _Pairs:
+  """Pairs of conversations from records; for the fields see `task`."""
+
+  def __init__(
+    self,
+    chat: Chat | PublishedChat,
+    prompt_field: str | None,
+    chosen_field: str,
+    rejected_field: str,
+    margin_field: str | None,
+  ):
+    self._chat = chat
+    self._prompt_field = prompt_field
+    self._answer_fields = {"chosen": chosen_field, "rejected": rejected_field}
+    self._margin_field = margin_field
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    conversations = {}
+    for side, field in self._answer_fields.items():
+      conversations[side] = self._read(record, field, where)
+    for messages in conversations.values():
+      skip = self._check(messages, where)
+      if skip:
+        return skip
+    if _asks_differently(conversations["chosen"], conversations["rejected"]):
+      return Skip("answers to different prompts")
+    example = {}
+    for side, messages in conversations.items():
+      tokens, answer = self._chat(messages)
+      example[side] = tokens
+      # The first token of the last answer.
+      first = np.flatnonzero(np.diff(answer, prepend=0) == 1)[-1]
+      example[f"{side}_first"] = np.int32(first)
+    if np.array_equal(example["chosen"], example["rejected"]):
+      return Skip("the same answer twice")
+    if self._margin_field is not None:
+      example["margin"] = self._read_margin(record, where)
+    return example
+
+  def _read(self, record: Record, field: str, where: str) -> list[Message]:
+    """Return the prompt and the answer in a field, or the conversation that the field holds."""
+    answer = field_value(record, field, where)
+    if isinstance(answer, list):
+      messages = read_messages(record, field, where)
+      if self._prompt_field is None or messages[0].role != ASSISTANT:
+        return messages
+      return self._read_prompt(record, where) + messages
+    if self._prompt_field is None:
+      raise UserError(
+        f"{where}: found text in field {field!r}, expected a conversation; name the "
+        "field of its prompt"
+      )
+    prompt = self._read_prompt(record, where)
+    return [*prompt, Message(ASSISTANT, to_text(answer, field, where))]
+
+  def _read_prompt(self, record: Record, where: str) -> list[Message]:
+    prompt = field_value(record, self._prompt_field, where)
+    if isinstance(prompt, list):
+      return read_messages(record, self._prompt_field, where)
+    return [Message("user", to_text(prompt, self._prompt_field, where))]
+
+  def _check(self, messages: list[Message], where: str) -> Skip | None:
+    """Return the reason why a conversation is unusable, or None."""
+    if messages[-1].role != ASSISTANT:
+      return Skip("no answer")
+    if any(message.role == "user" and not message.content for message in messages):
+      return Skip("empty prompt")
+    return self._chat.check(messages, where)
+
+  def _read_margin(self, record: Record, where: str) -> np.float32:
+    margin = field_value(record, self._margin_field, where)
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not is_number or not math.isfinite(margin):
+      raise UserError(
+        f"{where}: found {str(margin)[:40]!r} in field {self._margin_field!r}, expected a finite "
+        "number"
+      )
+    return np.float32(margin)
+
+
+def _asks_differently(first: list[Message], second: list[Message]) -> bool:
+  """Return whether two conversations part at a message that is no answer."""
+  for one_message, other_message in zip(first, second):
+    same_text = one_message.content.strip() == other_message.content.strip()
+    if not same_text or one_message.role != other_message.role:
+      return not (one_message.role == other_message.role == ASSISTANT)
+  return False
+
+
+def _pair_rows(
+  store: ExampleStore, vocabulary: Vocabulary, length: int, too_long: TooLong, has_margin: bool
+) -> ExampleRows:
+  """Return the rows of pairs, one for each answer."""
+  lengths_N2 = np.stack([store.lengths[side] for side in SIDES], axis=1)
+  first_N2 = np.stack([store.arrays[f"{side}_first"] for side in SIDES], axis=1)
+  used, lengths_n2 = fit(lengths_N2, (length, length), too_long, store.path, SIDES)
+  used, lengths_n2 = drop_unanswered(used, lengths_n2, first_N2, store.path)
+
+  def read_side(side: str, number: int, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    tokens_BL, valid_BL = store.read(side, used[index_B], lengths_n2[index_B, number])
+    first_B = first_N2[used[index_B], number]
+    zero_B = np.zeros(index_B.size, np.int64)
+    return packing.decoder_rows(
+      tokens_BL,
+      valid_BL,
+      np.arange(tokens_BL.shape[1]) >= first_B[:, None],
+      placed=(np.arange(index_B.size), zero_B, zero_B),
+      shape=(index_B.size, length),
+      start_id=vocabularies.start_id(vocabulary),
+      pad_id=vocabulary.pad_id or 0,
+    )
+
+  def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+    rows = stack([read_side(side, number, index_B) for number, side in enumerate(SIDES)])
+    if has_margin:
+      rows["margin"] = np.asarray(store.arrays["margin"])[used[index_B]]
+    return rows
+
+  return ExampleRows(used.size, read)

@@ -1,5 +1,6 @@
-"""Prompts for a model that learns from rewards of its own completions (`objectives/grpo.py`,
-`ppo.py`, `rloo.py`).
+"""Prompts for a model that learns from rewards of its own completions.
+
+The objectives are `objectives/grpo.py`, `ppo.py` and `rloo.py`.
 
   config.task = {"name": "prompts", "source":
                  "jsonl:train=sums/train.jsonl,validation=sums/dev.jsonl", "vocabulary":
@@ -13,22 +14,25 @@ index.
 Metrics see `record`, `inputs` (the prompt's text) and `ids` (the prompt's) of each example.
 """
 
-from typing import Literal, Unpack
+import dataclasses
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
 from t5x_like import rewards, vocabularies
-from t5x_like.corpora.sources import Skip, field_value
-from t5x_like.data import features as declared
+from t5x_like.corpora.sources import Record, Skip, field_value
+from t5x_like.data import features as layouts
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.supervised.chat import ASSISTANT, Message, read_messages
+from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, read_messages
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
-from t5x_like.data.supervised.published_template import build_chat
+from t5x_like.data.supervised.published_template import PublishedChat, build_chat
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import fit
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, PositiveInt
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -57,18 +61,19 @@ def features(
   **_,
 ) -> Features:
   """Return the features of the task with these arguments."""
-  decoder = architecture == "decoder"
-  rows = declared.decoder(
-    (prompt_length if decoder else 1) + new_tokens - 1, "segment_ids", "positions"
-  )
-  for name in () if decoder else ("input_tokens", "segment_ids"):
-    rows[f"encoder_{name}"] = Feature((prompt_length,), "int32")
-  rows["decoder_log_probabilities"] = Feature((new_tokens,), "float32")
-  made = {name: Feature((completions, *one.shape), one.dtype) for name, one in rows.items()}
-  return made | {
-    "rewards": Feature((completions,), "float32"),
-    "fields": Feature((fields_length,), "uint8"),
-  }
+  is_decoder = architecture == "decoder"
+  given_length = prompt_length if is_decoder else 1
+  row = layouts.decoder(given_length + new_tokens - 1, "segment_ids", "positions")
+  if not is_decoder:
+    row["encoder_input_tokens"] = Feature((prompt_length,), "int32")
+    row["encoder_segment_ids"] = Feature((prompt_length,), "int32")
+  row["decoder_log_probabilities"] = Feature((new_tokens,), "float32")
+  described = {}
+  for name, feature in row.items():
+    described[name] = Feature((completions, *feature.shape), feature.dtype)
+  described["rewards"] = Feature((completions,), "float32")
+  described["fields"] = Feature((fields_length,), "uint8")
+  return described
 
 
 def task(
@@ -90,8 +95,8 @@ def task(
   Args:
     prompt: the template of a prompt over a record's fields, such as `{question}`; a user's message
       if there is a chat template.
-    messages: instead, the field of a conversation that the assistant is to answer; one that ends
-      with its answer is skipped.
+    messages: instead, the field of a conversation that the assistant is to answer; a conversation
+      that ends with an answer is skipped.
     template: the chat template of a decoder, see the task `chat`; None for prompts without one.
     fields: the fields of a record that the reward is computed from.
     fields_length: the most bytes of these as JSON.
@@ -101,17 +106,18 @@ def task(
     new_tokens: N, the most tokens of a completion, its end included.
     architecture: the kind of model that the features are for.
     too_long: treatment of prompts that are longer.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
-    UserError: unusable templates or lengths; fields that are longer or no JSON; and as `labelled`.
+    UserError: unusable templates or lengths; fields that are longer or no JSON; and as `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  decoder = architecture == "decoder"
+  is_decoder = architecture == "decoder"
   if (prompt is None) == (messages is None):
     raise UserError("config.task.prompt and messages: found both or neither, expected one of them")
-  if messages is not None and template is None or template is not None and not decoder:
+  lacks_template = messages is not None and template is None
+  if lacks_template or (template is not None and not is_decoder):
     raise UserError(
       f"config.task.template: found {template!r}, expected one of a decoder's for `messages`, and "
       "None for an encoder-decoder"
@@ -120,101 +126,187 @@ def task(
     raise UserError(
       f"config.task.buckets: found {source.buckets}, expected 1, as completions end a row"
     )
-  text = None if prompt is None else Template(prompt, "prompt")
   chat = None if template is None else build_chat(template, vocabulary)
-  begin = np.array(
-    [vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening_ids(vocabulary),
-    np.int32,
+  if is_decoder:
+    opening_ids = [vocabularies.start_id(vocabulary)]
+  else:
+    opening_ids = vocabularies.opening_ids(vocabulary)
+  prompts = _Prompts(
+    text=None if prompt is None else Template(prompt, "prompt"),
+    messages_field=messages,
+    chat=chat,
+    reward_fields=fields,
+    reward_fields_length=fields_length,
+    vocabulary=vocabulary,
+    opening_ids=np.array(opening_ids, np.int32),
   )
-  used_fields = (*(text.fields if text else (messages,)), *fields)
-
-  def asked(record, where):
-    """Return the conversation of a record; without a chat template or with an empty prompt, its
-    text or None."""
-    found = read_messages(record, messages, where) if text is None else text(record, where)
-    return found if chat is None or text is None or found is None else [Message("user", found)]
-
-  def view(record, where, _=0):
-    found = asked(record, where)
-    if isinstance(found, list):
-      return {"inputs": found[-1].content, "ids": chat.prompt(found)}
-    return {"inputs": found, "ids": found and [*map(int, vocabulary.encode(found))]}
-
-  def example(record, where):
-    talk = asked(record, where)
-    if isinstance(talk, list):
-      if talk[-1].role == ASSISTANT:
-        return Skip("an answer at the end of the prompt")
-      if skip := chat.check_prompt(talk, where):
-        return skip
-    ids = view(record, where)["ids"]
-    if not ids:
-      return Skip("empty prompt")
-    kept = rewards.pack_fields(
-      {name: field_value(record, name, where) for name in fields}, fields_length, where
-    )
-    return {"prompt": np.append(begin, np.asarray(ids, np.int32)), "fields": kept}
-
-  def rows(store):
-    used, lengths_n1 = fit(
-      store.lengths["prompt"][:, None], (prompt_length,), too_long, store.path, ("prompt_length",)
-    )
-    M = prompt_length
-    K = completions
-    pad = vocabulary.pad_id or 0
-    fields_NF = np.asarray(store.arrays["fields"]).reshape(-1, fields_length)
-
-    def read(index_B):
-      length_B = lengths_n1[index_B, 0]
-      tokens_BL, valid_BL = store.read("prompt", used[index_B], length_B)
-      place_M = np.arange(M)
-      length_B1 = length_B[:, None]
-      real_BM = (place_M >= M - length_B1 if decoder else place_M < length_B1).astype(np.int32)
-      prompt_BM = np.full((index_B.size, M), pad, np.int32)
-      prompt_BM[real_BM > 0] = tokens_BL[valid_BL]  # both in the order of rows, then of places
-      made = {
-        name: np.zeros((index_B.size, *one.shape), one.dtype) for name, one in described.items()
-      }
-      if decoder:
-        places = {"decoder_input_tokens": prompt_BM, "decoder_segment_ids": real_BM}
-        places["decoder_positions"] = np.maximum(np.cumsum(real_BM, axis=1) - 1, 0)
-      else:
-        start_B1 = np.full((index_B.size, 1), vocabulary.decoder_start_id, np.int32)
-        made |= {"encoder_input_tokens": np.repeat(prompt_BM[:, None], K, axis=1)}
-        made |= {"encoder_segment_ids": np.repeat(real_BM[:, None], K, axis=1)}
-        places = {"decoder_input_tokens": start_B1, "decoder_segment_ids": np.ones_like(start_B1)}
-      for name, x_BM in places.items():
-        made[name][:, :, : x_BM.shape[1]] = x_BM[:, None]
-      return made | {"fields": fields_NF[used[index_B]]}
-
-    return ExampleRows(used.size, read, used, view)
-
-  sizes = dict(
-    prompt_length=prompt_length,
-    new_tokens=new_tokens,
-    completions=completions,
-    architecture=architecture,
-    fields_length=fields_length,
-  )
+  sizes = {
+    "prompt_length": prompt_length,
+    "new_tokens": new_tokens,
+    "completions": completions,
+    "architecture": architecture,
+    "fields_length": fields_length,
+  }
   described = features(vocabulary, **sizes)
+
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    rows = _PromptRows(store, vocabulary, described, is_decoder, prompt_length, too_long)
+    return ExampleRows(rows.used.size, rows.read, rows.used, prompts.view)
+
+  facts = {
+    "prompt": prompt,
+    "messages": messages,
+    "template": template,
+    "fields": list(fields),
+    "decoder": is_decoder,
+    "fields_length": fields_length,
+  }
   return build_task(
     "prompts.v2",
     source,
     vocabulary,
-    fields=used_fields,
-    facts={
-      "prompt": prompt,
-      "messages": messages,
-      "template": template,
-      "fields": list(fields),
-      "decoder": decoder,
-      "fields_length": fields_length,
-    }
-    | ({} if chat is None else chat.facts),
-    streams={"prompt": not decoder},  # an encoder's ends with EOS
-    make_example=example,
-    make_rows=rows,
+    fields=prompts.fields(),
+    facts=facts if chat is None else facts | chat.facts,
+    streams={"prompt": not is_decoder},  # an encoder's ends with EOS
+    make_example=prompts.make_example,
+    make_rows=make_rows,
     features=described,
     row_facts=sizes | {"too_long": too_long, "vocabulary": vocabulary.fingerprint},
     end_ids=() if chat is None else (chat.end,),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prompts:
+  """Prompts from records.
+
+  Attributes:
+    text: the template of a prompt; None for conversations.
+    messages_field: the field of a conversation, if there is no template of a prompt.
+    chat: writes conversations as tokens; None for prompts without a chat template.
+    reward_fields, reward_fields_length: the fields for the reward, and their most bytes as JSON.
+    vocabulary: the vocabulary of the ids.
+    opening_ids: the ids before every prompt.
+  """
+
+  text: Template | None
+  messages_field: str | None
+  chat: Chat | PublishedChat | None
+  reward_fields: tuple[str, ...]
+  reward_fields_length: int
+  vocabulary: Vocabulary
+  opening_ids: np.ndarray
+
+  def fields(self) -> tuple[str, ...]:
+    """Return the fields of a record in use."""
+    prompt_fields = self.text.fields if self.text else (self.messages_field,)
+    return (*prompt_fields, *self.reward_fields)
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    prompt = self._read(record, where)
+    if isinstance(prompt, list):
+      if prompt[-1].role == ASSISTANT:
+        return Skip("an answer at the end of the prompt")
+      skip = self.chat.check_prompt(prompt, where)
+      if skip:
+        return skip
+    ids = self.view(record, where)["ids"]
+    if not ids:
+      return Skip("empty prompt")
+    values = {name: field_value(record, name, where) for name in self.reward_fields}
+    return {
+      "prompt": np.append(self.opening_ids, np.asarray(ids, np.int32)),
+      "fields": rewards.pack_fields(values, self.reward_fields_length, where),
+    }
+
+  def view(self, record: Record, where: str, _: int = 0) -> dict[str, Any]:
+    """Return the text and the ids of a prompt; see `Task.examples`."""
+    prompt = self._read(record, where)
+    if isinstance(prompt, list):
+      return {"inputs": prompt[-1].content, "ids": self.chat.prompt(prompt)}
+    ids = prompt
+    if prompt:
+      ids = [int(i) for i in self.vocabulary.encode(prompt)]
+    return {"inputs": prompt, "ids": ids}
+
+  def _read(self, record: Record, where: str) -> list[Message] | str | None:
+    """Return the conversation of a record.
+
+    Without a chat template it is a text; an empty prompt is None.
+    """
+    if self.text is None:
+      return read_messages(record, self.messages_field, where)
+    text = self.text(record, where)
+    if self.chat is None or text is None:
+      return text
+    return [Message("user", text)]
+
+
+class _PromptRows:
+  """The rows of prompts, with a place for each completion.
+
+  Attributes:
+    used: the examples in use.
+  """
+
+  def __init__(
+    self,
+    store: ExampleStore,
+    vocabulary: Vocabulary,
+    features: Features,
+    is_decoder: bool,
+    prompt_length: int,
+    too_long: Literal["refuse", "skip"],
+  ):
+    self._store = store
+    self._vocabulary = vocabulary
+    self._features = features
+    self._is_decoder = is_decoder
+    self._prompt_length = prompt_length
+    self.used, self._lengths_n1 = fit(
+      store.lengths["prompt"][:, None], (prompt_length,), too_long, store.path, ("prompt_length",)
+    )
+    num_bytes = features["fields"].shape[0]
+    self._fields_NF = np.asarray(store.arrays["fields"]).reshape(-1, num_bytes)
+
+  def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    prompt_BM, is_real_BM = self._read_prompts(index_B)
+    rows = {}
+    for name, feature in self._features.items():
+      rows[name] = np.zeros((index_B.size, *feature.shape), feature.dtype)
+    if self._is_decoder:
+      decoder_input = prompt_BM
+      decoder_segments = is_real_BM
+      positions_BM = np.maximum(np.cumsum(is_real_BM, axis=1) - 1, 0)
+      _fill_beginning(rows["decoder_positions"], positions_BM)
+    else:
+      decoder_input = np.full((index_B.size, 1), self._vocabulary.decoder_start_id, np.int32)
+      decoder_segments = np.ones_like(decoder_input)
+      _fill_beginning(rows["encoder_input_tokens"], prompt_BM)
+      _fill_beginning(rows["encoder_segment_ids"], is_real_BM)
+    _fill_beginning(rows["decoder_input_tokens"], decoder_input)
+    _fill_beginning(rows["decoder_segment_ids"], decoder_segments)
+    rows["fields"] = self._fields_NF[self.used[index_B]]
+    return rows
+
+  def _read_prompts(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return prompts and 1 at their tokens, int32 [B, M] each.
+
+    The prompts of a decoder are at the end, those of an encoder at the beginning.
+    """
+    length_B = self._lengths_n1[index_B, 0]
+    tokens_BL, valid_BL = self._store.read("prompt", self.used[index_B], length_B)
+    M = self._prompt_length
+    place_M = np.arange(M)
+    if self._is_decoder:
+      is_real_BM = place_M >= M - length_B[:, None]
+    else:
+      is_real_BM = place_M < length_B[:, None]
+    prompt_BM = np.full((index_B.size, M), self._vocabulary.pad_id or 0, np.int32)
+    prompt_BM[is_real_BM] = tokens_BL[valid_BL]  # both in the order of rows, then of places
+    return prompt_BM, is_real_BM.astype(np.int32)
+
+
+def _fill_beginning(values_BKL: np.ndarray, beginning_BM: np.ndarray) -> None:
+  """Set the first places of all completions, in place."""
+  values_BKL[:, :, : beginning_BM.shape[1]] = beginning_BM[:, None]

@@ -1,5 +1,4 @@
-"""T5's pretraining task: span corruption of consecutive windows of a token store, as
-encoder-decoder features.
+"""T5's pretraining task: span corruption of consecutive windows of a token store.
 
 Example i is window i of W tokens, corrupted; W = 568 for 512 inputs. Tokens after the last whole
 window are unused. Every (seed, epoch, example) draws new noise.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from t5x_like.data import features as declared
+from t5x_like.data import features as layouts
 from t5x_like.data import random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
@@ -33,14 +32,15 @@ def features(
   prefix,
   **_,
 ) -> Features:
-  """Return the features of the task with these arguments, see `task`, from its vocabulary alone."""
+  """Return the features of the task with these arguments."""
   if targets_length is None:
-    kept = inputs_length - len(vocabulary.encode(prefix) if prefix else []) - random_roll
+    room = 1 if random_roll else 0  # for the sentinel of a span that the roll cuts in two
+    prefix_length = len(vocabulary.encode(prefix)) if prefix else 0
     _, targets_length = random_spans_lengths(
-      kept, float(noise_density), float(mean_noise_span_length)
+      inputs_length - prefix_length - room, float(noise_density), float(mean_noise_span_length)
     )
-    targets_length += random_roll
-  return declared.encoder_decoder(inputs_length, targets_length, vocabulary)
+    targets_length += room
+  return layouts.encoder_decoder(inputs_length, targets_length, vocabulary)
 
 
 def task(
@@ -66,7 +66,7 @@ def task(
     prefix: text before the inputs, such as a mode token of UL2; its tokens count towards
       `inputs_length`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    text: see `Text`.
+    text: see `TextArguments`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks
@@ -92,15 +92,20 @@ def task(
     corrupted = corruption(window_BW, random.row_keys(seed, epoch_B, example_index_B))
     inputs = corrupted["inputs"]
     if prefix_ids:
-      inputs = tf.concat(
-        [tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1
-      )
+      prefix_BP = tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1])
+      inputs = tf.concat([prefix_BP, inputs], axis=1)
     return encoder_decoder(inputs, corrupted["targets"], vocabulary)
 
-  drawn = ("targets_length", "noise_density", "mean_noise_span_length")
-  made = {"inputs_length": inputs_length} | {name: getattr(corruption, name) for name in drawn}
-  options = {"random_roll": random_roll, "prefix": prefix_ids}
-  # absent if off, so that older runs resume
-  made |= {name: value for name, value in options.items() if value}
-  described = declared.encoder_decoder(inputs_length, corruption.targets_length, vocabulary)
-  return source.task("span_corruption.v1", windows, batch, described, **made)
+  facts = {
+    "inputs_length": inputs_length,
+    "targets_length": corruption.targets_length,
+    "noise_density": corruption.noise_density,
+    "mean_noise_span_length": corruption.mean_noise_span_length,
+  }
+  # Absent if off, so that older runs resume.
+  if random_roll:
+    facts["random_roll"] = random_roll
+  if prefix_ids:
+    facts["prefix"] = prefix_ids
+  described = layouts.encoder_decoder(inputs_length, corruption.targets_length, vocabulary)
+  return source.task("span_corruption.v1", windows, batch, described, **facts)

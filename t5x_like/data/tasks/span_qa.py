@@ -1,5 +1,6 @@
-"""Extractive question answering, as in SQuAD, for encoders (Devlin et al. 2019, section 4.2;
-Rajpurkar et al. 2016).
+"""Extractive question answering, as in SQuAD, for encoders.
+
+Rajpurkar et al. 2016; Devlin et al. 2019, section 4.2.
 
   config.task = {"name": "span_qa", "source":
                  "squad:train=train-v1.1.json,validation=dev-v1.1.json", "vocabulary": "vocabulary",
@@ -11,7 +12,7 @@ first and last token in the row; both are 0, the place of [CLS], where there is 
 window does not hold all of it. Of several answers the first counts. Its characters are located in
 the context by `answer_start`, and the label is the shortest run of tokens that covers all of them:
 exactly the answer, unless it begins or ends within a token. An answer placed within another word is
-taken where it stands as words of its own, if it does anywhere. Training splits, whose names begin
+moved to where it stands as whole words, if it does anywhere. Training splits, whose names begin
 with `train`, lack empty questions; other splits have them. No split has questions with an empty
 context.
 
@@ -22,20 +23,22 @@ other window has more context around the token.
 """
 
 import functools
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, field_value
+from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.supervised.answers import Contexts, parse_answers, window_with_most_context
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
 from t5x_like.data.supervised.sequences import Encoded, layout_facts
 from t5x_like.data.supervised.templates import to_text
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes"}
@@ -48,8 +51,11 @@ def tiny(length: int) -> dict[str, int]:
 
 def features(vocabulary, /, *, length: int, **_) -> Features:
   """Return the features of the task with these arguments."""
-  ends = {name: Feature((), "int32") for name in ("span_start", "span_end")}
-  return encoder(length) | ends | {"example_weights": Feature((), "float32")}
+  described = encoder(length)
+  described["span_start"] = Feature((), "int32")
+  described["span_end"] = Feature((), "int32")
+  described["example_weights"] = Feature((), "float32")
+  return described
 
 
 def task(
@@ -65,95 +71,21 @@ def task(
     length: length of a row, its special tokens included.
     stride: context tokens from the beginning of a window to the beginning of the next.
     question_length: longer questions are truncated to this many tokens, and counted in the report.
-    records: see `Records`. The records have fields question, context and answers, a possibly empty
+    records: see `LabelledSource`. The records have fields question, context and answers, a possibly empty
       list of {text, answer_start} (or TFDS's dict of lists).
 
   Raises:
-    UserError: unusable lengths or an answer that is not in its context; and as `labelled`.
+    UserError: unusable lengths or an answer that is not in its context; and as `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  contexts = Contexts(vocabulary)
+  questions = _Questions(vocabulary, source.allows_gaps)
 
-  def example(record, where):
-    question, context = (
-      to_text(field_value(record, name, where), name, where) for name in ("question", "context")
-    )
-    asked = np.array(sum(contexts.split_words(question.split()), []), np.int32)
-    told = contexts(context).tokens
-    if not told.size or not (asked.size or source.allows_gaps):
-      return Skip("empty context" if not told.size else "empty question")
-    answers = parse_answers(field_value(record, "answers", where), where)
-    start, end = contexts.locate(context, *answers[0], where) if answers else (-1, -1)
-    return {
-      "question": asked,
-      "context": told,
-      "answer_start": np.int32(start),
-      "answer_end": np.int32(end),
-    }
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    windows = _ContextWindows(store, length, stride, question_length, questions.contexts)
+    return ExampleRows(windows.example_W.size, windows.read, windows.example_W, windows.view)
 
-  def rows(store):
-    row = Encoded(store, ["question", "context"], length)
-    question_N = np.minimum(store.lengths["question"], question_length)
-    context_N = store.lengths["context"]
-    room_N = row.room - question_N
-    if room_N.min() < stride:
-      raise UserError(
-        f"config.task.length: found {length} with stride {stride}, but questions of up to "
-        f"{question_N.max()} tokens "
-        f"leave {room_N.min()} for the context; raise length, or lower stride or question_length"
-      )
-    windows_N = 1 + np.maximum(-(-(context_N - room_N) // stride), 0)
-    example_W = np.repeat(np.arange(store.num_examples), windows_N)
-    begin_W = stride * (
-      np.arange(example_W.size) - np.repeat(np.cumsum(windows_N) - windows_N, windows_N)
-    )
-    cut = (store.lengths["question"] > question_length).sum()
-    print(
-      f"data: {store.path}: {store.num_examples:,} questions ({cut:,} cut to {question_length} "
-      f"tokens) in {example_W.size:,} windows",
-      flush=True,
-    )
-
-    def read(index_B):
-      example_B = example_W[index_B]
-      begin_B = begin_W[index_B]
-      held_B = np.minimum(context_N[example_B] - begin_B, room_N[example_B])
-      found = row(example_B, np.stack([question_N[example_B], held_B], axis=1), begin_B)
-      start_B, end_B = (
-        store.arrays[f"answer_{side}"][example_B] - begin_B for side in ("start", "end")
-      )
-      inside_B = (store.arrays["answer_start"][example_B] >= 0) & (start_B >= 0) & (end_B < held_B)
-      before_B = row.extra - 1 + question_N[example_B]  # [CLS] question [SEP]
-      spans = {"span_start": before_B + start_B, "span_end": before_B + end_B}
-      spans = {name: np.where(inside_B, place_B, 0) for name, place_B in spans.items()}
-      return found | spans | {"example_weights": np.ones(index_B.size)}
-
-    def window(n, begin):
-      return slice(begin, begin + int(room_N[n]))
-
-    @functools.lru_cache(1)
-    def owner(n):
-      return window_with_most_context(
-        [window(n, stride * number) for number in range(windows_N[n])], int(context_N[n])
-      )
-
-    def view(record, where, w):
-      n = int(example_W[w])
-      begin = int(begin_W[w])
-      return {
-        "question": n,
-        "context": record["context"],
-        "answers": [
-          text for text, _ in parse_answers(field_value(record, "answers", where), where)
-        ],
-        "first": int(row.extra - 1 + question_N[n]),
-        "spans": contexts(record["context"]).spans[window(n, begin)],
-        "most_context": owner(n)[window(n, begin)] == begin // stride,
-      }
-
-    return ExampleRows(example_W.size, read, example_W, view)
-
+  row_facts = {"length": length, "stride": stride, "question_length": question_length}
   return build_task(
     "span_qa.v4",
     source,
@@ -161,9 +93,126 @@ def task(
     fields=("question", "context", "answers"),
     facts=source.gap_facts,
     streams={"question": False, "context": False},
-    make_example=example,
-    make_rows=rows,
+    make_example=questions.make_example,
+    make_rows=make_rows,
     features=features(vocabulary, length=length),
-    row_facts={"length": length, "stride": stride, "question_length": question_length}
-    | layout_facts("encoder", vocabulary),
+    row_facts=row_facts | layout_facts("encoder", vocabulary),
   )
+
+
+class _Questions:
+  """Questions from records, with their contexts and answers.
+
+  Attributes:
+    contexts: the tokenizer of the contexts.
+  """
+
+  def __init__(self, vocabulary: Vocabulary, allows_gaps: bool):
+    self.contexts = Contexts(vocabulary)
+    self._allows_gaps = allows_gaps
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    question = to_text(field_value(record, "question", where), "question", where)
+    context = to_text(field_value(record, "context", where), "context", where)
+    words = self.contexts.split_words(question.split())
+    question_ids = np.array([i for ids in words for i in ids], np.int32)
+    context_ids = self.contexts(context).tokens
+    if not context_ids.size:
+      return Skip("empty context")
+    if not question_ids.size and not self._allows_gaps:
+      return Skip("empty question")
+    answers = parse_answers(field_value(record, "answers", where), where)
+    start = -1
+    end = -1
+    if answers:
+      text, place = answers[0]
+      start, end = self.contexts.locate(context, text, place, where)
+    return {
+      "question": question_ids,
+      "context": context_ids,
+      "answer_start": np.int32(start),
+      "answer_end": np.int32(end),
+    }
+
+
+class _ContextWindows:
+  """The windows of contexts, each in a row behind its question.
+
+  Attributes:
+    example_W: int64 [W], the example of each window.
+  """
+
+  def __init__(
+    self, store: ExampleStore, length: int, stride: int, question_length: int, contexts: Contexts
+  ):
+    self._store = store
+    self._stride = stride
+    self._contexts = contexts
+    self._encoded = Encoded(store, ["question", "context"], length)
+    self._question_N = np.minimum(store.lengths["question"], question_length)
+    self._context_N = store.lengths["context"]
+    self._room_N = self._encoded.room - self._question_N
+    if self._room_N.min() < stride:
+      raise UserError(
+        f"config.task.length: found {length} with stride {stride}, but questions of up to "
+        f"{self._question_N.max()} tokens leave {self._room_N.min()} for the context; raise length, "
+        "or lower stride or question_length"
+      )
+    overhang_N = self._context_N - self._room_N
+    self._windows_N = 1 + np.maximum(-(-overhang_N // stride), 0)
+    self.example_W = np.repeat(np.arange(store.num_examples), self._windows_N)
+    first_N = np.cumsum(self._windows_N) - self._windows_N
+    within_W = np.arange(self.example_W.size) - np.repeat(first_N, self._windows_N)
+    self._begin_W = stride * within_W
+    self._window_with_most_context = functools.lru_cache(1)(self._find_most_context)
+    num_cut = (store.lengths["question"] > question_length).sum()
+    print(
+      f"data: {store.path}: {store.num_examples:,} questions ({num_cut:,} cut to {question_length} "
+      f"tokens) in {self.example_W.size:,} windows",
+      flush=True,
+    )
+
+  def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    example_B = self.example_W[index_B]
+    begin_B = self._begin_W[index_B]
+    size_B = np.minimum(self._context_N[example_B] - begin_B, self._room_N[example_B])
+    lengths_B2 = np.stack([self._question_N[example_B], size_B], axis=1)
+    features = self._encoded(example_B, lengths_B2, begin_B)
+    answer_start_B = self._store.arrays["answer_start"][example_B]
+    start_B = answer_start_B - begin_B
+    end_B = self._store.arrays["answer_end"][example_B] - begin_B
+    is_inside_B = (answer_start_B >= 0) & (start_B >= 0) & (end_B < size_B)
+    context_place_B = self._context_place(example_B)
+    features["span_start"] = np.where(is_inside_B, context_place_B + start_B, 0)
+    features["span_end"] = np.where(is_inside_B, context_place_B + end_B, 0)
+    features["example_weights"] = np.ones(index_B.size)
+    return features
+
+  def view(self, record: Record, where: str, window: int) -> dict[str, Any]:
+    """Return a window with its question's answers; see `Task.examples`."""
+    example = int(self.example_W[window])
+    begin = int(self._begin_W[window])
+    tokens = self._window_tokens(example, begin)
+    answers = parse_answers(field_value(record, "answers", where), where)
+    return {
+      "question": example,
+      "context": record["context"],
+      "answers": [text for text, _ in answers],
+      "first": int(self._context_place(example)),
+      "spans": self._contexts(record["context"]).spans[tokens],
+      "most_context": self._window_with_most_context(example)[tokens] == begin // self._stride,
+    }
+
+  def _context_place(self, example: np.ndarray | int) -> np.ndarray | int:
+    """Return the place of the first context token, behind [CLS] question [SEP]."""
+    return self._encoded.extra - 1 + self._question_N[example]
+
+  def _window_tokens(self, example: int, begin: int) -> slice:
+    """Return the tokens of the context in the window that begins at `begin`."""
+    return slice(begin, begin + int(self._room_N[example]))
+
+  def _find_most_context(self, example: int) -> np.ndarray:
+    """Return the window with most context around each token of an example's context."""
+    begins = [self._stride * number for number in range(self._windows_N[example])]
+    windows = [self._window_tokens(example, begin) for begin in begins]
+    return window_with_most_context(windows, int(self._context_N[example]))

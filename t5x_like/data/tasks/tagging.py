@@ -9,13 +9,14 @@ A row is [CLS] tokens [SEP]. The first token of each word has the index of its t
 `Task.examples` gives `record`, `tokens` and `tags`, all of them, also where the row is truncated.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip, field_value
+from t5x_like.corpora.sources import Record, Skip, field_value
 from t5x_like.data.features import Feature, Features, encoder
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task, read_parallel
 from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.data.supervised.sequences import Encoded
@@ -25,6 +26,7 @@ from t5x_like.data.supervised.words import Words
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -57,53 +59,32 @@ def task(
     length: length of a row, [CLS] and [SEP] included.
     too_long: treatment of longer sentences; to metrics, words that are cut off have the tag O or,
       without it, none.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
-    UserError: an unknown tag or lists of different lengths; and as `labelled`.
+    UserError: an unknown tag or lists of different lengths; and as `labelled.build_task`.
   """
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   numbers = number_labels(tags, "tags")
-  cut = Words(vocabulary)
+  examples = _TaggedWords(vocabulary, numbers, tokens_field, tags_field)
 
-  def example(record, where):
-    words = field_value(record, tokens_field, where)
-    found = field_value(record, tags_field, where)
-    if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
-      raise UserError(
-        f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
-        "expected a list of words and a list of as many tags"
-      )
-    if None in words:
-      raise UserError(f"{where}: found null at {tokens_field}.{words.index(None)}, expected a word")
-    if not words:
-      return Skip("no words")
-    pieces = [
-      ids or [vocabulary.unk_id]
-      for ids in cut([to_text(word, tokens_field, where) for word in words])
-    ]
-    targets = np.full(sum(map(len, pieces)), -1, np.int32)
-    starts = np.cumsum([0, *map(len, pieces[:-1])])
-    targets[starts] = [label_number(str(tag), numbers, tags_field, where) for tag in found]
-    return {"tokens": np.concatenate(pieces).astype(np.int32), "tags": targets}
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    encoded = Encoded(store, ["tokens"], length)
+    used, lengths_n1 = encoded.fit(too_long)
 
-  def view(record, where, _):
-    named = ("tokens", tokens_field), ("tags", tags_field)
-    return {name: [str(one) for one in field_value(record, field, where)] for name, field in named}
+    def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+      rows = encoded(used[index_B], lengths_n1[index_B])
+      valid_BL = np.arange(length - 2) < lengths_n1[index_B]
+      tags_BL = read_parallel(store, "tags", "tokens", used[index_B], valid_BL)
+      tags_BL = np.where(valid_BL, tags_BL, -1)
+      tags_BL = np.pad(tags_BL, ((0, 0), (1, 1)), constant_values=-1)  # [CLS] and [SEP]
+      rows["encoder_target_tokens"] = np.maximum(tags_BL, 0)
+      rows["encoder_loss_weights"] = tags_BL >= 0
+      return rows
 
-  def rows(store):
-    row = Encoded(store, ["tokens"], length)
-    used, lengths_n1 = row.fit(too_long)
-
-    def read(index_B):
-      valid = np.arange(length - 2) < lengths_n1[index_B]
-      tags = np.where(valid, read_parallel(store, "tags", "tokens", used[index_B], valid), -1)
-      tags = np.pad(tags, ((0, 0), (1, 1)), constant_values=-1)
-      targets = {"encoder_target_tokens": np.maximum(tags, 0), "encoder_loss_weights": tags >= 0}
-      return row(used[index_B], lengths_n1[index_B]) | targets
-
-    return ExampleRows(used.size, read, used, view, row.truncated_share(used, lengths_n1))
+    truncated = encoded.truncated_share(used, lengths_n1)
+    return ExampleRows(used.size, read, used, examples.view, truncated)
 
   return build_task(
     "tagging.v1",
@@ -112,13 +93,57 @@ def task(
     fields=(tokens_field, tags_field),
     facts={"tags": list(numbers), "tokens": tokens_field, "field": tags_field},
     streams={"tokens": False},
-    make_example=example,
-    make_rows=rows,
+    make_example=examples.make_example,
+    make_rows=make_rows,
     features=features(vocabulary, length=length),
     row_facts={"length": length, "too_long": too_long},
     classes=tuple(numbers),
   )
 
 
-def _size(found) -> str:
-  return f"{len(found)} items" if isinstance(found, list) else type(found).__name__
+class _TaggedWords:
+  """Sentences from records, with the tag of each word at its first token."""
+
+  def __init__(
+    self, vocabulary: Vocabulary, numbers: dict[str, int], tokens_field: str, tags_field: str
+  ):
+    self._split_words = Words(vocabulary)
+    self._unk_id = vocabulary.unk_id
+    self._numbers = numbers
+    self._tokens_field = tokens_field
+    self._tags_field = tags_field
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    words = field_value(record, self._tokens_field, where)
+    tags = field_value(record, self._tags_field, where)
+    if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
+      raise UserError(
+        f"{where}: found {_size(words)} in {self._tokens_field!r} and {_size(tags)} in "
+        f"{self._tags_field!r}, expected a list of words and a list of as many tags"
+      )
+    if None in words:
+      raise UserError(
+        f"{where}: found null at {self._tokens_field}.{words.index(None)}, expected a word"
+      )
+    if not words:
+      return Skip("no words")
+    texts = [to_text(word, self._tokens_field, where) for word in words]
+    pieces = [ids or [self._unk_id] for ids in self._split_words(texts)]
+    lengths = [len(ids) for ids in pieces]
+    numbers = []
+    for tag in tags:
+      numbers.append(label_number(str(tag), self._numbers, self._tags_field, where))
+    targets = np.full(sum(lengths), -1, np.int32)
+    targets[np.cumsum([0, *lengths[:-1]])] = numbers
+    return {"tokens": np.concatenate(pieces).astype(np.int32), "tags": targets}
+
+  def view(self, record: Record, where: str, _: int) -> dict[str, list[str]]:
+    """Return the words of a sentence and their tags; see `Task.examples`."""
+    words = field_value(record, self._tokens_field, where)
+    tags = field_value(record, self._tags_field, where)
+    return {"tokens": [str(word) for word in words], "tags": [str(tag) for tag in tags]}
+
+
+def _size(content: Any) -> str:
+  """Describe the content of a field in a message."""
+  return f"{len(content)} items" if isinstance(content, list) else type(content).__name__

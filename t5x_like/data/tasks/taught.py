@@ -1,5 +1,4 @@
-"""Examples of another task with a teacher's likeliest next tokens, from a store that
-`tools.cache_teacher` made.
+"""Examples of another task with a teacher's likeliest next tokens, stored by `tools.cache_teacher`.
 
   config.task = {"name": "taught", "store": "data/taught"}
 
@@ -26,26 +25,30 @@ from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import start_id
 
-FACT = "examples"  # of the manifest: shape and dtype of each feature
-# of the built-in examples
-_LENGTH = 64
-_K = 3
+# The fact of a manifest that gives the shape and dtype of each feature.
+FACT = "examples"
+_BUILT_IN_LENGTH = 64
+_BUILT_IN_K = 3
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form: a store has its own."""
+  """Return no lengths for the laptop form, as a store has its own."""
   return {}
 
 
-def taught(length: int, k: int) -> Features:
+def teacher_features(length: int, k: int) -> Features:
   """Describe the features that a teacher adds to a row."""
-  kinds = {"tokens": "int32", "log_probabilities": "float32"}
-  return {f"teacher_{name}": Feature((length, k), kind) for name, kind in kinds.items()}
+  return {
+    "teacher_tokens": Feature((length, k), "int32"),
+    "teacher_log_probabilities": Feature((length, k), "float32"),
+  }
 
 
 def features(vocabulary, /, *, store: str, **_) -> Features:
   """Return the features of the examples in a store's split `train`."""
-  return _BUILT_IN if store == "builtin" else _features(_opened(store, "train", "size"))
+  if store == "builtin":
+    return _BUILT_IN_FEATURES
+  return _store_features(_open(store, "train", "size"))
 
 
 def task(*, store: str | PrepareSplit, split: str, verify: Verify = "auto") -> Task:
@@ -60,49 +63,54 @@ def task(*, store: str | PrepareSplit, split: str, verify: Verify = "auto") -> T
     UserError: there is no such store, or it holds something else.
   """
   if not isinstance(store, str):
-    return _built_in(Windows(store, split, _LENGTH, documents_end="eos"))
-  opened = _opened(store, split, verify)
-  described = _features(opened)
+    return _build_built_in(Windows(store, split, _BUILT_IN_LENGTH, documents_end="eos"))
+  examples = _open(store, split, verify)
+  described = _store_features(examples)
   print(
-    f"data: {opened.path}: {opened.num_items:,} examples with {_told(opened)}; "
-    f"{opened.verification}",
+    f"data: {examples.path}: {examples.num_items:,} examples with {_describe_teacher(examples)}; "
+    f"{examples.verification}",
     flush=True,
   )
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
-    made = {}
+    arrays = {}
     for name, feature in described.items():
       size = math.prod(feature.shape)
-      found = opened.read_ranges(name, index_B * size, np.full(index_B.size, size))
-      made[name] = found.reshape(index_B.size, *feature.shape)
-    return made
+      flat = examples.read_ranges(name, index_B * size, np.full(index_B.size, size))
+      arrays[name] = flat.reshape(index_B.size, *feature.shape)
+    return arrays
 
   return Task(
-    name=opened.name,
-    vocabulary=opened.vocabulary,
-    fingerprint=digest(task="taught.v1", store=opened.fingerprint),
-    num_examples=opened.num_items,
+    name=examples.name,
+    vocabulary=examples.vocabulary,
+    fingerprint=digest(task="taught.v1", store=examples.fingerprint),
+    num_examples=examples.num_items,
     features=described,
     batch=batch_from_reader(read, described),
   )
 
 
-_BUILT_IN = decoder(_LENGTH) | taught(_LENGTH, _K)
+_BUILT_IN_FEATURES = decoder(_BUILT_IN_LENGTH) | teacher_features(_BUILT_IN_LENGTH, _BUILT_IN_K)
 
 
-def _built_in(windows: Windows) -> Task:
+def _build_built_in(windows: Windows) -> Task:
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    made = decoder_only(windows.read(example_index_B), start_id(windows.vocabulary))
-    ids_BTk = made["decoder_target_tokens"][..., None] + tf.range(_K)
+    rows = decoder_only(windows.read(example_index_B), start_id(windows.vocabulary))
+    ids_BTk = rows["decoder_target_tokens"][..., None] + tf.range(_BUILT_IN_K)
     log_p_BTk = tf.broadcast_to(tf.math.log([0.5, 0.3, 0.1]), tf.shape(ids_BTk))
-    return made | {"teacher_tokens": ids_BTk, "teacher_log_probabilities": log_p_BTk}
+    return rows | {"teacher_tokens": ids_BTk, "teacher_log_probabilities": log_p_BTk}
 
-  name = windows.tokens.name
-  print_ = digest(task="taught.v1", store=windows.tokens.fingerprint)
-  return Task(f"{name}_taught", windows.vocabulary, print_, windows.num_examples, _BUILT_IN, batch)
+  return Task(
+    name=f"{windows.tokens.name}_taught",
+    vocabulary=windows.vocabulary,
+    fingerprint=digest(task="taught.v1", store=windows.tokens.fingerprint),
+    num_examples=windows.num_examples,
+    features=_BUILT_IN_FEATURES,
+    batch=batch,
+  )
 
 
-def _opened(store: str, split: str, verify: Verify) -> Store:
+def _open(store: str, split: str, verify: Verify) -> Store:
   if not (as_path(f"{store}/{split}") / manifests.FILE).is_file():
     raise UserError(
       f"config.task.store: found no store {store}/{split}; make it with python -m "
@@ -111,7 +119,7 @@ def _opened(store: str, split: str, verify: Verify) -> Store:
   return Store.open(f"{store}/{split}", verify)
 
 
-def _features(store: Store) -> Features:
+def _store_features(store: Store) -> Features:
   facts = store.manifest.facts.get(FACT)
   if not isinstance(facts, dict):
     raise UserError(
@@ -121,6 +129,6 @@ def _features(store: Store) -> Features:
   return {name: Feature(tuple(shape), dtype) for name, (shape, dtype) in facts.items()}
 
 
-def _told(store: Store) -> str:
+def _describe_teacher(store: Store) -> str:
   k = store.manifest.facts[FACT]["teacher_tokens"][0][-1]
   return f"the {k} likeliest tokens of {store.manifest.source.get('teacher', 'a teacher')}"

@@ -1,5 +1,6 @@
-"""Supervised text-to-text: records, with templates for input and target (Raffel et al. 2020,
-section 2.4).
+"""Supervised text-to-text: records with templates for input and target.
+
+Raffel et al. 2020, section 2.4.
 
   config.task = {"name": "text_to_text", "source": "parallel:corpus/{split}.{field}.gz",
                  "vocabulary": "vocabulary", "inputs": "translate English to German: {en}",
@@ -10,12 +11,10 @@ only that); training reads ids. See `data/supervised/` for templates, prepared e
 
 For an encoder-decoder a record becomes (inputs + EOS, targets + EOS). For a decoder it is one
 sequence, inputs then targets + EOS, with loss on the targets only, or with `loss_on="all"` on the
-inputs too (Liu et al. 2018, section
-4.2.2); with `prefix`, attention is bidirectional over the start token and the inputs (Raffel et al.
-2020, section
-3.2.1). A packed row holds several of these, which do not attend to each other; the loader, an epoch
-and an evaluation's `max_examples` then count rows as examples, and every epoch has every record
-once.
+inputs too (Liu et al. 2018, section 4.2.2); with `prefix`, attention is bidirectional over the
+start token and the inputs (Raffel et al. 2020, section 3.2.1). A packed row holds several of these,
+which do not attend to each other; the loader, an epoch and an evaluation's `max_examples` then
+count rows as examples, and every epoch has every record once.
 
 `Task.examples` gives `record`, `inputs` and `targets` (texts) of every example, before packing and
 whatever its length.
@@ -26,16 +25,18 @@ from typing import Literal, Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip
-from t5x_like.data import features as declared
+from t5x_like.corpora.sources import Record, Skip
+from t5x_like.data import features as layouts
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised import packing
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, PackedSource, build_task
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit, truncated_share
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.vocabularies import Vocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {
@@ -47,7 +48,7 @@ BUILT_IN = {
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form, independent of `length` because bytes need them."""
+  """Return the lengths of its laptop form; bytes need these, whatever the `length`."""
   return {"inputs_length": 128, "targets_length": 128}
 
 
@@ -67,16 +68,18 @@ def features(
   Segments mark the padding of decoders, whose start id may be any id, and of vocabularies without a
   padding id.
   """
-  places = ("segment_ids", "positions")
   if architecture == "decoder":
-    return declared.decoder(inputs_length, *("causal_attention",) * prefix, *places)
-  sides = {
-    "encoder": inputs_length,
-    "decoder": inputs_length if targets_length is None else targets_length,
-  }
-  described = declared.encoder_decoder(*sides.values())
-  for side, length in sides.items() if packed or vocabulary.pad_id is None else ():
-    described |= {f"{side}_{name}": Feature((length,), "int32") for name in places}
+    extra_names = ["segment_ids", "positions"]
+    if prefix:
+      extra_names.insert(0, "causal_attention")
+    return layouts.decoder(inputs_length, *extra_names)
+  if targets_length is None:
+    targets_length = inputs_length
+  described = layouts.encoder_decoder(inputs_length, targets_length)
+  if packed or vocabulary.pad_id is None:
+    for side, length in (("encoder", inputs_length), ("decoder", targets_length)):
+      described[f"{side}_segment_ids"] = Feature((length,), "int32")
+      described[f"{side}_positions"] = Feature((length,), "int32")
   return described
 
 
@@ -101,27 +104,27 @@ def task(
     inputs_length: tokens in a row of the encoder or, for a decoder, in the whole row.
     targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
     architecture: the kind of model that the features are for.
-    prefix: for a decoder, adds `decoder_causal_attention`.
+    prefix: whether a decoder's rows have `decoder_causal_attention`.
     loss_on: the tokens that a decoder learns to predict: the targets, or all.
     too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (with a report)
       or `truncate`.
-    records: see `PackedRecords`.
+    records: see `PackedSource`.
 
   Raises:
-    UserError: unusable templates or lengths; and as `labelled`.
+    UserError: unusable templates or lengths; and as `labelled.build_task`.
   """
-  decoder = architecture == "decoder"
-  if decoder and targets_length is not None:
+  is_decoder = architecture == "decoder"
+  if is_decoder and targets_length is not None:
     raise UserError(
       f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is "
       "one sequence of inputs_length tokens"
     )
-  if prefix and not decoder:
+  if prefix and not is_decoder:
     raise UserError(
       "config.task.prefix: found True, expected architecture='decoder': encoders "
       "see their whole input"
     )
-  if loss_on == "all" and (prefix or not decoder):
+  if loss_on == "all" and (prefix or not is_decoder):
     raise UserError(
       "config.task.loss_on: found 'all', expected architecture='decoder' and "
       "prefix=False, or 'targets'"
@@ -129,124 +132,276 @@ def task(
   source = PackedSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   texts = {"inputs": inputs, "targets": targets}
-  templates = {name: Template(text, name, vocabulary.extra_ids) for name, text in texts.items()}
-  begin = np.array([] if decoder else vocabularies.opening_ids(vocabulary), np.int32)
-  limits = (
-    (inputs_length,)
-    if decoder
-    else (inputs_length, inputs_length if targets_length is None else targets_length)
-  )
+  examples = _TextPairs(texts, vocabulary, is_decoder, source.allows_gaps)
+  if is_decoder:
+    limits = (inputs_length,)
+  elif targets_length is None:
+    limits = (inputs_length, inputs_length)
+  else:
+    limits = (inputs_length, targets_length)
 
-  encoders = {"inputs": vocabulary, "targets": vocabulary if decoder else vocabulary.for_targets()}
-
-  def encoded(name, text):
-    if templates[name].has_sentinels:
-      return vocabularies.encode_sentinels(encoders[name], text)
-    return encoders[name].encode(text)
-
-  def view(record, where, _):
-    gaps = {"inputs": source.allows_gaps, "targets": False}
-    return {name: template(record, where, gaps[name]) for name, template in templates.items()}
-
-  def example(record, where):
-    found = view(record, where, 0)
-    if empty := next((name for name, text in found.items() if text is None), None):
-      return Skip(f"empty {empty}")
-    ids = {name: np.asarray(encoded(name, text), np.int32) for name, text in found.items()}
-    if not all(part.size for part in ids.values()):
-      return Skip("no tokens")
-    return {name: np.append(begin, part) for name, part in ids.items()}
-
-  def rows(store):
-    lengths_N2 = np.stack([store.lengths[name] for name in templates], axis=1)
-    if decoder:  # truncation shortens the inputs, from their end
-      used, sizes = fit(
-        lengths_N2.sum(axis=1, keepdims=True), limits, too_long, store.path, ("inputs_length",)
-      )
-      targets_n1 = np.minimum(lengths_N2[used, 1:], sizes)
-      lengths_n2 = np.concatenate([sizes - targets_n1, targets_n1], axis=1)
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    if is_decoder:
+      rows = _Sequences(store, limits, too_long, source, vocabulary, loss_on == "all")
     else:
-      used, sizes = fit(
-        lengths_N2, limits, too_long, store.path, ("inputs_length", "targets_length")
-      )
-      lengths_n2 = sizes
-    plan = packing.plan_examples(sizes, limits, source.packed, source.pack_seed, store.path)
+      rows = _EncoderDecoderPairs(store, limits, too_long, source, vocabulary)
+    return ExampleRows(
+      rows.plan.num_rows, rows.read, view=examples.view, truncated=rows.truncated_share()
+    )
 
-    def stream(name, which_n):
-      """Return (tokens, which of them are real) of examples; truncated ones end with EOS, except a
-      decoder's inputs."""
-      length_n = lengths_n2[which_n, int(name == "targets")]
-      tokens_nL, valid_nL = store.read(name, used[which_n], length_n)
-      if not decoder or name == "targets":
-        cut = np.flatnonzero(length_n < store.lengths[name][used[which_n]])
-        tokens_nL[cut, length_n[cut] - 1] = vocabulary.eos_id
-      return tokens_nL, valid_nL
-
-    def pairs(row_B):
-      place_n, *row = plan.members(row_B)
-      made = {}
-      sides = {}
-      for number, (side, name) in enumerate((("encoder", "inputs"), ("decoder", "targets"))):
-        placed = (*row, plan.offsets[place_n, number])
-        shape = (row_B.size, limits[number])
-        tokens, segments, positions = packing.scatter(
-          *stream(name, plan.examples[place_n]), *placed, shape
-        )
-        sides[name] = np.where(segments > 0, tokens, vocabulary.pad_id or 0)
-        made |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
-      return made | {
-        "encoder_input_tokens": sides["inputs"],
-        "decoder_input_tokens": packing.shift_segments(
-          sides["targets"], segments, positions, vocabulary.decoder_start_id
-        ),
-        "decoder_target_tokens": sides["targets"],
-        "decoder_loss_weights": segments > 0,
-      }
-
-    def sequences(row_B):
-      place_n, *row = plan.members(row_B)
-      which_n = plan.examples[place_n]
-      whole_nL = np.zeros((which_n.size, max(int(sizes[which_n].max(initial=0)), 1)), np.int32)
-      places_L = np.arange(whole_nL.shape[1])
-      prompt_n1 = lengths_n2[which_n, :1]
-      size_n1 = sizes[which_n]
-      for name, (low_n1, high_n1) in {
-        "inputs": (0, prompt_n1),
-        "targets": (prompt_n1, size_n1),
-      }.items():
-        tokens_nT, valid_nT = stream(name, which_n)
-        whole_nL[(places_L >= low_n1) & (places_L < high_n1)] = tokens_nT[valid_nT]
-      valid_nL = places_L < size_n1
-      placed = (*row, plan.offsets[place_n, 0])
-      shape = (row_B.size, limits[0])
-      start = vocabularies.start_id(vocabulary)
-      learned_nL = valid_nL if loss_on == "all" else places_L >= prompt_n1
-      made = packing.decoder_rows(whole_nL, valid_nL, learned_nL, placed, shape, start, 0)
-      given, _, _ = packing.scatter(places_L <= prompt_n1, valid_nL, *placed, shape)
-      return made | {"decoder_causal_attention": given}
-
-    cut = truncated_share(lengths_N2, used, lengths_n2)
-    return ExampleRows(plan.num_rows, sequences if decoder else pairs, view=view, truncated=cut)
-
-  own = dict(architecture=architecture, prefix=prefix, packed=source.packed)
-  kept = dict(
-    too_long=too_long,
-    loss_on=loss_on,
-    pack_seed=source.pack_seed,
-    vocabulary=vocabulary.fingerprint,
-  )
   return build_task(
     "text_to_text.v1",
     source,
     vocabulary,
-    fields=(*templates["inputs"].fields, *templates["targets"].fields),
+    fields=examples.fields,
     facts=texts | source.gap_facts,
-    streams={"inputs": not decoder, "targets": True},
-    make_example=example,
-    make_rows=rows,
+    streams={"inputs": not is_decoder, "targets": True},
+    make_example=examples.make_example,
+    make_rows=make_rows,
     features=features(
-      vocabulary, inputs_length=inputs_length, targets_length=targets_length, **own
+      vocabulary,
+      inputs_length=inputs_length,
+      targets_length=targets_length,
+      architecture=architecture,
+      prefix=prefix,
+      packed=source.packed,
     ),
-    row_facts={"task": "text_to_text.v2", "limits": limits, **own, **kept},
-    has_sentinels=templates["inputs"].has_sentinels,
+    row_facts={
+      "task": "text_to_text.v2",
+      "limits": limits,
+      "architecture": architecture,
+      "prefix": prefix,
+      "packed": source.packed,
+      "too_long": too_long,
+      "loss_on": loss_on,
+      "pack_seed": source.pack_seed,
+      "vocabulary": vocabulary.fingerprint,
+    },
+    has_sentinels=examples.has_sentinels,
   )
+
+
+class _TextPairs:
+  """Examples of two texts, the inputs and the targets, from records.
+
+  Args:
+    texts: the templates of `inputs` and `targets`.
+    vocabulary: the vocabulary of the ids.
+    is_decoder: whether inputs and targets become one sequence.
+    allows_gaps: whether the inputs may lack a field.
+
+  Attributes:
+    fields: the fields of the templates.
+    has_sentinels: whether the inputs have sentinels.
+  """
+
+  def __init__(
+    self, texts: dict[str, str], vocabulary: Vocabulary, is_decoder: bool, allows_gaps: bool
+  ):
+    self._templates = {}
+    for name, text in texts.items():
+      self._templates[name] = Template(text, name, vocabulary.extra_ids)
+    self.fields = (*self._templates["inputs"].fields, *self._templates["targets"].fields)
+    self.has_sentinels = self._templates["inputs"].has_sentinels
+    self._allows_gaps = {"inputs": allows_gaps, "targets": False}
+    targets_vocabulary = vocabulary if is_decoder else vocabulary.for_targets()
+    self._vocabularies = {"inputs": vocabulary, "targets": targets_vocabulary}
+    opening_ids = [] if is_decoder else vocabularies.opening_ids(vocabulary)
+    self._opening_ids = np.array(opening_ids, np.int32)
+
+  def view(self, record: Record, where: str, _: int = 0) -> dict[str, str | None]:
+    """Return the texts of a record; see `Task.examples`."""
+    texts = {}
+    for name, template in self._templates.items():
+      texts[name] = template(record, where, self._allows_gaps[name])
+    return texts
+
+  def make_example(self, record: Record, where: str) -> Example | Skip:
+    texts = self.view(record, where)
+    for name, text in texts.items():
+      if text is None:
+        return Skip(f"empty {name}")
+    ids = {name: self._encode(name, text) for name, text in texts.items()}
+    if not all(part.size for part in ids.values()):
+      return Skip("no tokens")
+    return {name: np.append(self._opening_ids, part) for name, part in ids.items()}
+
+  def _encode(self, name: str, text: str) -> np.ndarray:
+    vocabulary = self._vocabularies[name]
+    if self._templates[name].has_sentinels:
+      ids = vocabularies.encode_sentinels(vocabulary, text)
+    else:
+      ids = vocabulary.encode(text)
+    return np.asarray(ids, np.int32)
+
+
+class _Rows:
+  """Rows of examples, packed by a plan.
+
+  Args:
+    store: the prepared examples.
+    limits: the length of a row in each stream of the rows.
+    used: the examples in use.
+    stored_N2: the stored tokens of all examples in inputs and targets.
+    lengths_n2: the tokens that the used examples keep of each.
+    sizes_nD: the positions that the used examples need in each stream of the rows.
+
+  Attributes:
+    plan: the packing plan.
+  """
+
+  def __init__(
+    self,
+    store: ExampleStore,
+    limits: tuple[int, ...],
+    source: PackedSource,
+    vocabulary: Vocabulary,
+    *,
+    used: np.ndarray,
+    stored_N2: np.ndarray,
+    lengths_n2: np.ndarray,
+    sizes_nD: np.ndarray,
+  ):
+    self._store = store
+    self._limits = limits
+    self._vocabulary = vocabulary
+    self._used = used
+    self._stored_N2 = stored_N2
+    self._lengths_n2 = lengths_n2
+    self._sizes_nD = sizes_nD
+    self.plan = packing.plan_examples(sizes_nD, limits, source.packed, source.pack_seed, store.path)
+
+  def truncated_share(self) -> float:
+    """Return the share of the used examples that are shortened."""
+    return truncated_share(self._stored_N2, self._used, self._lengths_n2)
+
+  def _read_stream(
+    self, name: str, which_n: np.ndarray, ends_with_eos: bool
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Return (tokens, which of them are real) of used examples.
+
+    Args:
+      name: `inputs` or `targets`.
+      which_n: the places of the examples among the used ones.
+      ends_with_eos: whether truncated examples end with EOS.
+    """
+    length_n = self._lengths_n2[which_n, 1 if name == "targets" else 0]
+    example_n = self._used[which_n]
+    tokens_nL, valid_nL = self._store.read(name, example_n, length_n)
+    if ends_with_eos:
+      cut = np.flatnonzero(length_n < self._store.lengths[name][example_n])
+      tokens_nL[cut, length_n[cut] - 1] = self._vocabulary.eos_id
+    return tokens_nL, valid_nL
+
+
+def _stored_lengths(store: ExampleStore) -> np.ndarray:
+  """Return the tokens of all examples in inputs and targets, int64 [N, 2]."""
+  return np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
+
+
+class _EncoderDecoderPairs(_Rows):
+  """Rows of an encoder and of a decoder."""
+
+  def __init__(
+    self,
+    store: ExampleStore,
+    limits: tuple[int, int],
+    too_long: TooLong,
+    source: PackedSource,
+    vocabulary: Vocabulary,
+  ):
+    stored_N2 = _stored_lengths(store)
+    used, lengths_n2 = fit(
+      stored_N2, limits, too_long, store.path, ("inputs_length", "targets_length")
+    )
+    super().__init__(
+      store,
+      limits,
+      source,
+      vocabulary,
+      used=used,
+      stored_N2=stored_N2,
+      lengths_n2=lengths_n2,
+      sizes_nD=lengths_n2,
+    )
+
+  def read(self, row_B: np.ndarray) -> dict[str, np.ndarray]:
+    inputs, input_segments, input_positions = self._place("inputs", row_B)
+    targets, target_segments, target_positions = self._place("targets", row_B)
+    decoder_inputs = packing.shift_segments(
+      targets, target_segments, target_positions, self._vocabulary.decoder_start_id
+    )
+    return {
+      "encoder_segment_ids": input_segments,
+      "encoder_positions": input_positions,
+      "decoder_segment_ids": target_segments,
+      "decoder_positions": target_positions,
+      "encoder_input_tokens": inputs,
+      "decoder_input_tokens": decoder_inputs,
+      "decoder_target_tokens": targets,
+      "decoder_loss_weights": target_segments > 0,
+    }
+
+  def _place(self, name: str, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tokens, segments and positions of a stream in rows."""
+    stream = 1 if name == "targets" else 0
+    place_n, row_n, number_n = self.plan.members(row_B)
+    tokens_nL, valid_nL = self._read_stream(name, self.plan.examples[place_n], ends_with_eos=True)
+    offset_n = self.plan.offsets[place_n, stream]
+    shape = (row_B.size, self._limits[stream])
+    tokens, segments, positions = packing.scatter(
+      tokens_nL, valid_nL, row_n, number_n, offset_n, shape
+    )
+    tokens = np.where(segments > 0, tokens, self._vocabulary.pad_id or 0)
+    return tokens, segments, positions
+
+
+class _Sequences(_Rows):
+  """Rows of a decoder; an example is one sequence of inputs and targets."""
+
+  def __init__(
+    self,
+    store: ExampleStore,
+    limits: tuple[int],
+    too_long: TooLong,
+    source: PackedSource,
+    vocabulary: Vocabulary,
+    learns_inputs: bool,
+  ):
+    self._learns_inputs = learns_inputs
+    stored_N2 = _stored_lengths(store)
+    total_N1 = stored_N2.sum(axis=1, keepdims=True)
+    used, total_n1 = fit(total_N1, limits, too_long, store.path, ("inputs_length",))
+    # Truncation shortens the inputs, from their end.
+    targets_n1 = np.minimum(stored_N2[used, 1:], total_n1)
+    super().__init__(
+      store,
+      limits,
+      source,
+      vocabulary,
+      used=used,
+      stored_N2=stored_N2,
+      lengths_n2=np.concatenate([total_n1 - targets_n1, targets_n1], axis=1),
+      sizes_nD=total_n1,
+    )
+
+  def read(self, row_B: np.ndarray) -> dict[str, np.ndarray]:
+    place_n, row_n, number_n = self.plan.members(row_B)
+    which_n = self.plan.examples[place_n]
+    prompt_n1 = self._lengths_n2[which_n, :1]
+    size_n1 = self._sizes_nD[which_n]
+    tokens_nL = np.zeros((which_n.size, max(int(size_n1.max(initial=0)), 1)), np.int32)
+    places_L = np.arange(tokens_nL.shape[1])
+    valid_nL = places_L < size_n1
+    inputs_nT, valid_nT = self._read_stream("inputs", which_n, ends_with_eos=False)
+    tokens_nL[places_L < prompt_n1] = inputs_nT[valid_nT]
+    targets_nT, valid_nT = self._read_stream("targets", which_n, ends_with_eos=True)
+    tokens_nL[(places_L >= prompt_n1) & valid_nL] = targets_nT[valid_nT]
+    placed = (row_n, number_n, self.plan.offsets[place_n, 0])
+    shape = (row_B.size, self._limits[0])
+    start = vocabularies.start_id(self._vocabulary)
+    learned_nL = valid_nL if self._learns_inputs else places_L >= prompt_n1
+    rows = packing.decoder_rows(tokens_nL, valid_nL, learned_nL, placed, shape, start, 0)
+    prefix, _, _ = packing.scatter(places_L <= prompt_n1, valid_nL, *placed, shape)
+    rows["decoder_causal_attention"] = prefix
+    return rows

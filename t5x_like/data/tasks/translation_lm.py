@@ -1,5 +1,6 @@
-"""Translation language modelling: masked tokens in pairs of sentences (Lample and Conneau 2019,
-section 3.3).
+"""Translation language modelling: masked tokens in pairs of sentences.
+
+Lample and Conneau 2019, section 3.3.
 
   config.task = {"name": "translation_lm", "source": "parallel:corpus/{split}.{field}.gz",
                  "vocabulary": "vocabulary", "text": "{en}", "pair": "{de}"}
@@ -23,11 +24,12 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Skip
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features, encoder
-from t5x_like.data.preprocessors.masking import Masking, Mode, places
+from t5x_like.data.preprocessors.masking import Masking, Mode, predicted_positions
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledSource, build_task
 from t5x_like.data.supervised.sequences import Encoded
 from t5x_like.data.supervised.templates import Template
@@ -43,10 +45,10 @@ BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "text": "{text}", "pair"
 
 def features(vocabulary, /, *, length: int, rate: float, **_) -> Features:
   """Return the features of the task with these arguments."""
-  described = encoder(length, "target_tokens", "positions") | {
-    "encoder_loss_weights": Feature((length,), "float32")
-  }
-  return described | {"encoder_masked_positions": Feature((max(1, round(rate * length)),), "int32")}
+  described = encoder(length, "target_tokens", "positions")
+  described["encoder_loss_weights"] = Feature((length,), "float32")
+  described["encoder_masked_positions"] = Feature((max(1, round(rate * length)),), "int32")
+  return described
 
 
 def task(
@@ -67,79 +69,92 @@ def task(
   Args:
     text, pair: templates of the sentences.
     languages: the numbers of their languages.
-    length: of a row, special tokens included.
+    length: length of a row, special tokens included.
     masking, rate, mask_share, random_share: see `tasks.mlm`, without `spans`.
     too_long: treatment of longer pairs; truncation shortens the longer sentence first, from its
       end.
-    records: see `Records`.
+    records: see `LabelledSource`.
 
   Raises:
     UserError: unusable templates, languages or shares; a vocabulary without padding; and as
-      `labelled`.
+      `labelled.build_task`.
   """
-  templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
+  templates = {"text": Template(text, "text")}
+  if pair:
+    templates["pair"] = Template(pair, "pair")
   if len(languages) < len(templates) or min(languages) < 0 or masking == "spans":
-    found = f"found {list(languages)} with masking={masking!r}"
     raise UserError(
-      f"config.task.languages: {found}, expected a number from 0 on for each sentence, and no spans"
+      f"config.task.languages: found {list(languages)} with masking={masking!r}, expected a number "
+      "from 0 on for each sentence, and no spans"
     )
   source = LabelledSource(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
   cls = np.array([vocabularies.special_id(vocabulary, "cls")], np.int32)
 
-  def example(record, where):
-    texts = {name: template(record, where) for name, template in templates.items()}
-    ids = {name: np.asarray(vocabulary.encode(text), np.int32) for name, text in texts.items()}
-    if not all(part.size for part in ids.values()):
+  def make_example(record: Record, where: str) -> Example | Skip:
+    example = {}
+    for name, template in templates.items():
+      example[name] = np.asarray(vocabulary.encode(template(record, where)), np.int32)
+    if not all(ids.size for ids in example.values()):
       return Skip("no tokens")
-    return {
-      name: np.concatenate([cls, part]) if name == "pair" else part for name, part in ids.items()
-    }
+    if pair:
+      example["pair"] = np.concatenate([cls, example["pair"]])
+    return example
 
-  def rows(store):
-    made = Encoded(store, tuple(templates), length, 1)
-    used, lengths_nD = made.fit(too_long)
+  def make_rows(store: ExampleStore) -> ExampleRows:
+    encoded = Encoded(store, tuple(templates), length, 1)
+    used, lengths_nD = encoded.fit(too_long)
 
-    def read(index_B):
-      row = made(used[index_B], lengths_nD[index_B])
-      place = np.arange(length)
-      after = row["encoder_token_types"]
-      start_B1 = 2 + lengths_nD[index_B, :1]  # of the second sentence
-      here = place - np.where(pair is not None and place >= start_B1, start_B1, 0)
-      return row | {
-        "encoder_token_types": np.take(languages, after.astype(int)),
-        "encoder_positions": here,
-      }
+    def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+      rows = encoded(used[index_B], lengths_nD[index_B])
+      positions_BL = np.broadcast_to(np.arange(length), (index_B.size, length))
+      if pair is not None:
+        second_start_B1 = 2 + lengths_nD[index_B, :1]
+        positions_BL = np.where(
+          positions_BL >= second_start_B1, positions_BL - second_start_B1, positions_BL
+        )
+      language_BL = np.take(languages, rows["encoder_token_types"].astype(int))
+      rows["encoder_token_types"] = language_BL
+      rows["encoder_positions"] = positions_BL
+      return rows
 
-    return ExampleRows(used.size, read, used, None, made.truncated_share(used, lengths_nD))
+    return ExampleRows(used.size, read, truncated=encoded.truncated_share(used, lengths_nD))
 
-  plain = build_task(
+  unmasked_task = build_task(
     "translation_lm.v1",
     source,
     vocabulary,
     fields=tuple(field for template in templates.values() for field in template.fields),
     facts={"text": text, "pair": pair},
     streams=dict.fromkeys(templates, False),
-    make_example=example,
-    make_rows=rows,
+    make_example=make_example,
+    make_rows=make_rows,
     features=encoder(length, "positions"),
     row_facts={"length": length, "too_long": too_long, "languages": list(languages)},
   )
-  described = features(vocabulary, length=length, rate=rate)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    row = plain.batch(example_index_B, epoch_B, seed)
-    masked = masks(row["encoder_input_tokens"], random.row_keys(seed, epoch_B, example_index_B))
-    names = {"inputs": "input_tokens", "targets": "target_tokens", "weights": "loss_weights"}
-    row |= {f"encoder_{ours}": masked[name] for name, ours in names.items()}
-    return row | {"encoder_masked_positions": places(masked["weights"], masks.most)}
+    rows = unmasked_task.batch(example_index_B, epoch_B, seed)
+    key_B = random.row_keys(seed, epoch_B, example_index_B)
+    masked = masks(rows["encoder_input_tokens"], key_B)
+    rows["encoder_input_tokens"] = masked["inputs"]
+    rows["encoder_target_tokens"] = masked["targets"]
+    rows["encoder_loss_weights"] = masked["weights"]
+    rows["encoder_masked_positions"] = predicted_positions(masked["weights"], masks.max_chosen)
+    return rows
 
-  facts = dict(masking=masking, rate=rate, mask_share=mask_share, random_share=random_share)
   return dataclasses.replace(
-    plain,
-    fingerprint=digest(task="translation_lm.v1", rows=plain.fingerprint, **facts),
-    numbering=plain.fingerprint,
-    features=described,
+    unmasked_task,
+    fingerprint=digest(
+      task="translation_lm.v1",
+      rows=unmasked_task.fingerprint,
+      masking=masking,
+      rate=rate,
+      mask_share=mask_share,
+      random_share=random_share,
+    ),
+    numbering=unmasked_task.fingerprint,
+    features=features(vocabulary, length=length, rate=rate),
     batch=batch,
   )

@@ -1,7 +1,6 @@
-"""UL2's mixture of denoisers: seven span corruptions of one corpus (Tay et al. 2022, section 3.1
-and table 1).
+"""UL2's mixture of denoisers: seven span corruptions of one corpus.
 
-Example i is window i of `length` raw tokens, as for every task on running text, so an epoch holds
+Tay et al. 2022, section 3.1 and table 1. Example i is window i of `length` raw tokens, as for every task on running text, so an epoch holds
 each window once. A key of seed, epoch and i selects its denoiser anew in each epoch, all equally
 often or by `rates`.
 
@@ -30,7 +29,7 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import slots
-from t5x_like.data import features as declared
+from t5x_like.data import features as layouts
 from t5x_like.data import mixture, random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
@@ -48,14 +47,16 @@ def features(
   vocabulary, /, *, length: int, mode_tokens: bool, rates: dict, random_roll: bool, **_
 ) -> Features:
   """Return the features of the task with these arguments: the greatest lengths of its denoisers."""
-  inputs = []
-  targets = []
+  longest_inputs = 0
+  longest_targets = 0
   for name in DENOISERS:
     if rates.get(name, 1):
-      own = denoiser_lengths(name, length, random_roll)
-      inputs.append(own[0] + len(vocabulary.encode(MODE_TOKENS[name[0]]) if mode_tokens else []))
-      targets.append(own[1])
-  return declared.encoder_decoder(max(inputs), max(targets), vocabulary)
+      inputs_length, targets_length = denoiser_lengths(name, length, random_roll)
+      if mode_tokens:
+        inputs_length += len(vocabulary.encode(MODE_TOKENS[name[0]]))
+      longest_inputs = max(longest_inputs, inputs_length)
+      longest_targets = max(longest_targets, targets_length)
+  return layouts.encoder_decoder(longest_inputs, longest_targets, vocabulary)
 
 
 def task(
@@ -71,11 +72,11 @@ def task(
 
   Args:
     length: raw tokens in a window.
-    mode_tokens: begin the inputs with `MODES`.
+    mode_tokens: begin the inputs with `lengths.MODE_TOKENS`.
     rates: rates of some `DENOISERS`; the others have 1, and 0 leaves a denoiser out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    text: see `Text`.
+    text: see `TextArguments`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary has too few
@@ -83,6 +84,46 @@ def task(
   """
   if length < 8:
     raise UserError(f"length: found {length}, expected windows of at least 8 tokens")
+  shares = _shares(rates)
+  source = TextArguments(**text)
+  windows = source.windows(length, documents_end)
+  vocabulary = windows.vocabulary
+  denoisers = [_Denoiser(name, vocabulary, length, mode_tokens, random_roll) for name in shares]
+  described = features(
+    vocabulary, length=length, mode_tokens=mode_tokens, rates=rates, random_roll=random_roll
+  )
+  ends_N = _word_ends(list(shares.values()))
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    window_BL = windows.read(example_index_B, epoch_B, seed)
+    key_B = random.row_keys(seed, epoch_B, example_index_B)
+    word_B1 = tf.cast(random.bits(random.row_keys(1, key_B), 1), tf.int64)
+    which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
+    rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
+    parts = []
+    for denoiser, row_N in zip(denoisers, rows, strict=True):
+      part = denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N))
+      parts.append(mixture.pad_features(part, described, vocabulary.pad_id))
+    return {name: tf.dynamic_stitch(rows, [part[name] for part in parts]) for name in described}
+
+  return source.task(
+    "ul2.v2",
+    windows,
+    batch,
+    described,
+    length=length,
+    mode_tokens=mode_tokens,
+    rates=shares,
+    random_roll=random_roll,
+  )
+
+
+def _shares(rates: dict[str, float]) -> dict[str, float]:
+  """Return the rate of each denoiser that is drawn.
+
+  Raises:
+    UserError: an unknown denoiser, an impossible rate, or no denoiser left.
+  """
   for name, rate in rates.items():
     if not slots.fits(rate, float) or rate < 0:
       raise UserError(
@@ -99,34 +140,7 @@ def task(
     raise UserError(
       "config.task.rates: found 0 for every denoiser, expected at least one that is drawn"
     )
-  source = TextArguments(**text)
-  windows = source.windows(length, documents_end)
-  denoisers = [
-    _Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares
-  ]
-  described = features(
-    windows.vocabulary, length=length, mode_tokens=mode_tokens, rates=rates, random_roll=random_roll
-  )
-  ends_N = _word_ends(list(shares.values()))
-
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    window_BL = windows.read(example_index_B, epoch_B, seed)
-    key_B = random.row_keys(seed, epoch_B, example_index_B)
-    word_B1 = tf.cast(random.bits(random.row_keys(1, key_B), 1), tf.int64)
-    which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
-    rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
-    made = [
-      mixture.pad_features(
-        noise(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)),
-        described,
-        windows.vocabulary.pad_id,
-      )
-      for noise, row_N in zip(denoisers, rows, strict=True)
-    ]
-    return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in described}
-
-  made = dict(length=length, mode_tokens=mode_tokens, rates=shares, random_roll=random_roll)
-  return source.task("ul2.v2", windows, batch, described, **made)
+  return shares
 
 
 class _Denoiser:
@@ -141,19 +155,23 @@ class _Denoiser:
     self, name: str, vocabulary: Vocabulary, length: int, mode_tokens: bool, random_roll: bool
   ):
     mean, density = DENOISERS[name]
-    roll = random_roll and mean is not QUARTER
-    noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)
+    is_sequential = mean is QUARTER
+    if is_sequential:
+      mean = length * density
+    rolls = random_roll and not is_sequential
+    noise, spans = noise_counts(length, density, mean)
+    room = 1 if rolls else 0  # for the sentinel of a span that the rotation of noise cuts in two
     self._vocabulary = vocabulary
     self._prefix = vocabulary.encode(MODE_TOKENS[name[0]]) if mode_tokens else []
     self.corruption = SpanCorruption(
       sentinels=vocabulary.sentinels,
       window=length,
-      inputs_length=length - noise + spans + 1 + roll,
+      inputs_length=length - noise + spans + 1 + room,
       noise_density=density,
-      mean_noise_span_length=float(noise if mean is QUARTER else mean),
+      mean_noise_span_length=float(noise if is_sequential else mean),
       eos_id=vocabulary.eos_id,
       pad_id=padding_id(vocabulary),
-      random_roll=roll,
+      random_roll=rolls,
     )
     self.inputs_length = len(self._prefix) + self.corruption.inputs_length
 

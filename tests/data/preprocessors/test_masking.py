@@ -7,7 +7,7 @@ import pytest
 from chances import assert_fits, assert_share, expected_spans
 from t5x_like import recipes
 from t5x_like.data import random
-from t5x_like.data.preprocessors.masking import LENGTHS, Masking, lengths, ordinary_ids
+from t5x_like.data.preprocessors.masking import LENGTH_SHARES, Masking, draw_lengths, ordinary_ids
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import special_id
@@ -174,7 +174,9 @@ def test_spans_are_those_of_a_plain_loop():
   out = masked(masking, tokens)
   tries = 4 * round(0.15 * 128) + 32
   where = random.bits(random.row_keys(3, keys(60)), tries).numpy()
-  drawn = lengths(random.bits(random.row_keys(4, keys(60)), tries), LENGTHS["spans"]).numpy()
+  drawn = draw_lengths(
+    random.bits(random.row_keys(4, keys(60)), tries), LENGTH_SHARES["spans"]
+  ).numpy()
   for row in range(60):
     words = word_bounds(tokens[row].tolist())
     left = max(1, round(0.15 * sum(w[1] - w[0] for w in words if w)))
@@ -227,10 +229,10 @@ GEOMETRIC = 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)
 
 
 def test_lengths_are_geometric_or_shorter_the_more_often():
-  drawn = lengths(random.bits(keys(2000), 500), LENGTHS["spans"]).numpy().ravel()
+  drawn = draw_lengths(random.bits(keys(2000), 500), LENGTH_SHARES["spans"]).numpy().ravel()
   assert drawn.min() == 1 and drawn.max() == 10 and drawn.mean() == pytest.approx(3.797, abs=0.01)
   assert_fits(np.bincount(drawn, minlength=11)[1:], GEOMETRIC)
-  drawn = lengths(random.bits(keys(2000), 500), LENGTHS["ngrams"]).numpy().ravel()
+  drawn = draw_lengths(random.bits(keys(2000), 500), LENGTH_SHARES["ngrams"]).numpy().ravel()
   assert_fits(np.bincount(drawn, minlength=4)[1:], np.array([6, 3, 2]) / 11)
 
 

@@ -7,7 +7,7 @@ import corpora
 from t5x_like.data import loader, task
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.tasks.prefix_lm import split_at
+from t5x_like.data.tasks.prefix_lm import cut_windows
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import start_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -171,7 +171,7 @@ def test_the_worked_examples():
     [[0, 0, 1, 1]],
     [[1, 1, 1, 0]],
   ]
-  inputs, targets = split_at(tf.constant([[5, 6, 7, 8]] * 3), tf.constant([2, 0, 4]), 1)
+  inputs, targets = cut_windows(tf.constant([[5, 6, 7, 8]] * 3), tf.constant([2, 0, 4]), 1)
   assert inputs.numpy().tolist() == [[5, 6, 1, 0, 0], [1, 0, 0, 0, 0], [5, 6, 7, 8, 1]]
   assert targets.numpy().tolist() == [[7, 8, 1, 0, 0], [5, 6, 7, 8, 1], [1, 0, 0, 0, 0]]
   vocabulary = ByteVocabulary()

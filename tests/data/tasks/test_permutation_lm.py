@@ -32,7 +32,7 @@ def test_a_sixth_is_predicted_in_an_order_of_its_own():
 def test_every_order_is_as_likely():
   chosen = np.tile([False, True, False, True, True], (6000, 1))
   words = np.random.default_rng(0).integers(0, 2**32, chosen.shape, dtype=np.uint32)
-  orders = permutation_lm.order(tf.constant(chosen), tf.constant(words)).numpy()
+  orders = permutation_lm.draw_order(tf.constant(chosen), tf.constant(words)).numpy()
   assert not orders[:, [0, 2]].any()
   _, counts = np.unique(orders, axis=0, return_counts=True)
   assert_fits(counts, np.full(6, 1 / 6))
