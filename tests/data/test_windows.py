@@ -32,7 +32,7 @@ def test_windows_and_documents(root, lengths, address):
   index = np.random.default_rng(0).permutation(20)
   document = corpora.document_of(lengths)
   tokens, documents = (
-    f(tf.constant(index, tf.int64)).numpy() for f in (windows.read, windows.documents)
+    f(tf.constant(index, tf.int64)).numpy() for f in (windows.read, windows.document_numbers)
   )
   assert tokens.dtype == documents.dtype == np.int32
   for row, i in enumerate(index):
