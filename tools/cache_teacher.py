@@ -149,7 +149,7 @@ def write(
   from t5x_like.store import manifest, writer
 
   (T,) = task.features["decoder_target_tokens"].shape
-  teacher_features = tasks.taught(T, teacher.k)
+  teacher_features = tasks.teacher_features(T, teacher.k)
   features = task.features | teacher_features
   arrays = [manifest.Array(name, feature.dtype) for name, feature in features.items()]
   values_per_row = sum(int(np.prod(feature.shape)) for feature in features.values())

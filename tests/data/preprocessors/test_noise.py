@@ -137,7 +137,7 @@ def test_shuffled_rows_are_permutations_and_uniform():
 @pytest.mark.parametrize("style", STYLES)
 def test_a_style_against_a_plain_loop(root, style):
   built = task.build("denoising", "train", store=root, style=style, inputs_length=LENGTH)
-  window, tokens_of_noise, targets_length = denoising.lengths(style, LENGTH, 0.15)
+  window, tokens_of_noise, targets_length = denoising.denoising_lengths(style, LENGTH, 0.15)
   index = tf.range(built.num_examples, dtype=tf.int64)
   out = {name: value.numpy() for name, value in built.batch(index, tf.zeros_like(index), 0).items()}
   assert {name: (value.shape[1:], value.dtype.name) for name, value in out.items()} == {
@@ -172,7 +172,7 @@ def test_a_style_against_a_plain_loop(root, style):
 
 
 def test_lengths_hold_the_worst_case_and_waste_nothing():
-  assert [denoising.lengths(style, 512, 0.15) for style in STYLES] == [
+  assert [denoising.denoising_lengths(style, 512, 0.15) for style in STYLES] == [
     (511, 77, 512),
     (511, 77, 512),
     (511, 77, 155),
@@ -181,10 +181,10 @@ def test_lengths_hold_the_worst_case_and_waste_nothing():
   ]
   for inputs_length in range(3, 200):
     for density in (0.01, 0.15, 0.5, 0.99):
-      window, k, targets = denoising.lengths("replace_spans", inputs_length, density)
+      window, k, targets = denoising.denoising_lengths("replace_spans", inputs_length, density)
       runs = min(k, window - k + 1)
       assert 0 < k < window and window - k + runs + 1 <= inputs_length and targets == k + runs + 1
-      window, k, targets = denoising.lengths("drop_tokens", inputs_length, density)
+      window, k, targets = denoising.denoising_lengths("drop_tokens", inputs_length, density)
       assert 0 < k < window and window - k + 1 == inputs_length and targets == k + 1
 
 
