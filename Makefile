@@ -17,7 +17,7 @@ test: $(VENV)/.ready
 	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not (runs or $(OTHERS))' $(PYTEST)
 
-# Whole runs of the commands: started, stopped, continued, evaluated, at every door.
+# Whole runs of every command: started, stopped, continued, evaluated.
 test-runs: $(VENV)/.ready
 	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'runs and not ($(OTHERS))' $(PYTEST)
 
@@ -48,7 +48,6 @@ docs: $(VENV)/.ready
 
 test-docs: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
-	$(RUN) -m tools.write_reference
 	$(RUN) -m pytest -m site $(PYTEST) tests/test_docs.py
 
 # Hostile configs and files, hundreds of each kind; make test runs a few of each.

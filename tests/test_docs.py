@@ -23,37 +23,36 @@ LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 
 
 def anchors(path: pathlib.Path) -> set[str]:
-  """Return the anchors of a page's headings, as Python-Markdown and GitHub make them of plain
-  titles."""
-  found: set[str] = set()
+  """Return the anchors of a page's headings, as Python-Markdown and GitHub make them."""
+  names: set[str] = set()
   for title in re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE):
     plain = re.sub(r"[^\w\s-]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)).strip().lower()
-    found.add(re.sub(r"[-\s]+", "-", plain))
-  return found
+    names.add(re.sub(r"[-\s]+", "-", plain))
+  return names
 
 
 def links(path: pathlib.Path) -> list[tuple[str, str]]:
-  """Return (file, anchor) of each link to this project; the file of a link within the page is
-  empty."""
+  """Return (file, anchor) of each link to this project; the file is empty within the page."""
   targets = LINK.findall(FENCE.sub("", path.read_text()))
   return [link.partition("#")[::2] for link in targets if not re.match(r"[a-z]+:", link)]
 
 
-def broken(page: pathlib.Path) -> list[str]:
-  wrong = []
+def broken_links(page: pathlib.Path) -> list[str]:
+  """Return a message for each link to a missing file or heading."""
+  messages = []
   for file, anchor in links(page):
     target = (page.parent / file).resolve() if file else page
     if target in GENERATED:
       continue
     if not target.exists():
-      wrong.append(f"{page.relative_to(page.parents[1])}: {file} does not exist")
+      messages.append(f"{page.relative_to(page.parents[1])}: {file} does not exist")
     elif anchor and target.suffix == ".md" and anchor not in anchors(target):
-      wrong.append(f"{page.relative_to(page.parents[1])}: {file}#{anchor} is no heading")
-  return wrong
+      messages.append(f"{page.relative_to(page.parents[1])}: {file}#{anchor} is no heading")
+  return messages
 
 
-def test_every_link_leads_somewhere():
-  assert not [line for page in PAGES for line in broken(page)]
+def test_every_link_and_anchor_exists():
+  assert not [line for page in PAGES for line in broken_links(page)]
   assert sum(len(links(page)) for page in PAGES) > 100
 
 
@@ -63,12 +62,14 @@ def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path):
     "# A title\n\n[good](#a-title) [gone](gone.md)\n[wrong](page.md#b-title) "
     "[out](https://x.org/y)\n"
   )
-  assert len(broken(page)) == 2
+  assert len(broken_links(page)) == 2
 
 
 def test_every_page_is_in_the_navigation_once():
-  named = re.findall(r": ([\w/-]+\.md)$", (REPO / "mkdocs.yml").read_text(), re.MULTILINE)
-  assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in [*WRITTEN, *GENERATED])
+  linked_pages = re.findall(r": ([\w/-]+\.md)$", (REPO / "mkdocs.yml").read_text(), re.MULTILINE)
+  assert sorted(linked_pages) == sorted(
+    str(path.relative_to(DOCS)) for path in [*WRITTEN, *GENERATED]
+  )
 
 
 def test_pages_link_to_nothing_outside_docs():
@@ -115,6 +116,7 @@ def test_every_train_command_names_a_recipe_and_its_keys():
 @pytest.mark.site
 def test_the_site_builds_strictly(tmp_path):
   pytest.importorskip("mkdocs")
+  assert write_reference.main([]) == 0
   command = [
     sys.executable,
     "-m",
@@ -124,7 +126,7 @@ def test_the_site_builds_strictly(tmp_path):
     "--site-dir",
     str(tmp_path / "site"),
   ]
-  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=600)
-  assert done.returncode == 0, done.stderr[-3000:]
+  build = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=600)
+  assert build.returncode == 0, build.stderr[-3000:]
   assert "noise_density" in (tmp_path / "site/reference/config-keys/index.html").read_text()
   assert "class" in (tmp_path / "site/reference/api/training/index.html").read_text()

@@ -1,5 +1,5 @@
-"""The how-tos, followed to the letter in a copy of the project: what they show is written, what
-they tell is run."""
+"""Follow the how-tos to the letter in a copy of the project: write the files that they show and run
+their commands."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ EXTENSIONS = [name for name in FOLLOWED if name.startswith("add-")]
 
 
 def files(name):
-  """The files a page tells to write: path -> content."""
+  """Return the files that a page shows: path -> content."""
   return {path: text for language, path, text in PAGES[name] if language == "python" and path}
 
 
@@ -48,15 +48,12 @@ def test_there_is_a_page_for_each_thing_that_can_be_added():
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)
-def test_adding_touches_one_room(name):
-  """One folder of the package for the thing itself; a family's Hugging Face names are a thing of
-  their own."""
+def test_an_addition_touches_one_folder(name):
+  """A family's Hugging Face names are a second addition, in `interop`."""
   for path in files(name):
-    assert not (REPO / path).exists(), (
-      f"{path} is there already: what the page shows is no addition"
-    )
-  rooms = {pathlib.Path(path).parts[1] for path in files(name) if path.startswith("t5x_like/")}
-  assert len(rooms - {"interop"}) == 1, rooms
+    assert not (REPO / path).exists(), f"{path} exists already, so the page adds nothing"
+  folders = {pathlib.Path(path).parts[1] for path in files(name) if path.startswith("t5x_like/")}
+  assert len(folders - {"interop"}) == 1, folders
 
 
 @pytest.mark.howto

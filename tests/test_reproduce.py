@@ -1,5 +1,5 @@
-"""docs/reproduce.md: every command parses, every recipe loads, and every change of a row fits its
-section's command."""
+"""Check docs/reproduce.md: commands parse, recipes load, and the changes of a row fit its section's
+command."""
 
 import pathlib
 import re
@@ -22,16 +22,16 @@ RECIPE = re.compile(r"configs/\w+/\w+\.py(?::[\w,/]+)?")
 
 
 class Parsed(Exception):
-  """The flags of a command."""
+  """Carry the parsed flags of a command out of it."""
 
 
 def check_train(words: list[str]) -> None:
   """Load and resolve the recipe of a `train` command; a run that it starts from need not be
   there."""
   args, overrides = command_line.parse(words, "")
-  given = [word for word in overrides if not word.startswith(("init.", "teacher."))]
+  own_overrides = [word for word in overrides if not word.startswith(("init.", "teacher."))]
   check_init(recipes.load(args.config, overrides))
-  config = resolve(recipes.load(args.config, given))
+  config = resolve(recipes.load(args.config, own_overrides))
   name, arguments = slots.name_and_arguments("config.task", config.task)
   slots.fill(
     "config.task",
@@ -52,9 +52,9 @@ def check_evaluate(words: list[str], monkeypatch) -> None:
 
   with monkeypatch.context() as patched:
     patched.setattr(evaluate, "_check_flags", stop)
-    with pytest.raises(Parsed) as found:
+    with pytest.raises(Parsed) as parsed:
       evaluate.main.__wrapped__(words)
-  args = found.value.args[0]
+  args = parsed.value.args[0]
   evaluate._check_flags(args)
   overrides = [word.removeprefix("--config.") for word in words if word.startswith("--config.")]
   assert any(
@@ -76,12 +76,12 @@ def check_tool(module: str, words: list[str]) -> None:
     assert f'"{word.partition("=")[0]}"' in source, (module, word)
 
 
-def with_argument(command: list[str], words: str) -> list[str]:
+def replace_argument(command: list[str], words: str) -> list[str]:
   """Return a command whose recipe has another argument."""
   return [f"{w.partition(':')[0]}:{words}" if w.startswith("--config=") else w for w in command]
 
 
-def changed(evaluating: list[str], words: list[str]) -> list[str]:
+def merge_flags(evaluating: list[str], words: list[str]) -> list[str]:
   """Return a command of `evaluate` with flags changed or added."""
   names = [word.partition("=")[0] for word in words]
   return [word for word in evaluating if word.partition("=")[0] not in names] + words
@@ -132,23 +132,23 @@ def check_row(
   ]
   arguments = [span[0][1:] for span in spans if span[0].startswith(":") and span[0] != ":words"]
   for argument in arguments:
-    check_train(with_argument(training, argument) + changes)
+    check_train(replace_argument(training, argument) + changes)
   if changes and not arguments:
     check_train(training + changes)
   for span in spans:
     if span[0] == "evaluate" and len(span) > 1 and span[1] != "…":
-      check_evaluate(changed(evaluating, span[1:]), monkeypatch)
+      check_evaluate(merge_flags(evaluating, span[1:]), monkeypatch)
 
 
 def test_every_full_recipe_is_on_the_page():
-  """But for the forms of other recipes for a laptop, for one's own text and for fine-tuning."""
+  """Recipes for laptops, for a user's own text and for fine-tuning are exempt."""
   files = {
     path.relative_to(REPO).as_posix()
     for path in (REPO / "configs").rglob("*.py")
     if path.name != "__init__.py"
   }
-  apart = re.compile(r"configs/finetune/|fashion|blood_cells|my_text|quickstart|t5/prefix_lm")
-  missing = sorted(file for file in files if file not in PAGE and not apart.search(file))
+  exempt = re.compile(r"configs/finetune/|fashion|blood_cells|my_text|quickstart|t5/prefix_lm")
+  missing = sorted(file for file in files if file not in PAGE and not exempt.search(file))
   assert not missing
 
 
