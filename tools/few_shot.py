@@ -44,8 +44,8 @@ from t5x_like.library import model as library
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
-  given = "of the model, or a Hugging Face directory, or a name of the Hub"
-  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=given)
+  workdir_help = "of the model, or a Hugging Face directory, or a name of the Hub"
+  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help)
   parser.add_argument(
     "--input", required=True, action="append", metavar="FILE", help="questions; repeatable"
   )
@@ -84,27 +84,27 @@ def main(argv: list[str] | None = None) -> None:
   options = {
     field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)
   }
-  opened = library.open_model(args.workdir, None, (), None, args.batch_size)
-  print(questions.describe_template(opened, args.template), flush=True)
-  asker = questions.Asker(opened, questions.Options(**options), examples)
+  model = library.opened(args.workdir, None, (), None, args.batch_size)
+  print(questions.describe_template(model, args.template), flush=True)
+  asker = questions.Asker(model, questions.Options(**options), examples)
   results = {}
-  refused = []
+  failures = []
   for name, file in files.items():
     try:
       with rows.reporting(questions.Progress(file.path)):
-        results[name] = found = asker(file)
+        results[name] = metrics = asker(file)
     except UserError as error:
-      refused.append(str(error))
+      failures.append(str(error))
       print(f"{file.path}: left out: {error}", flush=True)
       continue
-    print(f"{file.path}: {questions.line(found)}", flush=True)
+    print(f"{file.path}: {questions.line(metrics)}", flush=True)
   if output:
     output.write([json.dumps(results, indent=1) + "\n"])
-  if refused:
+  if failures:
     raise UserError(
-      refused[0]
+      failures[0]
       if len(files) == 1
-      else f"{len(refused)} of {len(files)} files left out: {refused[0]}"
+      else f"{len(failures)} of {len(files)} files left out: {failures[0]}"
     )
 
 

@@ -97,34 +97,34 @@ class Shown:
 
 def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
   """Describe one example for display: token features first, with their weights and segments."""
-  shown = []
+  features = []
   for name in sorted(
     example, key=lambda name: (not name.removesuffix(_BEFORE).endswith(_TOKENS), name)
   ):
     value = np.asarray(example[name])
     shape = f"{value.dtype}{list(value.shape)}"
     if name.removesuffix(_BEFORE).endswith(_TOKENS) and value.ndim == 1:
-      shown.append(Shown(name, shape, *_cells(name, value, example, vocabulary), ""))
+      features.append(Shown(name, shape, *_cells(name, value, example, vocabulary), ""))
     else:
       flat = value.reshape(-1)
       values = (
-        " ".join(f"{one:g}" for one in flat[:_SHOWN].tolist())
+        " ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
         if value.dtype.kind in "iufb"
         else str(value)
       )
-      rest = (
+      remark = (
         f" ... ({flat.size} values, {np.count_nonzero(flat)} of them not 0)"
         if flat.size > _SHOWN
         else ""
       )
-      shown.append(Shown(name, shape, [], 0, values + rest))
-  return shown
+      features.append(Shown(name, shape, [], 0, values + remark))
+  return features
 
 
 def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabulary: Vocabulary):
   side = name.split("_")[0]
 
-  def beside(*features: str) -> np.ndarray | None:
+  def feature_like_ids(*features: str) -> np.ndarray | None:
     found = (
       np.asarray(example[f"{side}_{feature}"])
       for feature in features
@@ -132,9 +132,9 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
     )
     return next((value for value in found if value.shape == ids_T.shape), None)
 
-  weights = beside("loss_weights") if name.endswith("_target_tokens") else None
-  packed = beside("segment_ids")
-  types = beside("token_types")
+  weights = feature_like_ids("loss_weights") if name.endswith("_target_tokens") else None
+  packed = feature_like_ids("segment_ids")
+  types = feature_like_ids("token_types")
   segments = packed if types is None else types if packed is None else packed + types
   pad = 0 if vocabulary.pad_id is None or name.startswith("encoder_target") else vocabulary.pad_id
   length = int(np.flatnonzero(ids_T != pad)[-1]) + 1 if (ids_T != pad).any() else 0
@@ -199,8 +199,8 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   config = phase.config
   task = phase.task
   rows = min(count, len(next(iter(batch.values()))))
-  if (plain := without_preprocessors(config)) is not None:
-    for name, value in batch_of(plain)[1].items():
+  if (unprocessed := without_preprocessors(config)) is not None:
+    for name, value in batch_of(unprocessed)[1].items():
       if not np.array_equal(value, batch[name]):
         batch[f"{name}{_BEFORE}"] = value
   facts = (
@@ -208,27 +208,27 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
     f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, "
     f"fingerprint {task.fingerprint[:12]}"
   )
-  shown = [
+  examples = [
     describe({name: value[row] for name, value in batch.items()}, task.vocabulary)
     for row in range(rows)
   ]
-  return shown, facts
+  return examples, facts
 
 
 def without_preprocessors(config: Any) -> Any | None:
   """Return the config without preprocessors of the user's own; None if it has none."""
   values = json.loads(json.dumps(config.to_dict()))
-  found = []
+  removed = []
 
   def drop(node: Any) -> None:
     if isinstance(node, dict):
-      found.append(node.pop("preprocessors", None))
+      removed.append(node.pop("preprocessors", None))
       for child in node.values():
         drop(child)
 
   drop(values["task"])
   drop(values["phases"])
-  return ConfigDict(values) if any(found) else None
+  return ConfigDict(values) if any(removed) else None
 
 
 @handle_errors

@@ -79,10 +79,10 @@ def model_class() -> type:
     def _loglikelihood_tokens(
       self, requests, disable_tqdm: bool = False, **_
     ) -> list[tuple[float, bool]]:
-      found = self._prompts.likelihood(
+      likelihoods = self._prompts.likelihood(
         [(context, continuation) for _, context, continuation in requests]
       )
-      scored = [(one.log_probability, one.greedy) for one in found]
+      scored = [(answer.log_probability, answer.greedy) for answer in likelihoods]
       for (key, _, _), answer in zip(requests, scored):
         if key is not None:
           self.cache_hook.add_partial("loglikelihood", key, answer)
@@ -101,14 +101,14 @@ def model_class() -> type:
       for key, numbers in groups.items():
         options = normalize_gen_kwargs(json.loads(key))
         texts = [requests[number].args[0] for number in numbers]
-        for number, text, answer in zip(numbers, texts, self._generated(texts, options)):
+        for number, text, answer in zip(numbers, texts, self._generate(texts, options)):
           out[number] = answer
           self.cache_hook.add_partial(
             "generate_until", (text, requests[number].args[1]), out[number]
           )
       return [out[number] for number in range(len(requests))]
 
-    def _generated(self, texts: list[str], options: dict[str, Any]) -> list[str]:
+    def _generate(self, texts: list[str], options: dict[str, Any]) -> list[str]:
       """Return the new text after each, up to one of `until`.
 
       An encoder-decoder makes as many tokens as with the harness's own backend.
@@ -138,8 +138,8 @@ def __getattr__(name: str):
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
-  given = "of the model, or a Hugging Face directory, or a name of the Hub"
-  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=given)
+  workdir_help = "of the model, or a Hugging Face directory, or a name of the Hub"
+  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help)
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")
   parser.add_argument("--limit", type=float, metavar="N", help="the first N examples of each task")
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   output = outputs.OutputFile(args.output) if args.output else None
-  made = model_class()(
+  model = model_class()(
     args.workdir, batch_size=args.batch_size, longest=args.longest, start=args.start
   )
   from lm_eval import evaluator
@@ -165,12 +165,12 @@ def main(argv: list[str] | None = None) -> None:
     raise UserError(
       f"--tasks: lm_eval has no task {unknown[0]!r}; give its folder with --include_path"
     )
-  found = evaluator.simple_evaluate(
-    model=made, tasks=names, num_fewshot=args.num_fewshot, limit=args.limit, task_manager=tasks
+  results = evaluator.simple_evaluate(
+    model=model, tasks=names, num_fewshot=args.num_fewshot, limit=args.limit, task_manager=tasks
   )
-  print(make_table(found))
+  print(make_table(results))
   if output:
-    output.write([json.dumps(found["results"], indent=1, default=str) + "\n"])
+    output.write([json.dumps(results["results"], indent=1, default=str) + "\n"])
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
     return False
   store = TokenStore.open(path, verify="size")
   manifest = store.manifest
-  found = {
+  recorded = {
     **manifest.source,
     "documents": summarize_facts(manifest.source.get("documents")),
     "vocabulary": manifest.facts["vocabulary"]["fingerprint"],
@@ -75,9 +75,9 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
   }
   expected = {**expected, "vocabulary": vocabulary.fingerprint}
   for key, value in expected.items():
-    if found.get(key) != value:
+    if recorded.get(key) != value:
       raise UserError(
-        f"{path}: exists and was made with {key} {_short(found.get(key))}, but now it is "
+        f"{path}: exists and was made with {key} {_short(recorded.get(key))}, but now it is "
         f"{_short(value)}: remove it or choose another --output"
       )
   return True
@@ -85,9 +85,9 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
 
 def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
   if not is_remote(path):
-    made = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
+    store_time = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
     count = sum(
-      changed is not None and changed > made for changed in source.modification_times(split)
+      changed is not None and changed > store_time for changed in source.modification_times(split)
     )
     if count:
       print(
@@ -229,17 +229,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
-  words: tuple[str, ...] = ()
+  bad_words: tuple[str, ...] = ()
   if args.bad_words:
     try:
       lines = as_path(args.bad_words).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
-    words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
+    bad_words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
   c4 = {
     name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")
   }
-  given = {"c4": c4 | {"bad_words": words}, "decontaminate": {"against": tuple(args.against)}}
+  arguments = {"c4": c4 | {"bad_words": bad_words}, "decontaminate": {"against": tuple(args.against)}}
   if args.against and "decontaminate" not in args.clean.split(","):
     raise UserError(
       f"--against={args.against[0]}: expected --clean with decontaminate, found "
@@ -255,12 +255,12 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
       f"--language={args.language}: expected --language_id with the function that tells a page's "
       "language"
     )
-  return cleaning.parse_steps(f"--clean={args.clean}", args.clean, given)
+  return cleaning.parse_steps(f"--clean={args.clean}", args.clean, arguments)
 
 
-def _cleaning(listed: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
+def _cleaning(names: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
   """Return the record of the steps for a manifest."""
-  record: dict[str, Any] = {"steps": [step for step in listed.split(",") if step]}
+  record: dict[str, Any] = {"steps": [step for step in names.split(",") if step]}
   for step in steps:
     record |= dataclasses.asdict(step) | ({step.name: step.edition} if step.edition else {})
   return json.loads(json.dumps(record))
@@ -336,11 +336,11 @@ def main(argv: list[str] | None = None) -> None:
         + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items())
       )
   if jobs and (
-    told := lost_characters.describe_lost_characters(
+    losses := lost_characters.describe_lost_characters(
       vocabulary, documents.usable(jobs[0].kind.part.split)
     )
   ):
-    print(f"vocabulary {args.vocabulary}: {told}", flush=True)
+    print(f"vocabulary {args.vocabulary}: {losses}", flush=True)
 
 
 if __name__ == "__main__":

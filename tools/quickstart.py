@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--data_dir", default="data", help="directory of corpus and token store (default: %(default)s)"
   )
-  given = "the run's directory (default: %(default)s)"
-  parser.add_argument("--workdir", default="runs/quickstart", type=check_directory, help=given)
+  help_text = "the run's directory (default: %(default)s)"
+  parser.add_argument("--workdir", default="runs/quickstart", type=check_directory, help=help_text)
   parser.add_argument(
     "--steps",
     type=int,
@@ -87,9 +87,9 @@ def main(argv: list[str] | None = None) -> None:
   if args.steps:
     train.append(f"--config.total_steps={args.steps}")
   _run("3/6 pretraining, checkpoints, evaluation, report", "t5x_like.train", *train)
-  sentences = _completed(args.workdir)
+  sentences = _complete_sentences(args.workdir)
   table = _fine_tune(args.workdir, data, args.steps or recipe.total_steps, recipe.total_steps)
-  _closing(args.workdir, train, table, sentences, time.monotonic() - start)
+  _print_results(args.workdir, train, table, sentences, time.monotonic() - start)
 
 
 def _run(title: str, module: str, *arguments: str) -> None:
@@ -101,19 +101,19 @@ def _run(title: str, module: str, *arguments: str) -> None:
   print(f"    {time.monotonic() - start:.0f} s", flush=True)
 
 
-def _completed(workdir: str) -> list[str]:
+def _complete_sentences(workdir: str) -> list[str]:
   """Return sentences with gaps that the pretrained model filled."""
   sample = pathlib.Path(workdir) / "try_me.txt"
   filled = pathlib.Path(workdir) / "filled.jsonl"
   sample.write_text("".join(f"{sentence}\n" for sentence in _SENTENCES), encoding="utf-8")
-  where = [f"--workdir={workdir}", f"--input={sample}", f"--output={filled}"]
-  _run("4/6 sentences with gaps, filled by the model", "t5x_like.predict", *where)
+  flags = [f"--workdir={workdir}", f"--input={sample}", f"--output={filled}"]
+  _run("4/6 sentences with gaps, filled by the model", "t5x_like.predict", *flags)
   return [json.loads(line)["filled"] for line in filled.read_text(encoding="utf-8").splitlines()]
 
 
-def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -> dict[str, Any]:
+def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, recipe_steps: int) -> dict[str, Any]:
   """Compare the model with and without pretraining; return the result of `comparison.compared`."""
-  steps = max(2, _TUNING_STEPS * pretraining // usual)
+  steps = max(2, _TUNING_STEPS * pretraining // recipe_steps)
   values = _TUNING | {
     "schedule.warmup_steps": steps // 10,
     "task.cache": data / "prepared",
@@ -142,7 +142,7 @@ def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -
   return comparison.read_results(output)["compared"]
 
 
-def _closing(
+def _print_results(
   workdir: str, train: list[str], table: dict[str, Any], sentences: list[str], seconds: float
 ) -> None:
   """Print the results, and commands to continue with."""
@@ -150,13 +150,13 @@ def _closing(
   figures = {name.rpartition("/")[2]: value for name, value in evals[-1].items() if name != "step"}
   step = evals[-1]["step"]
   sample = pathlib.Path(workdir) / "try_me.txt"
-  shown = "\n".join(f"      {asked}\n      -> {told}" for asked, told in zip(_SENTENCES, sentences))
-  shown = re.sub(r"<extra_id_\d+>", "____", shown)
+  completions = "\n".join(f"      {sentence}\n      -> {completion}" for sentence, completion in zip(_SENTENCES, sentences))
+  completions = re.sub(r"<extra_id_\d+>", "____", completions)
   python = pathlib.Path(sys.executable)
   python = (
     python.relative_to(pathlib.Path.cwd()) if python.is_relative_to(pathlib.Path.cwd()) else python
   )
-  more = [word for word in train if not word.startswith("--config.total_steps")]
+  train_flags = [flag for flag in train if not flag.startswith("--config.total_steps")]
   print(f"""
 === done in {seconds:.0f} s
     validation loss {figures["loss"]:.3f} nats a token after {step} steps; predicting by token frequency alone would
@@ -166,7 +166,7 @@ def _closing(
 
     What it writes into gaps:
 
-{shown}
+{completions}
 
     What pretraining brings: the same model, fine-tuned alike from fresh weights and from the checkpoint, in percent of
     held-out examples.
@@ -175,7 +175,7 @@ def _closing(
     report:      {workdir}/report.html
     checkpoints: {workdir}/checkpoints
 
-    train on:    {python} -m t5x_like.train {shlex.join(more)} --config.total_steps={2 * step}
+    train on:    {python} -m t5x_like.train {shlex.join(train_flags)} --config.total_steps={2 * step}
     evaluate:    {python} -m t5x_like.evaluate --workdir={workdir}
     fill in:     {python} -m t5x_like.predict --workdir={workdir} --input={sample} --output={workdir}/filled.jsonl
 """)

@@ -53,12 +53,12 @@ def main(argv: list[str] | None = None) -> None:
       f"--workdir={args.workdir}: found {config.model.name} on {config.task.name} with "
       f"{config.optimizer.name}, expected bert on classification with adamw"
     )
-  found = fine_tuned(config, args.model, args.max_steps or config.total_steps)
-  workdirs.write_json(args.workdir, RESULT, found)
-  print(json.dumps(found), flush=True)
+  result = fine_tune(config, args.model, args.max_steps or config.total_steps)
+  workdirs.write_json(args.workdir, RESULT, result)
+  print(json.dumps(result), flush=True)
 
 
-def fine_tuned(config, directory: str, steps: int) -> dict:
+def fine_tune(config, directory: str, steps: int) -> dict:
   """Fine-tune as a run's config says, and return the scores of every evaluation, CPU seconds and
   versions.
 
@@ -89,16 +89,16 @@ def fine_tuned(config, directory: str, steps: int) -> dict:
   ).train()
   matrices = [p for p in model.parameters() if p.ndim > 1]
   vectors = [p for p in model.parameters() if p.ndim < 2]
-  kept = config.optimizer
+  settings = config.optimizer
   groups = [
-    {"params": matrices, "weight_decay": kept.weight_decay},
+    {"params": matrices, "weight_decay": settings.weight_decay},
     {"params": vectors, "weight_decay": 0.0},
   ]
-  optimizer = torch.optim.AdamW(groups, betas=(kept.b1, kept.b2), eps=kept.eps)
+  optimizer = torch.optim.AdamW(groups, betas=(settings.b1, settings.b2), eps=settings.eps)
   batches = loader.train_batches(task, batch_size=config.batch_size, seed=config.seed)
   scores = []
   losses = []
-  since = time.process_time()
+  start = time.process_time()
   for step in range(steps):
     batch = buckets.cut(next(batches), task.features, task.buckets, task.vocabulary.pad_id)
     for group in optimizer.param_groups:
@@ -126,7 +126,7 @@ def fine_tuned(config, directory: str, steps: int) -> dict:
   versions = {name: metadata.version(name) for name in ("torch", "transformers")}
   return {
     "scores": scores,
-    "cpu_seconds": round(time.process_time() - since, 1),
+    "cpu_seconds": round(time.process_time() - start, 1),
     "versions": versions,
   }
 
@@ -153,11 +153,11 @@ def _scores(model, task, config) -> dict[str, float]:
   from t5x_like.training import buckets
 
   scores = next(
-    (one.scores for one in config.evals.values() if one.name == "classification"), ("accuracy",)
+    (evaluator.scores for evaluator in config.evals.values() if evaluator.name == "classification"), ("accuracy",)
   )
   metric = Classification(len(task.classes), tuple(scores)) if task.classes else Correlation()
   gold = []
-  given = []
+  predicted = []
   model.eval()
   with torch.no_grad():
     for batch in loader.eval_batches(task, batch_size=config.batch_size):
@@ -166,9 +166,9 @@ def _scores(model, task, config) -> dict[str, float]:
       logits_BC = model(**inputs(cut, task.vocabulary.pad_id)).logits.numpy()
       real_B = batch["example_weights"] > 0
       gold += batch["label"][real_B].tolist()
-      given += (logits_BC.argmax(-1) if task.classes else logits_BC[:, 0])[real_B].tolist()
+      predicted += (logits_BC.argmax(-1) if task.classes else logits_BC[:, 0])[real_B].tolist()
   model.train()
-  return metric(gold, given)
+  return metric(gold, predicted)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def train(
     trainers,
   )
 
-  special = [*SPECIAL_TOKENS, *(MASK_TOKENS if with_mask else ())]
+  special_tokens = [*SPECIAL_TOKENS, *(MASK_TOKENS if with_mask else ())]
   if kind == "wordpiece":
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -63,10 +63,10 @@ def train(
     )
     # The trainer numbers ##x in hash map order, and ids break ties; listing them first makes the
     # order deterministic.
-    inside = [f"##{character}" for character in alphabet]
+    continuations = [f"##{character}" for character in alphabet]
     trainer = trainers.WordPieceTrainer(
       vocab_size=size,
-      special_tokens=[*special, *inside],
+      special_tokens=[*special_tokens, *continuations],
       show_progress=False,
       initial_alphabet=alphabet,
       limit_alphabet=len(alphabet),
@@ -77,29 +77,29 @@ def train(
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
       vocab_size=size,
-      special_tokens=special,
+      special_tokens=special_tokens,
       show_progress=False,
       initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
   tokenizer.train_from_iterator((line.decode() for line in lines), trainer)
-  found = tokenizer.get_vocab_size()
-  if found != size:
+  trained_size = tokenizer.get_vocab_size()
+  if trained_size != size:
     remedy = (
       "ask for a smaller vocabulary or give more text"
-      if found < size
+      if trained_size < size
       else ("ask for a larger vocabulary")
     )
     raise UserError(
-      f"--size: found {size} ids, sentinels not counted, expected {found} for this text; {remedy}"
+      f"--size: found {size} ids, sentinels not counted, expected {trained_size} for this text; {remedy}"
     )
   tokenizer.add_special_tokens(
     [AddedToken(f"<extra_id_{i}>", special=True) for i in reversed(range(extra_ids))]
   )
-  described = json.loads(tokenizer.to_str())
-  described["added_tokens"] = [
-    token for token in described["added_tokens"] if not token["content"].startswith("##")
+  document = json.loads(tokenizer.to_str())
+  document["added_tokens"] = [
+    token for token in document["added_tokens"] if not token["content"].startswith("##")
   ]
-  text = json.dumps(described, ensure_ascii=False, indent=1) + "\n"
+  text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
   return TokenizerVocabulary(text.encode(), origin=f"trained {kind}")
 
 
@@ -113,12 +113,12 @@ def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
     ((count, c) for c, count in counts.items() if not c.isspace()),
     key=lambda one: (-one[0], one[1]),
   )
-  wanted = coverage * sum(count for count, _ in ranked)
-  held = 0
-  kept = []
+  required = coverage * sum(count for count, _ in ranked)
+  covered = 0
+  characters = []
   for count, character in ranked:
-    if held >= wanted:
+    if covered >= required:
       break
-    held += count
-    kept.append(character)
-  return sorted(kept)
+    covered += count
+    characters.append(character)
+  return sorted(characters)

@@ -48,16 +48,16 @@ _SAY_SECONDS = 60.0
 
 @handle_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-  options = _options(arguments)
+  options = _parse_options(arguments)
   output = as_path(options.output)
   if options.size - options.extra_ids < 8:
     raise UserError(
       f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
       f"{options.extra_ids + 8}, since the size counts the sentinels"
     )
-  for name, lowest in (("extra_ids", 0), ("max_bytes", 1), ("threads", 1)):
-    if getattr(options, name) < lowest:
-      raise UserError(f"--{name}: found {getattr(options, name)}, expected {lowest} or more")
+  for name, minimum in (("extra_ids", 0), ("max_bytes", 1), ("threads", 1)):
+    if getattr(options, name) < minimum:
+      raise UserError(f"--{name}: found {getattr(options, name)}, expected {minimum} or more")
   if options.lowercase and options.kind != "wordpiece":
     raise UserError(
       f"--lowercase: found it with --kind={options.kind}, expected wordpiece; "
@@ -84,9 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   if _exists(output, record):
     print(f"vocabulary {output} exists already and is the requested one, nothing to do")
     return 0
-  started = time.monotonic()
-  cut_up = cut_into_runs if options.kind == LOSSLESS else cut_into_lines
-  lines, total = sample(cut_up(documents.usable(options.split)), options.max_bytes)
+  start = time.monotonic()
+  cut = split_into_runs if options.kind == LOSSLESS else split_into_lines
+  lines, total = sample(cut(documents.usable(options.split)), options.max_bytes)
   used = sum(map(len, lines))
   skipped = "".join(
     f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items())
@@ -102,17 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (output / RECORD).write_text(json.dumps(record, indent=2) + "\n")
   except OSError as error:
     raise UserError(f"{output / RECORD}: cannot be written ({one_line(error)})") from error
-  some = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
-  per_token = sum(len(line.encode()) for line in some) / max(
-    1, sum(map(len, vocabulary.encode_batch(some)))
+  lines_sampled = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
+  per_token = sum(len(line.encode()) for line in lines_sampled) / max(
+    1, sum(map(len, vocabulary.encode_batch(lines_sampled)))
   )
   print(
     f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.extra_ids} of them sentinels), "
     f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, "
-    f"{time.monotonic() - started:.0f} s"
+    f"{time.monotonic() - start:.0f} s"
   )
-  if told := lost_characters.describe_lost_characters(vocabulary, documents.usable(options.split)):
-    print(f"  it {told}; --kind={LOSSLESS} loses none")
+  if losses := lost_characters.describe_lost_characters(vocabulary, documents.usable(options.split)):
+    print(f"  it {losses}; --kind={LOSSLESS} loses none")
   return 0
 
 
@@ -140,7 +140,7 @@ def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.
   return SentencePieceVocabulary(model, options.extra_ids)
 
 
-def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
+def split_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
   """Yield the non-blank lines of the documents in UTF-8, cut to LONGEST_LINE bytes, at spaces if
   possible."""
   for document in documents:
@@ -161,7 +161,7 @@ def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
         yield data[start:]
 
 
-def cut_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
+def split_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
   """Yield the documents in UTF-8, whole or cut after LONGEST_LINE bytes: at a line end, a space or
   a character."""
   for document in documents:
@@ -184,23 +184,23 @@ def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
   Each line draws a number, and those with the smallest are kept; memory holds no more than the
   sample.
   """
-  draw = random.Random(_SEED).random
-  kept: list[tuple[float, int, bytes]] = []
-  total = held = 0
-  said = time.monotonic()
+  draw_number = random.Random(_SEED).random
+  chosen_lines: list[tuple[float, int, bytes]] = []
+  total = chosen_bytes = 0
+  last_report = time.monotonic()
   for number, line in enumerate(lines):
     total += len(line)
-    if time.monotonic() - said > _SAY_SECONDS:
-      said = time.monotonic()
+    if time.monotonic() - last_report > _SAY_SECONDS:
+      last_report = time.monotonic()
       print(f"read {total / 1e6:,.0f} MB so far ...", flush=True)
-    key = -draw()
-    if held + len(line) > max_bytes and kept and key < kept[0][0]:
+    key = -draw_number()
+    if chosen_bytes + len(line) > max_bytes and chosen_lines and key < chosen_lines[0][0]:
       continue
-    heapq.heappush(kept, (key, number, line))
-    held += len(line)
-    while held > max_bytes and len(kept) > 1:
-      held -= len(heapq.heappop(kept)[2])
-  return [line for _, _, line in sorted(kept, key=lambda entry: entry[1])], total
+    heapq.heappush(chosen_lines, (key, number, line))
+    chosen_bytes += len(line)
+    while chosen_bytes > max_bytes and len(chosen_lines) > 1:
+      chosen_bytes -= len(heapq.heappop(chosen_lines)[2])
+  return [line for _, _, line in sorted(chosen_lines, key=lambda entry: entry[1])], total
 
 
 def train(
@@ -270,35 +270,35 @@ def _exists(output: AnyPath, record: dict) -> bool:
   """Return whether the output holds the vocabulary of this record; raise UserError if it holds
   another one."""
   if not (output / MANIFEST).exists():
-    if others := [name for name in TOKENIZER_FILES if (output / name).exists()]:
+    if tokenizer_files := [name for name in TOKENIZER_FILES if (output / name).exists()]:
       raise UserError(
-        f"{output}: found the {others[0]} of another tokenizer, expected none; "
+        f"{output}: found the {tokenizer_files[0]} of another tokenizer, expected none; "
         "choose another --output"
       )
     return False
   vocabularies.load(str(output))
   try:
-    found = json.loads((output / RECORD).read_text())
+    saved = json.loads((output / RECORD).read_text())
   except (OSError, ValueError):
-    found = None
-  if isinstance(found, dict):
-    found = {
+    saved = None
+  if isinstance(saved, dict):
+    saved = {
       "with_mask": False,
       "lowercase": False,
-      **found,
-      "kind": found.get("kind", found.get("model_type")),
+      **saved,
+      "kind": saved.get("kind", saved.get("model_type")),
     }
-    found.pop("model_type", None)
-  if found == record:
+    saved.pop("model_type", None)
+  if saved == record:
     return True
-  keys = [key for key in record if not isinstance(found, dict) or found.get(key) != record[key]]
+  keys = [key for key in record if not isinstance(saved, dict) or saved.get(key) != record[key]]
   raise UserError(
     f"{output}: found a vocabulary trained with other {', '.join(keys)}, expected none or the "
     "same one; choose another --output or delete that directory"
   )
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser = command_line.Parser(__doc__, opens_runs=False, prog="python -m tools.train_vocabulary")
   parser.add_argument(
     "--source",
@@ -310,8 +310,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     "--text_field", default="text", help="the key, feature or column of the text (default: text)"
   )
   parser.add_argument("--split", default="train", help="the split to train on (default: train)")
-  kind = functools.partial(check_directory, flag="--output")
-  parser.add_argument("--output", required=True, type=kind, help="the directory to write")
+  output_type = functools.partial(check_directory, flag="--output")
+  parser.add_argument("--output", required=True, type=output_type, help="the directory to write")
   parser.add_argument(
     "--size", type=int, required=True, help="the number of ids, sentinels included"
   )

@@ -99,9 +99,9 @@ def sizing() -> str:
     "| chip-hours |",
     "|---" * 10 + "|",
   ]
-  for name, asked in plans.PLANS.items():
-    if asked.step == "train" and name in measured and measured[name].get("seconds"):
-      rows.append(_size(name, asked, measured[name]))
+  for name, request in plans.PLANS.items():
+    if request.step == "train" and name in measured and measured[name].get("seconds"):
+      rows.append(_size(name, request, measured[name]))
   note = (
     "\nThe run of BERT is shorter than its row says: nine tenths of its steps have rows of 128 "
     "tokens, and the plan has"
@@ -127,18 +127,18 @@ _HOW = """
 """
 
 
-def _size(name: str, asked: child.Request, plan: dict[str, Any]) -> str:
-  recipe = recipes.load(asked.config)
-  planned = recipes.load(asked.config, asked.overrides)
+def _size(name: str, request: child.Request, plan: dict[str, Any]) -> str:
+  recipe = recipes.load(request.config)
+  planned = recipes.load(request.config, request.overrides)
   run = recipe.total_steps * recipe.batch_size * _length(recipe)
   steps = run / (planned.batch_size * _length(planned))
-  kind, _, shape = asked.topology.partition(":")
-  chips = math.prod(map(int, shape.split("x"))) * asked.slices
+  kind, _, shape = request.topology.partition(":")
+  chips = math.prod(map(int, shape.split("x"))) * request.slices
   hours = steps * plan["seconds"]["step"] / 3600
   unit = "tokens" if _length(recipe) > 1 else "images"
   cells = (
     re.sub(rf", (two slices of )?{kind} {shape}", "", name),
-    f"{f'{asked.slices} × ' if asked.slices > 1 else ''}{kind} {shape}",
+    f"{f'{request.slices} × ' if request.slices > 1 else ''}{kind} {shape}",
     f"{chips:,}",
     f"{planned.batch_size:,}" + (f" of {_length(planned):,}" if _length(planned) > 1 else ""),
     f"{plan['total_gigabytes']:.1f} of {plan['memory']['hbm'] / 1e9:.1f}",
@@ -158,18 +158,18 @@ def _length(recipe) -> int:
 
 
 def _short(number: float) -> str:
-  for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+  for size, unit in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
     if number >= size:
-      return f"{number / size:.3g} {word}"
+      return f"{number / size:.3g} {unit}"
   return f"{number:,.0f}"
 
 
-def published_plans() -> str:
+def plans_page() -> str:
   """Return the page of all stored plans in Markdown."""
   return plans.page(json.loads(plans.STORED.read_text()))
 
 
-PAGES = {"config-keys.md": config_keys, "sizing.md": sizing, "plans.md": published_plans}
+PAGES = {"config-keys.md": config_keys, "sizing.md": sizing, "plans.md": plans_page}
 
 
 @handle_errors

@@ -292,7 +292,7 @@ def test_every_order_of_a_tiny_corpus_is_as_likely(size):
   assert abs(randomness.permutation_score(random.permute, size, seed=7, epochs=40_000)) < MOST
   over_seeds = random.permute(
     tf.tile(tf.range(size, dtype=tf.int64), [4096]),
-    tf.repeat(randomness.seed_keys(0, 4096), size),
+    tf.repeat(randomness.keys_of_seeds(0, 4096), size),
     size,
   )
   if size < 6:

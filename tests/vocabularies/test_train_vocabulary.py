@@ -69,7 +69,7 @@ def test_the_default_loses_nothing_and_others_tell_their_share(tmp_path, capsys)
 def test_cutting_into_runs_loses_nothing(documents, longest):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
-    runs = list(train_vocabulary.cut_into_runs(documents))
+    runs = list(train_vocabulary.split_into_runs(documents))
   assert all(0 < len(run) <= longest and run.decode() for run in runs)
   assert b"".join(runs).decode() == "".join(documents)
 
@@ -179,7 +179,7 @@ def test_a_damaged_output_is_not_taken_for_a_vocabulary(corpus, tmp_path, capsys
 def test_cutting_into_lines_loses_nothing_but_white_space(documents, longest):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
-    lines = list(train_vocabulary.cut_into_lines(documents))
+    lines = list(train_vocabulary.split_into_lines(documents))
   assert all(0 < len(line) <= longest and line.decode() for line in lines)
   assert "".join("".join(documents).split()) == "".join(
     "".join(line.decode() for line in lines).split()

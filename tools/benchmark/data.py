@@ -188,7 +188,7 @@ def _measure(
   words: str,
   raw_tokens: float,
   opened: float,
-  **more: Any,
+  **figures: Any,
 ) -> None:
   _first_batch(built, args.batch_size, 0)  # leaves out TensorFlow's own start-up
   first = {}
@@ -216,9 +216,9 @@ def _measure(
     "needs idle cores."
   )
   median = statistics.median(rates)
-  if "weighted_rate" in more:
-    more["of_weighted_rate"] = round(median / more["weighted_rate"], 3)
-    more["of_slowest_part"] = round(median / min(more["parts"].values()), 3)
+  if "weighted_rate" in figures:
+    figures["of_weighted_rate"] = round(median / figures["weighted_rate"], 3)
+    figures["of_slowest_part"] = round(median / min(figures["parts"].values()), 3)
   print(
     json.dumps(
       {
@@ -230,7 +230,7 @@ def _measure(
         "open_seconds_step_0": round(statistics.median(first[0]), 4),
         "open_seconds_step_1e9": round(statistics.median(first[_FAR_STEP]), 4),
         "store_open_seconds": round(opened, 4),
-        **more,
+        **figures,
         "features": {name: list(feature.shape) for name, feature in built.features.items()},
         "window": raw_tokens,
         "batch_size": args.batch_size,

@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
       f"on the same weights, its attention left to its choice, {threads} threads both.",
       flush=True,
     )
-    found = {name: run() for name, run in runs.items()}  # the first call compiles and allocates
+    first_outputs = {name: run() for name, run in runs.items()}  # the first call compiles and allocates
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     busy: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(args.repeats):
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> None:
     figures["times_pytorch"] = _ratios(medians)
     figures["times_pytorch_by_processor"] = _ratios(cpu_medians)
     figures["same_tokens"] = {
-      dtype: float(np.mean(found[f"t5x_like {dtype}"] == found[f"pytorch {dtype}"]))
+      dtype: float(np.mean(first_outputs[f"t5x_like {dtype}"] == first_outputs[f"pytorch {dtype}"]))
       for dtype in dtypes
     }
     figures["versions"] |= {name: metadata.version(name) for name in ("torch", "transformers")}
@@ -116,11 +116,11 @@ def main(args: argparse.Namespace) -> None:
 
 def _ratios(times: dict[str, float]) -> dict[str, float]:
   """Return the factors by which ours is faster than PyTorch, for each pair of dtypes."""
-  ours, theirs = (
+  our_times, pytorch_times = (
     {name.split()[1]: t for name, t in times.items() if name.startswith(kind)}
     for kind in ("t5x_like", "pytorch")
   )
-  return {f"{a} against PyTorch's {b}": theirs[b] / ours[a] for a in ours for b in theirs}
+  return {f"{a} against PyTorch's {b}": pytorch_times[b] / our_times[a] for a in our_times for b in pytorch_times}
 
 
 def _ours(
@@ -175,9 +175,9 @@ def _theirs(
   transformers.utils.logging.disable_progress_bar()
   torch.set_num_threads(threads)
   config = transformers.AutoConfig.from_pretrained(folder)
-  both = config.is_encoder_decoder
-  kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModelForCausalLM
-  model = kind.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+  is_encoder_decoder = config.is_encoder_decoder
+  model_class = transformers.AutoModelForSeq2SeqLM if is_encoder_decoder else transformers.AutoModelForCausalLM
+  model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
   model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
   inputs = torch.tensor(tokens, dtype=torch.long)
   options = dict(
@@ -187,6 +187,6 @@ def _theirs(
   def run() -> np.ndarray:
     with torch.inference_mode():
       found = model.generate(inputs, **options).numpy()
-    return found[:, 1 if both else tokens.shape[1] :]
+    return found[:, 1 if is_encoder_decoder else tokens.shape[1] :]
 
   return run

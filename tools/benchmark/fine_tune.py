@@ -72,8 +72,8 @@ def main(args: argparse.Namespace) -> None:
       "torch and transformers are not installed (the extra `parity`), so ours is timed alone",
       flush=True,
     )
-  found = {
-    f"{batch}x{length}": _compared(args, batch, length, len(cores), bool(peers))
+  results = {
+    f"{batch}x{length}": _compare(args, batch, length, len(cores), bool(peers))
     for batch, length in shapes
   }
   names = ("jax", "jaxlib", *(("torch", "transformers") if peers else ()))
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> None:
   print(
     json.dumps(
       {
-        "shapes": found,
+        "shapes": results,
         "cores": len(cores),
         "load_average": os.getloadavg()[0],
         "versions": versions,
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> None:
   )
 
 
-def _compared(
+def _compare(
   args: argparse.Namespace, batch: int, length: int, threads: int, peers: bool
 ) -> dict[str, float]:
   """Return the medians of both sides, and the ratio of ours to PyTorch's."""
@@ -105,25 +105,25 @@ def _compared(
       run()
       if number >= _UNTIMED:
         times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-  found = {}
+  result = {}
   for number, kind in enumerate(("cpu_seconds", "seconds")):
     medians = {
-      name: statistics.median(one[number] for one in those) for name, those in times.items()
+      name: statistics.median(seconds[number] for seconds in measurements) for name, measurements in times.items()
     }
-    found |= {f"{name}_{kind}": round(value, 4) for name, value in medians.items()}
+    result |= {f"{name}_{kind}": round(value, 4) for name, value in medians.items()}
     if peers:
-      found[f"ratio_{kind}"] = round(medians["t5x_like"] / medians["pytorch"], 3)
-  told = (
-    f"{batch} x {length}: {found['t5x_like_cpu_seconds']:.3f} CPU s a step, "
-    f"{found['t5x_like_seconds']:.3f} s"
+      result[f"ratio_{kind}"] = round(medians["t5x_like"] / medians["pytorch"], 3)
+  summary = (
+    f"{batch} x {length}: {result['t5x_like_cpu_seconds']:.3f} CPU s a step, "
+    f"{result['t5x_like_seconds']:.3f} s"
   )
   if peers:
-    told += (
-      f"; {found['ratio_cpu_seconds']:.2f} of PyTorch's CPU seconds, "
-      f"{found['ratio_seconds']:.2f} of its time"
+    summary += (
+      f"; {result['ratio_cpu_seconds']:.2f} of PyTorch's CPU seconds, "
+      f"{result['ratio_seconds']:.2f} of its time"
     )
-  print(told, flush=True)
-  return found
+  print(summary, flush=True)
+  return result
 
 
 def _ours(args: argparse.Namespace, batch: int, length: int) -> Callable[[], None]:
@@ -141,11 +141,11 @@ def _ours(args: argparse.Namespace, batch: int, length: int) -> Callable[[], Non
   _, compiled, state, arrays, *_ = step._compile(
     recipes.load("configs/finetune/encoder.py:glue/cola", changes), args
   )
-  held = [state]
+  states = [state]
 
   def run() -> None:
-    held[0], metrics = compiled(held[0], arrays)
-    jax.block_until_ready((held[0], metrics))
+    states[0], metrics = compiled(states[0], arrays)
+    jax.block_until_ready((states[0], metrics))
 
   return run
 
@@ -165,12 +165,12 @@ def _theirs(args: argparse.Namespace, batch: int, length: int, threads: int) -> 
   model = transformers.BertForSequenceClassification(config).train()
   optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=_DECAY)
   tokens = torch.tensor(np.random.default_rng(0).integers(1, config.vocab_size, (batch, length)))
-  given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+  inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
   labels = torch.zeros(batch, dtype=torch.long)
 
   def run() -> None:
     optimizer.zero_grad(set_to_none=True)
-    model(**given, labels=labels).loss.backward()
+    model(**inputs, labels=labels).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 

@@ -61,30 +61,30 @@ def main(args: argparse.Namespace) -> None:
       "--images, --resolution, --batch_size, --steps and --repeats: expected at least 1 each"
     )
   with tempfile.TemporaryDirectory() as directory:
-    source = args.source or _made(pathlib.Path(directory), args.images)
+    source = args.source or _write_images(pathlib.Path(directory), args.images)
     cache = str(pathlib.Path(directory) / "cache")
-    given = dict(source=source, split=args.split, cache=cache, resolution=args.resolution)
+    arguments = dict(source=source, split=args.split, cache=cache, resolution=args.resolution)
     normal = dict(mean=pictures.IMAGENET_MEAN, std=pictures.IMAGENET_STD)
     built = task.build(
-      "image_classification", **_AUGMENTATIONS[args.augmentations], **given, **normal
+      "image_classification", **_AUGMENTATIONS[args.augmentations], **arguments, **normal
     )
     images = store.open_store(source, args.split, cache=cache)
     encoded = images.read(np.arange(min(images.num_images, 2048)))
-    beside = (
+    with_torchvision = (
       not args.source and args.augmentations in _BESIDE and importlib.util.find_spec("torchvision")
     )
     load = os.getloadavg()[0]
     limit = []
     pipeline = []
     cpu = []
-    theirs = []
+    torchvision_cpu = []
     for _ in range(args.repeats):  # turn and turn about, as the machine may get slower or faster
-      limit.append(_rate(_decoded(encoded, args.batch_size), args)[0])
+      limit.append(_rate(_decode_batches(encoded, args.batch_size), args)[0])
       rate, busy = _rate(loader.train_batches(built, batch_size=args.batch_size, seed=0), args)
       pipeline.append(rate)
       cpu.append(busy)
-      if beside:
-        theirs.append(_torchvision(directory, args))
+      if with_torchvision:
+        torchvision_cpu.append(_torchvision(directory, args))
   where = args.source or "smooth JPEGs of 500 x 375 pixels, quality 90"
   print(
     f"Method: {images.num_images:,} images, {where}. The limit is tf.data with nothing but "
@@ -99,30 +99,30 @@ def main(args: argparse.Namespace) -> None:
     f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures "
     "need idle cores."
   )
-  found = {
+  medians = {
     "images_per_second": statistics.median(pipeline),
     "decode_limit": statistics.median(limit),
     "cpu_ms": statistics.median(cpu),
   }
-  if theirs:
-    found["torchvision_cpu_ms"] = statistics.median(theirs)
+  if torchvision_cpu:
+    medians["torchvision_cpu_ms"] = statistics.median(torchvision_cpu)
   print(
     json.dumps(
-      {name: round(value, 2) for name, value in found.items()}
+      {name: round(value, 2) for name, value in medians.items()}
       | (
-        {"of_torchvision": round(found["cpu_ms"] / found["torchvision_cpu_ms"], 2)}
-        if theirs
+        {"of_torchvision": round(medians["cpu_ms"] / medians["torchvision_cpu_ms"], 2)}
+        if torchvision_cpu
         else {}
       )
       | {
-        "of_limit": round(found["images_per_second"] / found["decode_limit"], 3),
+        "of_limit": round(medians["images_per_second"] / medians["decode_limit"], 3),
         "repeats": {
           name: [round(x, 2) for x in each]
           for name, each in (
             ("pipeline", pipeline),
             ("limit", limit),
             ("cpu_ms", cpu),
-            ("torchvision_cpu_ms", theirs),
+            ("torchvision_cpu_ms", torchvision_cpu),
           )
         },
         "augmentations": args.augmentations,
@@ -137,7 +137,7 @@ def main(args: argparse.Namespace) -> None:
   )
 
 
-def _made(folder: pathlib.Path, number: int) -> str:
+def _write_images(folder: pathlib.Path, number: int) -> str:
   """Return a folder of smooth random JPEGs, with about as many bytes per pixel as photographs."""
   from PIL import Image
 
@@ -156,7 +156,7 @@ def _made(folder: pathlib.Path, number: int) -> str:
   return f"folders:train={folder}/pictures"
 
 
-def _decoded(encoded: np.ndarray, batch_size: int):
+def _decode_batches(encoded: np.ndarray, batch_size: int):
   """Yield empty batches after decoding as many images as a batch has."""
   data = (
     tf.data.Dataset.from_tensor_slices(tf.constant(encoded.tolist())).repeat().shuffle(256, seed=0)

@@ -67,25 +67,25 @@ def main(args: argparse.Namespace) -> None:
     saving = []
     for i in range(args.steps - 1):
       start = time.perf_counter()
-      own = time.thread_time()
+      thread_start = time.thread_time()
       run.advance()
-      host.append(time.thread_time() - own)
+      host.append(time.thread_time() - thread_start)
       if i % every == every // 2:
-        since = time.perf_counter()
+        save_start = time.perf_counter()
         run.drain()
         drained = time.perf_counter()
         run.save()
-        saving.append((i, time.perf_counter() - drained, drained - since))
+        saving.append((i, time.perf_counter() - drained, drained - save_start))
       wall.append(time.perf_counter() - start)
     run.drain()
     saved = {i for i, _, _ in saving}
-    around = [wall[i] + wall[i + 1] for i in saved if i + 1 < len(wall)]
-    others = [
+    saving_pairs = [wall[i] + wall[i + 1] for i in saved if i + 1 < len(wall)]
+    usual_pairs = [
       a + b for i, (a, b) in enumerate(zip(wall, wall[1:])) if not {i - 1, i, i + 1} & saved
     ]
-    step = statistics.median(others) / 2
+    step = statistics.median(usual_pairs) / 2
   host_seconds = statistics.median(host)
-  stall = statistics.median(around) - 2 * step
+  stall = statistics.median(saving_pairs) - 2 * step
   blocked = statistics.median(seconds for _, seconds, _ in saving)
   print(
     f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's "

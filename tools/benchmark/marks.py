@@ -46,12 +46,12 @@ def _encoder(rows: int, length: int) -> Shapes:
     "encoder_token_types",
     "encoder_segment_ids",
   )
-  more = {
+  pretraining_features = {
     "encoder_loss_weights": ((rows, length), "float32"),
     "next_sentence_label": ((rows,), "int32"),
   }
   masked = {"encoder_masked_positions": ((rows, length * 15 // 100 + 1), "int32")}
-  return dict.fromkeys(names, ((rows, length), "int32")) | more | masked
+  return dict.fromkeys(names, ((rows, length), "int32")) | pretraining_features | masked
 
 
 def _images(rows: int, resolution: int) -> Shapes:
@@ -168,14 +168,14 @@ def main(args: argparse.Namespace) -> None:
     + timing.METHOD.format(warmup=_warmup(args), steps=args.steps)
   )
   end = time.monotonic() + 60 * args.minutes
-  found = {name: _in_a_process(name, args, end - time.monotonic()) for name in chosen}
-  if not any(found.values()):
+  figures_by_step = {name: _in_a_process(name, args, end - time.monotonic()) for name in chosen}
+  if not any(figures_by_step.values()):
     raise UserError("no step could be measured; each said why above")
-  print(_table(found), flush=True)
+  print(_table(figures_by_step), flush=True)
   output = pathlib.Path(args.output)
   output.mkdir(parents=True, exist_ok=True)
-  (output / "marks.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-  print(json.dumps(found))
+  (output / "marks.json").write_text(json.dumps(figures_by_step, indent=2) + "\n", encoding="utf-8")
+  print(json.dumps(figures_by_step))
 
 
 def _warmup(args: argparse.Namespace) -> int:
@@ -299,12 +299,12 @@ def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
   )
 
 
-def _table(found: dict[str, dict | None]) -> str:
+def _table(figures_by_step: dict[str, dict | None]) -> str:
   lines = [
     "| step | s | examples/s | tokens/s | of matmul | MFU | GB | published |",
     "|" + "---|" * 8,
   ]
-  for name, figures in found.items():
+  for name, figures in figures_by_step.items():
     if figures is None:
       lines.append(f"| {name} | failed |||||| {MARKS[name].published} |")
       continue

@@ -72,18 +72,18 @@ def main(args: argparse.Namespace) -> None:
     "| vocabulary | chunks | all logits | an array of them |\n" + "|---" * 4 + "|",
     flush=True,
   )
-  found = {}
+  gigabytes = {}
   for vocab in args.vocabularies:
-    chunks, all_logits, logits = found[vocab] = _compiled(args, vocab)
+    chunks, all_logits, logits = gigabytes[vocab] = _measure_vocabulary(args, vocab)
     print(f"| {vocab:,} | {chunks:.2f} GB | {all_logits:.2f} GB | {logits:.2f} GB |", flush=True)
   print(
     json.dumps(
-      {vocab: dict(zip(("chunks", "all_logits", "logits"), row)) for vocab, row in found.items()}
+      {vocab: dict(zip(("chunks", "all_logits", "logits"), row)) for vocab, row in gigabytes.items()}
     )
   )
 
 
-def _compiled(args: argparse.Namespace, vocab: int) -> tuple[float, float, float]:
+def _measure_vocabulary(args: argparse.Namespace, vocab: int) -> tuple[float, float, float]:
   """Return gigabytes of temporaries with chunks and with all logits, and of one float32 array of
   all logits."""
   import jax

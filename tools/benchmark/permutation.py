@@ -90,8 +90,8 @@ def main(args: argparse.Namespace) -> None:
 def _scores(permute: randomness.Permute, seed: int) -> dict[int, dict[str, float]]:
   return {
     size: {
-      name: round(float(found[np.abs(found).argmax()]), 1)
-      for name, found in randomness.study(permute, size, seed).items()
+      name: round(float(scores[np.abs(scores).argmax()]), 1)
+      for name, scores in randomness.study(permute, size, seed).items()
     }
     for size in _SIZES
   }
@@ -107,7 +107,7 @@ def _table(title: str, rows: dict[str, dict[str, str]]) -> None:
 
 
 def _costs(permutations: dict[str, randomness.Permute]) -> dict[str, dict[str, float]]:
-  found = {}
+  costs = {}
   for size in _COST_SIZES:
     for batch in _BATCHES:
       index = tf.constant(np.random.default_rng(0).integers(0, size, batch))
@@ -121,10 +121,10 @@ def _costs(permutations: dict[str, randomness.Permute]) -> dict[str, dict[str, f
           for _ in range(times):
             call(index, epoch)
           seconds[name].append((time.process_time() - begin) / times / batch)
-      found[f"{batch:,} of {size:,}"] = {
+      costs[f"{batch:,} of {size:,}"] = {
         name: round(1e9 * np.quantile(s, 0.25), 1) for name, s in seconds.items()
       }
-  return found
+  return costs
 
 
 def _call(permute: randomness.Permute, size: int):

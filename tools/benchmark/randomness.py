@@ -54,8 +54,8 @@ def sizes() -> list[int]:
     62,
   ]
   around = {2**power + step for power in powers for step in (-1, 0, 1)}
-  found = around | {1_000, 50_000, 10**6, 10**6 + 3, 976_562_500, 17_000_000_000, 10**12}
-  return sorted(size for size in found if 2 <= size <= random.LARGEST_SIZE)
+  candidates = around | {1_000, 50_000, 10**6, 10**6 + 3, 976_562_500, 17_000_000_000, 10**12}
+  return sorted(size for size in candidates if 2 <= size <= random.LARGEST_SIZE)
 
 
 def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
@@ -83,7 +83,7 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
   if 3 <= size < random.LARGEST_SIZE:
     grown_EN = orders(permute, size + 1, seed, epochs)[:, : first_EN.shape[1]]
     found["neighbouring sizes"] = agreement_score(first_EN, grown_EN, size, size + 1)
-  key_S = seed_keys(seed, _SEEDS)
+  key_S = keys_of_seeds(seed, _SEEDS)
   ends = [0, min(1, size - 1), size - 1]
   first_S, second_S, last_S = (
     permute(tf.fill([_SEEDS], np.int64(end)), key_S, size).numpy() for end in ends
@@ -104,7 +104,7 @@ def orders(permute: Permute, size: int, seed: int, epochs: int) -> np.ndarray:
 
 
 @functools.cache
-def seed_keys(seed: int, count: int) -> tf.Tensor:
+def keys_of_seeds(seed: int, count: int) -> tf.Tensor:
   """Return the keys of epoch 0 under consecutive seeds: uint64 [count]."""
   epoch = tf.zeros([1], tf.int64)
   return tf.concat([random.row_keys(number, epoch) for number in range(seed, seed + count)], axis=0)
@@ -113,7 +113,7 @@ def seed_keys(seed: int, count: int) -> tf.Tensor:
 def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
   """Score serial correlations of places, around the end, at lags 1, 2, ...; return normal scores
   and correlations."""
-  centred_EN, (square, _, _) = _centred(places_EN, size), _moments(size)
+  centred_EN, (square, _, _) = _center(places_EN, size), _moments(size)
   epochs, count = centred_EN.shape
   spectrum = np.fft.rfft(centred_EN)
   product = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), n=count)[
@@ -145,8 +145,8 @@ def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
   counts = counts.reshape(-1, batches, regions)
   expected = batch * share
   chi_square = ((counts - expected) ** 2 / expected).sum()
-  rest = (size - batches * batch) * share  # of each region, the rest of the epoch
-  chi_square += ((counts.sum(1) - batches * expected) ** 2 / rest).sum()
+  unread = (size - batches * batch) * share  # of each region, after the last batch
+  chi_square += ((counts.sum(1) - batches * expected) ** 2 / unread).sum()
   return _chi_square_score(chi_square * (1 - 1 / size), len(half) * batches * (regions - 1))
 
 
@@ -167,7 +167,7 @@ def agreement_score(
   other_size = other_size or size
   (square, _, pair), (other_square, _, other_pair) = _moments(size), _moments(other_size)
   epochs, count = one_EN.shape
-  product = (_centred(one_EN, size) * _centred(other_EN, other_size)).sum()
+  product = (_center(one_EN, size) * _center(other_EN, other_size)).sum()
   return product / math.sqrt(
     epochs * (count * square * other_square + count * (count - 1) * pair * other_pair)
   )
@@ -183,12 +183,12 @@ def uniform_score(place_S: np.ndarray, size: int) -> float:
 
 def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
   """Score pairs of different places over 8 x 8 regions, or over all pairs if they are fewer."""
-  (one, share), (other, _) = (
+  (first_regions, share), (second_regions, _) = (
     _bins(place_S, size, min(_REGIONS // 2, size)) for place_S in (one_S, other_S)
   )
   regions = len(share)
   chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
-  counts = np.bincount(one * regions + other, minlength=regions**2).reshape(regions, regions)
+  counts = np.bincount(first_regions * regions + second_regions, minlength=regions**2).reshape(regions, regions)
   possible = chance > 1e-12
   expected = len(one_S) * chance[possible]
   chi_square = ((counts[possible] - expected) ** 2 / expected).sum() + 1e9 * counts[~possible].sum()
@@ -197,17 +197,17 @@ def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
 
 def permutation_score(permute: Permute, size: int, seed: int, epochs: int) -> float:
   """Score how often each of the size! orders came, for a tiny size."""
-  found = collections.Counter(map(tuple, orders(permute, size, seed, epochs).tolist()))
+  counts = collections.Counter(map(tuple, orders(permute, size, seed, epochs).tolist()))
   cells = math.factorial(size)
   expected = epochs / cells
   chi_square = (
-    sum((count - expected) ** 2 for count in found.values()) / expected
-    + (cells - len(found)) * expected
+    sum((count - expected) ** 2 for count in counts.values()) / expected
+    + (cells - len(counts)) * expected
   )
   return _chi_square_score(chi_square, cells - 1)[0]
 
 
-def _centred(places: np.ndarray, size: int) -> np.ndarray:
+def _center(places: np.ndarray, size: int) -> np.ndarray:
   return (places - (size - 1) / 2) / size
 
 

@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> None:
       f"first start, {args.steps} steps: {first:.1f} s; resumed to the next step in {median:.1f} s",
       flush=True,
     )
-    reached = _killed(args, workdir, (int(low), int(high)))
+    reached = _kill_runs(args, workdir, (int(low), int(high)))
   figures = {
     "resume_seconds": median,
     "starts": starts,
@@ -115,7 +115,7 @@ def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple
   return time.perf_counter() - begin, first
 
 
-def _killed(args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]) -> list[int]:
+def _kill_runs(args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]) -> list[int]:
   """Return the saved step after each kill."""
   draw = random.Random(args.seed)
   reached = []

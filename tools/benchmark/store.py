@@ -93,8 +93,8 @@ def main(args: argparse.Namespace) -> None:
       raise UserError(
         f"{directory}: no store could be made there; see above, or choose another --directory"
       )
-    made = None if args.store else time.perf_counter() - begin
-    _measure(args, args.store or str(directory / "large"), str(directory / "small"), made)
+    creation_seconds = None if args.store else time.perf_counter() - begin
+    _measure(args, args.store or str(directory / "large"), str(directory / "small"), creation_seconds)
   finally:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     shutil.rmtree(directory, ignore_errors=True)
@@ -163,7 +163,7 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
     raise UserError(f"{path}: cannot be written ({error}): choose another --directory") from error
 
 
-def _measure(args: argparse.Namespace, store: str, small: str, made: float | None) -> None:
+def _measure(args: argparse.Namespace, store: str, small: str, creation_seconds: float | None) -> None:
   path = f"{store}/{args.split}"
   before = _megabytes("VmHWM")
   begin = time.perf_counter()
@@ -173,7 +173,7 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
   print(
     f"Store: {path}, {tokens.num_tokens:,} tokens in {shards:,} shards and "
     f"{tokens.num_documents:,} documents"
-    + (f", made of sparse files in {made:.1f} s" if made else "")
+    + (f", made of sparse files in {creation_seconds:.1f} s" if creation_seconds else "")
     + f"; {tokens.verification}."
   )
   windows = _windows_rates(args, tokens)
@@ -187,8 +187,8 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
   first = _pipeline_rate(args, built["store"])
   rates: dict[str, list[float]] = {name: [] for name in built}
   for _ in range(args.repeats):  # alternating, so that other load on the machine affects both
-    for name, one in built.items():
-      rates[name].append(_pipeline_rate(args, one))
+    for name, built_task in built.items():
+      rates[name].append(_pipeline_rate(args, built_task))
   store_rate, small_rate = (statistics.median(rates[name]) for name in ("store", "small"))
   print(
     f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random places, "

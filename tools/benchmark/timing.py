@@ -80,7 +80,7 @@ def measure(
     "tokens_per_second": tokens / median,
     "examples_per_second": len(next(iter(batch.values()))) / median,
     "peak_gigabytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9 or None,
-    "milliseconds_by_kind": _profiled(compiled, state, batch, trace) if trace else None,
+    "milliseconds_by_kind": _profile_step(compiled, state, batch, trace) if trace else None,
     "fastest_seconds_per_step": min(seconds),
     "cpu_seconds_per_step": cpu_seconds / steps,
     "matmul_before": before,
@@ -94,7 +94,7 @@ def measure(
   }
 
 
-def _profiled(compiled: Callable, state, batch: dict, trace: str) -> dict[str, float]:
+def _profile_step(compiled: Callable, state, batch: dict, trace: str) -> dict[str, float]:
   """Return, and print, milliseconds of a step by kind of work, from a trace of three."""
   import jax
 

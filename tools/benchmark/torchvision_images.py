@@ -35,16 +35,16 @@ def main(folder: str, recipe: str, resolution: int, batch: int, steps: int) -> N
   )
   paths = sorted(path for path in pathlib.Path(folder).rglob("*") if path.is_file())
 
-  def made(step: int) -> None:
+  def process_batch(step: int) -> None:
     names = [paths[(step * batch + row) % len(paths)] for row in range(batch)]
     images = torch.stack([change(Image.open(name).convert("RGB")) for name in names])
     if deit:
       mix(images, torch.zeros(batch, dtype=torch.long))
 
-  made(0)
+  process_batch(0)
   begin = time.process_time()
   for step in range(steps):
-    made(step + 1)
+    process_batch(step + 1)
   print(1000 * (time.process_time() - begin) / (steps * batch))
 
 
