@@ -57,20 +57,20 @@ class Job:
   environment: dict[str, str]
 
 
-def parser(description: str, actions: Sequence[str]) -> Parser:
+def make_parser(description: str, actions: Sequence[str]) -> Parser:
   """Return the flags of all launchers."""
-  made = Parser(description, opens_runs=False)
-  made.add_argument("action", choices=actions)
-  made.add_argument(
+  flags = Parser(description, opens_runs=False)
+  flags.add_argument("action", choices=actions)
+  flags.add_argument(
     "--dry_run", action="store_true", help="print every command and file, run and write nothing"
   )
-  made.add_argument("--name", help="of the job (default: made from the workdir)")
-  made.add_argument(
+  flags.add_argument("--name", help="of the job (default: made from the workdir)")
+  flags.add_argument(
     "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the job"
   )
   unchecked = "start without a check of the train command on this machine: recipe, flags and keys"
-  made.add_argument("--unchecked", action="store_true", help=unchecked)
-  return made
+  flags.add_argument("--unchecked", action="store_true", help=unchecked)
+  return flags
 
 
 def check_train_command(
@@ -88,29 +88,31 @@ def check_train_command(
   try:
     train_command.check(args.command, directory, folders)
   except ImportError as error:
-    say(f"the train command is not checked here: {error}")
+    log(f"the train command is not checked here: {error}")
 
 
-def parse(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-  """Parse the flags, and as `command` the words after `--`: the train command.
+def parse(flags: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+  """Parse the flags, and the train command after `--` as `command`.
 
   Raises:
-    UserError: a flag that cannot be, or a word of more than one line.
+    UserError: a flag is invalid, or an argument has more than one line.
   """
   words = list(sys.argv[1:] if argv is None else argv)
   end = words.index("--") if "--" in words else len(words)
   for word in words:
-    check_line(
-      word.partition("=")[0] if word.startswith("--") and "=" in word else "an argument", word
-    )
-  args = made.parse_args(words[:end])
+    is_flag = word.startswith("--") and "=" in word
+    check_line(word.partition("=")[0] if is_flag else "an argument", word)
+  args = flags.parse_args(words[:end])
   args.command = words[end + 1 :]
   return args
 
 
-def hours(text: str) -> float:
-  """Parse a number of hours, as the type of a flag; raise `argparse.ArgumentTypeError` if it is
-  none."""
+def parse_hours(text: str) -> float:
+  """Parse a number of hours, as the type of a flag.
+
+  Raises:
+    argparse.ArgumentTypeError: it is no number of hours.
+  """
   try:
     number = float(text)
   except ValueError:
@@ -120,17 +122,19 @@ def hours(text: str) -> float:
   return number
 
 
-def job(args: argparse.Namespace) -> Job:
+def read_job(args: argparse.Namespace) -> Job:
   """Return the job of the parsed flags.
 
   Raises:
     UserError: no train command or workdir, a name that platforms refuse, or a variable that is not
       set.
   """
-  pairs = zip(args.command, [*args.command[1:], ""])
-  words = (f"{word}={after}" if word == "--workdir" else word for word, after in pairs)
-  # the last counts
-  *_, workdir = "", *(word.partition("=")[2] for word in words if word.startswith("--workdir="))
+  workdir = ""
+  for argument, following in zip(args.command, [*args.command[1:], ""]):
+    if argument == "--workdir":
+      workdir = following
+    elif argument.startswith("--workdir="):
+      workdir = argument.partition("=")[2]
   if workdir.startswith("-"):
     raise UserError(
       f"--workdir={workdir}: found a flag, expected a directory; write it as ./{workdir}"
@@ -173,7 +177,7 @@ def job_name(workdir: str) -> str:
   return f"{stem}-{hashlib.sha256(workdir.rstrip('/').encode()).hexdigest()[:8]}"
 
 
-def remote(job: Job, what: str) -> str:
+def check_remote(job: Job, reason: str) -> str:
   """Return the job's workdir; refuse one that not all hosts see.
 
   Raises:
@@ -181,12 +185,12 @@ def remote(job: Job, what: str) -> str:
   """
   if "://" not in job.workdir:
     raise UserError(
-      f"--workdir={job.workdir}: expected a bucket, gs://…, that every host of {what} can write to"
+      f"--workdir={job.workdir}: expected a bucket, gs://…, that every host of {reason} can write to"
     )
   return job.workdir
 
 
-def without_secrets(job: Job) -> None:
+def refuse_secrets(job: Job) -> None:
   """Refuse variables that are named like secrets, where they would be written into a manifest.
 
   Raises:
@@ -208,34 +212,34 @@ def _variable(text: str) -> tuple[str, str]:
   return name, check_line(f"--env={name}", value if equals else os.environ[name])
 
 
-def check_line(what: str, text: str) -> str:
-  """Return `text` if it is one line, as every value in a script, a directive or a manifest has to
-  be.
+def check_line(subject: str, text: str) -> str:
+  """Return `text` if it is one line, as scripts, directives and manifests need.
 
   Raises:
-    UserError: it has a line break, NUL or another control character; `what` names it.
+    UserError: it has a line break, NUL or another control character; `subject` names it.
   """
-  if odd := _CONTROL.search(text):  # the text may be a secret
+  control = _CONTROL.search(text)
+  if control:  # the text may be a secret, and is not shown
     raise UserError(
-      f"{what}: found {ascii(odd[0])} at character {odd.start()}, expected one line without "
-      "control characters"
+      f"{subject}: found {ascii(control[0])} at character {control.start()}, expected one line "
+      "without control characters"
     )
   return text
 
 
-def quoted(*words: str) -> str:
-  """Quote words for a line of a shell script.
+def quote(*arguments: str) -> str:
+  """Quote arguments for a line of a shell script.
 
   Raises:
     UserError: as `check_line`.
   """
-  return shlex.join(check_line("a word of the command", str(word)) for word in words)
+  return shlex.join(check_line("a word of the command", str(argument)) for argument in arguments)
 
 
-def exports(environment: dict[str, str]) -> list[str]:
+def export_lines(environment: dict[str, str]) -> list[str]:
   """Return a line of shell script for each variable."""
   return [
-    f"export {name}={quoted(check_line(f'--env={name}', value))}"
+    f"export {name}={quote(check_line(f'--env={name}', value))}"
     for name, value in environment.items()
   ]
 
@@ -243,14 +247,14 @@ def exports(environment: dict[str, str]) -> list[str]:
 _CLIENTS = {"gs": "gcs", "s3": "s3"}  # extras of pyproject.toml by the scheme of the workdir
 
 
-def extras(job: Job, accelerator: str) -> str:
+def extras_of(job: Job, accelerator: str) -> str:
   """Return the extras of this project that a job needs: its accelerator's, and the client of its
   workdir."""
   client = _CLIENTS.get(job.workdir.partition("://")[0])
   return ",".join([accelerator, client] if client else [accelerator])
 
 
-def installation(extras: str, project: str, venv: str) -> str:
+def install_lines(extras: str, project: str, venv: str) -> str:
   """Return a shell script that installs a copy of the project into a virtual environment, once.
 
   The project needs Python 3.11 or newer; TPU VM images of Ubuntu 22.04 have 3.10. `uv` then brings
@@ -269,37 +273,39 @@ def installation(extras: str, project: str, venv: str) -> str:
       "set -e",
       f"if [ ! -x {venv}/bin/python ]; then",
       "  for python in python3.11 python3.12 python3; do",
-      f'    if "$python" -c {quoted(new)} 2> /dev/null; then "$python" -m venv {venv}; break; fi',
+      f'    if "$python" -c {quote(new)} 2> /dev/null; then "$python" -m venv {venv}; break; fi',
       "  done",
       "fi",
       f"if [ ! -x {venv}/bin/python ]; then",
       "  python3 -m pip install --quiet --user uv && python3 -m uv venv --quiet --seed --python "
       f"3.11 {venv}",
       "fi",
-      f"pins=$({venv}/bin/python -c {quoted(pins)})",
+      f"pins=$({venv}/bin/python -c {quote(pins)})",
       f"{venv}/bin/python -m pip install --quiet $pins -e {project}'[{extras}]'",
       "",
     ]
   )
 
 
-def preflight(job: Job) -> str:
+def preflight_line(job: Job) -> str:
   """Return the check before a job, as a part of a line of shell script."""
-  return quoted("python", "-m", "launch.preflight", f"--workdir={job.workdir}")
+  return quote("python", "-m", "launch.preflight", f"--workdir={job.workdir}")
 
 
-def parse_answer(done: subprocess.CompletedProcess, kind: type, what: str) -> Any:
+def parse_answer(process: subprocess.CompletedProcess, kind: type, command: str) -> Any:
   """Parse the JSON that a command has printed.
 
   Raises:
     TransientError: it is no JSON, or of another type than `kind`.
   """
   try:
-    answer = json.loads(done.stdout or "{}")
+    answer = json.loads(process.stdout or "{}")
   except ValueError:
     answer = None
   if not isinstance(answer, kind):
-    raise TransientError(f"{what}: expected JSON as its answer, found {last_line(done.stdout)!r}")
+    raise TransientError(
+      f"{command}: expected JSON as its answer, found {last_line(process.stdout)!r}"
+    )
   return answer
 
 
@@ -325,12 +331,12 @@ class Shell:
         ended, with the exit code `EXIT_NO_ANSWER` and a message as its standard error.
     """
     if self.dry_run or not asks:
-      print("$", printable(command), flush=True)
+      print("$", format_command(command), flush=True)
     if self.dry_run:
       return subprocess.CompletedProcess(command, 0, "", "")
     if seconds is None:
       seconds = ASK_SECONDS if asks else COMMAND_SECONDS
-    with self._started(
+    with self._start_process(
       command, subprocess.PIPE if text else subprocess.DEVNULL, subprocess.PIPE
     ) as process:
       try:
@@ -348,23 +354,22 @@ class Shell:
   def stream(self, command: Sequence[str], seconds: float = COMMAND_SECONDS) -> int:
     """Run a command whose output is the user's; return its exit code, `EXIT_NO_ANSWER` if it had to
     be ended."""
-    print("$", printable(command), flush=True)
+    print("$", format_command(command), flush=True)
     if self.dry_run:
       return 0
-    with self._started(command, subprocess.DEVNULL, None) as process:
+    with self._start_process(command, subprocess.DEVNULL, None) as process:
       try:
         return process.wait(seconds)
       except subprocess.TimeoutExpired:
         _end_group(process)
-        say(f"{command[0]}: not done within {seconds:g} s; ended")
+        log(f"{command[0]}: not done within {seconds:g} s; ended")
         return EXIT_NO_ANSWER
       except BaseException:
         _end_group(process)
         raise
 
-  def _started(self, command: Sequence[str], stdin, output) -> subprocess.Popen:
-    """Start a command as a process group, so that what it has started itself, such as ssh, can be
-    ended with it."""
+  def _start_process(self, command: Sequence[str], stdin, output) -> subprocess.Popen:
+    """Start a command as a process group, which ends with its own children, such as ssh."""
     options = {
       "stdin": stdin,
       "stdout": output,
@@ -381,23 +386,22 @@ class Shell:
       ) from None
 
   def write(self, path: pathlib.Path, text: str) -> None:
-    """Write a file that only its owner can read, in place of any file or link there; with
-    `dry_run`, print it."""
+    """Write a file that only its owner can read, replacing any file or link; print in a dry run."""
     if self.dry_run:
       print(f"# {path.name}\n{redact(text)}", end="" if text.endswith("\n") else "\n", flush=True)
       return
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-      with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+      with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
-      fresh.replace(path)
+      draft.replace(path)
     except OSError as error:
-      fresh.unlink(missing_ok=True)
+      draft.unlink(missing_ok=True)
       raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _end_group(process: subprocess.Popen) -> None:
-  """End a process and all that it has started: TERM, then KILL."""
+  """End a process and its children: TERM, then KILL."""
   _signal_group(process, signal.SIGTERM)
   with contextlib.suppress(subprocess.TimeoutExpired):
     process.wait(_KILL_SECONDS)
@@ -410,49 +414,45 @@ def _signal_group(process: subprocess.Popen, number: int) -> None:
     os.killpg(process.pid, number)
 
 
-def printable(command: Sequence[str]) -> str:
+def format_command(command: Sequence[str]) -> str:
   """Return a command as one line of shell, without its secrets."""
   return shlex.join(_printable_words(command))
 
 
 def _printable_words(command: Sequence[str]) -> list[str]:
-  words = [str(word) for word in command]
-  for index, word in enumerate(words[:-1]):
-    if (
-      word.startswith("-")
-      and "=" not in word
-      and is_secret_name(word)
-      and _is_value(words[index + 1])
-    ):
-      words[index + 1] = "***"
-  return [redact_word(word) for word in words]
+  arguments = [str(argument) for argument in command]
+  for index, argument in enumerate(arguments[:-1]):
+    is_flag = argument.startswith("-") and "=" not in argument
+    if is_flag and is_secret_name(argument) and _is_value(arguments[index + 1]):
+      arguments[index + 1] = "***"
+  return [redact_word(argument) for argument in arguments]
 
 
-def _is_value(word: str) -> bool:
-  """Return whether a word may be a secret's value, rather than the next flag or a variable's name
-  such as HF_TOKEN."""
-  is_name = re.fullmatch("[A-Z][A-Z0-9_]*", word) is not None and is_secret_name(word)
-  return not word.startswith("-") and not is_name
+def _is_value(argument: str) -> bool:
+  """Return whether an argument may be a secret's value, not a flag or a name such as HF_TOKEN."""
+  is_name = re.fullmatch("[A-Z][A-Z0-9_]*", argument) is not None and is_secret_name(argument)
+  return not argument.startswith("-") and not is_name
 
 
-def say(message: str) -> None:
+def log(message: str) -> None:
   print(f"[launcher] {escape_controls(message)}", file=sys.stderr, flush=True)
 
 
 def last_line(text: str) -> str:
-  """Return the last line of a program's output that says something, for a message: redacted, at
-  most 300 characters."""
+  """Return the last line of a program's output that is not blank, redacted, for a message."""
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   return redact(lines[-1])[:300] if lines else "no message"
 
 
-def class_of(codes: Sequence[int]) -> int:
-  """Choose one exit code of the processes of a job: a cause before its consequences
-  (docs/reference/exit-codes.md)."""
+def choose_exit_code(codes: Sequence[int]) -> int:
+  """Return the exit code of a job's processes: a cause before its consequences.
+
+  docs/reference/exit-codes.md lists the codes.
+  """
   rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
-  bad = [code for code in codes if code]
-  return min(bad, key=lambda code: rank.get(code, 1)) if bad else 0
+  failures = [code for code in codes if code]
+  return min(failures, key=lambda code: rank.get(code, 1), default=0)
 
 
-def starts_again(code: int) -> bool:
+def is_restarted(code: int) -> bool:
   return code not in (0, *EXITS_NOT_RESTARTED) and code is not None

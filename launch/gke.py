@@ -28,7 +28,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import commands
-from launch.commands import Job, Shell, last_line, parse_answer, say
+from launch.commands import Job, Shell, last_line, log, parse_answer
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, handle_errors
 from t5x_like.redaction import redact_tree
 
@@ -47,7 +47,7 @@ def manifest(job: Job, args) -> dict:
   """Return the JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its
   hosts."""
   hosts, devices, selector = _gpus(args) if _is_gpu(args) else _tpus(args)
-  command = f"{commands.preflight(job)} && exec {commands.quoted(*job.command)}"
+  command = f"{commands.preflight_line(job)} && exec {commands.quote(*job.command)}"
   if _is_gpu(args):  # jax finds the hosts of a TPU slice by itself
     command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
     first = {
@@ -197,10 +197,10 @@ def state(name: str, shell: Shell) -> tuple[str | None, str]:
 def start(job: Job, args, shell: Shell) -> int:
   now, reason = state(job.name, shell)
   if now == "Running":
-    say(f"{job.name} is running already; see: status, logs")
+    log(f"{job.name} is running already; see: status, logs")
     return 0
   if now not in (None, _UNKNOWN):
-    say(f"{job.name} is replaced; before: {now.lower()}: {reason}")
+    log(f"{job.name} is replaced; before: {now.lower()}: {reason}")
     stop(job.name, args, shell)  # a JobSet that has ended is not started again by applying it
   jobset = manifest(job, args)
   if shell.dry_run:
@@ -209,18 +209,18 @@ def start(job: Job, args, shell: Shell) -> int:
   if done.returncode:
     raise _failure("apply", done.stderr)
   if shell.dry_run:
-    say(f"{job.name}: nothing was run")
+    log(f"{job.name}: nothing was run")
     return 0
   size = (
     f"{args.nodes} nodes of {args.gpus_per_node} GPUs"
     if _is_gpu(args)
     else (f"{args.slices} x {args.topology}")
   )
-  say(
+  log(
     f"{job.name}: {size} asked for; it ends {args.max_hours:g} hours after a start at the "
     "latest (--max_hours)"
   )
-  say(
+  log(
     "nodes of a pool without autoscaling are billed after its end too, until the pool is "
     "resized or deleted"
   )
@@ -243,8 +243,8 @@ def check_host_directory(path: str) -> None:
     UserError: it does not lie below a disk or the memory of a node.
   """
   parent = posixpath.dirname(path)
-  own = any(parent == folder or parent.startswith(f"{folder}/") for folder in _HOST_FOLDERS)
-  if posixpath.normpath(path) != path or not own:
+  is_below = any(parent == folder or parent.startswith(f"{folder}/") for folder in _HOST_FOLDERS)
+  if posixpath.normpath(path) != path or not is_below:
     raise UserError(
       f"--host_directory={path}: expected a directory of the job's own below "
       f"{', '.join(_HOST_FOLDERS)}, such as /dev/shm/t5x_like; every user of the node may write "
@@ -252,17 +252,19 @@ def check_host_directory(path: str) -> None:
     )
 
 
-def _failure(what: str, text: str) -> Exception:
-  said = last_line(text)
+def _failure(action: str, text: str) -> Exception:
+  message = last_line(text)
   low = text.lower()
   if "the server doesn't have a resource type" in low or "no matches for kind" in low:
-    return UserError(f"kubectl {what}: {said}; install JobSet in the cluster (jobset.sigs.k8s.io)")
-  if any(word in low for word in ("forbidden", "unauthorized", "invalid", "quota")):
     return UserError(
-      f"kubectl {what}: {said}; see the flags, and which cluster kubectl config "
+      f"kubectl {action}: {message}; install JobSet in the cluster (jobset.sigs.k8s.io)"
+    )
+  if any(phrase in low for phrase in ("forbidden", "unauthorized", "invalid", "quota")):
+    return UserError(
+      f"kubectl {action}: {message}; see the flags, and which cluster kubectl config "
       "current-context names"
     )
-  return TransientError(f"kubectl {what}: {said}")
+  return TransientError(f"kubectl {action}: {message}")
 
 
 def _positive(text: str) -> int:
@@ -273,7 +275,7 @@ def _positive(text: str) -> int:
 
 @handle_errors
 def main(argv: list[str] | None = None) -> int:
-  parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
+  parser = commands.make_parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument("--image", default="", help="of launch/Dockerfile, in a registry")
   parser.add_argument(
     "--accelerator",
@@ -301,15 +303,15 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--service_account", default="", help="that may write to the bucket")
   parser.add_argument(
     "--max_hours",
-    type=commands.hours,
+    type=commands.parse_hours,
     default=168.0,
     help="of one start, without its restarts (default: 168)",
   )
   args = commands.parse(parser, argv)
-  job = commands.job(args)
+  job = commands.read_job(args)
   shell = Shell(args.dry_run)
-  commands.remote(job, "the cluster")
-  commands.without_secrets(job)
+  commands.check_remote(job, "the cluster")
+  commands.refuse_secrets(job)
   if args.host_directory:
     check_host_directory(args.host_directory)
   if args.action == "start":
@@ -325,7 +327,7 @@ def main(argv: list[str] | None = None) -> int:
     return start(job, args, shell)
   if args.action == "stop":
     stop(job.name, args, shell)
-    say(f"{job.name} is deleted; nodes of a pool without autoscaling remain, and are billed")
+    log(f"{job.name} is deleted; nodes of a pool without autoscaling remain, and are billed")
     return 0
   if args.action == "logs":
     pods = f"--selector=jobset.sigs.k8s.io/jobset-name={job.name}"

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch.commands import printable
+from launch.commands import format_command
 from t5x_like.errors import (
   EXIT_PREEMPTED,
   EXIT_TRANSIENT,
@@ -139,13 +139,13 @@ class Launcher:
   def _leave_out(self, index: int) -> None:
     """Go on without the slice of a process, if enough of them are left."""
     size = self.processes // self.slices
-    left = [host for host in self._hosts if host // size != self._hosts[index] // size]
-    if len(left) // size >= self.least_slices:
+    remaining = [host for host in self._hosts if host // size != self._hosts[index] // size]
+    if len(remaining) // size >= self.least_slices:
       _say(
-        f"slice {self._hosts[index] // size} is lost; {len(left) // size} of {self.slices} "
+        f"slice {self._hosts[index] // size} is lost; {len(remaining) // size} of {self.slices} "
         "slices go on"
       )
-      self._hosts = left
+      self._hosts = remaining
 
   def _wait(self, seconds: float) -> None:
     """Wait, unless asked to stop meanwhile; the next attempt then passes the signal on at once."""
@@ -319,7 +319,7 @@ def main(argv: list[str] | None = None) -> int:
   )
   args = parser.parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
-  if any("\0" in word for word in command):
+  if any("\0" in argument for argument in command):
     raise UserError("the command: found NUL in a word, which no program can take; leave it out")
   if not command:
     raise UserError(
@@ -328,9 +328,9 @@ def main(argv: list[str] | None = None) -> int:
     )
   args.least_slices = args.slices if args.least_slices is None else args.least_slices
   counts = ("processes", "devices_per_process", "slices", "least_slices")
-  for name, least in (*dict.fromkeys(counts, 1).items(), ("restarts", 0), ("grace_seconds", 0)):
-    if getattr(args, name) < least:
-      raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
+  for name, minimum in (*dict.fromkeys(counts, 1).items(), ("restarts", 0), ("grace_seconds", 0)):
+    if getattr(args, name) < minimum:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least {minimum}")
   if args.processes % args.slices:
     raise UserError(
       f"--slices={args.slices}: found {args.processes} processes, expected a "
@@ -341,8 +341,15 @@ def main(argv: list[str] | None = None) -> int:
   if args.dry_run:
     port = args.port or _free_port()
     for index in range(args.processes):
-      own = _environment({}, index, args.processes, args.devices_per_process, port, index, "***")
-      print("$", printable(["env", *(f"{name}={value}" for name, value in own.items()), *command]))
+      variables = _environment(
+        {}, index, args.processes, args.devices_per_process, port, index, "***"
+      )
+      print(
+        "$",
+        format_command(
+          ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
+        ),
+      )
     return 0
   shape = args.processes, args.slices, args.least_slices, args.devices_per_process
   return Launcher(command, *shape, args.port, args.grace_seconds).run(args.restarts)

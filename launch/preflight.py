@@ -73,22 +73,22 @@ def check_links(devices: int | None) -> str:
     )
   mesh = Mesh(jax.devices(), ("all",))
   split = NamedSharding(mesh, PartitionSpec("all"))
-  whole = NamedSharding(mesh, PartitionSpec())
+  replicated = NamedSharding(mesh, PartitionSpec())
   width = max(1, _LINK_BYTES // 4 // (1 if jax.default_backend() != "cpu" else 64))
   make = jax.jit(
     lambda: jnp.ones((count, width), jnp.float32) * jnp.arange(1, count + 1)[:, None],
     out_shardings=split,
   )
-  add = jax.jit(lambda x: x.sum(axis=0), out_shardings=whole)
+  add = jax.jit(lambda x: x.sum(axis=0), out_shardings=replicated)
   x = make()
   total = add(x)
   start = time.perf_counter()
   total = add(x).block_until_ready()
   seconds = time.perf_counter() - start
-  found = float(total.addressable_data(0)[-1])
-  if found != count * (count + 1) / 2:
+  received = float(total.addressable_data(0)[-1])
+  if received != count * (count + 1) / 2:
     raise TransientError(
-      f"{socket.gethostname()}: {count} devices add up to {found:g}, expected "
+      f"{socket.gethostname()}: {count} devices add up to {received:g}, expected "
       f"{count * (count + 1) / 2:g}"
     )
   rate = 2 * 4 * width * (count - 1) / count / seconds / 1e9

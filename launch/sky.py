@@ -25,7 +25,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import commands
-from launch.commands import Job, Shell, last_line, parse_answer, say
+from launch.commands import Job, Shell, last_line, log, parse_answer
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, handle_errors
 
 # as often as need be; the last are signals before the first step
@@ -36,7 +36,7 @@ _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 def task(job: Job, args) -> dict:
   """Return SkyPilot's task, as JSON, which is YAML too."""
-  extras = commands.extras(job, "tpu" if args.accelerators.startswith("tpu") else "cuda12")
+  extras = commands.extras_of(job, "tpu" if args.accelerators.startswith("tpu") else "cuda12")
   tpu = (
     {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
   )
@@ -55,17 +55,17 @@ def task(job: Job, args) -> dict:
       "job_recovery": recovery,
     }
     | tpu,
-    "setup": commands.installation(extras, ".", '"$HOME"/venv'),
+    "setup": commands.install_lines(extras, ".", '"$HOME"/venv'),
     "run": "\n".join(
       [
         # SkyPilot's `envs` are in double quotes there, in which `$(…)` is run
-        *commands.exports(job.environment),
+        *commands.export_lines(job.environment),
         'export PATH="$HOME/venv/bin:$PATH"',
         'if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then',
         '  export JAX_COORDINATOR_ADDRESS="$(echo "$SKYPILOT_NODE_IPS" | head -n 1):8476"',
         '  export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"',
         "fi",
-        f"{commands.preflight(job)} && exec {commands.quoted(*job.command)}",
+        f"{commands.preflight_line(job)} && exec {commands.quote(*job.command)}",
       ]
     ),
   }
@@ -85,15 +85,15 @@ def state(name: str, shell: Shell) -> str | None:
 
 
 def start(job: Job, args, shell: Shell) -> int:
-  found = state(job.name, shell)
-  if found is not None and not found.startswith(_ENDED):
-    say(f"{job.name} is {found.lower()} already; see: status, logs")
+  current_state = state(job.name, shell)
+  if current_state is not None and not current_state.startswith(_ENDED):
+    log(f"{job.name} is {current_state.lower()} already; see: status, logs")
     return 0
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / f"{job.name}.yaml"
     shell.write(path, json.dumps(task(job, args), indent=2) + "\n")
     # read by sky from this environment
-    secrets = [word for name in args.secret for word in ("--secret", name)]
+    secrets = [argument for name in args.secret for argument in ("--secret", name)]
     command = [
       "sky",
       "jobs",
@@ -107,24 +107,26 @@ def start(job: Job, args, shell: Shell) -> int:
     done = shell.run(command, seconds=_LAUNCH_SECONDS)
   if done.returncode:
     raise _failure("jobs launch", done.stderr)
-  say(
+  log(
     f"{job.name} is given to SkyPilot, which deletes its machines when it ends; the jobs "
     "controller stays: sky status"
   )
   return 0
 
 
-def _failure(what: str, text: str) -> Exception:
-  said = last_line(text)
+def _failure(action: str, text: str) -> Exception:
+  message = last_line(text)
   low = text.lower()
-  if any(word in low for word in ("invalid", "not found", "quota", "no cloud access", "unknown")):
-    return UserError(f"sky {what}: {said}; see the flags, and sky check")
-  return TransientError(f"sky {what}: {said}")
+  if any(
+    phrase in low for phrase in ("invalid", "not found", "quota", "no cloud access", "unknown")
+  ):
+    return UserError(f"sky {action}: {message}; see the flags, and sky check")
+  return TransientError(f"sky {action}: {message}")
 
 
 @handle_errors
 def main(argv: list[str] | None = None) -> int:
-  parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
+  parser = commands.make_parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument(
     "--accelerators", default="tpu-v5litepod-16", help="such as H100:8 (default: %(default)s)"
   )
@@ -140,10 +142,10 @@ def main(argv: list[str] | None = None) -> int:
     "--secret", action="append", default=[], metavar="NAME", help="a variable of this environment"
   )
   args = commands.parse(parser, argv)
-  job = commands.job(args)
+  job = commands.read_job(args)
   shell = Shell(args.dry_run)
-  commands.remote(job, "the cloud")
-  commands.without_secrets(job)
+  commands.check_remote(job, "the cloud")
+  commands.refuse_secrets(job)
   for name in args.secret:
     if name not in os.environ:
       raise UserError(

@@ -22,7 +22,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import commands
-from launch.commands import Job, Shell, last_line, say
+from launch.commands import Job, Shell, last_line, log
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, handle_errors
 
 _SRUN = "srun --kill-on-bad-exit=1"
@@ -42,7 +42,7 @@ _STOP = "slurm.stop"  # in the workdir: a job that ends is not put back into the
 _ENDED = "slurm.code"  # in the workdir: the codes of tasks that another start cannot mend
 
 
-def script(job: Job, args, log: str) -> str:
+def script(job: Job, args, log_path: str) -> str:
   """Return the batch script; its `srun` runs the command once for each task. Tasks find each other
   through SLURM."""
   options = {
@@ -53,26 +53,26 @@ def script(job: Job, args, log: str) -> str:
     "partition": args.partition or None,
     "account": args.account or None,
     "time": args.time or None,
-    "output": log.replace("%", "%%"),  # or SLURM would put numbers there
+    "output": log_path.replace("%", "%%"),  # or SLURM would put numbers there
     "open-mode": "append",
     "signal": f"TERM@{args.grace_seconds}",
   }
-  given = [f"--{name}={value}" for name, value in options.items() if value is not None] + [
+  directives = [f"--{name}={value}" for name, value in options.items() if value is not None] + [
     "--requeue",
     *args.sbatch,
   ]
-  stop, ended = (commands.quoted(pathlib.Path(log).with_name(name)) for name in (_STOP, _ENDED))
+  stop, ended = (commands.quote(pathlib.Path(log_path).with_name(name)) for name in (_STOP, _ENDED))
   useless = "|".join(map(str, EXITS_NOT_RESTARTED))
   task = f"{_SRUN} bash -c {shlex.quote(_TASK.format(ended=useless))} {ended}"
   lines = [
     "#!/bin/bash",
-    *map(_directive, given),
-    *commands.exports(job.environment),
+    *map(_directive, directives),
+    *commands.export_lines(job.environment),
     # strangers at the coordinator's port do not know it
     f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",
-    f"cd {commands.quoted(args.directory or commands.ROOT)} || exit 2",
+    f"cd {commands.quote(args.directory or commands.ROOT)} || exit 2",
     f"rm -f {ended}",
-    f"{task} {commands.preflight(job)} && {task} {commands.quoted(*job.command)}",
+    f"{task} {commands.preflight_line(job)} && {task} {commands.quote(*job.command)}",
     "code=$?",
     f'[ -s {ended} ] && code="$(head -n 1 {ended})"',
     f'[ -e {stop} ] && exit "$code"  # asked to stop',
@@ -94,16 +94,17 @@ def _directive(option: str) -> str:
   Raises:
     UserError: an option that these rules cannot carry.
   """
-  if odd := re.search(r"""[\\'"]""", commands.check_line(option.partition("=")[0], option)):
-    name, _, value = option.partition("=")
-    given = "--workdir" if name == "--output" else name
+  name, _, value = option.partition("=")
+  quote = re.search(r"""[\\'"]""", commands.check_line(name, option))
+  if quote:
+    flag = "--workdir" if name == "--output" else name
     raise UserError(
-      f"{given}: found {odd[0]} in {value!r}, which a #SBATCH line cannot carry; leave it out"
+      f"{flag}: found {quote[0]} in {value!r}, which a #SBATCH line cannot carry; leave it out"
     )
-  return f"#SBATCH {commands.quoted(option)}"
+  return f"#SBATCH {commands.quote(option)}"
 
 
-def queued(name: str, shell: Shell) -> list[tuple[str, str]]:
+def list_jobs(name: str, shell: Shell) -> list[tuple[str, str]]:
   """Return (number, state) of the jobs of this name that have not ended."""
   done = shell.run(["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], asks=True)
   if done.returncode:
@@ -118,8 +119,8 @@ def queued(name: str, shell: Shell) -> list[tuple[str, str]]:
 
 
 def start(job: Job, args, shell: Shell) -> int:
-  if found := queued(job.name, shell):
-    say(f"{job.name} is job {found[0][0]} already, {found[0][1].lower()}; see: status, logs")
+  if jobs := list_jobs(job.name, shell):
+    log(f"{job.name} is job {jobs[0][0]} already, {jobs[0][1].lower()}; see: status, logs")
     return 0
   folder = pathlib.Path(job.workdir)
   if not shell.dry_run:
@@ -130,24 +131,26 @@ def start(job: Job, args, shell: Shell) -> int:
   done = shell.run(["sbatch", "--parsable", str(path)])
   if done.returncode:
     raise _failure("sbatch", done.stderr)
-  say(f"{job.name} is job {done.stdout.strip() or 'N'}")
+  log(f"{job.name} is job {done.stdout.strip() or 'N'}")
   return 0
 
 
-def _failure(what: str, text: str) -> Exception:
-  said = last_line(text)
+def _failure(action: str, text: str) -> Exception:
+  message = last_line(text)
   if re.search(
     r"invalid|not permitted|denied|limit|unrecognized|unavailable|not available",
     text,
     re.IGNORECASE,
   ):
-    return UserError(f"{what}: {said}; see --nodes, --partition, --account, --time and --sbatch")
-  return TransientError(f"{what}: {said}")
+    return UserError(
+      f"{action}: {message}; see --nodes, --partition, --account, --time and --sbatch"
+    )
+  return TransientError(f"{action}: {message}")
 
 
 @handle_errors
 def main(argv: list[str] | None = None) -> int:
-  parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
+  parser = commands.make_parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument("--nodes", type=int, default=1, help="(default: 1)")
   tasks = "processes of each (default: one for each GPU, as jax expects of SLURM; 1 without)"
   parser.add_argument("--tasks_per_node", type=int, help=tasks)
@@ -168,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     "--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch"
   )
   args = commands.parse(parser, argv)
-  job = commands.job(args)
+  job = commands.read_job(args)
   shell = Shell(args.dry_run)
   for option in args.sbatch:
     if not re.fullmatch(r"--?[A-Za-z][\w-]*(=[^\n]*)?", option):
@@ -178,34 +181,34 @@ def main(argv: list[str] | None = None) -> int:
       f"--workdir={job.workdir}: expected a directory that all nodes share; the "
       "script and log go there"
     )
-  there = args.directory or str(commands.ROOT)
+  directory = args.directory or str(commands.ROOT)
   if (
     not pathlib.Path(job.workdir).is_absolute()
-    and pathlib.Path(there).absolute() != pathlib.Path.cwd()
+    and pathlib.Path(directory).absolute() != pathlib.Path.cwd()
   ):
     raise UserError(
-      f"--workdir={job.workdir}: expected an absolute path, as the job runs in {there}, not here"
+      f"--workdir={job.workdir}: expected an absolute path, as the job runs in {directory}, not here"
     )
-  commands.check_train_command(args, directory=there)
+  commands.check_train_command(args, directory=directory)
   if args.action == "start":
     return start(job, args, shell)
   if args.action == "logs":
     return shell.stream(["tail", "-n", "200", f"{job.workdir.rstrip('/')}/slurm.log"])
-  found = queued(job.name, shell)
+  jobs = list_jobs(job.name, shell)
   if args.action == "status":
     print(
-      "\n".join(f"{job.name}: job {number}, {state.lower()}" for number, state in found)
+      "\n".join(f"{job.name}: job {number}, {state.lower()}" for number, state in jobs)
       or f"{job.name}: not queued"
     )
     return 0
-  for number, state in found:
+  for number, state in jobs:
     running = state in ("RUNNING", "COMPLETING")
     if running and not shell.dry_run:
       (pathlib.Path(job.workdir) / _STOP).touch()  # TERM lets it save for as long as it takes
     done = shell.run(["scancel", *("--signal=TERM",) * running, number])
     if done.returncode:
       raise _failure("scancel", done.stderr)
-  say(f"{job.name}: {'asked to save and end' if found else 'not queued'}")
+  log(f"{job.name}: {'asked to save and end' if jobs else 'not queued'}")
   return 0
 
 

@@ -36,7 +36,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import commands
-from launch.commands import EXIT_NO_ANSWER, Job, Shell, last_line, parse_answer, say
+from launch.commands import EXIT_NO_ANSWER, Job, Shell, last_line, log, parse_answer
 from t5x_like.errors import (
   EXIT_PREEMPTED,
   EXIT_TRANSIENT,
@@ -185,8 +185,8 @@ class Slices:
       raise _failure("describe", done.stderr)
     answer = parse_answer(done, dict, "gcloud describe").get("state")
     state = answer if isinstance(answer, dict) else {}
-    usual = "ACTIVE" if self.shell.dry_run else "UNKNOWN"
-    return {"state": str(state.get("state", usual))} | _error_of(state)
+    default = "ACTIVE" if self.shell.dry_run else "UNKNOWN"
+    return {"state": str(state.get("state", default))} | _error_of(state)
 
   def ensure(self) -> None:
     """Ask for the slices unless they are there, and wait for them; replace those that were taken
@@ -223,11 +223,11 @@ class Slices:
         seconds = wait
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
       elif state in _SUSPENDED:
-        say(f"the slice is {state.lower()}: taken away; asking again")
+        log(f"the slice is {state.lower()}: taken away; asking again")
         self.delete()
         seconds = 0.0
       elif state != waits_for:
-        say(f"waiting for {self.args.accelerator_type} in {self.args.zone}: {state.lower()}")
+        log(f"waiting for {self.args.accelerator_type} in {self.args.zone}: {state.lower()}")
         waits_for = state
       self.shell.sleep(seconds)
     if self.deadline is None:
@@ -243,7 +243,7 @@ class Slices:
         f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see "
         "--accelerator_type, --runtime_version, --zone and --requests"
       )
-    say(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
+    log(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
 
   def _create(self) -> bool:
     """Ask for the slices; return whether the request was taken, which it is not without
@@ -267,7 +267,7 @@ class Slices:
     if done.returncode and "ALREADY_EXISTS" not in done.stderr:
       self.exists = done.returncode == EXIT_NO_ANSWER
       if _no_capacity(done.stderr):
-        say(f"no capacity: {last_line(done.stderr)}; asking again")
+        log(f"no capacity: {last_line(done.stderr)}; asking again")
         return False
       raise _failure("create", done.stderr)
     return True
@@ -282,21 +282,21 @@ class Slices:
     """Delete the slice at the end of its job, unless it is to be kept; return the exit code of the
     launcher."""
     if self.args.keep:
-      say(self.billed())
+      log(self.billing_note())
       return code
     try:
       retry(self.delete, self.name)
     except (UserError, TransientError) as error:
-      say(f"the slice cannot be deleted: {error}; {self.billed()}")
+      log(f"the slice cannot be deleted: {error}; {self.billing_note()}")
       return code or EXIT_TRANSIENT
-    say(
+    log(
       f"{self.name} is deleted and no longer billed"
       if not self.shell.dry_run
       else f"{self.name}: nothing was run"
     )
     return code
 
-  def billed(self) -> str:
+  def billing_note(self) -> str:
     """Return a line that says that the slice goes on costing, and how that ends."""
     command = shlex.join(self._command("queued-resources", "delete", self.name, "--force"))
     return f"{self.name} exists and is billed until it is deleted: {command}"
@@ -311,7 +311,7 @@ class Slices:
       poll=_GUARD_POLL_SECONDS,
       wait=_GUARD_WAIT_SECONDS,
       grace=math.ceil(_GRACE_SECONDS),
-      delete=commands.quoted(
+      delete=commands.quote(
         *self._command("queued-resources", "delete", self.name, "--force", "--async")
       ),
     )
@@ -388,7 +388,7 @@ class Slices:
         raise TransientError(
           f"worker {worker} of {node}: exit code {done.returncode}: {last_line(done.stderr)}"
         )
-      say(f"{len(failed)} of {len(hosts)} hosts cannot be reached; trying them again")
+      log(f"{len(failed)} of {len(hosts)} hosts cannot be reached; trying them again")
       remaining = unreachable
       self.shell.sleep(_RETRY_SECONDS * 2**attempt)
     return answers
@@ -434,7 +434,7 @@ def install(slices: Slices, job: Job) -> None:
     slices.shell.write(files[0], _script(job))
     slices.shell.write(files[1], _CONTROL)
     slices.shell.write(
-      files[2], commands.installation(commands.extras(job, "tpu"), "project", "venv")
+      files[2], commands.install_lines(commands.extras_of(job, "tpu"), "project", "venv")
     )
     tar = pathlib.Path(scratch) / "project.tar.gz"
     if not slices.shell.dry_run:
@@ -456,12 +456,12 @@ def _script(job: Job) -> str:
     "#!/bin/bash",
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
     'export PATH="$jobs/venv/bin:$PATH"',
-    *commands.exports(job.environment),
+    *commands.export_lines(job.environment),
     # strangers at the coordinator's port do not know it
     f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",
     "trap : TERM  # the command gets it too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
-    f"{commands.preflight(job)} && {commands.quoted(*job.command)}",
+    f"{commands.preflight_line(job)} && {commands.quote(*job.command)}",
     'echo $? > "$jobs/exit_code"',
   ]
   return "\n".join(lines) + "\n"
@@ -469,12 +469,12 @@ def _script(job: Job) -> str:
 
 def _package() -> bytes:
   """Return the project as a tar.gz."""
-  held = io.BytesIO()
-  with tarfile.open(fileobj=held, mode="w:gz") as tar:
+  archive = io.BytesIO()
+  with tarfile.open(fileobj=archive, mode="w:gz") as tar:
     for pattern in _SHIPPED:
       for path in sorted(commands.ROOT.glob(pattern)):
         tar.add(path, path.name, filter=lambda info: None if "__pycache__" in info.name else info)
-  return held.getvalue()
+  return archive.getvalue()
 
 
 def train(slices: Slices, job: Job) -> int:
@@ -487,10 +487,10 @@ def train(slices: Slices, job: Job) -> int:
   hosts = slices.hosts()
   control = f"bash jobs/{job.name}/control.sh"
   slices.ssh(hosts, f"{control} start")
-  say(f"{job.name} runs on {len(hosts)} hosts; ^C leaves it running, and billed")
+  log(f"{job.name} runs on {len(hosts)} hosts; ^C leaves it running, and billed")
   if not slices.args.keep:
     slices.ssh(hosts[:1], f"{control} guard")
-    say(
+    log(
       f"the slice is deleted when the job ends, and after {slices.args.max_hours:g} hours "
       "(--keep, --max_hours)"
     )
@@ -504,15 +504,15 @@ def train(slices: Slices, job: Job) -> int:
       return EXIT_PREEMPTED
     codes = _codes(slices, hosts, control)
     if all(code is not None for code in codes):
-      return commands.class_of(codes)
+      return commands.choose_exit_code(codes)
     if any(codes):  # the others wait for one that has ended
       slices.ssh(hosts, f"{control} end")
     if slices.is_over() and not slices.args.keep and math.isinf(latest):
-      say(f"{slices.args.max_hours:g} hours are over (--max_hours); the run saves and ends")
+      log(f"{slices.args.max_hours:g} hours are over (--max_hours); the run saves and ends")
       slices.ssh(hosts, f"{control} stop")
       latest = time.monotonic() + _GRACE_SECONDS
     if time.monotonic() > latest:
-      say(f"the run has not ended within {_GRACE_SECONDS:g} s")
+      log(f"the run has not ended within {_GRACE_SECONDS:g} s")
       return EXIT_PREEMPTED
   return 0
 
@@ -537,24 +537,24 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
   try:
     code = _train_to_the_end(slices, job, restarts)
   except Deleted:
-    say(
+    log(
       f"{job.name} was stopped: another command has deleted the slice; the same command asks "
       "for a new one"
     )
     return EXIT_PREEMPTED
   except KeyboardInterrupt:
-    say(f"no longer watching {job.name}, which the same command does again")
+    log(f"no longer watching {job.name}, which the same command does again")
     if slices.exists:
-      say(slices.billed())
+      log(slices.billing_note())
     if slices.exists and not slices.args.keep:
-      say(
+      log(
         "once the job runs, the first host deletes the slice an hour after its end, if its "
         "service account may"
       )
     return _INTERRUPTED
   except Exception:
     if slices.exists:
-      say(slices.billed())
+      log(slices.billing_note())
     raise
   if not slices.args.keep and not slices.shell.dry_run:
     _save_logs(slices, job)
@@ -569,14 +569,14 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
       install(slices, job)
       code = train(slices, job)
     except TransientError as error:
-      say(str(error))
+      log(str(error))
       state = slices.state()
       if state is None:
         raise Deleted(slices.name) from None
       code = EXIT_TRANSIENT if state == "ACTIVE" else EXIT_PREEMPTED
     counts = f"({failures} failures, {preemptions} preemptions before)"
     if code == 0:
-      say(
+      log(
         f"{job.name} has finished {counts}"
         if not slices.shell.dry_run
         else f"{job.name}: nothing was run"
@@ -584,19 +584,19 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
       return 0
     if code == EXIT_PREEMPTED and not slices.is_over() and slices.state() != "ACTIVE":
       preemptions += 1
-      say(f"preempted {counts}")
+      log(f"preempted {counts}")
       continue
     if code == EXIT_PREEMPTED:
-      say(
+      log(
         f"{job.name} was stopped; the same command goes on from the last step that it saved "
         f"{counts}"
       )
       return code
     failures += 1
-    if not commands.starts_again(code) or failures > restarts or slices.is_over():
-      say(f"{job.name} failed with exit code {code} and is not started again {counts}")
+    if not commands.is_restarted(code) or failures > restarts or slices.is_over():
+      log(f"{job.name} failed with exit code {code} and is not started again {counts}")
       return code
-    say(f"{job.name} failed with exit code {code}; restart {failures} of {restarts}")
+    log(f"{job.name} failed with exit code {code}; restart {failures} of {restarts}")
 
 
 def _save_logs(slices: Slices, job: Job) -> None:
@@ -608,9 +608,9 @@ def _save_logs(slices: Slices, job: Job) -> None:
     for (node, worker), text in logs.items():
       slices.shell.write(folder / f"{node}-{worker}.log", text + "\n")
   except (TransientError, UserError, OSError) as error:
-    say(f"the hosts' logs cannot be copied: {error}")
+    log(f"the hosts' logs cannot be copied: {error}")
     return
-  say(f"the hosts' logs are in {folder}")
+  log(f"the hosts' logs are in {folder}")
 
 
 def stop(slices: Slices, job: Job) -> int:
@@ -622,7 +622,7 @@ def stop(slices: Slices, job: Job) -> int:
   latest = time.monotonic() + _GRACE_SECONDS
   while not slices.shell.dry_run:
     if slices.state() != "ACTIVE":
-      say(f"{job.name} has ended, and its slice with it")
+      log(f"{job.name} has ended, and its slice with it")
       return 0
     try:
       codes = _codes(slices, hosts, control)
@@ -633,7 +633,7 @@ def stop(slices: Slices, job: Job) -> int:
     if all(code is not None for code in codes):
       break
     if time.monotonic() > latest:
-      say(f"the run has not ended within {_GRACE_SECONDS:g} s; {slices.billed()}")
+      log(f"the run has not ended within {_GRACE_SECONDS:g} s; {slices.billing_note()}")
       return EXIT_TRANSIENT
     slices.shell.sleep(_POLL_SECONDS)
   return slices.give_back(0)
@@ -641,34 +641,40 @@ def stop(slices: Slices, job: Job) -> int:
 
 def _no_capacity(text: str) -> bool:
   text = text.lower()
-  return "quota" not in text and any(
-    word in text for word in ("capacity", "stockout", "resource_exhausted")
-  )
+  if "quota" in text:
+    return False
+  return any(phrase in text for phrase in ("capacity", "stockout", "resource_exhausted"))
 
 
-def _failure(what: str, text: str) -> Exception:
+def _failure(action: str, text: str) -> Exception:
   """Return the class of an error of gcloud."""
-  said = last_line(text)
+  message = last_line(text)
   low = text.lower()
   if "quota" in low:
     return UserError(
-      f"gcloud {what}: {said}; ask for more quota, or give another --zone or --accelerator_type"
+      f"gcloud {action}: {message}; ask for more quota, or give another --zone or "
+      "--accelerator_type"
     )
   if any(
-    word in low
-    for word in ("permission_denied", "unauthenticated", "not currently have an active account")
+    phrase in low
+    for phrase in ("permission_denied", "unauthenticated", "not currently have an active account")
   ):
     return UserError(
-      f"gcloud {what}: {said}; log in with gcloud auth login, and see that the project is yours"
+      f"gcloud {action}: {message}; log in with gcloud auth login, and see that the project is "
+      "yours"
     )
-  if any(word in low for word in ("invalid_argument", "invalid choice", "unrecognized arguments")):
-    return UserError(f"gcloud {what}: {said}; see --accelerator_type, --runtime_version and --zone")
-  return TransientError(f"gcloud {what}: {said}")
+  if any(
+    phrase in low for phrase in ("invalid_argument", "invalid choice", "unrecognized arguments")
+  ):
+    return UserError(
+      f"gcloud {action}: {message}; see --accelerator_type, --runtime_version and --zone"
+    )
+  return TransientError(f"gcloud {action}: {message}")
 
 
 @handle_errors
 def main(argv: list[str] | None = None) -> int:
-  parser = commands.parser(__doc__, ("start", "status", "logs", "stop", "delete"))
+  parser = commands.make_parser(__doc__, ("start", "status", "logs", "stop", "delete"))
   parser.add_argument("--project", required=True, help="the cloud project")
   parser.add_argument("--zone", required=True, help="such as us-west4-a")
   parser.add_argument(
@@ -693,7 +699,7 @@ def main(argv: list[str] | None = None) -> int:
   )
   parser.add_argument(
     "--max_hours",
-    type=commands.hours,
+    type=commands.parse_hours,
     default=168.0,
     help="from the creation of the slice to its deletion at the latest, with a save before "
     "(default: 168)",
@@ -706,8 +712,8 @@ def main(argv: list[str] | None = None) -> int:
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
   hosts_of(args.accelerator_type)
-  job = commands.job(args)
-  commands.remote(job, "the slice")
+  job = commands.read_job(args)
+  commands.check_remote(job, "the slice")
   folders = [name for name in _SHIPPED if (commands.ROOT / name).is_dir()]
   commands.check_train_command(args, folders=folders)
   shell = Shell(args.dry_run)
@@ -735,7 +741,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   for (node, worker), answer in slices.ssh(hosts, f"{control} state").items():
     print(f"{node} worker {worker}: {escape_controls(answer)}")
-  say(slices.billed())
+  log(slices.billing_note())
   return 0
 
 

@@ -39,14 +39,13 @@ def check(
 
 
 def train_flags(command: Sequence[str]) -> list[str] | None:
-  """Return the flags of `python -m t5x_like.train …` or `t5x-like train …`; None of another
-  program."""
-  words = list(command)
-  for index, (word, after) in enumerate(zip(words, words[1:])):
-    if word == "-m" and after == _MODULE:
-      return words[index + 2 :]
-    if pathlib.PurePath(word).name == "t5x-like" and after == "train":
-      return words[index + 2 :]
+  """Return the flags of `python -m t5x_like.train …` or `t5x-like train …`, else None."""
+  arguments = list(command)
+  for index, (argument, following) in enumerate(zip(arguments, arguments[1:])):
+    if argument == "-m" and following == _MODULE:
+      return arguments[index + 2 :]
+    if pathlib.PurePath(argument).name == "t5x-like" and following == "train":
+      return arguments[index + 2 :]
   return None
 
 

@@ -119,7 +119,9 @@ def _convert(args, overrides: list[str]) -> None:
       f"guard/{name}": jax.device_put(x, parts.rules.replicated)
       for name, x in guard.new_loss_record().items()
     }
-    named["adafactor/count"] = jax.device_put(np.int32(step), optimizer_state["adafactor/count"].sharding)
+    named["adafactor/count"] = jax.device_put(
+      np.int32(step), optimizer_state["adafactor/count"].sharding
+    )
     shapes = {name: leaf.shape for name, leaf in optimizer_state.items()}
     for name, array in t5x.second_moments(checkpoint, parts.model, shapes, scale):
       named[name] = jax.device_put(array, optimizer_state[name].sharding)

@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     "--model", metavar="DIR", help="a Hugging Face directory (default: the package's)"
   )
   parser.add_argument(
-    "--only", metavar="TASK,TASK", help=f"some of {', '.join(suite_tasks)} (default: all with files)"
+    "--only",
+    metavar="TASK,TASK",
+    help=f"some of {', '.join(suite_tasks)} (default: all with files)",
   )
   parser.add_argument(
     "--hours", type=float, default=3.0, metavar="H", help="CPU hours in all (default: 3)"
@@ -256,7 +258,11 @@ def _write(folder: pathlib.Path, names: list[str], missing: dict[str, str], budg
   missing_reasons = {task: why for task, why in missing.items() if task not in tables_by_task}
   tasks = {task: _with_torch(part["tasks"][task]) for task, part in tables_by_task.items()}
   scores = [result["score"] for result in tasks.values()]
-  table = next(iter(tables_by_task.values())) | {"suite": "encoder", "tasks": tasks, "missing": missing_reasons}
+  table = next(iter(tables_by_task.values())) | {
+    "suite": "encoder",
+    "tasks": tasks,
+    "missing": missing_reasons,
+  }
   table |= {
     "seeds": max(part["seeds"] for part in tables_by_task.values()),
     "mean": sum(scores) / len(scores),
@@ -276,7 +282,8 @@ def _with_torch(result: dict) -> dict:
     return result
   names = [name.rpartition("/")[2] for name in result["counted"]]
   best = max(
-    sum(scores[name] for name in names) / len(names) for scores in json.loads(path.read_text())["scores"]
+    sum(scores[name] for name in names) / len(names)
+    for scores in json.loads(path.read_text())["scores"]
   )
   return result | {"published": {"PyTorch here": best} | result.get("published", {})}
 

@@ -45,7 +45,9 @@ from t5x_like.library import model as library
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
   workdir_help = "of the model, or a Hugging Face directory, or a name of the Hub"
-  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help)
+  parser.add_argument(
+    "--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help
+  )
   parser.add_argument(
     "--input", required=True, action="append", metavar="FILE", help="questions; repeatable"
   )
@@ -84,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
   options = {
     field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)
   }
-  model = library.opened(args.workdir, None, (), None, args.batch_size)
+  model = library.open_model(args.workdir, None, (), None, args.batch_size)
   print(questions.describe_template(model, args.template), flush=True)
   asker = questions.Asker(model, questions.Options(**options), examples)
   results = {}

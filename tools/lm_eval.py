@@ -139,7 +139,9 @@ def __getattr__(name: str):
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
   workdir_help = "of the model, or a Hugging Face directory, or a name of the Hub"
-  parser.add_argument("--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help)
+  parser.add_argument(
+    "--workdir", required=True, type=check_directory, metavar="DIR", help=workdir_help
+  )
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")
   parser.add_argument("--limit", type=float, metavar="N", help="the first N examples of each task")

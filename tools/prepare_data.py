@@ -239,7 +239,10 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
   c4 = {
     name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")
   }
-  arguments = {"c4": c4 | {"bad_words": bad_words}, "decontaminate": {"against": tuple(args.against)}}
+  arguments = {
+    "c4": c4 | {"bad_words": bad_words},
+    "decontaminate": {"against": tuple(args.against)},
+  }
   if args.against and "decontaminate" not in args.clean.split(","):
     raise UserError(
       f"--against={args.against[0]}: expected --clean with decontaminate, found "

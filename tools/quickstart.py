@@ -111,7 +111,9 @@ def _complete_sentences(workdir: str) -> list[str]:
   return [json.loads(line)["filled"] for line in filled.read_text(encoding="utf-8").splitlines()]
 
 
-def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, recipe_steps: int) -> dict[str, Any]:
+def _fine_tune(
+  workdir: str, data: pathlib.Path, pretraining: int, recipe_steps: int
+) -> dict[str, Any]:
   """Compare the model with and without pretraining; return the result of `comparison.compared`."""
   steps = max(2, _TUNING_STEPS * pretraining // recipe_steps)
   values = _TUNING | {
@@ -150,7 +152,10 @@ def _print_results(
   figures = {name.rpartition("/")[2]: value for name, value in evals[-1].items() if name != "step"}
   step = evals[-1]["step"]
   sample = pathlib.Path(workdir) / "try_me.txt"
-  completions = "\n".join(f"      {sentence}\n      -> {completion}" for sentence, completion in zip(_SENTENCES, sentences))
+  completions = "\n".join(
+    f"      {sentence}\n      -> {completion}"
+    for sentence, completion in zip(_SENTENCES, sentences)
+  )
   completions = re.sub(r"<extra_id_\d+>", "____", completions)
   python = pathlib.Path(sys.executable)
   python = (

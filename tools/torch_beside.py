@@ -153,7 +153,8 @@ def _scores(model, task, config) -> dict[str, float]:
   from t5x_like.training import buckets
 
   scores = next(
-    (evaluator.scores for evaluator in config.evals.values() if evaluator.name == "classification"), ("accuracy",)
+    (evaluator.scores for evaluator in config.evals.values() if evaluator.name == "classification"),
+    ("accuracy",),
   )
   metric = Classification(len(task.classes), tuple(scores)) if task.classes else Correlation()
   gold = []

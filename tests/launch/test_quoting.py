@@ -118,7 +118,7 @@ def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
   env = {one["name"]: expanded(one["value"]) for one in container["env"]}
   script = expanded(container["command"][2])
   assert env == {"VALUE": value}
-  assert run(f"{commands.exports(env)[0]}\n{script}\n") == expected
+  assert run(f"{commands.export_lines(env)[0]}\n{script}\n") == expected
   assert run(sky.task(given, flags())["run"]) == expected
   assert run(tpu_vm._script(given)) == expected
   here = tmp_path / f"d {value}"

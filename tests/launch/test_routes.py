@@ -311,9 +311,9 @@ def test_what_cannot_start_is_refused_in_one_line(main, argv, words, capsys):
 def test_the_workdir_is_the_one_that_the_command_takes():
   for words in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
     parsed = commands.parse(
-      commands.parser("", ("start",)), ["start", "--", "python", *words, "--config=x"]
+      commands.make_parser("", ("start",)), ["start", "--", "python", *words, "--config=x"]
     )
-    assert commands.job(parsed).workdir == "gs://b/run"
+    assert commands.read_job(parsed).workdir == "gs://b/run"
 
 
 def test_a_command_is_not_checked_on_demand(tmp_path, program):

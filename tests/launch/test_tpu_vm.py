@@ -404,7 +404,7 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
     (programs / name).write_text("#!/bin/bash\nexit 1\n")
   for program in programs.iterdir():
     program.chmod(0o755)
-  script = commands.installation("tpu,gcs", "project", str(venv))
+  script = commands.install_lines("tpu,gcs", "project", str(venv))
   for _ in range(2):  # the second time the environment is there
     env = {"PATH": f"{programs}:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(

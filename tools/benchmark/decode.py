@@ -66,7 +66,9 @@ def main(args: argparse.Namespace) -> None:
       f"on the same weights, its attention left to its choice, {threads} threads both.",
       flush=True,
     )
-    first_outputs = {name: run() for name, run in runs.items()}  # the first call compiles and allocates
+    first_outputs = {
+      name: run() for name, run in runs.items()
+    }  # the first call compiles and allocates
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     busy: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(args.repeats):
@@ -120,7 +122,11 @@ def _ratios(times: dict[str, float]) -> dict[str, float]:
     {name.split()[1]: t for name, t in times.items() if name.startswith(kind)}
     for kind in ("t5x_like", "pytorch")
   )
-  return {f"{a} against PyTorch's {b}": pytorch_times[b] / our_times[a] for a in our_times for b in pytorch_times}
+  return {
+    f"{a} against PyTorch's {b}": pytorch_times[b] / our_times[a]
+    for a in our_times
+    for b in pytorch_times
+  }
 
 
 def _ours(
@@ -176,7 +182,9 @@ def _theirs(
   torch.set_num_threads(threads)
   config = transformers.AutoConfig.from_pretrained(folder)
   is_encoder_decoder = config.is_encoder_decoder
-  model_class = transformers.AutoModelForSeq2SeqLM if is_encoder_decoder else transformers.AutoModelForCausalLM
+  model_class = (
+    transformers.AutoModelForSeq2SeqLM if is_encoder_decoder else transformers.AutoModelForCausalLM
+  )
   model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
   model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
   inputs = torch.tensor(tokens, dtype=torch.long)

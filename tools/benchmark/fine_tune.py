@@ -108,7 +108,8 @@ def _compare(
   result = {}
   for number, kind in enumerate(("cpu_seconds", "seconds")):
     medians = {
-      name: statistics.median(seconds[number] for seconds in measurements) for name, measurements in times.items()
+      name: statistics.median(seconds[number] for seconds in measurements)
+      for name, measurements in times.items()
     }
     result |= {f"{name}_{kind}": round(value, 4) for name, value in medians.items()}
     if peers:

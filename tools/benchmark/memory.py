@@ -78,7 +78,10 @@ def main(args: argparse.Namespace) -> None:
     print(f"| {vocab:,} | {chunks:.2f} GB | {all_logits:.2f} GB | {logits:.2f} GB |", flush=True)
   print(
     json.dumps(
-      {vocab: dict(zip(("chunks", "all_logits", "logits"), row)) for vocab, row in gigabytes.items()}
+      {
+        vocab: dict(zip(("chunks", "all_logits", "logits"), row))
+        for vocab, row in gigabytes.items()
+      }
     )
   )
 

@@ -188,7 +188,9 @@ def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
   )
   regions = len(share)
   chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
-  counts = np.bincount(first_regions * regions + second_regions, minlength=regions**2).reshape(regions, regions)
+  counts = np.bincount(first_regions * regions + second_regions, minlength=regions**2).reshape(
+    regions, regions
+  )
   possible = chance > 1e-12
   expected = len(one_S) * chance[possible]
   chi_square = ((counts[possible] - expected) ** 2 / expected).sum() + 1e9 * counts[~possible].sum()

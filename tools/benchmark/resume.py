@@ -115,7 +115,9 @@ def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple
   return time.perf_counter() - begin, first
 
 
-def _kill_runs(args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]) -> list[int]:
+def _kill_runs(
+  args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]
+) -> list[int]:
   """Return the saved step after each kill."""
   draw = random.Random(args.seed)
   reached = []

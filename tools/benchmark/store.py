@@ -94,7 +94,9 @@ def main(args: argparse.Namespace) -> None:
         f"{directory}: no store could be made there; see above, or choose another --directory"
       )
     creation_seconds = None if args.store else time.perf_counter() - begin
-    _measure(args, args.store or str(directory / "large"), str(directory / "small"), creation_seconds)
+    _measure(
+      args, args.store or str(directory / "large"), str(directory / "small"), creation_seconds
+    )
   finally:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     shutil.rmtree(directory, ignore_errors=True)
@@ -163,7 +165,9 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
     raise UserError(f"{path}: cannot be written ({error}): choose another --directory") from error
 
 
-def _measure(args: argparse.Namespace, store: str, small: str, creation_seconds: float | None) -> None:
+def _measure(
+  args: argparse.Namespace, store: str, small: str, creation_seconds: float | None
+) -> None:
   path = f"{store}/{args.split}"
   before = _megabytes("VmHWM")
   begin = time.perf_counter()
