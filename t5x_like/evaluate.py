@@ -146,8 +146,9 @@ def main(argv: list[str]) -> None:
 
 def _evaluate(args, overrides: list[str]) -> None:
   """Run the evaluators of the config on a checkpoint, print the metrics and write the files."""
-  from t5x_like import data, report
+  from t5x_like import data
   from t5x_like.files.paths import check_writable
+  from t5x_like.report import run_report
   from t5x_like.runtime import process
   from t5x_like.training import open_with_recipe
   from t5x_like.training.build import build_objective
@@ -176,7 +177,7 @@ def _evaluate(args, overrides: list[str]) -> None:
     if process.is_first():
       _write_group(args.workdir, step, label, group)
   task = evaluation.task
-  report.draw(f"{args.workdir}/evaluations", config, run, arrays, task, task, groups)
+  run_report.draw(f"{args.workdir}/evaluations", config, run, arrays, task, task, groups)
 
 
 def _write_group(run_directory: str, step: int, label: str, group) -> None:
@@ -316,9 +317,9 @@ def _run_suites(args, overrides: list[str]) -> None:
   if not table["tasks"]:
     raise UserError(f"--questions={args.questions}: {next(iter(table['missing'].values()))}")
   if args.compare and process.is_first() and not is_published and not is_remote(workdirs[0]):
-    from t5x_like import report
+    from t5x_like.report import run_report
 
-    report.write_page(workdirs[0])
+    run_report.write_page(workdirs[0])
 
 
 class _QuestionSuite:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from t5x_like import report, slots, training
+from t5x_like import slots, training
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows
+from t5x_like.report import run_report
 from t5x_like.runtime import process
 from t5x_like.training import phases, restoring
 from t5x_like.training.assembly import Assembly
@@ -69,7 +70,7 @@ class TrainingRun:
     self._read_metrics()
     if self.step < self.config.total_steps:
       self._enter_phase()
-      report.introduce(session, made, self._stage.cost, self.step)
+      run_report.introduce(session, made, self._stage.cost, self.step)
     else:
       process.log(
         f"{session.address} is finished at step {self.step}; set "
@@ -291,9 +292,9 @@ class TrainingRun:
     session.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
     tasks = made.task, made.evaluation.task
-    report.draw(session.workdir, self.config, made.parts, self.weights, *tasks, groups)
+    run_report.draw(session.workdir, self.config, made.parts, self.weights, *tasks, groups)
     if process.is_first():
-      page = report.write_page(session.workdir, session.address, session.beat)
+      page = run_report.write_page(session.workdir, session.address, session.beat)
       if page is not None:
         process.log(f"report: {session.address}/{page.name}")
     session.flush()

@@ -9,10 +9,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import t5x_like as t5x
-from t5x_like import report
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
 from t5x_like.report import page as report_page
+from t5x_like.report import run_report
 from t5x_like.report.__main__ import main
 from t5x_like.report.charts import Metrics, names, series
 from t5x_like.report.page import write_report
@@ -269,15 +269,15 @@ def test_words_are_marked_by_a_longest_common_subsequence():
 
 def test_a_page_that_fails_or_is_late_is_a_warning(tmp_path, capsys, monkeypatch):
   (tmp_path / "config.json").write_text("{")
-  assert report.write_page(tmp_path) is None
+  assert run_report.write_page(tmp_path) is None
   out = capsys.readouterr().out
   assert out.startswith(
     f"warning: {tmp_path}/report.html: not written: UserError: {tmp_path}/config.json: not a JSON"
   )
-  monkeypatch.setattr(report, "PAGE_SECONDS", 1)
+  monkeypatch.setattr(run_report, "PAGE_SECONDS", 1)
   monkeypatch.setattr(report_page, "write_report", lambda workdir: time.sleep(60))
   beats = []
-  assert report.write_page(tmp_path, "gs://bucket/run", beats.append) is None
+  assert run_report.write_page(tmp_path, "gs://bucket/run", beats.append) is None
   expected = "warning: gs://bucket/run/report.html: not written: not done within 1 s"
   assert capsys.readouterr().out.startswith(expected) and beats
 

@@ -5,9 +5,9 @@ import sys
 
 PROGRAM = """
 import sys, types
-from t5x_like import report
+from t5x_like.report import run_report
 task = types.SimpleNamespace(features={"decoder_input_tokens": None})
-report.draw("nowhere", None, None, None, task, None, {})
+run_report.draw("nowhere", None, None, None, task, None, {})
 print(*(name for name in sys.modules if name.startswith("t5x_like.") and "image" in name or name.endswith("pictures")))
 """
 
