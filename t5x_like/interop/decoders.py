@@ -301,6 +301,11 @@ def arrange_by_kind(is_local: list[bool], local: Any, full: Any) -> Any:
   return tuple(local if has_window else full for has_window in is_local)
 
 
+def arrange_windows(is_local: list[bool], window: int | None) -> tuple[int | None, ...]:
+  """Return a design's windows for a period of layers."""
+  return tuple(window if has_window else None for has_window in is_local)
+
+
 def window_width(design, default: int | None) -> int | None:
   """Return the width of the layers with a window."""
   return max((window for window in design.windows if window), default=default)

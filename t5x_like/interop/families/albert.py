@@ -80,15 +80,17 @@ def map_tensors(mapping: TensorMapping) -> None:
     mapping, "albert", HEADS, "encoder.embedding_hidden_mapping_in"
   )
   names = ("query", "key", "value", "dense")
-  path = "encoder/blocks"
+  attention = "encoder/blocks/self_attention"
+  mlp = "encoder/blocks/mlp"
   inner = mapping.model.variant.inner
   for index in range(mapping.model.variant.groups * inner):
-    hf_layer = f"{body}encoder.albert_layer_groups.{index // inner}.albert_layers.{index % inner}"
-    mapping.attention(f"{hf_layer}.attention", f"{path}/self_attention/layer", index, names=names)
-    mapping.norm(f"{hf_layer}.attention.LayerNorm", f"{path}/self_attention/out_norm", index)
-    mapping.linear(f"{hf_layer}.ffn", f"{path}/mlp/layer/wi", index)
-    mapping.linear(f"{hf_layer}.ffn_output", f"{path}/mlp/layer/wo", index)
-    mapping.norm(f"{hf_layer}.full_layer_layer_norm", f"{path}/mlp/out_norm", index)
+    hf_group = f"{body}encoder.albert_layer_groups.{index // inner}"
+    hf_layer = f"{hf_group}.albert_layers.{index % inner}"
+    mapping.attention(f"{hf_layer}.attention", f"{attention}/layer", index, names=names)
+    mapping.norm(f"{hf_layer}.attention.LayerNorm", f"{attention}/out_norm", index)
+    mapping.linear(f"{hf_layer}.ffn", f"{mlp}/layer/wi", index)
+    mapping.linear(f"{hf_layer}.ffn_output", f"{mlp}/layer/wo", index)
+    mapping.norm(f"{hf_layer}.full_layer_layer_norm", f"{mlp}/out_norm", index)
   mapping.tied = {
     "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
     "predictions.decoder.bias": "predictions.bias",

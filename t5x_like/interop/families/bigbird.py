@@ -3,8 +3,8 @@
 `attention_type` "block_sparse" becomes the bigbird core with the library's plan for evaluation,
 where the first block replaces every random block; to train, choose another plan with `design.core =
 {"name": "bigbird", …}`. Both plans are written as "block_sparse". For sequences that are too short,
-the library switches to full attention; ours refuses them, and `design.core = "dense"` computes full
-attention.
+the library switches to full attention; our core refuses them, and `design.core = "dense"` computes
+full attention.
 """
 
 from t5x_like.interop import encoders
@@ -38,12 +38,14 @@ HEADS = (
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  sparse = fields.choose(
+  is_sparse = fields.choose(
     "attention_type", {"block_sparse": True, "original_full": False}, "block_sparse"
   )
-  blocks = {
+  sparse_core = {
+    "name": "bigbird",
     "block": fields.take("block_size", 64),
     "random_blocks": fields.take("num_random_blocks", 3),
+    "plan": "first",
   }
   variant = encoders.read_variant(
     fields,
@@ -57,7 +59,7 @@ def read_config(fields: Fields, tensor_names: set[str]):
     ),
     biases=("qkv", "out", "mlp") if fields.take("use_bias", True) else ("out", "mlp"),
     embed_scale=fields.take("rescale_embeddings", False),
-    core={"name": "bigbird", **blocks, "plan": "first"} if sparse else "auto",
+    core=sparse_core if is_sparse else "auto",
   )
   return bigbird.Model, {"variant": variant}
 

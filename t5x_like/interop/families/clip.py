@@ -59,8 +59,8 @@ def read_config(fields: Fields, tensor_names: set[str]):
   eos = vocab - 1 if eos == _LEGACY_EOS else eos
   start = text.values.get("bos_token_id", 49_406)
   design = dataclasses.replace(design, position={"name": "learned", "length": length})
-  for part in (image, text):
-    part.refuse_unused()
+  image.refuse_unused()
+  text.refuse_unused()
   return clip.Model, {
     "variant": DualVariant(vision, Variant(dims, design, vocab, Tokens(None, start, eos)), width)
   }
@@ -69,7 +69,6 @@ def read_config(fields: Fields, tensor_names: set[str]):
 def read_encoder(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
   """Return the sizes and the design of an encoder; width and heads are the defaults."""
   fields.ignore(*_UNUSED)
-  usual = find_key(ACTIVATIONS, base.activation)
   D = fields.take("hidden_size", width)
   N = fields.take("num_attention_heads", heads)
   dims = Dims(
@@ -83,7 +82,7 @@ def read_encoder(fields: Fields, base: Design, width: int, heads: int) -> tuple[
   return dims, dataclasses.replace(
     base,
     norm_epsilon=fields.take("layer_norm_eps", base.norm_epsilon),
-    activation=fields.choose("hidden_act", ACTIVATIONS, usual),
+    activation=fields.choose("hidden_act", ACTIVATIONS, find_key(ACTIVATIONS, base.activation)),
   )
 
 
@@ -186,15 +185,14 @@ def map_tensors(mapping: TensorMapping) -> None:
   mapping.copy("logit_scale", "scale")
 
 
-def map_layers(mapping: TensorMapping, hf_name: str, path: str, number: int) -> None:
+def map_layers(mapping: TensorMapping, hf_name: str, path: str, layers: int) -> None:
   """Map the layers of an encoder."""
-  for index in range(number):
-    their_layer = f"{hf_name}.encoder.layers.{index}"
-    blocks = f"{path}/encoder/blocks"
-    mapping.attention(
-      f"{their_layer}.self_attn", f"{blocks}/self_attention/layer", index, names=ATTENTION_NAMES
-    )
-    mapping.norm(f"{their_layer}.layer_norm1", f"{blocks}/self_attention/in_norm", index)
-    mapping.norm(f"{their_layer}.layer_norm2", f"{blocks}/mlp/in_norm", index)
-    mapping.linear(f"{their_layer}.mlp.fc1", f"{blocks}/mlp/layer/wi", index)
-    mapping.linear(f"{their_layer}.mlp.fc2", f"{blocks}/mlp/layer/wo", index)
+  attention = f"{path}/encoder/blocks/self_attention"
+  mlp = f"{path}/encoder/blocks/mlp"
+  for layer in range(layers):
+    hf_layer = f"{hf_name}.encoder.layers.{layer}"
+    mapping.attention(f"{hf_layer}.self_attn", f"{attention}/layer", layer, names=ATTENTION_NAMES)
+    mapping.norm(f"{hf_layer}.layer_norm1", f"{attention}/in_norm", layer)
+    mapping.norm(f"{hf_layer}.layer_norm2", f"{mlp}/in_norm", layer)
+    mapping.linear(f"{hf_layer}.mlp.fc1", f"{mlp}/layer/wi", layer)
+    mapping.linear(f"{hf_layer}.mlp.fc2", f"{mlp}/layer/wo", layer)

@@ -84,6 +84,7 @@ def map_tensors(mapping: TensorMapping) -> None:
     attention = f"{block}/layer/self_attention"
     mapping.norm(f"{hf_layer}.input_layernorm", f"{block}/in_norm", index)
     mapping.attention(f"{hf_layer}.self_attn", attention, index, names=llama.ATTENTION_NAMES)
-    for name in ("q_norm", "k_norm") if mapping.model.variant.design.qk_norm else ():
-      mapping.norm(f"{hf_layer}.self_attn.{name}", f"{attention}/{name}", index)
+    if mapping.model.variant.design.qk_norm:
+      mapping.norm(f"{hf_layer}.self_attn.q_norm", f"{attention}/q_norm", index)
+      mapping.norm(f"{hf_layer}.self_attn.k_norm", f"{attention}/k_norm", index)
     llama.map_gated_mlp(mapping, f"{hf_layer}.mlp", f"{block}/layer/mlp", index)

@@ -19,7 +19,8 @@ _WITHOUT_EFFECT = (
 
 def read_config(fields: Fields, tensor_names: set[str]):
   head = image_encoders.read_head(fields, *CLASSES, "norm")
-  head |= {"norm": "after"} if head["name"] == "image_classification" else {}
+  if head["name"] == "image_classification":
+    head["norm"] = "after"
   fields.ignore(*_WITHOUT_EFFECT.split())
   widths = tuple(fields.take("hidden_sizes", [96, 192, 384, 768]))
   backbone = {
@@ -68,7 +69,7 @@ def write_config(model, model_type: str | None) -> dict:
 def map_tensors(mapping: TensorMapping) -> None:
   classifies = "head/out/kernel" in mapping.parameter_names
   body = "convnext." if classifies else ""
-  _convolution(
+  _map_convolution(
     mapping,
     f"{body}embeddings.patch_embeddings",
     "backbone/patches",
@@ -76,32 +77,34 @@ def map_tensors(mapping: TensorMapping) -> None:
   )
   mapping.norm(f"{body}embeddings.layernorm", "backbone/norm")
   for stage, blocks in enumerate(mapping.model.backbone.stages):
-    hf_layer = f"{body}encoder.stages.{stage}"
+    hf_stage = f"{body}encoder.stages.{stage}"
     if stage:
-      mapping.norm(f"{hf_layer}.downsampling_layer.0", f"backbone/merge_norms/{stage - 1}")
-      _convolution(mapping, f"{hf_layer}.downsampling_layer.1", f"backbone/merges/{stage - 1}", 2)
-    for index in range(len(blocks)):
-      layer = f"{hf_layer}.layers.{index}"
-      block = f"backbone/stages/{stage}/{index}"
+      mapping.norm(f"{hf_stage}.downsampling_layer.0", f"backbone/merge_norms/{stage - 1}")
+      _map_convolution(
+        mapping, f"{hf_stage}.downsampling_layer.1", f"backbone/merges/{stage - 1}", 2
+      )
+    for number in range(len(blocks)):
+      hf_layer = f"{hf_stage}.layers.{number}"
+      block = f"backbone/stages/{stage}/{number}"
       mapping.fuse(
-        f"{layer}.dwconv.weight",
+        f"{hf_layer}.dwconv.weight",
         [f"{block}/depthwise/kernel"],
         split=lambda x: [x.transpose(2, 3, 1, 0)],
         join=lambda xs: xs[0].transpose(3, 2, 0, 1),
       )
-      mapping.copy(f"{layer}.dwconv.bias", f"{block}/depthwise/bias")
-      mapping.norm(f"{layer}.layernorm", f"{block}/norm")
-      mapping.linear(f"{layer}.pwconv1", f"{block}/wi")
-      mapping.linear(f"{layer}.pwconv2", f"{block}/wo")
+      mapping.copy(f"{hf_layer}.dwconv.bias", f"{block}/depthwise/bias")
+      mapping.norm(f"{hf_layer}.layernorm", f"{block}/norm")
+      mapping.linear(f"{hf_layer}.pwconv1", f"{block}/wi")
+      mapping.linear(f"{hf_layer}.pwconv2", f"{block}/wo")
       if f"{block}/scale/scale" in mapping.parameter_names:
-        mapping.copy(f"{layer}.layer_scale_parameter", f"{block}/scale/scale")
+        mapping.copy(f"{hf_layer}.layer_scale_parameter", f"{block}/scale/scale")
   if "head/norm/scale" in mapping.parameter_names:
     mapping.norm(f"{body}layernorm", "head/norm")
   if classifies:
     mapping.linear("classifier", "head/out")
 
 
-def _convolution(mapping: TensorMapping, hf_name: str, path: str, side: int) -> None:
+def _map_convolution(mapping: TensorMapping, hf_name: str, path: str, side: int) -> None:
   """Map a convolution of separate squares, which is a linear layer here."""
   mapping.fuse(
     f"{hf_name}.weight",

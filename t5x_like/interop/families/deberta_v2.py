@@ -52,7 +52,7 @@ def read_config(fields: Fields, tensor_names: set[str]):
     "norm_rel_ebd",
     "pos_att_type",
   ):
-    fields.take(name)  # their defaults are other models
+    fields.take(name)  # required: their defaults are of other models
   fields.ignore(
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -99,7 +99,7 @@ def write_config(model, model_type: str | None) -> dict:
       f"{dims} with types={variant.types}: deberta-v2 has heads that share the "
       "width, and no token types"
     )
-  head, labels = encoders.write_head("deberta-v2", variant, HEADS)
+  head, head_fields = encoders.write_head("deberta-v2", variant, HEADS)
   return {
     "architectures": [f"DebertaV2{head.task}"],
     "model_type": "deberta-v2",
@@ -122,7 +122,7 @@ def write_config(model, model_type: str | None) -> dict:
     "pos_att_type": ["p2c", "c2p"],
     "pad_token_id": variant.tokens.pad,
     "tie_word_embeddings": True,
-    **labels,
+    **head_fields,
   }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,12 +19,14 @@ from t5x_like.nn.latent_attention import Latent
 MODEL_TYPES = ("deepseek_v3",)
 MODELS = (deepseek.Model,)
 BODY_PREFIX = "model."
+# our argument -> field
 LATENT = {
   "rank": "kv_lora_rank",
   "query_rank": "q_lora_rank",
   "rope": "qk_rope_head_dim",
   "value": "v_head_dim",
 }
+# our argument -> (field, default)
 EXPERTS = {
   "experts": ("n_routed_experts", 256),
   "top_k": ("num_experts_per_tok", 8),
@@ -35,7 +38,7 @@ EXPERTS = {
   "normalise": ("norm_topk_prob", True),
 }
 _PUBLISHED = deepseek.VARIANTS["v3"]
-_EPSILON = 1e-6  # of the norms of latents, whatever that of the others
+_LATENT_EPSILON = 1e-6  # of the norms of latents, whatever the epsilon of other norms
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
@@ -54,29 +57,29 @@ def read_config(fields: Fields, tensor_names: set[str]):
     "num_nextn_predict_layers",
     "num_mtp_layers",
   )
-  for name, value in (
-    ("scoring_func", "sigmoid"),
-    ("topk_method", "noaux_tc"),
-    ("moe_layer_freq", 1),
-  ):
-    fields.require(name, value)
+  fields.require("scoring_func", "sigmoid")
+  fields.require("topk_method", "noaux_tc")
+  fields.require("moe_layer_freq", 1)
   layers = fields.take("num_hidden_layers")
   dense = fields.take("first_k_dense_replace", 3)
   if dense >= layers:
     raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
-  latent = {
-    ours: decoders.take_nullable(fields, theirs, _PUBLISHED.design.latent[ours])
-    for ours, theirs in LATENT.items()
-  }
-  if (epsilon := fields.take("rms_norm_eps", _EPSILON)) != _EPSILON:
-    latent["norm_epsilon"] = _EPSILON
+  latent = {}
+  for argument, field in LATENT.items():
+    default = _PUBLISHED.design.latent[argument]
+    latent[argument] = decoders.take_nullable(fields, field, default)
+  epsilon = fields.take("rms_norm_eps", _LATENT_EPSILON)
+  if epsilon != _LATENT_EPSILON:
+    latent["norm_epsilon"] = _LATENT_EPSILON
   heads = fields.take("num_attention_heads")
   head_dim = fields.take("qk_nope_head_dim", 128) + latent["rope"]
   fields.require("num_key_value_heads", heads, None)
-  position, scale = _positions(fields, head_dim)
+  position, scale = _read_position(fields, head_dim)
   if fields.take("rope_interleave", True):
     position["interleaved"] = True
-  routing = {ours: fields.take(*theirs) for ours, theirs in EXPERTS.items()}
+  routing = {}
+  for argument, (field, default) in EXPERTS.items():
+    routing[argument] = fields.take(field, default)
   design = dataclasses.replace(
     _PUBLISHED.design,
     norm_epsilon=epsilon,
@@ -93,41 +96,40 @@ def read_config(fields: Fields, tensor_names: set[str]):
     fields.take("hidden_size"), heads, heads, head_dim, fields.take("intermediate_size"), layers
   )
   ids = decoders.read_special_tokens(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
-  ahead = any(name.startswith(f"model.layers.{layers}.") for name in tensor_names)
+  has_mtp_block = any(name.startswith(f"model.layers.{layers}.") for name in tensor_names)
   return deepseek.Model, {
     "variant": Variant(dims, design, fields.take("vocab_size"), ids),
-    "mtp_depth": int(ahead),
+    "mtp_depth": 1 if has_mtp_block else 0,
   }
 
 
-def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
+_ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+
+
+def _read_position(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
   """Return (the rotary positions of a config, the factor of the logits).
 
   DeepSeek's YaRN also multiplies the logits by the square of `0.1 * mscale_all_dim * ln(factor) +
   1`.
   """
-  values = dict(fields.values)
-  field = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
-  yarn = dict(values.get(field) or {})
-  one = yarn.pop("mscale", None)
-  every = yarn.pop("mscale_all_dim", None)
+  values = {name: fields.values.get(name) for name in _ROPE_FIELDS}
+  field = "rope_scaling" if values["rope_scaling"] else "rope_parameters"
+  yarn = dict(values[field] or {})
+  weight = yarn.pop("mscale", None)
+  weight_below = yarn.pop("mscale_all_dim", None)
   factor = float(yarn.get("factor") or 1.0)
-  if one and every and yarn.get("attention_factor") is None:
-    yarn["attention_factor"] = decoders.yarn_temperature(factor, one) / decoders.yarn_temperature(
-      factor, every
-    )
-  position = decoders.read_rope(
-    Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin)
-  )
-  fields.ignore(*_ROPE)
-  return position, _scale(head_dim, factor, every) if every else None
+  if weight and weight_below and yarn.get("attention_factor") is None:
+    below = decoders.yarn_temperature(factor, weight_below)
+    yarn["attention_factor"] = decoders.yarn_temperature(factor, weight) / below
+  position = decoders.read_rope(Fields(values | {field: yarn}, fields.origin))
+  fields.ignore(*_ROPE_FIELDS)
+  scale = _attention_scale(head_dim, factor, weight_below) if weight_below else None
+  return position, scale
 
 
-_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-
-
-def _scale(head_dim: int, factor: float, every: float) -> float:
-  return head_dim**-0.5 * decoders.yarn_temperature(factor, every) ** 2
+def _attention_scale(head_dim: int, factor: float, weight: float) -> float:
+  """Return the factor of the logits for a factor of YaRN and an `mscale_all_dim`."""
+  return head_dim**-0.5 * decoders.yarn_temperature(factor, weight) ** 2
 
 
 def write_config(model, model_type: str | None) -> dict:
@@ -140,9 +142,15 @@ def write_config(model, model_type: str | None) -> dict:
       f"design.latent is {design.latent!r} with {experts!r}; this type has both, "
       "and a shared expert"
     )
-  own = Latent(**design.latent)
-  usual = deepseek.routing(**{ours: getattr(experts, ours) for ours in EXPERTS})
-  free = dict(bias_rate=experts.bias_rate, balance_loss=experts.balance_loss)
+  latent = Latent(**design.latent)
+  required_latent = design.latent
+  if (latent.norm_epsilon or design.norm_epsilon) != _LATENT_EPSILON:
+    required_latent = {"norm_epsilon": _LATENT_EPSILON}
+  required_experts = dataclasses.replace(
+    deepseek.routing(**{argument: getattr(experts, argument) for argument in EXPERTS}),
+    bias_rate=experts.bias_rate,
+    balance_loss=experts.balance_loss,
+  )
   decoders.require_plain_decoder(
     model,
     square=False,
@@ -151,21 +159,18 @@ def write_config(model, model_type: str | None) -> dict:
     biases=[(), ("qkv", "out")],
     activation=list(decoders.GATED_ACTIVATIONS.values()),
     attention_scale=[design.attention_scale],
-    latent=[
-      design.latent
-      if (own.norm_epsilon or design.norm_epsilon) == _EPSILON
-      else {"norm_epsilon": _EPSILON}
-    ],
+    latent=[required_latent],
     dense_layers=[design.dense_layers],
-    experts=[dataclasses.replace(usual, **free)],
+    experts=[required_experts],
     experts_every=1,
     tied=[True, False],
   )
   position = decoders.require_position(
     model, "rope", "theta", "interleaved", *decoders.ROPE_SCALINGS
   )
-  sizes = {theirs: getattr(own, ours) for ours, theirs in LATENT.items()}
-  rope = decoders.write_rope(position, **_mscale(design, dims.head_dim, position))
+  latent_fields = {field: getattr(latent, argument) for argument, field in LATENT.items()}
+  expert_fields = {field: getattr(experts, argument) for argument, (field, _) in EXPERTS.items()}
+  rope = decoders.write_rope(position, **_write_mscale(design, dims.head_dim, position))
   return {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -181,9 +186,9 @@ def write_config(model, model_type: str | None) -> dict:
     "rope_interleave": bool(position.get("interleaved")),
     "attention_bias": bool(design.biases),
     "tie_word_embeddings": design.tied,
-    **sizes,
-    "qk_nope_head_dim": dims.head_dim - sizes["qk_rope_head_dim"],
-    **{theirs: getattr(experts, ours) for ours, (theirs, _) in EXPERTS.items()},
+    **latent_fields,
+    "qk_nope_head_dim": dims.head_dim - latent.rope,
+    **expert_fields,
     "norm_topk_prob": experts.normalise is not False,
     "first_k_dense_replace": design.dense_layers,
     "num_nextn_predict_layers": model.mtp_depth,
@@ -191,85 +196,106 @@ def write_config(model, model_type: str | None) -> dict:
   }
 
 
-def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
-  """Return the fields of `rope_parameters` that say the factor of the logits."""
+def _write_mscale(design, head_dim: int, position: dict) -> dict[str, float]:
+  """Return the field of `rope_parameters` that expresses the factor of the logits."""
   if design.attention_scale in (None, head_dim**-0.5):
     return {}
   factor = (position.get("yarn") or {}).get("factor", 1.0)
-  extra = (design.attention_scale * head_dim**0.5) ** 0.5 - 1.0
-  if factor <= 1 or extra <= 0:
+  excess = (design.attention_scale * head_dim**0.5) ** 0.5 - 1.0
+  if factor <= 1 or excess <= 0:
     raise UserError(
       f"design.attention_scale is {design.attention_scale!r}; this type supports "
       "others only with YaRN"
     )
-  every = extra / (0.1 * math.log(factor))
-  shorter = (float(f"{every:.{digits}g}") for digits in range(1, 17))
-  scale = lambda every: _scale(head_dim, factor, every)  # noqa: E731
-  return {"mscale_all_dim": next((x for x in shorter if scale(x) == design.attention_scale), every)}
+  weight = excess / (0.1 * math.log(factor))
+  for digits in range(1, 17):  # the shortest weight with exactly this factor
+    rounded = float(f"{weight:.{digits}g}")
+    if _attention_scale(head_dim, factor, rounded) == design.attention_scale:
+      return {"mscale_all_dim": rounded}
+  return {"mscale_all_dim": weight}
 
 
 def map_tensors(mapping: TensorMapping) -> None:
   variant = mapping.model.variant
-  dims = variant.dims
-  dense = variant.design.dense_layers
+  layers = variant.dims.layers
+  dense_layers = variant.design.dense_layers
   llama.map_table(mapping)
-  rest = "decoder/rest" if dense else "decoder"
-  mapping.norm("model.norm", f"{rest}/final_norm")
-  for layer in range(dims.layers):
-    first = layer < dense
-    _layer(
-      mapping,
-      f"model.layers.{layer}",
-      "decoder/first" if first else rest,
-      layer if first else layer - dense,
-      first,
-    )
+  expert_stack = "decoder/rest" if dense_layers else "decoder"
+  mapping.norm("model.norm", f"{expert_stack}/final_norm")
+  for layer in range(dense_layers):
+    hf_layer = f"model.layers.{layer}"
+    _map_attention(mapping, hf_layer, "decoder/first", layer)
+    _map_mlp(mapping, hf_layer, "decoder/first", layer)
+  for layer in range(dense_layers, layers):
+    hf_layer = f"model.layers.{layer}"
+    _map_attention(mapping, hf_layer, expert_stack, layer - dense_layers)
+    _map_experts(mapping, hf_layer, expert_stack, layer - dense_layers)
   if mapping.model.mtp_depth:
-    hf_layer = f"model.layers.{dims.layers}"
-    mapping.tied[f"{hf_layer}.embed_tokens.weight"] = "model.embed_tokens.weight"
-    mapping.tied[f"{hf_layer}.shared_head.head.weight"] = (
-      "model.embed_tokens.weight" if variant.design.tied else "lm_head.weight"
-    )
-    mapping.norm(f"{hf_layer}.enorm", "mtp/embed_norm")
-    mapping.norm(f"{hf_layer}.hnorm", "mtp/state_norm")
-    mapping.linear(f"{hf_layer}.eh_proj", "mtp/project")
-    mapping.norm(f"{hf_layer}.shared_head.norm", "mtp/stack/final_norm")
-    _layer(mapping, hf_layer, "mtp/stack", 0, dense=False)
+    _map_mtp_block(mapping, f"model.layers.{layers}")
 
 
-def _layer(mapping: TensorMapping, hf_name: str, stack: str, index: int, dense: bool) -> None:
-  attention = f"{stack}/blocks/self_attention"
+def _map_mtp_block(mapping: TensorMapping, hf_layer: str) -> None:
+  """Map the block that predicts the token after the next."""
+  table = "model.embed_tokens.weight"
+  head = table if mapping.model.variant.design.tied else "lm_head.weight"
+  mapping.tied[f"{hf_layer}.embed_tokens.weight"] = table
+  mapping.tied[f"{hf_layer}.shared_head.head.weight"] = head
+  mapping.norm(f"{hf_layer}.enorm", "mtp/embed_norm")
+  mapping.norm(f"{hf_layer}.hnorm", "mtp/state_norm")
+  mapping.linear(f"{hf_layer}.eh_proj", "mtp/project")
+  mapping.norm(f"{hf_layer}.shared_head.norm", "mtp/stack/final_norm")
+  _map_attention(mapping, hf_layer, "mtp/stack", 0)
+  _map_experts(mapping, hf_layer, "mtp/stack", 0)
+
+
+def _map_attention(mapping: TensorMapping, hf_layer: str, stack: str, index: int) -> None:
+  hf_attention = f"{hf_layer}.self_attn"
+  attention = f"{stack}/blocks/self_attention/layer"
+  mapping.norm(f"{hf_layer}.input_layernorm", f"{stack}/blocks/self_attention/in_norm", index)
+  mapping.linear(f"{hf_attention}.kv_a_proj_with_mqa", f"{attention}/down", index)
+  mapping.linear(f"{hf_attention}.o_proj", f"{attention}/out", index)
+  has_query_latent = f"{attention}/query_down/kernel" in mapping.parameter_names
+  if has_query_latent:
+    mapping.linear(f"{hf_attention}.q_b_proj", f"{attention}/query", index)
+    mapping.linear(f"{hf_attention}.q_a_proj", f"{attention}/query_down", index)
+  else:
+    mapping.linear(f"{hf_attention}.q_proj", f"{attention}/query", index)
+  mapping.norm(f"{hf_attention}.kv_a_layernorm", f"{attention}/norm", index)
+  if has_query_latent:
+    mapping.norm(f"{hf_attention}.q_a_layernorm", f"{attention}/query_norm", index)
+  _map_keys_and_values(mapping, f"{hf_attention}.kv_b_proj.weight", attention, index)
+
+
+def _map_keys_and_values(mapping: TensorMapping, hf_name: str, attention: str, index: int) -> None:
+  """Map [N (H + value width), rank]: the key and the value of one head after another."""
   heads = mapping.model.variant.dims.heads
-  mapping.norm(f"{hf_name}.input_layernorm", f"{attention}/in_norm", index)
-  low = f"{attention}/layer/query_down/kernel" in mapping.parameter_names
-  linears = {
-    "kv_a_proj_with_mqa": "down",
-    "o_proj": "out",
-    "q_b_proj" if low else "q_proj": "query",
-  }
-  for hf_part, name in (linears | ({"q_a_proj": "query_down"} if low else {})).items():
-    mapping.linear(f"{hf_name}.self_attn.{hf_part}", f"{attention}/layer/{name}", index)
-  mapping.norm(f"{hf_name}.self_attn.kv_a_layernorm", f"{attention}/layer/norm", index)
-  if low:
-    mapping.norm(f"{hf_name}.self_attn.q_a_layernorm", f"{attention}/layer/query_norm", index)
-  value = Latent(**mapping.model.variant.design.latent).value
+  value_width = Latent(**mapping.model.variant.design.latent).value
 
-  def split(x):
+  def split(x: np.ndarray) -> list[np.ndarray]:
     x_NHR = x.reshape(heads, -1, x.shape[-1])
-    return [part.reshape(-1, x.shape[-1]).T for part in (x_NHR[:, :-value], x_NHR[:, -value:])]
+    parts = (x_NHR[:, :-value_width], x_NHR[:, -value_width:])
+    return [part.reshape(-1, x.shape[-1]).T for part in parts]
 
-  def join(xs):
-    return np.concatenate([x.T.reshape(heads, -1, x.shape[0]) for x in xs], axis=1).reshape(
-      -1, xs[0].shape[0]
-    )
+  def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    rank = arrays[0].shape[0]
+    parts = [array.T.reshape(heads, -1, rank) for array in arrays]
+    return np.concatenate(parts, axis=1).reshape(-1, rank)
 
-  names = [f"{attention}/layer/{name}/kernel" for name in ("key", "value")]
-  mapping.fuse(f"{hf_name}.self_attn.kv_b_proj.weight", names, index, split=split, join=join)
-  mlp = f"{stack}/blocks/{'mlp' if dense else 'moe'}"
-  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{mlp}/in_norm", index)
-  if dense:
-    return llama.map_gated_mlp(mapping, f"{hf_name}.mlp", f"{mlp}/layer", index)
-  mapping.transpose(f"{hf_name}.mlp.gate.weight", f"{mlp}/layer/router/kernel", index)
-  mapping.copy(f"{hf_name}.mlp.gate.e_score_correction_bias", f"{mlp}/layer/router/balance", index)
-  llama.map_gated_mlp(mapping, f"{hf_name}.mlp.shared_experts", f"{mlp}/layer/shared", index)
-  llama.map_experts(mapping, f"{hf_name}.mlp.experts", f"{mlp}/layer", index)
+  paths = [f"{attention}/key/kernel", f"{attention}/value/kernel"]
+  mapping.fuse(hf_name, paths, index, split=split, join=join)
+
+
+def _map_mlp(mapping: TensorMapping, hf_layer: str, stack: str, index: int) -> None:
+  mlp = f"{stack}/blocks/mlp"
+  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{mlp}/in_norm", index)
+  llama.map_gated_mlp(mapping, f"{hf_layer}.mlp", f"{mlp}/layer", index)
+
+
+def _map_experts(mapping: TensorMapping, hf_layer: str, stack: str, index: int) -> None:
+  moe = f"{stack}/blocks/moe"
+  hf_mlp = f"{hf_layer}.mlp"
+  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{moe}/in_norm", index)
+  mapping.transpose(f"{hf_mlp}.gate.weight", f"{moe}/layer/router/kernel", index)
+  mapping.copy(f"{hf_mlp}.gate.e_score_correction_bias", f"{moe}/layer/router/balance", index)
+  llama.map_gated_mlp(mapping, f"{hf_mlp}.shared_experts", f"{moe}/layer/shared", index)
+  llama.map_experts(mapping, f"{hf_mlp}.experts", f"{moe}/layer", index)

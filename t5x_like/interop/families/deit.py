@@ -29,16 +29,18 @@ def read_config(fields: Fields, tensor_names: set[str]):
 
 
 def write_config(model, model_type: str | None) -> dict:
-  head = (
-    model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
-  )
+  head = model.variant.head
+  if not isinstance(head, dict):
+    head = {"name": head}
   if head["name"] == "distillation":
     fields = {"architectures": [DISTILLED]} | label_fields(head.get("labels", 1000))
   else:
     fields = image_encoders.write_head(model, "deit", PLAIN, BODY, poolers=("none", "dense"))
   if model.variant.class_tokens != 2 or model.variant.registers:
-    found = f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}"
-    raise UserError(f"{found}; deit has 2 and 0")
+    raise UserError(
+      f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}; deit "
+      "has 2 and 0"
+    )
   return fields | image_encoders.write_config(model, "deit")
 
 

@@ -24,7 +24,7 @@ from t5x_like.nn.dims import Dims
 MODEL_TYPES = ("detr",)
 MODELS = (detr.Model,)
 BACKBONE = "model.backbone.conv_encoder.model."
-HEADS = ("encoder_attention_heads", "decoder_attention_heads")
+ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 _DILATED = {"last_stage": "dilated"}
 _WITHOUT_EFFECT = """
   dropout attention_dropout activation_dropout encoder_layerdrop decoder_layerdrop init_xavier_std
@@ -36,20 +36,22 @@ _WITHOUT_EFFECT = """
 
 def canonical_name(name: str) -> str:
   """Translate a tensor's name from timm's to the library's; return other names unchanged."""
-  rest = name.removeprefix(BACKBONE)
-  return name if rest == name else BACKBONE + resnet.library_name(rest)
+  if not name.startswith(BACKBONE):
+    return name
+  return BACKBONE + resnet.library_name(name.removeprefix(BACKBONE))
 
 
 def file_naming(model) -> Callable[[str], str]:
-  """Return the names in a file of a model: timm's for a model that came with them."""
+  """Return a function that names the tensors in a file: timm's names for a model that has them."""
   dilated = resnet.complete_backbone(model.variant.backbone, "detr")["last_stage"] == "dilated"
   return timm_name if dilated or _has_timm(model) else str
 
 
 def timm_name(name: str) -> str:
-  """Undo `canonical_name`."""
-  rest = name.removeprefix(BACKBONE)
-  return name if rest == name else BACKBONE + resnet.timm_name(rest)
+  """Translate a tensor's name from the library's to timm's; return other names unchanged."""
+  if not name.startswith(BACKBONE):
+    return name
+  return BACKBONE + resnet.timm_name(name.removeprefix(BACKBONE))
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
@@ -57,9 +59,11 @@ def read_config(fields: Fields, tensor_names: set[str]):
   fields.require("position_embedding_type", "sine")
   fields.require("scale_embedding", False)
   fields.ignore(*_WITHOUT_EFFECT.split())
-  D, (N, decoder_heads) = fields.take("d_model", 256), (fields.take(name, 8) for name in HEADS)
+  D = fields.take("d_model", 256)
+  N = fields.take("encoder_attention_heads", 8)
+  decoder_heads = fields.take("decoder_attention_heads", 8)
   if decoder_heads != N:
-    raise fields.refusal(HEADS[1], decoder_heads, f"{N}, as the encoder has")
+    raise fields.refusal("decoder_attention_heads", decoder_heads, f"{N}, as the encoder has")
   layers = fields.take("encoder_layers", 6)
   mlp = fields.take("encoder_ffn_dim", 2048)
   activation = fields.choose("activation_function", ACTIVATIONS, "relu")
@@ -68,7 +72,7 @@ def read_config(fields: Fields, tensor_names: set[str]):
     "variant": DetectorVariant(
       Dims(D, N, N, D // N, mlp, layers),
       dataclasses.replace(detr.DESIGN, activation=activation),
-      {"name": "resnet"} | _backbone(fields, channels),
+      {"name": "resnet"} | _read_backbone(fields, channels),
       decoder_layers=fields.take("decoder_layers", 6),
       decoder_mlp=fields.take("decoder_ffn_dim", 2048),
       queries=fields.take("num_queries", 100),
@@ -78,31 +82,33 @@ def read_config(fields: Fields, tensor_names: set[str]):
   }
 
 
-def _backbone(fields: Fields, channels: int) -> dict:
+def _read_backbone(fields: Fields, channels: int) -> dict:
   """Return the arguments of `architectures.backbones.resnet`."""
-  own = fields.section("backbone_config")
+  section = fields.section("backbone_config")
   name = fields.take("backbone", "resnet50")
-  dilated = fields.choose("dilation", {True: True, False: False}, False)
-  own.require("num_channels", channels)
-  kind = own.values.get("model_type") or "timm_backbone"
-  if kind == "resnet":
-    found = resnet.read_backbone(own)
-    last = f"stage{len(found['depths'])}"
-    features = own.take("out_features", None) or [last]
-    if features[-1] != last:
-      raise own.refusal("out_features", features, f"{last} last")
-    if dilated:
+  is_dilated = fields.choose("dilation", {True: True, False: False}, False)
+  section.require("num_channels", channels)
+  model_type = section.values.get("model_type") or "timm_backbone"
+  if model_type == "resnet":
+    backbone = resnet.read_backbone(section)
+    last_stage = f"stage{len(backbone['depths'])}"
+    features = section.take("out_features", None) or [last_stage]
+    if features[-1] != last_stage:
+      raise section.refusal("out_features", features, f"{last_stage} last")
+    if is_dilated:
       raise fields.refusal("dilation", True, "False with the library's own ResNet")
-  elif kind == "timm_backbone":
-    name = own.take("backbone", name)
-    own.require("output_stride", 32, 16, None)
-    if name.partition(".")[0] not in resnet.TIMM_BACKBONES:
-      raise fields.refusal("backbone", name, " or ".join(resnet.TIMM_BACKBONES))
-    found = resnet.TIMM_BACKBONES[name.partition(".")[0]]
-    dilated = dilated or own.values.get("output_stride") == 16
-  else:
-    raise own.refusal("model_type", kind, "'resnet' or 'timm_backbone'")
-  return found | ({"last_stage": "dilated"} if dilated else {})
+    return backbone
+  if model_type != "timm_backbone":
+    raise section.refusal("model_type", model_type, "'resnet' or 'timm_backbone'")
+  name = section.take("backbone", name)
+  section.require("output_stride", 32, 16, None)
+  architecture = name.partition(".")[0]
+  if architecture not in resnet.TIMM_BACKBONES:
+    raise fields.refusal("backbone", name, " or ".join(resnet.TIMM_BACKBONES))
+  backbone = resnet.TIMM_BACKBONES[architecture]
+  if is_dilated or section.values.get("output_stride") == 16:
+    backbone = backbone | _DILATED
+  return backbone
 
 
 def write_config(model, model_type: str | None) -> dict:
@@ -131,44 +137,42 @@ def write_config(model, model_type: str | None) -> dict:
     raise UserError(
       f"{dims}: detr has as many key/value heads as heads, and heads that share the width"
     )
-  if spec["last_stage"] == "strided":
-    backbone = {"backbone_config": resnet.write_backbone(spec, variant.channels)}
-    backbone["backbone_config"]["out_features"] = [f"stage{len(spec['depths'])}"]
-  else:
-    name = next(
-      (
-        name
-        for name, one in resnet.TIMM_BACKBONES.items()
-        if spec == spec | resnet.DEFAULTS | one | _DILATED
-      ),
-      None,
-    )
-    if name is None:
-      raise UserError(
-        f"the backbone {spec}: detr's dilated ones are {' or '.join(resnet.TIMM_BACKBONES)} of timm"
-      )
-    backbone = {
-      "use_timm_backbone": True,
-      "use_pretrained_backbone": False,
-      "backbone": name,
-      "dilation": True,
-    }
-  activation = find_key(ACTIVATIONS, design.activation)
+  backbone_fields = _write_backbone(spec, variant.channels)
   return {
     "architectures": ["DetrForObjectDetection"],
     "model_type": "detr",
-    **backbone,
+    **backbone_fields,
     "d_model": dims.embed,
     "encoder_layers": dims.layers,
     "decoder_layers": variant.decoder_dims.layers,
     "encoder_ffn_dim": dims.mlp,
     "decoder_ffn_dim": variant.decoder_dims.mlp,
-    **dict.fromkeys(HEADS, dims.heads),
-    "activation_function": activation,
+    "encoder_attention_heads": dims.heads,
+    "decoder_attention_heads": dims.heads,
+    "activation_function": find_key(ACTIVATIONS, design.activation),
     "num_queries": variant.queries,
     "num_channels": variant.channels,
     "position_embedding_type": "sine",
   } | label_fields(variant.labels)
+
+
+def _write_backbone(backbone: dict, channels: int) -> dict:
+  """Return the fields of a backbone: the library's own ResNet, or timm's if it is dilated."""
+  if backbone["last_stage"] == "strided":
+    section = resnet.write_backbone(backbone, channels)
+    section["out_features"] = [f"stage{len(backbone['depths'])}"]
+    return {"backbone_config": section}
+  for name, arguments in resnet.TIMM_BACKBONES.items():
+    if backbone == backbone | resnet.DEFAULTS | arguments | _DILATED:
+      return {
+        "use_timm_backbone": True,
+        "use_pretrained_backbone": False,
+        "backbone": name,
+        "dilation": True,
+      }
+  raise UserError(
+    f"the backbone {backbone}: detr's dilated ones are {' or '.join(resnet.TIMM_BACKBONES)} of timm"
+  )
 
 
 def map_tensors(mapping: TensorMapping) -> None:
@@ -177,37 +181,52 @@ def map_tensors(mapping: TensorMapping) -> None:
     "model.input_projection.weight",
     ["project/kernel"],
     split=lambda x: [x.reshape(x.shape[:2]).T],
-    join=lambda xs: xs[0].T[..., None, None],
+    join=lambda arrays: arrays[0].T[..., None, None],
   )
   mapping.copy("model.input_projection.bias", "project/bias")
   mapping.copy("model.query_position_embeddings.weight", "queries")
-  parts = ("q_proj", "k_proj", "v_proj", "out_proj")
-  for side, stack in (("encoder", mapping.model.encoder), ("decoder", mapping.model.decoder)):
-    for index in range(stack.repeats):
-      layer = f"model.{side}.layers.{index}"
-      blocks = f"{side}/blocks"
-      for name, own in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention"))[
-        : 1 + (side == "decoder")
-      ]:
-        mapping.attention(f"{layer}.{name}", f"{blocks}/{own}/layer", index, names=parts)
-        mapping.norm(f"{layer}.{name}_layer_norm", f"{blocks}/{own}/out_norm", index)
-      mapping.linear(f"{layer}.fc1", f"{blocks}/mlp/layer/wi", index)
-      mapping.linear(f"{layer}.fc2", f"{blocks}/mlp/layer/wo", index)
-      mapping.norm(f"{layer}.final_layer_norm", f"{blocks}/mlp/out_norm", index)
+  for layer in range(mapping.model.encoder.repeats):
+    _map_layer(mapping, "encoder", layer, {"self_attn": "self_attention"})
+  for layer in range(mapping.model.decoder.repeats):
+    attention_names = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
+    _map_layer(mapping, "decoder", layer, attention_names)
   mapping.norm("model.decoder.layernorm", "decoder_norm")
   mapping.linear("class_labels_classifier", "classes")
   for number in range(len(mapping.model.boxes)):
     mapping.linear(f"bbox_predictor.layers.{number}", f"boxes/{number}")
 
 
+def _map_layer(
+  mapping: TensorMapping, side: str, layer: int, attention_names: dict[str, str]
+) -> None:
+  """Map one layer of a stack.
+
+  Args:
+    side: "encoder" or "decoder".
+    attention_names: the library's name of each kind of attention -> our name.
+  """
+  hf_layer = f"model.{side}.layers.{layer}"
+  blocks = f"{side}/blocks"
+  for hf_name, name in attention_names.items():
+    mapping.attention(
+      f"{hf_layer}.{hf_name}", f"{blocks}/{name}/layer", layer, names=ATTENTION_NAMES
+    )
+    mapping.norm(f"{hf_layer}.{hf_name}_layer_norm", f"{blocks}/{name}/out_norm", layer)
+  mapping.linear(f"{hf_layer}.fc1", f"{blocks}/mlp/layer/wi", layer)
+  mapping.linear(f"{hf_layer}.fc2", f"{blocks}/mlp/layer/wo", layer)
+  mapping.norm(f"{hf_layer}.final_layer_norm", f"{blocks}/mlp/out_norm", layer)
+
+
 def _has_timm(model) -> bool:
   """Return whether a model comes from a file with timm's ResNet, and still matches its config."""
   origin = getattr(model, "origin", None)
-  values = json.loads(origin.config) if origin else {}
+  if origin is None:
+    return False
+  values = json.loads(origin.config)
+  backbone = values.get("backbone_config") or {}
   if values.get("model_type") != "detr":
     return False
-  kind = (values.get("backbone_config") or {}).get("model_type", "timm_backbone")
-  return (
-    kind == "timm_backbone"
-    and read_config(Fields(values, origin.path), set())[1]["variant"] == model.variant
-  )
+  if backbone.get("model_type", "timm_backbone") != "timm_backbone":
+    return False
+  _, arguments = read_config(Fields(values, origin.path), set())
+  return arguments["variant"] == model.variant

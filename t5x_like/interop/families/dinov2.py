@@ -35,27 +35,23 @@ def read_config(fields: Fields, tensor_names: set[str]):
   variant = image_encoders.read_variant(
     fields,
     dinov2.VARIANTS["dinov2-b14"],
-    mlp=_gated(int(D * ratio)) if gated else int(D * ratio),
+    mlp=_swiglu_width(int(D * ratio)) if gated else int(D * ratio),
     epsilon=1e-6,
     patch=14 if model_type == PLAIN else 16,
     class_tokens=1,
     registers=registers,
     head=head,
   )
-  scale = fields.take("layerscale_value", 1.0)
-  design = replace(
-    variant.design,
-    layer_scale=float(scale),
-    **({"position": dinov2.ANTIALIASED} if registers else {}),
-  )
-  return dinov2.Model, {
-    "variant": replace(variant, design=replace(design, activation="swiglu") if gated else design)
-  }
+  design = replace(variant.design, layer_scale=float(fields.take("layerscale_value", 1.0)))
+  if registers:
+    design = replace(design, position=dinov2.ANTIALIASED)
+  if gated:
+    design = replace(design, activation="swiglu")
+  return dinov2.Model, {"variant": replace(variant, design=design)}
 
 
-def _gated(mlp: int) -> int:
-  """Return the width of a SwiGLU layer in place of a layer of this width: two thirds, as a multiple
-  of 8."""
+def _swiglu_width(mlp: int) -> int:
+  """Return the width of a SwiGLU layer in place of a plain one: two thirds, as a multiple of 8."""
   return (mlp * 2 // 3 + 7) // 8 * 8
 
 
@@ -70,8 +66,10 @@ def write_config(model, model_type: str | None) -> dict:
   scale = variant.design.layer_scale
   gated = variant.design.activation == "swiglu"
   if variant.class_tokens != 1 or scale is None:
-    found = f"class_tokens is {variant.class_tokens}, design.layer_scale {scale}"
-    raise UserError(f"{found}; {model_type} has 1 and a number")
+    raise UserError(
+      f"class_tokens is {variant.class_tokens}, design.layer_scale {scale}; {model_type} has 1 and "
+      "a number"
+    )
   if not isinstance(variant.resolution, int):
     raise UserError(
       f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square"
@@ -81,15 +79,23 @@ def write_config(model, model_type: str | None) -> dict:
     model, model_type, positions, layer_scale=scale, gated=gated
   )
   mlp = fields.pop("intermediate_size")
-  ratio = next(
-    (n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None
-  )
+  ratio = _find_mlp_ratio(mlp, dims.embed, gated)
   if ratio is None:
     raise UserError(
       f"{dims}: {model_type} has feed-forward layers as wide as a whole multiple of the stack's"
     )
-  more = {"num_register_tokens": variant.registers} if variant.registers else {}
-  return fields | more | {"mlp_ratio": ratio, "layerscale_value": scale, "use_swiglu_ffn": gated}
+  if variant.registers:
+    fields["num_register_tokens"] = variant.registers
+  return fields | {"mlp_ratio": ratio, "layerscale_value": scale, "use_swiglu_ffn": gated}
+
+
+def _find_mlp_ratio(mlp: int, embed: int, gated: bool) -> int | None:
+  """Return the `mlp_ratio` that gives this feed-forward width, None if no whole number does."""
+  for ratio in range(1, 17):
+    width = ratio * embed
+    if mlp == (_swiglu_width(width) if gated else width):
+      return ratio
+  return None
 
 
 def map_tensors(mapping: TensorMapping) -> None:
@@ -105,10 +111,9 @@ def map_tensors(mapping: TensorMapping) -> None:
       join=image_encoders.join_with_leading_axes(1),
     )
   for index in range(mapping.model.variant.dims.layers):
-    hf_layer, attention, mlp = (
-      f"{prefix}encoder.layer.{index}",
-      *(f"encoder/blocks/{n}" for n in ("self_attention", "mlp")),
-    )
+    hf_layer = f"{prefix}encoder.layer.{index}"
+    attention = "encoder/blocks/self_attention"
+    mlp = "encoder/blocks/mlp"
     mapping.norm(f"{hf_layer}.norm1", f"{attention}/in_norm", index)
     mapping.attention(
       f"{hf_layer}.attention", f"{attention}/layer", index, names=image_encoders.ATTENTION_NAMES

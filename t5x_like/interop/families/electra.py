@@ -51,12 +51,9 @@ HEADS = (
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  for name, value in (
-    ("summary_type", "first"),
-    ("summary_use_proj", True),
-    ("summary_activation", "gelu"),
-  ):
-    fields.require(name, value)
+  fields.require("summary_type", "first")
+  fields.require("summary_use_proj", True)
+  fields.require("summary_activation", "gelu")
   # some of the heads support no other
   activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")
   table = fields.take("embedding_size", 128)
@@ -65,7 +62,8 @@ def read_config(fields: Fields, tensor_names: set[str]):
     fields, tensor_names, base, "Electra", HEADS, activation=activation
   )
   variant = dataclasses.replace(variant, embed=None if table == variant.dims.embed else table)
-  return electra.Generator if variant.head == "mlm" else electra.Discriminator, {"variant": variant}
+  model_class = electra.Generator if variant.head == "mlm" else electra.Discriminator
+  return model_class, {"variant": variant}
 
 
 def write_config(model, model_type: str | None) -> dict:

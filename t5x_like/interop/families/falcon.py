@@ -29,17 +29,22 @@ def read_config(fields: Fields, tensor_names: set[str]):
     "max_position_embeddings",
     "apply_residual_connection_post_layernorm",
   )
-  new = fields.take("new_decoder_architecture", False)
-  several = not fields.take("multi_query", True)
-  norms = fields.take("num_ln_in_parallel_attn", 2 if new else 1)
-  parallel = fields.take("parallel_attn", True)
-  if norms not in (1, 2) or (norms == 2 and not new) or (new and not parallel):
+  is_new = fields.take("new_decoder_architecture", False)
+  multi_query = fields.take("multi_query", True)
+  norms = fields.take("num_ln_in_parallel_attn", 2 if is_new else 1)
+  is_parallel = fields.take("parallel_attn", True)
+  if norms not in (1, 2) or (norms == 2 and not is_new) or (is_new and not is_parallel):
     expected = "1 or, with new_decoder_architecture and parallel_attn, 2"
     raise fields.refusal("num_ln_in_parallel_attn", norms, expected)
+  parallel = "no"
+  if norms == 2:
+    parallel = "two_norms"
+  elif is_parallel:
+    parallel = "one_norm"
   design = dataclasses.replace(
     falcon.DESIGN,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
-    parallel="two_norms" if norms == 2 else "one_norm" if parallel else "no",
+    parallel=parallel,
     activation=fields.choose("activation", decoders.PLAIN_ACTIVATIONS, "gelu"),
     biases=("qkv", "out", "mlp") if fields.take("bias", False) else (),
     position=position,
@@ -48,7 +53,8 @@ def read_config(fields: Fields, tensor_names: set[str]):
   D = fields.take("n_embed", fields.take("hidden_size", 4544))
   heads = fields.take("num_attention_heads", 71)
   kv_heads = fields.take("num_kv_heads", heads)
-  kv_heads = kv_heads if new or several else 1
+  if multi_query and not is_new:
+    kv_heads = 1
   layers = fields.take("num_hidden_layers", 32)
   dims = Dims(D, heads, kv_heads, D // heads, fields.take("ffn_hidden_size", 4 * D), layers)
   tokens = decoders.read_special_tokens(fields, start=11, eos=11)
@@ -70,16 +76,12 @@ def write_config(model, model_type: str | None) -> dict:
     activation=list(decoders.PLAIN_ACTIVATIONS.values()),
   )
   alibi = design.position == ALIBI
-  if alibi:
-    positions = {}
-  else:
-    positions = decoders.add_older_rope_fields(
-      decoders.write_rope(
-        decoders.require_position(model, "rope", "theta", *decoders.ROPE_SCALINGS)
-      )
-    )
-  new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
-  if new and design.parallel == "no":
+  positions = {}
+  if not alibi:
+    position = decoders.require_position(model, "rope", "theta", *decoders.ROPE_SCALINGS)
+    positions = decoders.add_older_rope_fields(decoders.write_rope(position))
+  is_new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
+  if is_new and design.parallel == "no":
     raise UserError(
       f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose "
       "layers are parallel"
@@ -93,7 +95,7 @@ def write_config(model, model_type: str | None) -> dict:
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "num_kv_heads": dims.kv_heads,
-    "new_decoder_architecture": new,
+    "new_decoder_architecture": is_new,
     "multi_query": dims.kv_heads == 1,
     "parallel_attn": design.parallel != "no",
     "num_ln_in_parallel_attn": 2 if design.parallel == "two_norms" else 1,
@@ -114,25 +116,28 @@ def map_tensors(mapping: TensorMapping) -> None:
   mapping.norm("transformer.ln_f", "decoder/final_norm")
   mapping.ignored_suffixes = ("rotary_emb.inv_freq",)
   mapping.output("transformer.word_embeddings.weight")
-  serial = design.parallel == "no"
-  two = design.parallel == "two_norms"
-  blocks = "decoder/blocks" if serial else "decoder/blocks/parallel/layer"
-  inner = "/layer" if design.parallel != "one_norm" else ""
+  is_serial = design.parallel == "no"
+  blocks = "decoder/blocks" if is_serial else "decoder/blocks/parallel/layer"
+  inner = "" if design.parallel == "one_norm" else "/layer"
+  attention = f"{blocks}/self_attention"
+  mlp = f"{blocks}/mlp"
   for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, dims.layers)):
     hf_layer = f"transformer.h.{layer}"
-    attention = f"{blocks}/self_attention"
-    mlp = f"{blocks}/mlp"
-    if serial:
+    if is_serial:
       mapping.norm(f"{hf_layer}.input_layernorm", f"{attention}/in_norm", index)
       mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{mlp}/in_norm", index)
-    elif two:
+    elif design.parallel == "two_norms":
       mapping.norm(f"{hf_layer}.ln_attn", f"{attention}/norm", index)
       mapping.norm(f"{hf_layer}.ln_mlp", f"{mlp}/norm", index)
     else:
       mapping.norm(f"{hf_layer}.input_layernorm", "decoder/blocks/parallel/in_norm", index)
-    heads = dict(heads=dims.heads, kv_heads=dims.kv_heads)
     fused_tensors.map_grouped_qkv(
-      mapping, f"{hf_layer}.self_attention.query_key_value", f"{attention}{inner}", index, **heads
+      mapping,
+      f"{hf_layer}.self_attention.query_key_value",
+      f"{attention}{inner}",
+      index,
+      heads=dims.heads,
+      kv_heads=dims.kv_heads,
     )
     mapping.linear(f"{hf_layer}.self_attention.dense", f"{attention}{inner}/out", index)
     mapping.linear(f"{hf_layer}.mlp.dense_h_to_4h", f"{mlp}{inner}/wi", index)

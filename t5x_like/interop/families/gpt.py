@@ -11,13 +11,13 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("openai-gpt", "gpt2")
 MODELS = (gpt.Model,)
-# its "gelu" is the tanh form
+# The "gelu" of GPT is the approximation by tanh.
 GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  first = fields.values["model_type"] == "openai-gpt"
-  if first:
+  is_gpt1 = fields.values["model_type"] == "openai-gpt"
+  if is_gpt1:
     activation = fields.choose("afn", GPT1_ACTIVATIONS, "gelu")
     mlp = None
   else:
@@ -27,23 +27,21 @@ def read_config(fields: Fields, tensor_names: set[str]):
     fields.require("scale_attn_by_inverse_layer_idx", False)
     fields.ignore("reorder_and_upcast_attn")  # the same in float32
   fields.ignore("n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-  plain = gpt.GPT1 if first else gpt.GPT2
+  published = gpt.GPT1 if is_gpt1 else gpt.GPT2
+  length = fields.take("n_positions", published.position["length"])
   design = dataclasses.replace(
-    plain,
+    published,
     activation=activation,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
-    position=plain.position | {"length": fields.take("n_positions", plain.position["length"])},
+    position=published.position | {"length": length},
     tied=fields.take("tie_word_embeddings", True),
   )
   D = fields.take("n_embd", 768)
   heads = fields.take("n_head", 12)
   layers = fields.take("n_layer", 12)
   dims = Dims(D, heads, heads, D // heads, mlp or 4 * D, layers)
-  tokens = (
-    decoders.read_special_tokens(fields)
-    if first
-    else decoders.read_special_tokens(fields, start=50256, eos=50256)
-  )
+  default = None if is_gpt1 else 50256
+  tokens = decoders.read_special_tokens(fields, start=default, eos=default)
   return gpt.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
 
 
@@ -51,15 +49,16 @@ def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   design = model.variant.design
   dims = variant.dims
-  first = design.norm_position == "post"
+  is_gpt1 = design.norm_position == "post"
+  activations = GPT1_ACTIVATIONS if is_gpt1 else decoders.PLAIN_ACTIVATIONS
   decoders.require_plain_decoder(
     model,
-    mlp=first,
+    mlp=is_gpt1,
     norm="layernorm",
     norm_position=["pre", "post"],
     biases=("qkv", "out", "mlp"),
     tied=[True, False],
-    activation=list((GPT1_ACTIVATIONS if first else decoders.PLAIN_ACTIVATIONS).values()),
+    activation=list(activations.values()),
   )
   common = {
     "vocab_size": variant.vocab_size,
@@ -73,19 +72,19 @@ def write_config(model, model_type: str | None) -> dict:
     "tie_word_embeddings": design.tied,
     **decoders.special_token_fields(variant.tokens),
   }
-  if first:
-    afn = find_key(GPT1_ACTIVATIONS, design.activation)
+  activation = find_key(activations, design.activation)
+  if is_gpt1:
     return {
       "architectures": ["OpenAIGPTLMHeadModel"],
       "model_type": "openai-gpt",
-      "afn": afn,
+      "afn": activation,
       **common,
     }
   return {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
     "n_inner": dims.mlp,
-    "activation_function": find_key(decoders.PLAIN_ACTIVATIONS, design.activation),
+    "activation_function": activation,
     **common,
   }
 
@@ -96,15 +95,16 @@ def canonical_name(name: str) -> str:
 
 
 def map_tensors(mapping: TensorMapping) -> None:
-  first = mapping.model.variant.design.norm_position == "post"
-  table, positions = ("tokens_embed", "positions_embed") if first else ("wte", "wpe")
+  is_gpt1 = mapping.model.variant.design.norm_position == "post"
+  table = "tokens_embed" if is_gpt1 else "wte"
+  positions = "positions_embed" if is_gpt1 else "wpe"
   mapping.copy(f"transformer.{table}.weight", "embed/table")
   mapping.copy(f"transformer.{positions}.weight", "inputs/position/table")
   mapping.ignored_suffixes = ("attn.bias", "attn.masked_bias", "position_ids")
   mapping.output(f"transformer.{table}.weight")
-  if not first:
+  if not is_gpt1:
     mapping.norm("transformer.ln_f", "decoder/final_norm")
-  norm = "out_norm" if first else "in_norm"
+  norm = "out_norm" if is_gpt1 else "in_norm"
   layers = mapping.model.variant.dims.layers
   for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, layers)):
     hf_layer = f"transformer.h.{layer}"

@@ -25,27 +25,25 @@ def read_config(fields: Fields, tensor_names: set[str]):
       "quantization_config=Mxfp4Config(dequantize=True) and save it again"
     )
   fields.ignore("experts_per_token", "initial_context_length", "num_experts")
-  for name, value in (("hidden_act", "silu"), ("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
-    fields.require(name, value)
+  fields.require("hidden_act", "silu")
+  fields.require("swiglu_alpha", 1.702)
+  fields.require("swiglu_limit", 7.0)
   experts = fields.take("num_local_experts", 128)
   top_k = fields.take("num_experts_per_tok", 4)
   if not 2 <= top_k <= experts:  # a single normalised gate would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
   window = decoders.take_nullable(fields, "sliding_window", 128)
-  yarn = (
-    gpt_oss.DESIGN.position
-    if {"rope_parameters", "rope_scaling"}.isdisjoint(fields.values)
-    else None
-  )
+  if {"rope_parameters", "rope_scaling"}.isdisjoint(fields.values):
+    position = gpt_oss.DESIGN.position
+  else:
+    position = decoders.read_rope(fields, theta=150_000.0)
+  is_local = decoders.read_local_layers(fields, lambda layer: layer % 2 == 0)
   design = dataclasses.replace(
     PLAIN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
     biases=("qkv", "out", "mlp") if fields.take("attention_bias", True) else ("mlp",),
-    position=yarn or decoders.read_rope(fields, theta=150_000.0),
-    windows=tuple(
-      window if here else None
-      for here in decoders.read_local_layers(fields, lambda layer: layer % 2 == 0)
-    ),
+    position=position,
+    windows=decoders.arrange_windows(is_local, window),
     experts=dataclasses.replace(
       PLAIN.experts,
       experts=experts,
@@ -95,24 +93,23 @@ def write_config(model, model_type: str | None) -> dict:
 
 
 def map_tensors(mapping: TensorMapping) -> None:
-  llama.map_decoder(mapping, _experts)
+  llama.map_decoder(mapping, _map_experts)
 
 
-def _experts(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
-  mapping.copy(
-    f"{hf_name}.self_attn.sinks", f"{path.format('self_attention')}/layer/core/sinks", index
-  )
-  layer = f"{path.format('moe')}/layer"
-  experts = f"{hf_name}.mlp.experts"
-  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path.format('moe')}/in_norm", index)
-  mapping.transpose(f"{hf_name}.mlp.router.weight", f"{layer}/router/kernel", index)
-  mapping.copy(f"{hf_name}.mlp.router.bias", f"{layer}/router/bias", index)
+def _map_experts(mapping: TensorMapping, hf_layer: str, path_template: str, index: int) -> None:
+  attention = path_template.format("self_attention")
+  moe = path_template.format("moe")
+  hf_experts = f"{hf_layer}.mlp.experts"
+  mapping.copy(f"{hf_layer}.self_attn.sinks", f"{attention}/layer/core/sinks", index)
+  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{moe}/in_norm", index)
+  mapping.transpose(f"{hf_layer}.mlp.router.weight", f"{moe}/layer/router/kernel", index)
+  mapping.copy(f"{hf_layer}.mlp.router.bias", f"{moe}/layer/router/bias", index)
   for suffix in ("", "_bias"):  # columns of the gate and of the linear factor alternate
     mapping.fuse(
-      f"{experts}.gate_up_proj{suffix}",
-      [f"{layer}/gate{suffix}", f"{layer}/wi{suffix}"],
+      f"{hf_experts}.gate_up_proj{suffix}",
+      [f"{moe}/layer/gate{suffix}", f"{moe}/layer/wi{suffix}"],
       index,
       split=lambda x: [x[..., ::2], x[..., 1::2]],
-      join=lambda xs: np.stack(xs, -1).reshape(*xs[0].shape[:-1], -1),
+      join=lambda arrays: np.stack(arrays, -1).reshape(*arrays[0].shape[:-1], -1),
     )
-    mapping.copy(f"{experts}.down_proj{suffix}", f"{layer}/wo{suffix}", index)
+    mapping.copy(f"{hf_experts}.down_proj{suffix}", f"{moe}/layer/wo{suffix}", index)

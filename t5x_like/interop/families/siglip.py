@@ -44,11 +44,12 @@ def read_config(fields: Fields, tensor_names: set[str]):
   if width != vision.dims.embed:
     raise text.refusal("projection_size", width, f"the {vision.dims.embed} of images")
   vocab = text.take("vocab_size", 32_000)
-  ends = text.values.get("eos_token_id")
+  eos = text.values.get("eos_token_id")
   text.ignore("pad_token_id", "eos_token_id")
-  eos = ends if isinstance(ends, int) and 0 <= ends < vocab else _EOS
-  for part in (image, text):
-    part.refuse_unused()
+  if not isinstance(eos, int) or not 0 <= eos < vocab:
+    eos = _EOS
+  image.refuse_unused()
+  text.refuse_unused()
   words = Variant(dims, design, vocab, Tokens(None, eos=eos))
   return siglip.Model, {"variant": DualVariant(vision, words, width, "last", projection_bias=True)}
 
@@ -58,22 +59,20 @@ def write_config(model, model_type: str | None) -> dict:
   image = model.image.variant
   text = model.variant.text
   if variant.reading != "last" or not variant.projection_bias or model.bias is None:
-    found = (
+    raise UserError(
       f"variant.reading is {variant.reading!r}, projection_bias {variant.projection_bias}, "
-      f"bias {model.bias}"
+      f"bias {model.bias}; siglip has 'last', True and a bias"
     )
-    raise UserError(f"{found}; siglip has 'last', True and a bias")
   if (
     image.class_tokens
     or image.registers
     or not image.patch_bias
     or variant.image.head != "attention_pool"
   ):
-    found = (
+    raise UserError(
       f"class_tokens is {image.class_tokens}, patch_bias {image.patch_bias}, head "
-      f"{variant.image.head!r}"
+      f"{variant.image.head!r}; siglip has 0, True and 'attention_pool'"
     )
-    raise UserError(f"{found}; siglip has 0, True and 'attention_pool'")
   position = text.design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
     raise UserError(f"design.position of texts is {position!r}; siglip supports only 'learned'")

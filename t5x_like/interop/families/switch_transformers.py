@@ -89,10 +89,13 @@ def write_config(model, model_type: str | None) -> dict:
     raise UserError(
       f"design.position is {design.position!r}; this type supports only 'relative_bias'"
     )
-  other = experts and (
-    experts.router != "softmax" or experts.mlp or experts.shared or experts.normalise
+  is_supported = (
+    experts
+    and experts.top_k == 1
+    and experts.router == "softmax"
+    and not (experts.mlp or experts.shared or experts.normalise)
   )
-  if not experts or experts.top_k != 1 or other:
+  if not is_supported:
     raise UserError(
       f"design.experts is {experts!r}; this type supports only one expert per token, as wide as "
       "the MLP, by its probability"

@@ -26,8 +26,10 @@ def read_config(fields: Fields, tensor_names: set[str]):
 def write_config(model, model_type: str | None) -> dict:
   fields = image_encoders.write_head(model, "vit", CLASSIFIER, BODY, poolers=("none", "dense"))
   if model.variant.class_tokens != 1 or model.variant.registers:
-    found = f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}"
-    raise UserError(f"{found}; vit has 1 and 0")
+    raise UserError(
+      f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}; vit has "
+      "1 and 0"
+    )
   return fields | image_encoders.write_config(model, "vit")
 
 

@@ -28,9 +28,9 @@ def canonical_name(name: str) -> str:
 def read_config(fields: Fields, tensor_names: set[str]):
   fields.require("architectures", ["ViTMAEForPreTraining"])
   fields.ignore("mask_ratio", "norm_pix_loss")
-  head = {"name": "reconstruction"} | {
-    ours: fields.take(name, default) for name, (ours, default) in SIZES.items()
-  }
+  head = {"name": "reconstruction"}
+  for name, (argument, default) in SIZES.items():
+    head[argument] = fields.take(name, default)
   return vit.Model, {
     "variant": image_encoders.read_variant(
       fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head
@@ -39,20 +39,23 @@ def read_config(fields: Fields, tensor_names: set[str]):
 
 
 def write_config(model, model_type: str | None) -> dict:
-  head = (
-    model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
-  )
+  head = model.variant.head
+  if not isinstance(head, dict):
+    head = {"name": head}
   if head["name"] != "reconstruction" or model.variant.class_tokens != 1:
-    found = f"the head {head['name']!r} with {model.variant.class_tokens} class tokens"
-    raise UserError(f"{found}: vit_mae has 'reconstruction' and 1")
-  sizes = {name: head.get(ours, default) for name, (ours, default) in SIZES.items()}
+    raise UserError(
+      f"the head {head['name']!r} with {model.variant.class_tokens} class tokens: vit_mae has "
+      "'reconstruction' and 1"
+    )
+  sizes = {name: head.get(argument, default) for name, (argument, default) in SIZES.items()}
   fields = image_encoders.write_config(model, "vit_mae", ("learned_1d", "sinusoidal_2d"))
-  return (
-    {"architectures": ["ViTMAEForPreTraining"]}
-    | fields
-    | sizes
-    | {"mask_ratio": 0.75, "norm_pix_loss": True}
-  )
+  return {
+    "architectures": ["ViTMAEForPreTraining"],
+    **fields,
+    **sizes,
+    "mask_ratio": 0.75,
+    "norm_pix_loss": True,
+  }
 
 
 def map_tensors(mapping: TensorMapping) -> None:

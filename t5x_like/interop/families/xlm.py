@@ -58,7 +58,8 @@ def read_config(fields: Fields, tensor_names: set[str]):
     position={"name": "learned", "length": fields.take("max_position_embeddings", 512)},
   )
   languages = fields.take("n_langs", 1)
-  languages = languages if languages > 1 and fields.take("use_lang_emb", True) else 0
+  if languages == 1 or not fields.take("use_lang_emb", True):
+    languages = 0
   fields.ignore("use_lang_emb")
   variant = dataclasses.replace(
     xlm.VARIANTS["xlm-xnli15"],
@@ -82,13 +83,13 @@ def write_config(model, model_type: str | None) -> dict:
     raise UserError(
       f"design.position is {design.position!r}; xlm supports only 'learned' without an offset"
     )
-  shape = dims.kv_heads, dims.head_dim * dims.heads, dims.mlp
+  shape = (dims.kv_heads, dims.head_dim * dims.heads, dims.mlp)
   if shape != (dims.heads, dims.embed, 4 * dims.embed) or variant.embed or variant.types == 1:
     raise UserError(
       f"{dims} with types={variant.types}, embed={variant.embed}: xlm has heads that share the "
       "width, an MLP four times as wide, a table as wide as the stack, and no language or several"
     )
-  head, labels = encoders.write_head("xlm", variant, HEADS)
+  head, head_fields = encoders.write_head("xlm", variant, HEADS)
   return {
     "architectures": [f"XLM{head.task}"],
     "model_type": "xlm",
@@ -105,14 +106,14 @@ def write_config(model, model_type: str | None) -> dict:
     "bos_token_id": variant.tokens.start,
     "eos_token_id": variant.tokens.eos,
     "tie_word_embeddings": True,
-    **labels,
+    **head_fields,
   }
 
 
 def map_tensors(mapping: TensorMapping) -> None:
   variant = mapping.model.variant
   name = variant.head["name"] if isinstance(variant.head, dict) else variant.head
-  head = next(h for h in HEADS if h.name == name)
+  head = next(head for head in HEADS if head.name == name)
   body = "" if head.task == "Model" else "transformer."
   mapping.ignored_suffixes = ("position_ids",)
   mapping.tied = {"pred_layer.proj.weight": "transformer.embeddings.weight"}

@@ -24,6 +24,7 @@ HEADS = (
   Head("ForQuestionAnsweringSimple", "spans", {"qa_outputs": "out"}),
   Head("Model", "none", {}),
 )
+KERNELS = {"q": "query", "k": "key", "v": "value", "r": "relative"}
 VECTORS = {"r_w_bias": "content_bias", "r_r_bias": "position_bias", "r_s_bias": "type_bias"}
 
 
@@ -57,10 +58,12 @@ def read_config(fields: Fields, tensor_names: set[str]):
     init_stddev=fields.values.get("initializer_range", 0.02),
   )
   pad = encoders.read_special_tokens(fields, xlnet.TOKENS).pad
-  ids = (fields.values.get(f"{name}_token_id") for name in ("cls", "sep"))
-  start, eos = (
-    usual if i is None else i for i, usual in zip(ids, (xlnet.TOKENS.start, xlnet.TOKENS.eos))
-  )
+  start = fields.values.get("cls_token_id")
+  if start is None:
+    start = xlnet.TOKENS.start
+  eos = fields.values.get("sep_token_id")
+  if eos is None:
+    eos = xlnet.TOKENS.eos
   tokens = dataclasses.replace(xlnet.TOKENS, pad=pad, start=start, eos=eos)
   head = encoders.read_head(fields, tensor_names, "XLNet", HEADS)
   variant = dataclasses.replace(
@@ -97,9 +100,8 @@ def write_config(model, model_type: str | None) -> dict:
       f"{dims} with a table of width {variant.embed}: xlnet has heads that share "
       "the width, and no other"
     )
-  head, labels = encoders.write_head("xlnet", variant, HEADS)
-  own, usual = ((tokens.start, tokens.eos) for tokens in (variant.tokens, xlnet.TOKENS))
-  return {
+  head, head_fields = encoders.write_head("xlnet", variant, HEADS)
+  config = {
     "architectures": [f"XLNet{head.task}"],
     "model_type": "xlnet",
     "vocab_size": variant.vocab_size,
@@ -116,9 +118,12 @@ def write_config(model, model_type: str | None) -> dict:
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": True,
-    **({} if own == usual else {"cls_token_id": own[0], "sep_token_id": own[1]}),
-    **labels,
   }
+  tokens = variant.tokens
+  if (tokens.start, tokens.eos) != (xlnet.TOKENS.start, xlnet.TOKENS.eos):
+    config["cls_token_id"] = tokens.start
+    config["sep_token_id"] = tokens.eos
+  return config | head_fields
 
 
 def map_tensors(mapping: TensorMapping) -> None:
@@ -128,18 +133,18 @@ def map_tensors(mapping: TensorMapping) -> None:
   H = dims.head_dim
   D = dims.embed
   name = variant.head["name"] if isinstance(variant.head, dict) else variant.head
-  head = next(h for h in HEADS if h.name == name)
+  head = next(head for head in HEADS if head.name == name)
   body = "" if head.task == "Model" else "transformer."
 
-  def shaped(hf_name: str, path: str, shape: tuple[int, ...], *index: int) -> None:
-    """Map a tensor whose axes of heads are apart."""
-    flat = (-1, N * H) if len(shape) == 3 else (-1,)
+  def map_heads(hf_name: str, path: str, shape: tuple[int, ...], index: int) -> None:
+    """Map a tensor with separate axes N and H, which our parameters merge."""
+    merged = (-1, N * H) if len(shape) == 3 else (-1,)
     mapping.fuse(
       hf_name,
       [path],
-      *index,
-      split=lambda x: [x.reshape(flat)],
-      join=lambda xs: xs[0].reshape(shape),
+      index,
+      split=lambda x: [x.reshape(merged)],
+      join=lambda arrays: arrays[0].reshape(shape),
     )
 
   mapping.copy(f"{body}word_embedding.weight", "embed/table")
@@ -147,24 +152,25 @@ def map_tensors(mapping: TensorMapping) -> None:
     f"{body}mask_emb", ["unknown"], split=lambda x: [x[0, 0]], join=lambda xs: xs[0][None, None]
   )
   mapping.tied = {"lm_loss.weight": "transformer.word_embedding.weight"}
-  for layer, (_, at) in enumerate(locate_layers(mapping.model.encoder, dims.layers)):
+  for layer, (_, index) in enumerate(locate_layers(mapping.model.encoder, dims.layers)):
     hf_layer = f"{body}layer.{layer}"
-    path = "encoder/blocks"
-    attention = f"{path}/self_attention/layer"
-    for theirs_of, ours_of in zip("qkvr", ("query", "key", "value", "relative")):
-      shaped(f"{hf_layer}.rel_attn.{theirs_of}", f"{attention}/{ours_of}/kernel", (D, N, H), at)
+    hf_attention = f"{hf_layer}.rel_attn"
+    blocks = "encoder/blocks"
+    attention = f"{blocks}/self_attention/layer"
+    for hf_name, name in KERNELS.items():
+      map_heads(f"{hf_attention}.{hf_name}", f"{attention}/{name}/kernel", (D, N, H), index)
     mapping.fuse(
-      f"{hf_layer}.rel_attn.o",
+      f"{hf_attention}.o",
       [f"{attention}/out/kernel"],
-      at,
+      index,
       split=lambda x: [np.ascontiguousarray(x.reshape(D, N * H).T)],
-      join=lambda xs: xs[0].T.reshape(D, N, H),
+      join=lambda arrays: arrays[0].T.reshape(D, N, H),
     )
-    for theirs_of, ours_of in VECTORS.items():
-      shaped(f"{hf_layer}.rel_attn.{theirs_of}", f"{attention}/{ours_of}", (N, H), at)
-    shaped(f"{hf_layer}.rel_attn.seg_embed", f"{attention}/types", (2, N, H), at)
-    mapping.norm(f"{hf_layer}.rel_attn.layer_norm", f"{path}/self_attention/out_norm", at)
-    mapping.norm(f"{hf_layer}.ff.layer_norm", f"{path}/mlp/out_norm", at)
-    mapping.linear(f"{hf_layer}.ff.layer_1", f"{path}/mlp/layer/wi", at)
-    mapping.linear(f"{hf_layer}.ff.layer_2", f"{path}/mlp/layer/wo", at)
+    for hf_name, name in VECTORS.items():
+      map_heads(f"{hf_attention}.{hf_name}", f"{attention}/{name}", (N, H), index)
+    map_heads(f"{hf_attention}.seg_embed", f"{attention}/types", (2, N, H), index)
+    mapping.norm(f"{hf_attention}.layer_norm", f"{blocks}/self_attention/out_norm", index)
+    mapping.norm(f"{hf_layer}.ff.layer_norm", f"{blocks}/mlp/out_norm", index)
+    mapping.linear(f"{hf_layer}.ff.layer_1", f"{blocks}/mlp/layer/wi", index)
+    mapping.linear(f"{hf_layer}.ff.layer_2", f"{blocks}/mlp/layer/wo", index)
   encoders.map_head(mapping, head)
