@@ -16,7 +16,7 @@ MODELS = (llama.Model,)
 BODY_PREFIX = "model."
 ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 GATED_MLP_NAMES = {"gate_proj": "gate", "up_proj": "wi", "down_proj": "wo"}
-EPSILON = 1e-6  # if the config has none
+DEFAULT_EPSILON = 1e-6
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
@@ -25,11 +25,13 @@ def read_config(fields: Fields, tensor_names: set[str]):
   if fields.values["model_type"] == "mistral":
     windows = (decoders.take_nullable(fields, "sliding_window", 4096),)
   else:
-    biases = ("qkv", "out") if fields.take("attention_bias", False) else ()
-    biases += ("mlp",) if fields.take("mlp_bias", False) else ()
+    if fields.take("attention_bias", False):
+      biases += ("qkv", "out")
+    if fields.take("mlp_bias", False):
+      biases += ("mlp",)
   design = dataclasses.replace(
     llama.LLAMA2,
-    norm_epsilon=fields.take("rms_norm_eps", EPSILON),
+    norm_epsilon=fields.take("rms_norm_eps", DEFAULT_EPSILON),
     activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
     biases=biases,
     position=decoders.read_rope(fields),
@@ -63,7 +65,7 @@ def read_variant(
   dims = Dims(
     D,
     heads,
-    (decoders.take_nullable(fields, "num_key_value_heads", kv_heads) or heads),
+    decoders.take_nullable(fields, "num_key_value_heads", kv_heads) or heads,
     fields.take("head_dim", head_dim or D // heads),
     fields.take(mlp),
     fields.take("num_hidden_layers"),
@@ -80,10 +82,13 @@ def write_config(model, model_type: str | None) -> dict:
   design = model.variant.design
   biases = set(design.biases)
   window = design.windows[0]
-  mistral = window is not None or (model_type == "mistral" and not biases)
-  both = [() if mistral else tuple(b for b in ("qkv", "out", "mlp") if b in biases)]
-  if not mistral and ("qkv" in biases) != ("out" in biases):
-    both = [(), ("qkv", "out"), ("mlp",), ("qkv", "out", "mlp")]
+  is_mistral = window is not None or (model_type == "mistral" and not biases)
+  if is_mistral:
+    allowed_biases = [()]
+  elif ("qkv" in biases) == ("out" in biases):
+    allowed_biases = [tuple(part for part in ("qkv", "out", "mlp") if part in biases)]
+  else:
+    allowed_biases = [(), ("qkv", "out"), ("mlp",), ("qkv", "out", "mlp")]
   decoders.require_plain_decoder(
     model,
     square=False,
@@ -91,19 +96,24 @@ def write_config(model, model_type: str | None) -> dict:
     mlp=False,
     norm="rmsnorm",
     tied=[True, False],
-    biases=both,
+    biases=allowed_biases,
     activation=list(decoders.GATED_ACTIVATIONS.values()),
     windows=(window,),
   )
-  kind = (
-    {"sliding_window": window}
-    if mistral
-    else {"attention_bias": "qkv" in biases, "mlp_bias": "mlp" in biases}
-  )
-  class_name, model_type = (
-    ("MistralForCausalLM", "mistral") if mistral else ("LlamaForCausalLM", "llama")
-  )
-  return {"architectures": [class_name], "model_type": model_type, **kind, **write_sizes(model)}
+  if is_mistral:
+    return {
+      "architectures": ["MistralForCausalLM"],
+      "model_type": "mistral",
+      "sliding_window": window,
+      **write_sizes(model),
+    }
+  return {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": "qkv" in biases,
+    "mlp_bias": "mlp" in biases,
+    **write_sizes(model),
+  }
 
 
 def write_sizes(model, rope: dict | None = None, activation: str | None = None) -> dict:
@@ -120,9 +130,9 @@ def write_sizes(model, rope: dict | None = None, activation: str | None = None) 
     raise UserError(
       f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs"
     )
-  rope = rope or decoders.write_rope(
-    decoders.require_position(model, "rope", "theta", *decoders.ROPE_SCALINGS)
-  )
+  if rope is None:
+    position = decoders.require_position(model, "rope", "theta", *decoders.ROPE_SCALINGS)
+    rope = decoders.write_rope(position)
   return {
     "vocab_size": variant.vocab_size,
     "hidden_size": dims.embed,
@@ -143,23 +153,28 @@ def map_tensors(mapping: TensorMapping) -> None:
   map_decoder(mapping, map_mlp)
 
 
-def map_decoder(mapping: TensorMapping, feed_forward: Callable) -> None:
-  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
-  block)` maps."""
+def map_decoder(mapping: TensorMapping, map_feed_forward: Callable) -> None:
+  """Map all but the feed-forward layers.
+
+  Args:
+    map_feed_forward: maps one, called as `map_feed_forward(mapping, hf_layer, path_template,
+      index)`; the template has {} in place of the sublayer's name.
+  """
   map_table(mapping)
   mapping.norm("model.norm", "decoder/final_norm")
-  for layer, (suffix, index) in enumerate(
-    locate_layers(mapping.model.decoder, mapping.model.variant.dims.layers)
-  ):
+  design = mapping.model.variant.design
+  layers = mapping.model.variant.dims.layers
+  for layer, (suffix, index) in enumerate(locate_layers(mapping.model.decoder, layers)):
     hf_layer = f"model.layers.{layer}"
     attention = f"decoder/blocks/self_attention{suffix}"
     mapping.attention(f"{hf_layer}.self_attn", f"{attention}/layer", index, names=ATTENTION_NAMES)
-    for name in ("q_norm", "k_norm") if mapping.model.variant.design.qk_norm else ():
-      inner = "/norm" if mapping.model.variant.design.qk_norm == "all_heads" else ""
-      mapping.norm(f"{hf_layer}.self_attn.{name}", f"{attention}/layer/{name}{inner}", index)
+    if design.qk_norm:
+      inner = "/norm" if design.qk_norm == "all_heads" else ""
+      mapping.norm(f"{hf_layer}.self_attn.q_norm", f"{attention}/layer/q_norm{inner}", index)
+      mapping.norm(f"{hf_layer}.self_attn.k_norm", f"{attention}/layer/k_norm{inner}", index)
     if f"{attention}/in_norm/scale" in mapping.parameter_names:
       mapping.norm(f"{hf_layer}.input_layernorm", f"{attention}/in_norm", index)
-    feed_forward(mapping, hf_layer, f"decoder/blocks/{{}}{suffix}", index)
+    map_feed_forward(mapping, hf_layer, f"decoder/blocks/{{}}{suffix}", index)
 
 
 def map_table(mapping: TensorMapping) -> None:
@@ -169,15 +184,17 @@ def map_table(mapping: TensorMapping) -> None:
   mapping.ignored_suffixes = ("rotary_emb.inv_freq",)
 
 
-def map_mlp(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
-  path = path.format("mlp")
-  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path}/in_norm", index)
-  map_gated_mlp(mapping, f"{hf_name}.mlp", f"{path}/layer", index)
+def map_mlp(mapping: TensorMapping, hf_layer: str, path_template: str, index: int) -> None:
+  """Map the feed-forward layer with its norm; see `map_decoder`."""
+  mlp = path_template.format("mlp")
+  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{mlp}/in_norm", index)
+  map_gated_mlp(mapping, f"{hf_layer}.mlp", f"{mlp}/layer", index)
 
 
 def map_gated_mlp(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
-  for hf_part, name in GATED_MLP_NAMES.items():
-    mapping.linear(f"{hf_name}.{hf_part}", f"{path}/{name}", index)
+  """Map the three linear layers of a gated feed-forward layer."""
+  for hf_part, part in GATED_MLP_NAMES.items():
+    mapping.linear(f"{hf_name}.{hf_part}", f"{path}/{part}", index)
 
 
 def map_experts(
@@ -187,7 +204,11 @@ def map_experts(
   index: int,
   names: dict[str, str] = GATED_MLP_NAMES,
 ) -> None:
-  """Map experts with tensors of their own."""
+  """Map experts with tensors of their own.
+
+  Args:
+    names: the library's name of each linear layer -> our name.
+  """
   for expert in range(mapping.model.variant.design.experts.experts):
-    for hf_part, name in names.items():
-      mapping.transpose(f"{hf_name}.{expert}.{hf_part}.weight", f"{path}/{name}", index, expert)
+    for hf_part, part in names.items():
+      mapping.transpose(f"{hf_name}.{expert}.{hf_part}.weight", f"{path}/{part}", index, expert)

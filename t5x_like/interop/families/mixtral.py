@@ -68,14 +68,13 @@ def write_config(model, model_type: str | None) -> dict:
 
 
 def map_tensors(mapping: TensorMapping) -> None:
-  llama.map_decoder(mapping, _experts)
+  llama.map_decoder(mapping, _map_experts)
 
 
-def _experts(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
-  path = path.format("moe")
-  block = f"{hf_name}.block_sparse_moe"
-  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path}/in_norm", index)
-  mapping.transpose(f"{block}.gate.weight", f"{path}/layer/router/kernel", index)
-  llama.map_experts(
-    mapping, f"{block}.experts", f"{path}/layer", index, {"w1": "gate", "w2": "wo", "w3": "wi"}
-  )
+def _map_experts(mapping: TensorMapping, hf_layer: str, path_template: str, index: int) -> None:
+  moe = path_template.format("moe")
+  hf_moe = f"{hf_layer}.block_sparse_moe"
+  names = {"w1": "gate", "w2": "wo", "w3": "wi"}
+  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{moe}/in_norm", index)
+  mapping.transpose(f"{hf_moe}.gate.weight", f"{moe}/layer/router/kernel", index)
+  llama.map_experts(mapping, f"{hf_moe}.experts", f"{moe}/layer", index, names)

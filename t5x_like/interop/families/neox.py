@@ -88,11 +88,9 @@ def map_tensors(mapping: TensorMapping) -> None:
   else:
     mapping.transpose("embed_out.weight", "head/kernel")
   mapping.ignored_suffixes = ("attention.bias", "attention.masked_bias", "rotary_emb.inv_freq")
-  blocks, norm = (
-    ("decoder/blocks", "in_norm")
-    if design.parallel == "no"
-    else ("decoder/blocks/parallel/layer", "norm")
-  )
+  is_serial = design.parallel == "no"
+  blocks = "decoder/blocks" if is_serial else "decoder/blocks/parallel/layer"
+  norm = "in_norm" if is_serial else "norm"
   for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, dims.layers)):
     hf_layer = f"gpt_neox.layers.{layer}"
     attention = f"{blocks}/self_attention"

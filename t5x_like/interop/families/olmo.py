@@ -15,20 +15,20 @@ BODY_PREFIX = "model."
 
 def read_config(fields: Fields, tensor_names: set[str]):
   windows = (None,)
-  position = None
   if fields.values["model_type"] == "olmo3":
-    local = decoders.read_local_layers(fields, lambda layer: (layer + 1) % 4 != 0)
+    is_local = decoders.read_local_layers(fields, lambda layer: (layer + 1) % 4 != 0)
     window = decoders.take_nullable(fields, "sliding_window", 4096)
-    windows = tuple(window if here else None for here in local)
-    position = decoders.arrange_by_kind(
-      local, *decoders.read_local_and_full_rope(fields, local=5e5, full=5e5)
-    )
+    windows = decoders.arrange_windows(is_local, window)
+    local_rope, full_rope = decoders.read_local_and_full_rope(fields, local=5e5, full=5e5)
+    position = decoders.arrange_by_kind(is_local, local_rope, full_rope)
+  else:
+    position = decoders.read_rope(fields)
   design = dataclasses.replace(
     olmo.OLMO2,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
     activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
-    position=position or decoders.read_rope(fields),
+    position=position,
     windows=windows,
     tied=fields.take("tie_word_embeddings", False),
   )
@@ -52,28 +52,31 @@ def write_config(model, model_type: str | None) -> dict:
     tied=[True, False],
     **decoders.allow_one_window(design),
   )
-  third = model_type == "olmo3" or design.windows != (None,) or isinstance(design.position, tuple)
-  sizes = llama.write_sizes(model, decoders.write_rope_by_kind(model) if third else None)
+  has_windows = design.windows != (None,)
+  is_olmo3 = model_type == "olmo3" or has_windows or isinstance(design.position, tuple)
+  rope = decoders.write_rope_by_kind(model) if is_olmo3 else None
+  sizes = llama.write_sizes(model, rope)
   del sizes["head_dim"]
-  if third:
+  if is_olmo3:
     sizes["sliding_window"] = decoders.window_width(design, 4096)
     sizes["layer_types"] = decoders.write_layer_types(design.windows, dims.layers)
-  name, model_type = ("Olmo3", "olmo3") if third else ("Olmo2", "olmo2")
   return {
-    "architectures": [f"{name}ForCausalLM"],
-    "model_type": model_type,
+    "architectures": ["Olmo3ForCausalLM" if is_olmo3 else "Olmo2ForCausalLM"],
+    "model_type": "olmo3" if is_olmo3 else "olmo2",
     **sizes,
     "attention_bias": bool(design.biases),
   }
 
 
 def map_tensors(mapping: TensorMapping) -> None:
-  llama.map_decoder(mapping, _feed_forward)
+  llama.map_decoder(mapping, _map_feed_forward)
 
 
-def _feed_forward(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
-  mapping.norm(
-    f"{hf_name}.post_attention_layernorm", f"{path.format('self_attention')}/res_norm", index
-  )
-  mapping.norm(f"{hf_name}.post_feedforward_layernorm", f"{path.format('mlp')}/res_norm", index)
-  llama.map_gated_mlp(mapping, f"{hf_name}.mlp", f"{path.format('mlp')}/layer", index)
+def _map_feed_forward(
+  mapping: TensorMapping, hf_layer: str, path_template: str, index: int
+) -> None:
+  attention = path_template.format("self_attention")
+  mlp = path_template.format("mlp")
+  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{attention}/res_norm", index)
+  mapping.norm(f"{hf_layer}.post_feedforward_layernorm", f"{mlp}/res_norm", index)
+  llama.map_gated_mlp(mapping, f"{hf_layer}.mlp", f"{mlp}/layer", index)

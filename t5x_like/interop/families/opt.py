@@ -89,10 +89,10 @@ def map_tensors(mapping: TensorMapping) -> None:
   if variant.embed:
     mapping.linear("model.decoder.project_in", "inputs/project")
     mapping.linear("model.decoder.project_out", "head/project")
-  pre = variant.design.norm_position == "pre"
-  if pre:
+  is_pre_norm = variant.design.norm_position == "pre"
+  if is_pre_norm:
     mapping.norm("model.decoder.final_layer_norm", "decoder/final_norm")
-  norm = "in_norm" if pre else "out_norm"
+  norm = "in_norm" if is_pre_norm else "out_norm"
   for layer, (_, index) in enumerate(locate_layers(mapping.model.decoder, variant.dims.layers)):
     hf_layer = f"model.decoder.layers.{layer}"
     attention = "decoder/blocks/self_attention"

@@ -16,51 +16,59 @@ BODY_PREFIX = "model."
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  kind = fields.values["model_type"]
+  model_type = fields.values["model_type"]
   fields.require("use_mrope", False)
   design = dataclasses.replace(
-    qwen.QWEN2 if kind == "qwen2" else qwen.QWEN3,
+    qwen.QWEN2 if model_type == "qwen2" else qwen.QWEN3,
     norm_epsilon=fields.take("rms_norm_eps", 1e-6),
     activation=fields.choose("hidden_act", decoders.GATED_ACTIVATIONS, "silu"),
     position=decoders.read_rope(fields),
-    windows=_windows(fields, every=kind == "qwen3_moe"),
+    windows=_read_windows(fields, in_every_layer=model_type == "qwen3_moe"),
     tied=fields.take("tie_word_embeddings", False),
   )
-  sizes = dict(kv_heads=32, head_dim=128 if kind == "qwen3" else None, ids=qwen.TOKENS)
-  if kind != "qwen2":
+  sizes = dict(kv_heads=32, head_dim=128 if model_type == "qwen3" else None, ids=qwen.TOKENS)
+  if model_type != "qwen2":
     design = dataclasses.replace(
       design, biases=("qkv", "out") if fields.take("attention_bias", False) else ()
     )
-  if kind == "qwen3_moe":
-    every = _experts_every(fields)
-    design = dataclasses.replace(design, experts=_experts(fields, every), experts_every=every)
-    sizes |= dict(kv_heads=4, mlp="moe_intermediate_size" if every == 1 else "intermediate_size")
+  if model_type == "qwen3_moe":
+    period = _read_expert_period(fields)
+    experts = _read_experts(fields, period)
+    design = dataclasses.replace(design, experts=experts, experts_every=period)
+    sizes |= dict(kv_heads=4, mlp="moe_intermediate_size" if period == 1 else "intermediate_size")
   return qwen.Model, {"variant": llama.read_variant(fields, design, **sizes)}
 
 
-def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
-  """Return the windows of a period; of a dense model's layers, only those from `max_window_layers`
-  on have one."""
+def _read_windows(fields: Fields, in_every_layer: bool) -> tuple[int | None, ...]:
+  """Return the windows of a period.
+
+  Args:
+    in_every_layer: whether all layers may have one, or only those from `max_window_layers` on.
+  """
   window = decoders.take_nullable(fields, "sliding_window", 4096)
-  window = window if fields.take("use_sliding_window", False) else None
+  if not fields.take("use_sliding_window", False):
+    window = None
   first = fields.take("max_window_layers", 28)
-  local = decoders.read_local_layers(
-    fields, lambda layer: window is not None and (every or layer >= first)
-  )
-  return tuple(window if here else None for here in local)
+  if in_every_layer:
+    first = 0
+  is_local = decoders.read_local_layers(fields, lambda layer: window is not None and layer >= first)
+  return decoders.arrange_windows(is_local, window)
 
 
-def _experts_every(fields: Fields) -> int:
-  """Return N, if only every N-th layer has experts; raise UserError if the layers are no whole
-  periods."""
-  every = fields.take("decoder_sparse_step", 1)
+def _read_expert_period(fields: Fields) -> int:
+  """Return N, if only every N-th layer has experts.
+
+  Raises:
+    UserError: the layers are not whole periods of N.
+  """
+  period = fields.take("decoder_sparse_step", 1)
   layers = fields.take("num_hidden_layers")
-  if every < 1 or layers % every:
-    raise fields.refusal("decoder_sparse_step", every, f"a divisor of the {layers} layers")
-  return every
+  if period < 1 or layers % period:
+    raise fields.refusal("decoder_sparse_step", period, f"a divisor of the {layers} layers")
+  return period
 
 
-def _experts(fields: Fields, every: int) -> Experts:
+def _read_experts(fields: Fields, period: int) -> Experts:
   """Return the experts of a config; those beside dense layers have a width of their own."""
   fields.ignore("intermediate_size")
   fields.require("mlp_only_layers", [], None)
@@ -74,7 +82,7 @@ def _experts(fields: Fields, every: int) -> Experts:
     qwen.QWEN3_MOE.experts,
     experts=experts,
     top_k=top_k,
-    mlp=None if every == 1 else fields.take("moe_intermediate_size"),
+    mlp=None if period == 1 else fields.take("moe_intermediate_size"),
     normalise=fields.take("norm_topk_prob", False),
     balance_loss=float(fields.take("router_aux_loss_coef", 0.001)),
   )
@@ -84,36 +92,39 @@ def write_config(model, model_type: str | None) -> dict:
   design = model.variant.design
   dims = model.variant.dims
   experts = model.variant.design.experts
-  old = not design.qk_norm
+  is_qwen2 = not design.qk_norm
   decoders.require_plain_decoder(
     model,
-    square=old,
+    square=is_qwen2,
     heads=False,
     mlp=False,
     norm="rmsnorm",
-    biases=("qkv",) if old else [(), ("qkv", "out")],
+    biases=("qkv",) if is_qwen2 else [(), ("qkv", "out")],
     qk_norm=[True, False],
     activation=list(decoders.GATED_ACTIVATIONS.values()),
-    experts=[None] if old else [experts],
+    experts=[None] if is_qwen2 else [experts],
     experts_every=design.experts_every if experts else 1,
     tied=[True, False],
     **decoders.allow_one_window(design),
   )
-  name, model_type = (
-    ("Qwen2", "qwen2") if old else ("Qwen3Moe", "qwen3_moe") if experts else ("Qwen3", "qwen3")
-  )
+  if is_qwen2:
+    class_name, model_type = "Qwen2ForCausalLM", "qwen2"
+  elif experts:
+    class_name, model_type = "Qwen3MoeForCausalLM", "qwen3_moe"
+  else:
+    class_name, model_type = "Qwen3ForCausalLM", "qwen3"
   window = decoders.window_width(design, None)
   sizes = llama.write_sizes(model)
-  if old or (experts and dims.embed == dims.heads * dims.head_dim):
+  if is_qwen2 or (experts and dims.embed == dims.heads * dims.head_dim):
     del sizes["head_dim"]
   values = {
-    "architectures": [f"{name}ForCausalLM"],
+    "architectures": [class_name],
     "model_type": model_type,
     **sizes,
     "use_sliding_window": window is not None,
     "sliding_window": window,
   }
-  if not old:
+  if not is_qwen2:
     values["attention_bias"] = bool(design.biases)
   if not experts:
     return values | {"layer_types": decoders.write_layer_types(design.windows, dims.layers)}
@@ -140,14 +151,16 @@ def write_config(model, model_type: str | None) -> dict:
 
 
 def map_tensors(mapping: TensorMapping) -> None:
-  llama.map_decoder(mapping, _experts_of if mapping.model.variant.design.experts else llama.map_mlp)
+  llama.map_decoder(mapping, _map_feed_forward)
 
 
-def _experts_of(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
-  if f"{path.format('moe')}/in_norm/scale" not in mapping.parameter_names:
-    llama.map_mlp(mapping, hf_name, path, index)
+def _map_feed_forward(
+  mapping: TensorMapping, hf_layer: str, path_template: str, index: int
+) -> None:
+  moe = path_template.format("moe")
+  if f"{moe}/in_norm/scale" not in mapping.parameter_names:
+    llama.map_mlp(mapping, hf_layer, path_template, index)
     return
-  path = path.format("moe")
-  mapping.norm(f"{hf_name}.post_attention_layernorm", f"{path}/in_norm", index)
-  mapping.transpose(f"{hf_name}.mlp.gate.weight", f"{path}/layer/router/kernel", index)
-  llama.map_experts(mapping, f"{hf_name}.mlp.experts", f"{path}/layer", index)
+  mapping.norm(f"{hf_layer}.post_attention_layernorm", f"{moe}/in_norm", index)
+  mapping.transpose(f"{hf_layer}.mlp.gate.weight", f"{moe}/layer/router/kernel", index)
+  llama.map_experts(mapping, f"{hf_layer}.mlp.experts", f"{moe}/layer", index)

@@ -26,13 +26,15 @@ def canonical_name(name: str) -> str:
   """Return the library's name of a tensor behind a classifier."""
   if name.startswith("fc."):
     return CLASSIFIER + name.removeprefix("fc.")
-  found = resnet.library_name(name)
-  return BODY + found if found.startswith(("embedder.", "encoder.")) else found
+  name = resnet.library_name(name)
+  return BODY + name if name.startswith(("embedder.", "encoder.")) else name
 
 
 def file_naming(model) -> Callable[[str], str]:
-  """Return the names in a file of a model: timm's for a model that came with them or has them
-  alone."""
+  """Return a function that names the tensors in a file.
+
+  The names are timm's for a model that came with them, or that the library cannot express.
+  """
   spec = resnet.complete_backbone(model.variant.backbone, LIBRARY)
   if _is_timm(model) or spec["last_stage"] == "dilated":
     return lambda name: resnet.timm_name(name.removeprefix(BODY)).replace(CLASSIFIER, "fc.")
@@ -47,11 +49,11 @@ def _is_timm(model) -> bool:
 def read_config(fields: Fields, tensor_names: set[str]):
   base = models.VARIANTS["resnet-50"]
   if model_type_of(fields.values) == TIMM:
-    return models.Model, {"variant": _of_timm(fields, base)}
+    return models.Model, {"variant": _read_timm_config(fields, base)}
   head = image_encoders.read_head(fields, "ResNetForImageClassification", "ResNetModel")
   fields.ignore("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
   backbone = {"name": "resnet"} | resnet.read_backbone(fields)
-  # ours: theirs take any
+  # a field of ours: the library takes any resolution
   channels = fields.take("num_channels", 3)
   side = image_encoders.read_resolution(fields, "image_size", 224)
   width = backbone["widths"][-1]
@@ -62,32 +64,32 @@ def read_config(fields: Fields, tensor_names: set[str]):
   }
 
 
-def _of_timm(fields: Fields, base):
+def _read_timm_config(fields: Fields, base):
   name = fields.values["architecture"]
-  given = timm.read_arguments(fields)
+  arguments = timm.read_arguments(fields)
   if name not in resnet.TIMM_BACKBONES:
     raise fields.refusal("architecture", name, " or ".join(resnet.TIMM_BACKBONES))
   spec = resnet.DEFAULTS | resnet.TIMM_BACKBONES[name]
-  wider = 4 if spec["block"] == "bottleneck" else 1
-  planes = given.take("channels", None)
-  strides = given.take("output_stride", 32)
+  expansion = 4 if spec["block"] == "bottleneck" else 1
+  planes = arguments.take("channels", None)
+  strides = arguments.take("output_stride", 32)
   if planes:
-    spec["widths"] = tuple(wider * n for n in planes)
+    spec["widths"] = tuple(expansion * width for width in planes)
   if strides not in _STRIDES:
     raise fields.refusal("output_stride", strides, " or ".join(map(str, _STRIDES)))
-  given.require("global_pool", "avg")
+  arguments.require("global_pool", "avg")
   labels = timm.count_labels(fields)
   spec |= {
     "name": "resnet",
-    "depths": tuple(given.take("layers", spec["depths"])),
+    "depths": tuple(arguments.take("layers", spec["depths"])),
     "last_stage": _STRIDES[strides],
   }
-  head = (
-    {"name": "image_classification", "labels": labels} if labels else {"name": "image_features"}
-  )
+  head = {"name": "image_features"}
+  if labels:
+    head = {"name": "image_classification", "labels": labels}
   side = timm.read_resolution(fields, 224)
-  channels = given.take("in_chans", 3)
-  given.refuse_unused()
+  channels = arguments.take("in_chans", 3)
+  arguments.refuse_unused()
   return replace(
     base, backbone=spec, width=spec["widths"][-1], resolution=side, channels=channels, head=head
   )
@@ -102,20 +104,22 @@ def write_config(model, model_type: str | None) -> dict:
       fields | resnet.write_backbone(spec, variant.channels) | {"image_size": variant.resolution}
     )
   if spec["stem"] != 64 or len(spec["depths"]) != 4:
-    found = f"the backbone has a stem of {spec['stem']} channels and {len(spec['depths'])} stages"
-    raise UserError(f"{found}; timm's resnet has 64 and 4")
+    raise UserError(
+      f"the backbone has a stem of {spec['stem']} channels and {len(spec['depths'])} stages; "
+      "timm's resnet has 64 and 4"
+    )
   labels = len(fields.get("id2label", ()))
-  wider = 4 if spec["block"] == "bottleneck" else 1
+  expansion = 4 if spec["block"] == "bottleneck" else 1
   return timm.write_config(
-    "resnet50" if wider == 4 else "resnet18",
+    "resnet50" if expansion == 4 else "resnet18",
     "fc",
     variant.width,
     labels,
     "avg",
     (variant.channels, *height_and_width(variant.resolution)),
     layers=list(spec["depths"]),
-    channels=[n // wider for n in spec["widths"]],
-    output_stride=next(stride for stride, word in _STRIDES.items() if word == spec["last_stage"]),
+    channels=[width // expansion for width in spec["widths"]],
+    output_stride=16 if spec["last_stage"] == "dilated" else 32,
   )
 
 

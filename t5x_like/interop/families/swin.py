@@ -70,18 +70,20 @@ def read_variant(
 def write_config(model, model_type: str | None) -> dict:
   last = model.variant.grids[-1]
   if min(last.rows, last.columns) < model.variant.window:
-    found = f"the last stage has {last.rows} x {last.columns} tokens"
     raise UserError(
-      f"{found}, fewer than a window of {model.variant.window}, with which the library's swin fails"
+      f"the last stage has {last.rows} x {last.columns} tokens, fewer than a window of "
+      f"{model.variant.window}, with which the library's swin fails"
     )
-  design = dict(norm_position="pre", attention_scale=None, position="relative_2d")
-  return write_shared_fields(model, "swin", BIASED, "Swin", **design)
+  required = dict(norm_position="pre", attention_scale=None, position="relative_2d")
+  return write_shared_fields(model, "swin", BIASED, "Swin", **required)
 
 
 def write_shared_fields(model, model_type: str, biased: str, classes: str, **design) -> dict:
-  """Return the fields of a model; `design` has the values required by the model type. For the rest,
-  see `variant`.
+  """Return the fields of a model.
 
+  Args:
+    biased, classes: see `read_variant`.
+    design: allowed values of fields of the design.
   Raises:
     UserError: the type cannot express a field of the design; names it.
   """
@@ -102,17 +104,15 @@ def write_shared_fields(model, model_type: str, biased: str, classes: str, **des
   )
   variant = model.variant
   if variant.patch_position not in ABSOLUTE:
-    found = f"config.model.patch_position: found {variant.patch_position!r}"
-    raise UserError(f"{found}; this model type supports only {' or '.join(map(repr, ABSOLUTE))}")
-  if variant.patch_position != "none" and any(
-    side % variant.patch for side in height_and_width(variant.resolution)
-  ):
-    found = (
-      f"config.model.resolution: found {variant.resolution}, no multiple of the patch's "
-      f"{variant.patch}"
-    )
     raise UserError(
-      f"{found}; with positions at the patches this model type supports only multiples"
+      f"config.model.patch_position: found {variant.patch_position!r}; this model type supports "
+      f"only {' or '.join(map(repr, ABSOLUTE))}"
+    )
+  sides = height_and_width(variant.resolution)
+  if variant.patch_position != "none" and any(side % variant.patch for side in sides):
+    raise UserError(
+      f"config.model.resolution: found {variant.resolution}, no multiple of the patch's "
+      f"{variant.patch}; with positions at the patches this model type supports only multiples"
     )
   return image_encoders.write_head(
     model, model_type, f"{classes}ForImageClassification", f"{classes}Model"
@@ -134,54 +134,56 @@ def write_shared_fields(model, model_type: str, biased: str, classes: str, **des
 
 
 def map_tensors(mapping: TensorMapping) -> None:
-  def layer(hf_name: str, path: str, index: int) -> None:
-    table = f"{hf_name}.attention.self.relative_position_bias_table"
+  def map_position_table(hf_layer: str, path: str, index: int) -> None:
+    table = f"{hf_layer}.attention.self.relative_position_bias_table"
     mapping.copy(table, f"{path}/layer/position/table", index)
 
-  map_body(mapping, "swin.", "in_norm", layer)
+  map_body(mapping, "swin.", "in_norm", map_position_table)
 
 
 def map_body(
-  mapping: TensorMapping, prefix: str, norm: str, attention: Callable[[str, str, int], None]
+  mapping: TensorMapping,
+  prefix: str,
+  norm: str,
+  map_positions: Callable[[str, str, int], None],
 ) -> None:
   """Map all tensors.
 
   Args:
-    prefix: the prefix of the body's tensors behind a classifier.
+    prefix: the prefix of the body's tensors in a classifier.
     norm: the name of the sublayers' norm.
-    attention: maps attention's tensors besides its projections, given their layer, our sublayer and
-      its index.
+    map_positions: maps the tensors of attention besides its projections, called with the name of
+      the library's layer, the path of our sublayer and the index of the layer.
   """
-  classifies = "head/out/kernel" in mapping.parameter_names
-  prefix = prefix if classifies else ""
+  is_classifier = "head/out/kernel" in mapping.parameter_names
+  if not is_classifier:
+    prefix = ""
+  model = mapping.model
   image_encoders.map_patches(mapping, f"{prefix}embeddings.patch_embeddings.projection")
   mapping.norm(f"{prefix}embeddings.norm", "inputs/norm")
-  if mapping.model.variant.patch_position != "none":
+  if model.variant.patch_position != "none":
     image_encoders.map_positions(
-      mapping, f"{prefix}embeddings.position_embeddings", "inputs", mapping.model.inputs.position
+      mapping, f"{prefix}embeddings.position_embeddings", "inputs", model.inputs.position
     )
-  for number, layers in enumerate(mapping.model.variant.depths):
+  for number, layers in enumerate(model.variant.depths):
     stage = f"stage_{number + 1}"
-    hf_layer = f"{prefix}encoder.layers.{number}"
-    stack = getattr(mapping.model, stage).stack
+    blocks = f"{stage}/stack/blocks"
+    stack = getattr(model, stage).stack
     for layer, (suffix, index) in enumerate(locate_layers(stack, layers)):
-      block, self_attention, mlp = (
-        f"{hf_layer}.blocks.{layer}",
-        *(f"{stage}/stack/blocks/{name}{suffix}" for name in ("self_attention", "mlp")),
-      )
-      mapping.attention(
-        f"{block}.attention", f"{self_attention}/layer", index, names=ATTENTION_NAMES
-      )
-      attention(block, self_attention, index)
-      mapping.norm(f"{block}.layernorm_before", f"{self_attention}/{norm}", index)
-      mapping.norm(f"{block}.layernorm_after", f"{mlp}/{norm}", index)
-      mapping.linear(f"{block}.intermediate.dense", f"{mlp}/layer/wi", index)
-      mapping.linear(f"{block}.output.dense", f"{mlp}/layer/wo", index)
-    if number:
-      before = f"{prefix}encoder.layers.{number - 1}.downsample"
-      mapping.linear(f"{before}.reduction", f"{stage}/entry/linear")
-      mapping.norm(f"{before}.norm", f"{stage}/entry/norm")
+      hf_layer = f"{prefix}encoder.layers.{number}.blocks.{layer}"
+      attention = f"{blocks}/self_attention{suffix}"
+      mlp = f"{blocks}/mlp{suffix}"
+      mapping.attention(f"{hf_layer}.attention", f"{attention}/layer", index, names=ATTENTION_NAMES)
+      map_positions(hf_layer, attention, index)
+      mapping.norm(f"{hf_layer}.layernorm_before", f"{attention}/{norm}", index)
+      mapping.norm(f"{hf_layer}.layernorm_after", f"{mlp}/{norm}", index)
+      mapping.linear(f"{hf_layer}.intermediate.dense", f"{mlp}/layer/wi", index)
+      mapping.linear(f"{hf_layer}.output.dense", f"{mlp}/layer/wo", index)
+    if number > 0:
+      hf_merge = f"{prefix}encoder.layers.{number - 1}.downsample"
+      mapping.linear(f"{hf_merge}.reduction", f"{stage}/entry/linear")
+      mapping.norm(f"{hf_merge}.norm", f"{stage}/entry/norm")
   mapping.norm(f"{prefix}layernorm", "final_norm")
-  if classifies:
+  if is_classifier:
     mapping.linear("classifier", "head/out")
   mapping.ignored_suffixes = ("relative_position_index", "relative_coords_table")

@@ -29,21 +29,19 @@ ATTENTION_NAMES = ("q", "k", "v", "o")
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  umt5 = fields.values["model_type"] == "umt5"
-  tied = "lm_head.weight" not in tensor_names
+  model_type = fields.values["model_type"]
   # Whether the output is scaled: T5 files of the library's version 5 say so; in older files and
   # umT5, tied weights imply it; mT5 never scales.
-  scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
+  is_scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
   fields.ignore("dropout_rate", "n_positions")
-  kind = fields.take(
-    "feed_forward_proj", "relu" if fields.values["model_type"] == "t5" else "gated-gelu"
-  )
-  activation = fields.choose("feed_forward_proj", ACTIVATIONS, kind)
-  same = (
-    ("gelu_new", "gelu_pytorch_tanh") if kind == "gated-gelu" else (kind.removeprefix("gated-"),)
-  )
-  fields.require("dense_act_fn", *same)
-  fields.require("is_gated_act", kind.startswith("gated-"))
+  default_projection = "relu" if model_type == "t5" else "gated-gelu"
+  projection = fields.take("feed_forward_proj", default_projection)
+  activation = fields.choose("feed_forward_proj", ACTIVATIONS, projection)
+  if projection == "gated-gelu":
+    fields.require("dense_act_fn", "gelu_new", "gelu_pytorch_tanh")
+  else:
+    fields.require("dense_act_fn", projection.removeprefix("gated-"))
+  fields.require("is_gated_act", projection.startswith("gated-"))
   design = dataclasses.replace(
     t5.V1_0,
     activation=activation,
@@ -52,10 +50,10 @@ def read_config(fields: Fields, tensor_names: set[str]):
       "name": "relative_bias",
       "buckets": fields.take("relative_attention_num_buckets", 32),
       "max_distance": fields.take("relative_attention_max_distance", 128),
-      "shared": not umt5,
+      "shared": model_type != "umt5",
     },
-    tied=tied,
-    logits_scale=scaled and fields.values["model_type"] != "mt5",
+    tied="lm_head.weight" not in tensor_names,
+    logits_scale=is_scaled and model_type != "mt5",
   )
   heads = fields.take("num_heads")
   layers = fields.take("num_layers")
@@ -72,22 +70,28 @@ def read_config(fields: Fields, tensor_names: set[str]):
 
 
 def read_special_tokens(fields: Fields) -> Tokens:
-  """Return the special ids of a config: padding starts the decoder, and the first of several end
-  ids counts."""
+  """Return the special ids of a config.
+
+  Padding starts the decoder by default. The first of several end ids counts.
+  """
   pad = fields.take("pad_token_id", 0)
+  start = fields.values.get("decoder_start_token_id") or pad
   eos = fields.take("eos_token_id", 1)
-  return Tokens(
-    pad,
-    fields.values.get("decoder_start_token_id") or pad,
-    eos[0] if isinstance(eos, list) else eos,
-  )
+  if isinstance(eos, list):
+    eos = eos[0]
+  return Tokens(pad, start, eos)
 
 
 def require_t5_design(model, **expected) -> None:
-  """Refuse designs that are not T5's in the fields that are not `expected`; raise UserError that
-  names the field."""
+  """Refuse designs that are not T5's.
+
+  Args:
+    expected: allowed values of fields in which the family differs.
+  Raises:
+    UserError: a field has another value; names it.
+  """
   variant = model.variant
-  usual = dict(
+  t5_design = dict(
     norm="rmsnorm",
     norm_position="pre",
     parallel="no",
@@ -103,7 +107,7 @@ def require_t5_design(model, **expected) -> None:
     logits_softcap=None,
     logits_bias=False,
   )
-  require_design(model, **usual | expected)
+  require_design(model, **t5_design | expected)
   if variant.shared or variant.embed or variant.dims.kv_heads != variant.dims.heads:
     raise UserError(
       f"{variant.dims} with shared={variant.shared}, embed={variant.embed}: this type has an "
@@ -157,59 +161,63 @@ def map_tensors(mapping: TensorMapping) -> None:
   map_stacks(mapping, map_feed_forward)
 
 
-def map_stacks(mapping: TensorMapping, feed_forward: Callable) -> None:
-  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix,
-  block)` maps."""
+def map_stacks(mapping: TensorMapping, map_feed_forward: Callable) -> None:
+  """Map both stacks, the token table and the output.
+
+  Args:
+    map_feed_forward: maps a feed-forward layer, called as `map_feed_forward(mapping, hf_name, path,
+      index)`.
+  """
   variant = mapping.model.variant
   mapping.copy("shared.weight", "embed/table")
-  mapping.tied = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
+  mapping.tied = {
+    "encoder.embed_tokens.weight": "shared.weight",
+    "decoder.embed_tokens.weight": "shared.weight",
+  }
   mapping.output("shared.weight")
-  mapping.ignored_suffixes = (
-    "EncDecAttention.relative_attention_bias.weight",
-  )  # in old files, never used
-  for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_dims.layers)):
-    mapping.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
-    if f"{side}/position/table" in mapping.parameter_names:
-      mapping.copy(
-        f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-        f"{side}/position/table",
-      )
-    for layer, (suffix, index) in enumerate(locate_layers(getattr(mapping.model, side), layers)):
-      hf_layer = f"{side}.block.{layer}.layer"
-      path = f"{side}/blocks"
-      own = f"{path}/self_attention{suffix}/layer/position/table"
-      if own in mapping.parameter_names:
-        mapping.copy(f"{hf_layer}.0.SelfAttention.relative_attention_bias.weight", own, index)
+  # in old files, never used
+  mapping.ignored_suffixes = ("EncDecAttention.relative_attention_bias.weight",)
+  _map_stack(mapping, "encoder", variant.dims.layers, map_feed_forward)
+  _map_stack(mapping, "decoder", variant.decoder_dims.layers, map_feed_forward)
+
+
+def _map_stack(mapping: TensorMapping, side: str, layers: int, map_feed_forward: Callable) -> None:
+  """Map the layers of the encoder or of the decoder."""
+  hf_table = "SelfAttention.relative_attention_bias.weight"
+  mapping.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
+  if f"{side}/position/table" in mapping.parameter_names:
+    mapping.copy(f"{side}.block.0.layer.0.{hf_table}", f"{side}/position/table")
+  for layer, (suffix, index) in enumerate(locate_layers(getattr(mapping.model, side), layers)):
+    hf_block = f"{side}.block.{layer}.layer"
+    self_attention = f"{side}/blocks/self_attention{suffix}"
+    layer_table = f"{self_attention}/layer/position/table"
+    if layer_table in mapping.parameter_names:
+      mapping.copy(f"{hf_block}.0.{hf_table}", layer_table, index)
+    mapping.attention(
+      f"{hf_block}.0.SelfAttention", f"{self_attention}/layer", index, names=ATTENTION_NAMES
+    )
+    mapping.norm(f"{hf_block}.0.layer_norm", f"{self_attention}/in_norm", index)
+    hf_feed_forward = f"{hf_block}.1"
+    if side == "decoder":
+      cross_attention = f"{side}/blocks/cross_attention{suffix}"
       mapping.attention(
-        f"{hf_layer}.0.SelfAttention",
-        f"{path}/self_attention{suffix}/layer",
-        index,
-        names=ATTENTION_NAMES,
+        f"{hf_block}.1.EncDecAttention", f"{cross_attention}/layer", index, names=ATTENTION_NAMES
       )
-      mapping.norm(f"{hf_layer}.0.layer_norm", f"{path}/self_attention{suffix}/in_norm", index)
-      last = 1
-      if side == "decoder":
-        mapping.attention(
-          f"{hf_layer}.1.EncDecAttention",
-          f"{path}/cross_attention{suffix}/layer",
-          index,
-          names=ATTENTION_NAMES,
-        )
-        mapping.norm(f"{hf_layer}.1.layer_norm", f"{path}/cross_attention{suffix}/in_norm", index)
-        last = 2
-      name = next(
-        kind
-        for kind in ("mlp", "moe")
-        if f"{path}/{kind}{suffix}/in_norm/scale" in mapping.parameter_names
-      )
-      mapping.norm(f"{hf_layer}.{last}.layer_norm", f"{path}/{name}{suffix}/in_norm", index)
-      feed_forward(mapping, f"{hf_layer}.{last}", f"{path}/{name}{suffix}/layer", index)
+      mapping.norm(f"{hf_block}.1.layer_norm", f"{cross_attention}/in_norm", index)
+      hf_feed_forward = f"{hf_block}.2"
+    feed_forward = f"{side}/blocks/mlp{suffix}"
+    if f"{feed_forward}/in_norm/scale" not in mapping.parameter_names:
+      feed_forward = f"{side}/blocks/moe{suffix}"
+    mapping.norm(f"{hf_feed_forward}.layer_norm", f"{feed_forward}/in_norm", index)
+    map_feed_forward(mapping, hf_feed_forward, f"{feed_forward}/layer", index)
 
 
 def map_feed_forward(mapping: TensorMapping, hf_name: str, path: str, index: int) -> None:
   """Map the feed-forward layer, gated or not."""
-  gated = f"{path}/gate/kernel" in mapping.parameter_names
-  if gated:
-    mapping.linear(f"{hf_name}.DenseReluDense.wi_0", f"{path}/gate", index)
-  mapping.linear(f"{hf_name}.DenseReluDense.{'wi_1' if gated else 'wi'}", f"{path}/wi", index)
-  mapping.linear(f"{hf_name}.DenseReluDense.wo", f"{path}/wo", index)
+  hf_layer = f"{hf_name}.DenseReluDense"
+  if f"{path}/gate/kernel" in mapping.parameter_names:
+    mapping.linear(f"{hf_layer}.wi_0", f"{path}/gate", index)
+    mapping.linear(f"{hf_layer}.wi_1", f"{path}/wi", index)
+  else:
+    mapping.linear(f"{hf_layer}.wi", f"{path}/wi", index)
+  mapping.linear(f"{hf_layer}.wo", f"{path}/wo", index)

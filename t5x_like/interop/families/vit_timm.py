@@ -21,7 +21,8 @@ SIZES = {  # width, layers, heads
   "huge": (1280, 32, 16),
 }
 _NAME = re.compile(rf"vit_({'|'.join(SIZES)})_patch(\d+)_(\d+)(?:_in21k)?")
-_HEADS = {  # whether it classifies, and the pooling
+# (whether it classifies, timm's pooling) -> our head
+_HEADS = {
   (True, "token"): {"name": "image_classification", "pooling": "token"},
   (True, "avg"): {"name": "image_classification", "pooling": "mean", "norm": "after"},
   (False, "token"): {"name": "image_features", "pooling": "token"},
@@ -30,65 +31,72 @@ _HEADS = {  # whether it classifies, and the pooling
 
 
 def read_config(fields: Fields, tensor_names: set[str]):
-  name = _NAME.fullmatch(fields.values["architecture"])
-  if not name:
+  match = _NAME.fullmatch(fields.values["architecture"])
+  if match is None:
     raise fields.refusal(
       "architecture", fields.values["architecture"], "a name like vit_base_patch16_224"
     )
-  width, layers, heads = SIZES[name[1]]
-  given = timm.read_arguments(fields)
-  given.require("reg_tokens", 0)
-  given.require("no_embed_class", False)
+  size, patch, resolution = match.groups()
+  width, layers, heads = SIZES[size]
+  arguments = timm.read_arguments(fields)
+  arguments.require("reg_tokens", 0)
+  arguments.require("no_embed_class", False)
   labels = timm.count_labels(fields)
   pooling = fields.values.get("global_pool") or "token"
-  given.require("global_pool", pooling)
-  if (labels > 0, pooling) not in _HEADS:
+  arguments.require("global_pool", pooling)
+  is_classifier = labels > 0
+  if (is_classifier, pooling) not in _HEADS:
     raise fields.refusal("global_pool", pooling, "'token' or 'avg'")
-  D = given.take("embed_dim", width)
-  N = given.take("num_heads", heads)
-  biases = given.choose("qkv_bias", {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}, True)
+  head = dict(_HEADS[is_classifier, pooling])
+  if is_classifier:
+    head["labels"] = labels
+  D = arguments.take("embed_dim", width)
+  N = arguments.take("num_heads", heads)
+  mlp = int(D * arguments.take("mlp_ratio", 4.0))
+  biases = {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}
+  has_class_token = arguments.choose("class_token", {True: True, False: False}, True)
+  resolution = timm.read_resolution(fields, int(resolution))
   variant = replace(
     vit.VARIANTS["vit-b16"],
-    dims=Dims(D, N, N, D // N, int(D * given.take("mlp_ratio", 4.0)), given.take("depth", layers)),
-    design=replace(vit.DESIGN, biases=biases, layer_scale=given.take("init_values", 0.0) or None),
-    patch=image_encoders.read_side(given, "patch_size", int(name[2])),
-    resolution=image_encoders.read_resolution(
-      given, "img_size", timm.read_resolution(fields, int(name[3]))
+    dims=Dims(D, N, N, D // N, mlp, arguments.take("depth", layers)),
+    design=replace(
+      vit.DESIGN,
+      biases=arguments.choose("qkv_bias", biases, True),
+      layer_scale=arguments.take("init_values", 0.0) or None,
     ),
-    channels=given.take("in_chans", 3),
-    class_tokens=int(given.choose("class_token", {True: True, False: False}, True)),
-    head=_HEADS[labels > 0, pooling] | ({"labels": labels} if labels else {}),
+    patch=image_encoders.read_side(arguments, "patch_size", int(patch)),
+    resolution=image_encoders.read_resolution(arguments, "img_size", resolution),
+    channels=arguments.take("in_chans", 3),
+    class_tokens=1 if has_class_token else 0,
+    head=head,
   )
-  given.refuse_unused()
+  arguments.refuse_unused()
   return vit.Model, {"variant": variant}
 
 
 def write_config(model, model_type: str | None) -> dict:
   variant = model.variant
   dims = model.variant.dims
-  spec = variant.head if isinstance(variant.head, dict) else {"name": variant.head}
-  usual = {"pooling": "token" if variant.class_tokens else "mean", "hidden": False}
-  usual |= {"norm": "before"} if spec["name"] == "image_classification" else {"pooler": "none"}
-  meant = {key: spec.get(key) or value for key, value in usual.items()} | {"name": spec["name"]}
-  found = next(
-    (key for key, head in _HEADS.items() if {**meant, **head} == meant and not meant["hidden"]),
-    None,
-  )
-  if found is None or variant.registers or variant.class_tokens > 1:
-    told = f"the head {spec}, {variant.class_tokens} class tokens and {variant.registers} registers"
+  head = variant.head if isinstance(variant.head, dict) else {"name": variant.head}
+  form = _find_form(head, variant.class_tokens)
+  if form is None or variant.registers or variant.class_tokens > 1:
     raise UserError(
-      f"{told}: timm's vit has 'image_classification' or 'image_features', at most 1 and 0"
+      f"the head {head}, {variant.class_tokens} class tokens and {variant.registers} registers: "
+      "timm's vit has 'image_classification' or 'image_features', at most 1 and 0"
     )
+  is_classifier, pooling = form
   fields = image_encoders.write_config(model, "timm's vit", layer_scale=variant.design.layer_scale)
   if (fields["layer_norm_eps"], fields["hidden_act"]) != (1e-6, "gelu"):
-    found = f"design.norm_epsilon is {fields['layer_norm_eps']}, activation {fields['hidden_act']}"
-    raise UserError(f"{found}: timm's vit has 1e-6 and gelu")
+    raise UserError(
+      f"design.norm_epsilon is {fields['layer_norm_eps']}, activation {fields['hidden_act']}: "
+      "timm's vit has 1e-6 and gelu"
+    )
   return timm.write_config(
     "vit_base_patch16_224",  # which `model_args` change
     "head",
     dims.embed,
-    spec.get("labels", 1000) if found[0] else 0,
-    found[1],
+    head.get("labels", 1000) if is_classifier else 0,
+    pooling,
     (variant.channels, *height_and_width(variant.resolution)),
     img_size=variant.resolution,
     patch_size=variant.patch,
@@ -102,6 +110,23 @@ def write_config(model, model_type: str | None) -> dict:
   )
 
 
+def _find_form(head: dict, class_tokens: int) -> tuple[bool, str] | None:
+  """Return the key of `_HEADS` for a head, None if timm has no such head."""
+  defaults = {"pooling": "token" if class_tokens else "mean", "hidden": False}
+  if head["name"] == "image_classification":
+    defaults["norm"] = "before"
+  else:
+    defaults["pooler"] = "none"
+  complete = {key: head.get(key) or default for key, default in defaults.items()}
+  complete["name"] = head["name"]
+  if complete["hidden"]:
+    return None
+  for form, timm_head in _HEADS.items():
+    if complete | timm_head == complete:
+      return form
+  return None
+
+
 def map_tensors(mapping: TensorMapping) -> None:
   image_encoders.map_patches(mapping, "patch_embed.proj")
   if mapping.model.variant.class_tokens:
@@ -113,21 +138,23 @@ def map_tensors(mapping: TensorMapping) -> None:
       join=image_encoders.join_with_leading_axes(2),
     )
   image_encoders.map_positions(mapping, "pos_embed", "inputs", mapping.model.inputs.position)
-  for index in range(mapping.model.variant.dims.layers):
-    hf_layer, attention, mlp = (
-      f"blocks.{index}",
-      *(f"encoder/blocks/{name}" for name in ("self_attention", "mlp")),
-    )
-    mapping.norm(f"{hf_layer}.norm1", f"{attention}/in_norm", index)
-    fused_tensors.map_stacked(mapping, f"{hf_layer}.attn.qkv", f"{attention}/layer", index)
-    mapping.linear(f"{hf_layer}.attn.proj", f"{attention}/layer/out", index)
-    mapping.norm(f"{hf_layer}.norm2", f"{mlp}/in_norm", index)
-    mapping.linear(f"{hf_layer}.mlp.fc1", f"{mlp}/layer/wi", index)
-    mapping.linear(f"{hf_layer}.mlp.fc2", f"{mlp}/layer/wo", index)
-    for number, path in enumerate((attention, mlp), 1):
-      if f"{path}/res_norm/scale" in mapping.parameter_names:
-        mapping.copy(f"{hf_layer}.ls{number}.gamma", f"{path}/res_norm/scale", index)
-  after = "head/norm/scale" in mapping.parameter_names
-  mapping.norm("fc_norm" if after else "norm", "head/norm" if after else "encoder/final_norm")
+  attention = "encoder/blocks/self_attention"
+  mlp = "encoder/blocks/mlp"
+  for layer in range(mapping.model.variant.dims.layers):
+    hf_layer = f"blocks.{layer}"
+    mapping.norm(f"{hf_layer}.norm1", f"{attention}/in_norm", layer)
+    fused_tensors.map_stacked(mapping, f"{hf_layer}.attn.qkv", f"{attention}/layer", layer)
+    mapping.linear(f"{hf_layer}.attn.proj", f"{attention}/layer/out", layer)
+    mapping.norm(f"{hf_layer}.norm2", f"{mlp}/in_norm", layer)
+    mapping.linear(f"{hf_layer}.mlp.fc1", f"{mlp}/layer/wi", layer)
+    mapping.linear(f"{hf_layer}.mlp.fc2", f"{mlp}/layer/wo", layer)
+    if f"{attention}/res_norm/scale" in mapping.parameter_names:
+      mapping.copy(f"{hf_layer}.ls1.gamma", f"{attention}/res_norm/scale", layer)
+    if f"{mlp}/res_norm/scale" in mapping.parameter_names:
+      mapping.copy(f"{hf_layer}.ls2.gamma", f"{mlp}/res_norm/scale", layer)
+  if "head/norm/scale" in mapping.parameter_names:
+    mapping.norm("fc_norm", "head/norm")
+  else:
+    mapping.norm("norm", "encoder/final_norm")
   if "head/out/kernel" in mapping.parameter_names:
     mapping.linear("head", "head/out")
