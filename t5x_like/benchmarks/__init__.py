@@ -1,12 +1,14 @@
 """Benchmarks: from a checkpoint to a table of scores. Read from the top down:
 
-suite        the runs to make: every task of a suite, at every rate, from every seed; a run and a result each
-suites/      the tasks, one table a file: their data, their forms for each architecture, their scores
-data         where the records of a task are: official files, or TensorFlow datasets
-submission   the predictions for test sets, as leaderboards take them
-tables       the results as JSON, Markdown and a page
-charts       of the page
-comparison   two results side by side, with intervals
-facts        a table's facts about a run besides its score
-predictions  the saved predictions of a run, and the metrics that score them again
+suite          fine-tunes on every task of a suite, at every rate, from every seed
+suites/        the tasks, one table a file: data, forms for each architecture, scores
+custom_suites  suites from modules and TOML files of the user
+steps          a suite from several checkpoints of one run
+data           finds the records of a task: official files, or TensorFlow datasets
+submission     writes predictions for test sets, as leaderboards take them
+tables         writes the results as JSON, Markdown and a page
+charts         draws the charts of the page
+comparison     compares two results, with intervals
+facts          collects the facts about a run besides its score
+predictions    reads the saved predictions of a run, and the metrics that score them again
 """

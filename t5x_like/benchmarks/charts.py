@@ -1,8 +1,8 @@
-"""The charts of a suite's page, for each task: its curves, the spread of its runs, confusions, and
-scores by length.
+"""Draws the charts of a suite's page for each task.
 
-The last two are made of the predictions of the run whose metrics stand for the task, those with the
-median score.
+The charts show its curves, the spread of its runs, confusions, and scores by length. The last two
+are made from the predictions of the run whose metrics stand for the task, the one with the median
+score.
 """
 
 import collections
@@ -16,111 +16,127 @@ from t5x_like.report import charts as report_charts
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
 
-_CLASSES = 16  # shown; rarer ones are one
+_CLASSES = 16  # shown; rarer classes are one
 _OTHER = "(other)"
-# of the examples by length, and in each
-_PARTS = 5
-_FEWEST = 8
+# groups of examples by length, and examples in each
+_MAX_GROUPS = 5
+_MIN_ROWS = 8
 Charts = list[dict[str, str]]
 
 
 def draw_task_charts(task: str, result: dict[str, Any]) -> Charts:
-  """Draw one {title, svg} for each chart of a task of `results.json`; its runs must be there."""
+  """Draw one {title, svg} for each chart of a task of `results.json`; its runs must exist."""
   counted = result["counted"][0]
   label, score = counted.split("/", 1)
-  curves = {
-    pathlib.Path(one["workdir"]).name: read_metrics(one["workdir"]) for one in result["runs"]
-  }
-  drawn = [_chart(f"{task}: {counted} by step", report_charts.curves, curves, f"eval/{counted}")]
-  if len(result["runs"]) > 1:
-    by_rate = collections.defaultdict(list)
-    for one in result["runs"]:
-      by_rate["the recipe's rate" if one["rate"] is None else f"{one['rate']:g}"].append(
-        one["score"]
-      )
-    drawn.append(_chart(f"{task}: score of every seed, by rate", report_charts.spread, by_rate))
-  run = predictions.median_run(result)
-  saved = workdirs.read_identity(run)
-  if label not in saved["evals"]:
-    return drawn
-  evaluator = saved["evals"][label]
-  rows = predictions.rows_with_labels(
-    predictions.read_predictions(run, label), evaluator, saved["task"]
-  )
-  classes, counts_GP = confusions(_pairs(evaluator, saved["task"], rows))
+  runs = result["runs"]
+  curves = {pathlib.Path(run["workdir"]).name: read_metrics(run["workdir"]) for run in runs}
+  curves_svg = report_charts.curves(curves, f"eval/{counted}")
+  charts = [{"title": f"{task}: {counted} by step", "svg": curves_svg}]
+  if len(runs) > 1:
+    scores_by_rate = collections.defaultdict(list)
+    for run in runs:
+      rate = "the recipe's rate" if run["rate"] is None else f"{run['rate']:g}"
+      scores_by_rate[rate].append(run["score"])
+    title = f"{task}: score of every seed, by rate"
+    charts.append({"title": title, "svg": report_charts.spread(scores_by_rate, title)})
+  median_run = predictions.median_run(result)
+  identity = workdirs.read_identity(median_run)
+  if label not in identity["evals"]:
+    return charts
+  evaluator = identity["evals"][label]
+  rows = predictions.read_predictions(median_run, label)
+  rows = predictions.rows_with_labels(rows, evaluator, identity["task"])
+  classes, counts_GP = confusions(_class_pairs(evaluator, identity["task"], rows))
   if len(classes) > 1:
-    drawn.append(
-      _chart(f"{task}: targets and predictions", report_charts.confusion, classes, counts_GP)
-    )
-  for metric, reference, prediction in predictions.metrics_with_readers(evaluator, saved["task"]):
-    by_length = scores_by_length(
-      rows, lambda part: metric([reference(r) for r in part], [prediction(r) for r in part])
-    )
+    title = f"{task}: targets and predictions"
+    charts.append({"title": title, "svg": report_charts.confusion(classes, counts_GP, title)})
+  for metric, reference, prediction in predictions.metrics_with_readers(
+    evaluator, identity["task"]
+  ):
+
+    def score_rows(some_rows: list[dict[str, Any]]) -> dict[str, float]:
+      references = [reference(row) for row in some_rows]
+      return metric(references, [prediction(row) for row in some_rows])
+
+    by_length = scores_by_length(rows, score_rows)
     if len(by_length) > 1 and score in next(iter(by_length.values())):
-      values = {words: found[score] for words, found in by_length.items()}
-      drawn.append(_chart(f"{task}: {counted} by words of input", report_charts.bars, values))
-  return drawn
+      bars = {num_words: scores[score] for num_words, scores in by_length.items()}
+      title = f"{task}: {counted} by words of input"
+      charts.append({"title": title, "svg": report_charts.bars(bars, title)})
+  return charts
 
 
-def _chart(title: str, draw, *arguments) -> dict[str, str]:
-  return {
-    "title": title,
-    "svg": draw(*arguments, *([title] if draw is not report_charts.curves else [])),
-  }
-
-
-def _pairs(
+def _class_pairs(
   evaluator: dict[str, Any], task: dict[str, Any], rows: list[dict[str, Any]]
 ) -> list[tuple[str, str]]:
-  """Return (target, prediction) of everything that has a class: texts, words, or texts that name
-  one."""
+  """Return (target, prediction) of everything that has a class.
+
+  These are texts, words, or generated texts that name a class.
+  """
   if evaluator["name"] == "tagging":
-    return [pair for row in rows for pair in zip(row["target"].split(), row["tags"])]
-  named = [
-    one
-    for one in evaluator.get("metrics", ())
-    if isinstance(one, dict) and one.get("name") == "labels"
-  ]
-  if named or (evaluator["name"] == "classification" and task.get("labels") is not None):
-    known = set(map(str, named[0]["classes"] if named else task["labels"]))
-    return [
-      (row["target"], row["prediction"] if row["prediction"] in known else _OTHER) for row in rows
-    ]
-  return []
+    pairs = []
+    for row in rows:
+      pairs += zip(row["target"].split(), row["tags"])
+    return pairs
+  classes = _class_names(evaluator, task)
+  if classes is None:
+    return []
+  pairs = []
+  for row in rows:
+    prediction = row["prediction"] if row["prediction"] in classes else _OTHER
+    pairs.append((row["target"], prediction))
+  return pairs
+
+
+def _class_names(evaluator: dict[str, Any], task: dict[str, Any]) -> set[str] | None:
+  for metric in evaluator.get("metrics", ()):
+    if isinstance(metric, dict) and metric.get("name") == "labels":
+      return set(map(str, metric["classes"]))
+  if evaluator["name"] == "classification" and task.get("labels") is not None:
+    return set(map(str, task["labels"]))
+  return None
 
 
 def confusions(pairs: list[tuple[str, str]]) -> tuple[list[str], np.ndarray]:
-  """Return classes, commonest targets first and the rarest as one, and int64 [G, P]: how often each
-  target (row) got each prediction (column)."""
+  """Count the predictions of each target.
+
+  Returns:
+    The classes, commonest targets first and the rarest as one; and int64 [G, P], how often each
+    target (row) got each prediction (column).
+  """
   targets = collections.Counter(target for target, _ in pairs)
-  common = [name for name, _ in sorted(targets.items(), key=lambda one: (-one[1], one[0]))][
-    :_CLASSES
+  ranked = sorted(targets.items(), key=lambda item: (-item[1], item[0]))
+  classes = [name for name, _ in ranked[:_CLASSES]]
+  index = {name: number for number, name in enumerate(classes)}
+  other = len(classes)
+  index_pairs = [
+    (index.get(target, other), index.get(prediction, other)) for target, prediction in pairs
   ]
-  place = {name: number for number, name in enumerate(common)}
-  found = [
-    (place.get(target, len(common)), place.get(prediction, len(common)))
-    for target, prediction in pairs
-  ]
-  classes = [*common, *([_OTHER] if any(len(common) in pair for pair in found) else [])]
+  if any(other in pair for pair in index_pairs):
+    classes.append(_OTHER)
   counts_GP = np.zeros((len(classes), len(classes)), np.int64)
-  for pair in found:
+  for pair in index_pairs:
     counts_GP[pair] += 1
   return classes, counts_GP
 
 
 def scores_by_length(rows: list[dict[str, Any]], score) -> dict[str, dict[str, float]]:
-  """Score the shortest rows, the next longer ones, and so on, by their numbers of words; equal
-  lengths stay together."""
+  """Score the shortest rows, the next longer ones, and so on, by their numbers of words.
+
+  Rows of equal length stay together.
+  """
   lengths = np.array([len(str(row["input"]).split()) for row in rows])
-  parts = min(_PARTS, len(rows) // _FEWEST)
-  if parts < 2:
+  num_groups = min(_MAX_GROUPS, len(rows) // _MIN_ROWS)
+  if num_groups < 2:
     return {}
-  edges = np.unique(np.quantile(lengths, np.arange(1, parts) / parts, method="lower"))
-  members = np.searchsorted(edges, lengths)  # up to and with each edge
-  out = {}
-  for part in np.unique(members):
-    chosen = np.flatnonzero(members == part)
-    low = lengths[chosen].min()
-    high = lengths[chosen].max()
-    out[f"{low}" if low == high else f"{low}–{high}"] = score([rows[n] for n in chosen])
-  return out
+  shares = np.arange(1, num_groups) / num_groups
+  edges = np.unique(np.quantile(lengths, shares, method="lower"))
+  groups = np.searchsorted(edges, lengths)  # an edge belongs to the group below it
+  scores = {}
+  for group in np.unique(groups):
+    members = np.flatnonzero(groups == group)
+    low = lengths[members].min()
+    high = lengths[members].max()
+    name = f"{low}" if low == high else f"{low}–{high}"
+    scores[name] = score([rows[n] for n in members])
+  return scores

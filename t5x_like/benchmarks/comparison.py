@@ -1,4 +1,4 @@
-"""Two tables of a suite side by side: the differences between their runs, on the same examples.
+"""Compares two tables of a suite: the differences between their runs, on the same examples.
 
 Of each task the run with the median score counts (with an even number of seeds, the lower of the
 two in the middle), by its saved predictions. The interval of a difference is by paired bootstrap
@@ -47,82 +47,104 @@ def compare_results(first: dict[str, Any], second: dict[str, Any]) -> dict[str, 
       f"--compare: found a table of suite {first['suite']}, expected one of {second['suite']}"
     )
   rows = []
-  for task, other in second["tasks"].items():
-    one = first["tasks"].get(task)
-    tests: dict[str, dict] = {}
-    for name in other["counted"] if one else ():
-      label, score = name.split("/", 1)
-      if label not in tests:
-        tests[label] = (
-          _tests(predictions.median_run(one), predictions.median_run(other), label)
-          if one["runs"] and other["runs"]
-          else {}
-        )
-      pair = [side["metrics"].get(name) for side in (one, other)]
-      found = tests[label].get(score) or {}
-      difference = None if None in pair else pair[1] - pair[0]
-      numbers = {key: found.get(key) for key in ("low", "high", "p_value")}
-      rows.append(
-        {
-          "task": task,
-          "metric": score,
-          "first": pair[0],
-          "second": pair[1],
-          "difference": difference,
-        }
-        | numbers
-      )
+  for task, second_result in second["tasks"].items():
+    first_result = first["tasks"].get(task)
+    if first_result:
+      rows += _compare_task(task, first_result, second_result)
   return {"names": _names(first, second), "rows": rows}
 
 
-def markdown(found: dict[str, Any]) -> str:
+def _compare_task(task: str, first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]]:
+  """Return a row for each counted score of a task."""
+  tests: dict[str, dict[str, Any]] = {}  # by evaluation
+  rows = []
+  for name in second["counted"]:
+    label, score = name.split("/", 1)
+    if label not in tests:
+      tests[label] = {}
+      if first["runs"] and second["runs"]:
+        first_run = predictions.median_run(first)
+        second_run = predictions.median_run(second)
+        tests[label] = _test_differences(first_run, second_run, label)
+    first_score = first["metrics"].get(name)
+    second_score = second["metrics"].get(name)
+    difference = None
+    if first_score is not None and second_score is not None:
+      difference = second_score - first_score
+    test = tests[label].get(score) or {}
+    rows.append(
+      {
+        "task": task,
+        "metric": score,
+        "first": first_score,
+        "second": second_score,
+        "difference": difference,
+        "low": test.get("low"),
+        "high": test.get("high"),
+        "p_value": test.get("p_value"),
+      }
+    )
+  return rows
+
+
+def markdown(comparison: dict[str, Any]) -> str:
   """Write the table: scores in percent, differences with their 95 % intervals."""
-  first, second = found["names"]
+  first, second = comparison["names"]
   lines = [
     f"| task | metric | {first} | {second} | difference (95 % interval) |",
     "|---|---|---|---|---|",
   ]
-  for row in found["rows"]:
-    scores = [_shown(row[key], ".1f") for key in ("first", "second")]
-    interval = "" if row["low"] is None else f" ({row['low']:+.1f} to {row['high']:+.1f})"
-    difference = _shown(row["difference"], "+.1f") + interval
-    lines.append(f"| {row['task']} | {row['metric']} | {' | '.join(scores)} | {difference} |")
+  for row in comparison["rows"]:
+    cells = [
+      row["task"],
+      row["metric"],
+      _format(row["first"], ".1f"),
+      _format(row["second"], ".1f"),
+    ]
+    difference = _format(row["difference"], "+.1f")
+    if row["low"] is not None:
+      difference += f" ({row['low']:+.1f} to {row['high']:+.1f})"
+    lines.append("| " + " | ".join([*cells, difference]) + " |")
   return "\n".join(lines) + "\n"
 
 
-def _shown(value: float | None, form: str) -> str:
-  return "–" if value is None else format(value, form)
+def _format(number: float | None, format_spec: str) -> str:
+  return "–" if number is None else format(number, format_spec)
 
 
 def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
   """Name the two results: by their start, where they differ in nothing else."""
-  sides = (first, second)
+  results = (first, second)
   if first["workdir"] == second["workdir"] and first["from_scratch"] != second["from_scratch"]:
-    return ["from scratch" if side["from_scratch"] else "pretrained" for side in sides]
-  return [side["workdir"] + (", from scratch" if side["from_scratch"] else "") for side in sides]
+    return ["from scratch" if result["from_scratch"] else "pretrained" for result in results]
+  names = []
+  for result in results:
+    names.append(result["workdir"] + (", from scratch" if result["from_scratch"] else ""))
+  return names
 
 
-def _tests(first: str, second: str, label: str) -> dict[str, Any]:
-  """Return the `paired_test` of an evaluation's scores."""
-  saved = workdirs.read_identity(second)
-  evaluator = saved["evals"][label]
-  task = saved["task"]
-  sides = [
+def _test_differences(first: str, second: str, label: str) -> dict[str, Any]:
+  """Return the `paired_test` of an evaluation's scores in two runs."""
+  identity = workdirs.read_identity(second)
+  evaluator = identity["evals"][label]
+  task = identity["task"]
+  first_rows, second_rows = (
     predictions.rows_with_labels(predictions.read_predictions(run, label), evaluator, task)
     for run in (first, second)
-  ]
-  if [row["input"] for row in sides[0]] != [row["input"] for row in sides[1]]:
+  )
+  if [row["input"] for row in first_rows] != [row["input"] for row in second_rows]:
     raise UserError(
       f"--compare: {first} and {second} predicted other examples in {label}.jsonl, "
       "expected the same"
     )
-  found = {}
+  differences = {}
   for metric, reference, prediction in predictions.metrics_with_readers(evaluator, task):
-    gold = [reference(row) for row in sides[1]]
+    references = [reference(row) for row in second_rows]
     rows_2NC = []
-    for side in sides:
-      rows_2NC.append(metric.checked_rows(gold, [prediction(row) for row in side]))
-    found |= paired_test(metric, *map(np.asarray, rows_2NC), samples=_SAMPLES, seed=0)[
-      "differences"
-    ]
-  return found
+    for rows in (first_rows, second_rows):
+      rows_2NC.append(
+        np.asarray(metric.checked_rows(references, [prediction(row) for row in rows]))
+      )
+    test = paired_test(metric, *rows_2NC, samples=_SAMPLES, seed=0)
+    differences |= test["differences"]
+  return differences

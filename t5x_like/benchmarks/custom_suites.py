@@ -1,8 +1,7 @@
-"""Suites from outside of the package: `--suite=module:SUITE`, or a TOML file with a table for each
-task.
+"""Loads suites of the user: `--suite=module:SUITE`, or a TOML file with a table for each task.
 
   [relatedness]
-  form = "classification"          # or multiple_choice, generation, tagging, span_qa: see `benchmarks/suites`
+  form = "classification"   # or multiple_choice, generation, tagging, span_qa: see `suites/`
   files.name = "SICK"
   files.format = "tsv"
   files.splits = {train = ["SICK_train.txt"], validation = ["SICK_trial.txt"]}
@@ -19,10 +18,10 @@ task.
   config = {"task.length" = 48, batch_size = 16}
 
 `files` is the table that `corpora/sources/official.py` explains, searched in --data; `source` names
-records that need no files. The other keys are arguments of the form. Without `labels`, the
-labels of `classification` are numbers; without `inputs`, text-to-text models read `text` and `pair`. Every task
-may have `epochs`, `rates`, `seeds`, `config` and `published`, as `Benchmark` explains them. Flags
-of the command come before `epochs`, `rates`, `seeds` and `config`.
+records that need no files. The other keys are arguments of the form. Without `labels`, the labels
+of `classification` are numbers; without `inputs`, text-to-text models read `text` and `pair`. Every
+task may have `epochs`, `rates`, `seeds`, `config` and `published`, as `Benchmark` explains them.
+Flags of the command come before `epochs`, `rates`, `seeds` and `config`.
 """
 
 import dataclasses
@@ -40,8 +39,8 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files.paths import as_path
 
 FORMS = {
-  one.__name__: one
-  for one in (
+  function.__name__: function
+  for function in (
     suites.classification,
     suites.multiple_choice,
     suites.generation,
@@ -57,18 +56,25 @@ _RENAMED_FORMS = {
   "spans": "span_qa",
 }
 _NUMBERS = slots.Condition(
-  "numbers by name", lambda found: all(slots.fits(one, float) for one in found.values())
+  "numbers by name",
+  lambda table: all(slots.fits(value, float) for value in table.values()),
 )
+
+
+def _names_split(evaluation: Any) -> bool:
+  if isinstance(evaluation, dict):
+    evaluation = evaluation.get("split")
+  return isinstance(evaluation, str)
+
+
 _SPLITS = slots.Condition(
   "a split for each name, or changes to the task that include a split",
-  lambda found: all(
-    isinstance(one.get("split") if isinstance(one, dict) else one, str) for one in found.values()
-  ),
+  lambda table: all(map(_names_split, table.values())),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Own:
+class _CommonKeys:
   """The keys that a task has beside its form's; see `Benchmark`."""
 
   epochs: slots.PositiveFloat | None = None
@@ -79,40 +85,43 @@ class _Own:
 
 
 def load_suite(name: str) -> Suite:
-  """Return the suite that a command names; raise UserError if there is none, or its file or a task
-  cannot be used."""
+  """Return the suite that a command names.
+
+  Raises:
+    UserError: there is no such suite, or its file or a task cannot be used.
+  """
   if name.endswith(".toml"):
-    return _read(name)
-  found = slots.find("--suite", name, suites, "SUITE")
-  if not isinstance(found, Suite):
+    return _read_toml(name)
+  suite = slots.find("--suite", name, suites, "SUITE")
+  if not isinstance(suite, Suite):
     raise UserError(
-      f"--suite={name}: found {type(found).__name__}, expected a `t5x_like.benchmarks.suites.Suite`"
+      f"--suite={name}: found {type(suite).__name__}, expected a `t5x_like.benchmarks.suites.Suite`"
     )
   if ":" not in name:
-    return found
-  tasks = {
-    task: dataclasses.replace(benchmark, named=False, table=_printed(dataclasses.asdict(benchmark)))
-    for task, benchmark in found.tasks.items()
-  }
-  return dataclasses.replace(found, tasks=tasks)
+    return suite
+  tasks = {}
+  for task, benchmark in suite.tasks.items():
+    digest = _digest(dataclasses.asdict(benchmark))
+    tasks[task] = dataclasses.replace(benchmark, named=False, table=digest)
+  return dataclasses.replace(suite, tasks=tasks)
 
 
-def _printed(table: dict[str, Any]) -> str:
-  """Return the identity of a task's table; a finished run of another is refused."""
+def _digest(table: dict[str, Any]) -> str:
+  """Hash a task's table; a finished run of another table is refused."""
   return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def short_name(name: str) -> str:
-  """Return the name of a suite in tables and directories: `mine` of `lists/mine.toml` and of
-  `lists.mine:SUITE`."""
-  return (
-    pathlib.PurePath(name).stem
-    if name.endswith(".toml")
-    else name.partition(":")[0].rpartition(".")[2]
-  )
+  """Return the name of a suite in tables and directories.
+
+  It is `mine` for `lists/mine.toml` and for `lists.mine:SUITE`.
+  """
+  if name.endswith(".toml"):
+    return pathlib.PurePath(name).stem
+  return name.partition(":")[0].rpartition(".")[2]
 
 
-def _read(path: str) -> Suite:
+def _read_toml(path: str) -> Suite:
   try:
     tables = tomllib.loads(as_path(path).read_bytes().decode())
   except (OSError, ValueError, RecursionError) as error:
@@ -122,34 +131,41 @@ def _read(path: str) -> Suite:
     raise UserError(f"--suite={path}: expected a table for each task, such as [relatedness]")
   for task in tables:
     slots.check_name(f"--suite={path}", task)
-  return Suite({task: _benchmark(f"{path}: {task}", dict(table)) for task, table in tables.items()})
+  tasks = {}
+  for task, table in tables.items():
+    tasks[task] = _build_benchmark(f"{path}: {task}", dict(table))
+  return Suite(tasks)
 
 
-def _benchmark(where: str, table: dict[str, Any]) -> Benchmark:
-  """Make the benchmark of a table; raise UserError if a key is unknown, missing or of another
-  type."""
-  printed = _printed(table)
-  given = {
-    field.name: table.pop(field.name) for field in dataclasses.fields(_Own) if field.name in table
-  }
-  checked = slots.coerce(where, given, _Own)
-  own = {key: getattr(checked, key) for key in given}
+def _build_benchmark(where: str, table: dict[str, Any]) -> Benchmark:
+  """Make the benchmark of a table.
+
+  Raises:
+    UserError: a key is unknown, missing or of another type.
+  """
+  digest = _digest(table)
+  common = {}
+  for field in dataclasses.fields(_CommonKeys):
+    if field.name in table:
+      common[field.name] = table.pop(field.name)
+  checked = slots.coerce(where, common, _CommonKeys)
+  common = {key: getattr(checked, key) for key in common}
   like = table.pop("like", None)
   form = table.pop("form", None)
-  if like is not None:
-    if form is not None or table:
-      key = next(iter(table), "form")
-      raise UserError(
-        f"{where}.{key}: found it beside like = {like!r}; set it in config, or name a form "
-        "instead of like"
-      )
-    made = _of_package(where, like)
+  if like is None:
+    benchmark = _build_from_form(where, form, {"source": None, "examples": 0} | table)
+  elif form is None and not table:
+    benchmark = _find_benchmark(where, like)
   else:
-    made = _formed(where, form, {"source": None, "examples": 0} | table)
-  return dataclasses.replace(made, **own, table=printed, named=False)
+    key = next(iter(table), "form")
+    raise UserError(
+      f"{where}.{key}: found it beside like = {like!r}; set it in config, or name a form "
+      "instead of like"
+    )
+  return dataclasses.replace(benchmark, **common, table=digest, named=False)
 
 
-def _of_package(where: str, name: Any) -> Benchmark:
+def _find_benchmark(where: str, name: Any) -> Benchmark:
   """Return a task of the package's suites, `SUITE/TASK`."""
   suite_name, _, task = str(name).partition("/")
   if ":" in suite_name:
@@ -157,28 +173,35 @@ def _of_package(where: str, name: Any) -> Benchmark:
       f"{where}.like: found {slots.format_value(name)}, expected a task of "
       f"{', '.join(slots.names(suites))}"
     )
-  found = slots.find(f"{where}.like", suite_name, suites, "SUITE")
-  return slots.find(f"{where}.like", task, found.tasks)
+  suite = slots.find(f"{where}.like", suite_name, suites, "SUITE")
+  return slots.find(f"{where}.like", task, suite.tasks)
 
 
-def _formed(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
-  if form in _RENAMED_FORMS:
+def _build_from_form(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
+  """Call the function of a form with the keys of a table."""
+  if isinstance(form, str) and form in _RENAMED_FORMS:
     raise UserError(f"{where}.form: found {form!r}, which is now {_RENAMED_FORMS[form]!r}")
   function = slots.find(f"{where}.form", form, FORMS)
   parameters = inspect.signature(function).parameters
   defaults = {}
   if form == "classification":
-    texts = (table.get("text"), table.get("pair"))
-    defaults = {"labels": None, "inputs": " ".join(str(text) for text in texts if text)}
-  # arguments of the task, checked with it
-  free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-  more = {key: table.pop(key) for key in list(table) if free and key not in parameters}
-  fields = table["files"].get("fields") if isinstance(table.get("files"), dict) else None
-  if "ids" in parameters and not (isinstance(fields, dict) and "idx" in fields):
+    texts = [str(text) for text in (table.get("text"), table.get("pair")) if text]
+    defaults = {"labels": None, "inputs": " ".join(texts)}
+  task_arguments = {}  # checked with the task
+  if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    for key in list(table):
+      if key not in parameters:
+        task_arguments[key] = table.pop(key)
+  files = table.get("files")
+  fields = files.get("fields") if isinstance(files, dict) else None
+  has_ids = isinstance(fields, dict) and "idx" in fields
+  if "ids" in parameters and not has_ids:
     defaults["ids"] = ()  # only the records of leaderboards have numbers
   slots.coerce(f"{where}.evaluated", table.get("evaluated"), Annotated[dict, _SPLITS] | None)
-  values = slots.fill(where, defaults | table, function)
+  arguments = slots.fill(where, defaults | table, function)
+  source = arguments.pop("source")
+  examples = arguments.pop("examples")
   try:
-    return function(values.pop("source"), values.pop("examples"), **values, **more)
+    return function(source, examples, **arguments, **task_arguments)
   except (TypeError, ValueError, AttributeError, KeyError) as error:
     raise UserError(f"{where}: cannot be used: {one_line(error)}") from None

@@ -1,5 +1,4 @@
-"""Where the records of a suite's tasks are: official files, or TensorFlow datasets. A suite
-downloads nothing."""
+"""Finds the records of a suite's tasks: official files or TensorFlow datasets; downloads nothing."""
 
 from typing import Any
 
@@ -16,9 +15,10 @@ class Unavailable(Exception):
 def source_keys(
   benchmark: Benchmark, form: Form, data: str | None, data_dir: str | None
 ) -> dict[str, str]:
-  """Return the config's keys that say where a benchmark's records are.
+  """Return the keys of a config that locate a benchmark's records.
 
   Args:
+    benchmark: the benchmark.
     form: the form in which they are learned.
     data: the directory of official files, or the files of each split; see
       `corpora/sources/official.py`.
@@ -28,69 +28,78 @@ def source_keys(
   Raises:
     Unavailable: the benchmark has nothing but official files, and there is no `data`.
   """
-  official = data is not None and benchmark.files is not None
-  if not official and benchmark.source is None:
+  uses_official_files = data is not None and benchmark.files is not None
+  if not uses_official_files and benchmark.source is None:
     raise Unavailable("needs its official files; give their directory with --data=DIR")
-  place = data if official else data_dir
-  return benchmark.sources(official, form) | ({} if place is None else {"task.data_dir": place})
+  keys = benchmark.sources(uses_official_files, form)
+  directory = data if uses_official_files else data_dir
+  if directory is not None:
+    keys["task.data_dir"] = directory
+  return keys
 
 
 def file_sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
-  """Return, as `data`, the sizes of a benchmark's official files that are learned and evaluated;
-  nothing without any.
+  """Describe the sizes of a benchmark's official files that are learned and evaluated.
 
-  They tell other data in the same place without reading them.
+  They reveal other data in the same place without reading them.
+
+  Returns:
+    The description under `data`; nothing without official files.
   """
+  if not data or not benchmark.files:
+    return {}
   try:
-    source = (
-      open_source(benchmark.files.source, data_dir=data) if data and benchmark.files else None
-    )
+    source = open_source(benchmark.files.source, data_dir=data)
   except UserError:
     return {}
-  own = [
-    parse_split(where if isinstance(where, str) else where["split"])[0]
-    for where in benchmark.evaluated.values()
-  ]
-  found = [split for split in dict.fromkeys(["train", *own]) if source and split in source.splits]
-  facts = {split: source.split_facts(split) for split in found}
-  told = [
-    f"{split} of {_bytes(one['files']):,} bytes {one['share'] or ''}".strip()
-    for split, one in facts.items()
-  ]
-  return {"data": ", ".join(told)} if told else {}
+  splits = ["train"]
+  for evaluation in benchmark.evaluated.values():
+    split = evaluation if isinstance(evaluation, str) else evaluation["split"]
+    splits.append(parse_split(split)[0])
+  descriptions = []
+  for split in dict.fromkeys(splits):
+    if split in source.splits:
+      facts = source.split_facts(split)
+      size = f"{split} of {_sum_bytes(facts['files']):,} bytes"
+      descriptions.append(f"{size} {facts['share']}" if facts["share"] else size)
+  return {"data": ", ".join(descriptions)} if descriptions else {}
 
 
-def _bytes(facts: Any) -> int:
+def _sum_bytes(facts: Any) -> int:
   """Return the sum of all `bytes` in the facts of files."""
+  total = 0
   if isinstance(facts, dict):
-    return sum(one if key == "bytes" else _bytes(one) for key, one in facts.items())
-  return sum(map(_bytes, facts)) if isinstance(facts, list) else 0
+    for key, value in facts.items():
+      total += value if key == "bytes" else _sum_bytes(value)
+  elif isinstance(facts, list):
+    total = sum(map(_sum_bytes, facts))
+  return total
 
 
 def check_available(config: Any) -> None:
-  """Raise Unavailable unless the records of a config are there, in all splits that it uses."""
+  """Raise Unavailable unless the records of a config exist, in all splits that it uses."""
   data_dir = config.task.get("data_dir")
   sources = {config.task.source}
-  sources |= {
-    values["task"]["source"]
-    for values in config.evals.values()
-    if "source" in values.get("task", {})
-  }
+  own_splits = []
+  for evaluation in config.evals.values():
+    if "source" in evaluation.get("task", {}):
+      sources.add(evaluation["task"]["source"])
+    if "task" not in evaluation:
+      own_splits.append(evaluation["split"])
   for source in sorted(sources):
-    if lacking := distributed.broadcast_from_first(
-      lambda source=source: _lacking(source, data_dir)
-    ):
-      raise Unavailable(lacking)
-  own = [values["split"] for values in config.evals.values() if "task" not in values]
-  known = task_splits(config)
-  for split in (config.train_split, *own):
-    if parse_split(split)[0] not in known:
-      raise Unavailable(
-        f"has no split {parse_split(split)[0]!r}, only {', '.join(known)}; add its file"
-      )
+    reason = distributed.broadcast_from_first(
+      lambda source=source: _unavailable_reason(source, data_dir)
+    )
+    if reason:
+      raise Unavailable(reason)
+  available = task_splits(config)
+  for split in (config.train_split, *own_splits):
+    name = parse_split(split)[0]
+    if name not in available:
+      raise Unavailable(f"has no split {name!r}, only {', '.join(available)}; add its file")
 
 
-def _lacking(source: str, data_dir: str | None) -> str | None:
+def _unavailable_reason(source: str, data_dir: str | None) -> str | None:
   """Name the missing part of a source; return None if nothing is missing."""
   source = t5.inner_source(source)
   if source.startswith("tfds:"):
@@ -98,8 +107,10 @@ def _lacking(source: str, data_dir: str | None) -> str | None:
 
     name = source.removeprefix("tfds:")
     if not tfds.is_prepared(name, data_dir):
-      place = data_dir or "the data_dir of TensorFlow datasets"
-      return f"{name} is not in {place}; give the directory of its official files with --data=DIR"
+      directory = data_dir or "the data_dir of TensorFlow datasets"
+      return (
+        f"{name} is not in {directory}; give the directory of its official files with --data=DIR"
+      )
   if source.startswith("official:"):
     try:
       open_source(source, data_dir=data_dir)

@@ -1,9 +1,8 @@
-"""The saved predictions of a suite's runs, and the metrics that score them again: for comparisons,
-facts and charts."""
+"""Reads the saved predictions of a suite's runs, and finds the metrics that score them again."""
 
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from t5x_like import slots
@@ -12,7 +11,7 @@ from t5x_like.files import file_names
 from t5x_like.metrics.classification import Accuracy, Classification, Correlation
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
-from t5x_like.metrics.texts import METRICS
+from t5x_like.metrics.texts import METRICS, TextMetric
 
 PredictionRows = list[dict[str, Any]]
 
@@ -38,15 +37,14 @@ def read_predictions(run: str, label: str) -> PredictionRows:
 def rows_with_labels(
   rows: PredictionRows, evaluator: dict[str, Any], task: dict[str, Any]
 ) -> PredictionRows:
-  """Return the rows whose examples have labels; a test set's have none, or -1 where that is no
-  class."""
-  classes = [*(task.get("labels") or ())]
-  classes += [
-    name
-    for one in evaluator.get("metrics", ())
-    if isinstance(one, dict)
-    for name in one.get("classes", ())
-  ]
+  """Return the rows whose examples have labels; those of a test set have None or -1.
+
+  -1 is a label where the task or a metric has a class of this name.
+  """
+  classes = list(task.get("labels") or ())
+  for metric in evaluator.get("metrics", ()):
+    if isinstance(metric, dict):
+      classes += metric.get("classes", ())
   absent = (None,) if "-1" in map(str, classes) else (None, "-1")
   return [row for row in rows if row["target"] not in absent]
 
@@ -54,33 +52,44 @@ def rows_with_labels(
 def metrics_with_readers(
   evaluator: dict[str, Any], task: dict[str, Any]
 ) -> Iterator[tuple[Metric, Callable, Callable]]:
-  """Yield each metric of an evaluator, and functions from a saved row to its reference and its
-  prediction."""
-  texts = {"generation": evaluator.get("metrics", ()), "span_qa": ("answers",)}.get(
-    evaluator["name"], ()
-  )
-  if evaluator.get("unanswerable") or evaluator.get("language"):
-    texts = ()
-  for metric in texts:
-    made = slots.make("config.evals", metric, METRICS)
-    yield (
-      made.metric,
-      lambda row, made=made: made.reference(row.get("references") or [row["target"]]),
-      lambda row, made=made: made.prediction(row["prediction"]),
-    )
-  if evaluator["name"] == "tagging":
-    for metric in (
-      TagAccuracy(),
-      *([EntityF1()] if any(tag.startswith("B-") for tag in task["tags"]) else []),
-    ):
+  """Yield each metric of an evaluator, with the readers of saved rows.
+
+  The readers return a row's reference and its prediction.
+  """
+  name = evaluator["name"]
+  for metric in _text_metrics(evaluator):
+    text_metric = slots.make("config.evals", metric, METRICS)
+    yield text_metric.metric, *_text_readers(text_metric)
+  if name == "tagging":
+    metrics = [TagAccuracy()]
+    if any(tag.startswith("B-") for tag in task["tags"]):
+      metrics.append(EntityF1())
+    for metric in metrics:
       yield metric, lambda row: row["target"].split(), lambda row: row["tags"]
-  if evaluator["name"] == "multiple_choice" and "accuracy" in evaluator["scores"]:
+  elif name == "multiple_choice" and "accuracy" in evaluator["scores"]:
     yield Accuracy(), lambda row: row["target"], lambda row: row["prediction"]
-  if evaluator["name"] != "classification":
-    return
-  if task.get("labels") is None:
+  elif name == "classification" and task.get("labels") is None:
     yield Correlation(), lambda row: row["target"], lambda row: row["prediction"]
-  else:
-    index = [str(name) for name in task["labels"]].index
+  elif name == "classification":
+    index = [str(label) for label in task["labels"]].index
     metric = Classification(len(task["labels"]), evaluator["scores"])
     yield metric, lambda row: index(row["target"]), lambda row: index(row["prediction"])
+
+
+def _text_metrics(evaluator: dict[str, Any]) -> Sequence[str | dict[str, Any]]:
+  """Return the metrics of texts, by name or with their options, that an evaluator has."""
+  if evaluator.get("unanswerable") or evaluator.get("language"):
+    return ()
+  if evaluator["name"] == "generation":
+    return evaluator.get("metrics", ())
+  return ("answers",) if evaluator["name"] == "span_qa" else ()
+
+
+def _text_readers(text_metric: TextMetric) -> tuple[Callable, Callable]:
+  def read_reference(row: dict[str, Any]) -> Any:
+    return text_metric.reference(row.get("references") or [row["target"]])
+
+  def read_prediction(row: dict[str, Any]) -> Any:
+    return text_metric.prediction(row["prediction"])
+
+  return read_reference, read_prediction

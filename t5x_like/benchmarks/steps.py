@@ -37,19 +37,22 @@ def run_by_step(
       f"--steps: found {len(options.workdirs)} workdirs, expected one, whose "
       "checkpoints are compared"
     )
-  _check(options.workdirs[0], steps)
-  found = []
+  workdir = options.workdirs[0]
+  _check_checkpoints(workdir, steps)
+  tables = []
   for step in steps:
     process.log(f"=== checkpoint {step}")
-    own = dataclasses.replace(options, step=step, output=options.output / f"step-{step}")
-    found.append(suite.run(names, own))
-  tasks = dict.fromkeys(task for one in found for task in one["tasks"])
+    output = options.output / f"step-{step}"
+    tables.append(suite.run(names, dataclasses.replace(options, step=step, output=output)))
+  scores: dict[str, list[float | None]] = {}
+  for task in dict.fromkeys(task for table in tables for task in table["tasks"]):
+    scores[task] = [table["tasks"].get(task, {}).get("score") for table in tables]
   results = {
-    "suite": found[0]["suite"],
-    "workdir": options.workdirs[0],
+    "suite": tables[0]["suite"],
+    "workdir": workdir,
     "steps": list(steps),
-    "mean": [one["mean"] for one in found],
-    "tasks": {task: [one["tasks"].get(task, {}).get("score") for one in found] for task in tasks},
+    "mean": [table["mean"] for table in tables],
+    "tasks": scores,
   }
   if process.is_first():
     workdirs.write_json(options.output, "steps.json", results)
@@ -57,37 +60,37 @@ def run_by_step(
   return results
 
 
-def _check(workdir: str, steps: Sequence[int]) -> None:
+def _check_checkpoints(workdir: str, steps: Sequence[int]) -> None:
   """Raise UserError for a step without a checkpoint, before the first is fine-tuned."""
 
-  def kept() -> list[int]:
+  def list_steps() -> list[int]:
     if not as_path(f"{workdir}/checkpoints").exists():
       return []
     with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
       return checkpoints.steps()
 
-  known = distributed.broadcast_from_first(kept)
-  if lacking := [step for step in steps if step not in known]:
-    told = f"expected some of {', '.join(map(str, known))}" if known else "which has none"
+  available = distributed.broadcast_from_first(list_steps)
+  for step in steps:
+    if step in available:
+      continue
+    hint = "which has none"
+    if available:
+      hint = f"expected some of {', '.join(map(str, available))}"
     raise UserError(
-      f"--steps: found no checkpoint of step {lacking[0]} in {workdir}, {told}; a run keeps every "
+      f"--steps: found no checkpoint of step {step} in {workdir}, {hint}; a run keeps every "
       "Nth with --config.checkpoint.keep_every=N"
     )
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
   """Write the table: a row for each step, a column for each task."""
-  lines = [
-    "| step | " + " | ".join([*found["tasks"], "mean"]) + " |",
-    "|" + "---|" * (len(found["tasks"]) + 2),
-  ]
-  for number, step in enumerate(found["steps"]):
-    scores = [*(scores[number] for scores in found["tasks"].values()), found["mean"][number]]
-    lines.append(
-      f"| {step} | "
-      + " | ".join("–" if score is None else f"{score:.2f}" for score in scores)
-      + " |"
-    )
-  return (
-    f"# {found['suite']}: {found['workdir']}, by step of pretraining\n\n" + "\n".join(lines) + "\n"
-  )
+  head = ["step", *results["tasks"], "mean"]
+  lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+  for number, step in enumerate(results["steps"]):
+    scores = [task_scores[number] for task_scores in results["tasks"].values()]
+    scores.append(results["mean"][number])
+    cells = [str(step)]
+    cells += ["–" if score is None else f"{score:.2f}" for score in scores]
+    lines.append("| " + " | ".join(cells) + " |")
+  title = f"# {results['suite']}: {results['workdir']}, by step of pretraining"
+  return f"{title}\n\n" + "\n".join(lines) + "\n"

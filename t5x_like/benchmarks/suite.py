@@ -1,7 +1,6 @@
-"""A whole table of benchmarks from one checkpoint: every task is fine-tuned, at every rate, from
-every seed.
+"""Fills a table of benchmarks from one checkpoint: every task, at every rate, from every seed.
 
-  <output>/<task>/<rate>-<seed>/   a run of its own; its `result.json` is written last, and never made again
+  <output>/<task>/<rate>-<seed>/   a run; its `result.json` is written last, and never made again
   <output>/results.json, results.md, results.html, submission/
 
 Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared
@@ -19,7 +18,7 @@ import math
 import os
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from t5x_like import config as config_lib
@@ -99,139 +98,86 @@ class Options:
   prepared: str | None = None
 
 
-# results by task, and why others have none
+# results by task, and why other tasks have none
 SuiteResults = tuple[dict[str, dict[str, Any]], dict[str, str]]
 
 
 def run(
-  names: Sequence[str], options: Options, others: Mapping[str, Callable[[], SuiteResults]] = {}
+  names: Sequence[str],
+  options: Options,
+  other_parts: Mapping[str, Callable[[], SuiteResults]] = {},
 ) -> dict[str, Any]:
-  """Make the tables of suites; return the content of the whole's `results.json`.
+  """Make the tables of suites; return the content of the `results.json` of all.
 
   Args:
-    others: by name, functions that make further parts of the table, without training.
+    names: the suites, see `custom_suites.load_suite`.
+    options: the runs to make.
+    other_parts: by name, functions that make further parts of the table, without training.
 
   Raises:
     UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever
       a run raises.
   """
-  made = {custom_suites.short_name(name): custom_suites.load_suite(name) for name in names}
-  if len(made) < len(names):
+  loaded = {custom_suites.short_name(name): custom_suites.load_suite(name) for name in names}
+  if len(loaded) < len(names):
     raise UserError(
-      f"--suite={','.join(names)}: found two of the name {custom_suites.short_name(names[-1])}; rename a file"
+      f"--suite={','.join(names)}: found two of the name {custom_suites.short_name(names[-1])}; "
+      "rename a file"
     )
   kinds = {workdir: form_kind(workdir) for workdir in options.workdirs}
-  other = comparison.read_results(options.compare) if options.compare else None
-  known = [task for suite in made.values() for task in suite.tasks]
-  for task in options.tasks or ():
-    if task not in known:
-      raise UserError(
-        f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}"
-      )
-  if (
-    (options.data or "").partition("=")[0].isidentifier()
-    and "=" in options.data
-    and len(options.tasks or ()) != 1
-  ):
-    raise UserError(
-      f"--data={options.data}: names the files of one task; choose it with --tasks=NAME"
-    )
+  compared = comparison.read_results(options.compare) if options.compare else None
+  _check_options(options, loaded)
   if process.is_first():
     check_writable("--output", options.output)
+  is_joined = len(loaded) + len(other_parts) > 1
+  suite_options = {}
+  for name, suite in loaded.items():
+    suite_options[name] = options
+    if is_joined:
+      suite_options[name] = dataclasses.replace(options, output=options.output / name)
+    _check_first_runs(name, suite, kinds, suite_options[name])
   parts = {}
-  several = len(made) + len(others) > 1
-  for name, suite in made.items():
-    _check(
-      name,
-      suite,
-      kinds,
-      dataclasses.replace(options, output=options.output / name) if several else options,
-    )
-  for name, suite in made.items():
-    own = dataclasses.replace(options, output=options.output / name) if several else options
-    found, missing = _suite(name, suite, kinds, own)
-    parts[name] = tables.build_results(name, own, found, missing)
-    if process.is_first() and found and several:
-      tables.write_results(own.output, parts[name])
+  for name, suite in loaded.items():
+    task_results, missing = _run_suite(name, suite, kinds, suite_options[name])
+    parts[name] = tables.build_results(name, suite_options[name], task_results, missing)
+    if process.is_first() and task_results and is_joined:
+      tables.write_results(suite_options[name].output, parts[name])
   if names and not any(part["tasks"] for part in parts.values()):
-    raise _nothing(names, parts)
-  parts |= {name: tables.build_results(name, options, *make()) for name, make in others.items()}
-  results = tables.join_results(parts) if several else next(iter(parts.values()))
-  if other and process.is_first():
-    results["compared"] = comparison.compare_results(other, results)
+    raise _no_task_error(names, parts)
+  for name, make_part in other_parts.items():
+    parts[name] = tables.build_results(name, options, *make_part())
+  results = tables.join_results(parts) if is_joined else next(iter(parts.values()))
+  if compared and process.is_first():
+    results["compared"] = comparison.compare_results(compared, results)
   if process.is_first():
     tables.write_results(options.output, results)
   return results
 
 
-def _nothing(names: Sequence[str], parts: dict[str, dict]) -> UserError:
-  """Say that no task could be run, and why the first could not."""
-  lacking = [f"{task}: {why}" for part in parts.values() for task, why in part["missing"].items()]
-  others = f", and {len(lacking) - 1} others in the same way" if lacking[1:] else ""
-  return UserError(f"--suite={','.join(names)}: no task could be run: {lacking[0]}{others}")
+def _check_options(options: Options, loaded: Mapping[str, Suite]) -> None:
+  """Raise UserError for an unknown task, or for files of one task without its name."""
+  known_tasks = [task for suite in loaded.values() for task in suite.tasks]
+  for task in options.tasks or ():
+    if task not in known_tasks:
+      raise UserError(
+        f"--tasks: found {task!r}, expected some of {', '.join(known_tasks)}"
+        f"{did_you_mean(task, known_tasks)}"
+      )
+  split, equals_sign, _ = (options.data or "").partition("=")
+  names_files = equals_sign and split.isidentifier()
+  if names_files and len(options.tasks or ()) != 1:
+    raise UserError(
+      f"--data={options.data}: names the files of one task; choose it with --tasks=NAME"
+    )
 
 
-def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> SuiteResults:
-  """Return the results of a suite's tasks, and why others have none."""
-  found: dict[str, dict[str, Any]] = {}
-  missing: dict[str, str] = {}
-  for task, benchmark in suite.tasks.items():
-    if options.tasks and task not in options.tasks:
-      continue
-    able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
-    if not able:
-      missing[task] = f"is not for this architecture ({', '.join(kinds.values())})"
-      continue
-    try:
-      found[task] = _task(name, task, benchmark, kinds[able[0]], suite, able[0], options)
-    except data.Unavailable as lack:
-      if options.tasks:
-        raise UserError(f"{name}/{task}: {lack}") from None
-      missing[task] = str(lack)
-      process.log(f"{name}/{task}: left out: {lack}")
-  return found, missing
-
-
-def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
-  """Make all objects of every task's first run, but for its state: its data are prepared, test sets
-  too, and whatever does not fit is known before the first task is learned. Finished runs are not
-  looked at again.
-
-  Raises:
-    UserError: of the first task that cannot be run, which is named.
-  """
-  for task, benchmark in suite.tasks.items():
-    able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
-    folders = [
-      options.output / task / _folder(rate, seed) for rate, seed in _asked_for(benchmark, options)
-    ]
-    if not able or options.tasks and task not in options.tasks:
-      continue
-    if distributed.broadcast_from_first(
-      lambda folders=folders: all((folder / RESULT_FILE).exists() for folder in folders)
-    ):
-      continue
-    rate, seed = next(_asked_for(benchmark, options))
-    try:
-      config = _config(f"{name}/{task}", benchmark, kinds[able[0]], rate, seed, able[0], options)
-      made = assemble(resolve(config), str(folders[0]))
-      suites.check_counted(getattr(benchmark, kinds[able[0]]), made.evaluation.metrics())
-      for split in _tests(benchmark, config, options).values():
-        _built(config, split)
-    except data.Unavailable:
-      continue  # told, and left out or refused, when it is this task's turn
-    except UserError as error:
-      raise UserError(f"{name}/{task}: {error}") from error
-
-
-def _asked_for(benchmark: Benchmark, options: Options) -> Iterator[tuple[float | None, int]]:
-  """Return the rates and seeds of a task's runs, in order."""
-  seeds = options.seeds or benchmark.seeds or 1
-  return itertools.product(options.rates or benchmark.rates or (None,), range(seeds))
-
-
-def _folder(rate: float | None, seed: int) -> str:
-  return f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
+def _no_task_error(names: Sequence[str], parts: dict[str, dict]) -> UserError:
+  """Return an error which says why the first task could not be run."""
+  reasons = []
+  for part in parts.values():
+    reasons += [f"{task}: {reason}" for task, reason in part["missing"].items()]
+  others = f", and {len(reasons) - 1} others in the same way" if reasons[1:] else ""
+  return UserError(f"--suite={','.join(names)}: no task could be run: {reasons[0]}{others}")
 
 
 def form_kind(workdir: str) -> str:
@@ -242,240 +188,356 @@ def form_kind(workdir: str) -> str:
   return "encoder"
 
 
-def _task(
-  name: str,
-  task: str,
-  benchmark: Benchmark,
-  kind: str,
-  suite: Suite,
-  workdir: str,
-  options: Options,
-) -> dict[str, Any]:
-  """Return the results of all runs of a task, and which of them count."""
-  form = getattr(benchmark, kind)
-  runs = []
-  asked = _asked(workdir, benchmark, options)
-  for rate, seed in _asked_for(benchmark, options):
-    folder = options.output / task / _folder(rate, seed)
-    done = distributed.broadcast_from_first(
-      lambda folder=folder: _read(folder / RESULT_FILE, asked)
-    )
-    done = done or _one(
-      f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options
-    )
+def _run_suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> SuiteResults:
+  """Return the results of a suite's tasks, and why others have none."""
+  results: dict[str, dict[str, Any]] = {}
+  missing: dict[str, str] = {}
+  for task in suite.tasks:
+    if options.tasks and task not in options.tasks:
+      continue
+    fine_tuning = _FineTuning.find(name, suite, task, kinds, options)
+    if fine_tuning is None:
+      missing[task] = f"is not for this architecture ({', '.join(kinds.values())})"
+      continue
+    try:
+      results[task] = fine_tuning.run_all()
+    except data.Unavailable as error:
+      if options.tasks:
+        raise UserError(f"{name}/{task}: {error}") from None
+      missing[task] = str(error)
+      process.log(f"{name}/{task}: left out: {error}")
+  return results, missing
+
+
+def _check_first_runs(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
+  """Prepare the first run of every task, so that a misfit is known before the first is learned.
+
+  Everything but the state is made, and the data are prepared, test sets too. Finished tasks are not
+  checked again.
+
+  Raises:
+    UserError: naming the first task that cannot be run.
+  """
+  for task in suite.tasks:
+    if options.tasks and task not in options.tasks:
+      continue
+    fine_tuning = _FineTuning.find(name, suite, task, kinds, options)
+    if fine_tuning is None or fine_tuning.is_finished():
+      continue
+    try:
+      fine_tuning.check_first_run()
+    except data.Unavailable:
+      continue  # reported, and left out or refused, when it is this task's turn
+    except UserError as error:
+      raise UserError(f"{name}/{task}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _FineTuning:
+  """All runs of a task.
+
+  Attributes:
+    suite_name, suite, task: the suite and the name of the task in it.
+    kind: the form's name, see `form_kind`.
+    workdir: the pretrained run.
+    options: the options of the suite.
+  """
+
+  suite_name: str
+  suite: Suite
+  task: str
+  kind: str
+  workdir: str
+  options: Options
+
+  @classmethod
+  def find(
+    cls, suite_name: str, suite: Suite, task: str, kinds: dict[str, str], options: Options
+  ) -> "_FineTuning | None":
+    """Choose the first workdir with a form for the task; return None if there is none."""
+    for workdir, kind in kinds.items():
+      if getattr(suite.tasks[task], kind):
+        return cls(suite_name, suite, task, kind, workdir, options)
+    return None
+
+  @property
+  def benchmark(self) -> Benchmark:
+    return self.suite.tasks[self.task]
+
+  @property
+  def form(self) -> Form:
+    return getattr(self.benchmark, self.kind)
+
+  @property
+  def name(self) -> str:
+    return f"{self.suite_name}/{self.task}"
+
+  def rates_and_seeds(self) -> list[tuple[float | None, int]]:
+    """Return the learning rate and the seed of each run, in order."""
+    rates = self.options.rates or self.benchmark.rates or (None,)
+    seeds = self.options.seeds or self.benchmark.seeds or 1
+    return list(itertools.product(rates, range(seeds)))
+
+  def folder(self, rate: float | None, seed: int) -> pathlib.Path:
+    rate_name = "recipe" if rate is None else f"{rate:g}"
+    return self.options.output / self.task / f"{rate_name}-{seed}"
+
+  def is_finished(self) -> bool:
+    folders = [self.folder(rate, seed) for rate, seed in self.rates_and_seeds()]
+
+    def have_results() -> bool:
+      return all((folder / RESULT_FILE).exists() for folder in folders)
+
+    return distributed.broadcast_from_first(have_results)
+
+  def check_first_run(self) -> None:
+    """Make all objects of the first run but its state; prepare its data and the test sets."""
+    rate, seed = self.rates_and_seeds()[0]
+    config = self.config(rate, seed)
+    assembly = assemble(resolve(config), str(self.folder(rate, seed)))
+    suites.check_counted(self.form, assembly.evaluation.metrics())
+    for split in self.test_splits(config).values():
+      _build_task(config, split)
+
+  def run_all(self) -> dict[str, Any]:
+    """Return the results of all runs of the task; its scores are those of the median run."""
+    runs = []
+    for rate, seed in self.rates_and_seeds():
+      runs.append(self.run_or_read(rate, seed))
+    runs_by_rate: dict[float | None, list[dict]] = {}
+    for result in runs:
+      runs_by_rate.setdefault(result["rate"], []).append(result)
+    medians = {}
+    for rate, rate_runs in runs_by_rate.items():
+      medians[rate] = statistics.median_low(result["score"] for result in rate_runs)
+    best_rate = max(medians, key=lambda rate: medians[rate])
+    ranked = sorted(runs_by_rate[best_rate], key=lambda result: result["score"])
+    worst = ranked[0]
+    middle = ranked[(len(ranked) - 1) // 2]
+    best = ranked[-1]
+    if self.benchmark.test and self.suite.submission and process.is_first():
+      submission_folder = self.options.output / "submission"
+      submission.write_submission(submission_folder, self.suite, self.task, best["workdir"])
+    return {
+      "score": middle["score"],
+      "best": best["score"],
+      "spread": best["score"] - worst["score"],
+      "rate": best_rate,
+      "counted": list(self.form.counted),
+      "published": dict(self.benchmark.published),
+      "metrics": middle["metrics"],
+      "facts": middle["facts"],
+      "runs": runs,
+    }
+
+  def run_or_read(self, rate: float | None, seed: int) -> dict[str, Any]:
+    """Return the result of a run, which is made unless it has finished before, with its facts."""
+    folder = self.folder(rate, seed)
+    request = self.request()
+    result = distributed.broadcast_from_first(lambda: _read_file(folder / RESULT_FILE, request))
+    if not result:
+      result = self.fine_tune(rate, seed)
     facts = distributed.broadcast_from_first(
-      lambda folder=folder: suite_facts.describe_run(folder, form.counted)
+      lambda: suite_facts.describe_run(folder, self.form.counted)
     )
-    runs.append(done | {"facts": facts | {"truncated": done.get("truncated")}})
-  by_rate: dict[Any, list[dict]] = {}
-  for one in runs:
-    by_rate.setdefault(one["rate"], []).append(one)
-  medians = {
-    rate: statistics.median_low(one["score"] for one in those) for rate, those in by_rate.items()
-  }
-  rate = max(medians, key=lambda rate: medians[rate])
-  chosen = sorted(by_rate[rate], key=lambda one: one["score"])
-  middle = chosen[(len(chosen) - 1) // 2]
-  best = chosen[-1]
-  if benchmark.test and suite.submission and process.is_first():
-    submission.write_submission(options.output / "submission", suite, task, best["workdir"])
-  return {
-    "score": middle["score"],
-    "best": best["score"],
-    "spread": best["score"] - chosen[0]["score"],
-    "rate": rate,
-    "counted": list(form.counted),
-    "published": dict(benchmark.published),
-    "metrics": middle["metrics"],
-    "facts": middle["facts"],
-    "runs": runs,
-  }
+    return result | {"facts": facts | {"truncated": result.get("truncated")}}
 
-
-def _one(
-  where: str,
-  benchmark: Benchmark,
-  form: Form,
-  kind: str,
-  folder: pathlib.Path,
-  rate: float | None,
-  seed: int,
-  workdir: str,
-  options: Options,
-) -> dict[str, Any]:
-  """Fine-tune once, and write the result of the best checkpoint and its predictions."""
-  process.log(f"=== {where}: {folder.name}")
-  asked = _asked(workdir, benchmark, options)
-  if (
-    distributed.broadcast_from_first(lambda: _read(folder / REQUEST_FILE, asked)) is None
-    and process.is_first()
-  ):
+  def fine_tune(self, rate: float | None, seed: int) -> dict[str, Any]:
+    """Fine-tune once, and write the result of the best checkpoint and its predictions."""
+    folder = self.folder(rate, seed)
+    process.log(f"=== {self.name}: {folder.name}")
+    request = self.request()
     # a run that is stopped goes on with the same flags alone
-    workdirs.write_json(folder, REQUEST_FILE, {"asked": asked})
-  config = _config(where, benchmark, kind, rate, seed, workdir, options)
-  with open_training_run(resolve(config), str(folder)) as tuned:
-    task = tuned.assembly.task
-    process.log(
-      f"    {config.total_steps * config.batch_size / task.num_examples:.3g} epochs of "
-      f"{task.num_examples:,}"
-    )
-    train(tuned)
-    best = tuned.best
-    truncated = getattr(task, "truncated", 0.0)
-  tests = _tests(benchmark, config, options)
-  step, groups = best if best and not tests else _best(config, folder, tests)
-  counted = {label: group.metrics for label, group in groups.items() if label not in tests}
-  metrics = checked_json.replace_nonfinite(
-    {f"{label}/{key}": x for label, of in counted.items() for key, x in of.items()}
-  )
-  result = {
-    "workdir": str(folder),
-    "rate": rate,
-    "seed": seed,
-    "step": step,
-    "score": suites.mean_score(metrics, form.counted),
-    "metrics": metrics,
-    "truncated": 100.0 * truncated,
-  }
-  if process.is_first():
+    begun = distributed.broadcast_from_first(lambda: _read_file(folder / REQUEST_FILE, request))
+    if begun is None and process.is_first():
+      workdirs.write_json(folder, REQUEST_FILE, {"asked": request})
+    config = self.config(rate, seed)
+    with open_training_run(resolve(config), str(folder)) as tuned:
+      task = tuned.assembly.task
+      epochs = config.total_steps * config.batch_size / task.num_examples
+      process.log(f"    {epochs:.3g} epochs of {task.num_examples:,}")
+      train(tuned)
+      best = tuned.best
+      truncated = getattr(task, "truncated", 0.0)
+    test_splits = self.test_splits(config)
+    if not best or test_splits:
+      best = _evaluate_best(config, folder, test_splits)
+    step, groups = best
+    metrics = {}
     for label, group in groups.items():
-      workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
-    workdirs.write_json(folder, RESULT_FILE, result | {"asked": asked})
-  process.log(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
-  return result
+      if label not in test_splits:
+        metrics |= {f"{label}/{key}": value for key, value in group.metrics.items()}
+    metrics = checked_json.finite(metrics)
+    result = {
+      "workdir": str(folder),
+      "rate": rate,
+      "seed": seed,
+      "step": step,
+      "score": suites.mean_score(metrics, self.form.counted),
+      "metrics": metrics,
+      "truncated": 100.0 * truncated,
+    }
+    if process.is_first():
+      for label, group in groups.items():
+        workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
+      workdirs.write_json(folder, RESULT_FILE, result | {"asked": request})
+    process.log(f"    {self.name} {folder.name}: {result['score']:.2f} at step {step}")
+    return result
 
+  def config(self, rate: float | None, seed: int):
+    """Return the recipe's config for a run, with the steps of its epochs."""
+    options = self.options
+    changes = [f"{key}={json.dumps(value)}" for key, value in self.benchmark.config.items()]
+    changes += options.overrides
+    config = self._load_recipe(rate, seed, changes)
+    if options.max_examples:
+      for values in config.evals.values():
+        split = values.get("split") or config.eval_split
+        values["split"] = _first_records(split, options.max_examples)
+      config.eval_split = _first_records(config.eval_split, options.max_examples)
+    data.check_available(config)
+    epochs = options.epochs or self.benchmark.epochs
+    if not epochs and not self.benchmark.named:
+      epochs = _EPOCHS
+    sets_steps = any(change.startswith("total_steps=") for change in changes)
+    if epochs and not sets_steps:
+      num_examples = _build_task(config, config.train_split).num_examples
+      config.total_steps = max(1, math.ceil(epochs * num_examples / config.batch_size))
+    changed_keys = {change.split("=")[0].split(".")[-1] for change in changes}
+    every = math.ceil(config.total_steps / options.evaluations)
+    warm_up = min(max(1, config.total_steps // _WARM_UP), config.total_steps - 1)
+    defaults = (
+      (config, "eval_every", every),
+      (config.checkpoint, "every", every),
+      (config.schedule, "warmup_steps", warm_up),
+    )
+    for node, key, value in defaults:
+      if key in node and key not in changed_keys:
+        node[key] = value
+    return config
 
-def _best(
-  config, folder: pathlib.Path, tests: dict[str, str]
-) -> tuple[int, dict[str, GroupResults]]:
-  """Return the step of the best checkpoint and its evaluations, the first of them also on the test
-  splits."""
-  first, values = next(iter(config.evals.to_dict().items()))
-  added = {
-    name: {"name": first} | values | {"split": split, "max_examples": None}
-    for name, split in tests.items()
-  }
-  run = open_with_recipe.open_with_recipe(
-    str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()]
-  )
-  step, arrays = run.restore(None, selection.FOLDER)
-  return step, Evaluation(run.config, run.model, build_objective(run.config), run.rules)(arrays)
-
-
-def _config(
-  where: str,
-  benchmark: Benchmark,
-  kind: str,
-  rate: float | None,
-  seed: int,
-  workdir: str,
-  options: Options,
-):
-  """Return the recipe's config for a run, with the steps of its epochs."""
-  recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
-  init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
-  overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
-  places = data.source_keys(benchmark, getattr(benchmark, kind), options.data, options.data_dir)
-  overrides += [f"{key}={found}" for key, found in places.items()]
-  if rate is not None:
-    overrides.append(f"schedule.learning_rate={rate}")
-  changes = [
-    *(f"{key}={json.dumps(value)}" for key, value in benchmark.config.items()),
-    *options.overrides,
-  ]
-  overrides += [f"task.cache={_prepared(options)}", *changes]
-  if benchmark.named:
-    config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
-  else:
+  def _load_recipe(self, rate: float | None, seed: int, changes: Sequence[str]):
+    options = self.options
+    weights = not options.from_scratch
+    init = {"workdir": self.workdir, "step": options.step, "weights": weights}
+    overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
+    keys = data.source_keys(self.benchmark, self.form, options.data, options.data_dir)
+    overrides += [f"{key}={value}" for key, value in keys.items()]
+    if rate is not None:
+      overrides.append(f"schedule.learning_rate={rate}")
+    overrides += [f"task.cache={_examples_directory(options)}", *changes]
+    recipe, _, argument = (options.recipe or RECIPES[self.kind]).partition(":")
+    if self.benchmark.named:
+      argument = f"{self.name},{argument}" if argument else self.name
+      return recipes.load(f"{recipe}:{argument}", overrides)
     config = recipes.load(f"{recipe}:{argument}")
-    official = options.data is not None and benchmark.files is not None
-    suites.apply_form(config, benchmark, getattr(benchmark, kind), official)
-    config = config_lib.apply_overrides(config, overrides, where)
-  if options.max_examples:
-    for values in config.evals.values():
-      values["split"] = _first(values.get("split") or config.eval_split, options.max_examples)
-    config.eval_split = _first(config.eval_split, options.max_examples)
-  data.check_available(config)
-  epochs = options.epochs or benchmark.epochs or (None if benchmark.named else _EPOCHS)
-  if epochs is not None and not any(word.startswith("total_steps=") for word in changes):
-    rows = _built(config, config.train_split).num_examples
-    config.total_steps = max(1, math.ceil(epochs * rows / config.batch_size))
-  given = {word.split("=")[0].split(".")[-1] for word in changes}
-  every = math.ceil(config.total_steps / options.evaluations)
-  warm_up = min(max(1, config.total_steps // _WARM_UP), config.total_steps - 1)
-  defaults = (("eval_every", config, every), ("every", config.checkpoint, every))
-  for key, node, value in (*defaults, ("warmup_steps", config.schedule, warm_up)):
-    if key in node and key not in given:
-      node[key] = value
-  return config
+    has_official_files = options.data is not None and self.benchmark.files is not None
+    suites.apply_form(config, self.benchmark, self.form, has_official_files)
+    return config_lib.apply_overrides(config, overrides, self.name)
+
+  def test_splits(self, config) -> dict[str, str]:
+    """Return the available splits to predict for a submission, by its file."""
+    if not self.options.submission or self.options.max_examples:
+      return {}
+    available = data.task_splits(config)
+    return {file: split for file, split in self.benchmark.test.items() if split in available}
+
+  def request(self) -> dict[str, Any]:
+    """Return the facts that determine a run's result besides its task, rate and seed."""
+    options = self.options
+    if options.from_scratch:
+      step = []
+    elif options.step is not None:
+      step = [options.step]
+    else:
+      step = suite_facts.newest_step(self.workdir)
+    request = {
+      "workdir": self.workdir if is_remote(self.workdir) else os.path.abspath(self.workdir),
+      "step": step,
+      "config": options.recipe,
+      "epochs": options.epochs,
+      "from_scratch": options.from_scratch,
+      "max_examples": options.max_examples,
+    }
+    request |= distributed.broadcast_from_first(
+      lambda: data.file_sizes(self.benchmark, options.data)
+    )
+    if self.benchmark.table:
+      request["table"] = self.benchmark.table
+    if options.evaluations != EVALUATIONS:
+      request["evaluations"] = options.evaluations
+    if self.benchmark.test and not options.submission:
+      request["submission"] = False
+    for override in options.overrides:
+      key, _, value = override.partition("=")
+      request[f"config.{key}"] = value
+    return request
 
 
-def _first(split: str, most: int) -> str:
-  """Return the first records of a split, or of its own first ones."""
-  name, own = parse_split(split)
-  return f"{name}[:{min(most, own or most)}]"
+def _evaluate_best(
+  config, folder: pathlib.Path, test_splits: dict[str, str]
+) -> tuple[int, dict[str, GroupResults]]:
+  """Return the step of the best checkpoint, and its evaluations.
+
+  The first evaluation is made on the test splits too.
+  """
+  name, values = next(iter(config.evals.to_dict().items()))
+  overrides = []
+  for file, split in test_splits.items():
+    evaluation = {"name": name} | values | {"split": split, "max_examples": None}
+    overrides.append(f"evals.{file}={json.dumps(evaluation)}")
+  run = open_with_recipe.open_with_recipe(str(folder), None, overrides)
+  step, arrays = run.restore(None, selection.FOLDER)
+  evaluation = Evaluation(run.config, run.model, build_objective(run.config), run.rules)
+  return step, evaluation(arrays)
 
 
-def _prepared(options: Options) -> str:
+def _first_records(split: str, max_records: int) -> str:
+  """Return the first records of a split; `split` may name fewer first ones itself."""
+  name, num_records = parse_split(split)
+  return f"{name}[:{min(max_records, num_records or max_records)}]"
+
+
+def _examples_directory(options: Options) -> str:
   """Return the directory of the tasks' prepared examples."""
   cache = os.environ.get("T5X_LIKE_CACHE")
   if options.prepared and not cache:
     return options.prepared
-  shared = [one for one in (cache, options.workdirs[0]) if one and not is_remote(one)]
-  return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
+  for directory in (cache, options.workdirs[0]):
+    if directory and not is_remote(directory):
+      return f"{directory.rstrip('/')}/suites/prepared"
+  return str(options.output / "prepared")
 
 
-def _tests(benchmark: Benchmark, config, options: Options) -> dict[str, str]:
-  """Return the splits to predict for a submission that are there, by its file."""
-  wanted = benchmark.test if options.submission and not options.max_examples else {}
-  return {file: split for file, split in wanted.items() if split in data.task_splits(config)}
-
-
-def _built(config, split: str):
+def _build_task(config, split: str):
   """Build the task of a split; prepare its examples."""
   arguments = resolve(config).task.to_dict()
   return process.build_task("task", arguments.pop("name"), split, arguments)
 
 
-def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, Any]:
-  """Return the facts that determine a run's result besides its task, rate and seed."""
-  step = (
-    []
-    if options.from_scratch
-    else [options.step]
-    if options.step is not None
-    else suite_facts.newest_step(workdir)
-  )
-  where = workdir if is_remote(workdir) else os.path.abspath(workdir)
-  asked = {"workdir": where, "step": step, "config": options.recipe}
-  asked |= {name: getattr(options, name) for name in ("epochs", "from_scratch", "max_examples")}
-  asked |= distributed.broadcast_from_first(lambda: data.file_sizes(benchmark, options.data))
-  asked |= {"table": benchmark.table} if benchmark.table else {}
-  asked |= {} if options.evaluations == EVALUATIONS else {"evaluations": options.evaluations}
-  asked |= {} if options.submission or not benchmark.test else {"submission": False}
-  return asked | {
-    f"config.{key}": value for key, _, value in (word.partition("=") for word in options.overrides)
-  }
+def _read_file(path: pathlib.Path, request: dict[str, Any]) -> dict[str, Any] | None:
+  """Return a run's file, None if it has none yet.
 
-
-def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-  """Return a finished run's result, None if it has none yet; raise UserError if it is damaged or of
-  other flags."""
+  Raises:
+    UserError: the file is damaged or was made with other flags.
+  """
   try:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
     return None
   except ValueError as error:
     raise UserError(
       f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again"
     ) from None
-  made = {"data": asked.get("data")} | found.pop("asked", {})
-  # files that are not there, or were not noted, tell nothing
-  asked = {"data": made["data"]} | asked
-  if other := [name for name in {**made, **asked} if made.get(name) != asked.get(name)]:
-    before, now = (values.get(other[0]) for values in (made, asked))
-    raise UserError(
-      f"{path}: was made with {other[0]}={before}, found {other[0]}={now}; give another --output, "
-      f"or delete {path.parent} to make it again"
-    )
-  return found | {"workdir": str(path.parent)}  # not where it says that it was made
+  # files that are absent now, or were not recorded then, are not compared
+  recorded = {"data": request.get("data")} | content.pop("asked", {})
+  request = {"data": recorded["data"]} | request
+  for name in {**recorded, **request}:
+    before = recorded.get(name)
+    now = request.get(name)
+    if before != now:
+      raise UserError(
+        f"{path}: was made with {name}={before}, found {name}={now}; give another --output, "
+        f"or delete {path.parent} to make it again"
+      )
+  return content | {"workdir": str(path.parent)}  # the directory may have been moved

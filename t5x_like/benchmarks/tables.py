@@ -1,4 +1,4 @@
-"""The results of a suite as JSON, as a Markdown table, and as a page with charts."""
+"""Writes the results of a suite as JSON, as a Markdown table, and as a page with charts."""
 
 import math
 import pathlib
@@ -15,139 +15,156 @@ _DASH = "–"
 
 
 def build_results(
-  name: str, options, found: dict[str, dict[str, Any]], missing: dict[str, str]
+  name: str, options, task_results: dict[str, dict[str, Any]], missing: dict[str, str]
 ) -> dict[str, Any]:
   """Return the content of `results.json`.
 
-  `mean` is of the tasks that are there. `average` is the leaderboard's, which counts a task once,
-  with the mean of its
-  scores: the same mean, but None unless every task of GLUE or SuperGLUE is there with all of its
-    scores.
+  `mean` is of the tasks that have results. `average` is the leaderboard's, which counts a task once,
+  with the mean of its scores: the same mean, but None unless every task of GLUE or SuperGLUE is
+  present with all of its scores.
   """
-  undefined = any(
-    result["metrics"].get(key) is None for result in found.values() for key in result["counted"]
-  )
-  whole = name in _LEADERBOARDS and found and not (missing or options.tasks or undefined)
+  is_complete = name in _LEADERBOARDS and task_results and not missing and not options.tasks
+  for result in task_results.values():
+    if any(result["metrics"].get(key) is None for key in result["counted"]):
+      is_complete = False
+  num_seeds = options.seeds
+  if not num_seeds:
+    seeds = [{run["seed"] for run in result["runs"]} for result in task_results.values()]
+    num_seeds = max(map(len, seeds), default=1)
   return {
     "suite": name,
     "workdir": ", ".join(options.workdirs),
     "from_scratch": options.from_scratch,
-    "seeds": options.seeds
-    or max((len({run["seed"] for run in one["runs"]}) for one in found.values()), default=1),
-    "average": _mean(found) if whole else None,
-    "mean": _mean(found),
+    "seeds": num_seeds,
+    "average": _mean_score(task_results) if is_complete else None,
+    "mean": _mean_score(task_results),
     "versions": suite_facts.versions(),
-    "tasks": found,
+    "tasks": task_results,
     "missing": missing,
   }
 
 
 def join_results(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
   """Join the results of several suites into one, with tasks `<suite>/<task>`."""
-  first = next(iter(parts.values()))
-  whole = {
-    key: {
-      f"{name}/{task}": value for name, part in parts.items() for task, value in part[key].items()
-    }
-    for key in ("tasks", "missing")
-  }
-  about = {
+  tasks = {}
+  missing = {}
+  for name, part in parts.items():
+    tasks |= {f"{name}/{task}": result for task, result in part["tasks"].items()}
+    missing |= {f"{name}/{task}": reason for task, reason in part["missing"].items()}
+  return {
+    **next(iter(parts.values())),
     "suite": ",".join(parts),
     "seeds": max(part["seeds"] for part in parts.values()),
     "average": None,
+    "mean": _mean_score(tasks),
+    "tasks": tasks,
+    "missing": missing,
   }
-  return first | about | {"mean": _mean(whole["tasks"])} | whole
 
 
-def _mean(found: dict[str, dict[str, Any]]) -> float | None:
-  """Average over the tasks that were learned; questions asked without training are no part of
-  it."""
-  scores = [task["score"] for task in found.values() if task["runs"]]
+def _mean_score(task_results: dict[str, dict[str, Any]]) -> float | None:
+  """Average over the tasks that were learned, without questions asked of an untrained model."""
+  scores = [result["score"] for result in task_results.values() if result["runs"]]
   return sum(scores) / len(scores) if scores else None
 
 
-def markdown(found: dict[str, Any]) -> str:
-  """Return notes, a line for each task, the mean and, where every task is there, the leaderboard's
-  average."""
-  head = column_names(found)
+def markdown(results: dict[str, Any]) -> str:
+  """Write the table of results in Markdown.
+
+  It has a description of the columns, a line for each task, the mean and, where every task has a
+  score, the leaderboard's average.
+  """
+  head = column_names(results)
   lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-  lines += [
-    "| " + " | ".join([task, *task_cells(found, result)]) + " |"
-    for task, result in found["tasks"].items()
-  ]
-  for task, why in found["missing"].items():
-    lines.append(f"| {task} | {_DASH} " + "| " * (len(head) - 3) + f"| {why} |")
+  for task, result in results["tasks"].items():
+    lines.append("| " + " | ".join([task, *task_cells(results, result)]) + " |")
+  for task, reason in results["missing"].items():
+    lines.append(f"| {task} | {_DASH} " + "| " * (len(head) - 3) + f"| {reason} |")
   blanks = "| " * (len(head) - 2) + "|"
-  lines.append(f"| mean of these | {_shown(found['mean'])} {blanks}")
-  if found["average"] is not None:
-    lines.append(f"| average, as the leaderboard's | {_shown(found['average'])} {blanks}")
-  scratch = ", from scratch" if found["from_scratch"] else ""
-  made = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-  table = (
-    f"# {found['suite']}: {found['workdir']}{scratch}\n\n{describe_columns(found)}\n\n"
-    + "\n".join(lines)
-    + f"\n\n{made}\n"
-  )
-  return table + (f"\n{comparison.markdown(found['compared'])}" if "compared" in found else "")
+  lines.append(f"| mean of these | {_format_score(results['mean'])} {blanks}")
+  if results["average"] is not None:
+    average = _format_score(results["average"])
+    lines.append(f"| average, as the leaderboard's | {average} {blanks}")
+  scratch = ", from scratch" if results["from_scratch"] else ""
+  versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+  paragraphs = [
+    f"# {results['suite']}: {results['workdir']}{scratch}",
+    describe_columns(results),
+    "\n".join(lines),
+    versions,
+  ]
+  text = "\n\n".join(paragraphs) + "\n"
+  if "compared" in results:
+    text += f"\n{comparison.markdown(results['compared'])}"
+  return text
 
 
-def describe_columns(found: dict[str, Any]) -> str:
+def describe_columns(results: dict[str, Any]) -> str:
   """Describe the columns."""
-  facts = [result.get("facts", {}) for result in found["tasks"].values()]
-  evaluations = max((one.get("evaluations", 1) for one in facts), default=1)
-  words = "`score` is of the only evaluation of a run, so `last` is the same. "
+  facts = [result.get("facts", {}) for result in results["tasks"].values()]
+  evaluations = max((run_facts.get("evaluations", 1) for run_facts in facts), default=1)
+  text = "`score` is of the only evaluation of a run, so `last` is the same. "
   if evaluations > 1:
-    words = (
+    text = (
       f"`score` is of the best of a run's evaluations, up to {evaluations}, by the first of its "
       "details and on the same examples, so it is a little better than it would be on others; "
       "`last` comes from the last evaluation. "
     )
-  if found["seeds"] > 1:
-    words += (
+  if results["seeds"] > 1:
+    text += (
       "Of several seeds the run with the median score counts, with an even number the lower of "
       "the two in the middle, at the rate where it is best: score, last, details, intervals and "
       "charts are of this run. `best seed` is the score of the best run, whose predictions a "
       "submission has; `spread` is the best minus the worst. "
     )
-  words += "`majority` is the score of giving the commonest label every time."
-  if _published(found):
-    words += " `published` are scores of other models, each in its authors' metric."
-  return words
+  text += "`majority` is the score of giving the commonest label every time."
+  if _has_published(results):
+    text += " `published` are scores of other models, each in its authors' metric."
+  return text
 
 
-def column_names(found: dict[str, Any]) -> list[str]:
+def column_names(results: dict[str, Any]) -> list[str]:
   """Return the names of the columns."""
-  seeds = ["best seed", "spread"] if found["seeds"] > 1 else []
-  published = ["published"] if _published(found) else []
-  after = ["rate", "steps", "length", "truncated %", "examples", "seconds", "details"]
-  return ["task", "score", "last", *seeds, "majority", *published, *after]
+  names = ["task", "score", "last"]
+  if results["seeds"] > 1:
+    names += ["best seed", "spread"]
+  names.append("majority")
+  if _has_published(results):
+    names.append("published")
+  return [*names, "rate", "steps", "length", "truncated %", "examples", "seconds", "details"]
 
 
-def _published(found: dict[str, Any]) -> bool:
-  return any(result.get("published") for result in found["tasks"].values())
+def _has_published(results: dict[str, Any]) -> bool:
+  return any(result.get("published") for result in results["tasks"].values())
 
 
-def task_cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
-  """Return the columns of a task, but for its name."""
+def task_cells(results: dict[str, Any], result: dict[str, Any]) -> list[str]:
+  """Return the columns of a task after its name."""
   facts = result.get("facts", {})
-  details = ", ".join(_detail(result, name) for name in result["counted"])
-  seeds = [result["best"], result["spread"]] if found["seeds"] > 1 else []
-  numbers = [result["score"], facts.get("last"), *seeds, facts.get("majority")]
-  steps = f"{facts['steps']} of {facts['batch_size']}" if facts else _DASH
-  counts = [
-    _DASH if facts.get(key) is None else f"{facts[key]:.0f}" for key in ("examples", "seconds")
-  ]
-  scores = ", ".join(f"{score:.1f} {model}" for model, score in result.get("published", {}).items())
-  published = [scores or _DASH] if _published(found) else []
-  rows = [facts.get("length") or _DASH, _shown(facts.get("truncated"))]
-  return [*map(_shown, numbers), *published, format_rate(result), steps, *rows, *counts, details]
+  cells = [_format_score(result["score"]), _format_score(facts.get("last"))]
+  if results["seeds"] > 1:
+    cells += [_format_score(result["best"]), _format_score(result["spread"])]
+  cells.append(_format_score(facts.get("majority")))
+  if _has_published(results):
+    published = result.get("published", {}).items()
+    cells.append(", ".join(f"{score:.1f} {model}" for model, score in published) or _DASH)
+  cells.append(format_rate(result))
+  cells.append(f"{facts['steps']} of {facts['batch_size']}" if facts else _DASH)
+  cells.append(facts.get("length") or _DASH)
+  cells.append(_format_score(facts.get("truncated")))
+  cells.append(_format_count(facts.get("examples")))
+  cells.append(_format_count(facts.get("seconds")))
+  cells.append(", ".join(_format_detail(result, name) for name in result["counted"]))
+  return cells
 
 
-def _detail(result: dict[str, Any], name: str) -> str:
+def _format_detail(result: dict[str, Any], name: str) -> str:
   """Format a metric that the score counts, with its 95 % interval where the result has one."""
-  around = result.get("intervals", {}).get(name)
-  shown = f"{name} {_shown(result['metrics'].get(name))}"
-  return shown if around is None else f"{shown} ({around['low']:.1f} to {around['high']:.1f})"
+  interval = result.get("intervals", {}).get(name)
+  detail = f"{name} {_format_score(result['metrics'].get(name))}"
+  if interval is not None:
+    detail += f" ({interval['low']:.1f} to {interval['high']:.1f})"
+  return detail
 
 
 def format_rate(result: dict[str, Any]) -> str:
@@ -157,30 +174,29 @@ def format_rate(result: dict[str, Any]) -> str:
   return "the recipe's" if result["rate"] is None else f"{result['rate']:g}"
 
 
-def _shown(value: float | None) -> str:
-  return _DASH if value is None or not math.isfinite(value) else f"{value:.2f}"
+def _format_score(score: float | None) -> str:
+  return _DASH if score is None or not math.isfinite(score) else f"{score:.2f}"
 
 
-def write_results(output: pathlib.Path, found: dict[str, Any]) -> None:
+def _format_count(count: float | None) -> str:
+  return _DASH if count is None else f"{count:.0f}"
+
+
+def write_results(output: pathlib.Path, results: dict[str, Any]) -> None:
   """Write `results.json`, `results.md` and `results.html`; raise UserError if that fails."""
-  workdirs.write_json(output, "results.json", found)
-  workdirs.write_text(output, "results.md", markdown(found))
-  charts = [
-    chart
-    for task, result in found["tasks"].items()
-    if result["runs"]
-    for chart in suite_charts.draw_task_charts(task, result)
-  ]
-  workdirs.write_text(
-    output,
-    "results.html",
-    page.render(
-      pathlib.Path(__file__).with_name("suite.html.j2"),
-      found=found,
-      charts=charts,
-      shown=_shown,
-      notes=describe_columns(found),
-      columns=column_names(found),
-      cells=task_cells,
-    ),
+  workdirs.write_json(output, "results.json", results)
+  workdirs.write_text(output, "results.md", markdown(results))
+  charts = []
+  for task, result in results["tasks"].items():
+    if result["runs"]:
+      charts += suite_charts.draw_task_charts(task, result)
+  page_text = page.render(
+    pathlib.Path(__file__).with_name("suite.html.j2"),
+    results=results,
+    charts=charts,
+    format_score=_format_score,
+    notes=describe_columns(results),
+    columns=column_names(results),
+    task_cells=task_cells,
   )
+  workdirs.write_text(output, "results.html", page_text)

@@ -7,7 +7,7 @@ import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
 from t5x_like import evaluate, train, trust
-from t5x_like.benchmarks import custom_suites, suite
+from t5x_like.benchmarks import custom_suites, suite, suites
 from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError
 from tests.runs import REPO, alone
@@ -273,15 +273,16 @@ def test_numbers_that_name_classes_are_the_files_labels(tmp_path, labels):
   options = suite.Options(
     ["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=2
   )
-  config = suite._config("stars", task, "encoder", None, 0, "run", options)
+  suite_of_task = suites.Suite({"stars": task})
+  fine_tuning = suite._FineTuning("mine", suite_of_task, "stars", "encoder", "run", options)
+  config = fine_tuning.config(rate=None, seed=0)
   assert config.evals.dev.split == config.eval_split == "validation[:2]"
   assert config.schedule.warmup_steps == 0  # fewer than the only step
   options = suite.Options(
     ["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=4
   )
-  assert (
-    suite._config("stars", task, "encoder", None, 0, "run", options).eval_split == "validation[:3]"
-  )
+  fine_tuning = suite._FineTuning("mine", suite_of_task, "stars", "encoder", "run", options)
+  assert fine_tuning.config(rate=None, seed=0).eval_split == "validation[:3]"
 
 
 def test_words_and_spans_need_no_files_and_no_test_split(tmp_path):

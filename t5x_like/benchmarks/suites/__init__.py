@@ -6,7 +6,6 @@ everything else.
 """
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,9 +33,8 @@ class Files:
   @property
   def source(self) -> str:
     """The source of their records; `data_dir` is the directory in which they are searched."""
-    return "official:" + json.dumps(
-      {key: found for key, found in dataclasses.asdict(self).items() if found}
-    )
+    table = {key: value for key, value in dataclasses.asdict(self).items() if value}
+    return "official:" + json.dumps(table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,26 +104,28 @@ class Benchmark:
   named: bool = True
 
   def sources(self, official: bool, form: Form) -> dict[str, str]:
-    """Return the sources of a form by the config's keys: the official files, or the source that
-    needs none."""
+    """Return the sources of a form by the config's keys.
+
+    Args:
+      official: whether to read the official files, instead of the source that needs no files.
+      form: the form.
+    """
     source = self.files.source if official else self.source
-    own = (
-      {f"evals.{name}.task.source": files.source for name, files in self.own_files.items()}
-      if official
-      else {}
-    )
-    return {"task.source": f"t5:{form.rewritten}:{source}" if form.rewritten else source} | own
+    keys = {"task.source": f"t5:{form.rewritten}:{source}" if form.rewritten else source}
+    if official:
+      for name, files in self.own_files.items():
+        keys[f"evals.{name}.task.source"] = files.source
+    return keys
 
   @property
   def decoder(self) -> Form | None:
-    """GPT-1's form (Radford et al. 2018, section 3.3), for tasks with labels or options; None for
-    other tasks."""
+    """GPT-1's form (Radford et al. 2018, section 3.3) for labels and options; None for other tasks."""
     form = self.encoder
     if form is None or form.task["name"] not in ("classification", "multiple_choice"):
       return None
-    task = {**form.task, "architecture": "decoder"} | (
-      {"both_orders": True} if form.symmetric else {}
-    )
+    task = {**form.task, "architecture": "decoder"}
+    if form.symmetric:
+      task["both_orders"] = True
     scores = form.head.get("labels", 1)
     return dataclasses.replace(
       form, task=task, objective={"name": "gpt1"}, head=None, scores=scores
@@ -173,49 +173,78 @@ def classification(
   `inputs` is the template of the text form, whose target is the label's name; or that form as a
   whole.
   """
-  # a TOML file's may be numbers
   evaluated = evaluated or {"dev": "validation"}
-  labels = [*map(str, labels or ())]
-  counted = _counted(evaluated, counted or (scores if labels else ("pearson", "spearman")))
-  own = {"text": text} | ({"pair": pair} if pair else {}) | ({"labels": labels} if labels else {})
-  own |= {} if label_field == "label" else {"label_field": label_field}
-  judge = {"name": "classification", "scores": list(scores), "ids": list(ids)}
-  encoder = Form(
-    {"name": "classification", "length": length} | own,
-    {"name": "classification"},
-    judge | ({"questions": list(questions)} if questions else {}),
-    counted,
-    {"name": "classification", "labels": len(labels) if labels else 1},
+  labels = list(map(str, labels or ()))  # a TOML file's may be numbers
+  default_counted = scores if labels else ("pearson", "spearman")
+  counted = _name_counted(evaluated, counted or default_counted)
+  task = {"name": "classification", "length": length, "text": text}
+  if pair:
+    task["pair"] = pair
+  if labels:
+    task["labels"] = labels
+  if label_field != "label":
+    task["label_field"] = label_field
+  evaluator = {"name": "classification", "scores": list(scores), "ids": list(ids)}
+  if questions:
+    evaluator["questions"] = list(questions)
+  encoder_form = Form(
+    task=task,
+    objective={"name": "classification"},
+    evaluator=evaluator,
+    counted=counted,
+    head={"name": "classification", "labels": len(labels) if labels else 1},
     symmetric=symmetric,
   )
-  as_text = inputs
+  text_form = inputs
   if isinstance(inputs, str):
-    metrics = (
-      [{"name": "labels", "classes": labels, "scores": list(scores)}] if labels else ["number"]
+    metrics = ["number"]
+    if labels:
+      metrics = [{"name": "labels", "classes": labels, "scores": list(scores)}]
+    text_form = _text_form(
+      inputs,
+      f"{{{label_field}}}",
+      metrics,
+      counted,
+      ids=ids,
+      inputs_length=max(128, length),
+      targets_length=16,
     )
-    lengths = {"inputs_length": max(128, length), "targets_length": 16}
-    as_text = _text(inputs, f"{{{label_field}}}", metrics, counted, ids=ids, **lengths)
-  files = files and dataclasses.replace(files, classes={label_field: labels})
-  return Benchmark(source, files, examples, encoder, as_text, evaluated, test=test or {})
+  if files:
+    files = dataclasses.replace(files, classes={label_field: labels})
+  return Benchmark(source, files, examples, encoder_form, text_form, evaluated, test=test or {})
 
 
-def _counted(evaluated: Mapping[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
-  """Return the counted scores: each of every evaluation, or of one, if it is spelled as
-  `dev/bleu`."""
-  found = [score if "/" in score else f"{name}/{score}" for name in evaluated for score in scores]
-  return tuple(dict.fromkeys(found))
+def _name_counted(evaluated: Mapping[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
+  """Return the counted scores: each of every evaluation, or of one if spelled as `dev/bleu`."""
+  counted = []
+  for name in evaluated:
+    for score in scores:
+      counted.append(score if "/" in score else f"{name}/{score}")
+  return tuple(dict.fromkeys(counted))
 
 
-def _text(
-  inputs, targets, metrics, counted, *, inputs_length, targets_length, ids=(), **judge
+def _text_form(
+  inputs: str,
+  targets: str,
+  metrics: Sequence[str | Values],
+  counted: tuple[str, ...],
+  *,
+  inputs_length: int,
+  targets_length: int,
+  ids: Sequence[str] = (),
+  **evaluator_arguments: Any,
 ) -> Form:
-  task = {"name": "text_to_text", "inputs": inputs, "targets": targets}
-  lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
-  evaluator = {"name": "generation", "metrics": metrics, "ids": list(ids)} | judge
-  objective = {"name": "encoder_decoder"}
-  return Form(
-    task | lengths | {"too_long": "truncate", "packed": False}, objective, evaluator, counted
-  )
+  task = {
+    "name": "text_to_text",
+    "inputs": inputs,
+    "targets": targets,
+    "inputs_length": inputs_length,
+    "targets_length": targets_length,
+    "too_long": "truncate",
+    "packed": False,
+  }
+  evaluator = {"name": "generation", "metrics": metrics, "ids": list(ids)} | evaluator_arguments
+  return Form(task, {"name": "encoder_decoder"}, evaluator, counted)
 
 
 def t5_text_form(
@@ -226,16 +255,23 @@ def t5_text_form(
   inputs_length: int = 128,
   targets_length: int = 16,
   ids: Sequence[str] = ("idx",),
-  **judge: Any,
+  **evaluator_arguments: Any,
 ) -> Form:
   """Make the text form of records that a form of `corpora/sources/t5.py` rewrites.
 
-  `counted` are scores on the dev set; `judge` are further arguments of the evaluator.
+  `counted` are scores on the dev set.
   """
-  scores = tuple(f"dev/{score}" for score in counted)
-  lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
-  made = _text("{inputs}", "{targets}", list(metrics), scores, ids=ids, **lengths, **judge)
-  return dataclasses.replace(made, rewritten=form)
+  text_form = _text_form(
+    "{inputs}",
+    "{targets}",
+    list(metrics),
+    tuple(f"dev/{score}" for score in counted),
+    ids=ids,
+    inputs_length=inputs_length,
+    targets_length=targets_length,
+    **evaluator_arguments,
+  )
+  return dataclasses.replace(text_form, rewritten=form)
 
 
 def multiple_choice(
@@ -260,17 +296,20 @@ def multiple_choice(
   `task` are further arguments of the task; `instead` is the text form.
   """
   evaluated = evaluated or {"dev": "validation"}
-  given = {
+  form_task = {
+    "name": "multiple_choice",
+    "length": length,
     "text": text,
     "options": options if isinstance(options, str) else list(options),
     "choices": choices,
+    **task,
   }
   form = Form(
-    {"name": "multiple_choice", "length": length} | given | task,
-    {"name": "multiple_choice"},
-    {"name": "multiple_choice", "scores": list(scores), "ids": list(ids)},
-    _counted(evaluated, counted),
-    {"name": "multiple_choice", "choices": choices},
+    task=form_task,
+    objective={"name": "multiple_choice"},
+    evaluator={"name": "multiple_choice", "scores": list(scores), "ids": list(ids)},
+    counted=_name_counted(evaluated, counted),
+    head={"name": "multiple_choice", "choices": choices},
   )
   if files and "answers" not in task:
     labels = list(map(str, task.get("labels", range(choices))))
@@ -290,13 +329,20 @@ def generation(
   inputs_length: int = 128,
   targets_length: int = 128,
   evaluated: Mapping[str, str | Values] | None = None,
-  **judge: Any,
+  **evaluator_arguments: Any,
 ) -> Benchmark:
-  """Make a benchmark of generated text; `judge` are further arguments of the evaluator."""
+  """Make a benchmark of generated text."""
   evaluated = evaluated or {"dev": "validation"}
-  lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
-  text = _text(inputs, targets, list(metrics), _counted(evaluated, counted), **lengths, **judge)
-  return Benchmark(source, files, examples, text=text, evaluated=evaluated)
+  text_form = _text_form(
+    inputs,
+    targets,
+    list(metrics),
+    _name_counted(evaluated, counted),
+    inputs_length=inputs_length,
+    targets_length=targets_length,
+    **evaluator_arguments,
+  )
+  return Benchmark(source, files, examples, text=text_form, evaluated=evaluated)
 
 
 def tagging(
@@ -310,24 +356,29 @@ def tagging(
   length: int = 128,
   evaluated: Mapping[str, str | Values] | None = None,
 ) -> Benchmark:
-  """Make a benchmark of word tags, counted by the first evaluation; `examples` counts the training
-  split.
+  """Make a benchmark of word tags, counted by the first evaluation.
 
   As text, each word and each tag follows its own sentinel.
   """
   evaluated = evaluated or {"dev": "validation"}
   counted = (f"{next(iter(evaluated))}/{score}",)
-  form = Form(
-    {"name": "tagging", "tags_field": field, "tags": [*map(str, tags)], "length": length},
-    {"name": "tagging"},
-    {"name": "tagging"},
-    counted,
-    {"name": "tokens", "labels": len(tags)},
+  tag_names = list(map(str, tags))
+  encoder_form = Form(
+    task={"name": "tagging", "tags_field": field, "tags": tag_names, "length": length},
+    objective={"name": "tagging"},
+    evaluator={"name": "tagging"},
+    counted=counted,
+    head={"name": "tokens", "labels": len(tags)},
   )
-  metrics = ["tags"] if score == "accuracy" else ["entities", "tags"]
-  lengths = {"inputs_length": 128, "targets_length": 256}  # a tag may be several tokens
-  text = _text("tag: {tokens.<*>}", f"{{{field}.<*>}}", metrics, counted, **lengths)
-  return Benchmark(source, files, examples, form, text, evaluated)
+  text_form = _text_form(
+    "tag: {tokens.<*>}",
+    f"{{{field}.<*>}}",
+    ["tags"] if score == "accuracy" else ["entities", "tags"],
+    counted,
+    inputs_length=128,
+    targets_length=256,  # a tag may be several tokens
+  )
+  return Benchmark(source, files, examples, encoder_form, text_form, evaluated)
 
 
 def span_qa(
@@ -347,80 +398,105 @@ def span_qa(
   The text form, which generates the answer, exists only for answerable questions in English (no
   `evaluated`).
   """
-  found = ("exact" if unanswerable else "exact_match", "f1")
-  counted = tuple(counted) or tuple(
-    f"{name}/{score}" for name in evaluated or {"dev": ""} for score in found
+  exact_match = "exact" if unanswerable else "exact_match"
+  if not counted:
+    counted = _name_counted(evaluated or {"dev": ""}, (exact_match, "f1"))
+  evaluator = {"name": "span_qa"}
+  if unanswerable:
+    evaluator["unanswerable"] = True
+  encoder_form = Form(
+    task={"name": "span_qa", "length": length, "stride": stride},
+    objective={"name": "span_qa"},
+    evaluator=evaluator,
+    counted=tuple(counted),
+    head={"name": "spans"},
   )
-  form = Form(
-    {"name": "span_qa", "length": length, "stride": stride},
-    {"name": "span_qa"},
-    {"name": "span_qa"} | ({"unanswerable": True} if unanswerable else {}),
-    counted,
-    {"name": "spans"},
-  )
-  text = None
+  text_form = None
   if not unanswerable and not evaluated:
-    answers = {"ids": ["id"], "references": "answers", "inputs_length": 512, "targets_length": 32}
-    text = t5_text_form("squad", ["answers"], ("exact_match", "f1"), **answers)
-  return Benchmark(
-    source, files, examples, form, text, evaluated or {"dev": "validation"}, own_files or {}
-  )
+    text_form = t5_text_form(
+      "squad",
+      ["answers"],
+      ("exact_match", "f1"),
+      ids=["id"],
+      references="answers",
+      inputs_length=512,
+      targets_length=32,
+    )
+  evaluated = evaluated or {"dev": "validation"}
+  return Benchmark(source, files, examples, encoder_form, text_form, evaluated, own_files or {})
 
 
 def benchmarks_for(kind: str) -> dict[str, Benchmark]:
-  """Return the tasks of all suites that have a form for `encoder`, `decoder` or `text`, by
-  `SUITE/TASK`."""
-  found = {
-    name: slots.find("suite", name, __name__, "SUITE").tasks for name in slots.names(__name__)
-  }
-  tasks = {
-    f"{name}/{task}": benchmark
-    for name, tasks in found.items()
-    for task, benchmark in tasks.items()
-  }
-  return {name: benchmark for name, benchmark in tasks.items() if getattr(benchmark, kind)}
+  """Return the tasks of all suites, by `SUITE/TASK`, that have a form for a kind of models.
+
+  Args:
+    kind: `encoder`, `decoder` or `text`.
+  """
+  benchmarks = {}
+  for suite_name in slots.names(__name__):
+    suite = slots.find("suite", suite_name, __name__, "SUITE")
+    for task, benchmark in suite.tasks.items():
+      if getattr(benchmark, kind):
+        benchmarks[f"{suite_name}/{task}"] = benchmark
+  return benchmarks
 
 
 def apply_form(config: Any, benchmark: Benchmark, form: Form, official: bool = False) -> None:
-  """Fill in a recipe's slots: task, objective, head, evaluators and the metric that selects a
-  checkpoint.
+  """Fill in a recipe's slots: task, objective, head, evaluators, and the metric for selection.
 
   Args:
+    config: the recipe's config, which is changed.
+    benchmark: the benchmark.
+    form: its form for the recipe's architecture.
     official: whether to read the official files in `config.task.data_dir`, even if there is another
       source.
   """
-  own = ":" in form.task["name"]  # a task from outside, whose arguments are its own
-  config.task = {"source": None} | ({} if own else {"buckets": BUCKETS}) | form.task
+  config.task = {"source": None}
+  is_custom_task = ":" in form.task["name"]  # its arguments are its own
+  if not is_custom_task:
+    config.task["buckets"] = BUCKETS
+  config.task |= form.task
   config.objective = dict(form.objective)
   if form.head:
     config.model.head = dict(form.head)
   if form.scores:
     config.model.scores = form.scores
   config.train_split = "train"
-  name, first = next(iter(benchmark.evaluated.items()))
-  config.eval_split = first if isinstance(first, str) else first["split"]
-  config.evals = {
-    name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()
-  }
+  evaluations = {}
+  for name, evaluation in benchmark.evaluated.items():
+    changes = {"split": evaluation} if isinstance(evaluation, str) else evaluation
+    evaluations[name] = dict(form.evaluator) | changes
+  config.evals = evaluations
+  first_name, first_evaluation = next(iter(evaluations.items()))
+  config.eval_split = first_evaluation["split"]
   for key, source in benchmark.sources(official or benchmark.source is None, form).items():
     *path, last = key.split(".")
-    functools.reduce(lambda node, name: node[name], path, config)[last] = source
-  config.selection = {"metric": f"eval/{name}/{form.counted[0].split('/', 1)[1]}"}
-
-
-def _where(where: str | Values) -> Values:
-  return {"split": where} if isinstance(where, str) else dict(where)
+    node = config
+    for part in path:
+      node = node[part]
+    node[last] = source
+  score = form.counted[0].split("/", 1)[1]
+  config.selection = {"metric": f"eval/{first_name}/{score}"}
 
 
 def check_counted(form: Form, metrics: Sequence[str] | None) -> None:
-  """Raise UserError for a counted score that is not among the metrics of a run's evaluations; None
-  are unknown."""
+  """Raise UserError for a counted score that is not a metric of a run's evaluations.
+
+  Args:
+    form: the form.
+    metrics: the names of the metrics; None if they are not known.
+  """
   names = [name.removeprefix("eval/") for name in metrics or ()]
-  if names and (unknown := [name for name in form.counted if name not in names]):
+  unknown = [name for name in form.counted if name not in names]
+  if names and unknown:
     raise UserError(f"counted: found {unknown[0]!r}, expected some of {', '.join(names)}")
 
 
 def mean_score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
-  """Return the mean of a result's counted scores, `{"<evaluation>/<score>": value}`; undefined
-  scores (None) are 0."""
+  """Return the mean of a result's counted scores; undefined scores (None) are 0.
+
+  Args:
+    metrics: the scores by `<evaluation>/<score>`.
+    counted: the names of those to average.
+  """
   return sum(metrics[name] or 0.0 for name in counted) / len(counted)

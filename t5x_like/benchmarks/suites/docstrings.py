@@ -13,15 +13,14 @@ _SPLITS = {"dev": {"split": "validation", "max_examples": 256}, "test": {"split"
 _COMMON = {"evaluated": _SPLITS, "ids": ("id",)}
 
 
-def _on_test(benchmark: Benchmark) -> Benchmark:
+def _count_test_scores(benchmark: Benchmark) -> Benchmark:
   """Return the benchmark with only its scores on the test split counted."""
-
-  def form(one):
-    return one and dataclasses.replace(
-      one, counted=tuple(name for name in one.counted if name.startswith("test/"))
-    )
-
-  return dataclasses.replace(benchmark, encoder=form(benchmark.encoder), text=form(benchmark.text))
+  forms = {"encoder": benchmark.encoder, "text": benchmark.text}
+  for name, form in forms.items():
+    if form:
+      counted = tuple(score for score in form.counted if score.startswith("test/"))
+      forms[name] = dataclasses.replace(form, counted=counted)
+  return dataclasses.replace(benchmark, **forms)
 
 
 _QUESTION = "parameter: {question} context: {context}"
@@ -41,7 +40,7 @@ _AS_TEXT = generation(
 
 SUITE = Suite(
   {
-    "package": _on_test(
+    "package": _count_test_scores(
       classification(
         "docstring_tasks:package",
         8_000,
@@ -51,7 +50,7 @@ SUITE = Suite(
         **_COMMON,
       )
     ),
-    "halves": _on_test(
+    "halves": _count_test_scores(
       classification(
         "docstring_tasks:halves",
         8_000,
@@ -62,7 +61,7 @@ SUITE = Suite(
         **_COMMON,
       )
     ),
-    "name": _on_test(
+    "name": _count_test_scores(
       generation(
         "docstring_tasks:name",
         8_000,
@@ -74,6 +73,6 @@ SUITE = Suite(
         **_COMMON,
       )
     ),
-    "parameter": _on_test(dataclasses.replace(_AS_SPANS, text=_AS_TEXT.text)),
+    "parameter": _count_test_scores(dataclasses.replace(_AS_SPANS, text=_AS_TEXT.text)),
   }
 )
