@@ -1,4 +1,4 @@
-"""Finds the records of a suite's tasks: official files or TensorFlow datasets; downloads nothing."""
+"""Finds the records of a suite's tasks: official files or TensorFlow datasets."""
 
 from typing import Any
 

@@ -10,6 +10,7 @@ from t5x_like.benchmarks import predictions, suites
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.files.paths import as_path
 from t5x_like.report.writer import read_metrics
+from t5x_like.runtime.process import describe_environment
 from t5x_like.training import workdir as workdirs
 
 _LENGTHS = ("length", "inputs_length", "targets_length")

@@ -119,7 +119,7 @@ class Benchmark:
 
   @property
   def decoder(self) -> Form | None:
-    """GPT-1's form (Radford et al. 2018, section 3.3) for labels and options; None for other tasks."""
+    """GPT-1's form (Radford et al. 2018, section 3.3) for labels and options, else None."""
     form = self.encoder
     if form is None or form.task["name"] not in ("classification", "multiple_choice"):
       return None
@@ -451,11 +451,11 @@ def apply_form(config: Any, benchmark: Benchmark, form: Form, official: bool = F
     official: whether to read the official files in `config.task.data_dir`, even if there is another
       source.
   """
-  config.task = {"source": None}
+  task = {"source": None}
   is_custom_task = ":" in form.task["name"]  # its arguments are its own
   if not is_custom_task:
-    config.task["buckets"] = BUCKETS
-  config.task |= form.task
+    task["buckets"] = BUCKETS
+  config.task = task | form.task
   config.objective = dict(form.objective)
   if form.head:
     config.model.head = dict(form.head)
